@@ -18,7 +18,7 @@ from pat_jax.engine.draft_choice import checkpoint_shape, drafter_of, shape_of
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.presets import preset
 from pat_jax.profiling.capacity.costs import costs_of
-from pat_jax.profiling.capacity.page import write_page
+from pat_jax.profiling.capacity.page import page, plan_text
 from pat_jax.profiling.capacity.plan_config import LONGEST, PlanConfig
 from pat_jax.profiling.capacity.planned import Question, planned
 from pat_jax.profiling.capacity.recorded_responses import (
@@ -28,7 +28,6 @@ from pat_jax.profiling.capacity.recorded_responses import (
     sources_of,
 )
 from pat_jax.profiling.capacity.report import PlanReport
-from pat_jax.profiling.capacity.text import plan_text
 from pat_jax.profiling.cross_compile.by_arithmetic import by_arithmetic, check_room
 from pat_jax.profiling.cross_compile.compile import DEPTHS, Compilation, compile_for, installed
 from pat_jax.profiling.cross_compile.plant import Order
@@ -193,4 +192,4 @@ def keep(report: PlanReport, folder: Path) -> None:
     """Everything that a plan leaves behind."""
     replace_text(folder / REPORT_FILE, report.to_json())
     plot_rollout(report.comparison.traces[0], folder / PICTURE_FILE)
-    write_page(report, folder / PAGE_FILE)
+    replace_text(folder / PAGE_FILE, page(report))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from pat_jax.common.picture_style import COMPUTED, layout_colour
+from pat_jax.engine.live_plot import live_curve
 from pat_jax.engine.trace import RolloutTrace, Switch
 
 if TYPE_CHECKING:
@@ -148,15 +149,6 @@ def _edges(trace: RolloutTrace, axis: Axis) -> list[float]:
     if axis == "time":
         return [*trace.times_s, trace.total_s]
     return [*trace.steps, trace.total_steps]
-
-
-def live_curve(trace: RolloutTrace, edges: list[float]) -> tuple[list[float], list[int]]:
-    """Where the number of live sequences changes, and what it is from there on."""
-    if not trace.done_after:
-        return edges, [*trace.live, 0]
-    num_live = len(trace.done_after)
-    ends = np.interp(trace.done_after, [*trace.steps, trace.total_steps], edges)
-    return [edges[0], *ends.tolist()], list(range(num_live, -1, -1))
 
 
 def _position(trace: RolloutTrace, switch: Switch, edges: list[float]) -> float:

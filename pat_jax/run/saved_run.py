@@ -5,12 +5,12 @@ Reads files alone, of a run that goes on as well. Holds no device and no weights
 
 import os
 from collections.abc import Mapping, Sequence
-from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pat_jax.common.devices import configure
 from pat_jax.common.errors import UserError, shown
+from pat_jax.common.html.render import rendered
 from pat_jax.common.hub import is_checkpoint, local_checkpoint
 from pat_jax.config.command_line import parse
 from pat_jax.config.run import RunConfig
@@ -163,14 +163,5 @@ class Samples(Mapping[int, Sequence[Sample]]):
         )
 
     def _repr_html_(self) -> str:
-        def cell(value: object) -> str:
-            return f'<td style="text-align: left; white-space: pre-wrap">{escape(str(value))}</td>'
-
-        rows = [
-            "".join(map(cell, (step, x.prompt, x.completion, x.facts)))
-            for step, samples in self.items()
-            for x in samples
-        ]
-        names = ("step", "prompt", "response", "what it earned")
-        header = "".join(f'<th style="text-align: left">{name}</th>' for name in names)
-        return f"<table><tr>{header}</tr>{''.join(f'<tr>{row}</tr>' for row in rows)}</table>"
+        template = Path(__file__).parent / "page" / "samples_table.html.jinja"
+        return rendered(template, by_step=self._by_step)

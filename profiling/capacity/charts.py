@@ -1,144 +1,94 @@
-"""The charts and tables of a plan's page, one function for each."""
+"""The charts of a plan's page, by value."""
 
 from collections.abc import Iterator
-from dataclasses import fields
+from dataclasses import asdict
+from statistics import fmean
 
-from pat_jax.common.html.bars import Bar, Segment, bars
-from pat_jax.common.html.layouts import live_plot
-from pat_jax.common.html.page import panels
-from pat_jax.common.html.plots import Axis, Line, plot
+from pat_jax.common.html.charts import Axis, Bar, Bars, Line, Plot
 from pat_jax.common.picture_style import COMPUTED, colour, tp_colour
-from pat_jax.common.text_table import Table, percent, shown
+from pat_jax.common.text_table import shown
 from pat_jax.planning.memory import GIB
-from pat_jax.profiling.capacity.report import Iteration, PlanReport
+from pat_jax.profiling.capacity.limits import NAMES, shares
+from pat_jax.profiling.capacity.report import PlanReport
+from pat_jax.profiling.capacity.tables import stage_seconds, update_parts
 from pat_jax.profiling.capacity.update_report import Update, UpdateMemory
-from pat_jax.profiling.capacity.update_tables import memory_parts, stages
 from pat_jax.profiling.predict.update_times import Seconds
-from pat_jax.profiling.simulate.comparison import System
 
 
-def time_bar(system: System) -> Bar:
-    count = len(system.total_s)
-    parts = (
-        ("prefill", sum(system.prefill_s), colour(4)),
-        ("decoding", sum(system.decode_s), colour(0)),
-        ("switches", sum(system.switch_s), colour(1)),
-    )
-    segments = [Segment(name, seconds / count, c) for name, seconds, c in parts]
-    return Bar(system.name, segments, f"{shown(system.mean_s)} s")
+def rollouts(report: PlanReport) -> Bars:
+    bars = []
+    for x in report.comparison.systems:
+        parts = {"prefill": x.prefill_s, "decoding": x.decode_s, "switches": x.switch_s}
+        means = {name: fmean(seconds) for name, seconds in parts.items()}
+        bars.append(Bar(x.name, means, f"{shown(x.mean_s)} s"))
+    return Bars(bars)
 
 
-def iteration_bar(iteration: Iteration, update: Update) -> Bar:
-    parts = [("rollout", iteration.rollout_s), *((n, s.total) for n, s in stages(update))]
-    segments = [Segment(name, seconds, colour(i)) for i, (name, seconds) in enumerate(parts)]
-    return Bar(iteration.name, segments, f"{shown(iteration.total_s)} s")
+def iterations(report: PlanReport, update: Update) -> Bars:
+    stages = {name: seconds.total for name, seconds in stage_seconds(update).items()}
+    bars = [
+        Bar(each.name, {"rollout": each.rollout_s, **stages}, f"{shown(each.total_s)} s")
+        for each in report.iterations
+    ]
+    return Bars(bars)
 
 
-def update_bar(update: Update) -> Bar:
+def update_seconds(update: Update) -> Bars:
     """Where the seconds of the update go."""
-    every = sum((seconds for _, seconds in stages(update)), Seconds())
-    parts = [(field.name, getattr(every, field.name)) for field in fields(every)]
-    segments = [Segment(name, seconds, colour(i)) for i, (name, seconds) in enumerate(parts)]
-    return Bar("update", segments, f"{shown(every.total)} s")
+    every = sum(stage_seconds(update).values(), Seconds())
+    return Bars([Bar("update", asdict(every), f"{shown(every.total)} s")])
 
 
-def update_memory_bar(memory: UpdateMemory) -> str:
-    parts = [(name, size / GIB) for name, size in memory_parts(memory)]
-    segments = [Segment(name, size, colour(i)) for i, (name, size) in enumerate(parts) if size]
-    bar = Bar("update", segments, f"{memory.total / GIB:.3g}")
-    limit = memory.limit / GIB
-    return bars([bar], limit=limit, limit_words=f"a device has {limit:.3g}")
+def update_memory(memory: UpdateMemory) -> Bars:
+    bar = Bar("update", update_parts(memory), shown(memory.total / GIB))
+    return Bars([bar], memory.limit / GIB)
 
 
-def trace_plot(report: PlanReport) -> str:
-    """Live sequences over time, and the layout in force."""
-    trace = report.comparison.traces[0]
-    edges = [*trace.times_s, trace.total_s]
-    live = [*zip(edges, [*trace.live, 0], strict=True)]
-    return live_plot(live, edges, trace.layout, [switch.at_s for switch in trace.switches])
-
-
-def memory_bars(report: PlanReport) -> str:
-    rows = []
+def memory(report: PlanReport) -> Bars:
+    bars = []
     for layout in report.memory.layouts:
-        parts = (
-            ("weights", layout.weights),
-            ("optimizer and master weights", layout.optimizer),
-            ("KV cache", layout.kv_cache),
-            *[("drafts", layout.drafts)] * (layout.drafts > 0),
-            *[("programs", layout.programs)] * bool(report.programs),
-        )
-        segments = [Segment(name, n / GIB, colour(i)) for i, (name, n) in enumerate(parts)]
-        words = f"{layout.total / GIB:.3g}" + ("" if layout.is_used else ", not used")
-        rows.append(Bar(str(layout.split), segments, words))
-    limit = report.memory.limit / GIB
-    return bars(rows, limit=limit, limit_words=f"a device has {limit:.3g}")
+        parts = {"weights": layout.weights, "optimizer and master weights": layout.optimizer}
+        parts |= {"KV cache": layout.kv_cache}
+        parts |= {"drafts": layout.drafts} if layout.drafts else {}
+        parts |= {"programs": layout.programs} if report.programs else {}
+        words = shown(layout.total / GIB) + ("" if layout.is_used else ", not used")
+        bars.append(Bar(str(layout.split), {k: n / GIB for k, n in parts.items()}, words))
+    return Bars(bars, report.memory.limit / GIB)
 
 
-def step_plots(report: PlanReport) -> Iterator[str]:
-    steps = report.steps
-    known = [1e3 * s for table in steps.seconds for line in table for s in line if s is not None]
-    up, across = Axis.over(known, is_log=True), Axis.over(steps.live, is_log=True)
-    drawn = []
-    for context, table in zip(steps.contexts, steps.seconds, strict=True):
+def limits(report: PlanReport) -> Bars:
+    """Percent of the time of decoding, by what it grows with."""
+    parts = shares(report.comparison.adaptive.parts)
+    return Bars([Bar("decoding", {NAMES[k]: 100 * x for k, x in parts.items() if x > 0}, "")])
+
+
+def steps(report: PlanReport) -> Iterator[Plot]:
+    times = report.steps
+    known = [1e3 * s for table in times.seconds for line in table for s in line if s is not None]
+    up, across = Axis.over(known, is_log=True), Axis.over(times.live, is_log=True)
+    for context, table in zip(times.contexts, times.seconds, strict=True):
         lines = []
-        for i, split in enumerate(steps.splits):
-            found = [(n, line[i]) for n, line in zip(steps.live, table, strict=True)]
+        for i, split in enumerate(times.splits):
+            found = [(n, line[i]) for n, line in zip(times.live, table, strict=True)]
             points = [(n, 1e3 * s) for n, s in found if s is not None]
             lines += [Line(str(split), points, tp_colour(split.tp))] if points else []
-        drawn.append(
-            plot(
-                lines,
-                across=across,
-                up=up,
-                across_words="live sequences, evenly over the groups",
-                up_words=f"ms, contexts of {context:,} tokens",
-                note=COMPUTED if steps.source != "profile" else "by a measured profile",
-            )
+        yield Plot(
+            lines,
+            across=across,
+            up=up,
+            across_words="live sequences, evenly over the replicas",
+            up_words=f"ms, contexts of {context:,} tokens",
+            note=COMPUTED if times.source != "profile" else "by a measured profile",
         )
-    yield panels(drawn)
 
 
-def step_table(report: PlanReport) -> Table:
-    steps = report.steps
-    rows = [
-        [context, live, *(None if s is None else 1e3 * s for s in line)]
-        for context, table in zip(steps.contexts, steps.seconds, strict=True)
-        for live, line in zip(steps.live, table, strict=True)
-    ]
-    return Table(["context", "live", *(f"{split} ms" for split in steps.splits)], rows)
-
-
-def program_table(report: PlanReport) -> Table:
-    header = ["program", "rows", "length", "arguments GiB", "temporary GiB", "Gflop", "compiled s"]
-    rows = [
-        [
-            f"{program}" + (f": {program.error}" if program.error else ""),
-            program.rows,
-            program.length,
-            program.argument_bytes / GIB,
-            program.temp_bytes / GIB,
-            program.flops / 1e9,
-            program.compile_s,
-        ]
-        for program in report.programs
-    ]
-    return Table(header, rows)
-
-
-def length_plot(report: PlanReport) -> str:
-    lengths = report.lengths
-    points = [(tokens, 100 * (1 - p)) for p, tokens in lengths.quantiles]
-    drawn = plot(
+def lengths(report: PlanReport) -> Plot:
+    points = [(tokens, 100 * (1 - p)) for p, tokens in report.lengths.quantiles]
+    return Plot(
         [Line("", points, colour(0))],
         across=Axis.over([tokens for tokens, _ in points]),
         up=Axis(0, 100),
         across_words="tokens",
         up_words="% of responses that are longer",
-        note=lengths.source,
-    )
-    return (
-        f"{drawn}<p>Mean {lengths.mean:,.0f} tokens; {percent(lengths.share_cut)} are cut at the cap. "
-        f"{lengths.samples_per_prompt} samples of a prompt, their scores correlated by "
-        f"{lengths.correlation:g}.</p>"
+        note=report.lengths.source,
     )

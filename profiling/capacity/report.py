@@ -4,9 +4,9 @@ Knows numbers and where each is from. Does not know how they were found.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal, Self
+from typing import Literal
 
 from pat_jax.planning.types import Split
 from pat_jax.profiling.capacity.update_report import Update
@@ -76,6 +76,12 @@ class Memory:
     usable: int
     layouts: tuple[LayoutMemory, ...]
     undivided: tuple[str, ...]  # why other layouts do not divide the model
+
+    @property
+    def reasons(self) -> list[str]:
+        """Why layouts are not used, one after the other."""
+        refused = [f"{one.split}: {one.refusal}" for one in self.layouts if one.refusal]
+        return [*refused, *self.undivided]
 
 
 @dataclass(frozen=True)
@@ -191,60 +197,10 @@ class PlanReport:
         ]
 
     def to_json(self) -> str:
-        content = {
-            "version": self.version,
-            "command": self.command,
-            "sources": {
-                **SOURCES,
-                self.steps.source: self.steps.explained,
-                "seconds": self.steps.reliance,
-            },
-            "subject": asdict(self.subject),
-            "memory": asdict(self.memory),
-            "programs": [program.to_json() for program in self.programs],
-            "versions": dict(self.versions),
-            "steps": asdict(self.steps),
-            "lengths": asdict(self.lengths),
+        steps = self.steps
+        content = asdict(self) | {
+            "sources": {**SOURCES, steps.source: steps.explained, "seconds": steps.reliance},
             "comparison": self.comparison.to_json(),
-            "update": asdict(self.update) if self.update else None,
             "iterations": [asdict(each) for each in self.iterations],
-            "limits": self.limits,
-            "notes": self.notes,
-            "warnings": self.warnings,
         }
         return json.dumps(content, indent=1) + "\n"
-
-    @classmethod
-    def from_json(cls, text: str) -> Self:
-        content = json.loads(text)
-        memory = dict(content["memory"])
-        memory["layouts"] = tuple(
-            LayoutMemory(**{**layout, "split": Split(*layout["split"])})
-            for layout in memory["layouts"]
-        )
-        memory["undivided"] = tuple(memory["undivided"])
-        steps = {name: _tuples(value) for name, value in content["steps"].items()}
-        steps["splits"] = tuple(Split(*split) for split in steps["splits"])
-        steps["range"] = StepRange(**steps["range"]) if steps["range"] else None
-        lengths = {name: _tuples(value) for name, value in content["lengths"].items()}
-        return cls(
-            content["command"],
-            PlanSubject(**content["subject"]),
-            Memory(**memory),
-            tuple(CompiledProgram.from_json(program) for program in content["programs"]),
-            content["versions"],
-            StepTimes(**steps),
-            LengthSummary(**lengths),
-            Comparison.from_json(content["comparison"]),
-            Update.from_json(content["update"]) if content["update"] else None,
-            tuple(content["limits"]),
-            tuple(content["notes"]),
-            tuple(content["warnings"]),
-            content["version"],
-        )
-
-
-def _tuples(value: Any) -> Any:
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        return tuple(_tuples(each) for each in value)
-    return value

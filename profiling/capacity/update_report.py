@@ -4,7 +4,7 @@ Knows numbers and where each is from. Does not know how they were found.
 """
 
 from dataclasses import dataclass
-from typing import Any, Literal, Self
+from typing import Literal
 
 from pat_jax.planning.types import Split
 from pat_jax.profiling.predict.update_times import Seconds
@@ -82,22 +82,6 @@ class Update:
     @property
     def total_s(self) -> float:
         return self.update_s + self.transfer.total
-
-    @classmethod
-    def from_json(cls, content: dict[str, Any]) -> Self:
-        batches = {**content["batches"], "largest": tuple(content["batches"]["largest"])}
-        seconds = {name: Seconds(**content[name]) for name in STAGES}
-        return cls(
-            **{
-                **content,
-                **seconds,
-                "split": Split(*content["split"]),
-                "target": Split(*content["target"]),
-                "scored": tuple(content["scored"]),
-                "batches": Batches(**batches),
-                "memory": UpdateMemory(**content["memory"]),
-            }
-        )
 
 
 STAGES = {  # fields of an update, and what they are called

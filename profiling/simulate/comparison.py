@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from statistics import fmean
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
@@ -121,28 +121,6 @@ class Comparison:
             "traces": [asdict(trace) for trace in self.traces],
             "by_source": [asdict(one) | {"mean_s": one.mean_s} for one in self.by_source],
         }
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Self:
-        adaptive, *rest = (_system(fields) for fields in data["systems"])
-        drafting, static = _told_apart(rest)
-        traces = tuple(RolloutTrace.from_fields(fields) for fields in data["traces"])
-        counts = tuple(data["tokens"]), tuple(data["longest"])
-        by_source = tuple(map(_system, data.get("by_source", ())))  # not in every version
-        return cls(adaptive, static, traces, *counts, drafting, by_source)
-
-
-def _told_apart(systems: Sequence[System]) -> tuple[System | None, tuple[System, ...]]:
-    """The one with drafts, and the others."""
-    drafting = [system for system in systems if system.name == DRAFTING]
-    static = tuple(system for system in systems if system.name != DRAFTING)
-    return (drafting[0] if drafting else None), static
-
-
-def _system(fields: dict[str, Any]) -> System:
-    known: dict[str, Any] = {name: fields[name] for name in System.__dataclass_fields__}
-    lists = {name: tuple(value) for name, value in known.items() if isinstance(value, list)}
-    return System(**{**known, **lists, "parts": StepParts(**fields["parts"])})
 
 
 @dataclass(frozen=True)

@@ -1,23 +1,23 @@
 """What a plan says of the update: text, JSON and page; by arithmetic, and by a compiler that is made up."""
 
 import json
+import re
 from collections.abc import Sequence
 
 import pytest
+from pages import parsed, words_of
 
 from pat_jax.commands import plan
 from pat_jax.common.errors import UserError
 from pat_jax.config.command_line import parse
 from pat_jax.models.presets import preset
 from pat_jax.planning.types import Split
-from pat_jax.profiling.capacity.page import page
+from pat_jax.profiling.capacity.page import page, plan_text
 from pat_jax.profiling.capacity.plan_config import PlanConfig
 from pat_jax.profiling.capacity.planned import planned
 from pat_jax.profiling.capacity.report import PlanReport
-from pat_jax.profiling.capacity.text import plan_text
 from pat_jax.profiling.capacity.update import PlannedUpdate
 from pat_jax.profiling.capacity.update_report import Update
-from pat_jax.profiling.capacity.update_tables import stage_table, update_memory_words
 from pat_jax.profiling.cross_compile.compile import Compilation
 from pat_jax.profiling.cross_compile.compiled import CompiledProgram, Sent
 from pat_jax.profiling.predict.update_work import Rows
@@ -59,13 +59,16 @@ def program(name: str, **fields: object) -> CompiledProgram:
     return CompiledProgram(name, FIRST, layers=2, compiled_layers=(2,), **fields)  # pyright: ignore[reportArgumentType]
 
 
+def seen_on_page(report: PlanReport) -> str:
+    return words_of(parsed(page(report)))
+
+
 @pytest.fixture(scope="module")
 def report() -> PlanReport:
     return made("--beta 0.1 --mini_batch_size 4")
 
 
 def test_the_report_survives_json_with_its_update(report: PlanReport):
-    assert PlanReport.from_json(report.to_json()) == report
     content = json.loads(report.to_json())
     assert content["version"] == 6 and content["update"]["source"] == "arithmetic"
     names = [each["name"] for each in content["iterations"]]
@@ -76,7 +79,7 @@ def test_every_part_of_an_iteration_is_told(report: PlanReport):
     update = update_of(report)
     assert update.scored == ("the policy before its first step", "the reference")
     assert update.batches.steps == 2 and update.split == FIRST and update.fsdp == 8
-    for text in (plan_text(report), page(report)):
+    for text in (plan_text(report), seen_on_page(report)):
         for words in (
             "log-probabilities",
             "forward and backward",
@@ -91,8 +94,8 @@ def test_every_part_of_an_iteration_is_told(report: PlanReport):
         assert "2 optimizer steps." in text and "Model FLOP utilisation" in text
         assert "No update of this engine has been measured" in text
         assert "not verified" in text and "35.0 % of the peak (assumed)" in text
-        assert "rollout&#x27;s share" in text or "rollout's share" in text
-    assert "an iteration, adapting; its update not verified" in page(report)
+        assert "rollout's share" in text
+    assert "an iteration, adapting; its update not verified" in seen_on_page(report)
 
 
 def test_iterations_are_rollouts_and_the_update(report: PlanReport):
@@ -239,23 +242,22 @@ def test_an_update_without_room_says_so_and_what_helps(gib: float, words: str):
         "use more devices",
     ):
         assert advice in said[0]
-    assert f"Warning: {said[0]}" in plan_text(report) and 'class="warning"' in page(report)
+    assert f"Warning: {said[0]}" in plan_text(report) and said[0] in seen_on_page(report)
     assert ("does NOT fit" in plan_text(report)) == ("needs" in words)
     assert "one row for each device" not in " ".join(
         made(f"--device_memory_gib {gib}", [grad]).warnings
     )
 
 
-def test_what_is_known_without_a_compiler_may_already_be_too_much():
+def test_what_is_known_without_a_compiler_may_already_be_too_much(report: PlanReport):
     asked = f"--tokens_per_micro_batch {2**22}"
     held = alone(asked).memory.total / GIB
     tight = f"{asked} --device_memory_gib {held / 2!r} --speculation.source none"
     memory = alone(tight).memory
     assert memory.shortage.startswith(f"the update needs at least {held:.3g} GiB of a device")
-    assert "may fit" not in update_memory_words(memory) and "does NOT fit" in update_memory_words(
-        memory
-    )
-    assert "it may fit" in update_memory_words(alone().memory)
+    told = plan_text(made(tight))
+    assert "may fit" not in told and "does NOT fit" in told
+    assert "it may fit" in plan_text(report)
 
 
 def test_adapters_leave_the_policy_out_of_gradients_and_optimizer():
@@ -301,13 +303,14 @@ def test_moments_are_on_the_device_in_the_optimizer_s_step():
 
 def test_moments_that_travel_are_told():
     report, usual = made("--optimizer.offload true"), made()
-    assert PlanReport.from_json(report.to_json()) == report
     said = "GiB of moments rest in the host"
-    assert said in plan_text(report) and said in page(report)
+    assert said in plan_text(report) and said in seen_on_page(report)
     assert any("published rate" in note for note in report.notes)
     assert said not in plan_text(usual)
-    names = [stage_table(update_of(each)).header for each in (report, usual)]
-    assert names[0] == [*names[1], "host"]
+    with_host, without = (
+        re.findall(r"seconds  products .*", plan_text(x)) for x in (report, usual)
+    )
+    assert with_host[0].split() == [*without[0].split(), "host"]
 
 
 def test_weights_go_where_the_rollout_begins_and_nowhere_else():
@@ -325,8 +328,7 @@ def test_nothing_is_said_of_an_update_where_nothing_is_trained():
     report = made("--train false")
     assert report.update is None and report.iterations == []
     assert json.loads(report.to_json())["update"] is None
-    assert PlanReport.from_json(report.to_json()) == report
-    for text in (plan_text(report), page(report)):
+    for text in (plan_text(report), seen_on_page(report)):
         assert "update" not in text.lower()
 
 

@@ -16,10 +16,10 @@ from pat_jax.common.errors import UserError
 from pat_jax.config.command_line import parse, run_command
 from pat_jax.models.presets import preset
 from pat_jax.planning.latency.profile import Profile, Subject
+from pat_jax.profiling.capacity.page import plan_text
 from pat_jax.profiling.capacity.plan_config import PlanConfig
 from pat_jax.profiling.capacity.planned import planned
 from pat_jax.profiling.capacity.report import PlanReport
-from pat_jax.profiling.capacity.text import plan_text
 
 ASKED = ["--model", "tiny", "--target", "h100:8", "--responses", "32", "--rollouts", "1"]
 ASKED += ["--max_completion_length", "1024", "--max_prompt_length", "64", "--data", "nowhere"]

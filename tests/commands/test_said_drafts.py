@@ -16,11 +16,10 @@ from pat_jax.common.errors import UserError
 from pat_jax.config.command_line import parse, run_command
 from pat_jax.models.presets import preset
 from pat_jax.planning.latency.profile import Profile, Subject
-from pat_jax.profiling.capacity.page import page
+from pat_jax.profiling.capacity.page import page, plan_text
 from pat_jax.profiling.capacity.plan_config import PlanConfig
 from pat_jax.profiling.capacity.planned import planned
 from pat_jax.profiling.capacity.report import PlanReport
-from pat_jax.profiling.capacity.text import plan_text
 
 TINY = preset("tiny")
 ASKED = ["--model", "tiny", "--target", "h100:8", "--responses", "32", "--rollouts", "1"]
@@ -51,7 +50,6 @@ def test_a_plan_says_what_they_give_and_what_is_assumed(source: str, share: floa
         (row,) = report.comparison.by_source
         assert row.name == source and report.comparison.drafting is not None
         said += row.tokens_per_step
-        assert PlanReport.from_json(report.to_json()) == report
     assert 1.0 <= said[0] < said[1] <= 4.0  # budgets of 1 and 3
     # A pass of Qwen3-0.6B takes more than half of a step in the layout with the most TP.
     assert better.comparison.by_source[0].mean_s < share * better.comparison.adaptive.mean_s

@@ -28,10 +28,8 @@ from pat_jax.run.exit_head import of_bytes
 from pat_jax.run.export import _written
 from pat_jax.run.folder import CONFIG_FILE
 from pat_jax.run.metrics import read_metrics
-from pat_jax.run.page.rollouts import rollouts
 from pat_jax.run.page.run_page import run_page
-from pat_jax.run.page.samples import samples
-from pat_jax.run.rollouts import KeptRollouts, read_rollouts
+from pat_jax.run.rollouts import KeptRollouts
 from pat_jax.run.samples import Sample
 from pat_jax.run.samples_file import SAMPLES_FILE, SamplesFile, read_samples
 from pat_jax.run.saved_policy import SavedPolicy
@@ -77,7 +75,7 @@ def read_trace(path: Path) -> None:
 
 def read_kept_rollouts(path: Path) -> None:
     KeptRollouts(path.parent).resume(9)
-    rollouts(read_rollouts(path.parent), [])
+    run_page(path.parent)
 
 
 def read_policy(path: Path) -> None:
@@ -184,8 +182,9 @@ def test_samples(tmp_path_factory, where: int, wild: str):
     path = folder / SAMPLES_FILE
     path.write_text(with_wild({"3": [asdict(sample)]}, where, wild))
     SamplesFile(folder, 5)  # as a resumed run does
+    run_page(folder).encode()
     try:
-        samples(read_samples(folder)).encode()
+        read_samples(folder)
     except UserError as error:
         assert str(path) in str(error)
 

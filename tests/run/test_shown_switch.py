@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
+from pages import section_of
 
 from pat_jax.common.errors import UserError
 from pat_jax.engine.sequences.responses import Completion
@@ -14,7 +15,6 @@ from pat_jax.engine.trace import RolloutTrace, Switch
 from pat_jax.planning.types import Split
 from pat_jax.run import same_rollout
 from pat_jax.run.page.run_page import run_page
-from pat_jax.run.page.shown_switch import shown_switch
 from pat_jax.run.plot import draw_rollouts
 from pat_jax.run.same_rollout import two_layouts
 from pat_jax.run.shown_switch import (
@@ -87,27 +87,31 @@ def test_another_file_is_one_sentence_and_takes_one_section(tmp_path: Path, text
     assert len(caplog.messages) == 1
 
 
+def section(folder: Path, shown: ShownSwitch) -> str:
+    write_switch(folder, shown)
+    return section_of(run_page(folder), "The same rollout twice")
+
+
 def test_tokens_cost_and_both_rollouts_are_on_the_page(tmp_path: Path):
     assert "The same rollout twice" not in run_page(tmp_path)
-    write_switch(tmp_path, SHOWN)
-    html = run_page(tmp_path)
-    assert "The same rollout twice" in html and "The rollout that step 61 would have made" in html
-    assert "2,999 of 3,000 tokens are the same" in html
-    assert "the switch took 0.062 s (weights resliced, KV cache migrated, 1.0 MiB moved)" in html
-    assert "2.50 s with it, 2.00 s as planned" in html
-    before, _, after = html.partition("With a forced switch")
+    told = section(tmp_path, SHOWN)
+    assert "The rollout of step 61" in told
+    assert "2,999 of 3,000 tokens are the same" in told
+    assert "the switch took 0.062 s (weights resliced, KV cache migrated, 1.0 MiB moved)" in told
+    assert "2.50 s with it, 2.00 s as planned" in told
+    before, _, after = told.partition("With a forced switch")
     assert before.count("live sequences, and the layout in force") == 1
     assert after.count("live sequences, and the layout in force") == 2  # and the computed one
 
 
-def test_what_was_computed_is_marked_and_comes_with_its_command():
-    html = shown_switch(SHOWN)
-    measured, _, computed = html.partition("&lt;8b&gt; on h100:8: computed, not measured")
+def test_what_was_computed_is_marked_and_comes_with_its_command(tmp_path: Path):
+    told = section(tmp_path, SHOWN)
+    measured, _, computed = told.partition("<8b> on h100:8: computed, not measured")
     assert "computed" not in measured and "Nothing ran" in computed
     assert "100.0 s in dp1tp8, the best static layout: 25.0 % saved" in computed
-    assert "<pre>python -m pat_jax.plan --model &lt;8b&gt;</pre>" in computed
+    assert "Computed again by: python -m pat_jax.plan --model <8b>" in computed
     assert "62.5 %" in computed and "× 0.9 to 1.4" in computed
-    assert "8b" not in shown_switch(replace(SHOWN, computed=None))
+    assert "8b" not in section(tmp_path, replace(SHOWN, computed=None))
 
 
 def test_that_a_switch_saves_nothing_is_said_where_it_is_so():

@@ -17,9 +17,9 @@ from pat_jax.engine.layout.buckets import Drafts
 from pat_jax.engine.memory import shard_bytes
 from pat_jax.models.presets import preset
 from pat_jax.planning.memory import GIB
+from pat_jax.profiling.capacity.page import plan_text
 from pat_jax.profiling.capacity.plan_config import PlanConfig
 from pat_jax.profiling.capacity.planned import planned
-from pat_jax.profiling.capacity.text import plan_text
 from pat_jax.profiling.capacity.update_report import UpdateMemory
 from pat_jax.run.exit_head import learned_head
 from pat_jax.run.setup import Setup, build

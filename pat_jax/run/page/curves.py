@@ -1,69 +1,82 @@
 """Curves of a run's page: metrics over the steps, and the layouts of each rollout."""
 
-from collections.abc import Iterator, Sequence
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from math import isfinite, nan
 from statistics import fmean
+from typing import Any
 
-from pat_jax.common.html.layouts import read_path, ribbon
-from pat_jax.common.html.plots import Axis, Line, Points, plot
+from pat_jax.common.html.charts import Axis, Line, Plot, Points
 from pat_jax.common.picture_style import colour
-from pat_jax.run.curves import PANELS, Panel, Rows, drawn_names, half_width, number
+from pat_jax.run.curves import PANELS, Rows, drawn_names, half_width, number
 
 MOST_POINTS = 400  # of a curve; of more steps several are one point, their mean
 MOST_DOTS = 30  # points that are marked one by one
+MOST_COLUMNS = 200  # of a ribbon; of more steps several share a column
+_LAYOUT = re.compile(r"dp[1-9]\d{0,5}tp[1-9]\d{0,5}")
 
 
-def curves(rows: Rows) -> Iterator[str]:
+def panels(rows: Rows) -> Iterator[Plot]:
     """A chart for each panel that has something."""
     for panel in PANELS:
         if names := drawn_names(rows, panel):
-            yield panel_plot(rows, panel, names)
+            yield plot({name: curve(rows, name) for name in names}, rows, panel.words)
 
 
-def panel_plot(rows: Rows, panel: Panel, names: Sequence[str]) -> str:
-    found = [(name, curve(rows, name)) for name in names]
-    return lines_plot(
-        [line_of(name, points, i) for i, (name, points) in enumerate(found)], rows, panel.words
-    )
+def plot(curves: Mapping[str, Points], rows: Rows, words: str) -> Plot:
+    """Lines over the steps of all rows.
 
-
-def lines_plot(lines: Sequence[Line], rows: Rows, words: str) -> str:
-    """Lines over the steps of all rows."""
-    drawn = [point for line in lines for point in (*line.points, *line.spread)]
-    heights = [y for _, *ys in drawn for y in ys if isfinite(y)]
-    return plot(
-        lines,
-        across=steps_axis(rows),
-        up=Axis.over(heights or [0.0]),
-        across_words="step",
-        up_words=words,
-        note="",
-    )
-
-
-def line_of(name: str, points: Points, i: int) -> Line:
-    """
     Args:
-      points: step, value, and half of an interval around it.
-      i: of the chart's lines, for its colour.
+      curves: by name, points of a step, a value, and half of an interval around it.
     """
-    few = _thinned(points)
-    spread = [(x, y - half, y + half) for x, y, half in few]
-    is_dotted = len(few) <= MOST_DOTS
-    return Line(name, [point[:2] for point in few], colour(i), is_dotted=is_dotted, spread=spread)
+    lines = [_line(name, points, i) for i, (name, points) in enumerate(curves.items())]
+    drawn = [point for line in lines for point in (*line.points, *line.interval)]
+    heights = [y for _, *ys in drawn for y in ys if isfinite(y)]
+    up = Axis.over(heights or [0.0])
+    return Plot(lines, steps_axis(rows), up, across_words="step", up_words=words, note="")
+
+
+def _line(name: str, points: Points, i: int) -> Line:
+    few = [tuple(map(_mean, zip(*part, strict=True))) for part in _parts(points, MOST_POINTS)]
+    return Line(
+        name,
+        [point[:2] for point in few],
+        colour(i),
+        is_dotted=len(few) <= MOST_DOTS,
+        interval=[(x, y - half, y + half) for x, y, half in few],
+    )
 
 
 def curve(rows: Rows, name: str) -> list[tuple[float, float, float]]:
     """(step, value, half of its interval) of the steps that have the metric.
 
-    What is no number is NaN.
+    A value that is not a number becomes NaN.
     """
     return [(row["step"], number(row[name]), half_width(row, name)) for row in rows if name in row]
 
 
 def numbers(rows: Rows, name: str) -> list[float]:
-    """What the steps measured, in their order, without what is no number."""
+    """The finite values of a metric, in the order of the steps."""
     return [value for _, value, _ in curve(rows, name) if isfinite(value)]
+
+
+def _path(text: object) -> tuple[str, ...]:
+    """Parses `dp2tp1 -> dp1tp2`; empty for anything else."""
+    names = text.split(" -> ") if isinstance(text, str) else []
+    return tuple(names) if all(map(_LAYOUT.fullmatch, names)) else ()
+
+
+def layouts(rows: Rows) -> list[tuple[int, int, tuple[str, ...]]]:
+    """Columns of the ribbon: where each begins and ends, and the layouts of its rollout, in order.
+
+    With very many steps a column covers several and has the layouts of most of them.
+    """
+    known = [(row["step"], path) for row in rows if (path := _path(row.get("rollout/layouts")))]
+    return [
+        (part[0][0] - 1, part[-1][0], Counter(path for _, path in part).most_common(1)[0][0])
+        for part in _parts(known, MOST_COLUMNS)
+    ]
 
 
 def steps_axis(rows: Rows) -> Axis:
@@ -72,22 +85,13 @@ def steps_axis(rows: Rows) -> Axis:
     return Axis(low, high if high > low else low + 1, is_whole=True)
 
 
-def layouts(rows: Rows) -> str:
-    """The ribbon; empty before the first rollout."""
-    told = [(row["step"], read_path(row.get("rollout/layouts"))) for row in rows]
-    paths = [(step, path) for step, path in told if path]
-    return ribbon(paths, steps_axis(rows)) if paths else ""
-
-
-def _thinned(points: Points) -> Points:
-    each = -(-len(points) // MOST_POINTS)
-    if each <= 1:
-        return points
-    parts = (points[i : i + each] for i in range(0, len(points), each))
-    return [tuple(map(_mean, zip(*part, strict=True))) for part in parts]
+def _parts(items: Sequence[Any], most: int) -> list[Sequence[Any]]:
+    """Equal parts, at most `most` of them."""
+    each = max(1, -(-len(items) // most))
+    return [items[i : i + each] for i in range(0, len(items), each)]
 
 
 def _mean(values: Sequence[float]) -> float:
-    """Of what is a number."""
+    """The mean of the finite values; NaN without any."""
     known = [value for value in values if isfinite(value)]
     return fmean(known) if known else nan

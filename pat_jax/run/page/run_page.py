@@ -1,4 +1,4 @@
-"""run.html: how a run goes, made of what its folder holds.
+"""run.html: how a run goes, rendered from the files in its folder.
 
 Knows files of a run. Does not know what the run computes.
 """
@@ -6,30 +6,26 @@ Knows files of a run. Does not know what the run computes.
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
-from html import escape
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from pat_jax.common.files import replace_text
-from pat_jax.common.html.page import panels, section, tiles, web_page
+from pat_jax.common.html.render import rendered
+from pat_jax.engine.live_plot import live_plot
 from pat_jax.engine.trace import RolloutTrace
-from pat_jax.run.curves import Rows
-from pat_jax.run.folder import PAGE_FILE
+from pat_jax.run.folder import CONFIG_FILE, PAGE_FILE
 from pat_jax.run.metrics import METRICS_FILE, read_metrics
-from pat_jax.run.page.curves import curves, layouts
-from pat_jax.run.page.numbers import drafts, facts, failed_rewards
-from pat_jax.run.page.rollouts import rollouts
-from pat_jax.run.page.samples import samples
-from pat_jax.run.page.shown_switch import shown_switch
+from pat_jax.run.page import curves, numbers, records
 from pat_jax.run.rollouts import KeptRollouts, read_rollouts
 from pat_jax.run.samples_file import read_samples
 from pat_jax.run.shown_switch import read_switch
 
+TEMPLATE = Path(__file__).with_name("run.html.jinja")
 SHARE = 0.01  # of a run's time that its page may take: it is made of all of its metrics
 
 log = logging.getLogger(__name__)
@@ -77,61 +73,36 @@ class RunPage:
 
 
 def run_page(folder: Path) -> str:
-    """Of the files in a run's folder, as far as they are there."""
+    """Renders the files in a run's folder, as far as they are there."""
     path = folder / METRICS_FILE
     rows = read_metrics(path) if path.is_file() else []
-    name = folder.resolve().name
-    header = (
-        f"<header><p>A run of pat_jax</p><h1>{escape(name)}</h1>"
-        f"<p>{escape(_subject(folder, rows))}</p></header>"
+    return rendered(
+        TEMPLATE,
+        name=folder.resolve().name,
+        now=f"{datetime.now():%Y-%m-%d %H:%M}",
+        read_options=lambda: _options(folder),
+        file_name=lambda path: Path(str(path)).name,
+        rows=rows,
+        curves=curves,
+        numbers=numbers,
+        records=records,
+        live_plot=live_plot,
+        read_rollouts=lambda: read_rollouts(folder),
+        read_samples=lambda: read_samples(folder),
+        read_switch=lambda: read_switch(folder),
+        drawn=_drawn,
     )
-    sections = (
-        lambda: tiles(facts(rows)),
-        lambda: _over_the_steps(rows),
-        lambda: rollouts(read_rollouts(folder), rows),
-        lambda: shown_switch(read_switch(folder)),
-        lambda: drafts(rows),
-        lambda: failed_rewards(rows),
-        lambda: samples(read_samples(folder)),
-    )
-    return web_page(f"{name}: a run of pat_jax", header + "".join(map(_drawn, sections)))
 
 
-def _drawn(make: Callable[[], str]) -> str:
-    """A section; one that cannot be drawn, by a number that no axis has, takes no other with it."""
+def _drawn(section: Callable[[], str]) -> str | None:
+    """None if the section raises, such as for a number that no axis has: the others are still drawn."""
     try:
-        return make()
+        return section()
     except Exception as error:
         log.warning("a section of %s is left out (%r)", PAGE_FILE, error)
-        return "<p>A section is left out here: run.log says why.</p>"
+        return None
 
 
-def _over_the_steps(rows: Rows) -> str:
-    if not (found := [*curves(rows)]):
-        return ""
-    told = (
-        "docs/metrics.md explains each name. A gap: not measured, or of nothing. A band: the 95 % "
-        "interval."
-    )
-    return section("Over the steps", panels(found), layouts(rows), source=told)
-
-
-def _subject(folder: Path, rows: Rows) -> str:
-    """What learns of what, and how far it is."""
-    options = _options(folder / "config.yaml")
-    model, data = options.get("model"), options.get("data")
-    files = data.get("files") if isinstance(data, dict) else None
-    told = [f"model {Path(model).name}"] if isinstance(model, str) else []
-    if isinstance(files, list):
-        told.append(f"data {', '.join(Path(str(each)).name for each in files)}")
-    steps, last = options.get("steps"), max([0, *(row["step"] for row in rows)])
-    told.append(f"step {last:,}" + (f" of {steps:,}" if isinstance(steps, int) and steps else ""))
-    return f"{'; '.join(told)}. Written {datetime.now():%Y-%m-%d %H:%M}."
-
-
-def _options(path: Path) -> Mapping[str, Any]:
-    try:
-        options = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError):
-        return {}
-    return options if isinstance(options, dict) else {}
+def _options(folder: Path) -> dict[str, Any]:
+    path = folder / CONFIG_FILE
+    return (path.is_file() and yaml.safe_load(path.read_text(encoding="utf-8"))) or {}

@@ -1,0 +1,147 @@
+"""Charts of an HTML page, by value: what `macros.html.jinja` draws, and where each point lies."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from math import ceil, floor, isfinite, log10
+
+from pat_jax.common.picture_style import COMPUTED, colour
+
+Points = Sequence[tuple[float, ...]]
+
+
+@dataclass(frozen=True)
+class Bar:
+    """One line of a bar chart."""
+
+    name: str
+    parts: Mapping[str, float]  # stacked, by name
+    words: str  # beside the bar
+
+
+@dataclass(frozen=True)
+class Bars:
+    """Stacked bars of one scale."""
+
+    bars: Sequence[Bar]
+    limit: float = 0.0  # what a device has, marked in each bar; 0: none is
+
+    def at(self, value: float) -> float:
+        """In percent of the longest bar, or of the limit."""
+        most = max([self.limit, *(sum(bar.parts.values()) for bar in self.bars)]) or 1.0
+        return round(100 * value / most, 3)
+
+    @property
+    def colours(self) -> dict[str, str]:
+        names = dict.fromkeys(name for bar in self.bars for name in bar.parts)
+        return {name: colour(i) for i, name in enumerate(names)}
+
+
+@dataclass(frozen=True)
+class Line:
+    name: str
+    points: Points  # x and y; one that is not finite leaves a gap
+    colour: str
+    is_step: bool = False  # from point to point it stays as high as it was
+    is_dotted: bool = False  # each point is marked
+    interval: Points = ()  # x, low and high of an interval around the line
+
+
+@dataclass(frozen=True)
+class Band:
+    """A part of the horizontal axis, with a name."""
+
+    name: str
+    left: float
+    right: float
+    colour: str
+
+
+@dataclass(frozen=True)
+class Axis:
+    """Where a number lies, in percent: 0 at the left or the bottom, 100 at the right or the top."""
+
+    low: float
+    high: float
+    is_log: bool = False
+    is_whole: bool = False  # ticks are whole numbers
+
+    @classmethod
+    def over(cls, values: Sequence[float], *, is_log: bool = False) -> "Axis":
+        """Has 0 on it, where it is not logarithmic."""
+        low = min(values) if is_log else min(0.0, *values)
+        high = max(values) if is_log else max(0.0, *values)
+        return cls(low, high if high > low else low + 1, is_log)
+
+    def at(self, value: float) -> float:
+        if self.is_log:
+            return round(100 * log10(value / self.low) / log10(self.high / self.low), 3)
+        return round(100 * (value - self.low) / (self.high - self.low), 3)
+
+    def width(self, left: float, right: float) -> float:
+        return round(self.at(right) - self.at(left), 3)
+
+    def ticks(self) -> list[tuple[float, str]]:
+        """Where round numbers lie, four or so, and what they are."""
+        return [(self.at(number), _short(number)) for number in self._round_numbers()]
+
+    def _round_numbers(self) -> list[float]:
+        if self.is_log:
+            first, last = ceil(log10(self.low) - 1e-9), floor(log10(self.high) + 1e-9)
+            every = max(1, (last - first) // 3)
+            decades = [10.0**k for k in range(first, last + 1, every)]
+            return decades if len(decades) > 1 else [self.low, self.high]
+        raw = (self.high - self.low) / 4
+        unit = 10 ** floor(log10(raw))
+        step = next(n * unit for n in (1, 2, 2.5, 5, 10) if n * unit >= raw)
+        step = max(1.0, round(step)) if self.is_whole else step
+        first, last = ceil(self.low / step - 1e-9), floor(self.high / step + 1e-9)
+        return [i * step for i in range(first, last + 1)]
+
+
+def _short(value: float) -> str:
+    if abs(value) >= 10_000:
+        return f"{value / 1000:,.0f}k"
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+@dataclass(frozen=True)
+class Plot:
+    """Lines over shaded bands. Its methods give paths of SVG in a square of 100, up from the bottom."""
+
+    lines: Sequence[Line]
+    across: Axis
+    up: Axis
+    across_words: str
+    up_words: str
+    bands: Sequence[Band] = ()
+    marks: Sequence[float] = ()  # along the horizontal axis, where something happens
+    note: str = COMPUTED  # inside the plot
+
+    @property
+    def colours(self) -> dict[str, str]:
+        return {each.name: each.colour for each in (*self.lines, *self.bands) if each.name}
+
+    def path(self, line: Line) -> str:
+        """A part between gaps is a part of the path."""
+        found = []
+        for first, *rest in self._parts(line.points):
+            found.append("M{} {}".format(*first) + ("" if rest else "h0"))
+            found += [("H{}V{}" if line.is_step else "L{} {}").format(*point) for point in rest]
+        return "".join(found)
+
+    def dots(self, line: Line) -> str:
+        return "".join(f"M{x} {y}h0" for part in self._parts(line.points) for x, y in part)
+
+    def spread(self, line: Line) -> Iterator[str]:
+        """The interval around a line, one path for each part between gaps."""
+        for part in self._parts(line.interval):
+            upper = [(x, high) for x, _, high in part]
+            lower = [(x, low) for x, low, _ in reversed(part)]
+            yield f"M{'L'.join(f'{x} {y}' for x, y in (*upper, *lower))}Z"
+
+    def _parts(self, points: Points) -> Iterator[list[tuple[float, ...]]]:
+        """Points between gaps, as they lie on the axes."""
+        for is_known, part in groupby(points, key=lambda point: all(map(isfinite, point))):
+            if is_known:
+                yield [(self.across.at(x), *map(self.up.at, heights)) for x, *heights in part]

@@ -1,0 +1,51 @@
+"""Pages and texts from jinja2 templates.
+
+A page is one HTML file with everything in it, readable offline, at any width, light or dark. Markup
+in its values is escaped.
+"""
+
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pat_jax.common.picture_style import COMPUTED, layout_colour
+from pat_jax.common.text_table import percent, shown, text_table
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+SHARED = Path(__file__).parent
+
+
+def rendered(template: Path, **values: Any) -> str:
+    """
+    Args:
+      template: `*.html.jinja` or `*.txt.jinja`. It can extend and import templates beside it and here.
+      values: its variables.
+    """
+    environment = _environment(template.parent, ".html" in template.suffixes)
+    text = environment.get_template(template.name).render(values)
+    return text.encode("utf-8", "replace").decode()  # half a surrogate pair is not UTF-8
+
+
+@cache
+def _environment(folder: Path, is_html: bool) -> "Environment":
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    made = Environment(
+        loader=FileSystemLoader([folder, SHARED]),
+        autoescape=is_html,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.filters |= {
+        "shown": shown,
+        "percent": percent,
+        "whole": "{:,.0f}".format,
+        "text_table": lambda table: text_table(*table),
+        "in_a_line": lambda text: " ".join(text.split()),
+        "layout_colour": layout_colour,
+    }
+    made.globals["COMPUTED"] = COMPUTED
+    return made
