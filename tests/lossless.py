@@ -1,6 +1,6 @@
 """One model on eight devices, and every way to generate with it: static, adaptive, judged.
 
-What the tests of the lossless contract and `python -m benchmarks.lossless` have in common; hence its
+What the tests of the lossless contract and `python -m benchmarks.contracts.lossless` have in common; hence its
 name with `tests.` in front, by which both find it.
 """
 

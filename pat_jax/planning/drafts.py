@@ -24,7 +24,7 @@ SAID = 1  # the kind of drafts that a model says, each of which is a run of its 
 MOST = 32  # tokens of a run that are told apart
 DRAFTS, BRANCHES = 0, 1  # places of what is known of both
 # Before anything was seen. Counted on responses of seven models, which weigh the same (own text and
-# siblings, all sets but codegen; `python -m benchmarks.draft_acceptance`). How often the first, second, …
+# siblings, all sets but codegen; `python -m benchmarks.speculation.draft_acceptance`). How often the first, second, …
 # token of a run is right where those before it are, by the kind of its match; further ones as the last.
 PRIOR = (
     (0.26, 0.48, 0.58, 0.62, 0.66, 0.71, 0.73, 0.78),

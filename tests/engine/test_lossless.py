@@ -224,9 +224,9 @@ class TestJudge:
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_a_hundred_thousand_tokens(tmp_path, capsys):
-    """`python -m benchmarks.lossless`; bfloat16 is reported, not judged."""
+    """`python -m benchmarks.contracts.lossless`; bfloat16 is reported, not judged."""
     output = tmp_path / "lossless.json"
-    program = ("-m", "benchmarks.lossless")
+    program = ("-m", "benchmarks.contracts.lossless")
     finish(start("--output", str(output), program=program), timeout=3500)
     totals = json.loads(output.read_text())["summary"]
     with capsys.disabled():

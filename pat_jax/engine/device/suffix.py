@@ -16,7 +16,7 @@ from jaxtyping import Array, Int, Shaped
 
 from pat_jax.engine.sequences.types import NO_TOKEN
 
-CONTEXT = 16  # most tokens of a match: longer ones draft no better (`python -m benchmarks.draft_acceptance`)
+CONTEXT = 16  # most tokens of a match: longer ones draft no better (`python -m benchmarks.speculation.draft_acceptance`)
 
 
 class Draft(NamedTuple):

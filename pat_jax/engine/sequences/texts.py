@@ -17,7 +17,7 @@ LEAD = 16  # tokens of the prompt before a response: what its beginning is found
 BESIDE = LEAD + 1  # columns that a response takes beside its own: these, and what ends it
 # Where texts are cut, they go on behind the longest sample for such a part of the columns of a row: bursts
 # that are launched behind others see what the first one saw. Seen on real texts: an eighth and a half have
-# 3 and 1 % fewer tokens a step, all of the columns 4 % (`python -m benchmarks.draft_acceptance`).
+# 3 and 1 % fewer tokens a step, all of the columns 4 % (`python -m benchmarks.speculation.draft_acceptance`).
 AHEAD_PART = 4
 
 

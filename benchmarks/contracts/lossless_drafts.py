@@ -1,0 +1,172 @@
+"""Drafts change nothing: rollouts with drafts against static ones without, token by token.
+
+    python -m benchmarks.contracts.lossless_drafts --out benchmarks/results/lossless_drafts.json
+
+As `benchmarks.contracts.lossless`, with the same judge: eight CPU devices, switches along every path with pages that
+migrate, are recomputed and both, every kind of sampling, float32. Drafts are copied from texts (every request is
+made twice, so that the second finds its text), said by the policy's first layer, or by a draft model of one layer
+whose cache is its own. Responses end at their length, at an end-of-sequence token, at stop tokens, or where a
+sequence of two tokens comes for the first time, which ends them from outside as a stop string does. In every second
+rollout there are so few pages that sequences are preempted.
+"""
+
+import json
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
+
+import numpy as np
+
+from benchmarks.report import machine, options, write
+from pat_jax.common.devices import configure
+from pat_jax.engine.layout.buckets import Drafts
+from pat_jax.engine.sequences.responses import Completion, Request
+from pat_jax.planning.drafts import Acceptance
+from tests.lossless import (
+    CARRIES,
+    MODELS,
+    PATHS,
+    Settings,
+    Subject,
+    make_requests,
+    tally,
+)
+from tests.near_ties import Tally
+from tests.said_drafts import SOURCE
+
+MODEL, BUDGET = "kv2", 3
+SETTINGS = Settings(
+    sequences=32, max_completion_length=116, min_rows=16, min_length=128, page_size=16
+)
+SCARCE = 16  # pages of a group of all devices' layout, where sequences are to give way
+STOP_TOKENS = (5, 9, 17)
+SOURCES = {
+    "texts": Drafts((BUDGET,), longest=5, most_tokens=512, texts=8),
+    "first layers": Drafts((BUDGET,), longest=3, most_tokens=512, exit_layer=1),
+    "draft model": Drafts((BUDGET,), longest=3, most_tokens=512, has_model=True),
+}
+
+
+Stop = tuple[int, int]  # tokens that end a response where they come one behind the other
+
+
+def stop_of(done: Completion) -> Stop | None:
+    """Two tokens from the last third of a response."""
+    at = 2 * len(done.tokens) // 3
+    return (int(done.tokens[at - 1]), int(done.tokens[at])) if at else None
+
+
+def end_of(said: np.ndarray, stop: Stop | None) -> int | None:
+    """Tokens up to the end of the first `stop`, None where there is none."""
+    if stop is None:
+        return None
+    places = np.flatnonzero((said[:-1] == stop[0]) & (said[1:] == stop[1]))
+    return int(places[0]) + 2 if len(places) else None
+
+
+def cut(completions: Sequence[Completion], stops: Sequence[Stop | None]) -> list[Completion]:
+    """Each up to its stop: what a burst has said behind it is no part of the response."""
+    ends = [end_of(done.tokens, stop) for done, stop in zip(completions, stops, strict=True)]
+    return [
+        replace(done, tokens=done.tokens[:end], logprobs=done.logprobs[:end])
+        for done, end in zip(completions, ends, strict=True)
+    ]
+
+
+def with_stop_tokens(requests: Sequence[Request]) -> list[Request]:
+    """Those that do not run to a length of their own."""
+    return [
+        request
+        if request.ignore_eos
+        else replace(request, sampling=replace(request.sampling, stop_token_ids=STOP_TOKENS))
+        for request in requests
+    ]
+
+
+def measure(source: str, seeds: int) -> Iterator[dict]:
+    """One record for each seed and path."""
+    drafts = SOURCES[source]
+    draft = SOURCE if drafts.has_model else None
+    settings = replace(SETTINGS, drafts=drafts, draft=draft)
+    subjects = [Subject(MODELS[MODEL], replace(settings, kv_pages=pages)) for pages in (0, SCARCE)]
+    reach = None if drafts.is_said else Acceptance.unseen().reach
+    for seed in range(seeds):
+        subject = subjects[seed % 2]
+        requests = with_stop_tokens(make_requests(SETTINGS, seed))
+        # The second ones wait until rows are free: what they will say has been said by then.
+        requests = requests if drafts.is_said else requests * 2
+        whole, _ = subject.run(requests, subject.static(1))
+        stops = [stop_of(done) if i % 3 == 1 else None for i, done in enumerate(whole)]
+        static = cut(whole, stops)
+
+        def has_enough(i: int, said: np.ndarray, stops: list[Stop | None] = stops) -> bool:
+            return end_of(said, stops[i]) is not None
+
+        for i, path in enumerate(PATHS):
+            carry = CARRIES[(seed + i) % len(CARRIES)]
+            planner = subject.adaptive(path, carry, SETTINGS.sequences)
+            planner = replace(planner, budget=BUDGET, reach=reach)
+            found, report = subject.run(requests, planner, has_enough=has_enough)
+            found = cut(found, stops)
+            yield {
+                "source": source,
+                "seed": seed,
+                "path": path,
+                "carry": carry,
+                "preempted": report.preempted,
+                "ended from outside": sum(
+                    len(a.tokens) < len(b.tokens) for a, b in zip(found, whole, strict=True)
+                ),
+                "switches": len(report.switches),
+                "drafted": report.drafted,
+                "accepted": report.accepted,
+                "accepted on branches": sum(numbers[2] for numbers in report.by_source),
+                "tokens_per_row_step": round(report.tokens_per_row_step, 3),
+                "counts": sum(tally(subject, requests, static, [found]).values(), Tally()),
+            }
+
+
+def main() -> None:
+    parser = options(__doc__)
+    parser.add_argument("--seeds", type=int, default=6)
+    parser.add_argument("--sources", nargs="+", default=list(SOURCES))
+    args = parser.parse_args()
+    devices = configure(8)
+    start, records = time.perf_counter(), []
+    for source in args.sources:
+        for record in measure(source, args.seeds):
+            records.append(record)
+            counts = record["counts"]
+            print(
+                f"{source} seed {record['seed']} {record['path']} {record['carry']}: {counts.tokens} tokens, "
+                f"{record['tokens_per_row_step']} a step, {record['preempted']} preempted, {counts.divergences} divergences, "
+                f"{counts.unexplained} unexplained, log-probabilities within "
+                f"{counts.max_logprob_difference:.1e}",
+                flush=True,
+            )
+    by_source = {
+        source: asdict(sum((r["counts"] for r in records if r["source"] == source), Tally()))
+        | {
+            key: sum(r[key] for r in records if r["source"] == source)
+            for key in (
+                "drafted",
+                "accepted",
+                "accepted on branches",
+                "preempted",
+                "ended from outside",
+            )
+        }
+        for source in args.sources
+    }
+    result = {
+        "machine": machine(devices),
+        "seconds": round(time.perf_counter() - start),
+        "by source": by_source,
+        "runs": [record | {"counts": asdict(record["counts"])} for record in records],
+    }
+    write(args.out, result)
+    print(json.dumps(by_source, indent=1))
+
+
+if __name__ == "__main__":
+    main()

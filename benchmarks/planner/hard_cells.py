@@ -1,0 +1,209 @@
+"""Rollouts that are hard to plan: pools too small for all sequences, lengths of two or three values.
+
+Machines are composed as in `regret_cells`; memory is the engine's own account of a model on a GPU.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import product
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+
+from benchmarks.planner.kernel_tables import GPUS, SPLITS, measured_kernels
+from benchmarks.planner.regret_cells import Pinned
+from pat_jax.config.rollout import RolloutConfig
+from pat_jax.config.run import AlgorithmConfig, RunConfig
+from pat_jax.engine.device.program_specs import page_bytes
+from pat_jax.engine.layout.buckets import Buckets
+from pat_jax.models.presets import preset
+from pat_jax.planning.latency.model import LatencyModel
+from pat_jax.planning.lengths.model import LengthModel
+from pat_jax.planning.memory import GIB, MemoryModel
+from pat_jax.planning.planner.planner import CostModelPlanner
+from pat_jax.profiling.cross_compile.by_arithmetic import by_arithmetic
+from pat_jax.profiling.cross_compile.plant import Order
+from pat_jax.profiling.predict.composer import SWITCH_S, Composer
+from pat_jax.profiling.predict.targets import Target
+from pat_jax.profiling.simulate.draw import Draw
+from pat_jax.profiling.simulate.length_files import read_lengths
+from pat_jax.profiling.simulate.machine import Machine, Workload
+from pat_jax.profiling.simulate.response_lengths import ResponseLengths
+from pat_jax.profiling.simulate.simulator import replay
+
+GPU = "8xH100"
+SAMPLES = 8  # of a prompt
+SETS = {  # file, cap in tokens, and how many times as long
+    "math": ("zeroeval_math-l5_Qwen2.5-7B-Instruct.csv", 4096, 1.0),
+    "gsm": ("zeroeval_gsm_Qwen2-7B-Instruct.csv", 4096, 1.0),
+    "code": ("azure2023_code_lengths.csv", 2048, 1.0),
+    "r1": ("servegen_deepseek_r1_client35_output_hist.csv", 16_384, 1.0),
+    "r1 x4": ("servegen_deepseek_r1_client35_output_hist.csv", 16_384, 4.0),
+}
+POOLS_GIB = (3.0, 5.0, 10.0, 20.0, 40.0)  # of a device
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One rollout, and what the planner believes of lengths."""
+
+    machine: Machine
+    workload: Workload
+    lengths: LengthModel
+
+
+@dataclass(frozen=True)
+class Outcome:
+    static_s: tuple[float, ...]  # of each of `SPLITS`
+    adaptive_s: float
+    switches: int
+    preempted: int
+
+    @property
+    def loss(self) -> float:
+        """Against the best static layout."""
+        return self.adaptive_s / min(self.static_s) - 1
+
+
+def outcome(trial: Trial) -> Outcome:
+    """Every static layout keeps its groups even and knows the same lengths."""
+    machine, truth = trial.machine, trial.machine.truth
+    static = [
+        replay(trial.workload, Pinned((split,), truth, trial.lengths), machine) for split in SPLITS
+    ]
+    planner = CostModelPlanner(SPLITS, truth, trial.lengths, memory=machine.memory)
+    done = replay(trial.workload, planner, machine)
+    static_s = tuple(one.total_s for one in static)
+    return Outcome(static_s, done.total_s, len(done.switches), done.preempted)
+
+
+@dataclass(frozen=True)
+class Pressed:
+    """A pool of so many GiB of each device; lengths were learned from one rollout before."""
+
+    model: str
+    size: int
+    lengths: str
+    pool_gib: float
+
+    def __str__(self) -> str:
+        return f"{self.model}, {self.size} sequences, {self.lengths}, pool {self.pool_gib:g} GiB"
+
+    def trial(self, data: Path, seed: int) -> Trial:
+        file, cap, scale = SETS[self.lengths]
+        known = _known(data / "lengths" / file)
+        draw = Draw(self.size, cap, SAMPLES, scale=scale, seed=seed)
+        seen, workload = (known.draw(replace(draw, seed=n)) for n in (1000 + seed, seed))
+        lengths = LengthModel.empty(cap)
+        lengths = lengths.updated(seen.responses, seen.responses >= cap, seen.prompt_id)
+        return Trial(self._machine(data, known, draw), workload, lengths)
+
+    def _machine(self, data: Path, known: ResponseLengths, draw: Draw) -> Machine:
+        longest = draw.prompt_tokens if known.prompts is None else int(known.prompts.max())
+        config = _config(longest, draw.cap, self.size)
+        return _machine(data, self.model, config, _memory(self.model, config, self.pool_gib))
+
+
+@dataclass(frozen=True)
+class Small:
+    """Lengths of two or three values, believed to be those of `belief`; room for all."""
+
+    model: str
+    values: tuple[int, ...]  # tokens
+    counts: tuple[int, ...]  # responses of each
+    belief: str = "r1"  # one of `SETS`
+    switch_s: float = SWITCH_S  # known to the planner
+    host_us: float = 0.0  # of each live sequence in each step; not known
+
+    def __str__(self) -> str:
+        responses = " + ".join(f"{n} x {v}" for n, v in zip(self.counts, self.values, strict=True))
+        return (
+            f"{self.model}, {responses}, believed {self.belief}, switches {self.switch_s:g} s, host "
+            f"{self.host_us:g} us"
+        )
+
+    def trial(self, data: Path, seed: int) -> Trial:
+        file, cap, scale = SETS[self.belief]
+        known = _known(data / "lengths" / file)
+        responses = np.random.default_rng(seed).permutation(np.repeat(self.values, self.counts))
+        config = _config(100, cap, len(responses))
+        machine = _machine(data, self.model, config, None, self.switch_s, 1e-6 * self.host_us)
+        seen = known.draw(Draw(1024, cap, 1, scale=scale, seed=1000 + seed)).responses
+        lengths = LengthModel.empty(cap).updated(seen, seen >= cap)
+        return Trial(machine, Workload(np.full(len(responses), 100), responses, cap), lengths)
+
+
+def pressed_cells() -> Iterator[Pressed]:
+    for cell in product(("llama-3.1-8b", "qwen3-14b"), (512, 1024), SETS, POOLS_GIB):
+        yield Pressed(*cell)
+
+
+def small_cells(count: int, seed: int = 0) -> Iterator[Small]:
+    """Drawn: 8 to 128 responses of 32 to 1,600 tokens; the named ones first."""
+    yield Small("llama-3.1-8b", (51, 61), (16, 16))
+    yield Small("llama-3.1-8b", (51, 61), (24, 8))
+    yield Small("llama-3.1-8b", (51, 400), (16, 16), switch_s=10 * SWITCH_S)
+    rng = np.random.default_rng(seed)
+    for _ in range(count):
+        size, kinds = int(rng.choice([8, 16, 32, 64, 128])), int(rng.integers(2, 4))
+        values = np.sort(np.exp(rng.uniform(np.log(32), np.log(1600), kinds)).astype(int))
+        counts = 1 + rng.multinomial(size - kinds, rng.dirichlet(np.ones(kinds)))
+        yield Small(
+            str(rng.choice(["llama-3.1-8b", "qwen3-14b"])),
+            tuple(values.tolist()),
+            tuple(counts.tolist()),
+            str(rng.choice(["r1", "math", "gsm"])),
+            float(rng.choice([1, 10])) * SWITCH_S,
+            float(rng.choice([0, 14])),
+        )
+
+
+@cache
+def _known(path: Path) -> ResponseLengths:
+    return read_lengths(path)
+
+
+def _config(longest_prompt: int, cap: int, size: int) -> RolloutConfig:
+    return replace(
+        RolloutConfig(),
+        prompts_per_step=-(-size // SAMPLES),
+        max_prompt_length=longest_prompt,
+        max_completion_length=cap,
+        min_rows=1,
+        min_length=512,
+    )
+
+
+@cache
+def _memory(model: str, config: RolloutConfig, pool_gib: float) -> MemoryModel:
+    one_page = page_bytes(preset(model), config.page_size, jnp.bfloat16)
+    run = RunConfig(
+        compute_dtype="bfloat16",
+        train=False,
+        rollout=replace(config, kv_pages=int(pool_gib * GIB / one_page)),
+        algorithm=AlgorithmConfig(mini_batch_size=config.prompts_per_step),
+    )
+    return by_arithmetic(Order.of(Target.parse(GPUS[GPU]), run, preset(model), (0,))).memory
+
+
+def _machine(
+    data: Path,
+    model: str,
+    config: RolloutConfig,
+    memory: MemoryModel | None,
+    switch_s: float = SWITCH_S,
+    host_s: float = 0.0,
+) -> Machine:
+    capacity = config.prompts_per_step * SAMPLES
+    latency = _latency(data, model, config, switch_s)
+    bare = Machine.of(latency, SPLITS, config, capacity=capacity, runs_ahead=True)
+    return replace(bare, memory=memory, has_pools=memory is not None, host_s_per_sequence=host_s)
+
+
+@cache
+def _latency(data: Path, model: str, config: RolloutConfig, switch_s: float) -> LatencyModel:
+    buckets = Buckets.of(SPLITS, config.prompts_per_step * SAMPLES, config)
+    composer = Composer(measured_kernels(data, GPU), preset(model), switch_s)
+    return composer.latency_model(buckets)

@@ -1,0 +1,292 @@
+"""The grid of `planner_regret`: one rollout under every planner and every wrong belief, in seconds."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.planner.kernel_tables import SPLITS, measured_kernels
+from benchmarks.planner.naive import NaiveThreshold
+from benchmarks.planner.prompt_groups import (
+    GROUPS,
+    RecordedGroups,
+    drawn_lengths,
+    drawn_rollouts,
+    recorded_groups,
+)
+from benchmarks.planner.workloads import LengthData, read
+from pat_jax.config.rollout import RolloutConfig
+from pat_jax.engine.layout.buckets import Buckets
+from pat_jax.engine.report import RolloutReport
+from pat_jax.models.presets import preset
+from pat_jax.planning.latency.model import TABLES, LatencyModel
+from pat_jax.planning.lengths.model import LengthModel
+from pat_jax.planning.planner.planner import CostModelPlanner, Planner
+from pat_jax.planning.types import Load, Outcome, Plan, Ran, Split
+from pat_jax.profiling.measure.recheck import rescaled
+from pat_jax.profiling.predict.composer import Composer
+from pat_jax.profiling.simulate.hindsight import clairvoyant
+from pat_jax.profiling.simulate.machine import Machine, Workload
+from pat_jax.profiling.simulate.simulator import replay
+
+SIZES = (128, 512, 2048)
+TAILED, NO_TAIL = ("math", "gsm", "r1"), "code"
+RECORDED = "rl"  # lengths of recorded groups of samples: see `prompt_groups`
+OTHER = {  # to fit the wrong lengths on
+    "math": "gsm",
+    "gsm": "r1",
+    "r1": "math",
+    "code": "math",
+    RECORDED: "gsm",
+}
+ALONE = "none"  # sequences without prompt ids, each drawn on its own
+FOLLOWING = 1_000_000  # seeds of the rollouts that follow one another
+FOLLOWED = 20  # of the first so many replays every other pair goes on to a second rollout
+DEAR, TIMES_DEARER = "switches 20x dearer", 20
+CHECK_SPREAD = 0.08  # of the one run by which the warm-up checks a profile, against the truth
+CLAIRVOYANT, DEAR_CLAIRVOYANT = "clairvoyant", "clairvoyant, dear switches"
+Beliefs = Callable[["Cell", LatencyModel, int], tuple[LatencyModel, LengthModel]]
+
+
+def best_of(belief: str) -> str:
+    """Which clairvoyant plan it is measured by: the one that pays the same for a switch."""
+    return DEAR_CLAIRVOYANT if belief in (DEAR, checked(DEAR)) else CLAIRVOYANT
+
+
+def checked(belief: str) -> str:
+    """The same after the warm-up has run every program once and put right what has changed."""
+    return f"{belief}, checked"
+
+
+def following(name: str) -> str:
+    """The same in the rollout after: the planner has seen one of its kind by then."""
+    return f"{name}, next rollout"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One point of the grid."""
+
+    gpu: str
+    model: str
+    size: int
+    lengths: str
+    data: Path
+    switch_s: float
+    host_us: float = 0.0  # of each live sequence in each step, in every layout; no belief has it
+    groups: str = ALONE  # one of `GROUPS`; of `RECORDED` lengths: as recorded
+
+    def __str__(self) -> str:
+        name = f"{self.model} on {self.gpu}, {self.size} sequences, {self.lengths}"
+        return name if self.groups == ALONE else f"{name}, groups {self.groups}"
+
+    @property
+    def known(self) -> LengthData | RecordedGroups:
+        is_recorded = self.lengths == RECORDED
+        return recorded_groups(self.data) if is_recorded else _lengths(self.data)[self.lengths]
+
+    def rollouts(self, seed: int) -> tuple[Workload, Workload]:
+        """One, and the one that follows: of other prompts, or the next epoch of these."""
+        if isinstance(known := self.known, RecordedGroups):
+            return known.rollouts(self.size, seed)
+        if self.groups == ALONE:
+            return known.sample(self.size, seed), known.sample(self.size, FOLLOWING + seed)
+        return drawn_rollouts(known, GROUPS[self.groups], self.size, seed)
+
+    def machine(self) -> Machine:
+        config = replace(
+            RolloutConfig(),
+            max_prompt_length=self.known.max_prompt,
+            max_completion_length=self.known.cap,
+            min_rows=1,
+            min_length=512,
+        )
+        buckets = Buckets.of(SPLITS, self.size, config)
+        composer = Composer(
+            measured_kernels(self.data, self.gpu), preset(self.model), self.switch_s
+        )
+        latency = composer.latency_model(buckets)
+        return Machine.of(
+            latency,
+            SPLITS,
+            config,
+            capacity=self.size,
+            runs_ahead=True,
+            host_s_per_sequence=1e-6 * self.host_us,
+        )
+
+
+@cache
+def _lengths(data: Path) -> dict[str, LengthData]:
+    return read(data)
+
+
+@cache
+def _fitted(data: Path, name: str, cap: int) -> LengthModel:
+    return _lengths(data)[name].fitted(cap)
+
+
+@cache
+def _own_lengths(cell: Cell) -> LengthModel:
+    if isinstance(known := cell.known, RecordedGroups):
+        return known.fitted()
+    if cell.groups != ALONE:
+        return drawn_lengths(known, GROUPS[cell.groups])
+    return _fitted(cell.data, cell.lengths, known.cap)
+
+
+def right(cell: Cell, truth: LatencyModel, seed: int) -> tuple[LatencyModel, LengthModel]:
+    del seed
+    return truth, _own_lengths(cell)
+
+
+def steps_wrong_alike(
+    cell: Cell, truth: LatencyModel, seed: int
+) -> tuple[LatencyModel, LengthModel]:
+    """All step times by +20 % or all by -20 %."""
+    factor = 1.2 if seed % 2 else 0.8
+    table = {key: factor * seconds for key, seconds in truth.decode_table.items()}
+    return replace(truth, decode_table=table), _own_lengths(cell)
+
+
+def steps_wrong_by_layout(
+    cell: Cell, truth: LatencyModel, seed: int
+) -> tuple[LatencyModel, LengthModel]:
+    """The step times of each layout by +20 % or -20 %, drawn for each: their order may change."""
+    signs = np.random.default_rng((seed, 5)).choice([0.8, 1.2], len(SPLITS))
+    factor = dict(zip(SPLITS, signs.tolist(), strict=True))
+    table = {key: factor[key[0]] * seconds for key, seconds in truth.decode_table.items()}
+    return replace(truth, decode_table=table), _own_lengths(cell)
+
+
+def switches_wrong(cell: Cell, truth: LatencyModel, seed: int) -> tuple[LatencyModel, LengthModel]:
+    """All switch costs three times too high or too low."""
+    factor = 3.0 if seed % 2 else 1 / 3
+    tables = {
+        name: {key: factor * seconds for key, seconds in getattr(truth, name).items()}
+        for name in ("reslice_table", "migrate_table", "prefill_table")
+    }
+    return replace(truth, **tables), _own_lengths(cell)
+
+
+def lengths_wrong(cell: Cell, truth: LatencyModel, seed: int) -> tuple[LatencyModel, LengthModel]:
+    """The length model of another data set."""
+    del seed
+    return truth, _fitted(cell.data, OTHER[cell.lengths], cell.known.cap)
+
+
+def switches_dear(cell: Cell, truth: LatencyModel, seed: int) -> tuple[LatencyModel, LengthModel]:
+    """The fixed part of every switch twenty times too low."""
+    seconds = (TIMES_DEARER - 1) * cell.switch_s
+    reslice = {pair: dear_s - seconds for pair, dear_s in truth.reslice_table.items()}
+    return replace(truth, reslice_table=reslice), right(cell, truth, seed)[1]
+
+
+def after_check(beliefs: Beliefs) -> Beliefs:
+    def corrected(cell: Cell, truth: LatencyModel, seed: int) -> tuple[LatencyModel, LengthModel]:
+        believed, lengths = beliefs(cell, truth, seed)
+        noise = np.random.default_rng((seed, 6))
+
+        def seen(table: str) -> dict:
+            times = getattr(truth, table).items()
+            return {key: s * noise.lognormal(0, CHECK_SPREAD) for key, s in times}
+
+        tables = {table: rescaled(getattr(believed, table), seen(table)) for table in TABLES}
+        return replace(believed, **tables), lengths
+
+    return corrected
+
+
+BELIEFS: dict[str, Beliefs] = {
+    "right": right,
+    "steps +-20 %, all alike": steps_wrong_alike,
+    "steps +-20 %, by layout": steps_wrong_by_layout,
+    "switch costs x3 or /3": switches_wrong,
+    "lengths of another set": lengths_wrong,
+    DEAR: switches_dear,
+}
+MISMEASURED = ("steps +-20 %, by layout", "switch costs x3 or /3", DEAR)
+BELIEFS |= {checked(name): after_check(BELIEFS[name]) for name in MISMEASURED}
+
+
+def run_cell(cell: Cell, num_replays: int, beliefs: Sequence[str]) -> dict[str, list]:
+    """Seconds of every system in every replay of one cell; the planner holds each of `beliefs`.
+
+    Of every other pair of the first replays (the beliefs of a pair are wrong in opposite ways) the
+    rollout that follows is replayed as well.
+    """
+    cheap, dear = cell.machine(), replace(cell, switch_s=TIMES_DEARER * cell.switch_s).machine()
+    wanted = {best_of(name) for name in beliefs}
+    machines = {CLAIRVOYANT: cheap} | (
+        {DEAR_CLAIRVOYANT: dear} if DEAR_CLAIRVOYANT in wanted else {}
+    )
+    seconds: dict[str, list] = {}
+
+    def note(name: str, value: float) -> None:
+        seconds.setdefault(name, []).append(value)
+
+    for seed in range(num_replays):
+        workload, then = cell.rollouts(seed)
+        goes_on = seed < FOLLOWED and seed % 4 < 2
+        for name, machine in machines.items():
+            note(name, clairvoyant(workload, machine).total_s)
+            if goes_on:
+                note(following(name), clairvoyant(then, machine).total_s)
+        planners: dict[str, tuple[Planner, Machine]] = {
+            name: (planner, cheap) for name, planner in baselines(cell, cheap.truth, seed).items()
+        }
+        for name in beliefs:
+            machine = machines[best_of(name)]
+            believed = BELIEFS[name](cell, machine.truth, seed)
+            planners[name] = CostModelPlanner(SPLITS, *believed), machine
+        for name, (planner, machine) in planners.items():
+            note(name, replay(workload, planner, machine).total_s)
+            if goes_on:
+                learn(planner, workload)
+                note(following(name), replay(then, planner, machine).total_s)
+    return seconds
+
+
+def shipped(cell: Cell, num_replays: int) -> list[RolloutReport]:
+    """The first replays of `run_cell` by the planner with right beliefs."""
+    machine, reports = cell.machine(), []
+    for seed in range(num_replays):
+        planner = CostModelPlanner(SPLITS, *right(cell, machine.truth, seed))
+        reports.append(replay(cell.rollouts(seed)[0], planner, machine))
+    return reports
+
+
+class Pinned(CostModelPlanner):
+    """One layout for good, which keeps its groups even. A planner with that layout alone does the
+    same; this one does not work out what is left to run at every burst, which nobody asks here."""
+
+    def start(self, load: Load) -> Split:
+        del load
+        return self.splits[0]
+
+    def decide(self, load: Load, current: Split, options=()) -> Plan:
+        del load
+        return Plan(current, threshold=0, reason="pinned")
+
+    def observe(self, outcome: Outcome) -> None:
+        """Moves take what the right beliefs say."""
+        if isinstance(outcome, Ran):
+            super().observe(outcome)
+
+
+def baselines(cell: Cell, truth: LatencyModel, seed: int) -> dict[str, Planner]:
+    """What the planner is compared with: all hold the right beliefs, as far as they hold any."""
+    believed = right(cell, truth, seed)
+    return {
+        **{f"static tp{split.tp}": Pinned((split,), *believed) for split in SPLITS},
+        "naive threshold": NaiveThreshold(SPLITS),
+    }
+
+
+def learn(planner: Planner, seen: Workload) -> None:
+    """The lengths of a rollout that is over."""
+    if isinstance(planner, CostModelPlanner):
+        is_cut = seen.responses >= seen.cap
+        planner.observe_rollout(planner.lengths.updated(seen.responses, is_cut, seen.prompt_id))

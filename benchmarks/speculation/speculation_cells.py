@@ -1,0 +1,178 @@
+"""The grid of `speculation_replay`: one rollout under every layout, budget of drafts and planner, in seconds."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.planner.kernel_tables import MODELS, SPLITS, measured_kernels
+from benchmarks.planner.regret_cells import SIZES, Pinned
+from benchmarks.planner.workloads import LengthData, read
+from benchmarks.speculation.recorded_drafts import SETS, RecordedDrafts, recorded
+from pat_jax.config.rollout import RolloutConfig
+from pat_jax.config.speculation import SpeculationConfig
+from pat_jax.engine.draft_choice import ON_ACCELERATORS
+from pat_jax.engine.layout.buckets import Buckets, Drafts
+from pat_jax.engine.report import RolloutReport
+from pat_jax.models.presets import preset
+from pat_jax.planning.drafts import Acceptance
+from pat_jax.planning.drafts_by_age import AcceptanceByAge
+from pat_jax.planning.planner.planner import CostModelPlanner, Planner
+from pat_jax.planning.types import Load, Plan, Split
+from pat_jax.profiling.predict.composer import Composer
+from pat_jax.profiling.simulate.machine import Machine, Workload
+from pat_jax.profiling.simulate.simulator import replay
+
+GPU, LENGTHS = "8xH100", ("r1", "math")
+OPTIONS = SpeculationConfig()
+DRAFTS = Drafts(OPTIONS.budgets, OPTIONS.longest, ON_ACCELERATORS, OPTIONS.texts)
+ADAPTIVE, PLANNED, INFORMED = "adaptive", "planned with drafts", "planned, mean acceptance known"
+EQUAL = "planned with drafts, of all sequences the same acceptance"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One point of the grid."""
+
+    model: str
+    size: int
+    lengths: str
+    data: Path
+
+    def __str__(self) -> str:
+        return f"{self.model}, {self.size} responses, {self.lengths}"
+
+    @property
+    def known(self) -> LengthData:
+        return _lengths(self.data)[self.lengths]
+
+    def machine(self, drafts: Drafts = DRAFTS) -> Machine:
+        """Drafts are worth nothing known yet."""
+        config = replace(
+            RolloutConfig(),
+            max_prompt_length=self.known.max_prompt,
+            max_completion_length=self.known.cap,
+            min_rows=1,
+            min_length=512,
+        )
+        composer = Composer(measured_kernels(self.data, GPU), preset(self.model))
+        latency = composer.latency_model(Buckets.of(SPLITS, self.size, config), drafts)
+        return Machine.of(
+            latency,
+            SPLITS,
+            config,
+            capacity=self.size,
+            runs_ahead=True,
+            drafts=drafts,
+            acceptance=Acceptance.unseen(),
+        )
+
+
+def grid(data: Path) -> list[Cell]:
+    return [Cell(m, n, name, data) for name in LENGTHS for m in MODELS for n in SIZES]
+
+
+@cache
+def _lengths(data: Path) -> dict[str, LengthData]:
+    return read(data)
+
+
+@dataclass
+class PinnedBudget(Pinned):
+    """One layout and one budget for good; where it has no program, the next smaller one that has, or the
+    smallest."""
+
+    machine: Machine | None = None
+    budget: int = 0
+
+    def decide(self, load: Load, current: Split, options=()) -> Plan:
+        plan, machine = super().decide(load, current), self.machine
+        assert machine is not None and self.acceptance is not None
+        rows = machine.buckets.rows_for(current, int(np.bincount(load.group).max()))
+        having = machine.drafts.of(rows)
+        if not having:
+            return plan
+        budget = max((n for n in having if n <= self.budget), default=min(having))
+        return replace(plan, budget=budget, reach=self.acceptance.latest.reach)
+
+
+def undrafted(cell: Cell, machine: Machine) -> Iterator[tuple[str, Planner]]:
+    truth, lengths = machine.truth, cell.known.fitted()
+    for split in SPLITS:
+        yield static(split), Pinned((split,), truth, lengths)
+    yield ADAPTIVE, CostModelPlanner(SPLITS, truth, lengths)
+
+
+def static(split: Split, budget: int = 0) -> str:
+    return f"static tp{split.tp}" + (f", budget {budget}" if budget else "")
+
+
+def one_budget(budget: int) -> str:
+    return f"planned, budget {budget}"
+
+
+STATICS = [static(split) for split in SPLITS]
+BUDGETED = [static(split, budget) for split in SPLITS for budget in DRAFTS.budgets]
+ONE_BUDGET = [one_budget(budget) for budget in DRAFTS.budgets]
+
+
+def drafting(cell: Cell, machine: Machine) -> Iterator[tuple[str, Planner]]:
+    """Those that know what drafts are worth in the mean, and one that learns it from the first burst on."""
+    known: dict[str, Any] = {"latency": machine.truth, "lengths": cell.known.fitted()}
+    assert machine.acceptance is not None
+    known |= {"acceptance": AcceptanceByAge(machine.acceptance), "drafts": machine.drafts.limits}
+    for split in SPLITS:
+        for budget in machine.drafts.budgets:
+            fixed = PinnedBudget((split,), **known, machine=machine, budget=budget)
+            yield static(split, budget), fixed
+    informed = CostModelPlanner(SPLITS, **known)
+    yield INFORMED, informed
+    yield PLANNED, replace(informed, acceptance=AcceptanceByAge.unseen())
+
+
+def truths(cell: Cell) -> dict[str, RecordedDrafts]:
+    """What drafts are worth, by whose responses were recorded."""
+    return {name: recorded(cell.data, name, DRAFTS.longest) for name in SETS}
+
+
+def run_cell(cell: Cell, replays: int) -> dict[str, dict]:
+    """Of each truth of acceptance: seconds of every system in every replay, and what the planned one did."""
+    found: dict[str, dict] = {name: {"seconds": {}, "planned": []} for name in SETS}
+    for seed in range(replays):
+        for truth, (workload, runs) in replayed(cell, seed).items():
+            for name, run in runs.items():
+                found[truth]["seconds"].setdefault(name, []).append(run.total_s)
+            found[truth]["planned"].append(_did(workload, runs[PLANNED]))
+    return found
+
+
+def replayed(cell: Cell, seed: int) -> dict[str, tuple[Workload, dict[str, RolloutReport]]]:
+    """One rollout under every system, of each truth of acceptance."""
+    bare, found = cell.machine(), {}
+    alone = {n: cell.machine(replace(DRAFTS, budgets=(n,))) for n in DRAFTS.budgets}
+    alike = cell.known.sample(cell.size, seed)
+    plain = {name: replay(alike, x, bare) for name, x in undrafted(cell, bare)}
+    for truth, drafts in truths(cell).items():
+        machine, workload = replace(bare, acceptance=drafts.pooled), drafts.draw(alike, seed)
+        systems = dict(drafting(cell, machine))
+        runs = plain | {name: replay(workload, x, machine) for name, x in systems.items()}
+        runs[EQUAL] = replay(alike, dict(drafting(cell, machine))[PLANNED], machine)
+        for budget, other in alone.items():
+            one = replace(other, acceptance=drafts.pooled)
+            planner = dict(drafting(cell, one))[PLANNED]
+            runs[one_budget(budget)] = replay(workload, planner, one)
+        found[truth] = workload, runs
+    return found
+
+
+def _did(workload: Workload, run: RolloutReport) -> dict[str, float | str]:
+    drafted = [burst.steps for burst in run.bursts if burst.budget]
+    return {
+        "tokens_a_step": run.tokens_per_row_step,
+        "steps_with_drafts": sum(drafted) / run.decode_steps,
+        "drafts_verified": run.drafted / int(workload.responses.sum()),
+        "path": " > ".join(run.trace.path),
+    }

@@ -1,0 +1,162 @@
+"""Rollouts with drafts on 8xH100, replayed: what drafts and adaptive layouts give together.
+
+    python -m benchmarks.speculation.speculation_replay --data ../shared/data \
+        --out benchmarks/results/speculation_replay.json
+
+{Llama-3.1-8B, Qwen3-14B} x {128, 512, 2048 responses} x {DeepSeek-R1's lengths (ServeGen), MATH level 5
+(zeroeval)}. No rollout ran on a GPU: the planner, the buckets and the rules of the engine are those that ship,
+on a simulated clock; steps, those that verify drafts too, are composed from kernel times measured on H100s
+(`profiling/predict/composer.py`, which says what is assumed), lengths are real ones drawn anew for each replay.
+
+What drafts are worth is not simulated token by token: every row says in each step what is expected of the room
+it has (`profiling/simulate/drafted.py`), by an acceptance of its own. Each sequence has that of a recorded response
+of the same rank in length (`recorded_drafts.py`); two truths, by whose responses these are: a policy in RL, and
+QwQ-32B. Prompts and lengths are others than those replayed. The planner believes in one acceptance of all sequences:
+from the first burst on in what is built in, and learns; those that it is compared with know the mean of the truth.
+
+    speed-up    time of the best static layout without drafts, chosen afterwards for each replay / time
+
+Beside it the same planner where all sequences have the mean acceptance, and where one budget has programs:
+layouts are planned, and where drafts are made they are of that budget. There is no clairvoyant: the dynamic program
+of `profiling/simulate/hindsight.py` has all sequences go on alike.
+"""
+
+import json
+import os
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from benchmarks.planner.kernel_tables import measured_kernels
+from benchmarks.planner.regret_cells import SIZES
+from benchmarks.planner.workloads import read
+from benchmarks.report import in_processes, options, write
+from benchmarks.speculation.recorded_drafts import SETS
+from benchmarks.speculation.speculation_cells import (
+    ADAPTIVE,
+    BUDGETED,
+    EQUAL,
+    GPU,
+    INFORMED,
+    ONE_BUDGET,
+    PLANNED,
+    STATICS,
+    Cell,
+    grid,
+    run_cell,
+)
+from pat_jax.profiling.predict.kernel_files import NoData
+
+GOAL_SPEED_UP = 1.5
+SYSTEMS = (ADAPTIVE, PLANNED, INFORMED, EQUAL)
+Seconds = Mapping[str, Sequence[float]]
+
+
+def summary(seconds: Seconds) -> dict[str, Any]:
+    """Of some replays: how the ratios of their seconds are distributed."""
+    known = {name: np.array(values) for name, values in seconds.items()}
+
+    def best(names: Sequence[str]) -> np.ndarray:
+        return np.min([known[name] for name in names], axis=0)
+
+    static, planned = best(STATICS), known[PLANNED]
+    return {
+        "speed_up": {name: distribution(static / known[name]) for name in SYSTEMS},
+        "speed_up_of_the_best_static_with_a_fixed_budget": distribution(static / best(BUDGETED)),
+        "planned_over_adaptive": distribution(known[ADAPTIVE] / planned),
+        "planned_over_the_best_static_with_a_fixed_budget": distribution(best(BUDGETED) / planned),
+        "planned_over_the_best_one_budget": distribution(best(ONE_BUDGET) / planned),
+        "speed_up_over_that_of_equal_acceptance": distribution(known[EQUAL] / planned),
+    }
+
+
+def distribution(values: np.ndarray) -> dict[str, float]:
+    names = ("min", "lower_quartile", "median", "upper_quartile", "max")
+    marks = np.percentile(values, (0, 25, 50, 75, 100)).round(3).tolist()
+    return {"mean": round(float(values.mean()), 3), **dict(zip(names, marks, strict=True))}
+
+
+def by_size(results: Mapping[Cell, Mapping], truth: str) -> dict[str, Any]:
+    """Of all models together."""
+    found: dict[str, list[Seconds]] = {}
+    for cell, of_truths in results.items():
+        found.setdefault(f"{cell.size} responses, {cell.lengths}", []).append(
+            of_truths[truth]["seconds"]
+        )
+    return {name: summary(pooled(some)) for name, some in found.items()}
+
+
+def of_cell(found: Mapping) -> dict[str, Any]:
+    """Of one cell and one truth."""
+    seconds, planned = found["seconds"], found["planned"]
+    names = ("tokens_a_step", "steps_with_drafts", "drafts_verified")
+    return {
+        "seconds": {name: round(float(np.mean(s)), 2) for name, s in seconds.items()},
+        **summary(seconds),
+        "planned": {n: round(float(np.mean([one[n] for one in planned])), 3) for n in names},
+        "paths": sorted({one["path"] for one in planned}),
+    }
+
+
+def pooled(cells: Iterable[Seconds]) -> Seconds:
+    together: dict[str, list[float]] = {}
+    for seconds in cells:
+        for name, values in seconds.items():
+            together.setdefault(name, []).extend(values)
+    return together
+
+
+def print_sizes(sizes: Mapping[str, Any], truth: str) -> None:
+    """How many times as fast the planner with drafts is as the best static layout without."""
+    print(f"\n{truth}: {PLANNED}")
+    for name, one in sizes.items():
+        words = ", ".join(f"{x.replace('_', ' ')} {n}" for x, n in one["speed_up"][PLANNED].items())
+        print(f"{name:24} {words}; equal acceptance {one['speed_up'][EQUAL]}")
+
+
+def main() -> None:
+    parser = options(__doc__, has_data=True)
+    parser.add_argument("--replays", type=int, default=4, help="of each cell")
+    parser.add_argument(
+        "--sizes", type=int, nargs="+", default=SIZES, help="of rollouts, responses"
+    )
+    parser.add_argument("--processes", type=int, default=os.cpu_count())
+    args = parser.parse_args()
+    started = time.time()
+    try:
+        measured_kernels(args.data, GPU)
+        read(args.data)
+    except NoData as error:
+        sys.exit(str(error))
+    cells = [cell for cell in grid(args.data) if cell.size in args.sizes]
+    results = dict(in_processes(run_cell, cells, args.replays, processes=args.processes))
+    tables = {
+        truth: summary(pooled(found[truth]["seconds"] for found in results.values()))
+        for truth in SETS
+    }
+    sizes = {truth: by_size(results, truth) for truth in SETS}
+    for truth, table in tables.items():
+        print_sizes(sizes[truth], truth)
+        print(json.dumps(table, indent=1))
+    write(
+        args.out,
+        {
+            "what": (__doc__ or "").split("\n\n", 2)[2],
+            "goals": {"speed_up_mean": GOAL_SPEED_UP},
+            "replays_per_cell": args.replays,
+            "seconds": round(time.time() - started),
+            "all_cells": tables,
+            "by_size": sizes,
+            "cells": {
+                str(cell): {truth: of_cell(found[truth]) for truth in SETS}
+                for cell, found in results.items()
+            },
+        },
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,256 @@
+"""Composed decode steps beside measured ones, and where one wide group of TPUs stops to pay.
+
+    python -m benchmarks.targets.composed_steps --data ../shared/data --out benchmarks/results/composed_steps.json
+
+Prints the ranges of measured by composed steps as well, as `profiling/predict/step_ranges.yaml` has them.
+
+Measured end to end: the points of `calibration/published/` on GPUs of which there are kernel tables, each
+from the page named there. No figure of a composed step was fitted to them. Those engines are of 2024 and
+wait for their hosts in every step, which a composed step does not: it should come out below.
+
+In fp8 on H100s: Llama-3.3-70B by NVIDIA's NIM 1.8.0 (TensorRT-LLM), which rounds activations as well and
+multiplies in fp8 (docs.nvidia.com/nim/benchmarking/llm/1.0.0/performance: time between tokens, at so few
+requests that prefills seldom come between). Composed as that engine multiplies, and as this one does, in bfloat16.
+
+On 16 TPU v5e: Llama-3.1-70B, weights and KV cache in int8, products in bfloat16, jax-ml/jax-llm-examples@440b2a02
+(llama3/README.md, Apache-2.0: tokens a second of each sequence). How full its caches were is not said there:
+steps are composed for full ones. With caches of more than 2,048 tokens its steps grow by a quarter of what reading all of
+them would take at the memory's peak rate, so those were not full: composed steps are too long there. In composing,
+attention reaches 0.85 of the memory's rate, and sums go on beside products (`profiling/predict/links.py`): these two
+numbers were chosen with an eye to the ten rows of 2,048 tokens, none to one of them.
+
+The crossover: the batch at which two groups of TP8 decode as fast as one of TP16.
+"""
+
+import csv
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import yaml
+
+from benchmarks.report import options, write
+from pat_jax.models.presets import preset
+from pat_jax.planning.types import Split
+from pat_jax.profiling.predict.composer import Composer
+from pat_jax.profiling.predict.kernel_files import NoData
+from pat_jax.profiling.predict.sources import kernels_for, precision_of
+from pat_jax.profiling.predict.targets import Target
+
+MODELS = {"llama-3-8b": "llama-3.1-8b", "llama-3-70b": "llama-3.1-70b"}  # equal shapes
+TPUS, GROUPS, LARGE = "v5e:4x4", (Split(1, 16), Split(2, 8)), "llama-3.1-70b"
+LENGTHS = (256, 1024, 2048)
+BATCHES = (8, 16, 32, 64, 128)
+TPU_CONTEXT = 2048  # tokens: the caches of which all batches were measured
+TPU_MEASURED = {  # tokens a second of a sequence, by layout and the tokens of a cache, at BATCHES
+    (Split(1, 16), 2048): (159.0, 135.0, 108.0, 68.7, 39.3),
+    (Split(2, 8), 2048): (84.4, 80.2, 74.5, 58.4, 50.2),
+    (Split(1, 16), 4096): (146.0, 129.0, 100.0, 62.7),
+    (Split(2, 8), 4096): (83.4, 79.5, 74.0, 58.1),
+    (Split(1, 16), 8192): (146.0, 123.0, 93.8),
+    (Split(2, 8), 8192): (81.7, 76.9, 71.3),
+}
+FP8_MEASURED = {  # ms between tokens at TP2, by requests at once and tokens half-way
+    (1, 1500): 18.91,
+    (1, 5250): 18.58,
+    (5, 5250): 21.83,
+}
+BFLOAT16, EIGHT_BITS = precision_of(2), precision_of(1)
+
+
+@dataclass(frozen=True)
+class Point:
+    source: str
+    model: str
+    chip: str
+    tp: int
+    batch: int
+    context: int  # tokens, half-way
+    measured_ms: float
+    tables_ms: float
+    coefficients_ms: float
+
+    def error(self, composed_ms: float) -> float:
+        """Percent of what was measured."""
+        return 100 * (composed_ms / self.measured_ms - 1)
+
+
+def points(data: Path) -> Iterator[Point]:
+    """Raises NoData where the folder is missing."""
+    folder = data / "calibration" / "published"
+    if not folder.is_dir():
+        raise NoData.of("published measurements", data, "calibration/published/")
+    with (folder / "misc_measured_points.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    for row in rows:
+        measured = _step_ms(row)
+        if measured is None:
+            continue
+        name = MODELS.get(row["model"], row["model"])
+        chip = row["hardware"].lower() if row["hardware"] in ("A100", "H200") else "h100"
+        tp, batch = int(row["tp"]), int(row["batch_or_conc"])
+        context = int(row["isl"]) + int(row["osl"]) // 2
+        target = Target.parse(f"{chip}:{tp}")
+        composed = [
+            1e3
+            * Composer(kernels_for(target, where), preset(name)).decode_step(
+                Split(1, tp), batch, context
+            )
+            for where in (data, None)
+        ]
+        source = f"{row['source']}, {row['engine']}"
+        yield Point(source, name, chip, tp, batch, context, measured, composed[0], composed[1])
+
+
+def _step_ms(row: dict[str, str]) -> float | None:
+    """Of one decode step, where the row is about one."""
+    if row["metric"] in ("decode median latency", "TPOT"):
+        return float(row["value"])
+    if row["metric"] == "end-to-end latency":
+        return float(row["value"]) / int(row["osl"])
+    return None
+
+
+@dataclass(frozen=True)
+class Step:
+    """Of a model whose weights are in eight bits."""
+
+    layout: str
+    batch: int  # of all groups
+    context: int  # tokens
+    measured_ms: float
+    composed_ms: float
+
+    @property
+    def error(self) -> float:
+        return 100 * (self.composed_ms / self.measured_ms - 1)
+
+
+@dataclass(frozen=True)
+class Fp8Step(Step):
+    bfloat16_ms: float  # with products of bfloat16 numbers, as this engine has them
+
+
+def fp8_steps() -> Iterator[Fp8Step]:
+    target, split = Target.parse("h100:2"), Split(1, 2)
+    as_theirs, as_ours = (
+        Composer(kernels_for(target, weight_bytes=1, product_bytes=size), preset(LARGE))
+        for size in (1, 2)
+    )
+    for (batch, context), measured in FP8_MEASURED.items():
+        composed = [1e3 * c.decode_step(split, batch, context) for c in (as_theirs, as_ours)]
+        yield Fp8Step(str(split), batch, context, measured, *composed)
+
+
+def tpu_composer() -> Composer:
+    kernels = kernels_for(Target.parse(TPUS), weight_bytes=1, kv_bytes=1)
+    return Composer(kernels, preset(LARGE))
+
+
+def tpu_steps() -> Iterator[Step]:
+    composer = tpu_composer()
+    for (split, context), rates in TPU_MEASURED.items():
+        for batch, rate in zip(BATCHES, rates, strict=False):
+            composed = composer.decode_step(split, batch // split.dp, context)
+            yield Step(str(split), batch, context, 1e3 / rate, 1e3 * composed)
+
+
+def ranges(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Least and most of what measured steps took of composed ones, by platform, precision and source."""
+
+    def between(rows: str, composed: str) -> list[float]:
+        shares = [row["measured_ms"] / row[composed] for row in content[rows]]
+        return [round(min(shares), 3), round(max(shares), 3)]
+
+    steps, fp8, tpu = (content[name] for name in ("steps", "fp8_steps", "tpu_steps"))
+    of_gpus: dict[str, Any] = {"chips": sorted({row["chip"] for row in steps})}
+    of_gpus[BFLOAT16] = {"rows": len(steps)}
+    of_gpus[BFLOAT16] |= {"tables": between("steps", "tables_ms")}
+    of_gpus[BFLOAT16] |= {"coefficients": between("steps", "coefficients_ms")}
+    of_gpus[EIGHT_BITS] = {"rows": len(fp8), "coefficients": between("fp8_steps", "composed_ms")}
+    of_tpus = {"rows": len(tpu), "chip data": between("tpu_steps", "composed_ms")}
+    return {"cuda": of_gpus, "tpu": {"chips": [TPUS.partition(":")[0]], EIGHT_BITS: of_tpus}}
+
+
+def speed_ups(length: int) -> list[float]:
+    """Of one group of TP16 over two of TP8 with as many sequences, at BATCHES."""
+    composer = tpu_composer()
+    steps = (
+        [composer.decode_step(split, batch // split.dp, length) for split in GROUPS]
+        for batch in BATCHES
+    )
+    return [two / one for one, two in steps]
+
+
+def measured_speed_ups() -> list[float]:
+    one, two = (TPU_MEASURED[split, TPU_CONTEXT] for split in GROUPS)
+    return [wide / narrow for wide, narrow in zip(one, two, strict=True)]
+
+
+def crossover(gains: list[float]) -> float:
+    """Sequences; on a line between the batches around it, in logarithms."""
+    for (few, gain), (more, loss) in zip(
+        zip(BATCHES, gains, strict=True), zip(BATCHES[1:], gains[1:], strict=True), strict=False
+    ):
+        if gain >= 1 > loss:
+            return few * (more / few) ** ((gain - 1) / (gain - loss))
+    return float(BATCHES[-1] if gains[-1] >= 1 else BATCHES[0])
+
+
+def main() -> None:
+    parser = options(__doc__, has_data=True)
+    args = parser.parse_args()
+    try:
+        found = list(points(args.data))
+    except NoData as error:
+        sys.exit(str(error))
+    print_points(found)
+    fp8, tpu = list(fp8_steps()), list(tpu_steps())
+    print_steps(f"{LARGE} on h100:2 in fp8", fp8)
+    print_steps(f"{LARGE} on {TPUS} in int8", tpu)
+    gains = {str(length): speed_ups(length) for length in LENGTHS}
+    gains["measured"] = measured_speed_ups()
+    print(f"\nspeed-up of {GROUPS[0]} over {GROUPS[1]}, by sequences")
+    for what, row in gains.items():
+        cells = "".join(f"{n:>5}: {gain:.2f}" for n, gain in zip(BATCHES, row, strict=True))
+        print(f"  {what:>8}{cells}   even at {crossover(row):.0f}")
+    content = {
+        "what": (__doc__ or "").split("\n\n", 2)[2],
+        "steps": [asdict(point) for point in found],
+        "fp8_steps": [asdict(step) for step in fp8],
+        "tpu_steps": [asdict(step) for step in tpu],
+        "tpu_speed_up": {
+            what: dict(zip(BATCHES, (round(gain, 2) for gain in row), strict=True))
+            for what, row in gains.items()
+        },
+        "tpu_crossover": {what: round(crossover(row), 1) for what, row in gains.items()},
+    }
+    print(f"\n{yaml.safe_dump(ranges(content), sort_keys=False)}")
+    write(args.out, content)
+
+
+def print_points(found: Sequence[Point]) -> None:
+    print(
+        f"{'ms of a decode step':58}{'measured':>9}{'tables':>8}{'error':>7}{'coeff.':>8}{'error':>7}"
+    )
+    for p in found:
+        what = f"{p.model} {p.chip} tp{p.tp} batch {p.batch} at {p.context}"
+        print(
+            f"{what:40}{p.source[:17]:18}{p.measured_ms:9.2f}{p.tables_ms:8.2f}"
+            f"{p.error(p.tables_ms):6.0f}%{p.coefficients_ms:8.2f}{p.error(p.coefficients_ms):6.0f}%"
+        )
+
+
+def print_steps(title: str, steps: Sequence[Step]) -> None:
+    print(f"\n{title}, ms of a decode step")
+    for step in steps:
+        what = f"{step.layout} batch {step.batch:4} at {step.context}"
+        print(f"  {what:28}{step.measured_ms:9.2f}{step.composed_ms:8.2f}{step.error:6.0f}%")
+    print(f"  mean error {fmean(abs(step.error) for step in steps):.1f}%")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,180 @@
+"""Whole models compiled for machines that are not there: does everything compile, and as designed?
+
+    python -m benchmarks.targets.plan_targets --out benchmarks/results/plan_targets.json
+
+Needs the extra `plan` and no accelerator. For each model and target: what did not compile; the memory
+of a decode step against weights and KV cache by arithmetic; what a decode step sends against what the
+design says (two sums a layer, one for the embedding, one gather of the logits, and nothing else); and
+what it took to find out. `--hlo FOLDER` keeps what the programs were compiled to. A file that is there
+is added to, a case at a time.
+"""
+
+import argparse
+import json
+import resource
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from pat_jax.common.files import replace_text
+from pat_jax.config.run import AlgorithmConfig, RolloutConfig, RunConfig
+from pat_jax.models.config import ModelConfig
+from pat_jax.models.presets import preset
+from pat_jax.planning.types import Split
+from pat_jax.profiling.cross_compile.compile import Compilation, compile_for
+from pat_jax.profiling.cross_compile.compiled import CompiledProgram
+from pat_jax.profiling.cross_compile.plant import Order
+from pat_jax.profiling.predict.targets import Target
+
+CASES = [
+    (model, target)
+    for model in ("llama-3.1-8b", "qwen3-14b")
+    for target in ("h100:8", "v5e:2x4", "v5p:2x2x2", "v6e:2x4")
+] + [("llama-3.1-70b", "v5p:4x4x4"), ("llama-3.1-70b", "h100:8x8")]
+
+
+def run_config(sequences: int, length: int) -> RunConfig:
+    """The options of a run that decide its programs, as in the preset llama-3.1-8b."""
+    return RunConfig(
+        rollout=RolloutConfig(
+            prompts_per_step=sequences // 8,
+            num_generations=8,
+            max_prompt_length=1024,
+            max_completion_length=length - 1024,
+            check_every=16,
+            burst_steps=256,
+            prefill_blocks=128,
+            min_length=1024,
+        ),
+        algorithm=AlgorithmConfig(
+            mini_batch_size=sequences // 8, tokens_per_micro_batch=length * 8
+        ),
+        compute_dtype="bfloat16",
+    )
+
+
+def weight_bytes(model: ModelConfig, tp: int) -> float:
+    """Of one device, in bfloat16. KV heads are held twice where there are fewer than devices."""
+    attention = 2 * model.num_heads / tp + 2 * max(1.0, model.num_kv_heads / tp)
+    norms = 2 * model.embed_dim + 2 * model.head_dim * model.qk_norm
+    layer = model.embed_dim * (model.head_dim * attention + 3 * model.mlp_dim / tp) + norms
+    tables = (2 - model.tie_embeddings) * model.padded_vocab_size * model.embed_dim / tp
+    return 2 * (tables + model.num_layers * layer + model.embed_dim)
+
+
+def kv_bytes(model: ModelConfig, split: Split, pages: int, page_size: int) -> float:
+    heads = max(1.0, model.num_kv_heads / split.tp)
+    return 2 * 2 * model.num_layers * pages * page_size * heads * model.head_dim
+
+
+def designed(model: ModelConfig, program: CompiledProgram) -> list[tuple[str, int, int]]:
+    """(kind, bytes, count) of what a decode step sends in all."""
+    if program.split.tp == 1:
+        return []
+    rows, sums = program.rows, 2 * model.num_layers + 1
+    return [
+        ("all-gather", 4 * rows * model.padded_vocab_size, 1),
+        ("all-reduce", 2 * rows * model.embed_dim, sums),
+    ]
+
+
+def check(model: ModelConfig, found: Compilation) -> dict[str, Any]:
+    """What was asked of each layout, and what came out."""
+    layouts = {}
+    for split in found.splits:
+        decode = found.find("decode", split)
+        weights = weight_bytes(model, split.tp)
+        kv = kv_bytes(model, split, found.memory.pages[split], found.memory.page_size)
+        sent = [(s.kind, s.num_bytes, s.count) for s in decode.collectives if s.depth == 2]
+        layouts[str(split)] = {
+            "weights_gib": round(weights / 2**30, 3),
+            "kv_gib": round(kv / 2**30, 3),
+            "arguments_over_arithmetic": round(decode.argument_bytes / (weights + kv), 4),
+            "temporaries_gib": round(decode.temp_bytes / 2**30, 3),
+            "fits": found.memory.held(split) <= found.memory.usable,
+            "step_sends_as_designed": sorted(sent) == designed(model, decode),
+            "step_sends": sorted(sent),
+        }
+    return layouts
+
+
+def say(done: int, of: int, last: str) -> None:
+    print(f"{done}/{of} {last}", file=sys.stderr, flush=True)
+
+
+def processor_seconds() -> float:
+    """Of every child so far: what other work on the machine does not change."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def case(model_name: str, target_name: str, args: argparse.Namespace) -> dict[str, Any]:
+    target, config = Target.parse(target_name), run_config(args.sequences, args.length)
+    model = Order.of(target, config, preset(model_name), (0,)).model
+    start, before = time.perf_counter(), processor_seconds()
+    with tempfile.TemporaryDirectory() as folder:
+        found = compile_for(
+            target,
+            config,
+            model,
+            layers=args.layers,
+            progress=say,
+            folder=Path(args.kept or folder),
+            texts=args.hlo,
+        )
+    seconds = time.perf_counter() - start
+    return {
+        "model": model_name,
+        "target": target_name,
+        "layers": args.layers,
+        "versions": dict(found.versions),
+        "seconds": round(seconds, 1),
+        "processor_seconds": round(processor_seconds() - before),
+        "peak_gib": round(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 2**20, 2),
+        "programs": len(found.programs),
+        "failed": {str(program): program.error for program in found.failed},
+        "dropped": list(found.dropped),
+        "training_state_gib": round(found.memory.resident / 2**30, 3),
+        "layouts": check(model, found),
+        "records": [short(program) for program in found.programs],
+    }
+
+
+def short(program: CompiledProgram) -> str:
+    """On one line: the file is read by people too."""
+    gib = f"arguments {program.argument_bytes / 2**30:.3f} GiB, temporaries {program.temp_bytes / 2**30:.3f} GiB"
+    done = f"{program.flops:.4g} flops (matrix products), {program.bytes_accessed:.4g} bytes"
+    return program.error or f"{program}: {gib}, {done}, {program.compile_s:.0f} s of compiling"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--only", default="", help="cases whose model and target contain this")
+    parser.add_argument("--sequences", type=int, default=256, help="on all devices together")
+    parser.add_argument("--length", type=int, default=8192, help="tokens of a sequence, at most")
+    parser.add_argument("--layers", choices=("few", "all"), default="few")
+    parser.add_argument(
+        "--kept", default="", help="folder of records to go on with; timings need none"
+    )
+    parser.add_argument("--hlo", type=Path, help="folder for the text of each program")
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    if args.hlo:
+        args.hlo.mkdir(parents=True, exist_ok=True)
+    there = json.loads(args.out.read_text()) if args.out and args.out.is_file() else {"cases": []}
+    for names in CASES:
+        if args.only not in " ".join(names):
+            continue
+        found = case(*names, args)
+        print(json.dumps({name: x for name, x in found.items() if name != "records"}), flush=True)
+        same = {name: found[name] for name in ("model", "target", "layers")}
+        rest = [x for x in there["cases"] if {name: x[name] for name in same} != same]
+        there = {"command": "python -m benchmarks.targets.plan_targets", "cases": [*rest, found]}
+        if args.out:
+            replace_text(args.out, json.dumps(there, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

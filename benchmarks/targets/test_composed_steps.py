@@ -1,0 +1,71 @@
+"""Composed steps against published ones of TPUs."""
+
+import json
+from pathlib import Path
+from statistics import fmean
+
+import pytest
+import yaml
+
+from benchmarks.targets.composed_steps import (
+    BATCHES,
+    TPU_CONTEXT,
+    crossover,
+    fp8_steps,
+    measured_speed_ups,
+    ranges,
+    speed_ups,
+    tpu_steps,
+)
+from pat_jax.models.presets import preset
+from pat_jax.planning.types import Split
+from pat_jax.profiling.predict.composer import Composer
+from pat_jax.profiling.predict.sources import RANGES, kernels_for
+from pat_jax.profiling.predict.targets import Target
+
+KEPT = Path(__file__).parent / "results" / "composed_steps.json"
+
+
+def test_steps_of_a_large_model_on_tpus_are_near_the_published_ones():
+    """Llama-3.1-70B on a v5e-16, weights and KV cache in int8."""
+    errors = [step.error for step in tpu_steps() if step.context == TPU_CONTEXT]
+    assert len(errors) == 10 and fmean(map(abs, errors)) < 10
+    assert max(map(abs, errors)) < 25
+
+
+def test_the_ranges_that_plans_state_are_those_of_the_steps_that_were_measured():
+    content = json.loads(KEPT.read_text())
+    assert yaml.safe_load(RANGES.read_text()) == ranges(content)
+    # And of steps as they are composed today.
+    for row in content["steps"]:
+        composer = Composer(
+            kernels_for(Target.parse(f"{row['chip']}:{row['tp']}")), preset(row["model"])
+        )
+        composed = composer.decode_step(Split(1, row["tp"]), row["batch"], row["context"])
+        assert row["coefficients_ms"] == pytest.approx(1e3 * composed)
+    for name, steps in (("fp8_steps", fp8_steps()), ("tpu_steps", tpu_steps())):
+        today = [step.composed_ms for step in steps]
+        assert [row["composed_ms"] for row in content[name]] == pytest.approx(today)
+
+
+def test_engines_that_multiply_in_fp8_are_composed_as_such():
+    """It is little at a few requests, whose steps read weights; more where products take the time."""
+    steps = list(fp8_steps())
+    assert all(0.97 * s.bfloat16_ms < s.composed_ms < s.bfloat16_ms for s in steps)
+    as_theirs, as_ours = (
+        Composer(
+            kernels_for(Target.parse("h100:2"), weight_bytes=1, product_bytes=size),
+            preset("llama-3.1-70b"),
+        ).decode_step(Split(1, 2), 512, 1024)
+        for size in (1, 2)
+    )
+    assert as_theirs < 0.9 * as_ours
+
+
+def test_one_wide_group_of_tpus_wins_and_loses_where_it_was_measured_to():
+    measured = measured_speed_ups()
+    assert speed_ups(2048) == pytest.approx(measured, rel=0.15)
+    assert crossover(speed_ups(2048)) == pytest.approx(crossover(measured), rel=0.25)
+    for length in (256, 1024, 2048):
+        gains = speed_ups(length)
+        assert gains == sorted(gains, reverse=True) and len(gains) == len(BATCHES)
