@@ -78,14 +78,8 @@ def main() -> None:
     for models, dtype in ((tuple(MODELS), jnp.float32), (("kv2",), jnp.bfloat16)):
         for record in measure(models, dtype, THOROUGH, SEEDS):
             records.append(record)
-            total = sum(record["counts"].values(), Tally())
-            print(
-                f"{record['model']} {record['dtype']} seed {record['seed']} {record['carry']} "
-                f"{' '.join(record['path'])}: {total.tokens} tokens, {total.divergences} divergences, "
-                f"{total.unexplained} unexplained, log-probabilities within "
-                f"{total.max_logprob_difference:.1e}",
-                flush=True,
-            )
+            what = {key: value for key, value in record.items() if key != "counts"}
+            print(what, asdict(sum(record["counts"].values(), Tally())), flush=True)
     result = {
         "machine": machine(devices),
         "seconds": round(time.perf_counter() - start),

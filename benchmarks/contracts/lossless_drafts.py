@@ -22,15 +22,7 @@ from pat_jax.common.devices import configure
 from pat_jax.engine.layout.buckets import Drafts
 from pat_jax.engine.sequences.responses import Completion, Request
 from pat_jax.planning.drafts import Acceptance
-from tests.lossless import (
-    CARRIES,
-    MODELS,
-    PATHS,
-    Settings,
-    Subject,
-    make_requests,
-    tally,
-)
+from tests.lossless import CARRIES, MODELS, PATHS, Settings, Subject, make_requests, tally
 from tests.near_ties import Tally
 from tests.said_drafts import SOURCE
 
@@ -40,6 +32,7 @@ SETTINGS = Settings(
 )
 SCARCE = 16  # pages of a group of all devices' layout, where sequences are to give way
 STOP_TOKENS = (5, 9, 17)
+SUMMED = ("drafted", "accepted", "accepted on branches", "preempted", "ended from outside")
 SOURCES = {
     "texts": Drafts((BUDGET,), longest=5, most_tokens=512, texts=8),
     "first layers": Drafts((BUDGET,), longest=3, most_tokens=512, exit_layer=1),
@@ -137,25 +130,11 @@ def main() -> None:
         for record in measure(source, args.seeds):
             records.append(record)
             counts = record["counts"]
-            print(
-                f"{source} seed {record['seed']} {record['path']} {record['carry']}: {counts.tokens} tokens, "
-                f"{record['tokens_per_row_step']} a step, {record['preempted']} preempted, {counts.divergences} divergences, "
-                f"{counts.unexplained} unexplained, log-probabilities within "
-                f"{counts.max_logprob_difference:.1e}",
-                flush=True,
-            )
+            what = {key: value for key, value in record.items() if key != "counts"}
+            print(what, asdict(counts), flush=True)
     by_source = {
         source: asdict(sum((r["counts"] for r in records if r["source"] == source), Tally()))
-        | {
-            key: sum(r[key] for r in records if r["source"] == source)
-            for key in (
-                "drafted",
-                "accepted",
-                "accepted on branches",
-                "preempted",
-                "ended from outside",
-            )
-        }
+        | {key: sum(r[key] for r in records if r["source"] == source) for key in SUMMED}
         for source in args.sources
     }
     result = {

@@ -1,4 +1,4 @@
-"""Generates with `transformers` on PyTorch: one JSON request a line in, one JSON answer a line out.
+"""Generates with `transformers` on PyTorch, one request after another.
 
 Run by `engine_vs_peers.py` with the Python of an environment of its own:
 
@@ -7,12 +7,12 @@ Run by `engine_vs_peers.py` with the Python of an environment of its own:
 All cores, the default cache and attention. The batch runs until its longest row is done.
 """
 
-import json
 import sys
 import time
 
 import torch
 import transformers
+from turns import answer
 
 
 def main() -> None:
@@ -24,9 +24,8 @@ def main() -> None:
         "threads": torch.get_num_threads(),
         "attention": model.config._attn_implementation,
     }
-    print(json.dumps(versions), file=sys.__stdout__, flush=True)
-    for line in sys.stdin:
-        request = json.loads(line)
+
+    def generate(request):
         torch.manual_seed(request["seed"])
         tokens = torch.tensor(request["prompts"])
         longest = max(request["lengths"])
@@ -45,9 +44,10 @@ def main() -> None:
             )
         seconds = time.perf_counter() - start
         assert out.shape[1] == tokens.shape[1] + longest, out.shape
-        print(json.dumps({"seconds": seconds}), file=sys.__stdout__, flush=True)
+        return seconds
+
+    answer(versions, generate)
 
 
 if __name__ == "__main__":
-    sys.stdout = sys.stderr  # standard output carries answers only
     main()

@@ -1,4 +1,4 @@
-"""Generates with google-tunix's sampler: one JSON request a line in, one JSON answer a line out.
+"""Generates with google-tunix's sampler, one request after another.
 
 Run by `engine_vs_peers.py` with the Python of an environment of its own:
 
@@ -16,6 +16,7 @@ import jax
 from tunix.generate import sampler
 from tunix.models.qwen3 import model as qwen3
 from tunix.models.qwen3 import params
+from turns import answer
 
 NEVER = -1  # no token has this id: responses end at their forced length
 
@@ -65,9 +66,8 @@ def main() -> None:
     cache = sampler.CacheConfig(cache_size, config.num_layers, config.num_kv_heads, config.head_dim)
     tunix = sampler.Sampler(model, Numbers(), cache)
     versions = {"jax": jax.__version__, "devices": str(jax.devices())}
-    print(json.dumps(versions), file=sys.__stdout__, flush=True)
-    for line in sys.stdin:
-        request = json.loads(line)
+
+    def generate(request):
         prompts = [" ".join(map(str, prompt)) for prompt in request["prompts"]]
         start = time.perf_counter()
         out = tunix(
@@ -82,9 +82,10 @@ def main() -> None:
         seconds = time.perf_counter() - start
         made = min(len(tokens) for tokens in out.tokens)
         assert made == max(request["lengths"]), f"{made} tokens, not {max(request['lengths'])}"
-        print(json.dumps({"seconds": seconds}), file=sys.__stdout__, flush=True)
+        return seconds
+
+    answer(versions, generate)
 
 
 if __name__ == "__main__":
-    sys.stdout = sys.stderr  # standard output carries answers only
     main()

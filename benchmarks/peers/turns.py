@@ -1,6 +1,8 @@
-"""Iterations by turns: a training loop that is told when to begin each of its iterations.
+"""Work by turns: generators that answer one request after another, and training loops that are told when
+to begin each of their iterations.
 
-Run inside the processes of `iteration_vs_peers.py`, whose environments share nothing but this file.
+Run inside the processes of `engine_vs_peers.py` and `iteration_vs_peers.py`, whose environments share
+nothing but this file.
 """
 
 import json
@@ -8,12 +10,21 @@ import os
 import sys
 import time
 
+sys.stdout = sys.stderr  # standard output carries one JSON line a turn
+
+
+def answer(about, generate):
+    """Answers each request, a line of JSON, with the seconds that `generate(request)` returns."""
+    print(json.dumps(about), file=sys.__stdout__, flush=True)
+    for line in sys.stdin:
+        seconds = generate(json.loads(line))
+        print(json.dumps({"seconds": seconds}), file=sys.__stdout__, flush=True)
+
 
 class Turns:
-    """Standard output carries one JSON line an iteration; what a loop prints goes to standard error."""
+    """One training loop's."""
 
     def __init__(self, **about: str):
-        sys.stdout = sys.stderr
         self._about = about
         self._start: float | None = None
 

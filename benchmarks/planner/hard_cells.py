@@ -12,20 +12,17 @@ from pathlib import Path
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.planner.kernel_tables import GPUS, SPLITS, measured_kernels
+from benchmarks.planner.kernel_tables import GPUS, SPLITS, machine_of, measured_kernels, options_of
 from benchmarks.planner.regret_cells import Pinned
-from pat_jax.config.rollout import RolloutConfig
 from pat_jax.config.run import AlgorithmConfig, RunConfig
 from pat_jax.engine.device.program_specs import page_bytes
-from pat_jax.engine.layout.buckets import Buckets
 from pat_jax.models.presets import preset
-from pat_jax.planning.latency.model import LatencyModel
 from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.planning.memory import GIB, MemoryModel
 from pat_jax.planning.planner.planner import CostModelPlanner
 from pat_jax.profiling.cross_compile.by_arithmetic import by_arithmetic
 from pat_jax.profiling.cross_compile.plant import Order
-from pat_jax.profiling.predict.composer import SWITCH_S, Composer
+from pat_jax.profiling.predict.composer import SWITCH_S
 from pat_jax.profiling.predict.targets import Target
 from pat_jax.profiling.simulate.draw import Draw
 from pat_jax.profiling.simulate.length_files import read_lengths
@@ -98,12 +95,11 @@ class Pressed:
         seen, workload = (known.draw(replace(draw, seed=n)) for n in (1000 + seed, seed))
         lengths = LengthModel.empty(cap)
         lengths = lengths.updated(seen.responses, seen.responses >= cap, seen.prompt_id)
-        return Trial(self._machine(data, known, draw), workload, lengths)
-
-    def _machine(self, data: Path, known: ResponseLengths, draw: Draw) -> Machine:
         longest = draw.prompt_tokens if known.prompts is None else int(known.prompts.max())
-        config = _config(longest, draw.cap, self.size)
-        return _machine(data, self.model, config, _memory(self.model, config, self.pool_gib))
+        memory = _memory(self.model, self.size, (longest, cap), self.pool_gib)
+        of_model = measured_kernels(data, GPU), self.model, self.size, (longest, cap)
+        machine = replace(machine_of(*of_model), memory=memory, has_pools=True)
+        return Trial(machine, workload, lengths)
 
 
 @dataclass(frozen=True)
@@ -128,8 +124,14 @@ class Small:
         file, cap, scale = SETS[self.belief]
         known = _known(data / "lengths" / file)
         responses = np.random.default_rng(seed).permutation(np.repeat(self.values, self.counts))
-        config = _config(100, cap, len(responses))
-        machine = _machine(data, self.model, config, None, self.switch_s, 1e-6 * self.host_us)
+        machine = machine_of(
+            measured_kernels(data, GPU),
+            self.model,
+            len(responses),
+            (100, cap),
+            switch_s=self.switch_s,
+            host_s_per_sequence=1e-6 * self.host_us,
+        )
         seen = known.draw(Draw(1024, cap, 1, scale=scale, seed=1000 + seed)).responses
         lengths = LengthModel.empty(cap).updated(seen, seen >= cap)
         return Trial(machine, Workload(np.full(len(responses), 100), responses, cap), lengths)
@@ -165,45 +167,15 @@ def _known(path: Path) -> ResponseLengths:
     return read_lengths(path)
 
 
-def _config(longest_prompt: int, cap: int, size: int) -> RolloutConfig:
-    return replace(
-        RolloutConfig(),
-        prompts_per_step=-(-size // SAMPLES),
-        max_prompt_length=longest_prompt,
-        max_completion_length=cap,
-        min_rows=1,
-        min_length=512,
-    )
-
-
 @cache
-def _memory(model: str, config: RolloutConfig, pool_gib: float) -> MemoryModel:
+def _memory(model: str, size: int, lengths: tuple[int, int], pool_gib: float) -> MemoryModel:
+    prompts = -(-size // SAMPLES)
+    config = replace(options_of(lengths), prompts_per_step=prompts)
     one_page = page_bytes(preset(model), config.page_size, jnp.bfloat16)
     run = RunConfig(
         compute_dtype="bfloat16",
         train=False,
         rollout=replace(config, kv_pages=int(pool_gib * GIB / one_page)),
-        algorithm=AlgorithmConfig(mini_batch_size=config.prompts_per_step),
+        algorithm=AlgorithmConfig(mini_batch_size=prompts),
     )
     return by_arithmetic(Order.of(Target.parse(GPUS[GPU]), run, preset(model), (0,))).memory
-
-
-def _machine(
-    data: Path,
-    model: str,
-    config: RolloutConfig,
-    memory: MemoryModel | None,
-    switch_s: float = SWITCH_S,
-    host_s: float = 0.0,
-) -> Machine:
-    capacity = config.prompts_per_step * SAMPLES
-    latency = _latency(data, model, config, switch_s)
-    bare = Machine.of(latency, SPLITS, config, capacity=capacity, runs_ahead=True)
-    return replace(bare, memory=memory, has_pools=memory is not None, host_s_per_sequence=host_s)
-
-
-@cache
-def _latency(data: Path, model: str, config: RolloutConfig, switch_s: float) -> LatencyModel:
-    buckets = Buckets.of(SPLITS, config.prompts_per_step * SAMPLES, config)
-    composer = Composer(measured_kernels(data, GPU), preset(model), switch_s)
-    return composer.latency_model(buckets)

@@ -94,14 +94,12 @@ def main() -> None:
     result = tables(done)
     for name, table in result.items():
         print(f"{name}: " + ", ".join(f"{key} {value:g}" for key, value in table.items()))
-    used_s = {
-        "seconds": round(time.time() - started),
-        "processor_seconds": round(time.process_time() - used),
-    }
     write(
         args.out,
         {
-            "machine": machine() | used_s,
+            "machine": machine(),
+            "seconds": round(time.time() - started),
+            "processor_seconds": round(time.process_time() - used),
             "what": (__doc__ or "").split("\n\n")[2],
             "percent": result,
             "cells": {str(cell): summary(outcomes) for cell, outcomes in done.items()},

@@ -112,13 +112,6 @@ def pooled(results: dict[Cell, dict]) -> dict[str, np.ndarray]:
     return {name: np.concatenate([cell[name] for cell in cells]) for name in cells[0]}
 
 
-def print_table(title: str, table: dict[str, dict]) -> None:
-    print_excess(title, table)
-    print_excess(f"{title}, next rollout", table["next_rollout"])
-    for name, gain in table["gain_over"].items():
-        print(f"gain over {name:16}{gain['mean']:8.2f} mean {gain['best']:8.2f} best")
-
-
 def print_excess(title: str, table: dict[str, dict]) -> None:
     print(f"\n{title}, percent")
     print(f"{'':33}{'regret':>8}{'p95':>8}{'worst':>8}   {'loss/best static':>16}{'worst':>8}")
@@ -185,7 +178,8 @@ def main() -> None:
             args.out, report(args, results, started)
         )  # one that is stopped leaves what it has done
     for title, table in tables_of(results).items():
-        print_table(title, table)
+        print_excess(title, table)
+        print_excess(f"{title}, next rollout", table["next_rollout"])
 
 
 def report(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.planner.kernel_tables import SPLITS, measured_kernels
+from benchmarks.planner.kernel_tables import SPLITS, machine_of, measured_kernels
 from benchmarks.planner.naive import NaiveThreshold
 from benchmarks.planner.prompt_groups import (
     GROUPS,
@@ -17,16 +17,11 @@ from benchmarks.planner.prompt_groups import (
     recorded_groups,
 )
 from benchmarks.planner.workloads import LengthData, read
-from pat_jax.config.rollout import RolloutConfig
-from pat_jax.engine.layout.buckets import Buckets
-from pat_jax.engine.report import RolloutReport
-from pat_jax.models.presets import preset
 from pat_jax.planning.latency.model import TABLES, LatencyModel
 from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.planning.planner.planner import CostModelPlanner, Planner
 from pat_jax.planning.types import Load, Outcome, Plan, Ran, Split
 from pat_jax.profiling.measure.recheck import rescaled
-from pat_jax.profiling.predict.composer import Composer
 from pat_jax.profiling.simulate.hindsight import clairvoyant
 from pat_jax.profiling.simulate.machine import Machine, Workload
 from pat_jax.profiling.simulate.simulator import replay
@@ -34,13 +29,8 @@ from pat_jax.profiling.simulate.simulator import replay
 SIZES = (128, 512, 2048)
 TAILED, NO_TAIL = ("math", "gsm", "r1"), "code"
 RECORDED = "rl"  # lengths of recorded groups of samples: see `prompt_groups`
-OTHER = {  # to fit the wrong lengths on
-    "math": "gsm",
-    "gsm": "r1",
-    "r1": "math",
-    "code": "math",
-    RECORDED: "gsm",
-}
+# To fit the wrong lengths on.
+OTHER = {"math": "gsm", "gsm": "r1", "r1": "math", "code": "math", RECORDED: "gsm"}
 ALONE = "none"  # sequences without prompt ids, each drawn on its own
 FOLLOWING = 1_000_000  # seeds of the rollouts that follow one another
 FOLLOWED = 20  # of the first so many replays every other pair goes on to a second rollout
@@ -96,24 +86,12 @@ class Cell:
         return drawn_rollouts(known, GROUPS[self.groups], self.size, seed)
 
     def machine(self) -> Machine:
-        config = replace(
-            RolloutConfig(),
-            max_prompt_length=self.known.max_prompt,
-            max_completion_length=self.known.cap,
-            min_rows=1,
-            min_length=512,
-        )
-        buckets = Buckets.of(SPLITS, self.size, config)
-        composer = Composer(
-            measured_kernels(self.data, self.gpu), preset(self.model), self.switch_s
-        )
-        latency = composer.latency_model(buckets)
-        return Machine.of(
-            latency,
-            SPLITS,
-            config,
-            capacity=self.size,
-            runs_ahead=True,
+        return machine_of(
+            measured_kernels(self.data, self.gpu),
+            self.model,
+            self.size,
+            (self.known.max_prompt, self.known.cap),
+            switch_s=self.switch_s,
             host_s_per_sequence=1e-6 * self.host_us,
         )
 
@@ -247,15 +225,6 @@ def run_cell(cell: Cell, num_replays: int, beliefs: Sequence[str]) -> dict[str, 
                 learn(planner, workload)
                 note(following(name), replay(then, planner, machine).total_s)
     return seconds
-
-
-def shipped(cell: Cell, num_replays: int) -> list[RolloutReport]:
-    """The first replays of `run_cell` by the planner with right beliefs."""
-    machine, reports = cell.machine(), []
-    for seed in range(num_replays):
-        planner = CostModelPlanner(SPLITS, *right(cell, machine.truth, seed))
-        reports.append(replay(cell.rollouts(seed)[0], planner, machine))
-    return reports
 
 
 class Pinned(CostModelPlanner):

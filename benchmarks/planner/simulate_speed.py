@@ -4,8 +4,8 @@
 
 One rollout of 2,048 responses of up to 24,576 tokens (Llama-3.1-8B composed for eight H100, the
 built-in length distribution `reasoning`, eight samples of a prompt), under the planner that ships,
-with every sequence's pages and with as many as a device has; and in every static layout. Seconds of
-this machine; the median of several runs.
+with every sequence's pages and with as many as a device has. Seconds of this machine; the median of
+several runs.
 """
 
 import time
@@ -21,7 +21,6 @@ from pat_jax.config.speculation import SpeculationConfig
 from pat_jax.models.presets import preset
 from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.planning.planner.planner import CostModelPlanner, Planner
-from pat_jax.planning.planner.scripts import FixedLayout
 from pat_jax.profiling.capacity.costs import costs_of
 from pat_jax.profiling.capacity.plan_config import PlanConfig
 from pat_jax.profiling.cross_compile.by_arithmetic import by_arithmetic
@@ -86,11 +85,6 @@ def main() -> None:
     found = {
         "adaptive": seconds(lambda: replay(workload, planner(), simulated), args.runs),
         "adaptive, pools": seconds(lambda: replay(workload, planner(), pooled), args.runs),
-    } | {
-        f"static {split}": seconds(
-            lambda split=split: replay(workload, FixedLayout(split), simulated), args.runs
-        )
-        for split in simulated.splits
     }
     done = replay(workload, planner(), pooled)
     for name, times in found.items():

@@ -28,12 +28,6 @@ def test_samples_of_a_prompt_are_as_alike_as_stated_and_the_set_is_kept(groups):
     assert (first.responses != later.responses).mean() > 0.9
 
 
-def test_what_is_fitted_and_what_is_replayed_have_no_response_in_common():
-    quantiles = np.random.default_rng(0).random(2000)
-    taught, replayed = (set(EVEN.quantile(quantiles, half)[1].tolist()) for half in (0, 1))
-    assert taught.isdisjoint(replayed)
-
-
 def test_the_length_model_has_learned_how_alike_samples_are_from_other_prompts():
     model = drawn_lengths(EVEN, Hierarchy(0.7))
     first, _ = drawn_rollouts(EVEN, Hierarchy(0.7), 1024, seed=3)

@@ -7,12 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
-from pat_jax.engine.layout.buckets import Buckets
-from pat_jax.planning.latency.model import LatencyModel
 from pat_jax.planning.lengths.model import LengthModel
-from pat_jax.planning.types import Split
 from pat_jax.profiling.predict.kernel_files import NoData
-from pat_jax.profiling.simulate.machine import Machine, Workload
+from pat_jax.profiling.simulate.machine import Workload
 
 
 @dataclass(frozen=True)
@@ -98,10 +95,3 @@ def _columns(path: Path, *names: str) -> tuple[np.ndarray, ...]:
         rows = list(csv.DictReader(file))
     number: Callable[[str], float] = float
     return tuple(np.array([number(row[name]) for row in rows]) for name in names)
-
-
-def free_of_charge(split: Split, rows: int, length: int) -> Machine:
-    """Where only decode steps are counted: one layout, one bucket of `rows` and of `length` tokens."""
-    steps, calls = {(split, rows, length): 1.0}, {(split, length): 0.0}
-    truth = LatencyModel(steps, {}, {}, calls, prefill_blocks=8, page_size=16, round_tokens=1)
-    return Machine(truth, (split,), Buckets({split: (rows,)}, (length,)))

@@ -8,21 +8,18 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.planner.kernel_tables import MODELS, SPLITS, measured_kernels
+from benchmarks.planner.kernel_tables import MODELS, SPLITS, machine_of, measured_kernels
 from benchmarks.planner.regret_cells import SIZES, Pinned
 from benchmarks.planner.workloads import LengthData, read
 from benchmarks.speculation.recorded_drafts import SETS, RecordedDrafts, recorded
-from pat_jax.config.rollout import RolloutConfig
 from pat_jax.config.speculation import SpeculationConfig
 from pat_jax.engine.draft_choice import ON_ACCELERATORS
-from pat_jax.engine.layout.buckets import Buckets, Drafts
+from pat_jax.engine.layout.buckets import Drafts
 from pat_jax.engine.report import RolloutReport
-from pat_jax.models.presets import preset
 from pat_jax.planning.drafts import Acceptance
 from pat_jax.planning.drafts_by_age import AcceptanceByAge
 from pat_jax.planning.planner.planner import CostModelPlanner, Planner
 from pat_jax.planning.types import Load, Plan, Split
-from pat_jax.profiling.predict.composer import Composer
 from pat_jax.profiling.simulate.machine import Machine, Workload
 from pat_jax.profiling.simulate.simulator import replay
 
@@ -30,7 +27,6 @@ GPU, LENGTHS = "8xH100", ("r1", "math")
 OPTIONS = SpeculationConfig()
 DRAFTS = Drafts(OPTIONS.budgets, OPTIONS.longest, ON_ACCELERATORS, OPTIONS.texts)
 ADAPTIVE, PLANNED, INFORMED = "adaptive", "planned with drafts", "planned, mean acceptance known"
-EQUAL = "planned with drafts, of all sequences the same acceptance"
 
 
 @dataclass(frozen=True)
@@ -51,21 +47,11 @@ class Cell:
 
     def machine(self, drafts: Drafts = DRAFTS) -> Machine:
         """Drafts are worth nothing known yet."""
-        config = replace(
-            RolloutConfig(),
-            max_prompt_length=self.known.max_prompt,
-            max_completion_length=self.known.cap,
-            min_rows=1,
-            min_length=512,
-        )
-        composer = Composer(measured_kernels(self.data, GPU), preset(self.model))
-        latency = composer.latency_model(Buckets.of(SPLITS, self.size, config), drafts)
-        return Machine.of(
-            latency,
-            SPLITS,
-            config,
-            capacity=self.size,
-            runs_ahead=True,
+        return machine_of(
+            measured_kernels(self.data, GPU),
+            self.model,
+            self.size,
+            (self.known.max_prompt, self.known.cap),
             drafts=drafts,
             acceptance=Acceptance.unseen(),
         )
@@ -159,7 +145,6 @@ def replayed(cell: Cell, seed: int) -> dict[str, tuple[Workload, dict[str, Rollo
         machine, workload = replace(bare, acceptance=drafts.pooled), drafts.draw(alike, seed)
         systems = dict(drafting(cell, machine))
         runs = plain | {name: replay(workload, x, machine) for name, x in systems.items()}
-        runs[EQUAL] = replay(alike, dict(drafting(cell, machine))[PLANNED], machine)
         for budget, other in alone.items():
             one = replace(other, acceptance=drafts.pooled)
             planner = dict(drafting(cell, one))[PLANNED]

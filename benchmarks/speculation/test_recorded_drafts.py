@@ -68,11 +68,3 @@ def test_draws_keep_the_correlation_with_length(recorded):
     work = workload(2_000, 1)
     drawn = correlated(work.responses, alone(recorded.draw(work, 1).accepts))
     assert known > 0.4 and drawn == pytest.approx(known, abs=0.08)
-
-
-def test_draws_are_of_their_seed_and_change_nothing_else(recorded):
-    work = workload(50, 3)
-    first, again, other = (recorded.draw(work, seed).accepts for seed in (1, 1, 2))
-    assert first == again != other
-    drawn = recorded.draw(work, 1)
-    assert drawn.responses is work.responses and drawn.prompts is work.prompts

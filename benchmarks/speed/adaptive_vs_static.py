@@ -84,13 +84,7 @@ def requests(seed: int, count: int, lengths: Lengths) -> list[Request]:
 class Rig:
     """The engines of one comparison, all with the same weights."""
 
-    def __init__(
-        self,
-        model: str,
-        devices: Sequence[Device],
-        config: RolloutConfig,
-        capacity: int,
-    ):
+    def __init__(self, model: str, devices: Sequence[Device], config: RolloutConfig, capacity: int):
         self.policy = Policy.from_config(preset(model, vocab_size=VOCAB_SIZE))
         self.config = config
         self.weights = jax.device_get(self.policy.init(0))
@@ -240,12 +234,8 @@ def summarize(seconds: Mapping[str, Sequence[float]], static: Sequence[str]) -> 
     for name, samples in seconds.items():
         median, low, high = median_interval(samples, rng)
         ratio = median_interval(np.divide(samples, seconds[best]).tolist(), rng)
-        rows[name] = {
-            "seconds": samples,
-            "median_s": median,
-            "ci95": [low, high],
-            "ratio": ratio,
-        }
+        ci95 = [low, high]
+        rows[name] = {"seconds": samples, "median_s": median, "ci95": ci95, "ratio": ratio}
         print(
             f"{name:14} {median:9.2f} s ({low:.2f} - {high:.2f}), {ratio[0]:.3f} times the best static "
             f"layout's ({ratio[1]:.3f} - {ratio[2]:.3f})"

@@ -20,6 +20,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -34,9 +35,10 @@ from pat_jax.engine.engine import RolloutEngine
 from pat_jax.engine.sequences.responses import Request
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.hf_export import export
-from pat_jax.models.policy import Policy
+from pat_jax.models.policy import Params, Policy
 from pat_jax.models.presets import preset
 from pat_jax.planning.planner.scripts import FixedLayout
+from pat_jax.planning.types import Split
 
 PEERS = Path(__file__).parents[1] / "peers"
 SMALL = ModelConfig(
@@ -116,29 +118,10 @@ class Peer:
         return json.loads(line)
 
 
-class Engine:
-    """The rollout engine under one of its layouts."""
-
-    def __init__(self, policy: Policy, weights, engine: RolloutEngine, split):
-        self.policy, self.weights, self.engine, self.split = policy, weights, engine, split
-
-    def __call__(self, batch: Batch) -> float:
-        layout = self.engine.layouts[self.split]
-        placed = jax.device_put(self.weights, layout.param_shardings(self.policy))
-        self.engine.set_weights(jax.block_until_ready(placed), layout)
-        requests = [
-            Request(tuple(prompt), sequence_key(batch.seed, i), int(length), ignore_eos=True)
-            for i, (prompt, length) in enumerate(zip(batch.prompts, batch.lengths, strict=True))
-        ]
-        start = time.perf_counter()
-        done, _ = self.engine.rollout(requests, FixedLayout(self.split))
-        seconds = time.perf_counter() - start
-        self.engine.release_weights()
-        assert [len(one.tokens) for one in done] == batch.lengths
-        return seconds
-
-
-def engines(policy: Policy, weights, args: argparse.Namespace) -> dict[str, Engine]:
+def engines(
+    policy: Policy, weights: Params, args: argparse.Namespace
+) -> dict[str, Callable[[Batch], float]]:
+    """The rollout engine under each of its layouts: seconds of a batch."""
     config = replace(
         RolloutConfig(),
         max_prompt_length=args.prompt,
@@ -147,7 +130,23 @@ def engines(policy: Policy, weights, args: argparse.Namespace) -> dict[str, Engi
     )
     engine = RolloutEngine(policy, jax.devices(), config, capacity=args.sequences, eos_ids=(1,))
     engine.compile()
-    return {f"pat_jax {split}": Engine(policy, weights, engine, split) for split in engine.layouts}
+
+    def run(split: Split, batch: Batch) -> float:
+        layout = engine.layouts[split]
+        placed = jax.device_put(weights, layout.param_shardings(policy))
+        engine.set_weights(jax.block_until_ready(placed), layout)
+        requests = [
+            Request(tuple(prompt), sequence_key(batch.seed, i), int(length), ignore_eos=True)
+            for i, (prompt, length) in enumerate(zip(batch.prompts, batch.lengths, strict=True))
+        ]
+        start = time.perf_counter()
+        done, _ = engine.rollout(requests, FixedLayout(split))
+        seconds = time.perf_counter() - start
+        engine.release_weights()
+        assert [len(one.tokens) for one in done] == batch.lengths
+        return seconds
+
+    return {f"pat_jax {split}": partial(run, split) for split in engine.layouts}
 
 
 def compare(

@@ -2,15 +2,13 @@
 
     python -m benchmarks.speed.first_command --before ../before --before_python ../before/.venv/bin/python
 
-Processor seconds are those of the command and its children; other load inflates them, user
-instructions hardly (counted where `perf` is there).
+Processor seconds are those of the command and its children; other load inflates them.
 """
 
 import json
 import os
 import re
 import resource
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -28,27 +26,20 @@ COMMAND = ("-m", "pat_jax.train")
 def once(checkout: Path, python: str, options: list[str]) -> dict[str, Any]:
     """The command in a process of its own, from an empty folder and with an empty cache."""
     with tempfile.TemporaryDirectory() as folder:
-        counts, cache = Path(folder) / "counts", str(Path(folder) / "cache" / "xla")
+        cache = str(Path(folder) / "cache" / "xla")
         environment = os.environ | {"PAT_JAX_CACHE": cache, "PYTHONPATH": str(checkout.resolve())}
         environment.pop("JAX_COMPILATION_CACHE_DIR", None)
         command = [python, *COMMAND, *options]
-        if shutil.which("perf"):
-            counted = ["perf", "stat", "-x,", "-e", "instructions:u", "-o", str(counts)]
-            command = [*counted, *command]
         before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
         done = subprocess.run(
             command, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True, check=True
         )
         seconds, after = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_CHILDREN)
-        measured: dict[str, Any] = {
+        return {
             "processor_s": after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime,
             "seconds": seconds,
             "heldout": heldout(done.stdout),
         }
-        if counts.exists():
-            found = re.search(r"^(\d+),", counts.read_text(), re.MULTILINE)
-            measured["instructions"] = int(found[1]) if found else None
-        return measured
 
 
 def heldout(output: str) -> list[float]:
@@ -61,12 +52,10 @@ def heldout(output: str) -> list[float]:
     return [float(found[1]), float(found[2])]
 
 
-def shares(rounds: list[dict[str, Any]], name: str) -> float | None:
-    """What is now over what was before, all rounds together."""
-    sums = [[one[side].get(name) for one in rounds] for side in ("now", "before")]
-    if any(x is None for side in sums for x in side):
-        return None
-    return sum(sums[0]) / sum(sums[1])
+def share(rounds: list[dict[str, Any]]) -> float:
+    """Processor seconds now over those before, all rounds together."""
+    now, before = (sum(one[side]["processor_s"] for one in rounds) for side in ("now", "before"))
+    return now / before
 
 
 def main() -> None:
@@ -85,8 +74,7 @@ def main() -> None:
         rounds.append({"now": now, "before": before})
         result = {
             "machine": about,
-            "processor_share": shares(rounds, "processor_s"),
-            "instruction_share": shares(rounds, "instructions"),
+            "processor_share": share(rounds),
             "rounds": rounds,
         }
         write(args.out, result)  # after each round: one takes minutes

@@ -143,14 +143,8 @@ class Decoder:
     def wall_seconds(self, seed: int) -> tuple[float, float]:
         """Of a step with the host between the bursts, and of the prefill before them."""
         cell = self.cell
-        batch = draw(
-            seed,
-            cell.rows,
-            cell.context,
-            cell.new_tokens,
-            is_heavy=False,
-            vocab=cell.config.vocab_size,
-        )
+        shape, vocab = (cell.rows, cell.context, cell.new_tokens), cell.config.vocab_size
+        batch = draw(seed, *shape, is_heavy=False, vocab=vocab)
         requests = [
             Request(tuple(prompt), sequence_key(seed, i), cell.new_tokens, ignore_eos=True)
             for i, prompt in enumerate(batch.prompts)

@@ -13,11 +13,10 @@ multiplies in fp8 (docs.nvidia.com/nim/benchmarking/llm/1.0.0/performance: time 
 requests that prefills seldom come between). Composed as that engine multiplies, and as this one does, in bfloat16.
 
 On 16 TPU v5e: Llama-3.1-70B, weights and KV cache in int8, products in bfloat16, jax-ml/jax-llm-examples@440b2a02
-(llama3/README.md, Apache-2.0: tokens a second of each sequence). How full its caches were is not said there:
-steps are composed for full ones. With caches of more than 2,048 tokens its steps grow by a quarter of what reading all of
-them would take at the memory's peak rate, so those were not full: composed steps are too long there. In composing,
-attention reaches 0.85 of the memory's rate, and sums go on beside products (`profiling/predict/links.py`): these two
-numbers were chosen with an eye to the ten rows of 2,048 tokens, none to one of them.
+(llama3/README.md, Apache-2.0: tokens a second of each sequence). Steps are composed for full caches. Those of more
+than 2,048 tokens were not full: measured steps grow by a quarter of what reading all of them takes at the
+memory's peak rate. In composing, attention reaches 0.85 of the memory's rate, and sums run beside products
+(`profiling/predict/links.py`): these two numbers were chosen with an eye to the ten rows of 2,048 tokens.
 
 The crossover: the batch at which two groups of TP8 decode as fast as one of TP16.
 """
@@ -72,10 +71,6 @@ class Point:
     measured_ms: float
     tables_ms: float
     coefficients_ms: float
-
-    def error(self, composed_ms: float) -> float:
-        """Percent of what was measured."""
-        return 100 * (composed_ms / self.measured_ms - 1)
 
 
 def points(data: Path) -> Iterator[Point]:
@@ -207,16 +202,13 @@ def main() -> None:
         found = list(points(args.data))
     except NoData as error:
         sys.exit(str(error))
-    print_points(found)
     fp8, tpu = list(fp8_steps()), list(tpu_steps())
-    print_steps(f"{LARGE} on h100:2 in fp8", fp8)
-    print_steps(f"{LARGE} on {TPUS} in int8", tpu)
     gains = {str(length): speed_ups(length) for length in LENGTHS}
     gains["measured"] = measured_speed_ups()
-    print(f"\nspeed-up of {GROUPS[0]} over {GROUPS[1]}, by sequences")
     for what, row in gains.items():
-        cells = "".join(f"{n:>5}: {gain:.2f}" for n, gain in zip(BATCHES, row, strict=True))
-        print(f"  {what:>8}{cells}   even at {crossover(row):.0f}")
+        print(
+            f"{GROUPS[0]} over {GROUPS[1]}, {what}: {row}, even at {crossover(row):.0f} of {BATCHES}"
+        )
     content = {
         "what": (__doc__ or "").split("\n\n", 2)[2],
         "steps": [asdict(point) for point in found],
@@ -228,28 +220,22 @@ def main() -> None:
         },
         "tpu_crossover": {what: round(crossover(row), 1) for what, row in gains.items()},
     }
+    show("GPUs, tables", content["steps"], "tables_ms")
+    show("GPUs, coefficients", content["steps"], "coefficients_ms")
+    show(f"{LARGE} on h100:2 in fp8", content["fp8_steps"], "composed_ms")
+    show(f"{LARGE} on {TPUS} in int8", content["tpu_steps"], "composed_ms")
     print(f"\n{yaml.safe_dump(ranges(content), sort_keys=False)}")
     write(args.out, content)
 
 
-def print_points(found: Sequence[Point]) -> None:
-    print(
-        f"{'ms of a decode step':58}{'measured':>9}{'tables':>8}{'error':>7}{'coeff.':>8}{'error':>7}"
-    )
-    for p in found:
-        what = f"{p.model} {p.chip} tp{p.tp} batch {p.batch} at {p.context}"
-        print(
-            f"{what:40}{p.source[:17]:18}{p.measured_ms:9.2f}{p.tables_ms:8.2f}"
-            f"{p.error(p.tables_ms):6.0f}%{p.coefficients_ms:8.2f}{p.error(p.coefficients_ms):6.0f}%"
-        )
-
-
-def print_steps(title: str, steps: Sequence[Step]) -> None:
-    print(f"\n{title}, ms of a decode step")
-    for step in steps:
-        what = f"{step.layout} batch {step.batch:4} at {step.context}"
-        print(f"  {what:28}{step.measured_ms:9.2f}{step.composed_ms:8.2f}{step.error:6.0f}%")
-    print(f"  mean error {fmean(abs(step.error) for step in steps):.1f}%")
+def show(title: str, steps: Sequence[Mapping[str, Any]], composed: str) -> None:
+    """Each step, and the mean error of what is composed."""
+    print(f"\n{title}: ms of a decode step, measured, composed, error")
+    errors = [100 * (step[composed] / step["measured_ms"] - 1) for step in steps]
+    for step, error in zip(steps, errors, strict=True):
+        what = ", ".join(str(value) for name, value in step.items() if not name.endswith("_ms"))
+        print(f"  {what:75}{step['measured_ms']:8.2f}{step[composed]:8.2f}{error:6.0f}%")
+    print(f"  mean error {fmean(map(abs, errors)):.1f}%")
 
 
 if __name__ == "__main__":

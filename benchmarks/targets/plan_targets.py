@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from pat_jax.common.files import replace_text
+from benchmarks.report import options, write
 from pat_jax.config.run import AlgorithmConfig, RolloutConfig, RunConfig
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.presets import preset
@@ -115,15 +115,8 @@ def case(model_name: str, target_name: str, args: argparse.Namespace) -> dict[st
     model = Order.of(target, config, preset(model_name), (0,)).model
     start, before = time.perf_counter(), processor_seconds()
     with tempfile.TemporaryDirectory() as folder:
-        found = compile_for(
-            target,
-            config,
-            model,
-            layers=args.layers,
-            progress=say,
-            folder=Path(args.kept or folder),
-            texts=args.hlo,
-        )
+        kept = {"folder": Path(folder), "texts": args.hlo}
+        found = compile_for(target, config, model, layers=args.layers, progress=say, **kept)
     seconds = time.perf_counter() - start
     return {
         "model": model_name,
@@ -138,28 +131,16 @@ def case(model_name: str, target_name: str, args: argparse.Namespace) -> dict[st
         "dropped": list(found.dropped),
         "training_state_gib": round(found.memory.resident / 2**30, 3),
         "layouts": check(model, found),
-        "records": [short(program) for program in found.programs],
     }
 
 
-def short(program: CompiledProgram) -> str:
-    """On one line: the file is read by people too."""
-    gib = f"arguments {program.argument_bytes / 2**30:.3f} GiB, temporaries {program.temp_bytes / 2**30:.3f} GiB"
-    done = f"{program.flops:.4g} flops (matrix products), {program.bytes_accessed:.4g} bytes"
-    return program.error or f"{program}: {gib}, {done}, {program.compile_s:.0f} s of compiling"
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = options(__doc__)
     parser.add_argument("--only", default="", help="cases whose model and target contain this")
     parser.add_argument("--sequences", type=int, default=256, help="on all devices together")
     parser.add_argument("--length", type=int, default=8192, help="tokens of a sequence, at most")
     parser.add_argument("--layers", choices=("few", "all"), default="few")
-    parser.add_argument(
-        "--kept", default="", help="folder of records to go on with; timings need none"
-    )
     parser.add_argument("--hlo", type=Path, help="folder for the text of each program")
-    parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     if args.hlo:
         args.hlo.mkdir(parents=True, exist_ok=True)
@@ -168,12 +149,11 @@ def main() -> None:
         if args.only not in " ".join(names):
             continue
         found = case(*names, args)
-        print(json.dumps({name: x for name, x in found.items() if name != "records"}), flush=True)
+        print(json.dumps(found), flush=True)
         same = {name: found[name] for name in ("model", "target", "layers")}
         rest = [x for x in there["cases"] if {name: x[name] for name in same} != same]
-        there = {"command": "python -m benchmarks.targets.plan_targets", "cases": [*rest, found]}
-        if args.out:
-            replace_text(args.out, json.dumps(there, indent=1) + "\n")
+        there = {"cases": [*rest, found]}
+        write(args.out, there)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from pat_jax.profiling.predict.composer import Composer
 from pat_jax.profiling.predict.sources import RANGES, kernels_for
 from pat_jax.profiling.predict.targets import Target
 
-KEPT = Path(__file__).parent / "results" / "composed_steps.json"
+KEPT = Path(__file__).parents[1] / "results" / "composed_steps.json"
 
 
 def test_steps_of_a_large_model_on_tpus_are_near_the_published_ones():

@@ -227,7 +227,7 @@ def test_a_hundred_thousand_tokens(tmp_path, capsys):
     """`python -m benchmarks.contracts.lossless`; bfloat16 is reported, not judged."""
     output = tmp_path / "lossless.json"
     program = ("-m", "benchmarks.contracts.lossless")
-    finish(start("--output", str(output), program=program), timeout=3500)
+    finish(start("--out", str(output), program=program), timeout=3500)
     totals = json.loads(output.read_text())["summary"]
     with capsys.disabled():
         print(json.dumps(totals, indent=1))

@@ -1,0 +1,282 @@
+"""The table of docs/figures.md, made from the results of the other benchmarks.
+
+    python -m benchmarks.figures --check    # is the table what the results say?
+    python -m benchmarks.figures --write    # make it so
+
+Knows `benchmarks/results/*.json` and how each claim is read from them. Runs no benchmark.
+"""
+
+import argparse
+import json
+import re
+import shlex
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+HERE = Path(__file__).parent
+PAGE = HERE.parent / "docs" / "figures.md"
+BEGIN, END = "<!-- made by `python -m benchmarks.figures --write` -->\n", "<!-- end -->\n"
+MOST_ROWS = 30
+OF_A_PLACE = ("--out", "--output", "--plot", "--data", "--processes")  # not worth a reader's time
+Kind = Literal["measured", "compiled", "computed"]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One claim.
+
+    Attributes:
+      page: of docs/figures/, with the details.
+      results: names of the files in results/, whose contents `read` gets, in this order.
+      read: the numbers that `text` has room for.
+      is_met: whether they reach `goal`, where there is one.
+    """
+
+    page: str
+    claim: str
+    kind: Kind
+    results: tuple[str, ...]
+    read: Callable[..., tuple[Any, ...]]
+    text: str
+    goal: str = ""
+    is_met: Callable[..., bool] | None = None
+
+    def cells(self, results: Path) -> tuple[str, ...]:
+        found = [json.loads((results / f"{name}.json").read_text()) for name in self.results]
+        numbers = self.read(*found)
+        goal = self.goal
+        if self.is_met is not None:
+            goal += ": met" if self.is_met(*numbers) else ": **missed**"
+        command = typed(found[0]["command"])
+        raw = ", ".join(f"[raw](../benchmarks/results/{name}.json)" for name in self.results)
+        claim = f"[{self.claim}](figures/{self.page}.md)"
+        return claim, self.text.format(*numbers), goal, self.kind, f"`{command}`, {raw}"
+
+
+def typed(command: str) -> str:
+    """A recorded command as it is typed today, without `python -m benchmarks.` and without paths."""
+    if not (found := re.match(r"python -m benchmarks\.(?:\w+\.)*(\w+)(.*)", command)):
+        return command.partition(";")[0]
+    (module,) = HERE.rglob(f"{found[1]}.py")
+    words, kept = iter(shlex.split(found[2])), []
+    for word in words:
+        if word in OF_A_PLACE:
+            next(words)
+        else:
+            kept.append(word)
+    return " ".join([".".join(module.relative_to(HERE).with_suffix("").parts), *kept])
+
+
+def gained(one: dict) -> tuple[float, float]:
+    """Least and most points of accuracy that five seeds gain."""
+    runs = [run for name, run in one["held_out"].items() if name.startswith("seed")]
+    gains = [100 * (run[-1] - run[0]) for run in runs]
+    return min(gains), max(gains)
+
+
+def unlike(one: dict) -> tuple[int, int]:
+    """Iterations whose mean reward differs with switches, and all of them."""
+    static, switched = one["curves"]["static"], one["curves"]["switched"]
+    return sum(a != b for a, b in zip(static, switched, strict=True)), len(static)
+
+
+def at(*path: str, of: tuple[str, ...] = ()) -> Callable[[dict], tuple[Any, ...]]:
+    """What is in that place, or these values of it."""
+
+    def read(one: Any) -> tuple[Any, ...]:
+        for name in path:
+            one = one[name]
+        return tuple(one[name] for name in of) if of else tuple(one)
+
+    return read
+
+
+def percent(*path: str) -> Callable[[dict], tuple[Any, ...]]:
+    """Of time, mean and worst."""
+    return at("percent", *path, of=("mean", "worst"))
+
+
+def faster_than_tp(one: dict) -> tuple[float, ...]:
+    gain = one["percent"][TAIL]["gain_over"]
+    return tuple(gain[f"static tp{tp}"]["mean"] for tp in (1, 2, 4, 8))
+
+
+def times_peers(*each: dict) -> tuple[float, ...]:
+    """Useful tokens a second over those of Tunix and of transformers, with long-tailed lengths."""
+    rows = [one["lengths"]["heavy"] for one in each]
+    return tuple(
+        row[peer]["best_is_times"][0] for row in rows for peer in ("tunix", "transformers")
+    )
+
+
+def iteration(one: dict) -> tuple[float, float, float]:
+    ours = "pat_jax, 2 devices"
+    times = (one["times_as_long"][peer][ours]["median"] for peer in ("tunix", "trl"))
+    return one["seconds"][ours]["median"], *times
+
+
+def tokens_a_step(one: dict) -> tuple[float, float]:
+    sets = {name: counts["drafts of 8"] for name, counts in one["tokens a step"].items()}
+    of_rl = sets["rl3b, Llama-3.2-3B-Instruct RL"]["own, siblings, earlier"]
+    return of_rl, sets["misguided, QwQ-32B"]["own, siblings"]
+
+
+def speed_ups(one: dict) -> tuple[float, ...]:
+    found = (of["speed_up"]["planned with drafts"] for of in one["all_cells"].values())
+    return tuple(x for speed_up in found for x in (speed_up["mean"], speed_up["min"]))
+
+
+def lossless(one: dict) -> tuple[int, int, float]:
+    total = one["summary"]["float32"]["all"]
+    return total["divergences"], total["compared"], total["max_logprob_difference"]
+
+
+def lossless_drafts(one: dict) -> tuple[int, int]:
+    sources = one["by source"].values()
+    return sum(x["divergences"] for x in sources), sum(x["compared"] for x in sources)
+
+
+def survived(*each: dict) -> tuple[int, ...]:
+    same = sum(one["of_which_bit_for_bit_like_the_unkilled_one"] for one in each)
+    runs = sum(one["runs_that_came_to_their_end"] for one in each)
+    return *(one["kills_in_all"] for one in each), same, runs
+
+
+def compiled(one: dict) -> tuple[int, int, int, int, int]:
+    cases = one["cases"]
+    layouts = [layout for case in cases for layout in case["layouts"].values()]
+    failed = sum(len(case["failed"]) for case in cases)
+    programs = sum(case["programs"] for case in cases)
+    designed = sum(layout["step_sends_as_designed"] for layout in layouts)
+    return failed, programs, len(cases), designed, len(layouts)
+
+
+def composed(one: dict) -> tuple[float, float, float, float]:
+    shares = [
+        [row["measured_ms"] / row[name] for row in one[rows]]
+        for rows, name in (("steps", "tables_ms"), ("tpu_steps", "composed_ms"))
+    ]
+    return min(shares[0]), max(shares[0]), min(shares[1]), max(shares[1])
+
+
+REGRET, TAIL, R1 = ("planner_regret",), "with a tail", ("adaptive_vs_static_cpu2_r1",)
+DEMO, ITERATION = ("demo_algorithms_cpu2",), ("iteration_vs_peers_cpu2",)
+QWEN3 = ("engine_vs_peers_qwen3_b1", "engine_vs_peers_qwen3_b8")
+RATIO, MEAN_WORST = "{:.3f} ({:.3f} to {:.3f})", "{:.1f} % in the mean, {:.1f} % at worst"
+CLOSE = "mean ≤ 2 %, worst ≤ 5 %"
+
+
+def is_close(mean: float, worst: float) -> bool:
+    return mean <= 2 and worst <= 5
+
+
+ROWS = (
+    Row("learning", "Accuracy gained by the first command, five seeds", "measured", DEMO, gained,
+        "+{:.0f} to +{:.0f} points", "≥ 20", lambda low, high: low >= 20),
+    Row("learning", "Iterations whose reward differs when rollouts switch", "measured", DEMO, unlike,
+        "{} of {}", "0", lambda differ, of: differ == 0),
+    Row("learning", "Processor time of the first command, empty cache", "measured", ("first_command",),
+        lambda x: tuple(one["now"]["processor_s"] for one in x["rounds"]), "{:.0f} s and {:.0f} s"),
+    Row("speed", "Adaptive rollout, seconds over the best static layout's", "measured", R1,
+        at("systems", "adaptive", "ratio"), RATIO, "≤ 1.02", lambda ratio, low, high: ratio <= 1.02),
+    Row("speed", "One engine for each device, seconds over the best static layout's", "measured", R1,
+        at("systems", "independent", "ratio"), RATIO),
+    Row("speed", "Planning, share of a rollout", "measured", R1,
+        lambda x: (100 * max(x["planner_share_of_rollout"]),), "{:.2f} %", "≤ 0.5 %",
+        lambda share: share <= 0.5),
+    Row("speed", "GRPO iteration of a 2.5 M model; google-tunix and TRL take as long", "measured",
+        ITERATION, iteration, "{:.2f} s; {:.2f} and {:.2f} times", "≥ 2 and 1.5 times",
+        lambda s, tunix, trl: tunix >= 2 and trl >= 1.5),
+    Row("speed", "FLOP/s of the update over those of a large product", "measured", ITERATION,
+        lambda x: (100 * x["pat_jax"]["pat_jax, 2 devices"]["update"]["of_a_large_product"],),
+        "{:.0f} %", "≥ 50 %", lambda share: share >= 50),
+    Row("speed", "Tokens/s over google-tunix and transformers, 2.5 M, 16 sequences", "measured",
+        ("engine_vs_peers_cpu2",), times_peers, "{:.1f} and {:.1f} times", "≥ 4 and 8",
+        lambda tunix, torch: tunix >= 4 and torch >= 8),
+    Row("speed", "Tokens/s over both, Qwen3-0.6B, 1 and 8 sequences", "measured", QWEN3, times_peers,
+        "{:.1f} and {:.1f}, {:.1f} and {:.1f} times"),
+    Row("planning", "Slower than the oracle's plan", "computed", REGRET, percent(TAIL, "regret", "right"),
+        MEAN_WORST, CLOSE, is_close),
+    Row("planning", "Slower than the best static layout of each rollout", "computed", REGRET,
+        percent(TAIL, "loss_against_best_static", "right"), MEAN_WORST, "worst ≤ 2 %", lambda mean, worst: worst <= 2),
+    Row("planning", "Faster than TP 1, 2, 4 and 8 throughout", "computed", REGRET, faster_than_tp,
+        "{:.0f}, {:.0f}, {:.0f} and {:.0f} %"),
+    Row("planning", "Naive rule (TP doubles at 16 running), slower than the oracle", "computed", REGRET,
+        percent(TAIL, "regret", "naive threshold"), MEAN_WORST),
+    Row("planning", "Slower than the oracle: lengths learned from another set", "computed", REGRET,
+        percent(TAIL, "regret", "lengths of another set"), MEAN_WORST, CLOSE, is_close),
+    Row("planning", "Slower than the oracle: step times wrong by 20 % in each layout", "computed",
+        REGRET, percent(TAIL, "regret", "steps +-20 %, by layout"), MEAN_WORST),
+    Row("planning", "The same after the warm-up has checked the profile", "computed", REGRET,
+        percent(TAIL, "regret", "steps +-20 %, by layout, checked"), MEAN_WORST, CLOSE, is_close),
+    Row("planning", "Slower than the best static layout, KV pools of 10 to 40 GiB", "computed",
+        ("hard_regret_pressed",), percent("pools of 10 to 40 GiB"), MEAN_WORST, CLOSE, is_close),
+    Row("planning", "The same, KV pools of 3 to 5 GiB", "computed", ("hard_regret_pressed",),
+        percent("pools below"), MEAN_WORST),
+    Row("planning", "The same, 8 to 128 responses drawn to be hard", "computed", ("hard_regret_small",),
+        percent("small"), MEAN_WORST, "worst ≤ 5 %", lambda mean, worst: worst <= 5),
+    Row("planning", "Simulating a rollout of 2,048 sequences of 24K tokens", "measured",
+        ("simulate_speed",), lambda x: (x["median_seconds"]["adaptive"],), "{:.2f} s", "≤ 1 s",
+        lambda seconds: seconds <= 1),
+    Row("speculation", "Acceptance length, copied drafts of 8: policy in RL, QwQ-32B", "computed",
+        ("draft_acceptance",), tokens_a_step, "{:.2f} and {:.2f} tokens", "≥ 2.75 and 1.85",
+        lambda rl, qwq: rl >= 2.75 and qwq >= 1.85),
+    Row("speculation", "Speed-up with drafts over the best static layout: the same two", "computed",
+        ("speculation_replay",), speed_ups, "{:.2f} (at least {:.2f}) and {:.2f} ({:.2f})",
+        "mean ≥ 1.5", lambda rl, rl_least, qwq, qwq_least: min(rl, qwq) >= 1.5),
+    Row("contracts", "Tokens that switching changes, float32", "measured", ("lossless",), lossless,
+        "{} of {:,}; log-probabilities within {:.1e}", "0, 1e-4",
+        lambda differ, of, logprob: differ == 0 and logprob <= 1e-4),
+    Row("contracts", "Tokens that are the first to differ, bfloat16", "measured", ("lossless",),
+        lambda x: (100 * x["summary"]["bfloat16"]["all"]["divergence_rate"],), "{:.2f} %", "≤ 0.5 %",
+        lambda share: share <= 0.5),
+    Row("contracts", "Tokens that drafts change, float32", "measured", ("lossless_drafts",),
+        lossless_drafts, "{} of {:,}", "0", lambda differ, of: differ == 0),
+    Row("contracts", "Killed and failed runs that end bit for bit like others", "measured",
+        ("kills", "errors"), survived, "{} kills, {} errors: {} of {} runs", "all",
+        lambda kills, errors, same, of: same == of),
+    Row("targets", "Programs that GPUs' and TPUs' compilers refuse", "compiled", ("plan_targets",),
+        compiled, "{} of {} in {} cases; {} of {} layouts send as designed", "0",
+        lambda failed, *rest: failed == 0),
+    Row("targets", "Measured steps of other engines over composed ones: GPU, v5e", "computed",
+        ("composed_steps",), composed, "{:.2f} to {:.2f}, {:.2f} to {:.2f}"),
+)  # fmt: skip
+
+
+def table(results: Path = HERE / "results") -> str:
+    head = ("what", "seen", "goal", "how", "command, behind `python -m benchmarks.`")
+    rows = [head, ("---",) * len(head), *(row.cells(results) for row in ROWS)]
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in rows)
+
+
+def replaced(page: str, made: str) -> str:
+    """The page with that table."""
+    before, begin, rest = page.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not (begin and end):
+        raise ValueError(f"{PAGE}: expected a table between {BEGIN.strip()} and {END.strip()}.")
+    return before + begin + "\n" + made + "\n" + end + after
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--check", action="store_true", help="fail where the page says otherwise")
+    what.add_argument("--write", action="store_true", help="write the table into the page")
+    args = parser.parse_args()
+    page = PAGE.read_text(encoding="utf-8")
+    made = replaced(page, table())
+    if args.write:
+        PAGE.write_text(made, encoding="utf-8")
+    elif made != page:
+        sys.exit(
+            f"{PAGE}: the table is not what benchmarks/results holds; run "
+            "`python -m benchmarks.figures --write`."
+        )
+
+
+if __name__ == "__main__":
+    main()
