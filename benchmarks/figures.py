@@ -165,8 +165,8 @@ def composed(one: dict) -> tuple[float, float, float, float]:
 REGRET, TAIL, R1 = ("planner_regret",), "with a tail", ("adaptive_vs_static_cpu2_r1",)
 DEMO, ITERATION = ("demo_algorithms_cpu2",), ("iteration_vs_peers_cpu2",)
 QWEN3 = ("engine_vs_peers_qwen3_b1", "engine_vs_peers_qwen3_b8")
-RATIO, MEAN_WORST = "{:.3f} ({:.3f} to {:.3f})", "{:.1f} % in the mean, {:.1f} % at worst"
-CLOSE = "mean ≤ 2 %, worst ≤ 5 %"
+RATIO, MEAN_WORST = "{:.3f} ({:.3f} to {:.3f})", "{:.1f} % on average, {:.1f} % at worst"
+CLOSE = "average ≤ 2 %, worst ≤ 5 %"
 
 
 def is_close(mean: float, worst: float) -> bool:
@@ -226,7 +226,7 @@ ROWS = (
         lambda rl, qwq: rl >= 2.75 and qwq >= 1.85),
     Row("speculation", "Speed-up with drafts over the best static layout: the same two", "computed",
         ("speculation_replay",), speed_ups, "{:.2f} (at least {:.2f}) and {:.2f} ({:.2f})",
-        "mean ≥ 1.5", lambda rl, rl_least, qwq, qwq_least: min(rl, qwq) >= 1.5),
+        "average ≥ 1.5", lambda rl, rl_least, qwq, qwq_least: min(rl, qwq) >= 1.5),
     Row("contracts", "Tokens that switching changes, float32", "measured", ("lossless",), lossless,
         "{} of {:,}; log-probabilities within {:.1e}", "0, 1e-4",
         lambda differ, of, logprob: differ == 0 and logprob <= 1e-4),

@@ -13,7 +13,8 @@ from runs import ROOT
 from pat_jax.common.options.declared import options_of
 from pat_jax.config.command_line import PRESETS
 
-DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = sorted([*(ROOT / "docs").glob("*.md"), *(ROOT / "docs" / "figures").glob("*.md")])
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *PAGES]
 
 
 def told() -> list[tuple[str, str, list[str]]]:

@@ -31,7 +31,7 @@ class StepRange:
     rows: int = 0  # measured steps of other engines; 0: those of this machine's profile
 
 
-OF_PROFILE = StepRange(0.98, 1.02)  # between the points of a profile: `benchmarks/latency_error.py`
+OF_PROFILE = StepRange(0.98, 1.02)  # between the points of a profile: docs/notebook/benchmarks.md
 
 
 @lru_cache(maxsize=1)

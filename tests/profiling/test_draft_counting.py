@@ -9,7 +9,6 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.speculation.draft_acceptance import SOURCES
 from pat_jax.engine.device.suffix import CONTEXT as ENGINE_CONTEXT
 from pat_jax.engine.device.suffix import find
 from pat_jax.engine.sequences.earlier import EarlierResponses
@@ -99,18 +98,6 @@ def step_by_step(responses, search, branch: int = 0) -> list[tuple[int, ...]]:
 def as_list(steps: Steps) -> list[tuple[int, ...]]:
     columns = steps.step, steps.matched, steps.accepted, steps.beside, steps.branched
     return list(zip(*(x.tolist() for x in columns), strict=True))
-
-
-@given(prompts, texts, texts)
-def test_more_sources_never_make_a_match_shorter_and_no_step_is_free(prompt, responses, earlier):
-    tokens = sum(map(len, responses))
-    for rules in SOURCES.values():
-        steps = len(
-            steps_of(prompt, responses, earlier, Rules(rules.siblings, rules.earlier, DRAFT))
-        )
-        longest = max(map(len, responses))
-        assert tokens / (DRAFT + 1) <= steps <= tokens
-        assert steps >= -(-longest // (DRAFT + 1))
 
 
 @given(prompts, texts, branches)
@@ -255,15 +242,3 @@ def test_prompts_and_their_rows_do_not_look_at_each_other():
     for number, group in enumerate(groups):
         alone = verify(Record([group], CONTEXT), rules)
         assert as_list(together.of(together.group == number)) == as_list(alone)
-
-
-def test_a_sibling_that_has_said_it_is_drafted_from():
-    own = Rules(siblings=False, earlier=False, draft=DRAFT)
-    said = list(range(10, 22))
-    alone = len(steps_of([1], [said], [], own))
-    assert alone == len(said)  # nothing repeats
-    late = [2, 3, 4, *said]  # the same, three steps behind
-    both = len(steps_of([1], [said, late], [], Rules(siblings=True, earlier=False, draft=DRAFT)))
-    assert both < alone + len(late)
-    whole = len(steps_of([1], [late], [late], Rules(siblings=False, earlier=True, draft=DRAFT)))
-    assert whole == -(-len(late) // (DRAFT + 1))
