@@ -2,12 +2,13 @@
 
     python -m benchmarks.contracts.lossless_drafts --out benchmarks/results/lossless_drafts.json
 
-As `benchmarks.contracts.lossless`, with the same judge: eight CPU devices, switches along every path with pages that
-migrate, are recomputed and both, every kind of sampling, float32. Drafts are copied from texts (every request is
-made twice, so that the second finds its text), said by the policy's first layer, or by a draft model of one layer
-whose cache is its own. Responses end at their length, at an end-of-sequence token, at stop tokens, or where a
-sequence of two tokens comes for the first time, which ends them from outside as a stop string does. In every second
-rollout there are so few pages that sequences are preempted.
+As `benchmarks.contracts.lossless`, with the same judge: eight CPU devices, switches along every path
+with pages that migrate, are recomputed and both, every kind of sampling, float32. Drafts are copied
+from texts (every request is made twice, so that the second finds its text), or proposed by the
+policy's first layer or by a draft model of one layer with its own cache. Responses end at their
+length, at an end-of-sequence token, at stop tokens, or where two tokens first come one behind the
+other, which ends them from outside as a stop string does. Every second rollout has so few pages that
+sequences are preempted.
 """
 
 import json

@@ -3,23 +3,22 @@
     python -m benchmarks.planner.planner_regret --data ../shared/data \
         --out benchmarks/results/planner_regret.json
 
-{Llama-3.1-8B, Qwen3-14B} x {8xH100, 8xA100} x {128, 512, 2048 sequences} x response lengths of three
-kinds (math, gsm, r1) and one without a tail (code). Kernel times were measured on the GPUs named,
-steps and switches are composed from them (`profiling/predict/composer.py`), response lengths are real ones drawn
-anew for each replay; no rollout ran on a GPU. Prints a table and writes JSON.
+{Llama-3.1-8B, Qwen3-14B} x {8xH100, 8xA100} x {128, 512, 2048 sequences} x response lengths of
+three kinds (math, gsm, r1) and one without a tail (code). Kernel times were measured on the GPUs
+named. Steps and switches are composed from them (`profiling/predict/composer.py`). Response lengths
+are real ones, drawn anew for each replay. No rollout ran on a GPU.
 
-    regret   time / clairvoyant time - 1      (`profiling/simulate/hindsight.py`, never slower than any planner)
-    loss     time / best static time - 1      the best layout chosen afterwards, for each replay
+    regret   time / time of the clairvoyant plan - 1    (`profiling/simulate/hindsight.py`)
+    loss     time / best static time - 1    the best layout chosen afterwards, for each replay
     gain     1 - time / static time
 
-Each wrong belief is held by a planner that starts afresh. "Next rollout": by then it has seen one.
+Each wrong belief is held by a planner that starts afresh. In the "next rollout" it has seen one.
 
-    python -m benchmarks.planner.planner_regret --groups 'rho 0.3' 'rho 0.7' 'rho 0.9' unlike recorded \\
-        --gpus 8xH100 --sizes 128 512 --beliefs right --replays 8
+    python -m benchmarks.planner.planner_regret --gpus 8xH100 --sizes 128 512 --beliefs right \\
+        --groups 'rho 0.3' 'rho 0.7' 'rho 0.9' unlike recorded --replays 8
 
-has eight samples of each prompt and prompt ids, which the planner's length model sees; what it knows of
-lengths is from other prompts. The next rollout is a later epoch of the same prompts
-(`benchmarks/planner/prompt_groups.py`).
+has eight samples of each prompt and prompt ids, which the planner's length model sees. It has learned
+from other prompts. The next rollout is a later epoch of the same prompts (`prompt_groups.py`).
 """
 
 import argparse
@@ -158,9 +157,7 @@ def main() -> None:
     parser.add_argument("--groups", nargs="+", choices=kinds, default=[ALONE], help="of samples")
     parser.add_argument("--beliefs", nargs="+", choices=BELIEFS, default=list(BELIEFS))
     parser.add_argument("--switch_s", type=float, default=SWITCH_S, help="fixed cost of a switch")
-    parser.add_argument(
-        "--host_us", type=float, default=0.0, help="unknown, of a sequence in a step"
-    )
+    parser.add_argument("--host_us", type=float, default=0.0, help="of a sequence, unknown")
     parser.add_argument("--processes", type=int, default=os.cpu_count())
     args = parser.parse_args()
     started = time.time()
@@ -174,19 +171,13 @@ def main() -> None:
         sys.exit(str(error))
     results = {}
     for results in measure(args):
-        write(
-            args.out, report(args, results, started)
-        )  # one that is stopped leaves what it has done
+        write(args.out, report(args, results, started))  # also of a run that is stopped
     for title, table in tables_of(results).items():
         print_excess(title, table)
         print_excess(f"{title}, next rollout", table["next_rollout"])
 
 
-def report(
-    args: argparse.Namespace,
-    results: dict[Cell, dict],
-    started: float,
-) -> dict:
+def report(args: argparse.Namespace, results: dict[Cell, dict], started: float) -> dict:
     by_cell = {}
     for cell in results:
         table = summary(pooled({cell: results[cell]}))

@@ -3,22 +3,21 @@
     python -m benchmarks.speculation.speculation_replay --data ../shared/data \
         --out benchmarks/results/speculation_replay.json
 
-{Llama-3.1-8B, Qwen3-14B} x {128, 512, 2048 responses} x {DeepSeek-R1's lengths (ServeGen), MATH level 5
-(zeroeval)}. No rollout ran on a GPU: the planner, the buckets and the rules of the engine are those that ship,
-on a simulated clock; steps, those that verify drafts too, are composed from kernel times measured on H100s
-(`profiling/predict/composer.py`, which says what is assumed), lengths are real ones drawn anew for each replay.
+{Llama-3.1-8B, Qwen3-14B} x {128, 512, 2048 responses} x {DeepSeek-R1's lengths (ServeGen), MATH level
+5 (zeroeval)}. No rollout ran on a GPU: planner, buckets and rules of the engine are those that ship, on
+a simulated clock. Steps, those that verify drafts too, are composed from kernel times measured on H100s
+(`profiling/predict/composer.py` has what is assumed). Lengths are real, drawn anew for each replay.
 
-What drafts are worth is not simulated token by token: every row says in each step what is expected of the room
-it has (`profiling/simulate/drafted.py`), by an acceptance of its own. Each sequence has that of a recorded response
-of the same rank in length (`recorded_drafts.py`); two truths, by whose responses these are: a policy in RL, and
-QwQ-32B. Prompts and lengths are others than those replayed. The planner believes in one acceptance of all sequences:
-from the first burst on in what is built in, and learns; those that it is compared with know the mean of the truth.
+Drafts are not simulated token by token: every row gets in each step what is expected of it
+(`profiling/simulate/drafted.py`) by an acceptance of its own. Each sequence has that of a recorded
+response of the same rank in length (`recorded_drafts.py`). Two truths, by whose responses these are: a
+policy in RL, and QwQ-32B. The planner believes in one acceptance of all sequences: first in what is
+built in, then in what it learns. Those that it is compared with know the mean of the truth.
 
     speed-up    time of the best static layout without drafts, chosen afterwards for each replay / time
 
-Beside it the same planner where one budget has programs: layouts are planned, and where drafts are made they
-are of that budget. There is no clairvoyant: the dynamic program
-of `profiling/simulate/hindsight.py` has all sequences go on alike.
+Beside it is the same planner with programs for one number of draft tokens alone. There is no
+clairvoyant plan: `profiling/simulate/hindsight.py` has all sequences accept alike.
 """
 
 import json

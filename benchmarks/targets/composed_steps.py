@@ -2,21 +2,23 @@
 
     python -m benchmarks.targets.composed_steps --data ../shared/data --out benchmarks/results/composed_steps.json
 
-Prints the ranges of measured by composed steps as well, as `profiling/predict/step_ranges.yaml` has them.
+Prints the ranges of measured by composed steps as well, as `profiling/predict/step_ranges.yaml` has
+them.
 
-Measured end to end: the points of `calibration/published/` on GPUs of which there are kernel tables, each
-from the page named there. No figure of a composed step was fitted to them. Those engines are of 2024 and
-wait for their hosts in every step, which a composed step does not: it should come out below.
+Measured end to end: the points of `calibration/published/` on GPUs of which there are kernel tables,
+each from the page named there. No figure of a composed step was fitted to them. Those engines are of
+2024 and wait for their hosts in every step, which a composed step does not: it should be shorter.
 
-In fp8 on H100s: Llama-3.3-70B by NVIDIA's NIM 1.8.0 (TensorRT-LLM), which rounds activations as well and
-multiplies in fp8 (docs.nvidia.com/nim/benchmarking/llm/1.0.0/performance: time between tokens, at so few
-requests that prefills seldom come between). Composed as that engine multiplies, and as this one does, in bfloat16.
+In fp8 on H100s: Llama-3.3-70B by NVIDIA's NIM 1.8.0 (TensorRT-LLM), which multiplies in fp8
+(docs.nvidia.com/nim/benchmarking/llm/1.0.0/performance: time between tokens, at so few requests that
+prefills seldom come between). Composed as that engine multiplies, and as this one does, in bfloat16.
 
-On 16 TPU v5e: Llama-3.1-70B, weights and KV cache in int8, products in bfloat16, jax-ml/jax-llm-examples@440b2a02
-(llama3/README.md, Apache-2.0: tokens a second of each sequence). Steps are composed for full caches. Those of more
-than 2,048 tokens were not full: measured steps grow by a quarter of what reading all of them takes at the
-memory's peak rate. In composing, attention reaches 0.85 of the memory's rate, and sums run beside products
-(`profiling/predict/links.py`): these two numbers were chosen with an eye to the ten rows of 2,048 tokens.
+On 16 TPU v5e: Llama-3.1-70B, weights and KV cache in int8, products in bfloat16,
+jax-ml/jax-llm-examples@440b2a02 (llama3/README.md, Apache-2.0: tokens a second of each sequence).
+Steps are composed for full caches. Those of more than 2,048 tokens were not full: measured steps grow
+by a quarter of what reading all of them takes at the memory's peak rate. In composing, attention
+reaches 0.85 of the memory's rate, and sums run beside products (`profiling/predict/links.py`): these
+two numbers were chosen with an eye to the ten rows of 2,048 tokens, none to one of them.
 
 The crossover: the batch at which two groups of TP8 decode as fast as one of TP16.
 """
