@@ -54,7 +54,7 @@ def test_extras_are_installed_from_the_clone_and_are_there():
             assert set(names.split(",")) <= set(extras["optional-dependencies"])
 
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_links_lead_to_files(path: Path):
     for link in re.findall(r"\]\((?!https?:|#)([^)#]+)", path.read_text(encoding="utf-8")):
         assert (path.parent / link).exists(), link
