@@ -32,7 +32,7 @@ def main() -> None:
     with StopSignals() as signals:
         setup = build(config, configure(config.devices))
         with open_scorer(config, setup.task.rewards) as scorer:
-            InTurns(config, setup, scorer, signals).run()
+            InTurns(setup, scorer, signals).run()
 
 
 if __name__ == "__main__":
