@@ -44,7 +44,7 @@ STAGES = {
     "warm-up": "pat_jax.run.loop:Run.warm_up",
     "prefill": "pat_jax.engine.device_executor:DeviceExecutor.prefill",
     "burst": "pat_jax.engine.device_executor:DeviceExecutor.collect",
-    "switch": "pat_jax.engine.rollout:_switch",
+    "switch": "pat_jax.engine.rollout:_move",
     "reward": "pat_jax.run.collect:wait_for_rewards",
     "update": "pat_jax.training.trainer:Trainer.update",
     "transfer": "pat_jax.training.trainer:Trainer.transfer",

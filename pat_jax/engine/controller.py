@@ -128,7 +128,7 @@ class Controller:
         """Before a burst there is room for half of it.
 
         Bursts that end because pages run out cost round-trips to the host, and pages kept for whole
-        bursts are those of fewer sequences (`python -m benchmarks.kv_waste`).
+        bursts are those of fewer sequences (docs/notebook/benchmarks.md).
         """
         at_once = self.shapes.check_every
         room = max(at_once, self.shapes.burst_steps // 2)
@@ -280,7 +280,7 @@ class Controller:
         compact_at = self._rows_below(rows)
         # For those that wait a burst ends when an eighth of the fullest group has ended: on real
         # lengths that takes fewer decode steps than bursts of 64, and no more where each burst costs
-        # another two (`python -m benchmarks.refill`).
+        # another two (docs/notebook/benchmarks.md).
         refill_at = fullest - -(-fullest // REFILL_PART) if len(self.table.waiting) else 0
         return min(max(compact_at, threshold, refill_at), fullest - 1)
 
