@@ -143,7 +143,8 @@ class Rig:
         seconds = time.perf_counter() - start
         for engine in self.shares:
             engine.release_weights()
-        return RolloutReport(tokens=sum(report.tokens for report in reports), total_s=seconds)
+        bursts = [burst for report in reports for burst in report.bursts]
+        return RolloutReport(bursts=bursts, total_s=seconds)
 
 
 def systems_of(rig: Rig, lengths: LengthModel) -> dict[str, System]:
