@@ -19,7 +19,6 @@ from typing import Any, TextIO, TypeVar
 
 import yaml
 
-from pat_jax import __version__
 from pat_jax.common.errors import UserError, shortened
 from pat_jax.common.hosts.together import company
 from pat_jax.common.options.declared import Option, build, options_of
@@ -35,6 +34,7 @@ from pat_jax.common.options.names import unknown
 from pat_jax.common.printable import printable
 from pat_jax.common.rules import OptionError
 from pat_jax.config.run import RunConfig
+from pat_jax.version import __version__
 
 PRESETS = Path(__file__).parent / "presets"
 DEMO = "demo"  # the preset of a run that names neither a model nor data
