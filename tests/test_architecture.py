@@ -21,7 +21,7 @@ MAY_IMPORT = {
     "common": "",
     "models": "common",
     "rl": "common",
-    "config": "common rl",
+    "config": "common",
     "planning": "",
     "planning.lengths": "common planning.types",
     "planning.latency": "common planning.types",

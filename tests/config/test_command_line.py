@@ -76,7 +76,7 @@ def test_the_demo_is_chosen_where_neither_model_nor_data_is_named(config_file):
     assert cli.parse(["--steps", "7"]) == dataclasses.replace(demo, steps=7)
     wanted_by_name = {
         "model": dataclasses.replace(plain, model="mine"),
-        "data": dataclasses.replace(plain, data=DataConfig(("mine",))),
+        "data": dataclasses.replace(plain, data=DataConfig(files=("mine",))),
     }
     for name, wanted in wanted_by_name.items():
         assert cli.parse([f"--{name}", "mine"]) == wanted

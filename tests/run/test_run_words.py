@@ -6,7 +6,8 @@ from pathlib import Path
 import jax
 import pytest
 
-from pat_jax.config.run import CheckpointConfig, RunConfig
+from pat_jax.config.any_run import CheckpointConfig
+from pat_jax.config.run import RunConfig
 from pat_jax.models.lora import Lora
 from pat_jax.models.policy import Policy
 from pat_jax.models.presets import PRESETS, preset
