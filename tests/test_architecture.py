@@ -33,7 +33,7 @@ MAY_IMPORT = {
     "engine": f"{BELOW_THE_ENGINE} engine.layout engine.sequences engine.relocation engine.device",
     "training": f"{BELOW_THE_ENGINE} engine rl",
     "profiling.simulate": f"{BELOW_THE_ENGINE} engine",
-    "profiling.measure": f"{BELOW_THE_ENGINE} engine profiling.simulate",
+    "profiling.measure": f"{BELOW_THE_ENGINE} engine",
     "profiling.predict": f"{BELOW_THE_ENGINE} engine profiling.measure",
     "profiling.cross_compile": f"{BELOW_THE_ENGINE} engine training profiling.measure profiling.predict",
     "profiling.doctor": f"{BELOW_THE_ENGINE} engine profiling.measure profiling.predict.targets profiling.cross_compile",

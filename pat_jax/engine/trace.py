@@ -79,6 +79,10 @@ class RolloutTrace:
     by_source: tuple[tuple[tuple[int, ...], ...], ...] = ()
     draft_saving_s: float | None = None  # of bursts whose drafts were priced; None: there were none
     predicted_draft_saving_s: float | None = None
+    # What a replay needs beside. Of each sequence: tokens of its prompt and of its response, its prompt's id,
+    # and where a planner has predicted them, the tokens of the response that were expected.
+    sequences: tuple[tuple[float, ...], ...] = ()
+    capacity: int = 0  # sequences that can run at once
     is_computed: bool = False  # on a simulated clock: nothing ran
 
     def __post_init__(self):

@@ -2,10 +2,11 @@
 
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import product
 from typing import Any
 
+from pat_jax.common.errors import shown
 from pat_jax.common.options.declared import option
 from pat_jax.common.rules import GIVEN, MEMORY_GIB, MOST_REPLAYED, ROLLOUTS, Rule, require
 from pat_jax.profiling.capacity.replay_options import ReplayOptions
@@ -35,6 +36,9 @@ class SimulateConfig(ReplayOptions):
 
     profile: str = option("profile.json", GIVEN)
     """A file of `python -m pat_jax.profile`: what each step and switch takes."""
+    trace: str = ""
+    """The rollout.json of a run: says what its path has cost over the best one in hindsight, by --profile
+    (unless given that of the run), and replays nothing else."""
     responses: str = option("1024", listed(WHOLE, MOST_REPLAYED, "whole numbers from 1"))
     """Responses of one rollout; several, separated by commas, are each replayed."""
     max_completion_length: str = option("24576", listed(WHOLE, 2**24, "whole numbers from 1"))
@@ -57,6 +61,12 @@ class SimulateConfig(ReplayOptions):
 
     def __post_init__(self):
         super().__post_init__()
+        if self.trace:
+            for each in fields(self):
+                value = getattr(self, each.name)
+                is_used = each.name in ("trace", "profile", "out") or each.name == "speculation"
+                words = f"{shown(each.default)} with --trace, whose rollout it is of"
+                require(is_used or value == each.default, each.name, value, words)
         growth = abs(self.growth) * self.rollouts <= MOST_GROWTH
         expected = f"a number whose --rollouts ({self.rollouts}) come to at most {MOST_GROWTH}"
         require(growth, "growth", self.growth, expected)
