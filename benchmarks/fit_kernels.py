@@ -24,10 +24,10 @@ import yaml
 from scipy.optimize import least_squares
 
 from benchmarks.kernel_tables import add_data_option
+from pat_jax.common.chips import Chip, chips
 from pat_jax.profiling.predict.kernel_files import MEASURED, NoData
 from pat_jax.profiling.predict.kernel_model import PAGE, SPLIT
 from pat_jax.profiling.predict.kernels import BYTES, HEAD_DIM
-from pat_jax.profiling.predict.targets import Chip, chips
 
 Columns = Mapping[str, np.ndarray]
 TPU = "v6e"

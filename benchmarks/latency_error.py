@@ -41,12 +41,12 @@ from pat_jax.config.rollout import RolloutConfig
 from pat_jax.engine.device.programs import Key, ProgramTable
 from pat_jax.engine.engine import RolloutEngine
 from pat_jax.engine.layout.buckets import Buckets
+from pat_jax.engine.warm_up.warm_up import Warmup
 from pat_jax.models.policy import Policy
 from pat_jax.models.presets import preset
 from pat_jax.planning.latency.model import LatencyModel
 from pat_jax.planning.latency.step_model import Surface
 from pat_jax.planning.types import Split
-from pat_jax.profiling.measure.warm_up import Warmup
 from pat_jax.profiling.predict.composer import Composer
 from pat_jax.profiling.predict.kernel_files import NoData
 from pat_jax.profiling.predict.kernels import Kernels

@@ -13,12 +13,12 @@ from benchmarks.workloads import LengthData, read
 from pat_jax.config.rollout import RolloutConfig
 from pat_jax.engine.layout.buckets import Buckets
 from pat_jax.engine.report import RolloutReport
+from pat_jax.engine.warm_up.recheck import rescaled
 from pat_jax.models.presets import preset
 from pat_jax.planning.latency.model import TABLES, LatencyModel
 from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.planning.planner.planner import CostModelPlanner, Planner
 from pat_jax.planning.types import Load, Outcome, Plan, Ran, Split
-from pat_jax.profiling.measure.recheck import rescaled
 from pat_jax.profiling.predict.composer import Composer
 from pat_jax.profiling.simulate.hindsight import clairvoyant
 from pat_jax.profiling.simulate.machine import Machine, Workload

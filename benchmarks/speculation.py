@@ -40,6 +40,7 @@ from pat_jax.engine.report import RolloutReport
 from pat_jax.engine.sequences.earlier import EarlierResponses
 from pat_jax.engine.sequences.responses import Request
 from pat_jax.engine.sequences.texts import BESIDE
+from pat_jax.engine.warm_up.warm_up import Warmup
 from pat_jax.models.policy import Policy
 from pat_jax.models.presets import preset
 from pat_jax.planning.drafts import Acceptance
@@ -49,7 +50,6 @@ from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.planning.planner.planner import CostModelPlanner, Planner
 from pat_jax.planning.planner.scripts import FixedLayout
 from pat_jax.planning.types import Load
-from pat_jax.profiling.measure.warm_up import Warmup
 from pat_jax.profiling.simulate.draft_counting import Group
 
 VOCAB = 151_936  # of the recorded tokens

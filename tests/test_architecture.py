@@ -35,10 +35,10 @@ MAY_IMPORT = {
     "profiling.simulate": f"{BELOW_THE_ENGINE} engine",
     "profiling.measure": f"{BELOW_THE_ENGINE} engine",
     "profiling.predict": f"{BELOW_THE_ENGINE} engine profiling.measure",
-    "profiling.cross_compile": f"{BELOW_THE_ENGINE} engine training profiling.measure profiling.predict",
+    "profiling.cross_compile": f"{BELOW_THE_ENGINE} engine training profiling.predict",
     "profiling.doctor": f"{BELOW_THE_ENGINE} engine profiling.measure profiling.predict.targets profiling.cross_compile",
     "profiling.capacity": f"{BELOW_THE_ENGINE} engine rl.packing rl.row_files training profiling.simulate profiling.predict profiling.cross_compile",
-    "run": f"{BELOW_THE_ENGINE} engine rl training profiling.measure profiling.predict.targets",
+    "run": f"{BELOW_THE_ENGINE} engine rl training",
     "batch_generation": f"{BELOW_THE_ENGINE} engine rl",
     "evaluation": "common config engine.sequences models rl run",
 }

@@ -22,8 +22,9 @@ from pat_jax.rl.reward_scorer import RewardScorer
 from pat_jax.rl.reward_sum import FunctionScores, joined
 from pat_jax.rl.types import RolloutGroup
 from pat_jax.run.completions import Completions
-from pat_jax.run.generation import Generator, describe_rollouts
+from pat_jax.run.generation import Generator
 from pat_jax.run.progress import Progress
+from pat_jax.run.rollout_metrics import describe_rollouts
 from pat_jax.run.scoring import wait_for_rewards
 from pat_jax.run.speed import sequence_lengths
 from pat_jax.run.task import Task

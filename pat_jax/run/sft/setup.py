@@ -16,10 +16,10 @@ from pat_jax.config.sft import SftConfig
 from pat_jax.engine.draft_choice import checkpoint_shape
 from pat_jax.engine.layout.layout import factored_mesh, layout_chain
 from pat_jax.engine.memory import memory_limit
+from pat_jax.engine.warm_up.kernel_check import usable_kernels
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.hf_load import load_params
 from pat_jax.models.policy import Params, Policy
-from pat_jax.profiling.measure.kernel_check import usable_kernels
 from pat_jax.rl.batches import TrainBatch
 from pat_jax.rl.example_files import ExampleColumns
 from pat_jax.rl.examples import ExampleReader, Examples, Read
