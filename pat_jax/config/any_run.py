@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from pat_jax.common.options.declared import Options, option
-from pat_jax.common.rules import GIVEN, Rule, count, require
+from pat_jax.common.rules import GIVEN, Rule, count
 from pat_jax.config.learning import OptimizerConfig
 from pat_jax.config.lora import LoraConfig, check_lora
 from pat_jax.config.shared import OnDevices, UpdateOptions
@@ -54,7 +54,7 @@ class AnyRun(UpdateOptions, OnDevices):
     def __post_init__(self):
         super().__post_init__()
         words = "with --resume the folder of the run to continue"
-        require(not self.resume or self.run_dir != "", "run_dir", self.run_dir, words)
+        self.need("run_dir", not self.resume or self.run_dir != "", words)
         export_dir = self.checkpoint.export_dir
         check_lora(self.lora, self.optimizer, learns=self.learns, export_dir=export_dir)
 

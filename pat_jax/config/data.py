@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field, fields
 
 from pat_jax.common.options.declared import SHORT_FORM
-from pat_jax.common.rules import GIVEN, require
+from pat_jax.common.rules import GIVEN
 from pat_jax.config.shared import ChatOptions
 
 ARITHMETIC = "arithmetic"  # the built-in task
@@ -33,12 +33,11 @@ class DataConfig(ChatOptions):
 
     def check_given(self) -> None:
         is_given = self.files != () and all(self.files)
-        require(is_given, "data.files", " ".join(self.files), GIVEN[1])
+        self.need("files", is_given, GIVEN[1])
 
     def check_unused(self) -> None:
         """Refuses what the built-in task would ignore."""
         for each in fields(self):
             if each.name != "files":
-                value = getattr(self, each.name)
                 expected = f"nothing with the built-in task {ARITHMETIC!r}, which has no files"
-                require(value == each.default, f"data.{each.name}", value, expected)
+                self.need(each.name, getattr(self, each.name) == each.default, expected)

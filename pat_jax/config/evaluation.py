@@ -26,7 +26,7 @@ class EvalSchedule(Options):
     def __post_init__(self):
         super().__post_init__()
         never = "none with --eval.every 0, which never evaluates"
-        require(self.every > 0 or not self.data, "eval.data", " ".join(self.data), never)
+        self.need("data", self.every > 0 or not self.data, never)
 
 
 @dataclass(frozen=True)

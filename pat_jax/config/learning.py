@@ -156,7 +156,7 @@ class AlgorithmConfig(Options):
                 "0 with --algorithm.baseline none, to which every response is a signal",
             ),
         ):
-            require(not is_wrong, f"algorithm.{name}", getattr(self, name), expected)
+            self.need(name, not is_wrong, expected)
 
 
 @dataclass(frozen=True)

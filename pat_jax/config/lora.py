@@ -35,9 +35,9 @@ class LoraConfig(Options):
         super().__post_init__()
         if not self.is_on:
             off = "with --lora.rank 0 and no --lora.adapter, which trains all of the policy"
-            require(not self.alpha, "lora.alpha", self.alpha, f"0 {off}")
-            require(not self.targets, "lora.targets", " ".join(self.targets), f"none {off}")
-            require(self.export == "merged", "lora.export", self.export, f"merged {off}")
+            self.need("alpha", not self.alpha, f"0 {off}")
+            self.need("targets", not self.targets, f"none {off}")
+            self.need("export", self.export == "merged", f"merged {off}")
 
     @property
     def is_on(self) -> bool:

@@ -12,7 +12,6 @@ from pat_jax.common.rules import (
     TEMPERATURE,
     TOKENS,
     Rule,
-    require,
 )
 
 TOP_P: Rule = (lambda x: 0 < x <= 1, "a number in (0, 1]")
@@ -53,8 +52,8 @@ class EngineSizes(Options):
         super().__post_init__()
         for name, unit in (("burst_steps", "check_every"), ("min_length", "page_size")):
             value, divisor = getattr(self, name), getattr(self, unit)
-            expected = f"a multiple of --{self.SECTION}{unit} ({divisor})"
-            require(value % divisor == 0, self.SECTION + name, value, expected)
+            words = f"a multiple of --{self.SECTION}{unit} ({divisor})"
+            self.need(name, value % divisor == 0, words)
 
 
 @dataclass(frozen=True)
@@ -110,10 +109,9 @@ class RolloutConfig(SamplingOptions, EngineSizes):
 
     def __post_init__(self):
         super().__post_init__()
-        require(
+        self.need(
+            "num_generations",
             self.prompts_per_step * self.num_generations <= MOST_RESPONSES,
-            "rollout.num_generations",
-            self.num_generations,
             f"at most {MOST_RESPONSES:,} responses of all --rollout.prompts_per_step "
             f"({self.prompts_per_step}) together",
         )

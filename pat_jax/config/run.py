@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass, field
 
 from pat_jax.common.options.declared import option
-from pat_jax.common.rules import COUNT_OR_ZERO, GIVEN, LAYOUT, SEED, STEPS, matches, require
+from pat_jax.common.rules import COUNT_OR_ZERO, GIVEN, LAYOUT, SEED, STEPS, matches
 from pat_jax.config.any_run import AnyRun
 from pat_jax.config.data import DataConfig
 from pat_jax.config.evaluation import EvalConfig
@@ -75,23 +75,20 @@ class RunConfig(RewardOptions, Planned, AnyRun):
         super().__post_init__()
         self._check_given()
         self._check_switch_at()
-        require(
-            not self.switch_to or self.layout == "auto",
+        self.need(
             "layout",
-            self.layout,
+            not self.switch_to or self.layout == "auto",
             "auto with --switch_to, whose path begins in the first layout there is",
         )
-        require(
-            not (self.deterministic and self.rollout.compile == "lazy"),
+        self.need(
             "rollout.compile",
-            self.rollout.compile,
+            not (self.deterministic and self.rollout.compile == "lazy"),
             "all with --deterministic: when a layout is compiled depends on the clock",
         )
         prompts = self.rollout.prompts_per_step
-        require(
-            prompts % self.algorithm.mini_batch_size == 0,
+        self.need(
             "algorithm.mini_batch_size",
-            self.algorithm.mini_batch_size,
+            prompts % self.algorithm.mini_batch_size == 0,
             f"a divisor of --rollout.prompts_per_step ({prompts})",
         )
         self._check_warmup()
@@ -135,10 +132,9 @@ class RunConfig(RewardOptions, Planned, AnyRun):
     def _check_warmup(self) -> None:
         """Rates that never come to their peak are not those that were asked for."""
         updates = self.steps * self.updates_per_step
-        require(
-            not (self.train and self.steps) or self.optimizer.warmup_steps <= updates,
+        self.need(
             "optimizer.warmup_steps",
-            self.optimizer.warmup_steps,
+            not (self.train and self.steps) or self.optimizer.warmup_steps <= updates,
             f"at most the {updates:,} optimizer steps of the run ({self.steps:,} --steps of "
             f"{self.updates_per_step})",
         )
@@ -149,9 +145,8 @@ class RunConfig(RewardOptions, Planned, AnyRun):
     def _check_switch_at(self) -> None:
         counts = self.switch_at.split(",") if self.switch_at else []
         layouts = self.switch_to.split(",") if self.switch_to else []
-        require(
-            len(counts) == len(layouts) and all(re.fullmatch(r"\d{1,7}", n) for n in counts),
+        self.need(
             "switch_at",
-            self.switch_at,
+            len(counts) == len(layouts) and all(re.fullmatch(r"\d{1,7}", n) for n in counts),
             f"one live-sequence count for each layout of --switch_to ({self.switch_to!r})",
         )

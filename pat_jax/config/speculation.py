@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from pat_jax.common.options.declared import Options, option
-from pat_jax.common.rules import COUNT, COUNT_OR_ZERO, count, matches, require
+from pat_jax.common.rules import COUNT, COUNT_OR_ZERO, count, matches
 
 EXIT = "early_exit:"
 MODEL = "model:"
@@ -52,13 +52,12 @@ class SpeculationConfig(Options):
 
     def __post_init__(self):
         super().__post_init__()
-        require(
+        self.need(
+            "budgets",
             len(self.budgets) > 0
             and list(self.budgets) == sorted(set(self.budgets))
             and self.budgets[0] >= 1
             and self.budgets[-1] <= self.longest,
-            "speculation.budgets",
-            " ".join(map(str, self.budgets)),
             f"one or several numbers, ascending, from 1 to --speculation.longest ({self.longest})",
         )
 

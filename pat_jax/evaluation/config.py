@@ -14,7 +14,6 @@ from pat_jax.common.rules import (
     TOKENS,
     check,
     check_context,
-    require,
 )
 from pat_jax.config.data import DataConfig
 from pat_jax.config.evaluation import REWARD, EvalConfig, check_samples_differ
@@ -73,36 +72,28 @@ class EvaluateConfig(SamplingOptions, RewardOptions, Generating):
 
     def __post_init__(self):
         super().__post_init__()
-        require(all(self.data.files), "data.files", " ".join(self.data.files), GIVEN[1])
+        self.need("data.files", all(self.data.files), GIVEN[1])
         self._check_policy()
-        require(
-            not self.resume or self.out != "",
-            "out",
-            self.out,
-            "with --resume the folder to go on in",
-        )
+        self.need("out", not self.resume or self.out != "", "with --resume the folder to go on in")
         check_samples_differ(self.num_generations, self.temperature)
         self._check_pass_at()
 
     def _check_policy(self) -> None:
-        has_run, step = self.run_dir != "", self.checkpoint
-        run = "with it the run that it is of, in --run_dir"
-        require(has_run or step is None, "checkpoint", step, run)
+        has_run, run = self.run_dir != "", "with it the run that it is of, in --run_dir"
+        self.need("checkpoint", has_run or self.checkpoint is None, run)
         alone = "none with --run_dir, whose checkpoint says which adapters it has"
-        require(not has_run or not self.adapter, "adapter", self.adapter, alone)
+        self.need("adapter", not has_run or not self.adapter, alone)
 
     def _check_pass_at(self) -> None:
         n = self.num_generations
-        require(
-            all(1 <= k <= n for k in self.pass_at),
+        self.need(
             "pass_at",
-            " ".join(map(str, self.pass_at)),
+            all(1 <= k <= n for k in self.pass_at),
             f"integers from 1 to --num_generations ({n}): pass@k is estimated from at least k samples",
         )
-        require(
-            n == 1 or self.top_k != 1,
+        self.need(
             "top_k",
-            self.top_k,
+            n == 1 or self.top_k != 1,
             f"0 or at least 2 with --num_generations {n}: greedy samples are all the same",
         )
 

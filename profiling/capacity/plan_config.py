@@ -13,7 +13,6 @@ from pat_jax.common.rules import (
     TOKENS,
     count,
     not_negative,
-    require,
 )
 from pat_jax.config.learning import OptimizerConfig, OptimizerState
 from pat_jax.config.lora import MOST_RANK, LoraConfig
@@ -91,48 +90,37 @@ class PlanConfig(ReplayOptions, UpdateOptions, EngineSizes):
 
     def __post_init__(self):
         super().__post_init__()
-        require(
-            self.responses % self.num_generations == 0,
+        self.need(
             "responses",
-            self.responses,
+            self.responses % self.num_generations == 0,
             f"a multiple of --num_generations ({self.num_generations})",
         )
+        off = "with --train false, which trains nothing"
         for name in ("lora_rank", "beta", "mini_batch_size", "tokens_per_micro_batch"):
-            value = getattr(self, name)
-            require(
-                self.train or not value, name, value, "0 with --train false, which trains nothing"
-            )
+            self.need(name, self.train or not getattr(self, name), f"0 {off}")
         for each in fields(self.optimizer):
-            value = getattr(self.optimizer, each.name)
-            require(
-                self.train or value == each.default,
-                f"optimizer.{each.name}",
-                value,
-                f"{str(each.default).lower()} with --train false, which trains nothing",
-            )
+            is_default = getattr(self.optimizer, each.name) == each.default
+            words = f"{str(each.default).lower()} {off}"
+            self.need(f"optimizer.{each.name}", self.train or is_default, words)
         prompts = self.responses // self.num_generations
-        require(
-            prompts % (self.mini_batch_size or prompts) == 0,
+        self.need(
             "mini_batch_size",
-            self.mini_batch_size,
+            prompts % (self.mini_batch_size or prompts) == 0,
             f"0 or a divisor of the prompts of a rollout ({prompts})",
         )
-        require(
-            self.compile or self.layers == "few",
+        self.need(
             "layers",
-            self.layers,
+            self.compile or self.layers == "few",
             "few with --compile false, which compiles nothing",
         )
-        require(
-            not self.profile or self.sums == "one-shot",
+        self.need(
             "sums",
-            self.sums,
+            not self.profile or self.sums == "one-shot",
             "one-shot with --profile, which has the times of its own sums",
         )
-        require(
-            self.prompt_tokens <= self.max_prompt_length,
+        self.need(
             "prompt_tokens",
-            self.prompt_tokens,
+            self.prompt_tokens <= self.max_prompt_length,
             f"at most --max_prompt_length ({self.max_prompt_length})",
         )
 

@@ -10,7 +10,6 @@ from pat_jax.common.rules import (
     SEED,
     TOKENS,
     positive,
-    require,
 )
 from pat_jax.config.speculation import SpeculationConfig
 from pat_jax.planning.drafts import PRIOR_SAID
@@ -48,10 +47,9 @@ class ReplayOptions(Options):
 
     def __post_init__(self):
         super().__post_init__()
-        require(
-            self.speculation.is_said or self.draft_acceptance == PRIOR_SAID,
+        self.need(
             "draft_acceptance",
-            self.draft_acceptance,
+            self.speculation.is_said or self.draft_acceptance == PRIOR_SAID,
             f"{PRIOR_SAID} where no model says drafts; take --speculation.source model:DIR or "
             "early_exit:LAYER, or leave it out",
         )

@@ -8,7 +8,7 @@ from typing import Any
 
 from pat_jax.common.errors import shown
 from pat_jax.common.options.declared import option
-from pat_jax.common.rules import GIVEN, MEMORY_GIB, MOST_REPLAYED, ROLLOUTS, Rule, require
+from pat_jax.common.rules import GIVEN, MEMORY_GIB, MOST_REPLAYED, ROLLOUTS, Rule
 from pat_jax.profiling.capacity.replay_options import ReplayOptions
 
 MOST_GROWTH = 20  # of a logarithm, over all rollouts
@@ -63,13 +63,13 @@ class SimulateConfig(ReplayOptions):
         super().__post_init__()
         if self.trace:
             for each in fields(self):
-                value = getattr(self, each.name)
-                is_used = each.name in ("trace", "profile", "out") or each.name == "speculation"
+                is_used = each.name in ("trace", "profile", "out", "speculation")
                 words = f"{shown(each.default)} with --trace, whose rollout it is of"
-                require(is_used or value == each.default, each.name, value, words)
+                is_asked = getattr(self, each.name) != each.default
+                self.need(each.name, is_used or not is_asked, words)
         growth = abs(self.growth) * self.rollouts <= MOST_GROWTH
         expected = f"a number whose --rollouts ({self.rollouts}) come to at most {MOST_GROWTH}"
-        require(growth, "growth", self.growth, expected)
+        self.need("growth", growth, expected)
 
     def cases(self) -> Iterator[tuple[int, int, float, float]]:
         """(responses, cap, link slowdown, host microseconds) of each question."""

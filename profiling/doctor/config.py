@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from pat_jax.common.options.declared import Options, option
-from pat_jax.common.rules import DEVICES, GIVEN, TOKENS, count, require
+from pat_jax.common.rules import DEVICES, GIVEN, TOKENS, count
 
 
 @dataclass(frozen=True)
@@ -35,9 +35,6 @@ class DoctorConfig(Options):
 
     def __post_init__(self):
         super().__post_init__()
-        require(
-            not (self.target and self.devices),
-            "devices",
-            self.devices,
-            "0 with --target, which says how many",
+        self.need(
+            "devices", not (self.target and self.devices), "0 with --target, which says how many"
         )

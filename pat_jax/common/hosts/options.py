@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 
 from pat_jax.common.options.declared import Options, option
-from pat_jax.common.rules import Rule, count, require
+from pat_jax.common.rules import Rule, count
 
 MOST_PROCESSES = 10**6
 _PLACE: Rule = (lambda x: x == "" or is_address(x), "host:port")
@@ -31,16 +31,14 @@ class DistributedConfig(Options):
 
     def __post_init__(self):
         super().__post_init__()
-        require(
+        self.need(
+            "process_id",
             0 <= self.process_id < self.num_processes,
-            "distributed.process_id",
-            self.process_id,
             f"0 to {self.num_processes - 1}, by --distributed.num_processes",
         )
-        require(
+        self.need(
+            "num_processes",
             bool(self.coordinator) == (self.num_processes > 1),
-            "distributed.num_processes",
-            self.num_processes,
             "more than 1 with --distributed.coordinator, and 1 without it",
         )
 

@@ -13,9 +13,10 @@ from dataclasses import Field, dataclass, fields, is_dataclass, replace
 from dataclasses import field as dataclass_field
 from difflib import get_close_matches
 from functools import cache
+from operator import attrgetter
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from pat_jax.common.rules import OptionError, Rule, require
+from pat_jax.common.rules import OptionError, Rule
 
 # Metadata of the field, one at most, that its section's bare name stands for.
 SHORT_FORM = {"is_short_form": True}
@@ -62,18 +63,26 @@ class Options:
         Raises:
           OptionError: a value breaks the rule of its field.
         """
-        for each in fields(self):
-            value = getattr(self, each.name)
-            is_valid, expected = each.metadata.get(_RULE, _ANYTHING)
+        for each in filter(lambda field: _RULE in field.metadata, fields(self)):
+            value, (is_valid, expected) = getattr(self, each.name), each.metadata[_RULE]
+            self.need(each.name, value is None or is_valid(value), expected)
+
+    def need(self, name: str, is_valid: bool, expected: str) -> None:
+        """
+        Args:
+          name: of one of these options, or of one in a section of them such as "rollout.compile".
+
+        Raises:
+          OptionError: its value is not valid.
+        """
+        if not is_valid:
+            value = attrgetter(name)(self)
             words = " ".join(map(str, value)) if isinstance(value, tuple) else value
-            require(value is None or is_valid(value), self.SECTION + each.name, words, expected)
+            raise OptionError(self.SECTION + name, words, expected)
 
     def shared(self, base: type["Options"]) -> dict[str, Any]:
         """The values of the options that are inherited from `base`."""
         return {each.name: getattr(self, each.name) for each in fields(base)}
-
-
-_ANYTHING: Rule = (lambda _: True, "")
 
 
 @dataclass(frozen=True)
