@@ -76,13 +76,10 @@ def path_regret(config: SimulateConfig) -> PathRegret:
             f"option --profile is {str(profile)!r}: it has no times of {', '.join(sorted(missing))}, in "
             "which the rollout ran; measure them with python -m pat_jax.profile."
         )
-    prompts, responses, prompt_id, *expected = np.array(trace.sequences).T
-    workload = Workload(
-        *(column.astype(int) for column in (prompts, responses)),
-        rollout.max_completion_length,
-        prompt_id.astype(int),
-        *expected,
-    )
+    columns, cap = np.array(trace.sequences).T, rollout.max_completion_length
+    prompts, responses, prompt_id = columns[:3].astype(int)
+    expected = columns[3] if len(columns) > 3 else None
+    workload = Workload(prompts, responses, cap, prompt_id, expected)
     machine = Machine.of(latency, splits, rollout, capacity=trace.capacity)
     found = PathRegret(trace, profile, regret(workload, machine, trace))
     if config.out:
