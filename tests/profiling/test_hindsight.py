@@ -26,7 +26,7 @@ from replays import (
 from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.planning.planner.planner import CostModelPlanner
 from pat_jax.planning.planner.scripts import FixedLayout, ScriptedPath, Step
-from pat_jax.planning.types import MIGRATE_ALL, RECOMPUTE_ALL, Load, Plan
+from pat_jax.planning.types import MIGRATE_ALL, RECOMPUTE_ALL, Load, Plan, Split
 from pat_jax.profiling.simulate.hindsight import clairvoyant
 from pat_jax.profiling.simulate.machine import Machine, Workload
 from pat_jax.profiling.simulate.regret import regret
