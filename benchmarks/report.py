@@ -18,7 +18,9 @@ import numpy as np
 
 from pat_jax.common.devices import Device
 
-Batch, Cell, Found = TypeVar("Batch"), TypeVar("Cell"), TypeVar("Found")
+Batch = TypeVar("Batch")
+Cell = TypeVar("Cell")
+Found = TypeVar("Found")
 
 
 def options(doc: str | None, *, has_data: bool = False) -> argparse.ArgumentParser:

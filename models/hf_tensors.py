@@ -101,3 +101,8 @@ def hf_tensors(policy: Policy) -> Params:
         policy.abstract_params,
         is_leaf=lambda node: isinstance(node, tuple),
     )
+
+
+def num_parameters(policy: Policy) -> int:
+    """Number of parameters, without what pads its vocabulary and its heads."""
+    return sum(math.prod(tensor.native_shape) for tensor in jax.tree.leaves(hf_tensors(policy)))

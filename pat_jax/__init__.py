@@ -9,7 +9,7 @@ Each name is imported when it is first used: `import pat_jax` alone loads nothin
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from pat_jax.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from pat_jax.common.errors import UserError

@@ -6,9 +6,9 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
-from pat_jax import __version__
 from pat_jax.common.errors import UserError
 from pat_jax.config.command_line import run_command
+from pat_jax.version import __version__
 
 FIRST_LINE = re.compile(r"`python -m pat_jax\.(\w+)`: (.+)")
 

@@ -6,6 +6,10 @@
 The planner that ships runs on a simulated clock whose durations are those of a profile, with response
 lengths from a file or a built-in distribution, against every layout for good. Nothing runs on a
 device. Options that take several values, separated by commas, are combined in every way.
+
+    python -m pat_jax.simulate --trace runs/DATE-TIME/rollout.json
+
+says instead what the path of a run's last rollout has cost over the best one in hindsight.
 """
 
 import sys
@@ -18,6 +22,7 @@ from pat_jax.config.from_python import Config, words
 from pat_jax.profiling.capacity.simulate_config import SimulateConfig
 
 if TYPE_CHECKING:
+    from pat_jax.commands.hindsight import PathRegret
     from pat_jax.commands.simulate import Simulated
 
 read = partial(parse, config_class=SimulateConfig, prog="python -m pat_jax.simulate", presets=None)
@@ -25,14 +30,18 @@ read = partial(parse, config_class=SimulateConfig, prog="python -m pat_jax.simul
 
 def main() -> None:
     config = read(sys.argv[1:])
-    from pat_jax.commands.simulate import (
-        simulated,  # and JAX, once the options are known to be right
-    )
-
-    print(simulated(config))
+    print(_found(config))
 
 
-def simulate(config: Config = None, **options: Any) -> "Simulated":
+def _found(config: SimulateConfig) -> "Simulated | PathRegret":
+    # With JAX, once the options are known to be right.
+    from pat_jax.commands.hindsight import path_regret
+    from pat_jax.commands.simulate import simulated
+
+    return path_regret(config) if config.trace else simulated(config)
+
+
+def simulate(config: Config = None, **options: Any) -> "Simulated | PathRegret":
     """Replays what-if questions on a measured machine, as `python -m pat_jax.simulate` does.
 
         pat_jax.simulate(profile=measured.path, responses="512,2048", lengths="math")
@@ -45,10 +54,8 @@ def simulate(config: Config = None, **options: Any) -> "Simulated":
     Raises:
       UserError: one sentence about what is wrong.
     """
-    from pat_jax.commands.simulate import simulated
-
     with in_one_sentence():
-        return simulated(read(words(config, options, SimulateConfig, presets=None)))
+        return _found(read(words(config, options, SimulateConfig, presets=None)))
 
 
 make_callable(__name__, simulate)

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from pat_jax.common.errors import UserError
+from pat_jax.common.json_text import has_lone_surrogate
 from pat_jax.rl.columns import ABSENT, column_names, find_column, lookup, missing
-from pat_jax.rl.plain_text import has_lone_surrogate
 from pat_jax.rl.row_files import Record, listed, read_records
 from pat_jax.rl.template_columns import media_columns
 from pat_jax.rl.tokenizer import (

@@ -7,8 +7,7 @@ which variables a template has.
 from collections.abc import Mapping
 from typing import Any
 
-from pat_jax.common.json_text import JsonError, parse_json
-from pat_jax.rl.plain_text import has_lone_surrogate
+from pat_jax.common.json_text import JsonError, has_lone_surrogate, parse_json
 
 TOOLS, VARIABLES = "tools", "chat_template_kwargs"
 # What TRL and verl show a model that sees or hears; those here read text alone.

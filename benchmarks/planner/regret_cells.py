@@ -17,11 +17,11 @@ from benchmarks.planner.prompt_groups import (
     recorded_groups,
 )
 from benchmarks.planner.workloads import LengthData, read
+from pat_jax.engine.warm_up.recheck import rescaled
 from pat_jax.planning.latency.model import TABLES, LatencyModel
 from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.planning.planner.planner import CostModelPlanner, Planner
 from pat_jax.planning.types import Load, Outcome, Plan, Ran, Split
-from pat_jax.profiling.measure.recheck import rescaled
 from pat_jax.profiling.simulate.hindsight import clairvoyant
 from pat_jax.profiling.simulate.machine import Machine, Workload
 from pat_jax.profiling.simulate.simulator import replay

@@ -37,13 +37,13 @@ from pat_jax.engine.device.sampling import sequence_key
 from pat_jax.engine.engine import RolloutEngine
 from pat_jax.engine.report import RolloutReport
 from pat_jax.engine.sequences.responses import Request
+from pat_jax.engine.warm_up.warm_up import Warmup
 from pat_jax.models.policy import Params, Policy
 from pat_jax.models.presets import preset
 from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.planning.planner.planner import CostModelPlanner, Planner
 from pat_jax.planning.planner.scripts import FixedLayout
 from pat_jax.planning.types import Load, Split
-from pat_jax.profiling.measure.warm_up import Warmup
 from pat_jax.run.plot import plot_rollout
 
 VOCAB_SIZE = 512

@@ -152,7 +152,7 @@ class Decoder:
         self.engine.set_weights(self.params, self.layout)
         _, report = self.engine.rollout(requests, FixedLayout(ALONE))
         assert report.decode_steps == cell.new_tokens
-        bursts = report.total_s - report.times_s[0]  # from the beginning of the first
+        bursts = report.total_s - report.bursts[0].began_s  # from the beginning of the first
         return bursts / cell.new_tokens, report.seconds["prefill"]
 
 

@@ -1,29 +1,26 @@
 """Options of `python -m pat_jax.generate`, and how they become those of a run."""
 
-import math
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from functools import partial
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from pat_jax.batch_generation.overrides import SamplingOverrides
-from pat_jax.common.hosts.options import DistributedConfig
+from pat_jax.common.options.declared import option
 from pat_jax.common.rules import (
     COUNT_OR_ZERO,
-    DEVICES,
     GIVEN,
-    LAYOUT,
     RESPONSES,
     SEED,
     TOKENS,
     OptionError,
     check,
     count,
-    matches,
 )
-from pat_jax.config.data import JSON_OBJECT, WHOLE_TEXT, DataConfig
-from pat_jax.config.rollout import ComputeDtype
-from pat_jax.config.run import AlgorithmConfig, RolloutConfig, RunConfig
+from pat_jax.config.data import DataConfig
+from pat_jax.config.generating import Generating
+from pat_jax.config.run import RunConfig
+from pat_jax.config.shared import ChatOptions, ComputeDtype
 from pat_jax.config.speculation import SpeculationConfig
 from pat_jax.models.config import ModelConfig
 from pat_jax.rl.tokenizer import Chat
@@ -34,7 +31,6 @@ _OPTIONS = {
     "min_tokens": "min_completion_length",
     "n": "num_generations",
 }
-SHORTEST_CACHE = 256  # tokens; fewer and longer buckets compile sooner
 
 
 class Reach(NamedTuple):
@@ -45,7 +41,7 @@ class Reach(NamedTuple):
 
 
 @dataclass(frozen=True)
-class GenerateConfig:
+class GenerateConfig(ChatOptions, Generating):
     """Completes a file of prompts, one JSON line each. How to sample: a line's own fields win over
     these options, which win over the checkpoint's generation_config.json.
 
@@ -53,23 +49,16 @@ class GenerateConfig:
             --prompts examples/prompts.jsonl --out results.jsonl
     """
 
-    model: str = "demo"
+    model: str = option("demo", GIVEN)
     """A Hugging Face checkpoint directory, a model of the Hugging Face Hub (owner/name), or the name of
     a built-in shape with random weights (and no tokenizer: token ids only)."""
-    adapter: str = ""
-    """A PEFT adapter directory, or one of the Hugging Face Hub (owner/name); the adapters are merged into the weights of --model."""
-    prompts: str = "prompts.jsonl"
+    prompts: str = option("prompts.jsonl", GIVEN)
     """JSON lines, each with one of prompt (a text to continue), messages (a chat) or token_ids, and if
     need be id, metadata, tools, stop_token_ids and any of the sampling options."""
-    out: str = "results.jsonl"
+    out: str = option("results.jsonl", GIVEN)
     """Where the results go, one JSON line for each sample, in the order of the prompts."""
     resume: bool = False
     """Go on after the results that are in --out already."""
-    system_prompt: str = ""
-    """System message of chats that have none."""
-    chat_template_kwargs: str = ""
-    """Variables of the chat template, a JSON object such as '{"enable_thinking": false}'; a line's
-    own win."""
     temperature: float | None = None
     """Softmax temperature; 0 is greedy. 1 unless given."""
     top_k: int | None = None
@@ -84,7 +73,7 @@ class GenerateConfig:
     """Taken off the logits of tokens in the response."""
     min_completion_length: int | None = None
     """Nothing ends a response before it has so many tokens; `min_tokens` in a line."""
-    max_completion_length: int | None = None
+    max_completion_length: int | None = option(None, TOKENS)
     """Longest response in tokens, `max_tokens` in a line; unless given, what --max_length leaves.
     What generation_config.json recommends is cut to that."""
     stop: str | None = None
@@ -92,31 +81,19 @@ class GenerateConfig:
     logprobs: int | None = None
     """Report log-probabilities: of each token drawn, and of so many likeliest tokens by the model
     alone."""
-    num_generations: int | None = None
+    num_generations: int | None = option(None, RESPONSES)
     """Samples of each prompt; `n` in a line."""
-    seed: int = 0
+    seed: int = option(0, SEED)
     """Seed of sampling and of random weights. A line's own seed makes its samples independent of its
     place in the file."""
-    batch: int = 32
-    """Sequences generated at once (rounded up to a multiple of the devices)."""
-    max_length: int = 2048
+    max_length: int = option(2048, count(2, 2**24))
     """Longest prompt and response together in tokens, at most the model's context."""
-    max_logprobs: int = 5
+    max_logprobs: int = option(5, COUNT_OR_ZERO)
     """How many of the likeliest tokens a line may ask for, where --logprobs does not ask for more."""
-    layout: str = "auto"
-    """auto plans the layout of every moment; `dp2tp4` pins one."""
-    profile: str = "auto"
-    """What the planner plans by: see `python -m pat_jax.train --help`."""
-    devices: int = 0
-    """Devices to use, of all processes together; 0 takes all (on CPU the largest power of two up
-    to min(cores, 8) in each process)."""
     compute_dtype: ComputeDtype = "auto"
     """Weights and arithmetic. auto: bfloat16 for a checkpoint directory or a model of the Hub on GPUs and
     TPUs, else float32."""
-    weights: Literal["auto", "int8", "fp8"] = "auto"
-    """auto keeps the weights in compute_dtype; int8 and fp8 (e4m3) quantize those of linear layers,
-    with a scale for each output: a half or a quarter of the memory, and another model by a little."""
-    gap_tokens: int = 4096
+    gap_tokens: int = option(4096, COUNT_OR_ZERO)
     """Of quantized weights, at the end: tokens, the first ones generated, whose log-probabilities are
     set beside those by the full weights, which are loaded for it; 0 leaves that out."""
     debug_nans: bool = False
@@ -125,22 +102,9 @@ class GenerateConfig:
     speculation: SpeculationConfig = field(
         default_factory=partial(SpeculationConfig, stagger="off")
     )
-    distributed: DistributedConfig = field(default_factory=DistributedConfig)
 
     def __post_init__(self):
-        check(self, "model prompts out profile", GIVEN)
-        check(self, "max_logprobs gap_tokens", COUNT_OR_ZERO)
-        check(self, "chat_template_kwargs", JSON_OBJECT)
-        check(self, "system_prompt", WHOLE_TEXT)
-        check(self, "seed", SEED)
-        check(self, "devices", DEVICES)
-        check(self, "batch", RESPONSES)
-        check(self, "max_length", count(2, 2**24))
-        check(self, "layout", matches(f"auto|{LAYOUT}", "auto or a layout such as dp4tp2"))
-        if self.num_generations is not None:
-            check(self, "num_generations", RESPONSES)
-        if self.max_completion_length is not None:
-            check(self, "max_completion_length", TOKENS)
+        super().__post_init__()
         try:
             self.overrides.check()
         except ValueError as error:
@@ -150,7 +114,7 @@ class GenerateConfig:
 
     @property
     def chat(self) -> Chat:
-        return self.model_options.data.chat
+        return Chat(self.system_prompt, self.template_variables)
 
     @property
     def overrides(self) -> SamplingOverrides:
@@ -176,36 +140,16 @@ class GenerateConfig:
         )
         check(self, "top_k logprobs max_logprobs", vocab)
         rows, length = reach or Reach(self.batch, min(self.max_length, model.max_position))
-        batch, page = math.ceil(rows / num_devices) * num_devices, RolloutConfig.page_size
-        rollout = RolloutConfig(
-            prompts_per_step=batch,
-            num_generations=1,
-            max_prompt_length=length // 2,
-            max_completion_length=length - length // 2,
-            max_logprobs=max(self.max_logprobs, self.logprobs or 0),
-            weights=self.weights,
-            min_length=math.ceil(min(SHORTEST_CACHE, length) / page) * page,
-        )
-        return replace(
+        return self.engine_of(
             self.model_options,
-            profile=self.profile,
-            speculation=self.speculation,
-            rollout=rollout,
-            algorithm=AlgorithmConfig(mini_batch_size=batch),
+            num_devices,
+            rows,
+            (length // 2, length - length // 2),
+            max_logprobs=max(self.max_logprobs, self.logprobs or 0),
         )
 
     @property
     def model_options(self) -> RunConfig:
-        return RunConfig(
-            model=self.model,
-            layout=self.layout,
-            train=False,
-            # Absolute: a file may have the name of a built-in task, which brings its own vocabulary.
-            data=DataConfig(
-                (str(Path(self.prompts).absolute()),),
-                system_prompt=self.system_prompt,
-                chat_template_kwargs=self.chat_template_kwargs,
-            ),
-            seed=self.seed,
-            compute_dtype=self.compute_dtype,
-        )
+        # Absolute: a file may have the name of a built-in task, which brings its own vocabulary.
+        path = str(Path(self.prompts).absolute())
+        return self.model_of(DataConfig(files=(path,), **self.shared(ChatOptions)))

@@ -4,8 +4,8 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from pat_jax.common.errors import shown
+from pat_jax.common.json_text import has_lone_surrogate
 from pat_jax.engine.sequences.sampling import MAX_STOP_IDS, Sampling
-from pat_jax.rl.plain_text import has_lone_surrogate
 
 MOST_SAMPLES = 2**16  # of one line
 

@@ -19,7 +19,7 @@ from pat_jax.evaluation.folder import EvaluationFolder
 from pat_jax.evaluation.results import content, words
 from pat_jax.models.policy import Policy
 from pat_jax.rl.responses import response_reader
-from pat_jax.rl.tokenizer import HuggingFaceTokenizer, check_vocabulary
+from pat_jax.rl.tokenizer import Chat, HuggingFaceTokenizer, check_vocabulary
 from pat_jax.run.completions import Completions
 from pat_jax.run.evaluation import Evaluator
 from pat_jax.run.exit_head import saved_head
@@ -44,7 +44,9 @@ def evaluate(config: EvaluateConfig) -> None:
     run = config.run_config(model, len(devices))
     skips = run.reward_skip_special_tokens
     tokenizer = HuggingFaceTokenizer(
-        local_checkpoint(config.model, weights=False), run.data.chat, skip_special_tokens=skips
+        local_checkpoint(config.model, weights=False),
+        Chat(run.data.system_prompt, run.data.template_variables),
+        skip_special_tokens=skips,
     )
     check_vocabulary(tokenizer, model.vocab_size, source=config.model)
     exam = load_exam(run, tokenizer)

@@ -19,12 +19,12 @@ from pat_jax.common.hosts.together import company
 from pat_jax.engine.device.programs import Key, ProgramTable
 from pat_jax.engine.engine import RolloutEngine
 from pat_jax.engine.layout_choice import check_lengths
+from pat_jax.engine.warm_up.warm_up import Warmup
 from pat_jax.models.config import ModelConfig
 from pat_jax.planning.latency.profile import Profile, ProfileError, Subject, load_profile
 from pat_jax.profiling.measure.collectives import all_reduce_seconds
 from pat_jax.profiling.measure.config import ProfileConfig
 from pat_jax.profiling.measure.report import draw_profile, plot_profile, tables
-from pat_jax.profiling.measure.warm_up import Warmup
 from pat_jax.profiling.predict.shard_profile import ShardProfiler
 from pat_jax.profiling.predict.targets import Target, paper_devices
 from pat_jax.run.setup import build_engine, model_config, profile_subject, settled_options

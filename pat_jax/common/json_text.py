@@ -6,7 +6,7 @@ process: Python does each of these by recursion, and fails where a value is nest
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 MAX_DEPTH = 100  # objects and arrays inside each other; data and checkpoints have up to about ten
 
@@ -64,3 +64,16 @@ def _inside(value: object) -> Iterator[object]:
     """The objects and arrays right inside of one."""
     values = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     return (inner for inner in values if isinstance(inner, dict | list))
+
+
+def has_lone_surrogate(value: object) -> bool:
+    """Whether a text, at any depth, has half of a character: JSON can say it, no tokenizer reads it."""
+    if isinstance(value, Mapping):
+        return any(has_lone_surrogate(pair) for pair in value.items())
+    if isinstance(value, list | tuple):
+        return any(map(has_lone_surrogate, value))
+    try:
+        str(value).encode()
+    except UnicodeEncodeError:
+        return True
+    return False

@@ -54,6 +54,8 @@ TEMPERATURE: Rule = (
 )
 FRACTION: Rule = (lambda x: 0 < x < 1, "a number in (0, 1)")
 GIVEN: Rule = (lambda x: x != "", "a value (it has no default here)")
+NAMES: Rule = (all, "names that are not empty")
+FRACTION_OR_ZERO: Rule = (lambda x: 0 <= x < 1, "a number in [0, 1)")
 LAYOUT = r"dp[1-9]\d{0,4}tp[1-9]\d{0,4}"
 
 

@@ -1,33 +1,74 @@
-"""What the options of every kind of run have in common: its model, its folder, what it keeps there."""
+"""The options that every kind of run has: its model, its folder, its adapters, its checkpoints."""
 
-from dataclasses import Field
-from typing import Any, ClassVar, Protocol
+from dataclasses import dataclass, field
+from typing import ClassVar
 
-from pat_jax.common.hosts.options import DistributedConfig
-from pat_jax.config.run import CheckpointConfig
-from pat_jax.config.tracking import TrackingOptions
+from pat_jax.common.options.declared import Options, option
+from pat_jax.common.rules import GIVEN, Rule, count
+from pat_jax.config.learning import OptimizerConfig
+from pat_jax.config.lora import LoraConfig, check_lora
+from pat_jax.config.shared import OnDevices, UpdateOptions
+
+TRACKERS = ("wandb", "trackio")
+KNOWN_TRACKERS: Rule = (
+    lambda names: set(names) <= set(TRACKERS) and len(set(names)) == len(names),
+    f"{' or '.join(TRACKERS)}, each once (TensorBoard is always written)",
+)
 
 
-class AnyRun(TrackingOptions, Protocol):
-    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+@dataclass(frozen=True)
+class CheckpointConfig(Options):
+    """Orbax checkpoints of everything a resumed run needs."""
+
+    SECTION = "checkpoint."
+
+    every: int = option(50, count(1, 10**9))
+    """Iterations between two checkpoints; the last iteration is always saved."""
+    max_to_keep: int = option(2, count(1, 10**9))
+    """Checkpoints kept."""
+    export_dir: str = ""
+    """Write the final policy here as a Hugging Face directory in --compute_dtype, or its adapters
+    (--lora.export); empty writes none."""
+
+
+@dataclass(frozen=True)
+class AnyRun(UpdateOptions, OnDevices):
+    """A run with a folder, which trains a model and can be resumed."""
+
+    LEARNING_RATE: ClassVar[float]  # where none is given, of a run that trains all of the policy
+
+    run_dir: str = ""
+    """Folder of the run; empty makes runs/<date-time>."""
+    trackers: tuple[str, ...] = option((), KNOWN_TRACKERS)
+    """Where metrics go beside metrics.jsonl and TensorBoard: wandb, trackio or both. Offline by their own
+    settings (WANDB_MODE=offline; Trackio keeps to this machine by itself)."""
+    tracker_project: str = option("pat_jax", GIVEN)
+    """Name of the project there; a run is called like its folder."""
+    resume: bool = False
+    """Continue the run in run_dir from its last checkpoint; with `auto` if there is a run, else begin
+    it: one command for the first start and every restart."""
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    lora: LoraConfig = field(default_factory=LoraConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+
+    def __post_init__(self):
+        super().__post_init__()
+        words = "with --resume the folder of the run to continue"
+        self.need("run_dir", not self.resume or self.run_dir != "", words)
+        export_dir = self.checkpoint.export_dir
+        check_lora(self.lora, self.optimizer, learns=self.learns, export_dir=export_dir)
 
     @property
-    def model(self) -> str: ...
+    def learns(self) -> bool:
+        """Whether anything is trained."""
+        return True
 
     @property
-    def run_dir(self) -> str: ...
+    def optimizer_in_use(self) -> OptimizerConfig:
+        """With its learning rate."""
+        return self.optimizer.with_rate(self.LEARNING_RATE, trains_adapters=self.lora.is_on)
 
     @property
-    def seed(self) -> int: ...
-
-    @property
-    def resume(self) -> bool: ...
-
-    @property
-    def compute_dtype(self) -> str: ...
-
-    @property
-    def distributed(self) -> DistributedConfig: ...
-
-    @property
-    def checkpoint(self) -> CheckpointConfig: ...
+    def trains_adapters(self) -> bool:
+        """And nothing else."""
+        return self.lora.is_on

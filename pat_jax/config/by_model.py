@@ -9,9 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeVar
 
-from pat_jax.config.rollout import ComputeDtype, RolloutConfig
+from pat_jax.config.rollout import RolloutConfig
 from pat_jax.config.run import RunConfig
 from pat_jax.config.sft import SftConfig
+from pat_jax.config.shared import ComputeDtype
 
 Options = TypeVar("Options", bound=RunConfig)
 

@@ -13,16 +13,15 @@ import threading
 import traceback
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
+from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any, TextIO, TypeVar
 
 import yaml
 
-from pat_jax import __version__
 from pat_jax.common.errors import UserError, shortened
 from pat_jax.common.hosts.together import company
-from pat_jax.common.options.declared import Option, build, options_of
+from pat_jax.common.options.declared import Option, build, options_of, ordered_fields
 from pat_jax.common.options.files import (
     Setting,
     expanded,
@@ -35,6 +34,7 @@ from pat_jax.common.options.names import unknown
 from pat_jax.common.printable import printable
 from pat_jax.common.rules import OptionError
 from pat_jax.config.run import RunConfig
+from pat_jax.version import __version__
 
 PRESETS = Path(__file__).parent / "presets"
 DEMO = "demo"  # the preset of a run that names neither a model nor data
@@ -89,12 +89,15 @@ def parse(
 def dump(config: Any) -> str:
     """The resolved configuration as YAML; `--config` reads it back to an equal one."""
     options: Any = {"sort_keys": False, "allow_unicode": True, "explicit_end": True}
-    return yaml.dump(asdict(config, dict_factory=_given), Dumper=_Dumper, **options)
+    return yaml.dump(_given(config), Dumper=_Dumper, **options)
 
 
-def _given(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """Without options that are None: not given, they are that again."""
-    return {name: value for name, value in pairs if value is not None}
+def _given(config: Any) -> dict[str, Any]:
+    """Sections last, and without options that are None: not given, they are that again."""
+    values = {field.name: getattr(config, field.name) for field in ordered_fields(config)}
+    sections = {name: _given(value) for name, value in values.items() if is_dataclass(value)}
+    own = {name: value for name, value in values.items() if value is not None}
+    return {name: value for name, value in own.items() if name not in sections} | sections
 
 
 class _Dumper(yaml.SafeDumper):

@@ -1,17 +1,9 @@
 """Options of the evaluation in training, and what every evaluation has to be."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pat_jax.common.rules import (
-    RESPONSES,
-    STEPS,
-    TEMPERATURE,
-    Rule,
-    check,
-    count,
-    require,
-)
+from pat_jax.common.options.declared import Options, option
+from pat_jax.common.rules import NAMES, RESPONSES, STEPS, TEMPERATURE, Rule, count, require
 
 LARGEST_REWARD = 1e6
 REWARD: Rule = (
@@ -21,33 +13,43 @@ REWARD: Rule = (
 
 
 @dataclass(frozen=True)
-class EvalConfig:
+class EvalSchedule(Options):
+    """How often, and on which files, a run evaluates."""
+
+    SECTION = "eval."
+
+    every: int = option(20, STEPS)
+    """Iterations, or steps of fine-tuning, between two evaluations; 0 evaluates never. The first and
+    the last policy are always evaluated otherwise."""
+    data: tuple[str, ...] = option((), NAMES)
+
+    def __post_init__(self):
+        super().__post_init__()
+        never = "none with --eval.every 0, which never evaluates"
+        self.need("data", self.every > 0 or not self.data, never)
+
+
+@dataclass(frozen=True)
+class EvalConfig(EvalSchedule):
     """Held-out evaluation."""
 
-    every: int = 20
-    """Iterations between two evaluations; 0 evaluates never. The first and the last policy are
-    always evaluated otherwise."""
-    num_prompts: int = 256
+    num_prompts: int = option(256, RESPONSES)
     """Held-out prompts, kept apart from training; of several --eval.data files so many of each."""
-    data: tuple[str, ...] = ()
+    data: tuple[str, ...] = option((), NAMES)
     """Files of problems to evaluate on, or datasets of the Hugging Face Hub (the split test, unless
     named), read like those of --data, each with metrics of its own; none holds out a tenth of --data."""
-    num_generations: int = 1
+    num_generations: int = option(1, RESPONSES)
     """Responses sampled for each of these prompts; of k there are eval/pass@k and eval/maj@k too."""
-    temperature: float = 1.0
+    temperature: float = option(1.0, TEMPERATURE)
     """Sampling temperature of the evaluation; 0 is greedy."""
-    pass_threshold: float = 1.0
+    pass_threshold: float = option(1.0, REWARD)
     """Reward from which on a response passes, for pass@k and maj@k."""
-    num_completions_to_print: int = 2
+    num_completions_to_print: int = option(2, count(0, 1000))
     """Responses shown at each evaluation, to the same prompts every time; 0 shows none."""
 
     def __post_init__(self):
-        check(self, "num_prompts num_generations", RESPONSES, "eval.")
-        check(self, "temperature", TEMPERATURE, "eval.")
-        check(self, "pass_threshold", REWARD, "eval.")
-        check_samples_differ(self.num_generations, self.temperature, "eval.")
-        check(self, "num_completions_to_print", count(0, 1000), "eval.")
-        check_schedule(self, self.every, self.data)
+        super().__post_init__()
+        check_samples_differ(self.num_generations, self.temperature, self.SECTION)
 
 
 def check_samples_differ(num_generations: int, temperature: float, section: str = "") -> None:
@@ -61,14 +63,3 @@ def check_samples_differ(num_generations: int, temperature: float, section: str 
         temperature,
         f"above 0 with --{section}num_generations {num_generations}: greedy samples are all the same",
     )
-
-
-def check_schedule(config: object, every: int, data: Sequence[str]) -> None:
-    """
-    Raises:
-      OptionError: how often, or on which files, is no schedule of evaluations.
-    """
-    check(config, "every", STEPS, "eval.")
-    check(config, "data", (all, "names that are not empty"), "eval.")
-    never = "none with --eval.every 0, which never evaluates"
-    require(every > 0 or not data, "eval.data", " ".join(data), never)

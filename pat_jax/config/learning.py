@@ -3,15 +3,15 @@
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from pat_jax.common.options.declared import stands_for
+from pat_jax.common.options.declared import Options, option, stands_for
 from pat_jax.common.rules import (
     COUNT,
     COUNT_OR_ZERO,
+    FRACTION_OR_ZERO,
     LEARNING_RATE,
     RESPONSES,
     STEPS,
     Rule,
-    check,
     count,
     not_negative,
     positive,
@@ -22,13 +22,14 @@ from pat_jax.config.rollout import RolloutConfig
 
 DELTA: Rule = (lambda x: x == 0 or 1 < x <= 1000, "0 (off) or a number above 1, at most 1000")
 LOWER_CLIP: Rule = (lambda x: 0 < x <= 1, "a number above 0 and up to 1")
-SHARE: Rule = (lambda x: 0 <= x < 1, "a number in [0, 1)")
 CAP: Rule = (lambda x: 1 <= x <= 1000, "a number from 1 to 1,000")
 
 
 @dataclass(frozen=True)
-class AlgorithmConfig:
+class AlgorithmConfig(Options):
     """Policy-gradient algorithms by name, and their parts (docs/algorithms.md)."""
+
+    SECTION = "algorithm."
 
     name: Literal[
         "grpo",
@@ -57,21 +58,21 @@ class AlgorithmConfig:
     surrogate: Literal["ppo", "cispo"] = "ppo"
     """What the clip bounds: the gain, which cuts gradients (PPO), or the weight of a token, which cuts
     none (CISPO)."""
-    epsilon: float = 0.2
+    epsilon: float = option(0.2, LOWER_CLIP)
     """Lower clip of the probability ratio, at 1 - epsilon."""
-    epsilon_high: float = 0.2
+    epsilon_high: float = option(0.2, positive(1000))
     """Upper clip of the probability ratio, at 1 + epsilon_high (DAPO's clip-higher when above
     epsilon)."""
-    delta: float = 3.0
+    delta: float = option(3.0, DELTA)
     """Most that the ratio counts for where the advantage is negative (dual-clip PPO); 0: no bound."""
-    beta: float = 0.0
+    beta: float = option(0.0, not_negative(1000))
     """Weight of the KL penalty to the frozen reference policy; 0 keeps no reference in memory."""
     kl_in: Literal["loss", "reward"] = "loss"
     """Where the KL penalty is: a term of the loss (GRPO), or taken off the reward (RLOO,
     REINFORCE++)."""
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
     """How the KL is estimated from sampled tokens (Schulman 2020)."""
-    entropy_coef: float = 0.0
+    entropy_coef: float = option(0.0, not_negative(1000))
     """Weight of the policy's entropy, which the update then raises."""
     rollout_correction: Literal[
         "none", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask"
@@ -79,21 +80,21 @@ class AlgorithmConfig:
     """Importance weights for the distribution that sampled, top_p, top_k and an 8-bit rollout
     included, where it is not the trainer's policy: of each token or each response, truncated at the
     cap (TIS) or 0 above it (MIS)."""
-    rollout_correction_cap: float = 2.0
+    rollout_correction_cap: float = option(2.0, CAP)
     """Largest such weight."""
-    dynamic_sampling: int = 0
+    dynamic_sampling: int = option(0, count(0, 1000))
     """Most further batches of prompts that an iteration generates to replace groups without signal,
     whose rewards are all equal (DAPO); 0 keeps them."""
-    overlong_buffer: float = 0.0
+    overlong_buffer: float = option(0.0, FRACTION_OR_ZERO)
     """Share of max_completion_length at its end over which a response's reward falls linearly by
     overlong_penalty (DAPO's soft overlong punishment); 0: none."""
-    overlong_penalty: float = 1.0
+    overlong_penalty: float = option(1.0, not_negative(1000))
     """What a response of max_completion_length loses, in units of the reward."""
-    num_iterations: int = 1
+    num_iterations: int = option(1, count(1, 1000))
     """Passes over each batch of rollouts (the inner epochs, mu in the paper)."""
-    mini_batch_size: int = 32
+    mini_batch_size: int = option(32, RESPONSES)
     """Prompts in one optimizer step."""
-    tokens_per_micro_batch: int = 8192
+    tokens_per_micro_batch: int = option(8192, COUNT)
     """Token budget (rows x padded length, all devices together) of one forward-backward pass;
     gradients accumulate over the rest."""
     share_prompts: bool = True
@@ -108,16 +109,7 @@ class AlgorithmConfig:
     other. Averages over tokens or responses are over those left in; constant divides by all."""
 
     def __post_init__(self):
-        check(self, "epsilon", LOWER_CLIP, "algorithm.")
-        check(self, "epsilon_high", positive(1000), "algorithm.")
-        check(self, "delta", DELTA, "algorithm.")
-        check(self, "beta entropy_coef overlong_penalty", not_negative(1000), "algorithm.")
-        check(self, "rollout_correction_cap", CAP, "algorithm.")
-        check(self, "dynamic_sampling", count(0, 1000), "algorithm.")
-        check(self, "num_iterations", count(1, 1000), "algorithm.")
-        check(self, "overlong_buffer", SHARE, "algorithm.")
-        check(self, "mini_batch_size", RESPONSES, "algorithm.")
-        check(self, "tokens_per_micro_batch", COUNT, "algorithm.")
+        super().__post_init__()
         self._check_pairs()
 
     @property
@@ -164,48 +156,47 @@ class AlgorithmConfig:
                 "0 with --algorithm.baseline none, to which every response is a signal",
             ),
         ):
-            require(not is_wrong, f"algorithm.{name}", getattr(self, name), expected)
+            self.need(name, not is_wrong, expected)
 
 
 @dataclass(frozen=True)
-class OptimizerConfig:
-    """AdamW with linear warm-up, then a constant or cosine rate."""
+class OptimizerState(Options):
+    """How the optimizer's state is kept."""
 
-    learning_rate: float | None = None
-    """Peak learning rate; where not given 1e-6 of a training run and 2e-5 of supervised fine-tuning, ten
-    times that with --lora.rank or --lora.adapter (docs/lora.md)."""
-    schedule: Literal["constant", "cosine"] = "constant"
-    """What follows the warm-up."""
-    warmup_steps: int = 0
-    """Optimizer steps of linear warm-up."""
-    weight_decay: float = 0.0
-    """Decoupled weight decay; norms and biases are exempt."""
-    b1: float = 0.9
-    """Decay of the first moment."""
-    b2: float = 0.95
-    """Decay of the second moment."""
-    max_grad_norm: float = 1.0
-    """Global-norm gradient clipping."""
+    SECTION = "optimizer."
+
     moment_dtype: Literal["float32", "bfloat16"] = "float32"
     """Of both moments; bfloat16, rounded stochastically, takes 4 bytes a parameter instead of 8."""
     weight_dtype: Literal["float32", "bfloat16"] = "float32"
     """Of the master weights; bfloat16, rounded stochastically at each step, takes 2 bytes a parameter
     instead of 4. Gradients add up in float32 all the same."""
-    max_skipped: int = 8
-    """Optimizer steps in a row that may be left out because their gradient is not finite; one more ends
-    the run. What they were to learn is kept in the folder skipped of the run."""
     offload: bool = False
     """Keep both moments in the host's memory but for the optimizer's step: rollouts and gradients have
     their room, and each step fetches them and sends them back."""
 
-    def __post_init__(self):
-        if self.learning_rate is not None:
-            check(self, "learning_rate", LEARNING_RATE, "optimizer.")
-        check(self, "weight_decay", not_negative(100), "optimizer.")
-        check(self, "warmup_steps", STEPS, "optimizer.")
-        check(self, "max_grad_norm", positive(10**6), "optimizer.")
-        check(self, "max_skipped", COUNT_OR_ZERO, "optimizer.")
-        check(self, "b1 b2", (lambda x: 0 <= x < 1, "a number in [0, 1)"), "optimizer.")
+
+@dataclass(frozen=True)
+class OptimizerConfig(OptimizerState):
+    """AdamW with linear warm-up, then a constant or cosine rate."""
+
+    learning_rate: float | None = option(None, LEARNING_RATE)
+    """Peak learning rate; where not given 1e-6 of a training run and 2e-5 of supervised fine-tuning, ten
+    times that with --lora.rank or --lora.adapter (docs/lora.md)."""
+    schedule: Literal["constant", "cosine"] = "constant"
+    """What follows the warm-up."""
+    warmup_steps: int = option(0, STEPS)
+    """Optimizer steps of linear warm-up."""
+    weight_decay: float = option(0.0, not_negative(100))
+    """Decoupled weight decay; norms and biases are exempt."""
+    b1: float = option(0.9, FRACTION_OR_ZERO)
+    """Decay of the first moment."""
+    b2: float = option(0.95, FRACTION_OR_ZERO)
+    """Decay of the second moment."""
+    max_grad_norm: float = option(1.0, positive(10**6))
+    """Global-norm gradient clipping."""
+    max_skipped: int = option(8, COUNT_OR_ZERO)
+    """Optimizer steps in a row that may be left out because their gradient is not finite; one more ends
+    the run. What they were to learn is kept in the folder skipped of the run."""
 
     def with_rate(self, default: float, *, trains_adapters: bool) -> "OptimizerConfig":
         """These options, with a learning rate where none is given.
@@ -220,20 +211,17 @@ class OptimizerConfig:
 
 
 @dataclass(frozen=True)
-class WarmStartConfig:
+class WarmStartConfig(Options):
     """A short supervised stage on generated demonstrations (built-in tasks only)."""
 
-    steps: int = 0
-    """Supervised steps before reinforcement learning; 0 skips the stage."""
-    batch_size: int = 64
-    """Demonstrations in one supervised step, at most; no more than one micro-batch holds."""
-    learning_rate: float = 1e-3
-    """Peak learning rate of the supervised stage (cosine to zero)."""
+    SECTION = "warm_start."
 
-    def __post_init__(self):
-        check(self, "steps", STEPS, "warm_start.")
-        check(self, "batch_size", RESPONSES, "warm_start.")
-        check(self, "learning_rate", LEARNING_RATE, "warm_start.")
+    steps: int = option(0, STEPS)
+    """Supervised steps before reinforcement learning; 0 skips the stage."""
+    batch_size: int = option(64, RESPONSES)
+    """Demonstrations in one supervised step, at most; no more than one micro-batch holds."""
+    learning_rate: float = option(1e-3, LEARNING_RATE)
+    """Peak learning rate of the supervised stage (cosine to zero)."""
 
 
 def check_signal(rollout: RolloutConfig, algorithm: AlgorithmConfig) -> None:

@@ -3,22 +3,25 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from pat_jax.common.rules import check, count, not_negative, require
+from pat_jax.common.options.declared import Options, option
+from pat_jax.common.rules import NAMES, count, not_negative, require
 from pat_jax.config.learning import OptimizerConfig
 
 MOST_RANK = 4096
 
 
 @dataclass(frozen=True)
-class LoraConfig:
+class LoraConfig(Options):
     """Low-rank adapters that are trained in place of the policy (LoRA, docs/lora.md)."""
 
-    rank: int = 0
+    SECTION = "lora."
+
+    rank: int = option(0, count(0, MOST_RANK))
     """Rank of the adapters; 0 trains all of the policy, or takes that of adapter."""
-    alpha: float = 0.0
+    alpha: float = option(0.0, not_negative(10**6))
     """The adapters' product is multiplied by alpha / rank; 0 stands for twice the rank, or for that of
     adapter."""
-    targets: tuple[str, ...] = ()
+    targets: tuple[str, ...] = option((), NAMES)
     """Linear layers that have an adapter, by the ends of their names in a checkpoint (q_proj, mlp.up_proj,
     layers.0.self_attn.o_proj); none stands for all-linear, or for those of adapter."""
     adapter: str = ""
@@ -29,14 +32,12 @@ class LoraConfig:
     adapters alone, as PEFT loads them."""
 
     def __post_init__(self):
-        check(self, "rank", count(0, MOST_RANK), "lora.")
-        check(self, "alpha", not_negative(10**6), "lora.")
-        check(self, "targets", (all, "names that are not empty"), "lora.")
+        super().__post_init__()
         if not self.is_on:
             off = "with --lora.rank 0 and no --lora.adapter, which trains all of the policy"
-            require(not self.alpha, "lora.alpha", self.alpha, f"0 {off}")
-            require(not self.targets, "lora.targets", " ".join(self.targets), f"none {off}")
-            require(self.export == "merged", "lora.export", self.export, f"merged {off}")
+            self.need("alpha", not self.alpha, f"0 {off}")
+            self.need("targets", not self.targets, f"none {off}")
+            self.need("export", self.export == "merged", f"merged {off}")
 
     @property
     def is_on(self) -> bool:

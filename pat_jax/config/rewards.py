@@ -1,33 +1,50 @@
-"""What the options of rewards have to be: `reward_*` of a run."""
+"""Options of rewards: of a run, and of an evaluation."""
 
 from collections.abc import Sequence
-from typing import Protocol
+from dataclasses import dataclass
 
-from pat_jax.common.rules import MEMORY_GIB, check, count, matches, positive, require
+from pat_jax.common.options.declared import Options, option
+from pat_jax.common.rules import GIVEN, MEMORY_GIB, Rule, count, matches, positive, require
 
 _VARIABLE = matches(r"|[A-Za-z_]\w*", "the name of an environment variable, or nothing")
 _SMALLEST, _LARGEST = 1e-6, 1e6  # beyond them a weight is as good as none, or as all
+SOME: Rule = (lambda names: names != () and all(names), GIVEN[1])
 
 
-class RewardOptions(Protocol):
-    @property
-    def reward(self) -> Sequence[str]: ...
+@dataclass(frozen=True)
+class RewardOptions(Options):
+    """What a response is worth, and how that is found."""
 
-    @property
-    def reward_weights(self) -> Sequence[float]: ...
+    reward: tuple[str, ...] = option(("auto",), SOME)
+    """One or several, whose weighted sum counts: `module:function` or `path/to/file.py:function`;
+    `http://host:port/path` of a program that scores; `math` (the response has ended, and its final
+    answer, as `\\boxed{x}`, `<answer>x</answer>`, `#### x`, `Answer: x`, or `$x$` on the last line, has
+    the answer's value); `math_lenient` (its last box or number has); `exact`; or auto (the task's own;
+    math for files)."""
+    reward_weights: tuple[float, ...] = ()
+    """A number for each of --reward; none stands for 1 each. A negative one makes a penalty of it, 0
+    measures it only."""
+    reward_timeout: float = option(10.0, positive(86_400))
+    """Seconds one response may take to score before it is killed, logged and left out of baseline and
+    loss: by the clock, beside a rollout that may use the same cores. Each try of an endpoint has them."""
+    reward_workers: int = option(0, count(0, 1024))
+    """Processes of each reward that score responses at the same time, or calls of an endpoint; 0 takes
+    as many as there are cores."""
+    reward_memory: float = option(8.0, MEMORY_GIB)
+    """GiB that each of these processes may have, and each of its children; 0 is no limit."""
+    reward_retries: int = option(3, count(0, 100))
+    """Further tries where an endpoint cannot be reached, is too busy (429) or fails (5xx), after 0.5,
+    1, 2 … seconds, at most 30, or when their Retry-After says, within the time of a call."""
+    reward_token_env: str = option("", _VARIABLE)
+    """Name of an environment variable whose value every endpoint of --reward is shown, as
+    `Authorization: Bearer VALUE`; no file and no log has the value. Empty shows none."""
+    reward_skip_special_tokens: bool = True
+    """Leave special tokens out of the texts that rewards, completions.jsonl and samples are given; false
+    keeps all but the one that ends a response."""
 
-
-def check_rewards(config: RewardOptions) -> None:
-    """
-    Raises:
-      OptionError: a number is out of bounds, or the weights are not of the rewards.
-    """
-    check(config, "reward_timeout", positive(86_400))
-    check(config, "reward_workers", count(0, 1024))
-    check(config, "reward_memory", MEMORY_GIB)
-    check(config, "reward_retries", count(0, 100))
-    check(config, "reward_token_env", _VARIABLE)
-    _check_weights(config.reward_weights, config.reward)
+    def __post_init__(self):
+        super().__post_init__()
+        _check_weights(self.reward_weights, self.reward)
 
 
 def _check_weights(weights: Sequence[float], names: Sequence[str]) -> None:

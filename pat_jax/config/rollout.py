@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from pat_jax.common.options.declared import auto
+from pat_jax.common.options.declared import Options, auto, option
 from pat_jax.common.rules import (
     COUNT_OR_ZERO,
     MEMORY_GIB,
@@ -11,35 +11,69 @@ from pat_jax.common.rules import (
     RESPONSES,
     TEMPERATURE,
     TOKENS,
-    check,
-    require,
+    Rule,
 )
 
-ComputeDtype = Literal["auto", "float32", "bfloat16"]
+TOP_P: Rule = (lambda x: 0 < x <= 1, "a number in (0, 1]")
 
 
 @dataclass(frozen=True)
-class RolloutConfig:
+class SamplingOptions(Options):
+    """How a token is drawn."""
+
+    temperature: float = option(1.0, TEMPERATURE)
+    """Softmax temperature; 0 is greedy."""
+    top_p: float = option(1.0, TOP_P)
+    """Nucleus sampling mass; 1 turns it off."""
+    top_k: int = option(0, COUNT_OR_ZERO)
+    """Sample among the k likeliest tokens; 0 turns it off."""
+
+
+@dataclass(frozen=True)
+class EngineSizes(Options):
+    """What the programs of a rollout are compiled for."""
+
+    page_size: int = option(16, TOKENS)
+    """Tokens in one page of the KV cache."""
+    min_rows: int = option(4, RESPONSES)
+    """Smallest row bucket of a data-parallel group, in sequences; smaller buckets follow the live
+    batch further but compile more programs."""
+    min_length: int = option(64, TOKENS)
+    """Smallest KV length bucket in tokens; buckets double from here to the longest sequence."""
+    check_every: int = option(8, TOKENS)
+    """Decode steps between two tests of the stop condition on the device."""
+    burst_steps: int = option(64, TOKENS)
+    """Most decode steps in one on-device burst."""
+    device_memory_gib: float = option(0.0, MEMORY_GIB)
+    """Memory of one device in GiB; 0 asks the device. A layout is used only while it fits. KV caches of a
+    CPU's devices take a quarter of the machine's memory at most unless this is given."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        for name, unit in (("burst_steps", "check_every"), ("min_length", "page_size")):
+            value, divisor = getattr(self, name), getattr(self, unit)
+            words = f"a multiple of --{self.SECTION}{unit} ({divisor})"
+            self.need(name, value % divisor == 0, words)
+
+
+@dataclass(frozen=True)
+class RolloutConfig(SamplingOptions, EngineSizes):
     """Generation: how many responses, how long, sampled how."""
 
-    prompts_per_step: int = 32
+    SECTION = "rollout."
+
+    prompts_per_step: int = option(32, RESPONSES)
     """Prompts in one iteration."""
-    num_generations: int = 8
+    num_generations: int = option(8, RESPONSES)
     """Responses sampled for each prompt (the group of GRPO)."""
-    max_prompt_length: int = auto()
+    max_prompt_length: int = auto(TOKENS)
     """Longest prompt in tokens; longer ones are filtered out and counted. auto: 512 for a checkpoint
     directory or a model of the Hub, at most half of its context; 96 for a built-in shape."""
-    max_completion_length: int = auto()
+    max_completion_length: int = auto(TOKENS)
     """Longest response in tokens, cut there; with the longest prompt at most the model's context. auto:
     1,024 for a checkpoint directory or a model of the Hub, at most what the prompt leaves of its
     context; 160 for a built-in shape."""
-    temperature: float = 1.0
-    """Softmax temperature; 0 is greedy."""
-    top_p: float = 1.0
-    """Nucleus sampling mass; 1 turns it off."""
-    top_k: int = 0
-    """Sample among the k likeliest tokens; 0 turns it off."""
-    max_logprobs: int = 0
+    max_logprobs: int = option(0, COUNT_OR_ZERO)
     """Likeliest tokens whose log-probabilities a request may ask for; 0 compiles none in."""
     weights: Literal["auto", "int8", "fp8"] = "auto"
     """How the rollout keeps its copy of the weights: auto in compute_dtype; int8 and fp8 (e4m3)
@@ -48,23 +82,12 @@ class RolloutConfig:
     kv_carry: Literal["auto", "migrate", "recompute"] = "auto"
     """How the KV cache of unfinished sequences crosses a switch; auto takes the cheaper of the two
     by the latency model."""
-    check_every: int = 8
-    """Decode steps between two tests of the stop condition on the device."""
-    burst_steps: int = 64
-    """Most decode steps in one on-device burst."""
-    page_size: int = 16
-    """Tokens in one page of the KV cache."""
-    kv_pages: int = 0
+    kv_pages: int = option(0, COUNT_OR_ZERO)
     """Pages in the KV cache of a data-parallel group where no KV heads are split (a layout that
     splits them in f ways has f times as many, each of 1/f the bytes of a device); 0 takes what the
     memory of a device allows, or what every sequence needs at full length if that is less."""
-    prefill_blocks: int = 64
+    prefill_blocks: int = option(64, RESPONSES)
     """Pages of each data-parallel group computed by one prefill call."""
-    min_rows: int = 4
-    """Smallest row bucket of a data-parallel group, in sequences; smaller buckets follow the live
-    batch further but compile more programs."""
-    min_length: int = 64
-    """Smallest KV length bucket in tokens; buckets double from here to the longest sequence."""
     compile: Literal["needed", "all", "lazy"] = "needed"
     """Programs compiled before the first iteration. needed: a few of each layout, which are measured;
     rollouts compile the others when they need them. lazy: those of the layout it starts in alone; other
@@ -78,9 +101,6 @@ class RolloutConfig:
     """Check the accounts of rows and pages of the KV cache after each burst, and before it that all
     processes of the run are about to do the same, drafts and what they come from included; and after each
     transfer of weights what the rollout says of a token. For debugging."""
-    device_memory_gib: float = 0.0
-    """Memory of one device in GiB; 0 asks the device. A layout is used only while it fits. KV caches of a
-    CPU's devices take a quarter of the machine's memory at most unless this is given."""
 
     @property
     def max_length(self) -> int:
@@ -88,32 +108,10 @@ class RolloutConfig:
         return self.max_prompt_length + self.max_completion_length
 
     def __post_init__(self):
-        check(self, "prompts_per_step num_generations", RESPONSES, "rollout.")
-        for name in ("max_prompt_length", "max_completion_length"):
-            if getattr(self, name) is not None:
-                check(self, name, TOKENS, "rollout.")
-        check(self, "check_every burst_steps page_size min_length", TOKENS, "rollout.")
-        check(self, "prefill_blocks min_rows", RESPONSES, "rollout.")
-        check(self, "temperature", TEMPERATURE, "rollout.")
-        check(self, "device_memory_gib", MEMORY_GIB, "rollout.")
-        check(self, "top_k max_logprobs kv_pages", COUNT_OR_ZERO, "rollout.")
-        check(self, "top_p", (lambda x: 0 < x <= 1, "a number in (0, 1]"), "rollout.")
-        require(
+        super().__post_init__()
+        self.need(
+            "num_generations",
             self.prompts_per_step * self.num_generations <= MOST_RESPONSES,
-            "rollout.num_generations",
-            self.num_generations,
             f"at most {MOST_RESPONSES:,} responses of all --rollout.prompts_per_step "
             f"({self.prompts_per_step}) together",
-        )
-        require(
-            self.burst_steps % self.check_every == 0,
-            "rollout.burst_steps",
-            self.burst_steps,
-            f"a multiple of --rollout.check_every ({self.check_every})",
-        )
-        require(
-            self.min_length % self.page_size == 0,
-            "rollout.min_length",
-            self.min_length,
-            f"a multiple of --rollout.page_size ({self.page_size})",
         )

@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from pat_jax.common.rules import COUNT, COUNT_OR_ZERO, check, count, matches, require
+from pat_jax.common.options.declared import Options, option
+from pat_jax.common.rules import COUNT, COUNT_OR_ZERO, count, matches
 
 EXIT = "early_exit:"
 MODEL = "model:"
@@ -15,52 +16,48 @@ LONGEST = 16  # tokens of a draft that anybody may ask for
 
 
 @dataclass(frozen=True)
-class SpeculationConfig:
+class SpeculationConfig(Options):
     """Drafts: tokens guessed from texts, several of which a step verifies. They change
     no token, and where they do not pay the planner makes none."""
 
-    source: str = "auto"
+    SECTION = "speculation."
+
+    source: str = option("auto", SOURCE)
     """Where drafts come from. suffix: what followed the last tokens before, in the response itself, in
     others to its prompt, or in those of earlier iterations. model:DIR: what a smaller model of the same
     vocabulary says, a Hugging Face checkpoint or owner/name of the Hub. early_exit:LAYER: what the policy would say if it ended
     behind its first LAYER layers. auto: suffix on accelerators; none on a CPU, where a step takes longer
     the more tokens it verifies. none: no drafts."""
-    longest: int = 7
+    longest: int = option(7, count(1, LONGEST))
     """Most tokens of a draft."""
     budgets: tuple[int, ...] = (1, 3, 7)
     """Tokens of drafts that a step has room for, for each row: a program for each is compiled, and the
     planner chooses by load. The room goes to the tokens that are likeliest right, whoever's they are."""
-    texts: int = 4
+    texts: int = option(4, count(0, 64))
     """Tokens of other responses that each row drafts from, in lengths of its own context; 0: from its own
     text alone."""
     stagger: Literal["auto", "on", "off"] = "off"
     """on: where more sequences are asked for than run at once, the first few samples of each prompt begin
     one after the other, so that later ones draft from finished siblings. off: all samples of a prompt
     begin together. auto is off, for older configurations."""
-    earlier: int = 2**24
+    earlier: int = option(2**24, COUNT_OR_ZERO)
     """Tokens of earlier iterations, responses with their prompts, that a training run keeps to draft from
     when a prompt comes again: 4 bytes each, in memory and beside every checkpoint. 0 keeps none."""
-    most_tokens: int = 0
+    most_tokens: int = option(0, count(0, 2**16))
     """Tokens, newest ones and drafts, that a step of a data-parallel group may verify; 0 takes as many as
     read the weights about as long as they compute with them: 256 on accelerators, 64 on a CPU."""
-    cache_tokens: int = 2**16
+    cache_tokens: int = option(2**16, COUNT)
     """Tokens of sequences that a draft model's cache holds, of each data-parallel group, and one sequence of
     full length at least. While the rows of a group hold more, no model drafts."""
 
     def __post_init__(self):
-        check(self, "source", SOURCE, "speculation.")
-        check(self, "longest", count(1, LONGEST), "speculation.")
-        check(self, "texts", count(0, 64), "speculation.")
-        check(self, "earlier", COUNT_OR_ZERO, "speculation.")
-        check(self, "most_tokens", count(0, 2**16), "speculation.")
-        check(self, "cache_tokens", COUNT, "speculation.")
-        require(
+        super().__post_init__()
+        self.need(
+            "budgets",
             len(self.budgets) > 0
             and list(self.budgets) == sorted(set(self.budgets))
             and self.budgets[0] >= 1
             and self.budgets[-1] <= self.longest,
-            "speculation.budgets",
-            " ".join(map(str, self.budgets)),
             f"one or several numbers, ascending, from 1 to --speculation.longest ({self.longest})",
         )
 

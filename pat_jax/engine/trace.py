@@ -79,6 +79,10 @@ class RolloutTrace:
     by_source: tuple[tuple[tuple[int, ...], ...], ...] = ()
     draft_saving_s: float | None = None  # of bursts whose drafts were priced; None: there were none
     predicted_draft_saving_s: float | None = None
+    # What a replay needs beside. Of each sequence: tokens of its prompt and of its response, its prompt's id,
+    # and where a planner has predicted them, the tokens of the response that were expected.
+    sequences: tuple[tuple[float, ...], ...] = ()
+    capacity: int = 0  # sequences that can run at once
     is_computed: bool = False  # on a simulated clock: nothing ran
 
     def __post_init__(self):
@@ -106,17 +110,16 @@ class RolloutTrace:
         """From what `dataclasses.asdict` made of one."""
         fields = dict(fields)
         switches = tuple(Switch(**switch) for switch in fields.pop("switches"))
-        balanced = tuple(
-            Balanced(**_without_stages(move) | {"fullest": tuple(move["fullest"])})
-            for move in fields.pop("balanced", ())
-        )
+        balanced = tuple(map(_balanced, fields.pop("balanced", ())))
         rest: dict[str, Any] = {name: _as_tuples(x) for name, x in fields.items()}
         return cls(**rest, switches=switches, balanced=balanced)
 
 
-def _without_stages(move: dict[str, Any]) -> dict[str, Any]:
-    """Of a trace from when a move could have two stages."""
-    return {name: x for name, x in move.items() if name not in ("pages_sent", "steps_between")}
+def _balanced(move: dict[str, Any]) -> Balanced:
+    """Older traces have moves in two stages."""
+    retired = ("pages_sent", "steps_between")
+    rest: dict[str, Any] = {name: x for name, x in move.items() if name not in retired}
+    return Balanced(**rest | {"fullest": tuple(move["fullest"])})
 
 
 def _as_tuples(value: Any) -> Any:

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from pat_jax import __version__
 from pat_jax.common.text_table import Cell, percent, text_table
 from pat_jax.evaluation.config import EvaluateConfig
 from pat_jax.evaluation.options import RESULTS_FILE
@@ -14,6 +13,7 @@ from pat_jax.rl.evaluation import Evaluated, report
 from pat_jax.rl.pass_at_k import Estimate
 from pat_jax.run.completions import COMPLETIONS_FILE
 from pat_jax.run.evaluation import Evaluation
+from pat_jax.version import __version__
 
 TOTAL = "all"
 

@@ -4,7 +4,7 @@ Knows batches of prompts, rollouts and rewards. Does not know advantages or upda
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from jaxtyping import Float
 from pat_jax.common.stopwatch import Stopwatch
 from pat_jax.config.run import RunConfig
 from pat_jax.engine.report import RolloutReport
+from pat_jax.engine.trace import RolloutTrace
 from pat_jax.rl.advantages import has_signal
 from pat_jax.rl.responses import response_reader
 from pat_jax.rl.reward_metrics import describe_rewards
@@ -21,8 +22,9 @@ from pat_jax.rl.reward_scorer import RewardScorer
 from pat_jax.rl.reward_sum import FunctionScores, joined
 from pat_jax.rl.types import RolloutGroup
 from pat_jax.run.completions import Completions
-from pat_jax.run.generation import Generator, describe_rollouts
+from pat_jax.run.generation import Generator
 from pat_jax.run.progress import Progress
+from pat_jax.run.rollout_metrics import describe_rollouts
 from pat_jax.run.scoring import wait_for_rewards
 from pat_jax.run.speed import sequence_lengths
 from pat_jax.run.task import Task
@@ -41,6 +43,21 @@ class Drawn:
     scores: Sequence[FunctionScores]  # of each reward function
     hidden_seconds: float  # of scoring, beside the rollout
     from_disk: int = 0  # responses that were drawn before the run was killed
+
+    def trace(self, capacity: int) -> RolloutTrace:
+        """What the rollout did, with what a replay needs unless the path of some responses is lost.
+
+        Args:
+          capacity: sequences that the engine can run at once.
+        """
+        if self.from_disk:
+            return self.report.trace
+        rollouts = [one for group in self.groups for one in group.rollouts]
+        columns = [[len(x.prompt.tokens), len(x.tokens), x.prompt.id] for x in rollouts]
+        if (expected := self.report.expected) is not None:
+            columns = np.column_stack([columns, expected.round(1)]).tolist()
+        sequences = tuple(map(tuple, columns))
+        return replace(self.report.trace, sequences=sequences, capacity=capacity)
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,6 @@ PANELS: Sequence[Panel] = (
     Panel("norm of the gradient", ("train/grad_norm",)),
     Panel("KL divergence, nats", ("train/approx_kl", "train/reference_kl"), False),
     Panel("rollout, tokens/s of all devices", ("rollout/tokens_per_s",)),
-    Panel("regret of the path, share of its time", ("rollout/regret",)),
 )
 MOST_MARKED = 12  # points that are marked one by one, as those of evaluations are
 IN_A_ROW = 4  # panels

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from pat_jax.config.run import RunConfig
 from pat_jax.engine.engine import RolloutEngine
+from pat_jax.engine.warm_up.kernel_check import usable_kernels
 from pat_jax.models.kernel_choice import Kernels
-from pat_jax.profiling.measure.kernel_check import usable_kernels
 
 
 def other_kernels(

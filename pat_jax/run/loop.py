@@ -32,7 +32,6 @@ from pat_jax.run.exit_head import learned_head
 from pat_jax.run.export import export_policy
 from pat_jax.run.folder import CHECKPOINTS
 from pat_jax.run.generation import Generator
-from pat_jax.run.hindsight import hindsight
 from pat_jax.run.lazy_layouts import LazyLayouts, first_layouts
 from pat_jax.run.learning import nothing_to_learn, training_batch
 from pat_jax.run.open_run import Kept, OpenRun
@@ -123,8 +122,6 @@ class Run:
         if self.lazy:
             self.lazy.end_rollout(config.steps - step - 1)
         last, measured = experience.last, experience.measured
-        if not last.from_disk:  # the path of some responses alone is not that of all
-            measured |= hindsight(self.generator, last.groups, last.report)
         with self.signals.held():  # from here to its end a step is carried through
             if config.train:
                 self.update(step + 1, experience, measured)
@@ -187,7 +184,7 @@ class Run:
         return speed | {"train/learning_rate": float(rate)}
 
     def end_step(self, step: int, last: Drawn, measured: dict[str, Any]) -> None:
-        self.report = last.report
+        self.drawn = last
         self.metrics.write(step, measured)
         self.unwritten = {}
         self.page.rollout(step, last.report.trace)
@@ -270,6 +267,7 @@ class Run:
             self.generator.release()
             for line in self.lazy.bring_in(due, self.weights_in):
                 self.progress.print(line)
+            frozen(self.config, self.setup, self.folder, self.lazy.warmup.measured, log.info)
             self.generator.load(self.state.params)
 
     def evaluate(self, step: int) -> None:
@@ -299,11 +297,12 @@ class Run:
     def finish(self) -> None:
         config, plan = self.config, ""
         if config.steps > self.first_step:
-            plan = self.report.first_plan
+            plan = self.drawn.report.first_plan
             with self.signals.held():
                 self.open.save_last(config.steps, self.kept())
             self.unfinished.finish()
-            plot_rollout(self.report.trace, self.folder / "rollout.png")
+            trace = self.drawn.trace(self.setup.engine.capacity)
+            plot_rollout(trace, self.folder / "rollout.png")
         self.open.close()
         log.info("%s", describe_peak(self.setup.memory, self.devices, self.compiled.update))
         if config.checkpoint.export_dir:

@@ -10,6 +10,7 @@ from pat_jax.common.hosts.together import company
 from pat_jax.config.run import RunConfig
 from pat_jax.engine.layout.buckets import Drafts
 from pat_jax.engine.layout.layout import Layout
+from pat_jax.engine.warm_up.warm_up import Warmup
 from pat_jax.models.policy import Params
 from pat_jax.planning.drafts_by_age import AcceptanceByAge
 from pat_jax.planning.latency.model import LatencyModel
@@ -17,7 +18,6 @@ from pat_jax.planning.latency.profile import Profile, Subject, load_profile
 from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.planning.planner.planner import CostModelPlanner
 from pat_jax.planning.types import Split
-from pat_jax.profiling.measure.warm_up import Warmup
 from pat_jax.run.setup import Setup
 
 log = logging.getLogger(__name__)

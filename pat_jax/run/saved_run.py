@@ -77,9 +77,7 @@ class SavedRun:
         path = self.folder / "rollout.json"
         if not path.is_file():
             raise UserError(f"{path} is not there: a run writes its last rollout when it ends.")
-        return read_kept(
-            path, "its last rollout", lambda fields: declared(RolloutTrace.from_fields(fields))
-        )
+        return read_trace(path)
 
     def plot(self, *names: str) -> "Figure":
         """Metrics over the steps: those named, or the ones that a person looks at first."""
@@ -165,3 +163,13 @@ class Samples(Mapping[int, Sequence[Sample]]):
     def _repr_html_(self) -> str:
         template = Path(__file__).parent / "page" / "samples_table.html.jinja"
         return rendered(template, by_step=self._by_step)
+
+
+def read_trace(path: Path) -> RolloutTrace:
+    """
+    Raises:
+      UserError: it is not as a run writes it.
+    """
+    return read_kept(
+        path, "its last rollout", lambda fields: declared(RolloutTrace.from_fields(fields))
+    )

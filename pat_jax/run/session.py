@@ -16,12 +16,12 @@ from pat_jax.engine.engine import RolloutEngine
 from pat_jax.engine.layout.layout import Layout
 from pat_jax.engine.memory import engine_memory
 from pat_jax.engine.session import Session
+from pat_jax.engine.warm_up.warm_up import Warmup
 from pat_jax.models.policy import Params
 from pat_jax.planning.latency.profile import Profile, Subject
 from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.planning.planner.planner import CostModelPlanner, Planner
 from pat_jax.planning.planner.scripts import FixedLayout
-from pat_jax.profiling.measure.warm_up import Warmup
 from pat_jax.run.prepare import keep_profile, unseen_acceptance
 
 log = logging.getLogger(__name__)

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Int
 
+from pat_jax.common.chips import chip_of
 from pat_jax.common.devices import Device
 from pat_jax.engine.memory import peak_bytes
 from pat_jax.models.config import ModelConfig
 from pat_jax.planning.memory import GIB
-from pat_jax.profiling.predict.targets import chip_of
 from pat_jax.rl.types import RolloutGroup
 from pat_jax.training.model_flops import training_flops
 

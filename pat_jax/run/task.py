@@ -20,7 +20,7 @@ from pat_jax.rl.built_in_rewards import BUILT_IN, check_columns
 from pat_jax.rl.data import HELDOUT_SHARE, Problems, ProblemSplits, checksum_of, load_problems
 from pat_jax.rl.epochs import START, Cursor
 from pat_jax.rl.problem_files import Columns
-from pat_jax.rl.tokenizer import HuggingFaceTokenizer, Tokenizer
+from pat_jax.rl.tokenizer import Chat, HuggingFaceTokenizer, Tokenizer
 from pat_jax.rl.types import Prompt
 from pat_jax.run.heldout import HELDOUT, HeldoutSet, set_names
 
@@ -146,7 +146,7 @@ def load_tokenizer(config: RunConfig) -> Tokenizer:
     skips = config.reward_skip_special_tokens
     return HuggingFaceTokenizer(
         local_checkpoint(config.model, weights=False),
-        config.data.chat,
+        Chat(config.data.system_prompt, config.data.template_variables),
         skip_special_tokens=skips,
     )
 

@@ -3,16 +3,13 @@
 Knows what lies in a run's folder. Claims nothing that is not there.
 """
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
-
-import jax
 
 from pat_jax.common.devices import Device
 from pat_jax.config.any_run import AnyRun
 from pat_jax.config.run import RunConfig
-from pat_jax.models.hf_tensors import hf_tensors
+from pat_jax.models.hf_tensors import num_parameters
 from pat_jax.models.lora import Lora
 from pat_jax.models.policy import Policy
 from pat_jax.run.folder import CHECKPOINTS, PAGE_FILE
@@ -63,11 +60,6 @@ def introduction(
     return " | ".join(
         filter(None, [f"{len(devices)} x {kind}", f"{named}, {size}", arithmetic, learning])
     )
-
-
-def num_parameters(policy: Policy) -> int:
-    """Number of parameters, without what pads its vocabulary and its heads."""
-    return sum(math.prod(tensor.native_shape) for tensor in jax.tree.leaves(hf_tensors(policy)))
 
 
 def closing(config: AnyRun, folder: Path, *, compile_s: float, total_s: float) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 import jax.numpy as jnp
 import numpy as np
 
+from pat_jax.common.chips import Chip
 from pat_jax.common.errors import UserError
 from pat_jax.config.run import AlgorithmConfig, RolloutConfig, RunConfig
 from pat_jax.config.speculation import SpeculationConfig
@@ -23,7 +24,7 @@ from pat_jax.planning.memory import GIB
 from pat_jax.planning.types import Split
 from pat_jax.profiling.cross_compile.by_arithmetic import by_arithmetic, nearest
 from pat_jax.profiling.cross_compile.plant import Order, Plant
-from pat_jax.profiling.predict.targets import Chip, Target
+from pat_jax.profiling.predict.targets import Target
 from pat_jax.profiling.simulate.machine import Machine
 
 KIND = "all-reduce"

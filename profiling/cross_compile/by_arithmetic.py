@@ -8,12 +8,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+from pat_jax.common.chips import chips
 from pat_jax.common.errors import UserError
 from pat_jax.engine.layout.buckets import largest_length
 from pat_jax.planning.memory import GIB, MemoryModel
 from pat_jax.planning.types import Split
 from pat_jax.profiling.cross_compile.plant import Order, Plant
-from pat_jax.profiling.predict.targets import Target, chips, paper_devices
+from pat_jax.profiling.predict.targets import Target, paper_devices
 
 DEPTHS = (1, 2)  # layers of the models that tell what deeper ones need
 MOST_DEVICES = 256  # looked at for what would hold a model

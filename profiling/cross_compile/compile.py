@@ -23,7 +23,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
-import pat_jax
 from pat_jax.common.devices import PLAN_DIR
 from pat_jax.common.errors import UserError
 from pat_jax.common.files import replace_text
@@ -37,6 +36,7 @@ from pat_jax.profiling.cross_compile.plant import Order
 from pat_jax.profiling.cross_compile.worker import MEMORY_MAPS
 from pat_jax.profiling.predict.targets import Target
 
+PACKAGE = Path(__file__).parents[2]  # the folder pat_jax, through its link to this room
 DEPTHS = (2, 4)  # layers; what a whole model is told from, where it is not compiled itself
 PLUGINS = {"tpu": ("libtpu",), "cuda": ("jax_cuda12_plugin", "jax_cuda13_plugin")}
 PACKAGES = ("jax", "jaxlib", "libtpu", "jax-cuda12-plugin", "jax-cuda13-plugin")
@@ -158,7 +158,7 @@ def _ptxas() -> Path | None:
 def environment(target: Target) -> dict[str, str]:
     """The child's environment: one compiler, no device, no search for one."""
     env = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
-    roots = [str(Path(pat_jax.__file__).parent.parent), *filter(None, [env.get("PYTHONPATH")])]
+    roots = [str(PACKAGE.parent), *filter(None, [env.get("PYTHONPATH")])]
     env |= {"JAX_PLATFORMS": "cpu", "PYTHONPATH": os.pathsep.join(roots)}
     if target.chip.platform == "tpu":
         # Any slice will do: the topology is named when it is asked for.
@@ -253,8 +253,8 @@ def _splits(content: Sequence[Sequence[int]]) -> tuple[Split, ...]:
 
 def _sources() -> str:
     """A hash of every file that a program may come from."""
-    digest, root = hashlib.sha256(), Path(pat_jax.__file__).parent
-    rooms = [root, *(root / room for room in ("models", "rl", "profiling"))]
+    digest = hashlib.sha256()
+    rooms = [PACKAGE, *(PACKAGE / room for room in ("models", "rl", "profiling"))]
     for path in sorted(path for room in rooms for path in room.rglob("*.py")):
         digest.update(path.read_bytes())
     return digest.hexdigest()

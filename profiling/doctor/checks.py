@@ -15,6 +15,8 @@ from pat_jax.engine.engine import RolloutEngine
 from pat_jax.engine.layout.layout import Layout, layout_chain
 from pat_jax.engine.layout.mesh import factored_mesh, padded_for
 from pat_jax.engine.sequences.responses import Completion, Request
+from pat_jax.engine.warm_up.kernel_cases import parts_of
+from pat_jax.engine.warm_up.kernel_check import check_kernels
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.kernel_choice import Kernels
 from pat_jax.models.policy import Params, Policy
@@ -25,8 +27,6 @@ from pat_jax.planning.types import MIGRATE_ALL, Load
 from pat_jax.profiling.cross_compile.kernels import kernels_for
 from pat_jax.profiling.doctor.report import Finding
 from pat_jax.profiling.measure.collectives import SIZES, all_reduce_seconds
-from pat_jax.profiling.measure.kernel_cases import parts_of
-from pat_jax.profiling.measure.kernel_check import check_kernels
 from pat_jax.profiling.predict.targets import Target
 
 MODEL = "tiny"  # that switches, and that learns

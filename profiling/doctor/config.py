@@ -3,43 +3,38 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from pat_jax.common.rules import DEVICES, GIVEN, TOKENS, check, count, require
+from pat_jax.common.options.declared import Options, option
+from pat_jax.common.rules import DEVICES, GIVEN, TOKENS, count
 
 
 @dataclass(frozen=True)
-class DoctorConfig:
+class DoctorConfig(Options):
     """Examines a machine in about a minute: devices, memory, links, kernels, a switch of layouts,
     an iteration of training. Ends with one line that says what to do.
 
         python -m pat_jax.doctor --model qwen3-8b --out doctor.json
     """
 
-    model: str = "qwen3-0.6b"
+    model: str = option("qwen3-0.6b", GIVEN)
     """Whose attention the kernels are asked for: a Hugging Face checkpoint directory, a model of the
     Hugging Face Hub (owner/name), or the name of a built-in shape. Nothing else of it is loaded: the switch and the iteration are those of a tiny model."""
-    devices: int = 0
+    devices: int = option(0, DEVICES)
     """Devices to use; 0 takes all (on CPU the largest power of two up to min(cores, 8))."""
     compute_dtype: Literal["float32", "bfloat16"] = "bfloat16"
     """Arithmetic that the kernels are asked for."""
-    page_size: int = 16
+    page_size: int = option(16, TOKENS)
     """Tokens in one page of the KV cache."""
     target: str = ""
     """A machine that is not here, such as h100:8 or v5e:2x4: its kernels are compiled by its own compiler,
     and nothing is run. Takes the extra `plan`."""
     out: str = ""
     """A JSON file for everything that was found; empty writes none."""
-    step_seconds: int = 300
+    step_seconds: int = option(300, count(1, 86_400))
     """The most that one part may take: one that hangs, as links that are broken do, ends the examination
     there."""
 
     def __post_init__(self):
-        check(self, "model", GIVEN)
-        check(self, "devices", DEVICES)
-        check(self, "page_size", TOKENS)
-        check(self, "step_seconds", count(1, 86_400))
-        require(
-            not (self.target and self.devices),
-            "devices",
-            self.devices,
-            "0 with --target, which says how many",
+        super().__post_init__()
+        self.need(
+            "devices", not (self.target and self.devices), "0 with --target, which says how many"
         )

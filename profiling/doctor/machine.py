@@ -7,10 +7,10 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from platform import python_version
 
-from pat_jax import __version__
 from pat_jax.common.devices import Device, idle_accelerators
 from pat_jax.planning.memory import GIB
 from pat_jax.profiling.doctor.report import Finding
+from pat_jax.version import __version__
 
 PACKAGES = ("jax", "jaxlib", "flax", "jax-cuda12-plugin", "jax-cuda13-plugin", "libtpu")
 DRIVER = Path("/proc/driver/nvidia/version")

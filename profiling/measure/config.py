@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from pat_jax.common.rules import GIVEN, check, count
+from pat_jax.common.options.declared import option
+from pat_jax.common.rules import count
 from pat_jax.config.run import RunConfig
 
 
@@ -18,15 +19,11 @@ class ProfileConfig(RunConfig):
     """The profile file; empty puts it where train looks for it."""
     remeasure: bool = False
     """Measure everything anew, whatever the file holds."""
-    runs: int = 3
+    runs: int = option(3, count(1, 1000))
     """Timed runs of each program; the fastest counts."""
     shards: str = ""
     """A machine of such devices as this one, such as h100:8: on one device here the shard of each of
     its layouts is measured, and what goes over its links is computed."""
 
     def _check_given(self) -> None:
-        check(self, "model", GIVEN)  # measuring takes neither data nor reward
-
-    def __post_init__(self):
-        super().__post_init__()
-        check(self, "runs", count(1, 1000))
+        """Measuring takes no data."""

@@ -14,11 +14,12 @@ from pathlib import Path
 
 import numpy as np
 
+from pat_jax.common.chips import Chip
 from pat_jax.common.errors import UserError
 from pat_jax.profiling.predict.kernel_model import ModelledKernels
 from pat_jax.profiling.predict.kernels import BYTES, Source
 from pat_jax.profiling.predict.links import Sums, launch_s
-from pat_jax.profiling.predict.targets import Chip, Target
+from pat_jax.profiling.predict.targets import Target
 
 MEASURED = ("a100", "h100", "h200")
 

@@ -18,9 +18,10 @@ from typing import Any
 
 import yaml
 
+from pat_jax.common.chips import Chip
 from pat_jax.profiling.predict.kernels import BYTES, HEAD_DIM, Source
 from pat_jax.profiling.predict.links import Links, Sums, links_of
-from pat_jax.profiling.predict.targets import Chip, Target
+from pat_jax.profiling.predict.targets import Target
 
 FILE = Path(__file__).parent / "kernel_coefficients.yaml"
 PAGE = 128  # tokens: what a kernel reads at least of a sequence

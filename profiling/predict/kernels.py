@@ -5,7 +5,7 @@
 
 from typing import Literal, Protocol
 
-from pat_jax.profiling.predict.targets import Chip
+from pat_jax.common.chips import Chip
 
 Source = Literal["tables", "coefficients", "chip data", "profile"]
 BYTES = 2  # of a bfloat16 number

@@ -21,13 +21,13 @@ from pat_jax.engine.layout.buckets import Buckets
 from pat_jax.engine.layout.layout import Layout, kv_ways, layout_chain
 from pat_jax.engine.layout.mesh import factored_mesh
 from pat_jax.engine.memory import engine_memory, kv_bytes, memory_limit
+from pat_jax.engine.warm_up.warm_up import Warmup
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.policy import Policy
 from pat_jax.planning.latency.model import LatencyModel
 from pat_jax.planning.memory import GIB, USABLE
 from pat_jax.planning.types import Split
 from pat_jax.profiling.measure.collectives import SIZES
-from pat_jax.profiling.measure.warm_up import Warmup
 from pat_jax.profiling.predict.composer import Composer
 from pat_jax.profiling.predict.kernel_model import ModelledKernels
 from pat_jax.profiling.predict.links import Sums, links_of

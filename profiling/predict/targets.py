@@ -1,19 +1,14 @@
 """Machines that need not be there: which accelerators, how many, and what their maker says of one.
 
-Knows chips as data (`targets.yaml`) and how a target is written. Does not know how anything is compiled
-for one, nor how fast anything is.
+Knows how a target is written. Does not know how anything is compiled for one, nor how fast anything is.
 """
 
 import math
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
-from pathlib import Path
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, cast
 
-import yaml
-
+from pat_jax.common.chips import Chip, chips
 from pat_jax.common.errors import UserError, shown
 
 if TYPE_CHECKING:
@@ -21,26 +16,6 @@ if TYPE_CHECKING:
 
 MOST_DEVICES = 1024
 EXAMPLES = "h100:8 (eight of one host), h100:8x4 (eight on each of four hosts), v5e:2x4, v5p:2x2x2"
-
-
-@dataclass(frozen=True)
-class Chip:
-    """One device, as its maker describes it."""
-
-    name: str
-    platform: Literal["cuda", "tpu"]
-    memory_bytes: int
-    memory_bytes_s: float
-    flops_s: float  # bfloat16, no sparsity
-    link: str  # between devices of a host, or of a TPU slice
-    links: int  # of a device
-    link_bytes_s: float  # one way, all links of a device together
-    host_link_bytes_s: float  # one way, a device's share of its host's network
-    pcie_bytes_s: float  # one way, between a device and its host's memory
-    largest_host: int = 0  # devices; 0: no limit
-    dimensions: int = 0  # of a TPU's torus
-    description: str = ""  # a GPU, for XLA's compiler: a GpuTargetConfig in text form
-    device_kinds: tuple[str, ...] = ()  # what JAX calls it
 
 
 @dataclass(frozen=True)
@@ -92,19 +67,6 @@ def paper_devices(target: Target) -> "list[Device]":
     """As many as a target has, and on as many hosts."""
     every = range(target.num_devices)
     return [cast("Device", PaperDevice(i, i // target.devices_per_host)) for i in every]
-
-
-@lru_cache(maxsize=1)
-def chips() -> Mapping[str, Chip]:
-    """Every accelerator known here, by name."""
-    rows = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
-    kinds = {name: tuple(row.pop("device_kinds")) for name, row in rows.items()}
-    return {name: Chip(name, **row, device_kinds=kinds[name]) for name, row in rows.items()}
-
-
-def chip_of(device_kind: str) -> Chip | None:
-    """The one that JAX calls so; None: it is not known here."""
-    return next((chip for chip in chips().values() if device_kind in chip.device_kinds), None)
 
 
 def _sizes(text: str, shape: str) -> tuple[int, ...]:

@@ -17,8 +17,8 @@ from runs import write_checkpoint
 from pat_jax import generate
 from pat_jax.commands import generate as body
 from pat_jax.config.command_line import run_command
+from pat_jax.engine.warm_up.warm_up import Timed, Warmup
 from pat_jax.planning.latency.model import LatencyModel
-from pat_jax.profiling.measure.warm_up import Timed, Warmup
 from pat_jax.run import prepare, setup
 
 SMALL = ("--batch", "4", "--max_length", "128", "--layout", "dp2tp1", "--devices", "2")

@@ -20,9 +20,10 @@ from runs import QWEN3, finish, start, write_checkpoint
 from saved_runs import learned, policy_of
 
 from pat_jax import generate
-from pat_jax.batch_generation.config import SHORTEST_CACHE, GenerateConfig
+from pat_jax.batch_generation.config import GenerateConfig
 from pat_jax.commands import generate as body
 from pat_jax.config.command_line import run_command
+from pat_jax.config.generating import SHORTEST_CACHE
 from pat_jax.models.hf_export import export
 from pat_jax.models.hf_load import load_params
 from pat_jax.models.lora import Lora

@@ -83,7 +83,6 @@ def metrics(folder: Path) -> list[dict]:
         "timing/",
         "progress/",
         "memory/",
-        "rollout/regret",
         "reward/hidden",
         "eval/seconds",
     )

@@ -126,4 +126,4 @@ def test_a_run_of_reinforcement_learning_is_not_gone_on_with(refused, tmp_path: 
         checkpoints.save(1, {"x": jnp.zeros(2)}, {})
     (run_dir / CONFIG_FILE).write_text(dump(RunConfig()))
     message = refused("--resume")
-    assert str(run_dir / CONFIG_FILE) in message and "reward" in message
+    assert str(run_dir / CONFIG_FILE) in message and "train" in message

@@ -2,18 +2,28 @@
 
 import json
 import re
+import shutil
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from fakes import SPLITS, made_up_latency
 
 from pat_jax import simulate
 from pat_jax.commands import simulate as body
-from pat_jax.config.command_line import run_command
+from pat_jax.common.text_table import percent
+from pat_jax.config.command_line import dump, run_command
+from pat_jax.config.rollout import RolloutConfig
+from pat_jax.config.run import RunConfig
+from pat_jax.engine.report import RolloutReport
+from pat_jax.engine.trace import RolloutTrace
 from pat_jax.models.presets import preset
 from pat_jax.planning.latency.profile import Profile, Subject, read_profile
+from pat_jax.planning.planner.scripts import FixedLayout
+from pat_jax.profiling.simulate.machine import Machine, Workload
+from pat_jax.profiling.simulate.simulator import replay
 
 OPTIONS = [
     "--responses",
@@ -130,6 +140,52 @@ def test_every_mistake_is_one_sentence(
         run_command(simulate.main)
     message = capsys.readouterr().err
     assert caught.value.code == 2 and words in message and message.count("\n") == 1
+
+
+class TestTrace:
+    """Of a rollout that went on in one layout."""
+
+    @pytest.fixture
+    def recorded(self, profile: Path, tmp_path: Path) -> tuple[Path, RolloutReport]:
+        sizes = RolloutConfig(max_prompt_length=16, max_completion_length=112, min_rows=1)
+        config = RunConfig(model="tiny", rollout=sizes)
+        (tmp_path / "config.yaml").write_text(dump(config))
+        shutil.copy(profile, tmp_path / "profile.json")
+        machine = Machine.of(read_profile(profile).latency, SPLITS, sizes, capacity=16)
+        prompts, responses = np.full(16, 9), np.array([112, 90, *range(20, 34)])
+        done = replay(Workload(prompts, responses, 112), FixedLayout(SPLITS[0]), machine)
+        sequences = tuple(zip(prompts.tolist(), responses.tolist(), range(16), strict=True))
+        trace = replace(done.trace, sequences=sequences, capacity=16, total_s=99.0)
+        (tmp_path / "rollout.json").write_text(trace.to_json())
+        return tmp_path / "rollout.json", done
+
+    def test_its_path_is_set_beside_the_best_one(self, command, recorded, tmp_path: Path):
+        (path, done), out = recorded, tmp_path / "regret.json"
+        printed = command("--trace", str(path), "--out", str(out))
+        found = json.loads(out.read_text())
+        assert (found["path"], found["actual_s"]) == ([str(SPLITS[0])], 99.0)
+        assert found["predicted_s"] == pytest.approx(done.total_s)
+        assert found["best_switches"] and found["best_s"] < 0.9 * done.total_s
+        assert found["regret_s"] == pytest.approx(done.total_s - found["best_s"])
+        assert found["regret"] == pytest.approx(done.total_s / found["best_s"] - 1)
+        assert f"s ({percent(found['regret'])}) longer than the best one in hindsight" in printed
+
+    def test_what_cannot_be_replayed_is_refused(self, command, recorded, tmp_path: Path, capsys):
+        path, _ = recorded
+
+        def refused(*options: str) -> str:
+            with pytest.raises(SystemExit):
+                command("--trace", str(path), *options)
+            return capsys.readouterr().err
+
+        assert "--responses is '8': expected '1024' with --trace" in refused("--responses", "8")
+        trace = RolloutTrace.from_json(path.read_text())
+        path.write_text(replace(trace, layout=("dp1tp9",) * len(trace.layout)).to_json())
+        assert "no times of dp1tp9, in which the rollout ran" in refused()
+        path.write_text(replace(trace, sequences=()).to_json())
+        assert "does not say how long each response was" in refused()
+        (tmp_path / "config.yaml").unlink()
+        assert "expected the folder of a run" in refused()
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pat_jax.common.errors import UserError
-from pat_jax.common.rules import OptionError
+from pat_jax.common.options.declared import Options, option
+from pat_jax.common.rules import OptionError, count
 from pat_jax.config import command_line as cli
 from pat_jax.config.data import DataConfig
 from pat_jax.config.run import RolloutConfig, RunConfig
@@ -76,7 +77,7 @@ def test_the_demo_is_chosen_where_neither_model_nor_data_is_named(config_file):
     assert cli.parse(["--steps", "7"]) == dataclasses.replace(demo, steps=7)
     wanted_by_name = {
         "model": dataclasses.replace(plain, model="mine"),
-        "data": dataclasses.replace(plain, data=DataConfig(("mine",))),
+        "data": dataclasses.replace(plain, data=DataConfig(files=("mine",))),
     }
     for name, wanted in wanted_by_name.items():
         assert cli.parse([f"--{name}", "mine"]) == wanted
@@ -340,7 +341,8 @@ def test_a_dumped_configuration_reads_back_equal(tmp_path_factory, steps, rate, 
     path = tmp_path_factory.mktemp("config") / "config.yaml"
     path.write_bytes(cli.dump(config).encode())
     assert cli.parse(["--config", str(path)]) == config
-    assert list(yaml.safe_load(path.read_text())) == [f.name for f in dataclasses.fields(config)]
+    names = {f.name for f in dataclasses.fields(config)}
+    assert set(yaml.safe_load(path.read_text())) == names
 
 
 def test_help_lists_every_option_with_explanation_and_default(capsys):
@@ -383,6 +385,35 @@ def test_another_command_may_have_options_of_its_own(capsys):
         cli.parse(["-h"], Replay, prog="replay", presets=None)
     text = capsys.readouterr().out
     assert "--preset" not in text and "--top an integer\n" in text
+
+
+def test_commands_that_share_options_share_their_texts_and_rules(capsys):
+    @dataclasses.dataclass(frozen=True)
+    class Sized(Options):
+        size: int | None = option(3, count(1, 8))
+        """Rows of a batch."""
+
+    @dataclasses.dataclass(frozen=True)
+    class Replay(Sized):
+        """Replay a trace."""
+
+        SECTION = "replay."
+
+        trace: str = ""
+        """File of the trace."""
+        size: int | None = option(5, count(1, 9))
+
+    assert Replay(size=9).shared(Sized) == {"size": 9} and Replay(size=None).size is None
+    with pytest.raises(
+        OptionError, match=r"option --replay.size is 10: expected an integer from 1 to 9"
+    ):
+        Replay(size=10)
+    with pytest.raises(SystemExit):
+        cli.parse(["-h"], Replay, presets=None)
+    assert "File of the trace.\n\n  --size an integer (default: 5)\n        Rows of a batch." in (
+        capsys.readouterr().out
+    )
+    assert yaml.safe_load(cli.dump(Replay(size=None))) == {"trace": ""}
 
 
 def test_a_command_ends_with_code_2_and_one_line(capsys):

@@ -8,12 +8,12 @@ from compilations import counted_compilations
 
 from pat_jax.engine.report import RolloutReport
 from pat_jax.engine.sequences.responses import Completion, Request
+from pat_jax.engine.warm_up.warm_up import Warmup
 from pat_jax.planning.drafts_by_age import AcceptanceByAge
 from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.planning.planner.planner import CostModelPlanner, Planner
 from pat_jax.planning.planner.scripts import ScriptedPath, Step
 from pat_jax.planning.types import Load, Plan, Split
-from pat_jax.profiling.measure.warm_up import Warmup
 from tests.lossless import Subject
 
 

@@ -9,13 +9,13 @@ import numpy as np
 from fakes import SETTINGS
 
 from pat_jax.engine.layout.layout import Layout
+from pat_jax.engine.warm_up.warm_up import Warmup
 from pat_jax.models.adapted_weight import is_adapted
 from pat_jax.models.lora import Lora
 from pat_jax.models.policy import Policy
 from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.planning.planner.planner import Planner
 from pat_jax.planning.planner.scripts import FixedLayout
-from pat_jax.profiling.measure.warm_up import Warmup
 from pat_jax.rl.batches import to_train_batch
 from pat_jax.rl.optimizer import make_optimizer
 from pat_jax.rl.policy_loss import PolicyLoss

@@ -22,11 +22,11 @@ from pat_jax.engine.engine import RolloutEngine
 from pat_jax.engine.layout.buckets import Drafts
 from pat_jax.engine.sequences.responses import Completion, Request
 from pat_jax.engine.sequences.sampling import Sampling
+from pat_jax.engine.warm_up.warm_up import Warmup
 from pat_jax.models.policy import Policy
 from pat_jax.planning.drafts import Acceptance
 from pat_jax.planning.planner.scripts import FixedLayout
 from pat_jax.planning.types import Verified
-from pat_jax.profiling.measure.warm_up import Warmup
 from pat_jax.rl.batches import TrainBatch, to_supervised_batch
 from pat_jax.rl.supervised import CrossEntropy
 from pat_jax.rl.update import PolicyUpdate

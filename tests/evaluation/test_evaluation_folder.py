@@ -12,7 +12,9 @@ from pat_jax.evaluation.options import RESULTS_FILE
 
 
 def config(folder: Path, *, resume: bool = False) -> EvaluateConfig:
-    return EvaluateConfig(model="m", data=DataConfig(("d.jsonl",)), out=str(folder), resume=resume)
+    return EvaluateConfig(
+        model="m", data=DataConfig(files=("d.jsonl",)), out=str(folder), resume=resume
+    )
 
 
 @pytest.mark.parametrize("resume", [False, True])

@@ -4,8 +4,8 @@ import pytest
 from broken_kernels import break_kernels, one_key_less
 from one_device import PLATFORM, device, kernels, note
 
-from pat_jax.profiling.measure.kernel_cases import Part
-from pat_jax.profiling.measure.kernel_check import check_kernels
+from pat_jax.engine.warm_up.kernel_cases import Part
+from pat_jax.engine.warm_up.kernel_check import check_kernels
 
 pytestmark = pytest.mark.gpu
 NAMES = ["decode", "prefill", "verify", "rows forward", "rows backward"]

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import pytest
 from one_device import PLATFORM, device, kernels, note
 
+from pat_jax.engine.warm_up.warm_up import Warmup
 from pat_jax.models.kernel_choice import Kernels
 from pat_jax.models.presets import preset
-from pat_jax.profiling.measure.warm_up import Warmup
 from tests.lossless import Settings, Subject
 
 pytestmark = pytest.mark.gpu

@@ -34,7 +34,7 @@ def main() -> None:
     from compilations import counted_compilations
     from fakes import SETTINGS, subject
 
-    from pat_jax.profiling.measure.warm_up import Warmup
+    from pat_jax.engine.warm_up.warm_up import Warmup
     from tests.lossless import CARRIES, PATHS, make_requests
 
     one, requests = subject(options.name), make_requests(SETTINGS[options.name], 0)

@@ -1,7 +1,7 @@
 """A warm-up on two devices whose times are made up."""
 
+from pat_jax.engine.warm_up.warm_up import Timed, Warmup
 from pat_jax.planning.types import Split
-from pat_jax.profiling.measure.warm_up import Timed, Warmup
 
 DP2, TP2 = Split(2, 1), Split(1, 2)
 

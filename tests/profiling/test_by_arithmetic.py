@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from pat_jax.common.errors import UserError
+from pat_jax.config.learning import OptimizerState
 from pat_jax.models.presets import preset
 from pat_jax.planning.types import Split
 from pat_jax.profiling.capacity.costs import costs_of
-from pat_jax.profiling.capacity.plan_config import PlanConfig, PlannedOptimizerConfig
+from pat_jax.profiling.capacity.plan_config import PlanConfig
 from pat_jax.profiling.cross_compile.by_arithmetic import (
     by_arithmetic,
     check_room,
@@ -61,14 +62,14 @@ def test_heads_that_the_devices_do_not_divide_are_planned_with_padding():
 @pytest.mark.parametrize(
     ("optimizer", "bytes_of_a_parameter"),
     [
-        (PlannedOptimizerConfig(moment_dtype="bfloat16"), 4 + 2 * 2),
-        (PlannedOptimizerConfig(weight_dtype="bfloat16"), 2 + 2 * 4),
-        (PlannedOptimizerConfig(offload=True), 4),
-        (PlannedOptimizerConfig(offload=True, weight_dtype="bfloat16"), 2),
+        (OptimizerState(moment_dtype="bfloat16"), 4 + 2 * 2),
+        (OptimizerState(weight_dtype="bfloat16"), 2 + 2 * 4),
+        (OptimizerState(offload=True), 4),
+        (OptimizerState(offload=True, weight_dtype="bfloat16"), 2),
     ],
 )
 def test_what_is_kept_in_fewer_bits_or_elsewhere_leaves_room(
-    optimizer: PlannedOptimizerConfig, bytes_of_a_parameter: int
+    optimizer: OptimizerState, bytes_of_a_parameter: int
 ):
     needs = needs_of(order(optimizer=optimizer))
     parameters = PARAMETERS["llama-3.1-8b"]

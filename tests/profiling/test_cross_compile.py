@@ -69,7 +69,12 @@ def test_an_order_is_the_same_in_another_process(name):
 
 def test_an_order_holds_only_what_programs_depend_on():
     told = replace(
-        CONFIG, seed=3, steps=7, model="somewhere", data=DataConfig(("else",)), layout="dp2tp4"
+        CONFIG,
+        seed=3,
+        steps=7,
+        model="somewhere",
+        data=DataConfig(files=("else",)),
+        layout="dp2tp4",
     )
     assert Order.of(TARGET, told, TINY, (2, 4)) == Order.of(TARGET, CONFIG, TINY, (0,))
     assert Order.of(TARGET, CONFIG, replace(TINY, num_layers=9), (2, 4)).depths == (2, 4)

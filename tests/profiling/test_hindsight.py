@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
-from fakes import SPLITS, ran
+from fakes import SPLITS
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from replays import (
@@ -18,7 +18,6 @@ from replays import (
     in_short_bursts,
     machines,
     make_machine,
-    make_workload,
     queued,
     static_seconds,
     workloads,
@@ -28,9 +27,9 @@ from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.planning.planner.planner import CostModelPlanner
 from pat_jax.planning.planner.scripts import FixedLayout, ScriptedPath, Step
 from pat_jax.planning.types import MIGRATE_ALL, RECOMPUTE_ALL, Load, Plan, Split
-from pat_jax.profiling.measure.regret import planned_regret, regret
 from pat_jax.profiling.simulate.hindsight import clairvoyant
 from pat_jax.profiling.simulate.machine import Machine, Workload
+from pat_jax.profiling.simulate.regret import regret
 from pat_jax.profiling.simulate.simulator import replay
 
 DP8, _, _, TP8 = SPLITS
@@ -104,26 +103,12 @@ def test_it_switches_when_that_pays():
 def test_regret_is_that_of_the_path_that_was_taken(workload, machine, start):
     fixed = replay(workload, FixedLayout(SPLITS[start]), machine)
     best = clairvoyant(workload, machine).total_s
-    assert regret(workload, machine, fixed.trace) == pytest.approx(fixed.total_s / best - 1)
+    assert regret(workload, machine, fixed.trace).share == pytest.approx(fixed.total_s / best - 1)
     later = SPLITS[start:][-1]
     script = ScriptedPath(SPLITS[0], (Step(later, workload.size // 3),) if start else ())
     moved = replay(workload, script, machine)
-    assert regret(workload, machine, moved.trace) == pytest.approx(moved.total_s / best - 1)
-    assert regret(workload, machine, moved.trace) >= -1e-9
+    assert regret(workload, machine, moved.trace).share == pytest.approx(moved.total_s / best - 1)
+    assert regret(workload, machine, moved.trace).share >= -1e-9
     planner = CostModelPlanner(SPLITS, machine.truth, LengthModel.empty(CAP))
     planned = replay(workload, planner, machine)
-    assert regret(workload, machine, planned.trace) >= -1e-9
-
-
-def test_a_slow_machine_is_no_regret_of_the_planner():
-    """Layouts that have not run are as far from the profile as the one that has."""
-    workload = make_workload(0)
-    machine = make_machine((0.5, 0.6, 0.6, 0.6), per_row=0.001, reslice=100.0)
-    planner = CostModelPlanner(SPLITS, machine.truth, LengthModel.empty(CAP))
-    done = replay(workload, FixedLayout(DP8), machine)
-    for _ in range(50):
-        profiled = machine.truth.profiled_step(DP8, 4, 64)
-        planner.observe(ran(DP8, 4, 64, 1.5 * profiled))
-    sequences = np.stack([workload.prompts, workload.responses, np.arange(workload.size)])
-    found = planned_regret(planner, CONFIG, sequences, done.trace, capacity=CAPACITY)
-    assert found == pytest.approx(0.0, abs=1e-3)
+    assert regret(workload, machine, planned.trace).share >= -1e-9

@@ -17,9 +17,9 @@ from broken_kernels import (
     wrong_gradient,
 )
 
-from pat_jax.profiling.measure import kernel_check
-from pat_jax.profiling.measure.kernel_cases import Part
-from pat_jax.profiling.measure.kernel_check import check_kernels
+from pat_jax.engine.warm_up import kernel_check
+from pat_jax.engine.warm_up.kernel_cases import Part
+from pat_jax.engine.warm_up.kernel_check import check_kernels
 
 PART = Part(kv_heads=2, queries_per_kv=3, head_dim=16, page_size=8, dtype="float32")
 

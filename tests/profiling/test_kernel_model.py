@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from published import DATA, needs_data
 
+from pat_jax.common.chips import chips
 from pat_jax.common.errors import UserError
 from pat_jax.models.layers import linear
 from pat_jax.models.presets import preset
@@ -21,7 +22,7 @@ from pat_jax.profiling.predict.kernel_files import MEASURED, KernelTables
 from pat_jax.profiling.predict.kernel_model import ModelledKernels
 from pat_jax.profiling.predict.links import Sums
 from pat_jax.profiling.predict.sources import EXPLAINED, kernels_for
-from pat_jax.profiling.predict.targets import Target, chips
+from pat_jax.profiling.predict.targets import Target
 
 EXAMPLES = {"v5e": "v5e:2x4", "v5p": "v5p:2x2x2", "v6e": "v6e:2x4"}
 TARGETS = [EXAMPLES.get(name, f"{name}:8") for name in chips()]

@@ -9,6 +9,7 @@ import pytest
 from fakes import SPLITS
 from published import DATA, needs_data
 
+from pat_jax.common.chips import chips
 from pat_jax.engine.layout.buckets import Buckets
 from pat_jax.models.presets import preset
 from pat_jax.planning.lengths.model import LengthModel
@@ -22,7 +23,7 @@ from pat_jax.profiling.predict.composer import (
 )
 from pat_jax.profiling.predict.kernel_files import Interpolated, KernelTables, NoData
 from pat_jax.profiling.predict.kernel_model import ModelledKernels
-from pat_jax.profiling.predict.targets import Target, chips
+from pat_jax.profiling.predict.targets import Target
 from pat_jax.profiling.simulate.machine import Machine, Workload
 from pat_jax.profiling.simulate.simulator import replay
 

@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pat_jax.common.chips import chips
 from pat_jax.engine.layout.division import prime_factors
 from pat_jax.profiling.predict.links import HostLinks, Sums, TorusLinks, links_of, waiting_s
-from pat_jax.profiling.predict.targets import Target, chips
+from pat_jax.profiling.predict.targets import Target
 
 TARGETS = ("h100:8", "a100:8", "h200:8", "b200:8", "a40:8", "h100:8x4", "v5e:4x4", "v5p:4x4x4")
 targets = st.sampled_from(TARGETS)

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pat_jax.engine.warm_up.recheck import NOISE, changes, rescaled
 from pat_jax.planning.types import Split
-from pat_jax.profiling.measure.recheck import NOISE, changes, rescaled
 
 DP2, TP2 = Split(2, 1), Split(1, 2)
 seconds = st.floats(1e-6, 1e3)

@@ -4,8 +4,9 @@ import re
 
 import pytest
 
+from pat_jax.common.chips import chip_of, chips
 from pat_jax.common.errors import UserError
-from pat_jax.profiling.predict.targets import Target, chip_of, chips
+from pat_jax.profiling.predict.targets import Target
 
 
 @pytest.mark.parametrize(

@@ -6,11 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pat_jax.common.chips import chips
 from pat_jax.models.presets import preset
 from pat_jax.profiling.predict.composer import Composer
 from pat_jax.profiling.predict.links import added, links_of
 from pat_jax.profiling.predict.sources import kernels_for
-from pat_jax.profiling.predict.targets import Target, chips
+from pat_jax.profiling.predict.targets import Target
 from pat_jax.profiling.predict.update_times import ATTENTION, Seconds, UpdateTimes
 from pat_jax.profiling.predict.update_work import Collective, Rows, UpdateWork, Work
 

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
+from pat_jax.engine.warm_up.warm_up import Timed, Warmup
 from pat_jax.planning.latency.model import ROUNDS, TABLES
 from pat_jax.planning.types import Split
-from pat_jax.profiling.measure.warm_up import Timed, Warmup
 
 TP2 = Split(1, 2)
 

@@ -29,10 +29,10 @@ from pat_jax.rl.types import FinishReason, Prompt, Rollout, RolloutGroup
 from pat_jax.run.generation import (
     EVAL,
     Generator,
-    describe_rollouts,
     full_load,
     sampling_request,
 )
+from pat_jax.run.rollout_metrics import describe_rollouts
 
 SPLIT = Split(1, 1)
 CONFIG = RolloutConfig(

@@ -62,7 +62,6 @@ def row(step: int, **changes: object) -> dict[str, object]:
         "rollout/switches": step % 2,
         "rollout/switch_seconds": 0.25 * (step % 2),
         "rollout/predicted_saving_s": 1.5 * (step % 2),
-        "rollout/regret": 0.0625,
         "rollout/drafted": 400,
         "rollout/accepted": 100,
         "rollout/drafted_own": 400,

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pat_jax.common.chips import chips
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.policy import Policy
 from pat_jax.models.presets import PRESETS, preset
-from pat_jax.profiling.predict.targets import chips
 from pat_jax.rl.types import FinishReason, Prompt, Rollout, RolloutGroup
 from pat_jax.run.speed import describe_memory, describe_update, sequence_lengths
 from pat_jax.training.model_flops import matrix_weights, training_flops

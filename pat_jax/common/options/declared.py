@@ -9,17 +9,18 @@ import inspect
 import math
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import Field, dataclass, fields, is_dataclass, replace
 from dataclasses import field as dataclass_field
 from difflib import get_close_matches
 from functools import cache
+from operator import attrgetter
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from pat_jax.common.rules import OptionError
+from pat_jax.common.rules import OptionError, Rule
 
 # Metadata of the field, one at most, that its section's bare name stands for.
 SHORT_FORM = {"is_short_form": True}
-_STANDS_FOR, _IS_AUTO = "stands_for", "is_auto"
+_STANDS_FOR, _IS_AUTO, _RULE = "stands_for", "is_auto", "rule"
 AUTO = "auto"
 NONE_OF_MANY = "[]"  # as YAML writes it, where an option takes many
 LARGEST = 2**63 - 1  # what arrays, seeds and files can hold
@@ -34,12 +35,54 @@ def stands_for(values: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     return {_STANDS_FOR: values}
 
 
-def auto() -> Any:
+def option(default: Any, rule: Rule, **metadata: Any) -> Any:
+    """The default of a field, and what its value has to be unless it is None."""
+    return dataclass_field(default=default, metadata={_RULE: rule, **metadata})
+
+
+def auto(rule: Rule) -> Any:
     """The default of a number that is None until the model is known; `auto` is the word for it.
 
     Nothing reads the field before that (`config/by_model.py`), so that its type is that of the number.
     """
-    return dataclass_field(default=None, metadata={_IS_AUTO: True})
+    return option(None, rule, **{_IS_AUTO: True})
+
+
+@dataclass(frozen=True)
+class Options:
+    """The options of a command, or a section of them; each field's value keeps its rule.
+
+    Classes that share options inherit them. A class that declares such a field again, for another
+    default, has the text under the inherited one unless it has its own.
+    """
+
+    SECTION = ""  # how the names of the options begin, such as "rollout."
+
+    def __post_init__(self):
+        """
+        Raises:
+          OptionError: a value breaks the rule of its field.
+        """
+        for each in filter(lambda field: _RULE in field.metadata, fields(self)):
+            value, (is_valid, expected) = getattr(self, each.name), each.metadata[_RULE]
+            self.need(each.name, value is None or is_valid(value), expected)
+
+    def need(self, name: str, is_valid: bool, expected: str) -> None:
+        """
+        Args:
+          name: of one of these options, or of one in a section of them such as "rollout.compile".
+
+        Raises:
+          OptionError: its value is not valid.
+        """
+        if not is_valid:
+            value = attrgetter(name)(self)
+            words = " ".join(map(str, value)) if isinstance(value, tuple) else value
+            raise OptionError(self.SECTION + name, words, expected)
+
+    def shared(self, base: type["Options"]) -> dict[str, Any]:
+        """The values of the options that are inherited from `base`."""
+        return {each.name: getattr(self, each.name) for each in fields(base)}
 
 
 @dataclass(frozen=True)
@@ -118,7 +161,7 @@ class Option:
 def options_of(config: Any, prefix: str = "") -> Iterator[Option]:
     """Every option of a configuration: its own first, then those of each section."""
     hints, texts = get_type_hints(type(config)), _field_texts(type(config))
-    values = {field: getattr(config, field.name) for field in fields(config)}
+    values = {field: getattr(config, field.name) for field in ordered_fields(config)}
     for field, value in values.items():
         name, is_short = field.name, "is_short_form" in field.metadata
         if not is_dataclass(value):
@@ -129,6 +172,12 @@ def options_of(config: Any, prefix: str = "") -> Iterator[Option]:
     for field, value in values.items():
         if is_dataclass(value):
             yield from options_of(value, f"{prefix}{field.name}.")
+
+
+def ordered_fields(config: Any) -> "list[Field[Any]]":
+    """The fields that the class declares itself, then those that it inherits alone."""
+    names = [name for base in type(config).__mro__ for name in inspect.get_annotations(base)]
+    return sorted(fields(config), key=lambda field: names.index(field.name))
 
 
 def build(config: Any, texts: Mapping[str, Sequence[str]], options: Mapping[str, Option]) -> Any:

@@ -16,15 +16,16 @@ from pat_jax.config.sft import SftConfig
 from pat_jax.engine.draft_choice import checkpoint_shape
 from pat_jax.engine.layout.layout import factored_mesh, layout_chain
 from pat_jax.engine.memory import memory_limit
+from pat_jax.engine.warm_up.kernel_check import usable_kernels
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.hf_load import load_params
 from pat_jax.models.policy import Params, Policy
-from pat_jax.profiling.measure.kernel_check import usable_kernels
 from pat_jax.rl.batches import TrainBatch
+from pat_jax.rl.example_files import ExampleColumns
 from pat_jax.rl.examples import ExampleReader, Examples, Read
 from pat_jax.rl.packing import Shape
 from pat_jax.rl.supervised import to_example_batch
-from pat_jax.rl.tokenizer import HuggingFaceTokenizer, check_vocabulary
+from pat_jax.rl.tokenizer import Chat, HuggingFaceTokenizer, check_vocabulary
 from pat_jax.run.adapters import first_adapters, identity
 from pat_jax.run.checkpoint_meta import check_fingerprint
 from pat_jax.run.folder import CHECKPOINTS
@@ -142,15 +143,19 @@ def _read(config: SftConfig, model: ModelConfig) -> tuple[Read, Read]:
     """What is trained on and what is evaluated on: of the same files, or of others."""
     files, heldout = find_files("data", config.data.files, otherwise=""), config.eval.data
     evaluated_files = find_files("eval.data", heldout, otherwise="", split="test")
+    data = config.data
     tokenizer = HuggingFaceTokenizer(
-        local_checkpoint(config.model, weights=False), config.data.chat
+        local_checkpoint(config.model, weights=False),
+        Chat(data.system_prompt, data.template_variables),
     )
     check_vocabulary(tokenizer, model.vocab_size, source=config.model)
     reader = ExampleReader(
         tokenizer,
         config.max_length,
         is_truncated=config.truncate,
-        columns=config.data.columns,
+        columns=ExampleColumns(
+            data.prompt_key, data.completion_key, data.messages_key, data.text_key
+        ),
         completion_only=config.completion_only_loss,
         assistant_only=config.assistant_only_loss,
         option="--max_length",

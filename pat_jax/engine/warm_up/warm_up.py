@@ -31,12 +31,12 @@ from pat_jax.engine.sequences.state import (
     Until,
     seen_shape,
 )
+from pat_jax.engine.warm_up.dummy_bursts import DummyBursts
+from pat_jax.engine.warm_up.recheck import describe, rescaled
 from pat_jax.models.policy import Params
 from pat_jax.planning.drafts import KINDS, MOST
 from pat_jax.planning.latency.model import ROUNDS, TABLES, LatencyModel
 from pat_jax.planning.types import Split
-from pat_jax.profiling.measure.dummy_bursts import DummyBursts
-from pat_jax.profiling.measure.recheck import describe, rescaled
 
 log = logging.getLogger(__name__)
 

@@ -5,29 +5,42 @@ Knows traces and prices. Does not know how the best path is found.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
-from pat_jax.config.rollout import RolloutConfig
 from pat_jax.engine.trace import Balanced, RolloutTrace, Switch
-from pat_jax.planning.planner.planner import CostModelPlanner, Planner
+from pat_jax.planning.planner.planner import Planner
 from pat_jax.planning.types import MIGRATE_ALL, Load, Plan, Split
-from pat_jax.profiling.simulate.hindsight import clairvoyant
+from pat_jax.profiling.simulate.hindsight import Hindsight, clairvoyant
 from pat_jax.profiling.simulate.machine import Machine, Workload
 from pat_jax.profiling.simulate.simulator import replay
 
 
-def regret(workload: Workload, machine: Machine, trace: RolloutTrace) -> float:
-    """What a rollout's path took over the best path in hindsight, minus 1.
+@dataclass(frozen=True)
+class Regret:
+    """What the path of a rollout takes, and the best one in hindsight.
 
-    Both are priced by `machine`, not by the clock: a noisy moment is no wrong decision.
+    Both by the prices of a machine, not by the clock: a noisy moment is no wrong decision.
     """
+
+    taken_s: float
+    best: Hindsight
+
+    @property
+    def seconds(self) -> float:
+        return self.taken_s - self.best.total_s
+
+    @property
+    def share(self) -> float:
+        return self.seconds / self.best.total_s
+
+
+def regret(workload: Workload, machine: Machine, trace: RolloutTrace) -> Regret:
     splits = {str(split): split for split in machine.splits}
     path = tuple((splits[switch.target], switch) for switch in trace.switches)
     planner = _AsTaken(splits[trace.path[0]], path, trace.balanced, machine.check_every)
-    taken = replay(workload, planner, machine)
-    return taken.total_s / clairvoyant(workload, machine).total_s - 1
+    return Regret(replay(workload, planner, machine).total_s, clairvoyant(workload, machine))
 
 
 @dataclass(frozen=True)
@@ -80,38 +93,3 @@ class _AsTaken(Planner):
 def _fullest(group: np.ndarray) -> int:
     """Live sequences of the fullest group."""
     return int(np.bincount(group).max())
-
-
-def planned_regret(
-    planner: CostModelPlanner,
-    config: RolloutConfig,
-    sequences: np.ndarray,
-    trace: RolloutTrace,
-    *,
-    capacity: int,
-    expected: np.ndarray | None = None,
-) -> float:
-    """The regret of a rollout that `planner` planned, by its own prices.
-
-    Layouts that have not run get no benefit of the doubt: hope that they are faster is a reason to
-    try one, and no loss.
-
-    Args:
-      sequences: int[3, sequences], tokens of each one's prompt and response, and the prompt's id.
-      expected: float[sequences], tokens of the responses as was believed when it began.
-      capacity: the most sequences that the engine's buckets are made for.
-    """
-    missing = planner.uncompiled.compile_s if planner.uncompiled else ()
-    splits = [split for split in planner.splits if split not in missing]
-    correction = planner.latency.correction.soberly(splits)
-    machine = Machine.of(
-        replace(planner.latency, correction=correction),
-        splits,
-        config,
-        capacity=capacity,
-        memory=planner.memory,
-        host_s_per_sequence=correction.per_sequence_s,
-    )
-    prompts, responses, prompt_id = sequences
-    cap = config.max_completion_length
-    return regret(Workload(prompts, responses, cap, prompt_id, expected), machine, trace)

@@ -1,0 +1,42 @@
+"""Accelerators as their makers describe them: data, in `chips.yaml`."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Literal
+
+import yaml
+
+
+@dataclass(frozen=True)
+class Chip:
+    """One device, as its maker describes it."""
+
+    name: str
+    platform: Literal["cuda", "tpu"]
+    memory_bytes: int
+    memory_bytes_s: float
+    flops_s: float  # bfloat16, no sparsity
+    link: str  # between devices of a host, or of a TPU slice
+    links: int  # of a device
+    link_bytes_s: float  # one way, all links of a device together
+    host_link_bytes_s: float  # one way, a device's share of its host's network
+    pcie_bytes_s: float  # one way, between a device and its host's memory
+    largest_host: int = 0  # devices; 0: no limit
+    dimensions: int = 0  # of a TPU's torus
+    description: str = ""  # a GPU, for XLA's compiler: a GpuTargetConfig in text form
+    device_kinds: tuple[str, ...] = ()  # what JAX calls it
+
+
+@lru_cache(maxsize=1)
+def chips() -> Mapping[str, Chip]:
+    """Every accelerator known here, by name."""
+    rows = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
+    kinds = {name: tuple(row.pop("device_kinds")) for name, row in rows.items()}
+    return {name: Chip(name, **row, device_kinds=kinds[name]) for name, row in rows.items()}
+
+
+def chip_of(device_kind: str) -> Chip | None:
+    """The one that JAX calls so; None: it is not known here."""
+    return next((chip for chip in chips().values() if device_kind in chip.device_kinds), None)

@@ -1,0 +1,70 @@
+"""The options that every command has that only generates, and how they become those of a run."""
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from pat_jax.common.options.declared import option
+from pat_jax.common.rules import RESPONSES
+from pat_jax.config.data import DataConfig
+from pat_jax.config.learning import AlgorithmConfig
+from pat_jax.config.rollout import RolloutConfig
+from pat_jax.config.run import RunConfig
+from pat_jax.config.shared import OnDevices, Planned
+
+SHORTEST_CACHE = 256  # tokens; fewer and longer buckets compile sooner
+
+
+@dataclass(frozen=True)
+class Generating(Planned, OnDevices):
+    """A policy that is not trained, and the engine that samples from it."""
+
+    adapter: str = ""
+    """A PEFT adapter directory, or one of the Hugging Face Hub (owner/name); the adapters are merged into
+    the weights of --model."""
+    batch: int = option(32, RESPONSES)
+    """Sequences generated at once (rounded up to a multiple of the devices)."""
+    weights: Literal["auto", "int8", "fp8"] = "auto"
+    """auto keeps the weights in compute_dtype; int8 and fp8 (e4m3) quantize those of linear layers,
+    with a scale for each output: a half or a quarter of the memory, and another model by a little."""
+
+    def model_of(self, data: DataConfig, run_dir: str = "") -> RunConfig:
+        """The options that say which model this is, under the names of a run."""
+        return RunConfig(
+            model=self.model,
+            run_dir=run_dir,
+            layout=self.layout,
+            train=False,
+            data=data,
+            seed=self.seed,
+            compute_dtype=self.compute_dtype,
+        )
+
+    def engine_of(
+        self, run: RunConfig, num_devices: int, rows: int, lengths: tuple[int, int], **sampling: Any
+    ) -> RunConfig:
+        """`run` with the options that an engine is built by.
+
+        Args:
+          rows: sequences that run at once, at least.
+          lengths: tokens of the longest prompt and of the longest response.
+          sampling: other options of `RolloutConfig`.
+        """
+        (prompt, response), page = lengths, RolloutConfig.page_size
+        rows = math.ceil(rows / num_devices) * num_devices
+        rollout = RolloutConfig(
+            prompts_per_step=rows,
+            num_generations=1,
+            max_prompt_length=prompt,
+            max_completion_length=response,
+            weights=self.weights,
+            min_length=math.ceil(min(SHORTEST_CACHE, prompt + response) / page) * page,
+            **sampling,
+        )
+        return replace(
+            run,
+            profile=self.profile,
+            speculation=self.speculation,
+            rollout=rollout,
+            algorithm=AlgorithmConfig(mini_batch_size=rows),
+        )

@@ -1,0 +1,84 @@
+"""The options that several commands share: one class for each set of them.
+
+Knows names, units, defaults and bounds. Does not know how they are parsed (`command_line.py`) or used.
+The string under a field is its help text on the command line.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from pat_jax.common.hosts.options import DistributedConfig
+from pat_jax.common.json_text import JsonError, has_lone_surrogate, parse_json
+from pat_jax.common.options.declared import Options, option
+from pat_jax.common.rules import DEVICES, GIVEN, LAYOUT, SEED, Rule, matches
+from pat_jax.config.speculation import SpeculationConfig
+
+ComputeDtype = Literal["auto", "float32", "bfloat16"]
+
+
+def _is_object(text: str) -> bool:
+    try:
+        return isinstance(parse_json(text or "{}"), dict)
+    except JsonError:
+        return False
+
+
+WHOLE_TEXT: Rule = (lambda text: not has_lone_surrogate(text), "text in UTF-8")
+JSON_OBJECT: Rule = (_is_object, """a JSON object such as '{"enable_thinking": false}'""")
+ONE_LAYOUT = matches(f"auto|{LAYOUT}", "auto or a layout such as dp4tp2")
+
+
+@dataclass(frozen=True)
+class OnDevices(Options):
+    """A model, and the devices that compute with it."""
+
+    model: str = ""
+    seed: int = option(0, SEED)
+    """Seed of sampling."""
+    devices: int = option(0, DEVICES)
+    """Devices to use, of all processes together; 0 takes all (on CPU the largest power of two up
+    to min(cores, 8) in each process)."""
+    compute_dtype: ComputeDtype = "auto"
+    distributed: DistributedConfig = field(default_factory=DistributedConfig)
+
+
+@dataclass(frozen=True)
+class Planned(Options):
+    """How the layouts of a rollout are found."""
+
+    layout: str = option("auto", ONE_LAYOUT)
+    """auto plans the layout of every moment; `dp2tp4` pins one, whose groups are still kept even."""
+    profile: str = option("auto", GIVEN)
+    """What the planner plans by: a file of `python -m pat_jax.profile`; auto takes the one that was
+    measured for this model on these devices, if any; none measures a quick one while warming up."""
+    speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
+
+
+@dataclass(frozen=True)
+class ChatOptions(Options):
+    """What every prompt gets that a chat template turns into text."""
+
+    system_prompt: str = option("", WHOLE_TEXT)
+    """System message of chats that have none."""
+    chat_template_kwargs: str = option("", JSON_OBJECT)
+    """Variables of the chat template, a JSON object such as '{"enable_thinking": false}'."""
+
+    @property
+    def template_variables(self) -> Mapping[str, Any]:
+        return json.loads(self.chat_template_kwargs or "{}")
+
+
+@dataclass(frozen=True)
+class UpdateOptions(Options):
+    """How the layers of an update run."""
+
+    remat: Literal["full", "attention", "dots", "none"] = "full"
+    """What the backward pass keeps of each layer, the rest being computed anew: its input alone (full),
+    the output of attention too, so that its kernel runs forward once (attention), the products with
+    weights as well (dots), or all (none). Least memory first, least arithmetic last."""
+    scan_layers: Literal["auto", "true", "false"] = "auto"
+    """Run the layers of an update as a loop, which compiles in the time of one layer but reads their
+    parameters from a copy in compute_dtype; auto does on TPUs, and on CPUs in float32, for models of at
+    least 8 layers."""
