@@ -11,10 +11,9 @@ The data sets have one response a prompt. What siblings and earlier epochs are w
 shown on simulations, which draw from the real marginal distribution by a hierarchy of
 scores: ρ of the variance a prompt's own, correlated φ from epoch to epoch. `matched` is the model's
 own assumption; `heavy` has Student's t (4 degrees of freedom) within a prompt and prompts
-of unequal spread. The trend is shown on the mean lengths that 976 logged PPO steps had, with the
-shape of GSM8K's lengths; the two halves differ in shape there at every step, and no new step mends
-it. A rollout's end is one response's: twenty splits of a data set see the same few longest ones
-(GSM8K's are 516, 1,285 and 4,096 tokens), so that its coverage has no more to say than those.
+of unequal spread. A rollout's end is one response's: twenty splits of a data set see the same few
+longest ones (GSM8K's are 516, 1,285 and 4,096 tokens), so that its coverage has no more to say than
+those.
 """
 
 import argparse
@@ -23,7 +22,6 @@ import json
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -34,12 +32,9 @@ from benchmarks.response_lengths import (
     at_quantiles,
     halves,
     hierarchy,
-    logged_means,
     real_lengths,
-    scaled_to,
 )
 from pat_jax.planning.lengths.model import LengthModel
-from pat_jax.planning.lengths.trend import LengthTrend
 from pat_jax.planning.types import Siblings
 
 BANDS = {"50": (0.25, 0.75), "90": (0.05, 0.95)}
@@ -167,29 +162,6 @@ def on_simulated_groups(folder: Path) -> dict[str, dict]:
     return results
 
 
-def on_logged_trends(folder: Path) -> dict[str, dict]:
-    """One step ahead through each logged run, from its fifth step on; halves as everywhere."""
-    shape, _ = real_lengths(folder, "gsm8k, Qwen2-7B")
-    runs = logged_means(folder)
-    runs["made up: 3 % longer at each of 100 steps"] = (100 * 1.03 ** np.arange(100)).tolist(), 4096
-    taught, looked_at = halves(shape, seed=0)
-    results: dict[str, dict] = {}
-    for run, (means, cap) in runs.items():
-        for has_trend in (True, False):
-            rng, model, places = np.random.default_rng(7), LengthModel.empty(cap), Places()
-            for step, mean in enumerate(means):
-                if step >= 5:
-                    lengths = scaled_to(rng.choice(looked_at, 256), mean, cap)
-                    places.add(model, lengths, np.arange(256), is_informed=False)
-                lengths = scaled_to(rng.choice(taught, 256), mean, cap)
-                model = model.updated(lengths, lengths >= cap)
-                if not has_trend:
-                    still = LengthTrend(level_variance=1e-12, slope_variance=1e-12)
-                    model = replace(model, trend=still)
-            results.setdefault(run, {})["trend" if has_trend else "no trend"] = places.summary()
-    return results
-
-
 def median_ms(call: Callable[[], object], repeats: int = 200) -> float:
     seconds = []
     for _ in range(repeats):
@@ -247,7 +219,6 @@ def main() -> None:
         "milliseconds_a_replan": milliseconds(),
         "real_lengths": on_real_lengths(folder),
         "simulated_groups": on_simulated_groups(folder),
-        "logged_trends": on_logged_trends(folder),
     }
     result["seconds"] = round(time.perf_counter() - start)
     args.output.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")

@@ -21,7 +21,6 @@ FILES = {  # file, column of the length, column of a weight, cap in tokens
     ),
     "Azure 2023, code": ("azure2023_code_lengths.csv", "generated_tokens", "", 4096),
 }
-STEP_LOGS = "verl_gsm8k_step_logs.csv"
 LARGEST_HALF = 1024
 
 
@@ -48,17 +47,6 @@ def halves(lengths: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
     return shuffled[:half], shuffled[half : 2 * half]
 
 
-def logged_means(folder: Path) -> dict[str, tuple[list[float], int]]:
-    """Mean response length of each step of each logged run, tokens; and the longest ever."""
-    table = columns(folder / STEP_LOGS)
-    runs: dict[str, tuple[list[float], int]] = {}
-    for run in dict.fromkeys(table["run"]):
-        at = [i for i, name in enumerate(table["run"]) if name == run]
-        means = [float(table["response_length_mean"][i]) for i in at]
-        runs[run] = means, int(max(float(table["response_length_max"][i]) for i in at))
-    return runs
-
-
 def hierarchy(
     rng: np.random.Generator, *, kind: str, share: float, persistence: float
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
@@ -81,13 +69,3 @@ def hierarchy(
 def at_quantiles(lengths: np.ndarray, quantile: np.ndarray) -> np.ndarray:
     place = (quantile * len(lengths)).astype(int).clip(0, len(lengths) - 1)
     return np.sort(lengths)[place]
-
-
-def scaled_to(lengths: np.ndarray, mean: float, cap: int) -> np.ndarray:
-    """All lengths times one number, so that cut at the cap they have that mean."""
-    low, high = 0.0, 100.0
-    for _ in range(50):
-        middle = (low + high) / 2
-        is_short = np.minimum(middle * lengths, cap).mean() < mean
-        low, high = (middle, high) if is_short else (low, middle)
-    return np.clip(np.rint(high * lengths), 1, cap).astype(int)

@@ -110,12 +110,10 @@ def planned_regret(
       expected: float[sequences], tokens of the responses as was believed when it began.
       capacity: the most sequences that the engine's buckets are made for.
     """
-    missing = planner.uncompiled.compile_s if planner.uncompiled else ()
-    splits = [split for split in planner.splits if split not in missing]
-    correction = planner.latency.correction.soberly(splits)
+    correction = planner.latency.correction.soberly(planner.splits)
     machine = Machine.of(
         replace(planner.latency, correction=correction),
-        splits,
+        planner.splits,
         config,
         capacity=capacity,
         memory=planner.memory,

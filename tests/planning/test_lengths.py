@@ -72,10 +72,9 @@ class TestSurvival:
 
     def test_with_nothing_known_of_siblings_it_is_the_same_curve(self, experienced):
         """A new prompt with one running sample: no news, but for the few that are strangers."""
-        calm = replace(experienced, trend=replace(experienced.trend, level_variance=1e-12))
         ask = np.array([0]), np.array([4096]), np.arange(0, 4000, 100)
-        alone = calm.survival(*ask, siblings([0], prompt=[12345]))
-        np.testing.assert_allclose(alone, calm.survival(*ask), atol=0.01)
+        alone = experienced.survival(*ask, siblings([0], prompt=[12345]))
+        np.testing.assert_allclose(alone, experienced.survival(*ask), atol=0.01)
 
 
 class TestSiblings:
@@ -154,30 +153,6 @@ class TestExpected:
         assert expected[0] == expected[2] > expected[3] > expected[1]
 
 
-class TestTrend:
-    @staticmethod
-    def grown(rate: float, iterations: int = 25) -> LengthModel:
-        rng, model = np.random.default_rng(1), LengthModel.empty(8192)
-        for i in range(iterations):
-            lengths = np.rint(np.exp(rate * i) * rng.lognormal(5, 0.5, 512)).astype(int)
-            model = model.updated(lengths, np.zeros(512, bool))
-        return model
-
-    @pytest.mark.parametrize("rate", [0.0, 0.03, -0.03])
-    def test_the_next_iterations_lengths_are_expected_and_not_the_last_ones(self, rate):
-        model = self.grown(rate)
-        median = np.exp(5 + rate * 25)
-        alive = model.survival(np.array([0]), np.array([8192]), np.array([round(median)]))[0, 0]
-        assert alive == pytest.approx(0.5, abs=0.03)
-
-    def test_a_sudden_change_is_followed(self):
-        rng, model = np.random.default_rng(2), LengthModel.empty(8192)
-        for median in [100] * 6 + [400] * 4:
-            model = model.updated(log_normal(rng, 512, median), np.zeros(512, bool))
-        alive = model.survival(np.array([0]), np.array([8192]), np.array([400]))[0, 0]
-        assert 0.35 < alive < 0.65
-
-
 class TestManySequences:
     """More than `EXACT_ROWS` share curves: nearly the same numbers, the same promises."""
 
@@ -215,7 +190,7 @@ def test_the_model_is_a_value(experienced):
 
 def test_lengths_beyond_the_cap_count_at_the_cap():
     model = LengthModel.empty(CAP).updated(np.array([CAP + 5, 3]), np.array([True, False]))
-    at = model.baseline.bins(np.array([CAP, 3]), 0.0)
+    at = model.baseline.bins(np.array([CAP, 3]))
     assert (model.baseline.cut[at[0]], model.baseline.ended[at[1]]) == (1, 1)
 
 

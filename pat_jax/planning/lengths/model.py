@@ -1,8 +1,8 @@
 """How long will it go on? Survival of the running responses, from all that was seen so far.
 
-Three parts, each in a file of its own: the `Baseline` distribution of lengths (Kaplan-Meier, with a
-prior), the `LengthTrend` of its level over iterations, and the `PromptEffects` that tell a response
-from its prompt's earlier ones and its siblings. Plans nothing; knows no device.
+Two parts, each in a file of its own: the `Baseline` distribution of lengths (Kaplan-Meier, with a
+prior), and the `PromptEffects` that tell a response from its prompt's earlier ones and its
+siblings. Plans nothing; knows no device.
 """
 
 from dataclasses import asdict, dataclass, field, replace
@@ -13,14 +13,14 @@ import numpy as np
 from scipy.special import ndtr
 
 from pat_jax.common.errors import UserError
-from pat_jax.planning.lengths.baseline import SMALLEST, Baseline
+from pat_jax.planning.lengths.baseline import BINS_PER_EFOLD, FIRST_TOKEN, SMALLEST, Baseline
 from pat_jax.planning.lengths.prompt_effects import Evidence, PromptEffects
-from pat_jax.planning.lengths.trend import LengthTrend
 from pat_jax.planning.types import Siblings
 
-VERSION = 2  # of the JSON
+VERSION = 3  # of the JSON; 2 is read as well
 STRANGERS = 0.02  # share of responses that have nothing to do with their prompt
-SHIFT_DOUBT = 0.1  # standard deviation of a rollout's shift that no trend tells, in scores
+SHIFT_DOUBT = 0.1  # standard deviation of a rollout's shift against those before, in scores
+FIRST_SHIFT_DOUBT = 1.0  # the same before anything was seen
 EXACT_ROWS = 256  # more sequences than that share curves with others much like them
 MEAN_POINTS = 257  # lengths at which a curve is looked at for its mean
 STEPS_PER_SCORE = 8  # to which scores are rounded then
@@ -34,7 +34,6 @@ class LengthModel:
     """A value: `updated` with each rollout, asked for `survival` at each plan."""
 
     baseline: Baseline
-    trend: LengthTrend = field(default_factory=LengthTrend)
     effects: PromptEffects = field(default_factory=PromptEffects)
     keep: float = 0.8  # weight of the past at each update: the distribution's shape drifts, too
 
@@ -59,8 +58,7 @@ class LengthModel:
     @property
     def shift_variance(self) -> float:
         """Variance of the shift that the next rollout's scores have in common."""
-        scale = max(self.baseline.scale, 0.01)
-        return self.trend.level_variance / scale**2 + SHIFT_DOUBT**2
+        return (SHIFT_DOUBT if self.baseline.at_risk[0] else FIRST_SHIFT_DOUBT) ** 2
 
     def updated(
         self, lengths: np.ndarray, is_cut: np.ndarray, prompt: np.ndarray | None = None
@@ -74,28 +72,14 @@ class LengthModel:
         """
         if not len(lengths):
             return self
-        ids, prompt_of = np.unique(
-            np.arange(len(lengths)) if prompt is None else prompt, return_inverse=True
-        )
-        rollout = Baseline.empty(self.cap).plus(lengths, is_cut, level=0.0)
-        shift = 0.0 if not self.baseline.at_risk[0] else self.baseline.shift_to(rollout)
-        trend = self.trend
-        if shift is not None:
-            trend = trend.observed(shift, self._level_noise(rollout, len(ids)))
-        baseline = self.baseline.faded(self.keep).plus(lengths, is_cut, trend.level)
-        model = replace(self, baseline=baseline, trend=trend)
-        if prompt is not None:
-            evidence = model._evidence(lengths, is_cut, prompt_of)
-            effects = self.effects.updated(ids, evidence, model.shift_variance, self.keep)
-            model = replace(model, effects=effects)
-        return replace(model, trend=trend.next(largest=float(np.log(self.cap))))
-
-    def _level_noise(self, rollout: Baseline, num_prompts: int) -> float:
-        """Variance of a measured level, log tokens squared: that of the mean of all responses."""
-        share = self.effects.share
-        per_prompt = rollout.at_risk[0] / num_prompts
-        own = (share + (1 - share) / per_prompt) / num_prompts
-        return max(rollout.scale, 0.01) ** 2 * own
+        baseline = self.baseline.faded(self.keep).plus(lengths, is_cut)
+        model = replace(self, baseline=baseline)
+        if prompt is None:
+            return model
+        ids, prompt_of = np.unique(prompt, return_inverse=True)
+        evidence = model._evidence(lengths, is_cut, prompt_of)
+        effects = self.effects.updated(ids, evidence, model.shift_variance, self.keep)
+        return replace(model, effects=effects)
 
     def survival(
         self,
@@ -178,7 +162,7 @@ class LengthModel:
     @cached_property
     def _bin_of(self) -> np.ndarray:
         """int[cap + 1], the baseline's bin of each number of tokens."""
-        return self.baseline.bins(np.arange(self.cap + 1), self.trend.level)
+        return self.baseline.bins(np.arange(self.cap + 1))
 
     @cached_property
     def _alive(self) -> np.ndarray:
@@ -221,7 +205,6 @@ class LengthModel:
             "prior_weight": self.baseline.prior_weight,
             "ended": self.baseline.ended.tolist(),
             "cut": self.baseline.cut.tolist(),
-            "trend": asdict(self.trend),
             "effects": {
                 name: value.tolist() if isinstance(value, np.ndarray) else value
                 for name, value in asdict(self.effects).items()
@@ -230,26 +213,37 @@ class LengthModel:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> "LengthModel":
-        """
+        """What this version or the one before has written; entries of no meaning now are left out.
+
         Raises:
-          UserError: it was written by another version.
+          UserError: an older version has written it.
         """
-        if data.get("version") != VERSION:
+        if data.get("version") not in (2, VERSION):
             raise UserError(
                 f"the length model was saved as version {data.get('version', 1)}, this is version "
                 f"{VERSION}: start the run afresh, or resume it with the pat_jax that wrote it."
             )
-        ended, cut = (np.array(data[name], float) for name in ("ended", "cut"))
+        baseline = Baseline.empty(data["cap"], data["prior_weight"])
+        ended, cut = (_counts(data, name, len(baseline.ended)) for name in ("ended", "cut"))
         effects = dict(data["effects"])
         effects["prompt"] = np.array(effects["prompt"], np.int64)
         for name in ("mean", "variance"):
             effects[name] = np.array(effects[name], float)
         return cls(
-            Baseline(ended, cut, data["cap"], data["prior_weight"]),
-            LengthTrend(**data["trend"]),
+            replace(baseline, ended=ended, cut=cut),
             PromptEffects(**effects),
             data["keep"],
         )
+
+
+def _counts(data: dict[str, Any], name: str, size: int) -> np.ndarray:
+    """Responses by bin, float64[bins]. Version 2 has one token in the middle, at e to its level."""
+    counts = np.array(data[name], float)
+    if data["version"] == VERSION:
+        return counts
+    level = round(BINS_PER_EFOLD * data["trend"]["level"])
+    bins = np.arange(len(counts)) - len(counts) // 2 + FIRST_TOKEN + level
+    return np.bincount(np.clip(bins, 0, size - 1), counts, size)
 
 
 def mean_moments(most: int) -> np.ndarray:

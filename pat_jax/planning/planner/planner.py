@@ -24,10 +24,9 @@ from pat_jax.planning.memory import MemoryModel
 from pat_jax.planning.planner.balance import MovePrices, balance_seconds
 from pat_jax.planning.planner.budget import RegretBudget, without_optimism
 from pat_jax.planning.planner.carry import carry_seconds, cheapest_carry
-from pat_jax.planning.planner.compilation import Uncompiled, follow
 from pat_jax.planning.planner.costs import CostTables
 from pat_jax.planning.planner.forecast import Forecast
-from pat_jax.planning.planner.priced import Costs
+from pat_jax.planning.planner.priced import Costs, follow
 from pat_jax.planning.planner.stagger import Queue, Schedule
 from pat_jax.planning.planner.stagger_prices import decided, scheduled_forecast
 from pat_jax.planning.planner.uneven import Unevenness, is_within_bucket
@@ -105,7 +104,6 @@ class CostModelPlanner(Planner):
     grid: int = 48  # future moments looked at
     is_frozen: bool = False  # no cost of a step or a switch is ever corrected: `--deterministic`
     memory: MemoryModel | None = None  # pools that are too small cost turns; no room, no candidate
-    uncompiled: Uncompiled | None = None  # layouts that no plan leads to until they are compiled
     acceptance: AcceptanceByAge | None = None  # what drafts are worth; None: there are none
     drafts: DraftLimits = UNLIMITED
     switch_costs: SwitchCosts = field(default_factory=SwitchCosts)  # as this run has seen them
@@ -124,7 +122,7 @@ class CostModelPlanner(Planner):
         self.acceptance = self.acceptance and self.acceptance.of_new_rollout()
         # Does not count on even groups: short rollouts end before any move that evens them pays.
         forecast = Forecast.of(load, self.lengths, self.splits, None, self.grid)
-        costs = self._compiled_only(self._costs(forecast), None)
+        costs = self._costs(forecast)
         total, choices = costs.cheapest(self.safety)
         if not self.switch_costs.seen:
             # To begin elsewhere than where to stay, for the sake of the prefill, stakes a switch
@@ -135,6 +133,11 @@ class CostModelPlanner(Planner):
         self._uneven = Unevenness()
         return self.splits[start]
 
+    def rollout_s(self, load: Load) -> float:
+        """Predicted seconds of a rollout of `load` that has not begun."""
+        costs = self._costs(Forecast.of(load, self.lengths, self.splits, None, self.grid))
+        return float((costs.cheapest(self.safety)[0] + costs.prefill).min())
+
     def stagger(self, queue: Queue, current: Split) -> Stagger | None:
         lengths, here = queue.drawn(self.lengths), self.splits.index(current)
         rows = self._rows(queue, current, lengths)
@@ -142,8 +145,7 @@ class CostModelPlanner(Planner):
             return None
 
         def costs(schedule: Schedule) -> Costs:
-            known = self._costs(scheduled_forecast(schedule, self.splits, self.grid))
-            return self._compiled_only(known, here)
+            return self._costs(scheduled_forecast(schedule, self.splits, self.grid))
 
         def seconds(schedule: Schedule) -> float:
             return float(costs(schedule).cheapest(self.safety)[0][here])
@@ -311,13 +313,12 @@ class CostModelPlanner(Planner):
     def _outlook(
         self, load: Load, current: Split, *, is_evened: bool = False
     ) -> tuple[Forecast, Costs]:
-        """What is expected and what it costs, without what has no room or is not compiled."""
+        """What is expected and what it costs, without what has no room."""
         # A sequence that waits although there are rows waits for pages.
         waits_for_rows = self.memory is None or load.live >= self._dense().capacity
         kind = {"rows_vary": not waits_for_rows, "is_evened": is_evened}
         forecast = Forecast.of(load, self.lengths, self.splits, current, self.grid, **kind)
-        here = self.splits.index(current)
-        return forecast, self._compiled_only(self._costs(forecast), here)
+        return forecast, self._costs(forecast)
 
     def _costs(self, forecast: Forecast) -> Costs:
         tables, memory = self._dense(), self.memory
@@ -336,11 +337,6 @@ class CostModelPlanner(Planner):
         if memory is None:
             return costs
         return costs.where(memory.has_room(self.splits), memory.may_switch(self.splits))
-
-    def _compiled_only(self, costs: Costs, here: int | None) -> Costs:
-        if self.uncompiled is None or not self.uncompiled.compile_s:
-            return costs
-        return self.uncompiled.leave_out(costs, here, self.safety, self.min_saving)
 
     def _book(self, load: Load, here: int, costs: Costs) -> None:
         """Books the burst since the last plan, and notes what the next one will cost in each layout."""
@@ -405,9 +401,9 @@ class CostModelPlanner(Planner):
 
     def _dense(self) -> CostTables:
         """The latency model's tables as arrays; its corrections are not in them."""
-        if self._tables is None or self._tables_of is not self.latency.decode_table:
-            self._tables = CostTables.of(
-                replace(self.latency, correction=Correction()), self.splits
-            )
-            self._tables_of = self.latency.decode_table
-        return self._tables
+        tables, of = self._tables, self.latency.decode_table
+        if tables is None or tables.splits != self.splits or self._tables_of is not of:
+            bare = replace(self.latency, correction=Correction())
+            tables = self._tables = CostTables.of(bare, self.splits)
+            self._tables_of = of
+        return tables

@@ -123,3 +123,15 @@ class Costs:
         at, before = np.arange(len(path)), np.concatenate([[start], path[:-1]])
         switches = self.switch[at, before, path] * self.any_live
         return float(self.run[path, at].sum() + safety * switches.sum())
+
+
+def follow(choices: np.ndarray, start: int) -> np.ndarray:
+    """The split to run in at each moment, int[moments], where `choices` lead from `start`.
+
+    Args:
+      choices: int[moments, from], the split that is best at each moment in each split.
+    """
+    path = np.empty(len(choices), int)
+    for j, choice in enumerate(choices):
+        start = path[j] = choice[start]
+    return path
