@@ -13,6 +13,13 @@ anew for each replay; no rollout ran on a GPU. Prints a table and writes JSON.
     gain     1 - time / static time
 
 Each wrong belief is held by a planner that starts afresh. "Next rollout": by then it has seen one.
+
+    python -m benchmarks.planner_regret --groups 'rho 0.3' 'rho 0.7' 'rho 0.9' unlike recorded \\
+        --gpus 8xH100 --sizes 128 512 --beliefs right --replays 8
+
+has eight samples of each prompt and prompt ids, which the planner's length model sees; what it knows of
+lengths is from other prompts. The next rollout is a later epoch of the same prompts
+(`benchmarks/prompt_groups.py`).
 """
 
 import argparse
@@ -30,9 +37,12 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.kernel_tables import GPUS, MODELS, SPLITS, add_data_option, measured_kernels
+from benchmarks.prompt_groups import GROUPS, recorded_groups
 from benchmarks.regret_cells import (
+    ALONE,
     BELIEFS,
     NO_TAIL,
+    RECORDED,
     SIZES,
     TAILED,
     Cell,
@@ -59,6 +69,7 @@ def quantities(excess: np.ndarray) -> dict[str, float]:
     return {name: round(100 * float(value), 3) for name, value in named.items()}
 
 
+AS_RECORDED = "recorded"
 STATICS = [f"static tp{split.tp}" for split in SPLITS]
 
 
@@ -124,8 +135,9 @@ def print_excess(title: str, table: dict[str, dict]) -> None:
 
 
 def grid(args: argparse.Namespace) -> Iterator[Cell]:
-    for gpu, model, size, lengths in product(args.gpus, MODELS, SIZES, (*TAILED, NO_TAIL)):
-        yield Cell(gpu, model, size, lengths, args.data, args.switch_s, args.host_us)
+    for groups, gpu, model, size in product(args.groups, args.gpus, MODELS, args.sizes):
+        for lengths in (RECORDED,) if groups == AS_RECORDED else (*TAILED, NO_TAIL):
+            yield Cell(gpu, model, size, lengths, args.data, args.switch_s, args.host_us, groups)
 
 
 def measure(args: argparse.Namespace) -> Iterator[dict[Cell, dict]]:
@@ -141,11 +153,13 @@ def measure(args: argparse.Namespace) -> Iterator[dict[Cell, dict]]:
 
 
 def tables_of(results: dict[Cell, dict]) -> dict[str, dict]:
-    parts = {
-        "with a tail": {c: seconds for c, seconds in results.items() if c.lengths in TAILED},
-        "without a tail": {c: seconds for c, seconds in results.items() if c.lengths == NO_TAIL},
-    }
-    return {name: summary(pooled(part)) for name, part in parts.items() if part}
+    parts: dict[str, dict[Cell, dict]] = {}
+    for cell, seconds in results.items():
+        name = "without a tail" if cell.lengths == NO_TAIL else "with a tail"
+        if cell.groups != ALONE:
+            name = f"groups {cell.groups}, {name}"
+        parts.setdefault(name, {})[cell] = seconds
+    return {name: summary(pooled(part)) for name, part in parts.items()}
 
 
 def main() -> None:
@@ -153,6 +167,9 @@ def main() -> None:
     add_data_option(parser)
     parser.add_argument("--replays", type=int, default=67, help="of each cell: 3 x 67 with tails")
     parser.add_argument("--gpus", nargs="+", choices=GPUS, default=list(GPUS))
+    parser.add_argument("--sizes", nargs="+", type=int, choices=SIZES, default=list(SIZES))
+    kinds = (ALONE, *GROUPS, AS_RECORDED)
+    parser.add_argument("--groups", nargs="+", choices=kinds, default=[ALONE], help="of samples")
     parser.add_argument("--beliefs", nargs="+", choices=BELIEFS, default=list(BELIEFS))
     parser.add_argument("--switch_s", type=float, default=SWITCH_S, help="fixed cost of a switch")
     parser.add_argument(
@@ -166,6 +183,8 @@ def main() -> None:
         for gpu in GPUS:
             measured_kernels(args.data, gpu)
         read(args.data)
+        if AS_RECORDED in args.groups:
+            recorded_groups(args.data)
     except NoData as error:
         sys.exit(str(error))
     results = {}
@@ -184,9 +203,10 @@ def report(
     by_cell = {}
     for cell in results:
         table = summary(pooled({cell: results[cell]}))
-        by_cell[f"{cell.model} on {cell.gpu}, {cell.size} sequences, {cell.lengths}"] = {
+        by_cell[str(cell)] = {
             "seconds": {name: round(float(np.mean(s)), 2) for name, s in results[cell].items()},
             "regret": {name: table["regret"][name] for name in held(results[cell])},
+            "next_rollout_regret": table["next_rollout"]["regret"],
             "gain_over_best_static": table["gain_over_best_static"],
         }
     return {

@@ -9,6 +9,13 @@ import numpy as np
 
 from benchmarks.kernel_tables import SPLITS, measured_kernels
 from benchmarks.naive import NaiveThreshold
+from benchmarks.prompt_groups import (
+    GROUPS,
+    RecordedGroups,
+    drawn_lengths,
+    drawn_rollouts,
+    recorded_groups,
+)
 from benchmarks.workloads import LengthData, read
 from pat_jax.config.rollout import RolloutConfig
 from pat_jax.engine.layout.buckets import Buckets
@@ -26,7 +33,15 @@ from pat_jax.profiling.simulate.simulator import replay
 
 SIZES = (128, 512, 2048)
 TAILED, NO_TAIL = ("math", "gsm", "r1"), "code"
-OTHER = {"math": "gsm", "gsm": "r1", "r1": "math", "code": "math"}  # to fit the wrong lengths on
+RECORDED = "rl"  # lengths of recorded groups of samples: see `prompt_groups`
+OTHER = {  # to fit the wrong lengths on
+    "math": "gsm",
+    "gsm": "r1",
+    "r1": "math",
+    "code": "math",
+    RECORDED: "gsm",
+}
+ALONE = "none"  # sequences without prompt ids, each drawn on its own
 FOLLOWING = 1_000_000  # seeds of the rollouts that follow one another
 FOLLOWED = 20  # of the first so many replays every other pair goes on to a second rollout
 DEAR, TIMES_DEARER = "switches 20x dearer", 20
@@ -61,13 +76,30 @@ class Cell:
     data: Path
     switch_s: float
     host_us: float = 0.0  # of each live sequence in each step, in every layout; no belief has it
+    groups: str = ALONE  # one of `GROUPS`; of `RECORDED` lengths: as recorded
+
+    def __str__(self) -> str:
+        name = f"{self.model} on {self.gpu}, {self.size} sequences, {self.lengths}"
+        return name if self.groups == ALONE else f"{name}, groups {self.groups}"
+
+    @property
+    def known(self) -> LengthData | RecordedGroups:
+        is_recorded = self.lengths == RECORDED
+        return recorded_groups(self.data) if is_recorded else _lengths(self.data)[self.lengths]
+
+    def rollouts(self, seed: int) -> tuple[Workload, Workload]:
+        """One, and the one that follows: of other prompts, or the next epoch of these."""
+        if isinstance(known := self.known, RecordedGroups):
+            return known.rollouts(self.size, seed)
+        if self.groups == ALONE:
+            return known.sample(self.size, seed), known.sample(self.size, FOLLOWING + seed)
+        return drawn_rollouts(known, GROUPS[self.groups], self.size, seed)
 
     def machine(self) -> Machine:
-        known = _lengths(self.data)[self.lengths]
         config = replace(
             RolloutConfig(),
-            max_prompt_length=known.max_prompt,
-            max_completion_length=known.cap,
+            max_prompt_length=self.known.max_prompt,
+            max_completion_length=self.known.cap,
             min_rows=1,
             min_length=512,
         )
@@ -96,8 +128,13 @@ def _fitted(data: Path, name: str, cap: int) -> LengthModel:
     return _lengths(data)[name].fitted(cap)
 
 
+@cache
 def _own_lengths(cell: Cell) -> LengthModel:
-    return _fitted(cell.data, cell.lengths, _lengths(cell.data)[cell.lengths].cap)
+    if isinstance(known := cell.known, RecordedGroups):
+        return known.fitted()
+    if cell.groups != ALONE:
+        return drawn_lengths(known, GROUPS[cell.groups])
+    return _fitted(cell.data, cell.lengths, known.cap)
 
 
 def right(cell: Cell, truth: LatencyModel, seed: int) -> tuple[LatencyModel, LengthModel]:
@@ -137,8 +174,7 @@ def switches_wrong(cell: Cell, truth: LatencyModel, seed: int) -> tuple[LatencyM
 def lengths_wrong(cell: Cell, truth: LatencyModel, seed: int) -> tuple[LatencyModel, LengthModel]:
     """The length model of another data set."""
     del seed
-    cap = _lengths(cell.data)[cell.lengths].cap
-    return truth, _fitted(cell.data, OTHER[cell.lengths], cap)
+    return truth, _fitted(cell.data, OTHER[cell.lengths], cell.known.cap)
 
 
 def switches_dear(cell: Cell, truth: LatencyModel, seed: int) -> tuple[LatencyModel, LengthModel]:
@@ -191,9 +227,8 @@ def run_cell(cell: Cell, num_replays: int, beliefs: Sequence[str]) -> dict[str, 
     def note(name: str, value: float) -> None:
         seconds.setdefault(name, []).append(value)
 
-    data = _lengths(cell.data)[cell.lengths]
     for seed in range(num_replays):
-        workload, then = data.sample(cell.size, seed), data.sample(cell.size, FOLLOWING + seed)
+        workload, then = cell.rollouts(seed)
         goes_on = seed < FOLLOWED and seed % 4 < 2
         for name, machine in machines.items():
             note(name, clairvoyant(workload, machine).total_s)
@@ -216,11 +251,10 @@ def run_cell(cell: Cell, num_replays: int, beliefs: Sequence[str]) -> dict[str, 
 
 def shipped(cell: Cell, num_replays: int) -> list[RolloutReport]:
     """The first replays of `run_cell` by the planner with right beliefs."""
-    machine, data = cell.machine(), _lengths(cell.data)[cell.lengths]
-    reports = []
+    machine, reports = cell.machine(), []
     for seed in range(num_replays):
         planner = CostModelPlanner(SPLITS, *right(cell, machine.truth, seed))
-        reports.append(replay(data.sample(cell.size, seed), planner, machine))
+        reports.append(replay(cell.rollouts(seed)[0], planner, machine))
     return reports
 
 
@@ -255,4 +289,4 @@ def learn(planner: Planner, seen: Workload) -> None:
     """The lengths of a rollout that is over."""
     if isinstance(planner, CostModelPlanner):
         is_cut = seen.responses >= seen.cap
-        planner.observe_rollout(planner.lengths.updated(seen.responses, is_cut))
+        planner.observe_rollout(planner.lengths.updated(seen.responses, is_cut, seen.prompt_id))
