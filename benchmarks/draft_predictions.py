@@ -1,4 +1,4 @@
-"""How well `AcceptanceByAge` foretells what drafts of 1 to 8 tokens say, on prompts it has not seen:
+"""How well `Acceptance` predicts what drafts of 1 to 8 tokens say, on prompts it has not seen:
 of chains alone, and of trees with a branch of as many tokens beside each.
 
 Half of a set's prompts are a first rollout, with drafts of one length; the other half is the next, with drafts of
@@ -6,14 +6,12 @@ another: each burst is predicted before it runs, and learned from, as the planne
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
 from pat_jax.planning.drafts import BRANCHES, DRAFTS, KINDS, Acceptance, Drafted
-from pat_jax.planning.drafts_by_age import AcceptanceByAge
-from pat_jax.planning.types import DraftPrediction, Verified
 from pat_jax.profiling.simulate.draft_counting import Steps, right_of
 from pat_jax.profiling.simulate.draft_runs import InRuns
 
@@ -91,38 +89,40 @@ class Counted:
     def counts(self, draft: int) -> Drafted:
         return Drafted(*(x.sum(axis=(0, 1)) for x in self.drafted[draft]))
 
-    def bursts(self, draft: int) -> list[Verified]:
-        """What came of each, in the order in which they run; nothing of it was predicted."""
-        found, age = [], 0.0
+    def bursts(self, draft: int) -> list["Burst"]:
+        """What came of each, in the order in which they run."""
+        found = []
         by_burst = zip(*(x.sum(axis=1) for x in self.drafted[draft]), strict=True)
         steps, accepted = (x[draft].sum(axis=1).tolist() for x in (self.steps, self.accepted))
         for row_steps, right, counts in zip(steps, accepted, by_burst, strict=True):
-            if not row_steps:
-                continue
-            said = BURST * (1 + right / row_steps)  # by a row that was live throughout
-            tokens = row_steps + int(right)
-            found.append(Verified(Drafted(*counts), age + said / 2, None, tokens, row_steps))
-            age += said
+            if row_steps:
+                found.append(Burst(Drafted(*counts), row_steps + int(right), row_steps))
         return found
+
+
+class Burst(NamedTuple):
+    """What came of one."""
+
+    drafted: Drafted
+    tokens: int
+    row_steps: int  # of single rows
 
 
 class Told(NamedTuple):
     """Of a rollout, burst by burst, each before it runs."""
 
-    after: AcceptanceByAge
+    after: Acceptance
     accepted: float  # tokens of drafts expected of a step, in the mean
     off: float  # the mean size of how far that of a burst was from what came
 
 
-def told(known: AcceptanceByAge, counted: Counted, draft: int) -> Told:
-    known, expected, off = known.of_new_rollout(), 0.0, 0.0
+def told(known: Acceptance, counted: Counted, draft: int) -> Told:
+    expected = off = 0.0
     for burst in counted.bursts(draft):
-        of_age = counted.expected(known.at(burst.age), draft)
-        right = known.times * of_age
+        right = counted.expected(known, draft)
         expected += burst.row_steps * right
         off += abs(burst.row_steps * (1 + right) - burst.tokens)
-        predicted = DraftPrediction(1 + right, of_age, step_s=1.0, plain_s=1.0)
-        known = known.observed(replace(burst, predicted=predicted))
+        known = known.observed(burst.drafted)
     steps = counted.steps[draft].sum()
     return Told(known, expected / steps, off / steps)
 
@@ -136,7 +136,7 @@ def errors(counted: Counted, learned_with: int, splits: int) -> dict:
         order = rng.permutation(groups)
         seen, unseen = (counted.among(x) for x in (order[: groups // 2], order[groups // 2 :]))
         as_a_whole = Acceptance.unseen().observed(seen.counts(learned_with))
-        learned = told(AcceptanceByAge.unseen(), seen, learned_with).after
+        learned = told(Acceptance.unseen(), seen, learned_with).after
         for draft in drafts:
             came = unseen.came(draft)
             rollout = told(learned, unseen, draft)
@@ -144,7 +144,7 @@ def errors(counted: Counted, learned_with: int, splits: int) -> dict:
                 "before anything was seen": unseen.expected(Acceptance.unseen(), draft),
                 "as on the prompts learned from": unseen.expected(as_a_whole, draft),
                 "a first rollout, burst by burst": told(
-                    AcceptanceByAge.unseen(), unseen, draft
+                    Acceptance.unseen(), unseen, draft
                 ).accepted,
                 "burst by burst": rollout.accepted,
             }

@@ -52,7 +52,6 @@ from pat_jax.engine.report import RolloutReport
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.presets import preset
 from pat_jax.planning.drafts import Acceptance
-from pat_jax.planning.drafts_by_age import AcceptanceByAge
 from pat_jax.planning.planner.planner import CostModelPlanner, Planner
 from pat_jax.planning.types import Ran, Split
 from pat_jax.profiling.cross_compile.by_arithmetic import needs_of
@@ -181,7 +180,7 @@ def run_cell(cell: Cell, replays: int) -> dict[str, Any]:
             if machine is None:
                 continue
             machine = replace(machine, acceptance=truth)
-            drafts: dict[str, Any] = {"acceptance": AcceptanceByAge(believed)}
+            drafts: dict[str, Any] = {"acceptance": believed}
             drafts["drafts"] = machine.drafts.limits
             done = replay(
                 workload,

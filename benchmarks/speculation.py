@@ -43,7 +43,6 @@ from pat_jax.engine.sequences.texts import BESIDE
 from pat_jax.models.policy import Policy
 from pat_jax.models.presets import preset
 from pat_jax.planning.drafts import Acceptance
-from pat_jax.planning.drafts_by_age import AcceptanceByAge
 from pat_jax.planning.latency.model import LatencyModel
 from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.planning.planner.planner import CostModelPlanner, Planner
@@ -179,9 +178,7 @@ class Rig:
         return {
             **fixed,
             ADAPTIVE: CostModelPlanner(*common),
-            PLANNED: CostModelPlanner(
-                *common, acceptance=AcceptanceByAge(seen), drafts=drafts.limits
-            ),
+            PLANNED: CostModelPlanner(*common, acceptance=seen, drafts=drafts.limits),
         }
 
     def run(self, planner: Planner) -> RolloutReport:

@@ -77,15 +77,6 @@ def test_bursts_are_all_steps_in_their_order():
     assert first.begun[0] > last.begun[0]  # at first nothing is found
 
 
-def test_rows_age_by_what_they_say():
-    whole = counted(3)
-    bursts = whole.bursts(2)
-    # A row's last step may have a token more than it says.
-    assert 0 <= sum(one.tokens for one in bursts) - whole.tokens.sum() <= 3
-    said = np.cumsum([0, *(one.tokens / 3 for one in bursts)])
-    np.testing.assert_allclose([one.age for one in bursts[:-1]], (said[:-2] + said[1:-1]) / 2)
-
-
 def test_groups_are_counted_alone():
     whole = counted(4)
     half = whole.among(np.array([0, 3]))

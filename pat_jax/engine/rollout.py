@@ -18,7 +18,7 @@ from pat_jax.engine.report import (
 )
 from pat_jax.engine.trace import Balanced, Switch
 from pat_jax.planning.planner.planner import Planner
-from pat_jax.planning.types import Balance, Plan, Ran, Relocated, Verified, way
+from pat_jax.planning.types import Balance, Plan, Ran, Relocated, way
 
 Tell = Callable[[str], None]
 
@@ -76,8 +76,7 @@ def rollout(
                 if is_timed and not controller.two_stages.is_between:
                     planner.observe(ran)
                 if ran.budget:
-                    said = done.tokens, done.live_steps
-                    planner.observe(Verified(done.drafted, done.age, running.predicted, *said))
+                    planner.observe(done.drafted)
             ended = [done.ended]
             if has_enough is not None:
                 enough, spoilt = controller.end(has_enough)

@@ -127,7 +127,6 @@ class DraftPrediction:
     """What a step with drafts is expected to say and to take."""
 
     tokens: float  # that a row says
-    known: float  # more than one, by what is known of rows of this age, whatever has come in this rollout
     step_s: float
     plain_s: float  # without drafts
 
@@ -193,16 +192,5 @@ class Relocated:
     came: Literal["all", "some", "none"] = "all"
 
 
-@dataclass(frozen=True)
-class Verified:
-    """What came of the drafts of a burst."""
-
-    drafted: Drafted
-    age: float  # tokens that its rows had said, on average over its steps
-    predicted: DraftPrediction | None
-    tokens: int  # that were said
-    row_steps: int  # in so many steps of single rows
-
-
 # What came of a decision: a burst that ran and its drafts, or sequences that moved.
-Outcome = Ran | Verified | Relocated
+Outcome = Ran | Drafted | Relocated

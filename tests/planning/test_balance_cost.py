@@ -261,7 +261,7 @@ class TestTwoStages:
 
     def test_drafts_say_more_meanwhile(self):
         planner = staged(packed_s=1e-4, sent_s=0.012)
-        predicted = DraftPrediction(tokens=3.0, known=2.0, step_s=0.5, plain_s=0.4)
+        predicted = DraftPrediction(tokens=3.0, step_s=0.5, plain_s=0.4)
         plan = replace(STAY, budget=3, predicted=predicted)
         two = asked(planner, FOUR, plan=plan, limits=MANY)
         assert two is not None and two.sending is not None and two.prediction is not None

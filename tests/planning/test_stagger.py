@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from made_up_machines import FASTER_WITH_TP, TP8, lengths_of, machine
 
 from pat_jax.engine.layout.buckets import Drafts
-from pat_jax.planning.drafts_by_age import AcceptanceByAge
+from pat_jax.planning.drafts import Acceptance
 from pat_jax.planning.planner.planner import CostModelPlanner
 from pat_jax.planning.planner.stagger import (
     FIRST_TOKENS,
@@ -19,7 +19,6 @@ from pat_jax.planning.planner.stagger import (
     Schedule,
     staggered,
 )
-from pat_jax.planning.planner.stagger_prices import scheduled_forecast
 from pat_jax.planning.types import Load
 
 DRAFTS = Drafts(budgets=(1, 3, 7), longest=7, most_tokens=256)
@@ -87,8 +86,6 @@ def test_a_schedule_is_seen_between_edges():
     np.testing.assert_allclose(live, [2, 2, 0.5])
     np.testing.assert_allclose(mean, [35, 60, 85 + 0.0])
     np.testing.assert_allclose(longest, [60, 110, 110])
-    # Of that, what has been said.
-    np.testing.assert_allclose(scheduled_forecast(found, (TP8,), 3).age[:2], [25, 50])
 
 
 @settings(deadline=None)
@@ -115,7 +112,7 @@ def planner(**options) -> CostModelPlanner:
         for budget in DRAFTS.of(rows)
     }
     latency = replace(base, verify_table=verify)
-    beliefs = {"acceptance": AcceptanceByAge.unseen(), "drafts": DRAFTS.limits}
+    beliefs = {"acceptance": Acceptance.unseen(), "drafts": DRAFTS.limits}
     return CostModelPlanner((TP8,), latency, lengths_of((100, 500), (140, 500)), **beliefs)
 
 

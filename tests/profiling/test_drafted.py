@@ -23,11 +23,10 @@ from pat_jax.engine.report import RolloutReport
 from pat_jax.engine.rollout import rollout
 from pat_jax.planning.drafts import DRAFTS as OF_RUNS
 from pat_jax.planning.drafts import SAID, Acceptance
-from pat_jax.planning.drafts_by_age import AcceptanceByAge
 from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.planning.planner.planner import CostModelPlanner, Planner
 from pat_jax.planning.planner.scripts import FixedLayout, ScriptedPath, Step
-from pat_jax.planning.types import Split, Verified
+from pat_jax.planning.types import Split
 from pat_jax.profiling.simulate.draft_sources import said
 from pat_jax.profiling.simulate.hindsight import clairvoyant
 from pat_jax.profiling.simulate.machine import Machine, Workload
@@ -48,7 +47,7 @@ def planner_of(machine, acceptance: Acceptance, splits=SPLITS) -> CostModelPlann
     lengths = LengthModel.empty(CAP).updated(
         make_workload(7, 500).responses, np.zeros(500, bool), None
     )
-    drafts = {"acceptance": AcceptanceByAge(acceptance), "drafts": machine.drafts.limits}
+    drafts = {"acceptance": acceptance, "drafts": machine.drafts.limits}
     return CostModelPlanner(splits, machine.truth, lengths, memory=machine.memory, **drafts)
 
 
@@ -104,24 +103,10 @@ def test_what_is_counted_is_what_planners_learn_from():
     for seed in range(30):
         replay(make_workload(seed), planner, machine)
     assert planner.acceptance is not None
-    learned = planner.acceptance.latest
+    learned = planner.acceptance
     for budget, rows in ((1, 8), (3, 8), (3, 1)):
         args = budget, DRAFTS.longest, rows
         assert learned.tokens(*args) == pytest.approx(truth.tokens(*args), rel=0.03)
-
-
-def test_ages_are_what_rows_have_said_halfway_through_a_burst():
-    seen, truth = [], HALF
-
-    class Watching(FixedLayout):
-        def observe(self, outcome):
-            seen.append(outcome)
-
-    replay(ALIKE, Watching(TP8, budget=3, reach=truth.reach), drafting(truth))
-    came = [one for one in seen if isinstance(one, Verified)]
-    said = np.cumsum([0, *(one.tokens / 16 for one in came)])
-    assert len(came) > 1 and said[-1] == 120
-    np.testing.assert_allclose([one.age for one in came], (said[1:] + said[:-1]) / 2, atol=1)
 
 
 def test_counts_of_runs_add_up():
@@ -216,7 +201,7 @@ class TestSaid:
         assert done.drafts.steps > 0.9 * done.decode_steps
         assert done.drafts.tokens == pytest.approx(done.drafts.expected_tokens, rel=0.02)
         assert planner.acceptance is not None
-        learned = planner.acceptance.latest
+        learned = planner.acceptance
         np.testing.assert_allclose(
             learned.reach[OF_RUNS, SAID, 1:4], right ** np.arange(1, 4), rtol=0.03
         )

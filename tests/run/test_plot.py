@@ -280,7 +280,7 @@ def test_a_report_hands_on_what_each_burst_drafted(tmp_path: Path):
         ran = Ran(Split(2, 1), 4, 64, 8, 100, 10, 1.0, budget=3)
         report.add_burst(ran, float(i), tokens, row_steps, drafted)
     assert report.trace.draft_saving_s is None  # no planner has priced them
-    report.add_drafts(ran, DraftPrediction(tokens=2.0, known=1.0, step_s=0.1, plain_s=0.15), 3.0)
+    report.add_drafts(ran, DraftPrediction(tokens=2.0, step_s=0.1, plain_s=0.15), 3.0)
     trace = report.trace
     assert (trace.drafted, trace.accepted) == (DRAFTED.drafted, DRAFTED.accepted)
     assert trace.by_source == DRAFTED.by_source and trace.tokens_per_step == (1.0, 1.5, 3.0)

@@ -66,7 +66,6 @@ class Forecast:
     live: np.ndarray  # float[moments], expected unfinished sequences
     context: np.ndarray  # int[moments], tokens in the cache of the longest sequence
     mean_context: np.ndarray  # float[moments], tokens in the cache of a sequence that is live then
-    age: np.ndarray  # float[moments], those of them that it has said
     fullest: np.ndarray  # float[outcomes, splits, moments], live sequences of the fullest group
     takes_turns: np.ndarray  # bool[moments], sequences wait for pages that others give back
     prompts: float = 1.0  # of a live sequence: samples of a prompt share its prefill
@@ -133,7 +132,6 @@ class Forecast:
             np.maximum(total @ survive, 1),
             context,
             mean_context,
-            np.maximum(mean_context - (load.context - load.generated).mean(), 0),
             np.maximum(np.stack(fullest, axis=1), 1),
             is_queued & rows_vary,
             1.0 if load.siblings is None else len(np.unique(load.siblings.of_live)) / load.live,

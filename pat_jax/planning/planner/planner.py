@@ -15,7 +15,7 @@ from typing import Literal
 
 import numpy as np
 
-from pat_jax.planning.drafts_by_age import AcceptanceByAge
+from pat_jax.planning.drafts import Acceptance, Drafted
 from pat_jax.planning.latency.correction import Correction
 from pat_jax.planning.latency.model import LatencyModel
 from pat_jax.planning.latency.switch_costs import SeenSwitch, SwitchCosts
@@ -46,7 +46,6 @@ from pat_jax.planning.types import (
     SendLimits,
     Split,
     Stagger,
-    Verified,
     recompute_below,
 )
 
@@ -104,7 +103,7 @@ class CostModelPlanner(Planner):
     grid: int = 48  # future moments looked at
     is_frozen: bool = False  # no cost of a step or a switch is ever corrected: `--deterministic`
     memory: MemoryModel | None = None  # pools that are too small cost turns; no room, no candidate
-    acceptance: AcceptanceByAge | None = None  # what drafts are worth; None: there are none
+    acceptance: Acceptance | None = None  # what drafts are worth; None: there are none
     drafts: DraftLimits = UNLIMITED
     switch_costs: SwitchCosts = field(default_factory=SwitchCosts)  # as this run has seen them
     balance_costs: SwitchCosts = field(default_factory=SwitchCosts)  # of moves between groups
@@ -119,7 +118,6 @@ class CostModelPlanner(Planner):
     _tables_of: object = field(default=None, init=False, repr=False)
 
     def start(self, load: Load) -> Split:
-        self.acceptance = self.acceptance and self.acceptance.of_new_rollout()
         # Does not count on even groups: short rollouts end before any move that evens them pays.
         forecast = Forecast.of(load, self.lengths, self.splits, None, self.grid)
         costs = self._costs(forecast)
@@ -180,8 +178,7 @@ class CostModelPlanner(Planner):
             return plan
         times = self.latency.correction.factor(plan.split)
         predicted = costs.drafting.predicted(there, budget, times)
-        reach = self.acceptance.at(forecast.age[0]).reach
-        return replace(plan, budget=budget, reach=reach, predicted=predicted)
+        return replace(plan, budget=budget, reach=self.acceptance.reach, predicted=predicted)
 
     def _path(self, load: Load, current: Split, forecast: Forecast, costs: Costs) -> Plan:
         here = self.splits.index(current)
@@ -219,7 +216,7 @@ class CostModelPlanner(Planner):
             case Ran() if not self.is_frozen:
                 self.latency = self.latency.observed(outcome)
                 self._undrafted_s = 0.0 if outcome.budget else self._undrafted_s + outcome.seconds
-            case Verified() if self.acceptance is not None and not self.is_frozen:
+            case Drafted() if self.acceptance is not None and not self.is_frozen:
                 self.acceptance = self.acceptance.observed(outcome)
             case Relocated(Plan() as plan):
                 self._observe_switch(plan, outcome)

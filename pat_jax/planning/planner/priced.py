@@ -5,7 +5,7 @@ from typing import Literal
 
 import numpy as np
 
-from pat_jax.planning.drafts_by_age import AcceptanceByAge
+from pat_jax.planning.drafts import Acceptance
 from pat_jax.planning.latency.model import LatencyModel
 from pat_jax.planning.latency.switch_costs import SwitchCosts
 from pat_jax.planning.memory import MemoryModel
@@ -40,7 +40,7 @@ class Costs:
         carry: OneWay | Literal["auto"],
         switch_costs: SwitchCosts,
         memory: MemoryModel | None = None,
-        acceptance: AcceptanceByAge | None = None,
+        acceptance: Acceptance | None = None,
         limits: DraftLimits = UNLIMITED,
     ) -> "Costs":
         """

@@ -23,7 +23,6 @@ def scheduled_forecast(schedule: Schedule, splits: Sequence[Split], num_moments:
         live=np.maximum(live, 1),
         context=np.ceil(longest).astype(int),
         mean_context=mean,
-        age=np.maximum(mean - schedule.queue.load.context.mean(), 0),
         fullest=np.tile(fullest, (len(OUTCOMES), 1, 1)),
         takes_turns=np.zeros(len(live), bool),
     )
