@@ -114,10 +114,3 @@ class TestTail:
     def test_the_longest_response_is_not_the_longest_possible(self):
         baseline = Baseline.empty(4096).plus(np.full(1000, 300), np.zeros(1000, bool))
         assert 0 < survival(baseline, np.array([400]))[0] < 1e-2
-
-
-def test_scores_of_ends_are_standard_normal():
-    lengths = np.random.default_rng(2).pareto(1.5, 20_000) * 100 + 20
-    baseline = Baseline.empty(10**6).plus(lengths.astype(int), np.zeros(20_000, bool))
-    scores = baseline.end_scores[baseline.bins(lengths.astype(int))]
-    assert abs(scores.mean()) < 0.01 and scores.std() == pytest.approx(1, abs=0.01)

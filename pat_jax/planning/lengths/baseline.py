@@ -7,14 +7,12 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
-from scipy.special import ndtri
 
 BINS_PER_EFOLD = 128  # a bin is 0.8 % of a length; up to 128 tokens every length has its own
 FIRST_TOKEN = 89  # the bin of one token: those before it reach down to half a token, "none yet"
 PRIOR_TAIL = 2.0  # α before any long response was seen
 PRIOR_TAIL_EVENTS = 2.0  # ends in the tail that the prior α is worth
 TAIL = 0.1  # the tail: what lies beyond the length that this share of responses exceeds
-SMALLEST = 1e-300  # survival below this is not told apart
 
 
 @dataclass(frozen=True)
@@ -79,19 +77,6 @@ class Baseline:
         ended = self.ended + self.prior_weight * self._prior_hazard
         hazard = ended / (self.at_risk + self.prior_weight)
         return np.cumsum(np.log1p(-np.minimum(hazard, 1 - 1e-12)))
-
-    @cached_property
-    def scores(self) -> np.ndarray:
-        """The normal score of living beyond a bin, float64[bins]: z with Φ(-z) = survival."""
-        survival = np.exp(self.log_survival)
-        return -ndtri(np.clip(survival, SMALLEST, 1 - 1e-16))
-
-    @cached_property
-    def end_scores(self) -> np.ndarray:
-        """The normal score of ending in a bin, float64[bins]: of the middle of its probability."""
-        survival = np.exp(self.log_survival)
-        before = np.concatenate([[1.0], survival[:-1]])
-        return -ndtri(np.clip((survival + before) / 2, SMALLEST, 1 - 1e-16))
 
     @cached_property
     def _centres(self) -> np.ndarray:

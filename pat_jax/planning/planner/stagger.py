@@ -69,16 +69,11 @@ class Queue:
         """Tokens that each response may come to, float[sequences]: drawn, the same each time."""
         load = self.load
         moments = np.append(mean_moments(int(load.budget.max())), load.budget.max())
-        curves, curve_of = lengths.curves(load.generated, moments, load.siblings)
-        chance = np.random.default_rng(0).random(len(curve_of))
-        drawn = np.empty(len(curve_of))
-        for curve in np.unique(curve_of).tolist():
-            members = curve_of == curve
-            # From the last moment backwards, where the curve rises.
-            alive = curves[curve][::-1]
-            place = len(alive) - np.searchsorted(alive, chance[members], side="right")
-            drawn[members] = moments[np.minimum(place, len(moments) - 1)]
-        return np.clip(drawn, 1, load.budget)
+        alive = lengths.survival(np.zeros(1, int), moments[-1:] + 1, moments)[0]
+        chance = np.random.default_rng(0).random(load.live)
+        # From the last moment backwards, where the curve rises.
+        place = len(alive) - np.searchsorted(alive[::-1], chance, side="right")
+        return np.clip(moments[np.minimum(place, len(moments) - 1)], 1, load.budget).astype(float)
 
 
 @dataclass(frozen=True)
