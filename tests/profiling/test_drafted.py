@@ -118,7 +118,7 @@ def test_counts_of_runs_add_up():
             seen.append(outcome)
 
     done = replay(ALIKE, Watching(TP8, budget=3, reach=truth.reach), machine)
-    begun, tried, right, *_ = zip(*(one.drafted for one in seen[1::2]), strict=True)
+    begun, tried, right, *_ = zip(*seen[1::2], strict=True)
     runs = np.sum(begun, axis=0)
     tried, right = (np.sum(x, axis=0)[OF_RUNS] for x in (tried, right))
     # A run says what is right of it and a token more.
@@ -176,7 +176,7 @@ class TestSaid:
         assert done.drafted == pytest.approx(budget * done.busy_rows, abs=1)
         begun, *both = (
             np.sum(x, axis=0)
-            for x in list(zip(*(one.drafted for one in seen[1::2]), strict=True))[:3]
+            for x in list(zip(*seen[1::2], strict=True))[:3]
         )
         tried, right_ = (x[OF_RUNS] for x in both)
         assert begun[SAID] == pytest.approx(done.busy_rows, abs=1) and begun.sum() == begun[SAID]
