@@ -174,10 +174,7 @@ class TestSaid:
         steps = done.busy_rows / 16
         assert 119 <= rate * steps <= 121 + rate and done.tokens == 16 * 120
         assert done.drafted == pytest.approx(budget * done.busy_rows, abs=1)
-        begun, *both = (
-            np.sum(x, axis=0)
-            for x in list(zip(*seen[1::2], strict=True))[:3]
-        )
+        begun, *both = (np.sum(x, axis=0) for x in list(zip(*seen[1::2], strict=True))[:3])
         tried, right_ = (x[OF_RUNS] for x in both)
         assert begun[SAID] == pytest.approx(done.busy_rows, abs=1) and begun.sum() == begun[SAID]
         expected = done.busy_rows * right ** np.arange(1 + budget)
