@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from benchmarks.draft_predictions import BURST, SHORT, SINGLE, Counted, errors, prior_of
+from benchmarks.draft_predictions import BURST, SHORT, Counted, prior_of
 from pat_jax.planning.drafts import BRANCHES, DRAFTS, KINDS, MOST, Drafted
 from pat_jax.profiling.simulate.draft_counting import Group, Record, Rules, Steps, verify
 from pat_jax.profiling.simulate.draft_runs import counts_of
@@ -83,19 +83,3 @@ def test_groups_are_counted_alone():
     assert half.came(8) == whole.came(8)
     for one, other in zip(half.counts(8)[:5], whole.counts(8)[:5], strict=True):
         np.testing.assert_array_equal(2 * np.array(one), other)
-
-
-def test_a_rollout_like_the_last_one_is_predicted():
-    found = errors(counted(4), 8, splits=2)
-    assert found["accepted a step"][0] < found["accepted a step"][-1]
-    same, first, before = (
-        np.array(found[name]["mean size"])
-        for name in (
-            "burst by burst",
-            "a first rollout, burst by burst",
-            "before anything was seen",
-        )
-    )
-    assert (same < first).all() and (first < before).all() and same.max() < 4
-    # Of drafts as long as those learned from each burst too is as that of the other half was.
-    assert found[SINGLE]["mean size"][-1] < 5 < found[SINGLE]["mean size"][0]
