@@ -25,7 +25,7 @@ MAY_IMPORT = {
     "planning": "",
     "planning.lengths": "common planning.types",
     "planning.latency": "common planning.types",
-    "planning.planner": "planning.types planning.drafts planning.drafts_by_age planning.memory planning.held planning.lengths planning.latency",
+    "planning.planner": "planning.types planning.drafts planning.memory planning.held planning.lengths planning.latency",
     "engine.layout": "common models planning.types",
     "engine.sequences": "common models planning.types planning.drafts engine.layout",
     "engine.relocation": "engine.sequences",

@@ -17,7 +17,6 @@ from pat_jax.engine.draft_choice import ON_ACCELERATORS
 from pat_jax.engine.layout.buckets import Drafts
 from pat_jax.engine.report import RolloutReport
 from pat_jax.planning.drafts import Acceptance
-from pat_jax.planning.drafts_by_age import AcceptanceByAge
 from pat_jax.planning.planner.planner import CostModelPlanner, Planner
 from pat_jax.planning.types import Load, Plan, Split
 from pat_jax.profiling.simulate.machine import Machine, Workload
@@ -82,7 +81,7 @@ class PinnedBudget(Pinned):
         if not having:
             return plan
         budget = max((n for n in having if n <= self.budget), default=min(having))
-        return replace(plan, budget=budget, reach=self.acceptance.latest.reach)
+        return replace(plan, budget=budget, reach=self.acceptance.reach)
 
 
 def undrafted(cell: Cell, machine: Machine) -> Iterator[tuple[str, Planner]]:
@@ -109,14 +108,14 @@ def drafting(cell: Cell, machine: Machine) -> Iterator[tuple[str, Planner]]:
     """Those that know what drafts are worth in the mean, and one that learns it from the first burst on."""
     known: dict[str, Any] = {"latency": machine.truth, "lengths": cell.known.fitted()}
     assert machine.acceptance is not None
-    known |= {"acceptance": AcceptanceByAge(machine.acceptance), "drafts": machine.drafts.limits}
+    known |= {"acceptance": machine.acceptance, "drafts": machine.drafts.limits}
     for split in SPLITS:
         for budget in machine.drafts.budgets:
             fixed = PinnedBudget((split,), **known, machine=machine, budget=budget)
             yield static(split, budget), fixed
     informed = CostModelPlanner(SPLITS, **known)
     yield INFORMED, informed
-    yield PLANNED, replace(informed, acceptance=AcceptanceByAge.unseen())
+    yield PLANNED, replace(informed, acceptance=Acceptance.unseen())
 
 
 def truths(cell: Cell) -> dict[str, RecordedDrafts]:

@@ -67,7 +67,6 @@ class Collected(NamedTuple):
     tokens: int
     live_steps: int  # of single rows
     drafted: Drafted
-    age: float  # tokens that a row had said, on average over the steps
     held: float  # see Ran
     ended: np.ndarray  # int[ended], the sequences that it ended
     spoilt: Copies  # pages to be written over
@@ -327,7 +326,6 @@ class Controller:
         assert reserve is not None, "launched"
         live, pace = table.live, self.shapes.pace(self._running.popleft().budget)
         group, context, row = table.group(live), table.length[live] - 1, table.row[live]
-        said = table.length[live] - table.prompt_length[live]
         emitted, goes_on, steps = output.emitted[row], output.live[row], int(output.steps)
         live_steps = output.live_steps[row]
         reserve.note_drawn(tables.add(output.pages))
@@ -350,8 +348,7 @@ class Controller:
         drafted = Drafted(*(getattr(output, name).sum(axis=0) for name in Drafted._fields))
         drafted = drafted._replace(verified=int(drafted.verified))
         counts = int(emitted.sum()), int(live_steps.sum())
-        age = float((said + emitted / 2) @ live_steps) / max(1, counts[1])
-        return Collected(steps, *counts, drafted, age, mean_held, live[~goes_on], spoilt)
+        return Collected(steps, *counts, drafted, mean_held, live[~goes_on], spoilt)
 
     def end(self, has_enough: Callable[[int], bool]) -> tuple[np.ndarray, Copies]:
         """Ends the live sequences that have said enough; returns them, and pages to be written over."""

@@ -12,7 +12,7 @@ from pat_jax.engine.controller import Burst, Controller
 from pat_jax.engine.executor import Executor
 from pat_jax.engine.report import RolloutReport, describe_balance, describe_switch
 from pat_jax.planning.planner.planner import Planner
-from pat_jax.planning.types import Moved, Plan, Ran, Verified, way
+from pat_jax.planning.types import Moved, Plan, Ran, way
 
 Tell = Callable[[str], None]
 
@@ -148,6 +148,5 @@ def _collect(
         if is_timed:
             planner.observe(ran)
         if ran.budget:
-            generated = done.tokens, done.live_steps
-            planner.observe(Verified(done.drafted, done.age, running.predicted, *generated))
+            planner.observe(done.drafted)
     return done.ended

@@ -41,17 +41,6 @@ class Split(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Siblings:
-    """Which sequences of a rollout answer the same prompt, and how long the ended ones became."""
-
-    prompt: np.ndarray  # int[prompts], ids, each once
-    of_live: np.ndarray  # int[live], index into `prompt` of each unfinished sequence
-    of_done: np.ndarray  # int[done], and of each finished one
-    done: np.ndarray  # int[done], tokens of their responses
-    is_cut: np.ndarray  # bool[done], stopped at the most tokens allowed
-
-
-@dataclass(frozen=True)
 class Load:
     """The live sequences, one entry each, and where they sit."""
 
@@ -59,7 +48,7 @@ class Load:
     generated: np.ndarray  # int[live], tokens sampled so far
     context: np.ndarray  # int[live], tokens in the KV cache: prompt and response
     budget: np.ndarray  # int[live], tokens that may still be sampled
-    siblings: Siblings | None = None  # where every sequence is of a known prompt
+    prompt: np.ndarray | None = None  # int[live], the same for samples of one prompt; None: unknown
     waiting: int = 0  # sequences without a row, that get one when a live one ends
     step: float = 0  # decode steps of the rollout so far, as many as they would be without drafts
 
@@ -116,7 +105,6 @@ class DraftPrediction:
     """What a step with drafts is expected to say and to take."""
 
     tokens: float  # that a row says
-    known: float  # more than one, by what is known of rows of this age, whatever has come in this rollout
     step_s: float
     plain_s: float  # without drafts
 
@@ -165,16 +153,5 @@ class Moved:
     is_whole: bool = True  # all sequences that were to go have gone
 
 
-@dataclass(frozen=True)
-class Verified:
-    """What came of the drafts of a burst."""
-
-    drafted: Drafted
-    age: float  # tokens that its rows had said, on average over its steps
-    predicted: DraftPrediction | None
-    tokens: int  # that were said
-    row_steps: int  # in so many steps of single rows
-
-
 # What came of a decision: a burst that ran and its drafts, or sequences that moved.
-Outcome = Ran | Verified | Moved
+Outcome = Ran | Drafted | Moved

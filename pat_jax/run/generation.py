@@ -20,7 +20,7 @@ from pat_jax.engine.session import WINDOW
 from pat_jax.models.policy import Params
 from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.planning.planner.planner import Planner
-from pat_jax.planning.types import Load, Siblings
+from pat_jax.planning.types import Load
 from pat_jax.rl.types import FinishReason, Prompt, Rollout, RolloutGroup
 from pat_jax.run.unfinished import Batch
 from pat_jax.training.exit_head import ExitHeadTrainer
@@ -167,14 +167,12 @@ class Generator:
 
 def full_load(config: RolloutConfig, count: int) -> Load:
     """`count` sequences of the longest prompts, which siblings share, before the first token."""
-    prompt, none = np.arange(count) // config.num_generations, np.zeros(0, int)
-    strangers = np.arange(-1 - prompt[-1], 0)  # ids of no prompt: which will come is not known
     return Load(
         group=np.zeros(count, int),
         generated=np.zeros(count, int),
         context=np.full(count, config.max_prompt_length),
         budget=np.full(count, config.max_completion_length),
-        siblings=Siblings(strangers, prompt, none, none, np.zeros(0, bool)),
+        prompt=np.arange(count) // config.num_generations,
     )
 
 

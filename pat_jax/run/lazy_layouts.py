@@ -1,12 +1,11 @@
 """Layouts that come into a run while it goes on: compiled beside it, measured between two iterations.
 
-Before the first iteration only the layout in which rollouts start is compiled, and what a profile
-says is wanted at once. Nothing is compiled while an iteration waits for it.
+Before the first iteration only the layout in which rollouts start is compiled, and what pays by the
+profile (`planner/compilation.py`). Nothing is compiled while an iteration waits for it.
 """
 
 import logging
-from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Self
 
@@ -19,7 +18,7 @@ from pat_jax.engine.warm_up.warm_up import Warmup
 from pat_jax.models.policy import Params
 from pat_jax.planning.latency.model import LatencyModel
 from pat_jax.planning.lengths.model import LengthModel
-from pat_jax.planning.planner.compilation import CompileTimes, Uncompiled, optimistic
+from pat_jax.planning.planner.compilation import worth_compiling
 from pat_jax.planning.planner.planner import CostModelPlanner
 from pat_jax.planning.types import Split
 from pat_jax.run.generation import full_load
@@ -32,8 +31,7 @@ log = logging.getLogger(__name__)
 def first_layouts(config: RunConfig, setup: Setup) -> tuple[Split, ...]:
     """The layouts to compile before the first iteration.
 
-    With a profile: where a rollout starts by it, and what would pay from the first rollout on.
-    Without: the lowest TP that has room, because nothing is known of the others.
+    With a profile: where a rollout starts by it, and what is worth compiling. Without: the lowest TP.
     """
     engine, profile, rollout = setup.engine, setup.profile, config.rollout
     splits = tuple(engine.layouts)
@@ -42,52 +40,45 @@ def first_layouts(config: RunConfig, setup: Setup) -> tuple[Split, ...]:
     if profile is None:
         return splits[:1]
     lengths = LengthModel.empty(rollout.max_completion_length)
-    planner = cost_planner(config, setup, _filled(profile.latency, engine), lengths)
+    planner = cost_planner(config, setup, _usable(profile.latency, engine), lengths)
+    planner.splits = tuple(split for split in splits if split in planner.latency.decode)
+    if not planner.splits:
+        return splits[:1]
     load = full_load(rollout, engine.capacity)
-    start = planner.start(load)
-    compile_s = _compile_s(engine, profile.compile_s, ready=(start,))
-    planner.uncompiled = Uncompiled(compile_s, config.steps)
-    planner.start(load)
-    return start, *sorted(planner.uncompiled.wanted)
+    planner.splits = (planner.start(load),)
+    compile_s = _compile_s(engine, profile.compile_s.values(), planner.splits)
+    return *planner.splits, *sorted(worth_compiling(planner, load, compile_s, config.steps))
 
 
 class LazyLayouts:
-    """Brings in what the planner wants and could not have."""
+    """Brings in the layouts that are worth compiling."""
 
     def __init__(
-        self,
-        setup: Setup,
-        planner: CostModelPlanner,
-        warmup: Warmup,
-        ready: Sequence[Split],
-        iterations_left: int,
+        self, setup: Setup, planner: CostModelPlanner, warmup: Warmup, ready: Sequence[Split]
     ):
         """
         Args:
-          planner: told what it may lead to; its latency model is completed.
-          warmup: what has measured the layouts that are `ready`.
+          planner: plans with the layouts that are `ready`, and with others once they are.
+          warmup: what has measured those.
         """
         self.engine, self.planner, self.warmup = setup.engine, planner, warmup
         self.ready = list(ready)
-        self.profiled = setup.profile.compile_s if setup.profile else {}
+        self.load = full_load(setup.config.rollout, self.engine.capacity)
         self.compiler = BackgroundCompiler(self.engine.programs, self.engine.specs.is_first)
         self.requested: list[Split] = []
-        self.uncompiled = Uncompiled(self._missing_s(), iterations_left)
-        planner.uncompiled = self.uncompiled
-        planner.latency = _filled(planner.latency, self.engine)
+        self._plan_with_ready()
 
     def end_rollout(self, iterations_left: int) -> None:
-        """Learns from a rollout what is wanted, and has it compiled if iterations are left."""
-        self.uncompiled.end_rollout(iterations_left)
-        self.uncompiled.compile_s.update(self._missing_s())
-        if not iterations_left:
+        """Has compiled what is worth it by the lengths seen so far."""
+        compile_s = _compile_s(self.engine, (), self.ready)
+        if self.requested or not compile_s:
             return
-        wanted = company().agree("wanted layouts", lambda: self.uncompiled.wanted)
-        for split in sorted(wanted - set(self.requested)):
+        asked = self.planner, self.load, compile_s, iterations_left
+        for split in company().agree("wanted layouts", lambda: worth_compiling(*asked)):
             log.info(
                 "wanted: %s, %.1f s to compile, %d iterations left",
                 split,
-                self.uncompiled.compile_s[split],
+                compile_s[split],
                 iterations_left,
             )
             self.compiler.start(split, [*self.ready, *self.requested])
@@ -109,10 +100,10 @@ class LazyLayouts:
             measured = self.warmup.measure(load_weights, [split], beside=self.ready)
             self.ready.append(split)
             self.requested.remove(split)
-            self.uncompiled.compiled(split)
-            latency = _filled(measured, self.engine)
-            seen = self.planner.latency
-            self.planner.latency = replace(latency, correction=seen.correction)
+            correction = self.planner.latency.correction
+            latency = _usable(measured, self.engine)
+            self.planner.latency = replace(latency, correction=correction)
+            self._plan_with_ready()
             lines.append(f"{split} compiled in the background in {seconds:.1f} s, now in use")
             log.info("%s", lines[-1])
         return lines
@@ -123,28 +114,28 @@ class LazyLayouts:
     def __exit__(self, *_: object) -> None:
         self.compiler.close()
 
-    def _missing_s(self) -> dict[Split, float]:
-        return _compile_s(self.engine, self.profiled, self.ready)
+    def _plan_with_ready(self) -> None:
+        self.planner.splits = tuple(split for split in self.engine.layouts if split in self.ready)
 
 
-def _filled(latency: LatencyModel, engine: RolloutEngine) -> LatencyModel:
+def _usable(latency: LatencyModel, engine: RolloutEngine) -> LatencyModel:
     rows, lengths = engine.specs.buckets.rows, engine.specs.buckets.lengths
-    known = latency.of_drafts_from(engine.specs.drafts_from)
-    return optimistic(known.on(rows, lengths), rows, lengths)
+    return latency.of_drafts_from(engine.specs.drafts_from).on(rows, lengths)
 
 
 def _compile_s(
-    engine: RolloutEngine, profiled: Mapping[str, float], ready: Sequence[Split]
+    engine: RolloutEngine, profiled: Collection[float], there: Sequence[Split]
 ) -> dict[Split, float]:
-    """Seconds to compile each layout that is not `ready`, its switches to those that are included."""
-    seen = defaultdict(list)
-    for key, seconds in engine.programs.compile_seconds.items():
-        seen[(key.name, key.split)].append(seconds)
-    times = CompileTimes(profiled, seen)
+    """Predicted seconds to compile each layout that is not `there`, its switches to those included.
+
+    Args:
+      profiled: seconds of some programs, which count until one was compiled here.
+    """
+    seen = engine.programs.compile_seconds.values() or profiled
+    each_s = sum(seen) / max(1, len(seen))
     missing = {}
     for split in engine.layouts:
-        if split not in ready:
-            keys = filter(engine.specs.is_first, engine.programs.missing({split, *ready}))
-            kinds = Counter((key.name, key.split) for key in keys if split in key.splits)
-            missing[split] = times.estimate(kinds)
+        if split not in there:
+            keys = filter(engine.specs.is_first, engine.programs.missing({split, *there}))
+            missing[split] = each_s * sum(split in key.splits for key in keys)
     return missing

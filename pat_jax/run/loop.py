@@ -239,8 +239,7 @@ class Run:
         )
         planner = setup.scripted or cost_planner(config, setup, latency, lengths)
         if len(self.first_layouts) < len(setup.layouts) and isinstance(planner, CostModelPlanner):
-            left = config.steps - self.first_step
-            self.lazy = LazyLayouts(setup, planner, warmup, self.first_layouts, left)
+            self.lazy = LazyLayouts(setup, planner, warmup, self.first_layouts)
         self.generator = Generator(
             setup.engine,
             self.trainer,

@@ -12,7 +12,7 @@ from pat_jax.engine.layout.buckets import Drafts
 from pat_jax.engine.layout.layout import Layout
 from pat_jax.engine.warm_up.warm_up import Warmup
 from pat_jax.models.policy import Params
-from pat_jax.planning.drafts_by_age import AcceptanceByAge
+from pat_jax.planning.drafts import Acceptance
 from pat_jax.planning.latency.model import LatencyModel
 from pat_jax.planning.latency.profile import Profile, Subject, load_profile
 from pat_jax.planning.lengths.model import LengthModel
@@ -71,9 +71,9 @@ def cost_planner(
     )
 
 
-def unseen_acceptance(drafts: Drafts) -> AcceptanceByAge | None:
+def unseen_acceptance(drafts: Drafts) -> Acceptance | None:
     """Before any draft was verified; None where there are none, though a profile may know of some."""
-    return AcceptanceByAge.unseen(is_said=drafts.is_said) if drafts.budgets else None
+    return Acceptance.unseen(is_said=drafts.is_said) if drafts.budgets else None
 
 
 def frozen(

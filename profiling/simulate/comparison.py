@@ -13,7 +13,7 @@ import numpy as np
 
 from pat_jax.engine.report import RolloutReport
 from pat_jax.engine.trace import RolloutTrace
-from pat_jax.planning.drafts_by_age import AcceptanceByAge
+from pat_jax.planning.drafts import Acceptance
 from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.planning.planner.planner import CostModelPlanner, Planner
 from pat_jax.planning.planner.scripts import FixedLayout
@@ -184,7 +184,7 @@ def _drafting(
     machine: Machine,
     sum_seconds: SumSeconds | None,
 ) -> System:
-    believed = AcceptanceByAge.unseen(is_said=machine.drafts.is_said)
+    believed = Acceptance.unseen(is_said=machine.drafts.is_said)
     one = replace(planner, acceptance=believed, drafts=machine.drafts.limits)
     return _summed(DRAFTING, _learning(workloads, one, machine), machine, sum_seconds)
 

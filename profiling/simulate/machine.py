@@ -11,7 +11,7 @@ from pat_jax.engine.sequences.page_allocator import num_pages_for
 from pat_jax.planning.drafts import Acceptance
 from pat_jax.planning.latency.model import LatencyModel
 from pat_jax.planning.memory import MemoryModel
-from pat_jax.planning.types import Load, Siblings, Split
+from pat_jax.planning.types import Load, Split
 
 
 @dataclass(frozen=True)
@@ -40,14 +40,9 @@ class Workload:
     def load(self, capacity: int) -> Load:
         """What is known before the first token, when so many sequences have rows at once."""
         live = min(self.size, capacity)
-        zeros = np.zeros(live, int)
-        budget = np.full(live, self.cap)
-        siblings = None
-        if self.prompt_id is not None:
-            prompt, of_live = np.unique(self.prompt_id[:live], return_inverse=True)
-            none = np.zeros(0, int)
-            siblings = Siblings(prompt, of_live, none, none, np.zeros(0, bool))
-        return Load(zeros, zeros, self.prompts[:live], budget, siblings, self.size - live)
+        zeros, budget = np.zeros(live, int), np.full(live, self.cap)
+        prompt = None if self.prompt_id is None else self.prompt_id[:live]
+        return Load(zeros, zeros, self.prompts[:live], budget, prompt, self.size - live)
 
 
 @dataclass(frozen=True)

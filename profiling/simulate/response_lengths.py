@@ -117,8 +117,7 @@ class ResponseLengths:
         """One rollout; the same for an equal `draw`, with other prompts for another seed.
 
         Samples of a prompt are alike: their normal scores are √ρ·θ + √(1 - ρ)·ε with one θ a prompt,
-        so that every single length has this distribution whatever ρ is (a Gaussian copula, as in
-        `planning/lengths/prompt_effects.py`).
+        so that every single length has this distribution whatever ρ is (a Gaussian copula).
         """
         rng = np.random.default_rng((draw.seed, draw.sequences, draw.samples_per_prompt))
         num_prompts = -(-draw.sequences // draw.samples_per_prompt)

@@ -9,7 +9,7 @@ from compilations import counted_compilations
 from pat_jax.engine.report import RolloutReport
 from pat_jax.engine.sequences.responses import Completion, Request
 from pat_jax.engine.warm_up.warm_up import Warmup
-from pat_jax.planning.drafts_by_age import AcceptanceByAge
+from pat_jax.planning.drafts import Acceptance
 from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.planning.planner.planner import CostModelPlanner, Planner
 from pat_jax.planning.planner.scripts import ScriptedPath, Step
@@ -40,7 +40,7 @@ def measured(one: Subject) -> CostModelPlanner:
         tuple(one.engine.layouts),
         replace(costs, verify_table=dict.fromkeys(costs.verify_table, 1e-9)),
         LengthModel.empty(specs.buckets.lengths[-1]),
-        acceptance=AcceptanceByAge.unseen(is_said=specs.drafts.is_said),
+        acceptance=Acceptance.unseen(is_said=specs.drafts.is_said),
         drafts=specs.drafts.limits,
     )
 

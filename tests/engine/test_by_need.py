@@ -122,7 +122,7 @@ def test_drafts_without_a_program_are_left_out_until_what_they_would_save_has_pa
     drafting = Shape(DP2, 8, 32, 3)
     needed.programs.declare(decode_key(drafting), lambda x: x, NUMBER)
     # Each step saves 0.05 s: two tokens at the price of one and a half.
-    predicted = DraftPrediction(tokens=2.0, known=1.0, step_s=0.15, plain_s=0.1)
+    predicted = DraftPrediction(tokens=2.0, step_s=0.15, plain_s=0.1)
     plan = Plan(DP2, 0, budget=3, predicted=predicted)
     controller.fit()
     burst = controller.burst(plan)

@@ -24,9 +24,8 @@ from pat_jax.engine.sequences.responses import Completion, Request
 from pat_jax.engine.sequences.sampling import Sampling
 from pat_jax.engine.warm_up.warm_up import Warmup
 from pat_jax.models.policy import Policy
-from pat_jax.planning.drafts import Acceptance
+from pat_jax.planning.drafts import Acceptance, Drafted
 from pat_jax.planning.planner.scripts import FixedLayout
-from pat_jax.planning.types import Verified
 from pat_jax.rl.batches import TrainBatch, to_supervised_batch
 from pat_jax.rl.supervised import CrossEntropy
 from pat_jax.rl.update import PolicyUpdate
@@ -134,7 +133,7 @@ def test_what_is_right_is_learned(monkeypatch):
     _, report = one.run(requests(), replace(one.static(1), budget=3))
     known = Acceptance.unseen(is_said=True)
     assert known.tokens(3, 3, 1) == pytest.approx(1 + 0.6 + 0.36 + 0.216)
-    seen = [outcome.drafted for outcome in outcomes if isinstance(outcome, Verified)]
+    seen = [outcome for outcome in outcomes if isinstance(outcome, Drafted)]
     assert sum(one.verified for one in seen) == report.drafted
     for drafted in seen:
         known = known.observed(drafted)

@@ -110,7 +110,7 @@ def test_lengths_are_learned_by_prompt_from_training_rollouts_only(warm, monkeyp
     monkeypatch.setattr(warm.engine, "stream", spy)
     warm.iterate(5, FixedLayout(DP8), temperature=1.0)
     learned = warm.generator.lengths
-    assert learned.effects.prompt.tolist() == [0, 1, 2, 3] and learned.effects.squares > 0
+    assert learned.prompts.prompt.tolist() == [0, 1, 2, 3] and (learned.prompts.mean > 0).all()
     assert list(warm.generator.evaluate([held_out(Prompt(2, (3, 4), "", {}), 0)]))
     assert warm.generator.lengths is learned
     # Prompt 2 of the held-out ones is another; in between the transfer was checked.

@@ -142,8 +142,7 @@ class Moves(RuleBasedStateMachine):
     def rows_and_load_say_the_same(self):
         rows, load = self.responses.row_state(), self.table.load()
         assert rows.live.sum() == load.live == len(self.table.live)
-        siblings = load.siblings
-        assert siblings is not None  # every request has the id of its prompt
+        assert load.prompt is not None  # every request has the id of its prompt
         groups = Counter(load.group.tolist())
         assert max(groups.values(), default=0) == (self.table.fullest if self.table.has_work else 0)
         for n, i in enumerate(self.table.live):
@@ -158,13 +157,7 @@ class Moves(RuleBasedStateMachine):
             drawn, asked = rows.sampling, request.sampling
             assert (drawn.temperature[row], drawn.top_k[row]) == (asked.temperature, asked.top_k)
             assert load.group[n] == row // self.table.rows_per_group
-            assert siblings.prompt[siblings.of_live[n]] == request.prompt_id
-        done = np.flatnonzero(self.table.is_done)
-        for n, i in enumerate(done):
-            assert siblings.prompt[siblings.of_done[n]] == self.requests[i].prompt_id
-            assert siblings.done[n] == len(self.said[i])
-            assert siblings.is_cut[n] == (len(self.said[i]) == self.requests[i].max_new_tokens)
-        assert len(siblings.done) == len(done) and len(siblings.of_live) == load.live
+            assert self.table.prompt_id[load.prompt[n]] == request.prompt_id
 
 
 TestMoves = Moves.TestCase
@@ -178,7 +171,7 @@ def test_a_request_of_no_known_prompt_leaves_all_strangers():
     requests = [make_request(0, 2, 5), replace(make_request(1, 2, 5), prompt_id=None)]
     for some, is_known in ((requests[:1], True), (requests, False), ([], True)):
         table = Responses.of(some, num_groups=1, rows_per_group=2).table
-        assert (table.load().siblings is not None) == is_known
+        assert (table.load().prompt is not None) == is_known
 
 
 def test_those_that_enter_get_the_rows_of_the_ended():

@@ -1,4 +1,4 @@
-"""Length models that several tests ask, and what is known of the siblings they are asked about."""
+"""Length models that several tests ask."""
 
 from functools import cache
 
@@ -6,7 +6,6 @@ import numpy as np
 from hypothesis import strategies as st
 
 from pat_jax.planning.lengths.model import LengthModel
-from pat_jax.planning.types import Siblings
 
 CAP = 60
 responses = st.lists(
@@ -21,18 +20,6 @@ def learned(*rollouts, cap: int = CAP, prior_weight: float = 2.0) -> LengthModel
         lengths, is_cut, prompt = (np.array(column) for column in zip(*rollout, strict=True))
         model = model.updated(lengths, is_cut, prompt)
     return model
-
-
-def siblings(of_live, done=(), of_done=(), is_cut=None, prompt=None) -> Siblings:
-    of_live, of_done = np.array(of_live, int), np.array(of_done, int)
-    count = max(of_live.max(initial=-1), of_done.max(initial=-1)) + 1
-    return Siblings(
-        prompt=np.arange(count) if prompt is None else np.array(prompt),
-        of_live=of_live,
-        of_done=of_done,
-        done=np.array(done, int),
-        is_cut=np.zeros(len(done), bool) if is_cut is None else np.array(is_cut, bool),
-    )
 
 
 def log_normal(rng: np.random.Generator, count: int, median: float = 300.0) -> np.ndarray:

@@ -5,19 +5,19 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from pat_jax.planning.lengths.baseline import MATCHED, Baseline
+from pat_jax.planning.lengths.baseline import Baseline
 
 CAP = 12
 responses = st.lists(st.tuples(st.integers(1, CAP), st.booleans()), min_size=1, max_size=40)
 
 
-def learned(pairs, prior_weight: float = 1e-9, cap: int = CAP, level: float = 0.0) -> Baseline:
+def learned(pairs, prior_weight: float = 1e-9, cap: int = CAP) -> Baseline:
     lengths, is_cut = np.array([n for n, _ in pairs]), np.array([cut for _, cut in pairs])
-    return Baseline.empty(cap, prior_weight).plus(lengths, is_cut, level)
+    return Baseline.empty(cap, prior_weight).plus(lengths, is_cut)
 
 
-def survival(baseline: Baseline, tokens: np.ndarray, level: float = 0.0) -> np.ndarray:
-    return np.exp(baseline.log_survival[baseline.bins(tokens, level)])
+def survival(baseline: Baseline, tokens: np.ndarray) -> np.ndarray:
+    return np.exp(baseline.log_survival[baseline.bins(tokens)])
 
 
 def kaplan_meier(pairs, t: float) -> float:
@@ -36,7 +36,7 @@ def test_without_a_prior_it_is_kaplan_and_meiers(pairs):
     expected = [kaplan_meier(pairs, t) for t in range(seen + 1)]
     baseline = learned(pairs)
     np.testing.assert_allclose(survival(baseline, np.arange(seen + 1)), expected, atol=1e-6)
-    at = baseline.bins(np.arange(seen + 1), 0.0)
+    at = baseline.bins(np.arange(seen + 1))
     np.testing.assert_allclose(baseline.empirical[at], expected, rtol=1e-12, atol=1e-15)
 
 
@@ -58,16 +58,14 @@ def test_long_lengths_are_told_apart_to_one_percent(pairs):
     later = [(1.01 * n if is_cut else n, is_cut) for n, is_cut in pairs]
     above = [kaplan_meier(later, 0.99 * t) for t in tokens]
     below = [kaplan_meier(pairs, 1.01 * t) for t in tokens]
-    alive = baseline.empirical[baseline.bins(tokens, 0.0)]
+    alive = baseline.empirical[baseline.bins(tokens)]
     # Ends that share a bin share their risk: the product may differ within the bin.
     assert (alive <= np.array(above) + 1e-9).all() and (alive >= np.array(below) - 1e-9).all()
 
 
 def test_up_to_128_tokens_every_length_has_its_own_bin():
-    baseline = Baseline.empty(4096)
-    for level in (-1.3, 0.0, 0.7):
-        bins = baseline.bins(np.arange(129), level)
-        assert (np.diff(bins) >= 1).all()
+    bins = Baseline.empty(4096).bins(np.arange(129))
+    assert bins[0] == 0 and (np.diff(bins) >= 1).all()
 
 
 @given(responses, st.floats(0.01, 10))
@@ -88,7 +86,7 @@ class TestTail:
 
     @staticmethod
     def doubling(lengths: np.ndarray, cap: int = 10**6) -> float:
-        baseline = Baseline.empty(cap).plus(lengths, np.zeros(len(lengths), bool), 0.0)
+        baseline = Baseline.empty(cap).plus(lengths, np.zeros(len(lengths), bool))
         longest = int(lengths.max())
         one, two = survival(baseline, np.array([longest, 2 * longest]))
         return two / one
@@ -107,54 +105,12 @@ class TestTail:
         rng = np.random.default_rng(6)
         lengths = np.rint(50 * (1 - rng.random(4000)) ** -0.5).astype(int)
         is_cut = (lengths > 150) & (rng.random(4000) < 0.5)
-        whole = Baseline.empty(10**6).plus(lengths, np.zeros(4000, bool), 0.0)
-        partly = Baseline.empty(10**6).plus(lengths, is_cut, 0.0)
+        whole = Baseline.empty(10**6).plus(lengths, np.zeros(4000, bool))
+        partly = Baseline.empty(10**6).plus(lengths, is_cut)
         longest = np.array([lengths.max(), 2 * lengths.max()])
         ratio = [np.divide(*survival(model, longest)[::-1]) for model in (whole, partly)]
         assert ratio[1] > ratio[0] + 0.1
 
     def test_the_longest_response_is_not_the_longest_possible(self):
-        baseline = Baseline.empty(4096).plus(np.full(1000, 300), np.zeros(1000, bool), 0.0)
+        baseline = Baseline.empty(4096).plus(np.full(1000, 300), np.zeros(1000, bool))
         assert 0 < survival(baseline, np.array([400]))[0] < 1e-2
-
-
-class TestLevels:
-    def test_a_level_moves_all_lengths_alike(self):
-        rng = np.random.default_rng(0)
-        lengths = rng.lognormal(5, 0.5, 500)
-        none = np.zeros(500, bool)
-        low = Baseline.empty(4096).plus(lengths, none, 0.0)
-        high = Baseline.empty(4096).plus(3 * lengths, none, np.log(3))
-        assert np.abs(low.ended - high.ended).sum() <= 2  # rounding at a bin's edge
-
-    @pytest.mark.parametrize("factor", [0.5, 1.0, 1.7])
-    @pytest.mark.parametrize("cap", [150, 4096])
-    def test_the_shift_between_two_is_found_through_the_cap(self, factor, cap):
-        """At 150 tokens about half of the responses are cut: they must not look short."""
-        rng = np.random.default_rng(1)
-        sides = []
-        for scale in (1.0, factor):
-            lengths = scale * rng.lognormal(5, 0.5, 20_000)
-            sides.append(
-                Baseline.empty(4096).plus(np.minimum(lengths, cap).astype(int), lengths > cap, 0.0)
-            )
-        assert sides[0].shift_to(sides[1]) == pytest.approx(np.log(factor), abs=0.03)
-
-    def test_with_no_quantile_in_common_no_shift_is_known(self):
-        few = Baseline.empty(100).plus(np.full(50, 3), np.zeros(50, bool), 0.0)
-        cut = Baseline.empty(100).plus(np.full(50, 9), np.ones(50, bool), 0.0)
-        assert few.shift_to(cut) is None and cut.shift_to(few) is None
-        assert few.shift_to(few) == 0.0
-
-    def test_quantiles_are_where_the_share_has_ended(self):
-        baseline = Baseline.empty(200).plus(np.arange(1, 101), np.zeros(100, bool), 0.0)
-        np.testing.assert_allclose(
-            np.exp(baseline.quantiles(MATCHED)), np.ceil(100 * MATCHED - 1e-9), rtol=0.005
-        )
-
-
-def test_scores_of_ends_are_standard_normal():
-    lengths = np.random.default_rng(2).pareto(1.5, 20_000) * 100 + 20
-    baseline = Baseline.empty(10**6).plus(lengths.astype(int), np.zeros(20_000, bool), 0.0)
-    scores = baseline.end_scores[baseline.bins(lengths.astype(int), 0.0)]
-    assert abs(scores.mean()) < 0.01 and scores.std() == pytest.approx(1, abs=0.01)

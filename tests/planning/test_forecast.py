@@ -11,14 +11,12 @@ from hypothesis import strategies as st
 
 from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.planning.planner.forecast import MAX_CLASSES, Forecast, SequenceClasses, moment_edges
-from pat_jax.planning.types import Load, Siblings, Split
+from pat_jax.planning.types import Load, Split
 
 CAP = 300
 rng = np.random.default_rng(0)
 SEEN = np.clip(rng.lognormal(4, 1, 500).astype(int), 1, CAP)
 LENGTHS = LengthModel.empty(CAP).updated(SEEN, SEEN >= CAP)
-PROMPTS = np.arange(len(SEEN)) // 5
-TAUGHT = LengthModel.empty(CAP).updated(np.sort(SEEN), np.sort(SEEN) >= CAP, PROMPTS)
 DP8, DP4TP2, DP2TP4, TP8 = SPLITS
 
 
@@ -54,28 +52,6 @@ def test_many_kinds_are_forecast_nearly_as_well(seed):
     expected = LENGTHS.survival(load.generated, load.budget, edges[:-1]).sum(axis=0)
     seen = Forecast.of(load, LENGTHS, SPLITS, TP8, 20).fullest[0, SPLITS.index(TP8)]
     np.testing.assert_allclose(seen, np.maximum(expected, 1), rtol=0.03, atol=2)
-
-
-@given(st.integers(0, 999), st.integers(1, 300))
-def test_siblings_are_heard(seed, live):
-    """Each sequence by its own curve, whether they are counted together or not."""
-    draw = np.random.default_rng(seed)
-    prompt_of = draw.integers(0, 20, 2 * live)
-    long = (4 * SEEN[draw.integers(0, len(SEEN), live)]).clip(1, CAP)
-    done = Siblings(np.arange(20), prompt_of[:live], prompt_of[live:], long, long >= CAP)
-    load = replace(random_load(seed, live, 5, groups=1), siblings=done)
-    edges = moment_edges(int(load.budget.max()), 20)
-    # Some end at a moment that is looked at, or one step later.
-    ends = np.concatenate([edges[1:], edges[1:-1] + 1])
-    is_moved = (draw.random(live) < 0.5) & (load.budget < load.budget.max())
-    load = replace(load, budget=np.where(is_moved, draw.choice(ends, live), load.budget))
-    survive = TAUGHT.survival(load.generated, load.budget, edges[:-1], done)
-    seen = Forecast.of(load, TAUGHT, SPLITS, TP8, 20)
-    at = SPLITS.index(TP8)
-    np.testing.assert_allclose(seen.fullest[0, at], np.clip(survive.sum(axis=0), 1, live))
-    np.testing.assert_allclose(seen.any_live, 1 - np.prod(1 - survive, axis=0), atol=1e-9)
-    deaf = Forecast.of(replace(load, siblings=None), TAUGHT, SPLITS, TP8, 20)
-    assert (seen.any_live != deaf.any_live).any()
 
 
 @given(st.integers(0, 999), st.integers(1, 80))

@@ -19,11 +19,10 @@ from replays import (
 
 from pat_jax.planning.drafts import DRAFTS as OF_RUNS
 from pat_jax.planning.drafts import SAID, Acceptance
-from pat_jax.planning.drafts_by_age import AcceptanceByAge
 from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.planning.planner.planner import CostModelPlanner
 from pat_jax.planning.planner.scripts import FixedLayout, ScriptedPath, Step
-from pat_jax.planning.types import Split, Verified
+from pat_jax.planning.types import Split
 from pat_jax.profiling.simulate.draft_sources import said
 from pat_jax.profiling.simulate.hindsight import clairvoyant
 from pat_jax.profiling.simulate.machine import Machine, Workload
@@ -43,7 +42,7 @@ def planner_of(machine, acceptance: Acceptance, splits=SPLITS) -> CostModelPlann
     lengths = LengthModel.empty(CAP).updated(
         make_workload(7, 500).responses, np.zeros(500, bool), None
     )
-    drafts = {"acceptance": AcceptanceByAge(acceptance), "drafts": machine.drafts.limits}
+    drafts = {"acceptance": acceptance, "drafts": machine.drafts.limits}
     return CostModelPlanner(splits, machine.truth, lengths, memory=machine.memory, **drafts)
 
 
@@ -99,24 +98,10 @@ def test_what_is_counted_is_what_planners_learn_from():
     for seed in range(30):
         replay(make_workload(seed), planner, machine)
     assert planner.acceptance is not None
-    learned = planner.acceptance.latest
+    learned = planner.acceptance
     for budget, rows in ((1, 8), (3, 8), (3, 1)):
         args = budget, DRAFTS.longest, rows
         assert learned.tokens(*args) == pytest.approx(truth.tokens(*args), rel=0.03)
-
-
-def test_ages_are_what_rows_have_said_halfway_through_a_burst():
-    seen, truth = [], HALF
-
-    class Watching(FixedLayout):
-        def observe(self, outcome):
-            seen.append(outcome)
-
-    replay(ALIKE, Watching(TP8, budget=3, reach=truth.reach), drafting(truth))
-    came = [one for one in seen if isinstance(one, Verified)]
-    said = np.cumsum([0, *(one.tokens / 16 for one in came)])
-    assert len(came) > 1 and said[-1] == 120
-    np.testing.assert_allclose([one.age for one in came], (said[1:] + said[:-1]) / 2, atol=1)
 
 
 def test_counts_of_runs_add_up():
@@ -128,7 +113,7 @@ def test_counts_of_runs_add_up():
             seen.append(outcome)
 
     done = replay(ALIKE, Watching(TP8, budget=3, reach=truth.reach), machine)
-    begun, tried, right, *_ = zip(*(one.drafted for one in seen[1::2]), strict=True)
+    begun, tried, right, *_ = zip(*seen[1::2], strict=True)
     runs = np.sum(begun, axis=0)
     tried, right = (np.sum(x, axis=0)[OF_RUNS] for x in (tried, right))
     # A run says what is right of it and a token more.
@@ -184,10 +169,7 @@ class TestSaid:
         steps = done.busy_rows / 16
         assert 119 <= rate * steps <= 121 + rate and done.tokens == 16 * 120
         assert done.drafted == pytest.approx(budget * done.busy_rows, abs=1)
-        begun, *both = (
-            np.sum(x, axis=0)
-            for x in list(zip(*(one.drafted for one in seen[1::2]), strict=True))[:3]
-        )
+        begun, *both = (np.sum(x, axis=0) for x in list(zip(*seen[1::2], strict=True))[:3])
         tried, right_ = (x[OF_RUNS] for x in both)
         assert begun[SAID] == pytest.approx(done.busy_rows, abs=1) and begun.sum() == begun[SAID]
         expected = done.busy_rows * right ** np.arange(1 + budget)
@@ -211,7 +193,7 @@ class TestSaid:
         assert done.drafts.steps > 0.9 * done.decode_steps
         assert done.drafts.tokens == pytest.approx(done.drafts.expected_tokens, rel=0.02)
         assert planner.acceptance is not None
-        learned = planner.acceptance.latest
+        learned = planner.acceptance
         np.testing.assert_allclose(
             learned.reach[OF_RUNS, SAID, 1:4], right ** np.arange(1, 4), rtol=0.03
         )

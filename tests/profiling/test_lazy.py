@@ -69,17 +69,19 @@ class Story:
             np.array([request.max_new_tokens == 56 for request in self.requests] * 20),
         )
         self.planner = CostModelPlanner((DP2, TP2), latency, lengths, is_frozen=True)
-        self.lazy = LazyLayouts(self.setup, self.planner, warmup, self.first, 100)
+        self.lazy = LazyLayouts(self.setup, self.planner, warmup, self.first)
         with self.lazy, counted_compilations() as self.threads:
             self.live_through()
 
     def live_through(self) -> None:
         self.run(self.planner)
-        self.wanted_at_first = set(self.lazy.uncompiled.wanted)
-        self.lazy.end_rollout(99)
+        self.lazy.end_rollout(1)
+        self.wanted_for_one_more = list(self.lazy.requested)
+        self.lazy.end_rollout(9_999)
+        self.wanted_for_many = list(self.lazy.requested)
         while not (due := self.lazy.due()):
             self.run(self.planner)
-            self.lazy.end_rollout(99 - len(self.reports))
+            self.lazy.end_rollout(9_999 - len(self.reports))
         self.lines = self.lazy.bring_in(due, self.weights_in)
         self.run(self.planner)
 
@@ -107,7 +109,8 @@ def story() -> Story:
 
 
 def test_only_the_first_layout_is_compiled_at_first(story: Story):
-    assert story.first == (DP2,) and story.wanted_at_first == {TP2}
+    assert story.first == (DP2,)
+    assert (story.wanted_for_one_more, story.wanted_for_many) == ([], [TP2])
     assert {layout for report in story.reports[:-1] for layout in report.trace.layout} == {"dp2tp1"}
 
 
@@ -115,7 +118,7 @@ def test_the_wanted_layout_is_switched_to_once_it_is_there(story: Story):
     (switch,) = story.reports[-1].switches
     assert (switch.source, switch.target) == ("dp2tp1", "dp1tp2") and 0 < switch.live <= 4
     assert len(story.lines) == 1 and story.lines[0].startswith("dp1tp2 compiled in the background")
-    assert story.lazy.uncompiled.compile_s == {} and not story.lazy.uncompiled.wanted
+    assert not story.lazy.requested and story.planner.splits == (DP2, TP2)
     assert story.lazy.ready == [DP2, TP2] and story.setup.engine.programs.missing() == []
 
 

@@ -282,10 +282,10 @@ def test_a_report_hands_on_what_each_burst_drafted(tmp_path: Path):
         ran = Ran(Split(2, 1), 4, 64, 8, 100, 10, 1.0, budget=3)
         nobody = np.zeros(0, int)
         nothing = Copies(nobody, nobody, nobody)
-        done = Collected(10, tokens, row_steps, drafted, 0.0, 100, nobody, nothing)
+        done = Collected(10, tokens, row_steps, drafted, 100, nobody, nothing)
         report.add_burst(ran, float(i), done, None)
     assert report.trace.draft_saving_s is None  # no planner has priced them
-    predicted = DraftPrediction(tokens=2.0, known=1.0, step_s=0.1, plain_s=0.15)
+    predicted = DraftPrediction(tokens=2.0, step_s=0.1, plain_s=0.15)
     report.drafts.add(ran, predicted, 3.0)
     trace = report.trace
     assert (trace.drafted, trace.accepted) == (DRAFTED.drafted, DRAFTED.accepted)

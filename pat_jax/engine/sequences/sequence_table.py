@@ -5,7 +5,7 @@ All on the host, in NumPy. Decides nothing about layouts and touches no device a
 
 import numpy as np
 
-from pat_jax.planning.types import Load, Siblings
+from pat_jax.planning.types import Load
 
 NO_ROW = -1
 NO_SEQUENCE = -1
@@ -96,19 +96,9 @@ class SequenceTable:
             generated=self.length[live] - self.prompt_length[live],
             context=self.length[live] - 1,
             budget=self.end[live] - self.length[live],
-            siblings=self._siblings(live) if self.has_prompt_ids else None,
+            prompt=self.sibling[live] if self.has_prompt_ids else None,
             waiting=waiting,
             step=self.progress,
-        )
-
-    def _siblings(self, live: np.ndarray) -> Siblings:
-        done = np.flatnonzero(self.is_done)
-        return Siblings(
-            prompt=self.prompt_id,
-            of_live=self.sibling[live],
-            of_done=self.sibling[done],
-            done=self.length[done] - self.prompt_length[done],
-            is_cut=self.length[done] == self.end[done],
         )
 
     def group(self, sequences: np.ndarray) -> np.ndarray:

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from pat_jax.planning.drafts import Acceptance
-from pat_jax.planning.drafts_by_age import AcceptanceByAge
 from pat_jax.planning.planner.costs import LARGE_S, CostTables
 from pat_jax.planning.planner.forecast import WEIGHTS, Forecast
 from pat_jax.planning.planner.turns import Turns
@@ -28,17 +27,16 @@ class Drafting:
     least: np.ndarray  # int[split], the smallest budget that there is now; 0: there is none
     trial_s: np.ndarray  # float[split], what a burst with it is expected to lose
     plain_s: np.ndarray  # float[split], a step without drafts
-    # By budget: float[split] each, seconds of a step, what a row is expected to say in it, and what of its drafts
-    # is right by what is known of its age alone.
-    steps: Mapping[int, tuple[np.ndarray, np.ndarray, np.ndarray]]
+    # By budget: float[split] each, seconds of a step and what a row is expected to say in it.
+    steps: Mapping[int, tuple[np.ndarray, np.ndarray]]
 
     def predicted(self, split: int, budget: int, times: float) -> DraftPrediction:
         """
         Args:
           times: as long as priced that steps take in the split.
         """
-        step_s, tokens, known = (float(x[split]) for x in self.steps[budget])
-        return DraftPrediction(tokens, known, times * step_s, times * float(self.plain_s[split]))
+        step_s, tokens = (float(x[split]) for x in self.steps[budget])
+        return DraftPrediction(tokens, times * step_s, times * float(self.plain_s[split]))
 
     def budget(self, split: int, undrafted_s: float) -> int:
         """
@@ -55,7 +53,7 @@ def cheapest_steps(
     tables: CostTables,
     turns: Turns,
     forecast: Forecast,
-    acceptance: AcceptanceByAge | None,
+    acceptance: Acceptance | None,
     limits: DraftLimits,
 ) -> tuple[np.ndarray, Drafting]:
     """Expected seconds in which each live sequence goes on by a token, float[split, moments], with the
@@ -73,7 +71,7 @@ def cheapest_steps(
     plain = best = priced(tables)
     choice, least = np.zeros((2, len(plain)), np.int64)
     trial_s = np.zeros(len(plain))
-    known: dict[int, tuple[np.ndarray, np.ndarray, np.ndarray]] = {}
+    known: dict[int, tuple[np.ndarray, np.ndarray]] = {}
     # With few rows small budgets have no programs, with many large ones: see `Drafts.of`.
     rows = turns.rows.max(axis=0)
     bucket = np.append(tables.rows, 0)[np.searchsorted(tables.rows, rows)]
@@ -83,10 +81,9 @@ def cheapest_steps(
     for budget, verifying in tables.verifying:
         may_draft = is_cached & np.isin(bucket, verifying.rows)
         most = budget if acceptance.is_said else limits.tokens
-        right = _right(acceptance, budget, most, verifying.rows, turns, tables, forecast.age)
-        tokens = 1 + np.minimum(acceptance.times * right, most)
+        tokens = _tokens(acceptance, budget, most, verifying.rows, turns, tables)
         steps = np.where(may_draft, priced(verifying), LARGE_S)
-        known[budget] = steps[:, 0], tokens[:, 0], right[:, 0]
+        known[budget] = steps[:, 0], tokens[:, 0]
         is_better = steps / tokens < np.minimum(best, (1 - LEAST_GAIN) * plain)
         choice = np.where(is_better[:, 0], budget, choice)
         best = np.where(is_better, steps / tokens, best)
@@ -96,33 +93,28 @@ def cheapest_steps(
     return best, Drafting(choice, least, trial_s, plain[:, 0], known)
 
 
-def _right(
-    acceptance: AcceptanceByAge,
+def _tokens(
+    acceptance: Acceptance,
     budget: int,
     draft: int,
     rows: np.ndarray,
     turns: Turns,
     tables: CostTables,
-    age: np.ndarray,
 ) -> np.ndarray:
-    """What of a row's drafts is known to be right in a step, float[split, moments]: the fewer of a bucket's rows
-    are live, the more room each of them has.
+    """What a row is expected to say in a step, float[split, moments]: the fewer of a bucket's rows are live, the
+    more room each of them has.
 
     Args:
       rows: int[rows], buckets that have the budget.
-      age: float[moments], tokens that a row has said.
     """
     place = np.minimum(np.searchsorted(rows, turns.rows[0]), len(rows) - 1)
-    known, of_moment = acceptance.at_ages(age)
-    # By moment, bucket and part of it.
-    right = np.stack([_of_buckets(one, budget, draft, rows) for one in known])[of_moment] - 1
+    said = _of_buckets(acceptance, budget, draft, rows)
     dp = np.array([split.dp for split in tables.splits])[:, None]
     filled = np.clip(turns.live / dp / rows[place], FILLED[-1], FILLED[0])
     # Between two parts a straight line.
     part = np.clip(np.searchsorted(-FILLED, -filled), 1, len(FILLED) - 1)
     share = (FILLED[part - 1] - filled) / (FILLED[part - 1] - FILLED[part])
-    moment = np.arange(len(age))
-    return (1 - share) * right[moment, place, part - 1] + share * right[moment, place, part]
+    return (1 - share) * said[place, part - 1] + share * said[place, part]
 
 
 def _of_buckets(one: Acceptance, budget: int, draft: int, rows: np.ndarray) -> np.ndarray:

@@ -25,7 +25,6 @@ class SequenceClasses:
     context: np.ndarray  # int[classes], tokens in the cache of the longest member
     mean_context: np.ndarray  # float[classes], and of all
     count: np.ndarray  # [groups, classes], members by data-parallel group
-    speaker: np.ndarray  # int[classes], the member that the class is forecast by
 
     @classmethod
     def of(cls, load: Load, kind: np.ndarray, most: int) -> "SequenceClasses":
@@ -53,7 +52,6 @@ class SequenceClasses:
             np.maximum.reduceat(context, starts),
             np.add.reduceat(context, starts) / sizes,
             count.reshape(groups, classes),
-            first,
         )
 
 
@@ -66,7 +64,6 @@ class Forecast:
     live: np.ndarray  # float[moments], expected unfinished sequences
     context: np.ndarray  # int[moments], tokens in the cache of the longest sequence
     mean_context: np.ndarray  # float[moments], tokens in the cache of a sequence that is live then
-    age: np.ndarray  # float[moments], those of them that it has said
     fullest: np.ndarray  # float[outcomes, splits, moments], live sequences of the fullest group
     takes_turns: np.ndarray  # bool[moments], sequences wait for pages that others give back
     prompts: float = 1.0  # of a live sequence: samples of a prompt share its prefill
@@ -133,10 +130,9 @@ class Forecast:
             np.maximum(total @ survive, 1),
             context,
             mean_context,
-            np.maximum(mean_context - (load.context - load.generated).mean(), 0),
             np.maximum(np.stack(fullest, axis=1), 1),
             is_queued & rows_vary,
-            1.0 if load.siblings is None else len(np.unique(load.siblings.of_live)) / load.live,
+            1.0 if load.prompt is None else len(np.unique(load.prompt)) / load.live,
         )
 
 
@@ -146,15 +142,9 @@ def _survival(
     """Classes of sequences, and P(live at each moment), float64[classes, moments]."""
     # Nothing lives past its budget, and between two moments it is all one where that ends.
     num_alive = np.searchsorted(moments, load.budget)
-    if load.siblings is None:
-        kind = load.generated.astype(np.int64) * (len(moments) + 1) + num_alive
-        classes = SequenceClasses.of(load, kind, MAX_CLASSES)
-        return classes, lengths.survival(classes.generated, classes.budget, moments)
-    curves, curve_of = lengths.curves(load.generated, moments, load.siblings)
-    kind = curve_of.astype(np.int64) * (len(moments) + 1) + num_alive
-    classes = SequenceClasses.of(load, kind, load.live)
-    survive = curves[curve_of[classes.speaker]]
-    return classes, np.where(moments[None, :] < classes.budget[:, None], survive, 0.0)
+    kind = load.generated.astype(np.int64) * (len(moments) + 1) + num_alive
+    classes = SequenceClasses.of(load, kind, MAX_CLASSES)
+    return classes, lengths.survival(classes.generated, classes.budget, moments)
 
 
 def moment_edges(horizon: int, num_moments: int) -> np.ndarray:

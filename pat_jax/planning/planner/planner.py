@@ -15,7 +15,7 @@ from typing import Literal
 
 import numpy as np
 
-from pat_jax.planning.drafts_by_age import AcceptanceByAge
+from pat_jax.planning.drafts import Acceptance, Drafted
 from pat_jax.planning.latency.correction import Correction
 from pat_jax.planning.latency.model import LatencyModel
 from pat_jax.planning.latency.switch_costs import SeenSwitch, SwitchCosts
@@ -24,10 +24,9 @@ from pat_jax.planning.memory import MemoryModel
 from pat_jax.planning.planner.balance import balance_seconds, describe_balance
 from pat_jax.planning.planner.budget import RegretBudget, without_optimism
 from pat_jax.planning.planner.carry import carry_seconds, cheapest_carry
-from pat_jax.planning.planner.compilation import Uncompiled, follow
 from pat_jax.planning.planner.costs import CostTables
 from pat_jax.planning.planner.forecast import Forecast
-from pat_jax.planning.planner.priced import Costs
+from pat_jax.planning.planner.priced import Costs, follow
 from pat_jax.planning.planner.uneven import Unevenness, is_within_bucket
 from pat_jax.planning.types import (
     UNLIMITED,
@@ -42,7 +41,6 @@ from pat_jax.planning.types import (
     Prediction,
     Ran,
     Split,
-    Verified,
     recompute_below,
 )
 
@@ -87,8 +85,7 @@ class CostModelPlanner(Planner):
     grid: int = 48  # future moments looked at
     is_frozen: bool = False  # no cost of a step or a switch is ever corrected: `--deterministic`
     memory: MemoryModel | None = None  # pools that are too small cost turns; no room, no candidate
-    uncompiled: Uncompiled | None = None  # layouts that no plan leads to until they are compiled
-    acceptance: AcceptanceByAge | None = None  # what drafts are worth; None: there are none
+    acceptance: Acceptance | None = None  # what drafts are worth; None: there are none
     drafts: DraftLimits = UNLIMITED
     switch_costs: SwitchCosts = field(default_factory=SwitchCosts)  # as this run has seen them
     balance_costs: SwitchCosts = field(default_factory=SwitchCosts)  # of moves between groups
@@ -103,10 +100,9 @@ class CostModelPlanner(Planner):
     _tables_of: object = field(default=None, init=False, repr=False)
 
     def start(self, load: Load) -> Split:
-        self.acceptance = self.acceptance and self.acceptance.of_new_rollout()
         # Does not count on even groups: short rollouts end before any move that evens them pays.
         forecast = Forecast.of(load, self.lengths, self.splits, None, self.grid)
-        costs = self._compiled_only(self._costs(forecast), None)
+        costs = self._costs(forecast)
         total, choices = costs.cheapest(self.safety)
         if not self.switch_costs.seen:
             # To begin elsewhere than where to stay, for the sake of the prefill, stakes a switch
@@ -116,6 +112,11 @@ class CostModelPlanner(Planner):
         self._regret_budget, self._burst = RegretBudget(costs.prefill, start), None
         self._uneven = Unevenness()
         return self.splits[start]
+
+    def rollout_s(self, load: Load) -> float:
+        """Predicted seconds of a rollout of `load` that has not begun."""
+        costs = self._costs(Forecast.of(load, self.lengths, self.splits, None, self.grid))
+        return float((costs.cheapest(self.safety)[0] + costs.prefill).min())
 
     def decide(self, load: Load, current: Split, options: Sequence[np.ndarray] = ()) -> Plan:
         forecast, costs = self._outlook(load, current, is_evened=self._evens(load))
@@ -131,8 +132,7 @@ class CostModelPlanner(Planner):
             return plan
         times = self.latency.correction.factor(plan.split)
         predicted = costs.drafting.predicted(there, budget, times)
-        reach = self.acceptance.at(forecast.age[0]).reach
-        return replace(plan, budget=budget, reach=reach, predicted=predicted)
+        return replace(plan, budget=budget, reach=self.acceptance.reach, predicted=predicted)
 
     def _path(self, load: Load, current: Split, forecast: Forecast, costs: Costs) -> Plan:
         here = self.splits.index(current)
@@ -170,7 +170,7 @@ class CostModelPlanner(Planner):
             case Ran() if not self.is_frozen:
                 self.latency = self.latency.observed(outcome)
                 self._undrafted_s = 0.0 if outcome.budget else self._undrafted_s + outcome.seconds
-            case Verified() if self.acceptance is not None and not self.is_frozen:
+            case Drafted() if self.acceptance is not None and not self.is_frozen:
                 self.acceptance = self.acceptance.observed(outcome)
             case Moved() if outcome.plan.group is None:
                 self._observe_switch(outcome)
@@ -262,13 +262,12 @@ class CostModelPlanner(Planner):
     def _outlook(
         self, load: Load, current: Split, *, is_evened: bool = False
     ) -> tuple[Forecast, Costs]:
-        """What is expected and what it costs, without what has no room or is not compiled."""
+        """What is expected and what it costs, without what has no room."""
         # A sequence that waits although there are rows waits for pages.
         waits_for_rows = self.memory is None or load.live >= self._dense().capacity
         kind = {"rows_vary": not waits_for_rows, "is_evened": is_evened}
         forecast = Forecast.of(load, self.lengths, self.splits, current, self.grid, **kind)
-        here = self.splits.index(current)
-        return forecast, self._compiled_only(self._costs(forecast), here)
+        return forecast, self._costs(forecast)
 
     def _costs(self, forecast: Forecast) -> Costs:
         tables, memory = self._dense(), self.memory
@@ -287,11 +286,6 @@ class CostModelPlanner(Planner):
         if memory is None:
             return costs
         return costs.where(memory.has_room(self.splits), memory.may_switch(self.splits))
-
-    def _compiled_only(self, costs: Costs, here: int | None) -> Costs:
-        if self.uncompiled is None or not self.uncompiled.compile_s:
-            return costs
-        return self.uncompiled.leave_out(costs, here, self.safety, self.min_saving)
 
     def _book(self, load: Load, here: int, costs: Costs) -> None:
         """Books the burst since the last plan, and notes what the next one will cost in each layout."""
@@ -356,9 +350,9 @@ class CostModelPlanner(Planner):
 
     def _dense(self) -> CostTables:
         """The latency model's tables as arrays; its corrections are not in them."""
-        if self._tables is None or self._tables_of is not self.latency.decode_table:
-            self._tables = CostTables.of(
-                replace(self.latency, correction=Correction()), self.splits
-            )
-            self._tables_of = self.latency.decode_table
-        return self._tables
+        tables, of = self._tables, self.latency.decode_table
+        if tables is None or tables.splits != self.splits or self._tables_of is not of:
+            bare = replace(self.latency, correction=Correction())
+            tables = self._tables = CostTables.of(bare, self.splits)
+            self._tables_of = of
+        return tables

@@ -5,7 +5,7 @@ from typing import Literal
 
 import numpy as np
 
-from pat_jax.planning.drafts_by_age import AcceptanceByAge
+from pat_jax.planning.drafts import Acceptance
 from pat_jax.planning.latency.model import LatencyModel
 from pat_jax.planning.latency.switch_costs import SwitchCosts
 from pat_jax.planning.memory import MemoryModel
@@ -40,7 +40,7 @@ class Costs:
         carry: OneWay | Literal["auto"],
         switch_costs: SwitchCosts,
         memory: MemoryModel | None = None,
-        acceptance: AcceptanceByAge | None = None,
+        acceptance: Acceptance | None = None,
         limits: DraftLimits = UNLIMITED,
     ) -> "Costs":
         """
@@ -123,3 +123,15 @@ class Costs:
         at, before = np.arange(len(path)), np.concatenate([[start], path[:-1]])
         switches = self.switch[at, before, path] * self.any_live
         return float(self.run[path, at].sum() + safety * switches.sum())
+
+
+def follow(choices: np.ndarray, start: int) -> np.ndarray:
+    """The split to run in at each moment, int[moments], where `choices` lead from `start`.
+
+    Args:
+      choices: int[moments, from], the split that is best at each moment in each split.
+    """
+    path = np.empty(len(choices), int)
+    for j, choice in enumerate(choices):
+        start = path[j] = choice[start]
+    return path

@@ -1,0 +1,33 @@
+"""The running mean length of each prompt."""
+
+import numpy as np
+
+from pat_jax.planning.lengths import prompt_means
+from pat_jax.planning.lengths.prompt_means import PromptMeans
+
+
+def test_a_prompt_is_expected_to_be_as_it_was_and_a_stranger_as_all_are():
+    means = PromptMeans().updated(np.array([10, 30, 100]), np.array([7, 7, 3]))
+    assert means.expected(np.array([3, 5, 7, 3, 9]), 50.0).tolist() == [100, 50, 20, 100, 50]
+
+
+def test_the_last_rollout_counts_as_much_as_those_before():
+    means = PromptMeans()
+    for length in (10, 20, 40):
+        means = means.updated(np.full(4, length), np.full(4, 7))
+    assert means.expected(np.array([7]), 0.0).tolist() == [27.5]
+
+
+def test_what_is_learned_of_some_leaves_the_others():
+    means = PromptMeans().updated(np.array([10, 20]), np.array([5, 6]))
+    later = means.updated(np.array([30, 1]), np.array([6, 2]))
+    assert (later.prompt.tolist(), later.mean.tolist()) == ([2, 5, 6], [1, 10, 25])
+    assert (means.prompt.tolist(), means.mean.tolist()) == ([5, 6], [10, 20])
+
+
+def test_memory_is_bounded_and_keeps_the_first(monkeypatch):
+    monkeypatch.setattr(prompt_means, "MAX_PROMPTS", 3)
+    means = PromptMeans().updated(np.array([1, 2]), np.array([9, 4]))
+    means = means.updated(np.array([3, 4, 5]), np.array([1, 2, 9]))
+    assert means.prompt.tolist() == [1, 4, 9]
+    assert means.expected(np.array([9, 2]), 0.0).tolist() == [3, 0]
