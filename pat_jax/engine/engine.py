@@ -236,7 +236,7 @@ class RolloutEngine:
         if self.weights.layout.spans_processes:
             planner = AgreedPlanner(planner)
         with clock("schedule"):
-            controller, responses = self._begin(requests, expected, earlier)
+            controller, responses = self._begin(requests, expected)
             tables = controller.scheduler.tables
             device = self.specs, self.programs, self.weights
             options = {"draft_model": self.draft_model, "checks": self.checks, "earlier": earlier}
@@ -255,13 +255,10 @@ class RolloutEngine:
         self,
         requests: Sequence[Request],
         expected: np.ndarray | None,
-        earlier: EarlierResponses | None,
     ) -> tuple[Controller, Responses]:
         split, shapes = self.weights.layout.split, self.specs.shapes
         rows = shapes.buckets.rows[split][-1]
         responses = Responses.of(requests, num_groups=split.dp, rows_per_group=rows)
-        if earlier is not None:
-            responses.has_earlier = np.array([len(earlier.of(r.tokens)) > 0 for r in requests])
         controller = Controller(
             responses,
             shapes,

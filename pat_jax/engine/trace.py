@@ -119,7 +119,8 @@ def _balanced(move: dict[str, Any]) -> Balanced:
     """Older traces have moves in two stages."""
     retired = ("pages_sent", "steps_between")
     rest: dict[str, Any] = {name: x for name, x in move.items() if name not in retired}
-    return Balanced(**rest | {"fullest": tuple(move["fullest"])})
+    rest["fullest"] = tuple(move["fullest"])
+    return Balanced(**rest)
 
 
 def _as_tuples(value: Any) -> Any:

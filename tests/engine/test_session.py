@@ -118,7 +118,7 @@ def test_the_planner_learns_how_long_responses_become_while_they_come(session: S
     assert 0 < moments[len(moments) // 2] < len(requests) / 2 and sorted(moments) == moments
     baseline = planner.lengths.baseline
     assert baseline.ended.sum() == baseline.cut.sum() == len(requests) / 2
-    at = baseline.bins(np.array([40]), 0.0)
+    at = baseline.bins(np.array([40]))
     assert baseline.cut[at] == len(requests) / 2
 
 

@@ -57,8 +57,6 @@ class Contents:
         self.table = table
         # int[sequences], equal where prompts are.
         self.prompt = table.sibling if table.has_prompt_ids else np.arange(count)
-        # bool[sequences], drafts are copied from responses of earlier iterations as well.
-        self.has_earlier = np.zeros(count, bool)
 
     def known(self, i: int) -> np.ndarray | None:
         """Tokens so far, int32[length], by which pages are found again; None: no others are alike.

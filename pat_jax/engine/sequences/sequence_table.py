@@ -84,20 +84,14 @@ class SequenceTable:
         return int(self.length[self.live].max()) - 1
 
     def load(self) -> Load:
-        return self._load(self.live, self.group(self.live), len(self.waiting))
-
-    def whole_load(self) -> Load:
-        """The load of all sequences, as though each had a row of replica 0."""
-        return self._load(np.arange(len(self)), np.zeros(len(self), int), 0)
-
-    def _load(self, live: np.ndarray, group: np.ndarray, waiting: int) -> Load:
+        live = self.live
         return Load(
-            group=group,
+            group=self.group(live),
             generated=self.length[live] - self.prompt_length[live],
             context=self.length[live] - 1,
             budget=self.end[live] - self.length[live],
             prompt=self.sibling[live] if self.has_prompt_ids else None,
-            waiting=waiting,
+            waiting=len(self.waiting),
             step=self.progress,
         )
 
