@@ -45,7 +45,8 @@ def every_page_is_free_at_the_end_and_no_nan_in_it(monkeypatch):
 
 @cache
 def whole() -> Subject:
-    return Subject(MODELS["kv2"], Settings(min_rows=16, min_length=64, drafts=DRAFTS))
+    settings = Settings(min_rows=16, min_length=64, drafts=DRAFTS, reslice_chunk_bytes=2**20)
+    return Subject(MODELS["kv2"], settings, num_devices=4)
 
 
 @cache
@@ -64,32 +65,23 @@ def check(one: Subject, found: list[Completion], expected: list[Completion]) -> 
     assert total.max_logprob_difference <= 1e-4
 
 
-@pytest.mark.parametrize("tp", [1, 8])
-def test_no_token_changes(tp):
-    one = subject(1.0)
-    expected, _ = one.run(requests(), one.static(tp))
-    found, report = one.run(requests(), replace(one.static(tp), budget=3))
-    check(one, found, expected)
-    assert accepted(report) > 2 / 61  # by chance one of 61
-
-
-def test_the_nearer_the_first_layers_are_the_more_is_right():
+def test_no_token_changes_and_the_nearer_the_first_layers_are_the_more_is_right():
     shares = []
-    for share in (1.0, 0.2, 0.0):
+    for share, tp in ((1.0, 1), (0.2, 4), (0.0, 2)):
         one = subject(share)
-        found, report = one.run(requests(), replace(one.static(2), budget=3))
-        expected, _ = one.run(requests(), one.static(2))
+        found, report = one.run(requests(), replace(one.static(tp), budget=3))
+        expected, _ = one.run(requests(), one.static(tp))
         check(one, found, expected)
         shares.append(accepted(report))
         assert {burst.budget for burst in report.bursts} == {3}
     # What is drafted behind the last token of a response is for nothing.
-    assert shares[0] < shares[1] < shares[2] > 0.85
+    assert 2 / 61 < shares[0] < shares[1] < shares[2] > 0.85  # by chance one of 61
 
 
 def test_switches_change_no_token_either():
     one = subject(0.2)
     expected, _ = one.run(requests(), one.static(1))
-    planner = replace(one.adaptive((1, 8, 2), "mixed", 16), budget=3)
+    planner = replace(one.adaptive((1, 4, 2), "mixed", 16), budget=3)
     found, report = one.run(requests(), planner)
     check(one, found, expected)
     assert len(report.switches) == 2 and accepted(report) > 0.3
