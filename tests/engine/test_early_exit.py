@@ -11,14 +11,12 @@ import pytest
 from after_warm_up import check_in_all_layouts
 from fakes import made_up_latency
 from said_drafts import accepted, requests, with_share_of_the_last
-from two_devices import DP2, engine, generate, look_at_pages
+from two_devices import DP2, generate, look_at_pages, reading_pages
 
 from pat_jax.common.errors import UserError
 from pat_jax.config.speculation import SpeculationConfig
-from pat_jax.engine.device.decode import DecodeFunctions
 from pat_jax.engine.device.sampling import sequence_key
 from pat_jax.engine.draft_choice import wanted_drafts
-from pat_jax.engine.engine import RolloutEngine
 from pat_jax.engine.layout.buckets import Drafts
 from pat_jax.engine.sequences.responses import Completion, Request
 from pat_jax.engine.sequences.sampling import Sampling
@@ -45,7 +43,7 @@ def every_page_is_free_at_the_end_and_no_nan_in_it(monkeypatch):
 
 @cache
 def whole() -> Subject:
-    settings = Settings(min_rows=16, min_length=64, drafts=DRAFTS, reslice_chunk_bytes=2**20)
+    settings = Settings(min_rows=16, min_length=64, drafts=DRAFTS)
     return Subject(MODELS["kv2"], settings, num_devices=4)
 
 
@@ -103,18 +101,11 @@ def test_steps_whose_drafts_are_from_elsewhere_are_measured_anew():
         assert warmup.measured.drafts_from == "the first layer"
 
 
-@cache
-def reading_pages() -> RolloutEngine:
-    """As on a GPU or TPU: see `test_ahead.reading_pages`."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(DecodeFunctions, "_begin", lambda self, layout, pool, *_: pool)
-        return engine.__wrapped__(drafts=DRAFTS)
-
-
 @pytest.mark.slow  # on copies of the cache bursts ahead are those of `test_speculation.py`
 def test_bursts_are_dispatched_ahead_on_pages():
-    expected, plain = generate(reading_pages(), requests(), FixedLayout(DP2))
-    found, report = generate(reading_pages(), requests(), FixedLayout(DP2, budget=3))
+    one = reading_pages(drafts=DRAFTS)
+    expected, plain = generate(one, requests(), FixedLayout(DP2))
+    found, report = generate(one, requests(), FixedLayout(DP2, budget=3))
     same = [a.tokens.tolist() == b.tokens.tolist() for a, b in zip(expected, found, strict=True)]
     assert np.mean(same) > 0.9 and report.accepted > 30
     assert report.decode_steps < plain.decode_steps

@@ -8,13 +8,11 @@ import numpy as np
 import pytest
 from after_warm_up import measured, run_compiling_nothing
 from restless import Restless
-from two_devices import DP2, TP2, engine, generate, look_at_pages
+from two_devices import DP2, TP2, engine, generate, look_at_pages, reading_pages
 
 from pat_jax.common.hosts.together import Company
-from pat_jax.engine.device.decode import DecodeFunctions
 from pat_jax.engine.device.sampling import sequence_key
 from pat_jax.engine.device_executor import Digest
-from pat_jax.engine.engine import RolloutEngine
 from pat_jax.engine.layout.buckets import Drafts
 from pat_jax.engine.report import RolloutReport
 from pat_jax.engine.sequences.earlier import EarlierResponses
@@ -29,9 +27,7 @@ from tests.near_ties import Tally
 
 DRAFTS = Drafts(budgets=(1, 3), longest=5, most_tokens=256, texts=8)
 REACH = Acceptance.unseen().reach
-SETTINGS = Settings(
-    min_rows=16, min_length=64, max_logprobs=2, drafts=DRAFTS, reslice_chunk_bytes=2**20
-)
+SETTINGS = Settings(min_rows=16, min_length=64, max_logprobs=2, drafts=DRAFTS)
 KINDS = (
     Sampling(temperature=0.0),
     Sampling(temperature=0.7, logprobs=2),
@@ -226,38 +222,25 @@ def test_after_the_warm_up_nothing_is_compiled():
     assert drafts.predicted_saving_s > 0 and "a sequence said" in drafts.words
 
 
-@cache  # not `two_devices.engine` itself, which would keep it for other files
-def copying() -> RolloutEngine:
-    return engine.__wrapped__(drafts=DRAFTS, min_rows=8)
-
-
-@cache
-def reading_pages(kv_pages: int = 0, capacity: int = 16) -> RolloutEngine:
-    """As on a GPU or TPU: see `test_ahead.reading_pages`."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(DecodeFunctions, "_begin", lambda self, layout, pool, *_: pool)
-        return engine.__wrapped__(kv_pages, capacity, DRAFTS, min_rows=4)
-
-
 @pytest.mark.slow  # an engine for each
 @pytest.mark.parametrize(
-    "make",
-    [
-        copying,
-        reading_pages,
-        lambda: reading_pages(kv_pages=12, capacity=6),
+    ("make", "sizes"),
+    [  # not `engine` itself, which would keep it for other files
+        (engine.__wrapped__, {"min_rows": 8}),
+        (reading_pages, {"min_rows": 4}),
+        (reading_pages, {"min_rows": 4, "kv_pages": 12, "capacity": 6}),
     ],
     ids=["copied", "on pages", "scarce pages"],
 )
-def test_bursts_are_dispatched_ahead_with_drafts(make):
+def test_bursts_are_dispatched_ahead_with_drafts(make, sizes):
     """On two devices; pages that drafts have drawn are free again, and where pages lack fewer are drafted."""
-    requests = asked_twice()
-    expected, plain = generate(make(), requests, FixedLayout(DP2))
+    requests, one = asked_twice(), make(drafts=DRAFTS, **sizes)
+    expected, plain = generate(one, requests, FixedLayout(DP2))
     assert plain.tokens_per_row_step == 1 and plain.drafted == 0
     for below in (MIGRATE_ALL, RECOMPUTE_ALL):
         steps = Step(TP2, 24, below), Step(DP2, 16, below), Step(TP2, 6, below)
         planner = ScriptedPath(DP2, steps, budget=3, reach=REACH)
-        found, report = generate(make(), requests, planner)
+        found, report = generate(one, requests, planner)
         same = [
             a.tokens.tolist() == b.tokens.tolist() for a, b in zip(expected, found, strict=True)
         ]
