@@ -25,13 +25,15 @@ SETTINGS = {
 
 
 def subject(name: str, weights: WeightFormat = "auto", lora_rank: int = 0) -> Subject:
-    """A compiled engine on eight devices, made once for all tests: compiling is what costs."""
+    """An engine on eight devices, made once for all tests: compiling is what costs. All programs of plain
+    weights are compiled, of others those that tests need."""
     return _subject(name, weights, lora_rank)
 
 
 @cache  # of all its arguments: a default that is given would make another subject
 def _subject(name: str, weights: WeightFormat, lora_rank: int) -> Subject:
-    return Subject(MODELS[name], replace(SETTINGS[name], weights=weights, lora_rank=lora_rank))
+    settings = replace(SETTINGS[name], weights=weights, lora_rank=lora_rank)
+    return Subject(MODELS[name], settings, is_compiled=weights == "auto")
 
 
 @cache

@@ -81,7 +81,7 @@ class Settings:
     page_size: int = 8
     prefill_blocks: int = 4
     kv_pages: int = 0
-    reslice_chunk_bytes: int = 2**14  # several chunks even of such small models
+    reslice_chunk_bytes: int = 2**15  # several chunks even of such small models
     max_logprobs: int = 0
     weights: WeightFormat = "auto"
     lora_rank: int = 0  # of adapters beside the weights
@@ -135,6 +135,7 @@ class Subject:
         dtype: jnp.dtype = jnp.float32,
         num_devices: int | None = None,
         kernels: Kernels | None = None,  # those of the devices' platform, where not given
+        is_compiled: bool = True,  # else each program when it is first needed
     ):
         self.settings, self.dtype = settings, dtype
         padded, plain = map(Policy.from_config, (config, replace(config, query_multiple=1)))
@@ -164,7 +165,8 @@ class Subject:
             drafts=settings.drafts,
             draft=settings.draft,
         )
-        self.engine.compile()
+        if is_compiled:
+            self.engine.compile()
 
     @cached_property
     def judge(self) -> Judge:

@@ -8,10 +8,9 @@ import jax
 import numpy as np
 import pytest
 from fakes import static_run, subject
-from two_devices import CONFIG, DP2, TP2, engine, generate, look_at_pages
+from two_devices import CONFIG, DP2, TP2, engine, generate, look_at_pages, reading_pages
 
 from pat_jax.engine.controller import Burst, Collected, Controller
-from pat_jax.engine.device.decode import DecodeFunctions
 from pat_jax.engine.device.sampling import sequence_key
 from pat_jax.engine.device_executor import DeviceExecutor
 from pat_jax.engine.engine import RolloutEngine
@@ -58,18 +57,14 @@ def every_page_is_free_at_the_end_and_no_nan_in_it(monkeypatch):
 
 
 @cache
-def reading_pages() -> RolloutEngine:
-    """As on a GPU or TPU: decodes from the pages where they lie, and a row that has ended goes on
-    writing to them until the burst on its way is over. Pages are scarce."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(DecodeFunctions, "_begin", lambda self, layout, pool, *_: pool)
-        return engine.__wrapped__(kv_pages=26)
+def scarce_pages() -> RolloutEngine:
+    return reading_pages(kv_pages=26)
 
 
 # The second compiles an engine of its own.
 on_both = pytest.mark.parametrize(
     "make",
-    [engine, pytest.param(reading_pages, marks=pytest.mark.slow)],
+    [engine, pytest.param(scarce_pages, marks=pytest.mark.slow)],
     ids=["copied", "on pages"],
 )
 
@@ -196,7 +191,7 @@ def test_pages_of_the_ended_serve_others_while_a_burst_still_writes_to_them(ahea
         Request(tuple(rng.integers(3, 61, 7).tolist()), sequence_key(6, i), most, ignore_eos=True)
         for i, most in enumerate([5, 5, 41, 41] * 4)
     ]
-    small = reading_pages()
+    small = scarce_pages()
     assert sum((7 + r.max_new_tokens) // 8 for r in requests) > 2 * small.specs.pages[DP2]
     expected, _ = subject("kv2").run(requests, subject("kv2").static(1))
     found, report = generate(small, requests, FixedLayout(DP2))
@@ -214,7 +209,7 @@ def test_a_row_that_has_ended_writes_to_no_page_that_another_has_drawn(ahead):
     ]
     expected, _ = subject("kv2").run(requests, subject("kv2").static(1))
     ahead.clear()
-    found, report = generate(reading_pages(), requests, FixedLayout(DP2))
+    found, report = generate(scarce_pages(), requests, FixedLayout(DP2))
     check(requests, expected, found)
     assert ahead[:6] == ["launch", "collect"] * 3 and report.preempted == 0
 
@@ -247,7 +242,7 @@ def test_no_nan_reaches_others_through_a_row_that_nobody_heard(ahead):
 
     ahead.clear()
     found, _ = generate(
-        reading_pages(),
+        scarce_pages(),
         requests,
         FixedLayout(DP2),
         jax.tree_util.tree_map_with_path(damage, subject("kv2").params),

@@ -7,7 +7,7 @@ from fakes import SPLITS, subject
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pat_jax.engine.device.programs import Key
+from pat_jax.engine.device.programs import Key, ProgramTable
 from pat_jax.engine.layout.buckets import Buckets, ladder, smallest_at_least
 from pat_jax.engine.relocation.rounds import SIZES
 from pat_jax.planning.types import Split
@@ -91,4 +91,4 @@ def test_everything_a_rollout_may_look_up_is_compiled(name):
 
 def test_a_program_that_was_never_declared_is_named():
     with pytest.raises(KeyError, match=r"decode.*was never declared"):
-        subject("kv8").engine.programs[Key("decode", SPLITS[0], rows=3, length=5)]
+        ProgramTable()[Key("decode", SPLITS[0], rows=3, length=5)]

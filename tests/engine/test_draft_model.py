@@ -41,7 +41,7 @@ def every_page_is_free_at_the_end_and_no_nan_in_it(monkeypatch):
 @cache
 def whole(drafts: Drafts) -> Subject:
     settings = Settings(min_rows=8, min_length=64, drafts=drafts, draft=SOURCE)
-    return Subject(MODELS["kv2"], settings)
+    return Subject(MODELS["kv2"], settings, num_devices=4)
 
 
 def subject(share: float, drafts: Drafts = DRAFTS) -> Subject:
@@ -74,7 +74,7 @@ def with_tokens(vocab_size: int, vocab_multiple: int) -> Subject:
         return jax.device_put(jax.tree.map(fitted, whole, policy.abstract_params), shardings)
 
     settings = Settings(min_rows=8, min_length=64, drafts=DRAFTS, draft=DraftSource(policy, load))
-    return with_share_of_the_last(Subject(MODELS["kv2"], settings), 0.0)
+    return with_share_of_the_last(Subject(MODELS["kv2"], settings, num_devices=4), 0.0)
 
 
 def check(one: Subject, planner: Planner) -> RolloutReport:
@@ -89,7 +89,7 @@ def check(one: Subject, planner: Planner) -> RolloutReport:
 
 def test_no_token_changes_and_a_model_that_says_the_same_is_right():
     one = subject(0.0)
-    for tp in (1, 8):
+    for tp in (1, 4):
         report = check(one, replace(one.static(tp), budget=3))
         # What is drafted behind the last token of a response is for nothing.
         assert accepted(report) > 0.85
@@ -99,8 +99,8 @@ def test_switches_and_bursts_without_drafts_change_no_token_either():
     """A model that says the same is always right as long as its cache has all that was said."""
     one = subject(0.0)
     for planner in (
-        replace(one.adaptive((1, 8, 2), "mixed", 16), budget=3),
-        NowAndThen(Split(8, 1), (Step(Split(2, 4), 10), Step(Split(4, 2), 4)), budget=3),
+        replace(one.adaptive((1, 4, 2), "mixed", 16), budget=3),
+        NowAndThen(Split(4, 1), (Step(Split(1, 4), 10), Step(Split(2, 2), 4)), budget=3),
     ):
         report = check(one, planner)
         assert len(report.switches) == 2 and accepted(report) > 0.85
@@ -108,7 +108,7 @@ def test_switches_and_bursts_without_drafts_change_no_token_either():
 
 
 def test_its_cache_follows_sequences_that_move_between_groups():
-    planner = Restless(Split(4, 2), budget=3)
+    planner = Restless(Split(2, 2), budget=3)
     report = check(subject(0.0), planner)
     assert len(report.balanced) > 2
     assert accepted(report) > 0.85
@@ -119,8 +119,8 @@ def test_it_has_pages_for_bursts_that_are_dispatched_behind_others(monkeypatch):
     one = subject(0.0)
     monkeypatch.setattr(one.engine, "runs_ahead", True)
     for planner in (
-        replace(one.static(8), budget=3),
-        replace(one.adaptive((1, 8, 2), "mixed", 16), budget=3),
+        replace(one.static(4), budget=3),
+        replace(one.adaptive((1, 4, 2), "mixed", 16), budget=3),
     ):
         assert accepted(check(one, planner)) > 0.85
 
@@ -178,11 +178,11 @@ def test_after_the_warm_up_nothing_is_compiled():
 
 @pytest.mark.slow  # an engine of its own
 def test_while_a_group_holds_more_than_the_models_cache_it_decodes_without_drafts():
-    """Two sequences of full length have room there: the last two of one group, and all of eight groups."""
-    one = subject(0.0, replace(DRAFTS, cache_tokens=2 * 64))
-    together = check(one, replace(one.static(8), budget=3)).bursts
-    assert {burst.live > 2 for burst in together} == {True, False}
-    assert all(burst.budget == (0 if burst.live > 2 else 3) for burst in together)
+    """Four sequences of full length have room there: the last four of one group, and all of four groups."""
+    one = subject(0.0, replace(DRAFTS, cache_tokens=4 * 64))
+    together = check(one, replace(one.static(4), budget=3)).bursts
+    assert {burst.live > 4 for burst in together} == {True, False}
+    assert all(burst.budget == (0 if burst.live > 4 else 3) for burst in together)
     apart = check(one, replace(one.static(1), budget=3))
     assert {burst.budget for burst in apart.bursts} == {3} and accepted(apart) > 0.85
 

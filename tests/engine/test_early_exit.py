@@ -11,14 +11,12 @@ import pytest
 from after_warm_up import check_in_all_layouts
 from fakes import made_up_latency
 from said_drafts import accepted, requests, with_share_of_the_last
-from two_devices import DP2, engine, generate, look_at_pages
+from two_devices import DP2, generate, look_at_pages, reading_pages
 
 from pat_jax.common.errors import UserError
 from pat_jax.config.speculation import SpeculationConfig
-from pat_jax.engine.device.decode import DecodeFunctions
 from pat_jax.engine.device.sampling import sequence_key
 from pat_jax.engine.draft_choice import wanted_drafts
-from pat_jax.engine.engine import RolloutEngine
 from pat_jax.engine.layout.buckets import Drafts
 from pat_jax.engine.sequences.responses import Completion, Request
 from pat_jax.engine.sequences.sampling import Sampling
@@ -44,7 +42,8 @@ def every_page_is_free_at_the_end_and_no_nan_in_it(monkeypatch):
 
 @cache
 def whole() -> Subject:
-    return Subject(MODELS["kv2"], Settings(min_rows=16, min_length=64, drafts=DRAFTS))
+    settings = Settings(min_rows=16, min_length=64, drafts=DRAFTS)
+    return Subject(MODELS["kv2"], settings, num_devices=4)
 
 
 @cache
@@ -63,32 +62,23 @@ def check(one: Subject, found: list[Completion], expected: list[Completion]) -> 
     assert total.max_logprob_difference <= 1e-4
 
 
-@pytest.mark.parametrize("tp", [1, 8])
-def test_no_token_changes(tp):
-    one = subject(1.0)
-    expected, _ = one.run(requests(), one.static(tp))
-    found, report = one.run(requests(), replace(one.static(tp), budget=3))
-    check(one, found, expected)
-    assert accepted(report) > 2 / 61  # by chance one of 61
-
-
-def test_the_nearer_the_first_layers_are_the_more_is_right():
+def test_no_token_changes_and_the_nearer_the_first_layers_are_the_more_is_right():
     shares = []
-    for share in (1.0, 0.2, 0.0):
+    for share, tp in ((1.0, 1), (0.2, 4), (0.0, 2)):
         one = subject(share)
-        found, report = one.run(requests(), replace(one.static(2), budget=3))
-        expected, _ = one.run(requests(), one.static(2))
+        found, report = one.run(requests(), replace(one.static(tp), budget=3))
+        expected, _ = one.run(requests(), one.static(tp))
         check(one, found, expected)
         shares.append(accepted(report))
         assert {burst.budget for burst in report.bursts} == {3}
     # What is drafted behind the last token of a response is for nothing.
-    assert shares[0] < shares[1] < shares[2] > 0.85
+    assert 2 / 61 < shares[0] < shares[1] < shares[2] > 0.85  # by chance one of 61
 
 
 def test_switches_change_no_token_either():
     one = subject(0.2)
     expected, _ = one.run(requests(), one.static(1))
-    planner = replace(one.adaptive((1, 8, 2), "mixed", 16), budget=3)
+    planner = replace(one.adaptive((1, 4, 2), "mixed", 16), budget=3)
     found, report = one.run(requests(), planner)
     check(one, found, expected)
     assert len(report.switches) == 2 and accepted(report) > 0.3
@@ -110,18 +100,11 @@ def test_steps_whose_drafts_are_from_elsewhere_are_measured_anew():
         assert warmup.measured.drafts_from == "the first layer"
 
 
-@cache
-def reading_pages() -> RolloutEngine:
-    """As on a GPU or TPU: see `test_ahead.reading_pages`."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(DecodeFunctions, "_begin", lambda self, layout, pool, *_: pool)
-        return engine.__wrapped__(drafts=DRAFTS)
-
-
 @pytest.mark.slow  # on copies of the cache bursts ahead are those of `test_speculation.py`
 def test_bursts_are_dispatched_ahead_on_pages():
-    expected, plain = generate(reading_pages(), requests(), FixedLayout(DP2))
-    found, report = generate(reading_pages(), requests(), FixedLayout(DP2, budget=3))
+    one = reading_pages(drafts=DRAFTS)
+    expected, plain = generate(one, requests(), FixedLayout(DP2))
+    found, report = generate(one, requests(), FixedLayout(DP2, budget=3))
     same = [a.tokens.tolist() == b.tokens.tolist() for a, b in zip(expected, found, strict=True)]
     assert np.mean(same) > 0.9 and report.accepted > 30
     assert report.decode_steps < plain.decode_steps

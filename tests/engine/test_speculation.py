@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 from after_warm_up import measured, run_compiling_nothing
 from restless import Restless
-from two_devices import DP2, TP2, engine, generate, look_at_pages
+from two_devices import DP2, TP2, engine, generate, look_at_pages, reading_pages
 
 from pat_jax.common.hosts.together import Company
-from pat_jax.engine.device.decode import DecodeFunctions
 from pat_jax.engine.device.sampling import sequence_key
-from pat_jax.engine.engine import RolloutEngine
+from pat_jax.engine.device_executor import Digest
 from pat_jax.engine.layout.buckets import Drafts
 from pat_jax.engine.report import RolloutReport
 from pat_jax.engine.sequences.earlier import EarlierResponses
@@ -44,7 +43,8 @@ def every_page_is_free_at_the_end_and_no_nan_in_it(monkeypatch):
 
 @cache
 def subject() -> Subject:
-    return Subject(MODELS["kv2"], SETTINGS)
+    """With TP 4 the KV heads have copies."""
+    return Subject(MODELS["kv2"], SETTINGS, num_devices=4)
 
 
 def asked_twice(kinds: tuple[Sampling, ...] = KINDS, count: int = 16) -> list[Request]:
@@ -89,7 +89,7 @@ def check(found: list[Completion], report: RolloutReport, least: float) -> None:
     assert siblings[1] > 0.5 * report.accepted and not np.any(earlier)
 
 
-@pytest.mark.parametrize("tp, budget", [(1, 1), (1, 3), (8, 3)])
+@pytest.mark.parametrize("tp, budget", [(1, 1), (1, 3), (4, 3)])
 def test_drafts_change_no_token(tp, budget):
     requests, expected = static()
     planner = replace(subject().static(tp), budget=budget, reach=REACH)
@@ -119,9 +119,8 @@ def test_a_branch_beside_a_draft_says_the_same_tokens_in_fewer_steps():
 
 
 @pytest.mark.parametrize("carry", CARRIES)
-@pytest.mark.parametrize("path", [(1, 2, 4, 8, 2), (8, 1)], ids=lambda x: "-".join(map(str, x)))
-def test_switches_change_no_token_either(path, carry):
-    requests, _ = static()
+def test_switches_change_no_token_either(carry):
+    (requests, _), path = static(), (1, 2, 4, 1)
     planner = subject().adaptive(path, carry, len(requests))
     found, report = subject().run(requests, replace(planner, budget=3, reach=REACH))
     assert len(report.switches) == len(path) - 1
@@ -130,7 +129,7 @@ def test_switches_change_no_token_either(path, carry):
 
 def test_sequences_that_move_between_groups_say_the_same():
     """What drafts have written behind a sequence's newest token is sent by none."""
-    planner = Restless(Split(8, 1), budget=3, reach=REACH)
+    planner = Restless(Split(4, 1), budget=3, reach=REACH)
     found, report = subject().run(static()[0], planner)
     check(found, report, least=1.4)
     assert len(report.balanced) > 2
@@ -223,38 +222,25 @@ def test_after_the_warm_up_nothing_is_compiled():
     assert drafts.predicted_saving_s > 0 and "a sequence said" in drafts.words
 
 
-@cache  # not `two_devices.engine` itself, which would keep it for other files
-def copying() -> RolloutEngine:
-    return engine.__wrapped__(drafts=DRAFTS, min_rows=8)
-
-
-@cache
-def reading_pages(kv_pages: int = 0, capacity: int = 16) -> RolloutEngine:
-    """As on a GPU or TPU: see `test_ahead.reading_pages`."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(DecodeFunctions, "_begin", lambda self, layout, pool, *_: pool)
-        return engine.__wrapped__(kv_pages, capacity, DRAFTS, min_rows=4)
-
-
 @pytest.mark.slow  # an engine for each
 @pytest.mark.parametrize(
-    "make",
-    [
-        copying,
-        reading_pages,
-        lambda: reading_pages(kv_pages=12, capacity=6),
+    ("make", "sizes"),
+    [  # not `engine` itself, which would keep it for other files
+        (engine.__wrapped__, {"min_rows": 8}),
+        (reading_pages, {"min_rows": 4}),
+        (reading_pages, {"min_rows": 4, "kv_pages": 12, "capacity": 6}),
     ],
     ids=["copied", "on pages", "scarce pages"],
 )
-def test_bursts_are_dispatched_ahead_with_drafts(make):
+def test_bursts_are_dispatched_ahead_with_drafts(make, sizes):
     """On two devices; pages that drafts have drawn are free again, and where pages lack fewer are drafted."""
-    requests = asked_twice()
-    expected, plain = generate(make(), requests, FixedLayout(DP2))
+    requests, one = asked_twice(), make(drafts=DRAFTS, **sizes)
+    expected, plain = generate(one, requests, FixedLayout(DP2))
     assert plain.tokens_per_row_step == 1 and plain.drafted == 0
     for below in (MIGRATE_ALL, RECOMPUTE_ALL):
         steps = Step(TP2, 24, below), Step(DP2, 16, below), Step(TP2, 6, below)
         planner = ScriptedPath(DP2, steps, budget=3, reach=REACH)
-        found, report = generate(make(), requests, planner)
+        found, report = generate(one, requests, planner)
         same = [
             a.tokens.tolist() == b.tokens.tolist() for a, b in zip(expected, found, strict=True)
         ]
@@ -262,22 +248,28 @@ def test_bursts_are_dispatched_ahead_with_drafts(make):
         assert report.accepted > 100 and len(report.switches) >= 2
 
 
-@pytest.mark.parametrize("other", [set(), {"reach"}, {"texts"}], ids=str)
-def test_what_drafts_come_from_is_compared(other: set[str], monkeypatch):
+def test_what_drafts_come_from_is_compared(monkeypatch):
     """By all processes, before each burst: another belief and another text are differences with a name."""
     requests, told = asked_twice(count=8)[:8], []
     monkeypatch.setattr(Company, "compare", lambda self, name, value: told.append((name, value)))
-    digests = []
-    for changed in (set(), other):
+
+    def digest(reach: np.ndarray = REACH, token: int = 6) -> Digest:
         earlier = EarlierResponses(1000, 100)
-        earlier.put(requests[0].tokens, [np.array([5, 6 + ("texts" in changed)])])
-        planner = FixedLayout(DP2, budget=3, reach=REACH * (0.9 if "reach" in changed else 1.0))
+        earlier.put(requests[0].tokens, [np.array([5, token])])
         told.clear()
-        generate(copying(), requests, planner, earlier=earlier)
-        digests.append(next(value for name, value in told if name == "burst"))
-    one, two = (digest._asdict() for digest in digests)
-    assert {name for name, value in one.items() if value != two[name]} == other
-    assert all(f"{name}=" in str(digests[0]) for name in other)  # as the error has it
+        subject().run(
+            requests, replace(subject().static(1), budget=3, reach=reach), earlier=earlier
+        )
+        return next(value for name, value in told if name == "burst")
+
+    one = digest()
+    for two, other in (
+        (digest(), []),
+        (digest(reach=0.9 * REACH), ["reach"]),
+        (digest(token=7), ["texts"]),
+    ):
+        assert [name for name in one._fields if getattr(one, name) != getattr(two, name)] == other
+        assert all(f"{name}=" in str(one) for name in other)  # as the error has it
 
 
 def test_logits_that_are_no_numbers_end_a_response_with_drafts():

@@ -2,12 +2,14 @@
 
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import jax
 import numpy as np
 import pytest
 from fakes import SETTINGS
 
+from pat_jax.engine.device.decode import DecodeFunctions
 from pat_jax.engine.device_executor import DeviceExecutor
 from pat_jax.engine.engine import RolloutEngine
 from pat_jax.engine.layout.buckets import NO_DRAFTS, Drafts
@@ -27,11 +29,8 @@ CONFIG = replace(SETTINGS["kv2"].rollout, min_rows=1, min_length=32, burst_steps
 def engine(
     kv_pages: int = 0, capacity: int = 16, drafts: Drafts = NO_DRAFTS, min_rows: int = 1
 ) -> RolloutEngine:
-    """
-    Args:
-      min_rows: with drafts each bucket of rows is several programs.
-    """
-    engine = RolloutEngine(
+    """Each program is compiled when it is first needed."""
+    return RolloutEngine(
         POLICY,
         jax.devices()[:2],
         replace(CONFIG, kv_pages=kv_pages, min_rows=min_rows),
@@ -40,8 +39,16 @@ def engine(
         runs_ahead=True,
         drafts=drafts,
     )
-    engine.compile()
-    return engine
+
+
+def reading_pages(**sizes: Any) -> RolloutEngine:
+    """As on a GPU or TPU: decodes from the pages where they lie, and a row that has ended goes on
+    writing to them until the burst on its way is over."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(DecodeFunctions, "_begin", lambda self, layout, pool, *_: pool)
+        made = engine.__wrapped__(**sizes)
+        made.compile()
+    return made
 
 
 def look_at_pages(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -78,6 +78,7 @@ lengths = st.lists(st.integers(0, PAGE_SIZE * WIDTH - 7), min_size=3, max_size=3
 attend = jax.jit(lambda layer, *chunk: layer.attend(*chunk, ANYWHERE))
 begin = jax.jit(BurstLayer.begin, static_argnums=2)
 end = jax.jit(BurstLayer.end)
+write_at_once, write_in_turn = map(jax.jit, (_write_at_once, _write_in_turn))
 
 
 @given(lengths, st.integers(0, 99), st.sampled_from([jnp.float32, jnp.bfloat16]))
@@ -263,7 +264,7 @@ def test_both_ways_to_write_pages_write_the_same(pages, seed):
     offsets = rng.integers(0, PAGE_SIZE - count, 3, endpoint=True)
     at = jnp.asarray(pages[:3]), jnp.asarray(offsets)
     np.testing.assert_array_equal(
-        _write_at_once(pool, chunks, *at), _write_in_turn(pool, chunks, *at)
+        write_at_once(pool, chunks, *at), write_in_turn(pool, chunks, *at)
     )
 
 
@@ -275,7 +276,7 @@ def test_a_row_that_stands_behind_its_table_spoils_no_page():
     token = jnp.ones((1, 1, HEADS, DIM))
     queries = jnp.ones((1, 1, HEADS, 2, DIM))
     position = jnp.array([[2 * PAGE_SIZE]])
-    attended, written = layer.attend(queries, token, token, position, ANYWHERE)
+    attended, written = attend(layer, queries, token, token, position)
     np.testing.assert_array_equal(written.keys[1:], pool[1:])
     assert np.isfinite(attended).all()
 

@@ -20,7 +20,7 @@ from pat_jax.rl.update import ModelFunctions, PolicyUpdate, zero_gradients
 
 VOCAB, PADDED, EMBED = 11, 16, 6
 ON_POLICY = PolicyLoss(is_on_policy=True)
-WHOLE, SPLIT = [(16, 16)], shapes((8, 16), budget=32, row_multiple=2)
+WHOLE, SPLIT = [(16, 16)], [(2, 16)]
 
 
 def forward(params, tokens, positions):
@@ -117,8 +117,10 @@ def with_policies(update, params, micro_batches) -> list[MicroBatch]:
 def test_accumulated_gradients_are_those_of_the_whole_batch():
     params, update = init_params(), make_update(PolicyLoss(beta=0.1), temperature=0.8)
     whole = with_policies(update, params, make_batch(WHOLE))
-    split = with_policies(update, params, make_batch(SPLIT))
+    several = shapes((8, 16), budget=32, row_multiple=2)
+    split = with_policies(update, params, make_batch(several))
     assert len(whole) == 1 and len(split) > 2
+    assert len({micro.tokens.shape for micro in split}) == len(several) == 2
     grads, sums = gradient(update, params, split)
     expected_grads, expected_sums = gradient(update, params, whole)
     assert_trees_all_close(grads, expected_grads, rtol=1e-4, atol=1e-6)
