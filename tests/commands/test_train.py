@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -74,7 +75,9 @@ def test_a_run_leaves_its_files(finished: tuple[Path, str]):
         assert words in page
     kept = read_rollouts(run_dir)
     assert (kept["first"].step, kept["newest"].step) == (1, 2)
-    assert kept["newest"].trace == SavedRun(run_dir).rollout
+    saved = SavedRun(run_dir).rollout
+    assert len(saved.sequences) == 8 and saved.capacity > 0
+    assert kept["newest"].trace == replace(saved, sequences=(), capacity=0)
 
 
 def test_a_run_makes_one_more_rollout_twice(finished: tuple[Path, str]):
