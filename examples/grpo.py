@@ -15,12 +15,12 @@ from pat_jax.common.devices import configure
 from pat_jax.config.command_line import parse, run_command
 from pat_jax.config.run import RunConfig
 from pat_jax.planning.lengths.model import LengthModel
-from pat_jax.rl.advantages import group_advantages
-from pat_jax.rl.batches import to_train_batch
-from pat_jax.rl.types import Rollout
+from pat_jax.rl.algorithm.advantages import group_advantages
+from pat_jax.rl.batches.batches import to_train_batch
+from pat_jax.rl.batches.types import Rollout
 from pat_jax.run.generation import Generator
-from pat_jax.run.prepare import cost_planner, warm_up
 from pat_jax.run.setup import build
+from pat_jax.run.start.prepare import cost_planner, warm_up
 from pat_jax.training.build import micro_shapes, shares_prompts
 
 DEFAULTS = ["--preset", "demo", "--warm_start.steps", "0", "--rollout.max_completion_length", "36"]

@@ -18,7 +18,7 @@ from jaxtyping import Array
 from pat_jax.common.errors import UserError
 from pat_jax.common.pytree import pytree_dataclass
 from pat_jax.models.adapted_weight import AdaptedWeight, adapter_axes, is_adapted
-from pat_jax.models.hf_tensors import HFTensor, hf_tensors
+from pat_jax.models.checkpoints.hf_tensors import HFTensor, hf_tensors
 from pat_jax.models.parameters import Initializer, padded, zeros
 from pat_jax.models.policy import Params, Policy, initialize
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from jaxtyping import Array, Int
 
-from pat_jax.models.kernel_choice import ANYWHERE, Kernels
+from pat_jax.models.kernels.kernel_choice import ANYWHERE, Kernels
 
 Names = tuple[str | None, ...]  # of an array's dimensions
 

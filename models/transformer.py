@@ -14,8 +14,9 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
+from pat_jax.models.cache.kv_cache import LayerCache
 from pat_jax.models.config import ModelConfig
-from pat_jax.models.kv_cache import LayerCache
+from pat_jax.models.kernels.row_attention import attend_rows
 from pat_jax.models.layer_loop import scanned, unrolled
 from pat_jax.models.layers import (
     Rotation,
@@ -29,7 +30,6 @@ from pat_jax.models.layers import (
 from pat_jax.models.parameters import Keys, normal, ones, padded, param, zeros
 from pat_jax.models.partition import Partition, Whole
 from pat_jax.models.rematerialization import NONE, rematerialized
-from pat_jax.models.row_attention import attend_rows
 
 Cache = TypeVar("Cache", bound=LayerCache)
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pat_jax.generate import session
     from pat_jax.plan import plan
     from pat_jax.profile import profile
-    from pat_jax.run.saved_run import SavedRun
+    from pat_jax.run.results.saved_run import SavedRun
     from pat_jax.simulate import simulate
     from pat_jax.train import train
 
@@ -24,7 +24,7 @@ __all__ = ["SavedRun", "UserError", "plan", "profile", "session", "simulate", "t
 
 _COMMANDS = ("plan", "profile", "simulate", "train")  # modules that are called
 _FROM = {
-    "SavedRun": "pat_jax.run.saved_run",
+    "SavedRun": "pat_jax.run.results.saved_run",
     "UserError": "pat_jax.common.errors",
     "session": "pat_jax.generate",
 }

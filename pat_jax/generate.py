@@ -16,7 +16,7 @@ from pat_jax.config.from_python import Config, words
 
 if TYPE_CHECKING:
     from pat_jax.batch_generation.text_session import TextSession
-    from pat_jax.run.saved_run import SavedRun
+    from pat_jax.run.results.saved_run import SavedRun
 
 _OF_FILES = ("prompts", "out", "resume", "gap_tokens")
 _NO_FILES = "none here: it belongs to files of prompts; give prompts to `generate`"
@@ -47,7 +47,7 @@ def session(
     """
     from pat_jax.batch_generation.text_session import TextSession
     from pat_jax.commands.generate import prepared
-    from pat_jax.run.saved_run import SavedRun
+    from pat_jax.run.results.saved_run import SavedRun
 
     with in_one_sentence():
         if run is not None and not isinstance(run, SavedRun):

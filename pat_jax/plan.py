@@ -15,7 +15,7 @@ from pat_jax.common.callable_module import make_callable
 from pat_jax.config.command_line import in_one_sentence, parse, run_command
 from pat_jax.config.from_python import Config, words
 from pat_jax.profiling.capacity.plan_config import PlanConfig
-from pat_jax.run.in_program import in_program
+from pat_jax.run.process.in_process import in_program
 
 if TYPE_CHECKING:
     from pat_jax.commands.plan import Planned

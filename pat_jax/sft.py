@@ -8,8 +8,8 @@ from functools import partial
 
 from pat_jax.config.command_line import parse, run_command
 from pat_jax.config.sft import SftConfig
-from pat_jax.run.folder import options_of_run
-from pat_jax.run.stop_signals import Stopped, StopSignals, leave
+from pat_jax.run.process.folder import options_of_run
+from pat_jax.run.process.stop_signals import Stopped, StopSignals, leave
 
 read = partial(parse, config_class=SftConfig, prog="python -m pat_jax.sft", presets=None)
 

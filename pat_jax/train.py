@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 from pat_jax.common.callable_module import make_callable
 from pat_jax.config.command_line import in_one_sentence, parse, run_command
 from pat_jax.config.from_python import Config, words
-from pat_jax.run.folder import options_of_run
-from pat_jax.run.given_rows import GivenRows
-from pat_jax.run.in_program import in_program
-from pat_jax.run.stop_signals import Stopped, StopSignals, leave
+from pat_jax.run.process.folder import options_of_run
+from pat_jax.run.process.in_process import in_program
+from pat_jax.run.process.stop_signals import Stopped, StopSignals, leave
+from pat_jax.run.start.given_rows import GivenRows
 
 if TYPE_CHECKING:
-    from pat_jax.run.saved_run import SavedRun
+    from pat_jax.run.results.saved_run import SavedRun
 
 Reward = str | Callable[..., Any]
 
@@ -60,7 +60,7 @@ def train(
       KeyboardInterrupt: the run was interrupted, and saved: `resume=True, run_dir=…` goes on.
     """
     from pat_jax.commands.train import rewards_of, run
-    from pat_jax.run.saved_run import SavedRun
+    from pat_jax.run.results.saved_run import SavedRun
 
     with in_one_sentence(), in_program() as signals:
         asked = dict(options)

@@ -10,8 +10,8 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from pat_jax.rl.pass_at_k import Estimate, majority_passes, pass_at_k
-from pat_jax.rl.reward_metrics import mean_reward
-from pat_jax.rl.reward_sum import FunctionScores
+from pat_jax.rl.rewards.metrics import mean_reward
+from pat_jax.rl.rewards.weighted_sum import FunctionScores
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from pat_jax.config.algorithms import ALGORITHMS
 from pat_jax.config.learning import AlgorithmConfig
 from pat_jax.config.rollout import RolloutConfig
 from pat_jax.config.run import RunConfig
-from pat_jax.rl.batches import TrainBatch
-from pat_jax.rl.types import FinishReason, Prompt, Rollout, RolloutGroup
+from pat_jax.rl.batches.batches import TrainBatch
+from pat_jax.rl.batches.types import FinishReason, Prompt, Rollout, RolloutGroup
 from pat_jax.run.learning import training_batch
 from pat_jax.training.build import policy_loss
 

@@ -7,8 +7,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from pat_jax.models import paged_layer, row_attention
-from pat_jax.models.kernel_choice import NAMES, Kernels
+from pat_jax.models.cache import paged_layer
+from pat_jax.models.kernels import row_attention
+from pat_jax.models.kernels.kernel_choice import NAMES, Kernels
 
 INTERPRETED = Kernels("cpu").having(NAMES)
 Kernel = Callable[..., jax.Array]

@@ -15,12 +15,12 @@ import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from pat_jax.config.command_line import parse
+from pat_jax.models.checkpoints.hf_export import export
 from pat_jax.models.config import ModelConfig
-from pat_jax.models.hf_export import export
 from pat_jax.models.policy import Params, Policy
-from pat_jax.rl.update import TrainState
-from pat_jax.run.checkpoint import Checkpointer
-from pat_jax.run.folder import CHECKPOINTS, CONFIG_FILE
+from pat_jax.rl.algorithm.update import TrainState
+from pat_jax.run.checkpoints.checkpoint import Checkpointer
+from pat_jax.run.process.folder import CHECKPOINTS, CONFIG_FILE
 from pat_jax.run.setup import Setup, build
 
 ROOT = Path(__file__).parent.parent

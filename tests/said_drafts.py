@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pat_jax.engine.device.draft_model import DraftSource
-from pat_jax.engine.device.sampling import sequence_key
-from pat_jax.engine.report import RolloutReport
+from pat_jax.engine.device.decode.sampling import sequence_key
+from pat_jax.engine.device.draft.draft_model import DraftSource
+from pat_jax.engine.record.report import RolloutReport
 from pat_jax.engine.sequences.responses import Request
 from pat_jax.engine.sequences.sampling import Sampling
 from pat_jax.models.policy import Params, Policy

@@ -10,14 +10,14 @@ import numpy as np
 
 from pat_jax.config.command_line import dump
 from pat_jax.config.sft import SftConfig
-from pat_jax.models.hf_load import check_checkpoint, load_params
+from pat_jax.models.checkpoints.hf_load import check_checkpoint, load_params
 from pat_jax.models.lora import Lora
 from pat_jax.models.policy import Policy
-from pat_jax.rl.optimizer import make_optimizer
-from pat_jax.rl.update import TrainState
-from pat_jax.run.adapters import identity
-from pat_jax.run.checkpoint import Checkpointer
-from pat_jax.run.folder import CHECKPOINTS
+from pat_jax.rl.algorithm.optimizer import make_optimizer
+from pat_jax.rl.algorithm.update import TrainState
+from pat_jax.run.checkpoints.checkpoint import Checkpointer
+from pat_jax.run.process.folder import CHECKPOINTS
+from pat_jax.run.start.adapters import identity
 from pat_jax.training.checksum import base_checksum
 from pat_jax.training.trained import Leaves
 

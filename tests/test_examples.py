@@ -15,7 +15,7 @@ from pat_jax.config.command_line import parse
 from pat_jax.config.sft import SftConfig
 from pat_jax.evaluation.config import EvaluateConfig
 from pat_jax.evaluation.exam import load_exam
-from pat_jax.rl.tokenizer import HuggingFaceTokenizer
+from pat_jax.rl.text.tokenizer import HuggingFaceTokenizer
 from pat_jax.run.sft.setup import build as build_sft
 from pat_jax.simulate import read
 

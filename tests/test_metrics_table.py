@@ -9,8 +9,8 @@ import pytest
 from metrics_table import STAND_INS, told_metrics, untold
 from runs import ROOT
 
-from pat_jax.rl.policy_loss import PolicyLoss
-from pat_jax.rl.reward_outcome import Cause
+from pat_jax.rl.algorithm.policy_loss import PolicyLoss
+from pat_jax.rl.rewards.outcome import Cause
 
 NAMESPACES = "reward|rollout|train|eval|progress|memory|timing"
 

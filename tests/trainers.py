@@ -13,10 +13,10 @@ from pat_jax.models.lora import Lora
 from pat_jax.models.policy import Params, Policy
 from pat_jax.models.presets import preset
 from pat_jax.models.weight_formats import WeightFormat
-from pat_jax.rl.batches import MicroBatch
-from pat_jax.rl.losses import Loss
-from pat_jax.rl.policy_loss import PolicyLoss
-from pat_jax.rl.update import PolicyUpdate
+from pat_jax.rl.algorithm.losses import Loss
+from pat_jax.rl.algorithm.policy_loss import PolicyLoss
+from pat_jax.rl.algorithm.update import PolicyUpdate
+from pat_jax.rl.batches.batches import MicroBatch
 from pat_jax.training.trainer import Trainer, model_functions
 
 CONFIG = preset("tiny", vocab_size=61)

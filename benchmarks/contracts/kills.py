@@ -34,13 +34,13 @@ import numpy as np
 
 from benchmarks.report import machine, options, write
 from pat_jax.common.devices import configure
-from pat_jax.run.metrics import read_metrics
+from pat_jax.run.logging.metrics import read_metrics
 
 # The function that is under way in each.
 STAGES = {
     "compile": "pat_jax.run.loop:Run.compile",
-    "warm start": "pat_jax.run.beginning:warm_start",
-    "restore": "pat_jax.run.open_run:OpenRun.restore",
+    "warm start": "pat_jax.run.start.init_state:warm_start",
+    "restore": "pat_jax.run.process.open_run:OpenRun.restore",
     "warm-up": "pat_jax.run.loop:Run.warm_up",
     "prefill": "pat_jax.engine.device_executor:DeviceExecutor.prefill",
     "burst": "pat_jax.engine.device_executor:DeviceExecutor.collect",
@@ -48,7 +48,7 @@ STAGES = {
     "reward": "pat_jax.run.collect:wait_for_rewards",
     "update": "pat_jax.training.trainer:Trainer.update",
     "transfer": "pat_jax.training.trainer:Trainer.transfer",
-    "checkpoint": "pat_jax.run.open_run:OpenRun.save",
+    "checkpoint": "pat_jax.run.process.open_run:OpenRun.save",
     "end": "pat_jax.run.loop:Run.finish",
 }
 ONCE = ("compile", "warm start", "restore", "warm-up", "end")  # a process
@@ -157,7 +157,7 @@ def outcome(run: Path, by: str) -> dict[str, Any]:
     import jax
 
     from pat_jax.config.command_line import parse
-    from pat_jax.run.checkpoint import Checkpointer
+    from pat_jax.run.checkpoints.checkpoint import Checkpointer
     from pat_jax.run.setup import build
 
     config = parse(["--config", str(run / "config.yaml")])

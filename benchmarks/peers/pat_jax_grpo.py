@@ -12,9 +12,9 @@ from pat_jax.common.devices import configure
 from pat_jax.config.command_line import parse
 from pat_jax.config.run import RunConfig
 from pat_jax.run.loop import Run
+from pat_jax.run.process.stop_signals import StopSignals
 from pat_jax.run.scoring import open_scorer
 from pat_jax.run.setup import build
-from pat_jax.run.stop_signals import StopSignals
 
 
 class InTurns(Run):

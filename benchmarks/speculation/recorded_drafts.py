@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.speculation.draft_acceptance import BURST, ROOM, groups_of, recorded_responses
-from pat_jax.engine.device.suffix import CONTEXT
+from pat_jax.engine.device.draft.ngram import CONTEXT
 from pat_jax.planning.drafts import Acceptance
 from pat_jax.profiling.simulate.draft_counting import Group, Record, Rules, verify
 from pat_jax.profiling.simulate.draft_sources import acceptance_in

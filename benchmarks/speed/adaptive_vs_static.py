@@ -33,9 +33,10 @@ from benchmarks.planner.workloads import LengthData, read
 from benchmarks.report import by_turns, machine, median_interval, options, write
 from pat_jax.common.devices import Device, configure
 from pat_jax.config.rollout import RolloutConfig
-from pat_jax.engine.device.sampling import sequence_key
+from pat_jax.engine.device.decode.sampling import sequence_key
 from pat_jax.engine.engine import RolloutEngine
-from pat_jax.engine.report import RolloutReport
+from pat_jax.engine.record.plot import plot_rollout
+from pat_jax.engine.record.report import RolloutReport
 from pat_jax.engine.sequences.responses import Request
 from pat_jax.engine.warm_up.warm_up import Warmup
 from pat_jax.models.policy import Params, Policy
@@ -44,7 +45,6 @@ from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.planning.planner.planner import CostModelPlanner, Planner
 from pat_jax.planning.planner.scripts import FixedLayout
 from pat_jax.planning.types import Load, Split
-from pat_jax.run.plot import plot_rollout
 
 VOCAB_SIZE = 512
 System = Callable[[Sequence[Request]], RolloutReport]

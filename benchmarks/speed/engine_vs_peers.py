@@ -30,11 +30,11 @@ import numpy as np
 from benchmarks.report import by_turns, machine, median_interval, options, write
 from pat_jax.common.devices import configure
 from pat_jax.config.rollout import RolloutConfig
-from pat_jax.engine.device.sampling import sequence_key
+from pat_jax.engine.device.decode.sampling import sequence_key
 from pat_jax.engine.engine import RolloutEngine
 from pat_jax.engine.sequences.responses import Request
+from pat_jax.models.checkpoints.hf_export import export
 from pat_jax.models.config import ModelConfig
-from pat_jax.models.hf_export import export
 from pat_jax.models.policy import Params, Policy
 from pat_jax.models.presets import preset
 from pat_jax.planning.planner.scripts import FixedLayout

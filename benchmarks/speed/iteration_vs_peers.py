@@ -32,7 +32,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from benchmarks.report import by_turns, machine, median_interval, options, write
 from benchmarks.speed.engine_vs_peers import PEERS, SMALL, Peer
 from pat_jax.common.devices import configure
-from pat_jax.models.hf_export import export
+from pat_jax.models.checkpoints.hf_export import export
 from pat_jax.models.policy import Params, Policy
 from pat_jax.training.model_flops import training_flops
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from pat_jax.engine.sequences.responses import Completion
-from pat_jax.rl.tokenizer import Tokenizer
+from pat_jax.rl.text.tokenizer import Tokenizer
 
 _INCOMPLETE = "\ufffd"  # what a tokenizer makes of a part of a character
 

@@ -23,7 +23,7 @@ from pat_jax.config.run import RunConfig
 from pat_jax.config.shared import ChatOptions, ComputeDtype
 from pat_jax.config.speculation import SpeculationConfig
 from pat_jax.models.config import ModelConfig
-from pat_jax.rl.tokenizer import Chat
+from pat_jax.rl.text.tokenizer import Chat
 
 # Options of another name than their field in a line, which goes by the word of OpenAI and vLLM.
 _OPTIONS = {

@@ -19,7 +19,7 @@ from pat_jax.common.bars import bar
 from pat_jax.common.errors import UserError
 from pat_jax.engine.sequences.responses import Completion, Request
 from pat_jax.engine.session import Session, failed
-from pat_jax.rl.tokenizer import HuggingFaceTokenizer
+from pat_jax.rl.text.tokenizer import HuggingFaceTokenizer
 
 Show = Callable[[Sequence[int], Sequence[int]], None]
 

@@ -18,12 +18,12 @@ from pat_jax.batch_generation.special_stops import with_special_stops
 from pat_jax.common.errors import UserError, shown
 from pat_jax.common.json_text import JsonError, has_lone_surrogate, parse_json
 from pat_jax.common.options.names import is_not_offered, meant
-from pat_jax.engine.device.sampling import sequence_key
+from pat_jax.engine.device.decode.sampling import sequence_key
 from pat_jax.engine.sequences.responses import Request
 from pat_jax.engine.sequences.sampling import Sampling
-from pat_jax.rl.plain_text import has_more_tokens
-from pat_jax.rl.template_columns import TOOLS, VARIABLES, ColumnError, template_variables
-from pat_jax.rl.tokenizer import (
+from pat_jax.rl.data.plain_text import has_more_tokens
+from pat_jax.rl.data.template_columns import TOOLS, VARIABLES, ColumnError, template_variables
+from pat_jax.rl.text.tokenizer import (
     HuggingFaceTokenizer,
     flatten_messages,
     is_message,

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from pat_jax.common.errors import shown
 from pat_jax.engine.sequences.sampling import MAX_STOP_IDS, Sampling
-from pat_jax.rl.tokenizer import HuggingFaceTokenizer
+from pat_jax.rl.text.tokenizer import HuggingFaceTokenizer
 
 
 def with_special_stops(

@@ -15,10 +15,10 @@ from pat_jax.batch_generation.overrides import SamplingOverrides
 from pat_jax.batch_generation.prompt_lines import LineRequest, parse_ask
 from pat_jax.common.bars import bar
 from pat_jax.common.errors import UserError, shown
+from pat_jax.engine.record.trace import RolloutTrace
 from pat_jax.engine.sequences.responses import Request
 from pat_jax.engine.session import Session
-from pat_jax.engine.trace import RolloutTrace
-from pat_jax.rl.tokenizer import HuggingFaceTokenizer, Tokenizer
+from pat_jax.rl.text.tokenizer import HuggingFaceTokenizer, Tokenizer
 
 # A text to go on with, token ids, the messages of a chat, or a line of a prompts file as a dictionary.
 PromptLike = str | Sequence[int] | np.ndarray | Sequence[Mapping[str, Any]] | Mapping[str, Any]

@@ -19,10 +19,10 @@ from tqdm import tqdm
 from pat_jax.common.pytree import on_host, with_sharding
 from pat_jax.engine.engine import RolloutEngine
 from pat_jax.engine.layout.layout import Layout, ManualPartition, layout_chain
-from pat_jax.engine.memory import shard_bytes
+from pat_jax.engine.sizing.memory import shard_bytes
 from pat_jax.models.policy import Params, Policy
 from pat_jax.planning.memory import GIB, USABLE
-from pat_jax.rl.logprobs import next_tokens, token_logprobs
+from pat_jax.rl.algorithm.logprobs import next_tokens, token_logprobs
 
 TOKENS_OF_ONE = 512  # of one response, at most: many responses say more than one long one
 CALL_TOKENS = 4096  # of all rows of a call, padding included, where rows are not longer

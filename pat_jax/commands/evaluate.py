@@ -18,18 +18,18 @@ from pat_jax.evaluation.exam import load_exam
 from pat_jax.evaluation.folder import EvaluationFolder
 from pat_jax.evaluation.results import content, words
 from pat_jax.models.policy import Policy
-from pat_jax.rl.responses import response_reader
-from pat_jax.rl.tokenizer import Chat, HuggingFaceTokenizer, check_vocabulary
-from pat_jax.run.completions import Completions
+from pat_jax.rl.rewards.responses import response_reader
+from pat_jax.rl.text.tokenizer import Chat, HuggingFaceTokenizer, check_vocabulary
+from pat_jax.run.checkpoints.exit_head_state import saved_head
 from pat_jax.run.evaluation import Evaluator
-from pat_jax.run.exit_head import saved_head
 from pat_jax.run.generation import sampled
-from pat_jax.run.progress import Progress
-from pat_jax.run.saved_policy import SavedPolicy, find_policy
+from pat_jax.run.logging.completions import Completions
+from pat_jax.run.logging.progress import Progress
+from pat_jax.run.results.saved_policy import SavedPolicy, find_policy
+from pat_jax.run.results.session import open_session
+from pat_jax.run.results.weights import weights_of_model, weights_of_run
 from pat_jax.run.scoring import open_scorer, try_out
-from pat_jax.run.session import open_session
 from pat_jax.run.setup import build_engine, find_profile, model_config, profile_subject
-from pat_jax.run.weights import weights_of_model, weights_of_run
 
 
 def evaluate(config: EvaluateConfig) -> None:

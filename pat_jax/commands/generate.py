@@ -22,20 +22,20 @@ from pat_jax.common.hub import local_checkpoint
 from pat_jax.config.by_model import settled_dtype
 from pat_jax.config.run import RunConfig
 from pat_jax.engine.engine import RolloutEngine
-from pat_jax.engine.memory import memory_limit
 from pat_jax.engine.session import Session
-from pat_jax.models.hf_config import read_json_object
+from pat_jax.engine.sizing.memory import memory_limit
+from pat_jax.models.checkpoints.hf_config import read_json_object
 from pat_jax.models.policy import Policy
 from pat_jax.planning.latency.profile import Profile, Subject
-from pat_jax.rl.tokenizer import Chat, HuggingFaceTokenizer, Tokenizer
-from pat_jax.run.exit_head import saved_head
-from pat_jax.run.hub_names import go_on_with_names
-from pat_jax.run.saved_policy import find_policy
-from pat_jax.run.saved_run import SavedRun
-from pat_jax.run.session import open_session
+from pat_jax.rl.text.tokenizer import Chat, HuggingFaceTokenizer, Tokenizer
+from pat_jax.run.checkpoints.exit_head_state import saved_head
+from pat_jax.run.results.saved_policy import find_policy
+from pat_jax.run.results.saved_run import SavedRun
+from pat_jax.run.results.session import open_session
+from pat_jax.run.results.weights import Load, weights_of_model, weights_of_run
 from pat_jax.run.setup import build_engine, find_profile, model_config, profile_subject
+from pat_jax.run.start.hub_names import go_on_with_names
 from pat_jax.run.task import load_tokenizer
-from pat_jax.run.weights import Load, weights_of_model, weights_of_run
 
 log = logging.getLogger(__name__)
 GENERATION_CONFIG = "generation_config.json"

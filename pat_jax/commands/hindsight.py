@@ -9,13 +9,13 @@ import numpy as np
 from pat_jax.commands.simulate import write
 from pat_jax.common.errors import UserError
 from pat_jax.common.text_table import percent, text_table
-from pat_jax.engine.trace import RolloutTrace
+from pat_jax.engine.record.trace import RolloutTrace
 from pat_jax.planning.latency.profile import read_profile
 from pat_jax.profiling.capacity.simulate_config import SimulateConfig
 from pat_jax.profiling.capacity.what_if import splits_of
 from pat_jax.profiling.simulate.machine import Machine, Workload
 from pat_jax.profiling.simulate.regret import Regret, regret
-from pat_jax.run.saved_run import SavedRun, read_trace
+from pat_jax.run.results.saved_run import SavedRun, read_trace
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,8 @@ from pat_jax.common.hub import local_checkpoint
 from pat_jax.common.rules import check_context
 from pat_jax.config.by_model import shortened
 from pat_jax.config.command_line import dump
-from pat_jax.engine.draft_choice import checkpoint_shape, drafter_of, shape_of
+from pat_jax.engine.record.plot import draw_rollout, plot_rollout
+from pat_jax.engine.sizing.draft_choice import checkpoint_shape, drafter_of, shape_of
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.presets import preset
 from pat_jax.profiling.capacity.costs import costs_of
@@ -34,9 +35,8 @@ from pat_jax.profiling.cross_compile.plant import Order
 from pat_jax.profiling.predict.targets import Target
 from pat_jax.profiling.simulate.comparison import Series
 from pat_jax.profiling.simulate.draw import Draw
-from pat_jax.rl.tokenizer import HuggingFaceTokenizer
-from pat_jax.run.folder import CONFIG_FILE, check_run_dir, log_to, make_run_dir
-from pat_jax.run.plot import draw_rollout, plot_rollout
+from pat_jax.rl.text.tokenizer import HuggingFaceTokenizer
+from pat_jax.run.process.folder import CONFIG_FILE, check_run_dir, log_to, make_run_dir
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -16,9 +16,9 @@ from pat_jax.common.devices import PROFILE_DIR, Device, configure
 from pat_jax.common.errors import UserError
 from pat_jax.common.hosts.join import join
 from pat_jax.common.hosts.together import company
-from pat_jax.engine.device.programs import Key, ProgramTable
+from pat_jax.engine.device.programs.programs import Key, ProgramTable
 from pat_jax.engine.engine import RolloutEngine
-from pat_jax.engine.layout_choice import check_lengths
+from pat_jax.engine.sizing.layout_choice import check_lengths
 from pat_jax.engine.warm_up.warm_up import Warmup
 from pat_jax.models.config import ModelConfig
 from pat_jax.planning.latency.profile import Profile, ProfileError, Subject, load_profile

@@ -2,10 +2,10 @@
 
 from pat_jax.common.devices import configure
 from pat_jax.config.sft import SftConfig
-from pat_jax.run.meeting import check_places, meet
+from pat_jax.run.process.distributed import check_places, meet
+from pat_jax.run.process.stop_signals import StopSignals
 from pat_jax.run.sft.loop import SftRun
 from pat_jax.run.sft.setup import build
-from pat_jax.run.stop_signals import StopSignals
 
 
 def run(config: SftConfig, signals: StopSignals) -> None:

@@ -8,19 +8,19 @@ from dataclasses import replace
 from pat_jax.commands.plan import question_of
 from pat_jax.common.hosts.together import company
 from pat_jax.config.command_line import parse
+from pat_jax.engine.record.plot import draw_rollouts
 from pat_jax.profiling.capacity.plan_config import PlanConfig
 from pat_jax.profiling.capacity.planned import planned
-from pat_jax.run.folder import PAGE_FILE
 from pat_jax.run.loop import Run
-from pat_jax.run.plot import draw_rollouts
-from pat_jax.run.same_rollout import same_rollout
-from pat_jax.run.shown_switch import (
+from pat_jax.run.process.folder import PAGE_FILE
+from pat_jax.run.process.stop_signals import Stopped
+from pat_jax.run.results.same_rollout import same_rollout
+from pat_jax.run.results.shown_switch import (
     SWITCH_PICTURE,
     ComputedPlan,
     ShownSwitch,
     write_switch,
 )
-from pat_jax.run.stop_signals import Stopped
 
 PLAN = (
     "python -m pat_jax.plan --model llama-3.1-8b --target h100:8 --responses 512 --max_completion_length 24576 "

@@ -12,8 +12,9 @@ from pat_jax.common.errors import UserError, shown
 from pat_jax.common.files import replace_text
 from pat_jax.common.rules import check_context
 from pat_jax.common.text_table import Cell, percent, text_table
-from pat_jax.engine.draft_choice import drafter_of, shape_of
-from pat_jax.engine.draft_memory import Drafter
+from pat_jax.engine.record.plot import draw_rollout
+from pat_jax.engine.sizing.draft_choice import drafter_of, shape_of
+from pat_jax.engine.sizing.draft_memory import Drafter
 from pat_jax.planning.latency.profile import Profile, read_profile
 from pat_jax.profiling.capacity.costs import measured_drafts
 from pat_jax.profiling.capacity.recorded_responses import (
@@ -36,7 +37,6 @@ from pat_jax.profiling.simulate.comparison import Comparison, Series, compare
 from pat_jax.profiling.simulate.draft_sources import DraftSources
 from pat_jax.profiling.simulate.draw import Draw
 from pat_jax.profiling.simulate.response_lengths import ResponseLengths
-from pat_jax.run.plot import draw_rollout
 
 # Beside every layout: without drafts.
 DRAFT_HEADER = ("with drafts s", "tokens a step", "the best static takes")

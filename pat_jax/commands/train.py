@@ -6,13 +6,13 @@ from pat_jax.common.devices import configure
 from pat_jax.common.errors import UserError, shown
 from pat_jax.common.hosts.together import company
 from pat_jax.config.run import RunConfig
-from pat_jax.run.given_rows import GivenRows
 from pat_jax.run.loop import Run
-from pat_jax.run.meeting import check_places, meet
+from pat_jax.run.process.distributed import check_places, meet
+from pat_jax.run.process.stop_signals import StopSignals
+from pat_jax.run.results.serialized_rewards import REWARDS, ship
 from pat_jax.run.scoring import open_scorer
 from pat_jax.run.setup import build
-from pat_jax.run.shipped_rewards import REWARDS, ship
-from pat_jax.run.stop_signals import StopSignals
+from pat_jax.run.start.given_rows import GivenRows
 
 
 def run(config: RunConfig, signals: StopSignals, rows: GivenRows) -> str:

@@ -9,7 +9,7 @@ compile, the bucket that fits is compiled beside the run. That costs at most twi
 from collections import defaultdict
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from pat_jax.engine.device.programs import Key, ProgramTable
+from pat_jax.engine.device.programs.programs import Key, ProgramTable
 from pat_jax.engine.layout.buckets import Buckets, Shape
 from pat_jax.planning.types import Split
 

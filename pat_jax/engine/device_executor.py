@@ -14,11 +14,11 @@ import numpy as np
 from pat_jax.common.hosts.together import company
 from pat_jax.common.stopwatch import Stopwatch
 from pat_jax.engine.controller import Burst, Relocation
-from pat_jax.engine.device.device_pool import DevicePool
-from pat_jax.engine.device.draft_model import DraftCache, DraftModel
-from pat_jax.engine.device.program_specs import ProgramSpecs
-from pat_jax.engine.device.programs import Key, ProgramTable
-from pat_jax.engine.device.weights import Weights
+from pat_jax.engine.device.draft.draft_model import DraftCache, DraftModel
+from pat_jax.engine.device.pages.device_pool import DevicePool
+from pat_jax.engine.device.programs.program_specs import ProgramSpecs
+from pat_jax.engine.device.programs.programs import Key, ProgramTable
+from pat_jax.engine.device.programs.weights import Weights
 from pat_jax.engine.executor import Arrival, Executor
 from pat_jax.engine.layout.buckets import Shape
 from pat_jax.engine.relocation.order import Pools, placed

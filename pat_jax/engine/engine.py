@@ -23,21 +23,21 @@ from pat_jax.config.rollout import RolloutConfig
 from pat_jax.engine.agreed_planner import AgreedPlanner
 from pat_jax.engine.by_need import ByNeed
 from pat_jax.engine.controller import Controller
-from pat_jax.engine.device.decode import DecodeFunctions
-from pat_jax.engine.device.draft_model import DraftModel, DraftSource
-from pat_jax.engine.device.draft_specs import DraftSpecs
-from pat_jax.engine.device.program_specs import (
+from pat_jax.engine.device.decode.decode import DecodeFunctions
+from pat_jax.engine.device.draft.draft_model import DraftModel, DraftSource
+from pat_jax.engine.device.draft.draft_specs import DraftSpecs
+from pat_jax.engine.device.programs.program_specs import (
     RESLICE_CHUNK_BYTES,
     ProgramSpecs,
     page_bytes,
     pages_per_group,
 )
-from pat_jax.engine.device.programs import ProgramTable
-from pat_jax.engine.device.weights import Weights
+from pat_jax.engine.device.programs.programs import ProgramTable
+from pat_jax.engine.device.programs.weights import Weights
 from pat_jax.engine.device_executor import DeviceExecutor
 from pat_jax.engine.layout.buckets import NO_DRAFTS, Buckets, Drafts
 from pat_jax.engine.layout.layout import Layout, factored_mesh, layout_chain
-from pat_jax.engine.report import RolloutReport
+from pat_jax.engine.record.report import RolloutReport
 from pat_jax.engine.rollout import rollout
 from pat_jax.engine.sequences.earlier import EarlierResponses
 from pat_jax.engine.sequences.responses import Completion, Request, Responses

@@ -10,7 +10,7 @@ import numpy as np
 
 from pat_jax.engine.controller import Burst, Controller
 from pat_jax.engine.executor import Executor
-from pat_jax.engine.report import RolloutReport, describe_balance, describe_switch
+from pat_jax.engine.record.report import RolloutReport, describe_balance, describe_switch
 from pat_jax.planning.planner.planner import Planner
 from pat_jax.planning.types import Moved, Plan, Ran, way
 

@@ -11,10 +11,10 @@ from dataclasses import replace
 import numpy as np
 
 from pat_jax.common.hosts.together import company
-from pat_jax.engine.device.nan_search import where_nans_start
-from pat_jax.engine.device.sampling import sequence_key
+from pat_jax.engine.device.decode.nan_search import where_nans_start
+from pat_jax.engine.device.decode.sampling import sequence_key
 from pat_jax.engine.engine import RolloutEngine
-from pat_jax.engine.report import DraftSums, RolloutReport
+from pat_jax.engine.record.report import DraftSums, RolloutReport
 from pat_jax.engine.sequences.responses import Completion, Request
 from pat_jax.engine.sequences.sampling import PLAIN, Sampling
 from pat_jax.planning.lengths.model import LengthModel

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from pat_jax.config.run import RunConfig
-from pat_jax.rl.data import ProblemSplits
-from pat_jax.rl.tokenizer import Tokenizer
+from pat_jax.rl.data.problems import ProblemSplits
+from pat_jax.rl.text.tokenizer import Tokenizer
 from pat_jax.run.heldout import HeldoutSet
 from pat_jax.run.task import check_sets, columns_of, problem_reader, read_sets, rewards_of
 

@@ -11,8 +11,8 @@ from pat_jax.evaluation.config import EvaluateConfig
 from pat_jax.evaluation.options import RESULTS_FILE
 from pat_jax.rl.evaluation import Evaluated, report
 from pat_jax.rl.pass_at_k import Estimate
-from pat_jax.run.completions import COMPLETIONS_FILE
 from pat_jax.run.evaluation import Evaluation
+from pat_jax.run.logging.completions import COMPLETIONS_FILE
 from pat_jax.version import __version__
 
 TOTAL = "all"

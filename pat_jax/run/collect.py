@@ -12,24 +12,24 @@ from jaxtyping import Float
 
 from pat_jax.common.stopwatch import Stopwatch
 from pat_jax.config.run import RunConfig
-from pat_jax.engine.report import RolloutReport
-from pat_jax.engine.trace import RolloutTrace
-from pat_jax.rl.advantages import has_signal
-from pat_jax.rl.responses import response_reader
-from pat_jax.rl.reward_metrics import describe_rewards
-from pat_jax.rl.reward_outcome import Failure
-from pat_jax.rl.reward_scorer import RewardScorer
-from pat_jax.rl.reward_sum import FunctionScores, joined
-from pat_jax.rl.types import RolloutGroup
-from pat_jax.run.completions import Completions
+from pat_jax.engine.record.report import RolloutReport
+from pat_jax.engine.record.trace import RolloutTrace
+from pat_jax.rl.algorithm.advantages import has_signal
+from pat_jax.rl.batches.types import RolloutGroup
+from pat_jax.rl.rewards.metrics import describe_rewards
+from pat_jax.rl.rewards.outcome import Failure
+from pat_jax.rl.rewards.responses import response_reader
+from pat_jax.rl.rewards.scorer import RewardScorer
+from pat_jax.rl.rewards.weighted_sum import FunctionScores, joined
+from pat_jax.run.checkpoints.journal import Iteration, Unfinished
 from pat_jax.run.generation import Generator
-from pat_jax.run.progress import Progress
-from pat_jax.run.rollout_metrics import describe_rollouts
+from pat_jax.run.logging.completions import Completions
+from pat_jax.run.logging.progress import Progress
+from pat_jax.run.logging.rollout_metrics import describe_rollouts
+from pat_jax.run.logging.speed import sequence_lengths
 from pat_jax.run.scoring import wait_for_rewards
-from pat_jax.run.speed import sequence_lengths
 from pat_jax.run.task import Task
 from pat_jax.run.totals import Totals
-from pat_jax.run.unfinished import Iteration, Unfinished
 
 
 @dataclass(frozen=True)

@@ -13,15 +13,15 @@ import numpy as np
 
 from pat_jax.config.run import RunConfig
 from pat_jax.engine.sequences.responses import Completion, Request
+from pat_jax.rl.batches.types import FinishReason, Prompt, Rollout
 from pat_jax.rl.evaluation import Evaluated, describe_evaluation
-from pat_jax.rl.final_answer import final_answer
-from pat_jax.rl.responses import Response
-from pat_jax.rl.reward_scorer import RewardScorer, Scoring
-from pat_jax.rl.types import FinishReason, Prompt, Rollout
-from pat_jax.run.completions import Completions, Heard
+from pat_jax.rl.rewards.final_answer import final_answer
+from pat_jax.rl.rewards.responses import Response
+from pat_jax.rl.rewards.scorer import RewardScorer, Scoring
 from pat_jax.run.generation import EVAL, sampling_request, to_rollout
 from pat_jax.run.heldout import HeldoutSet
-from pat_jax.run.progress import Progress
+from pat_jax.run.logging.completions import Completions, Heard
+from pat_jax.run.logging.progress import Progress
 from pat_jax.run.scoring import wait_for_rewards
 
 # What generates: yields the place of a request and its completion, as they end.

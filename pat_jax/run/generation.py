@@ -9,10 +9,10 @@ import numpy as np
 from pat_jax.common.errors import UserError
 from pat_jax.common.hosts.together import company
 from pat_jax.config.rollout import RolloutConfig
-from pat_jax.engine.device.sampling import sequence_key
+from pat_jax.engine.device.decode.sampling import sequence_key
 from pat_jax.engine.engine import RolloutEngine
 from pat_jax.engine.layout.layout import Layout
-from pat_jax.engine.report import RolloutReport
+from pat_jax.engine.record.report import RolloutReport
 from pat_jax.engine.sequences.earlier import EarlierResponses
 from pat_jax.engine.sequences.responses import Completion, Request
 from pat_jax.engine.sequences.sampling import Sampling
@@ -21,8 +21,8 @@ from pat_jax.models.policy import Params
 from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.planning.planner.planner import Planner
 from pat_jax.planning.types import Load
-from pat_jax.rl.types import FinishReason, Prompt, Rollout, RolloutGroup
-from pat_jax.run.unfinished import Batch
+from pat_jax.rl.batches.types import FinishReason, Prompt, Rollout, RolloutGroup
+from pat_jax.run.checkpoints.journal import Batch
 from pat_jax.training.exit_head import ExitHeadTrainer
 from pat_jax.training.trainer import Trainer
 from pat_jax.training.transfer import logprob_gap

@@ -1,6 +1,6 @@
 """What is evaluated on: sets of held-out problems, and what they are called.
 
-Knows prompts and names of files. Does not know how files are read (`rl/data.py`).
+Knows prompts and names of files. Does not know how files are read (`rl/data/problems.py`).
 """
 
 import re
@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 
-from pat_jax.rl.data import Problems
-from pat_jax.rl.rewards import metric_name
-from pat_jax.rl.types import Prompt
+from pat_jax.rl.batches.types import Prompt
+from pat_jax.rl.data.problems import Problems
+from pat_jax.rl.rewards.rewards import metric_name
 
 HELDOUT = "heldout"  # what is held out of the training data, or of the built-in task
 # Names of files and folders that say nothing of what is in them: gsm8k/main/test-00000-of-00001.parquet.

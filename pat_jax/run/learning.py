@@ -10,10 +10,10 @@ from jaxtyping import Float
 
 from pat_jax.config.run import RunConfig
 from pat_jax.models.policy import Params
-from pat_jax.rl.advantages import AdvantageEstimator, overlong_penalty
-from pat_jax.rl.batches import TrainBatch, to_train_batch
-from pat_jax.rl.types import FinishReason, RolloutGroup
-from pat_jax.rl.update import TrainState
+from pat_jax.rl.algorithm.advantages import AdvantageEstimator, overlong_penalty
+from pat_jax.rl.algorithm.update import TrainState
+from pat_jax.rl.batches.batches import TrainBatch, to_train_batch
+from pat_jax.rl.batches.types import FinishReason, RolloutGroup
 from pat_jax.training.build import shares_prompts
 from pat_jax.training.trainer import Trainer
 

@@ -14,36 +14,36 @@ from typing import Any
 from pat_jax.common.hosts.together import company
 from pat_jax.common.stopwatch import Stopwatch
 from pat_jax.engine.layout.layout import Layout
-from pat_jax.engine.memory_words import describe_peak
+from pat_jax.engine.record.plot import plot_rollout
+from pat_jax.engine.sizing.memory_words import describe_peak
 from pat_jax.models.policy import Params
 from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.planning.planner.planner import CostModelPlanner
-from pat_jax.rl.batches import TrainBatch
-from pat_jax.rl.responses import response_reader
-from pat_jax.rl.reward_scorer import RewardScorer
-from pat_jax.rl.types import RolloutGroup
-from pat_jax.run.beginning import begin
+from pat_jax.rl.batches.batches import TrainBatch
+from pat_jax.rl.batches.types import RolloutGroup
+from pat_jax.rl.rewards.responses import response_reader
+from pat_jax.rl.rewards.scorer import RewardScorer
+from pat_jax.run.checkpoints.earlier_texts import earlier_iterations, recall
+from pat_jax.run.checkpoints.exit_head_state import learned_head
+from pat_jax.run.checkpoints.journal import Unfinished
+from pat_jax.run.checkpoints.skipped_steps import Skipped
 from pat_jax.run.collect import Collector, Drawn, Experience
-from pat_jax.run.compiling import announce, compile_run
-from pat_jax.run.completions import Completions
-from pat_jax.run.earlier import earlier_iterations, recall
 from pat_jax.run.evaluation import Evaluator
-from pat_jax.run.exit_head import learned_head
-from pat_jax.run.export import export_policy
-from pat_jax.run.folder import CHECKPOINTS
 from pat_jax.run.generation import Generator
-from pat_jax.run.lazy_layouts import LazyLayouts, first_layouts
 from pat_jax.run.learning import nothing_to_learn, training_batch
-from pat_jax.run.open_run import Kept, OpenRun
-from pat_jax.run.plot import plot_rollout
-from pat_jax.run.prepare import cost_planner, frozen, warm_up
+from pat_jax.run.logging.completions import Completions
+from pat_jax.run.logging.speed import describe_memory, describe_update, sequence_lengths
+from pat_jax.run.logging.unmoved import Unmoved
+from pat_jax.run.process.folder import CHECKPOINTS
+from pat_jax.run.process.open_run import Kept, OpenRun
+from pat_jax.run.process.stop_signals import Stopped, StopSignals
+from pat_jax.run.results.export import export_policy
 from pat_jax.run.scoring import try_out
 from pat_jax.run.setup import Setup
-from pat_jax.run.skipped import Skipped
-from pat_jax.run.speed import describe_memory, describe_update, sequence_lengths
-from pat_jax.run.stop_signals import Stopped, StopSignals
-from pat_jax.run.unfinished import Unfinished
-from pat_jax.run.unmoved import Unmoved
+from pat_jax.run.start.compiling import announce, compile_run
+from pat_jax.run.start.init_state import begin
+from pat_jax.run.start.lazy_layouts import LazyLayouts, first_layouts
+from pat_jax.run.start.prepare import cost_planner, frozen, warm_up
 from pat_jax.training.build import learning_rates, micro_shapes
 from pat_jax.training.trainer import UpdateResult
 

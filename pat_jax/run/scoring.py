@@ -11,12 +11,12 @@ from pat_jax.common.devices import num_cores
 from pat_jax.common.errors import UserError
 from pat_jax.common.hosts.together import company
 from pat_jax.config.run import RunConfig
-from pat_jax.rl.responses import trial_responses
-from pat_jax.rl.reward_outcome import describe_causes
-from pat_jax.rl.reward_scorer import RewardScorer, Scoring
-from pat_jax.rl.types import Prompt
-from pat_jax.run.progress import Progress
-from pat_jax.run.shipped_rewards import check_shipped
+from pat_jax.rl.batches.types import Prompt
+from pat_jax.rl.rewards.outcome import describe_causes
+from pat_jax.rl.rewards.responses import trial_responses
+from pat_jax.rl.rewards.scorer import RewardScorer, Scoring
+from pat_jax.run.logging.progress import Progress
+from pat_jax.run.results.serialized_rewards import check_shipped
 
 
 def open_scorer(config: RunConfig, rewards: Sequence[str]) -> RewardScorer:

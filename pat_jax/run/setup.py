@@ -19,13 +19,13 @@ from pat_jax.common.hub import is_checkpoint, local_checkpoint
 from pat_jax.common.rules import require
 from pat_jax.config.by_model import KnownModel, Options, settled
 from pat_jax.config.run import RunConfig
-from pat_jax.engine.device.draft_model import DraftSource
-from pat_jax.engine.draft_choice import DraftChoice, checkpoint_shape, wanted_drafts
-from pat_jax.engine.draft_memory import Drafter
+from pat_jax.engine.device.draft.draft_model import DraftSource
 from pat_jax.engine.engine import RolloutEngine
 from pat_jax.engine.layout.layout import Layout, layout_chain
 from pat_jax.engine.layout.mesh import factored_mesh, padded_for
-from pat_jax.engine.layout_choice import (
+from pat_jax.engine.sizing.draft_choice import DraftChoice, checkpoint_shape, wanted_drafts
+from pat_jax.engine.sizing.draft_memory import Drafter
+from pat_jax.engine.sizing.layout_choice import (
     check_batch,
     check_lengths,
     check_vocabulary_options,
@@ -33,7 +33,7 @@ from pat_jax.engine.layout_choice import (
     wanted_layouts,
     worth_planning,
 )
-from pat_jax.engine.memory import (
+from pat_jax.engine.sizing.memory import (
     cache_limit,
     check_memory,
     kv_bytes,
@@ -43,22 +43,22 @@ from pat_jax.engine.memory import (
     memory_model,
     most_at_once,
 )
+from pat_jax.models.checkpoints.hf_load import load_params
 from pat_jax.models.config import ModelConfig
-from pat_jax.models.hf_load import load_params
-from pat_jax.models.kernel_choice import Kernels
+from pat_jax.models.kernels.kernel_choice import Kernels
 from pat_jax.models.policy import Params, Policy
 from pat_jax.models.presets import preset
 from pat_jax.planning.latency.profile import Profile, ProfileError, Subject, load_profile
 from pat_jax.planning.memory import MemoryModel
 from pat_jax.planning.planner.planner import Planner
 from pat_jax.planning.types import Split
-from pat_jax.rl.tokenizer import Tokenizer, check_vocabulary
-from pat_jax.run.adapters import first_adapters, identity
-from pat_jax.run.checkpoint_meta import check_fingerprint
-from pat_jax.run.folder import CHECKPOINTS
-from pat_jax.run.kernels import other_kernels
+from pat_jax.rl.text.tokenizer import Tokenizer, check_vocabulary
+from pat_jax.run.checkpoints.meta import check_fingerprint
+from pat_jax.run.process.folder import CHECKPOINTS
+from pat_jax.run.results.weights import check_weights
+from pat_jax.run.start.adapters import first_adapters, identity
+from pat_jax.run.start.kernels import other_kernels
 from pat_jax.run.task import Task, check_task, load_task, load_tokenizer
-from pat_jax.run.weights import check_weights
 from pat_jax.training.build import DTYPES, build_lora, build_trainer, rollout_policy
 from pat_jax.training.state_placement import check_offload
 from pat_jax.training.trained import Leaves

@@ -15,13 +15,19 @@ from pat_jax.common.hub import dataset_files, is_checkpoint, local_checkpoint
 from pat_jax.common.patterns import matches
 from pat_jax.config.data import ARITHMETIC
 from pat_jax.config.run import RunConfig
-from pat_jax.rl import arithmetic
-from pat_jax.rl.built_in_rewards import BUILT_IN, check_columns
-from pat_jax.rl.data import HELDOUT_SHARE, Problems, ProblemSplits, checksum_of, load_problems
-from pat_jax.rl.epochs import START, Cursor
-from pat_jax.rl.problem_files import Columns
-from pat_jax.rl.tokenizer import Chat, HuggingFaceTokenizer, Tokenizer
-from pat_jax.rl.types import Prompt
+from pat_jax.rl.batches.types import Prompt
+from pat_jax.rl.data import arithmetic
+from pat_jax.rl.data.epochs import START, Cursor
+from pat_jax.rl.data.problem_files import Columns
+from pat_jax.rl.data.problems import (
+    HELDOUT_SHARE,
+    Problems,
+    ProblemSplits,
+    checksum_of,
+    load_problems,
+)
+from pat_jax.rl.rewards.built_in import BUILT_IN, check_columns
+from pat_jax.rl.text.tokenizer import Chat, HuggingFaceTokenizer, Tokenizer
 from pat_jax.run.heldout import HELDOUT, HeldoutSet, set_names
 
 Demonstration = tuple[Sequence[int], Sequence[int]]  # prompt tokens, response tokens

@@ -6,7 +6,7 @@ from typing import Any
 
 import yaml
 
-from pat_jax.rl.epochs import START, Cursor
+from pat_jax.rl.data.epochs import START, Cursor
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,10 @@ import jax.numpy as jnp
 import optax
 
 from pat_jax.common.pytree import with_sharding
-from pat_jax.engine.device.draft_specs import whole_params
-from pat_jax.engine.draft_memory import Drafter
+from pat_jax.engine.device.draft.draft_specs import whole_params
 from pat_jax.engine.layout.layout import Layout
-from pat_jax.rl.update import TrainState
+from pat_jax.engine.sizing.draft_memory import Drafter
+from pat_jax.rl.algorithm.update import TrainState
 
 LEARNING_RATE = 2e-3  # of Adam, after some steps of warm-up: the head begins at zeros
 WARM_UP = 5

@@ -18,19 +18,19 @@ from pat_jax.common.rules import require
 from pat_jax.config.learning import AlgorithmConfig, OptimizerConfig
 from pat_jax.config.lora import LoraConfig
 from pat_jax.config.run import RunConfig
-from pat_jax.engine.draft_memory import Drafter
 from pat_jax.engine.layout.buckets import ladder, largest_length
 from pat_jax.engine.layout.layout import Layout
-from pat_jax.engine.memory import NOTHING
+from pat_jax.engine.sizing.draft_memory import Drafter
+from pat_jax.engine.sizing.memory import NOTHING
+from pat_jax.models.checkpoints.peft_adapter import read_adapter
+from pat_jax.models.kernels.row_attention import knows_branches
 from pat_jax.models.lora import ALL_LINEAR, Lora
-from pat_jax.models.peft_adapter import read_adapter
 from pat_jax.models.policy import Policy
-from pat_jax.models.row_attention import knows_branches
 from pat_jax.planning.types import Split
-from pat_jax.rl.optimizer import make_optimizer, make_schedule
-from pat_jax.rl.packing import MOST_SHAPES, shapes
-from pat_jax.rl.policy_loss import PolicyLoss
-from pat_jax.rl.update import ModelFunctions, PolicyUpdate
+from pat_jax.rl.algorithm.optimizer import make_optimizer, make_schedule
+from pat_jax.rl.algorithm.policy_loss import PolicyLoss
+from pat_jax.rl.algorithm.update import ModelFunctions, PolicyUpdate
+from pat_jax.rl.batches.packing import MOST_SHAPES, shapes
 from pat_jax.training.beside import beside_training
 from pat_jax.training.trainer import Trainer, model_functions
 

@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from pat_jax.engine.device.programs import Key, ProgramTable
+from pat_jax.engine.device.programs.programs import Key, ProgramTable
 from pat_jax.models.policy import Params, Policy
 
 SPREAD = 0x9E3779B9  # 2^32 over the golden ratio, odd: neighbouring places far from each other

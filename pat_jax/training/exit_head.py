@@ -15,15 +15,15 @@ import numpy as np
 from jaxtyping import Array
 
 from pat_jax.common.pytree import with_sharding
-from pat_jax.engine.device.programs import Key, ProgramTable
+from pat_jax.engine.device.programs.programs import Key, ProgramTable
 from pat_jax.engine.layout.layout import AutoPartition
 from pat_jax.models.exit_head import ExitHead, exit_hidden
 from pat_jax.models.partition import Whole
 from pat_jax.models.transformer import logits
-from pat_jax.rl.batches import MicroBatch, TrainBatch
-from pat_jax.rl.losses import Sums
-from pat_jax.rl.supervised import CrossEntropy
-from pat_jax.rl.update import ModelFunctions, PolicyUpdate, TrainState, zero_gradients
+from pat_jax.rl.algorithm.losses import Sums
+from pat_jax.rl.algorithm.supervised import CrossEntropy
+from pat_jax.rl.algorithm.update import ModelFunctions, PolicyUpdate, TrainState, zero_gradients
+from pat_jax.rl.batches.batches import MicroBatch, TrainBatch
 from pat_jax.training.beside import head_optimizer, head_state
 from pat_jax.training.trained import Leaves
 from pat_jax.training.trainer import Trainer

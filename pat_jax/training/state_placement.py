@@ -14,7 +14,7 @@ from jax.tree_util import GetAttrKey
 from pat_jax.common.devices import HOST_MEMORY, Device, has_host_memory, in_host_memory
 from pat_jax.common.rules import require
 from pat_jax.config.learning import OptimizerConfig
-from pat_jax.rl.update import Params, TrainState
+from pat_jax.rl.algorithm.update import Params, TrainState
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,10 @@ from pat_jax.config.sft import SftConfig
 from pat_jax.engine.layout.buckets import ladder, largest_length
 from pat_jax.engine.layout.layout import Layout
 from pat_jax.models.policy import Params, Policy
-from pat_jax.rl.batches import TrainBatch
-from pat_jax.rl.packing import Shape, shapes
-from pat_jax.rl.supervised import CrossEntropy
-from pat_jax.rl.update import PolicyUpdate
+from pat_jax.rl.algorithm.supervised import CrossEntropy
+from pat_jax.rl.algorithm.update import PolicyUpdate
+from pat_jax.rl.batches.batches import TrainBatch
+from pat_jax.rl.batches.packing import Shape, shapes
 from pat_jax.training.build import DTYPES, build_lora, functions_of, logit_tokens, optimizer_of
 from pat_jax.training.trainer import OLD, Trainer
 

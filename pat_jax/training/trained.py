@@ -15,7 +15,7 @@ from pat_jax.common.pytree import with_sharding
 from pat_jax.engine.layout.layout import Layout
 from pat_jax.models.lora import Lora
 from pat_jax.models.policy import Policy
-from pat_jax.rl.update import PolicyUpdate
+from pat_jax.rl.algorithm.update import PolicyUpdate
 
 Leaves = Any  # the tree of the policy's parameters, or that of its adapters
 

@@ -20,17 +20,17 @@ from jax.typing import ArrayLike
 from jaxtyping import Array
 
 from pat_jax.common.pytree import with_sharding
-from pat_jax.engine.device.programs import Key, ProgramTable
+from pat_jax.engine.device.programs.programs import Key, ProgramTable
 from pat_jax.engine.layout.layout import AutoPartition, Layout
 from pat_jax.models.lora import Lora
 from pat_jax.models.partition import Whole
 from pat_jax.models.policy import Params, Policy
 from pat_jax.models.transformer import logits
 from pat_jax.planning.types import Split
-from pat_jax.rl.batches import MicroBatch, TrainBatch, abstract_micro_batch
-from pat_jax.rl.kl import Estimator, estimate_kl
-from pat_jax.rl.losses import Loss, Sums
-from pat_jax.rl.update import ModelFunctions, PolicyUpdate, TrainState, zero_gradients
+from pat_jax.rl.algorithm.kl import Estimator, estimate_kl
+from pat_jax.rl.algorithm.losses import Loss, Sums
+from pat_jax.rl.algorithm.update import ModelFunctions, PolicyUpdate, TrainState, zero_gradients
+from pat_jax.rl.batches.batches import MicroBatch, TrainBatch, abstract_micro_batch
 from pat_jax.training.beside import Beside
 from pat_jax.training.state_placement import StatePlacement
 from pat_jax.training.trained import Trained

@@ -13,8 +13,8 @@ import numpy as np
 from jaxtyping import Array, Int
 
 from pat_jax.common.pytree import with_sharding
-from pat_jax.engine.device.programs import Key, ProgramTable
-from pat_jax.engine.device.sampling import sequence_key
+from pat_jax.engine.device.decode.sampling import sequence_key
+from pat_jax.engine.device.programs.programs import Key, ProgramTable
 from pat_jax.engine.engine import RolloutEngine
 from pat_jax.engine.layout.layout import Layout
 from pat_jax.engine.sequences.responses import Request

@@ -1,7 +1,7 @@
 """What the update and the transfer take of a device, read off their compiled programs.
 
 Knows the trainer's programs and what lies beside them. Does not know what a rollout takes: its
-weights and its KV cache are gone while these run (`engine/memory.py`).
+weights and its KV cache are gone while these run (`engine/sizing/memory.py`).
 """
 
 import logging
@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from pat_jax.common.errors import UserError
-from pat_jax.engine.device.programs import Key
-from pat_jax.engine.memory import gib, shard_bytes
+from pat_jax.engine.device.programs.programs import Key
+from pat_jax.engine.sizing.memory import gib, shard_bytes
 from pat_jax.planning.memory import USABLE
 from pat_jax.training.trainer import Trainer
 

@@ -9,7 +9,7 @@ import numpy as np
 from pat_jax.common.errors import UserError
 from pat_jax.common.text_table import percent
 from pat_jax.config.run import RunConfig
-from pat_jax.engine.layout_choice import worth_planning
+from pat_jax.engine.sizing.layout_choice import worth_planning
 from pat_jax.planning.latency.model import LatencyModel
 from pat_jax.planning.memory import MemoryModel
 from pat_jax.planning.types import Split

@@ -20,7 +20,7 @@ from pat_jax.profiling.simulate.draft_counting import Group, Tokens
 from pat_jax.profiling.simulate.draft_sources import DraftSources
 from pat_jax.profiling.simulate.length_files import find_lengths
 from pat_jax.profiling.simulate.response_lengths import ResponseLengths
-from pat_jax.rl.row_files import Record, listed, read_records
+from pat_jax.rl.data.row_files import Record, listed, read_records
 
 SUFFIXES = (".jsonl", ".ndjson", ".json", ".parquet")
 TOKENS, TEXTS = ("token_ids", "tokens"), ("text", "response")

@@ -16,7 +16,7 @@ import numpy as np
 
 from pat_jax.common.text_table import percent
 from pat_jax.config.run import RunConfig
-from pat_jax.engine.memory import shard_bytes
+from pat_jax.engine.sizing.memory import shard_bytes
 from pat_jax.planning.types import Split
 from pat_jax.profiling.capacity.update_batches import Packed
 from pat_jax.profiling.capacity.update_report import Batches, Update
@@ -38,7 +38,7 @@ from pat_jax.profiling.predict.update_work import (
     transfer_work,
 )
 from pat_jax.profiling.simulate.machine import Workload
-from pat_jax.rl.packing import Shape
+from pat_jax.rl.batches.packing import Shape
 from pat_jax.training.build import logit_tokens, shares_prompts
 from pat_jax.training.model_flops import training_flops
 from pat_jax.training.trainer import OLD, REFERENCE, Trainer

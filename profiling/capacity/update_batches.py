@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pat_jax.profiling.simulate.machine import Workload
-from pat_jax.rl.packing import Prefix, Shape, pack_rows
+from pat_jax.rl.batches.packing import Prefix, Shape, pack_rows
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import jax.numpy as jnp
 
-from pat_jax.engine.device.programs import Key
-from pat_jax.engine.memory import shard_bytes
+from pat_jax.engine.device.programs.programs import Key
+from pat_jax.engine.sizing.memory import shard_bytes
 from pat_jax.planning.types import Split
 from pat_jax.profiling.capacity.update_report import UpdateMemory
 from pat_jax.profiling.cross_compile.compiled import CompiledProgram

@@ -9,7 +9,7 @@ from itertools import pairwise
 
 import jax
 
-from pat_jax.engine.device.programs import Key, ProgramTable
+from pat_jax.engine.device.programs.programs import Key, ProgramTable
 from pat_jax.engine.layout.buckets import Drafts
 from pat_jax.engine.relocation.rounds import SIZES
 from pat_jax.models.config import ModelConfig

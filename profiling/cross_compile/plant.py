@@ -13,15 +13,15 @@ import jax.numpy as jnp
 from pat_jax.common.devices import Device
 from pat_jax.common.errors import UserError
 from pat_jax.config.run import RunConfig
-from pat_jax.engine.device.decode import DecodeFunctions
-from pat_jax.engine.device.draft_specs import DraftSpecs
-from pat_jax.engine.device.program_specs import ProgramSpecs, page_bytes, pages_per_group
-from pat_jax.engine.draft_choice import drafts_of
-from pat_jax.engine.draft_memory import Drafter
+from pat_jax.engine.device.decode.decode import DecodeFunctions
+from pat_jax.engine.device.draft.draft_specs import DraftSpecs
+from pat_jax.engine.device.programs.program_specs import ProgramSpecs, page_bytes, pages_per_group
 from pat_jax.engine.layout.buckets import Buckets
 from pat_jax.engine.layout.layout import Layout, layout_chain
 from pat_jax.engine.layout.mesh import factored_mesh, padded_for
-from pat_jax.engine.memory import (
+from pat_jax.engine.sizing.draft_choice import drafts_of
+from pat_jax.engine.sizing.draft_memory import Drafter
+from pat_jax.engine.sizing.memory import (
     kv_bytes,
     layouts_without_memory,
     memory_alone,

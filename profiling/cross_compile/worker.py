@@ -32,7 +32,7 @@ from pat_jax.profiling.cross_compile.jobs import CompileJob, jobs_of
 from pat_jax.profiling.cross_compile.plant import Order, Plant, check
 from pat_jax.profiling.predict.targets import Target
 
-STEP_LOOPS = 2  # around a decode step, see engine/device/decode.py
+STEP_LOOPS = 2  # around a decode step, see engine/device/decode/decode.py
 LONGEST_ERROR = 600  # characters
 # Of MemoryModel, by split.
 MEMORY_MAPS = ("weights", "page", "pages", "draft_sources", "draft_steps")

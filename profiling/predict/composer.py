@@ -29,9 +29,9 @@ import numpy as np
 from pat_jax.config.rollout import RolloutConfig
 from pat_jax.engine.layout.buckets import NO_DRAFTS, Buckets, Drafts
 from pat_jax.engine.relocation.rounds import SIZES
-from pat_jax.models import kernel_choice
+from pat_jax.models.cache.paged_layer import reads_what_rows_hold
 from pat_jax.models.config import ModelConfig
-from pat_jax.models.paged_layer import reads_what_rows_hold
+from pat_jax.models.kernels import kernel_choice
 from pat_jax.planning.latency.model import ROUNDS, LatencyModel
 from pat_jax.planning.types import Reads, Split
 from pat_jax.profiling.predict.kernels import BYTES, HEAD_DIM, Kernels

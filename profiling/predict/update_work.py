@@ -6,7 +6,7 @@ devices, parameters over `fsdp` of them.
 
 Attention is counted of the pairs that a causal mask within each sequence leaves, n (n + 1) / 2 of n
 tokens: 2 products forward and 7 backward, for its kernels compute scores and their gradients once for
-queries and once more for keys (`models/row_kernels_gpu.py`, JAX's splash attention). What kernels compute
+queries and once more for keys (`models/kernels/row_kernels_gpu.py`, JAX's splash attention). What kernels compute
 beyond that in blocks at the diagonal is left out.
 
 Work other than products was read off programs compiled for H100s (docs/costs.md).
@@ -116,7 +116,7 @@ class UpdateWork:
         backward = (
             2 if adapters is None else 1
         )  # of its inputs and, where it is trained, of a weight
-        # The logits are always computed anew (`rl/logprobs.py`).
+        # The logits are always computed anew (`rl/algorithm/logprobs.py`).
         flops = (1 + backward) * (forward.flops + head) + head + again
         flops += 2 * (2 + multiplied) * rows.tokens * (adapters or 0)
         trained = num_weights(self.model) if adapters is None else adapters

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from pat_jax.engine.report import RolloutReport
-from pat_jax.engine.trace import RolloutTrace
+from pat_jax.engine.record.report import RolloutReport
+from pat_jax.engine.record.trace import RolloutTrace
 from pat_jax.planning.drafts import Acceptance
 from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.planning.planner.planner import CostModelPlanner, Planner

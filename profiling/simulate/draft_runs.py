@@ -4,13 +4,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pat_jax.engine.device.suffix import CONTEXT
+from pat_jax.engine.device.draft.ngram import CONTEXT
 from pat_jax.planning.drafts import BRANCHES, DRAFTS, KINDS, MATCHES, MOST, Drafted
 from pat_jax.profiling.simulate.draft_counting import Steps
 
 
 class InRuns(NamedTuple):
-    """What the engine knows of each step (`engine/device/lines.py`), in the order of rows and their steps."""
+    """What the engine knows of each step (`engine/device/draft/token_batch.py`), in the order of rows and their steps."""
 
     group: np.ndarray
     step: np.ndarray  # of the lockstep

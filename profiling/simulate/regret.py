@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pat_jax.engine.trace import Balanced, RolloutTrace, Switch
+from pat_jax.engine.record.trace import Balanced, RolloutTrace, Switch
 from pat_jax.planning.planner.planner import Planner
 from pat_jax.planning.types import MIGRATE_ALL, Load, Plan, Split
 from pat_jax.profiling.simulate.hindsight import Hindsight, clairvoyant

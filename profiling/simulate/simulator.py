@@ -7,7 +7,7 @@ hold every sequence, or as much as the machine's memory says.
 import numpy as np
 
 from pat_jax.engine.controller import Controller
-from pat_jax.engine.report import RolloutReport
+from pat_jax.engine.record.report import RolloutReport
 from pat_jax.engine.rollout import rollout
 from pat_jax.engine.sequences.contents import Contents
 from pat_jax.engine.sequences.sequence_table import SequenceTable

@@ -16,7 +16,7 @@ from pat_jax.batch_generation.result_file import ResultFile
 from pat_jax.batch_generation.text_session import TextSession
 from pat_jax.common.errors import UserError
 from pat_jax.engine.sequences.responses import Completion
-from pat_jax.rl.tokenizer import HuggingFaceTokenizer
+from pat_jax.rl.text.tokenizer import HuggingFaceTokenizer
 
 BURST, MOST, LINES = 7, 60, 40
 STOPS = ["2", "5", "no such", "é0"]

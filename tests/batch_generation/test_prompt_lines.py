@@ -15,7 +15,7 @@ from pat_jax.batch_generation.overrides import SamplingOverrides
 from pat_jax.batch_generation.prompt_lines import parse_ask, parse_object
 from pat_jax.engine.sequences.responses import Completion
 from pat_jax.engine.sequences.sampling import MAX_STOP_IDS, Sampling
-from pat_jax.rl.tokenizer import HuggingFaceTokenizer
+from pat_jax.rl.text.tokenizer import HuggingFaceTokenizer
 
 VOCAB = 263
 

@@ -16,8 +16,8 @@ from pat_jax.batch_generation.overrides import SamplingOverrides
 from pat_jax.batch_generation.prompt_lines import read_lines
 from pat_jax.batch_generation.result_file import ResultFile
 from pat_jax.engine.sequences.responses import Completion
-from pat_jax.rl.chat_template import ChatTemplate
-from pat_jax.rl.tokenizer import HuggingFaceTokenizer
+from pat_jax.rl.text.chat_template import ChatTemplate
+from pat_jax.rl.text.tokenizer import HuggingFaceTokenizer
 
 SOUND = b'{"prompt": "the"}'
 

@@ -13,7 +13,7 @@ import pat_jax
 from pat_jax import SavedRun, UserError
 from pat_jax.batch_generation.overrides import SamplingOverrides
 from pat_jax.batch_generation.text_session import TextSession
-from pat_jax.run.shipped_rewards import REWARDS, check_shipped
+from pat_jax.run.results.serialized_rewards import REWARDS, check_shipped
 
 
 def named(value: object) -> str:

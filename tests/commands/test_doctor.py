@@ -18,7 +18,7 @@ from pat_jax import doctor as command
 from pat_jax.commands import doctor as body
 from pat_jax.common import devices as common_devices
 from pat_jax.config.command_line import run_command
-from pat_jax.models.kernel_choice import Kernels
+from pat_jax.models.kernels.kernel_choice import Kernels
 from pat_jax.profiling.doctor import checks
 from pat_jax.profiling.doctor import report as reports
 from pat_jax.profiling.doctor.machine import devices_found, versions_found

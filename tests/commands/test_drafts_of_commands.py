@@ -19,7 +19,8 @@ from pat_jax.commands import generate as body
 from pat_jax.config.command_line import run_command
 from pat_jax.engine.warm_up.warm_up import Timed, Warmup
 from pat_jax.planning.latency.model import LatencyModel
-from pat_jax.run import prepare, setup
+from pat_jax.run import setup
+from pat_jax.run.start import prepare
 
 SMALL = ("--batch", "4", "--max_length", "128", "--layout", "dp2tp1", "--devices", "2")
 SUFFIX = ("--speculation.source", "suffix")

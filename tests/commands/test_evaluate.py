@@ -15,7 +15,7 @@ from runs import SMALL_ROLLOUT, write_checkpoint
 from runs import run as train
 
 from pat_jax.run.evaluation import Evaluator
-from pat_jax.run.metrics import read_metrics
+from pat_jax.run.logging.metrics import read_metrics
 
 
 def chat(text: str) -> list[dict[str, str]]:

@@ -16,11 +16,11 @@ from pat_jax import generate
 from pat_jax.commands import evaluate as evaluate_command
 from pat_jax.commands import generate as generate_command
 from pat_jax.config.command_line import dump, parse
-from pat_jax.models.hf_export import export
-from pat_jax.models.hf_load import load_params
+from pat_jax.models.checkpoints.hf_export import export
+from pat_jax.models.checkpoints.hf_load import load_params
+from pat_jax.models.checkpoints.peft_adapter import export_adapter
 from pat_jax.models.lora import Lora
-from pat_jax.models.peft_adapter import export_adapter
-from pat_jax.run.exit_head import FOLDER, as_bytes
+from pat_jax.run.checkpoints.exit_head_state import FOLDER, as_bytes
 
 OPTIONS = "--num_prompts 6 --num_generations 2 --reward mine.py:even"
 

@@ -12,7 +12,7 @@ from compilations import counted_compilations
 from evaluations import completions, evaluate_here
 from runs import finish, start, write_checkpoint, write_problems
 
-from pat_jax.run.folder import lock_folder
+from pat_jax.run.process.folder import lock_folder
 
 COMMAND = ("-m", "pat_jax.evaluate")
 OPTIONS = [

@@ -24,11 +24,11 @@ from pat_jax.batch_generation.config import GenerateConfig
 from pat_jax.commands import generate as body
 from pat_jax.config.command_line import run_command
 from pat_jax.config.generating import SHORTEST_CACHE
-from pat_jax.models.hf_export import export
-from pat_jax.models.hf_load import load_params
+from pat_jax.models.checkpoints.hf_export import export
+from pat_jax.models.checkpoints.hf_load import load_params
+from pat_jax.models.checkpoints.peft_adapter import export_adapter
 from pat_jax.models.lora import Lora
-from pat_jax.models.peft_adapter import export_adapter
-from pat_jax.rl.tokenizer import HuggingFaceTokenizer
+from pat_jax.rl.text.tokenizer import HuggingFaceTokenizer
 from pat_jax.run.setup import model_config
 from pat_jax.run.task import load_tokenizer
 

@@ -15,6 +15,7 @@ from pat_jax import plan
 from pat_jax.commands import plan as body
 from pat_jax.common.picture_style import tp_colour
 from pat_jax.config.command_line import parse, run_command
+from pat_jax.engine.record.plot import draw_rollout
 from pat_jax.planning.types import Split
 from pat_jax.profiling.capacity.page import page, plan_text
 from pat_jax.profiling.capacity.plan_config import PlanConfig
@@ -23,7 +24,6 @@ from pat_jax.profiling.capacity.report import PlanReport
 from pat_jax.profiling.cross_compile.compile import Compilation
 from pat_jax.profiling.cross_compile.compiled import CompiledProgram, Sent
 from pat_jax.profiling.predict.sources import RANGES
-from pat_jax.run.plot import draw_rollout
 
 GIB = 2**30
 SMALL = [

@@ -13,7 +13,7 @@ from runs import TINY, finish, start
 import pat_jax
 from pat_jax import UserError
 from pat_jax.__main__ import commands
-from pat_jax.run.metrics import read_metrics
+from pat_jax.run.logging.metrics import read_metrics
 
 OPTIONS = [*TINY, "--layout", "dp2tp1", "--log_samples_every", "1"]
 

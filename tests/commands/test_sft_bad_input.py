@@ -15,8 +15,8 @@ from pat_jax import sft
 from pat_jax.commands import sft as body
 from pat_jax.config.command_line import dump, run_command
 from pat_jax.config.run import RunConfig
-from pat_jax.run.checkpoint import Checkpointer
-from pat_jax.run.folder import CHECKPOINTS, CONFIG_FILE
+from pat_jax.run.checkpoints.checkpoint import Checkpointer
+from pat_jax.run.process.folder import CHECKPOINTS, CONFIG_FILE
 
 
 @pytest.fixture(scope="module")

@@ -15,8 +15,8 @@ from pat_jax.commands import show_switch
 from pat_jax.commands.show_switch import NEXT, PLAN, computed_plan
 from pat_jax.config.command_line import parse
 from pat_jax.profiling.capacity.plan_config import PlanConfig
-from pat_jax.run.metrics import read_metrics
-from pat_jax.run.stop_signals import Stopped
+from pat_jax.run.logging.metrics import read_metrics
+from pat_jax.run.process.stop_signals import Stopped
 
 
 def words(command: str, name: str) -> list[str]:

@@ -17,8 +17,8 @@ from pat_jax.common.text_table import percent
 from pat_jax.config.command_line import dump, run_command
 from pat_jax.config.rollout import RolloutConfig
 from pat_jax.config.run import RunConfig
-from pat_jax.engine.report import RolloutReport
-from pat_jax.engine.trace import RolloutTrace
+from pat_jax.engine.record.report import RolloutReport
+from pat_jax.engine.record.trace import RolloutTrace
 from pat_jax.models.presets import preset
 from pat_jax.planning.latency.profile import Profile, Subject, read_profile
 from pat_jax.planning.planner.scripts import FixedLayout

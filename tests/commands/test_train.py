@@ -22,12 +22,12 @@ from runs import (
 )
 
 from pat_jax.config.command_line import dump, parse
-from pat_jax.models.hf_load import check_checkpoint, load_params
-from pat_jax.rl.tokenizer import HuggingFaceTokenizer
-from pat_jax.run.metrics import read_metrics
-from pat_jax.run.rollouts import read_rollouts
-from pat_jax.run.saved_run import SavedRun
-from pat_jax.run.shown_switch import read_switch
+from pat_jax.models.checkpoints.hf_load import check_checkpoint, load_params
+from pat_jax.rl.text.tokenizer import HuggingFaceTokenizer
+from pat_jax.run.logging.metrics import read_metrics
+from pat_jax.run.logging.rollout_files import read_rollouts
+from pat_jax.run.results.saved_run import SavedRun
+from pat_jax.run.results.shown_switch import read_switch
 
 SHOWN = ["--eval.num_generations", "2", "--show_switch", "true"]
 REWARD = """

@@ -20,11 +20,11 @@ from wild_json import ANYWHERE, WILD, with_wild
 
 from pat_jax.common.errors import UserError
 from pat_jax.config import command_line as cli
-from pat_jax.models.hf_export import export
-from pat_jax.models.hf_load import check_checkpoint
+from pat_jax.models.checkpoints.hf_export import export
+from pat_jax.models.checkpoints.hf_load import check_checkpoint
+from pat_jax.models.checkpoints.safetensors_file import read_header
 from pat_jax.models.policy import Policy
 from pat_jax.models.presets import PRESETS
-from pat_jax.models.safetensors_file import read_header
 from pat_jax.planning.latency.profile import Profile, Subject, read_profile
 from pat_jax.profiling.predict.targets import MOST_DEVICES, Target
 from pat_jax.profiling.simulate.length_files import read_lengths

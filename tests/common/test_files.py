@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tensorboardX.proto import event_pb2
 
-from pat_jax.run.metrics import read_metrics
+from pat_jax.run.logging.metrics import read_metrics
 
 ROOT = Path(__file__).parents[2]
 
@@ -15,9 +15,9 @@ FULL_COMPLETIONS = """
 import logging, resource, signal, sys
 from pathlib import Path
 import numpy as np
-from pat_jax.run.completions import Completions
-from pat_jax.rl.arithmetic import TOKENIZER
-from pat_jax.rl.types import FinishReason, Prompt, Rollout
+from pat_jax.run.logging.completions import Completions
+from pat_jax.rl.data.arithmetic import TOKENIZER
+from pat_jax.rl.batches.types import FinishReason, Prompt, Rollout
 
 logging.getLogger("pat_jax").addHandler(logging.NullHandler())
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -33,7 +33,7 @@ with Completions(TOKENIZER, Path(sys.argv[1]), is_asked=True) as completions:
 FULL = """
 import logging, resource, signal, sys
 from pathlib import Path
-from pat_jax.run.metrics import MetricsWriter
+from pat_jax.run.logging.metrics import MetricsWriter
 
 logging.getLogger("pat_jax").addHandler(logging.NullHandler())
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)

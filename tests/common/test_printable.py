@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from pat_jax.common.errors import UserError
 from pat_jax.common.printable import printable
 from pat_jax.config.command_line import run_command
-from pat_jax.rl.char_tokenizer import CharTokenizer
-from pat_jax.rl.types import FinishReason, Prompt, Rollout
-from pat_jax.run.completions import Completions
-from pat_jax.run.folder import log_to
-from pat_jax.run.progress import Progress
+from pat_jax.rl.batches.types import FinishReason, Prompt, Rollout
+from pat_jax.rl.text.char_tokenizer import CharTokenizer
+from pat_jax.run.logging.completions import Completions
+from pat_jax.run.logging.progress import Progress
+from pat_jax.run.process.folder import log_to
 
 HOSTILE = "\x1b]0;title\x07\x1b[31mred\x9b2J\r\x00\u202egnp.exe\ud800"
 SHOWN = r"\x1b]0;title\x07\x1b[31mred\x9b2J\r\x00\u202egnp.exe\ud800"

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import jax
 from compilations import counted_compilations
 
-from pat_jax.engine.report import RolloutReport
+from pat_jax.engine.record.report import RolloutReport
 from pat_jax.engine.sequences.responses import Completion, Request
 from pat_jax.engine.warm_up.warm_up import Warmup
 from pat_jax.planning.drafts import Acceptance

@@ -16,11 +16,11 @@ from pat_jax.models.policy import Policy
 from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.planning.planner.planner import Planner
 from pat_jax.planning.planner.scripts import FixedLayout
-from pat_jax.rl.batches import to_train_batch
-from pat_jax.rl.optimizer import make_optimizer
-from pat_jax.rl.policy_loss import PolicyLoss
-from pat_jax.rl.types import Prompt
-from pat_jax.rl.update import PolicyUpdate
+from pat_jax.rl.algorithm.optimizer import make_optimizer
+from pat_jax.rl.algorithm.policy_loss import PolicyLoss
+from pat_jax.rl.algorithm.update import PolicyUpdate
+from pat_jax.rl.batches.batches import to_train_batch
+from pat_jax.rl.batches.types import Prompt
 from pat_jax.run.generation import Generator
 from pat_jax.training.trainer import Trainer, model_functions
 from tests.lossless import Subject

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 from scipy import stats
 
-from pat_jax.engine.device.gumbel import position_keys
-from pat_jax.engine.device.sampling import sample
+from pat_jax.engine.device.decode.gumbel import position_keys
+from pat_jax.engine.device.decode.sampling import sample
 from pat_jax.engine.sequences.sampling import Sampling
 from pat_jax.engine.sequences.types import RowSampling, token_set
 from tests.near_ties import Noise, noise_of

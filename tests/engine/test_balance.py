@@ -12,14 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from page_pools import CASES, PAGE_SIZE, assert_pages_arrived, chain, put
 
-from pat_jax.engine.device.migration import Shifting
-from pat_jax.engine.device.pages import pack, shift, unpack
-from pat_jax.engine.device.programs import Key
-from pat_jax.engine.device.sampling import sequence_key
+from pat_jax.engine.device.decode.sampling import sequence_key
+from pat_jax.engine.device.pages.migration import Shifting
+from pat_jax.engine.device.pages.pages import pack, shift, unpack
+from pat_jax.engine.device.programs.programs import Key
 from pat_jax.engine.engine import RolloutEngine
 from pat_jax.engine.layout.layout import Layout
+from pat_jax.engine.record.report import RolloutReport
 from pat_jax.engine.relocation.rounds import SHIFT_SIZES, SIZES, shifts
-from pat_jax.engine.report import RolloutReport
 from pat_jax.engine.scheduler import Scheduler
 from pat_jax.engine.sequences.balance import evened, options
 from pat_jax.engine.sequences.page_allocator import NULL_PAGE

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from fakes import SETTINGS, static_run, subject
 
-from pat_jax.engine.device.sampling import sequence_key
+from pat_jax.engine.device.decode.sampling import sequence_key
 from pat_jax.engine.engine import RolloutEngine
-from pat_jax.engine.report import RolloutReport
+from pat_jax.engine.record.report import RolloutReport
 from pat_jax.engine.sequences.responses import Completion, Request
 from pat_jax.models.policy import Params
 from pat_jax.planning.planner.planner import Planner

@@ -11,13 +11,13 @@ from runs import TINY
 
 from pat_jax.common.errors import UserError
 from pat_jax.config.command_line import parse
-from pat_jax.engine.device.decode import DecodeFunctions
-from pat_jax.engine.device.program_specs import ProgramSpecs, pages_per_group
-from pat_jax.engine.device.programs import Key, ProgramTable
-from pat_jax.engine.draft_memory import DraftBytes, Drafter, draft_bytes
+from pat_jax.engine.device.decode.decode import DecodeFunctions
+from pat_jax.engine.device.programs.program_specs import ProgramSpecs, pages_per_group
+from pat_jax.engine.device.programs.programs import Key, ProgramTable
 from pat_jax.engine.layout.buckets import Buckets, Drafts
 from pat_jax.engine.layout.layout import Layout, factored_mesh, layout_chain
-from pat_jax.engine.memory import check_memory, kv_bytes, memory_alone, memory_model
+from pat_jax.engine.sizing.draft_memory import DraftBytes, Drafter, draft_bytes
+from pat_jax.engine.sizing.memory import check_memory, kv_bytes, memory_alone, memory_model
 from pat_jax.models.policy import Policy
 from pat_jax.models.presets import PRESETS
 from pat_jax.planning.memory import GIB

@@ -17,16 +17,16 @@ from two_devices import look_at_pages
 from pat_jax.common.errors import UserError
 from pat_jax.common.hosts.together import Company
 from pat_jax.config.speculation import SpeculationConfig
-from pat_jax.engine.device.draft_model import DraftCache, DraftSource
+from pat_jax.engine.device.draft.draft_model import DraftCache, DraftSource
 from pat_jax.engine.device_executor import Digest
-from pat_jax.engine.draft_choice import shape_of, wanted_drafts
 from pat_jax.engine.layout.buckets import Drafts
-from pat_jax.engine.report import RolloutReport
+from pat_jax.engine.record.report import RolloutReport
+from pat_jax.engine.sizing.draft_choice import shape_of, wanted_drafts
 from pat_jax.models.policy import Params, Policy
 from pat_jax.planning.planner.planner import Planner
 from pat_jax.planning.planner.scripts import Step
 from pat_jax.planning.types import Split
-from pat_jax.run.metrics import read_metrics
+from pat_jax.run.logging.metrics import read_metrics
 from tests.lossless import MODELS, Settings, Subject, tally
 from tests.near_ties import Tally
 

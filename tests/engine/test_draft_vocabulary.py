@@ -15,10 +15,10 @@ from runs import QWEN3, write_checkpoint
 from pat_jax.common.errors import UserError
 from pat_jax.config.run import RolloutConfig, RunConfig
 from pat_jax.config.speculation import SpeculationConfig
-from pat_jax.engine.device.sampling import NEVER
-from pat_jax.engine.device.saying import _of_size
-from pat_jax.engine.draft_choice import drafter_of
-from pat_jax.engine.draft_vocabulary import is_padding_alone, tokens_in
+from pat_jax.engine.device.decode.sampling import NEVER
+from pat_jax.engine.device.draft.model_proposals import _of_size
+from pat_jax.engine.sizing.draft_choice import drafter_of
+from pat_jax.engine.sizing.draft_vocabulary import is_padding_alone, tokens_in
 from pat_jax.models.presets import preset
 from pat_jax.run.setup import build_engine, model_config
 

@@ -7,7 +7,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pat_jax.engine.device.sampling import sequence_key
+from pat_jax.engine.device.decode.sampling import sequence_key
 from pat_jax.engine.sequences.earlier import EarlierResponses
 from pat_jax.engine.sequences.responses import Request, Responses
 from pat_jax.engine.sequences.texts import LEAD, Texts, texts

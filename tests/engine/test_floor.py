@@ -13,7 +13,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from pat_jax.engine.device.sampling import NEVER, _floor
+from pat_jax.engine.device.decode.sampling import NEVER, _floor
 from pat_jax.engine.sequences.sampling import Sampling
 from pat_jax.engine.sequences.types import RowSampling
 

@@ -15,7 +15,7 @@ from runs import TINY
 from pat_jax.common.errors import UserError
 from pat_jax.config.command_line import parse
 from pat_jax.engine.engine import RolloutEngine
-from pat_jax.engine.memory import (
+from pat_jax.engine.sizing.memory import (
     cache_limit,
     memory_alone,
     memory_limit,
@@ -23,7 +23,7 @@ from pat_jax.engine.memory import (
     most_at_once,
     shard_bytes,
 )
-from pat_jax.engine.memory_words import describe_memory, describe_peak
+from pat_jax.engine.sizing.memory_words import describe_memory, describe_peak
 from pat_jax.models.policy import Policy
 from pat_jax.models.presets import PRESETS
 from pat_jax.planning.memory import GIB
@@ -106,7 +106,9 @@ def test_caches_of_a_cpu_are_sized_by_the_memory_of_the_machine(monkeypatch):
         # The weights and what is trained are beside the pool, a tenth of the device is left.
         held = setup().memory.held(SPLITS[0]) - full
         memory = 4 * len(devices) * (held + share) / 0.9
-        monkeypatch.setattr("pat_jax.engine.memory.machine_memory", lambda memory=memory: memory)
+        monkeypatch.setattr(
+            "pat_jax.engine.sizing.memory.machine_memory", lambda memory=memory: memory
+        )
         limit = cache_limit(asked.rollout, devices)
         assert limit == memory / 4 / len(devices)
         pages = build(asked, devices).engine.specs.pages
@@ -122,7 +124,9 @@ def test_a_cpu_runs_as_many_sequences_as_copies_of_their_caches_fit(monkeypatch)
     one = engine.specs.buckets.lengths[-1] * engine.policy.config.kv_bytes_per_token
     for sequences, expected in ((4 * wanted, wanted), (2, max(s.dp for s in engine.layouts))):
         memory = 4 * len(devices) * sequences * one
-        monkeypatch.setattr("pat_jax.engine.memory.machine_memory", lambda memory=memory: memory)
+        monkeypatch.setattr(
+            "pat_jax.engine.sizing.memory.machine_memory", lambda memory=memory: memory
+        )
         assert most_at_once(*made_of) == expected
     on_gpu = [SimpleNamespace(platform="gpu")]
     assert most_at_once(*made_of[:-1], cast(Any, on_gpu)) == wanted

@@ -13,7 +13,7 @@ from pat_jax.planning.latency.model import ROUNDS
 from pat_jax.planning.planner.planner import CostModelPlanner
 from pat_jax.planning.planner.scripts import FixedLayout, ScriptedPath, Step
 from pat_jax.planning.types import RECOMPUTE_ALL
-from pat_jax.rl.types import Prompt
+from pat_jax.rl.batches.types import Prompt
 from pat_jax.run.generation import EVAL, sampling_request
 
 pytestmark = pytest.mark.timeout(1500)

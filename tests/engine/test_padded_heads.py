@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 from pat_jax.engine.layout.division import MOST_PADDING
 from pat_jax.engine.layout.layout import ManualPartition, layout_chain
 from pat_jax.engine.layout.mesh import factored_mesh, padded_for
+from pat_jax.models.checkpoints.hf_export import export
+from pat_jax.models.checkpoints.hf_load import load_params
+from pat_jax.models.checkpoints.peft_adapter import export_adapter, load_adapter, read_adapter
 from pat_jax.models.config import ModelConfig
-from pat_jax.models.hf_export import export
-from pat_jax.models.hf_load import load_params
 from pat_jax.models.lora import Lora
-from pat_jax.models.peft_adapter import export_adapter, load_adapter, read_adapter
 from pat_jax.models.policy import Params, Policy
 from pat_jax.models.presets import preset
-from pat_jax.rl.optimizer import make_optimizer
+from pat_jax.rl.algorithm.optimizer import make_optimizer
 from pat_jax.training.checksum import base_checksum
 from tests.lossless import lively_params, pad
 

@@ -7,7 +7,7 @@ from devices_draw import drawn_in_a_burst
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pat_jax.engine.device.page_append import added, draw, lacking, num_held
+from pat_jax.engine.device.decode.page_append import added, draw, lacking, num_held
 from pat_jax.engine.sequences.page_allocator import NULL_PAGE, PageAllocator
 from pat_jax.engine.sequences.page_reserve import PageReserve
 from pat_jax.engine.sequences.state import ReservedPages, RowState

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from fakes import SETTINGS, SPLITS, subject
 
-from pat_jax.engine.device import reslice as switch
-from pat_jax.engine.device.pages import Exchange
-from pat_jax.engine.device.programs import Key, ProgramTable
+from pat_jax.engine.device.pages import reshard as switch
+from pat_jax.engine.device.pages.pages import Exchange
+from pat_jax.engine.device.programs.programs import Key, ProgramTable
 from pat_jax.engine.engine import RolloutEngine
 from pat_jax.engine.layout.backend import Backend
 from pat_jax.engine.layout.layout import Layout

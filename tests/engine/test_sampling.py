@@ -21,7 +21,7 @@ from sampling_cases import (
     seen_in,
 )
 
-from pat_jax.engine.device.sampling import likeliest, sample, sequence_key
+from pat_jax.engine.device.decode.sampling import likeliest, sample, sequence_key
 from pat_jax.engine.sequences.sampling import Sampling
 from tests.near_ties import NEAR_TIE, perturbed
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pat_jax.engine.device.sampling import remember
+from pat_jax.engine.device.decode.sampling import remember
 from pat_jax.engine.sequences.sampling import MAX_STOP_IDS, Sampling
 from pat_jax.engine.sequences.types import token_set
 

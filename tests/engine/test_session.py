@@ -8,7 +8,7 @@ import pytest
 from compilations import counted_compilations
 from fakes import SETTINGS, made_up_latency, subject
 
-from pat_jax.engine.device.nan_search import where_nans_start
+from pat_jax.engine.device.decode.nan_search import where_nans_start
 from pat_jax.engine.sequences.sampling import Sampling
 from pat_jax.engine.session import WINDOW, Session
 from pat_jax.planning.lengths.model import LengthModel

@@ -11,10 +11,10 @@ from restless import Restless
 from two_devices import DP2, TP2, engine, generate, look_at_pages, reading_pages
 
 from pat_jax.common.hosts.together import Company
-from pat_jax.engine.device.sampling import sequence_key
+from pat_jax.engine.device.decode.sampling import sequence_key
 from pat_jax.engine.device_executor import Digest
 from pat_jax.engine.layout.buckets import Drafts
-from pat_jax.engine.report import RolloutReport
+from pat_jax.engine.record.report import RolloutReport
 from pat_jax.engine.sequences.earlier import EarlierResponses
 from pat_jax.engine.sequences.responses import Completion, Request
 from pat_jax.engine.sequences.sampling import Sampling

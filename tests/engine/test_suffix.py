@@ -8,8 +8,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pat_jax.engine.device.lines import Counts, left_by, lengths, line_of, met_by
-from pat_jax.engine.device.suffix import CONTEXT, Draft, append, find, put_windows
+from pat_jax.engine.device.draft.ngram import CONTEXT, Draft, append, find, put_windows
+from pat_jax.engine.device.draft.token_batch import Counts, left_by, lengths, line_of, met_by
 from pat_jax.engine.sequences.state import Runs
 from pat_jax.engine.sequences.types import NO_TOKEN
 from pat_jax.planning.drafts import BRANCHES, DRAFTS, KINDS, MATCHES, MOST

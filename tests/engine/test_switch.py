@@ -7,7 +7,7 @@ import pytest
 from arrays import assert_same_shards
 from fakes import SPLITS, subject
 
-from pat_jax.engine.device.reslice import chunks
+from pat_jax.engine.device.pages.reshard import chunks
 
 
 @pytest.mark.parametrize("which", [("kv8",), ("kv2",), ("kv1",), ("kv2", "int8")], ids=" ".join)

@@ -17,7 +17,7 @@ from sampling_cases import (
     seen_in,
 )
 
-from pat_jax.engine.device.sampling import sequence_key
+from pat_jax.engine.device.decode.sampling import sequence_key
 from pat_jax.engine.sequences.responses import Request, Responses
 from pat_jax.engine.sequences.sampling import PLAIN, Sampling
 

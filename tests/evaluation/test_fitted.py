@@ -5,7 +5,7 @@ import pytest
 from pat_jax.config.evaluation import EvalConfig
 from pat_jax.config.run import AlgorithmConfig, RolloutConfig, RunConfig
 from pat_jax.evaluation.exam import Exam
-from pat_jax.rl.types import Prompt
+from pat_jax.rl.batches.types import Prompt
 from pat_jax.run.heldout import HeldoutSet
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 
 from pat_jax.common.devices import Device
-from pat_jax.models.kernel_choice import NAMES, Kernels
+from pat_jax.models.kernels.kernel_choice import NAMES, Kernels
 
 PLATFORM = os.environ.get("PAT_JAX_GPU_TESTS_ON", "gpu")
 FIGURES = os.environ.get("PAT_JAX_GPU_FIGURES", "")  # a JSON file that tests add to

@@ -9,7 +9,7 @@ import pytest
 from one_device import PLATFORM, device, kernels, note
 
 from pat_jax.engine.warm_up.warm_up import Warmup
-from pat_jax.models.kernel_choice import Kernels
+from pat_jax.models.kernels.kernel_choice import Kernels
 from pat_jax.models.presets import preset
 from tests.lossless import Settings, Subject
 

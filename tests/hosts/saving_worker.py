@@ -21,9 +21,9 @@ from pat_jax.common.hosts.join import join
 from pat_jax.common.hosts.options import DistributedConfig
 from pat_jax.common.hosts.together import company
 from pat_jax.config.command_line import parse, run_command
-from pat_jax.run import checkpoint_orbax
-from pat_jax.run.checkpoint import Checkpointer
-from pat_jax.run.saves import Saves
+from pat_jax.run.checkpoints import orbax_io as checkpoint_orbax
+from pat_jax.run.checkpoints.checkpoint import Checkpointer
+from pat_jax.run.checkpoints.schedule import Saves
 
 STEPS = 4
 checkpoint_orbax.WRITE_S = 6

@@ -8,7 +8,7 @@ import pytest
 from runs import TINY, run
 from several import SMALL, ends, errors, start_all
 
-from pat_jax.run.metrics import read_metrics
+from pat_jax.run.logging.metrics import read_metrics
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.slow]
 SAME = ("reward/mean", "rollout/length_mean", "rollout/layouts", "rollout/switches", "eval/reward")

@@ -7,8 +7,8 @@ import pytest
 from runs import SMALL_ROLLOUT, write_checkpoint
 from several import ends, errors, start_all
 
-from pat_jax.run.folder import ROWS
-from pat_jax.run.metrics import read_metrics
+from pat_jax.run.logging.metrics import read_metrics
+from pat_jax.run.process.folder import ROWS
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.slow]
 PROGRAM = """

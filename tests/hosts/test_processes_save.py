@@ -6,7 +6,7 @@ import pytest
 from runs import ROOT
 from several import ends, errors, start_all
 
-from pat_jax.run.checkpoint_files import MANIFEST
+from pat_jax.run.checkpoints.files import MANIFEST
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
 WORKER = (str(ROOT / "tests" / "hosts" / "saving_worker.py"),)

@@ -10,14 +10,14 @@ import optax
 from safetensors.numpy import load_file
 
 from pat_jax.engine.layout.layout import factored_mesh, layout_chain
-from pat_jax.models.hf_export import export
-from pat_jax.models.hf_load import check_checkpoint, load_params
+from pat_jax.models.checkpoints.hf_export import export
+from pat_jax.models.checkpoints.hf_load import check_checkpoint, load_params
 from pat_jax.models.policy import Policy
-from pat_jax.rl.batches import MicroBatch
-from pat_jax.rl.examples import Example
-from pat_jax.rl.packing import shapes
-from pat_jax.rl.supervised import CrossEntropy, to_example_batch
-from pat_jax.rl.update import PolicyUpdate, zero_gradients
+from pat_jax.rl.algorithm.supervised import CrossEntropy, to_example_batch
+from pat_jax.rl.algorithm.update import PolicyUpdate, zero_gradients
+from pat_jax.rl.batches.batches import MicroBatch
+from pat_jax.rl.batches.packing import shapes
+from pat_jax.rl.data.examples import Example
 from pat_jax.training.trainer import model_functions
 
 SHAPES = shapes((16, 32), budget=64, row_multiple=1)

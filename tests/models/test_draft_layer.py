@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pat_jax.engine.device.lines import line_of
-from pat_jax.models.draft_layer import DraftCopy, DraftPages, DraftRows
-from pat_jax.models.kernel_choice import ANYWHERE
-from pat_jax.models.paged_layer import NULL_PAGE, PagedLayer
+from pat_jax.engine.device.draft.token_batch import line_of
+from pat_jax.models.cache.draft_layer import DraftCopy, DraftPages, DraftRows
+from pat_jax.models.cache.paged_layer import NULL_PAGE, PagedLayer
+from pat_jax.models.kernels.kernel_choice import ANYWHERE
 
 ROWS, HEADS, GROUP, DIM = 3, 2, 2, 8
 PAGE_SIZE, WIDTH, DRAFT = 4, 5, 4

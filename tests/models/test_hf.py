@@ -14,9 +14,9 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from safetensors.numpy import load_file, save_file
 
 from pat_jax.common.errors import UserError
+from pat_jax.models.checkpoints.hf_export import check_export, export
+from pat_jax.models.checkpoints.hf_load import check_checkpoint, load_params
 from pat_jax.models.config import ModelConfig, RopeScaling
-from pat_jax.models.hf_export import check_export, export
-from pat_jax.models.hf_load import check_checkpoint, load_params
 from pat_jax.models.policy import Policy
 
 BASE = ModelConfig(

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
 from pat_jax.common.errors import UserError
+from pat_jax.models.checkpoints.hf_export import export
+from pat_jax.models.checkpoints.hf_load import check_checkpoint, load_params
+from pat_jax.models.checkpoints.safetensors_file import read_header
 from pat_jax.models.config import ModelConfig, RopeScaling
-from pat_jax.models.hf_export import export
-from pat_jax.models.hf_load import check_checkpoint, load_params
 from pat_jax.models.policy import Policy
-from pat_jax.models.safetensors_file import read_header
 
 CONFIG = ModelConfig(
     architecture="llama",

@@ -6,8 +6,8 @@ from dataclasses import replace
 import jax.numpy as jnp
 import pytest
 
+from pat_jax.models.checkpoints.hf_config import read_config, to_hf_config
 from pat_jax.models.config import RopeScaling
-from pat_jax.models.hf_config import read_config, to_hf_config
 from pat_jax.models.presets import PRESETS, preset
 
 LLAMA_3_1_8B = """{

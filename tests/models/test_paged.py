@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from jax.experimental.pallas import tpu as pltpu
 from platforms import lowered_for
 
-from pat_jax.models import paged_kernels
-from pat_jax.models.burst_layer import BurstLayer
-from pat_jax.models.kernel_choice import ANYWHERE, Kernels
-from pat_jax.models.paged_kernels import attend_on_gpu, attend_on_tpu
-from pat_jax.models.paged_layer import NULL_PAGE, PagedLayer, _write_at_once, _write_in_turn
+from pat_jax.models.cache.burst_layer import BurstLayer
+from pat_jax.models.cache.paged_layer import NULL_PAGE, PagedLayer, _write_at_once, _write_in_turn
+from pat_jax.models.kernels import paged_decode as paged_kernels
+from pat_jax.models.kernels.kernel_choice import ANYWHERE, Kernels
+from pat_jax.models.kernels.paged_decode import attend_on_gpu, attend_on_tpu
 
 PAGE_SIZE, HEADS, GROUP, DIM, WIDTH = 4, 2, 3, 8, 5
 TOLERANCE = {np.dtype(np.float32): 2e-6, np.dtype(jnp.bfloat16): 3e-2}

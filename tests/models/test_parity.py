@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pat_jax.models.hf_export import export
-from pat_jax.models.hf_load import check_checkpoint, load_params
+from pat_jax.models.checkpoints.hf_export import export
+from pat_jax.models.checkpoints.hf_load import check_checkpoint, load_params
 from pat_jax.models.policy import Policy
 
 torch = pytest.importorskip("torch", reason="needs the `parity` extra")

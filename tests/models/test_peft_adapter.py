@@ -12,9 +12,14 @@ from arrays import assert_same_bits
 
 from pat_jax.common.errors import UserError
 from pat_jax.config.lora import LoraConfig
+from pat_jax.models.checkpoints.peft_adapter import (
+    ADAPTER_FILE,
+    export_adapter,
+    load_adapter,
+    read_adapter,
+)
+from pat_jax.models.checkpoints.peft_config import ADAPTER_CONFIG
 from pat_jax.models.lora import Lora
-from pat_jax.models.peft_adapter import ADAPTER_FILE, export_adapter, load_adapter, read_adapter
-from pat_jax.models.peft_config import ADAPTER_CONFIG
 from pat_jax.models.policy import Policy
 from pat_jax.models.presets import preset
 from pat_jax.training.build import build_lora

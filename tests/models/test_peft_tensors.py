@@ -8,11 +8,16 @@ import pytest
 from arrays import assert_same_bits
 
 from pat_jax.common.errors import UserError
+from pat_jax.models.checkpoints.peft_adapter import (
+    ADAPTER_FILE,
+    export_adapter,
+    load_adapter,
+    read_adapter,
+)
+from pat_jax.models.checkpoints.safetensors_file import read_header, write_file
 from pat_jax.models.lora import Lora
-from pat_jax.models.peft_adapter import ADAPTER_FILE, export_adapter, load_adapter, read_adapter
 from pat_jax.models.policy import Policy
 from pat_jax.models.presets import preset
-from pat_jax.models.safetensors_file import read_header, write_file
 
 POLICY = Policy.from_config(preset("tiny", vocab_size=61))
 LORA = Lora.of(POLICY, rank=4, alpha=8.0, targets=["q_proj", "o_proj"])

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from jax.experimental.pallas import tpu as pltpu
 from platforms import lowered_for
 
-from pat_jax.models.kernel_choice import ANYWHERE, PLAIN, Kernels
-from pat_jax.models.paged_layer import NULL_PAGE, PagedLayer
-from pat_jax.models.prefill_kernels import (
+from pat_jax.models.cache.paged_layer import NULL_PAGE, PagedLayer
+from pat_jax.models.kernels.kernel_choice import ANYWHERE, PLAIN, Kernels
+from pat_jax.models.kernels.paged_prefill import (
     attend_blocks_on_gpu,
     attend_blocks_on_tpu,
     fits_gpu,

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from pat_jax.models.checkpoints.hf_load import check_checkpoint, load_params
 from pat_jax.models.config import ModelConfig, RopeScaling
-from pat_jax.models.hf_load import check_checkpoint, load_params
 from pat_jax.models.policy import Policy
 
 REFERENCE = Path(__file__).parent / "reference"

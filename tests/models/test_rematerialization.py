@@ -13,7 +13,7 @@ from jax.extend.core import jaxprs_in_params
 
 from pat_jax.config.run import RunConfig
 from pat_jax.config.sft import SftConfig
-from pat_jax.models.kernel_choice import Kernels
+from pat_jax.models.kernels.kernel_choice import Kernels
 from pat_jax.models.layers import Rotation
 from pat_jax.models.parameters import Keys
 from pat_jax.models.partition import Whole

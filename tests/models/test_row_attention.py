@@ -13,15 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pat_jax.engine.layout.layout import AutoPartition, factored_mesh, layout_chain
-from pat_jax.models import row_attention_tpu
-from pat_jax.models.kernel_choice import PALLAS, Kernels
+from pat_jax.models.kernels import row_attention_tpu
+from pat_jax.models.kernels.kernel_choice import PALLAS, Kernels
+from pat_jax.models.kernels.row_attention import KERNELS, attend_rows
+from pat_jax.models.kernels.row_attention_cpu import BLOCK
+from pat_jax.models.kernels.row_attention_gpu import attend_on_gpu
+from pat_jax.models.kernels.row_attention_tpu import attend_on_tpu
+from pat_jax.models.kernels.row_bounds import Seen, end_blocks, is_seen, key_blocks, seen_keys
 from pat_jax.models.policy import Params, Policy
 from pat_jax.models.presets import preset
-from pat_jax.models.row_attention import KERNELS, attend_rows
-from pat_jax.models.row_attention_cpu import BLOCK
-from pat_jax.models.row_attention_gpu import attend_on_gpu
-from pat_jax.models.row_attention_tpu import attend_on_tpu
-from pat_jax.models.row_bounds import Seen, end_blocks, is_seen, key_blocks, seen_keys
 from pat_jax.models.transformer import CONTEXT, QUERIES
 from pat_jax.planning.types import Split
 

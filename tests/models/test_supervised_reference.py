@@ -8,8 +8,8 @@ from numpy_reference import Shape, logprobs
 from safetensors.numpy import load_file
 from supervised_cases import Learned, learned, make_examples, packed
 
-from pat_jax.models.hf_load import check_checkpoint
-from pat_jax.rl.examples import Example
+from pat_jax.models.checkpoints.hf_load import check_checkpoint
+from pat_jax.rl.data.examples import Example
 
 REFERENCE = Path(__file__).parent / "reference"
 CASES = ("qwen3", "qwen3-tied")

@@ -11,8 +11,8 @@ import pytest
 
 from pat_jax.common.errors import UserError
 from pat_jax.models import layers
+from pat_jax.models.cache.paged_layer import PagedLayer
 from pat_jax.models.config import ModelConfig, RopeScaling
-from pat_jax.models.paged_layer import PagedLayer
 from pat_jax.models.policy import Policy
 from pat_jax.models.presets import PRESETS, preset
 from pat_jax.models.rematerialization import NONE, POLICIES

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from pat_jax.models.checkpoints.hf_export import export
+from pat_jax.models.checkpoints.hf_load import load_params
 from pat_jax.models.config import ModelConfig
-from pat_jax.models.hf_export import export
-from pat_jax.models.hf_load import load_params
 from pat_jax.models.layers import BLOCK, linear
 from pat_jax.models.policy import Params, Policy
 from pat_jax.models.weight_formats import (

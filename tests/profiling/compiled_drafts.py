@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import jax.numpy as jnp
 
-from pat_jax.engine.device.decode import DecodeFunctions
-from pat_jax.engine.device.draft_specs import DraftSpecs
-from pat_jax.engine.device.program_specs import ProgramSpecs, pages_per_group
-from pat_jax.engine.device.programs import Key, ProgramTable
+from pat_jax.engine.device.decode.decode import DecodeFunctions
+from pat_jax.engine.device.draft.draft_specs import DraftSpecs
+from pat_jax.engine.device.programs.program_specs import ProgramSpecs, pages_per_group
+from pat_jax.engine.device.programs.programs import Key, ProgramTable
 from pat_jax.engine.layout.buckets import Buckets, Drafts
 from pat_jax.engine.layout.layout import factored_mesh, layout_chain
 from pat_jax.models.policy import Policy

@@ -9,8 +9,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pat_jax.engine.device.suffix import CONTEXT as ENGINE_CONTEXT
-from pat_jax.engine.device.suffix import find
+from pat_jax.engine.device.draft.ngram import CONTEXT as ENGINE_CONTEXT
+from pat_jax.engine.device.draft.ngram import find
 from pat_jax.engine.sequences.earlier import EarlierResponses
 from pat_jax.engine.sequences.texts import texts as engine_texts
 from pat_jax.profiling.simulate.draft_counting import Group, Record, Rules, Steps, verify

@@ -18,7 +18,7 @@ from replays import (
 )
 
 from pat_jax.engine.layout.buckets import Buckets
-from pat_jax.engine.report import RolloutReport
+from pat_jax.engine.record.report import RolloutReport
 from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.planning.planner.planner import CostModelPlanner
 from pat_jax.planning.planner.scripts import FixedLayout

@@ -9,7 +9,7 @@ from made_up_clock import DP2, TP2, MadeUpClock
 from runs import TINY
 
 from pat_jax.config.command_line import parse
-from pat_jax.engine.device.sampling import sequence_key
+from pat_jax.engine.device.decode.sampling import sequence_key
 from pat_jax.engine.sequences.responses import Request
 from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.planning.planner.planner import CostModelPlanner

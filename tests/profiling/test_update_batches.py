@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 
 from pat_jax.profiling.capacity.update_batches import Packed
 from pat_jax.profiling.simulate.machine import Workload
-from pat_jax.rl.batches import MicroBatch, to_supervised_batch, to_train_batch
-from pat_jax.rl.packing import shapes
-from pat_jax.rl.types import FinishReason, Prompt, Rollout, RolloutGroup
+from pat_jax.rl.batches.batches import MicroBatch, to_supervised_batch, to_train_batch
+from pat_jax.rl.batches.packing import shapes
+from pat_jax.rl.batches.types import FinishReason, Prompt, Rollout, RolloutGroup
 
 SHAPES = shapes((16, 32, 64), 512, 4)
 EXAMPLES = st.lists(st.tuples(st.integers(1, 16), st.integers(1, 48)), min_size=1, max_size=64)

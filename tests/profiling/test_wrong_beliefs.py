@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pat_jax.config.rollout import RolloutConfig
-from pat_jax.engine.report import RolloutReport
+from pat_jax.engine.record.report import RolloutReport
 from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.planning.planner.budget import SHARE
 from pat_jax.planning.planner.planner import CostModelPlanner

@@ -10,10 +10,10 @@ import pytest
 
 import pat_jax
 from pat_jax.batch_generation.text_session import Answer
-from pat_jax.models.hf_export import export
-from pat_jax.models.hf_load import check_checkpoint, load_params
+from pat_jax.models.checkpoints.hf_export import export
+from pat_jax.models.checkpoints.hf_load import check_checkpoint, load_params
+from pat_jax.models.checkpoints.peft_adapter import export_adapter, load_adapter, read_adapter
 from pat_jax.models.lora import Lora
-from pat_jax.models.peft_adapter import export_adapter, load_adapter, read_adapter
 from pat_jax.models.policy import Params, Policy
 
 torch = pytest.importorskip("torch", reason="needs the `parity` extra")

@@ -9,7 +9,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from small_parts import MODEL, TOKENIZERS
 from tokenizers import Tokenizer
 
-from pat_jax.rl.tokenizer import HuggingFaceTokenizer
+from pat_jax.rl.text.tokenizer import HuggingFaceTokenizer
 
 pytestmark = pytest.mark.real
 ROOT = Path(__file__).parents[2]

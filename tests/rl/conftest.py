@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from judges import Judge, judges
 
-from pat_jax.rl import reward_endpoint
+from pat_jax.rl.rewards import endpoint as reward_endpoint
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, SupportsIndex
 
-from pat_jax.rl.responses import Response
-from pat_jax.rl.reward_scorer import RewardScorer, Scoring
+from pat_jax.rl.rewards.responses import Response
+from pat_jax.rl.rewards.scorer import RewardScorer, Scoring
 
 # Status; what is sent as JSON, or text that is sent as it is; and headers, if any.
 Answer = tuple[int, object] | tuple[int, object, dict[str, str]]

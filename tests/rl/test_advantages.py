@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pat_jax.rl.advantages import group_advantages, has_signal
+from pat_jax.rl.algorithm.advantages import group_advantages, has_signal
 
 REWARDS = np.random.default_rng(0).normal(size=(5, 8))
 

@@ -5,10 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pat_jax.rl.aggregation import Aggregation
-from pat_jax.rl.batches import to_train_batch
-from pat_jax.rl.policy_loss import PolicyLoss
-from pat_jax.rl.types import FinishReason, Prompt, Rollout, RolloutGroup
+from pat_jax.rl.algorithm.aggregation import Aggregation
+from pat_jax.rl.algorithm.policy_loss import PolicyLoss
+from pat_jax.rl.batches.batches import to_train_batch
+from pat_jax.rl.batches.types import FinishReason, Prompt, Rollout, RolloutGroup
 
 STOP, CUT = FinishReason.STOP, FinishReason.LENGTH
 LONGEST = 6

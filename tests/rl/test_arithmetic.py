@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pat_jax.config.by_model import OF_BUILT_IN_SHAPES
-from pat_jax.rl.arithmetic import (
+from pat_jax.rl.batches.types import FinishReason, Prompt
+from pat_jax.rl.data.arithmetic import (
     LETTERS,
     TOKENIZER,
     DemonstrationMix,
@@ -16,8 +17,7 @@ from pat_jax.rl.arithmetic import (
     problems,
     solve,
 )
-from pat_jax.rl.built_in_rewards import exact_reward
-from pat_jax.rl.types import FinishReason, Prompt
+from pat_jax.rl.rewards.built_in import exact_reward
 
 LONGEST = TermCounts(minimum=TermCounts().maximum)
 CAREFUL = DemonstrationMix(guess_share=0.0, slip_share=0.0)

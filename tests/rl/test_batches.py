@@ -12,7 +12,7 @@ from chex import assert_trees_all_equal, assert_trees_all_equal_shapes_and_dtype
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pat_jax.rl.batches import (
+from pat_jax.rl.batches.batches import (
     COLUMNS,
     MicroBatch,
     TrainBatch,
@@ -20,8 +20,8 @@ from pat_jax.rl.batches import (
     to_supervised_batch,
     to_train_batch,
 )
-from pat_jax.rl.packing import shapes
-from pat_jax.rl.types import FinishReason, Prompt, Rollout, RolloutGroup
+from pat_jax.rl.batches.packing import shapes
+from pat_jax.rl.batches.types import FinishReason, Prompt, Rollout, RolloutGroup
 
 BUCKETS = (4, 8, 16)
 LONGEST = 11  # tokens that a response may have

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from pat_jax.rl import chat_template
-from pat_jax.rl.chat_template import ChatTemplate, ChatTemplateError
+from pat_jax.rl.text import chat_template
+from pat_jax.rl.text.chat_template import ChatTemplate, ChatTemplateError
 
 TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}<{{ m.role }}>{{ m.content }}</>{% endfor %}"

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from tokenizer_files import write_tokenizer
 from transformers import AutoTokenizer
 
-from pat_jax.rl.chat_template import ChatTemplateError
-from pat_jax.rl.tokenizer import Chat, HuggingFaceTokenizer
-from pat_jax.rl.turns import Piece, join_pieces, mark_turns
+from pat_jax.rl.data.chat_turns import Piece, join_pieces, mark_turns
+from pat_jax.rl.text.chat_template import ChatTemplateError
+from pat_jax.rl.text.tokenizer import Chat, HuggingFaceTokenizer
 
 ASK = "{% if add_generation_prompt %}<im>assistant\n{% endif %}"
 # Each tells transformers what the assistant says, by {% generation %}.

@@ -6,12 +6,12 @@ from hypothesis import strategies as st
 from row_writing import write, write_lines
 
 from pat_jax.common.errors import UserError
-from pat_jax.rl.chat_template import ChatTemplateError
-from pat_jax.rl.data import Problems, ProblemSplits, load_problems
-from pat_jax.rl.epochs import Cursor
-from pat_jax.rl.problem_files import INSTRUCTION
-from pat_jax.rl.subset import Subset, subset_of
-from pat_jax.rl.types import Prompt
+from pat_jax.rl.batches.types import Prompt
+from pat_jax.rl.data.epochs import Cursor
+from pat_jax.rl.data.problem_files import INSTRUCTION
+from pat_jax.rl.data.problems import Problems, ProblemSplits, load_problems
+from pat_jax.rl.data.subset import Subset, subset_of
+from pat_jax.rl.text.chat_template import ChatTemplateError
 
 DATA = Path(__file__).parents[2].parent / "shared" / "data" / "math"
 DEEPSCALER = DATA / "deepscaler" / "math_train_first1000.json"

@@ -9,8 +9,8 @@ from tokenizer_files import write_tokenizer
 from transformers import GenerationConfig
 
 from pat_jax.common.errors import UserError
-from pat_jax.rl.end_tokens import named_eos_ids
-from pat_jax.rl.tokenizer import HuggingFaceTokenizer
+from pat_jax.rl.text.end_tokens import named_eos_ids
+from pat_jax.rl.text.tokenizer import HuggingFaceTokenizer
 
 Fields = dict[str, Any] | None  # of a file; None: there is none
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pat_jax.rl.epochs import Cursor, Epochs
+from pat_jax.rl.data.epochs import Cursor, Epochs
 
 keys = st.lists(st.integers(0, 12), min_size=1, max_size=40)
 seeds = st.integers(0, 2**32 - 1)

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from pat_jax.rl.evaluation import Evaluated, describe_evaluation, report
-from pat_jax.rl.reward_outcome import Cause, Failure
-from pat_jax.rl.reward_sum import FunctionScores
+from pat_jax.rl.rewards.outcome import Cause, Failure
+from pat_jax.rl.rewards.weighted_sum import FunctionScores
 
 NAN = np.nan
 REWARDS = np.array([[1, 0, 1, 1], [0, 0, 0, 0.5], [NAN, 1, NAN, NAN], [NAN] * 4], np.float32)

@@ -12,9 +12,9 @@ from row_writing import SUFFIXES, write_lines, write_rows
 from tokenizer_files import BOS, write_tokenizer
 
 from pat_jax.common.errors import UserError
-from pat_jax.rl.example_files import ExampleColumns
-from pat_jax.rl.examples import Example, ExampleReader, Examples
-from pat_jax.rl.tokenizer import HuggingFaceTokenizer
+from pat_jax.rl.data.example_files import ExampleColumns
+from pat_jax.rl.data.examples import Example, ExampleReader, Examples
+from pat_jax.rl.text.tokenizer import HuggingFaceTokenizer
 
 TEMPLATE = (
     "{% for m in messages %}<im>{{ m.role }}:{{ m.content }}<eos>{% endfor %}"

@@ -15,11 +15,11 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from pat_jax.common.errors import UserError
-from pat_jax.rl import endpoint_http
-from pat_jax.rl.responses import Response
-from pat_jax.rl.reward_endpoint import RewardEndpoint
-from pat_jax.rl.reward_outcome import Cause, Outcome
-from pat_jax.rl.reward_scorer import RewardScorer
+from pat_jax.rl.rewards import endpoint_http
+from pat_jax.rl.rewards.endpoint import RewardEndpoint
+from pat_jax.rl.rewards.outcome import Cause, Outcome
+from pat_jax.rl.rewards.responses import Response
+from pat_jax.rl.rewards.scorer import RewardScorer
 
 TOKEN = 's3cret/t0"ken\\x'
 SECONDS = 5.0

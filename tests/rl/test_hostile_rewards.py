@@ -16,11 +16,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pat_jax.common.errors import UserError
-from pat_jax.rl.responses import Response
-from pat_jax.rl.reward_channel import Calls, NoAnswerError, _read, _written
-from pat_jax.rl.reward_outcome import Cause, Failure, Outcome
-from pat_jax.rl.reward_results import LARGEST
-from pat_jax.rl.reward_scorer import RewardScorer
+from pat_jax.rl.rewards.channel import Calls, NoAnswerError, _read, _written
+from pat_jax.rl.rewards.outcome import Cause, Failure, Outcome
+from pat_jax.rl.rewards.responses import Response
+from pat_jax.rl.rewards.results import LARGEST
+from pat_jax.rl.rewards.scorer import RewardScorer
 
 TIMEOUT = 2.0
 # The reward of a response is its length; what its function does besides is its first word.
@@ -146,7 +146,7 @@ def f(completions, **columns):
 """
 
 MANY_NUMBERS = """
-from pat_jax.rl import reward_channel
+from pat_jax.rl.rewards import channel as reward_channel
 reward_channel.LARGEST_ANSWER = 20_000
 
 def compute_score(data_source, solution_str, ground_truth):

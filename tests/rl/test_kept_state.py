@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from pat_jax.rl.kept_state import KeptState, kept_in_bfloat16, round_stochastically
-from pat_jax.rl.optimizer import make_optimizer
+from pat_jax.rl.algorithm.low_precision import KeptState, kept_in_bfloat16, round_stochastically
+from pat_jax.rl.algorithm.optimizer import make_optimizer
 
 finite = st.floats(width=32, allow_nan=False, allow_infinity=False, allow_subnormal=False).filter(
     lambda x: abs(x) < 3.3e38  # what lies beyond rounds to infinity, as to nearest

@@ -7,11 +7,11 @@ import optax
 import pytest
 from chex import assert_trees_all_equal
 
-from pat_jax.rl.batches import to_supervised_batch
-from pat_jax.rl.kept_state import in_float32
-from pat_jax.rl.optimizer import make_optimizer
-from pat_jax.rl.policy_loss import PolicyLoss
-from pat_jax.rl.update import ModelFunctions, PolicyUpdate, TrainState, zero_gradients
+from pat_jax.rl.algorithm.low_precision import in_float32
+from pat_jax.rl.algorithm.optimizer import make_optimizer
+from pat_jax.rl.algorithm.policy_loss import PolicyLoss
+from pat_jax.rl.algorithm.update import ModelFunctions, PolicyUpdate, TrainState, zero_gradients
+from pat_jax.rl.batches.batches import to_supervised_batch
 
 VOCAB, EMBED, WIDTH = 8, 16, 4096
 LOSS = PolicyLoss(is_on_policy=True)

@@ -9,7 +9,7 @@ import pytest
 from chex import assert_trees_all_equal
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from pat_jax.rl.logprobs import next_tokens, token_logprobs
+from pat_jax.rl.algorithm.logprobs import next_tokens, token_logprobs
 
 ROWS, LENGTH, EMBED, VOCAB, PADDED = 3, 14, 6, 29, 32
 TARGETS = np.random.default_rng(1).integers(0, VOCAB, (ROWS, LENGTH)).astype(np.int32)

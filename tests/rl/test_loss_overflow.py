@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pat_jax.rl.kl import estimate_kl
-from pat_jax.rl.policy_loss import PolicyLoss
+from pat_jax.rl.algorithm.kl import estimate_kl
+from pat_jax.rl.algorithm.policy_loss import PolicyLoss
 
 LENGTH = 6  # tokens of the one row
 EPSILON, DUAL_CLIP, BETA = 0.2, 3.0, 0.05

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from chex import assert_trees_all_close
 
-from pat_jax.rl.advantages import group_advantages
-from pat_jax.rl.kl import estimate_kl
-from pat_jax.rl.losses import Loss, PerToken, Reduction, Sums
-from pat_jax.rl.policy_loss import PolicyLoss
+from pat_jax.rl.algorithm.advantages import group_advantages
+from pat_jax.rl.algorithm.kl import estimate_kl
+from pat_jax.rl.algorithm.losses import Loss, PerToken, Reduction, Sums
+from pat_jax.rl.algorithm.policy_loss import PolicyLoss
 
 LENGTHS = (9, 1, 14, 6)  # tokens of each sequence; row 1 has one, no row starts at position 0
 ROWS, LENGTH = len(LENGTHS), 16

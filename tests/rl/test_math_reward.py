@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from math_rewrites import right, wrong
 
 from pat_jax.common.errors import UserError
-from pat_jax.rl.built_in_rewards import math_lenient_reward, math_reward
-from pat_jax.rl.final_answer import final_answer, last_box
-from pat_jax.rl.math_value import same_value
-from pat_jax.rl.problem_files import INSTRUCTION
-from pat_jax.rl.types import FinishReason
+from pat_jax.rl.batches.types import FinishReason
+from pat_jax.rl.data.problem_files import INSTRUCTION
+from pat_jax.rl.rewards.built_in import math_lenient_reward, math_reward
+from pat_jax.rl.rewards.final_answer import final_answer, last_box
+from pat_jax.rl.rewards.math_value import same_value
 
 DATA = Path(__file__).parents[3] / "shared" / "data" / "math"
 STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH

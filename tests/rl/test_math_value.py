@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pat_jax.rl.built_in_rewards import math_reward
-from pat_jax.rl.final_answer import final_answer
-from pat_jax.rl.math_notation import plain
-from pat_jax.rl.math_value import same_value
-from pat_jax.rl.problem_files import read_problem_file
-from pat_jax.rl.types import FinishReason
+from pat_jax.rl.batches.types import FinishReason
+from pat_jax.rl.data.problem_files import read_problem_file
+from pat_jax.rl.rewards.built_in import math_reward
+from pat_jax.rl.rewards.final_answer import final_answer
+from pat_jax.rl.rewards.math_notation import plain
+from pat_jax.rl.rewards.math_value import same_value
 
 PAIRS = [
     re.split(" (====|=/=) ", line, maxsplit=1)

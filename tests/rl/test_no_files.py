@@ -15,9 +15,9 @@ from pat_jax.config.command_line import in_one_sentence, parse
 from pat_jax.planning.latency.profile import read_profile
 from pat_jax.profiling.capacity.recorded_responses import read_responses
 from pat_jax.profiling.simulate.length_files import find_lengths
-from pat_jax.rl import row_files
-from pat_jax.rl.example_files import read_example_file
-from pat_jax.rl.problem_files import read_problem_file
+from pat_jax.rl.data import row_files
+from pat_jax.rl.data.example_files import read_example_file
+from pat_jax.rl.data.problem_files import read_problem_file
 
 READERS = {
     "problems": read_problem_file,

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pat_jax.rl.optimizer import decay_mask, make_schedule
+from pat_jax.rl.algorithm.optimizer import decay_mask, make_schedule
 
 
 def test_norms_and_biases_are_not_decayed_whatever_their_shape():

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pat_jax.rl.packing import PASS_COST, Prefix, pack_rows, shapes, single_passes
+from pat_jax.rl.batches.packing import PASS_COST, Prefix, pack_rows, shapes, single_passes
 
 BUCKETS = (4, 8, 16)
 LENGTHS = st.lists(st.integers(1, 16), max_size=60)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from row_writing import SUFFIXES, write, write_lines, write_rows
 
 from pat_jax.common.errors import UserError
-from pat_jax.rl.problem_files import INSTRUCTION, Columns, Row, read_problem_file
+from pat_jax.rl.data.problem_files import INSTRUCTION, Columns, Row, read_problem_file
 
 # --- formats ---------------------------------------------------------------------------------
 

@@ -11,10 +11,10 @@ import pytest
 from judges import Answer, begin, lengths
 
 from pat_jax.common.errors import UserError
-from pat_jax.rl.responses import trial_responses
-from pat_jax.rl.reward_scorer import RewardScorer
-from pat_jax.rl.rewards import short_names
-from pat_jax.rl.types import Prompt
+from pat_jax.rl.batches.types import Prompt
+from pat_jax.rl.rewards.responses import trial_responses
+from pat_jax.rl.rewards.rewards import short_names
+from pat_jax.rl.rewards.scorer import RewardScorer
 
 pytestmark = pytest.mark.usefixtures("soon")
 

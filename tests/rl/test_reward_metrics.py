@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 
-from pat_jax.rl.reward_metrics import describe_rewards, mean_reward
-from pat_jax.rl.reward_outcome import Cause, Failure
-from pat_jax.rl.reward_sum import FunctionScores, weighted_sum
+from pat_jax.rl.rewards.metrics import describe_rewards, mean_reward
+from pat_jax.rl.rewards.outcome import Cause, Failure
+from pat_jax.rl.rewards.weighted_sum import FunctionScores, weighted_sum
 
 
 def test_metrics_are_of_the_scored_responses_and_count_the_others_by_cause():

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from processes import children_of, is_running
 
-from pat_jax.rl.reward_scorer import RewardScorer
+from pat_jax.rl.rewards.scorer import RewardScorer
 
 ROOT = Path(__file__).parents[2]
 
@@ -47,7 +47,7 @@ def test_children_of_a_worker_die_with_it(spec, tmp_path, last):
 def test_a_worker_dies_with_a_trainer_that_is_killed(spec, tmp_path):
     path = tmp_path / "pids"
     code = (
-        "from pat_jax.rl.reward_scorer import RewardScorer\n"
+        "from pat_jax.rl.rewards.scorer import RewardScorer\n"
         f"with RewardScorer({spec!r}, timeout=1000) as scorer:\n"
         f"    scorer.score(['p'], ['hang'], {{'path': [{str(path)!r}]}})\n"
     )

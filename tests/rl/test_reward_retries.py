@@ -8,9 +8,9 @@ import pytest
 from judges import begin, lengths
 
 from pat_jax.common.errors import UserError
-from pat_jax.rl.responses import Response
-from pat_jax.rl.reward_endpoint import RewardEndpoint
-from pat_jax.rl.reward_scorer import RewardScorer
+from pat_jax.rl.rewards.endpoint import RewardEndpoint
+from pat_jax.rl.rewards.responses import Response
+from pat_jax.rl.rewards.scorer import RewardScorer
 
 pytestmark = pytest.mark.usefixtures("soon")
 

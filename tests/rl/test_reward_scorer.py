@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from processes import children_of
 
 from pat_jax.common.errors import UserError
-from pat_jax.rl.responses import Response
-from pat_jax.rl.reward_scorer import RewardScorer
+from pat_jax.rl.rewards.responses import Response
+from pat_jax.rl.rewards.scorer import RewardScorer
 
 FUNCTIONS = """
 import signal

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from pat_jax.common.errors import UserError
-from pat_jax.rl.problem_files import read_problem_file
-from pat_jax.rl.responses import Response, trial_responses
-from pat_jax.rl.reward_outcome import Cause, Failure, Outcome
-from pat_jax.rl.reward_signatures import PerGroup, PerResponse, recognise
-from pat_jax.rl.types import Prompt
+from pat_jax.rl.batches.types import Prompt
+from pat_jax.rl.data.problem_files import read_problem_file
+from pat_jax.rl.rewards.outcome import Cause, Failure, Outcome
+from pat_jax.rl.rewards.responses import Response, trial_responses
+from pat_jax.rl.rewards.signatures import PerGroup, PerResponse, recognise
 
 VERL: dict[str, object] = {
     "data_source": "openai/gsm8k",

@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pat_jax.rl.reward_outcome import Cause, Failure
-from pat_jax.rl.reward_sum import FunctionScores, weighted_sum
+from pat_jax.rl.rewards.outcome import Cause, Failure
+from pat_jax.rl.rewards.weighted_sum import FunctionScores, weighted_sum
 
 FAILURES = {cause: Failure(cause, f"failed by {cause}") for cause in Cause}
 SCORES = st.one_of(

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from pat_jax.common.errors import UserError
-from pat_jax.rl.responses import Response, trial_responses
-from pat_jax.rl.reward_scorer import RewardScorer
-from pat_jax.rl.types import Prompt
+from pat_jax.rl.batches.types import Prompt
+from pat_jax.rl.rewards.responses import Response, trial_responses
+from pat_jax.rl.rewards.scorer import RewardScorer
 
 ROOT = Path(__file__).parents[2]
 
@@ -216,7 +216,7 @@ def test_workers_run_neither_the_command_nor_jax(functions, tmp_path):
     command = tmp_path / "command.py"
     command.write_text(
         "import sentinel\n"
-        "from pat_jax.rl.reward_scorer import RewardScorer\n"
+        "from pat_jax.rl.rewards.scorer import RewardScorer\n"
         "if __name__ == '__main__':\n"
         f"    with RewardScorer({f'{functions}:modules'!r}, timeout=10) as scorer:\n"
         "        print(scorer.score(['p'], ['c'], {}).tolist())\n"

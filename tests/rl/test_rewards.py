@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 
 from pat_jax.common.errors import UserError
-from pat_jax.rl.arithmetic import TOKENIZER
-from pat_jax.rl.built_in_rewards import exact_reward, math_lenient_reward
-from pat_jax.rl.responses import Response, response_reader
-from pat_jax.rl.reward_scorer import RewardScorer
-from pat_jax.rl.rewards import resolve_reward
-from pat_jax.rl.types import FinishReason, Prompt, Rollout
+from pat_jax.rl.batches.types import FinishReason, Prompt, Rollout
+from pat_jax.rl.data.arithmetic import TOKENIZER
+from pat_jax.rl.rewards.built_in import exact_reward, math_lenient_reward
+from pat_jax.rl.rewards.responses import Response, response_reader
+from pat_jax.rl.rewards.rewards import resolve_reward
+from pat_jax.rl.rewards.scorer import RewardScorer
 
 ROOT = Path(__file__).parents[2]
 DATA = ROOT.parent / "shared" / "data" / "math"

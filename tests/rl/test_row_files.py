@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from row_writing import SUFFIXES, write, write_lines, write_rows
 
 from pat_jax.common.errors import UserError
-from pat_jax.rl.row_files import read_records
+from pat_jax.rl.data.row_files import read_records
 
 ROWS = [{"prompt": f"{number}", "a": {"b": [number, None]}} for number in range(5)]
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pat_jax.rl.examples import Example
-from pat_jax.rl.packing import shapes
-from pat_jax.rl.supervised import CrossEntropy, num_learned, to_example_batch
+from pat_jax.rl.algorithm.supervised import CrossEntropy, num_learned, to_example_batch
+from pat_jax.rl.batches.packing import shapes
+from pat_jax.rl.data.examples import Example
 
 SHAPES = shapes((8, 16), budget=32, row_multiple=1)
 

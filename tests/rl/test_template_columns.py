@@ -12,11 +12,11 @@ from tokenizer_files import write_tokenizer
 from transformers import AutoTokenizer
 
 from pat_jax.common.errors import UserError
-from pat_jax.rl.data import load_problems
-from pat_jax.rl.examples import ExampleReader
-from pat_jax.rl.problem_files import Columns
-from pat_jax.rl.template_columns import ColumnError, media_columns, template_variables
-from pat_jax.rl.tokenizer import Chat, HuggingFaceTokenizer
+from pat_jax.rl.data.examples import ExampleReader
+from pat_jax.rl.data.problem_files import Columns
+from pat_jax.rl.data.problems import load_problems
+from pat_jax.rl.data.template_columns import ColumnError, media_columns, template_variables
+from pat_jax.rl.text.tokenizer import Chat, HuggingFaceTokenizer
 
 TEMPLATE = (
     "{% if tools %}{{ tools | tojson }}{% endif %}"

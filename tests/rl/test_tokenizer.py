@@ -9,8 +9,8 @@ from tokenizers import Tokenizer as RustTokenizer
 from tokenizers import processors
 
 from pat_jax.common.errors import UserError
-from pat_jax.rl.char_tokenizer import CharTokenizer
-from pat_jax.rl.tokenizer import Chat, HuggingFaceTokenizer, check_vocabulary
+from pat_jax.rl.text.char_tokenizer import CharTokenizer
+from pat_jax.rl.text.tokenizer import Chat, HuggingFaceTokenizer, check_vocabulary
 
 ALPHABET = "abc +="
 IM = 2

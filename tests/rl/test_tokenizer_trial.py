@@ -11,9 +11,9 @@ import pytest
 from tokenizer_files import write_tokenizer
 
 from pat_jax.common.errors import UserError
-from pat_jax.rl import tokenizer_trial
-from pat_jax.rl.text_worker import Limits
-from pat_jax.rl.tokenizer import HuggingFaceTokenizer
+from pat_jax.rl.text import tokenizer_trial
+from pat_jax.rl.text.text_worker import Limits
+from pat_jax.rl.text.tokenizer import HuggingFaceTokenizer
 
 REPLACE = {"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}
 NEVER = {"type": "Replace", "pattern": {"Regex": "(a+)+b"}, "content": ""}

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 from chex import assert_trees_all_close, assert_trees_all_equal
 
-from pat_jax.rl.advantages import group_advantages
-from pat_jax.rl.batches import MicroBatch, to_supervised_batch, to_train_batch
-from pat_jax.rl.losses import Loss, Reduction, Sums
-from pat_jax.rl.optimizer import make_optimizer
-from pat_jax.rl.packing import shapes
-from pat_jax.rl.policy_loss import PolicyLoss
-from pat_jax.rl.types import FinishReason, Prompt, Rollout, RolloutGroup
-from pat_jax.rl.update import ModelFunctions, PolicyUpdate, zero_gradients
+from pat_jax.rl.algorithm.advantages import group_advantages
+from pat_jax.rl.algorithm.losses import Loss, Reduction, Sums
+from pat_jax.rl.algorithm.optimizer import make_optimizer
+from pat_jax.rl.algorithm.policy_loss import PolicyLoss
+from pat_jax.rl.algorithm.update import ModelFunctions, PolicyUpdate, zero_gradients
+from pat_jax.rl.batches.batches import MicroBatch, to_supervised_batch, to_train_batch
+from pat_jax.rl.batches.packing import shapes
+from pat_jax.rl.batches.types import FinishReason, Prompt, Rollout, RolloutGroup
 
 VOCAB, PADDED, EMBED = 11, 16, 6
 ON_POLICY = PolicyLoss(is_on_policy=True)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from row_writing import write_rows
 
 from pat_jax.common.errors import UserError
-from pat_jax.rl.problem_files import Columns, read_problem_file
+from pat_jax.rl.data.problem_files import Columns, read_problem_file
 
 texts = st.text(max_size=8) | st.sampled_from(["\ud800", "#### 4", "\\boxed{3}", "user", "a.b"])
 scalars = st.none() | st.booleans() | st.floats() | texts

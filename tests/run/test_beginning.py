@@ -7,12 +7,12 @@ import pytest
 
 from pat_jax.config.command_line import parse
 from pat_jax.planning.lengths.model import LengthModel
-from pat_jax.rl.arithmetic import TOKENIZER
-from pat_jax.rl.data import Problems
-from pat_jax.rl.epochs import Cursor
-from pat_jax.rl.types import Prompt
-from pat_jax.run.beginning import _resumed
+from pat_jax.rl.batches.types import Prompt
+from pat_jax.rl.data.arithmetic import TOKENIZER
+from pat_jax.rl.data.epochs import Cursor
+from pat_jax.rl.data.problems import Problems
 from pat_jax.run.heldout import HeldoutSet
+from pat_jax.run.start.init_state import _resumed
 from pat_jax.run.task import Task
 
 

@@ -16,26 +16,26 @@ from wild_json import ANYWHERE, WILD, with_wild
 
 from pat_jax.batch_generation.result_file import ResultFile
 from pat_jax.common.errors import UserError
+from pat_jax.engine.record.trace import RolloutTrace, Switch
 from pat_jax.engine.sequences.earlier import EarlierResponses
 from pat_jax.engine.sequences.texts import BESIDE
-from pat_jax.engine.trace import RolloutTrace, Switch
 from pat_jax.evaluation.kept_responses import KeptResponses
-from pat_jax.run.checkpoint_files import MANIFEST, damage
-from pat_jax.run.checkpoint_meta import newest_meta, read_meta
-from pat_jax.run.earlier import as_bytes as earlier_bytes
-from pat_jax.run.earlier import put_bytes
-from pat_jax.run.exit_head import of_bytes
-from pat_jax.run.export import _written
-from pat_jax.run.folder import CONFIG_FILE
-from pat_jax.run.metrics import read_metrics
-from pat_jax.run.page.run_page import run_page
-from pat_jax.run.rollouts import KeptRollouts
-from pat_jax.run.samples import Sample
-from pat_jax.run.samples_file import SAMPLES_FILE, SamplesFile, read_samples
-from pat_jax.run.saved_policy import SavedPolicy
-from pat_jax.run.saved_run import SavedRun
-from pat_jax.run.side_files import sealed
-from pat_jax.run.unfinished import Unfinished
+from pat_jax.run.checkpoints.earlier_texts import as_bytes as earlier_bytes
+from pat_jax.run.checkpoints.earlier_texts import put_bytes
+from pat_jax.run.checkpoints.exit_head_state import of_bytes
+from pat_jax.run.checkpoints.files import MANIFEST, damage
+from pat_jax.run.checkpoints.journal import Unfinished
+from pat_jax.run.checkpoints.meta import newest_meta, read_meta
+from pat_jax.run.checkpoints.side_files import sealed
+from pat_jax.run.logging.metrics import read_metrics
+from pat_jax.run.logging.page.run_page import run_page
+from pat_jax.run.logging.rollout_files import KeptRollouts
+from pat_jax.run.logging.samples import Sample
+from pat_jax.run.logging.samples_file import SAMPLES_FILE, SamplesFile, read_samples
+from pat_jax.run.process.folder import CONFIG_FILE
+from pat_jax.run.results.export import _written
+from pat_jax.run.results.saved_policy import SavedPolicy
+from pat_jax.run.results.saved_run import SavedRun
 
 SOME = settings(max_examples=40, deadline=None)
 DEEP = "[" * 100_000

@@ -16,7 +16,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from pat_jax.common.errors import UserError
-from pat_jax.run.checkpoint import Checkpointer
+from pat_jax.run.checkpoints.checkpoint import Checkpointer
 
 MODEL = {"num_layers": 2, "embed": 16, "rope": {"theta": 1e4}, "axes": ("a", "b")}
 
@@ -129,7 +129,7 @@ KILLED = """
 import logging, os, sys
 logging.basicConfig(level=logging.INFO)
 import jax.numpy as jnp
-from pat_jax.run.checkpoint import Checkpointer
+from pat_jax.run.checkpoints.checkpoint import Checkpointer
 
 checkpointer = Checkpointer(sys.argv[1])
 checkpointer.save(1, {"x": jnp.arange(4.0)}, {"data_position": 10})

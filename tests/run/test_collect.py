@@ -12,17 +12,17 @@ from pat_jax.common.stopwatch import Stopwatch
 from pat_jax.config.learning import AlgorithmConfig
 from pat_jax.config.rollout import RolloutConfig
 from pat_jax.config.run import RunConfig
-from pat_jax.engine.report import RolloutReport
-from pat_jax.rl.arithmetic import TOKENIZER
-from pat_jax.rl.epochs import Cursor
-from pat_jax.rl.reward_scorer import RewardScorer
-from pat_jax.rl.types import FinishReason, Prompt, Rollout, RolloutGroup
+from pat_jax.engine.record.report import RolloutReport
+from pat_jax.rl.batches.types import FinishReason, Prompt, Rollout, RolloutGroup
+from pat_jax.rl.data.arithmetic import TOKENIZER
+from pat_jax.rl.data.epochs import Cursor
+from pat_jax.rl.rewards.scorer import RewardScorer
+from pat_jax.run.checkpoints.journal import Unfinished
 from pat_jax.run.collect import Collector
-from pat_jax.run.completions import Completions
-from pat_jax.run.progress import Progress
+from pat_jax.run.logging.completions import Completions
+from pat_jax.run.logging.progress import Progress
 from pat_jax.run.task import Task
 from pat_jax.run.totals import Totals
-from pat_jax.run.unfinished import Unfinished
 
 WANTED, SAMPLES = 3, 2
 

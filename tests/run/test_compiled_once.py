@@ -12,12 +12,12 @@ from compilations import counted_compilations
 from runs import TINY
 
 from pat_jax.config.command_line import parse
-from pat_jax.run.checkpoint import Checkpointer
+from pat_jax.run.checkpoints.checkpoint import Checkpointer
+from pat_jax.run.logging.metrics import read_metrics
 from pat_jax.run.loop import Run
-from pat_jax.run.metrics import read_metrics
+from pat_jax.run.process.stop_signals import StopSignals
 from pat_jax.run.scoring import open_scorer
 from pat_jax.run.setup import build
-from pat_jax.run.stop_signals import StopSignals
 
 # One in two responses is right, by its length: some groups teach, and some are drawn anew.
 BY_LENGTH = """

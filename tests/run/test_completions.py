@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from pat_jax.common.errors import UserError
-from pat_jax.rl.arithmetic import TOKENIZER
-from pat_jax.rl.reward_outcome import Cause, Failure
-from pat_jax.rl.reward_sum import FunctionScores
-from pat_jax.rl.types import FinishReason, Prompt, Rollout
-from pat_jax.run.completions import WIDTH, Completions, Heard
+from pat_jax.rl.batches.types import FinishReason, Prompt, Rollout
+from pat_jax.rl.data.arithmetic import TOKENIZER
+from pat_jax.rl.rewards.outcome import Cause, Failure
+from pat_jax.rl.rewards.weighted_sum import FunctionScores
+from pat_jax.run.logging.completions import WIDTH, Completions, Heard
 
 
 def rollout(text: str, finish: FinishReason = FinishReason.LENGTH) -> Rollout:

@@ -16,11 +16,11 @@ import jax.numpy as jnp
 import pytest
 
 from pat_jax.common.errors import UserError
-from pat_jax.run import checkpoint_orbax
-from pat_jax.run.checkpoint import DAMAGED, Checkpointer, SaveError
-from pat_jax.run.checkpoint_files import MANIFEST, seal
-from pat_jax.run.checkpoint_files import damage as damage_of
-from pat_jax.run.checkpoint_meta import check_fingerprint
+from pat_jax.run.checkpoints import orbax_io as checkpoint_orbax
+from pat_jax.run.checkpoints.checkpoint import DAMAGED, Checkpointer, SaveError
+from pat_jax.run.checkpoints.files import MANIFEST, seal
+from pat_jax.run.checkpoints.files import damage as damage_of
+from pat_jax.run.checkpoints.meta import check_fingerprint
 
 STATE = {"x": jnp.arange(3000.0), "y": jnp.ones(7)}
 ABSTRACT = jax.tree.map(
@@ -234,7 +234,7 @@ def test_where_all_are_damaged_a_sentence_says_where_they_are(
 FULL = """
 import logging, resource, signal, sys
 import jax, jax.numpy as jnp
-from pat_jax.run.checkpoint import Checkpointer, SaveError
+from pat_jax.run.checkpoints.checkpoint import Checkpointer, SaveError
 
 def limit(size):
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))

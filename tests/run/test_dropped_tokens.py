@@ -10,12 +10,12 @@ from tokenizer_files import write_tokenizer
 
 from pat_jax.config.command_line import parse
 from pat_jax.evaluation.config import EvaluateConfig
-from pat_jax.rl.arithmetic import TOKENIZER
-from pat_jax.rl.responses import response_reader
-from pat_jax.rl.tokenizer import HuggingFaceTokenizer
-from pat_jax.rl.types import FinishReason, Prompt, Rollout
-from pat_jax.run.completions import Completions
-from pat_jax.run.dropped_tokens import DroppedTokens
+from pat_jax.rl.batches.types import FinishReason, Prompt, Rollout
+from pat_jax.rl.data.arithmetic import TOKENIZER
+from pat_jax.rl.rewards.responses import response_reader
+from pat_jax.rl.text.tokenizer import HuggingFaceTokenizer
+from pat_jax.run.logging.completions import Completions
+from pat_jax.run.logging.dropped_tokens import DroppedTokens
 from pat_jax.run.task import load_tokenizer
 
 EOS, PAD, IM, BOS = range(4)

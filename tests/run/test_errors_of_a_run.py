@@ -9,8 +9,8 @@ import pytest
 from arrays import assert_same_bits
 from runs import TINY, finish, run, saved_run, start, without_times
 
-from pat_jax.run.folder import CHECKPOINTS
-from pat_jax.run.metrics import read_metrics
+from pat_jax.run.logging.metrics import read_metrics
+from pat_jax.run.process.folder import CHECKPOINTS
 
 OPTIONS = [
     *TINY,
@@ -64,7 +64,7 @@ ERRORS = [
     ("pat_jax.run.collect:wait_for_rewards", 1, "RuntimeError", 1, 1),
     ("pat_jax.engine.device_executor:DeviceExecutor.collect", 9, "KeyboardInterrupt", 130, None),
     ("pat_jax.run.loop:training_batch", 1, "MemoryError", 1, None),
-    ("pat_jax.run.progress:Progress.step", 0, "BrokenPipeError", 1, None),
+    ("pat_jax.run.logging.progress:Progress.step", 0, "BrokenPipeError", 1, None),
     ("pat_jax.run.loop:describe_memory", 0, "UserError", 2, None),
 ]
 

@@ -10,14 +10,14 @@ import pytest
 
 from pat_jax.config.command_line import parse
 from pat_jax.engine.sequences.responses import Completion, Request
-from pat_jax.rl.arithmetic import TOKENIZER
-from pat_jax.rl.responses import response_reader
-from pat_jax.rl.reward_scorer import RewardScorer
-from pat_jax.rl.types import Prompt
-from pat_jax.run.completions import Completions
+from pat_jax.rl.batches.types import Prompt
+from pat_jax.rl.data.arithmetic import TOKENIZER
+from pat_jax.rl.rewards.responses import response_reader
+from pat_jax.rl.rewards.scorer import RewardScorer
 from pat_jax.run.evaluation import Evaluation, Evaluator
 from pat_jax.run.heldout import HeldoutSet
-from pat_jax.run.progress import Progress
+from pat_jax.run.logging.completions import Completions
+from pat_jax.run.logging.progress import Progress
 
 
 def prompts(*answers: str) -> list[Prompt]:

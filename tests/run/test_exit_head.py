@@ -9,11 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pat_jax.rl.update import TrainState
-from pat_jax.run.exit_head import FOLDER, LearnedHead, saved_head
-from pat_jax.run.folder import CHECKPOINTS
-from pat_jax.run.saved_policy import SavedPolicy
-from pat_jax.run.side_files import SideFiles
+from pat_jax.rl.algorithm.update import TrainState
+from pat_jax.run.checkpoints.exit_head_state import FOLDER, LearnedHead, saved_head
+from pat_jax.run.checkpoints.side_files import SideFiles
+from pat_jax.run.process.folder import CHECKPOINTS
+from pat_jax.run.results.saved_policy import SavedPolicy
 
 
 class Learner:

@@ -10,8 +10,8 @@ import pytest
 from pat_jax.common.errors import UserError
 from pat_jax.config.any_run import CheckpointConfig
 from pat_jax.config.run import RunConfig
-from pat_jax.run import export as exported
-from pat_jax.run.export import check_export_dir, export_policy
+from pat_jax.run.results import export as exported
+from pat_jax.run.results.export import check_export_dir, export_policy
 from pat_jax.training.trained import Trained
 
 TRAINED = Trained(cast(Any, None), cast(Any, None))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from runs import TINY, run
 
-from pat_jax.run.metrics import read_metrics
+from pat_jax.run.logging.metrics import read_metrics
 
 REWARDS = """
 def nothing_for_some(prompts, completions):

@@ -15,24 +15,24 @@ from hypothesis import strategies as st
 
 from pat_jax.common.errors import UserError
 from pat_jax.config.rollout import RolloutConfig
-from pat_jax.engine.report import RolloutReport
+from pat_jax.engine.record.report import RolloutReport
 from pat_jax.engine.sequences.responses import Completion, Request
 from pat_jax.engine.session import WINDOW
 from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.planning.planner.planner import CostModelPlanner
 from pat_jax.planning.planner.scripts import FixedLayout
 from pat_jax.planning.types import Split
-from pat_jax.rl.arithmetic import TOKENIZER
-from pat_jax.rl.responses import response_reader
-from pat_jax.rl.reward_scorer import RewardScorer
-from pat_jax.rl.types import FinishReason, Prompt, Rollout, RolloutGroup
+from pat_jax.rl.batches.types import FinishReason, Prompt, Rollout, RolloutGroup
+from pat_jax.rl.data.arithmetic import TOKENIZER
+from pat_jax.rl.rewards.responses import response_reader
+from pat_jax.rl.rewards.scorer import RewardScorer
 from pat_jax.run.generation import (
     EVAL,
     Generator,
     full_load,
     sampling_request,
 )
-from pat_jax.run.rollout_metrics import describe_rollouts
+from pat_jax.run.logging.rollout_metrics import describe_rollouts
 
 SPLIT = Split(1, 1)
 CONFIG = RolloutConfig(

@@ -15,16 +15,16 @@ from pat_jax.common.errors import UserError
 from pat_jax.common.hub import local_checkpoint
 from pat_jax.config.command_line import dump, parse
 from pat_jax.config.sft import SftConfig
-from pat_jax.engine.draft_choice import checkpoint_of
+from pat_jax.engine.sizing.draft_choice import checkpoint_of
 from pat_jax.evaluation.config import EvaluateConfig
+from pat_jax.models.checkpoints.peft_adapter import export_adapter
 from pat_jax.models.lora import Lora
-from pat_jax.models.peft_adapter import export_adapter
 from pat_jax.models.policy import Policy
-from pat_jax.run.folder import CONFIG_FILE, options_of_run
-from pat_jax.run.hub_names import NAMES_FILE, go_on_with_names, keep_names
-from pat_jax.run.saved_run import SavedRun
+from pat_jax.run.process.folder import CONFIG_FILE, options_of_run
+from pat_jax.run.results.saved_run import SavedRun
 from pat_jax.run.setup import build, build_engine, model_config
 from pat_jax.run.sft import setup as sft
+from pat_jax.run.start.hub_names import NAMES_FILE, go_on_with_names, keep_names
 from pat_jax.training.build import build_lora
 from tests.hub_server import SHA
 from tests.runs import QWEN3, SMALL_ROLLOUT, write_checkpoint, write_problems

@@ -8,14 +8,14 @@ import threading
 
 import pytest
 
-from pat_jax.run.folder import log_to
-from pat_jax.run.in_program import in_program
-from pat_jax.run.stop_signals import Stopped
+from pat_jax.run.process.folder import log_to
+from pat_jax.run.process.in_process import in_program
+from pat_jax.run.process.stop_signals import Stopped
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 TERMINATED = """
 import signal
-from pat_jax.run.in_program import in_program
+from pat_jax.run.process.in_process import in_program
 with in_program():
     try:
         signal.raise_signal(signal.SIGTERM)

@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pat_jax.engine.report import RolloutReport
+from pat_jax.engine.record.report import RolloutReport
 from pat_jax.planning.lengths.model import LengthModel
-from pat_jax.rl.epochs import Cursor
+from pat_jax.rl.data.epochs import Cursor
 from pat_jax.run.loop import Run
 from pat_jax.run.totals import Totals
 

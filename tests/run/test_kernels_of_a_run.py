@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from pat_jax.config.command_line import parse
-from pat_jax.engine.device.sampling import sequence_key
+from pat_jax.engine.device.decode.sampling import sequence_key
 from pat_jax.engine.sequences.responses import Request
 from pat_jax.engine.warm_up import kernel_check
-from pat_jax.models import paged_layer
-from pat_jax.models.kernel_choice import NAMES, Kernels
+from pat_jax.models.cache import paged_layer
+from pat_jax.models.kernels.kernel_choice import NAMES, Kernels
 from pat_jax.planning.planner.scripts import FixedLayout
 from pat_jax.run import setup
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from runs import TINY, finish, start
 
-from pat_jax.run.metrics import read_metrics
-from pat_jax.run.unfinished import FOLDER
+from pat_jax.run.checkpoints.journal import FOLDER
+from pat_jax.run.logging.metrics import read_metrics
 
 STEPS = 3
 # Scores take their time, so that a kill finds some of them there and some not.

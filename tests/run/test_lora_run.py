@@ -11,9 +11,9 @@ import pytest
 from arrays import assert_same_bits
 from runs import SMALL_ROLLOUT, TINY, run, saved_run, write_checkpoint, write_problems
 
-from pat_jax.models.hf_load import load_params
-from pat_jax.models.peft_adapter import load_adapter, read_adapter
-from pat_jax.run.metrics import read_metrics
+from pat_jax.models.checkpoints.hf_load import load_params
+from pat_jax.models.checkpoints.peft_adapter import load_adapter, read_adapter
+from pat_jax.run.logging.metrics import read_metrics
 
 LORA = ["--lora.rank", "4", "--optimizer.learning_rate", "0.01"]
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from tensorboardX.proto.event_pb2 import Event  # pyright: ignore[reportAttributeAccessIssue] generated
 
-from pat_jax.run.metrics import METRICS_FILE, MetricsWriter, read_metrics
-from pat_jax.run.progress import Progress, describe, summarize
+from pat_jax.run.logging.metrics import METRICS_FILE, MetricsWriter, read_metrics
+from pat_jax.run.logging.progress import Progress, describe, summarize
 
 STEP = {
     "reward/mean": 0.4125,

@@ -11,11 +11,11 @@ import pytest
 from runs import TINY, run
 
 from pat_jax.config.run import RolloutConfig, RunConfig
-from pat_jax.engine.report import RolloutReport
-from pat_jax.rl.types import FinishReason, Prompt, Rollout, RolloutGroup
+from pat_jax.engine.record.report import RolloutReport
+from pat_jax.rl.batches.types import FinishReason, Prompt, Rollout, RolloutGroup
 from pat_jax.run.learning import nothing_to_learn
-from pat_jax.run.progress import describe
-from pat_jax.run.trackers.tensorboard import TensorBoard
+from pat_jax.run.logging.progress import describe
+from pat_jax.run.logging.trackers.tensorboard import TensorBoard
 
 STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
 NAN = float("nan")

@@ -13,14 +13,14 @@ from runs import QWEN3, SMALL_ROLLOUT, run, write_checkpoint, write_problems
 
 from pat_jax.common.errors import UserError
 from pat_jax.engine.layout.mesh import padded_for
+from pat_jax.models.checkpoints.hf_load import load_params
 from pat_jax.models.config import ModelConfig
-from pat_jax.models.hf_load import load_params
 from pat_jax.models.policy import Policy
-from pat_jax.rl.optimizer import make_optimizer
-from pat_jax.rl.update import TrainState
-from pat_jax.run.checkpoint import Checkpointer
-from pat_jax.run.checkpoint_orbax import read_part
-from pat_jax.run.metrics import read_metrics
+from pat_jax.rl.algorithm.optimizer import make_optimizer
+from pat_jax.rl.algorithm.update import TrainState
+from pat_jax.run.checkpoints.checkpoint import Checkpointer
+from pat_jax.run.checkpoints.orbax_io import read_part
+from pat_jax.run.logging.metrics import read_metrics
 
 CONFIG = ModelConfig("qwen2", 61, 24, 48, 1, 9, 3, 4, attention_bias=True, vocab_multiple=8)
 # What random weights write differs by it, so that a run learns.

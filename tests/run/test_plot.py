@@ -15,12 +15,12 @@ from matplotlib.legend import Legend
 
 from pat_jax.common.picture_style import tp_colour
 from pat_jax.engine.controller import Collected
-from pat_jax.engine.report import RolloutReport
+from pat_jax.engine.record.plot import MOST_TOLD, draw_rollout, plot_rollout
+from pat_jax.engine.record.report import RolloutReport
+from pat_jax.engine.record.trace import RolloutTrace, Switch
 from pat_jax.engine.sequences.prefill_calls import Copies
-from pat_jax.engine.trace import RolloutTrace, Switch
 from pat_jax.planning.drafts import NONE_DRAFTED, Drafted
 from pat_jax.planning.types import DraftPrediction, Ran, Split
-from pat_jax.run.plot import MOST_TOLD, draw_rollout, plot_rollout
 
 SWITCH = Switch(
     step=128,

@@ -4,7 +4,7 @@ import io
 
 import pytest
 
-from pat_jax.run.progress import Progress
+from pat_jax.run.logging.progress import Progress
 
 
 class Terminal(io.StringIO):

@@ -12,7 +12,7 @@ from arrays import assert_same_bits
 from runs import TINY, finish, run, saved_run, start, without_times
 
 from pat_jax.planning.latency.model import LatencyModel
-from pat_jax.run.metrics import read_metrics
+from pat_jax.run.logging.metrics import read_metrics
 
 STEPS = 12
 FEW = 4  # requests of a rollout's eight

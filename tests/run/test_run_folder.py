@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from pat_jax.common.errors import UserError
 from pat_jax.config.command_line import dump, parse
 from pat_jax.config.run import RunConfig
-from pat_jax.run.checkpoint import Checkpointer
-from pat_jax.run.folder import (
+from pat_jax.run.checkpoints.checkpoint import Checkpointer
+from pat_jax.run.process.folder import (
     CHECKPOINTS,
     CONFIG_FILE,
     LOCK_FILE,

@@ -15,12 +15,12 @@ from pages import parsed, words_of
 
 from pat_jax.common.picture_style import layout_colour
 from pat_jax.config.command_line import dump, parse
-from pat_jax.engine.trace import RolloutTrace, Switch
-from pat_jax.run.metrics import MetricsWriter
-from pat_jax.run.page import curves
-from pat_jax.run.page.run_page import PAGE_FILE, RunPage, run_page
-from pat_jax.run.rollouts import read_rollouts
-from pat_jax.run.samples import Sample
+from pat_jax.engine.record.trace import RolloutTrace, Switch
+from pat_jax.run.logging.metrics import MetricsWriter
+from pat_jax.run.logging.page import curves
+from pat_jax.run.logging.page.run_page import PAGE_FILE, RunPage, run_page
+from pat_jax.run.logging.rollout_files import read_rollouts
+from pat_jax.run.logging.samples import Sample
 
 EVIL = '</pre><script>alert("1")</script>&lt;'
 SWITCH = Switch(

@@ -10,15 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pages import parsed
 
-from pat_jax.rl.arithmetic import TOKENIZER
-from pat_jax.rl.reward_outcome import Cause, Failure
-from pat_jax.rl.reward_sum import FunctionScores
-from pat_jax.rl.types import FinishReason, Prompt, Rollout, RolloutGroup
-from pat_jax.run.completions import PROMPTS_SHOWN, RESPONSES_SHOWN, Completions
-from pat_jax.run.metrics import MetricsWriter
-from pat_jax.run.page.run_page import run_page
-from pat_jax.run.samples import Sample, table
-from pat_jax.run.samples_file import (
+from pat_jax.rl.batches.types import FinishReason, Prompt, Rollout, RolloutGroup
+from pat_jax.rl.data.arithmetic import TOKENIZER
+from pat_jax.rl.rewards.outcome import Cause, Failure
+from pat_jax.rl.rewards.weighted_sum import FunctionScores
+from pat_jax.run.logging.completions import PROMPTS_SHOWN, RESPONSES_SHOWN, Completions
+from pat_jax.run.logging.metrics import MetricsWriter
+from pat_jax.run.logging.page.run_page import run_page
+from pat_jax.run.logging.samples import Sample, table
+from pat_jax.run.logging.samples_file import (
     MOST_CHARACTERS,
     MOST_STEPS,
     SAMPLES_FILE,

@@ -9,13 +9,13 @@ import pytest
 
 from pat_jax.common.errors import UserError
 from pat_jax.config.command_line import dump, parse
-from pat_jax.engine.trace import RolloutTrace
-from pat_jax.run.curves import draw_curves
-from pat_jax.run.metrics import MetricsWriter
-from pat_jax.run.page.run_page import RunPage
-from pat_jax.run.plot import plot_rollout
-from pat_jax.run.samples import Sample
-from pat_jax.run.saved_run import SavedRun
+from pat_jax.engine.record.plot import plot_rollout
+from pat_jax.engine.record.trace import RolloutTrace
+from pat_jax.run.logging.curves import draw_curves
+from pat_jax.run.logging.metrics import MetricsWriter
+from pat_jax.run.logging.page.run_page import RunPage
+from pat_jax.run.logging.samples import Sample
+from pat_jax.run.results.saved_run import SavedRun
 
 TRACE = RolloutTrace((0.0, 1.0), (0, 8), (4, 2), ("dp2tp1", "dp1tp2"), 2.0, 16)
 SAMPLE = Sample("1+1=", "<b>2", 1.0, 2, "stop")

@@ -12,13 +12,13 @@ import pytest
 
 from pat_jax.common.errors import UserError
 from pat_jax.common.hosts.together import Company
-from pat_jax.run import open_run as open_run_module
-from pat_jax.run import saves
-from pat_jax.run.checkpoint import Checkpointer, SaveError
-from pat_jax.run.open_run import OpenRun
-from pat_jax.run.progress import Progress
-from pat_jax.run.saves import Saves
-from pat_jax.run.stop_signals import Stopped, StoppedAtOnce, StopSignals
+from pat_jax.run.checkpoints import schedule as saves
+from pat_jax.run.checkpoints.checkpoint import Checkpointer, SaveError
+from pat_jax.run.checkpoints.schedule import Saves
+from pat_jax.run.logging.progress import Progress
+from pat_jax.run.process import open_run as open_run_module
+from pat_jax.run.process.open_run import OpenRun
+from pat_jax.run.process.stop_signals import Stopped, StoppedAtOnce, StopSignals
 
 
 class FullDisk:

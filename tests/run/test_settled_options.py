@@ -17,9 +17,9 @@ from pat_jax.evaluation.config import EvaluateConfig
 from pat_jax.profiling.capacity.plan_config import PlanConfig
 from pat_jax.profiling.measure.config import ProfileConfig
 from pat_jax.run import loop, setup
+from pat_jax.run.process.stop_signals import StopSignals
 from pat_jax.run.sft import loop as sft_loop
 from pat_jax.run.sft import setup as sft
-from pat_jax.run.stop_signals import StopSignals
 
 LENGTHS = ("--rollout.max_completion_length", "56")
 

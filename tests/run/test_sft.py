@@ -18,18 +18,18 @@ from runs import SMALL_ROLLOUT, finish, run, start, write_checkpoint, write_prob
 
 from pat_jax.common.errors import UserError
 from pat_jax.config.sft import SftConfig
-from pat_jax.models.hf_load import check_checkpoint
-from pat_jax.rl.examples import Example
-from pat_jax.rl.supervised import to_example_batch
-from pat_jax.rl.update import TrainState
-from pat_jax.run.checkpoint import Checkpointer
-from pat_jax.run.folder import CHECKPOINTS, options_of_run
-from pat_jax.run.metrics import read_metrics
+from pat_jax.models.checkpoints.hf_load import check_checkpoint
+from pat_jax.rl.algorithm.supervised import to_example_batch
+from pat_jax.rl.algorithm.update import TrainState
+from pat_jax.rl.data.examples import Example
+from pat_jax.run.checkpoints.checkpoint import Checkpointer
+from pat_jax.run.logging.metrics import read_metrics
+from pat_jax.run.logging.speed import describe_memory
+from pat_jax.run.process.folder import CHECKPOINTS, options_of_run
+from pat_jax.run.process.stop_signals import Stopped, StopSignals
 from pat_jax.run.sft import loop
 from pat_jax.run.sft.loop import SftRun
 from pat_jax.run.sft.setup import SftSetup, build
-from pat_jax.run.speed import describe_memory
-from pat_jax.run.stop_signals import Stopped, StopSignals
 from pat_jax.sft import read
 from pat_jax.training.supervised import cross_entropy
 

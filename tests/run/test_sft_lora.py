@@ -13,13 +13,13 @@ from safetensors.numpy import load_file, save_file
 
 from pat_jax.common.errors import UserError
 from pat_jax.config.sft import SftConfig
-from pat_jax.models.peft_adapter import load_adapter, read_adapter
-from pat_jax.run.checkpoint import Checkpointer
-from pat_jax.run.folder import CHECKPOINTS, options_of_run
-from pat_jax.run.metrics import read_metrics
+from pat_jax.models.checkpoints.peft_adapter import load_adapter, read_adapter
+from pat_jax.run.checkpoints.checkpoint import Checkpointer
+from pat_jax.run.logging.metrics import read_metrics
+from pat_jax.run.process.folder import CHECKPOINTS, options_of_run
+from pat_jax.run.process.stop_signals import StopSignals
 from pat_jax.run.sft.loop import SftRun
 from pat_jax.run.sft.setup import SftSetup, build
-from pat_jax.run.stop_signals import StopSignals
 from pat_jax.sft import read
 
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from pat_jax.common.errors import UserError
-from pat_jax.rl.responses import Response
-from pat_jax.rl.reward_outcome import Cause, Failure
-from pat_jax.rl.reward_workers import RewardWorkers
-from pat_jax.run.shipped_rewards import ship
+from pat_jax.rl.rewards.outcome import Cause, Failure
+from pat_jax.rl.rewards.responses import Response
+from pat_jax.rl.rewards.workers import RewardWorkers
+from pat_jax.run.results.serialized_rewards import ship
 
 RESPONSES = [Response("1+1=", text, {"answer": "2"}) for text in ("2", "22")]
 

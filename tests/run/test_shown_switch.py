@@ -10,14 +10,14 @@ import pytest
 from pages import section_of
 
 from pat_jax.common.errors import UserError
+from pat_jax.engine.record.plot import draw_rollouts
+from pat_jax.engine.record.trace import RolloutTrace, Switch
 from pat_jax.engine.sequences.responses import Completion
-from pat_jax.engine.trace import RolloutTrace, Switch
 from pat_jax.planning.types import Split
-from pat_jax.run import same_rollout
-from pat_jax.run.page.run_page import run_page
-from pat_jax.run.plot import draw_rollouts
-from pat_jax.run.same_rollout import two_layouts
-from pat_jax.run.shown_switch import (
+from pat_jax.run.logging.page.run_page import run_page
+from pat_jax.run.results import same_rollout
+from pat_jax.run.results.same_rollout import two_layouts
+from pat_jax.run.results.shown_switch import (
     SWITCH_FILE,
     ComputedPlan,
     ShownSwitch,

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pat_jax.common.errors import UserError
-from pat_jax.rl.batches import MicroBatch
-from pat_jax.run.skipped import FOLDER, Skipped
+from pat_jax.rl.batches.batches import MicroBatch
+from pat_jax.run.checkpoints.skipped_steps import FOLDER, Skipped
 
 
 def micro(value: int) -> MicroBatch:

@@ -10,15 +10,15 @@ from runs import TINY
 
 from pat_jax.common.errors import UserError
 from pat_jax.config.command_line import parse
-from pat_jax.rl.batches import TrainBatch
-from pat_jax.rl.update import TrainState
+from pat_jax.rl.algorithm.update import TrainState
+from pat_jax.rl.batches.batches import TrainBatch
 from pat_jax.run import loop
 from pat_jax.run.learning import training_batch
+from pat_jax.run.logging.metrics import read_metrics
 from pat_jax.run.loop import Run
-from pat_jax.run.metrics import read_metrics
+from pat_jax.run.process.stop_signals import StopSignals
 from pat_jax.run.scoring import open_scorer
 from pat_jax.run.setup import build
-from pat_jax.run.stop_signals import StopSignals
 
 
 class Spoilt:

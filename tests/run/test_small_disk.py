@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from runs import COMMAND, ROOT, TINY
 
-from pat_jax.run.metrics import read_metrics
+from pat_jax.run.logging.metrics import read_metrics
 
 STEPS = 40
 # Fills the disk, or takes the right to write, after two steps, and gives it back when the run has said so.

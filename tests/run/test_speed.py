@@ -13,8 +13,8 @@ from pat_jax.common.chips import chips
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.policy import Policy
 from pat_jax.models.presets import PRESETS, preset
-from pat_jax.rl.types import FinishReason, Prompt, Rollout, RolloutGroup
-from pat_jax.run.speed import describe_memory, describe_update, sequence_lengths
+from pat_jax.rl.batches.types import FinishReason, Prompt, Rollout, RolloutGroup
+from pat_jax.run.logging.speed import describe_memory, describe_update, sequence_lengths
 from pat_jax.training.model_flops import matrix_weights, training_flops
 
 SHAPE = ModelConfig("qwen3", 300, 32, 48, 2, 4, 2, 8, qk_norm=True, tie_embeddings=True)

@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PROGRAM = """
 import sys, time
-from pat_jax.run.stop_signals import Stopped, StopSignals, leave
+from pat_jax.run.process.stop_signals import Stopped, StopSignals, leave
 
 def tell(text):
     print(text, flush=True)
@@ -153,7 +153,7 @@ def test_a_run_whose_terminal_has_gone_saves_and_ends(tmp_path: Path):
 def test_leaving_waits_for_no_thread_though_nobody_reads_what_was_said():
     program = (
         "import threading, time\n"
-        "from pat_jax.run.stop_signals import leave\n"
+        "from pat_jax.run.process.stop_signals import leave\n"
         "threading.Thread(target=time.sleep, args=(1000,)).start()\n"
         "input()\n"
         "print('unheard')\n"

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from runs import TINY, finish, run, saved_run, start
 
-from pat_jax.run.checkpoint import DAMAGED
-from pat_jax.run.folder import CHECKPOINTS, CONFIG_FILE
-from pat_jax.run.metrics import read_metrics
+from pat_jax.run.checkpoints.checkpoint import DAMAGED
+from pat_jax.run.logging.metrics import read_metrics
+from pat_jax.run.process.folder import CHECKPOINTS, CONFIG_FILE
 
 ENDLESS = [*TINY, "--warm_start.steps", "0", "--steps", "100000", "--checkpoint.every", "100000"]
 

@@ -8,9 +8,9 @@ import pytest
 
 from pat_jax.common.errors import UserError
 from pat_jax.config.command_line import parse
-from pat_jax.rl import arithmetic
-from pat_jax.rl.responses import trial_responses
-from pat_jax.rl.tokenizer import PromptText, flatten_messages
+from pat_jax.rl.data import arithmetic
+from pat_jax.rl.rewards.responses import trial_responses
+from pat_jax.rl.text.tokenizer import PromptText, flatten_messages
 from pat_jax.run.heldout import set_names
 from pat_jax.run.task import Task, find_files, load_task
 

@@ -15,9 +15,9 @@ import pytest
 from pat_jax.common.errors import UserError
 from pat_jax.config.command_line import parse
 from pat_jax.config.run import RunConfig
-from pat_jax.run.metrics import METRICS_FILE, MetricsWriter, read_metrics
-from pat_jax.run.samples import Sample
-from pat_jax.run.trackers.asked_for import begin_trackers, check_trackers
+from pat_jax.run.logging.metrics import METRICS_FILE, MetricsWriter, read_metrics
+from pat_jax.run.logging.samples import Sample
+from pat_jax.run.logging.trackers.asked_for import begin_trackers, check_trackers
 
 ROOT = Path(__file__).parents[2]
 SAMPLES = [Sample("1+2=", "3", 1.0, 2, "stop"), Sample("1+2=", "4", None, 3, "length")]

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pat_jax.engine.device.sampling import sequence_key
+from pat_jax.engine.device.decode.sampling import sequence_key
 from pat_jax.engine.sequences.responses import Completion, Request
 from pat_jax.engine.sequences.sampling import Sampling
-from pat_jax.rl.responses import Response
-from pat_jax.rl.reward_outcome import Cause, Failure
-from pat_jax.rl.reward_scorer import RewardScorer
-from pat_jax.run.unfinished import FOLDER, Iteration, Unfinished
+from pat_jax.rl.rewards.outcome import Cause, Failure
+from pat_jax.rl.rewards.responses import Response
+from pat_jax.rl.rewards.scorer import RewardScorer
+from pat_jax.run.checkpoints.journal import FOLDER, Iteration, Unfinished
 
 BATCHES, SIZE, POLICY = 2, 4, 0xFFFFFFFF
 SCORES = 0.1, None, -3.0, 1e30  # of a function that does not apply to one

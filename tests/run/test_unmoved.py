@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from runs import TINY, run
 
-from pat_jax.run.unmoved import (
+from pat_jax.run.logging.unmoved import (
     CUT,
     GRADIENT,
     LENGTH,

@@ -19,15 +19,15 @@ from saved_runs import learned, policy_of, save_run
 from pat_jax.common.errors import UserError
 from pat_jax.config.run import RunConfig
 from pat_jax.engine.layout.layout import Layout, factored_mesh, layout_chain
-from pat_jax.models.hf_load import load_params
-from pat_jax.models.hf_tensors import hf_tensors
+from pat_jax.models.checkpoints.hf_load import load_params
+from pat_jax.models.checkpoints.hf_tensors import hf_tensors
+from pat_jax.models.checkpoints.peft_adapter import export_adapter
 from pat_jax.models.lora import Adapters, Lora
-from pat_jax.models.peft_adapter import export_adapter
 from pat_jax.models.policy import Params, Policy
 from pat_jax.models.weight_formats import WeightFormat
-from pat_jax.run.checkpoint_files import MANIFEST
-from pat_jax.run.saved_policy import SavedPolicy, find_policy
-from pat_jax.run.weights import weights_of_model, weights_of_run
+from pat_jax.run.checkpoints.files import MANIFEST
+from pat_jax.run.results.saved_policy import SavedPolicy, find_policy
+from pat_jax.run.results.weights import weights_of_model, weights_of_run
 
 FLOAT32 = jnp.dtype(jnp.float32)
 
@@ -135,7 +135,7 @@ def test_adapters_of_another_base_are_refused(base: Path, tmp_path: Path, lora: 
         saved.check(policy_of(other).config)
     assert "\n" not in str(error.value)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pat_jax.run.weights.load_params", twice)
+        patch.setattr("pat_jax.run.results.weights.load_params", twice)
         with pytest.raises(UserError, match="are of another base, whose weights differ"):
             weights_of_run(options(base), saved, lora.policy, layouts(lora.policy)[0])
 

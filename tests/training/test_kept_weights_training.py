@@ -10,11 +10,11 @@ import pytest
 from chex import assert_trees_all_equal
 from trainers import CHAIN, host_weights, make_trainer, micro_batches
 
-from pat_jax.engine.memory import shard_bytes
-from pat_jax.rl.batches import TrainBatch
-from pat_jax.rl.optimizer import make_optimizer
-from pat_jax.rl.update import TrainState
-from pat_jax.run.checkpoint import Checkpointer
+from pat_jax.engine.sizing.memory import shard_bytes
+from pat_jax.rl.algorithm.optimizer import make_optimizer
+from pat_jax.rl.algorithm.update import TrainState
+from pat_jax.rl.batches.batches import TrainBatch
+from pat_jax.run.checkpoints.checkpoint import Checkpointer
 from pat_jax.training.trainer import Trainer
 
 pytestmark = pytest.mark.slow  # a trainer of its own, and many updates

@@ -16,12 +16,12 @@ from trainers import CONFIG, POLICY, host_weights
 
 from pat_jax.engine.layout.layout import factored_mesh, layout_chain
 from pat_jax.models.policy import Params
-from pat_jax.rl.batches import MicroBatch, TrainBatch, to_train_batch
-from pat_jax.rl.losses import Sums
-from pat_jax.rl.packing import shapes
-from pat_jax.rl.policy_loss import Correction, PolicyLoss, Ratio
-from pat_jax.rl.types import FinishReason, Prompt, Rollout, RolloutGroup
-from pat_jax.rl.update import PolicyUpdate, zero_gradients
+from pat_jax.rl.algorithm.losses import Sums
+from pat_jax.rl.algorithm.policy_loss import Correction, PolicyLoss, Ratio
+from pat_jax.rl.algorithm.update import PolicyUpdate, zero_gradients
+from pat_jax.rl.batches.batches import MicroBatch, TrainBatch, to_train_batch
+from pat_jax.rl.batches.packing import shapes
+from pat_jax.rl.batches.types import FinishReason, Prompt, Rollout, RolloutGroup
 from pat_jax.training.trainer import model_functions
 
 LENGTH, MOST = 48, 8

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from pat_jax.config.learning import AlgorithmConfig
 from pat_jax.config.rollout import RolloutConfig
 from pat_jax.config.run import RunConfig
-from pat_jax.models.row_attention import attend_rows, knows_branches
-from pat_jax.rl.batches import to_train_batch
-from pat_jax.rl.types import FinishReason, Prompt, Rollout, RolloutGroup
+from pat_jax.models.kernels.row_attention import attend_rows, knows_branches
+from pat_jax.rl.batches.batches import to_train_batch
+from pat_jax.rl.batches.types import FinishReason, Prompt, Rollout, RolloutGroup
 from pat_jax.training.build import micro_shapes, shares_prompts
 
 ROWS, LENGTH, KV, GROUP, DIM = 2, 64, 1, 2, 4

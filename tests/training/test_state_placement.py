@@ -13,11 +13,11 @@ from pat_jax.common.devices import HOST_MEMORY, has_host_memory
 from pat_jax.common.errors import UserError
 from pat_jax.common.rules import OptionError
 from pat_jax.config.learning import OptimizerConfig
-from pat_jax.engine.memory import shard_bytes
-from pat_jax.rl.batches import TrainBatch
-from pat_jax.rl.optimizer import make_optimizer
-from pat_jax.rl.update import TrainState
-from pat_jax.run.checkpoint import Checkpointer
+from pat_jax.engine.sizing.memory import shard_bytes
+from pat_jax.rl.algorithm.optimizer import make_optimizer
+from pat_jax.rl.algorithm.update import TrainState
+from pat_jax.rl.batches.batches import TrainBatch
+from pat_jax.run.checkpoints.checkpoint import Checkpointer
 from pat_jax.training.state_placement import check_offload
 from pat_jax.training.trainer import Trainer
 from pat_jax.training.update_memory import check_state, update_stages

@@ -14,7 +14,7 @@ from runs import TINY
 from trainers import CHAIN, CONFIG, POLICY, host_weights, make_trainer
 
 from pat_jax.config.command_line import parse
-from pat_jax.engine.device.programs import Key
+from pat_jax.engine.device.programs.programs import Key
 from pat_jax.engine.engine import RolloutEngine
 from pat_jax.engine.layout.layout import Layout
 from pat_jax.models.policy import Params

@@ -11,7 +11,7 @@ from trainers import CHAIN, LENGTH, ROWS, make_trainer
 
 from pat_jax.common.errors import UserError
 from pat_jax.config.command_line import parse
-from pat_jax.engine.memory import shard_bytes
+from pat_jax.engine.sizing.memory import shard_bytes
 from pat_jax.planning.memory import GIB
 from pat_jax.run.setup import build
 from pat_jax.training.trainer import Trainer

@@ -31,7 +31,7 @@ from pat_jax.engine.layout.division import dividing_run, prime_factors, undivide
 from pat_jax.engine.layout.mesh import factored_mesh, hosts_of
 from pat_jax.engine.layout.rules import RULES, Role
 from pat_jax.models.config import ModelConfig
-from pat_jax.models.kernel_choice import Kernels
+from pat_jax.models.kernels.kernel_choice import Kernels
 from pat_jax.models.lora import Lora
 from pat_jax.models.partition import Names, Partition, Whole
 from pat_jax.models.policy import Params, Policy

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pat_jax.models.paged_layer import NULL_PAGE
+from pat_jax.models.cache.paged_layer import NULL_PAGE
 
 NO_PAGES = np.zeros(0, np.int32)
 Prefix = tuple[int, bytes]  # the page before, and the tokens of one

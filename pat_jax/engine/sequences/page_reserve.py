@@ -7,7 +7,7 @@ import numpy as np
 
 from pat_jax.engine.sequences.page_allocator import PageAllocator
 from pat_jax.engine.sequences.state import ReservedPages
-from pat_jax.models.paged_layer import NULL_PAGE
+from pat_jax.models.cache.paged_layer import NULL_PAGE
 
 
 class PageReserve:

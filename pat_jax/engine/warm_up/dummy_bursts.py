@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from pat_jax.engine.device.programs import Key
+from pat_jax.engine.device.programs.programs import Key
 from pat_jax.engine.engine import RolloutEngine
 from pat_jax.engine.layout.layout import Layout
 from pat_jax.engine.sequences.state import (

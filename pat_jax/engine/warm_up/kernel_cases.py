@@ -14,10 +14,10 @@ import numpy as np
 from jaxtyping import Array
 
 from pat_jax.engine.layout.layout import Layout
+from pat_jax.models.cache.paged_layer import NULL_PAGE, PagedLayer, takes
 from pat_jax.models.config import ModelConfig
-from pat_jax.models.kernel_choice import Kernels
-from pat_jax.models.paged_layer import NULL_PAGE, PagedLayer, takes
-from pat_jax.models.row_attention import attend_rows, knows_branches
+from pat_jax.models.kernels.kernel_choice import Kernels
+from pat_jax.models.kernels.row_attention import attend_rows, knows_branches
 
 TOKENS = (
     320  # of a row: more keys than a kernel of a GPU takes at once, a block and a part of a TPU's

@@ -16,10 +16,10 @@ import numpy as np
 
 from pat_jax.common.hosts.together import company
 from pat_jax.common.memory import give_back
-from pat_jax.engine.device.migration import Migration, Shifting, Traffic
-from pat_jax.engine.device.pages import Exchange
-from pat_jax.engine.device.program_specs import COPIES
-from pat_jax.engine.device.programs import Key
+from pat_jax.engine.device.pages.migration import Migration, Shifting, Traffic
+from pat_jax.engine.device.pages.pages import Exchange
+from pat_jax.engine.device.programs.program_specs import COPIES
+from pat_jax.engine.device.programs.programs import Key
 from pat_jax.engine.engine import RolloutEngine
 from pat_jax.engine.layout.layout import Layout
 from pat_jax.engine.relocation.rounds import ALL, SHIFT_SIZES, SIZES, Round, Shipment

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from pat_jax.rl.examples import Example
+from pat_jax.rl.data.examples import Example
 
 
 @dataclass(frozen=True)

@@ -10,18 +10,18 @@ from typing import Any
 import numpy as np
 
 from pat_jax.common.stopwatch import Stopwatch
-from pat_jax.rl.examples import Example
-from pat_jax.rl.supervised import num_learned, to_example_batch
-from pat_jax.run.adapters import check_base, freeze_base
-from pat_jax.run.compiling import compile_update
-from pat_jax.run.export import export_policy
-from pat_jax.run.open_run import Kept, OpenRun
+from pat_jax.rl.algorithm.supervised import num_learned, to_example_batch
+from pat_jax.rl.data.examples import Example
+from pat_jax.run.checkpoints.skipped_steps import Skipped
+from pat_jax.run.logging.banner import introduction
+from pat_jax.run.logging.speed import describe_memory, describe_update
+from pat_jax.run.process.open_run import Kept, OpenRun
+from pat_jax.run.process.stop_signals import Stopped, StopSignals
+from pat_jax.run.results.export import export_policy
 from pat_jax.run.sft.drawn import Drawn
 from pat_jax.run.sft.setup import SftSetup
-from pat_jax.run.skipped import Skipped
-from pat_jax.run.speed import describe_memory, describe_update
-from pat_jax.run.stop_signals import Stopped, StopSignals
-from pat_jax.run.words import introduction
+from pat_jax.run.start.adapters import check_base, freeze_base
+from pat_jax.run.start.compiling import compile_update
 from pat_jax.training.build import schedule_of
 from pat_jax.training.supervised import cross_entropy
 

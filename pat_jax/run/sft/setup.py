@@ -13,24 +13,24 @@ from pat_jax.common.errors import UserError
 from pat_jax.common.hub import local_checkpoint
 from pat_jax.config.by_model import settled_examples
 from pat_jax.config.sft import SftConfig
-from pat_jax.engine.draft_choice import checkpoint_shape
 from pat_jax.engine.layout.layout import factored_mesh, layout_chain
-from pat_jax.engine.memory import memory_limit
+from pat_jax.engine.sizing.draft_choice import checkpoint_shape
+from pat_jax.engine.sizing.memory import memory_limit
 from pat_jax.engine.warm_up.kernel_check import usable_kernels
+from pat_jax.models.checkpoints.hf_load import load_params
 from pat_jax.models.config import ModelConfig
-from pat_jax.models.hf_load import load_params
 from pat_jax.models.policy import Params, Policy
-from pat_jax.rl.batches import TrainBatch
-from pat_jax.rl.example_files import ExampleColumns
-from pat_jax.rl.examples import ExampleReader, Examples, Read
-from pat_jax.rl.packing import Shape
-from pat_jax.rl.supervised import to_example_batch
-from pat_jax.rl.tokenizer import Chat, HuggingFaceTokenizer, check_vocabulary
-from pat_jax.run.adapters import first_adapters, identity
-from pat_jax.run.checkpoint_meta import check_fingerprint
-from pat_jax.run.folder import CHECKPOINTS
+from pat_jax.rl.algorithm.supervised import to_example_batch
+from pat_jax.rl.batches.batches import TrainBatch
+from pat_jax.rl.batches.packing import Shape
+from pat_jax.rl.data.example_files import ExampleColumns
+from pat_jax.rl.data.examples import ExampleReader, Examples, Read
+from pat_jax.rl.text.tokenizer import Chat, HuggingFaceTokenizer, check_vocabulary
+from pat_jax.run.checkpoints.meta import check_fingerprint
+from pat_jax.run.process.folder import CHECKPOINTS
+from pat_jax.run.results.weights import check_weights
+from pat_jax.run.start.adapters import first_adapters, identity
 from pat_jax.run.task import find_files
-from pat_jax.run.weights import check_weights
 from pat_jax.training.build import DTYPES, build_lora
 from pat_jax.training.state_placement import check_offload
 from pat_jax.training.supervised import build_supervised_trainer, row_shapes

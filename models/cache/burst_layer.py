@@ -1,0 +1,126 @@
+"""The KV cache during one decode burst: dense rows, the burst's own tokens at their end.
+
+Gathering a row's pages costs as much as attending over them, and its tokens would go to another
+column in each row. So a burst gathers the pages once, and fills the columns from the last one down:
+column -1 - c is for every row's token of step c, one update for all rows. Each row has as many free
+columns behind its tokens as it will have new ones, so the two never meet. Softmax does not ask in
+which order the keys come. When the burst ends the new tokens are copied to the pages. For back ends
+without a kernel that reads pages where they lie.
+"""
+
+import functools
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from pat_jax.models.cache.paged_layer import NULL_PAGE, PagedLayer
+from pat_jax.models.kernels.kernel_choice import Kernels
+from pat_jax.models.layers import MASKED
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=("keys", "values", "start"),
+    meta_fields=("steps",),
+)
+@dataclass(frozen=True)
+class BurstLayer:
+    # One dimension for rows and KV heads: with two, and one head, XLA:CPU copies all of it each step.
+    # Keys lie turned: XLA:CPU multiplies them with queries in as little as half the time.
+    keys: Float[Array, "rows*kv_heads head_dim length"]
+    values: Float[Array, "rows*kv_heads length head_dim"]
+    start: Int[Array, " rows"]  # tokens in the pages = position of the burst's first token
+    steps: int  # columns, counted from the last, that new tokens may take
+
+    @classmethod
+    def begin(cls, layer: PagedLayer, start: Int[Array, " rows"], steps: int) -> "BurstLayer":
+        """Before the first of at most `steps` steps; row r's first query will be at `start[r]`.
+
+        The layer's table must reach as far as each row gets before it ends.
+        """
+        keys, values = (jnp.reshape(x, (-1, *x.shape[2:])) for x in layer.gather())
+        return cls(jnp.swapaxes(keys, 1, 2), values, start, min(steps, values.shape[1]))
+
+    def attend(
+        self,
+        queries: Float[Array, "rows 1 kv_heads queries_per_kv head_dim"],
+        keys: Float[Array, "rows 1 kv_heads head_dim"],
+        values: Float[Array, "rows 1 kv_heads head_dim"],
+        positions: Int[Array, "rows 1"],
+        kernels: Kernels,
+    ) -> tuple[Float[Array, "rows 1 kv_heads queries_per_kv head_dim"], "BurstLayer"]:
+        """As `LayerCache.attend`, for one token a row.
+
+        Rows that have ended keep their position, and their output means nothing; the others have
+        all gone the same number of steps since `begin`, and write at the same column.
+        """
+        del kernels  # there are none for rows in one piece
+        step = jnp.max(positions[:, 0] - self.start)
+        column = self.values.shape[1] - 1 - step
+        cache = BurstLayer(
+            _put(self.keys, keys, column, axis=2),
+            _put(self.values, values, column, axis=1),
+            self.start,
+            self.steps,
+        )
+        return cache._attend(queries[:, 0], column)[:, None], cache
+
+    def _attend(self, queries: Array, newest: Array) -> Array:
+        flat = jnp.reshape(queries, (self.keys.shape[0], *queries.shape[2:]))
+        scores = jnp.einsum("ngd,nds->ngs", flat, self.keys, preferred_element_type=jnp.float32)
+        scores = scores * queries.shape[-1] ** -0.5
+        column = jnp.arange(self.keys.shape[2])[None]
+        is_visible = (column < self.start[:, None]) | (column >= newest)
+        is_visible = jnp.repeat(is_visible, queries.shape[1], axis=0)
+        scores = jnp.where(is_visible[:, None], scores, MASKED)
+        weights = jnp.exp(scores - jnp.max(scores, axis=-1, keepdims=True))
+        # The sum divides the few outputs rather than the many weights.
+        total = jnp.sum(weights, axis=-1, keepdims=True)
+        out = jnp.einsum(
+            "ngs,nsd->ngd",
+            weights.astype(self.values.dtype),
+            self.values,
+            preferred_element_type=jnp.float32,
+        )
+        return jnp.reshape(out / total, queries.shape).astype(queries.dtype)
+
+    def end(self, layer: PagedLayer, positions: Int[Array, " rows"]) -> PagedLayer:
+        """Copies the new tokens to the pages: `start[r]` … `positions[r] - 1` of each row r."""
+
+        def write(pool: Array, newest_first: Array) -> Array:
+            tail = jnp.flip(newest_first, axis=1)
+            tail = jnp.reshape(tail, (len(self.start), pool.shape[1], self.steps, pool.shape[3]))
+            return _write_tail(pool, tail, layer.table, self.start, positions)
+
+        keys = jnp.swapaxes(self.keys[:, :, -self.steps :], 1, 2)
+        values = self.values[:, -self.steps :]
+        return PagedLayer(write(layer.keys, keys), write(layer.values, values), layer.table)
+
+
+def _put(rows: Array, new: Array, column: Array, axis: int) -> Array:
+    new = jnp.expand_dims(jnp.reshape(new, (rows.shape[0], -1)), axis).astype(rows.dtype)
+    return jax.lax.dynamic_update_slice_in_dim(rows, new, column, axis)
+
+
+@jax.jit  # traced and lowered once for keys, values and all layers
+def _write_tail(pool: Array, tail: Array, table: Array, start: Array, stop: Array) -> Array:
+    """Page by page, each of them read and written back with the new tokens in their places."""
+    page_size, (rows, _, steps, _) = pool.shape[2], tail.shape
+    pages_per_row = (steps + page_size - 2) // page_size + 1  # a burst may begin anywhere in a page
+    padded = jnp.pad(tail, ((0, 0), (0, 0), (page_size, page_size * pages_per_row), (0, 0)))
+
+    def write_page(i: Int[Array, ""], pool: Array) -> Array:
+        row, nth = i // pages_per_row, i % pages_per_row
+        index = start[row] // page_size + nth
+        position = index * page_size + jnp.arange(page_size)
+        is_new = (position >= start[row]) & (position < stop[row])
+        page = jnp.where(jnp.any(is_new), table[row, index], NULL_PAGE)
+        at = (row, 0, (nth + 1) * page_size - start[row] % page_size, 0)
+        new = jax.lax.dynamic_slice(padded, at, (1, *pool.shape[1:]))
+        old = jax.lax.dynamic_index_in_dim(pool, page)
+        kept = jnp.where(is_new[None, None, :, None], new, old)
+        return jax.lax.dynamic_update_slice(pool, kept, (page, 0, 0, 0))
+
+    return jax.lax.fori_loop(0, rows * pages_per_row, write_page, pool)

@@ -1,0 +1,216 @@
+"""The KV cache in pages: one layer's pool, and the table that says which pages a row has.
+
+A page holds `page_size` consecutive tokens of one sequence. Entry w of a row's table is the page of
+its tokens w * page_size … (w + 1) * page_size - 1. Page NULL_PAGE belongs to no sequence: entries beyond
+a row's tokens name it, and empty rows read and write it; it stays zero.
+
+The plain way to attend over pages, on any back end, gathers each row's pages and attends over them as
+over dense rows. On a TPU or an NVIDIA GPU kernels read the pages where they
+lie: `paged_kernels` for single tokens, `prefill_kernels` for several. Which way it is `Kernels` says.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from pat_jax.models.kernels.kernel_choice import PALLAS, Kernels, Way
+from pat_jax.models.kernels.paged_decode import attend_on_gpu, attend_on_tpu
+from pat_jax.models.kernels.paged_prefill import (
+    attend_blocks_on_gpu,
+    attend_blocks_on_tpu,
+    fits_gpu,
+    fits_tpu,
+)
+from pat_jax.models.layers import attend, attend_where, sees
+
+NULL_PAGE = 0  # of every pool: empty rows read and write it
+
+
+class PageKernels(NamedTuple):
+    """The attention kernels of one platform."""
+
+    decode: Callable[..., Array]
+    blocks: Callable[..., Array]  # of prefill, and of drafts
+    fits: Callable[[int, int], bool]  # whether they take this page size and head dimension
+
+
+_ON_GPU = PageKernels(attend_on_gpu, attend_blocks_on_gpu, fits_gpu)
+KERNELS: Mapping[str, PageKernels] = {
+    "gpu": _ON_GPU,
+    "cuda": _ON_GPU,
+    "tpu": PageKernels(attend_on_tpu, attend_blocks_on_tpu, fits_tpu),
+    "cpu": PageKernels(
+        partial(attend_on_gpu, interpret=True),
+        partial(attend_blocks_on_gpu, interpret=True),
+        fits_gpu,
+    ),
+}
+
+
+def reads_what_rows_hold(kernels: Kernels, page_size: int, head_dim: int) -> bool:
+    """Whether a decode step reads the tokens of each row, and not its whole table's room."""
+    return kernels.decode == PALLAS and takes(kernels.platform, page_size, head_dim)
+
+
+def takes(platform: str, page_size: int, head_dim: int) -> bool:
+    """Whether the platform's kernels over pages can be lowered for this shape."""
+    return KERNELS[platform].fits(page_size, head_dim)
+
+
+class PagedLayer(NamedTuple):
+    keys: Float[Array, "pages kv_heads page_size head_dim"]
+    values: Float[Array, "pages kv_heads page_size head_dim"]
+    table: Int[Array, "rows width"]
+
+    @property
+    def page_size(self) -> int:
+        return self.keys.shape[2]
+
+    def attend(
+        self,
+        queries: Float[Array, "rows length kv_heads queries_per_kv head_dim"],
+        keys: Float[Array, "rows length kv_heads head_dim"],
+        values: Float[Array, "rows length kv_heads head_dim"],
+        positions: Int[Array, "rows length"],
+        kernels: Kernels,
+    ) -> tuple[Float[Array, "rows length kv_heads queries_per_kv head_dim"], "PagedLayer"]:
+        """As `LayerCache.attend`. All rows write before any attends, so that a row may read what
+        another one writes in the same call: blocks of one sequence can be rows side by side.
+
+        The tokens of a row lie within one page; the caller sees to it. A shape that a platform's
+        kernel does not take is gathered there.
+        """
+        cache = self.write(keys, values, positions[:, 0])
+        way = kernels.prefill if queries.shape[1] > 1 else kernels.decode
+        return cache.read(queries, positions[:, 0], kernels, way), cache
+
+    def read(
+        self,
+        queries: Float[Array, "rows length kv_heads queries_per_kv head_dim"],
+        start: Int[Array, " rows"],
+        kernels: Kernels,
+        way: Way,
+        *,
+        trunk: Int[Array, " rows"] | None = None,
+    ) -> Float[Array, "rows length kv_heads queries_per_kv head_dim"]:
+        """What the queries of each row see, the first of which is at `start`.
+
+        Args:
+          way: which of `kernels` it is: that of decoding, prefill or verification.
+          trunk: of rows that branch, see `layers.sees`.
+        """
+        is_kernel = way == PALLAS and takes(kernels.platform, self.page_size, queries.shape[-1])
+        if queries.shape[1] > 1:
+            blocks = KERNELS[kernels.platform].blocks if is_kernel else _attend_to_blocks
+            return blocks(queries, *self, start, trunk)
+        one = KERNELS[kernels.platform].decode if is_kernel else _attend_to_one
+        return one(queries[:, 0], *self, self._to_read(start))[:, None]
+
+    def _to_read(self, position: Int[Array, " rows"]) -> Int[Array, " rows"]:
+        """Tokens that each row attends to; nothing reads what comes of a row that has no pages."""
+        # A row that has ended within a burst may stand behind its last page.
+        most = self.table.shape[1] * self.page_size
+        return jnp.where(self.table[:, 0] == NULL_PAGE, 1, jnp.minimum(position + 1, most))
+
+    def gather(self) -> tuple[Float[Array, "rows kv_heads length head_dim"], Array]:
+        """Every row's keys and values in one piece; the length is width * page_size."""
+        return _gather(self.keys, self.table), _gather(self.values, self.table)
+
+    def write(
+        self,
+        keys: Float[Array, "rows chunk kv_heads head_dim"],
+        values: Float[Array, "rows chunk kv_heads head_dim"],
+        start: Int[Array, " rows"],
+    ) -> "PagedLayer":
+        """Puts tokens start … start + chunk - 1 of each row into the page that holds them.
+
+        What lies behind the row's table, of rows that have ended, goes to NULL_PAGE as zeros: there
+        a NaN would reach every row, which multiplies what it does not see by zero.
+        """
+        pages, offsets = self._place(start)
+        is_null = (pages == NULL_PAGE)[:, None, None, None]
+
+        def put(pool: Array, chunk: Array) -> Array:
+            rows = jnp.where(is_null, 0, jnp.swapaxes(chunk, 1, 2).astype(pool.dtype))
+            return jax.lax.platform_dependent(
+                pool, rows, pages, offsets, cpu=_write_in_turn, default=_write_at_once
+            )
+
+        return PagedLayer(put(self.keys, keys), put(self.values, values), self.table)
+
+    def token(
+        self, position: Int[Array, " rows"]
+    ) -> tuple[Float[Array, "rows 1 kv_heads dim"], Array]:
+        """The keys and values of one token of each row, as `write` takes them."""
+        row = _matrix_rows(self.keys, *self._place(position), 1)[..., 0]
+        keys, values = (jnp.reshape(x, (-1, x.shape[3]))[row] for x in (self.keys, self.values))
+        return keys[:, None], values[:, None]
+
+    def _place(self, position: Int[Array, " rows"]) -> tuple[Int[Array, " rows"], Array]:
+        """The page of one token of each row and its place there; NULL_PAGE behind the row's table."""
+        index = (position // self.page_size)[:, None]
+        pages = jnp.take_along_axis(self.table, index, axis=1, mode="fill", fill_value=NULL_PAGE)
+        return pages[:, 0], position % self.page_size
+
+
+def _write_in_turn(pool: Array, chunks: Array, pages: Array, offsets: Array) -> Array:
+    """One row after the other: XLA:CPU may copy the whole pool for a scatter."""
+
+    def write_row(row: Int[Array, ""], pool: Array) -> Array:
+        chunk = jax.lax.dynamic_index_in_dim(chunks, row)
+        return jax.lax.dynamic_update_slice(pool, chunk, (pages[row], 0, offsets[row], 0))
+
+    return jax.lax.fori_loop(0, len(pages), write_row, pool)
+
+
+def _write_at_once(pool: Array, chunks: Array, pages: Array, offsets: Array) -> Array:
+    dim, count = pool.shape[3], chunks.shape[2]
+    if count == pool.shape[2]:
+        return pool.at[pages].set(chunks)
+    row = _matrix_rows(pool, pages, offsets, count)
+    flat = jnp.reshape(pool, (-1, dim)).at[jnp.ravel(row)].set(jnp.reshape(chunks, (-1, dim)))
+    return jnp.reshape(flat, pool.shape)
+
+
+def _matrix_rows(
+    pool: Array, pages: Int[Array, " rows"], offsets: Int[Array, " rows"], count: int
+) -> Int[Array, "rows kv_heads count"]:
+    """Where `count` tokens of each row are in the pool as one matrix: for indices along two dimensions
+    XLA:TPU lays the whole pool out anew."""
+    _, heads, page_size, _ = pool.shape
+    of_head = pages[:, None] * heads + jnp.arange(heads)[None]
+    return (of_head * page_size + offsets[:, None])[..., None] + jnp.arange(count)[None, None]
+
+
+def _attend_to_one(
+    queries: Array, keys: Array, values: Array, table: Array, lengths: Array
+) -> Array:
+    rows = PagedLayer(keys, values, table).gather()
+    return attend(queries[:, None], *rows, lengths[:, None] - 1)[:, 0]
+
+
+def _attend_to_blocks(
+    queries: Array,
+    keys: Array,
+    values: Array,
+    table: Array,
+    start: Array,
+    trunk: Array | None = None,
+) -> Array:
+    rows = PagedLayer(keys, values, table).gather()
+    turn = jnp.arange(queries.shape[1])
+    if trunk is None:
+        return attend(queries, *rows, start[:, None] + turn[None])
+    column = jnp.arange(rows[0].shape[2])
+    bounds = start[:, None, None], trunk[:, None, None]
+    return attend_where(queries, *rows, sees(turn[None, :, None], column[None, None], *bounds))
+
+
+def _gather(pool: Array, table: Array) -> Array:
+    rows, width = table.shape
+    pages = jnp.swapaxes(jnp.take(pool, table, axis=0, mode="clip"), 1, 2)
+    return jnp.reshape(pages, (rows, pool.shape[1], width * pool.shape[2], pool.shape[3]))

@@ -1,0 +1,179 @@
+"""Writes parameters as a Hugging Face directory that transformers and the serving engines load."""
+
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pat_jax.common.errors import UserError
+from pat_jax.common.pytree import on_host
+from pat_jax.models.adapted_weight import AdaptedWeight, is_adapted
+from pat_jax.models.checkpoints.hf_config import CONFIG_FILE, read_json_object, to_hf_config
+from pat_jax.models.checkpoints.hf_load import INDEX_FILE, WEIGHTS_FILE
+from pat_jax.models.checkpoints.hf_tensors import HFTensor, hf_tensors
+from pat_jax.models.checkpoints.safetensors_file import write_file
+from pat_jax.models.policy import Params, Policy
+
+MAX_SHARD_BYTES = 5_000_000_000
+
+_TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
+_COPIED_FILES = (
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "chat_template.jinja",
+    "chat_template.json",
+)
+
+
+def check_export(directory: str | Path, tokenizer_dir: str | Path | None = None) -> None:
+    """UserError where `export` would refuse, so that a run can learn it before it starts."""
+    directory = Path(directory)
+    if directory.exists() and not directory.is_dir():
+        raise UserError(
+            f"{directory}: this is a file, expected a directory to export to; choose another name."
+        )
+    if directory.is_dir() and any(directory.iterdir()):
+        raise UserError(
+            f"{directory}: the directory is not empty, expected a new or empty one to export to; "
+            f"choose another name or remove it."
+        )
+    existing = next(parent for parent in directory.absolute().parents if parent.exists())
+    if not existing.is_dir() or not os.access(existing, os.W_OK):
+        raise UserError(
+            f"{existing}: nothing can be written there, expected a writable directory to export under."
+        )
+    if tokenizer_dir is not None and not Path(tokenizer_dir).is_dir():
+        raise UserError(
+            f"{tokenizer_dir}: there is no such directory, expected one with tokenizer files to copy."
+        )
+
+
+def export(
+    directory: str | Path,
+    policy: Policy,
+    params: Params,
+    dtype: jnp.dtype,
+    tokenizer_dir: str | Path | None = None,
+    *,
+    max_shard_bytes: int = MAX_SHARD_BYTES,
+) -> None:
+    """Writes config.json and safetensors in `dtype`; the directory appears once it is complete.
+    Adapters are merged into the weights that they are attached to, one at a time.
+
+    `tokenizer_dir` is the checkpoint or tokenizer directory the run started from: its tokenizer
+    files and generation_config.json are copied, its config.json's special token ids kept. Host
+    memory peaks at about two tensors. If there are several processes, one writes, and the others
+    must `attend`.
+    """
+    check_export(directory, tokenizer_dir)
+    with appearing_at_once(Path(directory)) as partial:
+        fields = to_hf_config(policy.config, dtype)
+        if tokenizer_dir is not None:
+            fields |= _token_ids(Path(tokenizer_dir))
+            for name in _COPIED_FILES:
+                if (Path(tokenizer_dir) / name).is_file():
+                    shutil.copyfile(Path(tokenizer_dir) / name, partial / name)
+        write_json(partial / CONFIG_FILE, fields)
+        _write_weights(partial, policy, params, np.dtype(dtype), max_shard_bytes)
+
+
+def attend(policy: Policy, params: Params, dtype: jnp.dtype) -> None:
+    """A process's part in an export that another one writes: every tensor, which they bring together."""
+    for tensor, array in _tensors(policy, params):
+        _to_host(tensor, array, np.dtype(dtype))
+
+
+def _tensors(policy: Policy, params: Params) -> list[tuple[HFTensor, jax.Array | AdaptedWeight]]:
+    """In the order in which they are written."""
+    leaves = jax.tree.leaves(params, is_leaf=is_adapted)
+    return list(zip(jax.tree.leaves(hf_tensors(policy)), leaves, strict=True))
+
+
+def _token_ids(source: Path) -> dict[str, object]:
+    if not (source / CONFIG_FILE).is_file():
+        return {}
+    fields = read_json_object(source / CONFIG_FILE)
+    return {name: fields[name] for name in _TOKEN_IDS if name in fields}
+
+
+@contextmanager
+def appearing_at_once(directory: Path) -> Iterator[Path]:
+    """A sibling to write into, renamed to `directory` on success and removed on failure."""
+    partial = directory.absolute().with_name(f".{directory.name}.partial-{os.getpid()}")
+    partial.mkdir(parents=True)
+    try:
+        yield partial
+        partial.replace(directory)
+    finally:
+        if partial.exists():
+            shutil.rmtree(partial)
+
+
+def write_json(path: Path, content: Mapping[str, object]) -> None:
+    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def _write_weights(
+    directory: Path, policy: Policy, params: Params, dtype: np.dtype, max_shard_bytes: int
+) -> None:
+    pairs = _tensors(policy, params)
+    tensors, arrays = [tensor for tensor, _ in pairs], {one.name: array for one, array in pairs}
+    files = _split_files(tensors, dtype, max_shard_bytes)
+    for name, members in files.items():
+        shapes = {tensor.name: tensor.stored_shape for tensor in members}
+        stored = (_to_host(tensor, arrays[tensor.name], dtype) for tensor in members)
+        write_file(directory / name, shapes, dtype, stored)
+    if len(files) > 1:
+        total_size = sum(_num_bytes(tensor, dtype) for tensor in tensors)
+        weight_map = {tensor.name: name for name, members in files.items() for tensor in members}
+        write_json(
+            directory / INDEX_FILE,
+            {"metadata": {"total_size": total_size}, "weight_map": weight_map},
+        )
+
+
+def _split_files(
+    tensors: list[HFTensor], dtype: np.dtype, max_bytes: int
+) -> dict[str, list[HFTensor]]:
+    """Tensors in their order, cut into files of at most `max_bytes`, or of one larger tensor."""
+    groups: list[list[HFTensor]] = [[]]
+    size = 0
+    for tensor in tensors:
+        if groups[-1] and size + _num_bytes(tensor, dtype) > max_bytes:
+            groups.append([])
+            size = 0
+        groups[-1].append(tensor)
+        size += _num_bytes(tensor, dtype)
+    if len(groups) == 1:
+        return {WEIGHTS_FILE: groups[0]}
+    return {
+        f"model-{i:05}-of-{len(groups):05}.safetensors": group
+        for i, group in enumerate(groups, start=1)
+    }
+
+
+def _num_bytes(tensor: HFTensor, dtype: np.dtype) -> int:
+    return int(np.prod(tensor.stored_shape)) * dtype.itemsize
+
+
+_merged = jax.jit(AdaptedWeight.merged)
+
+
+def _to_host(tensor: HFTensor, array: jax.Array | AdaptedWeight, dtype: np.dtype) -> np.ndarray:
+    if isinstance(array, AdaptedWeight):
+        return np.asarray(tensor.to_stored(on_host(_merged(array))), dtype=dtype, order="C")
+    # An array keeps its host copy once it has been read: read a passing twin, not the parameter.
+    twin = jax.device_put(array, array.sharding, may_alias=False)
+    return np.array(tensor.to_stored(on_host(twin)), dtype=dtype, order="C")

@@ -1,0 +1,205 @@
+"""Reads a Hugging Face checkpoint directory into sharded parameters, one tensor at a time.
+
+Everything that can be wrong with a checkpoint is found from config.json and the file headers,
+before any tensor is read.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Sharding
+
+from pat_jax.common.errors import UserError
+from pat_jax.models.checkpoints.hf_config import CONFIG_FILE, read_config, read_json_object
+from pat_jax.models.checkpoints.hf_tensors import EMBEDDING, LM_HEAD, HFTensor, hf_tensors
+from pat_jax.models.checkpoints.safetensors_file import DTYPES, StoredTensor, read_header
+from pat_jax.models.config import ModelConfig
+from pat_jax.models.policy import Params, Policy
+from pat_jax.models.weight_formats import QuantizedWeight, quantizer
+
+WEIGHTS_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+
+_ROTARY_BUFFER = "rotary_emb.inv_freq"  # computed from the configuration; old versions stored it
+
+
+def check_checkpoint(directory: str | Path) -> ModelConfig:
+    """The checkpoint's configuration, once every file and tensor is seen to agree with it.
+
+    Reads config.json and file headers only, and compiles nothing.
+    """
+    config = read_config(directory)
+    _locate(Path(directory), Policy.from_config(config))
+    return config
+
+
+def load_params(
+    directory: str | Path, policy: Policy, shardings: Params | None, dtype: jnp.dtype
+) -> Params:
+    """The checkpoint's parameters in `dtype`, each tensor put straight into its sharded place.
+
+    `shardings` is the tree of the parameters with a `jax.sharding.Sharding` for each array; None
+    puts everything on the default device. Host memory peaks at about one tensor. What pads
+    the vocabulary and the query heads is zero. What `policy` keeps quantized is read in float32 and
+    quantized on the devices.
+    """
+    unquantized = policy.with_weights("auto")
+    located = _locate(Path(directory), unquantized)
+
+    def read(
+        tensor: HFTensor, shape: tuple[int, ...], dtype: jnp.dtype, sharding: Sharding | None
+    ) -> jax.Array:
+        stored = tensor.to_native(located[tensor.name].view())
+        reader = _ShardReader(stored, shape, np.dtype(dtype), {})
+        if sharding is None:
+            array = jax.device_put(reader.read(None))
+        else:
+            array = jax.make_array_from_callback(shape, sharding, reader.read)
+        return jax.block_until_ready(array)  # else the host would read ahead of the transfers
+
+    def load(
+        tensor: HFTensor,
+        like: jax.ShapeDtypeStruct | QuantizedWeight,
+        sharding: Any = None,  # of one array, or of both of a quantized weight
+    ) -> jax.Array | QuantizedWeight:
+        if not isinstance(like, QuantizedWeight):
+            return read(tensor, like.shape, dtype, sharding)
+        weight = read(tensor, like.shape, jnp.float32, sharding and sharding.values)
+        return jax.block_until_ready(quantizer(like, sharding)(weight))
+
+    trees = (hf_tensors(unquantized), policy.abstract_params)
+    return jax.tree.map(load, *trees, *(() if shardings is None else (shardings,)))
+
+
+@dataclass(frozen=True)
+class _ShardReader:
+    """Copies shards out of one mapped tensor, in our shape; replicas share a copy."""
+
+    stored: np.ndarray  # without padding
+    shape: tuple[int, ...]  # with it
+    dtype: np.dtype
+    shards: dict[tuple[tuple[int, int], ...], np.ndarray]
+
+    def read(self, index: tuple[slice, ...] | None) -> np.ndarray:
+        """The shard at `index`, which None says is the whole."""
+        index = (slice(None),) * len(self.shape) if index is None else index
+        bounds = tuple(
+            part.indices(length)[:2] for part, length in zip(index, self.shape, strict=True)
+        )
+        if bounds not in self.shards:
+            self.shards[bounds] = self._copy(bounds)
+        return self.shards[bounds]
+
+    def _copy(self, bounds: tuple[tuple[int, int], ...]) -> np.ndarray:
+        block = self.stored[tuple(slice(start, stop) for start, stop in bounds)]
+        # Always a copy: on CPU the device array may keep this buffer, and the file must not be it.
+        shard = np.array(block, dtype=self.dtype, order="C")
+        padding = [
+            (0, stop - start - got) for (start, stop), got in zip(bounds, shard.shape, strict=True)
+        ]
+        return np.pad(shard, padding) if any(after for _, after in padding) else shard
+
+
+def _locate(directory: Path, policy: Policy) -> Mapping[str, StoredTensor]:
+    """Where each tensor of the model lies; UserError for the first thing that is wrong."""
+    stored = _stored_tensors(directory)
+    wanted = {tensor.name: tensor for tensor in jax.tree.leaves(hf_tensors(policy))}
+    if policy.config.tie_embeddings and EMBEDDING not in stored and LM_HEAD in stored:
+        stored[EMBEDDING] = stored.pop(LM_HEAD)  # one tensor, under either name
+    for name in sorted(wanted):
+        _check_tensor(directory, stored, wanted[name])
+    if policy.config.tie_embeddings and LM_HEAD in stored:
+        _check_tied(stored.pop(LM_HEAD), stored[EMBEDDING])
+    unexpected = sorted(
+        name for name in stored.keys() - wanted.keys() if not name.endswith(_ROTARY_BUFFER)
+    )
+    if unexpected:
+        raise UserError(
+            f"{stored[unexpected[0]].path}: tensor '{unexpected[0]}' is one of {len(unexpected)} that "
+            f"{policy.config.architecture} with {policy.config.num_layers} layers does not have, expected only the "
+            f"model's own; check that {CONFIG_FILE} belongs to this checkpoint."
+        )
+    return stored
+
+
+def _check_tensor(directory: Path, stored: Mapping[str, StoredTensor], wanted: HFTensor) -> None:
+    if wanted.name not in stored:
+        hint = " (tie_word_embeddings is false)" if wanted.name == LM_HEAD else ""
+        raise UserError(
+            f"{directory}: tensor '{wanted.name}' is in none of the safetensors files, expected it with shape "
+            f"{list(wanted.stored_shape)} by {CONFIG_FILE}{hint}; check that the checkpoint is complete."
+        )
+    found = stored[wanted.name]
+    if found.shape != wanted.stored_shape:
+        raise UserError(
+            f"{found.path}: tensor '{wanted.name}' has shape {list(found.shape)}, expected "
+            f"{list(wanted.stored_shape)} by {CONFIG_FILE}; check that the two belong together."
+        )
+    if found.dtype_name not in DTYPES:
+        raise UserError(
+            f"{found.path}: tensor '{wanted.name}' has type {found.dtype_name}, expected one of "
+            f"{', '.join(DTYPES)}; choose a checkpoint whose weights are such numbers, not a quantized one."
+        )
+
+
+def _check_tied(head: StoredTensor, embedding: StoredTensor) -> None:
+    """Some checkpoints store the tied head again; one that was trained apart must not be lost."""
+    is_alike = (head.shape, head.dtype_name) == (embedding.shape, embedding.dtype_name)
+    if not is_alike or not np.array_equal(
+        head.view().view(np.uint16), embedding.view().view(np.uint16)
+    ):
+        raise UserError(
+            f"{head.path}: tensor '{LM_HEAD}' differs from '{EMBEDDING}', expected the same numbers because "
+            f"tie_word_embeddings is true in {CONFIG_FILE}; set it to false to keep both."
+        )
+
+
+def _stored_tensors(directory: Path) -> dict[str, StoredTensor]:
+    """Every tensor of the directory by name, from one file or from those an index names."""
+    if (directory / WEIGHTS_FILE).is_file():
+        return read_header(directory / WEIGHTS_FILE)
+    index_path = directory / INDEX_FILE
+    if not index_path.is_file():
+        raise UserError(
+            f"{directory}: there is neither {WEIGHTS_FILE} nor {INDEX_FILE}, expected one of them; "
+            f"convert other formats with transformers' save_pretrained."
+        )
+    weight_map = _weight_map(index_path)
+    headers = {name: _shard_header(index_path, name) for name in sorted(set(weight_map.values()))}
+    for tensor, file_name in weight_map.items():
+        if tensor not in headers[file_name]:
+            raise UserError(
+                f"{directory / file_name}: tensor '{tensor}' is missing, expected here by {INDEX_FILE}; "
+                f"download the file again."
+            )
+    return {tensor: headers[file_name][tensor] for tensor, file_name in weight_map.items()}
+
+
+def _weight_map(index_path: Path) -> dict[str, str]:
+    weight_map = read_json_object(index_path).get("weight_map")
+    if not isinstance(weight_map, dict) or not all(
+        _is_file_name(name) for name in weight_map.values()
+    ):
+        raise UserError(
+            f"{index_path}: field 'weight_map' is missing or damaged, expected an object from tensor names to "
+            f"names of files beside it; download the file again."
+        )
+    return weight_map
+
+
+def _is_file_name(value: object) -> bool:
+    return isinstance(value, str) and value.isprintable() and value == Path(value).name != ""
+
+
+def _shard_header(index_path: Path, name: str) -> dict[str, StoredTensor]:
+    path = index_path.parent / name
+    if not path.is_file():
+        raise UserError(
+            f"{path}: the file is missing, expected by {index_path.name}; download it too."
+        )
+    return read_header(path)

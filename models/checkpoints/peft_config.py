@@ -1,0 +1,194 @@
+"""adapter_config.json of a PEFT adapter, read as PEFT 0.21 reads it, or refused by a field's name.
+
+Knows every field of PEFT's `LoraConfig`. Does not know any tensor.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeGuard
+
+from pat_jax.common.errors import UserError, shown
+from pat_jax.models.checkpoints.hf_config import read_json_object
+
+ADAPTER_CONFIG = "adapter_config.json"
+MOST_ALPHA = 10**6  # as --lora.alpha has it
+
+# Fields that say how an adapter is applied, with what PEFT takes where one is missing.
+_DEFAULTS: Mapping[str, object] = {
+    "r": 8,
+    "lora_alpha": 8,
+    "bias": "none",
+    "init_lora_weights": True,
+    "target_modules": None,
+    "exclude_modules": None,
+    "layers_to_transform": None,
+    "layers_pattern": None,
+}
+# Modules that PEFT adapts where they are targets, and that have no adapter here.
+NOT_ADAPTED = ("model.embed_tokens", "lm_head")
+_DEFAULT_TARGETS = ["q_proj", "v_proj"]  # PEFT's for every architecture that is known here
+
+# Ways in which a and b begin that leave the base as it is. By all others a part of the base becomes the
+# adapter's, and the remainder, which no file holds, its base.
+_INITS = ("gaussian", "eva", "orthogonal", "mica")
+
+# Fields that turn on what is not implemented here, unless they are null, false or empty.
+_NOT_IMPLEMENTED = [
+    "use_rslora",
+    "use_dora",
+    "use_qalora",
+    "use_bdlora",
+    "lora_bias",
+    "fan_in_fan_out",
+    "rank_pattern",
+    "alpha_pattern",
+    "modules_to_save",
+    "trainable_token_indices",
+    "target_parameters",
+    "layer_replication",
+    "megatron_config",
+    "alora_invocation_tokens",
+    "arrow_config",
+    "kasa_config",
+    "velora_config",
+    "monteclora_config",
+]
+# Fields without effect on a trained adapter, or with none unless one of the others is set.
+_WITHOUT_EFFECT = [
+    "peft_type",
+    "task_type",
+    "auto_mapping",
+    "peft_version",
+    "base_model_name_or_path",
+    "revision",
+    "inference_mode",
+    "lora_dropout",
+    "runtime_config",
+    "megatron_core",
+    "ensure_weight_tying",
+    "qalora_group_size",
+    "loftq_config",
+    "eva_config",
+    "corda_config",
+    "lora_ga_config",
+]
+KNOWN_FIELDS = frozenset([*_DEFAULTS, *_NOT_IMPLEMENTED, *_WITHOUT_EFFECT])
+
+
+@dataclass(frozen=True)
+class PeftConfig:
+    """The fields of a plain adapter."""
+
+    path: Path
+    fields: Mapping[str, Any]  # those that were missing filled in
+    rank: int
+    alpha: float
+
+    def targets(self, linear: Iterable[str]) -> set[str] | None:
+        """Which modules it adapts, of the `linear` ones of a model and of `NOT_ADAPTED`; None where a
+        regular expression says it, which could run for ever: only the tensors tell."""
+        targets, excluded = self.fields["target_modules"], self.fields["exclude_modules"] or []
+        if isinstance(excluded, str) or (isinstance(targets, str) and targets != "all-linear"):
+            return None
+        if targets == "all-linear":
+            chosen = set(linear)
+        else:
+            # A module that is named in full is one whatever its layer.
+            chosen = {
+                x
+                for x in (*linear, *NOT_ADAPTED)
+                if x in targets or (_ends(x, targets) and self._in_layers(x))
+            }
+        return {x for x in chosen if not _ends(x, excluded)}
+
+    def _in_layers(self, module: str) -> bool:
+        layers = self.fields["layers_to_transform"]
+        if layers in (None, []):
+            return True
+        number = re.search(r"\.layers\.(\d+)\.", module)
+        return number is not None and int(number[1]) in (
+            layers if isinstance(layers, list) else [layers]
+        )
+
+    def error(self, name: str, expected: str, advice: str) -> UserError:
+        value = shown(self.fields[name]) if name in self.fields else "missing"
+        return UserError(f"{self.path}: field '{name}' is {value}, expected {expected}; {advice}.")
+
+
+def read_peft_config(directory: str | Path) -> PeftConfig:
+    """
+    Raises:
+      UserError: it is not an adapter directory, or of an unknown kind.
+    """
+    path = Path(directory) / ADAPTER_CONFIG
+    if not path.is_file():
+        raise UserError(
+            f"{directory}: there is no {ADAPTER_CONFIG}, expected the directory of a PEFT adapter; check "
+            "the path."
+        )
+    fields = {**_DEFAULTS, **read_json_object(path)}
+    if fields["target_modules"] is None:
+        fields["target_modules"] = _DEFAULT_TARGETS
+    rank, alpha = fields["r"], fields["lora_alpha"]
+    config = PeftConfig(path, fields, 0, 0.0)
+    _check_kind(config)
+    if not _is_number(rank) or not float(rank).is_integer() or rank < 1:
+        raise config.error("r", "an integer above 0", "save the adapter again")
+    if not _is_number(alpha) or not 0 < alpha <= MOST_ALPHA:
+        expected = f"a number above 0 and up to {MOST_ALPHA:,}"
+        raise config.error("lora_alpha", expected, "save the adapter again")
+    _check_targets(config)
+    return PeftConfig(path, fields, int(rank), float(alpha))
+
+
+def _check_kind(config: PeftConfig) -> None:
+    fields, plain = config.fields, "other adapters are not implemented; choose one without it"
+    if fields.get("peft_type") != "LORA":
+        raise config.error("peft_type", "'LORA'", plain)
+    if fields["bias"] not in ("none", None):
+        raise config.error("bias", "'none'", plain)
+    for name in _NOT_IMPLEMENTED:
+        if fields.get(name):
+            raise config.error(name, "null, false or nothing in it", plain)
+    for name in sorted(fields.keys() - KNOWN_FIELDS):
+        # PEFT's later versions have more: what turns a variant on is true, or an object or a list with
+        # something in it, in all of those above. A number or a word is a setting of a variant.
+        if fields[name] is True or (isinstance(fields[name], list | dict) and fields[name]):
+            raise config.error(name, "only fields that PEFT 0.21 has", plain)
+    init = fields["init_lora_weights"]
+    is_kept = init.lower() in _INITS if isinstance(init, str) else init in (None, True, False)
+    if not is_kept or type(init) in (int, float):
+        raise config.error(
+            "init_lora_weights",
+            f"true, false or one of {', '.join(map(repr, _INITS))}, as all others of PEFT change the base",
+            "merge the adapter into its base in PEFT, or save it there as a plain one with "
+            "path_initial_model_for_weight_conversion",
+        )
+
+
+def _check_targets(config: PeftConfig) -> None:
+    advice = "save the adapter again"
+    for name in ("target_modules", "exclude_modules"):
+        value = config.fields[name]
+        if not (value is None or isinstance(value, str) or _all_are(str, value)):
+            raise config.error(name, "a list of names or a regular expression", advice)
+    layers, pattern = (config.fields[x] for x in ("layers_to_transform", "layers_pattern"))
+    if not (layers is None or type(layers) is int or _all_are(int, layers)):
+        raise config.error("layers_to_transform", "a list of layers' numbers", advice)
+    if layers not in (None, []) and pattern not in (None, "", [], "layers", ["layers"]):
+        raise config.error("layers_pattern", "'layers', as the models here have them", advice)
+
+
+def _ends(module: str, names: Iterable[str]) -> bool:
+    """As PEFT matches them."""
+    return any(f".{module}".endswith(f".{name}") for name in names)
+
+
+def _all_are(kind: type, value: object) -> bool:
+    return isinstance(value, list) and all(type(x) is kind for x in value)
+
+
+def _is_number(value: object) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e30

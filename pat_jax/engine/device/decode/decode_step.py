@@ -1,0 +1,221 @@
+"""One decode step of the rows of a device: a token each. What it has in common with one that verifies drafts
+(`verify_step.py`): how logits come about, how tokens are drawn from them, and how rows go on.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, UInt32
+
+from pat_jax.engine.device.decode.sampling import Ahead, Seen, likeliest, remember, sample
+from pat_jax.engine.device.draft.ngram import put_windows
+from pat_jax.engine.device.draft.token_batch import Counts
+from pat_jax.engine.layout.layout import Layout, ManualPartition
+from pat_jax.engine.sequences.page_allocator import num_pages_for
+from pat_jax.engine.sequences.state import (
+    BurstOutput,
+    Drafting,
+    LayerPages,
+    ModelDrafting,
+    RowState,
+)
+from pat_jax.engine.sequences.types import NO_TOKEN, RowSampling
+from pat_jax.models.cache.burst_layer import BurstLayer
+from pat_jax.models.cache.draft_layer import DraftCopy, DraftPages, DraftRows, Line
+from pat_jax.models.cache.paged_layer import NULL_PAGE, PagedLayer
+from pat_jax.models.policy import Params, Policy
+
+Cache = LayerPages | BurstLayer | DraftCopy
+
+
+class Moving(NamedTuple):
+    """What a step changes."""
+
+    rows: RowState
+    seen: Seen
+    drafting: Drafting | None  # where drafts are copied
+    asking: ModelDrafting | None  # where a draft model says them
+    counts: Counts  # of them
+    caches: tuple[Cache, ...]
+    output: BurstOutput
+
+
+class Drawn(NamedTuple):
+    """The tokens drawn, one for each row or for each token of a line."""
+
+    tokens: Int[Array, "*each"]
+    logprobs: Float[Array, "*each"]
+    unfiltered: Float[Array, "*each"]
+    top_tokens: Int[Array, "*each top"]
+    top_logprobs: Float[Array, "*each top"]
+
+
+@dataclass(frozen=True)
+class DecodeStep:
+    """The step of one policy in one layout; knows nothing about when a burst ends."""
+
+    policy: Policy
+    layout: Layout
+    dtype: jnp.dtype
+    eos_ids: tuple[int, ...]
+    max_logprobs: int
+
+    def plain(
+        self,
+        params: Params,
+        keys: UInt32[Array, "tokens rows 2"],
+        tables: Int[Array, "rows width"],
+        moving: Moving,
+    ) -> Moving:
+        """One token of each row."""
+        rows, seen, _, asking, counts, caches, output = moving
+        # What a row that has ended had may be another one's by now.
+        own = jnp.where(rows.live[:, None], tables, NULL_PAGE)
+        logits, caches = self.logits(
+            params,
+            rows.last_token[:, None],
+            rows.position[:, None],
+            [x if isinstance(x, BurstLayer) else PagedLayer(*_pages(x), own) for x in caches],
+        )
+        with jax.named_scope("sample"):
+            key = jax.lax.dynamic_index_in_dim(keys, output.steps, keepdims=False)
+            endings = self.endings(rows)
+            drawn = self.draw(logits[:, 0], key, rows.position, rows.sampling, seen, endings, None)
+        # A log-probability that is no number has come from such logits: nothing good would follow.
+        failed = jnp.isnan(drawn.logprobs)
+        stopped = jnp.any(drawn.tokens[:, None] == endings, axis=1) | failed
+        after = advance(rows, drawn.tokens, stopped, failed)
+        seen = remember(seen, drawn.tokens[:, None], rows.live[:, None])
+        drawn = jax.tree.map(lambda x: x[:, None], drawn)
+        return Moving(after, seen, None, asking, counts, caches, noted(output, drawn, rows, after))
+
+    def logits(
+        self,
+        params: Params,
+        tokens: Int[Array, "rows length"],
+        positions: Int[Array, "rows length"],
+        caches: Sequence[PagedLayer | BurstLayer | DraftPages | DraftRows],
+    ) -> tuple[Float[Array, "rows length vocab"], tuple[Cache, ...]]:
+        model, partition = self.policy.bind(params), ManualPartition(self.layout)
+        hidden, written = model(
+            tokens, positions, tuple(caches), partition=partition, dtype=self.dtype
+        )
+        assert written is not None  # caches went in
+        return model.logits(hidden, partition), tuple(map(kept, written))
+
+    def draw(
+        self,
+        logits: Float[Array, "rows vocab"],
+        keys: UInt32[Array, "rows 2"],
+        position: Int[Array, " rows"],
+        sampling: RowSampling,
+        seen: Seen,
+        endings: Int[Array, "rows endings"],
+        ahead: Ahead | None,
+    ) -> Drawn:
+        vocab_size = self.policy.config.vocab_size
+        drawn = self.sample(logits, keys, position, sampling, seen, endings, ahead)
+        top = likeliest(logits, sampling.wants_top, count=self.max_logprobs, vocab_size=vocab_size)
+        return Drawn(*drawn, *top)
+
+    def sample(
+        self,
+        logits: Float[Array, "rows vocab"],
+        keys: UInt32[Array, "rows 2"],
+        position: Int[Array, " rows"],
+        sampling: RowSampling,
+        seen: Seen,
+        endings: Int[Array, "rows endings"],
+        ahead: Ahead | None,
+    ) -> tuple[Array, Array, Array]:
+        may_end = position + 1 >= sampling.may_end_at
+        forbidden = jnp.where(may_end[:, None], NO_TOKEN, endings)
+        vocab_size = self.policy.config.vocab_size
+        return sample(logits, keys, sampling, seen, forbidden, ahead, vocab_size=vocab_size)
+
+    def endings(self, rows: RowState) -> Int[Array, "rows endings"]:
+        """The tokens that end each row's response, NO_TOKEN where there are fewer."""
+        eos = jnp.asarray(self.eos_ids, jnp.int32)[None, :]
+        eos = jnp.where(rows.ignore_eos[:, None], NO_TOKEN, eos)
+        return jnp.concatenate([eos, rows.sampling.stop_ids], axis=1)
+
+
+def _pages(cache: Cache) -> LayerPages:
+    assert isinstance(cache, LayerPages), "a burst's caches are all of one kind"
+    return cache
+
+
+def views(
+    caches: Sequence[Cache],
+    tables: Int[Array, "rows width"],
+    rows: RowState,
+    line: Line,
+    turns: int,
+) -> tuple[DraftRows | DraftPages, ...]:
+    """The caches for a line; pages by tables of live rows that reach as far as the last of `turns` of a
+    row that is near its end."""
+    if isinstance(caches[0], DraftCopy):
+        return tuple(DraftRows(x, line) for x in caches if isinstance(x, DraftCopy))
+    pages = [_pages(x) for x in caches]
+    own = jnp.where(rows.live[:, None], tables, NULL_PAGE)
+    behind = num_pages_for(turns, pages[0].keys.shape[2])
+    table = jnp.pad(own, ((0, 0), (0, behind)), constant_values=NULL_PAGE)
+    return tuple(DraftPages(*x, table, line) for x in pages)
+
+
+def kept(cache: PagedLayer | BurstLayer | DraftPages | DraftRows) -> Cache:
+    """What a loop is to carry: tables and lines are the same for all layers, or of one step."""
+    match cache:
+        case DraftRows():
+            return cache.copy
+        case PagedLayer() | DraftPages():
+            return LayerPages(cache.keys, cache.values)
+    return cache
+
+
+def advance(
+    rows: RowState,
+    tokens: Int[Array, " rows"],
+    stopped: Bool[Array, " rows"],
+    failed: Bool[Array, " rows"],
+) -> RowState:
+    """Rows that are not live stand still: they decode, but nothing reads what comes of it.
+
+    Those that failed do not go on to the token after, so that no NaN counts as one of theirs.
+    """
+    position = rows.position + (rows.live & ~failed)
+    return replace(
+        rows,
+        last_token=jnp.where(rows.live, tokens, rows.last_token),
+        position=position,
+        live=rows.live & ~stopped & (position + 1 < rows.end),
+    )
+
+
+def noted(
+    output: BurstOutput,
+    drawn: Drawn,
+    rows: RowState,
+    after: RowState,
+    said: Int[Array, " rows"] | None = None,
+) -> BurstOutput:
+    """Writes each row's new tokens: one in the column of the step, or, where rows generate different
+    numbers of tokens, `said` of them at the row's own offset. What lies behind is written over."""
+
+    def put(name: str) -> Array:
+        buffer, new = getattr(output, name), getattr(drawn, name)
+        if said is None:
+            return jax.lax.dynamic_update_slice_in_dim(buffer, new, output.steps, axis=1)
+        return put_windows(buffer, new, jnp.asarray(output.emitted))
+
+    return replace(
+        output,
+        **{name: put(name) for name in Drawn._fields},
+        emitted=output.emitted + (rows.live if said is None else said),
+        live_steps=output.live_steps + rows.live,
+        live=after.live,
+        steps=output.steps + 1,
+    )

@@ -1,0 +1,51 @@
+"""Pages for the tokens of a burst: rows draw them on the devices, from a reserve that the host lays out.
+
+So a row holds pages for its next few tokens, not for a burst that it may not live to see. Functions of
+one replica's arrays; `page_reserve.py` says which pages are in the reserve.
+"""
+
+import jax.numpy as jnp
+from jaxtyping import Array, Int
+
+from pat_jax.engine.sequences.state import RowState
+from pat_jax.models.cache.paged_layer import NULL_PAGE
+
+
+def lacking(
+    rows: RowState, tables: Int[Array, "rows width"], *, steps: int, page_size: int
+) -> Int[Array, " rows"]:
+    """Pages that each live row needs besides its own for its next `steps` tokens, or up to its end."""
+    tokens = jnp.minimum(rows.position + steps, rows.end - 1)
+    missing = -(-tokens // page_size) - num_held(tables)
+    return jnp.where(rows.live, jnp.maximum(missing, 0), 0)
+
+
+def num_held(tables: Int[Array, "rows width"]) -> Int[Array, " rows"]:
+    """Pages of each row; those of a table come first."""
+    return jnp.sum(tables != NULL_PAGE, axis=1, dtype=jnp.int32)
+
+
+def draw(
+    tables: Int[Array, "rows width"],
+    more: Int[Array, " rows"],
+    ring: Int[Array, " size"],
+    drawn: Int[Array, ""],
+    *,
+    most: int,
+) -> tuple[Int[Array, "rows width"], Int[Array, ""]]:
+    """The tables with `more` pages of the ring in each row, at most `most`, and how many are drawn then."""
+    column, held = jnp.arange(tables.shape[1])[None], num_held(tables)
+    first = drawn + jnp.cumsum(more) - more
+    for n in range(most):
+        page = ring[(first + n) % len(ring)]
+        is_next = (column == held[:, None] + n) & (n < more)[:, None]
+        tables = jnp.where(is_next, page[:, None], tables)
+    return tables, drawn + jnp.sum(more)
+
+
+def added(
+    tables: Int[Array, "rows width"], held: Int[Array, " rows"], *, most: int
+) -> Int[Array, "rows most"]:
+    """What each row has drawn since it held so many pages, at most `most`; NULL_PAGE after the last."""
+    at = held[:, None] + jnp.arange(most)[None]
+    return jnp.take_along_axis(tables, at, axis=1, mode="fill", fill_value=NULL_PAGE)

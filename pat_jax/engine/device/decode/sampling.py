@@ -1,0 +1,234 @@
+"""From logits to a token: penalties, temperature, filters, noise of the token's own (`gumbel.py`).
+
+Every option is an array with one entry a row, so that no option compiles anything. The noise that
+a token is drawn with is a function of its sequence's key and its position alone. Row, device and
+batch of a sequence cannot change what is sampled.
+
+A logit that is not a number makes every log-probability of its row NaN, whatever the options are:
+filters are written so that a NaN survives them.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int, UInt32
+
+from pat_jax.engine.device.decode.gumbel import draw, log_prob, scaled
+from pat_jax.engine.sequences.types import RowSampling
+
+NEVER = -1e30  # a finite minus infinity
+
+# The tokens of prompt and response, and of the response alone, as in `types.token_set`.
+Seen = UInt32[Array, "rows 2 words"]
+
+
+class Ahead(NamedTuple):
+    """Tokens that are drawn before it is known whether those before them are accepted."""
+
+    row: Int[Array, " rows"]  # the row of `Seen` of each
+    said: Int[Array, "rows few"]  # the tokens of its response behind those, negative ones for none
+
+
+def sequence_key(*ids: int) -> np.ndarray:
+    """The sampling key of one sequence, uint32[2], from (seed, stream, iteration, prompt, sample)."""
+    return np.random.SeedSequence(ids).generate_state(2, np.uint32)
+
+
+def sample(
+    logits: Float[Array, "rows padded_vocab"],
+    keys: UInt32[Array, "rows 2"],
+    options: RowSampling,
+    seen: Seen,
+    forbidden: Int[Array, "rows some"],
+    ahead: Ahead | None = None,
+    *,
+    vocab_size: int,
+) -> tuple[Int[Array, " rows"], Float[Array, " rows"], Float[Array, " rows"]]:
+    """Draws a token a row from p = softmax(filter(penalize(logits)) / temperature), as `gumbel.draw` says.
+
+    Where any row has an option, another program sums up the probabilities of all. Its values are the same up
+    to rounding, so that a row without one may draw another token at a near-tie.
+
+    Args:
+      keys: of each token's noise, see `gumbel.position_keys`.
+      options: see `types.Sampling`.
+      seen: what penalties look at; in rows without any its content does not matter.
+      forbidden: tokens that may not be drawn now; negative ones stand for none.
+      ahead: of tokens drawn ahead, whose rows are not those of `seen`.
+      vocab_size: tokens from here on are padding and never drawn.
+
+    Returns:
+      The tokens; their log-probabilities in nats under the distribution drawn from; and under
+      softmax(logits / temperature) alone, the policy that a trainer knows. A greedy token's under the
+      softmax at temperature 1. Never above 0; NaN where a logit is NaN or infinite.
+    """
+    is_greedy = options.temperature <= 0
+    divisor = jnp.where(is_greedy, 1.0, options.temperature)
+    has_penalty = (options.repetition_penalty != 1) | (options.presence_penalty != 0)
+    has_filter = ~is_greedy & (_is_cut(options) | (options.min_p > 0))
+    is_changed = has_penalty | has_filter | jnp.any(forbidden >= 0, axis=1)
+
+    def plain(logits: Array) -> tuple[Array, Array, Array]:
+        tokens, logprobs = draw(_in_vocab(logits, vocab_size), divisor, keys, is_greedy)
+        return tokens, logprobs, logprobs
+
+    def changed(logits: Array) -> tuple[Array, Array, Array]:
+        logits = _in_vocab(logits, vocab_size)
+        allowed = _forbid(_penalize(logits, options, seen, ahead), forbidden)
+        tokens, logprobs = draw(_filter(allowed, divisor, options), divisor, keys, is_greedy)
+        unfiltered = log_prob(logits, divisor, tokens)
+        return tokens, logprobs, jnp.where(is_changed, unfiltered, logprobs)
+
+    # Whole branches, which hand on a few numbers a row: arrays as large as the logits would be copied.
+    return jax.lax.cond(jnp.any(is_changed), changed, plain, logits)
+
+
+def likeliest(
+    logits: Float[Array, "rows padded_vocab"],
+    wanted: Bool[Array, " rows"],
+    *,
+    count: int,
+    vocab_size: int,
+) -> tuple[Int[Array, "rows count"], Float[Array, "rows count"]]:
+    """The likeliest tokens of the model itself and their log-probabilities, the likeliest first.
+
+    No penalty, temperature or filter has a part in it. Zeros where no row wants any.
+    """
+    shape = (logits.shape[0], count)
+
+    def find(logits: Array) -> tuple[Array, Array]:
+        log_probs = jax.nn.log_softmax(_in_vocab(logits, vocab_size), axis=-1)
+        top, tokens = jax.lax.top_k(log_probs, count)
+        return tokens.astype(jnp.int32), top
+
+    def nothing(logits: Array) -> tuple[Array, Array]:
+        del logits
+        return jnp.zeros(shape, jnp.int32), jnp.zeros(shape, jnp.float32)
+
+    return jax.lax.cond(jnp.any(wanted), find, nothing, logits) if count else nothing(logits)
+
+
+def remember(seen: Seen, tokens: Int[Array, "rows some"], is_new: Bool[Array, "rows some"]) -> Seen:
+    """`seen` with those tokens of the response more that are new."""
+    rows, words = jnp.arange(seen.shape[0])[:, None], tokens // 32
+    bits = jnp.uint32(1) << (tokens % 32).astype(jnp.uint32)
+    # Bits add up to their union only where each comes once: of equal tokens the first.
+    is_same = (tokens[:, :, None] == tokens[:, None]) & is_new[:, None]
+    is_first = is_new & (jnp.argmax(is_same, axis=2) == jnp.arange(tokens.shape[1])[None])
+    known = seen[rows, :, words]
+    more = jnp.where(is_first[:, :, None], bits[:, :, None] & ~known, jnp.uint32(0))
+    return seen.at[rows, :, words].add(more)
+
+
+def _in_vocab(logits: Array, vocab_size: int) -> Array:
+    logits = logits.astype(jnp.float32)
+    if vocab_size == logits.shape[-1]:
+        return logits
+    return jnp.where(jnp.arange(logits.shape[-1])[None, :] < vocab_size, logits, NEVER)
+
+
+def _penalize(logits: Array, options: RowSampling, seen: Seen, ahead: Ahead | None) -> Array:
+    """Exactly the logits themselves in rows without a penalty."""
+    if ahead is not None:  # words before they are bits: a TPU has no room for so many of these
+        seen = seen[ahead.row]
+    in_text, in_response = (_unpack(seen[:, i], logits.shape[-1]) for i in (0, 1))
+    if ahead is not None:
+        is_said = _any_of(ahead.said, logits.shape[-1])
+        in_text, in_response = in_text | is_said, in_response | is_said
+    factor = jnp.where(in_text, options.repetition_penalty[:, None], 1.0)
+    logits = jnp.where(logits > 0, logits / factor, logits * factor)
+    return logits - jnp.where(in_response, options.presence_penalty[:, None], 0.0)
+
+
+def _unpack(words: UInt32[Array, "rows words"], length: int) -> Bool[Array, "rows length"]:
+    bits = (words[:, :, None] >> jnp.arange(32, dtype=jnp.uint32)[None, None, :]) & 1
+    return jnp.reshape(bits, (words.shape[0], -1))[:, :length] > 0
+
+
+def _forbid(logits: Array, forbidden: Int[Array, "rows some"]) -> Array:
+    is_forbidden = _any_of(forbidden, logits.shape[-1])
+    return jnp.where(is_forbidden & ~jnp.isnan(logits), NEVER, logits)
+
+
+def _any_of(tokens: Int[Array, "rows some"], vocab: int) -> Bool[Array, "rows vocab"]:
+    return jnp.any(jnp.arange(vocab)[None, :, None] == tokens[:, None, :], axis=-1)
+
+
+def _is_cut(options: RowSampling) -> Bool[Array, " rows"]:
+    """Where top-k or top-p is on."""
+    return (options.top_k > 0) | (options.top_p < 1.0)
+
+
+def _filter(logits: Array, divisor: Array, options: RowSampling) -> Array:
+    """NEVER in place of what top-k, top-p and min-p drop, of the rows that are not greedy."""
+    is_sampled = options.temperature > 0
+    is_cut = is_sampled & _is_cut(options)
+    kept = jax.lax.cond(
+        jnp.any(is_cut),
+        lambda x: jnp.where(is_cut[:, None] & (x < _floor(x, divisor, options)), NEVER, x),
+        lambda x: x,
+        logits,
+    )
+    # The likeliest token survives top-k and top-p: what is left of the sum makes no difference.
+    below = scaled(logits, jnp.max(logits, axis=-1), divisor)
+    is_low = below < jnp.log(options.min_p)[:, None]
+    return jnp.where(is_sampled[:, None] & is_low, NEVER, kept)
+
+
+def _floor(logits: Array, divisor: Array, options: RowSampling) -> Float[Array, "rows 1"]:
+    """The smallest logit that survives top-k and top-p; the largest always does.
+
+    Of tokens that are equally likely all survive or none does.
+    """
+    largest = jnp.max(logits, axis=-1)
+    has_k, has_p = options.top_k > 0, options.top_p < 1.0
+    k_floor = _highest_level(logits, 1.0, options.top_k.astype(jnp.float32), has_k)
+    probs = jnp.where(logits < k_floor, 0.0, jnp.exp(scaled(logits, largest, divisor)))
+    p_floor = _highest_level(logits, probs, options.top_p * jnp.sum(probs, axis=-1), has_p)
+    return jnp.minimum(jnp.maximum(k_floor, p_floor), largest[:, None])
+
+
+def _highest_level(
+    logits: Float[Array, "rows vocab"],
+    weights: Float[Array, "rows vocab"] | float,
+    goal: Float[Array, " rows"],
+    is_wanted: Bool[Array, " rows"],
+) -> Float[Array, "rows 1"]:
+    """The highest level with Σ_{logit ≥ level} weight ≥ goal; -inf in rows that want or have none.
+
+    Nothing is sorted: a sort of the vocabulary is slow, and takes a TPU's compiler as long as all the
+    rest of a decode step. Floats are numbered in their order instead, and the number of the level is
+    found bit by bit, with one sum over the vocabulary for each.
+
+    Rounding: every sum of a row adds up in the same order, and a rounded sum is monotone in what it
+    adds up. So no lower level has a smaller sum, the search finds the one boundary there is, and a
+    likelier token is never dropped before a less likely one. Where a sum is within rounding of its
+    goal (some 1e-6 of it), one token more or less may be kept. Counts are exact up to 2**24.
+
+    Reference: https://github.com/google-research/t5x/blob/main/t5x/binary_search.py.
+    """
+
+    def next_bit(i: Array, number: Array) -> Array:
+        ahead = number | (jnp.uint32(2**31) >> i.astype(jnp.uint32))
+        is_above = logits >= _float_at(ahead)[:, None]
+        reached = jnp.sum(jnp.where(is_above, weights, 0.0), axis=-1) >= goal
+        return jnp.where(reached, ahead, number)
+
+    def find() -> Array:
+        number = jax.lax.fori_loop(0, 32, next_bit, jnp.zeros(logits.shape[0], jnp.uint32))
+        return jnp.where(is_wanted, _float_at(number), -jnp.inf)
+
+    def nothing() -> Array:
+        return jnp.full(logits.shape[0], -jnp.inf)
+
+    return jax.lax.cond(jnp.any(is_wanted), find, nothing)[:, None]
+
+
+def _float_at(number: UInt32[Array, " rows"]) -> Float[Array, " rows"]:
+    """The float32 of that number, in their order as uint32; ±inf in place of NaNs beyond them."""
+    least, most, sign = (jnp.uint32(x) for x in (0x007FFFFF, 0xFF800000, 0x80000000))
+    number = jnp.clip(number, least, most)
+    bits = jnp.where(number >= sign, number ^ sign, ~number)
+    return jax.lax.bitcast_convert_type(bits, jnp.float32)

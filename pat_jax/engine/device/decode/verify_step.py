@@ -1,0 +1,198 @@
+"""A decode step that verifies drafts: as many tokens of each row as are accepted.
+
+A draft is verified by drawing every position's token with its own noise, as without a draft, for as long as
+the token drawn is the draft's. With a branch beside the draft, the first token drawn chooses between them.
+So the output does not depend on the drafts: a proposal only chooses which logits to compute ahead. For
+n-gram drafts this accepts as often as rejection sampling does
+(arXiv 2211.17192, with a draft distribution of one token).
+"""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Int, UInt32
+
+from pat_jax.engine.device.decode.decode_step import (
+    Cache,
+    DecodeStep,
+    Drawn,
+    Moving,
+    advance,
+    kept,
+    noted,
+    views,
+)
+from pat_jax.engine.device.decode.sampling import Ahead, remember
+from pat_jax.engine.device.draft.ngram import append
+from pat_jax.engine.device.draft.propose import Guess
+from pat_jax.engine.device.draft.token_batch import left_by, line_of, source_of
+from pat_jax.engine.sequences.state import RowState, Runs
+from pat_jax.engine.sequences.types import NO_TOKEN
+from pat_jax.models.cache.draft_layer import Line
+from pat_jax.models.policy import Params
+
+
+def verify(
+    step: DecodeStep,
+    params: Params,
+    keys: UInt32[Array, "tokens rows 2"],
+    tables: Int[Array, "rows width"],
+    guess: Guess,
+    moving: Moving,
+    *,
+    room: int,
+    own: int,
+) -> Moving:
+    """As many tokens of each row as its draft gets right, and one more.
+
+    Args:
+      room: tokens of a line.
+      own: column of a text at which the row's own begins.
+    """
+    rows, seen, _, _, _, caches, output = moving
+    turns = 1 + guess.draft.tokens.shape[1]
+    with jax.named_scope("draft"):
+        of_branch = None if guess.branch is None else guess.branch[1]
+        line = line_of(guess.length, rows.live, rows.position, of_branch, room=room, turns=turns)
+        path = _paths(guess, line)
+        before = jnp.maximum(line.depth - 1, 0)[:, None]
+        known = jnp.take_along_axis(path, before, axis=1)[:, 0]
+        known = jnp.where(line.depth > 0, known, rows.last_token[line.row])
+        known = jnp.where(line.is_taken, known, 0)
+    position = line.start[line.row] + line.depth
+    lines = views(caches, tables, rows, line, turns)
+    logits, caches = step.logits(params, known[None], position[None], lines)
+    with jax.named_scope("sample"):
+        key = keys[output.emitted[line.row] + line.depth, line.row]
+        sampling = jax.tree.map(lambda x: x[line.row], rows.sampling)
+        endings = step.endings(rows)[line.row]
+        is_before = jnp.arange(path.shape[1])[None] < line.depth[:, None]
+        ahead = Ahead(line.row, jnp.where(is_before, path, NO_TOKEN))
+        drawn = step.draw(logits[0], key, position, sampling, seen, endings, ahead)
+        failed = jnp.isnan(drawn.logprobs)
+        stopped = jnp.any(drawn.tokens[:, None] == endings, axis=1) | failed
+    with jax.named_scope("accept"):
+        taken = _is_branch_right(guess, drawn.tokens[line.place[:, 0]])
+        place = line.place
+        if guess.branch is not None:
+            caches = _on_branches(caches, tables, rows, line, turns, taken)
+            behind = jnp.take_along_axis(place, 1 + line.moved(taken), axis=1)
+            place = jnp.concatenate([place[:, :1], behind], axis=1)
+        by_row = jax.tree.map(lambda x: x[place], (drawn, stopped, failed))
+        return _accept(moving, guess, taken, own, caches, *by_row)
+
+
+def _accept(
+    moving: Moving,
+    guess: Guess,
+    taken: Bool[Array, " rows"],
+    own: int,
+    caches: tuple[Cache, ...],
+    drawn: Drawn,
+    stopped: Bool[Array, "rows turns"],
+    failed: Bool[Array, "rows turns"],
+) -> Moving:
+    """
+    Args:
+      taken: rows whose branch is right.
+      drawn, stopped, failed: along each row's draft, or along its branch where that is taken.
+    """
+    rows, seen, drafting, asking, counts, _, output = moving
+    draft, runs, length, branch = guess
+    right = jnp.where(taken, 0, _agreeing(draft.tokens, drawn.tokens, length))
+    on_branch = jnp.zeros_like(right)
+    if branch is not None:
+        on_branch = jnp.where(taken, _agreeing(branch[0].tokens, drawn.tokens, branch[1]), 0)
+    count = _said(rows, right + on_branch, stopped)
+    after = _advance_by(rows, count, drawn.tokens, stopped, failed)
+    is_said = jnp.arange(drawn.tokens.shape[1])[None] < count[:, None]
+    seen = remember(seen, drawn.tokens, is_said)
+    left = Runs(*jnp.zeros_like(jnp.stack(runs))) if drafting is None else drafting.runs
+    counts = counts.with_step(left, draft, length, right, rows.live)
+    if drafting is not None and branch is not None:
+        first = drawn.tokens[:, 0]
+        counts = counts.with_branches(runs.kind, draft, *branch, on_branch, first, rows.live)
+        accepted = jnp.maximum(count - 1, 0)
+        both = (draft, length, ~taken), (*branch, taken)
+        for place, (one, verified, is_right) in enumerate(both):
+            said = jnp.where(is_right, accepted, 0)
+            source = source_of(one, drafting.borders, own)
+            counts = counts.with_sources(source, verified, said, is_branch=place > 0)
+        text = append(drafting.text, drawn.tokens, count, own + rows.position + 1)
+        drafting = drafting._replace(text=text, runs=left_by(runs, length, right, taken))
+    if asking is not None:
+        before = jnp.concatenate([rows.last_token[:, None], drawn.tokens], axis=1)
+        before = jnp.take_along_axis(before, jnp.maximum(count - 1, 0)[:, None], axis=1)[:, 0]
+        asking = asking._replace(previous=jnp.where(count > 0, before, asking.previous))
+    output = noted(output, drawn, rows, after, count)
+    return Moving(after, seen, drafting, asking, counts, caches, output)
+
+
+def _on_branches(
+    caches: tuple[Cache, ...],
+    tables: Int[Array, "rows width"],
+    rows: RowState,
+    line: Line,
+    turns: int,
+    taken: Bool[Array, " rows"],
+) -> tuple[Cache, ...]:
+    """With the branches that are right in the places of what was drafted before them."""
+
+    def move(_: Array, caches: tuple[Cache, ...]) -> tuple[Cache, ...]:
+        return tuple(kept(x.on_branch(taken)) for x in views(caches, tables, rows, line, turns))
+
+    # A loop of one turn or none: a condition would copy the caches that it hands through.
+    return jax.lax.fori_loop(0, jnp.any(taken).astype(jnp.int32), move, caches)
+
+
+def _paths(guess: Guess, line: Line) -> Int[Array, "tokens draft"]:
+    """The draft that each token is of."""
+    path = guess.draft.tokens[line.row]
+    if guess.branch is None:
+        return path
+    return jnp.where(line.is_branch[:, None], guess.branch[0].tokens[line.row], path)
+
+
+def _is_branch_right(guess: Guess, drawn: Int[Array, " rows"]) -> Bool[Array, " rows"]:
+    """Whether it was verified and begins with what was drawn."""
+    if guess.branch is None:
+        return jnp.zeros(drawn.shape, bool)
+    branch, length = guess.branch
+    return (length > 0) & (branch.tokens[:, 0] == drawn)
+
+
+def _agreeing(
+    guesses: Int[Array, "rows draft"],
+    tokens: Int[Array, "rows turns"],
+    length: Int[Array, " rows"],
+) -> Int[Array, " rows"]:
+    """Guesses of each row, from its first to its last that was verified, that are what was drawn."""
+    is_verified = jnp.arange(guesses.shape[1])[None] < length[:, None]
+    agrees = is_verified & (guesses == tokens[:, :-1])
+    return jnp.sum(jnp.cumprod(agrees, axis=1), axis=1, dtype=jnp.int32)
+
+
+def _said(
+    rows: RowState, right: Int[Array, " rows"], stopped: Bool[Array, "rows turns"]
+) -> Int[Array, " rows"]:
+    """Tokens that each row says: the right guesses and one more, or up to its end."""
+    going_on = jnp.sum(jnp.cumprod(~stopped, axis=1), axis=1, dtype=jnp.int32)
+    room = rows.end - 1 - rows.position
+    return jnp.where(rows.live, jnp.minimum(jnp.minimum(right, going_on) + 1, room), 0)
+
+
+def _advance_by(
+    rows: RowState,
+    said: Int[Array, " rows"],
+    tokens: Int[Array, "rows queries"],
+    stopped: Bool[Array, "rows queries"],
+    failed: Bool[Array, "rows queries"],
+) -> RowState:
+    """`_advance` by the first `said` tokens of each row, of which the last alone may have ended it."""
+    last = jnp.maximum(said - 1, 0)[:, None]
+    token, stops, fails = (
+        jnp.take_along_axis(x, last, axis=1)[:, 0] for x in (tokens, stopped, failed)
+    )
+    before = replace(rows, position=rows.position + jnp.maximum(said - 1, 0))
+    return advance(before, token, stops, fails)

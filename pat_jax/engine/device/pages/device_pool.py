@@ -1,0 +1,78 @@
+"""The pages of the KV cache on the devices, and the programs that fill and move them.
+
+The host's scheduler says which pages.
+"""
+
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+
+from pat_jax.engine.device.pages.migration import Migration, Shifting, Traffic
+from pat_jax.engine.device.programs.program_specs import COPIES, ProgramSpecs
+from pat_jax.engine.device.programs.programs import Key, ProgramTable
+from pat_jax.engine.layout.layout import Layout
+from pat_jax.engine.relocation.rounds import Shipment
+from pat_jax.engine.sequences.page_allocator import NULL_PAGE
+from pat_jax.engine.sequences.prefill_calls import Copies, PageMoves
+from pat_jax.engine.sequences.state import Pool
+from pat_jax.models.policy import Params
+
+
+class DevicePool:
+    """In one layout at a time. Everything is only dispatched; `settle` waits."""
+
+    def __init__(self, specs: ProgramSpecs, programs: ProgramTable, layout: Layout):
+        self.specs, self.programs, self.layout = specs, programs, layout
+        self.pages: Pool = programs[Key("allocate", layout.split)]()
+
+    def prefill(
+        self, params: Params, tokens: np.ndarray, start: np.ndarray, tables: np.ndarray, length: int
+    ) -> None:
+        """Pages of known tokens; see `DecodeFunctions.prefill`.
+
+        Args:
+          length: bucket of the longest context afterwards.
+        """
+        blocks = len(tokens) // self.layout.split.dp
+        program = self.programs[Key("prefill", self.layout.split, blocks, length)]
+        self.pages = program(params, self.pages, tokens, start, tables)
+
+    def copy(self, copies: Copies) -> None:
+        """Pages to others of their group."""
+        split = self.layout.split
+        program = self.programs[Key("copy_pages", split)]
+        queues = [np.flatnonzero(copies.group == g) for g in range(split.dp)]
+        for begin in range(0, max(map(len, queues)), COPIES):
+            pairs = np.full((2, split.dp, COPIES), NULL_PAGE, np.int32)
+            for g, queue in enumerate(queues):
+                now = queue[begin : begin + COPIES]
+                pairs[:, g, : len(now)] = copies.source[now], copies.target[now]
+            self.pages = program(self.pages, *pairs.reshape(2, -1))
+
+    def migrate(self, target: Layout, shipments: Sequence[Shipment]) -> Traffic:
+        """To the groups of another layout; what is not among the shipments is lost."""
+        source, self.layout = self.layout, target
+        self.pages = self.programs[Key("view", source.split, target=target.split)](self.pages)
+        migration = Migration(self.programs, source, target)
+        self.pages, traffic = migration.run(self.pages, shipments)
+        return traffic
+
+    def shift(self, moves: PageMoves) -> Traffic:
+        """To other groups of the same layout."""
+        self.pages, traffic = Shifting(self.programs, self.layout).run(self.pages, moves)
+        return traffic
+
+    def settle(self) -> None:
+        """Waits until the pages are there."""
+        jax.block_until_ready(self.pages)
+
+    def delete(self) -> None:
+        """Frees the memory, when what has been dispatched is done with it.
+
+        Where a rollout was interrupted in the middle of a call, it has given its arrays up already.
+        """
+        for leaf in jax.tree.leaves(self.pages):
+            if not leaf.is_deleted():
+                jax.block_until_ready(leaf)
+                leaf.delete()

@@ -1,0 +1,131 @@
+"""Carries the KV cache of running sequences to another layout, or another group: live pages only.
+
+Knows the programs and in which order they run. The scheduler says which sequences
+go where, `relocation/order.py` which pages go together.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import jax
+import numpy as np
+
+from pat_jax.engine.device.pages.pages import Buffer, Exchange, part_bytes
+from pat_jax.engine.device.programs.programs import Key, ProgramTable
+from pat_jax.engine.layout.layout import Layout
+from pat_jax.engine.relocation.rounds import ALL, Shipment, shifts
+from pat_jax.engine.sequences.page_allocator import NULL_PAGE
+from pat_jax.engine.sequences.prefill_calls import PageMoves
+from pat_jax.engine.sequences.state import Pool
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What a migration sent between devices, and what it had to."""
+
+    num_bytes: int = 0  # empty pages included
+    least_bytes: int = 0  # of the live pages
+    num_rounds: int = 0
+    staging_bytes: int = 0  # of one device, at most, besides the pool
+
+
+class Migration:
+    """Between two layouts."""
+
+    def __init__(self, programs: ProgramTable, source: Layout, target: Layout):
+        self.programs = programs
+        self.source, self.target = source.split, target.split
+        self.exchange = Exchange.between(source, target)
+        self.members = self.exchange.members
+        self.waits = source.backend.waits
+
+    def run(self, pool: Pool, shipments: Sequence[Shipment]) -> tuple[Pool, Traffic]:
+        """Copies pages to where they belong in the target.
+
+        Only dispatched, except on CPU: the caller waits for the pool that it gets back.
+
+        Args:
+          pool: as the target sees the memory of the source's (`pages.view`); consumed. No page that
+            arrives lies in the memory of one that has not been packed when it is unpacked.
+        """
+        num_groups, exchange = self.exchange.narrow.split.dp, self.exchange
+        sent, due, count, most_parts = 0, 0, 0, 0
+        waiting: dict[int, tuple[Buffer, ...]] = {}
+        for number, shipment in enumerate(shipments):
+            size, earlier = shipment.round.size, (shipments[k].round for k in waiting)
+            held = sum(step.size * exchange.arrived(step) for step in earlier)
+            most_parts = max(most_parts, held + size * exchange.staged)
+            waiting[number] = self._send(shipment, pool)
+            for other in shipment.put:
+                pool = self._put(shipments[other], waiting.pop(other), pool)
+            sent += shipment.round.slots(num_groups)
+            due += int((shipment.old_page != NULL_PAGE).sum())
+            count += 1
+        part = exchange.part_bytes(pool)
+        sent, due = (part * exchange.copies_sent * pages for pages in (sent, due))
+        return pool, Traffic(sent, due, count, part * most_parts)
+
+    def _send(self, shipment: Shipment, pool: Pool) -> tuple[Buffer, ...]:
+        size, group = shipment.round.size, shipment.round.group
+        pack = self.programs[Key("pack", self.source, size, target=self.target)]
+        pages = self._by_buffer(shipment, shipment.old_page, is_wide=not self.exchange.is_up)
+        # An empty slot sends what happens to be in the null page, and arrives nowhere.
+        packed = tuple(pack(pool, _flat(one)) for one in pages)
+        name = "exchange" if group == ALL else "exchange_one"
+        exchange = self.programs[Key(name, self.source, size, target=self.target)]
+        arrived = exchange(packed) if group == ALL else exchange(np.int32(group), packed)
+        if self.waits:
+            jax.block_until_ready(arrived)
+        return arrived
+
+    def _put(self, shipment: Shipment, arrived: tuple[Buffer, ...], pool: Pool) -> Pool:
+        unpack = self.programs[Key("unpack", self.target, shipment.round.size)]
+        pages = self._by_buffer(shipment, shipment.new_page, is_wide=self.exchange.is_up)
+        for buffer, one in zip(arrived, pages, strict=True):
+            pool = unpack(pool, buffer, _flat(one))
+        return pool
+
+    def _by_buffer(
+        self, shipment: Shipment, pages: np.ndarray, *, is_wide: bool
+    ) -> list[np.ndarray]:
+        """Pages of each buffer, int[groups, size], by the groups of the layout that has them."""
+        group = shipment.round.group
+        if not is_wide:
+            return [pages]
+        if group == ALL:
+            return [pages[groups] for groups in self.members.T]
+        home = (self.members == group).any(axis=1)[:, None]
+        return [np.where(home, pages[group], NULL_PAGE)]
+
+
+class Shifting:
+    """Between the groups of a layout."""
+
+    def __init__(self, programs: ProgramTable, layout: Layout):
+        self.programs, self.layout, self.waits = programs, layout, layout.backend.waits
+
+    def run(self, pool: Pool, moves: PageMoves) -> tuple[Pool, Traffic]:
+        """Copies the pages of `moves` to their new groups.
+
+        Only dispatched, except on CPU, like a migration.
+
+        Args:
+          pool: consumed. No page that arrives lies in one that leaves.
+        """
+        split, part = self.layout.split, part_bytes(self.layout, pool)
+        sent, count, largest = 0, 0, 0
+        for shift in shifts(moves, split.dp):
+            size = shift.old_page.shape[1]
+            pack = self.programs[Key("pack", split, size, target=split)]
+            send = self.programs[Key("shift", split, size)]
+            arrived = send(np.int32(shift.distance), pack(pool, _flat(shift.old_page)))
+            if self.waits:
+                jax.block_until_ready(arrived)
+            pool = self.programs[Key("unpack", split, size)](pool, arrived, _flat(shift.new_page))
+            sent, count, largest = sent + shift.old_page.size, count + 1, max(largest, size)
+        sent, due = (part * split.tp * pages for pages in (sent, len(moves.old_page)))
+        return pool, Traffic(sent, due, count, 2 * part * largest)
+
+
+def _flat(x: np.ndarray) -> np.ndarray:
+    return x.astype(np.int32).reshape(-1)

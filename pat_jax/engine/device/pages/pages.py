@@ -1,0 +1,299 @@
+"""Pages of the KV cache on their way between two layouts, or two groups: pack, exchange, unpack.
+
+A round of a migration packs as many pages of each group as a staging buffer holds, exchanges the
+buffers, and unpacks them into the target's pool, in the same memory, at once or when there is room
+(`relocation/order.py`). Buffers have a few fixed sizes, so that three kinds of small programs carry any pages
+between any two layouts, and nothing but live pages is sent.
+
+The layout with less TP is the narrow one, the other the wide one; its groups are merged narrow ones.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from pat_jax.engine.layout.layout import Axes, Layout
+from pat_jax.engine.relocation.rounds import ALL, Round
+from pat_jax.engine.sequences.page_allocator import NULL_PAGE
+from pat_jax.engine.sequences.state import Pool
+from pat_jax.models.cache.kv_cache import KV_AXES
+
+# Page, KV head, keys and values of every layer, token of the page, head dimension.
+PAGE_AXES = (*KV_AXES, None)
+Buffer = Float[Array, "pages kv_heads arrays page_size head_dim"]
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """Which devices talk to which, and about which mesh axes, between two layouts of one chain."""
+
+    narrow: Layout
+    wide: Layout
+    is_up: bool  # TP rises: from narrow to wide
+    heads: Axes  # axes that split KV heads in the wider layout and rows in the narrower: all-to-all
+    copies: Axes  # axes over which the wider layout replicates KV heads: all-gather
+
+    @classmethod
+    def between(cls, source: Layout, target: Layout) -> "Exchange":
+        narrow, wide = sorted((source, target), key=lambda layout: layout.split.tp)
+        taken = wide.tp_axes[len(narrow.tp_axes) :]
+        heads = wide.kv_axes[len(narrow.kv_axes) :]
+        copies = tuple(axis for axis in taken if axis not in heads)
+        return cls(narrow, wide, target is wide, heads, copies)
+
+    @property
+    def num_heads(self) -> int:
+        """Ways in which the wide layout splits what KV heads a narrow device holds."""
+        return self.wide.size(self.heads)
+
+    @property
+    def members(self) -> np.ndarray:
+        """The narrow groups of each wide group, int[wide groups, members], in order of `all`."""
+        # Narrow groups count (heads, copies, remaining DP), outermost first; the gather over
+        # `copies` comes last and so lies outside the all-to-all over `heads`.
+        heads, copies = self.num_heads, self.wide.size(self.copies)
+        groups = np.arange(self.narrow.split.dp).reshape(heads, copies, self.wide.split.dp)
+        return groups.transpose(2, 1, 0).reshape(self.wide.split.dp, copies * heads)
+
+    @property
+    def staged(self) -> int:
+        """Parts of a page that a device holds while it moves, a part being a wide device's heads."""
+        # A narrow buffer, and as many wide ones as there are members, packed and concatenated.
+        return self.num_heads + 2 * self.members.shape[1]
+
+    def arrived(self, step: Round) -> int:
+        """Parts of a page that a device holds of a round that waits to be unpacked."""
+        if not self.is_up:
+            return self.num_heads
+        return self.members.shape[1] if step.group == ALL else 1
+
+    @property
+    def most_staged(self) -> int:
+        """As `staged`, while as much waits as may: two large rounds, see `order.MOST_WAITING`."""
+        return self.staged + 2 * self.arrived(Round(ALL, 1))
+
+    @property
+    def copies_sent(self) -> int:
+        """How often each part of a page, a wide device's KV heads of it, goes to another device.
+
+        No migration could send fewer: who holds a part already gets none.
+        """
+        sent = self.members.shape[1] if self.is_up else self.num_heads
+        return (sent - 1) * self.narrow.split.tp
+
+    def part_bytes(self, pool: Pool) -> int:
+        """Of what one wide device holds of a page."""
+        return part_bytes(self.wide, pool)
+
+    def all(self) -> Callable[[tuple[Buffer, ...]], tuple[Buffer, ...]]:
+        """A round in which every narrow group takes part.
+
+        Going up, one buffer becomes one for each member; going down it is the reverse.
+        """
+        num_members = self.members.shape[1]
+
+        def up(buffers: tuple[Buffer, ...]) -> tuple[Buffer, ...]:
+            (x,) = buffers
+            if self.heads:
+                x = jax.lax.all_to_all(x, self.heads, split_axis=1, concat_axis=0, tiled=True)
+            if self.copies:
+                x = jax.lax.all_gather(x, self.copies, axis=0, tiled=True)
+            return tuple(jnp.split(x, num_members))
+
+        def down(buffers: tuple[Buffer, ...]) -> tuple[Buffer, ...]:
+            x = jnp.concatenate(buffers)
+            if self.copies:
+                size = x.shape[0] // self.wide.size(self.copies)
+                mine = jax.lax.axis_index(self.copies) * size
+                x = jax.lax.dynamic_slice_in_dim(x, mine, size)
+            if self.heads:
+                x = jax.lax.all_to_all(x, self.heads, split_axis=0, concat_axis=1, tiled=True)
+            return (x,)
+
+        return self._mapped(up if self.is_up else down)
+
+    def one(self) -> Callable[[Int[Array, ""], tuple[Buffer, ...]], tuple[Buffer, ...]]:
+        """A round in which one narrow group, given when it runs, takes part: nobody else sends anything.
+
+        What the others' buffers hold afterwards does not matter.
+        """
+        # A program for each group would be one more for each device; a branch costs next to nothing.
+        # Only a GPU's host has to wait until the number of the group is read.
+        branches = [self._of(group) for group in range(self.narrow.split.dp)]
+
+        def run(group: Int[Array, ""], buffers: tuple[Buffer, ...]) -> tuple[Buffer, ...]:
+            return jax.lax.switch(group, branches, buffers)
+
+        return self._mapped(run, num_scalars=1)
+
+    def _of(self, group: int) -> Callable[[tuple[Buffer, ...]], tuple[Buffer, ...]]:
+        """What every device does in a round of `group`."""
+        num_heads, dp_axes = self.num_heads, self.narrow.dp_axes
+        members = next(row for row in self.members.tolist() if group in row)
+        axes, place = _in_mesh_order(self.narrow)
+
+        def sent(x: Buffer, source: int, target: int) -> Buffer:
+            pair = place[source], place[target]
+            return x if source == target else jax.lax.ppermute(x, axes, [pair])
+
+        def up(buffers: tuple[Buffer, ...]) -> tuple[Buffer, ...]:
+            me = jax.lax.axis_index(dp_axes)
+            parts = jnp.split(buffers[0], num_heads, axis=1)
+            received = jnp.zeros_like(parts[0])
+            for i, target in enumerate(members):
+                part = sent(parts[i % num_heads], group, target)
+                received = jnp.where(me == target, part, received)
+            return (received,)
+
+        def down(buffers: tuple[Buffer, ...]) -> tuple[Buffer, ...]:
+            # Of the devices that hold a copy, those send that take the group's own place.
+            first = members.index(group) // num_heads * num_heads
+            senders = members[first : first + num_heads]
+            parts = [sent(buffers[0], sender, group) for sender in senders]
+            return (jnp.concatenate(parts, axis=1),)
+
+        return up if self.is_up else down
+
+    def _mapped(self, run: Callable, num_scalars: int = 0) -> Callable:
+        source, target = (self.narrow, self.wide) if self.is_up else (self.wide, self.narrow)
+        return jax.shard_map(
+            run,
+            mesh=source.mesh,
+            in_specs=(*[source.spec()] * num_scalars, source.spec(*PAGE_AXES)),
+            out_specs=target.spec(*PAGE_AXES),
+            check_vma=False,
+        )
+
+
+def part_bytes(layout: Layout, pool: Pool) -> int:
+    """Of what one device holds of a page."""
+    ways = layout.size(layout.kv_axes)
+    return sum(math.prod(x.shape[1:]) // ways * x.dtype.itemsize for x in jax.tree.leaves(pool))
+
+
+def shift(layout: Layout) -> Callable[[Int[Array, ""], Buffer], Buffer]:
+    """Each group's buffer to the group so many further on, from the last on to the first.
+
+    The distance, 1 to groups - 1, is given when it runs.
+    """
+    axes, place = _in_mesh_order(layout)
+    groups = len(place)
+
+    def by(distance: int) -> Callable[[Buffer], Buffer]:
+        pairs = [(at, place[(group + distance) % groups]) for group, at in enumerate(place)]
+        return lambda buffer: jax.lax.ppermute(buffer, axes, pairs)
+
+    branches = [by(distance) for distance in range(1, groups)]
+    return jax.shard_map(
+        lambda distance, buffer: jax.lax.switch(distance - 1, branches, buffer),
+        mesh=layout.mesh,
+        in_specs=(layout.spec(), layout.spec(*PAGE_AXES)),
+        out_specs=layout.spec(*PAGE_AXES),
+        check_vma=False,
+    )
+
+
+def _in_mesh_order(layout: Layout) -> tuple[Axes, list[int]]:
+    """The DP axes, and the place of each group, int[groups], as `ppermute` numbers them.
+
+    It does so in the order of the mesh, whatever the order of its axes.
+    """
+    axes = tuple(axis for axis in layout.mesh.axis_names if axis in layout.dp_axes)
+    order = np.arange(layout.split.dp).reshape([layout.size((axis,)) for axis in layout.dp_axes])
+    order = order.transpose([layout.dp_axes.index(axis) for axis in axes])
+    return axes, np.argsort(order.reshape(-1)).tolist()
+
+
+def view(source: Layout, target: Layout) -> Callable[[Pool], Pool]:
+    """The memory of the source's pools as pools of the target; nothing moves, nothing is sent.
+
+    A page whose KV heads the target splits in f ways becomes f pages. The pool is to be donated.
+    """
+
+    def run(pool: Pool) -> Pool:
+        def one(x: Array) -> Array:
+            seen = _seen_by(source, target, x)
+            # Without any write XLA:CPU copies the pool where this leaves one head to a page.
+            null_page = seen[NULL_PAGE : NULL_PAGE + 1]
+            return jax.lax.dynamic_update_slice(seen, null_page, (NULL_PAGE, 0, 0, 0))
+
+        return jax.tree.map(one, pool)
+
+    return jax.shard_map(
+        run,
+        mesh=source.mesh,
+        in_specs=source.spec(*KV_AXES),
+        out_specs=target.spec(*KV_AXES),
+        check_vma=False,
+    )
+
+
+def _seen_by(holder: Layout, other: Layout, x: Array) -> Array:
+    """A device's pages in one layout as those of another: the same bytes in the same order."""
+    heads = x.shape[1] * holder.size(holder.kv_axes) // other.size(other.kv_axes)
+    return jnp.reshape(x, (-1, heads, *x.shape[2:]))
+
+
+def pack(source: Layout, target: Layout) -> Callable[[Pool, Array], Buffer]:
+    """Copies the source's pages `pages[i]` of each group out of a pool that the target sees."""
+
+    def run(pool: Pool, pages: Int[Array, " pages"]) -> Buffer:
+        seen = [_seen_by(target, source, x) for x in jax.tree.leaves(pool)]
+        arrays = [jnp.take(x, pages, axis=0, mode="clip") for x in seen]
+        return jnp.stack(arrays, axis=2)
+
+    return jax.shard_map(
+        run,
+        mesh=source.mesh,
+        in_specs=(target.spec(*KV_AXES), source.spec("batch")),
+        out_specs=source.spec(*PAGE_AXES),
+        check_vma=False,
+    )
+
+
+def unpack(layout: Layout) -> Callable[[Pool, Buffer, Array], Pool]:
+    """Writes a buffer to the pages `pages[i]` of each group; what goes to NULL_PAGE is dropped.
+
+    The pool is to be donated.
+    """
+
+    def run(pool: Pool, buffer: Buffer, pages: Int[Array, " pages"]) -> Pool:
+        leaves, tree = jax.tree.flatten(pool)
+        written = [put(x, buffer[:, :, i], pages) for i, x in enumerate(leaves)]
+        return jax.tree.unflatten(tree, written)
+
+    pool = layout.spec(*KV_AXES)
+    return jax.shard_map(
+        run,
+        mesh=layout.mesh,
+        in_specs=(pool, layout.spec(*PAGE_AXES), layout.spec("batch")),
+        out_specs=pool,
+        check_vma=False,
+    )
+
+
+def put(pool: Array, new: Array, pages: Int[Array, " pages"]) -> Array:
+    """`new[i]` at page `pages[i]`; what goes to NULL_PAGE is dropped."""
+    # A wide null page's neighbours lie in a narrow one, and may not have left yet.
+    return jax.lax.platform_dependent(pool, new, pages, cpu=put_in_turn, default=put_at_once)
+
+
+def put_in_turn(pool: Array, new: Array, pages: Array) -> Array:
+    """One page after the other: XLA:CPU may copy the whole pool for a scatter."""
+
+    def write(slot: Int[Array, ""], pool: Array) -> Array:
+        old = jax.lax.dynamic_index_in_dim(pool, pages[slot])
+        kept = jnp.where(pages[slot] == NULL_PAGE, old, jax.lax.dynamic_index_in_dim(new, slot))
+        return jax.lax.dynamic_update_slice(pool, kept, (pages[slot], 0, 0, 0))
+
+    return jax.lax.fori_loop(0, len(pages), write, pool)
+
+
+def put_at_once(pool: Array, new: Array, pages: Array) -> Array:
+    dropped = jnp.where(pages == NULL_PAGE, pool.shape[0], pages)
+    return pool.at[dropped].set(new, mode="drop")

@@ -1,0 +1,61 @@
+"""The rollout's copy of the policy's weights, in one layout at a time."""
+
+import jax
+import numpy as np
+
+from pat_jax.engine.device.pages import reshard as reslice
+from pat_jax.engine.device.programs.program_specs import ProgramSpecs
+from pat_jax.engine.device.programs.programs import Key, ProgramTable
+from pat_jax.engine.layout.layout import Layout
+from pat_jax.models.policy import Params
+
+
+class Weights:
+    """Parameters on the shards of a layout, and how they come to another one."""
+
+    def __init__(
+        self,
+        specs: ProgramSpecs,
+        programs: ProgramTable,
+        params: Params,
+        layout: Layout,
+        exit_head: np.ndarray | None = None,
+    ):
+        """Takes over `params`, already on the shards of `layout`, and deletes them in time.
+
+        Args:
+          exit_head: float[embed, embed], where the policy's first layers say drafts; None: zeros.
+        """
+        self.specs, self.programs = specs, programs
+        self.params, self.layout = params, layout
+        self.exit_head: jax.Array | None = None
+        if specs.drafts.exit_layer:
+            like = specs.exit_head(layout)
+            head = np.zeros(like.shape) if exit_head is None else exit_head
+            self.exit_head = layout.put(head.astype(like.dtype))
+
+    def reslice(self, target: Layout) -> tuple[int, int]:
+        """Moves the weights to `target`.
+
+        Returns:
+          The bytes that went from device to device, and the most that one device held besides its
+          old shards.
+        """
+        plan = self.specs.reslice(self.layout, target)
+        if plan.is_on_host:
+            shardings = target.param_shardings(self.specs.functions.policy)
+            leaves = [leaf for (leaf,) in plan.runs]
+            self.params = reslice.reslice_on_host(self.params, shardings, leaves)
+        else:
+            programs = [
+                self.programs[Key("reslice", self.layout.split, target=target.split, part=part)]
+                for part in range(len(plan.runs))
+            ]
+            self.params = reslice.reslice(self.params, plan.runs, programs)
+        self.layout = target
+        return plan.sent_bytes, plan.extra_bytes
+
+    def delete(self) -> None:
+        """Frees the memory."""
+        for leaf in jax.tree.leaves((self.params, self.exit_head)):
+            leaf.delete()

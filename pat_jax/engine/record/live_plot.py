@@ -1,0 +1,42 @@
+"""A rollout over time, as a chart of a page: live sequences above the layouts in force."""
+
+from itertools import groupby
+
+import numpy as np
+
+from pat_jax.common.html.charts import Axis, Band, Line, Plot
+from pat_jax.common.picture_style import COMPUTED, colour, layout_colour
+from pat_jax.engine.record.trace import RolloutTrace
+
+
+def live_plot(trace: RolloutTrace) -> Plot:
+    edges = [*trace.times_s, trace.total_s]
+    at, live = live_curve(trace, edges)
+    bands, start = [Band("prefill", 0, edges[0], colour(6))] if edges[0] > 0 else [], 0
+    for layout, bursts in groupby(trace.layout):
+        stop = start + len(list(bursts))
+        bands.append(Band(layout, edges[start], edges[stop], layout_colour(layout)))
+        start = stop
+    return Plot(
+        [Line("", [*zip(at, live, strict=True)], "currentColor", is_step=True)],
+        across=Axis.over(edges),
+        up=Axis.over(live),
+        across_words="seconds since the rollout began",
+        up_words="live sequences, and the layout in force",
+        bands=bands,
+        marks=[switch.at_s for switch in trace.switches],
+        note=COMPUTED if trace.is_computed else "",
+    )
+
+
+def live_curve(trace: RolloutTrace, edges: list[float]) -> tuple[list[float], list[int]]:
+    """Where the number of live sequences changes, and what it is from there on.
+
+    Args:
+      edges: where each burst begins and the last one ends, in seconds or decode steps.
+    """
+    if not trace.done_after:
+        return edges, [*trace.live, 0]
+    num_live = len(trace.done_after)
+    ends = np.interp(trace.done_after, [*trace.steps, trace.total_steps], edges)
+    return [edges[0], *ends.tolist()], list(range(num_live, -1, -1))

@@ -1,0 +1,268 @@
+"""A picture of one rollout: live sequences over time, the layout in force, the switches, and what drafts gave.
+
+Knows `RolloutTrace` and matplotlib, which is imported only when a picture is drawn.
+"""
+
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from pat_jax.common.picture_style import COMPUTED, layout_colour
+from pat_jax.engine.record.live_plot import live_curve
+from pat_jax.engine.record.trace import RolloutTrace, Switch
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_INK, _GREY, _DRAFTS = "#1f2933", "#6b7785", "#b4232c"
+# What is behind the tokens of drafts that were said: `drafts.SOURCES`, and whoever else says or finds them.
+_SOURCES = {
+    "own text": "#b8651b",
+    "siblings": "#3f9b8f",
+    "earlier responses": "#7a5ea8",
+    "drafts": "#b4232c",
+}
+_PREFILL, _PALE = "#6b7785", 0.18  # bands lie behind the curve
+
+HEADROOM = 1.3  # of the curve, for the names of the layouts
+MOST_TOLD = 12  # switches that are told under the picture; the file has all
+
+Axis = Literal["time", "step"]
+
+
+def plot_rollout(trace: RolloutTrace, path: str | Path, *, axis: Axis = "time") -> None:
+    """Write the picture to `path` (PNG) and the trace beside it (the same name, `.json`).
+
+    Args:
+      trace: the rollout.
+      path: where the picture goes; its folder is made when missing.
+      axis: what runs to the right, seconds or decode steps.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draw_rollout(trace, axis).savefig(path)
+    path.with_suffix(".json").write_text(trace.to_json() + "\n", encoding="utf-8")
+
+
+def draw_rollout(trace: RolloutTrace, axis: Axis = "time") -> "Figure":
+    from pat_jax.common.picture import Picture
+
+    told = _told(trace)
+    figure = Picture(9.0, 3.8 + 0.16 * len(told))
+    _draw_on(figure.add_subplot(), trace, axis)
+    _tell(figure, told)
+    return figure
+
+
+def draw_rollouts(traces: Mapping[str, RolloutTrace]) -> "Figure":
+    """One below the other, over the same seconds.
+
+    Args:
+      traces: by their titles.
+    """
+    from pat_jax.common.picture import Picture
+
+    told = [line for trace in traces.values() for line in _told(trace)]
+    figure = Picture(9.0, 3.2 * len(traces) + 0.16 * len(told))
+    longest = max(trace.total_s for trace in traces.values())
+    for place, (name, trace) in enumerate(traces.items(), start=1):
+        axes = figure.add_subplot(len(traces), 1, place)
+        _draw_on(axes, trace, "time", name, right=longest)
+    _tell(figure, told)
+    return figure
+
+
+def _draw_on(
+    axes: "Axes", trace: RolloutTrace, axis: Axis, name: str = "", right: float = 0.0
+) -> None:
+    """
+    Args:
+      name: of the rollout, in the title.
+      right: where the axis ends at least.
+    """
+    edges = _edges(trace, axis)
+    at, live = live_curve(trace, edges)
+    axes.set_xlim(0, max(edges[-1], right) or 1)
+    axes.set_ylim(0, HEADROOM * max(*live, 1))
+    _draw_bands(axes, trace, edges)
+    axes.fill_between(at, live, step="post", color=_INK, alpha=0.08, linewidth=0)
+    axes.step(at, live, where="post", color=_INK, linewidth=1.8)
+    for number, switch in enumerate(trace.switches, start=1):
+        _draw_switch(axes, switch, _position(trace, switch, edges), number, axis)
+    _dress(axes, trace, axis, name)
+    if max(trace.tokens_per_step, default=1.0) > 1.0:
+        _draw_drafts(axes, trace, edges)
+
+
+def _draw_drafts(axes: "Axes", trace: RolloutTrace, edges: list[float]) -> None:
+    """What a sequence said in a step, by a scale of its own on the right: one token, and those of drafts by
+    what they are from."""
+    right = axes.twinx()
+    said = [*trace.tokens_per_step, trace.tokens_per_step[-1]]
+    bottom = np.ones(len(said))
+    for name, counts in _accepted_by_source(trace).items():
+        part = np.array(counts) / np.maximum(trace.accepted, 1) * (np.array(said[:-1]) - 1)
+        top = bottom + np.append(part, part[-1])
+        options = {"label": name, "color": _SOURCES[name], "alpha": 0.5, "linewidth": 0}
+        right.fill_between(edges, bottom, top, step="post", **options)
+        bottom = top
+    right.step(edges, said, where="post", color=_DRAFTS, linewidth=1.2)
+    right.set_ylim(0, HEADROOM * max(said))
+    right.set_ylabel("tokens a step and sequence", color=_DRAFTS)
+    right.tick_params(colors=_DRAFTS, labelsize=9)
+    right.spines[["top", "left", "bottom"]].set_visible(False)
+    right.spines["right"].set_color(_DRAFTS)
+    if any(trace.accepted):  # beside the name of the axis below
+        place = {"loc": "upper right", "bbox_to_anchor": (1.0, -0.07), "borderaxespad": 0.0}
+        right.legend(**place, ncols=4, frameon=False, fontsize=8, handlelength=1.0)
+
+
+def _accepted_by_source(trace: RolloutTrace) -> dict[str, list[int]]:
+    """Tokens of drafts that were said, in each burst, for each source that has given any."""
+    *copied, others = _SOURCES
+    known = {name: [burst[i][1] for burst in trace.by_source] for i, name in enumerate(copied)}
+    rest = [all_of - sum(of) for all_of, *of in zip(trace.accepted, *known.values(), strict=True)]
+    return {name: counts for name, counts in (known | {others: rest}).items() if any(counts)}
+
+
+def _draft_words(trace: RolloutTrace) -> str:
+    *sources, _ = _SOURCES
+    counts = {name: sum(of) for name, of in _accepted_by_source(trace).items() if name in sources}
+    parts = ", ".join(f"{name} {count:,}" for name, count in counts.items())
+    text = f"drafts: {sum(trace.drafted):,} tokens drafted, {sum(trace.accepted):,} accepted"
+    text += f" ({parts})" if parts else ""
+    if trace.draft_saving_s is None or trace.predicted_draft_saving_s is None:
+        return text
+    return (
+        f"{text}; saved {_seconds(trace.draft_saving_s)} "
+        f"(predicted {_seconds(trace.predicted_draft_saving_s)})"
+    )
+
+
+def _edges(trace: RolloutTrace, axis: Axis) -> list[float]:
+    """Where each burst begins, and where the last one ends."""
+    if axis == "time":
+        return [*trace.times_s, trace.total_s]
+    return [*trace.steps, trace.total_steps]
+
+
+def _position(trace: RolloutTrace, switch: Switch, edges: list[float]) -> float:
+    return edges[bisect_left(trace.steps, switch.step)]
+
+
+def _draw_bands(axes: "Axes", trace: RolloutTrace, edges: list[float]) -> None:
+    """One band for the prefill and for each run of bursts under the same layout."""
+    if edges[0] > 0:
+        _draw_band(axes, 0, edges[0], "prefill", _PREFILL)
+    start = 0
+    for layout, bursts in groupby(trace.layout):
+        stop = start + len(list(bursts))
+        _draw_band(axes, edges[start], edges[stop], layout, layout_colour(layout))
+        start = stop
+
+
+def _draw_band(axes: "Axes", left: float, right: float, name: str, colour: str) -> None:
+    axes.axvspan(left, right, color=colour, alpha=_PALE, linewidth=0, zorder=0)
+    share = (right - left) / axes.get_xlim()[1]
+    if share < 0.02:  # no room for a name
+        return
+    axes.text(
+        (left + right) / 2,
+        0.975,
+        name,
+        transform=axes.get_xaxis_transform(),
+        rotation=90 if share < 0.08 else 0,
+        ha="center",
+        va="top",
+        fontsize=9,
+        fontweight="bold",
+        color=_INK,
+    )
+
+
+def _draw_switch(axes: "Axes", switch: Switch, x: float, number: int, axis: Axis) -> None:
+    """A dashed line where decoding went on, a dark strip as wide as the switch took, its number."""
+    axes.axvline(x, color=_INK, linewidth=1.0, linestyle=(0, (4, 3)))
+    if axis == "time":
+        axes.axvspan(x - switch.seconds, x, color=_INK, alpha=0.45, linewidth=0)
+    axes.text(
+        x,
+        1.01,
+        str(number),
+        transform=axes.get_xaxis_transform(),
+        ha="center",
+        va="bottom",
+        fontsize=8,
+        color=_INK,
+    )
+
+
+def _switch_words(switch: Switch, number: int) -> str:
+    moved = "" if switch.bytes_moved is None else f", {_bytes(switch.bytes_moved)} moved"
+    told = (
+        f"{number}: {switch.source} to {switch.target} at {switch.live:,} live, {switch.kv} KV{moved}; "
+        f"cost {_seconds(switch.seconds)}"
+    )
+    if not switch.predicted_cost_s:  # scripted
+        return told
+    return (
+        f"{told} (predicted {_seconds(switch.predicted_cost_s)}), "
+        f"predicted saving {_seconds(switch.predicted_saving_s)}"
+    )
+
+
+def _told(trace: RolloutTrace) -> list[str]:
+    """Lines under the picture."""
+    told = [_switch_words(switch, i) for i, switch in enumerate(trace.switches, start=1)]
+    if len(told) > MOST_TOLD:
+        told[MOST_TOLD:] = [f"and {len(told) - MOST_TOLD} more: see the .json beside this picture"]
+    if any(trace.drafted):
+        told.append(_draft_words(trace))
+    return told
+
+
+def _tell(figure: "Figure", told: Sequence[str]) -> None:
+    if told:
+        figure.supxlabel("\n".join(told), x=0.01, ha="left", fontsize=8, color=_INK)
+
+
+def _dress(axes: "Axes", trace: RolloutTrace, axis: Axis, name: str) -> None:
+    below = "seconds since the rollout began" if axis == "time" else "decode steps"
+    axes.set_xlabel(below, loc="left" if any(trace.accepted) else "center")
+    axes.set_ylabel("live sequences")
+    switches = len(trace.switches)
+    pad = 18 if switches else 6  # above the numbers of the switches
+    axes.set_title(
+        f"{name}{': ' * bool(name)}{max(trace.live, default=0):,} responses in {_seconds(trace.total_s)}:"
+        f" {trace.total_steps:,} decode steps, {switches} switch{'' if switches == 1 else 'es'}",
+        loc="left",
+        fontsize=10,
+        color=_INK,
+        pad=pad,
+    )
+    if trace.is_computed:
+        axes.set_title(COMPUTED, loc="right", fontsize=10, color=_DRAFTS, pad=pad)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color(_GREY)
+    axes.tick_params(colors=_GREY, labelsize=9)
+    axes.xaxis.label.set_color(_GREY)
+    axes.yaxis.label.set_color(_GREY)
+
+
+def _seconds(seconds: float) -> str:
+    if abs(seconds) < 0.9995:
+        return f"{1000 * seconds:.3g} ms"
+    return f"{seconds:.3g} s" if abs(seconds) < 999.5 else f"{seconds:,.0f} s"
+
+
+def _bytes(number: float) -> str:
+    for unit in ("B", "KiB", "MiB"):
+        if number < 999.5:
+            return f"{number:.3g} {unit}"
+        number /= 1024
+    return f"{number:,.1f} GiB"

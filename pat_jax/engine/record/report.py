@@ -1,0 +1,298 @@
+"""What a rollout did and what it cost, filled in while it runs.
+
+Knows numbers and names. Does not know who measured them.
+"""
+
+import math
+from dataclasses import dataclass, field, fields
+
+import numpy as np
+
+from pat_jax.common.stopwatch import Stopwatch
+from pat_jax.engine.controller import Collected, Controller, Relocation
+from pat_jax.engine.executor import Arrival
+from pat_jax.engine.record.trace import Balanced, RolloutTrace, Switch
+from pat_jax.engine.sequences.prefill_calls import PrefillWork
+from pat_jax.planning.drafts import NO_SOURCES
+from pat_jax.planning.types import Carry, DraftPrediction, Plan, Ran
+
+MIB = 2**20
+
+
+@dataclass
+class DraftSums:
+    """Of the bursts whose drafts a planner has priced: what it expected, and what came.
+
+    What steps without drafts would have taken is what the planner believes.
+    """
+
+    steps: int = 0
+    expected_tokens: float = 0.0  # of a row in each step, added up
+    tokens: float = 0.0
+    predicted_saving_s: float = 0.0
+    saving_s: float = 0.0
+
+    def __add__(self, other: "DraftSums") -> "DraftSums":
+        sums = (getattr(self, each.name) + getattr(other, each.name) for each in fields(self))
+        return DraftSums(*sums)
+
+    def add(self, burst: Ran, predicted: DraftPrediction, tokens: float) -> None:
+        """A burst in whose steps a row generated so many `tokens` each, on average."""
+        self.steps += burst.steps
+        self.expected_tokens += burst.steps * predicted.tokens
+        self.tokens += burst.steps * tokens
+        self.predicted_saving_s += predicted.saved_s(burst.steps)
+        self.saving_s += burst.steps * tokens * predicted.plain_s - burst.seconds
+
+    @property
+    def words(self) -> str:
+        if not self.steps:
+            return "no drafts were made: none was predicted to pay, or had room"
+        return (
+            f"drafts in {self.steps} steps: a sequence said {self.tokens / self.steps:.2f} tokens in each, "
+            f"expected were {self.expected_tokens / self.steps:.2f}; saved {self.saving_s:.2f} s, "
+            f"expected were {self.predicted_saving_s:.2f}"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class BurstRecord(Ran):
+    """A burst as it went, in its place in the rollout."""
+
+    began_s: float  # since the rollout began
+    step: int  # decode steps before it
+    tokens: int  # sampled
+    row_steps: int  # steps of single rows, each of which sampled a token, or several
+    drafted: int = 0  # draft tokens verified
+    # Of copied drafts: tokens verified, accepted, and accepted on branches, by `drafts.SOURCES`.
+    by_source: tuple[tuple[int, ...], ...] = ()
+
+    @property
+    def accepted(self) -> int:
+        """Draft tokens accepted."""
+        return self.tokens - self.row_steps
+
+    @property
+    def tokens_per_step(self) -> float:
+        """Of a row."""
+        return self.tokens / max(1, self.row_steps)
+
+
+@dataclass
+class RolloutReport:
+    """What a rollout did and what it cost, in seconds, tokens and switches."""
+
+    bursts: list[BurstRecord] = field(default_factory=list)
+    switches: list[Switch] = field(default_factory=list)
+    balanced: list[Balanced] = field(default_factory=list)
+    drafts: DraftSums = field(default_factory=DraftSums)
+    prefill_tokens: int = 0
+    prefill_room: int = 0  # tokens that the calls had room for
+    # Room without a token, as part of what live sequences' pages have room for, averaged over the
+    # beginnings and ends of bursts. Pages laid out to be drawn are free.
+    kv_waste: float = math.nan
+    preempted: int = 0  # times that a sequence gave up its pages, to be recomputed
+    expected: np.ndarray | None = None  # float[sequences], tokens of the responses, as was believed
+    seconds: dict[str, float] = field(default_factory=dict)
+    total_s: float = 0.0
+    compile_s: float = 0.0  # waited for programs that were needed, beside `total_s`
+    done_after: list[int] = field(default_factory=list)  # decode steps of each sequence
+    first_plan: str = ""  # where the planner went first, and why
+    is_computed: bool = False  # see RolloutTrace
+
+    def add_burst(
+        self, ran: Ran, began_s: float, done: Collected, predicted: DraftPrediction | None
+    ) -> None:
+        """A burst that began then, what came of it, and what was predicted of its drafts."""
+        burst = BurstRecord(
+            **vars(ran),
+            began_s=began_s,
+            step=self.decode_steps,
+            tokens=done.tokens,
+            row_steps=done.live_steps,
+            drafted=done.drafted.verified,
+            by_source=tuple(map(tuple, done.drafted.by_source.tolist())),
+        )
+        self.bursts.append(burst)
+        if predicted is not None:
+            self.drafts.add(ran, predicted, burst.tokens_per_step)
+
+    def add_switch(
+        self,
+        plan: Plan,
+        relocation: Relocation,
+        arrival: Arrival,
+        seconds: float,
+        carry: Carry,
+        began_s: float,
+    ) -> None:
+        switch = Switch(
+            step=self.decode_steps,
+            live=relocation.load.live,
+            source=str(relocation.source),
+            target=str(relocation.target),
+            kv=carry,
+            bytes_moved=arrival.num_bytes,
+            least_bytes=arrival.least_bytes,
+            extra_bytes=arrival.extra_bytes,
+            seconds=seconds,
+            predicted_saving_s=plan.predicted_saving_s,
+            predicted_cost_s=plan.predicted_cost_s,
+            reason=plan.reason,
+            recompute_below=plan.recompute_below,
+            at_s=began_s,
+            predicted_remaining_s=plan.predicted_remaining_s,
+        )
+        self.switches.append(switch)
+
+    def add_balance(
+        self,
+        plan: Plan,
+        relocation: Relocation,
+        arrival: Arrival,
+        seconds: float,
+        fullest: tuple[int, int],
+    ) -> None:
+        """
+        Args:
+          fullest: live sequences of the fullest group, before and after.
+        """
+        moved = Balanced(
+            step=self.decode_steps,
+            layout=str(relocation.source),
+            sequences=int((relocation.group != relocation.load.group).sum()),
+            pages=len(relocation.moves.old_page),
+            fullest=fullest,
+            seconds=seconds,
+            predicted_saving_s=plan.predicted_saving_s,
+            predicted_cost_s=plan.predicted_cost_s,
+            bytes_moved=arrival.num_bytes or 0,
+            least_bytes=arrival.least_bytes,
+        )
+        self.balanced.append(moved)
+
+    @property
+    def decode_steps(self) -> int:
+        return self.bursts[-1].step + self.bursts[-1].steps if self.bursts else 0
+
+    @property
+    def tokens(self) -> int:
+        return sum(burst.tokens for burst in self.bursts)
+
+    @property
+    def busy_rows(self) -> int:
+        """Rows x steps that sampled a token, or several."""
+        return sum(burst.row_steps for burst in self.bursts)
+
+    @property
+    def total_rows(self) -> int:
+        """Rows x steps that ran."""
+        return sum(burst.steps * burst.rows * burst.split.dp for burst in self.bursts)
+
+    @property
+    def tokens_per_s(self) -> float:
+        """NaN where nothing was generated, as where all was on disk; so are the shares below."""
+        return _ratio(self.tokens, self.total_s)
+
+    @property
+    def drafted(self) -> int:
+        """Draft tokens verified."""
+        return sum(burst.drafted for burst in self.bursts)
+
+    @property
+    def accepted(self) -> int:
+        """Draft tokens accepted."""
+        return sum(burst.accepted for burst in self.bursts)
+
+    @property
+    def by_source(self) -> list[list[int]]:
+        """Of all bursts, as each has it."""
+        return sum((np.array(burst.by_source) for burst in self.bursts), NO_SOURCES).tolist()
+
+    @property
+    def tokens_per_row_step(self) -> float:
+        """What a sequence says in a decode step, on average; 1 where nothing is drafted."""
+        return _ratio(self.tokens, self.busy_rows)
+
+    @property
+    def row_occupancy(self) -> float:
+        """Part of the rows x steps that sampled a token."""
+        return _ratio(self.busy_rows, self.total_rows)
+
+    @property
+    def balance_share(self) -> float:
+        """Part of the rollout's seconds in which sequences moved between groups of a layout."""
+        return _ratio(self.spent("balance"), self.total_s)
+
+    @property
+    def prefill_padding(self) -> float:
+        """Part of the computed tokens that were none."""
+        return 1 - _ratio(self.prefill_tokens, self.prefill_room)
+
+    def add_prefill(self, work: PrefillWork, room: int) -> None:
+        """A prefill whose calls had room for so many tokens."""
+        self.prefill_tokens += int((work.spans.stop - work.spans.start).sum())
+        self.prefill_room += room
+
+    def finish(self, controller: Controller, clock: Stopwatch) -> None:
+        """When the last sequence has ended."""
+        self.preempted = controller.num_preempted
+        self.kv_waste = _ratio(controller.kv_unused, controller.kv_slots)
+        self.total_s, self.seconds = clock.elapsed, clock.seconds
+        self.done_after = np.sort(controller.table.done_after).tolist()
+
+    def spent(self, *stages: str) -> float:
+        """Seconds of some stages together: `rollout.rollout` names them."""
+        return sum(self.seconds.get(stage, 0.0) for stage in stages)
+
+    @property
+    def trace(self) -> RolloutTrace:
+        bursts, drafts = self.bursts, self.drafts
+        return RolloutTrace(
+            times_s=tuple(burst.began_s for burst in bursts),
+            steps=tuple(burst.step for burst in bursts),
+            live=tuple(burst.live for burst in bursts),
+            done_after=tuple(self.done_after),
+            tokens_per_step=tuple(burst.tokens_per_step for burst in bursts),
+            drafted=tuple(burst.drafted for burst in bursts),
+            accepted=tuple(burst.accepted for burst in bursts),
+            by_source=tuple(burst.by_source for burst in bursts),
+            draft_saving_s=drafts.saving_s if drafts.steps else None,
+            predicted_draft_saving_s=drafts.predicted_saving_s if drafts.steps else None,
+            layout=tuple(str(burst.split) for burst in bursts),
+            total_s=self.total_s,
+            total_steps=self.decode_steps,
+            switches=tuple(self.switches),
+            balanced=tuple(self.balanced),
+            is_computed=self.is_computed,
+        )
+
+
+def _ratio(part: float, whole: float) -> float:
+    return part / whole if whole else math.nan
+
+
+def describe_balance(report: RolloutReport) -> str:
+    """All moves between groups, when the rollout has ended."""
+    moves = report.balanced
+    return (
+        f"balance: {sum(move.sequences for move in moves)} sequences moved between groups in "
+        f"{len(moves)} moves, {100 * report.balance_share:.2f} % of the rollout's time; "
+        f"{sum(move.predicted_saving_s for move in moves):.2f} s were to be saved"
+    )
+
+
+def describe_switch(switch: Switch, total_s: float) -> str:
+    """What was predicted of a switch and what came of it, when the rollout has ended."""
+    text = (
+        f"switch {switch.source} to {switch.target} cost {switch.seconds:.3f} s "
+        f"({switch.predicted_cost_s:.3f} predicted), moved {(switch.bytes_moved or 0) / MIB:.1f} MiB "
+        f"({switch.least_bytes / MIB:.1f} at least), held {switch.extra_bytes / MIB:.1f} MiB more on a "
+        f"device, {total_s - switch.at_s:.3f} s to the end"
+    )
+    if not switch.predicted_remaining_s:  # scripted
+        return text
+    return (
+        f"{text} ({switch.predicted_remaining_s:.3f} predicted, "
+        f"{switch.predicted_stay_s:.3f} had it stayed)"
+    )

@@ -1,0 +1,189 @@
+"""Which drafts the bursts of an engine may verify, by its options and its devices.
+
+Knows sizes. Does not know when drafts are made: that is the planner's.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from pat_jax.common.hub import local_checkpoint
+from pat_jax.common.rules import OptionError, require
+from pat_jax.config.speculation import EXIT, MODEL, SpeculationConfig
+from pat_jax.engine.layout.buckets import NO_DRAFTS, Drafts
+from pat_jax.engine.sizing.draft_memory import Drafter
+from pat_jax.engine.sizing.draft_vocabulary import other_tokens
+from pat_jax.models.checkpoints.hf_config import read_config
+from pat_jax.models.checkpoints.hf_load import check_checkpoint
+from pat_jax.models.config import ModelConfig
+from pat_jax.models.policy import Policy
+from pat_jax.models.presets import PRESETS, preset
+
+# A step with so many tokens takes about as long to compute as to read the weights: bfloat16 on an H100,
+# 990 TFLOP/s over 3.35 TB/s, and on a TPU v5e, 197 over 0.82, are some 300 and 240 tokens.
+ON_ACCELERATORS, ON_CPU = 256, 64
+
+
+@dataclass(frozen=True)
+class DraftChoice:
+    drafts: Drafts
+    reason: str  # for the log
+    policy: Policy | None = None  # of a draft model
+
+    @property
+    def drafter(self) -> Drafter:
+        return Drafter(self.drafts, self.policy)
+
+
+def drafts_of(config: SpeculationConfig, platform: str) -> Drafts:
+    """Those that are asked for, whether they pay or not."""
+    if config.source == "none":
+        return NO_DRAFTS
+    most = config.most_tokens or (ON_CPU if platform == "cpu" else ON_ACCELERATORS)
+    texts = 0 if config.is_said else config.texts
+    has_model = config.draft_model != ""
+    return Drafts(
+        config.budgets,
+        config.longest,
+        most,
+        texts,
+        exit_layer=config.exit_layer,
+        has_model=has_model,
+        cache_tokens=config.cache_tokens,
+        stagger=config.stagger == "on",
+    )
+
+
+def checkpoint_of(draft_model: str) -> ModelConfig:
+    """Of a checkpoint's folder.
+
+    Raises:
+      UserError: it is none.
+    """
+    expected = f"the folder of a checkpoint behind {MODEL}, and there is no such folder"
+    shape = checkpoint_shape(draft_model, "speculation.source")
+    if shape is None:
+        raise OptionError("speculation.source", MODEL + draft_model, expected)
+    return shape
+
+
+def drafter_of(
+    config: SpeculationConfig,
+    model: ModelConfig,
+    platform: str,
+    max_length: int,
+    configuration: Callable[[str], ModelConfig] = checkpoint_of,
+    *,
+    folder: str = "",
+) -> Drafter:
+    """The drafts that are asked for and who says them, whether they pay or not.
+
+    Args:
+      model: the policy's.
+      platform: as `jax.Device.platform` has it.
+      max_length: tokens of the longest prompt and response.
+      configuration: of the draft model that is named.
+      folder: of the policy's checkpoint; where it has none, no tokenizers are compared.
+
+    Raises:
+      UserError: a layer is to draft that the policy has not, or its last one; or a model of another
+        vocabulary or for shorter texts.
+    """
+    drafts = drafts_of(config, platform)
+    if drafts.exit_layer:
+        num_layers = model.num_layers
+        expected = (
+            f"a layer from 1 to {num_layers - 1} behind {EXIT}, for a model of {num_layers} layers"
+            if num_layers > 1
+            else f"suffix or {MODEL}DIR, as a model of one layer has none before the last that could draft"
+        )
+        is_before_the_last = drafts.exit_layer < num_layers
+        require(is_before_the_last, "speculation.source", config.source, expected)
+    if not drafts.has_model:
+        return Drafter(drafts)
+    own = configuration(config.draft_model)
+    _check_draft_model(config, own, model, max_length, folder)
+    return Drafter(drafts, Policy.from_config(own))
+
+
+def wanted_drafts(
+    config: SpeculationConfig,
+    policy: Policy,
+    platform: str,
+    max_length: int,
+    *,
+    folder: str = "",
+) -> DraftChoice:
+    """
+    Args:
+      platform: as `jax.Device.platform` has it.
+      max_length: tokens of the longest prompt and response.
+      folder: of the policy's checkpoint; where it has none, no tokenizers are compared.
+
+    Raises:
+      UserError: a layer is to draft that the policy has not, or its last one; or a model of another
+        vocabulary or for shorter texts.
+    """
+    if config.source == "none":
+        return DraftChoice(NO_DRAFTS, "speculation: none asked for")
+    if config.source == "auto" and platform == "cpu":
+        return DraftChoice(
+            NO_DRAFTS,
+            "speculation: none on a CPU, where a step takes longer the more tokens it verifies "
+            "(--speculation.source suffix makes drafts)",
+        )
+    drafter = drafter_of(config, policy.config, platform, max_length, folder=folder)
+    words = f"speculation: drafts of up to {_source_words(config, drafter, policy.config)}"
+    return DraftChoice(drafter.drafts, f"{words}, where they are predicted to pay", drafter.policy)
+
+
+def _source_words(config: SpeculationConfig, drafter: Drafter, model: ModelConfig) -> str:
+    drafts, own = drafter.drafts, drafter.policy
+    if drafts.exit_layer:
+        said_by = f"the first {drafts.exit_layer} of {model.num_layers} layers"
+        return f"{drafts.budgets[-1]} tokens, said by {said_by}"
+    if own is not None:
+        said_by = f"{config.draft_model} ({own.config.num_layers} layers)"
+        return f"{drafts.budgets[-1]} tokens, said by {said_by}"
+    others = " and others to its prompt" * (drafts.texts > 0)
+    return f"{drafts.longest} tokens from a response's own text{others}"
+
+
+def shape_of(draft_model: str) -> ModelConfig:
+    """Of a checkpoint's folder or a built-in shape's name: enough where nothing is computed.
+
+    Raises:
+      UserError: it is neither.
+    """
+    if shape := checkpoint_shape(draft_model, "speculation.source"):
+        return shape
+    expected = f"the folder of a checkpoint behind {MODEL}, or a built-in shape, one of {', '.join(PRESETS)}"
+    require(draft_model in PRESETS, "speculation.source", MODEL + draft_model, expected)
+    return preset(draft_model)
+
+
+def checkpoint_shape(name: str, option: str) -> ModelConfig | None:
+    """Of a checkpoint's folder, or of a model of the Hub, whose weights are not fetched; None: of
+    neither."""
+    folder = local_checkpoint(name, option=option, weights=False)
+    if not Path(folder).is_dir():
+        return None
+    return check_checkpoint(folder) if folder == name else read_config(folder)
+
+
+def _check_draft_model(
+    config: SpeculationConfig,
+    own: ModelConfig,
+    policy: ModelConfig,
+    max_length: int,
+    folder: str,
+) -> None:
+    asked, expected = "speculation.source", other_tokens(own, config.draft_model, policy, folder)
+    require(not expected, asked, config.source, f"{expected}; take one of the same family")
+    require(
+        own.max_position >= max_length,
+        asked,
+        config.source,
+        f"a model for texts of {max_length} tokens, the longest prompt and response, and this one is for "
+        f"{own.max_position}; take another, or allow shorter ones",
+    )

@@ -1,0 +1,85 @@
+"""Whether the token ids of a draft model stand for what those of the policy do.
+
+Knows tokenizers' files and sizes of embeddings. Does not know how a text becomes tokens.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pat_jax.common.errors import UserError
+from pat_jax.common.hub import local_checkpoint
+from pat_jax.models.checkpoints.hf_config import read_json_object
+from pat_jax.models.config import ModelConfig
+
+TOKENIZER_FILE = "tokenizer.json"
+# Embeddings of one tokenizer's tokens are padded to a multiple of 64 to 512: those of Qwen2.5-7B have 152,064 rows,
+# those of Qwen2.5-0.5B 151,936, and both tokenizers 151,665 tokens. Where a vocabulary is small, so few rows
+# more are other tokens.
+PADDED_TO, PADDED_FROM = 512, 16 * 512
+
+
+def other_tokens(own: ModelConfig, own_folder: str, policy: ModelConfig, policy_folder: str) -> str:
+    """Why ids of a draft model are other tokens than the policy's, in words; empty where they are the same.
+
+    Where both have a tokenizer, ids that both know are compared, whatever the sizes of the embeddings: one that the
+    policy alone knows is never drafted, and one that it does not know never drawn. Where there is none to compare,
+    embeddings may differ by padding, see `is_padding_alone`.
+
+    Args:
+      own_folder, policy_folder: of their checkpoints; without a folder there is no tokenizer.
+
+    Raises:
+      UserError: a tokenizer's file cannot be read.
+    """
+    tokens, of_policy = tokens_in(own_folder), tokens_in(policy_folder)
+    if tokens is None or of_policy is None:
+        if is_padding_alone(own.vocab_size, policy.vocab_size):
+            return ""
+        return f"a model with the policy's {policy.vocab_size} tokens, and this one has {own.vocab_size}"
+    shared = tokens.keys() & of_policy.keys()
+    if not shared:
+        return (
+            f"a model with the tokens of {policy_folder}, and this one shares no token id with it"
+        )
+    first = min((i for i in shared if tokens[i] != of_policy[i]), default=None)
+    if first is None:
+        return ""
+    return (
+        f"a model with the tokens of {policy_folder}, whose token {first} is {of_policy[first]!r}, and this one's is "
+        f"{tokens[first]!r}"
+    )
+
+
+def is_padding_alone(one: int, other: int) -> bool:
+    """Whether embeddings of so many rows may be of the same tokens: they are, or differ by less than embeddings are
+    padded by, and have so many rows that it is hardly anything else (`PADDED_TO`)."""
+    return one == other or (abs(one - other) < PADDED_TO and min(one, other) >= PADDED_FROM)
+
+
+def tokens_in(folder: str) -> Mapping[int, str] | None:
+    """Each id's token in the tokenizer of a checkpoint, added ones too; None where it has no such file.
+
+    Raises:
+      UserError: the file cannot be read.
+    """
+    path = Path(local_checkpoint(folder, weights=False)) / TOKENIZER_FILE
+    if not path.is_file():
+        return None
+    told = read_json_object(path)
+    try:
+        return {number: token for token, number in _numbered(told)}
+    except (AttributeError, KeyError, TypeError, ValueError):
+        raise UserError(
+            f"{path}: the file lists no tokens with their ids, expected a vocabulary and added tokens as Hugging Face "
+            "tokenizers have them; download it again."
+        ) from None
+
+
+def _numbered(told: Mapping[str, Any]) -> list[tuple[str, int]]:
+    vocabulary = told["model"]["vocab"]
+    if isinstance(vocabulary, list):  # of a unigram model: tokens with their scores, in order
+        found = [(token, number) for number, (token, _) in enumerate(vocabulary)]
+    else:
+        found = list(vocabulary.items())
+    return found + [(one["content"], one["id"]) for one in told.get("added_tokens") or ()]

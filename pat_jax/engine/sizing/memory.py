@@ -1,0 +1,318 @@
+"""What a run's parts take of a device's memory, and whether a rollout fits at all.
+
+Knows layouts, shardings and options. Does not know how a plan uses the answer.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import combinations
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+
+from pat_jax.common.devices import HOST_MEMORY, Device
+from pat_jax.common.errors import UserError
+from pat_jax.common.hosts.together import company
+from pat_jax.common.memory import machine_memory
+from pat_jax.common.pytree import with_sharding
+from pat_jax.config.rollout import RolloutConfig
+from pat_jax.engine.device.pages.pages import Exchange
+from pat_jax.engine.device.programs.program_specs import (
+    RESLICE_CHUNK_BYTES,
+    ProgramSpecs,
+    page_bytes,
+    unsplit_pages,
+)
+from pat_jax.engine.engine import RolloutEngine
+from pat_jax.engine.layout.buckets import Buckets, largest_length
+from pat_jax.engine.layout.layout import Layout
+from pat_jax.engine.relocation.rounds import SIZES
+from pat_jax.engine.sizing.draft_memory import DraftBytes, Drafter, draft_bytes
+from pat_jax.models.policy import Policy
+from pat_jax.planning.memory import GIB, USABLE, MemoryModel, beside
+from pat_jax.planning.types import Split
+
+NOTHING = Drafter()  # is drafted
+MACHINE_SHARE = 1 / 4
+
+
+class MemoryOption(Protocol):
+    @property
+    def device_memory_gib(self) -> float: ...
+
+
+def memory_limit(config: MemoryOption, devices: Sequence[Device]) -> float:
+    """Bytes that every one of `devices` has; infinite where neither they nor the options say."""
+    if config.device_memory_gib:
+        return config.device_memory_gib * GIB
+    limits = [stats.get("bytes_limit", math.inf) for stats in _memory_stats(devices)]
+    return min(company().gather("memory", min(limits)))
+
+
+def cache_limit(config: MemoryOption, devices: Sequence[Device]) -> float:
+    """Bytes of a device by which KV caches are sized.
+
+    A CPU's devices have no memory of their own: each counts on its part of a quarter of the machine's. Its
+    bursts read a contiguous copy of what they decode, and what is trained has to fit beside both.
+    """
+    limit = memory_limit(config, devices)
+    if not math.isinf(limit) or devices[0].platform != "cpu":
+        return limit
+    own = sum(device.process_index == jax.process_index() for device in devices)
+    return min(company().gather("machine memory", MACHINE_SHARE * machine_memory() / max(1, own)))
+
+
+def most_at_once(
+    policy: Policy,
+    layouts: Mapping[Split, Layout],
+    config: RolloutConfig,
+    dtype: jnp.dtype,
+    devices: Sequence[Device],
+) -> int:
+    """Sequences that run at once, others wait: those of an iteration, on a CPU no more than have room for
+    the contiguous copies of their caches that its bursts read."""
+    wanted = config.prompts_per_step * config.num_generations
+    if devices[0].platform != "cpu" or math.isinf(limit := cache_limit(config, devices)):
+        return wanted
+    longest = largest_length(config.max_length, config.min_length)
+    whole = longest * page_bytes(policy.config, config.page_size, dtype) / config.page_size
+    fitting = min(
+        split.dp * max(1, int(limit * layout.size(layout.kv_axes) / whole))
+        for split, layout in layouts.items()
+    )
+    widest = max(split.dp for split in layouts)
+    return min(wanted, max(widest, fitting // widest * widest))
+
+
+def kv_bytes(
+    policy: Policy,
+    layouts: Mapping[Split, Layout],
+    config: RolloutConfig,
+    dtype: jnp.dtype,
+    *,
+    limit: float,
+    resident: Any,
+    drafter: Drafter = NOTHING,
+) -> float:
+    """Bytes of a device that the KV cache may take, in all of `layouts` and in switches between them.
+
+    Args:
+      resident: a tree of shapes with shardings, of what stays on the devices during a rollout.
+      drafter: of bursts with drafts.
+    """
+    if math.isinf(limit):
+        return math.inf
+    weights, drafted = (
+        _weights(policy, layouts, dtype),
+        _drafted(policy, layouts, config, dtype, drafter),
+    )
+    most = max(weights[split] + beside(*drafted[split], limit) for split in layouts)
+    left = USABLE * limit - shard_bytes(resident) - most
+    one_page = page_bytes(policy.config, config.page_size, dtype)
+    # Pages on their way between groups of a layout: packed, and arrived.
+    shifted = max(2 * (split.dp > 1) for split in layouts) * SIZES[0] * one_page
+    if len(layouts) == 1:
+        return max(0.0, left - shifted)
+    most_parts = max(
+        exchange.most_staged / exchange.num_heads
+        for exchange in (Exchange.between(*pair) for pair in combinations(layouts.values(), 2))
+    )
+    # A switch holds a chunk of the weights twice, and pages on their way.
+    left -= _chunk(jax.tree.leaves(policy.abstract(dtype)), RESLICE_CHUNK_BYTES)
+    return max(0.0, left - max(shifted, SIZES[0] * most_parts * one_page))
+
+
+def _weights(policy: Policy, layouts: Mapping[Split, Layout], dtype: jnp.dtype) -> dict[Split, int]:
+    """Bytes of a device."""
+    abstract = policy.abstract(dtype)
+    return {
+        split: shard_bytes(with_sharding(abstract, layout.param_shardings(policy)))
+        for split, layout in layouts.items()
+    }
+
+
+def _drafted(
+    policy: Policy,
+    layouts: Mapping[Split, Layout],
+    config: RolloutConfig,
+    dtype: jnp.dtype,
+    drafter: Drafter,
+) -> dict[Split, DraftBytes]:
+    """As `_drafted_by`, before there are programs."""
+    sequences = config.prompts_per_step * config.num_generations
+    buckets = Buckets.of(tuple(layouts), sequences, config)
+    return draft_bytes(policy.config, layouts, buckets, config, drafter, dtype)
+
+
+def _drafted_by(specs: ProgramSpecs) -> dict[Split, DraftBytes]:
+    functions = specs.functions
+    drafter = Drafter(specs.drafts, functions.draft_policy)
+    shapes = specs.layouts, specs.buckets, specs
+    return draft_bytes(functions.policy.config, *shapes, drafter, functions.dtype)
+
+
+def _by_part(drafted: Mapping[Split, DraftBytes]) -> dict[str, dict[Split, int]]:
+    """As `MemoryModel` has it."""
+    return {
+        "draft_sources": {split: each.source for split, each in drafted.items()},
+        "draft_steps": {split: each.steps for split, each in drafted.items()},
+    }
+
+
+def _chunk(leaves: Sequence[Any], limit: int) -> int:
+    """Bytes, over all devices, of the largest chunk of the weights that is re-sliced at once."""
+    sizes = [x.size * x.dtype.itemsize for x in leaves]
+    return min(max(limit, *sizes), sum(sizes))
+
+
+def memory_alone(
+    policy: Policy,
+    layouts: Mapping[Split, Layout],
+    config: RolloutConfig,
+    dtype: jnp.dtype,
+    *,
+    limit: float,
+    resident: Any,
+    drafter: Drafter = NOTHING,
+) -> MemoryModel:
+    """What each of `layouts` takes of a device where it is the only one: its own smallest pool, which
+    holds the longest sequence or is as large as the options say, and nothing for switches.
+
+    Args:
+      resident: a tree of shapes with shardings, of what stays on the devices during a rollout.
+      drafter: of bursts with drafts.
+    """
+    longest = largest_length(config.max_length, config.min_length)
+    ways = {split: layout.size(layout.kv_axes) for split, layout in layouts.items()}
+    unsplit = {
+        split: max(config.kv_pages, unsplit_pages(layout, 1, longest, config.page_size))
+        for split, layout in layouts.items()
+    }
+    one_page = page_bytes(policy.config, config.page_size, dtype)
+    return MemoryModel(
+        limit=limit,
+        resident=shard_bytes(resident),
+        weights=_weights(policy, layouts, dtype),
+        page={split: one_page // ways[split] for split in layouts},
+        pages={split: unsplit[split] * ways[split] for split in layouts},
+        page_size=config.page_size,
+        chunk=0,
+        staging=0,
+        ahead=config.check_every,
+        **_by_part(_drafted(policy, layouts, config, dtype, drafter)),
+    )
+
+
+def memory_model(
+    specs: ProgramSpecs, config: RolloutConfig, *, limit: float, resident: Any
+) -> MemoryModel:
+    """What the layouts of `specs` take of a device.
+
+    Args:
+      resident: a tree of shapes with shardings, of what stays on the devices during a rollout.
+    """
+    layouts = specs.layouts.values()
+    params = {layout.split: specs.params(layout) for layout in layouts}
+    leaves = jax.tree.leaves(next(iter(params.values())))
+    pools = {layout.split: shard_bytes(specs.pool(layout)) for layout in layouts}
+    return MemoryModel(
+        limit=limit,
+        resident=shard_bytes(resident),
+        weights={split: shard_bytes(tree) for split, tree in params.items()},
+        page={split: pools[split] // specs.pages[split] for split in pools},
+        pages=specs.pages,
+        page_size=specs.page_size,
+        chunk=_chunk(leaves, specs.reslice_chunk_bytes),
+        staging=specs.staging_bytes,
+        ahead=config.check_every,
+        **_by_part(_drafted_by(specs)),
+    )
+
+
+def engine_memory(engine: RolloutEngine, config: RolloutConfig) -> MemoryModel:
+    """What the layouts take of a device where nothing is trained."""
+    limit = memory_limit(config, list(engine.mesh.devices.flat))
+    return memory_model(engine.specs, config, limit=limit, resident=())
+
+
+def shard_bytes(tree: Any) -> int:
+    """Bytes that one device holds of a tree of shapes with shardings, copies counted, but not what
+    rests in its host's memory."""
+    return sum(
+        math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
+        for x in jax.tree.leaves(tree)
+        if x.sharding.memory_kind != HOST_MEMORY
+    )
+
+
+def check_memory(memory: MemoryModel, starts: Sequence[Split], options: str) -> None:
+    """One of the layouts that a rollout may start in has to hold its weights and its pool; sequences
+    without pages wait.
+
+    Args:
+      memory: what each takes alone.
+      options: what has led to these layouts, such as "option --layout is 'auto'".
+
+    Raises:
+      UserError: none does.
+    """
+    best = min(starts, key=memory.held)
+    if memory.held(best) > memory.usable:
+        drafted = memory.drafted(best)
+        drafting = f", drafts {gib(drafted)}" if drafted else ""
+        raise UserError(
+            f"{options}: {best} needs {gib(memory.held(best))} of a device (weights "
+            f"{gib(memory.weights[best])}, training state {gib(memory.resident)}, KV cache "
+            f"{gib(memory.pool(best))} for {memory.pages[best]} pages of {memory.page_size} "
+            f"tokens{drafting}), but {gib(memory.usable)} of its {gib(memory.limit)} can be used; allow "
+            "shorter prompts and responses (the longest sequence has to fit alone), fewer "
+            "--rollout.kv_pages if given, take --compute_dtype bfloat16 or --rollout.weights int8, "
+            + "make no drafts (--speculation.source none), " * bool(drafted)
+            + "or use more devices."
+        )
+
+
+def layouts_without_memory(memory: MemoryModel, config: RolloutConfig) -> dict[Split, str]:
+    """Layouts that leave too little room for the KV cache beside the weights, and why.
+
+    Those that stay get as large a pool as the heaviest of them leaves room for: one that could not
+    hold the prompts of a rollout is left out where another could.
+
+    Args:
+      memory: what each takes alone, so that none is left out for the sake of another that is.
+    """
+    sequences, prompt = config.prompts_per_step * config.num_generations, config.max_prompt_length
+    begin = {split: memory.starting(split, sequences, prompt) for split in memory.weights}
+    fitting = [split for split in begin if memory.held(split) <= memory.usable]
+    kept = [split for split in fitting if begin[split] <= memory.usable] or fitting
+    return {
+        split: f"its weights take {gib(memory.weights[split])} of a device, "
+        f"{gib(max(need, memory.held(split)))} with the training state{_drafts_words(memory, split)} and the "
+        f"smallest KV cache; {gib(memory.usable)} can be used"
+        for split, need in begin.items()
+        if split not in kept
+    }
+
+
+def _drafts_words(memory: MemoryModel, split: Split) -> str:
+    if not (drafted := memory.drafted(split)):
+        return ""
+    options = "--speculation.most_tokens or, of a draft model, --speculation.cache_tokens"
+    return f", drafts ({gib(drafted)}, less with a smaller {options})"
+
+
+def peak_bytes(devices: Iterable[Device]) -> int | None:
+    """The most of any device that was in use since the process began; None: no device says."""
+    peaks = [stats.get("peak_bytes_in_use") for stats in _memory_stats(devices)]
+    return max((peak for peak in peaks if peak is not None), default=None)
+
+
+def _memory_stats(devices: Iterable[Device]) -> list[Mapping[str, int]]:
+    """Of the devices of this process, which alone tell it."""
+    own = jax.process_index()
+    return [device.memory_stats() or {} for device in devices if device.process_index == own]
+
+
+def gib(size: float) -> str:
+    return f"{size / GIB:.3g} GiB"

@@ -1,0 +1,263 @@
+"""Checkpoints of everything that a resumed run needs, written in the background by Orbax.
+
+Knows pytrees, their shardings and JSON, and which checkpoint is to be used. Does not know what the
+state or the metadata mean, nor how damage shows in files (`checkpoint_files.py`).
+"""
+
+import logging
+import shutil
+from collections.abc import Mapping
+from concurrent import futures
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any, NoReturn, Self
+
+import jax
+import orbax.checkpoint as ocp
+
+from pat_jax.common.errors import UserError
+from pat_jax.common.hosts.together import FAILED, company
+from pat_jax.common.hosts.waiting import START_AGAIN
+from pat_jax.run.checkpoints.files import (
+    checkpoints_in,
+    damage,
+    lacking,
+    move_aside,
+)
+from pat_jax.run.checkpoints.meta import as_json, check_same, read_meta
+from pat_jax.run.checkpoints.orbax_io import (
+    MISTAKES,
+    UNFINISHED,
+    first_line,
+    open_manager,
+    reason,
+    silence,
+)
+
+DAMAGED = "damaged_checkpoints"  # beside the folder of the checkpoints
+Read = tuple[int, Any, dict[str, Any]]  # a checkpoint's step, state and metadata
+
+log = logging.getLogger(__name__)
+
+
+class SaveError(Exception):
+    """A checkpoint could not be written; those before it are as they were."""
+
+
+def is_gone(state: Any) -> bool:
+    """Whether arrays of it were donated to a program, whose result is not here."""
+    leaves = jax.tree.leaves(state)
+    return any(isinstance(leaf, jax.Array) and leaf.is_deleted() for leaf in leaves)
+
+
+class Checkpointer:
+    """The checkpoints of one run: `directory/STEP`, each complete or not there at all.
+
+    What else lies in the folder, and checkpoints that are damaged, are moved to the folder `DAMAGED`
+    beside it when the newest is restored.
+
+    Args:
+      directory: where they lie; made when missing.
+      max_to_keep: older ones are deleted after a newer one is complete.
+      fingerprint: what must agree for a checkpoint to be usable (the model's configuration, as JSON
+        values). Saved with each checkpoint and compared before any array is read.
+    """
+
+    def __init__(
+        self,
+        directory: str | Path,
+        max_to_keep: int = 2,
+        *,
+        fingerprint: Mapping[str, Any] | None = None,
+    ):
+        silence()
+        self._directory = Path(directory).absolute()
+        self._fingerprint = as_json(fingerprint or {})
+        self.stepped_over: list[str] = []  # a sentence about each that `restore` moved aside
+        self._max_to_keep = max_to_keep
+        self._open: ocp.CheckpointManager | None = None
+        self._writer = ThreadPoolExecutor(1, "checkpoint")
+        self._pending: tuple[int, Future[None]] | None = None
+
+    @property
+    def _manager(self) -> ocp.CheckpointManager:
+        if self._open is None:
+            self._open = open_manager(self._directory, self._max_to_keep)
+        return self._open
+
+    def save(self, step: int, state: Any, meta: Mapping[str, Any]) -> None:
+        """Start writing; the state may be donated as soon as this returns.
+
+        Args:
+          step: steps done; saving the newest step again does nothing.
+          state: a pytree of arrays.
+          meta: JSON values; floats survive exactly, tuples come back as lists.
+
+        Raises:
+          ValueError: there is a newer checkpoint, so that this one could never be resumed from.
+          SaveError: this one cannot be begun, or the one before could not be written.
+        """
+        self.wait()
+        latest = self.latest_step()
+        if latest is not None and step < latest:
+            raise ValueError(f"cannot save step {step}: {self._directory} already holds {latest}.")
+        if step == latest:
+            return
+        content = {"fingerprint": self._fingerprint, "meta": dict(meta)}
+        num_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
+        if short := company().agree("room on disk", lambda: lacking(self._directory, num_bytes)):
+            raise self._failure(step, short)
+        self._begin(step, state, content)
+        self._pending = step, self._writer.submit(self._finish)
+        if not company().is_alone:
+            self.wait()  # what one process finds out in the background the others would not know
+
+    def _begin(self, step: int, state: Any, content: Mapping[str, Any]) -> None:
+        args = ocp.args.Composite(
+            state=ocp.args.StandardSave(state), meta=ocp.args.JsonSave(content)
+        )
+        error = None
+        try:
+            self._manager.save(step, args=args)
+        except MISTAKES as raised:
+            error = raised
+        us = company()
+        trouble = (
+            f"{us} could not begin the checkpoint of step {step} ({first_line(error)})"
+            if error
+            else ""
+        )
+        found = us.gather("checkpoint begun", trouble, trouble=trouble)
+        if 0 < len(failed := [*filter(None, found)]) < us.count:
+            # What the others wait for in Orbax will not come.
+            us.fail(
+                f"{failed[0]}, and the others cannot go on without its part{START_AGAIN}", FAILED
+            )
+        if error:
+            self._abandon(step, first_line(error), error)
+
+    def check(self) -> None:
+        """Raises SaveError where the one being written has failed; does not wait."""
+        if self._pending is not None and self._pending[1].done():
+            self.wait()
+
+    def wait(self) -> None:
+        """Returns when nothing is being written; raises SaveError if it could not be."""
+        if self._pending is None:
+            return
+        step, writing = self._pending
+        futures.wait([writing])  # when this is interrupted, the save is still pending
+        self._pending = None
+        error = writing.exception()
+        if error is not None and not isinstance(error, MISTAKES):
+            raise error
+        outcome = None if error is None else reason(error)
+        if found := [one for one in company().gather("checkpoint", outcome) if one]:
+            # Who has only waited knows less than whom it has waited for.
+            self._abandon(step, min(found)[1], error)
+
+    def _abandon(self, step: int, why: str, error: BaseException | None) -> NoReturn:
+        self._clear(step)
+        log.error("the checkpoint of step %d was not written: %s", step, error or why)
+        raise self._failure(step, why) from error
+
+    def latest_step(self) -> int | None:
+        """The newest complete checkpoint, or the one being written; None when there is none."""
+        if self._pending is not None:
+            return self._pending[0]
+        return company().agree("newest checkpoint", self.newest_on_disk)
+
+    def newest_on_disk(self) -> int | None:
+        """The newest complete checkpoint, as this process finds it."""
+        steps = checkpoints_in(self._directory)
+        return int(steps[-1].name) if steps else None
+
+    def restore(self, abstract_state: Any) -> Read:
+        """The newest checkpoint that is whole; damaged ones are stepped over.
+
+        Args:
+          abstract_state: the structure wanted: a pytree of `jax.ShapeDtypeStruct` with shardings,
+            which need not be those it was saved with. Where a shape is larger than what was saved, zeros
+            are added; where it is smaller, what is behind is left out: both are padding, as all else of
+            the fingerprint agrees.
+
+        Returns:
+          Its step, state and metadata.
+
+        Raises:
+          UserError: there is none, or it belongs to another model.
+        """
+        self.wait()
+        self._close_manager()
+        us = company()
+        us.agree("what is no checkpoint", self._move_strays)
+        for path in reversed(us.agree("checkpoints", lambda: checkpoints_in(self._directory))):
+            why = us.agree("a checkpoint's files", lambda path=path: damage(path))
+            if why is None:
+                return self._read(path, abstract_state)
+            sentence = f"the checkpoint of step {path.name} is damaged: {why}"
+            us.agree("a damaged checkpoint", partial(self._set_aside, path, sentence))
+        damaged = f": damaged ones are in {folder}" if (folder := self._damaged).is_dir() else ""
+        raise UserError(f"there is no checkpoint to resume from in {self._directory}{damaged}.")
+
+    def close(self) -> None:
+        """Waits for what is being written, whatever becomes of it."""
+        self._writer.shutdown()
+        self._close_manager()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def _read(self, path: Path, abstract_state: Any) -> Read:
+        read = read_meta(path)
+        check_same(read["fingerprint"], self._fingerprint, self._directory)
+        with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as reader:
+            wanted = ocp.args.Composite(
+                state=ocp.args.StandardRestore(abstract_state, strict=False)
+            )
+            state = reader.restore(path, args=wanted)["state"]
+        return int(path.name), state, read["meta"]
+
+    @property
+    def _damaged(self) -> Path:
+        return self._directory.with_name(DAMAGED)
+
+    def _finish(self) -> None:
+        self._manager.wait_until_finished()
+
+    def _failure(self, step: int, why: str) -> SaveError:
+        kept = self.latest_step()
+        stays = f"the one of step {kept} stays" if kept is not None else "there is none before it"
+        return SaveError(
+            f"the checkpoint of step {step} was not written to {self._directory} ({why}): {stays}"
+        )
+
+    def _clear(self, step: int) -> None:
+        """What a failed save has left: its room may be what the next one needs."""
+        self._close_manager()  # which would wait for the failed one again
+        if not company().is_first:
+            return
+        for path in self._directory.glob(f"{step}{UNFINISHED}*"):
+            shutil.rmtree(path, ignore_errors=True)
+
+    def _move_strays(self) -> None:
+        self._directory.mkdir(parents=True, exist_ok=True)
+        others = {*self._directory.iterdir()} - {*checkpoints_in(self._directory)}
+        for path in sorted(others):
+            if UNFINISHED not in path.name:
+                self._set_aside(path, f"{path.name!r} among the checkpoints is none")
+
+    def _set_aside(self, path: Path, what: str) -> None:
+        self.stepped_over.append(f"{what}; moved to {move_aside(path, self._damaged)}.")
+
+    def _close_manager(self) -> None:
+        if self._open is not None:
+            opened, self._open = self._open, None
+            try:
+                opened.close()
+            except MISTAKES as error:  # the failed save's, once more
+                log.debug("closed after %s", error)

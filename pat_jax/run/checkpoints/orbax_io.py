@@ -1,0 +1,104 @@
+"""Orbax as a run uses it: its manager, its silence, and what it raises in one line.
+
+Knows Orbax. Does not know which checkpoint is to be used, nor what is saved (`checkpoint.py`).
+"""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import orbax.checkpoint as ocp
+
+from pat_jax.common.errors import UserError
+from pat_jax.common.hosts.together import company
+from pat_jax.run.checkpoints.files import seal
+
+WRITE_S = 1200  # that one process waits in vain for the part of another: less than a run's patience
+ITEMS = ("state", "meta")
+MISTAKES = (OSError, ValueError, RuntimeError)  # its writers raise ValueError for a full disk
+
+UNFINISHED = ".orbax-checkpoint-tmp"  # in the names of those that are not finished
+
+log = logging.getLogger(__name__)
+
+
+class _Sealed(ocp.path.atomicity.AtomicRenameTemporaryPath):
+    """A checkpoint that has its name has its checksums: they are written before it is called so."""
+
+    async def finalize(self) -> None:
+        final = self._final_path
+        if UNFINISHED in final.parent.name:  # a part of one
+            await super().finalize()
+            return
+        self._final_path = final.with_name(f"{final.name}{UNFINISHED}-sealing")
+        await super().finalize()
+        seal(Path(self._final_path))
+        self._final_path = self._final_path.rename(final)
+
+
+def open_manager(directory: Path, max_to_keep: int) -> ocp.CheckpointManager:
+    return ocp.CheckpointManager(
+        directory,
+        item_names=ITEMS,
+        options=ocp.CheckpointManagerOptions(
+            preservation_policy=ocp.checkpoint_managers.LatestN(max_to_keep),
+            cleanup_tmp_directories=True,
+            temporary_path_class=_Sealed,
+            async_options=ocp.AsyncOptions(timeout_secs=WRITE_S),
+        ),
+    )
+
+
+def reason(error: BaseException) -> tuple[bool, str]:
+    """Why a checkpoint was not written, and before it whether this process only waited for others in vain.
+
+    A process that cannot write its part goes on to wait for the others, who wait for that part, and
+    raises at last that it did.
+    """
+    mistake: BaseException | None = error
+    while mistake is not None and _is_wait(mistake):
+        mistake = mistake.__cause__ or mistake.__context__
+    if mistake is None:
+        return True, f"it took longer than {WRITE_S} s"
+    us, said = company(), first_line(mistake)
+    return False, said if us.is_alone else f"{us}: {said}"
+
+
+def _is_wait(error: BaseException) -> bool:
+    return isinstance(error, TimeoutError) or "DEADLINE_EXCEEDED" in str(error)
+
+
+def first_line(error: BaseException) -> str:
+    """Orbax's errors name the cause last, behind every file that they went through."""
+    text = str(error).splitlines()[0] if str(error) else type(error).__name__
+    return text if len(text) < 160 else f"… {text[-120:]}"
+
+
+def silence() -> None:
+    """Orbax reports every step of its work, a hundred lines a checkpoint where INFO is shown, and a
+    failed save in hundreds, those of its event loop among them; ours is one."""
+    for name in ("absl", "asyncio"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+
+
+def read_part(path: Path, abstract: Any) -> Any:
+    """A part of the state of a complete checkpoint.
+
+    Args:
+      abstract: the structure of that part, as in `Checkpointer.restore`, padding included.
+
+    Raises:
+      UserError: it cannot be read.
+    """
+    silence()
+    args = ocp.checkpoint_utils.construct_restore_args(abstract, strict=False)
+    wanted = ocp.args.PyTreeRestore(abstract, restore_args=args, partial_restore=True)
+    try:
+        with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as reader:
+            return reader.restore(path, args=ocp.args.Composite(state=wanted))["state"]
+    except Exception as error:  # what Orbax raises has no common class
+        log.info("%s cannot be read", path, exc_info=error)
+        raise UserError(
+            f"the checkpoint {path} cannot be read ({first_line(error)}): expected a whole one; choose "
+            "another."
+        ) from error

@@ -1,0 +1,87 @@
+"""When a run's checkpoints are written, and what happens where one cannot be.
+
+Knows steps and what to say to a person. Does not know files (`checkpoint.py`) or what is saved.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from pat_jax.common.errors import UserError
+from pat_jax.run.checkpoints.checkpoint import Checkpointer, SaveError, is_gone
+
+PAUSES_S = (0.0, 2.0, 10.0)  # before each further attempt at the last checkpoint of a run
+
+
+class Saves:
+    """The checkpoints of a run of `steps`: one each `every` steps, and one at its end.
+
+    A failed one is reported at once and tried again after each further step; training goes on.
+    """
+
+    def __init__(
+        self, checkpoints: Checkpointer, every: int, steps: int, say: Callable[[str], None]
+    ):
+        self._checkpoints, self._every, self._steps, self._say = checkpoints, every, steps, say
+        self._has_failed = False
+
+    def is_due(self, step: int) -> bool:
+        """Whether `step` is to be saved; notices whether the checkpoint before it has failed."""
+        self._guarded(self._checkpoints.check)
+        return self._has_failed or step % self._every == 0 or step == self._steps
+
+    def save(self, step: int, state: Any, meta: Mapping[str, Any]) -> None:
+        self._guarded(self._checkpoints.wait)  # a failure of the save before does not stop this one
+        self._has_failed = False
+        self._guarded(lambda: self._checkpoints.save(step, state, meta))
+
+    def end(self, step: int, state: Any, meta: Mapping[str, Any]) -> None:
+        """Returns when `step` is on disk.
+
+        Raises:
+          UserError: it is not, after several attempts.
+        """
+        for pause in (*PAUSES_S, None):
+            try:
+                self._checkpoints.save(step, state, meta)
+                self._checkpoints.wait()
+                return
+            except SaveError as error:
+                if pause is None:
+                    raise UserError(f"{error}; make room, then go on with --resume.") from None
+                self._say(f"{error}; it is tried again in {pause:.0f} s")
+                time.sleep(pause)
+
+    def stop(self, step: int, state: Any, meta: Mapping[str, Any]) -> str:
+        """Saves `step`, if nothing has yet; a clause about it for a person."""
+        if is_gone(state):
+            return f"the policy after step {step} went into an update that failed, and {self.on_disk()}"
+        try:
+            self.end(step, state, meta)
+        except UserError as error:
+            return str(error).removesuffix(".")
+        return f"the policy after step {step} is saved"
+
+    def newest(self) -> str:
+        """A clause about the checkpoint that exists already, where nothing new is to be saved."""
+        step = self._checkpoints.latest_step()
+        return "nothing was done yet" if step is None else f"the checkpoint of step {step} stays"
+
+    def on_disk(self) -> str:
+        """The same by files alone, at any moment: what is being written is not there yet."""
+        try:
+            step = self._checkpoints.newest_on_disk()
+        except OSError as error:
+            return f"the checkpoints cannot be read ({error.strerror})"
+        return (
+            "no checkpoint is written yet"
+            if step is None
+            else f"the checkpoint of step {step} stays"
+        )
+
+    def _guarded(self, attempt: Callable[[], None]) -> None:
+        try:
+            attempt()
+        except SaveError as error:
+            self._has_failed = True
+            self._say(f"{error}; training goes on, and the next step is saved.")

@@ -1,0 +1,82 @@
+"""Files beside a run's checkpoints, one for each: what a resumed run would miss, but could do without.
+
+Knows files. Does not know what is in them.
+"""
+
+import logging
+import zlib
+from pathlib import Path
+
+from pat_jax.common.files import replace_bytes
+from pat_jax.common.hosts.together import company
+from pat_jax.run.checkpoints.files import checkpoints_in
+from pat_jax.run.process.folder import CHECKPOINTS
+
+log = logging.getLogger(__name__)
+DAMAGED = "is damaged (it has another checksum than when it was written)"
+
+
+class SideFiles:
+    """`RUN/NAME/step-N.bin` for the checkpoint of step N, written before it: where that is complete, so is
+    the file.
+
+    Args:
+      run: the run's folder.
+      name: of the folder in it.
+      what: they hold, for people.
+    """
+
+    def __init__(self, run: Path, name: str, what: str):
+        self._folder, self._checkpoints, self._what = run / name, run / CHECKPOINTS, what
+
+    def path(self, step: int) -> Path:
+        return self._folder / f"step-{step}.bin"
+
+    def write(self, step: int, content: bytes) -> None:
+        """By the first process; a disk that takes nothing costs one line of the log."""
+        if not company().is_first:
+            return
+        try:
+            self._folder.mkdir(exist_ok=True)
+            self._forget(but=step)
+            replace_bytes(self.path(step), content)
+        except OSError as error:  # nothing that a run needs
+            log.warning("%s are not in %s: %s", self._what, self._folder, error)
+
+    def read(self, step: int) -> tuple[bytes | None, str]:
+        """What every process gets of a file, or why there is none."""
+        return company().agree(self._what, lambda: _content(self.path(step)))
+
+    def _forget(self, but: int) -> None:
+        """Those whose checkpoint is no longer there."""
+        wanted = {self.path(int(path.name)) for path in checkpoints_in(self._checkpoints)}
+        for path in {*self._folder.glob("step-*.bin")} - wanted - {self.path(but)}:
+            path.unlink()
+
+
+def sealed(what: str, body: bytes) -> bytes:
+    """A file's content: one line that says what is in it and a checksum of all behind it, and `body`."""
+    return f"pat_jax {what}, version 1, CRC-32 {zlib.crc32(body):08x}\n".encode() + body
+
+
+def unsealed(what: str, content: bytes) -> bytes:
+    """The body of what `sealed` has made.
+
+    Raises:
+      ValueError: a bit of it is another.
+    """
+    body = content.partition(b"\n")[2]
+    if sealed(what, body) != content:
+        raise ValueError(DAMAGED)
+    return body
+
+
+def _content(path: Path) -> tuple[bytes | None, str]:
+    try:
+        if path.exists() and not path.is_file():
+            return None, "is no file"
+        return path.read_bytes(), ""
+    except FileNotFoundError:
+        return None, "is not there"
+    except OSError as error:
+        return None, f"cannot be read ({error.strerror})"

@@ -1,0 +1,86 @@
+"""Optimizer steps that were left out, their gradient not finite: what they were to learn is kept to be
+looked into, and a run of which nothing else comes ends.
+
+Knows batches and files. Does not know what a step is, nor why one has no gradient.
+"""
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pat_jax.common.errors import UserError
+from pat_jax.rl.batches.batches import MicroBatch
+
+FOLDER = "skipped"  # in that of the run
+
+log = logging.getLogger(__name__)
+
+
+class Skipped:
+    """Those of one run, one after the other.
+
+    Args:
+      run: its folder.
+      most: more than so many in a row end the run; as many files are kept, the newest.
+      say: to a person.
+    """
+
+    def __init__(self, run: Path, most: int, say: Callable[[str], None]):
+        self._folder, self._most, self._say = run / FOLDER, most, say
+        self._in_a_row = 0
+
+    def note(
+        self, step: int, mini_batches: Sequence[Sequence[MicroBatch]], applied: Sequence[bool]
+    ) -> None:
+        """
+        Args:
+          step: of the run, the first being 1.
+          mini_batches: of its optimizer steps, once or several times in this order.
+          applied: whether each of them was.
+
+        Raises:
+          UserError: too many in a row were not.
+        """
+        skipped, longest = [i for i, is_applied in enumerate(applied) if not is_applied], 0
+        for is_applied in applied:
+            self._in_a_row = 0 if is_applied else self._in_a_row + 1
+            longest = max(longest, self._in_a_row)
+        if not skipped:
+            return
+        path = self._folder / f"step-{step}.npz"
+        where = self._keep(path, [mini_batches[i % len(mini_batches)] for i in skipped])
+        what = f"step {step}: {len(skipped)} of {len(applied)} optimizer steps left out, their gradient not"
+        self._say(f"{what} finite (NaN or infinite){where}")
+        if longest > self._most:
+            raise UserError(
+                f"{longest} optimizer steps in a row had a gradient that is not finite (NaN or "
+                f"infinite), the last in step {step}{where}: expected at most --optimizer.max_skipped "
+                f"({self._most}); lower --optimizer.learning_rate, or resume from an earlier checkpoint."
+            )
+
+    def _keep(self, path: Path, mini_batches: Sequence[Sequence[MicroBatch]]) -> str:
+        """Where they are, in words; empty where the disk does not take them."""
+        try:
+            path.parent.mkdir(exist_ok=True)
+            arrays: dict[str, Any] = dict(_arrays(mini_batches))
+            # NumPy before 2.2 would write an option of this as one more array.
+            np.savez_compressed(path, **arrays)
+            files = sorted(path.parent.glob("step-*.npz"), key=lambda one: one.stat().st_mtime_ns)
+            for old in files[: -max(1, self._most)]:
+                old.unlink()
+        except OSError as error:
+            log.warning("the batch of step %s is not kept: %s", path.stem, error)
+            return ""
+        return f"; what they were to learn is in {path}"
+
+
+def _arrays(mini_batches: Sequence[Sequence[MicroBatch]]) -> Iterator[tuple[str, np.ndarray]]:
+    """By names such as `0.1.tokens`: of the first of them, its second micro-batch."""
+    for i, mini in enumerate(mini_batches):
+        for j, micro in enumerate(mini):
+            rows = {"tokens": micro.tokens, "positions": micro.positions, "weights": micro.weights}
+            rows |= {"responses": micro.responses, **micro.columns}
+            yield from ((f"{i}.{j}.{name}", np.asarray(values)) for name, values in rows.items())

@@ -1,0 +1,170 @@
+"""Responses for people to read: samples at each evaluation, and all of them in a file if asked.
+
+Knows rollouts, rewards and text. Does not know how any of them comes about.
+"""
+
+import json
+import logging
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal, Self
+
+import numpy as np
+from jaxtyping import Float
+
+from pat_jax.common.errors import UserError
+from pat_jax.common.files import open_lines
+from pat_jax.common.printable import printable
+from pat_jax.rl.batches.types import Rollout, RolloutGroup
+from pat_jax.rl.rewards.responses import text_of
+from pat_jax.rl.rewards.weighted_sum import FunctionScores
+from pat_jax.rl.text.tokenizer import Tokenizer
+from pat_jax.run.logging.dropped_tokens import DroppedTokens
+from pat_jax.run.logging.samples import Sample, to_samples
+
+COMPLETIONS_FILE = "completions.jsonl"
+PROMPTS_SHOWN, RESPONSES_SHOWN = 2, 4  # of an iteration, where samples are logged
+WIDTH = 88  # characters of a prompt or a response on the terminal
+
+log = logging.getLogger(__name__)
+
+Rewards = Float[np.ndarray, " responses"]
+
+
+class Heard:
+    """Passes responses on as they end, and keeps them in their order."""
+
+    def __init__(self, pass_on: Callable[[int, Rollout], None]):
+        self._pass_on, self._rollouts = pass_on, dict[int, Rollout]()
+
+    def add(self, i: int, rollout: Rollout) -> None:
+        self._rollouts[i] = rollout
+        self._pass_on(i, rollout)
+
+    @property
+    def rollouts(self) -> list[Rollout]:
+        return [self._rollouts[i] for i in sorted(self._rollouts)]
+
+
+class Completions:
+    """
+    Args:
+      folder: of the run, where the file goes.
+      say: told once that texts leave out special tokens of responses.
+      is_asked: for a file of all responses; otherwise it has those alone that an error would lose.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        folder: Path,
+        say: Callable[[str], None] = log.warning,
+        *,
+        is_asked: bool,
+    ):
+        self._dropped = DroppedTokens(tokenizer, say)
+        self._tokenizer, self._path = tokenizer, folder / COMPLETIONS_FILE
+        self._file = open_lines(self._path) if is_asked else None
+
+    def write(
+        self,
+        step: int | None,
+        kind: Literal["train", "eval"],
+        rollouts: Sequence[Rollout],
+        rewards: Rewards,
+        functions: Sequence[FunctionScores] = (),
+        names: Sequence[str] = (),
+    ) -> None:
+        """Appends a line for each response. A step that is repeated after a kill is there twice.
+
+        Args:
+          step: of the run; None where there is no run.
+          functions: what each function gave; of several it is written beside the reward.
+          names: of the sets of problems that the prompts are from, where they have any.
+        """
+        self._dropped.look(rollouts)
+        if self._file is None:
+            return
+        samples = to_samples(rollouts, rewards, functions, self._text)
+        for i, (rollout, sample) in enumerate(zip(rollouts, samples, strict=True)):
+            row = {
+                **({} if step is None else {"step": step, "kind": kind}),
+                **({"data": names[i]} if names else {}),
+                "id": rollout.prompt.id,
+                "sample": rollout.sample,
+                "prompt": sample.prompt,
+                "completion": sample.completion,
+                "reward": sample.reward,
+                **({"rewards": sample.rewards} if sample.rewards else {}),
+                "tokens": sample.tokens,
+                "finish": sample.finish,
+            }
+            self._file.write(f"{json.dumps(row, ensure_ascii=False)}\n".encode())
+        self._file.flush()
+
+    @contextmanager
+    def kept(
+        self,
+        step: int | None,
+        kind: Literal["train", "eval"],
+        rollouts: Sequence[Rollout],
+        names: Sequence[str] = (),
+    ) -> Iterator[None]:
+        """Writes responses whose rewards end the run, so that what was generated is not lost.
+
+        Raises:
+          UserError: the one that was raised inside, which then says where they are.
+        """
+        try:
+            yield
+        except UserError as error:
+            if self._file is None:
+                self._file = open_lines(self._path)
+            nothing = np.full(len(rollouts), np.nan, np.float32)
+            self.write(step, kind, rollouts, nothing, names=names)
+            raise UserError(f"{error} The responses are kept in {self._path}.") from error
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._file is not None:
+            self._file.close()
+
+    def few(
+        self,
+        groups: Sequence[RolloutGroup],
+        rewards: Float[np.ndarray, "groups samples"],
+        functions: Sequence[FunctionScores],
+    ) -> list[Sample]:
+        """Some responses to the first prompts, several to each: how their rewards differ."""
+        size = len(groups[0].rollouts)
+        chosen = [
+            group * size + sample
+            for group in range(min(PROMPTS_SHOWN, len(groups)))
+            for sample in range(min(RESPONSES_SHOWN, size))
+        ]
+        rollouts = [one for group in groups for one in group.rollouts]
+        return list(to_samples(rollouts, rewards.reshape(-1), functions, self._text, chosen))
+
+    def samples(self, rollouts: Sequence[Rollout], rewards: Rewards, count: int) -> Iterator[str]:
+        """Lines for the first responses: of the same prompts at every evaluation."""
+        for rollout, reward in zip(rollouts[:count], rewards.tolist(), strict=False):
+            yield f"  prompt    {_shortened(rollout.prompt.text)}"
+            yield f"  response  {_shortened(self._text(rollout))}"
+            earned = "no reward" if math.isnan(reward) else f"reward {reward:.3g}"
+            yield f"            {earned}, {len(rollout.tokens)} tokens, {rollout.finish}"
+
+    def _text(self, rollout: Rollout) -> str:
+        return text_of(rollout, self._tokenizer)
+
+
+def _shortened(text: str) -> str:
+    """On one line; of a long one its begin and its end, where the question and the answer are."""
+    text = printable(" ".join(text.split()))
+    if len(text) <= WIDTH:
+        return text
+    half = (WIDTH - 5) // 2
+    return f"{text[:half]} ... {text[-half:]}"

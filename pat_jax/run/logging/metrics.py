@@ -1,0 +1,145 @@
+"""What a run measured: metrics.jsonl, one flushed line per write, and whatever tracks the run beside it.
+
+Knows names and numbers. Does not know what they mean (`progress.py` shows some of them, docs/metrics.md
+explains all).
+
+Names are `namespace/name`: `reward/*`, `rollout/*`, `train/*`, `eval/*`, `progress/*`, `memory/*`,
+`timing/*` (seconds).
+"""
+
+import json
+import logging
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+from pat_jax.common.files import open_lines
+from pat_jax.common.json_text import JsonError, parse_json
+from pat_jax.run.logging.samples import Sample
+from pat_jax.run.logging.samples_file import SamplesFile
+from pat_jax.run.logging.trackers.tensorboard import TensorBoard
+from pat_jax.run.logging.trackers.tracker import Guarded, Tracker
+
+METRICS_FILE = "metrics.jsonl"
+
+log = logging.getLogger(__name__)
+
+
+class MetricsWriter:
+    """Appends to the metrics of `run_dir`; nothing that was written is ever cut off.
+
+    Args:
+      run_dir: the folder of the run; made when missing.
+      resume_step: the first step that a resumed run repeats, the one after its checkpoint. A
+        `resume` line is appended, and readers drop what the interrupted run had written from this
+        step on.
+      trackers: beside TensorBoard, by name; closed with this.
+      say: told once of each tracker that fails.
+    """
+
+    def __init__(
+        self,
+        run_dir: str | Path,
+        *,
+        resume_step: int | None = None,
+        trackers: Mapping[str, Tracker] | None = None,
+        say: Callable[[str], None] = log.warning,
+    ):
+        folder = Path(run_dir)
+        folder.mkdir(parents=True, exist_ok=True)
+        self._file = open_lines(folder / METRICS_FILE)
+        self._tensorboard = TensorBoard(folder / "tensorboard", resume_step)
+        every = {"tensorboard": self._tensorboard, **(trackers or {})}
+        self._trackers = [Guarded(name, tracker, say) for name, tracker in every.items()]
+        self._samples = SamplesFile(folder, resume_step)
+        if resume_step is not None:
+            self.event("resume", step=resume_step)
+
+    def write(self, step: int, metrics: Mapping[str, Any]) -> None:
+        """Write the metrics of `step`: numbers, scalar arrays, or text (which trackers do not get)."""
+        row = {name: _plain(name, value) for name, value in metrics.items()}
+        self._append({"step": step, "time": time.time()} | row)
+        numbers = {
+            name: math.nan if value is None else value
+            for name, value in row.items()
+            if not isinstance(value, str)
+        }
+        for tracker in self._trackers:
+            tracker.write(step, numbers)
+
+    def samples(self, step: int, samples: Sequence[Sample]) -> None:
+        """Keep a few responses of `step` for the run's page, and show them where the trackers do."""
+        try:
+            self._samples.add(step, samples)
+        except OSError as error:  # such as a full disk: the file of the next time has these as well
+            log.warning("samples of step %d: %s", step, error)
+        for tracker in self._trackers:
+            tracker.samples(step, samples)
+
+    def flush(self) -> None:
+        """TensorBoard's events too are on disk when this returns; lines always are."""
+        self._tensorboard.flush()
+
+    def event(self, name: str, **fields: Any) -> None:
+        """Write something that happened and is not a metric, as one line of its own."""
+        self._append({"event": name, "time": time.time()} | fields)
+
+    def close(self) -> None:
+        self._file.close()
+        for tracker in self._trackers:
+            tracker.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def _append(self, row: Mapping[str, Any]) -> None:
+        self._file.write(f"{json.dumps(row, allow_nan=False)}\n".encode())
+        self._file.flush()
+
+
+def read_metrics(path: str | Path) -> list[dict[str, Any]]:
+    """The rows of a metrics file in the order of their steps, one for each step.
+
+    A later value of the same step and name supersedes an earlier one, a resumed run supersedes all
+    steps from where it resumed, and a line that was cut off or damaged is left out. What was not
+    finite comes back as NaN.
+    """
+    rows: dict[int, dict[str, Any]] = {}
+    for line in Path(path).read_bytes().split(b"\n"):
+        try:
+            row = parse_json(line)
+        except JsonError:
+            continue
+        if not isinstance(row, dict) or type(row.get("step")) is not int:
+            continue
+        if row.get("event") == "resume":
+            rows = {step: kept for step, kept in rows.items() if step < row["step"]}
+        elif "event" not in row and all(map(_is_written, row.values())):
+            read = {name: math.nan if value is None else value for name, value in row.items()}
+            rows[row["step"]] = rows.get(row["step"], {}) | read
+    return [rows[step] for step in sorted(rows)]
+
+
+def _is_written(value: object) -> bool:
+    """Whether `_plain` can have made it."""
+    is_number = isinstance(value, float) or (isinstance(value, int) and abs(value) < 2**63)
+    return value is None or is_number or isinstance(value, str)
+
+
+def _plain(name: str, value: Any) -> float | int | str | None:
+    """A JSON value; null stands for what is not finite, which JSON cannot say."""
+    if "/" not in name:
+        raise ValueError(f"metric {name!r} has no namespace: write namespace/name.")
+    if isinstance(value, str):
+        return value
+    number = value.item() if hasattr(value, "item") else value
+    if not isinstance(number, bool | int | float):
+        raise TypeError(
+            f"metric {name!r} is a {type(value).__name__}: expected one number or text."
+        )
+    return number if math.isfinite(number) else None

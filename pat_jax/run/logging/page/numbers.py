@@ -1,0 +1,101 @@
+"""Numbers of a run's page: its tiles, what drafts gave, and rewards that failed."""
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from math import isfinite, nan
+
+from pat_jax.common.html.charts import Plot
+from pat_jax.common.text_table import Cell, Table, percent, shown
+from pat_jax.run.logging.curves import Rows
+from pat_jax.run.logging.page.curves import curve, numbers, plot
+
+Fact = tuple[str, str]
+SOURCES = {"": "all", "_own": "own text", "_siblings": "siblings", "_earlier": "earlier responses"}
+_FAILED = re.compile(r"(?:reward(?:/(?P<name>.+))?/failed/(?P<cause>\w+))|eval/failed")
+
+
+def total(rows: Rows, name: str) -> float:
+    return sum(numbers(rows, name))
+
+
+def facts(rows: Rows) -> Iterator[Fact]:
+    """The main numbers of a run, as far as they are measured."""
+    yield from _heldout(rows)
+    tokens, rollout_s = total(rows, "rollout/tokens"), total(rows, "timing/rollout")
+    if tokens and rollout_s:
+        yield shown(tokens / rollout_s), "tokens/s of rollout, all devices together"
+    if step_s := total(rows, "timing/step"):
+        yield percent(rollout_s / step_s), "of the steps' time is rollout"
+    saved = numbers(rows, "rollout/predicted_saving_s")
+    count = total(rows, "rollout/switches")
+    if any(saved) or (saved and not count):  # of scripted switches nothing is predicted
+        saved_s = sum(saved) - total(rows, "rollout/switch_seconds")
+        many = f"{count:,.0f} switch{'' if count == 1 else 'es'}"
+        yield f"{shown(saved_s)} s", f"saved by {many} of layout, as predicted, less what they took"
+
+
+def _heldout(rows: Rows) -> Iterator[Fact]:
+    for name in ("reward", "loss"):
+        measured = [(x, y, half) for x, y, half in curve(rows, f"eval/{name}") if isfinite(y)]
+        if not measured:
+            continue
+        (_, before, _), (step, now, half) = measured[0], measured[-1]
+        interval = f", ± {half:.3f} (95 %)" if isfinite(half) else ""
+        when = f"after step {step:.0f}{interval}"
+        if len(measured) > 1:
+            yield f"{before:.3f} → {now:.3f}", f"held-out {name} before and {when}"
+        else:
+            yield f"{now:.3f}", f"held-out {name} {when}"
+
+
+def drafts(rows: Rows) -> Table:
+    """Accepted draft tokens by source; without rows where none were verified."""
+    found: list[list[Cell]] = []
+    for key, source in SOURCES.items():
+        verified, accepted = (total(rows, f"rollout/{x}{key}") for x in ("drafted", "accepted"))
+        if verified:
+            found.append([source, int(verified), int(accepted), percent(accepted / verified)])
+    return Table(["drafts from", "tokens verified", "accepted", "acceptance"], found)
+
+
+def draft_plots(rows: Rows) -> Iterator[Plot]:
+    shares = {source: _acceptance(rows, key) for key, source in SOURCES.items()}
+    known = {
+        source: points
+        for source, points in shares.items()
+        if any(isfinite(share) for _, share, _ in points)
+    }
+    yield plot(known, rows, "acceptance rate: accepted share of the draft tokens")
+    lengths = {"": curve(rows, "rollout/tokens_per_row_step")}
+    yield plot(lengths, rows, "acceptance length: tokens of a sequence in a decode step")
+
+
+def _acceptance(rows: Rows, key: str) -> list[tuple[float, float, float]]:
+    """The acceptance rate of each step; a gap where nothing was drafted."""
+    drafted = {step: value for step, value, _ in curve(rows, f"rollout/drafted{key}")}
+    accepted = curve(rows, f"rollout/accepted{key}")
+    return [
+        (step, count / drafted[step] if drafted.get(step) else nan, nan)
+        for step, count, _ in accepted
+    ]
+
+
+def failed_rewards(rows: Rows) -> Table:
+    """Responses that could not be scored, by cause, the most first."""
+    counts, newest = Counter[str](), dict[str, int]()
+    for row in rows:
+        for name in row:
+            if (match := _FAILED.fullmatch(name)) and (few := total([row], name)):
+                cause = _cause(match)
+                counts[cause] += int(few)
+                newest[cause] = row["step"]
+    table = [[cause, count, newest[cause]] for cause, count in counts.most_common()]
+    return Table(["cause", "responses", "last in step"], table)
+
+
+def _cause(match: re.Match[str]) -> str:
+    if match["cause"] is None:
+        return "held-out, any cause"
+    cause = match["cause"].replace("_", " ")
+    return f"{match['name']}: {cause}" if match["name"] else cause

@@ -1,0 +1,108 @@
+"""run.html: how a run goes, rendered from the files in its folder.
+
+Knows files of a run. Does not know what the run computes.
+"""
+
+import logging
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from pat_jax.common.files import replace_text
+from pat_jax.common.html.render import rendered
+from pat_jax.engine.record.live_plot import live_plot
+from pat_jax.engine.record.trace import RolloutTrace
+from pat_jax.run.logging.metrics import METRICS_FILE, read_metrics
+from pat_jax.run.logging.page import curves, numbers, records
+from pat_jax.run.logging.rollout_files import KeptRollouts, read_rollouts
+from pat_jax.run.logging.samples_file import read_samples
+from pat_jax.run.process.folder import CONFIG_FILE, PAGE_FILE
+from pat_jax.run.results.shown_switch import read_switch
+
+TEMPLATE = Path(__file__).with_name("run.html.jinja")
+SHARE = 0.01  # of a run's time that its page may take: it is made of all of its metrics
+
+log = logging.getLogger(__name__)
+
+
+class RunPage:
+    """The page of a run that goes on, and the rollouts that are kept for it."""
+
+    def __init__(self, folder: Path):
+        self._folder, self._rollouts = folder, KeptRollouts(folder)
+        self._not_before = -math.inf  # seconds of a clock
+
+    @contextmanager
+    def kept(self, steps_done: int) -> Iterator[None]:
+        """Written before and after what is done inside, whatever ends it."""
+        self._rollouts.resume(steps_done)
+        self.write()
+        try:
+            yield
+        finally:
+            self.write_now()
+
+    def rollout(self, step: int, trace: RolloutTrace) -> None:
+        self._rollouts.add(step, trace)
+
+    def write_now(self) -> None:
+        """Whatever share of the time it takes."""
+        self._not_before = -math.inf
+        self.write()
+
+    def write(self) -> None:
+        """If that takes no more than SHARE of the time. A failure, such as a full disk, costs a line of the
+        log."""
+        start = time.monotonic()
+        if start < self._not_before:
+            return
+        try:
+            self._rollouts.save()
+            replace_text(self._folder / PAGE_FILE, run_page(self._folder))
+        except Exception as error:  # whatever it is, no run is to end by its page
+            first, *_ = f"{error}".splitlines() or [""]
+            log.warning("%s was not written (%s: %s)", PAGE_FILE, type(error).__name__, first)
+        now = time.monotonic()
+        self._not_before = now + (now - start) / SHARE
+
+
+def run_page(folder: Path) -> str:
+    """Renders the files in a run's folder, as far as they are there."""
+    path = folder / METRICS_FILE
+    rows = read_metrics(path) if path.is_file() else []
+    return rendered(
+        TEMPLATE,
+        name=folder.resolve().name,
+        now=f"{datetime.now():%Y-%m-%d %H:%M}",
+        read_options=lambda: _options(folder),
+        file_name=lambda path: Path(str(path)).name,
+        rows=rows,
+        curves=curves,
+        numbers=numbers,
+        records=records,
+        live_plot=live_plot,
+        read_rollouts=lambda: read_rollouts(folder),
+        read_samples=lambda: read_samples(folder),
+        read_switch=lambda: read_switch(folder),
+        drawn=_drawn,
+    )
+
+
+def _drawn(section: Callable[[], str]) -> str | None:
+    """None if the section raises, such as for a number that no axis has: the others are still drawn."""
+    try:
+        return section()
+    except Exception as error:
+        log.warning("a section of %s is left out (%r)", PAGE_FILE, error)
+        return None
+
+
+def _options(folder: Path) -> dict[str, Any]:
+    path = folder / CONFIG_FILE
+    return (path.is_file() and yaml.safe_load(path.read_text(encoding="utf-8"))) or {}

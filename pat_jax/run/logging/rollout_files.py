@@ -1,0 +1,74 @@
+"""The rollouts of a run that its page shows: the first, the slowest and the newest."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from pat_jax.common.files import replace_text
+from pat_jax.engine.record.trace import RolloutTrace
+from pat_jax.run.checkpoints.json_state import declared, gone_on_with, read_kept
+
+ROLLOUTS_FILE = "rollouts.json"
+FIRST, SLOWEST, NEWEST = NAMES = "first", "slowest", "newest"
+
+
+@dataclass(frozen=True)
+class KeptRollout:
+    step: int  # of the run, from 1
+    trace: RolloutTrace
+
+
+class KeptRollouts:
+    def __init__(self, folder: Path):
+        self._folder, self._kept = folder, dict[str, KeptRollout]()
+        self._is_written = True
+
+    def resume(self, steps_done: int) -> None:
+        """Goes on with those in the folder of steps that are not repeated."""
+        found = gone_on_with(read_rollouts, self._folder, "rollouts") if steps_done else {}
+        self._kept = {name: one for name, one in found.items() if one.step <= steps_done}
+        self._is_written = len(self._kept) == len(found)
+        if known := self._kept.values():
+            self._kept.setdefault(SLOWEST, max(known, key=lambda one: one.trace.total_s))
+            self._kept.setdefault(NEWEST, max(known, key=lambda one: one.step))
+
+    def add(self, step: int, trace: RolloutTrace) -> None:
+        """One that decoded nothing is none."""
+        if not trace.live:
+            return
+        one, slowest = KeptRollout(step, trace), self._kept.get(SLOWEST)
+        self._kept.setdefault(FIRST, one)
+        if slowest is None or trace.total_s > slowest.trace.total_s:
+            self._kept[SLOWEST] = one
+        self._kept[NEWEST] = one
+        self._is_written = False
+
+    def save(self) -> None:
+        if not self._is_written:
+            rows = {name: asdict(one) for name, one in self._kept.items()}
+            replace_text(self._folder / ROLLOUTS_FILE, f"{json.dumps(rows)}\n")
+            self._is_written = True
+
+
+def read_rollouts(folder: Path) -> Mapping[str, KeptRollout]:
+    """By `NAMES`, as far as they are known; of no file none.
+
+    Raises:
+      UserError: the file is not as a run writes it.
+    """
+    path = folder / ROLLOUTS_FILE
+    if not path.is_file():
+        return {}
+    return read_kept(path, "rollouts of its steps", _rollouts)
+
+
+def _rollouts(rows: Any) -> Mapping[str, KeptRollout]:
+    return {
+        name: declared(
+            KeptRollout(rows[name]["step"], RolloutTrace.from_fields(rows[name]["trace"]))
+        )
+        for name in NAMES
+        if name in rows
+    }

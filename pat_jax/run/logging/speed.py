@@ -1,0 +1,54 @@
+"""How fast an update was, for how much of its devices, and what they had in use."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from jaxtyping import Int
+
+from pat_jax.common.chips import chip_of
+from pat_jax.common.devices import Device
+from pat_jax.engine.sizing.memory import peak_bytes
+from pat_jax.models.config import ModelConfig
+from pat_jax.planning.memory import GIB
+from pat_jax.rl.batches.types import RolloutGroup
+from pat_jax.training.model_flops import training_flops
+
+
+def describe_update(
+    model: ModelConfig,
+    devices: Sequence[Device],
+    lengths: Int[np.ndarray, " sequences"],
+    shared: Int[np.ndarray, " sequences"] | int = 0,
+    *,
+    passes: int,
+    seconds: float,
+    adapter_weights: int | None = None,
+) -> dict[str, float]:
+    """The metrics of an update's speed; a device whose peak is not known has no `train/mfu`.
+
+    Args:
+      lengths: tokens of each sequence.
+      shared: of its first tokens, how many are computed with another one.
+      passes: over the sequences, forward and backward.
+      seconds: of the whole update.
+      adapter_weights: of the adapters that are trained; None: all of the model is.
+    """
+    measured = {"train/tokens_per_s": float(np.sum(lengths - shared)) / seconds}
+    if chip := chip_of(devices[0].device_kind):
+        peak = chip.flops_s * len(devices)
+        flops = training_flops(model, lengths, shared, adapter_weights=adapter_weights)
+        measured["train/mfu"] = passes * flops / seconds / peak
+    return measured
+
+
+def describe_memory(devices: Sequence[Device]) -> dict[str, float]:
+    """`memory/peak_gib` of the fullest device, where the backend tells."""
+    peak = peak_bytes(devices)
+    return {} if peak is None else {"memory/peak_gib": peak / GIB}
+
+
+def sequence_lengths(groups: Sequence[RolloutGroup]) -> np.ndarray:
+    """int[responses]: tokens of each response and its prompt."""
+    return np.array(
+        [len(one.prompt.tokens) + len(one.tokens) for group in groups for one in group.rollouts]
+    )

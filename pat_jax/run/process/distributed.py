@@ -1,0 +1,64 @@
+"""The processes of a run meet: who they are, that they were started alike, and how one signal stops all.
+
+Alone, a process meets nobody.
+"""
+
+from dataclasses import asdict, replace
+from typing import TypeVar
+
+from pat_jax.common.errors import UserError
+from pat_jax.common.hosts.join import join
+from pat_jax.common.hosts.together import company
+from pat_jax.config.any_run import AnyRun
+from pat_jax.run.logging.trackers.asked_for import check_trackers
+from pat_jax.run.process.folder import check_run_dir, differences
+from pat_jax.run.process.stop_signals import StopSignals
+from pat_jax.run.results.export import check_export_dir
+
+Options = TypeVar("Options", bound=AnyRun)
+
+OWN = ("run_dir", "distributed.process_id", "distributed.coordinator")  # that may differ by process
+
+
+def meet(config: Options, signals: StopSignals) -> Options:
+    """Before any device is asked for.
+
+    Returns:
+      The options, with the folder of the first process, which alone names one where none is given.
+
+    Raises:
+      UserError: the processes do not find each other, or were started with other options.
+    """
+    us = join(config.distributed)
+    signals.stop_all(us)
+    first = us.agree("options", lambda: config)
+    changed = differences(asdict(first), asdict(config))
+    for sentence in us.gather("other options", _complaint(us.index, changed)):
+        if sentence:
+            raise UserError(sentence)
+    return replace(config, run_dir=first.run_dir)
+
+
+def _complaint(index: int, changed: dict[str, tuple[object, object]]) -> str:
+    other = [f"--{name} {b}, not {a}" for name, (a, b) in changed.items() if name not in OWN]
+    if not other:
+        return ""
+    return (
+        f"process {index} was started with other options than process 0 ({', '.join(other)}): start all "
+        "with the same ones."
+    )
+
+
+def check_places(config: AnyRun) -> None:
+    """What is to be written can be.
+
+    Raises:
+      UserError: it cannot.
+    """
+
+    def check() -> None:
+        check_run_dir(config)
+        check_trackers(config)
+        check_export_dir(config)
+
+    company().agree("where to write", check)

@@ -1,0 +1,236 @@
+"""A run while it is running: the folder that it holds, and all that is written and said there.
+
+Knows files, checkpoints and metrics. Does not know what the run computes, nor when a step is over.
+"""
+
+import logging
+import shlex
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from filelock import BaseFileLock
+
+from pat_jax.common.files import replace_text
+from pat_jax.common.hosts.options import DistributedConfig
+from pat_jax.common.hosts.together import company
+from pat_jax.common.hosts.waiting import START_AGAIN
+from pat_jax.config.any_run import AnyRun
+from pat_jax.config.command_line import dump
+from pat_jax.run.checkpoints.checkpoint import Checkpointer
+from pat_jax.run.checkpoints.orbax_io import first_line
+from pat_jax.run.checkpoints.schedule import Saves
+from pat_jax.run.logging.banner import closing
+from pat_jax.run.logging.metrics import METRICS_FILE, MetricsWriter, read_metrics
+from pat_jax.run.logging.page.run_page import RunPage
+from pat_jax.run.logging.progress import Progress, summarize
+from pat_jax.run.logging.trackers.asked_for import begin_trackers
+from pat_jax.run.process.folder import (
+    CHECKPOINTS,
+    CONFIG_FILE,
+    LOG_FILE,
+    changed_options,
+    log_to,
+    make_run_dir,
+)
+from pat_jax.run.process.stop_signals import Stopped, StoppedAtOnce, StopSignals
+from pat_jax.run.start.hub_names import keep_names
+
+Kept = tuple[dict[str, Any], dict[str, Any]]  # state and metadata of a checkpoint
+log = logging.getLogger(__name__)
+Restored = tuple[int, dict[str, Any], dict[str, Any]]  # its step, and the same
+
+
+class OpenRun:
+    """Holds the folder from its beginning to the end of the process.
+
+    Args:
+      command: that makes such runs, as in `python -m pat_jax.COMMAND`.
+      steps: of the whole run.
+      fingerprint: what its checkpoints have to share with those of a resumption.
+      save_beside: called before each checkpoint is written, with its step: writes what is not part of it.
+
+    Raises:
+      UserError: the folder is another run's, or a tracker cannot begin.
+    """
+
+    def __init__(
+        self,
+        config: AnyRun,
+        command: str,
+        *,
+        steps: int,
+        fingerprint: Mapping[str, object],
+        save_beside: Callable[[int], None] = lambda step: None,
+    ):
+        self._config, self._command, self._started = config, command, time.perf_counter()
+        self._save_beside = save_beside
+        shared, us = Path(config.run_dir), company()
+        self._lock: BaseFileLock | None = None  # of the first process, which writes there
+        self._changed = us.agree("the run's folder", lambda: self._hold(shared))
+        self.folder = folder = us.folder(shared)
+        self._config_text = dump(self._as_begun(config))
+        replace_text(folder / CONFIG_FILE, self._config_text)
+        keep_names(folder)
+        self.checkpoints = Checkpointer(
+            shared / CHECKPOINTS, config.checkpoint.max_to_keep, fingerprint=fingerprint
+        )
+        log_to(folder / LOG_FILE)
+        self.page = RunPage(folder)
+        self._trackers = begin_trackers(config, folder) if us.is_first else {}
+        self.progress = Progress(steps)
+        every = config.checkpoint.every
+        self.saves = Saves(self.checkpoints, every, steps, self.progress.print)
+
+    def _hold(self, folder: Path) -> list[str]:
+        """Keeps others out of the folder; returns which options are others than before."""
+        self._lock = make_run_dir(self._config, folder)
+        return changed_options(self._config, folder)
+
+    def tell_changes(self) -> None:
+        """Which options of a resumed run are others than before."""
+        if changed := ", ".join(self._changed):
+            self.progress.print(f"resumed with other options: {changed}")
+
+    def restore(self, abstract: Mapping[str, Any]) -> Restored | None:
+        """Step, state and metadata of the newest checkpoint of a resumed run, if there is one.
+
+        Args:
+          abstract: the shapes and shardings of the state.
+
+        Raises:
+          UserError: all of them are damaged.
+        """
+        if not self._config.resume:
+            return None
+        if self.checkpoints.latest_step() is None:
+            self.progress.print("no checkpoint to resume from: the run begins anew")
+            return None
+        try:
+            found = self.checkpoints.restore(dict(abstract))
+        finally:
+            for line in self.checkpoints.stepped_over:
+                self.progress.print(line)
+        self.progress.print(f"resumed after step {found[0]}")
+        return found
+
+    def metrics(self, first_step: int) -> MetricsWriter:
+        """
+        Args:
+          first_step: how many steps are done.
+        """
+        resume_step = first_step + 1 if self._config.resume else None
+        trackers, say = self._trackers, self.progress.print
+        return MetricsWriter(self.folder, resume_step=resume_step, trackers=trackers, say=say)
+
+    def save(self, step: int, kept: Kept, metrics: MetricsWriter) -> None:
+        """After the step's metrics are written: a run resumed from here does not repeat it."""
+        start = time.perf_counter()
+        metrics.flush()
+        self.saves.save(step, *self._whole(step, kept))
+        metrics.write(step, {"timing/checkpoint": time.perf_counter() - start})
+
+    def save_last(self, step: int, kept: Kept) -> None:
+        """Returns when `step` is on disk.
+
+        Raises:
+          UserError: it is not, after several attempts.
+        """
+        self.saves.end(step, *self._whole(step, kept))
+
+    @contextmanager
+    def saved_at_an_error(
+        self, signals: StopSignals, last: Callable[[], tuple[int, Kept]]
+    ) -> Iterator[None]:
+        """Whatever error ends what is done inside, the last whole step is saved before anybody else hears of it.
+
+        Args:
+          last: that step and what is kept of it; asked for at the error.
+        """
+        try:
+            yield
+        except (Stopped, StoppedAtOnce):  # see `stop`; the other wants nothing to be saved
+            raise
+        except BaseException:
+            signals.hold()
+            if company().is_alone:
+                self._say_last(f"{self._saved(last)}; {self._again}")
+            else:  # the others are elsewhere: a state that is spread over all of them cannot be saved
+                self._say_last(f"{self.saves.on_disk()}{START_AGAIN}")
+            raise
+
+    def _saved(self, last: Callable[[], tuple[int, Kept]]) -> str:
+        """A clause about it, though whatever has ended the run may end this too."""
+        try:
+            step, kept = last()
+            return self.saves.stop(step, *self._whole(step, kept))
+        except Exception as error:
+            log.error("the last whole step was not saved", exc_info=error)
+            return f"the last whole step was not saved ({first_line(error)}), and {self.saves.on_disk()}"
+
+    def stop(self, stopped: Stopped, done: int | None, kept: Callable[[], Kept]) -> None:
+        """Saves what the run has done and says how to go on.
+
+        Args:
+          done: steps; None: there is nothing yet that is worth keeping.
+        """
+        if done is None:
+            what = self.saves.newest()
+        else:
+            what = self.saves.stop(done, *self._whole(done, kept()))
+        self.checkpoints.close()
+        self._say_last(f"stopped by {stopped.name}: {what}; {self._again}")
+
+    def last_words(self) -> str:
+        """What is kept, and how to go on, at any moment."""
+        return f"{self.saves.on_disk()}; {self._again}"
+
+    @property
+    def _again(self) -> str:
+        folder = shlex.quote(str(self.folder))
+        return f"go on with: python -m pat_jax.{self._command} --resume --run_dir {folder}"
+
+    def _say_last(self, text: str) -> None:
+        # Nobody may read it any more, which may be why the run ends.
+        with suppress(OSError):
+            self.progress.close()
+            print(text, file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        """Waits for the checkpoint that is being written."""
+        self.checkpoints.close()
+        self.progress.close()
+
+    def release(self) -> None:
+        """Others may write there, though this process goes on."""
+        self.checkpoints.close()
+        if self._lock is not None:
+            self._lock.release()
+
+    def tell_end(self, compile_s: float, plan: str = "") -> None:
+        """What came of the run, where its time went, and what is where.
+
+        Args:
+          compile_s: seconds that it compiled.
+          plan: of the newest rollout, where one was made.
+        """
+        print(summarize(read_metrics(self.folder / METRICS_FILE)))
+        if plan:
+            print(f"newest rollout: {plan}")
+        total_s = time.perf_counter() - self._started
+        print(closing(self._config, self.folder, compile_s=compile_s, total_s=total_s))
+
+    @staticmethod
+    def _as_begun(config: AnyRun) -> AnyRun:
+        """Without what belongs to one start alone."""
+        return replace(config, resume=False, distributed=DistributedConfig())
+
+    def _whole(self, step: int, kept: Kept) -> Kept:
+        """With the options: a config.yaml that was cut is recovered from them."""
+        self._save_beside(step)
+        state, meta = kept
+        return state, meta | {"config": self._config_text}

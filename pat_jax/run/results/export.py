@@ -1,0 +1,96 @@
+"""The policy as a Hugging Face directory, or its adapters as PEFT's: where a run may write them, and
+what it wrote before.
+
+Knows the run's folder and the export's. Does not know the formats (`models/checkpoints/hf_export.py`,
+`models/checkpoints/peft_adapter.py`).
+"""
+
+import json
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+
+from pat_jax.common.errors import UserError
+from pat_jax.common.files import replace_text
+from pat_jax.common.hosts.together import company
+from pat_jax.common.hub import is_checkpoint, local_checkpoint
+from pat_jax.common.json_text import parse_json
+from pat_jax.common.pytree import on_host
+from pat_jax.config.any_run import AnyRun
+from pat_jax.models.checkpoints.hf_export import attend, check_export, export
+from pat_jax.models.checkpoints.peft_adapter import export_adapter
+from pat_jax.training.build import DTYPES
+from pat_jax.training.trained import Leaves, Trained
+
+_NOTE = "exported.json"  # in the run's folder: where to, and the policy of which step
+
+
+def check_export_dir(config: AnyRun) -> None:
+    """Raises UserError where the policy cannot be written to the folder that is asked for."""
+    if not (name := config.checkpoint.export_dir):
+        return
+    if Path(config.run_dir).absolute().is_relative_to(Path(name).absolute()):
+        raise UserError(
+            f"option --checkpoint.export_dir is {name!r}: expected a folder of its own, but the run "
+            f"folder {config.run_dir!r} lies there; choose another, such as one in the run folder."
+        )
+    if not (config.resume and _written(Path(config.run_dir), name) is not None):
+        check_export(name)
+
+
+def export_policy(
+    config: AnyRun,
+    trained: Trained,
+    params: Leaves,
+    step: int,
+    form: Literal["merged", "adapter"] = "merged",
+) -> None:
+    """Writes the policy of `step`; what this run wrote there earlier is kept beside it.
+
+    Args:
+      params: what is trained.
+      form: the whole policy, or its adapters alone.
+
+    Raises:
+      UserError: it cannot be written, such as on a full disk.
+    """
+    folder, directory = Path(config.run_dir), Path(config.checkpoint.export_dir)
+    earlier = company().agree("export before", lambda: _written(folder, directory))
+    if earlier == step:
+        return
+    source = local_checkpoint(config.model, weights=False) if is_checkpoint(config.model) else None
+    dtype = DTYPES[config.compute_dtype]
+    if form == "adapter":
+        params = jax.tree.map(on_host, params)
+    else:
+        params = trained.whole(trained.frozen, params)
+    if not company().is_first:
+        if form == "merged":
+            attend(trained.policy, params, dtype)
+        return
+    try:
+        if earlier is not None:
+            directory.rename(f"{directory}.step-{earlier}")
+        if form == "adapter":
+            assert trained.lora  # as the options say
+            export_adapter(directory, trained.lora, params, base=config.model)
+        else:
+            export(directory, trained.policy, params, dtype, tokenizer_dir=source)
+        content = {"path": str(directory.absolute()), "step": step}
+        replace_text(folder / _NOTE, json.dumps(content))
+    except OSError as error:
+        raise UserError(
+            f"the policy of step {step} was not written to {directory} ({error.strerror or error}): the "
+            "checkpoints have it; make room, then write it with --resume."
+        ) from None
+
+
+def _written(folder: Path, directory: str | Path) -> int | None:
+    """The step whose policy this run has written to `directory`, if it is still there."""
+    try:
+        note: Any = parse_json((folder / _NOTE).read_bytes())
+        step = note["step"] if note["path"] == str(Path(directory).absolute()) else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return step if Path(directory).is_dir() else None

@@ -1,0 +1,101 @@
+"""The next rollout of a run that has ended, made twice: as planned, and with a switch forced in its tail.
+
+Nothing is learned of it: no update, no metric, no length; its random numbers are the requests' own.
+"""
+
+from collections.abc import Sequence
+
+from pat_jax.engine.record.report import RolloutReport
+from pat_jax.engine.sequences.responses import Completion, Request
+from pat_jax.planning.planner.planner import Planner
+from pat_jax.planning.planner.scripts import ScriptedPath, Step
+from pat_jax.planning.types import Split
+from pat_jax.run.generation import TRAIN, full_load, sampled, sampling_request
+from pat_jax.run.loop import Run
+from pat_jax.run.results.shown_switch import ShownSwitch
+
+TAIL = 4  # the switch comes once one in so many responses is unfinished
+
+
+def same_rollout(run: Run) -> ShownSwitch:
+    """
+    Args:
+      run: of at least two layouts; its rollout holds the weights of the last policy.
+
+    Raises:
+      UserError: responses could not be sampled.
+    """
+    requests = _next_requests(run)
+    done, report = _rollout(run, run.generator.planner, requests)
+    again, forced = _forced(run, requests)
+    return ShownSwitch(
+        step=run.config.steps + 1,
+        is_cpu=run.devices[0].platform == "cpu",
+        reason=report.first_plan,
+        planned=report.trace,
+        forced=forced.trace,
+        responses=len(requests),
+        tokens=sum(max(len(a.tokens), len(b.tokens)) for a, b in zip(done, again, strict=True)),
+        same_tokens=sum(map(same_tokens, done, again)),
+    )
+
+
+def _next_requests(run: Run) -> list[Request]:
+    """Those of the step after the last."""
+    config, rollout = run.config, run.config.rollout
+    prompts, _ = run.task.train.draw(run.collector.totals.cursor, rollout.prompts_per_step)
+    return [
+        sampling_request(
+            rollout,
+            prompt,
+            (config.seed, TRAIN, run.collector.totals.batches, prompt.id, sample),
+            rollout.temperature,
+        )
+        for prompt in prompts
+        for sample in range(rollout.num_generations)
+    ]
+
+
+def _forced(run: Run, requests: Sequence[Request]) -> tuple[list[Completion], RolloutReport]:
+    """With one switch: in the tail, or at once where all responses end together."""
+    narrow, wide = two_layouts(run)
+
+    def switched(live: int) -> tuple[list[Completion], RolloutReport]:
+        planner = ScriptedPath(narrow, (Step(wide, live),))
+        found = _rollout(run, planner, requests)
+        # The first run of a program takes longer.
+        return _rollout(run, planner, requests) if found[1].compile_s else found
+
+    found = switched(len(requests) // TAIL)
+    return found if found[1].switches else switched(len(requests))
+
+
+def two_layouts(run: Run) -> tuple[Split, Split]:
+    """The ones with the least and the most TP that this run has compiled; of one layout, it and another."""
+    ready = run.lazy.ready if run.lazy else run.first_layouts
+    splits = list(run.setup.engine.layouts)
+    chosen = [split for split in splits if split in ready]
+    if len(chosen) == 1:
+        other = splits[0] if chosen[0] != splits[0] else splits[1]
+        chosen = sorted({chosen[0], other}, key=splits.index)
+    return chosen[0], chosen[-1]
+
+
+def _rollout(
+    run: Run, planner: Planner, requests: Sequence[Request]
+) -> tuple[list[Completion], RolloutReport]:
+    engine, report = run.setup.engine, RolloutReport()
+    first = engine.layouts[planner.start(full_load(run.config.rollout, engine.capacity))]
+    if first is not engine.layout:
+        engine.reslice(first)
+    stream = engine.stream(requests, planner, report)
+    done = dict(sampled(stream, len(requests), "see the run's last steps"))
+    return [done[i] for i in range(len(requests))], report
+
+
+def same_tokens(one: Completion, other: Completion) -> int:
+    """Tokens of `one` before the first that is another."""
+    pairs = zip(one.tokens.tolist(), other.tokens.tolist(), strict=False)
+    return next(
+        (i for i, (a, b) in enumerate(pairs) if a != b), min(map(len, (one.tokens, other.tokens)))
+    )

@@ -1,0 +1,149 @@
+"""The policy in a checkpoint of a run, for those who do not go on with the run: found, and read.
+
+Nothing is written or moved: the run may still be going on. Knows the run's folder and what a checkpoint
+says of itself. Does not know how weights are used.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from pat_jax.common.errors import UserError
+from pat_jax.models.config import ModelConfig
+from pat_jax.models.lora import Lora
+from pat_jax.models.policy import Policy
+from pat_jax.run.checkpoints.files import checkpoints_in, damage
+from pat_jax.run.checkpoints.meta import as_json, check_same, read_meta
+from pat_jax.run.checkpoints.orbax_io import read_part
+from pat_jax.run.process.folder import CHECKPOINTS
+from pat_jax.run.start.adapters import lora_of
+from pat_jax.run.start.hub_names import go_on_with_names
+from pat_jax.training.trained import Leaves
+
+_OF_A_MODEL = [field.name for field in fields(ModelConfig)]
+
+
+@dataclass(frozen=True)
+class SavedPolicy:
+    """A complete checkpoint, by its folder."""
+
+    path: Path
+    fingerprint: Mapping[str, Any]
+    meta: Mapping[str, Any]
+    damaged: Sequence[str]  # a sentence about each newer one that was stepped over
+
+    @property
+    def step(self) -> int:
+        return int(self.path.name)
+
+    @property
+    def notes(self) -> list[str]:
+        """What a person is told of it, a sentence each."""
+        return [*self.damaged, f"the policy after step {self.step} of {self.run}"]
+
+    @property
+    def run(self) -> Path:
+        """The folder of its run."""
+        return self.path.parent.parent
+
+    @cached_property
+    def _options(self) -> Mapping[str, Any]:
+        try:
+            found = yaml.safe_load(self.meta["config"])
+        except (yaml.YAMLError, RecursionError, ValueError):
+            found = None
+        if not isinstance(found, dict):
+            raise self._unreadable()
+        return found
+
+    @property
+    def model(self) -> str:
+        """What the run began with."""
+        return self._option("model")
+
+    @property
+    def compute_dtype(self) -> str:
+        return self._option("compute_dtype")
+
+    def _option(self, name: str) -> str:
+        if not isinstance(value := self._options.get(name), str):
+            raise self._unreadable()
+        return value
+
+    def _unreadable(self) -> UserError:
+        return UserError(
+            f"the checkpoint {self.path} does not say the options that its run began with: expected a YAML "
+            "mapping with model and compute_dtype in its metadata; choose another checkpoint."
+        )
+
+    def check(self, model: ModelConfig) -> None:
+        """Raises UserError where the policy has another shape than `model`."""
+        ours = as_json(asdict(model))
+        saved, wanted = (
+            {name: one[name] for name in _OF_A_MODEL if name in one}
+            for one in (self.fingerprint, ours)
+        )
+        check_same(saved, wanted, self.path.parent)
+
+    def lora(self, policy: Policy) -> Lora | None:
+        """Its adapters, where the run trains adapters of `policy` and not all of it."""
+        return lora_of(self.fingerprint, policy)
+
+    def read(self, abstract: Leaves) -> Leaves:
+        """What is trained.
+
+        Args:
+          abstract: its shapes, with shardings.
+
+        Raises:
+          UserError: it is gone, as the run has gone on, or cannot be read.
+        """
+        return read_part(self.path, {"train": {"params": abstract}})["train"]["params"]
+
+
+def find_policy(run_dir: str, step: int | None) -> SavedPolicy:
+    """The newest checkpoint of a run that is whole, or that of `step`.
+
+    Raises:
+      UserError: there is none.
+    """
+    folder = (Path(run_dir) / CHECKPOINTS).absolute()
+    paths = checkpoints_in(folder)
+    if not paths:
+        raise UserError(
+            f"option --run_dir is {run_dir!r}: expected the folder of a run of pat_jax.train or "
+            f"pat_jax.sft that has saved a checkpoint in {CHECKPOINTS}/; check the path, or give a "
+            "Hugging Face directory with --model."
+        )
+    go_on_with_names(folder.parent)
+    there = ", ".join(path.name for path in paths)
+    if step is not None and not (paths := [path for path in paths if path.name == str(step)]):
+        raise UserError(
+            f"option --checkpoint is {step}: expected a step that has a checkpoint in {folder}, which are "
+            f"{there}; give one of these, or leave the option out to take the newest."
+        )
+    damaged: list[str] = []
+    for path in reversed(paths):
+        found = _whole(path)
+        if not isinstance(found, str):
+            return SavedPolicy(path, found["fingerprint"], found["meta"], damaged)
+        damaged.append(f"the checkpoint of step {path.name} is damaged: {found}.")
+    raise UserError(
+        f"option --run_dir is {run_dir!r}: expected a whole checkpoint, but {' '.join(damaged)[:-1]}; "
+        f"those there are {there}: choose another."
+    )
+
+
+def _whole(path: Path) -> Mapping[str, Any] | str:
+    """What a checkpoint says of itself, or what is wrong with it."""
+    if reason := damage(path):
+        return reason
+    try:
+        found = read_meta(path)
+    except (OSError, ValueError) as error:
+        return f"its metadata cannot be read ({error})"
+    return found if "config" in found["meta"] else "it does not say which options it is of"

@@ -1,0 +1,175 @@
+"""A run by its folder: its metrics, samples and rollouts, and the policy that it learned.
+
+Reads files alone, of a run that goes on as well. Holds no device and no weights.
+"""
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pat_jax.common.devices import configure
+from pat_jax.common.errors import UserError, shown
+from pat_jax.common.html.render import rendered
+from pat_jax.common.hub import is_checkpoint, local_checkpoint
+from pat_jax.config.command_line import parse
+from pat_jax.config.run import RunConfig
+from pat_jax.engine.layout.layout import factored_mesh, layout_chain
+from pat_jax.engine.record.plot import draw_rollout
+from pat_jax.engine.record.trace import RolloutTrace
+from pat_jax.models.checkpoints.hf_export import check_export, export
+from pat_jax.models.policy import Policy
+from pat_jax.run.checkpoints.json_state import declared, read_kept
+from pat_jax.run.logging.curves import PANELS, Panel, draw_curves
+from pat_jax.run.logging.metrics import METRICS_FILE, read_metrics
+from pat_jax.run.logging.progress import summarize
+from pat_jax.run.logging.rollout_files import KeptRollout, read_rollouts
+from pat_jax.run.logging.samples import Sample
+from pat_jax.run.logging.samples_file import read_samples
+from pat_jax.run.process.folder import CONFIG_FILE
+from pat_jax.run.results.saved_policy import find_policy
+from pat_jax.run.results.weights import weights_of_run
+from pat_jax.run.setup import model_config
+from pat_jax.training.build import DTYPES
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+class SavedRun:
+    """What `python -m pat_jax.train` or `pat_jax.train(...)` has left in a folder.
+
+    Raises:
+      UserError: there is no run in `folder`.
+    """
+
+    def __init__(self, folder: str | Path):
+        if not isinstance(folder, str | os.PathLike):
+            raise UserError(
+                f"run is {shown(folder)}: expected the folder of a run, as text or a path."
+            )
+        self.folder = Path(folder)
+        if not os.path.isfile(self.folder / CONFIG_FILE):  # False for names that no file can have
+            raise UserError(f"{folder} has no {CONFIG_FILE}: expected the folder of a run.")
+
+    @property
+    def config(self) -> RunConfig:
+        return parse(["--config", str(self.folder / CONFIG_FILE)])
+
+    @property
+    def metrics(self) -> list[dict[str, Any]]:
+        """A row for each step, as docs/metrics.md names them; step 0 is before the first update."""
+        path = self.folder / METRICS_FILE
+        return read_metrics(path) if path.is_file() else []
+
+    @property
+    def samples(self) -> "Samples":
+        """Responses with their rewards, of the steps that `--log_samples_every` chose."""
+        return Samples(read_samples(self.folder))
+
+    @property
+    def rollout(self) -> RolloutTrace:
+        """What the last rollout did.
+
+        Raises:
+          UserError: the run has not come to its end.
+        """
+        path = self.folder / "rollout.json"
+        if not path.is_file():
+            raise UserError(f"{path} is not there: a run writes its last rollout when it ends.")
+        return read_trace(path)
+
+    def plot(self, *names: str) -> "Figure":
+        """Metrics over the steps: those named, or the ones that a person looks at first."""
+        rows = self.metrics
+        if missing := [name for name in names if not any(name in row for row in rows)]:
+            raise UserError(
+                f"{self.folder} has no metric {missing[0]!r}: expected names that are in `metrics`; "
+                "docs/metrics.md explains them."
+            )
+        return draw_curves(rows, [Panel("", [name]) for name in names] or PANELS)
+
+    @property
+    def rollouts(self) -> Mapping[str, KeptRollout]:
+        """What the `first`, the `slowest` and the `newest` rollout did, as far as the page has them."""
+        return read_rollouts(self.folder)
+
+    def plot_rollout(self, name: str | None = None) -> "Figure":
+        """Live sequences over time, the layout in force, the switches.
+
+        Args:
+          name: of `rollouts`; None: the last of a run that has come to its end.
+        """
+        if name is None:
+            return draw_rollout(self.rollout)
+        found = self.rollouts
+        if name not in found:
+            raise UserError(
+                f"rollout is {shown(name)}: expected one of {', '.join(found) or 'none yet'} in {self.folder}."
+            )
+        return draw_rollout(found[name].trace)
+
+    def export(self, directory: str | Path) -> Path:
+        """Writes the policy of the newest checkpoint, adapters merged, as a Hugging Face directory.
+
+        Raises:
+          UserError: there is no whole checkpoint, or `directory` cannot be written.
+        """
+        if not isinstance(directory, str | os.PathLike) or "\0" in str(directory):
+            raise UserError(f"directory is {shown(directory)}: expected a path to write to.")
+        config = self.config
+        saved = find_policy(str(self.folder), None)
+        check_export(str(directory))
+        devices = configure(config.devices)
+        model = model_config(config, devices)
+        saved.check(model)
+        policy = Policy.from_config(model)
+        chain, _ = layout_chain(factored_mesh(devices), model)
+        *_, layout = chain.values()  # the one with least on each device
+        dtype = DTYPES[config.compute_dtype]
+        params = weights_of_run(config, saved, policy, layout)(dtype, policy, layout)
+        source = (
+            local_checkpoint(config.model, weights=False) if is_checkpoint(config.model) else None
+        )
+        export(Path(directory), policy, params, dtype, tokenizer_dir=source)
+        return Path(directory)
+
+    def __repr__(self) -> str:
+        return f"run in {self.folder}\n{summarize(self.metrics)}"
+
+
+class Samples(Mapping[int, Sequence[Sample]]):
+    """Samples by step, shown as a table where a cell of a notebook ends in them."""
+
+    def __init__(self, by_step: Mapping[int, Sequence[Sample]]):
+        self._by_step = dict(sorted(by_step.items()))
+
+    def __getitem__(self, step: int) -> Sequence[Sample]:
+        return self._by_step[step]
+
+    def __iter__(self):
+        return iter(self._by_step)
+
+    def __len__(self) -> int:
+        return len(self._by_step)
+
+    def __repr__(self) -> str:
+        return "\n".join(
+            f"step {step}: {x.prompt!r} -> {x.completion!r}, {x.facts}"
+            for step, samples in self.items()
+            for x in samples
+        )
+
+    def _repr_html_(self) -> str:
+        template = Path(__file__).parent / "page" / "samples_table.html.jinja"
+        return rendered(template, by_step=self._by_step)
+
+
+def read_trace(path: Path) -> RolloutTrace:
+    """
+    Raises:
+      UserError: it is not as a run writes it.
+    """
+    return read_kept(
+        path, "its last rollout", lambda fields: declared(RolloutTrace.from_fields(fields))
+    )

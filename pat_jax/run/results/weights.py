@@ -1,0 +1,149 @@
+"""The weights of an engine that only generates: of a checkpoint directory, with a PEFT adapter of it, of a
+run's checkpoint, or random ones of a built-in shape.
+
+Knows files and layouts. Does not know what is generated. All that can be wrong with the files is found
+before anything is compiled, so that what is loaded later loads.
+"""
+
+from collections.abc import Callable
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from pat_jax.common.hub import is_checkpoint, local_adapter, local_checkpoint
+from pat_jax.common.pytree import with_sharding
+from pat_jax.common.rules import require
+from pat_jax.config.run import RunConfig
+from pat_jax.engine.layout.layout import Layout
+from pat_jax.models.adapted_weight import AdaptedWeight
+from pat_jax.models.checkpoints.hf_load import check_checkpoint, load_params
+from pat_jax.models.checkpoints.peft_adapter import load_adapter, read_adapter
+from pat_jax.models.config import ModelConfig
+from pat_jax.models.lora import Lora
+from pat_jax.models.policy import Params, Policy
+from pat_jax.models.weight_formats import QuantizedWeight, is_quantized, stored
+from pat_jax.run.results.saved_policy import SavedPolicy
+from pat_jax.run.start.adapters import check_base
+from pat_jax.training.build import DTYPES
+from pat_jax.training.checksum import base_checksum
+from pat_jax.training.trained import Leaves
+
+# The weights as a policy keeps them, in a data type where it quantizes none, on the shards of a layout.
+Load = Callable[[jnp.dtype, Policy, Layout], Params]
+
+
+def check_weights(model: str, option: str = "model") -> None:
+    """Has those of a model of the Hub here; those of a directory were seen with its shape.
+
+    Asked for last: it may be the download of many gigabytes.
+
+    Raises:
+      UserError: they cannot be had, or do not belong to its config.json.
+    """
+    folder = local_checkpoint(model, option=option)
+    if folder != model:
+        check_checkpoint(folder)
+
+
+def weights_of_model(config: RunConfig, model: ModelConfig, adapter: str) -> Load:
+    """Of --model, with the adapter in the directory --adapter, if there is one, merged.
+
+    Raises:
+      UserError: the adapter is none, or is of another model, whose weights may be none either.
+    """
+    if not adapter:
+        check_weights(config.model)
+        return partial(_load_model, config)
+    require(
+        is_checkpoint(config.model),
+        "adapter",
+        adapter,
+        f"none with --model {config.model!r}: adapters are added to a Hugging Face checkpoint directory",
+    )
+    adapter = local_adapter(adapter)
+    lora = read_adapter(adapter, Policy.from_config(model))
+    check_weights(config.model)
+    return partial(_load_adapted, config.model, adapter, lora)
+
+
+def weights_of_run(config: RunConfig, saved: SavedPolicy, policy: Policy, layout: Layout) -> Load:
+    """Weights of a run's checkpoint; with LoRA its adapters, merged into their base, which is --model.
+
+    Args:
+      policy: of that model; nothing of it is quantized.
+      layout: where the base is looked at.
+
+    Raises:
+      UserError: the base is not the one that the adapters were trained on.
+    """
+    if saved.lora(policy):
+        base = _spread(config.model, policy, layout, DTYPES[saved.compute_dtype])
+        check_base(saved.meta, base_checksum(policy, base), config)
+    return partial(_load_saved, config.model, saved)
+
+
+def _load_model(config: RunConfig, dtype: jnp.dtype, policy: Policy, layout: Layout) -> Params:
+    shardings = layout.param_shardings(policy)
+    if Path(folder := local_checkpoint(config.model)).is_dir():
+        return load_params(folder, policy, shardings, dtype)
+    return policy.init(config.seed, shardings, dtype)
+
+
+def _load_adapted(
+    model: str, adapter: str, lora: Lora, dtype: jnp.dtype, policy: Policy, layout: Layout
+) -> Params:
+    base = _spread(model, lora.policy, layout, jnp.dtype(jnp.float32))
+    shardings: Leaves = layout.param_shardings(lora, role="train")
+    adapters = load_adapter(adapter, lora, shardings)
+    return _kept(lora.attach(base, adapters), dtype, policy, layout)
+
+
+def _load_saved(
+    model: str, saved: SavedPolicy, dtype: jnp.dtype, policy: Policy, layout: Layout
+) -> Params:
+    whole = policy.with_weights("auto")
+    lora = saved.lora(whole)
+    trained = lora or whole
+    params = saved.read(
+        with_sharding(trained.abstract_params, layout.param_shardings(trained, role="train"))
+    )
+    if lora:  # as the run had it: the base in its data type
+        params = lora.attach(_spread(model, whole, layout, DTYPES[saved.compute_dtype]), params)
+    return _kept(params, dtype, policy, layout)
+
+
+def _spread(model: str, policy: Policy, layout: Layout, dtype: jnp.dtype) -> Params:
+    """A checkpoint directory's policy, split over all devices as a trainer has it."""
+    return load_params(
+        local_checkpoint(model), policy, layout.param_shardings(policy, role="train"), dtype
+    )
+
+
+def _kept(spread: Params, dtype: jnp.dtype, policy: Policy, layout: Layout) -> Params:
+    """A policy that is split over all devices, adapters beside its weights, as `policy` keeps it in
+    `layout`: leaf by leaf, each given up once it is there."""
+
+    def put(like: Any, x: Array | AdaptedWeight, sharding: Any) -> Array | QuantizedWeight:
+        kept = jax.block_until_ready(_keep(like, sharding, jnp.dtype(dtype))(x))
+        for part in jax.tree.leaves(x):
+            part.delete()
+        return kept
+
+    trees = spread, layout.param_shardings(policy)
+    return jax.tree.map(put, policy.abstract_params, *trees, is_leaf=is_quantized)
+
+
+@lru_cache
+def _keep(
+    like: jax.ShapeDtypeStruct | QuantizedWeight, sharding: Any, dtype: jnp.dtype
+) -> Callable[[Any], Array | QuantizedWeight]:
+    """Compiled. A copy even where nothing changes: what it is made of is deleted."""
+
+    def keep(x: Array | AdaptedWeight) -> Array | QuantizedWeight:
+        return stored(x.merged() if isinstance(x, AdaptedWeight) else jnp.copy(x), like, dtype)
+
+    return jax.jit(keep, out_shardings=sharding)

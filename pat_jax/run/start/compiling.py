@@ -1,0 +1,96 @@
+"""Everything that a run compiles, and what is told of it before and after.
+
+Knows programs by their tables. Does not know what runs them (`loop.py`).
+"""
+
+import logging
+import time
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+from pat_jax.config.run import RunConfig
+from pat_jax.engine.layout.division import padding_of_heads
+from pat_jax.engine.sizing.memory_words import describe_memory
+from pat_jax.planning.types import Split
+from pat_jax.run.logging.banner import opening
+from pat_jax.run.logging.progress import Progress
+from pat_jax.run.setup import Setup
+from pat_jax.training.trainer import Trainer
+from pat_jax.training.update_memory import UpdateOptions, check_update, update_stages
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Compiled:
+    seconds: float
+    update: str  # what the largest program of the update takes of a device, in words
+
+
+def announce(config: RunConfig, setup: Setup, progress: Progress) -> None:
+    """Tells what the run is, and which of its options do more than their names say."""
+    for note in filter(None, [setup.shortened, setup.task.note, *config.learning_notes]):
+        progress.print(note)
+    if padding := padding_of_heads(setup.policy.config):
+        log.info("%s", padding)
+    for reason in setup.dropped:
+        log.info("layout dropped: %s", reason)
+    for line in describe_memory(setup.memory, config.rollout):
+        log.info("%s", line)
+    log.info("%s", setup.engine.drafting)
+    devices, lora = list(setup.engine.mesh.devices.flat), setup.trainer.trained.lora
+    progress.print(opening(config, setup.policy, devices, lora))
+    layouts = ", ".join(map(str, setup.layouts))
+    progress.print(f"run folder {config.run_dir}; layouts {layouts}")
+
+
+def compile_run(
+    config: RunConfig, setup: Setup, layouts: Collection[Split], progress: Progress
+) -> Compiled:
+    """The programs of the run, in parallel: every one, or where they are compiled as they are needed those of
+    the first steps.
+
+    Args:
+      layouts: those of the rollout that are compiled now.
+
+    Raises:
+      UserError: the update does not fit a device.
+    """
+    start = time.perf_counter()
+    is_by_need = setup.engine.by_need is not None
+    count = setup.trainer.to_compile(by_need=is_by_need) + setup.engine.to_compile(layouts)
+    progress.print(f"compiling {count} programs")
+    # First: what does not fit is known before the rest.
+    update = compile_update(setup.trainer, setup.memory.limit, config, progress, by_need=is_by_need)
+    setup.engine.compile(_show("rollout", progress), layouts)
+    seconds = time.perf_counter() - start
+    progress.print(f"compiled in {seconds:.1f} s")
+    return Compiled(seconds, update)
+
+
+def compile_update(
+    trainer: Trainer,
+    limit: float,
+    config: UpdateOptions,
+    progress: Progress,
+    *,
+    by_need: bool = False,
+) -> str:
+    """Every program of the trainer.
+
+    Args:
+      limit: bytes of a device.
+      by_need: of the passes over micro-batches those of the largest alone, which take most memory.
+
+    Returns:
+      What the largest takes of a device, in words.
+
+    Raises:
+      UserError: the update does not fit a device.
+    """
+    trainer.compile(_show("training", progress), by_need=by_need)
+    return check_update(update_stages(trainer), limit, config)
+
+
+def _show(name: str, progress: Progress) -> Callable[[int, int], None]:
+    return lambda done, total: progress.stage(f"compiling {name} {done}/{total}")

@@ -1,0 +1,242 @@
+"""Rows that a program gives in the place of data files: into files in the run's folder.
+
+So a resumed run finds them, in a shell too. Knows what JSON can hold. Does not know what columns
+mean.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from pat_jax.common.errors import UserError, shown
+from pat_jax.common.files import replace_bytes
+from pat_jax.common.hosts.together import company
+from pat_jax.config.run import RunConfig
+from pat_jax.run.process.folder import CONFIG_FILE, LOCK_FILE, ROWS, name_of_rows
+
+# Options that can have rows, and what the file is called: metrics call a set by its file.
+_FILES = {"data": "data.jsonl", "data.files": "data.jsonl", "eval.data": "heldout.jsonl"}
+_SECTIONS = ("data", "eval")
+
+
+@dataclass(frozen=True)
+class _Rows:
+    label: str  # what sentences call them
+    content: bytes  # of their file
+
+
+class GivenRows:
+    """Those of one run, by the names of their files, which follow from what is in them."""
+
+    def __init__(self) -> None:
+        self._rows: dict[str, _Rows] = {}
+
+    def taken_from(self, options: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+        """The options, with names of files in the place of rows.
+
+        Raises:
+          UserError: an option has neither names of files nor rows, or a row cannot be written.
+        """
+        found: dict[str, Any] = {}
+        for key, value in options.items():
+            name = f"{prefix}{key}"
+            if name in _SECTIONS and isinstance(value, Mapping):
+                _check_section(name, value)
+                found[key] = self.taken_from(value, f"{name}.")
+            elif name in _FILES and not (_are_names(value) or _is_none(name, value)):
+                found[key] = self._add(name, _content(name, value))
+            else:
+                found[key] = value
+        return found
+
+    def _add(self, option: str, content: bytes) -> str:
+        folder = hashlib.sha256(content).hexdigest()[:16]
+        name = f"{ROWS}/{folder}/{_FILES[option]}"
+        self._rows[name] = _Rows(f"{option}=[...]", content)
+        return name
+
+    @contextmanager
+    def placed(self, config: RunConfig) -> Iterator[RunConfig]:
+        """Has them in the run's folder, unless no run begins there.
+
+        Returns:
+          The options with the paths of their files.
+
+        Raises:
+          UserError: what is raised inside, which then names the rows and no file.
+        """
+        run = Path(config.run_dir).absolute()
+        files = {name: run / name for name in _files(config) if name in self._rows}
+        existed = run.exists()
+        new = [path for path in files.values() if not path.exists()]
+        try:
+            company().agree("rows", lambda: self._write(files))
+            yield _with_paths(config, run, files)
+        except UserError as error:
+            sentence = self._worded(str(error), files)
+            if sentence == str(error):
+                raise
+            raise UserError(sentence) from error
+        finally:
+            if company().is_first:
+                _remove_unused(run, new, existed=existed)
+
+    def keep(self, config: RunConfig) -> None:
+        """Has them there still, now that this process holds the folder: another one that was given the same, and
+        failed, may have removed them."""
+        run = Path(config.run_dir).absolute()
+        files = {name: run / name for name in self._rows}
+        lost = {name: path for name, path in files.items() if str(path) in _files(config)}
+        self._write({name: path for name, path in lost.items() if not path.is_file()})
+
+    def _write(self, files: Mapping[str, Path]) -> None:
+        for name, path in files.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            replace_bytes(path, self._rows[name].content)
+
+    def _worded(self, sentence: str, files: Mapping[str, Path]) -> str:
+        for name, path in files.items():
+            label = self._rows[name].label
+            sentence = sentence.replace(f"{path}, line ", f"{label}, row ")
+            sentence = sentence.replace(str(path), label)
+        return sentence
+
+
+def _files(config: RunConfig) -> list[str]:
+    return [*config.data.files, *config.eval.data]
+
+
+def _with_paths(config: RunConfig, run: Path, files: Mapping[str, Path]) -> RunConfig:
+    """Of files that were given, or that lie here: the run's folder may have been moved or copied."""
+
+    def paths(names: Sequence[str]) -> tuple[str, ...]:
+        return tuple(str(files.get(name) or _here(name, run)) for name in names)
+
+    changed = {"files": paths(config.data.files)}, {"data": paths(config.eval.data)}
+    if changed == ({"files": config.data.files}, {"data": config.eval.data}):
+        return config
+    of_data, of_eval = changed
+    return replace(
+        config, data=replace(config.data, **of_data), eval=replace(config.eval, **of_eval)
+    )
+
+
+def _here(name: str, run: Path) -> str:
+    own = name_of_rows(name)
+    return str(run / own) if own and (run / own).is_file() else name
+
+
+def _remove_unused(run: Path, files: Sequence[Path], *, existed: bool) -> None:
+    """Unless a run has begun in its folder, or is beginning there."""
+    if not run.is_dir() or not files:
+        return
+    lock = FileLock(run / LOCK_FILE)
+    try:
+        lock.acquire(timeout=0)
+    except (Timeout, OSError):
+        return
+    try:
+        if not (run / CONFIG_FILE).exists():
+            # A process that has opened the file and not locked it yet is left with one that is gone:
+            # filelock sees that (st_nlink is 0) and opens the next. Its early versions do not.
+            (run / LOCK_FILE).unlink(missing_ok=True)
+            _remove(files, None if existed else run)
+    finally:
+        lock.release()
+
+
+def _remove(files: Iterable[Path], run: Path | None) -> None:
+    """With the folders that were made for them, and are empty.
+
+    Args:
+      run: its folder; None: it was there before.
+    """
+    for path in files:
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
+            path.parent.rmdir()
+            path.parent.parent.rmdir()
+            if run is not None:
+                run.rmdir()
+
+
+def _check_section(name: str, value: Mapping[str, Any]) -> None:
+    """Refuses all splits of a data set at once, which is a dictionary too."""
+    if hasattr(value, "column_names"):
+        kind, splits = type(value).__name__, ", ".join(map(str, value))
+        raise UserError(
+            f"{name} is a {kind} of the splits {splits}: expected one of them; give it, "
+            f"such as {name}=dataset['train']."
+        )
+
+
+def _are_names(value: object) -> bool:
+    """Of files, or nothing."""
+    if isinstance(value, list | tuple):
+        return bool(value) and all(isinstance(each, str | os.PathLike) for each in value)
+    return value is None or isinstance(value, str | os.PathLike)
+
+
+def _is_none(option: str, value: object) -> bool:
+    """An empty list is as config.yaml has no sets to evaluate on; without data there is no run."""
+    return option == "eval.data" and isinstance(value, list | tuple) and not value
+
+
+def _content(option: str, rows: Any) -> bytes:
+    """JSON lines.
+
+    Raises:
+      UserError: these are no rows, or JSON cannot hold one.
+    """
+    try:
+        if isinstance(rows, bytes | Mapping):
+            raise TypeError
+        count, each = len(rows), iter(rows)
+    except TypeError:
+        raise UserError(
+            f"{option} is {shown(rows)}: expected names of files, or rows: a list of dictionaries, "
+            "a datasets.Dataset, or what else has a length and goes through them; put those of a "
+            "generator into a list."
+        ) from None
+    if not count:
+        raise UserError(f"{option} is {shown(rows)}: expected at least one row; give some.")
+    numbered = zip(range(1, count + 1), each, strict=False)  # a length bounds what may have no end
+    return "".join(_line(f"{option}=[...], row {number}", row) for number, row in numbered).encode()
+
+
+def _line(where: str, row: object) -> str:
+    if not isinstance(row, Mapping) or not row:
+        raise UserError(
+            f"{where}, is {shown(row)}: expected a dictionary of columns, such as prompt and "
+            "answer; correct this row."
+        )
+    fields = []
+    for name, value in row.items():
+        try:
+            if not isinstance(name, str):
+                raise TypeError
+            text = json.dumps(value, default=_plain, allow_nan=False)
+        except (TypeError, ValueError, OverflowError, RecursionError):
+            raise UserError(
+                f"{where}, column {shown(name)}, is {shown(value)}: expected text, finite numbers, "
+                "true or false, None, or lists and dictionaries of these, under a name that is "
+                "text; convert it, or remove the column."
+            ) from None
+        fields.append(f"{json.dumps(name)}: {text}")
+    return f"{{{', '.join(fields)}}}\n"
+
+
+def _plain(value: Any) -> object:
+    """Of an array, or a number of NumPy, JAX or PyTorch."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise TypeError

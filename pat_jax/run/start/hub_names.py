@@ -1,0 +1,42 @@
+"""Names of the Hub in a run's folder: what they were when it began, whatever is called so here since.
+
+Knows one file. Does not know which options have names.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pat_jax.common import hub
+from pat_jax.common.files import replace_text
+from pat_jax.run.checkpoints.json_state import gone_on_with, read_kept
+
+NAMES_FILE = ".hub.json"  # hidden: it is no sign of a run (`folder.is_used`)
+
+
+def keep_names(folder: Path) -> None:
+    """Those that the process has found."""
+    if found := hub.commits():
+        replace_text(folder / NAMES_FILE, f"{json.dumps(found)}\n")
+
+
+def go_on_with_names(folder: Path) -> None:
+    """The process has them as the run in `folder` has."""
+    hub.go_on_with(gone_on_with(_read, folder, "commits of the Hub"))
+
+
+def _read(folder: Path) -> Mapping[str, Mapping[str, str]]:
+    path = folder / NAMES_FILE
+    if not path.is_file():
+        return {}
+    return read_kept(path, "commits of models and datasets by their names", _commits)
+
+
+def _commits(content: Any) -> Mapping[str, Mapping[str, str]]:
+    for kind in content.values():
+        for commit in kind.values():
+            if not re.fullmatch(r"[0-9a-f]{40}", commit):
+                raise ValueError("a commit is none")
+    return content

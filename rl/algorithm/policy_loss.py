@@ -1,0 +1,187 @@
+"""The losses of policy-gradient algorithms, as a composition of parts that each paper chooses.
+
+Knows log-probabilities and advantages. Does not know what an advantage is made of (`advantages.py`),
+nor how tokens are weighted (`aggregation.token_weights`).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+
+from pat_jax.rl.algorithm.kl import MAX_LOG_RATIO, Estimator, estimate_kl, log_ratio
+from pat_jax.rl.algorithm.losses import Columns, Loss, PerToken, Reduction, Responses
+from pat_jax.rl.algorithm.segments import sum_by_response
+
+Ratio = Literal["token", "sequence", "trajectory"]
+Surrogate = Literal["ppo", "cispo"]
+Correction = Literal["none", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask"]
+
+
+@dataclass(frozen=True)
+class PolicyLoss(Loss):
+    """A surrogate of the policy gradient, with a penalty towards the reference policy.
+
+        loss = Σ weights * (β * kl - c * gain - entropy_coef * entropy)
+
+    ρ, the probability ratio of the policy to the one before this batch's first update, with
+    l_t = logprobs - old_logprobs:
+
+        ρ_t = exp(l_t)                                     ratio = "token" (PPO, GRPO)
+        ρ_t = exp(mean of l over the tokens of its response)       "sequence" (GSPO)
+        ρ_t = exp(sum of l over the tokens of its response)        "trajectory" (RLOO)
+
+    The gain, with clip(ρ) = min(max(ρ, 1 - ε), 1 + ε_high):
+
+        gain = min(ρ A, clip(ρ) A), at least δ A where A < 0       surrogate = "ppo"
+        gain = stop_gradient(clip(ρ)) * A * logprobs                           "cispo"
+
+    c, what a token counts for although another distribution than the old policy sampled it, with
+    w = exp(old_logprobs - sampled_logprobs) at each token or its product over a response:
+
+        c = min(w, cap)                                    correction = "…_truncate" (TIS)
+        c = w if w ≤ cap else 0                                         "…_mask" (MIS)
+
+    With weights 1 / (all tokens) this averages over tokens (DAPO); with
+    1 / (tokens of its sequence * sequences), over each sequence first (GRPO); with
+    1 / (longest response * sequences), by a constant (Dr. GRPO): see `aggregation.token_weights`.
+
+    Exponents are clamped to ±20, which keeps loss and gradient finite: exp of an unbounded log-ratio
+    overflows, and its gradient is NaN even where the clip cuts it. Beyond the clamp there is no
+    gradient.
+
+    Columns, log-probabilities in nats:
+      advantages: A.
+      behavior_logprobs: under the rollout's policy, before top-k and top-p; for metrics only.
+      sampled_logprobs: under the distribution that sampled, top-k and top-p included; only with a
+        correction.
+      old_logprobs: under the policy before this batch's first update; not where `is_on_policy`.
+      reference_logprobs: under the frozen reference policy; only where β > 0.
+
+    Reference: Shao et al. 2024, https://arxiv.org/abs/2402.03300, eq. 3 and 4 (GRPO);
+    Yu et al. 2025, https://arxiv.org/abs/2503.14476, eq. 8 (DAPO: clip-higher, token average);
+    Zheng et al. 2025, https://arxiv.org/abs/2507.18071, eq. 5 to 7 (GSPO);
+    MiniMax 2025, https://arxiv.org/abs/2506.13585, eq. 4 and 5 (CISPO);
+    Ahmadian et al. 2024, https://arxiv.org/abs/2402.14740 (RLOO);
+    Ye et al. 2020, https://arxiv.org/abs/1912.09729, eq. 5 (dual clip, δ);
+    Yao et al. 2025, https://fengyao.notion.site/off-policy-rl (truncated importance sampling).
+    """
+
+    ratio: Ratio = "token"
+    surrogate: Surrogate = "ppo"
+    epsilon: float = 0.2  # ε, the lower clip
+    epsilon_high: float = 0.2  # ε_high, the upper clip (above ε: clip-higher)
+    # δ, the most that a ratio counts for where A < 0: without it nothing bounds the gradient of a
+    # token that has become likelier but should not. 0 leaves it out, as GRPO's paper.
+    delta: float = 3.0
+    beta: float = 0.0  # β
+    kl_estimator: Estimator = "k3"
+    entropy_coef: float = 0.0
+    correction: Correction = "none"
+    correction_cap: float = 2.0
+    # Every batch is used for one update, so the old policy is the policy itself: the ratio is 1, and
+    # no clip acts.
+    is_on_policy: bool = False
+
+    @property
+    def metrics(self) -> Mapping[str, Reduction]:
+        shared = {
+            "loss": Reduction.SUM,
+            "clip_fraction": Reduction.MEAN,  # tokens whose policy gradient a clip has bounded
+            "clip_fraction_low": Reduction.MEAN,  # … from below, their ratio being under 1 - ε
+            "clip_fraction_high": Reduction.MEAN,  # … from above
+            "ratio_mean": Reduction.MEAN,
+            "ratio_min": Reduction.MIN,
+            "ratio_max": Reduction.MAX,
+            "approx_kl": Reduction.MEAN,  # KL(old || policy) in nats, k3 estimate
+            "reference_kl": Reduction.MEAN,  # KL(policy || reference) in nats
+            "entropy": Reduction.MEAN,  # of the policy's next-token distribution, nats
+            "cross_entropy": Reduction.MEAN,  # -log π(token), nats
+            "behavior_gap": Reduction.MEAN,  # |old - behavior| of the log-probabilities, nats
+            "behavior_gap_max": Reduction.MAX,
+        }
+        if self.correction == "none":
+            return shared
+        return shared | {
+            "correction_mean": Reduction.MEAN,  # c
+            "correction_max": Reduction.MAX,
+            "correction_capped": Reduction.MEAN,  # tokens whose w was above the cap
+        }
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        old = () if self.is_on_policy else ("old_logprobs",)
+        reference = ("reference_logprobs",) if self.beta else ()
+        sampled = () if self.correction == "none" else ("sampled_logprobs",)
+        return ("advantages", "behavior_logprobs", *sampled, *old, *reference)
+
+    @property
+    def has_entropy_gradient(self) -> bool:
+        return self.entropy_coef != 0
+
+    def values(
+        self, logprobs: PerToken, entropy: PerToken, columns: Columns, responses: Responses
+    ) -> Columns:
+        old = jax.lax.stop_gradient(logprobs) if self.is_on_policy else columns["old_logprobs"]
+        advantage = columns["advantages"]
+        ratio = jnp.exp(self._log_ratio(logprobs, old, responses))
+        clipped = jnp.clip(ratio, 1.0 - self.epsilon, 1.0 + self.epsilon_high)
+        if self.surrogate == "cispo":
+            gain = jax.lax.stop_gradient(clipped) * advantage * logprobs
+            is_clipped = clipped != ratio
+        else:
+            gain = jnp.minimum(ratio * advantage, clipped * advantage)
+            if self.delta:
+                gain = jnp.where(advantage < 0, jnp.maximum(gain, self.delta * advantage), gain)
+            is_clipped = gain != ratio * advantage
+        if self.beta:
+            reference_kl = estimate_kl(logprobs, columns["reference_logprobs"], self.kl_estimator)
+        else:
+            reference_kl = jnp.zeros_like(logprobs)
+        gap = jnp.abs(old - columns["behavior_logprobs"])
+        found = {
+            "clip_fraction": is_clipped.astype(ratio.dtype),
+            "clip_fraction_low": (is_clipped & (ratio < 1.0)).astype(ratio.dtype),
+            "clip_fraction_high": (is_clipped & (ratio > 1.0)).astype(ratio.dtype),
+            "ratio_mean": ratio,
+            "ratio_min": ratio,
+            "ratio_max": ratio,
+            "approx_kl": estimate_kl(old, logprobs),
+            "reference_kl": reference_kl,
+            "entropy": entropy,
+            "cross_entropy": -logprobs,
+            "behavior_gap": gap,
+            "behavior_gap_max": gap,
+        }
+        if self.correction != "none":
+            corrected = self._correction(old, columns["sampled_logprobs"], responses)
+            found |= corrected
+            gain = corrected["correction_mean"] * gain
+        return found | {"loss": self.beta * reference_kl - gain - self.entropy_coef * entropy}
+
+    def _log_ratio(self, logprobs: PerToken, old: PerToken, responses: Responses) -> PerToken:
+        if self.ratio == "token":
+            return log_ratio(logprobs, old)
+        total = sum_by_response(logprobs - old, responses)
+        if self.ratio == "sequence":
+            ones = jnp.ones_like(logprobs)
+            total = total / sum_by_response(ones, responses)
+        return jnp.clip(total, -MAX_LOG_RATIO, MAX_LOG_RATIO)
+
+    def _correction(self, old: PerToken, sampled: PerToken, responses: Responses) -> Columns:
+        """c as `correction_mean`, and what it is otherwise known by."""
+        level, how = self.correction.split("_")
+        log_weight = old - sampled
+        if level == "sequence":
+            log_weight = sum_by_response(log_weight, responses)
+        weight = jnp.exp(jnp.clip(log_weight, -MAX_LOG_RATIO, MAX_LOG_RATIO))
+        is_capped = weight > self.correction_cap
+        kept = self.correction_cap if how == "truncate" else 0.0
+        weight = jax.lax.stop_gradient(jnp.where(is_capped, kept, weight))
+        return {
+            "correction_mean": weight,
+            "correction_max": weight,
+            "correction_capped": is_capped.astype(weight.dtype),
+        }

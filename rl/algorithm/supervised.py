@@ -1,0 +1,67 @@
+"""Learning by imitation: the cross-entropy of the tokens to generate, over packed rows.
+
+Knows examples and losses. Does not know files or models.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from pat_jax.rl.algorithm.losses import Columns, Loss, PerToken, Reduction, Responses
+from pat_jax.rl.batches.batches import TrainBatch, empty_micro_batch
+from pat_jax.rl.batches.packing import Shape, pack_rows
+from pat_jax.rl.data.examples import Example
+
+
+@dataclass(frozen=True)
+class CrossEntropy(Loss):
+    """-Σ weights * log π(token): maximum likelihood. Reads no column."""
+
+    @property
+    def metrics(self) -> Mapping[str, Reduction]:
+        return {
+            "loss": Reduction.SUM,
+            "entropy": Reduction.MEAN,  # of the model's next-token distribution, nats
+        }
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        return ()
+
+    def values(
+        self, logprobs: PerToken, entropy: PerToken, columns: Columns, responses: Responses
+    ) -> Columns:
+        del columns, responses
+        return {"loss": -logprobs, "entropy": entropy}
+
+
+def to_example_batch(examples: Sequence[Example], micro_shapes: Sequence[Shape]) -> TrainBatch:
+    """One mini-batch; each token in the loss weighs 1 / (all of them).
+
+    Args:
+      examples: at least one of their tokens is in the loss.
+      micro_shapes: from `packing.shapes`.
+
+    Raises:
+      ValueError: an example is longer than every row.
+    """
+    packing = pack_rows([len(example) for example in examples], micro_shapes)
+    micro_batches = [empty_micro_batch(shape, ()) for shape in packing.shapes]
+    weight = 1 / num_learned(examples)
+    for example, spot in zip(examples, packing.spots, strict=True):
+        micro, row = micro_batches[spot.micro], spot.row
+        whole = slice(spot.start, spot.start + len(example))
+        targets = slice(whole.start, whole.stop - 1)
+        in_loss = example.in_loss[1:]  # of the target of each position
+        micro.tokens[row, whole] = example.tokens
+        micro.positions[row, whole] = np.arange(len(example))
+        micro.responses[row, targets] = np.where(in_loss, spot.number, 0)
+        micro.weights[row, targets] = np.where(in_loss, weight, 0)
+    slots = sum(micro.tokens.size for micro in micro_batches)
+    return TrainBatch([micro_batches], sum(map(len, examples)) / slots)
+
+
+def num_learned(examples: Sequence[Example]) -> int:
+    """Tokens in the loss."""
+    return sum(int(example.in_loss.sum()) for example in examples)

@@ -1,0 +1,170 @@
+"""The update as pure functions of arrays: log-probabilities, gradients, one optimizer step.
+
+Knows neither the model nor how anything is sharded or compiled: the model comes as two functions,
+and the caller compiles the steps ahead of time, with shardings and donation.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Bool, Float, Int
+
+from pat_jax.common.pytree import pytree_dataclass
+from pat_jax.rl.algorithm.logprobs import next_tokens, token_logprobs
+from pat_jax.rl.algorithm.losses import Loss, PerToken, Sums
+from pat_jax.rl.algorithm.low_precision import in_float32, rounded_like
+from pat_jax.rl.batches.batches import MicroBatch
+
+Params = Any  # a pytree of float32 or bfloat16 arrays, the master weights
+
+_SEED = 0xB16  # of the rounding of weights: not that of moments, whose draws would be the same
+
+
+def _all_of_them(params: Params) -> Params:
+    return params
+
+
+def _at_once(function: Callable, head: Any, *rows: Array) -> tuple[PerToken, PerToken]:
+    return function(head, *rows)
+
+
+@dataclass(frozen=True)
+class ModelFunctions:
+    """A model as an update wants it."""
+
+    # params, tokens[rows, length] and their positions -> hidden states
+    forward: Callable[[Params, Array, Array], Array]
+    logits: Callable[[Any, Array], Array]  # head, hidden states -> logits, padding included
+    head: Callable[[Params], Any] = _all_of_them  # what `logits` is given of the parameters
+    # (function, head, arrays of rows) -> what the function makes of them, shard of rows by shard
+    by_rows: Callable[..., tuple[PerToken, PerToken]] = _at_once
+
+
+@pytree_dataclass
+class TrainState:
+    """All that an optimizer step changes."""
+
+    params: Params
+    opt_state: optax.OptState
+    step: Int[Array, ""]  # updates applied; skipped ones do not count
+
+
+@dataclass(frozen=True)
+class PolicyUpdate:
+    """The model, the loss and the optimizer of an update; its methods are the programs.
+
+    A mini-batch is: `grad_step` for each of its micro-batches, starting from `zero_gradients` and
+    `loss.zero_sums`, then `apply_step`. To be donated: grads and sums where they are added to, the
+    state where it is replaced.
+    """
+
+    model: ModelFunctions
+    optimizer: optax.GradientTransformation
+    vocab_size: int  # without padding
+    loss: Loss
+    temperature: float = 1.0  # the rollout's, so that both mean the same distribution
+    logit_tokens: int = 4096  # of one shard of rows, whose logits exist at a time
+
+    def has_passes_of(self, other: "PolicyUpdate") -> bool:
+        """Whether all but the optimizers is equal: `grad_step` and `loss.zero_sums` are then the
+        same programs."""
+        return self == replace(other, optimizer=self.optimizer)
+
+    def init(self, params: Params) -> TrainState:
+        state = self.optimizer.init(in_float32(params))
+        return TrainState(params, state, jnp.zeros((), jnp.int32))
+
+    def logprob_step(self, params: Params, micro: MicroBatch) -> tuple[PerToken, PerToken]:
+        """Log-probabilities and entropies of the responses in nats, 0 outside `micro.mask`."""
+        logprobs, entropy = self._logprobs(
+            params, micro.tokens, micro.positions, micro.targets, self.temperature
+        )
+        return jnp.where(micro.mask, logprobs, 0.0), jnp.where(micro.mask, entropy, 0.0)
+
+    def score_step(self, params: Params, tokens: Int[Array, "rows length"]) -> PerToken:
+        """log π(next token) in nats at each position but the last, by the model alone."""
+        positions = jnp.broadcast_to(jnp.arange(tokens.shape[1])[None], tokens.shape)
+        return self._logprobs(params, tokens, positions, next_tokens(tokens), 1.0)[0]
+
+    def grad_step(
+        self, params: Params, micro: MicroBatch, grads: Params, sums: Sums
+    ) -> tuple[Params, Sums]:
+        """Adds the micro-batch's gradient to `grads`, float32, and its metrics to `sums`.
+
+        Raises:
+          ValueError: it lacks a column that the loss needs.
+        """
+
+        def loss(params: Params) -> tuple[Float[Array, ""], Sums]:
+            logprobs, entropy = self._logprobs(
+                params,
+                micro.tokens,
+                micro.positions,
+                micro.targets,
+                self.temperature,
+                has_entropy_gradient=self.loss.has_entropy_gradient,
+            )
+            return self.loss(logprobs, entropy, micro.columns, micro.weights, micro.responses)
+
+        # By float32 weights, whatever they are kept in: else the tokens of an embedding, and chunks
+        # of logits, would add up in bfloat16.
+        micro_grads, micro_sums = jax.grad(loss, has_aux=True)(in_float32(params))
+        return jax.tree.map(jnp.add, grads, micro_grads), self.loss.add(sums, micro_sums)
+
+    def apply_step(
+        self, state: TrainState, grads: Params
+    ) -> tuple[TrainState, Float[Array, ""], Bool[Array, ""]]:
+        """One optimizer step, left out altogether when a gradient is not finite.
+
+        It is computed in float32. Weights that are kept in bfloat16 are rounded stochastically. A step of
+        AdamW is about the learning rate, mostly less than half of a weight's last bit: rounded to
+        nearest, no weight would ever move (`kept_state.py`).
+
+        Returns:
+          The new state, the gradient's global norm before clipping, and whether it was applied.
+        """
+        grad_norm = optax.tree.norm(grads)
+        is_applied = jnp.isfinite(grad_norm)
+        params = in_float32(state.params)
+        updates, opt_state = self.optimizer.update(grads, state.opt_state, params)
+        key = jax.random.fold_in(jax.random.key(_SEED), state.step)
+        params = rounded_like(state.params, optax.apply_updates(params, updates), key)
+        updated = TrainState(params, opt_state, state.step + 1)
+        # A select, not a cond: both states have the same buffers, so donation still works.
+        state = jax.tree.map(lambda new, old: jnp.where(is_applied, new, old), updated, state)
+        return state, grad_norm, is_applied
+
+    def _logprobs(
+        self,
+        params: Params,
+        tokens: Array,
+        positions: Array,
+        targets: Array,
+        temperature: float,
+        *,
+        has_entropy_gradient: bool = False,
+    ) -> tuple[PerToken, PerToken]:
+        # The head is brought together once for all chunks of a shard, and its gradient summed over
+        # shards once: where the compiler splits the loop over chunks, it does both at each.
+        def of_rows(head: Any, hidden: Array, targets: Array) -> tuple[PerToken, PerToken]:
+            return token_logprobs(
+                hidden,
+                targets,
+                lambda hidden: self.model.logits(head, hidden),
+                vocab_size=self.vocab_size,
+                temperature=temperature,
+                chunk=max(1, self.logit_tokens // hidden.shape[0]),
+                has_entropy_gradient=has_entropy_gradient,
+            )
+
+        hidden = self.model.forward(params, tokens, positions)
+        return self.model.by_rows(of_rows, self.model.head(params), hidden, targets)
+
+
+def zero_gradients(params: Params) -> Params:
+    """Float32, in whatever the parameters are kept."""
+    return jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), params)

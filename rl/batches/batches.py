@@ -1,0 +1,281 @@
+"""From responses to arrays of a few fixed shapes. Knows tokens, lengths and weights, no model.
+
+A row holds examples, prompt + response, one behind the other (`packing.py`), and token 0 behind the
+last. Where examples share their prompt, it lies there once, and each has its own copy of the prompt's
+last token before its response: the one that predicts the first token of it. The per-token arrays have the shape of `tokens` and belong to its *targets*: position t
+describes the token at t + 1, the one that the hidden state at t predicts. Hence a response of n
+tokens after a prompt of p occupies the n positions from that of the prompt's last token on, and
+the last column is always empty. Everything here runs on the host.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import Any, Literal, NamedTuple
+
+import jax
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+
+from pat_jax.common.pytree import pytree_dataclass
+from pat_jax.rl.algorithm.aggregation import Aggregation, token_weights
+from pat_jax.rl.algorithm.logprobs import next_tokens
+from pat_jax.rl.batches.packing import Prefix, Shape, Spot, pack_rows
+from pat_jax.rl.batches.types import FinishReason, RolloutGroup
+
+AnyArray = Any  # a NumPy array from here, a JAX array inside a program
+
+# Of a batch. Others are computed from it, as a loss needs them (`losses.Loss.needs`).
+COLUMNS = ("advantages", "behavior_logprobs", "sampled_logprobs")
+
+
+@pytree_dataclass
+class MicroBatch:
+    """One forward-backward pass. Empty rows and positions are 0 everywhere."""
+
+    tokens: Int[AnyArray, "rows length"]  # prompt + response, of one example after the other
+    # Of the token in its example, from 0. Where they do not go on, another example begins: at 0, or with
+    # what it does not share, at as many tokens as it shares.
+    positions: Int[AnyArray, "rows length"]
+    # Which of the row's responses the target is a token of, from 1; 0: it is a token of none.
+    responses: Int[AnyArray, "rows length"]
+    weights: Float[AnyArray, "rows length"]  # of the target in the mini-batch's loss; 0: not in it
+    columns: dict[str, Float[AnyArray, "rows length"]]  # what a loss reads of the target, by name
+
+    @property
+    def mask(self) -> Bool[AnyArray, "rows length"]:
+        """Whether the target is a token of a response."""
+        return self.responses > 0
+
+    @property
+    def targets(self) -> Int[Array, "rows length"]:
+        return next_tokens(self.tokens)
+
+
+@dataclass(frozen=True)
+class TrainBatch:
+    mini_batches: Sequence[Sequence[MicroBatch]]  # one optimizer step each, in order
+    padding_efficiency: float  # tokens that are there / (rows * length) over all micro-batches
+    places: Sequence["Place"] = ()  # of each response, group by group
+
+    @property
+    def shared(self) -> Int[np.ndarray, " responses"]:
+        """For each response, how many tokens of its prompt another one has put into the row."""
+        return np.array([at.shared for at in self.places], np.int64)
+
+    def by_response(self, column: str) -> list[Float[np.ndarray, " _"]]:
+        """A column's values at the tokens of each response, group by group."""
+        host = [[np.asarray(micro.columns[column]) for micro in mini] for mini in self.mini_batches]
+        return [host[at.mini][at.micro][at.row, at.targets] for at in self.places]
+
+    def with_column(self, column: str, values: Sequence[Float[np.ndarray, " _"]]) -> "TrainBatch":
+        """With these values in a column, given as `by_response` returns them."""
+        filled = [
+            [np.zeros(micro.tokens.shape, np.float32) for micro in mini]
+            for mini in self.mini_batches
+        ]
+        for at, each in zip(self.places, values, strict=True):
+            filled[at.mini][at.micro][at.row, at.targets] = each
+        minis = [
+            [
+                replace(micro, columns={**micro.columns, column: one})
+                for micro, one in zip(mini, ones, strict=True)
+            ]
+            for mini, ones in zip(self.mini_batches, filled, strict=True)
+        ]
+        return replace(self, mini_batches=minis)
+
+
+class Place(NamedTuple):
+    """Where a response lies in a batch."""
+
+    mini: int  # of the batch's mini-batches
+    micro: int  # of the mini-batch's micro-batches
+    row: int
+    targets: slice  # positions
+    shared: int  # of its prompt's tokens, how many another one has put into the row
+
+
+@dataclass(frozen=True)
+class Example:
+    """One prompt and response before they are packed."""
+
+    prompt: Sequence[int] | np.ndarray
+    response: np.ndarray  # int[n]
+    behavior_logprobs: np.ndarray  # float[n], nats, the rollout's: `policy_logprobs`
+    sampled_logprobs: np.ndarray  # float[n], nats, under the distribution that sampled: `logprobs`
+    advantage: np.ndarray  # of each of its tokens, float[n], or of all, float[]
+    in_loss: bool  # False: its tokens have weight 0
+
+    def __post_init__(self):
+        if not len(self.prompt):
+            raise ValueError(
+                "an example needs a prompt of at least one token to predict from; got 0."
+            )
+
+    def __len__(self) -> int:
+        return len(self.prompt) + len(self.response)
+
+    @property
+    def targets(self) -> slice:
+        """The positions that predict its response, from its beginning."""
+        return slice(len(self.prompt) - 1, len(self) - 1)
+
+
+def abstract_micro_batch(rows: int, length: int, columns: Iterable[str]) -> MicroBatch:
+    """A micro-batch of `jax.ShapeDtypeStruct` with these columns, to lower a program with."""
+
+    def per_token(dtype: type) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((rows, length), dtype)
+
+    return MicroBatch(
+        tokens=per_token(np.int32),
+        positions=per_token(np.int32),
+        responses=per_token(np.int32),
+        weights=per_token(np.float32),
+        columns={name: per_token(np.float32) for name in columns},
+    )
+
+
+def to_train_batch(
+    groups: Sequence[RolloutGroup],
+    advantages: Float[np.ndarray, "groups samples"] | Sequence[Sequence[np.ndarray]],
+    *,
+    mini_batch_size: int,
+    micro_shapes: Sequence[Shape],
+    aggregation: Aggregation,
+    truncated: Literal["mask", "score"],
+    max_completion_length: int = 0,
+    shares_prompts: bool = False,
+) -> TrainBatch:
+    """Mini-batches of whole groups, each cut into micro-batches.
+
+    Args:
+      groups: the rollouts of one iteration.
+      advantages: one for each rollout or for each of its tokens, in the order of `groups` and of
+        their rollouts; the tokens of one without, NaN, have weight 0.
+      mini_batch_size: prompts in one mini-batch; the last may hold fewer.
+      micro_shapes: from `packing.shapes`.
+      aggregation: how tokens are weighted, see `token_weights`.
+      truncated: "mask" gives weight 0 to the tokens of responses cut at the longest length.
+      max_completion_length: tokens of the longest response, what "constant" divides by.
+      shares_prompts: whether the responses of a group may share their prompt in a row, where this
+        leaves fewer tokens to compute. The attention that runs must know branches
+        (`row_attention.knows_branches`).
+    """
+    examples_G = [
+        _examples(group, row, truncated) for group, row in zip(groups, advantages, strict=True)
+    ]
+    mini_batches, places = [], []
+    for i in range(0, len(groups), mini_batch_size):
+        chosen = examples_G[i : i + mini_batch_size]
+        micro_batches, placed = pack(
+            list(chain(*chosen)),
+            micro_shapes,
+            aggregation,
+            max_completion_length,
+            prefixes=prompt_prefixes(chosen) if shares_prompts else None,
+        )
+        places += [at._replace(mini=len(mini_batches)) for at in placed]
+        mini_batches.append(micro_batches)
+    num_tokens = sum(map(len, chain(*examples_G))) - sum(at.shared for at in places)
+    return TrainBatch(mini_batches, _padding_efficiency(num_tokens, mini_batches), places)
+
+
+def _examples(
+    group: RolloutGroup, advantages: np.ndarray | Sequence[np.ndarray], truncated: str
+) -> list[Example]:
+    if truncated not in ("mask", "score"):
+        raise ValueError(f"truncated is {truncated!r}; expected 'mask' or 'score'.")
+    return [
+        Example(
+            prompt=rollout.prompt.tokens,
+            response=rollout.tokens,
+            behavior_logprobs=rollout.policy_logprobs,
+            sampled_logprobs=rollout.logprobs,
+            advantage=np.asarray(np.nan_to_num(advantage)),
+            in_loss=not np.isnan(advantage).any()
+            and (truncated == "score" or rollout.finish is not FinishReason.LENGTH),
+        )
+        for rollout, advantage in zip(group.rollouts, advantages, strict=True)
+    ]
+
+
+def to_supervised_batch(
+    demonstrations: Sequence[tuple[Sequence[int] | np.ndarray, Sequence[int] | np.ndarray]],
+    *,
+    micro_shapes: Sequence[Shape],
+    aggregation: Aggregation = "token",
+) -> Sequence[MicroBatch]:
+    """One mini-batch of (prompt tokens, response tokens), the end-of-sequence token included.
+
+    Advantages are 1 and log-probabilities of the rollout 0, as if it had been certain of each.
+    """
+    examples = [
+        Example(prompt, np.asarray(response), zeros, zeros, np.ones(()), True)
+        for prompt, response in demonstrations
+        for zeros in [np.zeros(len(response))]
+    ]
+    return pack(examples, micro_shapes, aggregation)[0]
+
+
+def pack(
+    examples: Sequence[Example],
+    micro_shapes: Sequence[Shape],
+    aggregation: Aggregation,
+    max_completion_length: int = 0,
+    prefixes: Sequence[Prefix] | None = None,
+) -> tuple[list[MicroBatch], list[Place]]:
+    """One mini-batch, every example once.
+
+    Args:
+      prefixes: of each example, none of whose targets lies within it; None: nothing is shared.
+
+    Returns:
+      The micro-batches, and where each example lies, as in a batch of one mini-batch.
+
+    Raises:
+      ValueError: an example is longer than every row.
+    """
+    packing = pack_rows([len(example) for example in examples], micro_shapes, prefixes)
+    counts = [len(example.response) if example.in_loss else 0 for example in examples]
+    weights = token_weights(counts, aggregation, max_completion_length)
+    micro_batches = [empty_micro_batch(shape, COLUMNS) for shape in packing.shapes]
+    places = []
+    for example, weight, spot in zip(examples, weights, packing.spots, strict=True):
+        begin = spot.start - spot.shared  # where it would begin with all of its prompt
+        targets = slice(begin + example.targets.start, begin + example.targets.stop)
+        places.append(Place(0, spot.micro, spot.row, targets, spot.shared))
+        _write(micro_batches[spot.micro], spot, targets, example, weight)
+    return micro_batches, places
+
+
+def prompt_prefixes(groups: Sequence[Sequence[Example]]) -> list[Prefix]:
+    """All but the last token of each one's prompt: that one predicts, and each has its own copy."""
+    return [
+        Prefix(number, len(example.prompt) - 1)
+        for number, examples in enumerate(groups)
+        for example in examples
+    ]
+
+
+def empty_micro_batch(shape: Shape, columns: Iterable[str]) -> MicroBatch:
+    """On the host, to be written to."""
+    return jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), abstract_micro_batch(*shape, columns))
+
+
+def _write(micro: MicroBatch, spot: Spot, targets: slice, example: Example, weight: float) -> None:
+    row, whole = spot.row, np.concatenate([example.prompt, example.response])
+    own = slice(spot.start, spot.start + len(whole) - spot.shared)
+    micro.tokens[row, own] = whole[spot.shared :]
+    micro.positions[row, own] = np.arange(spot.shared, len(whole))
+    micro.responses[row, targets] = spot.number
+    micro.weights[row, targets] = weight
+    micro.columns["advantages"][row, targets] = example.advantage
+    micro.columns["behavior_logprobs"][row, targets] = example.behavior_logprobs
+    micro.columns["sampled_logprobs"][row, targets] = example.sampled_logprobs
+
+
+def _padding_efficiency(num_tokens: int, mini_batches: Sequence[Sequence[MicroBatch]]) -> float:
+    slots = sum(micro.tokens.size for micro_batches in mini_batches for micro in micro_batches)
+    return num_tokens / slots if slots else 1.0

@@ -1,0 +1,172 @@
+"""Examples to imitate in the files that people have: what comes before, and what is to be said.
+
+    prompt + completion    text or chat messages, each
+    messages               a chat
+    text                   a text
+
+in this order, and whatever the case of their letters. Knows columns and what may be in them: every
+complaint names file, line or row, and field. Does not know how files are written (`row_files.py`), nor
+tokens.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pat_jax.common.errors import UserError
+from pat_jax.common.json_text import has_lone_surrogate
+from pat_jax.rl.data.columns import ABSENT, column_names, find_column, lookup, missing
+from pat_jax.rl.data.row_files import Record, listed, read_records
+from pat_jax.rl.data.template_columns import media_columns
+from pat_jax.rl.text.tokenizer import (
+    ASSISTANT,
+    ChatMessage,
+    PromptText,
+    flatten_messages,
+    is_message,
+)
+
+
+@dataclass(frozen=True)
+class ExampleColumns:
+    """Which columns hold what; `a.b` is field b of column a. Empty takes the one of that name."""
+
+    prompt: str = ""
+    completion: str = ""
+    messages: str = ""
+    text: str = ""
+
+
+@dataclass(frozen=True)
+class Completion:
+    """What is said after a prompt."""
+
+    where: str  # file, line and field
+    prompt: PromptText
+    completion: PromptText
+    variables: Mapping[str, Any]  # of the chat template, besides those of every chat
+
+    @property
+    def text(self) -> str:
+        """What makes it the same example as another, or not."""
+        return flatten_messages(self.prompt)
+
+
+@dataclass(frozen=True)
+class Conversation:
+    where: str
+    messages: Sequence[ChatMessage]  # at least one of them the assistant's
+    variables: Mapping[str, Any]  # of the chat template, besides those of every chat
+
+    @property
+    def text(self) -> str:
+        return flatten_messages(self.messages)
+
+
+@dataclass(frozen=True)
+class PlainText:
+    where: str
+    text: str
+
+
+ExampleRow = Completion | Conversation | PlainText
+
+
+def read_example_file(path: Path, columns: ExampleColumns | None = None) -> list[ExampleRow]:
+    """Every row of the file.
+
+    Args:
+      columns: those that somebody has named.
+
+    Raises:
+      UserError: the file or one of its rows cannot be used.
+    """
+    records, named = read_records(path), columns or ExampleColumns()
+    prompt = find_column(records, named.prompt, ("prompt",), "data.prompt_key")
+    completion = find_column(records, named.completion, ("completion",), "data.completion_key")
+    messages = find_column(records, named.messages, ("messages",), "data.messages_key")
+    text = find_column(records, named.text, ("text",), "data.text_key")
+    _refuse_media(records)
+    if prompt and prompt == completion:
+        raise UserError(
+            f"{path}: the column {prompt!r} is to be both prompt and completion: expected two columns; "
+            "name them with --data.prompt_key and --data.completion_key."
+        )
+    if prompt and completion:
+        return [_completion(record, prompt, completion) for record in records]
+    if messages:
+        return [_conversation(record, messages) for record in records]
+    if text:
+        return [_plain_text(record, text) for record in records]
+    raise UserError(
+        f"{path} has the columns {listed(column_names(records))}: expected prompt and completion, "
+        "messages, or text; name those that hold them with --data.prompt_key and "
+        "--data.completion_key, --data.messages_key or --data.text_key."
+    )
+
+
+def _refuse_media(records: Sequence[Record]) -> None:
+    """An answer about a picture, learned without the picture, teaches to make things up."""
+    for record in records:
+        for name in media_columns(record.fields):
+            raise record.complain(
+                name, record.fields[name], "nothing here, because the model reads text alone"
+            )
+
+
+def _where(record: Record, key: str) -> str:
+    return f"{record.where}, field {key!r}"
+
+
+def _completion(record: Record, prompt_key: str, completion_key: str) -> Completion:
+    prompt, completion = _said(record, prompt_key), _said(record, completion_key)
+    if not isinstance(prompt, str) and prompt[-1]["role"] == ASSISTANT:
+        raise record.complain(
+            prompt_key, prompt, "a last message that the assistant answers, not one of its own"
+        )
+    if not isinstance(completion, str) and completion[0]["role"] != ASSISTANT:
+        raise record.complain(completion_key, completion, "a first message of the assistant")
+    variables = record.template_variables(prompt_key, completion_key)
+    return Completion(_where(record, completion_key), prompt, completion, variables)
+
+
+def _conversation(record: Record, key: str) -> Conversation:
+    messages = _value(record, key)
+    if not isinstance(messages, list):
+        raise record.complain(key, messages, "a list of chat messages")
+    _check_messages(record, key, messages)
+    if not any(message["role"] == ASSISTANT for message in messages):
+        raise record.complain(key, messages, "at least one message of the assistant to learn from")
+    return Conversation(_where(record, key), messages, record.template_variables(key))
+
+
+def _plain_text(record: Record, key: str) -> PlainText:
+    value = _value(record, key)
+    if not isinstance(value, str) or not value.strip():
+        raise record.complain(key, value, "text that is not empty")
+    return PlainText(_where(record, key), value)
+
+
+def _said(record: Record, key: str) -> PromptText:
+    value = _value(record, key)
+    if isinstance(value, list):
+        _check_messages(record, key, value)
+        return value
+    if not isinstance(value, str) or not value.strip():
+        raise record.complain(key, value, "text that is not empty, or a list of chat messages")
+    return value
+
+
+def _check_messages(record: Record, key: str, value: list) -> None:
+    if not value or not all(map(is_message, value)):
+        raise record.complain(key, value, "chat messages, each with text in role and content")
+
+
+def _value(record: Record, key: str) -> object:
+    value = lookup(record.fields, key)
+    if value is ABSENT:
+        raise missing(record, key)
+    if has_lone_surrogate(value):
+        raise record.complain(key, value, "whole characters, but it has half of one")
+    return value

@@ -1,0 +1,194 @@
+"""Examples to imitate, as tokens: which of them are learned, and in which order.
+
+Knows rows, tokens, splits and epochs. Does not know file formats (`example_files.py`), batches or
+shapes.
+"""
+
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Bool, Int
+
+from pat_jax.common.errors import UserError
+from pat_jax.rl.data.chat_turns import Marked, Piece, ended, join_pieces, mark_turns
+from pat_jax.rl.data.example_files import (
+    Completion,
+    Conversation,
+    ExampleColumns,
+    ExampleRow,
+    PlainText,
+    read_example_file,
+)
+from pat_jax.rl.data.limits import A_LIMIT, keeps_most
+from pat_jax.rl.data.subset import Subset, subset_of
+from pat_jax.rl.text.chat_template import ChatTemplateError
+from pat_jax.rl.text.tokenizer import (
+    ASSISTANT,
+    ChatMessage,
+    HuggingFaceTokenizer,
+    PromptText,
+)
+
+
+@dataclass(frozen=True)
+class Example:
+    tokens: Int[np.ndarray, " length"]
+    in_loss: Bool[np.ndarray, " length"]  # the first token never is: nothing predicts it
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+
+class Examples:
+    """A fixed set of examples, in a new random order every epoch, each once."""
+
+    def __init__(self, examples: Sequence[Example], *, seed: int):
+        self._examples, self._seed = examples, seed
+
+    def __len__(self) -> int:
+        return len(self._examples)
+
+    def __getitem__(self, index: int) -> Example:
+        return self._examples[index]
+
+    def draw(self, position: int, size: int) -> list[Example]:
+        """The next `size` after `position` examples have been drawn: a pure function.
+
+        The last of an epoch are fewer: no batch reaches into the next.
+        """
+        epoch, start = divmod(position, len(self))
+        order = np.random.default_rng((self._seed, epoch)).permutation(len(self))
+        return [self._examples[index] for index in order[start : start + size]]
+
+    @cached_property
+    def checksum(self) -> int:
+        """CRC-32 of what they are and which of it is learned, in their order."""
+        found = 0
+        for each in self._examples:
+            found = zlib.crc32(each.in_loss.tobytes(), zlib.crc32(each.tokens.tobytes(), found))
+        return found
+
+    def batches_per_epoch(self, size: int) -> int:
+        return -(-len(self) // size)
+
+
+@dataclass
+class Read:
+    """What came of files."""
+
+    max_length: int
+    is_truncated: bool
+    option: str  # of the limit
+    train: list[Example] = field(default_factory=list)
+    heldout: list[Example] = field(default_factory=list)
+    too_long: list[int] = field(default_factory=list)  # lengths of what is left out, or cut
+    num_unlearned: int = 0  # left out: cut before the first token that is learned
+
+    def __str__(self) -> str:
+        counts = {"to learn from": len(self.train), "held out": len(self.heldout)}
+        kept = ", ".join(f"{count:,} {what}" for what, count in counts.items() if count) or "none"
+        what = f"{len(self.too_long):,} longer than {self.max_length:,} tokens"
+        if not self.is_truncated:
+            hint = keeps_most(sum(counts.values()), self.too_long, self.option)
+            return f"examples: {kept}; left out: {what}{hint}"
+        return f"examples: {kept}; cut: {what}; left out: {self.num_unlearned:,} cut before what is learned"
+
+
+@dataclass(frozen=True)
+class ExampleReader:
+    """From files to examples.
+
+    Args:
+      max_length: tokens; longer examples are left out, or cut there where they are truncated.
+      completion_only: of prompt and completion, the completion is learned and the prompt is not.
+      assistant_only: of a chat, what the assistant says is learned and nothing else.
+      option: what a person calls `max_length`.
+    """
+
+    tokenizer: HuggingFaceTokenizer
+    max_length: int
+    is_truncated: bool = False
+    columns: ExampleColumns | None = None
+    completion_only: bool = True
+    assistant_only: bool = True
+    option: str = A_LIMIT
+
+    def read(self, paths: Sequence[Path], heldout_share: float) -> Read:
+        """
+        Args:
+          heldout_share: of the rows, by the text of a prompt, a chat or a text alone: neither order
+            nor seed changes which.
+
+        Raises:
+          UserError: a file or one of its rows cannot be used.
+        """
+        found = Read(self.max_length, self.is_truncated, self.option)
+        subsets = {Subset.TRAIN: found.train, Subset.HELDOUT: found.heldout}
+        for path in paths:
+            for row in read_example_file(path, self.columns):
+                if (example := self._example(row, found)) is not None:
+                    subsets[subset_of(row.text, heldout_share)].append(example)
+        return found
+
+    def _example(self, row: ExampleRow, found: Read) -> Example | None:
+        """None of a row that is left out, and counted."""
+        try:
+            tokens, is_learned = self._marked(row)
+        except ChatTemplateError as error:
+            raise UserError(f"{row.where}: {error}") from None
+        if len(tokens) > self.max_length:
+            found.too_long.append(len(tokens))
+            if not self.is_truncated:
+                return None
+        in_loss = np.array(is_learned[: self.max_length])
+        in_loss[0] = False
+        if not in_loss.any():
+            found.num_unlearned += 1
+            return None
+        return Example(np.array(tokens[: self.max_length], np.int32), in_loss)
+
+    def _marked(self, row: ExampleRow) -> Marked:
+        match row:
+            case PlainText(text=text):
+                return self._of_text([Piece(text, True)])
+            case Conversation(messages=messages):
+                return self._of_chat(row, messages, 0, only=self.assistant_only)
+            case Completion(prompt=str(prompt), completion=str(completion)) if (
+                not self.tokenizer.has_chat_template
+            ):
+                self.tokenizer.check_template(row.variables)
+                return self._of_text(
+                    [Piece(prompt, not self.completion_only), Piece(completion, True)]
+                )
+            case Completion():
+                before = _messages(row.prompt, "user")
+                messages = [*before, *_messages(row.completion, ASSISTANT)]
+                return self._of_chat(row, messages, len(before), only=self.completion_only)
+
+    def _of_text(self, pieces: Sequence[Piece]) -> Marked:
+        joined = join_pieces(pieces, self.tokenizer.encode_text, self.tokenizer.encode)
+        return ended(joined, self.tokenizer.eos_ids)
+
+    def _of_chat(
+        self,
+        row: Completion | Conversation,
+        messages: Sequence[ChatMessage],
+        first: int,
+        *,
+        only: bool,
+    ) -> Marked:
+        if not self.tokenizer.has_chat_template:
+            raise UserError(
+                f"{row.where}, is a chat, but {self.tokenizer.directory} has no chat template: expected "
+                "prompt and completion as text; give such rows, or a checkpoint with a template."
+            )
+        marked = mark_turns(self.tokenizer, messages, first, row.variables)
+        return marked if only else Marked(marked.tokens, [True] * len(marked.tokens))
+
+
+def _messages(said: PromptText, role: str) -> Sequence[ChatMessage]:
+    return [{"role": role, "content": said}] if isinstance(said, str) else said

@@ -1,0 +1,185 @@
+"""Problems in the files that people have: which column is the prompt, and which the answer.
+
+    prompt       text or chat messages      verl, DAPO-Math-17k, TRL
+    problem      text                       DeepScaleR, MATH-500, AIME
+    question     text                       GSM8K, AIME
+    messages     chat messages
+
+in this order, and whatever the case of their letters. Answers are those of `ANSWERS`. Knows columns
+and what may be in them: every complaint names file, line or row, and field. Does not know how files
+are written (`row_files.py`), nor tokens, splits or order.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+from pat_jax.common.errors import UserError
+from pat_jax.common.json_text import has_lone_surrogate
+from pat_jax.rl.data.columns import ABSENT, column_names, find_column, lookup, missing
+from pat_jax.rl.data.row_files import Record, listed, read_records
+from pat_jax.rl.data.template_columns import media_columns
+from pat_jax.rl.rewards.final_answer import final_answer
+from pat_jax.rl.rewards.math_notation import without_grouping
+from pat_jax.rl.text.tokenizer import PromptText, flatten_messages, is_message
+
+INSTRUCTION = "Please reason step by step, and put your final answer within \\boxed{}."
+
+# Names that the trainer itself passes to reward functions, beside the columns of the file.
+RESERVED_COLUMNS = (
+    *("prompts", "completions", "finish_reason"),
+    *("prompt_ids", "completion_ids", "is_thinking"),
+)
+PROMPTS = ("prompt", "problem", "question", "messages")
+STATED = ("problem", "question")  # texts that do not say what to do with them
+SOLUTION = "solution"  # is the answer or ends in it
+MARK = "####"  # before the answer in GSM8K's solutions, which it calls answers
+ANSWERS = ("answer", "reward_model.ground_truth", "ground_truth", SOLUTION)
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Which columns hold what; `a.b` is field b of column a. Empty takes the one that is known."""
+
+    prompt: str = ""
+    answer: str = ""
+
+
+@dataclass(frozen=True)
+class Row:
+    number: int  # from 1: the line of a JSON-lines file, the position in the others
+    where: str  # file, line and field of the prompt
+    text: str  # the problem alone, without an instruction
+    prompt: PromptText  # what the policy reads
+    variables: Mapping[str, Any]  # of the chat template, besides those of every prompt
+    columns: Mapping[str, object]  # all but the prompt's; the answer as `answer`
+
+
+@dataclass(frozen=True)
+class ProblemFile:
+    rows: Sequence[Row]
+    last_number: int  # of a row, left out or not
+    without_answer: Sequence[str]  # where the answer is null, or is not in its solution
+    media: Mapping[str, int]  # columns that no policy here is shown, and how many rows have one
+
+
+def read_problem_file(
+    path: Path,
+    columns: Columns | None = None,
+    *,
+    is_compared: bool = True,
+) -> ProblemFile:
+    """Every row of the file that has an answer.
+
+    Args:
+      columns: those that somebody has named.
+      is_compared: rewards compare texts with the answer, so that it has to be a text or a number;
+        a reward function of the user may do with a list, or without.
+
+    Raises:
+      UserError: the file or one of its rows cannot be used.
+    """
+    records = read_records(path)
+    columns = columns or Columns()
+    prompt_key = find_column(records, columns.prompt, PROMPTS, "data.prompt_key")
+    answer_key = find_column(records, columns.answer, ANSWERS, "data.answer_key")
+    if not prompt_key:
+        raise UserError(
+            f"{path} has the columns {listed(column_names(records))}: expected one of "
+            f"{', '.join(PROMPTS)}; name the column of the prompts with --data.prompt_key."
+        )
+    if prompt_key == answer_key:
+        raise UserError(
+            f"{path}: the column {prompt_key!r} is to be both prompt and answer: expected two columns; "
+            "name them with --data.prompt_key and --data.answer_key."
+        )
+    answers = [lookup(record.fields, answer_key) for record in records]
+    has_marks = any(isinstance(answer, str) and MARK in answer for answer in answers)
+    has_marks = has_marks and answer_key.lower() != SOLUTION
+    rows: list[Row] = []
+    without_answer: list[str] = []
+    media: Counter[str] = Counter()
+    for record in records:
+        answer = _answer(record, answer_key, has_marks=has_marks, is_compared=is_compared)
+        if answer is None:
+            without_answer.append(f"{record.where}, field {answer_key!r}")
+            continue
+        media.update(set(media_columns(record.fields)) - {prompt_key, answer_key})
+        rows.append(_row(record, prompt_key, answer_key, answer))
+    return ProblemFile(rows, records[-1].number, without_answer, media)
+
+
+def _row(record: Record, prompt_key: str, answer_key: str, answer: dict[str, object]) -> Row:
+    text, prompt = _prompt(record, prompt_key)
+    where = f"{record.where}, field {prompt_key!r}"
+    variables = record.template_variables(prompt_key, answer_key)
+    return Row(record.number, where, text, prompt, variables, _others(record, prompt_key) | answer)
+
+
+def _others(record: Record, prompt_key: str) -> dict[str, object]:
+    for name in RESERVED_COLUMNS:
+        if name in record.fields:
+            raise UserError(
+                f"{record.where}, has a field {name!r}: expected another name, because reward "
+                "functions get their own argument of this name; rename the field."
+            )
+    return {name: value for name, value in record.fields.items() if name != prompt_key}
+
+
+def _prompt(record: Record, key: str) -> tuple[str, PromptText]:
+    """The problem's text and what the policy reads."""
+    value = lookup(record.fields, key)
+    if value is ABSENT:
+        raise missing(record, key)
+    if isinstance(value, list):
+        if not value or not all(map(is_message, value)):
+            raise record.complain(key, value, "chat messages, each with text in role and content")
+    elif not isinstance(value, str) or not value.strip():
+        raise record.complain(key, value, "text that is not empty, or a list of chat messages")
+    if has_lone_surrogate(value):
+        raise record.complain(key, value, "whole characters, but it has half of one")
+    text = flatten_messages(value)
+    is_stated = isinstance(value, str) and key.rpartition(".")[2].lower() in STATED
+    return text, f"{value}\n{INSTRUCTION}" if is_stated else value
+
+
+def _answer(
+    record: Record, key: str, *, has_marks: bool, is_compared: bool
+) -> dict[str, object] | None:
+    """The columns that the answer makes; None where there is no answer."""
+    value = lookup(record.fields, key) if key else None
+    if not key or (value is ABSENT and not is_compared):
+        return {}
+    if value is ABSENT:
+        raise missing(record, key)
+    if value is None:
+        return None
+    text = _as_text(value)
+    if text is None and not is_compared:
+        return {"answer": value}
+    if text is None or has_lone_surrogate(text):
+        raise record.complain(key, value, "text or a number, or null to leave the row out")
+    if has_marks:
+        _, mark, answer = text.rpartition(MARK)
+        if not mark or not answer.strip():
+            raise record.complain(key, value, f"a solution that ends in '{MARK} ' and the answer")
+        return {"solution": text, "answer": without_grouping(answer.strip())}
+    if key.lower() == SOLUTION:
+        answer = final_answer(text) or (None if "\n" in text else text)
+        return None if answer is None else {"answer": answer}
+    return {"answer": text}
+
+
+def _as_text(value: object) -> str | None:
+    """A text that is not blank, or a finite number as text; None for anything else."""
+    if isinstance(value, str):
+        return value.strip() or None
+    if isinstance(value, bool) or not isinstance(value, int | float | Decimal):
+        return None
+    if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
+        value = int(value)  # 70.0, as a column of numbers becomes where one of them is missing
+    return str(value) if isinstance(value, int) or math.isfinite(value) else None

@@ -1,0 +1,208 @@
+"""Problems in order: which prompts each iteration trains on, and which are held out.
+
+Knows prompts and splits. Does not know file formats (`problem_files.py`), rewards, or what order an
+epoch has (`epochs.py`). The built-in task (`arithmetic.py`) has the same `draw` and `first`.
+"""
+
+import zlib
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pat_jax.common.errors import UserError
+from pat_jax.rl.batches.types import Prompt
+from pat_jax.rl.data.epochs import Cursor, Epochs
+from pat_jax.rl.data.limits import A_LIMIT, keeps_most
+from pat_jax.rl.data.plain_text import has_more_tokens
+from pat_jax.rl.data.problem_files import Columns, Row, read_problem_file
+from pat_jax.rl.data.subset import Subset, subset_of
+from pat_jax.rl.text.chat_template import ChatTemplateError
+from pat_jax.rl.text.tokenizer import Tokenizer, flatten_messages
+
+HELDOUT_SHARE = 0.1
+
+
+class Problems:
+    """A fixed set of prompts, in a new random order every epoch (`Epochs`).
+
+    No batch holds a prompt twice, unless there are fewer different ones than places in it.
+    """
+
+    def __init__(self, prompts: Sequence[Prompt], *, seed: int, name: str):
+        self.name = name  # what messages call the set
+        self._prompts = tuple(prompts)
+        self._epochs = Epochs([(prompt.text, prompt.tokens) for prompt in prompts], seed=seed)
+
+    def __len__(self) -> int:
+        return len(self._prompts)
+
+    def __getitem__(self, index: int) -> Prompt:
+        return self._prompts[index]
+
+    @property
+    def num_different(self) -> int:
+        """Prompts, each counted once."""
+        return self._epochs.num_different
+
+    def draw(self, at: Cursor, size: int) -> tuple[list[Prompt], Cursor]:
+        """The `size` prompts of the batch that begins there, and where the next one begins: a pure
+        function.
+
+        Raises:
+          UserError: there are fewer than `size`.
+        """
+        if size > len(self):
+            raise UserError(
+                f"{self.name} has {len(self)} prompts, fewer than one batch of {size}: expected at "
+                "least as many; use more data, smaller batches, or a longer "
+                "--rollout.max_prompt_length if prompts were filtered out."
+            )
+        rows, after = self._epochs.draw(at, size)
+        return [self._prompts[row] for row in rows], after
+
+    def after(self, batches: int, size: int) -> Cursor:
+        """Where a run was that has drawn so many batches, none of which left a prompt out for being
+        like another: as checkpoints have it that know no cursor."""
+        epoch, position = divmod(batches, max(1, len(self) // size))
+        return Cursor(epoch, position * size)
+
+    def batch(self, step: int, size: int) -> list[Prompt]:
+        """The prompts of iteration `step`, as `draw`, where all before it have drawn `size`."""
+        return self.draw(self.after(step, size), size)[0]
+
+    def epochs(self, at: Cursor) -> float:
+        """Passes over the prompts that lie behind it."""
+        return at.epoch + min(1.0, at.offset / len(self))
+
+    def first(self, count: int) -> list[Prompt]:
+        """Up to `count` prompts, always the same ones: what evaluations use."""
+        return [self._prompts[row] for row in self._epochs.order(0)[:count]]
+
+    @property
+    def checksum(self) -> int:
+        return checksum_of(self._prompts)
+
+
+def checksum_of(prompts: Iterable[Prompt]) -> int:
+    """CRC-32 of prompts and of what rewards are told of them, in their order."""
+    found = 0
+    for prompt in prompts:
+        whole = prompt.text, prompt.tokens, sorted(prompt.columns.items())
+        found = zlib.crc32(repr(whole).encode("utf-8", "surrogatepass"), found)
+    return found
+
+
+@dataclass(frozen=True)
+class ProblemSplits:
+    train: Problems
+    heldout: Problems
+    max_prompt_length: int
+    too_long: Sequence[int | None]  # lengths, where known
+    without_answer: Sequence[str]  # where
+    media: Mapping[str, int]  # columns that no prompt shows, and how many rows have one
+    option: str  # of the limit
+
+    @property
+    def num_too_long(self) -> int:
+        return len(self.too_long)
+
+    def __str__(self) -> str:
+        sets = {"to train on": self.train, "held out": self.heldout}
+        counts = (_count(one, what) for what, one in sets.items() if len(one))
+        first = f" (the first: {self.without_answer[0]})" if self.without_answer else ""
+        unseen = ", ".join(f"{name} ({count} rows)" for name, count in self.media.items())
+        hint = keeps_most(len(self.train) + len(self.heldout), self.too_long, self.option)
+        return (
+            f"problems: {', '.join(counts) or 'none'}; left out: {self.num_too_long} longer than "
+            f"{self.max_prompt_length} tokens{hint}, "
+            f"{len(self.without_answer)} without an answer{first}"
+            + (f"; not shown to the policy, which reads text alone: {unseen}" if unseen else "")
+        )
+
+
+def _count(problems: Problems, what: str) -> str:
+    repeated = len(problems) - problems.num_different
+    return f"{len(problems)} {what}" + (
+        f" ({repeated} repeat another's prompt)" if repeated else ""
+    )
+
+
+def load_problems(
+    paths: Sequence[Path],
+    tokenizer: Tokenizer,
+    *,
+    seed: int,
+    max_prompt_length: int,
+    heldout_share: float = HELDOUT_SHARE,
+    columns: Columns | None = None,
+    is_compared: bool = True,
+    option: str = A_LIMIT,
+) -> ProblemSplits:
+    """Reads, tokenises, filters and splits files of problems.
+
+    A prompt's id is its line or row number, counted on from file to file. The split follows from
+    the problem's text and the order of the held-out set is fixed: neither depends on `seed`.
+
+    Args:
+      columns, is_compared: see `read_problem_file`.
+      option: what a person calls `max_prompt_length`.
+
+    Raises:
+      UserError: a file or one of its rows cannot be used.
+    """
+    prompts: dict[Subset, list[Prompt]] = {Subset.TRAIN: [], Subset.HELDOUT: []}
+    without_answer: list[str] = []
+    media: Counter[str] = Counter()
+    too_long: list[int | None] = []
+    tokens, num_before = _Tokens(tokenizer, max_prompt_length), 0
+    for path in paths:
+        file = read_problem_file(path, columns, is_compared=is_compared)
+        for row in file.rows:
+            if not isinstance(found := tokens.of(row), tuple):
+                too_long.append(found)
+                continue
+            text = flatten_messages(row.prompt)
+            prompt = Prompt(num_before + row.number, found, text, row.columns)
+            prompts[subset_of(row.text, heldout_share)].append(prompt)
+        num_before += file.last_number
+        without_answer += file.without_answer
+        media.update(file.media)
+    name = f"{paths[0]}{f' and {len(paths) - 1} more' if len(paths) > 1 else ''}"
+    return ProblemSplits(
+        train=Problems(prompts[Subset.TRAIN], seed=seed, name=f"{name} (training split)"),
+        heldout=Problems(prompts[Subset.HELDOUT], seed=0, name=f"{name} (held-out split)"),
+        max_prompt_length=max_prompt_length,
+        too_long=too_long,
+        without_answer=without_answer,
+        media=media,
+        option=option,
+    )
+
+
+class _Tokens:
+    """Tokens of prompts, worked out once for each: DAPO-Math-17k has every prompt a hundred times."""
+
+    def __init__(self, tokenizer: Tokenizer, max_length: int):
+        self._tokenizer, self._max_length = tokenizer, max_length
+        self._known: dict[str, tuple[int, ...] | int | None] = {}
+
+    def of(self, row: Row) -> tuple[int, ...] | int | None:
+        """Of a prompt that is too long its length; None where that is clear without a count."""
+        if isinstance(row.prompt, str) and not row.variables:
+            key = row.prompt
+        else:
+            key = repr((row.prompt, row.variables))
+        if key not in self._known:
+            self._known[key] = self._encode(row)
+        return self._known[key]
+
+    def _encode(self, row: Row) -> tuple[int, ...] | int | None:
+        if has_more_tokens(flatten_messages(row.prompt), self._max_length):
+            return None
+        given = (row.variables,) if row.variables else ()
+        try:
+            tokens = tuple(self._tokenizer.encode_prompt(row.prompt, *given))
+        except ChatTemplateError as error:
+            raise UserError(f"{row.where}: {error}") from None
+        return tokens if len(tokens) <= self._max_length else len(tokens)

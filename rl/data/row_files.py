@@ -1,0 +1,202 @@
+"""Rows of JSON arrays, JSON lines and Parquet, as their files have them.
+
+Knows files and what can be wrong with them: every complaint names file, line or row. Does not know
+what fields mean (`problem_files.py`).
+"""
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pat_jax.common.errors import UserError, shown
+from pat_jax.common.json_text import JsonError, parse_json
+from pat_jax.rl.data.template_columns import ColumnError, template_variables
+
+MOST_ROWS, MOST_BYTES = 2_000_000, 2**32  # of a file, unpacked
+_ROWS_AT_ONCE = 256  # unpacked before their size is looked at
+
+
+@dataclass(frozen=True)
+class Record:
+    """One row."""
+
+    path: Path
+    unit: str  # "line" or "row"
+    number: int  # from 1: the line of a JSON-lines file, the position in the others
+    fields: Mapping[str, object]
+
+    @property
+    def where(self) -> str:
+        return f"{self.path}, {self.unit} {self.number}"
+
+    def complain(self, field: str, value: object, expected: str) -> UserError:
+        return UserError(
+            f"{self.where}, field {field!r}, is {shown(value)}: expected {expected}; correct this "
+            "row or remove it."
+        )
+
+    def template_variables(self, *others: str) -> dict[str, Any]:
+        """What the row tells the chat template beside the messages.
+
+        Args:
+          others: columns that hold something else, whatever they are called.
+
+        Raises:
+          UserError: it is of another kind.
+        """
+        given = {name: value for name, value in self.fields.items() if name not in others}
+        try:
+            return template_variables(given)
+        except ColumnError as error:
+            raise self.complain(error.column, error.value, error.expected) from None
+
+
+def read_records(path: Path, *, of: str = "problems") -> list[Record]:
+    """Every row of the file: at least one.
+
+    Args:
+      of: what its rows are, for people.
+
+    Raises:
+      UserError: it cannot be read, is damaged, or has no row.
+    """
+    readers: dict[str, Callable[[Path], Iterator[Record]]] = {
+        ".json": _read_json,
+        ".jsonl": _read_json_lines,
+        ".ndjson": _read_json_lines,
+        ".parquet": _read_parquet,
+    }
+    if path.is_dir():
+        raise UserError(
+            f"data file {path} is a folder: expected a file; give those in it, such as "
+            f"'{path}/*.parquet'."
+        )
+    if path.suffix.lower() not in readers:
+        raise UserError(
+            f"data file {path} ends in {path.suffix or 'no extension'!r}: expected one of "
+            f"{', '.join(readers)}, or the name of a built-in task; convert or rename it."
+        )
+    if not os.path.exists(path):
+        raise UserError(f"data file {path} does not exist: expected a file; check the path.")
+    if not path.is_file():
+        raise UserError(
+            f"data file {path} is a device, a pipe or a socket: expected a file; copy what it gives into one."
+        )
+    try:
+        records = list(readers[path.suffix.lower()](path))
+    except OSError as error:
+        raise UserError(
+            f"data file {path} cannot be read ({error.strerror or error}): expected a file that can; "
+            "check it."
+        ) from None
+    if not records:
+        raise UserError(
+            f"{path} holds no {of}: expected at least one row; check that it was written fully."
+        )
+    return records
+
+
+def listed(names: Iterable[str]) -> str:
+    """Names of columns, as many as a sentence can hold."""
+    shown_names = [name if name.isprintable() and name else repr(name) for name in names]
+    more = f" and {len(shown_names) - 20} more" if len(shown_names) > 20 else ""
+    return ", ".join(name[:40] for name in shown_names[:20]) + more or "none"
+
+
+def _read_json(path: Path) -> Iterator[Record]:
+    text = _decode(path, path.read_bytes())
+    try:
+        values = parse_json(text) if text.strip() else []
+    except JsonError as error:
+        raise UserError(
+            f"{path}{error.at()}, is {error}: expected an array of objects; name it .jsonl if it has "
+            "one object a line, or repair it."
+        ) from None
+    if not isinstance(values, list):
+        raise UserError(
+            f"{path} is {shown(values)}: expected an array of objects at the top; put "
+            "them in one array."
+        )
+    for number, value in enumerate(values, start=1):
+        yield _record(path, "row", number, value)
+
+
+def _read_json_lines(path: Path) -> Iterator[Record]:
+    # As bytes: text is also split at characters that JSON allows inside a string.
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            if not line.strip():
+                continue
+            try:
+                value = parse_json(_decode(path, line, number))
+            except JsonError as error:
+                raise UserError(
+                    f"{path}{error.at(number)}, is {error}: expected one complete object a line; "
+                    "repair or remove the line."
+                ) from None
+            yield _record(path, "line", number, value)
+
+
+def _read_parquet(path: Path) -> Iterator[Record]:
+    import pyarrow  # only Parquet files need it
+    import pyarrow.parquet
+
+    number = num_bytes = 0
+    try:
+        with pyarrow.parquet.ParquetFile(path) as file:
+            names = file.schema_arrow.names
+            if len(set(names)) < len(names):
+                raise ValueError("two columns have one name")
+            _check_size(path, file.metadata.num_rows, 0)
+            for batch in file.iter_batches(_ROWS_AT_ONCE):
+                num_bytes += sum(map(_num_bytes, batch.columns))
+                _check_size(path, 0, num_bytes)
+                for value in batch.to_pylist():
+                    number += 1
+                    yield _record(path, "row", number, value)
+    # What Arrow does not check itself, Python does: text, times, decimal numbers.
+    except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise UserError(
+            f"{path} is not a readable Parquet file (after {number} rows: {reason}): expected an "
+            "intact one; write or download it again."
+        ) from error
+
+
+def _num_bytes(column: Any) -> int:
+    """Of the values of an Arrow array as Python has them: each, though a dictionary holds it once."""
+    return (column.dictionary_decode() if hasattr(column, "dictionary") else column).nbytes
+
+
+def _check_size(path: Path, num_rows: int, num_bytes: int) -> None:
+    """A few kilobytes of Parquet may stand for more equal rows than fit into memory."""
+    if num_rows > MOST_ROWS or num_bytes > MOST_BYTES:
+        size = (
+            f"{num_rows:,} rows" if num_rows else f"{num_bytes / 2**30:.1f} GiB of values and more"
+        )
+        raise UserError(
+            f"{path} has {size}: expected at most {MOST_ROWS:,} rows and {MOST_BYTES / 2**30:g} GiB in a file, as "
+            "all of them are held in memory; take a part of it."
+        )
+
+
+def _decode(path: Path, data: bytes, line: int | None = None) -> str:
+    try:
+        return data.decode("utf-8-sig" if line in (None, 1) else "utf-8")
+    except UnicodeDecodeError as error:
+        line = line or data.count(b"\n", 0, error.start) + 1
+        raise UserError(
+            f"{path}, line {line}, is not UTF-8 text ({error.reason}): expected JSON in UTF-8; "
+            "convert the file."
+        ) from None
+
+
+def _record(path: Path, unit: str, number: int, value: object) -> Record:
+    if not isinstance(value, dict):
+        raise UserError(
+            f"{path}, {unit} {number}, is {shown(value)}: expected an object with fields by name; "
+            "correct this row."
+        )
+    return Record(path, unit, number, value)

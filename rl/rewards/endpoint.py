@@ -1,0 +1,232 @@
+"""A reward that another program works out, asked over HTTP: a judge, a sandbox.
+
+    POST {"prompts": [text, …], "completions": [text, …], "columns": {name: [value, …], …}}
+    200  {"scores": [number or null, …]}
+
+Knows questions, time limits, and which answers are worth another try. Does not know connections
+(`endpoint_http.py`), nor which responses one call is for (`scored_function.py`); imports no jax.
+"""
+
+import contextlib
+import json
+import math
+import socket
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from datetime import UTC
+from email.utils import parsedate_to_datetime
+from http.client import HTTPConnection, HTTPException
+
+from pat_jax.common.json_text import JsonError, parse_json
+from pat_jax.rl.rewards.endpoint_http import LARGEST_ANSWER, Address, TooLongError
+from pat_jax.rl.rewards.outcome import Cause, Failure, Outcome
+from pat_jax.rl.rewards.responses import Response
+from pat_jax.rl.rewards.results import read_scores
+from pat_jax.rl.rewards.secret import Secret
+
+_CONNECT_SECONDS = 10.0
+_FIRST_WAIT, _LONGEST_WAIT = 0.5, 30.0  # seconds between two tries, twice as many each time
+_EXCERPT_LENGTH = 200
+_TOO_MANY, _INTERNAL = 429, 500
+_SHAPE = '{"scores": [a number or null for each response]}'
+
+
+class RewardEndpoint:
+    """Asks the program at `url`, each time within its limit.
+
+    Args:
+      num_calls: calls at a time.
+      retries: further tries where it cannot be reached, answers 429 or 5xx, after longer and longer
+        waits, or those that its `Retry-After` asks for; each try has the time of a call.
+      token: what `Authorization: Bearer` says; empty: nothing does. No message has it.
+
+    Raises UserError if `url` is not an address.
+    """
+
+    def __init__(self, url: str, num_calls: int, retries: int, token: str = ""):
+        self._address, self._retries, self._secret = Address.of(url), retries, Secret(token)
+        self._headers = _HEADERS | ({"Authorization": f"Bearer {token}"} if token else {})
+        self._threads = ThreadPoolExecutor(num_calls, thread_name_prefix="reward-endpoint")
+        self._is_closed, self._lock = threading.Event(), threading.Lock()
+        self._open: set[socket.socket] = set()
+
+    def close(self) -> None:
+        """Breaks off what is under way: what has not been scored never will be."""
+        with self._lock:
+            self._is_closed.set()
+            for connected in self._open:
+                _cut(connected)
+        self._threads.shutdown(cancel_futures=True)
+
+    def submit(self, responses: Sequence[Response], seconds: float) -> Future[Outcome]:
+        """One call, each try of which ends when it has run for `seconds` at the latest."""
+        return self._threads.submit(self._call, responses, seconds)
+
+    def _call(self, responses: Sequence[Response], seconds: float) -> Outcome:
+        start, body = time.perf_counter(), _request(responses)
+        outcome = self._try(body, len(responses), seconds)
+        tries = 1
+        while isinstance(outcome, _Passing) and tries <= self._retries:
+            own = min(_FIRST_WAIT * 2 ** (tries - 1), _LONGEST_WAIT)
+            most = min(seconds, threading.TIMEOUT_MAX)
+            if self._is_closed.wait(max(own, min(outcome.asked_wait, most))):
+                break
+            outcome, tries = self._try(body, len(responses), seconds), tries + 1
+        if isinstance(outcome, _Passing):
+            again = f", in each of {tries} tries" if tries > 1 else ""
+            outcome = Outcome(failure=Failure(outcome.cause, f"{outcome.text}{again}"))
+        return replace(outcome, seconds=time.perf_counter() - start)
+
+    def _try(self, body: bytes, count: int, seconds: float) -> "Outcome | _Passing":
+        start = time.perf_counter()
+        connection = self._address.connection(min(seconds, _CONNECT_SECONDS))
+        with contextlib.closing(connection):
+            try:
+                connection.connect()
+            except OSError as error:
+                return _Passing(f"could not be reached ({error})")
+            left = seconds - (time.perf_counter() - start)
+            with self._limited(connection.sock, left) as is_over:
+                outcome = self._exchange(connection, body, count)
+                if is_over.is_set():
+                    late = Failure(Cause.TIMEOUT, f"took longer than {seconds:g} s")
+                    return Outcome(failure=late)
+        return outcome
+
+    def _exchange(
+        self, connection: HTTPConnection, body: bytes, count: int
+    ) -> "Outcome | _Passing":
+        """Whatever comes, until the connection is cut."""
+        try:
+            connection.request("POST", self._address.path, body, self._headers)
+            answer = connection.getresponse()
+            text = answer.read().decode(errors="replace")
+        except TooLongError:
+            what = f"answered more than {LARGEST_ANSWER:,} bytes"
+            return Outcome(
+                failure=Failure(Cause.WRONG_RESULT, f"{what} where {_SHAPE} was expected")
+            )
+        # The last two of chunks of size -5, or of 2**99.
+        except (OSError, HTTPException, ValueError, OverflowError) as error:
+            named = self._secret.hidden(" ".join(str(error).split())) or type(error).__name__
+            return _Passing(f"broke the connection off ({named:.{_EXCERPT_LENGTH}})")
+        told = _Answer(answer.status, answer.reason, answer.getheader("Retry-After") or "", text)
+        return _read(told, count, self._secret)
+
+    @contextlib.contextmanager
+    def _limited(self, connected: socket.socket, seconds: float) -> Iterator[threading.Event]:
+        """Cuts a connection when its time is over, wherever its thread waits for it.
+
+        Yields:
+          whether it was.
+        """
+        is_over = threading.Event()
+
+        def end() -> None:
+            is_over.set()
+            _cut(connected)
+
+        connected.settimeout(None)  # of a single wait; that of all of them is the watch's
+        watch = threading.Timer(min(max(seconds, 0.0), threading.TIMEOUT_MAX), end)
+        watch.daemon = True
+        with self._lock:
+            self._open.add(connected)
+            if self._is_closed.is_set():
+                _cut(connected)
+        watch.start()
+        try:
+            yield is_over
+        finally:
+            watch.cancel()
+            with self._lock:
+                self._open.discard(connected)
+
+
+_HEADERS = {"Content-Type": "application/json", "Accept": "application/json"}
+_HEADERS |= {"Connection": "close", "User-Agent": "pat_jax"}
+
+
+@dataclass(frozen=True)
+class _Passing:
+    """Why there is no answer yet; another try may have one."""
+
+    text: str
+    cause: Cause = Cause.ENDPOINT
+    asked_wait: float = 0.0  # seconds until then, at least, by the endpoint's own word
+
+
+def _cut(connected: socket.socket) -> None:
+    """Wakes the thread that waits for it."""
+    with contextlib.suppress(OSError):  # it has ended by itself
+        socket.socket.shutdown(connected, socket.SHUT_RDWR)  # below TLS, which would wait
+
+
+def _request(responses: Sequence[Response]) -> bytes:
+    names = responses[0].columns
+    question = {
+        "prompts": [one.prompt for one in responses],
+        "completions": [one.completion for one in responses],
+        "columns": {name: [_plain(one.columns[name]) for one in responses] for name in names},
+    }
+    return json.dumps(question).encode()
+
+
+def _plain(value: object) -> object:
+    """A value that JSON can say: null for what is not finite, its text for what JSON has no word for."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(inner) for inner in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value if value is None or isinstance(value, bool | int | float | str) else str(value)
+
+
+@dataclass(frozen=True)
+class _Answer:
+    status: int
+    reason: str
+    retry_after: str
+    text: str
+
+    @property
+    def asked_wait(self) -> float:
+        """Seconds that `Retry-After` names, as a number or as a date; 0 where it names none.
+
+        Reference: RFC 9110, section 10.2.3.
+        """
+        text = self.retry_after.strip()
+        if text.isascii() and text.isdigit():
+            return float(text)
+        try:
+            moment = parsedate_to_datetime(text)
+            if moment.tzinfo is None:  # dates of HTTP are in GMT
+                moment = moment.replace(tzinfo=UTC)
+            return max(0.0, moment.timestamp() - time.time())
+        except (ValueError, TypeError, IndexError, OverflowError):  # of what is no date
+            return 0.0
+
+
+def _read(answer: _Answer, count: int, secret: Secret) -> "Outcome | _Passing":
+    text, reason = secret.hidden(answer.text), secret.hidden(answer.reason)
+    said = f"answered {answer.status} {reason:.{_EXCERPT_LENGTH}}"
+    if answer.status == _INTERNAL:  # by what it was asked, perhaps: the other responses may do
+        excerpt = f"{said} ({text!r:.{_EXCERPT_LENGTH}})"
+        return _Passing(excerpt, Cause.EXCEPTION, answer.asked_wait)
+    if answer.status == _TOO_MANY or answer.status > _INTERNAL:
+        return _Passing(said, asked_wait=answer.asked_wait)
+    if not 200 <= answer.status < 300:
+        refusal = Failure(Cause.REFUSED, f"{said} ({text!r:.{_EXCERPT_LENGTH}})")
+        return Outcome(failure=refusal)
+    try:
+        value = parse_json(answer.text)
+    except JsonError as error:
+        wrong = f"answered {error}"
+    else:
+        if isinstance(value, Mapping) and "scores" in value:
+            return read_scores(secret.hidden_inside(value["scores"]), count)
+        wrong = f"answered {text!r:.60}"
+    return Outcome(failure=Failure(Cause.WRONG_RESULT, f"{wrong} where {_SHAPE} was expected"))

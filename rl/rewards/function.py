@@ -1,0 +1,264 @@
+"""One reward function and its scores for the responses of a rollout, as they end.
+
+A response that fails must not cost others their scores. Knows which responses one call is for, and
+which are scored again. Does not know processes (`reward_workers.py`), nor other functions.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from typing import Protocol, runtime_checkable
+
+from pat_jax.common.errors import UserError
+from pat_jax.rl.rewards.built_in import BUILT_IN
+from pat_jax.rl.rewards.endpoint import RewardEndpoint
+from pat_jax.rl.rewards.outcome import Cause, Failure, Outcome
+from pat_jax.rl.rewards.responses import Response
+from pat_jax.rl.rewards.rewards import is_endpoint
+from pat_jax.rl.rewards.shares import groups_of
+from pat_jax.rl.rewards.signatures import recognise
+from pat_jax.rl.rewards.weighted_sum import Score
+from pat_jax.rl.rewards.workers import RewardWorkers
+
+logger = logging.getLogger(__name__)
+
+# String comparisons that cannot hang: sending the texts to a process would cost more than scoring.
+_IN_PROCESS = ("exact",)
+# Functions known to look at each response alone need not see its group.
+_ONE_BY_ONE = tuple(BUILT_IN)
+# What no response explains.
+_MISTAKES = "NameError", "UnboundLocalError", "ImportError", "ModuleNotFoundError"
+_FATAL = (
+    Cause.WRONG_RESULT,
+    Cause.TIMEOUT,
+    Cause.OUT_OF_MEMORY,
+    Cause.CRASHED,
+    Cause.ENDPOINT,
+    Cause.REFUSED,
+)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What each function may take."""
+
+    timeout: float  # seconds for a response; a call has them for each of its responses
+    num_workers: int = 1  # calls at a time
+    memory: float = 0.0  # GiB of each process; 0: no limit
+    retries: int = 0  # of a call to an endpoint
+    token: str = field(default="", repr=False)  # that endpoints are shown
+
+
+@runtime_checkable  # for the type checks of the tests
+class Caller(Protocol):
+    """Where a function is called."""
+
+    def submit(self, responses: Sequence[Response], seconds: float) -> Future[Outcome]:
+        """One call, which ends when it has run for `seconds` at the latest."""
+        ...
+
+    def close(self) -> None:
+        """Ends all calls; what has not been scored never will be."""
+        ...
+
+
+class ScoredFunction:
+    """The function that `spec` names (`rewards.resolve_reward`), or the endpoint at that address.
+
+    Functions of the user see a group at a time (consecutive equal prompts).
+
+    Raises UserError if it cannot be imported, or is not an address.
+    """
+
+    def __init__(self, spec: str, name: str, weight: float, limits: Limits):
+        self.spec, self.name, self.weight = spec, name, weight
+        self._timeout = limits.timeout
+        self._told: set[tuple[str, ...]] = set()  # where it raised
+        self._caller = _open(spec, limits)
+
+    def close(self) -> None:
+        self._caller.close()
+
+    def submit(self, responses: Sequence[Response]) -> Future[Outcome]:
+        """One call."""
+        return self._caller.submit(responses, self._timeout * len(responses))
+
+    def calls(self, prompts: Sequence[str]) -> list[range]:
+        """Which responses the function sees together; each is in one of them."""
+        if self.spec in _ONE_BY_ONE:
+            return [range(row, row + 1) for row in range(len(prompts))]
+        return list(groups_of(prompts))
+
+    def try_out(self, responses: Sequence[Response], group_size: int, *, is_alone: bool) -> str:
+        """Calls the function once, for made-up responses, with the time of a group.
+
+        Args:
+          is_alone: whether a response has no reward where this function returns None.
+
+        Returns:
+          A line for the user, if it raised or gave no number: real responses may be other ones.
+
+        Raises:
+          UserError: it cannot be called, does not return one value a response, hangs or crashes.
+        """
+        outcome = self._caller.submit(responses, self._timeout * group_size).result()
+        if outcome.mistake:
+            raise UserError(outcome.mistake)
+        scores = [outcome.failure] if outcome.failure else outcome.scores
+        failures = [score for score in scores if isinstance(score, Failure)]
+        if not is_alone:
+            failures = [failure for failure in failures if failure.cause is not Cause.NONE]
+        if len(failures) < len(scores):
+            return ""
+        self.log_traceback(failures[0])
+        said = f"reward {self.spec!r} {failures[0].text} when it was tried out on {len(responses)}"
+        if failures[0].cause in _FATAL or _is_mistake(failures[0]):
+            what = (
+                "start the endpoint or correct it"
+                if is_endpoint(self.spec)
+                else "correct the function"
+            )
+            raise UserError(f"{said} made-up responses; {what}.")
+        return f"{said} made-up responses; the run ends if it never scores real ones"
+
+    def log_traceback(self, failure: Failure) -> None:
+        """Once for each place, whatever the messages."""
+        lines = failure.traceback.splitlines()
+        places = tuple(line for line in lines if line.startswith("  File "))
+        if places and places not in self._told:
+            self._told.add(places)
+            logger.warning("reward %r:\n%s", self.spec, failure.traceback)
+
+
+def _is_mistake(failure: Failure) -> bool:
+    """Whether the function raised what its code alone explains."""
+    last = failure.traceback.rstrip().rpartition("\n")[2]
+    return failure.cause is Cause.EXCEPTION and last.partition(":")[0] in _MISTAKES
+
+
+@runtime_checkable
+class KeptScores(Protocol):
+    """Where scores are that outlive the process."""
+
+    @property
+    def scores(self) -> Mapping[int, Mapping[str, Score]]:
+        """By response and function; those of a response are there before it ends."""
+        ...
+
+    def keep(self, place: int, function: str, score: Score) -> None: ...
+
+
+class NothingKept:
+    """No scores outlive the process."""
+
+    scores: Mapping[int, Mapping[str, Score]] = {}
+
+    def keep(self, place: int, function: str, score: Score) -> None:
+        """Is not interested."""
+
+
+class FunctionScoring:
+    """The scores that one function gives; they do not depend on the order in which responses end.
+
+    Each call begins when the last of its responses has ended. One that fails, such as by taking too
+    long, is made again for each of its responses alone, unless an endpoint is down. Everything here happens on one thread.
+    """
+
+    def __init__(
+        self,
+        function: ScoredFunction,
+        prompts: Sequence[str],
+        own: Collection[int],
+        do: Callable[..., None],
+        kept: KeptScores,
+    ):
+        """
+        Args:
+          own: the responses to score, in whole groups.
+          do: has a step done on that thread, with arguments.
+          kept: scores that need not be found again; is told of those that are found.
+        """
+        self._function, self._do, self._kept = function, do, kept
+        calls = [rows for rows in function.calls(prompts) if rows.start in own]
+        self._calls = {row: rows for rows in calls for row in rows}
+        self._scores: dict[int, Score] = {}
+        self.seconds = 0.0  # of scoring so far
+
+    @property
+    def is_over(self) -> bool:
+        return len(self._scores) == len(self._calls)
+
+    @property
+    def by_response(self) -> Mapping[int, Score]:
+        """Once they are there."""
+        return self._scores
+
+    def take(self, row: int, responses: Mapping[int, Response]) -> None:
+        """Response `row` has ended.
+
+        Args:
+          responses: all that have.
+        """
+        rows, name = self._calls[row], self._function.name
+        if not all(one in responses for one in rows):
+            return
+        known = {
+            one: kept[name] for one in rows if name in (kept := self._kept.scores.get(one, {}))
+        }
+        if len(known) == len(rows):
+            self._note(known)
+        else:
+            self._submit(rows, responses)
+
+    def _submit(self, rows: range, responses: Mapping[int, Response]) -> None:
+        future = self._function.submit([responses[row] for row in rows])
+        future.add_done_callback(lambda done: self._do(self._settle, rows, responses, done))
+
+    def _settle(
+        self, rows: range, responses: Mapping[int, Response], done: Future[Outcome]
+    ) -> None:
+        outcome = done.result()
+        self.seconds += outcome.seconds
+        if outcome.mistake:
+            raise UserError(outcome.mistake)
+        is_down = outcome.failure is not None and outcome.failure.cause is Cause.ENDPOINT
+        if outcome.failure and not is_down and len(rows) > 1:
+            for row in rows:
+                self._submit(range(row, row + 1), responses)
+            return
+        scores = [outcome.failure] * len(rows) if outcome.failure else outcome.scores
+        numbers = outcome.numbers or [{}] * len(rows)
+        found = dict(zip(rows, zip(scores, numbers, strict=True), strict=True))
+        self._note(found)
+        for row, score in found.items():
+            self._kept.keep(row, self._function.name, score)
+
+    def _note(self, scores: Mapping[int, Score]) -> None:
+        self._scores |= scores
+
+
+class _InProcess:
+    """Calls a built-in function right here."""
+
+    def __init__(self, spec: str):
+        self._function = recognise(BUILT_IN[spec], spec)
+
+    def submit(self, responses: Sequence[Response], seconds: float) -> Future[Outcome]:
+        del seconds
+        start, here = time.perf_counter(), Future[Outcome]()
+        outcome = self._function(responses)
+        here.set_result(replace(outcome, seconds=time.perf_counter() - start))
+        return here
+
+    def close(self) -> None:
+        """There is nothing to end."""
+
+
+def _open(spec: str, limits: Limits) -> Caller:
+    if spec in _IN_PROCESS:
+        return _InProcess(spec)
+    if is_endpoint(spec):
+        return RewardEndpoint(spec, limits.num_workers, limits.retries, limits.token)
+    return RewardWorkers(spec, limits.num_workers, limits.memory)

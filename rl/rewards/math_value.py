@@ -1,0 +1,175 @@
+r"""Whether two mathematical answers have the same value, however they are written.
+
+Knows what leaves an answer open or denies it; `math_verify` knows mathematics, `math_notation.py`
+notation, `math_units.py` units. May take for ever (`9^{9^{9^{9}}}`): for processes that can be killed.
+"""
+
+import functools
+import logging
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from decimal import Decimal
+from typing import Any
+
+from pat_jax.rl.rewards.math_notation import TEXT, plain, split_family
+from pat_jax.rl.rewards.math_units import is_other_unit, split_attached, split_unit
+
+# What an answer is not with: they leave open which value is meant, or deny it.
+_HEDGE = re.compile(
+    r"(?<![a-zA-Z\\])(?:or|not|no|nor|neither|either|to|is|than|between|from|wrong|about|around)"
+    r"(?![a-zA-Z])|\\(?:pm|mp|ne|neq|not|lor|vee)(?![a-zA-Z])|\+/-|(?<=\d) ?\| ?(?=[-.\d])"
+)
+_SEVERAL = {"or", r"\lor", r"\vee", r"\pm"}  # right where the answer has several values
+_PAIR = re.compile(r"([\[(])[^\[\]()]*,[^\[\]()]*([\])])")
+_ORDER = re.compile(r"[<>]|\\[lg]eq?(?:slant)?(?![a-zA-Z])")
+_NAME = re.compile(r"(?<![\w\\^{])(?:([a-zA-Z])|\\(?:math|bold|vec)[a-z]*\{ ?([a-zA-Z]) ?\}) ?= ?")
+_EQUALS = re.compile(r"(?<![<>!\\=])=(?!=)")
+_BASE = re.compile(r"(?<=\d)_\{?(\d+)")
+_CHOICE = re.compile(r"[{ ]*\(?([A-Z])(?:\)|[.:](?=\s))")
+_NAMED = re.compile(r"(?<!\\)(?<![a-zA-Z])[a-zA-Z]")
+_DECIMALS = 6  # of `math_verify`: 0.333333 is a third, 0.333 is not
+_DIGITS = 15
+_SMALL = 3  # zeros behind the point, from which on six decimals tell too little
+_MOST_ZEROS = 10_000
+
+
+def same_value(found: str, answer: str) -> bool:
+    r"""Whether what was found says the value of `answer`, and no other beside it.
+
+    >>> same_value(r"\dfrac12", "0.5"), same_value("2 or 3", "3"), same_value("x = -3.", "3")
+    (True, False, False)
+    >>> same_value("5 cm", "5"), same_value("5 cm", r"5\text{ m}")
+    (True, False)
+    """
+    (found, unit), (answer, expected) = _measured(found), _measured(answer)
+    if unit and expected and is_other_unit(unit, expected):
+        return False
+    if expected and not unit:
+        found = split_attached(found, expected)
+    elif unit and not expected:
+        answer = split_attached(answer, unit)
+    return _same(*_families(found, answer))
+
+
+def _measured(text: str) -> tuple[str, str | None]:
+    """An answer in one way of writing, and its unit; what is only rounded gives way to the exact."""
+    exact, _, rounded = plain(text).partition(r"\approx")
+    text = (exact if exact.strip() else rounded).strip().rstrip(".").strip()
+    return (text, None) if _HEDGE.search(text) else split_unit(text)
+
+
+def _families(found: str, answer: str) -> tuple[str, str]:
+    """Two families of solutions by one letter."""
+    (found, letter), (answer, expected) = split_family(found), split_family(answer)
+    if letter and expected and letter != expected:
+        found = re.sub(rf"(?<![\\a-zA-Z]){letter}(?![a-zA-Z])", expected, found)
+    return found, answer
+
+
+def _same(found: str, answer: str) -> bool:
+    if _as_text(found) == _as_text(answer):
+        return bool(found)
+    if _is_hedged(found, answer) or _is_other_pair(found, answer) or _is_other_base(found, answer):
+        return False
+    if re.fullmatch("[A-Z]", answer) and (choice := _CHOICE.match(re.sub(TEXT, "", found))):
+        return choice[1] == answer
+    if "=" not in answer and len(set(_NAME.findall(found))) == 1:
+        return same_value(_NAME.sub("", found), answer)  # x = 2 or x = 3
+    sides = _EQUALS.split(found)
+    if len(sides) > 1 and "=" not in answer and "," not in found:
+        return _says(sides, answer)
+    return _verify(_parse(answer), _parse(found))
+
+
+def _says(sides: Sequence[str], answer: str) -> bool:
+    """`f(x) = 5` says 5, and so does `10/2 = 5`, but not `6 = 5`."""
+    *others, last = [side for side in sides if side.strip()] or [""]
+    if not all(_NAMED.search(one) or same_value(last, one) for one in others):
+        return False
+    return same_value(last, answer)
+
+
+def _as_text(written: str) -> str:
+    """What is compared before any mathematics: weekdays, letters of choices, the same signs."""
+    words = re.sub(rf"{TEXT}\{{([^{{}}]*)\}}", r"\1", written)
+    words = re.sub(r"(?<!\d)\s|\s(?!\d)", "", words)
+    is_word = re.fullmatch(r"\(?[a-zA-Z]+\)?", words)
+    return words.strip("()").lower() if is_word else words
+
+
+def _is_hedged(found: str, answer: str) -> bool:
+    if _ORDER.search(found) and not _ORDER.search(answer) and not _PAIR.search(answer):
+        return True  # `x > 5` is not 5
+    hedges = set(_HEDGE.findall(found)) - set(_HEDGE.findall(answer))
+    return bool(hedges - _SEVERAL if "," in answer else hedges)
+
+
+def _is_other_pair(found: str, answer: str) -> bool:
+    """An open interval is not a closed one."""
+    one, other = _PAIR.fullmatch(found), _PAIR.fullmatch(answer)
+    return bool(one and other and one.groups() != other.groups())
+
+
+def _is_other_base(found: str, answer: str) -> bool:
+    one, other = _BASE.findall(found), _BASE.findall(answer)
+    return bool(one and other) and one != other
+
+
+def _verify(answer: list, found: list) -> bool:
+    """By `math_verify`, with as many more decimals as its smallest numbers begin with zeros."""
+    zeros = max(map(_zeros, answer + found), default=0)
+    more = min(zeros, _MOST_ZEROS) if zeros >= _SMALL else 0
+    verify = math_verify()[1]
+    return verify(
+        answer,
+        found,
+        float_rounding=_DECIMALS + more,
+        numeric_precision=_DIGITS + more,
+        allow_set_relation_comp=True,
+        timeout_seconds=None,
+    )
+
+
+def _zeros(parsed: object) -> int:
+    """Zeros behind the point of the smallest number in a value that is not 0: 3 of 0.00012."""
+    sizes = [Decimal(str(abs(number.evalf(3)))) for number in _numbers(parsed)]
+    return max((-size.adjusted() - 1 for size in sizes if size.is_finite() and size), default=0)
+
+
+def _numbers(parsed: Any) -> Iterator[Any]:
+    """The largest parts of SymPy's value that are real numbers."""
+    if getattr(parsed, "is_number", False) and parsed.is_real:
+        yield parsed
+    else:
+        is_matrix = hasattr(parsed, "flat")
+        for part in parsed.flat() if is_matrix else getattr(parsed, "args", ()):
+            yield from _numbers(part)
+
+
+@functools.lru_cache(maxsize=1024)  # a group shares its answer
+def _parse(written: str) -> list:
+    parse, _ = math_verify()
+    return parse(rf"\boxed{{{written}}}", _notation(), parsing_timeout=None)
+
+
+@functools.cache
+def _notation() -> list:
+    from math_verify import ExprExtractionConfig, LatexExtractionConfig
+
+    latex = LatexExtractionConfig()
+    # Its units have letters that are names of numbers: `3ab` would be 3.
+    without_units = replace(latex.normalization_config, units=False)
+    return [replace(latex, normalization_config=without_units), ExprExtractionConfig()]
+
+
+@functools.cache
+def math_verify() -> tuple[Callable, Callable]:
+    """`parse` and `verify`, used without their time limits, which need the main thread's signals.
+
+    The worker process that this runs in is killed instead, so its warning about that is silenced.
+    """
+    from math_verify import parse, verify  # two seconds to import, in workers only
+
+    logging.getLogger("math_verify").setLevel(logging.ERROR)
+    return parse, verify

@@ -1,0 +1,244 @@
+"""Scoring the responses of a rollout from the moment they end, while others are still generated.
+
+One response may send a reward function into an endless loop; it must cost that response its
+reward, and not end the run. Knows when a response is read and when all are scored. Does not know how
+a function is called (`scored_function.py`), how scores add up (`reward_sum.py`), nor jax.
+"""
+
+import contextlib
+import time
+from collections import ChainMap
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Generic, TypeVar
+
+import numpy as np
+
+from pat_jax.common.errors import UserError
+from pat_jax.rl.rewards.function import (
+    FunctionScoring,
+    KeptScores,
+    Limits,
+    NothingKept,
+    ScoredFunction,
+)
+from pat_jax.rl.rewards.outcome import Failure
+from pat_jax.rl.rewards.report import log_failures, never_scored
+from pat_jax.rl.rewards.responses import Response
+from pat_jax.rl.rewards.rewards import short_names
+from pat_jax.rl.rewards.shares import Alone, Shares, own_rows, together
+from pat_jax.rl.rewards.weighted_sum import FunctionScores, in_order, weighted_sum
+
+Ended = TypeVar("Ended")
+T = TypeVar("T")
+
+
+class RewardScorer:
+    """Scores responses with the rewards that `specs` name (`rewards.resolve_reward`).
+
+    The reward of a response is the weighted sum of what the functions give it (`reward_sum.py`). One
+    that could not be scored is logged and has none.
+
+    Args:
+      weights: one a function; empty: all are 1.
+      timeout: seconds that a function has for a response (`scored_function.py`).
+      num_workers, memory, retries: of each function, see `Limits`.
+      shares: of which this process scores one; every process is told of all responses.
+
+    Raises UserError if a function cannot be imported or called, or nothing has ever had a reward.
+    """
+
+    def __init__(
+        self,
+        *specs: str,
+        weights: Sequence[float] = (),
+        timeout: float,
+        num_workers: int = 1,
+        memory: float = 0.0,
+        retries: int = 0,
+        token: str = "",
+        shares: Shares | None = None,
+    ):
+        self.shares = shares or Alone()
+        self._has_scored = False
+        limits = Limits(timeout, num_workers, memory, retries, token)
+        kinds = zip(specs, short_names(specs), weights or [1.0] * len(specs), strict=True)
+        with contextlib.ExitStack() as functions:
+            self.functions = [
+                functions.enter_context(contextlib.closing(ScoredFunction(*kind, limits)))
+                for kind in kinds
+            ]
+            self._close_functions = functions.pop_all()
+        self.thread = ThreadPoolExecutor(1, thread_name_prefix="rewards")
+
+    def __enter__(self) -> "RewardScorer":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends the processes; what is not scored yet never will be."""
+        self._close_functions.close()
+        self.thread.shutdown(cancel_futures=True)
+
+    def begin(
+        self,
+        prompts: Sequence[str],
+        read: Callable[[Ended], Response],
+        kept: KeptScores | None = None,
+    ) -> "Scoring[Ended]":
+        """Starts the scoring of one response to each of `prompts`, whenever it ends.
+
+        Args:
+          kept: scores that need not be found again.
+          read: makes texts of what `Scoring.add` is given; called on a thread, for one at a time.
+        """
+        return Scoring(self, prompts, read, kept or NothingKept())
+
+    def score(
+        self,
+        prompts: Sequence[str],
+        completions: Sequence[str],
+        columns: Mapping[str, Sequence[object]],
+    ) -> np.ndarray:
+        """Rewards, float32[responses], in the order of `completions`, which are all there.
+
+        NaN is the reward of one that could not be scored.
+        """
+        for name, values in {"completions": completions, **columns}.items():
+            if len(values) != len(prompts):
+                raise ValueError(f"{len(prompts)} prompts, but {len(values)} values of {name!r}")
+        scoring = self.begin(prompts, _as_it_is)
+        for row, (prompt, text) in enumerate(zip(prompts, completions, strict=True)):
+            own = {name: values[row] for name, values in columns.items()}
+            scoring.add(row, Response(prompt, text, own))
+        return scoring.rewards()
+
+    def try_out(self, responses: Sequence[Response], group_size: int) -> list[str]:
+        """Calls each function once for made-up responses; see `ScoredFunction.try_out`."""
+        is_alone = len(self.functions) == 1
+        notes = [one.try_out(responses, group_size, is_alone=is_alone) for one in self.functions]
+        return [note for note in notes if note]
+
+    def report(
+        self,
+        responses: Mapping[int, Response],
+        scores: Sequence[FunctionScores],
+        failures: Mapping[int, Failure],
+    ) -> None:
+        """Logs what could not be scored.
+
+        Args:
+          responses: those that a function has failed at.
+
+        Raises:
+          UserError: none of them has a reward, nor had any before.
+        """
+        log_failures(responses, scores, failures)
+        for function, one in zip(self.functions, scores, strict=True):
+            for failure in one.failures:
+                function.log_traceback(failure)
+        self._has_scored |= len(failures) < len(scores[0].scores)
+        if failures and not self._has_scored:
+            raise UserError(never_scored(scores, failures))
+
+
+class Scoring(Generic[Ended]):
+    """The rewards of responses that end one after the other; they do not depend on the order.
+
+    What is known of the responses changes on the scorer's one thread only.
+    """
+
+    def __init__(
+        self,
+        scorer: RewardScorer,
+        prompts: Sequence[str],
+        read: Callable[[Ended], Response],
+        kept: KeptScores,
+    ):
+        self._scorer, self._read = scorer, read
+        self._own = own_rows(prompts, scorer.shares)
+        parts = (prompts, self._own, self._do, kept)
+        self._parts = [FunctionScoring(one, *parts) for one in scorer.functions]
+        self._num_expected = len(prompts)
+        self._responses: dict[int, Response] = {}  # of this process, as they were read
+        self._seconds = 0.0  # of reading so far
+        self.hidden_seconds = 0.0  # of reading and scoring, what was over when `rewards` was called
+        self.scores: Sequence[FunctionScores] = ()  # function by function, once all are there
+        self.failures: Mapping[int, Failure] = {}  # why responses have no reward
+        self._end: Future[None] = Future()
+        if not self._own:
+            self._end.set_result(None)
+
+    def add(self, row: int, ended: Ended) -> None:
+        """Response `row` has ended. Returns at once.
+
+        Raises:
+          UserError: rewards worked out meanwhile show that a function is wrong for all responses.
+        """
+        if self._end.done():
+            self._end.result()
+        self._num_expected -= 1
+        if row in self._own:
+            self._do(self._take, row, ended)
+
+    def rewards(self) -> np.ndarray:
+        """Rewards, float32[responses], as soon as the last one is there; all have been added.
+
+        NaN is the reward of a response that has none; `failures` says why, `scores` what each
+        function made of it.
+
+        Raises:
+          UserError: see `RewardScorer`.
+        """
+        assert not self._num_expected, f"{self._num_expected} responses have not ended"
+        self.hidden_seconds = self._seconds + sum(part.seconds for part in self._parts)
+        self._end.result()
+        own, functions = [part.by_response for part in self._parts], self._scorer.functions
+        everyone = zip(*self._scorer.shares.gather("rewards", own), strict=True)
+        self.scores = [
+            in_order(one.spec, one.name, one.weight, dict(ChainMap(*parts)))
+            for one, parts in zip(functions, everyone, strict=True)
+        ]
+        rewards, self.failures = weighted_sum(self.scores)
+        failed = {row for one in self.scores for row in one.failed} | self.failures.keys()
+        told = {row: self._responses[row] for row in failed & self._own}
+        told = together(self._scorer.shares, "responses without a reward", told)
+        self._scorer.report(told, self.scores, self.failures)
+        return rewards
+
+    def each(self, make: Callable[[Response], T]) -> list[T]:
+        """What `make` gives for each response, in their order, once rewards are there."""
+        own = {row: make(response) for row, response in self._responses.items()}
+        everyone = together(self._scorer.shares, "responses", own)
+        return [everyone[row] for row in range(len(everyone))]
+
+    def _do(self, step: Callable[..., None], *args: object) -> None:
+        try:
+            self._scorer.thread.submit(self._guarded, step, *args)
+        except RuntimeError as error:  # the scorer is closed
+            if not self._end.done():
+                self._end.set_exception(error)
+
+    def _guarded(self, step: Callable[..., None], *args: object) -> None:
+        if self._end.done():  # by an error: the rewards are of no use
+            return
+        try:
+            step(*args)
+        except Exception as error:  # raised where the rewards are asked for
+            self._end.set_exception(error)
+        else:
+            if all(part.is_over for part in self._parts):
+                self._end.set_result(None)
+
+    def _take(self, row: int, ended: Ended) -> None:
+        start = time.perf_counter()
+        self._responses[row] = self._read(ended)
+        self._seconds += time.perf_counter() - start
+        for part in self._parts:
+            part.take(row, self._responses)
+
+
+def _as_it_is(response: Response) -> Response:
+    return response

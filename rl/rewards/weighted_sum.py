@@ -1,0 +1,105 @@
+"""The reward of a response: the weighted sum of what several functions give it.
+
+Plain values; pure functions. Imports no jax.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from jaxtyping import Float
+
+from pat_jax.rl.rewards.outcome import Cause, Failure
+from pat_jax.rl.rewards.results import LARGEST
+
+Score = tuple[float | Failure, Mapping[str, float]]  # and what was measured beside it
+
+
+@dataclass(frozen=True)
+class FunctionScores:
+    """What one function has made of all responses, in their order."""
+
+    spec: str  # the option's word for it
+    name: str  # in metrics
+    weight: float
+    scores: Sequence[float | Failure]
+    numbers: Sequence[Mapping[str, float]]  # what it measured beside each score
+
+    @property
+    def pairs(self) -> Iterable[Score]:
+        """One a response."""
+        return zip(self.scores, self.numbers, strict=True)
+
+    @property
+    def array(self) -> Float[np.ndarray, " responses"]:
+        """The scores; NaN where there is none."""
+        numbers = [np.nan if isinstance(x, Failure) else x for x in self.scores]
+        return np.array(numbers, np.float32)
+
+    @property
+    def failures(self) -> list[Failure]:
+        return [score for score in self.scores if isinstance(score, Failure)]
+
+    @property
+    def failed(self) -> list[int]:
+        """The responses that it failed at."""
+        return [row for row, score in enumerate(self.scores) if isinstance(score, Failure)]
+
+
+def in_order(
+    spec: str,
+    name: str,
+    weight: float,
+    by_response: Mapping[int, Score],
+) -> FunctionScores:
+    """
+    Args:
+      by_response: of each response its score, and what was measured beside it.
+    """
+    pairs = [by_response[row] for row in range(len(by_response))]
+    scores, numbers = zip(*pairs, strict=True) if pairs else ((), ())
+    return FunctionScores(spec, name, weight, list(scores), list(numbers))
+
+
+def joined(parts: Sequence[FunctionScores]) -> FunctionScores:
+    """What one function has made of several batches of responses."""
+    scores = [score for part in parts for score in part.scores]
+    numbers = [each for part in parts for each in part.numbers]
+    return replace(parts[0], scores=scores, numbers=numbers)
+
+
+def weighted_sum(
+    functions: Sequence[FunctionScores],
+) -> tuple[Float[np.ndarray, " responses"], dict[int, Failure]]:
+    """Σ weightᵢ · scoreᵢ over the functions that apply to a response.
+
+    A function that returned None does not apply. One of weight 0 is measured only: neither its score
+    nor its failure changes anything. Where another fails, or none applies, there is no reward.
+
+    Args:
+      functions: at least one, all of the same responses.
+
+    Returns:
+      The rewards, NaN where there is none, and why there is none.
+    """
+    counted = [one for one in functions if one.weight]
+    weights = [one.weight for one in counted]
+    totals = [_total(weights, row) for row in zip(*(one.scores for one in counted), strict=True)]
+    failures = {row: total for row, total in enumerate(totals) if isinstance(total, Failure)}
+    numbers = [np.nan if isinstance(total, Failure) else total for total in totals]
+    return np.array(numbers, np.float32), failures
+
+
+def _total(weights: Sequence[float], scores: Sequence[float | Failure]) -> float | Failure:
+    failures = [score for score in scores if isinstance(score, Failure)]
+    broken = [failure for failure in failures if failure.cause is not Cause.NONE]
+    if broken or len(failures) == len(scores):
+        return (broken or failures)[0]
+    parts = zip(weights, scores, strict=True)
+    total = math.fsum(weight * x for weight, x in parts if not isinstance(x, Failure))
+    if abs(total) <= LARGEST:
+        return total
+    return Failure(
+        Cause.NOT_A_NUMBER, f"comes to {total:g} with its weight, more than float32 holds"
+    )

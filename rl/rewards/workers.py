@@ -1,0 +1,254 @@
+"""Processes that score responses and that can be killed, children and all.
+
+Knows processes and time limits. Does not know what they are sent (`reward_channel.py`), which response
+is scored when, or again (`reward_scorer.py`), what a reward means, nor jax.
+"""
+
+import contextlib
+import itertools
+import os
+import queue
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+from pat_jax.common.errors import UserError
+from pat_jax.rl.rewards.channel import IMPORT, LOST, Calls, NoAnswerError
+from pat_jax.rl.rewards.outcome import Cause, Failure, Outcome
+from pat_jax.rl.rewards.responses import Response
+
+_IMPORT_SECONDS = 300.0
+_END_SECONDS = 5.0  # from its last word to its end
+# Signals that processes do not get by what they do themselves.
+_FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
+_NO_ANSWER = "wrote to open files that are not its own, so that its process was ended"
+_COMMAND = (
+    "import sys; sys.path[:] = sys.argv[5:]; from pat_jax.rl.rewards.process import serve; "
+    "serve(sys.argv[1], float(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]))"
+)
+
+
+class RewardWorkers:
+    """Runs the function that `spec` names (`rewards.resolve_reward`), each call within its limit.
+
+    Args:
+      num_workers: calls at a time; processes start when they are first needed.
+      memory: GiB that a process may have; 0: no limit.
+
+    Raises UserError if the function cannot be imported.
+    """
+
+    def __init__(self, spec: str, num_workers: int, memory: float):
+        self._threads = ThreadPoolExecutor(num_workers, thread_name_prefix="reward-worker")
+        self._workers = [_Worker(spec, memory) for _ in range(num_workers)]
+        self._idle: queue.LifoQueue[_Worker] = queue.LifoQueue()  # one that runs before a new one
+        for worker in self._workers:
+            self._idle.put(worker)
+        with contextlib.ExitStack() as on_failure:
+            on_failure.callback(self.close)
+            if mistake := self._workers[-1].start():
+                raise UserError(mistake)
+            on_failure.pop_all()
+
+    def close(self) -> None:
+        """Kills the processes, whatever they are at: what has not been scored never will be."""
+        for worker in self._workers:
+            worker.close()
+        self._threads.shutdown(cancel_futures=True)
+        for worker in self._workers:
+            worker.end()
+
+    def submit(self, responses: Sequence[Response], seconds: float) -> Future[Outcome]:
+        """One call, killed when it has run for `seconds`."""
+        return self._threads.submit(self._call, responses, seconds)
+
+    def _call(self, responses: Sequence[Response], seconds: float) -> Outcome:
+        worker = self._idle.get()
+        try:
+            return worker.call(responses, seconds)
+        finally:
+            self._idle.put(worker)
+
+
+class _KilledError(Exception):
+    """Somebody has ended the process: the system, short of memory, or a person. Says how."""
+
+
+class _Worker:
+    """One process at a time, started again after it was killed or has ended.
+
+    A process of its own, not one of `multiprocessing`: that would run the command's file again,
+    which for the trainer means jax and the models.
+    """
+
+    def __init__(self, spec: str, memory: float):
+        self._spec, self._memory = spec, memory
+        self._running: _Running | None = None
+        self._is_closed, self._lock = False, threading.Lock()
+        self._numbers = itertools.count(IMPORT + 1)  # of calls
+
+    def call(self, responses: Sequence[Response], seconds: float) -> Outcome:
+        """Made once more where somebody has killed the process, which no response explains."""
+        try:
+            try:
+                return self._call(responses, seconds)
+            except _KilledError:
+                return self._call(responses, seconds)
+        except _KilledError as killed:
+            return Outcome(failure=Failure(Cause.CRASHED, f"{killed}, twice"))
+
+    def _call(self, responses: Sequence[Response], seconds: float) -> Outcome:
+        if self._running is None and (mistake := self.start()):
+            return Outcome(mistake=mistake)
+        assert self._running is not None
+        calls, number = self._running.calls, next(self._numbers)
+        until = time.monotonic() + seconds
+        try:
+            calls.ask(number, responses, until)
+            return calls.answer(number, len(responses), until)
+        except TimeoutError:
+            self.end()
+            text = f"took longer than {seconds:g} s and was killed"
+            return Outcome(failure=Failure(Cause.TIMEOUT, text), seconds=seconds)
+        except NoAnswerError:
+            self.end()
+            return Outcome(failure=Failure(Cause.CRASHED, _NO_ANSWER))
+        except EOFError:
+            return Outcome(failure=Failure(Cause.CRASHED, self.ended()))
+
+    def start(self) -> str:
+        """Starts the process, with the function imported; once more where somebody has killed it.
+
+        Returns:
+          What is wrong with it, if anything is.
+        """
+        try:
+            try:
+                return self._start()
+            except _KilledError:
+                return self._start()
+        except _KilledError as killed:
+            return (
+                f"reward {self._spec!r} {killed}, twice, while it was imported: expected memory for "
+                "--reward_workers processes of each reward; use fewer, or see what kills them."
+            )
+
+    def _start(self) -> str:
+        with self._lock:
+            if self._is_closed:
+                return "the rewards are closed"
+            try:
+                self._running = _Running.start(self._spec, self._memory)
+            except OSError as error:
+                return (
+                    f"no process could be started for reward {self._spec!r} ({error.strerror}): expected room "
+                    "for --reward_workers processes of each reward; use fewer."
+                )
+        mistake = self._wait_for_import(self._running.calls)
+        if mistake:
+            self.end()
+        return mistake
+
+    def _wait_for_import(self, calls: Calls) -> str:
+        try:
+            return calls.answer(IMPORT, 0, time.monotonic() + _IMPORT_SECONDS).mistake
+        except TimeoutError:
+            return (
+                f"reward {self._spec!r} did not finish importing in {_IMPORT_SECONDS:g} s: expected an "
+                "import without long work; move that work into the function."
+            )
+        except NoAnswerError:
+            what = _NO_ANSWER
+        except EOFError:
+            what = self.ended()
+        return (
+            f"reward {self._spec!r} {what} while it was imported: expected a module that imports; "
+            "correct it."
+        )
+
+    def close(self) -> None:
+        """Callable from any thread; the thread that waits for the process sees that it has ended."""
+        with self._lock:
+            self._is_closed = True
+            if self._running is not None:
+                self._running.kill()
+
+    def end(self, patience: float = 0.0) -> int | None:
+        """Ends the process, unless it ends by itself in `patience` seconds. Returns its exit code, if it
+        has."""
+        with self._lock:
+            running, self._running = self._running, None
+        return running.end(patience) if running else None
+
+    def ended(self) -> str:
+        """How a process ended that has no more to say, a clause.
+
+        Raises:
+          _KilledError: somebody has killed it.
+        """
+        code = self.end(_END_SECONDS)
+        if code is None or code == LOST:
+            return "closed open files that are not its own, so that its process was ended"
+        if code >= 0:
+            return f"ended its process with code {code}"
+        hint = " (out of memory?)" if -code == signal.SIGKILL else ""
+        how = f"ended its process with {_signal_name(-code)}{hint}"
+        if -code in _FROM_OUTSIDE and not self._is_closed:
+            raise _KilledError(how)
+        return how
+
+
+@dataclass(frozen=True)
+class _Running:
+    process: subprocess.Popen
+    calls: Calls
+    lifeline: int  # a file: the process ends when no other has it open
+
+    @classmethod
+    def start(cls, spec: str, memory: float) -> "_Running":
+        with contextlib.ExitStack() as on_failure, contextlib.ExitStack() as always:
+            ours, theirs = socket.socketpair()
+            on_failure.callback(ours.close)
+            always.callback(theirs.close)
+            watched, lifeline = os.pipe()
+            on_failure.callback(os.close, lifeline)
+            always.callback(os.close, watched)
+            passed = (theirs.fileno(), watched)
+            process = subprocess.Popen(
+                [sys.executable, "-c", _COMMAND, spec, str(memory), *map(str, passed), *sys.path],
+                stdin=subprocess.DEVNULL,
+                pass_fds=passed,
+                start_new_session=True,  # Ctrl-C is not for it; its children can be killed with it
+            )
+            on_failure.pop_all()
+        return cls(process, Calls(ours), lifeline)
+
+    def kill(self) -> None:
+        """The process and its children, which are of its group."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+
+    def end(self, patience: float) -> int | None:
+        """Its exit code, where it has ended by itself in `patience` seconds."""
+        try:
+            code = self.process.wait(patience)
+        except subprocess.TimeoutExpired:
+            code = None
+        self.kill()
+        self.process.wait()
+        self.calls.close()
+        os.close(self.lifeline)
+        return code
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # a real-time signal
+        return f"signal {number}"

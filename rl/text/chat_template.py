@@ -1,0 +1,114 @@
+"""Chats to text, by a checkpoint's chat template, in a process that can be lost.
+
+Knows the process and its limits. Does not know tokens.
+"""
+
+import re
+import signal
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from pat_jax.rl.text.text_worker import Limits, TextWorker, WorkerDied, take
+
+SECONDS, NUM_BYTES = 10.0, 2**30  # of one text; a usual one takes a thousandth of either
+# Of the processor, for all texts: so much at once, and so much more for each.
+BUDGET_S, EACH_S = 20.0, 0.1
+
+# Arguments of a rendering that are not the template's.
+_OURS = ("messages", "add_generation_prompt", "continue_final_message", "chat_template")
+
+
+class ChatTemplateError(ValueError):
+    """One sentence about what the template did with some messages."""
+
+
+class ChatTemplate:
+    """A template; serves one thread at a time.
+
+    Args:
+      constants: of the checkpoint, such as its special tokens.
+    """
+
+    def __init__(
+        self,
+        template: str,
+        constants: Mapping[str, Any],
+        *,
+        seconds: float = SECONDS,
+        num_bytes: int = NUM_BYTES,
+    ):
+        self._template, self._constants = template, dict(constants)
+        self._limits = Limits(seconds, num_bytes)
+        self._worker: TextWorker | None = None
+        self._seconds, self._texts = 0.0, 0  # that all texts took, and how many they were
+
+    def check_variables(self, names: Iterable[str]) -> None:
+        """Raises ChatTemplateError for a name that the template never says."""
+        for name in names:
+            if name in _OURS or not re.search(rf"\b{re.escape(name)}\b", self._template):
+                raise ChatTemplateError(
+                    f"the chat template has no variable {name!r} to set: expected "
+                    "chat_template_kwargs that it knows; correct the name or leave it out."
+                )
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        variables: Mapping[str, Any] | None = None,
+        *,
+        is_closed: bool = False,
+    ) -> str:
+        """What the policy reads: a last message of the assistant is continued, after any other
+        one the assistant's is begun. Or, closed, the messages, and no more.
+
+        Raises:
+          ChatTemplateError: the template refuses the messages, fails, or takes too long.
+        """
+        self._check_budget()
+        given = [dict(message) for message in messages]
+        is_begun = not is_closed and given[-1]["role"] == "assistant"
+        how = {
+            "add_generation_prompt": not is_closed and not is_begun,
+            "continue_final_message": is_begun,
+        }
+        told = self._template, {**self._constants, **(variables or {}), **how}, given
+        worker = self._running()
+        worker.begin(self._limits, "render", *told)
+        try:
+            text, error, seconds = worker.answer()
+        except WorkerDied as death:
+            self._seconds += self._limits.seconds
+            raise self._died(death) from None
+        self._seconds, self._texts = self._seconds + seconds, self._texts + 1
+        if text is None:
+            reason = (error.strip().splitlines() or ["no reason"])[0][:200]
+            raise ChatTemplateError(
+                f"the chat template fails ({reason}): expected messages that it is for; correct "
+                "them, or the template."
+            )
+        return text
+
+    def _check_budget(self) -> None:
+        """Many texts, each just within its limit, take as long as one that never ends."""
+        if self._seconds > BUDGET_S + EACH_S * self._texts:
+            raise ChatTemplateError(
+                f"the chat template has worked for {self._seconds:.0f} s on {self._texts} texts: expected less "
+                f"than {EACH_S:g} s for each; correct the template or the messages."
+            )
+
+    def _running(self) -> TextWorker:
+        if self._worker is None:
+            self._worker = take()
+        return self._worker
+
+    def _died(self, death: WorkerDied) -> ChatTemplateError:
+        """The next text gets another process."""
+        self._worker = None
+        if death.code == -signal.SIGPROF:
+            what = f"works for more than {self._limits.seconds:g} s"
+        else:
+            what = f"ends its process with code {death.code}"
+        return ChatTemplateError(
+            f"the chat template {what}: expected a text at once; correct the template or the "
+            "messages."
+        )

@@ -1,0 +1,280 @@
+"""Text to tokens and back: what every tokenizer offers, and that of a checkpoint.
+
+Knows files of tokenizers and chat templates. Does not know models: `check_vocabulary` is told how
+many embedding rows there are.
+"""
+
+import importlib.util
+import json
+import os
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+from pat_jax.common.errors import UserError
+from pat_jax.rl.text.chat_template import ChatTemplate, ChatTemplateError
+from pat_jax.rl.text.end_tokens import GENERATION_CONFIG, MODEL_CONFIG, named_eos_ids
+from pat_jax.rl.text.special_tokens import SpecialTokens
+from pat_jax.rl.text.tokenizer_trial import TokenizerTrial
+
+ChatMessage = Mapping[str, Any]  # {"role": text, "content": text}, and what else the template knows
+PromptText = str | Sequence[ChatMessage]
+
+ASSISTANT = "assistant"  # the role of the policy
+NO_TEMPLATE = (
+    "to set tools or chat_template_kwargs of: expected rows without them; remove the columns, or use a "
+    "checkpoint with a template."
+)
+_VOCABULARY_FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt")
+
+
+@runtime_checkable  # for the type checks of the tests
+class Tokenizer(Protocol):
+    @property
+    def vocab_size(self) -> int:
+        """One more than the largest token id: the embedding rows that the tokenizer needs."""
+        ...
+
+    @property
+    def pad_id(self) -> int: ...
+
+    @property
+    def checksum(self) -> int:
+        """A checksum of what the token ids stand for."""
+        ...
+
+    @property
+    def eos_ids(self) -> tuple[int, ...]:
+        """Every token that ends a response."""
+        ...
+
+    def encode(self, text: str) -> list[int]:
+        """Tokens of the text alone: nothing is put before or after."""
+        ...
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Text without special tokens (padding, end of sequence), unless it is to have them."""
+        ...
+
+    def encode_prompt(
+        self, prompt: PromptText, variables: Mapping[str, Any] | None = None
+    ) -> list[int]:
+        """Tokens after which the response begins: the chat template, where there is one, applied.
+
+        Args:
+          variables: of the template; they win over those of every prompt.
+
+        Raises:
+          ChatTemplateError: the template cannot do it.
+        """
+        ...
+
+
+def is_message(value: object) -> bool:
+    keys = ("role", "content")
+    return isinstance(value, Mapping) and all(isinstance(value.get(key), str) for key in keys)
+
+
+def flatten_messages(prompt: PromptText) -> str:
+    """What a person reads of a prompt: the contents of its messages, without roles."""
+    if isinstance(prompt, str):
+        return prompt
+    return "\n\n".join(message["content"] for message in prompt)
+
+
+@dataclass(frozen=True)
+class Chat:
+    """What every prompt gets that a chat template turns into text."""
+
+    system_prompt: str = ""  # of prompts without one
+    variables: Mapping[str, Any] = field(default_factory=dict)  # of the template
+
+
+class HuggingFaceTokenizer:
+    """The tokenizer of a Hugging Face checkpoint directory, read from local files only."""
+
+    def __init__(
+        self,
+        directory: str | Path,
+        chat: Chat | None = None,
+        *,
+        skip_special_tokens: bool = True,
+    ):
+        """
+        Args:
+          skip_special_tokens: texts of tokens are without special ones.
+        """
+        self.chat, self._skips_special = chat or Chat(), skip_special_tokens
+        self.directory = Path(directory)
+        self._tokenizer = _load_auto_tokenizer(self.directory)
+        self.eos_ids = self._find_eos_ids()
+        pad_id = self._tokenizer.pad_token_id
+        self.pad_id: int = self.eos_ids[0] if pad_id is None else pad_id
+        self.vocab_size = max(self._tokenizer.get_vocab().values()) + 1
+        self.has_chat_template = bool(self._tokenizer.chat_template)
+        if self.has_chat_template:
+            self._template = self._load_template()
+        elif self.chat != Chat():
+            raise UserError(
+                f"{self.directory} has no chat template: expected neither a system prompt nor "
+                "chat_template_kwargs; leave them out, or use a checkpoint with a template."
+            )
+
+    def _load_template(self) -> ChatTemplate:
+        if importlib.util.find_spec("jinja2") is None:
+            raise UserError(
+                f"{self.directory} has a chat template, which needs the package jinja2: run "
+                "`pip install jinja2`."
+            )
+        try:
+            template = self._tokenizer.get_chat_template()
+        except ValueError as error:  # several, and none of them is the one to take
+            raise UserError(
+                f"{self.directory}: {_first_line(error)} Expected one chat template."
+            ) from None
+        found = ChatTemplate(template, self._tokenizer.special_tokens_map)
+        try:
+            found.check_variables(self.chat.variables)
+        except ChatTemplateError as error:
+            raise UserError(f"{self.directory}: {error}") from None
+        return found
+
+    def _find_eos_ids(self) -> tuple[int, ...]:
+        own = self._tokenizer.eos_token_id
+        ids = [] if own is None else [own]
+        ids += [token for token in named_eos_ids(self.directory) if token not in ids]
+        if not ids:
+            raise UserError(
+                f"{self.directory} names no end-of-sequence token: expected eos_token in "
+                f"tokenizer_config.json, or eos_token_id in {GENERATION_CONFIG} or {MODEL_CONFIG}; add one "
+                "of them."
+            )
+        return tuple(ids)
+
+    def encode(self, text: str) -> list[int]:
+        return list(self._tokenizer.encode(text, add_special_tokens=False))
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        # Cleaning up spaces would change what the policy wrote.
+        return self._tokenizer.decode(
+            [int(token) for token in tokens],
+            skip_special_tokens=self._skips_special,
+            clean_up_tokenization_spaces=False,
+        )
+
+    def encode_text(self, text: str) -> list[int]:
+        """Tokens of a text to go on with: no chat template, but unlike `encode` with the
+        beginning-of-sequence token that a base model expects, once: by the template, the text or the tokenizer.
+        """
+        return self.special.begun_once(self._tokenizer.encode(text))
+
+    def encode_chat(self, text: str) -> list[int]:
+        """Tokens of what the chat template has made, with one beginning of sequence at most: where
+        it writes one, a message that begins with another adds none."""
+        return self.special.begun_once(self.encode(text))
+
+    @cached_property
+    def special(self) -> SpecialTokens:
+        return SpecialTokens.of(self._tokenizer)
+
+    @cached_property
+    def dropped(self) -> Mapping[int, str]:
+        """Special tokens that `decode` leaves out, with their text, except the usual ones: those of
+        beginning, end and padding."""
+        usual = {*self.eos_ids, self.pad_id, *self.special.beginning}
+        texts = self.special.texts if self._skips_special else {}
+        return {token: text for token, text in texts.items() if token not in usual}
+
+    @property
+    def checksum(self) -> int:
+        vocabulary = sorted(self._tokenizer.get_vocab().items())
+        return zlib.crc32(json.dumps(vocabulary).encode())
+
+    @property
+    def eos_texts(self) -> tuple[str, ...]:
+        """How the tokens of `eos_ids` are written."""
+        return tuple(self._tokenizer.convert_ids_to_tokens(list(self.eos_ids)))
+
+    def encode_prompt(
+        self, prompt: PromptText, variables: Mapping[str, Any] | None = None
+    ) -> list[int]:
+        if not self.has_chat_template:
+            self.check_template(variables)
+            return self.encode_text(flatten_messages(prompt))
+        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+        return self.encode_chat(self.chat_text(messages, variables))
+
+    def check_template(self, variables: Mapping[str, Any] | None) -> None:
+        """Raises ChatTemplateError for variables without a template."""
+        if variables and not self.has_chat_template:
+            raise ChatTemplateError(f"{self.directory} has no chat template {NO_TEMPLATE}")
+
+    def chat_text(
+        self,
+        messages: Sequence[ChatMessage],
+        variables: Mapping[str, Any] | None = None,
+        *,
+        is_closed: bool = False,
+    ) -> str:
+        """What the chat template makes of messages, as `ChatTemplate.render` does.
+
+        Raises:
+          ChatTemplateError: the template cannot do it.
+        """
+        if self.chat.system_prompt and messages[0]["role"] != "system":
+            messages = [{"role": "system", "content": self.chat.system_prompt}, *messages]
+        self._template.check_variables(variables or {})
+        given = {**self.chat.variables, **(variables or {})}
+        return self._template.render(messages, given, is_closed=is_closed)
+
+
+def check_vocabulary(tokenizer: Tokenizer, num_embeddings: int, *, source: str = "") -> None:
+    """Refuses a tokenizer with an id that has no row in an embedding of `num_embeddings` rows.
+
+    `source` is the checkpoint directory that the message names.
+    """
+    largest = tokenizer.vocab_size - 1
+    if largest >= num_embeddings:
+        raise UserError(
+            f"{source}{': ' if source else ''}the tokenizer's largest token id is {largest}, but the "
+            f"model has {num_embeddings} embedding rows (vocab_size in config.json): expected at "
+            f"least {largest + 1}; use the tokenizer that belongs to this model."
+        )
+    for token in tokenizer.eos_ids:
+        if not 0 <= token < num_embeddings:
+            raise UserError(
+                f"{source}{': ' if source else ''}the end-of-sequence token {token} has none of the "
+                f"model's {num_embeddings} embedding rows: expected a token id below that; correct "
+                f"eos_token_id in {GENERATION_CONFIG} or {MODEL_CONFIG}."
+            )
+
+
+def _load_auto_tokenizer(directory: Path):
+    # Without these files transformers makes up a tokenizer of one token from config.json.
+    if not any((directory / name).is_file() for name in _VOCABULARY_FILES):
+        what = "has no tokenizer files" if directory.is_dir() else "does not exist"
+        raise UserError(
+            f"tokenizer directory {directory} {what}: expected a folder with tokenizer.json; check "
+            "the path, or copy the file from the model's release."
+        )
+    trial = TokenizerTrial(directory)
+    # Every run would print that PyTorch is missing, which is how it should be.
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+    from transformers import AutoTokenizer  # takes seconds, and only checkpoints need it
+
+    if problem := trial.problem():
+        raise UserError(
+            f"no tokenizer could be read from {directory} ({problem}): expected intact tokenizer.json and "
+            "tokenizer_config.json, and no code to be run; copy them from the model's release."
+        )
+    # What code a checkpoint may bring is not run, and nobody is asked whether it should be.
+    return AutoTokenizer.from_pretrained(
+        str(directory), local_files_only=True, trust_remote_code=False
+    )
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:160]
