@@ -1,7 +1,6 @@
 """Options of `python -m pat_jax.generate`, and how they become those of a run."""
 
-from dataclasses import dataclass, field, fields
-from functools import partial
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,7 +20,6 @@ from pat_jax.config.data import DataConfig
 from pat_jax.config.generating import Generating
 from pat_jax.config.run import RunConfig
 from pat_jax.config.shared import ChatOptions, ComputeDtype
-from pat_jax.config.speculation import SpeculationConfig
 from pat_jax.models.config import ModelConfig
 from pat_jax.rl.text.tokenizer import Chat
 
@@ -98,10 +96,6 @@ class GenerateConfig(ChatOptions, Generating):
     set beside those by the full weights, which are loaded for it; 0 leaves that out."""
     debug_nans: bool = False
     """Name the layer where the logits of a failed request cease to be numbers."""
-    # Results are written in the order of the file: after a kill only those count that all before have.
-    speculation: SpeculationConfig = field(
-        default_factory=partial(SpeculationConfig, stagger="off")
-    )
 
     def __post_init__(self):
         super().__post_init__()

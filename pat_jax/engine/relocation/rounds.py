@@ -30,20 +30,20 @@ class Round:
         return self.size * (num_groups if self.group == ALL else 1)
 
 
-def rounds(pages: np.ndarray, sizes: tuple[int, ...] = SIZES) -> list[Round]:
+def rounds(pages: np.ndarray) -> list[Round]:
     """Rounds that move `pages`, int[narrow groups]; at most `MOST_EMPTY` more are sent than that.
 
     Those of all groups come first; then the groups that have more take turns.
     """
     # A group that sends its rest alone, and some empty pages, leaves small rounds to others like it.
-    return min((_rounds(pages, sizes, least) for least in (0, sizes[0])), key=len)
+    return min((_rounds(pages, least) for least in (0, SIZES[0])), key=len)
 
 
-def _rounds(pages: np.ndarray, sizes: tuple[int, ...], least: int) -> list[Round]:
+def _rounds(pages: np.ndarray, least: int) -> list[Round]:
     """A group sends in a large round of its own what it has left, if that is at least `least`."""
     left, spare = pages.astype(int), int(MOST_EMPTY * pages.sum())
     together, alone = [], []
-    for size in sizes:
+    for size in SIZES:
         while left.any() and (empty := int(np.maximum(size - left, 0).sum())) <= spare:
             together.append(Round(ALL, size))
             left, spare = np.maximum(left - size, 0), spare - empty
