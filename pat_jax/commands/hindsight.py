@@ -66,8 +66,8 @@ def path_regret(config: SimulateConfig) -> PathRegret:
         profile = path.parent / "profile.json"
     if not trace.sequences:
         raise UserError(
-            f"option --trace is {config.trace!r}: it does not say how long each response was, as a rollout "
-            "that was drawn by two starts of a run; take one of a run that was not stopped in it."
+            f"option --trace is {config.trace!r}: it does not say how long each response was: it is of an "
+            "older version, or the run was stopped in it; take one of a run that went through."
         )
     latency, rollout = read_profile(profile).latency, run.config.rollout
     splits = splits_of(latency)
