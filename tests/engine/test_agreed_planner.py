@@ -1,14 +1,18 @@
 """Of several processes the first one's planner decides, and it alone hears what came of it."""
 
+import pickle
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from pat_jax.common.hosts.together import Company
 from pat_jax.engine import agreed_planner
 from pat_jax.engine.agreed_planner import AgreedPlanner
 from pat_jax.planning.planner.scripts import FixedLayout
-from pat_jax.planning.types import Split
+from pat_jax.planning.types import Load, Plan, Split
 
 
 class Hears(FixedLayout):
@@ -26,3 +30,20 @@ def test_who_decides_hears_what_came_of_it(monkeypatch, index: int, heard: list[
     planner, outcome = Hears(), "a switch"
     AgreedPlanner(planner).observe(outcome)  # pyright: ignore[reportArgumentType]
     assert planner.heard == heard
+
+
+def test_the_others_move_the_same_sequences(monkeypatch):
+    """The plan of the first process comes to the others as a pickle, its groups included."""
+
+    class First(FixedLayout):
+        def decide(self, load: Load, current: Split, options=()) -> Plan:
+            plan = super().decide(load, current, options)
+            return replace(plan, group=options[0], reason=f"{load.live} in {current}")
+
+    wire = SimpleNamespace(agree=lambda name, make: pickle.loads(pickle.dumps(make())))
+    monkeypatch.setattr(agreed_planner, "company", lambda: wire)
+    split, zeros = Split(2, 1), np.zeros(3, int)
+    planner = AgreedPlanner(First(split))
+    plan = planner.decide(Load(zeros, zeros, zeros, zeros), split, [np.array([0, 1, 0])])
+    assert plan.group is not None and plan.group.tolist() == [0, 1, 0]
+    assert plan.moves_from(split) and plan.reason == "3 in dp2tp1"

@@ -87,6 +87,14 @@ def test_drafts_of_a_profile_from_before_a_model_said_some_are_copied(path: Path
     assert "field drafts_from is 3, expected a text" in refusal(wrong)
 
 
+def test_rounds_in_two_stages_of_an_older_profile_are_left_out(path: Path):
+    def older(content: dict) -> None:
+        rounds = content["latency"]["migrate_table"]
+        rounds += [[[[4, 2], [4, 2], stage], 1e-4] for stage in ("packed", "sent")]
+
+    assert load_profile(edited(path, older), SUBJECT).latency == PROFILE.latency
+
+
 def test_a_profile_without_a_subject_asked_for_is_any(path: Path):
     assert read_profile(path).latency == PROFILE.latency
     damaged = edited(path, lambda content: content["latency"]["decode_table"][0].__setitem__(1, -1))

@@ -19,13 +19,16 @@ from replays import (
 
 from pat_jax.engine.layout.buckets import Buckets
 from pat_jax.engine.record.report import RolloutReport
+from pat_jax.engine.rollout import rollout
 from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.planning.planner.planner import CostModelPlanner
 from pat_jax.planning.planner.scripts import FixedLayout
+from pat_jax.planning.types import Load, Moved, Plan, Split
 from pat_jax.profiling.simulate.hindsight import clairvoyant
 from pat_jax.profiling.simulate.machine import Machine, Workload
 from pat_jax.profiling.simulate.regret import regret
-from pat_jax.profiling.simulate.simulator import replay
+from pat_jax.profiling.simulate.simulated_executor import SimulatedExecutor
+from pat_jax.profiling.simulate.simulator import replay, waiting
 
 DP8 = SPLITS[0]
 
@@ -86,6 +89,39 @@ class TestBalance:
         assert found == [((8, 1), 7)] * moves
         fixed = replay(self.workload, FixedLayout(DP8), machine)
         assert (even.total_s < fixed.total_s) == bool(moves)
+
+    @pytest.mark.parametrize("room", [1, 2])
+    def test_the_planner_hears_whether_all_went(self, room):
+        """Two are to go to a group that has pages for one of them, or for both."""
+        controller, heard = waiting(self.workload, self.machine, DP8), []
+        pool, tables = controller.scheduler.tables.pools[1], controller.scheduler.tables
+
+        class Asks(FixedLayout):
+            taken: np.ndarray | None = None
+
+            def decide(self, load: Load, current: Split, options=()) -> Plan:
+                plan = super().decide(load, current, options)
+                if load.live > 8 or heard:
+                    return plan
+                first, second, *_ = tables.count[controller.table.live]
+                due = first + second * (room == 2)
+                object.__setattr__(self, "taken", pool.take(pool.num_free - due))
+                return replace(plan, group=np.repeat([1, 0], [2, 6]))
+
+            def observe(self, outcome) -> None:
+                if isinstance(outcome, Moved):
+                    heard.append(outcome.is_whole)
+                    assert self.taken is not None
+                    pool.release(self.taken)
+
+        report, planner = RolloutReport(), Asks(DP8)
+        executor = SimulatedExecutor(self.workload.responses, self.machine, tables, DP8)
+        for _ in rollout(controller, executor, planner, report):
+            controller.check_integrity()
+        (move,) = report.balanced
+        assert heard == [room == 2]
+        assert (move.sequences, move.fullest) == (room, (8, 8 - room))
+        assert report.prefill_tokens == 64 * 9 and report.tokens == self.workload.responses.sum()
 
     def test_hindsight_spreads_them_too(self):
         machine = in_short_bursts(replace(self.machine, splits=(DP8,)))

@@ -1,5 +1,6 @@
 """A run read back from the files of its folder."""
 
+import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 from pat_jax.common.errors import UserError
 from pat_jax.config.command_line import dump, parse
 from pat_jax.engine.record.plot import plot_rollout
-from pat_jax.engine.record.trace import RolloutTrace
+from pat_jax.engine.record.trace import Balanced, RolloutTrace
 from pat_jax.run.logging.curves import draw_curves
 from pat_jax.run.logging.metrics import MetricsWriter
 from pat_jax.run.logging.page.run_page import RunPage
@@ -44,6 +45,15 @@ def test_it_has_what_the_run_wrote(run: SavedRun):
         _ = run.rollout
     plot_rollout(TRACE, run.folder / "rollout.png")
     assert run.rollout == TRACE
+
+
+def test_a_rollout_of_a_version_whose_moves_had_two_stages_is_read(run: SavedRun):
+    moved = Balanced(8, "dp2tp1", 3, 5, (4, 2), 0.1, 1.0, 0.2)
+    older = json.loads(replace(TRACE, balanced=(moved,)).to_json())
+    older["balanced"][0] |= {"pages_sent": 4, "steps_between": 8}
+    del older["sequences"], older["capacity"]
+    (run.folder / "rollout.json").write_text(json.dumps(older))
+    assert run.rollout == replace(TRACE, balanced=(moved,))
 
 
 def test_curves_are_of_what_was_measured(run: SavedRun):
