@@ -4,7 +4,7 @@ A round packs its pages before any of them is unpacked, so that they make room f
 whose pages find no room waits in the buffers in which it arrived, until later ones have been packed:
 a pool may be full to its last page. Pages leave from the last to the first, so that the end of the
 memory gets free in all groups alike. Where what is free lies so scattered that too many would wait, a
-few sequences stay behind and are recomputed (docs/figures.md says how often). NumPy, on the host.
+few sequences stay behind and are recomputed. NumPy, on the host.
 
 Groups share devices with those congruent modulo the fewer groups; see `SequenceTable.regroup`.
 """
