@@ -1,15 +1,22 @@
-"""The pages use the words of docs/glossary.md, in short sentences and short lines."""
+"""Pages and public docstrings use the words of docs/glossary.md, in short sentences and lines."""
 
+import ast
 import re
+from collections.abc import Iterator
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 
 ROOT = Path(__file__).parent.parent
 DOCS = [path for path in sorted((ROOT / "docs").rglob("*.md")) if path.parent.name != "notebook"]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS]
+PRODUCT = ("pat_jax", "rl", "models", "profiling")
+CODE = [path for room in PRODUCT for path in sorted((ROOT / room).rglob("*.py"))]
 LONGEST_LINE = 100  # characters; tables, links and code may be longer
 LONGEST_SENTENCE = 35  # words; aim for 25
+ARGUMENT = re.compile(r"\n +(\*{0,2}\w+(?:, \*{0,2}\w+)*): ")
+Documented = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 GENERATES = "rows?|sequences?|responses?|samples?|siblings?|policy|policies|models?|layers|steps?"
 NOT_USED = {
@@ -28,6 +35,23 @@ NOT_USED = {
     "except": r"\bbut for\b",
     "among, for": r"(^|[.!?:] )(?-i:Of [a-z])",
 }
+
+
+def docstrings(code: str) -> str:
+    """A page of the docstrings of a module and of its public classes and functions.
+
+    An Args section is a list with the names as code.
+    """
+    texts = (ast.get_docstring(node) or "" for node in public_nodes(ast.parse(code)))
+    return "\n\n".join(ARGUMENT.sub(r"\n\n- `\1`: ", text) for text in texts)
+
+
+def public_nodes(node: ast.Module | Documented) -> Iterator[ast.Module | Documented]:
+    """A module or class with the public classes and functions in it, `__init__` among them."""
+    yield node
+    for child in node.body:
+        if isinstance(child, Documented) and not re.match(r"_(?!_)", child.name):
+            yield from public_nodes(child)
 
 
 def without_code(page: str) -> str:
@@ -77,6 +101,12 @@ def test_a_page_has_short_sentences_and_lines(path: Path):
     assert [*long_sentences(page), *long_lines(page)] == []
 
 
+@pytest.mark.parametrize("path", CODE, ids=lambda path: str(path.relative_to(ROOT)))
+def test_docstrings_have_the_words_of_the_glossary_in_short_sentences(path: Path):
+    page = docstrings(path.read_text(encoding="utf-8"))
+    assert [*wrong_words(page), *long_sentences(page)] == []
+
+
 @pytest.mark.parametrize(
     "sentence",
     [
@@ -105,6 +135,41 @@ def test_a_word_that_is_not_used_is_found(sentence: str):
 )
 def test_plain_english_and_code_are_let_alone(text: str):
     assert not wrong_words(f"# A page\n\n{text}\n")
+
+
+def test_docstrings_are_those_of_what_is_public():
+    code = '''
+        """A module."""
+        def generate():
+            """What rows do.
+
+            Args:
+              rows, steps: both.
+              said: a name.
+            """
+            def inside():
+                """Within."""
+        class Engine:
+            """Runs."""
+            def __init__(self):
+                """Begins."""
+            def _hidden(self):
+                """Of a row."""
+        class _Private:
+            def run(self):
+                """Of a row."""
+        '''
+    page = docstrings(dedent(code))
+    assert paragraphs(page) == [
+        "A module.",
+        "What rows do.",
+        "Args:",
+        "- X: both.",
+        "- X: a name.",
+        "Within.",
+        "Runs.",
+        "Begins.",
+    ]
 
 
 def test_long_sentences_and_lines_are_found():

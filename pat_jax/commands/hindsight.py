@@ -20,7 +20,7 @@ from pat_jax.run.results.saved_run import SavedRun, read_trace
 
 @dataclass(frozen=True)
 class PathRegret:
-    """Of one rollout."""
+    """The regret of one rollout."""
 
     trace: RolloutTrace
     profile: Path  # whose prices these are

@@ -29,7 +29,7 @@ def parse_json(text: str | bytes) -> object:
 
     Raises:
       JsonError: it is broken, nested deeper than `MAX_DEPTH`, has an integer longer than Python
-        reads, or is no UTF-8.
+        reads, or is not UTF-8.
     """
     try:
         value = json.loads(text.decode() if isinstance(text, bytes) else text)

@@ -73,15 +73,17 @@ class RolloutEngine:
         Args:
           capacity: the most sequences that run at once; others wait.
           layouts: the layouts to prepare; every one that divides the model where not given.
-          reslice_chunk_bytes: extra memory that a switch of the weights may take, all devices together.
+          reslice_chunk_bytes: extra memory that a switch of the weights may take, all devices
+            together.
           kv_bytes: what the KV cache may take of a device; it takes less where less is enough.
           runs_ahead: dispatch a burst before the results of the one before it are known, so that
-            the devices do not wait for the host. A switch that no threshold foresaw then comes one
-            burst later. None: where the `Backend` does.
+            the devices do not wait for the host. A switch that no threshold predicted then comes
+            one burst later. None: where the `Backend` does.
           drafts: those that bursts may verify, to be compiled as well.
-          draft: the model that says them, where one does; `compile` loads it.
+          draft: the model that proposes them, where one does; `compile` loads it.
           drafting: which drafts are made and why, in words.
-          by_need: `compile` compiles a few of the bursts' programs, rollouts the others as they need them.
+          by_need: `compile` compiles a few of the bursts' programs, rollouts the others as they
+            need them.
         """
         self.policy, self.capacity, self.eos_ids = policy, capacity, tuple(eos_ids)
         self.checks, self.drafting = config.check_integrity, drafting

@@ -57,7 +57,7 @@ class Executor(ABC):
         """Weights to the layout, and the pages that migrate or go to other groups."""
 
     def recompute(self, relocation: Relocation, work: PrefillWork, waits: np.ndarray) -> int:
-        """Computes anew what a relocation has left behind, but for sequences that wait, bool[live]."""
+        """Recomputes what a relocation left behind, except for sequences that wait, bool[live]."""
         del relocation, waits
         return self.prefill(work)
 

@@ -23,8 +23,8 @@ LEADERS = 4
 class Scheduler:
     """Decides which sequences of a table have a row and pages.
 
-    Of those that wait, the ones that had to make room come first, then those expected to run longest; or
-    first samples of all prompts one after the other, see `stagger`.
+    Among those that wait, the ones that had to make room come first, then those expected to run
+    longest. After `stagger` the first sample of each prompt comes first, then the second.
     """
 
     def __init__(

@@ -25,7 +25,7 @@ class KeptResponses:
     def __init__(self, path: Path):
         """
         Raises:
-          UserError: the file has a line that is no response.
+          UserError: the file has a line that is not a response.
           OSError: it cannot be written.
         """
         self.path = path

@@ -2,13 +2,14 @@
 
 Knows counts. Does not know where drafts come from, nor what verifying them costs.
 
-A *run* is what a draft without end would get right at once. It begins with a match of some kind, and goes
-on over several steps where drafts are shorter than it is. So what kinds of matches runs begin with, and how
-likely they go on from token to token, say what drafts of any length are worth; matches met at each step
-would not: short drafts meet the same long match again and again.
+A *run* is what a draft without end would get right at once. It begins with a match of some kind,
+and goes on over several steps where drafts are shorter than it is. So two things tell what drafts
+of any length are worth: what kinds of matches runs begin with, and how likely they go on from token
+to token. Matches met at each step would not: short drafts meet the same long match again and again.
 
-Beside its draft a row may have a *branch*, which begins with another token: it is right where the draft's
-first token is wrong, as often as branches behind such a match are. Then the next step begins a run.
+Beside its draft a row may have a *branch*, which begins with another token: it is right where the
+draft's first token is wrong, as often as branches behind such a match are. Then the next step
+begins a run.
 """
 
 from dataclasses import dataclass, replace
@@ -126,11 +127,11 @@ class Ways(NamedTuple):
     alone: np.ndarray  # float[1 + draft], said where drafts always have so many tokens
 
     def tokens(self, budget: Numbers, rows: Numbers) -> Numbers:
-        """What a row says in a step.
+        """Tokens that a row generates in a step.
 
-        The room goes to the tokens that are likeliest right. Of many rows those that are likelier than
-        some bar have room; a row alone has all the room there is, whatever its match is worth. In between
-        lies what is between.
+        The room goes to the tokens that are likeliest right. With many rows, those that are
+        likelier than some bar have room. A row alone has all the room there is, whatever its match
+        is worth. Other numbers of rows lie in between.
 
         Args:
           budget: tokens of drafts that a step has room for, for each row; one number or several.
@@ -196,11 +197,11 @@ class Acceptance:
 
     @property
     def share(self) -> np.ndarray:
-        """Of runs, how many begin with each kind of match, float[kinds]."""
+        """Part of all runs that begins with each kind of match, float[kinds]."""
         return self.begun / self.begun.sum()
 
     def tokens(self, budget: Numbers, draft: int, rows: Numbers) -> Numbers:
-        """What a row is expected to say in a step, 1 without drafts: see `Ways.tokens`.
+        """Tokens that a row is expected to generate in a step, 1 without drafts: see `Ways.tokens`.
 
         Args:
           draft: most tokens of one draft.
@@ -213,8 +214,8 @@ class Acceptance:
         return self._known_ways[draft].tokens(budget, rows)
 
     def always(self, draft: int, branch: int = 0) -> float:
-        """What a row says in a step that has so many tokens of its draft and of its branch, whatever they are
-        worth."""
+        """Tokens that a row generates in a step with so many tokens of its draft and of its branch,
+        whatever they are worth."""
         longest = max(draft, branch, 1)
         places = np.zeros((1, KINDS, 1 + MOST - longest, KINDS), np.int64)
         return float(self._of_steps(places + draft, places + branch, longest)[1][0])

@@ -25,7 +25,7 @@ class MemoryModel:
     """Bytes of one device by split, and the pages that they buy.
 
     The KV cache is a pool of pages that is as large at the first token as at the last. A device has
-    one data-parallel group's.
+    one replica's.
     """
 
     limit: float  # bytes that a device has; infinite where it is not known

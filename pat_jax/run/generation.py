@@ -88,9 +88,9 @@ class Generator:
         """Samples a group of responses to each prompt.
 
         Args:
-          kept: the responses that are on disk already; told of the others.
+          kept: the responses that are on disk already; `on_end` is told of the others.
           on_end: told of each response when it has ended, the others going on: its place among the
-            responses of all groups, one group after the other, and what was said.
+            responses of all groups, one group after the other, and what was generated.
         """
         config, size = self.config, self.config.num_generations
         requests = [

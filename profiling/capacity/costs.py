@@ -143,7 +143,7 @@ def profiled(
 
 
 def measured_drafts(drafter: Drafter, latency: LatencyModel) -> tuple[Drafts, tuple[str, ...]]:
-    """Of those that are asked for, the ones whose steps were measured; and what is to be said of it."""
+    """The drafts asked for whose steps were measured, and what to print if none were."""
     drafts, come_from = drafter.drafts, drafter.come_from
     if not drafts.budgets:
         return NO_DRAFTS, ()

@@ -30,7 +30,7 @@ def memory(report: PlanReport) -> Table:
 
 
 def compiles(report: PlanReport) -> Table:
-    """Of each layout yes and no, and a dash where nothing was compiled for it."""
+    """Yes or no for each layout, and a dash where nothing was compiled for it."""
     words = {True: "yes", False: "no", None: "–"}
     found = {layout.split: report.compiles(layout.split) for layout in report.memory.layouts}
     rows = [[str(split), *(words[can] for can in kinds.values())] for split, kinds in found.items()]
@@ -113,7 +113,7 @@ def sources(report: PlanReport) -> Table:
 
 
 def switches(report: PlanReport) -> Table:
-    """Of the first rollout."""
+    """Switches of the first rollout."""
     header = ["at s", "switch", "live", "step", "takes s", "expected to save s", "KV cache"]
     rows = [
         [x.at_s, f"{x.source} to {x.target}", x.live, x.step, x.seconds, x.predicted_saving_s, x.kv]
@@ -123,7 +123,7 @@ def switches(report: PlanReport) -> Table:
 
 
 def stage_seconds(update: Update) -> dict[str, Seconds]:
-    """Of the stages that there are, in their order, by name."""
+    """Seconds of the stages that there are, in their order, by name."""
     found = {words: getattr(update, name) for name, words in STAGES.items()}
     return {words: seconds for words, seconds in found.items() if seconds.total}
 

@@ -1,10 +1,10 @@
 """Compiles a run's real programs for GPUs and TPUs that are not there.
 
-One child process for each compiler, whose environment is set before JAX starts; programs are compiled
-in parallel threads inside it (libtpu allows one process at a time). What was compiled is kept twice: by
-the text of each program, so that an interrupted plan goes on and an edit recompiles only what it
-changed, and by the whole order, so that the same question costs nothing. GPU autotuning is off: it
-needs the GPU.
+One child process for each compiler, whose environment is set before JAX starts; programs are
+compiled in parallel threads inside it (libtpu allows one process at a time). What was compiled is
+kept twice. It is kept by the text of each program, so that an interrupted plan goes on and an edit
+recompiles only what it changed. It is also kept by the whole order, so that the same question costs
+nothing. GPU autotuning is off: it needs the GPU.
 """
 
 import hashlib

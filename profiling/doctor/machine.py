@@ -59,7 +59,7 @@ def versions() -> Mapping[str, str]:
 
 
 def versions_found(devices: Sequence[Device]) -> Finding:
-    """Of the packages, and of what lies under them."""
+    """Versions of the packages, and of what lies under them."""
     found = dict(versions())
     client = " ".join(str(devices[0].client.platform_version).split())
     if devices[0].platform != "cpu":

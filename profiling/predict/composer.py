@@ -1,22 +1,30 @@
 """A latency model of a machine that is not here, composed from the kernels of one layer. Seconds.
 
-Computed: a decode step is the sum of its kernels over all layers, the embedding, the head and what
-sampling does with its logits, the sums of a layer behind its products as far as its links let them
-(`links.added`); re-slicing reads and writes the new shards at the memory's rate (going
-down: gathers them over the links); migrating, and moving sequences between the groups of a layout,
-sends what a device gives away at the rate of the links; what moves between groups is read and written twice at
-the memory's rate besides, to pack it and to unpack it; recomputing is a prefill.
+Computed:
 
-Assumed: `UNLISTED` seconds of a step that are in no kernel table; `SWITCH_S` of host and launch time a switch; a move between groups is charged its bytes alone.
-The KV cache is taken to fit.
+- A decode step is the sum of its kernels over all layers, the embedding, the head and what sampling
+  does with its logits. The sums of a layer run beside its products as far as its links let them
+  (`links.added`).
+- Resharding reads and writes the new shards at the memory's rate. Going down, it gathers them over
+  the links.
+- Migrating, and moving sequences between the replicas of a layout, sends what a device gives away
+  at the rate of the links. What moves between replicas is also read and written twice at the
+  memory's rate, to pack it and to unpack it.
+- Recomputing is a prefill.
 
-A step that verifies drafts is one of as many tokens as it has room for, whose attention reads the cache of each
-row once; what the further queries of a row compute comes on top, at the rate of a prefill's. `DRAFTING_S` is
-assumed for what finds drafts, ranks them and takes over what was right: many kernels with little to do, since a
-text has four bytes where the cache has some hundred thousand. A decode step has none of these. Where a model
-says drafts, the step begins with a pass for each token of the budget, every row live: of the policy's first layers,
-as a decode step of so many, with the matrix of the exit head; or of a draft model, whole on each device, which takes
-two tokens of a row and draws one.
+Assumed: `UNLISTED` seconds of a step that are in no kernel table; `SWITCH_S` of host and launch
+time a switch; a move between replicas is charged its bytes alone. The KV cache is taken to fit.
+
+A step that verifies drafts is one of as many tokens as it has room for. Its attention reads the
+cache of each row once. What the further queries of a row compute comes on top, at the rate of a
+prefill's. `DRAFTING_S` is assumed for what finds drafts, ranks them and takes over what was right.
+These are many kernels with little to do, since a text has four bytes where the cache has some
+hundred thousand. A decode step has none of these.
+
+Where a model proposes drafts, the step begins with a pass for each token of the budget, every row
+live. With early exit the pass is one of the policy's first layers, as a decode step of so many,
+with the matrix of the exit head. With a draft model it is one of the whole model on each device,
+which takes two tokens of a row and draws one.
 """
 
 import math
@@ -178,12 +186,13 @@ class Composer:
         return on_device + self.decode_links_s(tokens, tp, layers) + self.unlisted.row * tokens
 
     def early_exit(self, split: Split, rows: int, length: int, layers: int) -> float:
-        """A pass that says one token of each row's draft, through the first `layers` and the exit head."""
+        """A pass that proposes one token of each row's draft, through the first `layers` and the
+        exit head."""
         seconds = self._pass_s(split.tp, rows, length, each=1, drawn=1, layers=layers)
         return seconds + self.kernels.gemm(rows, self.model.embed_dim, self.model.embed_dim) / 1e3
 
     def asked(self, rows: int, length: int) -> float:
-        """A pass of this model that says one token of each row's draft of another one."""
+        """A pass of this model that proposes one token of each row's draft for another model."""
         return self._pass_s(1, rows, length, each=2, drawn=1)
 
     def _attention_ms(self, rows: int, length: int, budget: int, tp: int) -> float:
@@ -307,7 +316,7 @@ class Composer:
 
 
 def passes(model: ModelConfig, tokens: int, tp: int, kv_ways: int) -> Iterator[int]:
-    """Bytes of each kernel of a layer that is no product: read and written once."""
+    """Bytes of each kernel of a layer that is not a product: read and written once."""
     for _ in range(2):  # norms: the residual and the input, both read and written
         yield BYTES * 4 * tokens * model.embed_dim
     yield BYTES * 2 * tokens * sum(_widths(model, tp, kv_ways))  # rotation, and into the cache
@@ -338,7 +347,7 @@ def weight_bytes(model: ModelConfig, per_number: float = BYTES) -> float:
 
 
 def num_weights(model: ModelConfig) -> int:
-    """Of the matrices, the embedding's and the head's padding included."""
+    """Number of weights of all matrices, the embedding's and the head's padding included."""
     return model.num_layers * layer_weights(model) + _end_weights(model)
 
 
@@ -348,6 +357,6 @@ def _end_weights(model: ModelConfig) -> int:
 
 
 def layer_weights(model: ModelConfig) -> int:
-    """Of the matrices of one layer."""
+    """Number of weights of the matrices of one layer."""
     queries, keys_and_values = _widths(model, 1, 1)
     return (2 * queries + keys_and_values + 3 * model.mlp_dim) * model.embed_dim

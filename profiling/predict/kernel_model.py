@@ -5,9 +5,9 @@
     attention    the same of the KV cache, page by page; a floor that grows until work is split
     elementwise  floor + bytes
 
-`kernel_coefficients.yaml` holds the shares, fitted by docs/notebook/benchmarks.md of commit 8add1fe of commit 8add1fe to published
-measurements where there are any. Other chips take over those of a relative, at their own rates, but
-for the kinds of kernels that the file has shares of their own for.
+`kernel_coefficients.yaml` holds the shares, fitted by docs/notebook/benchmarks.md of commit 8add1fe
+to published measurements where there are any. Other chips take over those of a relative, at their
+own rates, except for the kinds of kernels for which the file has shares of their own.
 """
 
 from collections.abc import Mapping

@@ -1,8 +1,8 @@
-"""The profile of many devices from one: the work of each layout's shard, measured, and its links, computed.
+"""The profile of many devices from one: each layout's shard, measured, and its links, computed.
 
-A device of a tensor-parallel group runs a model with fewer heads, a narrower MLP and a part of the
+With tensor parallelism a device runs a model with fewer heads, a narrower MLP and a part of the
 vocabulary. Such a model is built for each layout and measured on one real device with the engine's
-own programs; sums and gathers over devices come on top from `links.py`, as do switches. What the
+own programs. Sums and gathers over devices come on top from `links.py`, as do switches. What the
 shard leaves out and the engine does on every device, sampling from all logits, is computed too.
 """
 

@@ -1,13 +1,13 @@
-"""What one program of an update does on one device, by arithmetic: products, attention, bytes, collectives.
+"""What a program of an update does on a device, computed: products, attention, bytes, collectives.
 
-Knows shapes of models and rows. Does not know how long anything takes (`update_times.py`), nor what a
-compiler makes of it. In the layout that a run trains in, without tensor parallelism: rows over `dp`
-devices, parameters over `fsdp` of them.
+Knows shapes of models and rows. Does not know how long anything takes (`update_times.py`), nor what
+a compiler makes of it. In the layout that a run trains in, without tensor parallelism: rows over
+`dp` devices, parameters over `fsdp` of them.
 
-Attention is counted of the pairs that a causal mask within each sequence leaves, n (n + 1) / 2 of n
-tokens: 2 products forward and 7 backward, for its kernels compute scores and their gradients once for
-queries and once more for keys (`models/kernels/row_kernels_gpu.py`, JAX's splash attention). What kernels compute
-beyond that in blocks at the diagonal is left out.
+Attention is counted over the pairs that a causal mask within each sequence leaves, n (n + 1) / 2
+for n tokens. It takes 2 products forward and 7 backward. Its kernels compute scores and their
+gradients once for queries and once more for keys (`models/kernels/row_kernels_gpu.py`, JAX's splash
+attention). What kernels compute beyond that in blocks at the diagonal is left out.
 
 Work other than products was read off programs compiled for H100s (docs/costs.md).
 """

@@ -1,18 +1,20 @@
-"""What the rows of a burst with drafts do: how many tokens they say, in how many steps, of which runs.
+"""What rows do in bursts with drafts: the tokens they generate, in how many steps, of which runs.
 
-On average, and of drafts that are copied: a row says in each step what `Acceptance` expects of the room that its group has, a step's room
-divided by the rows that are live. The room goes where the planner believes that drafts are right (`reach`
-of the burst), as on the devices; what it brings there is the machine's own acceptance, or the sequence's
-where the workload has one for each. Then all live rows of a group have the same room, and it goes where the
-machine's acceptance has drafts right: beliefs change with each burst, and what steps come to is too dear to work
-out anew for every acceptance. How many are live is looked at once in `check_every` steps. Of sequences that begin when
-siblings have finished more drafts are right at first: see `WORTH`.
+On average a row with copied drafts generates in each step what `Acceptance` expects of its
+replica's room: a step's room divided by the rows that are live. The room goes where the planner
+believes that drafts are right (`reach` of the burst), as on the devices. What it brings there is
+the machine's own acceptance, or the sequence's where the workload has one for each. In that case
+all live rows of a replica have the same room, and it goes where the machine's acceptance has drafts
+right. Beliefs change with each burst, so that what steps come to is too dear to work out anew for
+every acceptance. How many are live is looked at once in `check_every` steps. Sequences that begin
+when siblings have finished have more of their drafts right at first: see `WORTH`.
 
-A draft that a model says is as long as the budget in every row, and a run of its own.
+A draft of a model is as long as the budget in every row, and a run of its own.
 
-Tokens are whole. Of what a row is owed in a burst, parts of a token are kept for its next ones; each
-begins with another part, so that those of a group do not say their extra tokens in the same step. So a
-row's tokens are right to one, whenever they are counted, and so are the counts of runs.
+Tokens are whole. Parts of a token that a row is owed in a burst are kept for its next ones. Each
+row begins with another part, so that those of a replica do not generate their extra tokens in the
+same step. So a row's tokens are right to one, whenever they are counted, and so are the counts of
+runs.
 """
 
 from collections.abc import Sequence
@@ -35,7 +37,7 @@ EPS = 1e-9  # of a token, by which sums of floats may fall short of a whole one
 
 
 class Went(NamedTuple):
-    """Of each live sequence, int[live]."""
+    """What each live sequence did in a burst, int[live]."""
 
     steps: int
     said: np.ndarray  # tokens

@@ -1,22 +1,23 @@
 """The best path in hindsight: what a planner that knew every response length could have done.
 
 Dynamic programming over (moment x state), with the true lengths and the true costs. A state is a
-layout and who shares a group with whom:
+layout and who shares a replica with whom:
 
-    risen   dealt out in the layout of the start and merged since by migration: the groups are known
+    risen   dealt out in the layout of the start and merged since by migration: replicas are known
             exactly, whenever the switches happened
     even    anything else (recomputed, all or some, gone down and up again, or moved between the
-            groups of a layout): taken to be spread perfectly evenly from then on, which no real
+            replicas of a layout): taken to be spread perfectly evenly from then on, which no real
             path beats
 
-So the result is exact for every path that only rises by migration, and a lower bound for the others:
-no planner that follows the engine's rules is faster. Pages are there for all, in every layout whose
-weights have room: where sequences have to wait for pages it is out of reach.
+So the result is exact for every path that only rises by migration, and a lower bound for the
+others: no planner that follows the engine's rules is faster. Pages are there for all, in every
+layout whose weights have room: where sequences have to wait for pages it is out of reach.
 
-With drafts, moments are tokens of each sequence, and each goes by in the budget that is cheapest there: all
-sequences are taken to go on alike, as fast as a group with the mean of the live rows does. That is exact for
-one group and near for several, whose emptier ones go on faster: no bound. Nor is it one where sequences accept
-drafts unlike each other (`Workload.accepts`): it knows what the machine's are worth alone.
+With drafts, moments are tokens of each sequence, and each goes by in the budget that is cheapest
+there. All sequences are taken to go on alike, as fast as a replica with the mean of the live rows
+does. That is exact for one replica and near for several, whose emptier ones go on faster: it is not
+a bound. Nor is it one where sequences accept drafts unlike each other (`Workload.accepts`): it
+knows what the machine's are worth alone.
 """
 
 import math

@@ -21,7 +21,7 @@ from pat_jax.profiling.simulate.simulator import replay
 class Regret:
     """What the path of a rollout takes, and the best one in hindsight.
 
-    Both by the prices of a machine, not by the clock: a noisy moment is no wrong decision.
+    Both by the prices of a machine, not by the clock: a noisy moment is not a wrong decision.
     """
 
     taken_s: float

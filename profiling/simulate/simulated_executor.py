@@ -1,7 +1,7 @@
-"""Executes a rollout on a simulated clock: responses are as long as is known, every duration is looked up.
+"""Executes a rollout on a simulated clock: lengths are known, every duration is looked up.
 
-What no latency model knows is free of charge, but for the time that a `Machine` gives its host for each
-live sequence. What rows do in bursts with drafts: `drafted.py`.
+What no latency model knows is free of charge, except for the time that a `Machine` gives its host
+for each live sequence. What rows do in bursts with drafts: `drafted.py`.
 """
 
 from collections import deque

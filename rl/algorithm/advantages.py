@@ -155,7 +155,7 @@ class AdvantageEstimator:
             beta > 0.
 
         Returns:
-          Of each group, of each response, the advantages of its tokens; NaN without a reward.
+          The advantages of each response's tokens, group by group; NaN without a reward.
         """
         num_samples, penalty = rewards.shape[1], [np.zeros(n) for n in lengths.reshape(-1)]
         if self.beta:

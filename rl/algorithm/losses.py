@@ -108,8 +108,8 @@ class Loss(ABC):
           logprobs: log π(token) in nats under the policy being updated.
           entropy: of that policy's next-token distribution in nats.
           columns: at least what the loss needs; none has a gradient.
-          weights: of each token, 0 where it is no part of the loss. All zeros give 0, not NaN; what
-            the other arrays hold where a weight is 0 has no influence, not even NaN.
+          weights: of each token, 0 where it is not part of the loss. All zeros give 0, not NaN;
+            what the other arrays hold where a weight is 0 has no influence, not even NaN.
           responses: which of its row's responses each token belongs to, from 1; None: each row is
             one response.
 

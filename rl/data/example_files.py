@@ -1,12 +1,12 @@
-"""Examples to imitate in the files that people have: what comes before, and what is to be said.
+"""Examples to imitate in people's files: what comes before, and what is to be generated.
 
     prompt + completion    text or chat messages, each
     messages               a chat
     text                   a text
 
 in this order, and whatever the case of their letters. Knows columns and what may be in them: every
-complaint names file, line or row, and field. Does not know how files are written (`row_files.py`), nor
-tokens.
+complaint names file, line or row, and field. Does not know how files are written (`row_files.py`),
+nor tokens.
 """
 
 from collections.abc import Mapping, Sequence
@@ -40,7 +40,7 @@ class ExampleColumns:
 
 @dataclass(frozen=True)
 class Completion:
-    """What is said after a prompt."""
+    """What is to be generated after a prompt."""
 
     where: str  # file, line and field
     prompt: PromptText

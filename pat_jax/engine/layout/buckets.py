@@ -52,9 +52,13 @@ class Drafts:
     )
 
     def of(self, rows: int) -> tuple[int, ...]:
-        """Budgets that bursts of so many rows of a group may have, so few that little is compiled: the two
-        largest for which there is room, for fewer rows verify more for each; of drafts that a model
-        says the two smallest, for each token costs a pass, and the first are right most often."""
+        """Budgets that bursts of so many rows of a replica may have: few, so that little is
+        compiled.
+
+        Copied drafts have the two largest that fit, because fewer rows verify more for each. Drafts
+        of a model have the two smallest, because each token costs a pass and the first are right
+        most often.
+        """
         fitting = tuple(n for n in self.budgets if rows * (1 + n) <= self.most_tokens)
         return fitting[:2] if self.is_said else fitting[-2:]
 
@@ -95,8 +99,8 @@ class Drafts:
     def text_room(self, length: int, longest: int) -> int:
         """Columns of others' texts that a row of `length` tokens drafts from.
 
-        In short contexts there is room for as much as in the longest, if that is little: it costs a step
-        next to nothing, and siblings that have ended are worth most to those that have just begun.
+        Short contexts have as much room as the longest, if that is little. It costs a step next to
+        nothing, and siblings that have ended are worth most to those that have just begun.
 
         Args:
           longest: tokens of the longest context.
@@ -121,7 +125,7 @@ class Limits(Protocol):
 
 
 class Shape(NamedTuple):
-    """Of a burst: what its program is compiled for."""
+    """What a burst's program is compiled for."""
 
     split: Split
     rows: int  # bucket of a group
@@ -135,7 +139,7 @@ class Shape(NamedTuple):
 
 @dataclass(frozen=True)
 class Buckets:
-    """Row buckets (rows of one data-parallel group) by split, and context lengths in tokens."""
+    """Row buckets (rows of one replica) by split, and context lengths in tokens."""
 
     rows: dict[Split, tuple[int, ...]]
     lengths: tuple[int, ...]
@@ -187,8 +191,11 @@ class Buckets:
         return max((n for n in self.rows[split] if n < rows), default=0)
 
     def draft_pages(self, split: Split, drafts: Drafts, page_size: int) -> int:
-        """Of a group's cache of a draft model, NULL_PAGE among them: enough for one sequence of full length,
-        and no more than all rows that may draft can fill."""
+        """Pages of a replica's cache of a draft model, NULL_PAGE among them.
+
+        They are enough for one sequence of full length, and at most what all rows that may draft
+        can fill.
+        """
         rows = max((n for n in self.rows[split] if drafts.of(n)), default=1)
         whole = -(-self.lengths[-1] // page_size)
         return 1 + max(whole, min(rows * whole, -(-drafts.cache_tokens // page_size)))
@@ -199,7 +206,8 @@ class Buckets:
 
 @dataclass(frozen=True)
 class Pace:
-    """How far a burst goes: with drafts a step says up to as many tokens more, and is worth several."""
+    """How far a burst goes. A step with drafts generates up to `draft` tokens more, so that a burst
+    has fewer steps."""
 
     check_every: int  # steps between two tests of whether a burst ends
     burst_steps: int  # most steps of a burst
@@ -219,7 +227,7 @@ class Pace:
 
     @property
     def step_tokens(self) -> int:
-        """Of a row, at most."""
+        """Most tokens that a step generates for a row."""
         return 1 + self.draft
 
     @property

@@ -21,7 +21,7 @@ MIB = 2**20
 
 @dataclass
 class DraftSums:
-    """Of the bursts whose drafts a planner has priced: what it expected, and what came.
+    """Sums over the bursts whose drafts a planner has priced: what it expected, and what came.
 
     What steps without drafts would have taken is what the planner believes.
     """
@@ -74,7 +74,7 @@ class BurstRecord(Ran):
 
     @property
     def tokens_per_step(self) -> float:
-        """Of a row."""
+        """Mean number of tokens that a row generates in a step."""
         return self.tokens / max(1, self.row_steps)
 
 
@@ -206,12 +206,13 @@ class RolloutReport:
 
     @property
     def by_source(self) -> list[list[int]]:
-        """Of all bursts, as each has it."""
+        """Sums over all bursts, in the form that each of them has."""
         return sum((np.array(burst.by_source) for burst in self.bursts), NO_SOURCES).tolist()
 
     @property
     def tokens_per_row_step(self) -> float:
-        """What a sequence says in a decode step, on average; 1 where nothing is drafted."""
+        """Mean number of tokens that a sequence generates in a decode step; 1 where nothing is
+        drafted."""
         return _ratio(self.tokens, self.busy_rows)
 
     @property

@@ -24,7 +24,7 @@ MOST_WAITING = 2 * SIZES[0]  # pages of a group, in rounds that wait: the buffer
 
 
 class Pools(NamedTuple):
-    """Of a layout: the bytes of a device are the same in each."""
+    """The pools of a layout. They take the same bytes of a device in each layout."""
 
     groups: int
     pages: int  # of each group, NULL_PAGE among them

@@ -1,8 +1,8 @@
 """The rounds of a migration: how many pages go in which fixed-size exchange. NumPy, on the host.
 
-A round in which all groups take part is the fastest way to move pages that all of them have; what
-one group has more than the others goes in rounds of its own, in which nobody else sends. A large
-buffer needs fewer rounds, a small one sends fewer empty pages; empty pages are sent as long as they
+A round in which all replicas take part is the fastest way to move pages that all of them have. What
+one replica has more than the others goes in rounds of its own, in which no other one sends. A large
+buffer needs fewer rounds, a small one sends fewer empty pages. Empty pages are sent as long as they
 are few, since a round costs more than they do. `order.py` says which page goes in which round.
 """
 

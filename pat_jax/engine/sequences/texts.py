@@ -1,7 +1,7 @@
-"""The texts that live sequences draft from, laid out for the devices: see `device/suffix.py`.
+"""The texts that live sequences draft from, laid out for the devices: see `device/draft/ngram.py`.
 
-All on the host, in NumPy. A burst drafts from what others had said when it was launched, from what was
-said in earlier iterations, and from what its own rows say on the way.
+All on the host, in NumPy. A burst drafts from what others had generated when it was launched, from
+what was generated in earlier iterations, and from what its own rows generate on the way.
 """
 
 from collections.abc import Iterator, Sequence
@@ -31,12 +31,12 @@ class Texts(NamedTuple):
 def texts(
     responses: Responses, room: int, own: int, earlier: EarlierResponses | None = None
 ) -> Texts:
-    """Of every row: first texts of its prompt from others, then its own.
+    """For every row: first texts of its prompt from others, then its own.
 
-    Of equally long matches the last counts, so the best come last: samples that have ended, behind
-    responses of earlier iterations, behind samples that go on. Where there is too little room for all, they
-    are cut behind what rows are at; those that still find none are left out, and the beginning of one that
-    finds too little.
+    Among equally long matches the last counts, so the best come last. Samples that go on lie first,
+    then responses of earlier iterations, then samples that have ended. Where there is too little
+    room for all, texts are cut behind what rows are at. Those that still find no room are left out,
+    and so is the beginning of one that finds too little.
 
     Args:
       room: columns for others.

@@ -55,10 +55,10 @@ def drafts_of(config: SpeculationConfig, platform: str) -> Drafts:
 
 
 def checkpoint_of(draft_model: str) -> ModelConfig:
-    """Of a checkpoint's folder.
+    """The configuration in a checkpoint's folder.
 
     Raises:
-      UserError: it is none.
+      UserError: there is no such folder.
     """
     expected = f"the folder of a checkpoint behind {MODEL}, and there is no such folder"
     shape = checkpoint_shape(draft_model, "speculation.source")
@@ -150,10 +150,11 @@ def _source_words(config: SpeculationConfig, drafter: Drafter, model: ModelConfi
 
 
 def shape_of(draft_model: str) -> ModelConfig:
-    """Of a checkpoint's folder or a built-in shape's name: enough where nothing is computed.
+    """The configuration of a checkpoint's folder or of a built-in shape: enough where nothing is
+    computed.
 
     Raises:
-      UserError: it is neither.
+      UserError: the name is neither.
     """
     if shape := checkpoint_shape(draft_model, "speculation.source"):
         return shape
@@ -163,8 +164,10 @@ def shape_of(draft_model: str) -> ModelConfig:
 
 
 def checkpoint_shape(name: str, option: str) -> ModelConfig | None:
-    """Of a checkpoint's folder, or of a model of the Hub, whose weights are not fetched; None: of
-    neither."""
+    """The configuration of a checkpoint's folder or of a model of the Hub; None if it is neither.
+
+    The weights of a model of the Hub are not fetched.
+    """
     folder = local_checkpoint(name, option=option, weights=False)
     if not Path(folder).is_dir():
         return None

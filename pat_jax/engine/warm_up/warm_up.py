@@ -68,9 +68,9 @@ class Warmup:
         """
         Args:
           known: times measured before; what they are of runs untimed.
-          recheck: known times are measured once again, and put right where they have changed; on a CPU where
-            few programs are measured, those of the first known layout's bursts of fewest rows alone, which
-            stand for all.
+          recheck: known times are measured once again, and put right where they have changed. On a
+            CPU where few programs are measured, these are only those of the first known layout's
+            bursts of fewest rows; they stand for all.
           runs: of one program behind its first, fewer once these have taken a second.
           progress: told how many programs of how many have run.
         """
@@ -106,7 +106,7 @@ class Warmup:
 
     @property
     def total(self) -> int:
-        """Programs to run; a re-slice counts as one."""
+        """Programs to run; a reshard counts as one."""
         layouts = len(self.engine.layouts)
         counted = ("decode", "prefill", "exchange", "exchange_one", "shift")
         programs = sum(len(list(self.programs.keys(name))) for name in counted)

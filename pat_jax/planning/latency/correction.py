@@ -58,8 +58,8 @@ class Correction:
         """Measured over profiled time, less what all layouts share.
 
         A layout not seen yet gets the benefit of the doubt, as much of it as the others gave reason
-        for: half of what the profile was wrong by there, and all of it where they were faster. A
-        profile that holds is taken at its word.
+        for. That is half of what the profile was wrong by there, and all of it where they were
+        faster. A profile that holds is taken at its word.
         """
         if split in self.factors or not self.splits:
             return self.factors.get(split, 1.0)

@@ -46,7 +46,7 @@ def migration(
 
 @dataclass(frozen=True)
 class LatencyModel:
-    """Seconds. Rows are those of one data-parallel group, lengths are cache lengths in tokens."""
+    """Seconds. Rows are those of one replica, lengths are cache lengths in tokens."""
 
     decode_table: Mapping[tuple[Split, int, int], float]  # (split, rows, length): one decode step
     reslice_table: Mapping[tuple[Split, Split], float]  # (from, to): all weights
@@ -169,10 +169,11 @@ class LatencyModel:
         return seconds + (calls - done) * self.prefill_call(target, length)
 
     def packed(self, split: Split, group: np.ndarray, tokens: np.ndarray) -> float:
-        """Prefill of sequences of so many `tokens`, int[sequences], in their data-parallel groups.
+        """Prefill of sequences of so many `tokens`, int[sequences], in their replicas.
 
-        A call is filled with pages of any sequences, lower positions first, in all groups at once
-        (`engine/sequences/prefill_calls.py`); smaller calls for what is left are priced as whole ones.
+        A call is filled with pages of any sequences, lower positions first, in all replicas at once
+        (`engine/sequences/prefill_calls.py`). Smaller calls for what is left are priced as whole
+        ones.
         """
         pages = -(-tokens // self.page_size)
         if not pages.any():
@@ -214,7 +215,7 @@ class LatencyModel:
         }
 
     def on(self, rows: Mapping[Split, Sequence[int]], lengths: Sequence[int]) -> "LatencyModel":
-        """What an engine costs whose buckets are these: as measured where they were, else predicted.
+        """What an engine with these buckets costs: as measured where they were, else predicted.
 
         A profile may hold other buckets as well. No load runs in them here, so they go: taken for
         the one that covers a load, they would give it the time of a program that is not there.
@@ -222,7 +223,7 @@ class LatencyModel:
         A layout of which nothing has been measured is left out.
 
         Args:
-          rows: row buckets of one data-parallel group, by layout.
+          rows: row buckets of one replica, by layout.
           lengths: cache lengths in tokens.
         """
         return replace(

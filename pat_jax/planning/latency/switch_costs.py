@@ -45,7 +45,7 @@ class SeenSwitch:
 
 @dataclass(frozen=True)
 class SwitchCosts:
-    """actual = extra + (1 + common + pair) x re-slice + (1 + common + way) x KV, fitted to the seen.
+    """actual = extra + (1 + common + pair) x reshard + (1 + common + way) x KV, fitted to the seen.
 
     `extra` (seconds: draining, launching, the host) and `common` (bandwidth, a busy machine) are
     those of every switch, `pair` is that of one source and target, `way` that of migrating or of

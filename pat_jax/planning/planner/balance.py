@@ -1,4 +1,4 @@
-"""What it costs to move sequences between the data-parallel groups of a layout."""
+"""What it costs to move sequences between the replicas of a layout."""
 
 import numpy as np
 

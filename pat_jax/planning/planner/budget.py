@@ -9,12 +9,12 @@ itself looks ahead.
              without it, layouts not seen yet getting no benefit of the doubt.
     rent     Where another layout was faster for so long that a switch there would have been paid
              for, it is time to go: break-even, as between renting and buying skis (Karlin et al.
-             1988: never more than twice what hindsight would have spent). Where the plan foresees
+             1988: never more than twice what hindsight would have spent). Where the plan predicts
              a loss, the rent must have outgrown that, too, up to `MOST_RENT` times the switch: the
              better the plan, the less the rule may spoil (Purohit et al. 2018).
 
 Each switch past the budget, and each back to a layout that was left, triples what the next one must
-have paid or promise: a plan that goes to and fro on wrong beliefs comes to rest.
+have paid or promise. So a plan that goes to and fro on wrong beliefs comes to rest.
 """
 
 from collections.abc import Sequence
@@ -44,7 +44,8 @@ def without_optimism(latency: LatencyModel, splits: Sequence[Split]) -> np.ndarr
 
 @dataclass
 class RegretBudget:
-    """Of one rollout. Float[layouts], seconds; those of bursts are the profile's, uncorrected."""
+    """One rollout's account. Float[layouts], seconds; those of bursts are the profile's,
+    uncorrected."""
 
     prefill_s: np.ndarray  # of all prompts in each
     start: int

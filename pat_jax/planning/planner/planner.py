@@ -1,10 +1,10 @@
-"""Planners: they decide the layout of every moment of a rollout, and never touch an array of the model.
+"""Planners decide the layout of every moment of a rollout, and never touch an array of the model.
 
-`CostModelPlanner` walks a grid of future moments. The length model says how many sequences will
-still be live at each, the latency model what a decode step will cost there in each layout and what
-a switch costs; dynamic programming over (moment x layout) gives the cheapest path to the end. Only
-its first step is carried out: the plan is made anew at every burst, with what really happened, and
-what it may cost where it was wrong is kept within a budget (`budget.py`).
+`CostModelPlanner` walks a grid of future moments. The length model predicts how many sequences will
+still be live at each. The latency model predicts what a decode step will cost there in each layout,
+and what a switch costs. Dynamic programming over (moment x layout) gives the cheapest path to the
+end. Only its first step is carried out: the plan is made anew at every burst, with what really
+happened. What it may cost where it was wrong is kept within a budget (`budget.py`).
 """
 
 import math
@@ -64,7 +64,7 @@ class Planner(ABC):
 
     @property
     def expects(self) -> LengthModel | None:
-        """What responses are expected to be; None where that is no matter."""
+        """What responses are expected to be; None where that does not matter."""
         return None
 
     def observe_rollout(self, lengths: LengthModel) -> None:

@@ -87,7 +87,7 @@ class Costs:
         )
 
     def slower(self, times: np.ndarray) -> "Costs":
-        """Steps take so many `times` as long in each split, float[split], but for what all share."""
+        """Steps `times` as long in each split, float[split], except for what all share."""
         return replace(self, run=(self.run - self.shared) * times[:, None] + self.shared)
 
     def where(self, has_room: np.ndarray, may_switch: np.ndarray) -> "Costs":

@@ -31,7 +31,7 @@ class FixedLayout(Planner):
 
 
 class Step(NamedTuple):
-    """Of a script: go to `split` once `live` or fewer sequences are unfinished."""
+    """A script's step: go to `split` once `live` or fewer sequences are unfinished."""
 
     split: Split
     live: int

@@ -1,7 +1,8 @@
-"""A draft model's cache: which sequences have pages in it, and how it catches up with generated tokens.
+"""A draft model's cache: which sequences have pages in it, and how it catches up with new tokens.
 
-What bursts without drafts, switches and preemptions have left out is computed before the next burst with
-drafts: for a small model that is cheaper than to keep up with large batches whose drafts would not pay.
+Bursts without drafts, switches and preemptions leave tokens out of it. These are computed before
+the next burst with drafts. For a small model that is cheaper than to keep up with large batches
+whose drafts would not pay.
 """
 
 from collections.abc import Callable

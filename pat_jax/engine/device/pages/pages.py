@@ -1,11 +1,12 @@
-"""Pages of the KV cache on their way between two layouts, or two groups: pack, exchange, unpack.
+"""Pages of the KV cache on their way between two layouts, or two replicas: pack, exchange, unpack.
 
-A round of a migration packs as many pages of each group as a staging buffer holds, exchanges the
-buffers, and unpacks them into the target's pool, in the same memory, at once or when there is room
-(`relocation/order.py`). Buffers have a few fixed sizes, so that three kinds of small programs carry any pages
-between any two layouts, and nothing but live pages is sent.
+A round of a migration packs as many pages of each replica as a staging buffer holds, and exchanges
+the buffers. It unpacks them into the target's pool, in the same memory, at once or when there is
+room (`relocation/order.py`). Buffers have a few fixed sizes. So three kinds of small programs carry
+any pages between any two layouts, and nothing but live pages is sent.
 
-The layout with less TP is the narrow one, the other the wide one; its groups are merged narrow ones.
+The layout with less TP is the narrow one, the other the wide one; its replicas are merged narrow
+ones.
 """
 
 import math
@@ -87,7 +88,7 @@ class Exchange:
         return (sent - 1) * self.narrow.split.tp
 
     def part_bytes(self, pool: Pool) -> int:
-        """Of what one wide device holds of a page."""
+        """Bytes that one wide device holds of a page."""
         return part_bytes(self.wide, pool)
 
     def all(self) -> Callable[[tuple[Buffer, ...]], tuple[Buffer, ...]]:
@@ -171,7 +172,7 @@ class Exchange:
 
 
 def part_bytes(layout: Layout, pool: Pool) -> int:
-    """Of what one device holds of a page."""
+    """Bytes that one device holds of a page."""
     ways = layout.size(layout.kv_axes)
     return sum(math.prod(x.shape[1:]) // ways * x.dtype.itemsize for x in jax.tree.leaves(pool))
 

@@ -137,7 +137,7 @@ class ProgramSpecs:
 
     @property
     def staging_bytes(self) -> int:
-        """Of one device, at most, for pages on their way between any two layouts or groups."""
+        """Most bytes of one device for pages on their way between any two layouts or replicas."""
         layouts = self.layouts.values()
         exchanges = [Exchange.between(a, b) for a, b in permutations(layouts, 2)]
         sizes = [x.most_staged * x.part_bytes(self.pool(x.wide)) for x in exchanges]
@@ -352,7 +352,7 @@ def unsplit_pages(layout: Layout, rows: int, length: int, page_size: int) -> int
 
 
 def page_bytes(config: ModelConfig, page_size: int, dtype: jnp.dtype) -> int:
-    """Of one page with all KV heads, in all layers."""
+    """Bytes of one page with all KV heads, in all layers."""
     tokens = 2 * config.num_layers * page_size
     return tokens * config.num_kv_heads * config.head_dim * jnp.dtype(dtype).itemsize
 

@@ -24,7 +24,8 @@ class Weights:
         """Takes over `params`, already on the shards of `layout`, and deletes them in time.
 
         Args:
-          exit_head: float[embed, embed], where the policy's first layers say drafts; None: zeros.
+          exit_head: float[embed, embed], where the policy's first layers propose drafts; None:
+            zeros.
         """
         self.specs, self.programs = specs, programs
         self.params, self.layout = params, layout
