@@ -76,7 +76,7 @@ class Runs(NamedTuple):
 class Drafting(NamedTuple):
     """What rows draft from; it comes with a burst from the host, and goes on to those behind it."""
 
-    text: Int[Array, "rows columns"]  # see `device/suffix.py`
+    text: Int[Array, "rows columns"]  # see `device/draft/ngram.py`
     runs: Runs  # see `device/lines.py`
     borders: Int[Array, "rows 2"]  # of what texts are made of, see `texts.Texts`
 

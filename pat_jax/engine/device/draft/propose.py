@@ -39,7 +39,7 @@ def copied(
     """What followed the longest match of each row's last tokens, and what else followed them.
 
     Args:
-      reach: see `lines.lengths`.
+      reach: see `token_batch.lengths`.
       own: column of a text at which the row's own begins.
       longest: tokens of a draft.
       room: tokens of a line.
