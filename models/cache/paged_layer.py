@@ -6,7 +6,7 @@ a row's tokens name it, and empty rows read and write it; it stays zero.
 
 The plain way to attend over pages, on any back end, gathers each row's pages and attends over them as
 over dense rows. On a TPU or an NVIDIA GPU kernels read the pages where they
-lie: `paged_kernels` for single tokens, `prefill_kernels` for several. Which way it is `Kernels` says.
+lie: `paged_decode` for single tokens, `paged_prefill` for several. Which way it is `Kernels` says.
 """
 
 from collections.abc import Callable, Mapping

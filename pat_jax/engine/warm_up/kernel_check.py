@@ -37,14 +37,6 @@ KEPT = CACHE_DIR.parent / "kernels.json"
 # TF32.
 TOLERANCES = {"bfloat16": 3e-2, "float32": 1e-2}
 LONGEST = 200  # characters of what a compiler says
-SOURCES = (  # files of models/
-    "kernel_choice.py",
-    "paged_kernels.py",
-    "prefill_kernels.py",
-    "row_attention_gpu.py",
-    "row_attention_tpu.py",
-    "row_kernels_gpu.py",
-)
 
 
 @dataclass(frozen=True)
@@ -187,8 +179,8 @@ def _key(device: Device, part: Part, name: str) -> str:
 
 def sources() -> str:
     """A hash of the kernels' own code: an edited one is asked anew."""
-    folder = Path(kernel_choice.__file__).parent
-    texts = [(folder / name).read_bytes() for name in SOURCES]
+    files = sorted(Path(kernel_choice.__file__).parent.glob("*.py"))
+    texts = [file.read_bytes() for file in files]
     return hashlib.sha256(b"".join(texts)).hexdigest()[:16]
 
 

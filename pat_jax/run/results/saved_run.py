@@ -35,6 +35,8 @@ from pat_jax.training.build import DTYPES
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+PAGE = Path(__file__).parents[1] / "logging" / "page"  # templates
+
 
 class SavedRun:
     """What `python -m pat_jax.train` or `pat_jax.train(...)` has left in a folder.
@@ -161,7 +163,7 @@ class Samples(Mapping[int, Sequence[Sample]]):
         )
 
     def _repr_html_(self) -> str:
-        template = Path(__file__).parent / "page" / "samples_table.html.jinja"
+        template = PAGE / "samples_table.html.jinja"
         return rendered(template, by_step=self._by_step)
 
 
