@@ -1,5 +1,6 @@
 """A run that is told to stop keeps what it has done; its folder belongs to one process at a time."""
 
+import re
 import signal
 import time
 from pathlib import Path
@@ -40,8 +41,8 @@ def test_a_stopped_run_goes_on_where_it_was(tmp_path: Path):
     (folder / CONFIG_FILE).write_text((folder / CONFIG_FILE).read_text()[:300])
     output = run(*more, "--optimizer.learning_rate", "2e-6")
     assert f"resumed after step {done}" in output
-    assert f"resumed with other options: steps 100000 -> {done + 1}, optimizer" in output
-    assert ".learning_rate" in output and " -> 2e-06\n" in output
+    assert "resumed with other options: " in output and f"steps 100000 -> {done + 1}" in output
+    assert re.search(r"optimizer\.learning_rate \S+ -> 2e-06", output)
     again = run(*here, "--resume", "--checkpoint.export_dir", str(tmp_path / "policy"))
     assert f"resumed after step {done + 1}" in again and "other options: checkpoint" in again
     assert (tmp_path / "policy" / "config.json").exists()
