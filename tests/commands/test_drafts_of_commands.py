@@ -29,7 +29,7 @@ SUFFIX = ("--speculation.source", "suffix")
 # Their own text repeats itself soon.
 GREEDY = ("--temperature", "0", "--max_completion_length", "48")
 REASON = "speculation: drafts of up to 7 tokens from a response's own text and others to its prompt"
-CAME = r"drafts in \d+ steps: a sequence said [\d.]+ tokens in each, expected were [\d.]+; saved "
+CAME = r"drafts in \d+ steps: acceptance length [\d.]+ \([\d.]+ predicted\), saved "
 
 
 def test_auto_of_an_older_configuration_staggers_nothing():
@@ -81,7 +81,7 @@ def test_generate_says_what_is_drafted_and_what_came(generated, drafts_pay, caps
     assert generated(*SUFFIX) == plain and len(plain) == 6
     said = capsys.readouterr().err
     assert REASON in said
-    (came,) = re.findall(r"drafts in (\d+) steps: a sequence said ([\d.]+) tokens", said)
+    (came,) = re.findall(r"drafts in (\d+) steps: acceptance length ([\d.]+)", said)
     assert int(came[0]) > 0 and float(came[1]) > 1
     assert re.search(CAME, said)
 

@@ -1,5 +1,6 @@
 """A rollout over time, as a chart of a page: live sequences above the layouts in force."""
 
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 
 import numpy as np
@@ -12,11 +13,8 @@ from pat_jax.engine.record.trace import RolloutTrace
 def live_plot(trace: RolloutTrace) -> Plot:
     edges = [*trace.times_s, trace.total_s]
     at, live = live_curve(trace, edges)
-    bands, start = [Band("prefill", 0, edges[0], colour(6))] if edges[0] > 0 else [], 0
-    for layout, bursts in groupby(trace.layout):
-        stop = start + len(list(bursts))
-        bands.append(Band(layout, edges[start], edges[stop], layout_colour(layout)))
-        start = stop
+    bands = [Band("prefill", 0, edges[0], colour(6))] if edges[0] > 0 else []
+    bands += [Band(*each, layout_colour(each[0])) for each in layout_runs(trace, edges)]
     return Plot(
         [Line("", [*zip(at, live, strict=True)], "currentColor", is_step=True)],
         across=Axis.over(edges),
@@ -27,6 +25,15 @@ def live_plot(trace: RolloutTrace) -> Plot:
         marks=[switch.at_s for switch in trace.switches],
         note=COMPUTED if trace.is_computed else "",
     )
+
+
+def layout_runs(trace: RolloutTrace, edges: Sequence[float]) -> Iterator[tuple[str, float, float]]:
+    """Each run of bursts under one layout: its name, where it begins and where it ends."""
+    start = 0
+    for layout, bursts in groupby(trace.layout):
+        stop = start + len(list(bursts))
+        yield layout, edges[start], edges[stop]
+        start = stop
 
 
 def live_curve(trace: RolloutTrace, edges: list[float]) -> tuple[list[float], list[int]]:

@@ -5,14 +5,13 @@ Knows `RolloutTrace` and matplotlib, which is imported only when a picture is dr
 
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 from pat_jax.common.picture_style import COMPUTED, layout_colour
-from pat_jax.engine.record.live_plot import live_curve
+from pat_jax.engine.record.live_plot import layout_runs, live_curve
 from pat_jax.engine.record.trace import RolloutTrace, Switch
 
 if TYPE_CHECKING:
@@ -159,11 +158,8 @@ def _draw_bands(axes: "Axes", trace: RolloutTrace, edges: list[float]) -> None:
     """One band for the prefill and for each run of bursts under the same layout."""
     if edges[0] > 0:
         _draw_band(axes, 0, edges[0], "prefill", _PREFILL)
-    start = 0
-    for layout, bursts in groupby(trace.layout):
-        stop = start + len(list(bursts))
-        _draw_band(axes, edges[start], edges[stop], layout, layout_colour(layout))
-        start = stop
+    for layout, left, right in layout_runs(trace, edges):
+        _draw_band(axes, left, right, layout, layout_colour(layout))
 
 
 def _draw_band(axes: "Axes", left: float, right: float, name: str, colour: str) -> None:

@@ -49,9 +49,9 @@ class DraftSums:
         if not self.steps:
             return "no drafts were made: none was predicted to pay, or had room"
         return (
-            f"drafts in {self.steps} steps: a sequence said {self.tokens / self.steps:.2f} tokens in each, "
-            f"expected were {self.expected_tokens / self.steps:.2f}; saved {self.saving_s:.2f} s, "
-            f"expected were {self.predicted_saving_s:.2f}"
+            f"drafts in {self.steps} steps: acceptance length {self.tokens / self.steps:.2f} "
+            f"({self.expected_tokens / self.steps:.2f} predicted), saved {self.saving_s:.2f} s "
+            f"({self.predicted_saving_s:.2f} predicted)"
         )
 
 
