@@ -13,7 +13,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.planner.kernel_tables import GPUS, SPLITS, machine_of, measured_kernels, options_of
-from benchmarks.planner.regret_cells import Pinned
 from pat_jax.config.run import AlgorithmConfig, RunConfig
 from pat_jax.engine.device.programs.program_specs import page_bytes
 from pat_jax.models.presets import preset
@@ -68,7 +67,8 @@ def outcome(trial: Trial) -> Outcome:
     """Every static layout keeps its groups even and knows the same lengths."""
     machine, truth = trial.machine, trial.machine.truth
     static = [
-        replay(trial.workload, Pinned((split,), truth, trial.lengths), machine) for split in SPLITS
+        replay(trial.workload, CostModelPlanner((split,), truth, trial.lengths), machine)
+        for split in SPLITS
     ]
     planner = CostModelPlanner(SPLITS, truth, trial.lengths, memory=machine.memory)
     done = replay(trial.workload, planner, machine)

@@ -21,7 +21,6 @@ from pat_jax.engine.warm_up.recheck import rescaled
 from pat_jax.planning.latency.model import TABLES, LatencyModel
 from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.planning.planner.planner import CostModelPlanner, Planner
-from pat_jax.planning.types import Load, Outcome, Plan, Ran, Split
 from pat_jax.profiling.simulate.hindsight import clairvoyant
 from pat_jax.profiling.simulate.machine import Machine, Workload
 from pat_jax.profiling.simulate.simulator import replay
@@ -227,29 +226,11 @@ def run_cell(cell: Cell, num_replays: int, beliefs: Sequence[str]) -> dict[str, 
     return seconds
 
 
-class Pinned(CostModelPlanner):
-    """One layout for good, which keeps its groups even. A planner with that layout alone does the
-    same; this one does not work out what is left to run at every burst, which nobody asks here."""
-
-    def start(self, load: Load) -> Split:
-        del load
-        return self.splits[0]
-
-    def decide(self, load: Load, current: Split, options=()) -> Plan:
-        del load
-        return Plan(current, threshold=0, reason="pinned")
-
-    def observe(self, outcome: Outcome) -> None:
-        """Moves take what the right beliefs say."""
-        if isinstance(outcome, Ran):
-            super().observe(outcome)
-
-
 def baselines(cell: Cell, truth: LatencyModel, seed: int) -> dict[str, Planner]:
     """What the planner is compared with: all hold the right beliefs, as far as they hold any."""
     believed = right(cell, truth, seed)
     return {
-        **{f"static tp{split.tp}": Pinned((split,), *believed) for split in SPLITS},
+        **{f"static tp{split.tp}": CostModelPlanner((split,), *believed) for split in SPLITS},
         "naive threshold": NaiveThreshold(SPLITS),
     }
 

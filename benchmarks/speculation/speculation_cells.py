@@ -1,6 +1,6 @@
 """The grid of `speculation_replay`: one rollout under every layout, budget of drafts and planner, in seconds."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.planner.kernel_tables import MODELS, SPLITS, machine_of, measured_kernels
-from benchmarks.planner.regret_cells import SIZES, Pinned
+from benchmarks.planner.regret_cells import SIZES
 from benchmarks.planner.workloads import LengthData, read
 from benchmarks.speculation.recorded_drafts import SETS, RecordedDrafts, recorded
 from pat_jax.config.speculation import SpeculationConfig
@@ -66,15 +66,15 @@ def _lengths(data: Path) -> dict[str, LengthData]:
 
 
 @dataclass
-class PinnedBudget(Pinned):
+class PinnedBudget(CostModelPlanner):
     """One layout and one budget for good; where it has no program, the next smaller one that has, or the
     smallest."""
 
     machine: Machine | None = None
     budget: int = 0
 
-    def decide(self, load: Load, current: Split, options=()) -> Plan:
-        plan, machine = super().decide(load, current), self.machine
+    def decide(self, load: Load, current: Split, options: Sequence[np.ndarray] = ()) -> Plan:
+        plan, machine = super().decide(load, current, options), self.machine
         assert machine is not None and self.acceptance is not None
         rows = machine.buckets.rows_for(current, int(np.bincount(load.group).max()))
         having = machine.drafts.of(rows)
@@ -87,7 +87,7 @@ class PinnedBudget(Pinned):
 def undrafted(cell: Cell, machine: Machine) -> Iterator[tuple[str, Planner]]:
     truth, lengths = machine.truth, cell.known.fitted()
     for split in SPLITS:
-        yield static(split), Pinned((split,), truth, lengths)
+        yield static(split), CostModelPlanner((split,), truth, lengths)
     yield ADAPTIVE, CostModelPlanner(SPLITS, truth, lengths)
 
 
