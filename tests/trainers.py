@@ -17,7 +17,10 @@ from pat_jax.rl.algorithm.losses import Loss
 from pat_jax.rl.algorithm.policy_loss import PolicyLoss
 from pat_jax.rl.algorithm.update import PolicyUpdate
 from pat_jax.rl.batches.batches import MicroBatch
-from pat_jax.training.trainer import Trainer, model_functions
+from pat_jax.training.passes import model_functions
+from pat_jax.training.trained import Trained
+from pat_jax.training.trainer import Trainer
+from pat_jax.training.transfer import Receivers
 
 CONFIG = preset("tiny", vocab_size=61)
 POLICY = Policy.from_config(CONFIG)
@@ -50,17 +53,15 @@ def make_trainer(
     kept = POLICY.with_weights(weights)
     update = PolicyUpdate(model, optimizer, CONFIG.vocab_size, loss)
     trainer = Trainer(
-        POLICY,
-        layout,
+        Trained(POLICY, layout, lora, base_dtype, weight_dtype),
         update,
+        Receivers(
+            dtype,
+            {target.split: target for target in targets},
+            lora.beside(kept) if lora else kept,
+        ),
         micro_shapes=micro_shapes,
-        rollout_layouts={target.split: target for target in targets},
-        rollout_dtype=dtype,
         supervised=update if has_supervised else None,
-        rollout_policy=lora.beside(kept) if lora else kept,
-        lora=lora,
-        base_dtype=base_dtype,
-        weight_dtype=weight_dtype,
         is_offloaded=is_offloaded,
         has_logprobs=has_logprobs,
     )

@@ -59,7 +59,7 @@ class Generator:
         Args:
           params: that were loaded.
         """
-        score, rows = partial(self.trainer.score, params), self.trainer.layout.split.dp
+        score, rows = partial(self.trainer.transfer.score, params), self.trainer.layout.split.dp
         return logprob_gap(self.engine, score, rows)
 
     def _first_layout(self) -> Layout:
@@ -71,8 +71,8 @@ class Generator:
     @property
     def policy(self) -> int:
         """Checksum of what it samples."""
-        assert self.trainer.sent is not None, "no policy has been loaded"
-        return self.trainer.sent
+        assert self.trainer.transfer.sent is not None, "no policy has been loaded"
+        return self.trainer.transfer.sent
 
     def release(self) -> None:
         """Frees the rollout's weights: the update needs the memory."""

@@ -15,6 +15,7 @@ from jaxtyping import Array
 
 from pat_jax.common.hub import local_adapter
 from pat_jax.common.rules import require
+from pat_jax.config.any_run import AnyRun
 from pat_jax.config.learning import AlgorithmConfig, OptimizerConfig
 from pat_jax.config.lora import LoraConfig
 from pat_jax.config.run import RunConfig
@@ -32,7 +33,10 @@ from pat_jax.rl.algorithm.policy_loss import PolicyLoss
 from pat_jax.rl.algorithm.update import ModelFunctions, PolicyUpdate
 from pat_jax.rl.batches.packing import MOST_SHAPES, shapes
 from pat_jax.training.beside import beside_training
-from pat_jax.training.trainer import Trainer, model_functions
+from pat_jax.training.passes import model_functions
+from pat_jax.training.trained import Trained
+from pat_jax.training.trainer import Trainer
+from pat_jax.training.transfer import Receivers
 
 LOGIT_BYTES = 2**28  # of float32 logits on a device at a time; its gradient's pass has a few such
 # Where a loop over layers is worth its copy of their parameters (docs/targets.md): where compilers take
@@ -62,28 +66,34 @@ def build_trainer(
     algorithm, dtype = config.algorithm, DTYPES[config.compute_dtype]
     is_warm = config.warm_start.steps > 0
     update, supervised = _updates(config, policy, layout)
+    learns, embed = config.train or is_warm, policy.config.embed_dim
     return Trainer(
-        policy,
-        layout,
+        trained_of(config, policy, layout),
         update,
+        Receivers(dtype, rollout_layouts, rollout_policy(config, policy)),
         # A rollout-only run compiles no forward and backward passes.
-        micro_shapes=micro_shapes(config, layout.split.dp, layout.platform)
-        if config.train or is_warm
-        else (),
-        rollout_layouts=rollout_layouts,
-        rollout_dtype=dtype,
+        micro_shapes=micro_shapes(config, layout.split.dp, layout.platform) if learns else (),
         num_iterations=algorithm.num_iterations,
         supervised=supervised if is_warm else None,
-        rollout_policy=rollout_policy(config, policy),
         has_reference=algorithm.beta > 0,
-        lora=build_lora(config.lora, policy),
-        # The forward pass rounds to it anyway, so that nothing is lost and half the memory won.
-        base_dtype=dtype,
-        weight_dtype=DTYPES[config.optimizer.weight_dtype],
         is_offloaded=config.optimizer.offload,
-        beside=beside_training(
-            drafter, layout, policy.config.embed_dim, dtype, learns=config.train
-        ),
+        beside=beside_training(drafter, layout, embed, dtype, learns=config.train),
+    )
+
+
+def trained_of(config: AnyRun, policy: Policy, layout: Layout) -> Trained:
+    """What the options say is trained of a policy.
+
+    Raises:
+      UserError: adapters are asked for that the model cannot have.
+    """
+    return Trained(
+        policy,
+        layout,
+        build_lora(config.lora, policy),
+        # The forward pass rounds to it anyway, so that nothing is lost and half the memory won.
+        base_dtype=DTYPES[config.compute_dtype],
+        weight_dtype=DTYPES[config.optimizer.weight_dtype],
     )
 
 

@@ -25,6 +25,7 @@ from pat_jax.rl.algorithm.supervised import CrossEntropy
 from pat_jax.rl.algorithm.update import ModelFunctions, PolicyUpdate, TrainState, zero_gradients
 from pat_jax.rl.batches.batches import MicroBatch, TrainBatch
 from pat_jax.training.beside import head_optimizer, head_state
+from pat_jax.training.passes import abstract_micro
 from pat_jax.training.trained import Leaves
 from pat_jax.training.trainer import Trainer
 
@@ -100,7 +101,7 @@ class ExitHeadTrainer:
             return update.grad_step(head, micro, grad, sums)
 
         for shape in micro_shapes:
-            micro = trainer.abstract_micro(shape, ())
+            micro = abstract_micro(trainer.layout, shape, ())
             self.programs.declare(
                 Key("exit_grad", split, *shape),
                 grad_step,

@@ -10,8 +10,9 @@ from pat_jax.rl.algorithm.supervised import CrossEntropy
 from pat_jax.rl.algorithm.update import PolicyUpdate
 from pat_jax.rl.batches.batches import TrainBatch
 from pat_jax.rl.batches.packing import Shape, shapes
-from pat_jax.training.build import DTYPES, build_lora, functions_of, logit_tokens, optimizer_of
+from pat_jax.training.build import DTYPES, functions_of, logit_tokens, optimizer_of, trained_of
 from pat_jax.training.trainer import OLD, Trainer
+from pat_jax.training.transfer import Receivers
 
 SHORTEST_ROW = 64  # tokens
 
@@ -24,7 +25,6 @@ def build_supervised_trainer(
     Raises:
       UserError: adapters are asked for that the model cannot have.
     """
-    dtype = DTYPES[config.compute_dtype]
     update = PolicyUpdate(
         functions_of(config, policy, layout),
         optimizer_of(config.optimizer_in_use, total_steps),
@@ -33,16 +33,11 @@ def build_supervised_trainer(
         logit_tokens=logit_tokens(policy, layout),
     )
     return Trainer(
-        policy,
-        layout,
+        trained_of(config, policy, layout),
         update,
+        Receivers(DTYPES[config.compute_dtype]),
         micro_shapes=row_shapes(config, layout.split.dp),
-        rollout_layouts={},
-        rollout_dtype=dtype,
         has_logprobs=config.eval.every > 0,
-        lora=build_lora(config.lora, policy),
-        base_dtype=dtype,
-        weight_dtype=DTYPES[config.optimizer.weight_dtype],
         is_offloaded=config.optimizer.offload,
     )
 

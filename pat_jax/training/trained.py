@@ -15,7 +15,7 @@ from pat_jax.common.pytree import with_sharding
 from pat_jax.layout.layout import Layout
 from pat_jax.models.lora import Lora
 from pat_jax.models.policy import Policy
-from pat_jax.rl.algorithm.update import PolicyUpdate
+from pat_jax.rl.algorithm.update import PolicyUpdate, zero_gradients
 
 Leaves = Any  # the tree of the policy's parameters, or that of its adapters
 
@@ -44,6 +44,11 @@ class Trained:
         if self.lora:
             return with_sharding(self.lora.abstract_params, self.shardings)
         return with_sharding(self.policy.abstract(self.weight_dtype), self.shardings)
+
+    @cached_property
+    def abstract_gradients(self) -> Leaves:
+        """The same of what is added up over micro-batches."""
+        return with_sharding(jax.eval_shape(zero_gradients, self.abstract), self.shardings)
 
     @cached_property
     def abstract_frozen(self) -> Leaves:

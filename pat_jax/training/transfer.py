@@ -4,12 +4,13 @@ Bits by a checksum; what the rollout makes of them by one log-probability in eac
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 from jaxtyping import Array, Int
 
 from pat_jax.common.pytree import with_sharding
@@ -33,12 +34,12 @@ EXACT_GAP, ROUNDED_GAP = 1e-3, 0.5
 
 
 @dataclass(frozen=True)
-class Checksums:
-    """Checksums of what goes to the rollout, which compare both ends."""
+class Receivers:
+    """The rollouts that a trainer hands its policy to."""
 
-    base: TreeChecksum | None  # of the frozen policy; None: all of it is trained
-    sent: TreeChecksum | None  # of what is trained and its base, as they are sent; None: to nobody
-    received: Mapping[Split, TreeChecksum]
+    dtype: jnp.dtype  # in which they keep what they do not quantize
+    layouts: Mapping[Split, Layout] = field(default_factory=dict)  # none: nobody receives it
+    policy: Policy | None = None  # as they keep it; None: as the trainer has it
 
 
 @dataclass(frozen=True)
@@ -54,68 +55,111 @@ class _SentSums:
         return array_sums(stored(scaled, self.like, self.dtype))
 
 
-def declare_transfer(
-    table: ProgramTable,
-    trained: Trained,
-    policy: Policy,
-    targets: Mapping[Split, Layout],
-    dtype: jnp.dtype,
-    score: Callable[[Params, Array], Array],
-) -> Checksums:
-    """`transfer` to each target, each `checksum` of what is sent and of what is there, and the
-    `score` of tokens by what is sent: the policy, adapters beside the weights that have one.
+class Transfer:
+    """The policy on its way to the rollout, checked: what arrives has the bits that were sent.
 
-    Where nobody receives it, none of these.
-
-    Args:
-      policy: as the rollout keeps it, in `dtype` where that quantizes nothing.
-      score: log-probabilities of tokens[rows, length], as `PolicyUpdate.score_step`.
+    Declares `transfer` to each layout, each `checksum` of what is sent and of what is there, and the
+    `score` of tokens by what is sent: the policy, adapters beside the weights that have one. Where
+    nobody receives it, none of these.
     """
-    source, held = trained.layout, (trained.abstract_frozen, trained.abstract)
-    gathered = source.param_shardings(policy)
 
-    def sent(frozen: Params, params: Params) -> Params:
-        return policy.store(trained.whole(frozen, params), dtype)
+    def __init__(
+        self,
+        table: ProgramTable,
+        trained: Trained,
+        receivers: Receivers,
+        score: Callable[[Params, Array], Array],
+    ):
+        """
+        Args:
+          score: log-probabilities of tokens[rows, length], as `PolicyUpdate.score_step`.
+        """
+        self._table, self._trained, self._dtype = table, trained, receivers.dtype
+        self._policy = receivers.policy or trained.policy
+        self.sent: int | None = None  # checksum of the policy that a rollout was handed last
+        self._base: TreeChecksum | None = None  # of the frozen policy; None: all of it is trained
+        self._of_received: dict[Split, TreeChecksum] = {}
+        self._split = split = trained.layout.split
+        if trained.lora:
+            sums = base_sums(trained.policy)
+            key = Key("base_checksum", split)
+            self._base = TreeChecksum(table, key, trained.abstract_frozen, sums)
+        if receivers.layouts:
+            self._of_sent = self._declare_sent(score)
+        for target, layout in receivers.layouts.items():
+            self._of_received[target] = self._declare_received(layout)
 
-    def transfer(frozen: Params, params: Params) -> Params:
-        # A copy even where nothing changes: the rollout deletes what it was given. Gathered over
-        # FSDP first, re-sliced after: the partitioner finds no way to do both at once. Quantized
-        # before either, so that every layout gets the same numbers.
-        return jax.tree.map(
-            lambda x, whole: jax.lax.with_sharding_constraint(jnp.copy(x), whole),
-            sent(frozen, params),
-            gathered,
+    def _declare_sent(self, score: Callable[[Params, Array], Array]) -> TreeChecksum:
+        """Also the program that scores tokens by it."""
+        trained, source = self._trained, self._trained.layout
+        held = trained.abstract_frozen, trained.abstract
+
+        def scored(frozen: Params, params: Params, tokens: Array) -> Array:
+            return score(self._stored(frozen, params), tokens)
+
+        by_rows, shape = source.sharding("batch", role="train"), (source.split.dp, PROBE_LENGTH + 1)
+        probes = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=by_rows)
+        key = Key("score", self._split)
+        self._table.declare(key, scored, *held, probes, out_shardings=source.sharding())
+        likes = jax.tree.leaves(self._policy.abstract_params, is_leaf=is_quantized)
+        sums = [
+            _SentSums(like, jnp.dtype(self._dtype), factor)
+            for like, factor in zip(likes, trained.factors, strict=True)
+        ]
+        return TreeChecksum(
+            self._table, Key("checksum", self._split), trained.unscaled(*held), sums
         )
 
-    def scored(frozen: Params, params: Params, tokens: Array) -> Array:
-        return score(sent(frozen, params), tokens)
+    def _declare_received(self, layout: Layout) -> TreeChecksum:
+        """Also the program that sends it there."""
+        trained, shardings = self._trained, layout.param_shardings(self._policy)
+        gathered = trained.layout.param_shardings(self._policy)
 
-    base = None
-    if trained.lora:
-        key, of_base = Key("base_checksum", source.split), base_sums(trained.policy)
-        base = TreeChecksum(table, key, trained.abstract_frozen, of_base)
-    if not targets:
-        return Checksums(base, None, {})
-    likes = jax.tree.leaves(policy.abstract_params, is_leaf=is_quantized)
-    sums = [
-        _SentSums(like, jnp.dtype(dtype), factor)
-        for like, factor in zip(likes, trained.factors, strict=True)
-    ]
-    of_sent = TreeChecksum(table, Key("checksum", source.split), trained.unscaled(*held), sums)
-    of_received: dict[Split, TreeChecksum] = {}
-    by_rows = source.sharding("batch", role="train")
-    probes = jax.ShapeDtypeStruct((source.split.dp, PROBE_LENGTH + 1), jnp.int32, sharding=by_rows)
-    table.declare(
-        Key("score", source.split), scored, *held, probes, out_shardings=source.sharding()
-    )
-    for split, target in targets.items():
-        shardings = target.param_shardings(policy)
-        key = Key("transfer", source.split, target=split)
-        table.declare(key, transfer, *held, out_shardings=shardings)
-        received = with_sharding(policy.abstract(dtype), shardings)
-        key = Key("checksum", source.split, target=split)
-        of_received[split] = TreeChecksum(table, key, received)
-    return Checksums(base, of_sent, of_received)
+        def transfer(frozen: Params, params: Params) -> Params:
+            # A copy even where nothing changes: the rollout deletes what it was given. Gathered over
+            # FSDP first, re-sliced after: the partitioner finds no way to do both at once. Quantized
+            # before either, so that every layout gets the same numbers.
+            return jax.tree.map(
+                lambda x, whole: jax.lax.with_sharding_constraint(jnp.copy(x), whole),
+                self._stored(frozen, params),
+                gathered,
+            )
+
+        held = trained.abstract_frozen, trained.abstract
+        key = Key("transfer", self._split, target=layout.split)
+        self._table.declare(key, transfer, *held, out_shardings=shardings)
+        received = with_sharding(self._policy.abstract(self._dtype), shardings)
+        return TreeChecksum(self._table, key._replace(name="checksum"), received)
+
+    def _stored(self, frozen: Params, params: Params) -> Params:
+        """As the rollout keeps it."""
+        return self._policy.store(self._trained.whole(frozen, params), self._dtype)
+
+    def __call__(self, params: Params, layout: Layout) -> Params:
+        """The policy on the shards of a rollout's layout.
+
+        Raises:
+          RuntimeError: what arrived is not what was sent.
+        """
+        target, held = layout.split, (self._trained.frozen, params)
+        self.sent = sent_sum = self._of_sent(self._trained.unscaled(*held))
+        received = self._table[Key("transfer", self._split, target=target)](*held)
+        received_sum = self._of_received[target](received)
+        if sent_sum != received_sum:
+            raise RuntimeError(
+                f"weight transfer {self._split} to {target}: checksum {received_sum} arrived, "
+                f"{sent_sum} was sent; the rollout would sample another policy."
+            )
+        return received
+
+    def score(self, params: Params, tokens: ArrayLike) -> Array:
+        """log π(next token) in nats of tokens[rows, length], by what is sent to a rollout."""
+        return self._table[Key("score", self._split)](self._trained.frozen, params, tokens)
+
+    def base_checksum(self, base: Params) -> int:
+        """Of the policy under the adapters, the same in bfloat16 as in float32."""
+        assert self._base is not None, "there are adapters"
+        return self._base(base)
 
 
 def logprob_gap(

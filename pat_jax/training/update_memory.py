@@ -91,8 +91,8 @@ def stages_of(trainer: Trainer, taken: Mapping[Key, int]) -> list[Stage]:
       taken: bytes of a device that each program takes beside what it is given. The gradients of a
         micro-batch are among them, beside those that they are added to.
     """
-    state = shard_bytes(trainer.resident_in_updates)
-    gradients, drafts = map(shard_bytes, (trainer.abstract_gradients, trainer.of_drafts))
+    state, drafts = resident_bytes(trainer), _draft_bytes(trainer)
+    gradients = shard_bytes(trainer.trained.abstract_gradients)
     in_step = state + gradients + fetched_bytes(trainer)
     held = {"logprobs": state, "transfer": state, "apply": in_step, "supervised_apply": in_step}
     return [
@@ -104,7 +104,18 @@ def stages_of(trainer: Trainer, taken: Mapping[Key, int]) -> list[Stage]:
 
 def fetched_bytes(trainer: Trainer) -> int:
     """Bytes of a device during an optimizer's step, beside what is resident."""
-    return shard_bytes(trainer.offloaded)
+    return shard_bytes(trainer.placement.offloaded(trainer.state_in_a_step))
+
+
+def resident_bytes(trainer: Trainer) -> int:
+    """Bytes of a device during an update, whichever of its programs runs."""
+    before = [trainer.abstract_params] if trainer.trained.lora else []  # of `update_seen`
+    return shard_bytes([*trainer.resident, trainer.beside.in_updates, *before])
+
+
+def _draft_bytes(trainer: Trainer) -> int:
+    """Those of them that drafts have."""
+    return shard_bytes([trainer.beside.always, trainer.beside.in_updates])
 
 
 def _name(key: Key) -> str | None:
@@ -126,8 +137,8 @@ def check_state(trainer: Trainer, limit: float) -> None:
     Raises:
       UserError: a device has not as much.
     """
-    state = shard_bytes(trainer.resident_in_updates)
-    gradients, drafts = map(shard_bytes, (trainer.abstract_gradients, trainer.of_drafts))
+    state, drafts = resident_bytes(trainer), _draft_bytes(trainer)
+    gradients = shard_bytes(trainer.trained.abstract_gradients)
     fetched = fetched_bytes(trainer)
     passes = 2 * gradients, f"gradients twice {gib(gradients)}, activations not counted"
     step = gradients + fetched, f"gradients {gib(gradients)}, moments in a step {gib(fetched)}"

@@ -42,7 +42,7 @@ from pat_jax.rl.batches.packing import Shape
 from pat_jax.training.build import logit_tokens, shares_prompts
 from pat_jax.training.model_flops import training_flops
 from pat_jax.training.trainer import OLD, REFERENCE, Trainer
-from pat_jax.training.update_memory import UpdateOptions
+from pat_jax.training.update_memory import UpdateOptions, fetched_bytes
 
 SCORED = {OLD: "the policy before its first step", REFERENCE: "the reference"}
 
@@ -181,8 +181,8 @@ class PlannedUpdate:
     @property
     def _apply(self) -> Work:
         params, state = self._bytes
-        gradients = shard_bytes(self.trainer.abstract_gradients)
-        offloaded = shard_bytes(self.trainer.offloaded)
+        gradients = shard_bytes(self.trainer.trained.abstract_gradients)
+        offloaded = fetched_bytes(self.trainer)
         by_hand = apply_work(params, gradients, state - params, offloaded=offloaded)
         program = self._find("apply")
         if program is None:

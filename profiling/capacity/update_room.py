@@ -14,7 +14,9 @@ from pat_jax.training.trainer import Trainer
 from pat_jax.training.update_memory import (
     STEP,
     UpdateOptions,
+    fetched_bytes,
     largest,
+    resident_bytes,
     shortage,
     stages_of,
     tightness,
@@ -32,9 +34,9 @@ def update_memory(
       options: as the user knows them.
     """
     trainer, limit = plant.whole_trainer, int(plant.limit)
-    params, offloaded = shard_bytes(trainer.abstract_params), shard_bytes(trainer.offloaded)
-    resident = shard_bytes(trainer.resident_in_updates)
-    added = shard_bytes(trainer.abstract_gradients)
+    params, offloaded = shard_bytes(trainer.abstract_params), fetched_bytes(trainer)
+    resident = resident_bytes(trainer)
+    added = shard_bytes(trainer.trained.abstract_gradients)
     taken = {
         Key(p.name, p.split, p.rows, p.length, p.target): p.taken_bytes
         for p in programs

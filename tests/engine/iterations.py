@@ -22,7 +22,10 @@ from pat_jax.rl.algorithm.update import PolicyUpdate
 from pat_jax.rl.batches.batches import to_train_batch
 from pat_jax.rl.batches.types import Prompt
 from pat_jax.run.generation import Generator
-from pat_jax.training.trainer import Trainer, model_functions
+from pat_jax.training.passes import model_functions
+from pat_jax.training.trained import Trained
+from pat_jax.training.trainer import Trainer
+from pat_jax.training.transfer import Receivers
 from tests.lossless import Subject
 
 
@@ -81,17 +84,12 @@ class Iterations:
             self.policy.config.vocab_size,
             PolicyLoss(beta=0.01),
         )
+        lora = Lora.of(self.policy, rank=4, alpha=8, targets=["all-linear"])
         return Trainer(
-            self.policy,
-            layout,
+            Trained(self.policy, layout, lora if self.has_adapters else None),
             update,
+            Receivers(jnp.float32, self.engine.layouts, self.engine.policy),
             micro_shapes=[(8, 64)],
-            rollout_layouts=self.engine.layouts,
-            rollout_dtype=jnp.float32,
-            rollout_policy=self.engine.policy,
-            lora=Lora.of(self.policy, rank=4, alpha=8, targets=["all-linear"])
-            if self.has_adapters
-            else None,
         )
 
     def iterate(self, step: int, planner: Planner, **options: float) -> list[str]:

@@ -28,7 +28,10 @@ from pat_jax.rl.algorithm.supervised import CrossEntropy
 from pat_jax.rl.algorithm.update import PolicyUpdate
 from pat_jax.rl.batches.batches import TrainBatch, to_supervised_batch
 from pat_jax.training.exit_head import ExitHeadTrainer
-from pat_jax.training.trainer import Trainer, model_functions
+from pat_jax.training.passes import model_functions
+from pat_jax.training.trained import Trained
+from pat_jax.training.trainer import Trainer
+from pat_jax.training.transfer import Receivers
 from tests.lossless import MODELS, Settings, Subject, tally
 from tests.near_ties import Tally
 
@@ -132,12 +135,7 @@ def test_a_head_learns_what_its_policy_says():
         model_functions(one.policy, layout, jnp.float32), optax.sgd(0.0), 61, CrossEntropy()
     )
     trainer = Trainer(
-        one.policy,
-        layout,
-        update,
-        micro_shapes=[shape],
-        rollout_layouts={},
-        rollout_dtype=jnp.float32,
+        Trained(one.policy, layout), update, Receivers(jnp.float32), micro_shapes=[shape]
     )
     learner = ExitHeadTrainer(
         trainer, depth=1, micro_shapes=[shape], dtype=jnp.float32, logit_tokens=512, temperature=0.5

@@ -18,7 +18,7 @@ from pat_jax.rl.algorithm.update import PolicyUpdate, zero_gradients
 from pat_jax.rl.batches.batches import MicroBatch
 from pat_jax.rl.batches.packing import shapes
 from pat_jax.rl.data.examples import Example
-from pat_jax.training.trainer import model_functions
+from pat_jax.training.passes import model_functions
 
 SHAPES = shapes((16, 32), budget=64, row_multiple=1)
 

@@ -40,7 +40,7 @@ def check_counted(one: Setup, drafts: int) -> None:
     """In every program of the update, the transfer among them, and no more."""
     trainer = one.trainer
     alone = shard_bytes([trainer.abstract_state, trainer.trained.abstract_frozen])
-    gradients = shard_bytes(trainer.abstract_gradients)
+    gradients = shard_bytes(trainer.trained.abstract_gradients)
     split = trainer.layout.split
     keys = (
         Key("logprobs", split, 8, 64),

@@ -15,7 +15,10 @@ from pat_jax.planning.types import Split
 from pat_jax.programs.programs import Key
 from pat_jax.rl.algorithm.policy_loss import PolicyLoss
 from pat_jax.rl.algorithm.update import PolicyUpdate
-from pat_jax.training.trainer import Trainer, model_functions
+from pat_jax.training.passes import model_functions
+from pat_jax.training.trained import Trained
+from pat_jax.training.trainer import Trainer
+from pat_jax.training.transfer import Receivers
 
 CONFIG = preset("tiny", vocab_size=1000)  # no other weight has a dimension like it
 POLICY = Policy.from_config(CONFIG)
@@ -44,12 +47,10 @@ def test_the_head_is_gathered_once(split: Split):
         logit_tokens=16,
     )
     trainer = Trainer(
-        POLICY,
-        layout,
+        Trained(POLICY, layout),
         update,
+        Receivers(jnp.float32, {split: layout}),
         micro_shapes=[(8, 64)],
-        rollout_layouts={split: layout},
-        rollout_dtype=jnp.float32,
     )
     hlo = trainer.programs.lower(Key("grad", split, 8, 64)).compile().as_text() or ""
     vocab = CONFIG.padded_vocab_size // split.tp

@@ -84,7 +84,9 @@ def test_what_stays_is_half_and_gradients_are_float32(trainer: Trainer):
     exact = trainer_of(jnp.float32)
     weights = shard_bytes(trainer.abstract_params)
     assert (
-        2 * weights == shard_bytes(exact.abstract_params) == shard_bytes(trainer.abstract_gradients)
+        2 * weights
+        == shard_bytes(exact.abstract_params)
+        == shard_bytes(trainer.trained.abstract_gradients)
     )
     assert shard_bytes(exact.resident) - shard_bytes(trainer.resident) == weights
 

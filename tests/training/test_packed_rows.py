@@ -22,7 +22,7 @@ from pat_jax.rl.algorithm.update import PolicyUpdate, zero_gradients
 from pat_jax.rl.batches.batches import MicroBatch, TrainBatch, to_train_batch
 from pat_jax.rl.batches.packing import shapes
 from pat_jax.rl.batches.types import FinishReason, Prompt, Rollout, RolloutGroup
-from pat_jax.training.trainer import model_functions
+from pat_jax.training.passes import model_functions
 
 LENGTH, MOST = 48, 8
 SHAPES = shapes((12, 24, LENGTH), budget=2 * LENGTH, row_multiple=1)

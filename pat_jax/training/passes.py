@@ -1,0 +1,127 @@
+"""The passes of an update over its micro-batches, forward and backward, as compiled programs.
+
+Knows shapes of micro-batches. Does not know optimizers, nor which passes make an update (`trainer.py`).
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from pat_jax.common.pytree import with_sharding
+from pat_jax.layout.layout import AutoPartition, Layout
+from pat_jax.models.partition import Whole
+from pat_jax.models.policy import Params, Policy
+from pat_jax.models.transformer import logits
+from pat_jax.programs.programs import Key, ProgramTable
+from pat_jax.rl.algorithm.losses import Sums
+from pat_jax.rl.algorithm.update import ModelFunctions, PolicyUpdate
+from pat_jax.rl.batches.batches import MicroBatch, abstract_micro_batch
+from pat_jax.training.trained import Trained
+
+
+def model_functions(
+    policy: Policy,
+    layout: Layout,
+    dtype: jnp.dtype,
+    *,
+    remat: str = "full",
+    scan_layers: bool = False,
+) -> ModelFunctions:
+    """The policy in this layout, computed in `dtype`."""
+    partition = AutoPartition(layout)
+
+    def forward(params: Params, tokens: Array, positions: Array) -> Array:
+        model, how = policy.bind(params), {"remat": remat, "scan_layers": scan_layers}
+        return model(tokens, positions, partition=partition, dtype=dtype, **how)[0]
+
+    def head(params: Params) -> Array:
+        return policy.bind(params).head
+
+    return ModelFunctions(forward, partial(logits, partition=Whole()), head, partition.by_rows)
+
+
+def abstract_micro(layout: Layout, shape: tuple[int, int], columns: Sequence[str]) -> MicroBatch:
+    """Shapes with shardings of a micro-batch."""
+    micro = abstract_micro_batch(*shape, columns)
+    by_rows = layout.sharding("batch", role="train")
+    return with_sharding(micro, jax.tree.map(lambda _: by_rows, micro))
+
+
+class Passes:
+    """Those of one update, for each shape of its micro-batches."""
+
+    def __init__(
+        self,
+        table: ProgramTable,
+        trained: Trained,
+        update: PolicyUpdate,
+        micro_shapes: Sequence[tuple[int, int]],
+        *,
+        stage: str,
+        scored: Sequence[str],
+    ):
+        """Declares them.
+
+        Args:
+          stage: what the names of the programs begin with.
+          scored: columns of log-probabilities, which one program computes; none: there is no such program.
+        """
+        self.update, self._table, self._trained, self._stage = update, table, trained, stage
+        layout = trained.layout
+        self._everywhere, self._split = layout.sharding(), layout.split
+        zeros = update.loss.zero_sums
+        table.declare(Key(f"{stage}zero_sums", self._split), zeros, out_shardings=self._everywhere)
+        for shape in micro_shapes:
+            self._declare_gradients(shape)
+            if scored:
+                self._declare_logprobs(shape, scored)
+
+    def _declare_gradients(self, shape: tuple[int, int]) -> None:
+        trained, update = self._trained, self.update
+
+        def grad_step(
+            frozen: Params, params: Params, micro: MicroBatch, grads: Params, sums: Sums
+        ) -> tuple[Params, Sums]:
+            return trained.over(frozen, update).grad_step(params, micro, grads, sums)
+
+        sums = jax.eval_shape(update.loss.zero_sums)
+        self._table.declare(
+            Key(f"{self._stage}grad", self._split, *shape),
+            grad_step,
+            trained.abstract_frozen,
+            trained.abstract,
+            abstract_micro(trained.layout, shape, update.loss.needs),
+            trained.abstract_gradients,
+            with_sharding(sums, jax.tree.map(lambda _: self._everywhere, sums)),
+            out_shardings=(trained.shardings, self._everywhere),
+            donate_argnums=(3, 4),
+        )
+
+    def _declare_logprobs(self, shape: tuple[int, int], scored: Sequence[str]) -> None:
+        trained, layout = self._trained, self._trained.layout
+
+        def logprob_step(
+            frozen: Params, policies: Mapping[str, Params], micro: MicroBatch
+        ) -> dict[str, Array]:
+            over = trained.over(frozen, self.update)
+            return {name: over.logprob_step(p, micro)[0] for name, p in policies.items()}
+
+        by_rows = layout.sharding("batch", role="train")
+        self._table.declare(
+            Key(f"{self._stage}logprobs", self._split, *shape),
+            logprob_step,
+            trained.abstract_frozen,
+            dict.fromkeys(scored, trained.abstract),
+            abstract_micro(layout, shape, ()),
+            out_shardings=self._everywhere if layout.spans_processes else by_rows,
+        )
+
+    def zero_sums(self) -> Sums:
+        return self._table[Key(f"{self._stage}zero_sums", self._split)]()
+
+    def program(self, name: str, micro: MicroBatch) -> Callable:
+        """`grad` or `logprobs` of a micro-batch of this shape."""
+        return self._table[Key(f"{self._stage}{name}", self._split, *micro.tokens.shape)]
