@@ -65,12 +65,11 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> FilesAndEngi
 @pytest.fixture(autouse=True, scope="session")
 def profiles_of_their_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """No test plans by what another has measured, on a made-up clock perhaps."""
-    from pat_jax.run import setup
-    from pat_jax.run.start import prepare
+    from pat_jax.run.start import prepare, profiles
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(prepare, "KEPT_DIR", tmp_path_factory.mktemp("kept"))
-        patch.setattr(setup, "KEPT_DIR", tmp_path_factory.mktemp("empty"))
+        patch.setattr(profiles, "KEPT_DIR", tmp_path_factory.mktemp("empty"))
         yield
 
 

@@ -9,18 +9,17 @@ messages) and any field of `SamplingOverrides`. Knows what can be wrong with a l
 import codecs
 import errno
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from pat_jax.batch_generation.overrides import MOST_SAMPLES, SamplingOverrides
-from pat_jax.batch_generation.special_stops import with_special_stops
 from pat_jax.common.errors import UserError, shown
 from pat_jax.common.json_text import JsonError, has_lone_surrogate, parse_json
 from pat_jax.common.options.names import is_not_offered, meant
 from pat_jax.engine.device.decode.sampling import sequence_key
 from pat_jax.engine.sequences.responses import Request
-from pat_jax.engine.sequences.sampling import Sampling
+from pat_jax.engine.sequences.sampling import MAX_STOP_IDS, Sampling
 from pat_jax.rl.data.plain_text import has_more_tokens
 from pat_jax.rl.data.template_columns import TOOLS, VARIABLES, ColumnError, template_variables
 from pat_jax.rl.text.tokenizer import (
@@ -131,7 +130,7 @@ def parse_ask(
     overrides = asked.over(recommended)
     if overrides.stops and tokenizer is None:
         raise ValueError("stop is text: without a tokenizer expected stop_token_ids.")
-    sampling = with_special_stops(overrides.sampling, overrides.stops, tokenizer)
+    sampling = _with_special_stops(overrides.sampling, overrides.stops, tokenizer)
     tokens = tuple(_tokens(given, tokenizer, max_length))
     left = max(max_length - len(tokens), 1)
     return LineRequest(
@@ -143,6 +142,34 @@ def parse_ask(
         overrides.stops,
         overrides.logprobs is not None,
     )
+
+
+def _with_special_stops(
+    sampling: Sampling, stops: Sequence[str], tokenizer: HuggingFaceTokenizer | None
+) -> Sampling:
+    """With the special tokens among the stop strings as stop tokens: no text has them.
+
+    Raises:
+      ValueError: one sentence, where a stop string has a special token inside, or there are too many.
+    """
+    if tokenizer is None or not stops:
+        return sampling
+    ids, special = list(sampling.stop_token_ids), tokenizer.special.texts
+    by_text = {text: token for token, text in special.items()}
+    for stop in stops:
+        if stop in by_text:
+            ids.append(by_text[stop])
+        elif inside := next((text for text in by_text if text in stop), ""):
+            raise ValueError(
+                f"stop is {shown(stop)}, in which {inside!r} is a special token, which no text has: "
+                f"expected it alone or not at all; give {shown(inside)}."
+            )
+    ids = [token for token in dict.fromkeys(ids) if token not in tokenizer.eos_ids]
+    if len(ids) > MAX_STOP_IDS:
+        raise ValueError(
+            f"stop and stop_token_ids have {len(ids)} tokens together: expected up to {MAX_STOP_IDS}."
+        )
+    return replace(sampling, stop_token_ids=tuple(ids))
 
 
 def _tokens(

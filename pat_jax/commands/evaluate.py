@@ -29,7 +29,8 @@ from pat_jax.run.results.saved_policy import SavedPolicy, find_policy
 from pat_jax.run.results.session import open_session
 from pat_jax.run.results.weights import weights_of_model, weights_of_run
 from pat_jax.run.scoring import open_scorer, try_out
-from pat_jax.run.setup import build_engine, find_profile, model_config, profile_subject
+from pat_jax.run.setup import build_engine, model_config
+from pat_jax.run.start.profiles import find_profile, profile_subject
 
 
 def evaluate(config: EvaluateConfig) -> None:

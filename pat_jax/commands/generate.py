@@ -33,8 +33,9 @@ from pat_jax.run.results.saved_policy import find_policy
 from pat_jax.run.results.saved_run import SavedRun
 from pat_jax.run.results.session import open_session
 from pat_jax.run.results.weights import Load, weights_of_model, weights_of_run
-from pat_jax.run.setup import build_engine, find_profile, model_config, profile_subject
+from pat_jax.run.setup import build_engine, model_config
 from pat_jax.run.start.hub_names import go_on_with_names
+from pat_jax.run.start.profiles import find_profile, profile_subject
 from pat_jax.run.task import load_tokenizer
 
 log = logging.getLogger(__name__)

@@ -21,8 +21,7 @@ from pat_jax.config.run import RunConfig
 from pat_jax.engine.sizing.draft_choice import drafts_of
 from pat_jax.engine.warm_up.warm_up import Timed, Warmup
 from pat_jax.planning.latency.model import LatencyModel
-from pat_jax.run import setup
-from pat_jax.run.start import prepare
+from pat_jax.run.start import prepare, profiles
 
 SMALL = ("--batch", "4", "--max_length", "128", "--layout", "dp2tp1", "--devices", "2")
 SUFFIX = ("--speculation.source", "suffix")
@@ -104,7 +103,7 @@ def test_what_was_measured_is_kept_and_of_its_drafts_none_are_made(
     generated, tmp_path, capsys, monkeypatch
 ):
     """The second run measures a sample, and has no drafts though the profile knows of some."""
-    for module in (prepare, setup):
+    for module in (prepare, profiles):
         monkeypatch.setattr(module, "KEPT_DIR", tmp_path / "kept")
     ran, note = [], Warmup._note
 

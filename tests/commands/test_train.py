@@ -28,6 +28,7 @@ from pat_jax.run.logging.metrics import read_metrics
 from pat_jax.run.logging.rollout_files import read_rollouts
 from pat_jax.run.results.saved_run import SavedRun
 from pat_jax.run.results.shown_switch import read_switch
+from pat_jax.run.start.adapters import initial_params
 
 SHOWN = ["--eval.num_generations", "2", "--show_switch", "true"]
 REWARD = """
@@ -178,7 +179,7 @@ def test_without_training_there_are_rollouts_and_the_same_parameters(tmp_path: P
     )
     setup, state, step = saved_run(tmp_path / "here")
     assert step == 2
-    assert_same_bits(state.params, setup.initial_params(parse(["--model", "tiny"])))
+    assert_same_bits(state.params, initial_params(setup.trainer, parse(["--model", "tiny"])))
 
 
 @pytest.mark.slow
@@ -191,7 +192,7 @@ def test_a_learning_rate_of_zero_changes_no_bit(tmp_path: Path):
     assert rows[0]["eval/reward"] == rows[2]["eval/reward"] > 0
     setup, state, _ = saved_run(tmp_path / "here")
     assert int(state.step) == 2
-    assert_same_bits(state.params, setup.initial_params(parse(["--model", "tiny"])))
+    assert_same_bits(state.params, initial_params(setup.trainer, parse(["--model", "tiny"])))
 
 
 @pytest.mark.slow

@@ -14,8 +14,7 @@ from pat_jax.rl.batches.types import FinishReason, Prompt, Rollout
 from pat_jax.rl.data.arithmetic import TOKENIZER
 from pat_jax.rl.rewards.responses import response_reader
 from pat_jax.rl.text.tokenizer import HuggingFaceTokenizer
-from pat_jax.run.logging.completions import Completions
-from pat_jax.run.logging.dropped_tokens import DroppedTokens
+from pat_jax.run.logging.completions import Completions, DroppedTokens
 from pat_jax.run.task import load_tokenizer
 
 EOS, PAD, IM, BOS = range(4)

@@ -24,6 +24,7 @@ from pat_jax.run.process.folder import CONFIG_FILE, options_of_run
 from pat_jax.run.results.saved_run import SavedRun
 from pat_jax.run.setup import build, build_engine, model_config
 from pat_jax.run.sft import setup as sft
+from pat_jax.run.start.adapters import initial_policy
 from pat_jax.run.start.hub_names import NAMES_FILE, go_on_with_names, keep_names
 from pat_jax.training.build import build_lora
 from tests.hub_server import SHA
@@ -75,7 +76,9 @@ def test_a_run(cache: Path):
     directory = cache / "models--owner--tiny/snapshots" / SHA
     local = build(parse([*OPTIONS, "--model", str(directory)]), jax.devices()[:2])
     assert setup.fingerprint == local.fingerprint
-    found, wanted = (x.initial_policy(config, jnp.dtype(jnp.float32)) for x in (setup, local))
+    found, wanted = (
+        initial_policy(x.trainer, config, jnp.dtype(jnp.float32)) for x in (setup, local)
+    )
     jax.tree.map(np.testing.assert_array_equal, found, wanted)
     assert f"model: {MODEL}\n" in dump(config)
 

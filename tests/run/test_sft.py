@@ -30,6 +30,7 @@ from pat_jax.run.process.stop_signals import Stopped, StopSignals
 from pat_jax.run.sft import loop
 from pat_jax.run.sft.loop import SftRun
 from pat_jax.run.sft.setup import SftSetup, build
+from pat_jax.run.start.adapters import initial_params
 from pat_jax.sft import read
 from pat_jax.training.supervised import cross_entropy
 
@@ -136,7 +137,7 @@ def test_the_held_out_loss_is_that_of_the_update(given_options, tmp_path):
     config, setup = made(*given_options, "--run_dir", str(tmp_path / "run"))
     trainer = setup.trainer
     trainer.compile()
-    state = trainer["init_state"](setup.initial_params(config))
+    state = trainer["init_state"](initial_params(trainer, config))
     examples = setup.examples.draw(0, 16)
     batch = to_example_batch(examples, setup.shapes)
     expected = cross_entropy(trainer, state.params, batch)
@@ -151,7 +152,7 @@ def test_the_export_is_the_policy_of_the_last_checkpoint(whole, given_options):
     assert config == check_checkpoint(Path(given_options[given_options.index("--model") + 1]))
     step, state, _ = saved_state(folder, given_options)
     assert step == STEPS
-    exported = setup.initial_params(read(["--model", str(folder / "policy")]))
+    exported = initial_params(setup.trainer, read(["--model", str(folder / "policy")]))
     assert_same_bits(exported, state.params)
 
 

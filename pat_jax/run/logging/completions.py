@@ -20,8 +20,7 @@ from pat_jax.common.printable import printable
 from pat_jax.rl.batches.types import Rollout, RolloutGroup
 from pat_jax.rl.rewards.responses import text_of
 from pat_jax.rl.rewards.weighted_sum import FunctionScores
-from pat_jax.rl.text.tokenizer import Tokenizer
-from pat_jax.run.logging.dropped_tokens import DroppedTokens
+from pat_jax.rl.text.tokenizer import HuggingFaceTokenizer, Tokenizer
 from pat_jax.run.logging.samples import Sample, to_samples
 
 COMPLETIONS_FILE = "completions.jsonl"
@@ -46,6 +45,29 @@ class Heard:
     @property
     def rollouts(self) -> list[Rollout]:
         return [self._rollouts[i] for i in sorted(self._rollouts)]
+
+
+class DroppedTokens:
+    """Says once that a policy generates special tokens that texts leave out, others than those of beginning,
+    end and padding."""
+
+    def __init__(self, tokenizer: Tokenizer, say: Callable[[str], None]):
+        is_known = isinstance(tokenizer, HuggingFaceTokenizer)
+        self._texts, self._say = dict(tokenizer.dropped) if is_known else {}, say
+
+    def look(self, rollouts: Sequence[Rollout]) -> None:
+        if not self._texts or not rollouts:
+            return
+        tokens = np.concatenate([one.tokens for one in rollouts])
+        found = tokens[np.isin(tokens, list(self._texts))]
+        if found.size:
+            many = sum(bool(np.isin(one.tokens, found).any()) for one in rollouts)
+            self._say(
+                f"{many} of {len(rollouts)} responses have special tokens such as "
+                f"{self._texts[int(found[0])]!r}, which rewards and written responses leave out: "
+                "--reward_skip_special_tokens false keeps them"
+            )
+            self._texts = {}
 
 
 class Completions:

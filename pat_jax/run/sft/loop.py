@@ -4,7 +4,8 @@ Wires the rooms together. Knows no option of the command line and no array.
 """
 
 import time
-from functools import partial
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -18,12 +19,36 @@ from pat_jax.run.logging.speed import describe_memory, describe_update
 from pat_jax.run.process.open_run import Kept, OpenRun
 from pat_jax.run.process.stop_signals import Stopped, StopSignals
 from pat_jax.run.results.export import export_policy
-from pat_jax.run.sft.drawn import Drawn
 from pat_jax.run.sft.setup import SftSetup
-from pat_jax.run.start.adapters import check_base, freeze_base
+from pat_jax.run.start.adapters import check_base, freeze_base, initial_params
 from pat_jax.run.start.compiling import compile_update
 from pat_jax.training.build import schedule_of
 from pat_jax.training.supervised import cross_entropy
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """Since the run began, its resumptions included: the cursor of each checkpoint."""
+
+    examples: int = 0  # where the next batch begins
+    tokens: int = 0
+
+    def plus(self, examples: Sequence[Example]) -> "Drawn":
+        return Drawn(self.examples + len(examples), self.tokens + sum(map(len, examples)))
+
+    def metrics(self, epoch: int) -> dict[str, float]:
+        """
+        Args:
+          epoch: examples of one.
+        """
+        return {"progress/tokens": self.tokens, "progress/epoch": self.examples / epoch}
+
+    def to_json(self) -> dict[str, Any]:
+        return {"drawn": asdict(self)}
+
+    @classmethod
+    def from_json(cls, meta: Mapping[str, Any]) -> "Drawn":
+        return cls(**meta["drawn"])
 
 
 class SftRun:
@@ -67,13 +92,11 @@ class SftRun:
     def begin(self) -> None:
         """Parameters, optimizer and what has been drawn: from the checkpoint, or from the start."""
         self.open.tell_changes()
-        self.base_checksum = freeze_base(
-            self.trainer, partial(self.setup.initial_policy, self.config)
-        )
+        self.base_checksum = freeze_base(self.trainer, self.config)
         found = self.open.restore({"train": self.trainer.abstract_state})
         if found is None:
             self.first_step, self.drawn = 0, Drawn()
-            self.state = self.trainer["init_state"](self.setup.initial_params(self.config))
+            self.state = self.trainer["init_state"](initial_params(self.trainer, self.config))
         else:
             self.first_step, saved, meta = found
             check_base(meta, self.base_checksum, self.config)

@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-import jax.numpy as jnp
-
 from pat_jax.common.devices import Device
 from pat_jax.common.errors import UserError
 from pat_jax.common.hub import local_checkpoint
@@ -17,9 +15,8 @@ from pat_jax.engine.sizing.draft_choice import checkpoint_shape
 from pat_jax.engine.sizing.memory import memory_limit
 from pat_jax.engine.warm_up.kernel_check import usable_kernels
 from pat_jax.layout.layout import factored_mesh, layout_chain
-from pat_jax.models.checkpoints.hf_load import load_params
 from pat_jax.models.config import ModelConfig
-from pat_jax.models.policy import Params, Policy
+from pat_jax.models.policy import Policy
 from pat_jax.rl.algorithm.supervised import to_example_batch
 from pat_jax.rl.batches.batches import TrainBatch
 from pat_jax.rl.batches.packing import Shape
@@ -29,12 +26,11 @@ from pat_jax.rl.text.tokenizer import Chat, HuggingFaceTokenizer, check_vocabula
 from pat_jax.run.checkpoints.meta import check_fingerprint
 from pat_jax.run.process.folder import CHECKPOINTS
 from pat_jax.run.results.weights import check_weights
-from pat_jax.run.start.adapters import first_adapters, identity
+from pat_jax.run.start.adapters import identity
 from pat_jax.run.task import find_files
 from pat_jax.training.build import DTYPES, build_lora
 from pat_jax.training.state_placement import check_offload
 from pat_jax.training.supervised import build_supervised_trainer, row_shapes
-from pat_jax.training.trained import Leaves
 from pat_jax.training.trainer import Trainer
 from pat_jax.training.update_memory import check_state
 
@@ -55,17 +51,6 @@ class SftSetup:
     note: str  # how many examples there are, how many were left out, and what the context has shortened
     fingerprint: Mapping[str, object]  # what a checkpoint has to share with this run
     memory: float  # bytes of a device
-
-    def initial_params(self, config: SftConfig) -> Leaves:
-        """Initial values of what is trained."""
-        if lora := self.trainer.trained.lora:
-            return first_adapters(self.trainer, lora, config.lora, config.seed)
-        return self.initial_policy(config, self.trainer.trained.weight_dtype)
-
-    def initial_policy(self, config: SftConfig, dtype: jnp.dtype) -> Params:
-        """What training begins with, or the adapters are added to."""
-        shardings = self.trainer.trained.base_shardings
-        return load_params(local_checkpoint(config.model), self.policy, shardings, dtype)
 
 
 def build(config: SftConfig, devices: Sequence[Device]) -> SftSetup:

@@ -1,18 +1,18 @@
-"""Adapters at the beginning of a run, and the base that they are added to, whatever is learned.
+"""What a run begins to train: a policy, or adapters and the base that they are added to.
 
-Knows trainers and checkpoints' metadata. Does not know where a base comes from.
+Knows trainers and checkpoints' metadata. Does not know what is learned.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
 
 from pat_jax.common.errors import UserError
-from pat_jax.common.hub import is_checkpoint, local_adapter
+from pat_jax.common.hub import is_checkpoint, local_adapter, local_checkpoint
 from pat_jax.config.any_run import AnyRun
-from pat_jax.config.lora import LoraConfig
+from pat_jax.models.checkpoints.hf_load import load_params
 from pat_jax.models.checkpoints.peft_adapter import load_adapter
 from pat_jax.models.lora import Lora
 from pat_jax.models.policy import Params, Policy
@@ -21,12 +21,23 @@ from pat_jax.training.trained import Leaves
 from pat_jax.training.trainer import Trainer
 
 
-def first_adapters(trainer: Trainer, lora: Lora, config: LoraConfig, seed: int) -> Leaves:
-    """Those of the directory to go on from, or new ones, which change nothing."""
-    if config.adapter:
-        folder = local_adapter(config.adapter, option="lora.adapter")
+def initial_params(trainer: Trainer, config: AnyRun) -> Leaves:
+    """Initial values of what is trained: a policy, or adapters; new ones change nothing."""
+    lora, adapter = trainer.trained.lora, config.lora.adapter
+    if lora is None:
+        return initial_policy(trainer, config, trainer.trained.weight_dtype)
+    if adapter:
+        folder = local_adapter(adapter, option="lora.adapter")
         return load_adapter(folder, lora, trainer.shardings)
-    return trainer.init(seed)
+    return trainer.init(config.seed)
+
+
+def initial_policy(trainer: Trainer, config: AnyRun, dtype: jnp.dtype) -> Params:
+    """What training begins with, or the adapters are added to."""
+    shardings = trainer.trained.base_shardings
+    if Path(folder := local_checkpoint(config.model)).is_dir():
+        return load_params(folder, trainer.policy, shardings, dtype)
+    return trainer.policy.init(config.seed, shardings, dtype)
 
 
 def identity(lora: Lora | None) -> dict[str, object]:
@@ -44,17 +55,16 @@ def lora_of(fingerprint: Mapping[str, Any], policy: Policy) -> Lora | None:
     return Lora(policy, rank, alpha, tuple(modules))
 
 
-def freeze_base(trainer: Trainer, base: Callable[[jnp.dtype], Params]) -> int | None:
+def freeze_base(trainer: Trainer, config: AnyRun) -> int | None:
     """Gives the trainer the policy that adapters are added to, if there are any.
-
-    Args:
-      base: that policy, in the dtype that it is asked for.
 
     Returns:
       A checksum of its values.
     """
     trained = trainer.trained
-    return trainer.freeze(base(trained.base_dtype)) if trained.lora else None
+    if trained.lora is None:
+        return None
+    return trainer.freeze(initial_policy(trainer, config, trained.base_dtype))
 
 
 def check_base(meta: Mapping[str, Any], checksum: int | None, config: AnyRun) -> None:

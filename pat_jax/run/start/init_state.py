@@ -1,21 +1,30 @@
 """What a run begins with: the state of its newest checkpoint, or of a policy that has learned nothing.
 
-Knows checkpoints and the supervised stage. Does not know the loop that follows (`loop.py`).
+Knows checkpoints and the supervised stage before reinforcement learning. Does not know the loop that
+follows (`loop.py`), nor how a step is computed.
 """
 
+import itertools
+import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
+
+import numpy as np
 
 from pat_jax.config.run import RunConfig
 from pat_jax.models.policy import Params
 from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.rl.algorithm.update import TrainState
+from pat_jax.rl.batches.batches import MicroBatch, to_supervised_batch
+from pat_jax.rl.batches.packing import single_passes
+from pat_jax.run.logging.progress import Progress
 from pat_jax.run.process.open_run import OpenRun, Restored
 from pat_jax.run.setup import Setup
-from pat_jax.run.start.adapters import check_base, freeze_base
-from pat_jax.run.start.warm_start import warm_start
+from pat_jax.run.start.adapters import check_base, freeze_base, initial_params
+from pat_jax.run.task import Task
 from pat_jax.run.totals import Totals
+from pat_jax.training.build import micro_shapes
 
 _OTHER_PROBLEMS = {
     "train": "resumed with other problems than before, or in another order (the files of --data or how "
@@ -38,15 +47,15 @@ class Beginning:
 def begin(config: RunConfig, setup: Setup, run: OpenRun) -> Beginning:
     """Raises UserError where a run is to be resumed and every checkpoint of it is damaged, or its
     adapters are of another base."""
-    base_checksum = freeze_base(setup.trainer, partial(setup.initial_policy, config))
+    base_checksum = freeze_base(setup.trainer, config)
     trainer = setup.trainer
     abstract: dict[str, Any] = {"train": trainer.abstract_state}
     if trainer.has_reference:
         abstract["reference"] = trainer.abstract_params
     if (found := run.restore(abstract)) is not None:
         return _resumed(config, setup, run, found, base_checksum)
-    state = trainer["init_state"](setup.initial_params(config))
-    state = warm_start(config, setup, state, run.progress)
+    state = trainer["init_state"](initial_params(trainer, config))
+    state = _warm_start(config, setup, state, run.progress)
     reference = trainer["copy"](state.params) if trainer.has_reference else None
     lengths = LengthModel.empty(config.rollout.max_completion_length)
     return Beginning(0, state, reference, lengths, Totals(), base_checksum)
@@ -67,3 +76,38 @@ def _resumed(
     totals = Totals.from_json(meta, step, size, setup.task.train.after)
     reference = saved.get("reference")
     return Beginning(step, saved["train"], reference, lengths, totals, base_checksum)
+
+
+def _warm_start(
+    config: RunConfig, setup: Setup, state: TrainState, progress: Progress
+) -> TrainState:
+    """The policy after the supervised stage, on demonstrations of a built-in task; the optimizer of the reinforcement stage starts afresh.
+
+    Args:
+      state: of the supervised optimizer's beginning; its buffers are given up.
+    """
+    if not (steps := config.warm_start.steps):
+        return state
+    start, trainer = time.perf_counter(), setup.trainer
+    shapes = micro_shapes(config, trainer.layout.split.dp, trainer.layout.platform)
+    for step, shown in zip(range(steps), _batches(config, setup.task, shapes), strict=False):
+        state, result = trainer.supervised_step(state, shown)
+        loss = result.metrics["train/cross_entropy"]
+        progress.stage(f"warm start {step + 1}/{steps} loss {loss:.3f}")
+    seconds = time.perf_counter() - start
+    progress.print(f"warm start: {steps} supervised steps in {seconds:.1f} s")
+    return trainer["init_state"](state.params)
+
+
+def _batches(
+    config: RunConfig, task: Task, shapes: Sequence[tuple[int, int]]
+) -> Iterator[Sequence[MicroBatch]]:
+    """Batches of demonstrations, as many as one micro-batch holds."""
+    size = config.warm_start.batch_size
+    assert task.demonstrations is not None  # check_task refuses a warm start without
+    for draw in itertools.count():
+        shown = task.demonstrations(draw, 8 * size)
+        lengths = [len(prompt) + len(response) for prompt, response in shown]
+        batches = single_passes(lengths, shapes[-1], max_examples=size)
+        for i in np.random.default_rng((config.seed, draw)).permutation(len(batches)):
+            yield to_supervised_batch([shown[n] for n in batches[i]], micro_shapes=shapes)

@@ -1,0 +1,51 @@
+"""The profile that a start plans by: of those that are there, the one of this model and these devices."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import jax
+
+from pat_jax.common.devices import KEPT_DIR, PROFILE_DIR, Device
+from pat_jax.common.hosts.together import company
+from pat_jax.config.run import RunConfig
+from pat_jax.models.config import ModelConfig
+from pat_jax.planning.latency.profile import Profile, ProfileError, Subject, load_profile
+
+log = logging.getLogger(__name__)
+
+
+def profile_subject(config: RunConfig, model: ModelConfig, devices: Sequence[Device]) -> Subject:
+    return Subject(
+        backend=devices[0].platform,
+        device_kind=devices[0].device_kind,
+        num_devices=len(devices),
+        # Padding of heads takes less than what a profile is corrected by, and a pinned layout has none.
+        model={k: v for k, v in asdict(model).items() if k != "query_multiple"},
+        dtype=config.compute_dtype,
+        weights=config.rollout.weights,
+        jax=jax.__version__,
+    )
+
+
+def find_profile(config: RunConfig, subject: Subject) -> Profile | None:
+    """The profile to plan by, of those that are there."""
+    if config.profile == "none":
+        return None
+    if config.profile != "auto":
+        return company().agree("profile", lambda: load_profile(Path(config.profile), subject))
+    return company().agree("profile", lambda: _profile_of(subject))
+
+
+def _profile_of(subject: Subject) -> Profile | None:
+    """That of this machine, if it was measured."""
+    paths = [folder / subject.file_name for folder in (PROFILE_DIR, KEPT_DIR)]
+    path = next((path for path in paths if path.exists()), None)
+    if path is None:
+        return None
+    try:
+        return load_profile(path, subject)
+    except ProfileError as error:  # the user did not ask for this profile
+        log.warning("not used: %s", error)
+        return None

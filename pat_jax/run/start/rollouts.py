@@ -1,0 +1,107 @@
+"""The rollouts of a run before there is an engine: what they take of a device, and the engine itself.
+
+Knows options and memory. Does not know data, nor what is trained.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import jax.numpy as jnp
+
+from pat_jax.common.devices import Device
+from pat_jax.common.hosts.together import company
+from pat_jax.common.hub import local_checkpoint
+from pat_jax.config.run import RunConfig
+from pat_jax.engine.device.draft.draft_model import DraftSource
+from pat_jax.engine.engine import RolloutEngine
+from pat_jax.engine.sizing.draft_choice import DraftChoice, wanted_drafts
+from pat_jax.engine.sizing.draft_memory import Drafter
+from pat_jax.engine.sizing.memory import (
+    cache_limit,
+    check_memory,
+    kv_bytes,
+    memory_alone,
+    memory_limit,
+    most_at_once,
+)
+from pat_jax.layout.layout import Layout
+from pat_jax.models.checkpoints.hf_load import load_params
+from pat_jax.models.policy import Params, Policy
+from pat_jax.planning.memory import MemoryModel
+from pat_jax.planning.types import Split
+from pat_jax.training.build import DTYPES, rollout_policy
+
+
+@dataclass(frozen=True)
+class Rollouts:
+    config: RunConfig
+    policy: Policy  # as they keep it
+    devices: Sequence[Device]
+    drafts: DraftChoice
+
+    @classmethod
+    def of(cls, config: RunConfig, policy: Policy, devices: Sequence[Device]) -> "Rollouts":
+        """
+        Args:
+          policy: as it is trained.
+        """
+        platform, longest = devices[0].platform, config.rollout.max_length
+        drafts = wanted_drafts(config.speculation, policy, platform, longest, folder=config.model)
+        return cls(config, rollout_policy(config, policy), devices, drafts)
+
+    @property
+    def drafter(self) -> Drafter:
+        return self.drafts.drafter
+
+    @property
+    def dtype(self) -> jnp.dtype:
+        return DTYPES[self.config.compute_dtype]
+
+    def memory_alone(self, layouts: dict[Split, Layout], resident: object = ()) -> MemoryModel:
+        """What each layout takes of a device alone; one that a rollout may start in has to fit.
+
+        Args:
+          resident: shapes with shardings of what lies beside it.
+        """
+        config, rollout = self.config, self.config.rollout
+        held = {"resident": resident, "drafter": self.drafter}
+        limit = memory_limit(rollout, self.devices)
+        memory = memory_alone(self.policy, layouts, rollout, self.dtype, limit=limit, **held)
+        starts = list(layouts) if config.is_planned else list(layouts)[:1]
+        name = "switch_to" if config.switch_to else "layout"
+        check_memory(memory, starts, f"option --{name} is {getattr(config, name)!r}")
+        return memory
+
+    def engine(
+        self, layouts: dict[Split, Layout], eos_ids: Sequence[int], resident: object = ()
+    ) -> RolloutEngine:
+        """
+        Args:
+          resident: see `memory_alone`.
+        """
+        config, rollout, drafts = self.config, self.config.rollout, self.drafts
+        made_of = self.policy, layouts, rollout, self.dtype
+        limit = cache_limit(rollout, self.devices)
+        draft_model = config.speculation.draft_model
+        return RolloutEngine(
+            self.policy,
+            self.devices,
+            rollout,
+            capacity=most_at_once(*made_of, self.devices),
+            eos_ids=eos_ids,
+            dtype=self.dtype,
+            layouts=layouts,
+            kv_bytes=kv_bytes(*made_of, limit=limit, resident=resident, drafter=self.drafter),
+            drafts=drafts.drafts,
+            draft=drafts.policy
+            and DraftSource(drafts.policy, partial(_load_drafter, draft_model, drafts.policy)),
+            drafting=drafts.reason,
+            # Which programs there are would depend on the clock, or differ from one process to another.
+            by_need=rollout.compile != "all" and not config.deterministic and company().count == 1,
+        )
+
+
+def _load_drafter(name: str, policy: Policy, shardings: Params, dtype: jnp.dtype) -> Params:
+    folder = local_checkpoint(name, option="speculation.source")
+    return load_params(folder, policy, shardings, dtype)
