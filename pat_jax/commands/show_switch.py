@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 def show_switch(run: Run) -> None:
     """Changes nothing that the run has learned or saved; a failure costs a line."""
-    is_new = run.config.steps > run.first_step
+    is_new = run.config.steps > run.steps.first
     if len(run.setup.layouts) == 1 or not (company().is_alone and is_new):
         return
     try:
@@ -76,16 +76,16 @@ def computed_plan(command: str = PLAN) -> ComputedPlan:
 
 
 def _keep(run: Run, shown: ShownSwitch) -> None:
-    write_switch(run.folder, shown)
+    write_switch(run.open.folder, shown)
     pictures = {"as planned": shown.planned, "with a forced switch": shown.forced}
-    draw_rollouts(pictures).savefig(run.folder / SWITCH_PICTURE)
-    run.page.write_now()
+    draw_rollouts(pictures).savefig(run.open.folder / SWITCH_PICTURE)
+    run.open.page.write_now()
 
 
 def _tell(run: Run, shown: ShownSwitch) -> None:
     assert shown.computed is not None
     lines = [*shown.lines(), f"computed, nothing ran: {shown.computed.words}", f"  {PLAN}"]
-    lines.append(f"next: look at {run.folder / PAGE_FILE}, then train a real model: {NEXT}")
+    lines.append(f"next: look at {run.open.folder / PAGE_FILE}, then train a real model: {NEXT}")
     for line in lines:
         print(line)
         log.info("%s", line.strip())

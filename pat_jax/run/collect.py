@@ -93,7 +93,7 @@ class Collector:
         Args:
           totals: of the iterations before.
         """
-        self._unfinished = unfinished
+        self.unfinished = unfinished
         self._config, self._task, self._scorer = config, task, scorer
         self._read = response_reader(task.columns, task.tokenizer)
         self._completions, self._progress = completions, progress
@@ -107,7 +107,7 @@ class Collector:
         """
         wanted, more = self._config.rollout.prompts_per_step, self._batches_to_add
         drawn, groups, rewards = [], [], []
-        with self._unfinished.iteration(step, generator.policy) as kept:
+        with self.unfinished.iteration(step, generator.policy) as kept:
             while len(groups) < wanted and len(drawn) <= more:
                 drawn.append(self._draw(step, generator, clock, kept))
                 keeps = self._keeps(drawn[-1])

@@ -1,21 +1,30 @@
-"""From rewards to what the update is given: shaping, KL in the reward, advantages, a batch.
+"""From rewards to the next policy: shaping, KL in the reward, advantages, a batch, the update.
 
 Knows the options of the algorithm. Does not know how responses or rewards came about.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
+from pat_jax.config.learning import AlgorithmConfig
 from pat_jax.config.run import RunConfig
 from pat_jax.models.policy import Params
 from pat_jax.rl.algorithm.advantages import AdvantageEstimator, overlong_penalty
 from pat_jax.rl.algorithm.update import TrainState
 from pat_jax.rl.batches.batches import TrainBatch, to_train_batch
 from pat_jax.rl.batches.types import FinishReason, RolloutGroup
-from pat_jax.training.build import shares_prompts
-from pat_jax.training.trainer import Trainer
+from pat_jax.run.checkpoints.exit_head_state import learned_head
+from pat_jax.run.checkpoints.skipped_steps import Skipped
+from pat_jax.run.collect import Experience
+from pat_jax.run.logging.speed import describe_update, sequence_lengths
+from pat_jax.run.process.open_run import OpenRun
+from pat_jax.run.setup import Setup
+from pat_jax.run.start.init_state import Beginning
+from pat_jax.training.build import learning_rates, micro_shapes, shares_prompts
+from pat_jax.training.trainer import Trainer, UpdateResult
 
 
 def nothing_to_learn(
@@ -73,18 +82,100 @@ def training_batch(
         max_completion_length=cap,
         shares_prompts=shares_prompts(config, trainer.layout.platform),
     )
-    kl, beta = None, 0.0
+    kl = None
     if algorithm.kl_in == "reward" and reference is not None:
-        beta = algorithm.beta
         batch, kl = trainer.reference_kl(state, batch, reference, algorithm.kl_estimator)
         measured["reward/kl"] = float(np.mean([each.sum() for each in kl]))
+    advantages, described = _advantages(algorithm, shaped, lengths, kl)
+    return batch.with_column("advantages", advantages), measured | described
+
+
+def _advantages(
+    algorithm: AlgorithmConfig,
+    rewards: Float[np.ndarray, "groups samples"],
+    lengths: Int[np.ndarray, "groups samples"],
+    kl: Sequence[np.ndarray] | None,
+) -> tuple[list[np.ndarray], dict[str, float]]:
+    """Of each response, 0 where it has none, and their metrics.
+
+    Args:
+      kl: of each token of each response, to be taken off the reward; None: nothing is.
+    """
     estimator = AdvantageEstimator(
-        algorithm.baseline, algorithm.scale_rewards, algorithm.whiten_advantages, beta
+        algorithm.baseline,
+        algorithm.scale_rewards,
+        algorithm.whiten_advantages,
+        0.0 if kl is None else algorithm.beta,
     )
-    advantages = [one for group in estimator(shaped, lengths, kl) for one in group]
+    advantages = [one for group in estimator(rewards, lengths, kl) for one in group]
     known = np.concatenate(advantages)
     known = known[~np.isnan(known)]
+    measured: dict[str, float] = {}
     if known.size:
         measured["train/advantage_std"] = float(known.std())
         measured["train/advantage_max"] = float(np.abs(known).max())
-    return batch.with_column("advantages", [np.nan_to_num(one) for one in advantages]), measured
+    return [np.nan_to_num(one) for one in advantages], measured
+
+
+class Learner:
+    """The policy of a run and what it learns with: optimizer, reference, the head of its first layers."""
+
+    def __init__(self, config: RunConfig, setup: Setup, began: Beginning, run: OpenRun):
+        self._config, self._setup, self._trainer = config, setup, setup.trainer
+        self.state, self.reference = began.state, began.reference
+        layout = setup.trainer.layout
+        self._shapes = micro_shapes(config, layout.split.dp, layout.platform)
+        self._rates = learning_rates(config)
+        self._skipped = Skipped(run.folder, config.optimizer.max_skipped, run.progress.print)
+        self.exit_head = learned_head(config, setup, self._shapes)
+        if (
+            self.exit_head
+            and began.steps_done
+            and (lost := self.exit_head.restore(began.steps_done))
+        ):
+            run.progress.print(lost)
+
+    def learn(self, found: Experience) -> tuple[TrainBatch, UpdateResult, dict[str, float]]:
+        """To the next policy; returns the batch, what came of it, and metrics."""
+        made_of = self._shapes, found.groups, found.rewards, self.state, self.reference
+        batch, measured = training_batch(self._config, self._trainer, *made_of)
+        self.state, result = self._trainer.update(self.state, batch, self.reference)
+        return batch, result, measured | result.metrics
+
+    def learn_head(self, batch: TrainBatch) -> dict[str, float]:
+        """The head of the first layers learns of the same batch; returns metrics."""
+        return self.exit_head.trainer.learn(self.state.params, batch) if self.exit_head else {}
+
+    def describe(
+        self,
+        groups: Sequence[RolloutGroup],
+        batch: TrainBatch,
+        result: UpdateResult,
+        seconds: float,
+    ) -> dict[str, float]:
+        """Metrics of an update that took so long."""
+        lora, lengths = self._trainer.trained.lora, sequence_lengths(groups)
+        speed = describe_update(
+            self._setup.policy.config,
+            self._setup.devices,
+            lengths,
+            batch.shared,
+            passes=self._config.algorithm.num_iterations,
+            seconds=seconds,
+            adapter_weights=lora.num_weights if lora else None,
+        )
+        return speed | {
+            "train/padding_efficiency": batch.padding_efficiency,
+            "train/shared_tokens": float(batch.shared.sum() / lengths.sum()),
+            "train/learning_rate": float(self._rates(max(0, result.updates_applied - 1))),
+        }
+
+    def note_skipped(self, step: int, batch: TrainBatch, result: UpdateResult) -> None:
+        """Raises UserError where too many optimizer steps in a row were left out."""
+        self._skipped.note(step, batch.mini_batches, result.applied)
+
+    @property
+    def kept(self) -> dict[str, Any]:
+        """Of a checkpoint's state."""
+        reference = {} if self.reference is None else {"reference": self.reference}
+        return {"train": self.state, **reference}

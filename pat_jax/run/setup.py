@@ -73,6 +73,10 @@ class Setup:
     profile: Profile | None  # measured before, if it was
     memory: MemoryModel
 
+    @property
+    def devices(self) -> list[Device]:
+        return list(self.engine.mesh.devices.flat)
+
 
 def build(config: RunConfig, devices: Sequence[Device]) -> Setup:
     """Raises UserError for whatever in the configuration or its files cannot work.

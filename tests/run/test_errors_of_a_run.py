@@ -63,7 +63,7 @@ def score(completions, **columns):
 ERRORS = [
     ("pat_jax.run.collect:wait_for_rewards", 1, "RuntimeError", 1, 1),
     ("pat_jax.engine.device_executor:DeviceExecutor.collect", 9, "KeyboardInterrupt", 130, None),
-    ("pat_jax.run.loop:training_batch", 1, "MemoryError", 1, None),
+    ("pat_jax.run.learning:training_batch", 1, "MemoryError", 1, None),
     ("pat_jax.run.logging.progress:Progress.step", 0, "BrokenPipeError", 1, None),
     ("pat_jax.run.loop:describe_memory", 0, "UserError", 2, None),
 ]
@@ -120,7 +120,7 @@ def test_responses_of_the_iteration_that_failed_are_not_drawn_again(tmp_path: Pa
     """… and a second stop tells what there is."""
     folder = tmp_path / "run"
     options = [*(x for x in OPTIONS if x != "--deterministic"), *reward, "--run_dir", str(folder)]
-    failing = ("pat_jax.run.loop:training_batch", "1", "RuntimeError")
+    failing = ("pat_jax.run.learning:training_batch", "1", "RuntimeError")
     finish(start(*failing, *options, program=("-c", FAILING)), code=1)
     process = start(*options, "--resume", "--steps", "10000")
     said, asked = "", False

@@ -12,7 +12,7 @@ from pat_jax.common.errors import UserError
 from pat_jax.config.command_line import parse
 from pat_jax.rl.algorithm.update import TrainState
 from pat_jax.rl.batches.batches import TrainBatch
-from pat_jax.run import loop
+from pat_jax.run import learning
 from pat_jax.run.learning import training_batch
 from pat_jax.run.logging.metrics import read_metrics
 from pat_jax.run.loop import Run
@@ -45,7 +45,7 @@ def test_optimizer_steps_in_a_row_without_a_gradient_end_a_run(tmp_path, monkeyp
     options += ["--warm_start.steps", "0", "--algorithm.mini_batch_size", "2"]
     config = parse([*TINY, *options, "--optimizer.max_skipped", "3"])
     spoilt = Spoilt()
-    monkeypatch.setattr(loop, "training_batch", spoilt)
+    monkeypatch.setattr(learning, "training_batch", spoilt)
     setup = build(config, jax.devices()[: config.devices])
     with open_scorer(config, setup.task.rewards) as scorer:
         run = Run(setup, scorer, StopSignals())
@@ -57,7 +57,7 @@ def test_optimizer_steps_in_a_row_without_a_gradient_end_a_run(tmp_path, monkeyp
     assert "step 2: 2 of 2 optimizer steps left out" in capsys.readouterr().err
     # What was learned before is as it was.
     assert [state.step for state in spoilt.states] == [0, 2, 2]
-    assert_same_bits(jax.device_get(run.state), spoilt.states[1])
+    assert_same_bits(jax.device_get(run.learner.state), spoilt.states[1])
     for step, batch in enumerate(spoilt.batches[1:], start=2):
         kept = np.load(tmp_path / "skipped" / f"step-{step}.npz")
         assert len(batch.mini_batches) == 2

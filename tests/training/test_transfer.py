@@ -23,6 +23,7 @@ from pat_jax.planning.planner.scripts import FixedLayout
 from pat_jax.programs.programs import Key
 from pat_jax.run.generation import Generator
 from pat_jax.training.checksum import checksum
+from pat_jax.training.transfer import Transfer
 
 
 @pytest.mark.parametrize(
@@ -173,11 +174,11 @@ class TestTheLogProbability:
         params = jax.device_put(host_weights(), generator.trainer.shardings)
         generator.load(params)
         assert 0 <= generator.compare(params) < most
-        transfer = generator.trainer.transfer
+        send = Transfer.__call__
 
-        def one_copy_spoilt(params: Params, layout: Layout) -> Params:
+        def one_copy_spoilt(self: Transfer, params: Params, layout: Layout) -> Params:
             """What the last group's devices hold of one leaf: no checksum of one copy sees it."""
-            leaves, tree = jax.tree.flatten(transfer(params, layout))
+            leaves, tree = jax.tree.flatten(send(self, params, layout))
             x = max(leaves, key=lambda x: x.size)
             shards = [shard.data for shard in x.addressable_shards]
             for i in range(8 - layout.split.tp, 8):
@@ -185,7 +186,7 @@ class TestTheLogProbability:
             spoilt = jax.make_array_from_single_device_arrays(x.shape, x.sharding, shards)
             return jax.tree.unflatten(tree, [spoilt if leaf is x else leaf for leaf in leaves])
 
-        monkeypatch.setattr(generator.trainer, "transfer", one_copy_spoilt)
+        monkeypatch.setattr(Transfer, "__call__", one_copy_spoilt)
         generator.load(params)
         with pytest.raises(
             RuntimeError, match=r"log-probability is .* by the trainer: the rollout"

@@ -7,7 +7,7 @@ Knows the run's folder and the export's. Does not know the formats (`models/chec
 
 import json
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import jax
 
@@ -39,23 +39,17 @@ def check_export_dir(config: AnyRun) -> None:
         check_export(name)
 
 
-def export_policy(
-    config: AnyRun,
-    trained: Trained,
-    params: Leaves,
-    step: int,
-    form: Literal["merged", "adapter"] = "merged",
-) -> None:
+def export_policy(config: AnyRun, trained: Trained, params: Leaves, step: int) -> None:
     """Writes the policy of `step`; what this run wrote there earlier is kept beside it.
 
     Args:
       params: what is trained.
-      form: the whole policy, or its adapters alone.
 
     Raises:
       UserError: it cannot be written, such as on a full disk.
     """
     folder, directory = Path(config.run_dir), Path(config.checkpoint.export_dir)
+    form = config.lora.export
     earlier = company().agree("export before", lambda: _written(folder, directory))
     if earlier == step:
         return

@@ -30,7 +30,7 @@ def same_rollout(run: Run) -> ShownSwitch:
     again, forced = _forced(run, requests)
     return ShownSwitch(
         step=run.config.steps + 1,
-        is_cpu=run.devices[0].platform == "cpu",
+        is_cpu=run.setup.devices[0].platform == "cpu",
         reason=report.first_plan,
         planned=report.trace,
         forced=forced.trace,
@@ -43,7 +43,7 @@ def same_rollout(run: Run) -> ShownSwitch:
 def _next_requests(run: Run) -> list[Request]:
     """Those of the step after the last."""
     config, rollout = run.config, run.config.rollout
-    prompts, _ = run.task.train.draw(run.collector.totals.cursor, rollout.prompts_per_step)
+    prompts, _ = run.setup.task.train.draw(run.collector.totals.cursor, rollout.prompts_per_step)
     return [
         sampling_request(
             rollout,
@@ -72,7 +72,7 @@ def _forced(run: Run, requests: Sequence[Request]) -> tuple[list[Completion], Ro
 
 def two_layouts(run: Run) -> tuple[Split, Split]:
     """The ones with the least and the most TP that this run has compiled; of one layout, it and another."""
-    ready = run.lazy.ready if run.lazy else run.first_layouts
+    ready = run.lazy.ready if run.lazy else run.compiled.layouts
     splits = list(run.setup.engine.layouts)
     chosen = [split for split in splits if split in ready]
     if len(chosen) == 1:

@@ -10,14 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from pat_jax.common.stopwatch import Stopwatch
 from pat_jax.rl.algorithm.supervised import num_learned, to_example_batch
 from pat_jax.rl.data.examples import Example
 from pat_jax.run.checkpoints.skipped_steps import Skipped
 from pat_jax.run.logging.banner import introduction
 from pat_jax.run.logging.speed import describe_memory, describe_update
 from pat_jax.run.process.open_run import Kept, OpenRun
-from pat_jax.run.process.stop_signals import Stopped, StopSignals
+from pat_jax.run.process.steps import Steps
+from pat_jax.run.process.stop_signals import StopSignals
 from pat_jax.run.results.export import export_policy
 from pat_jax.run.sft.setup import SftSetup
 from pat_jax.run.start.adapters import check_base, freeze_base, initial_params
@@ -55,37 +55,31 @@ class SftRun:
     """One run, from the first compilation to the export."""
 
     def __init__(self, setup: SftSetup, signals: StopSignals):
-        self.setup, self.signals = setup, signals
+        self.setup, self.trainer = setup, setup.trainer
         self.config = config = setup.config
-        self.trainer, self.steps = setup.trainer, setup.steps
         self.learning_rate = schedule_of(config.optimizer_in_use, setup.steps)
         self.open = OpenRun(config, "sft", steps=setup.steps, fingerprint=setup.fingerprint)
-        self.progress, self.stopwatch = self.open.progress, Stopwatch()
-        most = config.optimizer.max_skipped
-        self.skipped = Skipped(self.open.folder, most, self.progress.print)
-        self.steps_done: int | None = None  # None: there is nothing yet that is worth keeping
-        signals.last_words = self.open.last_words
+        self.steps = Steps(self.open, signals, self.kept)
+        most, say = config.optimizer.max_skipped, self.open.progress.print
+        self.skipped = Skipped(self.open.folder, most, say)
 
     def run(self) -> None:
-        try:
+        with self.steps.kept_at_a_stop():
             self.open.page.write()
             self.compile()
             self.begin()
             self.learn()
             self.finish()
-        except Stopped as stop:
-            self.open.stop(stop, self.steps_done, self.kept)
-            raise
 
     def compile(self) -> None:
-        setup, say = self.setup, self.progress.print
+        setup, say = self.setup, self.open.progress.print
         for line in setup.note.splitlines():
             say(line)
         learning, lora = "supervised fine-tuning", self.trainer.trained.lora
         say(introduction(self.config, setup.policy, setup.devices, learning, lora=lora))
         say(f"run folder {self.config.run_dir}; layout {self.trainer.layout.split}")
         start = time.perf_counter()
-        compile_update(self.trainer, setup.memory, self.config, self.progress)
+        compile_update(self.trainer, setup.memory, self.config, self.open.progress)
         self.compile_s = time.perf_counter() - start
         say(f"compiled in {self.compile_s:.1f} s")
 
@@ -95,57 +89,46 @@ class SftRun:
         self.base_checksum = freeze_base(self.trainer, self.config)
         found = self.open.restore({"train": self.trainer.abstract_state})
         if found is None:
-            self.first_step, self.drawn = 0, Drawn()
+            self.steps.first, self.drawn = 0, Drawn()
             self.state = self.trainer["init_state"](initial_params(self.trainer, self.config))
         else:
-            self.first_step, saved, meta = found
+            self.steps.first, saved, meta = found
             check_base(meta, self.base_checksum, self.config)
             self.state, self.drawn = saved["train"], Drawn.from_json(meta)
             if meta["examples"] != self.setup.examples.checksum:
-                self.progress.print("resumed with other examples than before, or in another order")
+                self.open.progress.print(
+                    "resumed with other examples than before, or in another order"
+                )
 
     def learn(self) -> None:
-        self.progress.start(self.first_step)
-        self.steps_done, self.unwritten = self.first_step, dict[str, Any]()
-        with (
-            self.open.page.kept(self.first_step),
-            self.open.metrics(self.first_step) as self.metrics,
-            self.open.saved_at_an_error(self.signals, self.last),
-        ):
-            for step in range(self.first_step, self.steps):
+        self.steps.has_learned(self.steps.first, {})
+        with self.steps.going_on():
+            for step in range(self.steps.first, self.setup.steps):
                 self.iterate(step)
-            self.evaluate(self.steps)
+            self.evaluate(self.setup.steps)
 
     def iterate(self, step: int) -> None:
-        config, clock = self.config, self.stopwatch
+        config, clock = self.config, self.steps.clock
         if config.eval.every and step % config.eval.every == 0:
             self.evaluate(step)
         clock.reset()
         with clock("pack"):
             examples = self.setup.examples.draw(self.drawn.examples, config.batch_size)
             batch = to_example_batch(examples, self.setup.shapes)
-        with self.signals.held():  # from here to its end a step is carried through
+        with self.steps.signals.held():  # from here to its end a step is carried through
             with clock("update"):
                 self.state, result = self.trainer.update(self.state, batch, None)
             measured: dict[str, Any] = dict(result.metrics)
-            # From here on this is the step that is saved, whatever fails.
-            self.steps_done, self.drawn = step + 1, self.drawn.plus(examples)
-            self.unwritten = measured
+            self.drawn = self.drawn.plus(examples)
+            self.steps.has_learned(step + 1, measured)
             rate = self.learning_rate(max(0, result.updates_applied - 1))
             measured["train/learning_rate"] = float(rate)
             measured["train/padding_efficiency"] = batch.padding_efficiency
             measured |= self.describe(examples) | self.drawn.metrics(len(self.setup.examples))
             self.skipped.note(step + 1, batch.mini_batches, result.applied)
-            self.end_step(step + 1, measured)
-
-    def end_step(self, step: int, measured: dict[str, Any]) -> None:
-        measured |= describe_memory(self.setup.devices) | self.stopwatch.metrics
-        measured["timing/step"] = self.stopwatch.elapsed
-        self.metrics.write(step, measured)
-        self.unwritten = {}
-        self.progress.step(step, measured)
-        if self.open.saves.is_due(step):
-            self.open.save(step, self.kept(), self.metrics)
+            measured |= describe_memory(self.setup.devices)
+            self.steps.write(step + 1, measured)
+            self.steps.end(step + 1, measured)
 
     def describe(self, examples: list[Example]) -> dict[str, float]:
         lora = self.trainer.trained.lora
@@ -154,7 +137,7 @@ class SftRun:
             self.setup.devices,
             np.array([len(example) for example in examples]),
             passes=1,
-            seconds=self.stopwatch.seconds["update"],
+            seconds=self.steps.clock.seconds["update"],
             adapter_weights=lora.num_weights if lora else None,
         )
         return speed | {"train/tokens_in_loss": num_learned(examples)}
@@ -166,30 +149,20 @@ class SftRun:
         start = time.perf_counter()
         loss = cross_entropy(self.trainer, self.state.params, self.setup.heldout)
         seconds = time.perf_counter() - start
-        self.metrics.write(step, {"eval/loss": loss, "eval/seconds": seconds})
+        self.steps.metrics.write(step, {"eval/loss": loss, "eval/seconds": seconds})
         self.open.page.write()
         many = self.setup.num_heldout
-        self.progress.print(f"step {step}: held-out loss {loss:.4f} ({many} examples)")
-
-    def last(self) -> tuple[int, Kept]:
-        """The last whole step, and what was measured in it."""
-        assert self.steps_done is not None  # it is asked for while steps are made
-        if self.unwritten:
-            self.metrics.write(self.steps_done, self.unwritten)
-        return self.steps_done, self.kept()
+        self.open.progress.print(f"step {step}: held-out loss {loss:.4f} ({many} examples)")
 
     def kept(self) -> Kept:
         meta = {"examples": self.setup.examples.checksum, "base_checksum": self.base_checksum}
         return {"train": self.state}, self.drawn.to_json() | meta
 
     def finish(self) -> None:
-        config = self.config
-        if self.steps > self.first_step:
-            with self.signals.held():
-                self.open.save_last(self.steps, self.kept())
+        config, steps, first = self.config, self.setup.steps, self.steps.first
+        if steps > first:
+            self.steps.save_last(steps)
         self.open.close()
         if config.checkpoint.export_dir:
-            step = max(self.steps, self.first_step)
-            trained, form = self.trainer.trained, config.lora.export
-            export_policy(config, trained, self.state.params, step, form)
+            export_policy(config, self.trainer.trained, self.state.params, max(steps, first))
         self.open.tell_end(self.compile_s)

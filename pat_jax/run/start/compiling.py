@@ -5,7 +5,7 @@ Knows programs by their tables. Does not know what runs them (`loop.py`).
 
 import logging
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from pat_jax.config.run import RunConfig
@@ -23,6 +23,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Compiled:
+    layouts: Sequence[Split]  # of rollouts
     seconds: float
     update: str  # what the largest program of the update takes of a device, in words
 
@@ -38,14 +39,14 @@ def announce(config: RunConfig, setup: Setup, progress: Progress) -> None:
     for line in describe_memory(setup.memory, config.rollout):
         log.info("%s", line)
     log.info("%s", setup.engine.drafting)
-    devices, lora = list(setup.engine.mesh.devices.flat), setup.trainer.trained.lora
-    progress.print(opening(config, setup.policy, devices, lora))
+    lora = setup.trainer.trained.lora
+    progress.print(opening(config, setup.policy, setup.devices, lora))
     layouts = ", ".join(map(str, setup.layouts))
     progress.print(f"run folder {config.run_dir}; layouts {layouts}")
 
 
 def compile_run(
-    config: RunConfig, setup: Setup, layouts: Collection[Split], progress: Progress
+    config: RunConfig, setup: Setup, layouts: Sequence[Split], progress: Progress
 ) -> Compiled:
     """The programs of the run, in parallel: every one, or where they are compiled as they are needed those of
     the first steps.
@@ -65,7 +66,7 @@ def compile_run(
     setup.engine.compile(_show("rollout", progress), layouts)
     seconds = time.perf_counter() - start
     progress.print(f"compiled in {seconds:.1f} s")
-    return Compiled(seconds, update)
+    return Compiled(layouts, seconds, update)
 
 
 def compile_update(
