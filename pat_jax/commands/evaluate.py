@@ -9,7 +9,7 @@ from tqdm import tqdm
 from pat_jax.common.devices import configure
 from pat_jax.common.errors import UserError
 from pat_jax.common.hosts.join import join
-from pat_jax.common.hub import is_checkpoint, local_checkpoint
+from pat_jax.common.hub import is_checkpoint
 from pat_jax.config.by_model import settled_dtype
 from pat_jax.engine.sequences.responses import Completion, Request
 from pat_jax.engine.session import Session
@@ -17,20 +17,15 @@ from pat_jax.evaluation.config import EvaluateConfig
 from pat_jax.evaluation.exam import load_exam
 from pat_jax.evaluation.folder import EvaluationFolder
 from pat_jax.evaluation.results import content, words
-from pat_jax.models.policy import Policy
 from pat_jax.rl.rewards.responses import response_reader
-from pat_jax.rl.text.tokenizer import Chat, HuggingFaceTokenizer, check_vocabulary
-from pat_jax.run.checkpoints.exit_head_state import saved_head
 from pat_jax.run.evaluation import Evaluator
 from pat_jax.run.generation import sampled
 from pat_jax.run.logging.completions import Completions
 from pat_jax.run.logging.progress import Progress
 from pat_jax.run.results.saved_policy import SavedPolicy, find_policy
-from pat_jax.run.results.session import open_session
-from pat_jax.run.results.weights import weights_of_model, weights_of_run
+from pat_jax.run.results.session import SessionSetup
 from pat_jax.run.scoring import open_scorer, try_out
-from pat_jax.run.setup import build_engine, model_config
-from pat_jax.run.start.profiles import find_profile, profile_subject
+from pat_jax.run.setup import checked_tokenizer, model_config
 
 
 def evaluate(config: EvaluateConfig) -> None:
@@ -43,25 +38,10 @@ def evaluate(config: EvaluateConfig) -> None:
     if saved:
         saved.check(model)
     run = config.run_config(model, len(devices))
-    skips = run.reward_skip_special_tokens
-    tokenizer = HuggingFaceTokenizer(
-        local_checkpoint(config.model, weights=False),
-        Chat(run.data.system_prompt, run.data.template_variables),
-        skip_special_tokens=skips,
-    )
-    check_vocabulary(tokenizer, model.vocab_size, source=config.model)
+    tokenizer = checked_tokenizer(run, model)
     exam = load_exam(run, tokenizer)
     run = exam.fitted(run, len(devices))
-    engine = build_engine(run, model, devices)
-    head, headless = None, ""
-    if saved:
-        layout = next(iter(engine.layouts.values()))
-        load = weights_of_run(run, saved, Policy.from_config(model), layout)
-        head, headless = saved_head(saved, engine)
-    else:
-        load = weights_of_model(run, model, config.adapter)
-    subject = profile_subject(run, model, devices)
-    profile = find_profile(run, subject)
+    setup = SessionSetup.of(run, model, devices, saved, config.adapter)
     progress = Progress(0)
     with open_scorer(run, exam.rewards) as scorer:
         first = exam.sets[0].prompts[0]
@@ -69,10 +49,11 @@ def evaluate(config: EvaluateConfig) -> None:
         with EvaluationFolder(config) as folder:
             if known := len(folder.responses):
                 progress.print(f"{known:,} responses are there already")
-            for line in filter(None, (*(saved.notes if saved else ()), headless, *exam.notes)):
+            for line in filter(
+                None, (*(saved.notes if saved else ()), setup.headless, *exam.notes)
+            ):
                 progress.print(line)
-            weights_in = partial(load, engine.dtype, engine.policy)
-            session = open_session(run, engine, subject, profile, weights_in, exit_head=head)
+            session = setup.open()
             made_of = tokenizer, folder.path, progress.print
             with Completions(*made_of, is_asked=True) as completions:
                 read = response_reader(exam.columns, tokenizer)

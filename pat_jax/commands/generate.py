@@ -6,8 +6,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-import numpy as np
-
 from pat_jax.batch_generation.config import GenerateConfig, Reach
 from pat_jax.batch_generation.job import BatchJob
 from pat_jax.batch_generation.overrides import SamplingOverrides
@@ -20,22 +18,15 @@ from pat_jax.common.errors import UserError
 from pat_jax.common.hosts.join import join
 from pat_jax.common.hub import local_checkpoint
 from pat_jax.config.by_model import settled_dtype
-from pat_jax.config.run import RunConfig
-from pat_jax.engine.engine import RolloutEngine
 from pat_jax.engine.session import Session
 from pat_jax.engine.sizing.memory import memory_limit
 from pat_jax.models.checkpoints.hf_config import read_json_object
-from pat_jax.models.policy import Policy
-from pat_jax.planning.latency.profile import Profile, Subject
 from pat_jax.rl.text.tokenizer import Chat, HuggingFaceTokenizer, Tokenizer
-from pat_jax.run.checkpoints.exit_head_state import saved_head
 from pat_jax.run.results.saved_policy import find_policy
 from pat_jax.run.results.saved_run import SavedRun
-from pat_jax.run.results.session import open_session
-from pat_jax.run.results.weights import Load, weights_of_model, weights_of_run
-from pat_jax.run.setup import build_engine, model_config
+from pat_jax.run.results.session import SessionSetup
+from pat_jax.run.setup import model_config
 from pat_jax.run.start.hub_names import go_on_with_names
-from pat_jax.run.start.profiles import find_profile, profile_subject
 from pat_jax.run.task import load_tokenizer
 
 log = logging.getLogger(__name__)
@@ -51,17 +42,17 @@ def generate(config: GenerateConfig) -> None:
         )
     parts = prepared(config, prompts=Path(config.prompts))
     with ResultFile(Path(config.out), resume=config.resume) as results:
-        print(parts.engine.drafting, file=sys.stderr)
+        print(parts.setup.engine.drafting, file=sys.stderr)
         session, tokenizer = parts.open(), parts.tokenizer
         assert tokenizer is None or isinstance(tokenizer, HuggingFaceTokenizer)
         prompts, sample = Path(config.prompts), Sample(config.gap_tokens)
         sampling = config.overrides, parts.recommended
         job = BatchJob(prompts, config.seed, session, tokenizer, *sampling, results)
         job.run(sample.add)
-        if parts.engine.specs.drafts.budgets and session.report.bursts:
+        if parts.setup.engine.specs.drafts.budgets and session.report.bursts:
             print(session.drafts.words, file=sys.stderr)
     if config.weights != "auto" and sample.sequences:
-        print(gap_words(parts.config, parts.run, parts.engine, sample, parts.load), file=sys.stderr)
+        print(gap_words(parts.config, parts.setup, sample), file=sys.stderr)
 
 
 @dataclass(frozen=True)
@@ -69,20 +60,12 @@ class Prepared:
     """The parts of a session, nothing compiled yet."""
 
     config: GenerateConfig
-    run: RunConfig
-    engine: RolloutEngine
-    subject: Subject
-    profile: Profile | None
-    load: Load
+    setup: SessionSetup
     tokenizer: Tokenizer | None
     recommended: SamplingOverrides
-    exit_head: np.ndarray | None = None  # that a run has learned; see `RolloutEngine.set_weights`
 
     def open(self) -> Session:
-        weights_in = partial(self.load, self.engine.dtype, self.engine.policy)
-        most, nans = self.config.max_length, self.config.debug_nans
-        made_of = self.run, self.engine, self.subject, self.profile, weights_in
-        return open_session(*made_of, exit_head=self.exit_head, max_length=most, debug_nans=nans)
+        return self.setup.open(max_length=self.config.max_length, debug_nans=self.config.debug_nans)
 
 
 def prepared(
@@ -96,12 +79,12 @@ def prepared(
     Raises:
       UserError: whatever in the options or their files cannot work.
     """
+    options = config.model_options
     if saved_run:
         go_on_with_names(saved_run.folder)
-    folder, options = Path(local_checkpoint(config.model, weights=False)), config.model_options
-    recommended = recommended_overrides(folder)
-    if saved_run:
         options = replace(options, data=saved_run.config.data)
+    folder = Path(local_checkpoint(config.model, weights=False))
+    recommended = recommended_overrides(folder)
     devices = configure(config.devices)
     model = model_config(options, devices)
     platform = devices[0].platform
@@ -115,27 +98,29 @@ def prepared(
             f"model {config.model!r} has no tokenizer: expected neither --system_prompt nor "
             "--chat_template_kwargs; leave them out, or give a checkpoint directory."
         )
-    asked = None
-    if prompts:
-        most = Reach(config.batch, min(config.max_length, model.max_position))
-        assert tokenizer is None or isinstance(tokenizer, HuggingFaceTokenizer)
-        line = (config.overrides, recommended, tokenizer)
-        asked = reach(prompts, lambda given: parse_ask(given, *line, max_length=most.length), most)
+    most = Reach(config.batch, min(config.max_length, model.max_position))
+    asked = prompts and _asked(config, prompts, recommended, tokenizer, most)
     run = replace(config.run_config(model, len(devices), asked), data=options.data)
-    engine, head = build_engine(run, model, devices), None
-    if not saved_run:
-        load = weights_of_model(run, model, config.adapter)
-    else:
-        saved = find_policy(str(saved_run.folder), None)
+    saved = find_policy(str(saved_run.folder), None) if saved_run else None
+    if saved:
         saved.check(model)
-        layout = next(iter(engine.layouts.values()))
-        load = weights_of_run(run, saved, Policy.from_config(model), layout)
-        head, headless = saved_head(saved, engine)
-        if headless:
-            log.warning("%s", headless)
-    subject = profile_subject(run, model, devices)
-    profile = find_profile(run, subject)
-    return Prepared(config, run, engine, subject, profile, load, tokenizer, recommended, head)
+    setup = SessionSetup.of(run, model, devices, saved, config.adapter)
+    if setup.headless:
+        log.warning("%s", setup.headless)
+    return Prepared(config, setup, tokenizer, recommended)
+
+
+def _asked(
+    config: GenerateConfig,
+    prompts: Path,
+    recommended: SamplingOverrides,
+    tokenizer: Tokenizer | None,
+    most: Reach,
+) -> Reach:
+    """How much a file of prompts asks for, at most `most`."""
+    assert tokenizer is None or isinstance(tokenizer, HuggingFaceTokenizer)
+    line = (config.overrides, recommended, tokenizer)
+    return reach(prompts, lambda given: parse_ask(given, *line, max_length=most.length), most)
 
 
 def recommended_overrides(directory: Path) -> SamplingOverrides:
@@ -161,12 +146,11 @@ def recommended_overrides(directory: Path) -> SamplingOverrides:
     return overrides
 
 
-def gap_words(
-    config: GenerateConfig, run: RunConfig, engine: RolloutEngine, sample: Sample, load: Load
-) -> str:
+def gap_words(config: GenerateConfig, setup: SessionSetup, sample: Sample) -> str:
     """How far the results are from those of the full weights; the engine's weights are freed for them."""
-    limit = memory_limit(run.rollout, list(engine.mesh.devices.flat))
-    gap = measure_gap(engine, sample, partial(load, engine.dtype), limit=limit)
+    engine = setup.engine
+    limit = memory_limit(setup.config.rollout, list(engine.mesh.devices.flat))
+    gap = measure_gap(engine, sample, partial(setup.load, engine.dtype), limit=limit)
     against = f"{config.weights} weights against {config.compute_dtype}"
     if isinstance(gap, NoRoom):
         return f"{against}: not compared, because {gap}"

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 
 import jax
 
-from pat_jax.common.bars import bar as progress_bar
-from pat_jax.common.bars import note
+from pat_jax.common.bars import counting, note
 from pat_jax.common.devices import PROFILE_DIR, Device, configure
 from pat_jax.common.errors import UserError
 from pat_jax.common.hosts.join import join
@@ -33,7 +32,6 @@ from pat_jax.training.build import DTYPES
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-    from tqdm import tqdm
 
 log = logging.getLogger(__name__)
 
@@ -110,8 +108,8 @@ def measure_shards(config: ProfileConfig, device: Device) -> Measured:
         collectives = profiler.collectives()
         return Profile(subject, profiler.latency, collectives, shards_of=str(target))
 
-    with progress_bar(total=0, unit="program", desc="measuring", disable=False) as bar:
-        profiler.measure(saving(bar, lambda: so_far().save(path)))
+    with counting("measuring", disable=False) as show:
+        profiler.measure(saving(show, lambda: so_far().save(path)))
     return kept(so_far(), path)
 
 
@@ -138,13 +136,15 @@ def known_profile(
     return known
 
 
-def saving(bar: "tqdm", save: Callable[[], None]) -> Callable[[int, int], None]:
+def saving(
+    show: Callable[[int, int], None], save: Callable[[], None]
+) -> Callable[[int, int], None]:
     """Told of every program that has run, it shows them and now and then saves what is measured."""
     saved = time.monotonic()
 
     def tick(done: int, total: int) -> None:
         nonlocal saved
-        _show(bar, done, total)
+        show(done, total)
         if time.monotonic() - saved > SAVE_EVERY_S:
             save()
             saved = time.monotonic()
@@ -190,18 +190,18 @@ def measure(
     compiled = dict(known.compile_s) if known else {}
     if missing := [layout for layout in layouts if f"decode {layout}" not in compiled]:
         compiled |= compile_seconds(engine, [str(layout) for layout in missing])
-    with progress_bar(total=0, unit="program", desc="compiling", disable=False) as bar:
-        engine.compile(lambda done, total: _show(bar, done, total))
+    with counting("compiling", disable=False) as show:
+        engine.compile(show)
     collectives = dict(known.collectives) if known else {}
     if not collectives:
         measured = all_reduce_seconds(layouts, dtype)
         collectives = company().agree("seconds of sums", lambda: measured)
-    with progress_bar(total=0, unit="program", desc="measuring", disable=False) as bar:
+    with counting("measuring", disable=False) as show:
         warmup = Warmup(
             engine,
             known=known and known.latency,
             runs=config.runs,
-            progress=saving(bar, lambda: so_far().save(path)),
+            progress=saving(show, lambda: so_far().save(path)),
         )
 
         def so_far() -> Profile:
@@ -232,8 +232,3 @@ def compile_seconds(engine: RolloutEngine, names: Sequence[str]) -> dict[str, fl
                 seconds[f"{key.name} {layout}"] = table.compile_seconds[key]
     jax.config.update("jax_enable_compilation_cache", True)
     return seconds
-
-
-def _show(bar: "tqdm", done: int, total: int) -> None:
-    bar.total = total
-    bar.update(done - bar.n)

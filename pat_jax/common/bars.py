@@ -4,6 +4,8 @@ tqdm is imported when the first one is shown.
 """
 
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
@@ -23,6 +25,18 @@ def bar(*iterable: Any, **options: Any) -> "tqdm":
     if is_cell(sys.stdout):
         shown["disable"] = False
     return tqdm(*iterable, **shown)
+
+
+@contextmanager
+def counting(what: str, **options: Any) -> Iterator[Callable[[int, int], None]]:
+    """A bar of programs; yields what it is told by: how many are done, and of how many."""
+    with bar(total=0, unit="program", desc=what, **options) as shown:
+
+        def show(done: int, total: int) -> None:
+            shown.total = total
+            shown.update(done - shown.n)
+
+        yield show
 
 
 def note(text: str) -> None:

@@ -20,7 +20,7 @@ from pat_jax.rl.rewards.responses import Response
 from pat_jax.rl.rewards.scorer import RewardScorer, Scoring
 from pat_jax.run.generation import EVAL, sampling_request, to_rollout
 from pat_jax.run.heldout import HeldoutSet
-from pat_jax.run.logging.completions import Completions, Heard
+from pat_jax.run.logging.completions import Completions
 from pat_jax.run.logging.progress import Progress
 from pat_jax.run.scoring import wait_for_rewards
 
@@ -85,10 +85,12 @@ class Evaluator:
             for sample in range(size)
         ]
         scoring: Scoring[Rollout] = self._scorer.begin([x.text for _, x, _ in asked], self._read)
-        heard = Heard(scoring.add)
+        ended: dict[int, Rollout] = {}
         for i, done in ask([self._request(*one) for one in asked]):
-            heard.add(i, to_rollout(*asked[i][1:], done))
-        rollouts, names = heard.rollouts, [self._sets[number].name for number, _, _ in asked]
+            ended[i] = to_rollout(*asked[i][1:], done)
+            scoring.add(i, ended[i])
+        rollouts = [ended[i] for i in sorted(ended)]
+        names = [self._sets[number].name for number, _, _ in asked]
         with self._completions.kept(step, "eval", rollouts, names):
             rewards = wait_for_rewards(scoring, self._progress)
         self._completions.write(step, "eval", rollouts, rewards, scoring.scores, names)

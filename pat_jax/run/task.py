@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 
@@ -17,7 +16,7 @@ from pat_jax.config.data import ARITHMETIC
 from pat_jax.config.run import RunConfig
 from pat_jax.rl.batches.types import Prompt
 from pat_jax.rl.data import arithmetic
-from pat_jax.rl.data.epochs import START, Cursor
+from pat_jax.rl.data.epochs import START
 from pat_jax.rl.data.problem_files import Columns
 from pat_jax.rl.data.problems import (
     HELDOUT_SHARE,
@@ -33,31 +32,11 @@ from pat_jax.run.heldout import HELDOUT, HeldoutSet, set_names
 Demonstration = tuple[Sequence[int], Sequence[int]]  # prompt tokens, response tokens
 
 
-class Source(Protocol):
-    """Prompts to train on, as `rl.data.Problems` has them."""
-
-    @property
-    def num_different(self) -> int | None:
-        """None: they have no end."""
-        ...
-
-    @property
-    def checksum(self) -> int: ...
-
-    def draw(self, at: Cursor, size: int) -> tuple[list[Prompt], Cursor]: ...
-
-    def batch(self, step: int, size: int) -> list[Prompt]: ...
-
-    def after(self, batches: int, size: int) -> Cursor: ...
-
-    def epochs(self, at: Cursor) -> float | None: ...
-
-
 @dataclass(frozen=True)
 class Task:
     tokenizer: Tokenizer
     rewards: Sequence[str]  # the option's, or what `auto` means here
-    train: Source
+    train: Problems | arithmetic.ArithmeticProblems
     heldout: Sequence[HeldoutSet]
     demonstrations: Callable[[int, int], list[Demonstration]] | None  # (step, how many), if any
     columns: Sequence[str]  # that any prompt has, whichever an iteration draws

@@ -5,7 +5,6 @@ Knows options. Does not know data, checkpoints or which devices there are.
 
 from collections.abc import Callable
 from dataclasses import asdict, replace
-from typing import Protocol
 
 import jax.numpy as jnp
 import numpy as np
@@ -166,20 +165,7 @@ def _updates(
     return update, replace(update, optimizer=supervised, loss=cross_entropy, temperature=1.0)
 
 
-class ModelOptions(Protocol):
-    """How a policy is computed where it is trained."""
-
-    @property
-    def compute_dtype(self) -> str: ...
-
-    @property
-    def remat(self) -> str: ...
-
-    @property
-    def scan_layers(self) -> str: ...
-
-
-def functions_of(options: ModelOptions, policy: Policy, layout: Layout) -> ModelFunctions:
+def functions_of(options: AnyRun, policy: Policy, layout: Layout) -> ModelFunctions:
     """The policy as an update wants it, computed as the options say.
 
     Raises:

@@ -13,7 +13,6 @@ from runs import QWEN3, write_checkpoint, write_problems
 from saved_runs import learned, policy_of, save_run
 
 from pat_jax import generate
-from pat_jax.commands import evaluate as evaluate_command
 from pat_jax.commands import generate as generate_command
 from pat_jax.config.command_line import dump, parse
 from pat_jax.models.checkpoints.hf_export import export
@@ -21,6 +20,7 @@ from pat_jax.models.checkpoints.hf_load import load_params
 from pat_jax.models.checkpoints.peft_adapter import export_adapter
 from pat_jax.models.lora import Lora
 from pat_jax.run.checkpoints.exit_head_state import FOLDER, as_bytes
+from pat_jax.run.results.session import SessionSetup
 
 OPTIONS = "--num_prompts 6 --num_generations 2 --reward mine.py:even"
 
@@ -101,13 +101,13 @@ def drafting(monkeypatch, tmp_path: Path, folder: Path, who: str, layer: int) ->
             options, run=folder / "full", **{"speculation.source": source}
         ).session
     else:
-        seen, real = [], evaluate_command.open_session
+        seen, real = [], SessionSetup.open
 
         def remembered(*args, **options):
             seen.append(real(*args, **options))
             return seen[-1]
 
-        monkeypatch.setattr(evaluate_command, "open_session", remembered)
+        monkeypatch.setattr(SessionSetup, "open", remembered)
         run = ["--run_dir", str(folder / "full"), "--speculation.source", source]
         said(monkeypatch, tmp_path, folder, *run, out="out")
         (opened,) = seen

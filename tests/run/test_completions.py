@@ -11,7 +11,7 @@ from pat_jax.rl.batches.types import FinishReason, Prompt, Rollout
 from pat_jax.rl.data.arithmetic import TOKENIZER
 from pat_jax.rl.rewards.outcome import Cause, Failure
 from pat_jax.rl.rewards.weighted_sum import FunctionScores
-from pat_jax.run.logging.completions import WIDTH, Completions, Heard
+from pat_jax.run.logging.completions import WIDTH, Completions
 
 
 def rollout(text: str, finish: FinishReason = FinishReason.LENGTH) -> Rollout:
@@ -94,12 +94,3 @@ def test_samples_fit_a_terminal_of_100_columns(tmp_path: Path, count: int):
         )
     if count > 1:
         assert lines[4:] == ["  response  3", "            reward 1, 2 tokens, stop"]
-
-
-def test_responses_are_heard_in_order_whenever_they_end():
-    passed: list[int] = []
-    heard = Heard(lambda i, _: passed.append(i))
-    one, two = rollout("1"), rollout("2")
-    heard.add(1, two)
-    heard.add(0, one)
-    assert passed == [1, 0] and heard.rollouts == [one, two]

@@ -18,6 +18,7 @@ from pat_jax.profiling.capacity.plan_config import PlanConfig
 from pat_jax.profiling.measure.config import ProfileConfig
 from pat_jax.run import loop, setup
 from pat_jax.run.process.stop_signals import StopSignals
+from pat_jax.run.results import session
 from pat_jax.run.sft import loop as sft_loop
 from pat_jax.run.sft import setup as sft
 
@@ -108,7 +109,7 @@ def test_every_command_computes_in_what_suits_the_devices(
         seen(setup, "check_lengths", setup.build, train, devices),
         seen(profile, "profile_subject", profile.measured, measure),
         seen(sft, "_read", sft.build, teach, devices),
-        seen(generate, "build_engine", generate.prepared, write),
+        seen(session, "build_engine", generate.prepared, write),
         seen(evaluate, "load_exam", evaluate.evaluate, examine),
     ):
         assert found.compute_dtype == dtype

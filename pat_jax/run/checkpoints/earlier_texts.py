@@ -4,19 +4,16 @@ A file is one line with a checksum of all behind it, one of JSON, and the tokens
 nothing but itself: drafts change no token. Knows files. Does not know what drafts are.
 """
 
-import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from pat_jax.common.json_text import parse_json
 from pat_jax.config.run import RunConfig
 from pat_jax.engine.sequences.earlier import EarlierResponses
 from pat_jax.engine.sequences.texts import BESIDE
 from pat_jax.rl.batches.types import RolloutGroup
-from pat_jax.run.checkpoints.side_files import DAMAGED, SideFiles, sealed, unsealed
+from pat_jax.run.checkpoints.side_files import DAMAGED, SideFiles, as_file, of_file
 from pat_jax.run.setup import Setup
 
 FOLDER = "earlier_responses"  # in that of the run, with a file for each checkpoint
@@ -128,9 +125,8 @@ def as_bytes(responses: EarlierResponses, tokenizer: int) -> bytes:
     for prompt, texts in responses:
         parts += [prompt, *texts]
         lengths.append([len(prompt), *map(len, texts)])
-    line = json.dumps({"tokenizer": tokenizer, "lengths": lengths}).encode()
     tokens = b"".join(part.astype(_INTS).tobytes() for part in parts)
-    return sealed(_WHAT, line + b"\n" + tokens)
+    return as_file(_WHAT, {"tokenizer": tokenizer, "lengths": lengths}, tokens)
 
 
 def put_bytes(content: bytes, tokenizer: int, responses: EarlierResponses) -> None:
@@ -139,9 +135,7 @@ def put_bytes(content: bytes, tokenizer: int, responses: EarlierResponses) -> No
     Raises:
       ValueError: the content is damaged, or of another tokenizer; nothing has been put.
     """
-    body = unsealed(_WHAT, content)
-    line, _, tokens = body.partition(b"\n")
-    told: Any = parse_json(line)
+    told, tokens = of_file(_WHAT, content)
     try:
         if told["tokenizer"] != tokenizer:
             raise ValueError("is of another tokenizer than this run's")

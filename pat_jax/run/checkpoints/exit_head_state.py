@@ -5,7 +5,6 @@ writes it, by the names of its leaves. Knows options and files. Does not know ho
 """
 
 import io
-import json
 import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,11 +13,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from pat_jax.common.json_text import parse_json
 from pat_jax.config.run import RunConfig
 from pat_jax.engine.engine import RolloutEngine
 from pat_jax.run.checkpoints.checkpoint import is_gone
-from pat_jax.run.checkpoints.side_files import SideFiles, sealed, unsealed
+from pat_jax.run.checkpoints.side_files import SideFiles, as_file, of_file
 from pat_jax.run.results.saved_policy import SavedPolicy
 from pat_jax.run.setup import Setup
 from pat_jax.training.build import DTYPES, logit_tokens
@@ -81,8 +79,7 @@ def as_bytes(depth: int, leaves: Mapping[str, np.ndarray]) -> bytes:
     arrays, named = io.BytesIO(), dict[str, Any](leaves)
     # NumPy before 2.2 would write an option of this as one more array.
     np.savez(arrays, **named)
-    line = json.dumps({"layer": depth}).encode()
-    return sealed(_WHAT, line + b"\n" + arrays.getvalue())
+    return as_file(_WHAT, {"layer": depth}, arrays.getvalue())
 
 
 def of_bytes(content: bytes, depth: int) -> dict[str, np.ndarray]:
@@ -91,8 +88,7 @@ def of_bytes(content: bytes, depth: int) -> dict[str, np.ndarray]:
     Raises:
       ValueError: the content is damaged, or of another layer.
     """
-    line, _, arrays = unsealed(_WHAT, content).partition(b"\n")
-    told = parse_json(line)
+    told, arrays = of_file(_WHAT, content)
     layer = told.get("layer") if isinstance(told, dict) else None
     if layer != depth:
         raise ValueError(f"is the head behind layer {layer}")

@@ -18,9 +18,12 @@ Value = TypeVar("Value")
 log = logging.getLogger(__name__)
 
 
-def read_kept(path: Path, expected: str, made_of: Callable[[Any], Found]) -> Found:
+def read_kept(
+    path: Path, expected: str, made_of: Callable[[Any], Found], otherwise: Found | None = None
+) -> Found:
     """
     Args:
+      otherwise: what is known where there is no file.
       expected: in the file, in words.
       made_of: its content; raises ValueError, TypeError, KeyError or AttributeError where that is
         not as a run writes it.
@@ -28,6 +31,8 @@ def read_kept(path: Path, expected: str, made_of: Callable[[Any], Found]) -> Fou
     Raises:
       UserError: the file is not as a run writes it.
     """
+    if otherwise is not None and not path.is_file():
+        return otherwise
     try:
         return made_of(parse_json(path.read_bytes()))
     except (ValueError, TypeError, KeyError, AttributeError) as error:

@@ -3,12 +3,16 @@
 Knows files. Does not know what is in them.
 """
 
+import json
 import logging
 import zlib
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from pat_jax.common.files import replace_bytes
 from pat_jax.common.hosts.together import company
+from pat_jax.common.json_text import parse_json
 from pat_jax.run.checkpoints.files import checkpoints_in
 from pat_jax.run.process.folder import CHECKPOINTS
 
@@ -52,6 +56,21 @@ class SideFiles:
         wanted = {self.path(int(path.name)) for path in checkpoints_in(self._checkpoints)}
         for path in {*self._folder.glob("step-*.bin")} - wanted - {self.path(but)}:
             path.unlink()
+
+
+def as_file(what: str, told: Mapping[str, Any], rest: bytes) -> bytes:
+    """The content of a file whose body is a line of JSON, and bytes."""
+    return sealed(what, json.dumps(told).encode() + b"\n" + rest)
+
+
+def of_file(what: str, content: bytes) -> tuple[Any, bytes]:
+    """What `as_file` was given.
+
+    Raises:
+      ValueError: a bit of it is another.
+    """
+    line, _, rest = unsealed(what, content).partition(b"\n")
+    return parse_json(line), rest
 
 
 def sealed(what: str, body: bytes) -> bytes:

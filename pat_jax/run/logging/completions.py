@@ -32,21 +32,6 @@ log = logging.getLogger(__name__)
 Rewards = Float[np.ndarray, " responses"]
 
 
-class Heard:
-    """Passes responses on as they end, and keeps them in their order."""
-
-    def __init__(self, pass_on: Callable[[int, Rollout], None]):
-        self._pass_on, self._rollouts = pass_on, dict[int, Rollout]()
-
-    def add(self, i: int, rollout: Rollout) -> None:
-        self._rollouts[i] = rollout
-        self._pass_on(i, rollout)
-
-    @property
-    def rollouts(self) -> list[Rollout]:
-        return [self._rollouts[i] for i in sorted(self._rollouts)]
-
-
 class DroppedTokens:
     """Says once that a policy generates special tokens that texts leave out, others than those of beginning,
     end and padding."""

@@ -58,10 +58,7 @@ def read_rollouts(folder: Path) -> Mapping[str, KeptRollout]:
     Raises:
       UserError: the file is not as a run writes it.
     """
-    path = folder / ROLLOUTS_FILE
-    if not path.is_file():
-        return {}
-    return read_kept(path, "rollouts of its steps", _rollouts)
+    return read_kept(folder / ROLLOUTS_FILE, "rollouts of its steps", _rollouts, {})
 
 
 def _rollouts(rows: Any) -> Mapping[str, KeptRollout]:

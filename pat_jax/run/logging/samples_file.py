@@ -44,10 +44,7 @@ def read_samples(folder: Path) -> Mapping[int, Sequence[Sample]]:
     Raises:
       UserError: the file is not as a run writes it.
     """
-    path = folder / SAMPLES_FILE
-    if not path.is_file():
-        return {}
-    return read_kept(path, "the samples of its steps", _samples)
+    return read_kept(folder / SAMPLES_FILE, "the samples of its steps", _samples, {})
 
 
 def _samples(rows: Any) -> Mapping[int, Sequence[Sample]]:

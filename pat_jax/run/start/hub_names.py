@@ -28,10 +28,8 @@ def go_on_with_names(folder: Path) -> None:
 
 
 def _read(folder: Path) -> Mapping[str, Mapping[str, str]]:
-    path = folder / NAMES_FILE
-    if not path.is_file():
-        return {}
-    return read_kept(path, "commits of models and datasets by their names", _commits)
+    expected = "commits of models and datasets by their names"
+    return read_kept(folder / NAMES_FILE, expected, _commits, {})
 
 
 def _commits(content: Any) -> Mapping[str, Mapping[str, str]]:
