@@ -12,7 +12,8 @@ import sys
 import numpy as np
 
 from pat_jax.common.devices import configure
-from pat_jax.config.command_line import parse, run_command
+from pat_jax.common.run_command import run_command
+from pat_jax.config.command_line import parse
 from pat_jax.config.run import RunConfig
 from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.rl.algorithm.advantages import group_advantages

@@ -7,7 +7,7 @@ from importlib import import_module
 from pathlib import Path
 
 from pat_jax.common.errors import UserError
-from pat_jax.config.command_line import run_command
+from pat_jax.common.run_command import run_command
 from pat_jax.version import __version__
 
 FIRST_LINE = re.compile(r"`python -m pat_jax\.(\w+)`: (.+)")

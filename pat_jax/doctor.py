@@ -8,7 +8,8 @@ well, and 1 where it is not.
 import shlex
 import sys
 
-from pat_jax.config.command_line import parse, run_command
+from pat_jax.common.run_command import run_command
+from pat_jax.config.command_line import parse
 from pat_jax.profiling.doctor.config import DoctorConfig
 
 

@@ -7,7 +7,8 @@ training too, scores each from the moment it ends.
 import sys
 from functools import partial
 
-from pat_jax.config.command_line import parse, run_command
+from pat_jax.common.run_command import run_command
+from pat_jax.config.command_line import parse
 from pat_jax.evaluation.config import EvaluateConfig
 from pat_jax.evaluation.options import options_of_evaluation
 

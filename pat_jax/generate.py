@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from pat_jax.batch_generation.config import GenerateConfig
 from pat_jax.common.rules import OptionError
-from pat_jax.config.command_line import in_one_sentence, parse, run_command
+from pat_jax.common.run_command import in_one_sentence, run_command
+from pat_jax.config.command_line import parse
 from pat_jax.config.from_python import Config, words
 
 if TYPE_CHECKING:

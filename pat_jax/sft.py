@@ -6,7 +6,8 @@ What happens is in `run/sft/loop.py`.
 import sys
 from functools import partial
 
-from pat_jax.config.command_line import parse, run_command
+from pat_jax.common.run_command import run_command
+from pat_jax.config.command_line import parse
 from pat_jax.config.sft import SftConfig
 from pat_jax.run.process.folder import options_of_run
 from pat_jax.run.process.stop_signals import Stopped, StopSignals, leave

@@ -10,7 +10,7 @@ import pytest
 
 from pat_jax import evaluate
 from pat_jax.commands import evaluate as body
-from pat_jax.config.command_line import run_command
+from pat_jax.common.run_command import run_command
 
 SMALL = "--batch 8 --max_prompt_length 160 --max_completion_length 24 --layout dp2tp1 --devices 2"
 REWARD = """

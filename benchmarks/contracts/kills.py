@@ -177,7 +177,7 @@ def outcome(run: Path, by: str) -> dict[str, Any]:
 def victim(stage: str, late_ms: str, nth: str, by: str, words: list[str]) -> None:
     """The command, in a process that kills itself."""
     from pat_jax import train
-    from pat_jax.config.command_line import run_command
+    from pat_jax.common.run_command import run_command
 
     sys.argv[1:] = words
     if stage != "none":

@@ -118,13 +118,7 @@ def parse_ask(
     Raises:
       ValueError: one sentence that names the field.
     """
-    for name in given:
-        if name not in _KNOWN:
-            near = meant(str(name), _KNOWN)
-            if near is None and is_not_offered(str(name)):
-                raise ValueError(f"{name} is not offered: leave it out.")
-            hint = f"did you mean {near!r}?" if near else "put fields of your own in 'metadata'."
-            raise ValueError(f"unknown field {shown(name)}: {hint}")
+    _check_fields(given)
     own = SamplingOverrides(**{name: value for name, value in given.items() if name in _OVERRIDES})
     asked = own.over(defaults)
     overrides = asked.over(recommended)
@@ -142,6 +136,16 @@ def parse_ask(
         overrides.stops,
         overrides.logprobs is not None,
     )
+
+
+def _check_fields(given: Mapping[str, Any]) -> None:
+    for name in given:
+        if name not in _KNOWN:
+            near = meant(str(name), _KNOWN)
+            if near is None and is_not_offered(str(name)):
+                raise ValueError(f"{name} is not offered: leave it out.")
+            hint = f"did you mean {near!r}?" if near else "put fields of your own in 'metadata'."
+            raise ValueError(f"unknown field {shown(name)}: {hint}")
 
 
 def _with_special_stops(

@@ -53,7 +53,26 @@ def configure(num_devices: int) -> Sequence[Device]:
             f"option --devices is {num_devices}: expected a multiple of the {processes} processes of this "
             "run, or 0 for all."
         )
-    num_cpu = num_devices // processes or _cpu_devices()
+    _set_up(num_devices // processes or _cpu_devices())
+    devices = jax.devices()
+    if num_devices > len(devices):
+        here = "this machine has" if processes == 1 else "the machines of this run have"
+        raise UserError(
+            f"option --devices is {num_devices}: {here} {len(devices)} "
+            f"{devices[0].platform} devices; choose at most that many, or 0 for all."
+        )
+    if processes > 1 and 0 < num_devices < len(devices):
+        raise UserError(
+            f"option --devices is {num_devices}: {processes} processes use all of their {len(devices)} "
+            "devices; leave the option out."
+        )
+    if devices[0].platform == "cpu":
+        _keep_freed_memory()
+    return devices[: num_devices or len(devices)]
+
+
+def _set_up(num_cpu: int) -> None:
+    """What JAX reads when it looks for devices, and where it keeps compiled programs."""
     # XLA sizes its pool by this variable, but no smaller than the number of devices; the flags alone
     # leave a single device all cores.
     os.environ.setdefault("NPROC", str(num_cpu))
@@ -71,21 +90,6 @@ def configure(num_devices: int) -> Sequence[Device]:
     jax.config.update("jax_compilation_cache_dir", str(CACHE_DIR))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
-    devices = jax.devices()
-    if num_devices > len(devices):
-        here = "this machine has" if processes == 1 else "the machines of this run have"
-        raise UserError(
-            f"option --devices is {num_devices}: {here} {len(devices)} "
-            f"{devices[0].platform} devices; choose at most that many, or 0 for all."
-        )
-    if processes > 1 and 0 < num_devices < len(devices):
-        raise UserError(
-            f"option --devices is {num_devices}: {processes} processes use all of their {len(devices)} "
-            "devices; leave the option out."
-        )
-    if devices[0].platform == "cpu":
-        _keep_freed_memory()
-    return devices[: num_devices or len(devices)]
 
 
 def platforms_here() -> str | None:

@@ -4,23 +4,14 @@ Knows argv and which source wins over which. What options there are, how files s
 they are explained is in `options/`; what an option means, in the configuration class.
 """
 
-import errno
-import os
-import select
-import signal
-import sys
-import threading
-import traceback
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import is_dataclass
 from pathlib import Path
-from typing import Any, TextIO, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import yaml
 
-from pat_jax.common.errors import UserError, shortened
-from pat_jax.common.hosts.together import company
+from pat_jax.common.errors import UserError
 from pat_jax.common.options.declared import Option, build, options_of, ordered_fields
 from pat_jax.common.options.files import (
     Setting,
@@ -31,7 +22,6 @@ from pat_jax.common.options.files import (
 )
 from pat_jax.common.options.help import help_text
 from pat_jax.common.options.names import unknown
-from pat_jax.common.printable import printable
 from pat_jax.common.rules import OptionError
 from pat_jax.config.run import RunConfig
 from pat_jax.version import __version__
@@ -71,11 +61,9 @@ def parse(
     options = {name: option for option in own for name in (option.name, option.short) if name}
     sources = _sources(presets)
     if not {"-h", "--help"}.isdisjoint(argv):
-        print(help_text(default, list(sources.values()), own, prog))
-        raise SystemExit(0)
+        _answer(help_text(default, list(sources.values()), own, prog))
     if "--version" in argv:
-        print(f"pat_jax {__version__}")
-        raise SystemExit(0)
+        _answer(f"pat_jax {__version__}")
     settings = _settings(list(_scan(argv, sources | options)), presets, options)
     if only is not None:
         settings = {name: one for name, one in settings.items() if name in only}
@@ -84,6 +72,12 @@ def parse(
     except OptionError as error:
         where = settings[error.name].where if error.name in settings else ""
         raise OptionError(error.name, error.value, error.expected, where) from None
+
+
+def _answer(text: str) -> NoReturn:
+    """In the place of a configuration."""
+    print(text)
+    raise SystemExit(0)
 
 
 def dump(config: Any) -> str:
@@ -110,95 +104,6 @@ def _text(dumper: _Dumper, text: str) -> yaml.ScalarNode:
 
 
 _Dumper.add_representer(str, _text)
-
-
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
-# What a path can be that no reader asks about: a name of more than 255 bytes, a file in the place of a folder,
-# a ring of links, a device that is not there.
-_NO_PATH = (
-    *(errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENOENT, errno.ENXIO),
-    *(errno.EACCES, errno.EPERM, errno.ENODEV, errno.EINVAL, errno.EIO, errno.EEXIST),
-)
-
-
-@contextmanager
-def in_one_sentence() -> Iterator[None]:
-    """A disk without room is a `UserError`, and so is a path that cannot be."""
-    try:
-        yield
-    except OSError as error:
-        path = shortened(str(error.filename)) if error.filename else ""
-        if error.errno in _NO_ROOM:
-            where = f" for {path}" if path else ""
-            raise UserError(f"{error.strerror}{where}: make room and start again.") from None
-        if error.errno in _NO_PATH and path:
-            raise UserError(
-                f"{path} cannot be used ({error.strerror}): expected a path that can; check the options that "
-                "name files and folders."
-            ) from None
-        raise
-
-
-def run_command(main: Callable[[], None]) -> None:
-    """Run a command; a `UserError` becomes `error: …` on stderr and exit code 2.
-
-    It ends without a message when the reader of its output has gone (`| head`) and on Ctrl-C, as other
-    programs do. A disk without room is one sentence as well.
-    """
-    try:
-        _run_command(main)
-    except SystemExit as end:
-        _end_at_once(end.code)
-        raise
-    _end_at_once(0)
-
-
-def _end_at_once(code: str | int | None) -> None:
-    """Where threads of Orbax would keep the process: after a checkpoint that failed they wait for its
-    folder, for ten minutes, and nobody can tell them."""
-    threads = [one for one in threading.enumerate() if not one.daemon]
-    if any(type(one).__module__.startswith("orbax.") for one in threads):
-        with suppress(OSError):
-            sys.stderr.flush()
-        os._exit(code if isinstance(code, int) else 1)
-
-
-def _run_command(main: Callable[[], None]) -> None:
-    try:
-        try:
-            with in_one_sentence():
-                main()
-            company().leave()
-        except UserError as error:
-            sentence = printable(str(error))  # which quotes files, rewards and answers
-            company().fail(sentence, 2)
-            print(f"error: {sentence}", file=sys.stderr)
-            raise SystemExit(2) from None
-        except KeyboardInterrupt:
-            company().fail("it was interrupted", 128 + signal.SIGINT)
-            raise SystemExit(128 + signal.SIGINT) from None
-        except Exception as error:
-            if not company().is_alone:  # its end would wait for the others
-                if not company().is_ending:
-                    traceback.print_exc(file=sys.__stderr__)
-                company().fail(f"{type(error).__name__}: {error}", 1)
-            raise
-        finally:
-            sys.stdout.flush()  # the interpreter would complain if this failed at its end
-    except BrokenPipeError:
-        gone = [stream for stream in (sys.stdout, sys.stderr) if _has_no_reader(stream)]
-        if not gone:
-            raise  # another pipe broke
-        for stream in gone:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
-        raise SystemExit(128 + signal.SIGPIPE) from None
-
-
-def _has_no_reader(stream: TextIO) -> bool:
-    """Whether it is a pipe whose other end is closed."""
-    poll = select.poll()
-    poll.register(stream.fileno(), 0)
-    return any(event & select.POLLERR for _, event in poll.poll(0))
 
 
 def _sources(presets: Path | None) -> dict[str, Option]:

@@ -92,14 +92,8 @@ class Generator:
           on_end: told of each response when it has ended, the others going on: its place among the
             responses of all groups, one group after the other, and what was generated.
         """
-        config, size = self.config, self.config.num_generations
-        requests = [
-            sampling_request(
-                config, prompt, (self.seed, TRAIN, iteration, prompt.id, sample), config.temperature
-            )
-            for prompt in prompts
-            for sample in range(size)
-        ]
+        size = self.config.num_generations
+        requests = training_requests(self.config, prompts, self.seed, iteration)
         ids = np.array([request.prompt_id for request in requests])
         report, rollouts = RolloutReport(), dict[int, Rollout]()
 
@@ -174,6 +168,17 @@ def full_load(config: RolloutConfig, count: int) -> Load:
         budget=np.full(count, config.max_completion_length),
         prompt=np.arange(count) // config.num_generations,
     )
+
+
+def training_requests(
+    config: RolloutConfig, prompts: Sequence[Prompt], seed: int, iteration: int
+) -> list[Request]:
+    """Those of one group after the other."""
+    return [
+        sampling_request(config, prompt, (seed, TRAIN, iteration, prompt.id, i), config.temperature)
+        for prompt in prompts
+        for i in range(config.num_generations)
+    ]
 
 
 def sampling_request(

@@ -65,12 +65,11 @@ def training_batch(
       The batch of an iteration, and the metrics of its advantages.
     """
     algorithm, cap = config.algorithm, config.rollout.max_completion_length
+    buffer = algorithm.overlong_buffer
     lengths = np.array([[len(one.tokens) for one in group.rollouts] for group in groups])
-    penalties = overlong_penalty(
-        lengths, cap, share=algorithm.overlong_buffer, penalty=algorithm.overlong_penalty
-    )
+    penalties = overlong_penalty(lengths, cap, share=buffer, penalty=algorithm.overlong_penalty)
     shaped, measured = rewards - penalties, {}
-    if algorithm.overlong_buffer:
+    if buffer:
         measured["reward/overlong_penalty"] = float(penalties.mean())
     batch = to_train_batch(
         groups,

@@ -11,7 +11,6 @@ from pathlib import Path
 from pat_jax.common.devices import Device
 from pat_jax.common.errors import UserError
 from pat_jax.common.hub import is_checkpoint
-from pat_jax.common.rules import require
 from pat_jax.config.by_model import KnownModel, Options, settled
 from pat_jax.config.run import RunConfig
 from pat_jax.engine.engine import RolloutEngine
@@ -96,12 +95,6 @@ def build(config: RunConfig, devices: Sequence[Device]) -> Setup:
 
 def _built(config: RunConfig, devices: Sequence[Device], kernels: Kernels | None = None) -> Setup:
     check_task(config)
-    require(
-        config.lora.export == "merged" or is_checkpoint(config.model),
-        "lora.export",
-        config.lora.export,
-        f"merged with --model {config.model!r}: its base is random numbers that no other program has",
-    )
     model = model_config(config, devices)
     config, shortened = settled_options(config, model, devices)
     check_lengths(config, model)
@@ -110,8 +103,6 @@ def _built(config: RunConfig, devices: Sequence[Device], kernels: Kernels | None
     profile = find_profile(config, subject)
     policy = Policy.from_config(model)
     fingerprint = _fingerprint(config, policy)
-    if config.resume:
-        check_fingerprint(Path(config.run_dir) / CHECKPOINTS, fingerprint)
     check_offload(config.optimizer, devices)
     first, layouts, dropped = _layouts(config, model, devices, kernels)
     task = load_task(config, checked_tokenizer(config, model))
@@ -156,8 +147,12 @@ def _layouts(
 
 
 def _fingerprint(config: RunConfig, policy: Policy) -> Mapping[str, object]:
+    """Raises UserError where the checkpoints to resume from have another."""
     own = {"has_reference": config.algorithm.beta > 0}
-    return asdict(policy.config) | own | identity(build_lora(config.lora, policy))
+    fingerprint = asdict(policy.config) | own | identity(build_lora(config.lora, policy))
+    if config.resume:
+        check_fingerprint(Path(config.run_dir) / CHECKPOINTS, fingerprint)
+    return fingerprint
 
 
 def build_engine(config: RunConfig, model: ModelConfig, devices: Sequence[Device]) -> RolloutEngine:

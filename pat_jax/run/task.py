@@ -12,6 +12,7 @@ import numpy as np
 from pat_jax.common.errors import UserError
 from pat_jax.common.hub import dataset_files, is_checkpoint, local_checkpoint
 from pat_jax.common.patterns import matches
+from pat_jax.common.rules import require
 from pat_jax.config.data import ARITHMETIC
 from pat_jax.config.run import RunConfig
 from pat_jax.rl.batches.types import Prompt
@@ -55,6 +56,12 @@ def check_task(config: RunConfig) -> None:
     Raises:
       UserError: `config.data` names no task that `config.model` can do.
     """
+    require(
+        config.lora.export == "merged" or is_checkpoint(config.model),
+        "lora.export",
+        config.lora.export,
+        f"merged with --model {config.model!r}: its base is random numbers that no other program has",
+    )
     if config.data.is_arithmetic:
         _check_arithmetic(config, is_checkpoint(config.model))
         return

@@ -81,7 +81,7 @@ class ExitHeadTrainer:
 
     def _declare(self, state: TrainState, micro_shapes: Sequence[tuple[int, int]]) -> None:
         trainer, split, head = self.trainer, self.trainer.layout.split, state.params
-        everywhere = trainer.layout.sharding()
+        everywhere, frozen = trainer.layout.sharding(), trainer.trained.abstract_frozen
 
         def placed(shapes: object) -> object:
             return with_sharding(shapes, jax.tree.map(lambda _: everywhere, shapes))
@@ -102,27 +102,13 @@ class ExitHeadTrainer:
 
         for shape in micro_shapes:
             micro = abstract_micro(trainer.layout, shape, ())
-            self.programs.declare(
-                Key("exit_grad", split, *shape),
-                grad_step,
-                trainer.trained.abstract_frozen,
-                trainer.abstract_params,
-                head,
-                micro,
-                gradient,
-                sums,
-                out_shardings=everywhere,
-                donate_argnums=(4, 5),
-            )
+            key = Key("exit_grad", split, *shape)
+            options = {"out_shardings": everywhere, "donate_argnums": (4, 5)}
+            args = frozen, trainer.abstract_params, head, micro, gradient, sums
+            self.programs.declare(key, grad_step, *args, **options)
+        options = {"out_shardings": everywhere, "donate_argnums": 0}
         apply = self._update.apply_step
-        self.programs.declare(
-            Key("exit_apply", split),
-            apply,
-            state,
-            gradient,
-            out_shardings=everywhere,
-            donate_argnums=0,
-        )
+        self.programs.declare(Key("exit_apply", split), apply, state, gradient, **options)
 
     def _over(self, params: Leaves) -> ModelFunctions:
         """The first layers of a policy with a head to be learned."""

@@ -15,7 +15,8 @@ from runs import QWEN3, SMALL_ROLLOUT, TINY, run, write_checkpoint, write_proble
 
 from pat_jax import train
 from pat_jax.commands import train as body
-from pat_jax.config.command_line import dump, parse, run_command
+from pat_jax.common.run_command import run_command
+from pat_jax.config.command_line import dump, parse
 from pat_jax.rl.data.problems import HELDOUT_SHARE
 from pat_jax.rl.data.subset import Subset, subset_of
 from pat_jax.run.checkpoints.checkpoint import Checkpointer

@@ -16,7 +16,7 @@ from runs import ROOT
 
 from pat_jax import __main__ as listing
 from pat_jax import __version__
-from pat_jax.config.command_line import run_command
+from pat_jax.common.run_command import run_command
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from runs import QWEN3, finish, start, write_checkpoint
 from pat_jax import doctor as command
 from pat_jax.commands import doctor as body
 from pat_jax.common import devices as common_devices
-from pat_jax.config.command_line import run_command
+from pat_jax.common.run_command import run_command
 from pat_jax.models.kernels.kernel_choice import Kernels
 from pat_jax.profiling.doctor import checks
 from pat_jax.profiling.doctor import report as reports

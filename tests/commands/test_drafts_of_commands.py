@@ -16,7 +16,8 @@ from runs import write_checkpoint
 
 from pat_jax import generate
 from pat_jax.commands import generate as body
-from pat_jax.config.command_line import parse, run_command
+from pat_jax.common.run_command import run_command
+from pat_jax.config.command_line import parse
 from pat_jax.config.run import RunConfig
 from pat_jax.engine.sizing.draft_choice import drafts_of
 from pat_jax.engine.warm_up.warm_up import Timed, Warmup

@@ -22,7 +22,7 @@ from saved_runs import learned, policy_of
 from pat_jax import generate
 from pat_jax.batch_generation.config import GenerateConfig
 from pat_jax.commands import generate as body
-from pat_jax.config.command_line import run_command
+from pat_jax.common.run_command import run_command
 from pat_jax.config.generating import SHORTEST_CACHE
 from pat_jax.models.checkpoints.hf_export import export
 from pat_jax.models.checkpoints.hf_load import load_params

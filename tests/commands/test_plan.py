@@ -14,7 +14,8 @@ from pages import parsed, section_of, words_of
 from pat_jax import plan
 from pat_jax.commands import plan as body
 from pat_jax.common.picture_style import tp_colour
-from pat_jax.config.command_line import parse, run_command
+from pat_jax.common.run_command import run_command
+from pat_jax.config.command_line import parse
 from pat_jax.engine.record.plot import draw_rollout
 from pat_jax.planning.types import Split
 from pat_jax.profiling.capacity.page import page, plan_text

@@ -11,7 +11,8 @@ from runs import TINY, finish, run, start
 from pat_jax import profile as command
 from pat_jax.commands import profile as body
 from pat_jax.common.errors import UserError
-from pat_jax.config.command_line import parse, run_command
+from pat_jax.common.run_command import run_command
+from pat_jax.config.command_line import parse
 from pat_jax.profiling.measure.config import ProfileConfig
 from pat_jax.run.setup import model_config
 

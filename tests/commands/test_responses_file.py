@@ -13,7 +13,8 @@ from pat_jax import simulate
 from pat_jax.commands import plan
 from pat_jax.commands import simulate as body
 from pat_jax.common.errors import UserError
-from pat_jax.config.command_line import parse, run_command
+from pat_jax.common.run_command import run_command
+from pat_jax.config.command_line import parse
 from pat_jax.models.presets import preset
 from pat_jax.planning.latency.profile import Profile, Subject
 from pat_jax.profiling.capacity.page import plan_text

@@ -13,8 +13,9 @@ from fakes import SPLITS, made_up_latency
 
 from pat_jax import simulate
 from pat_jax.commands import simulate as body
+from pat_jax.common.run_command import run_command
 from pat_jax.common.text_table import percent
-from pat_jax.config.command_line import dump, run_command
+from pat_jax.config.command_line import dump
 from pat_jax.config.rollout import RolloutConfig
 from pat_jax.config.run import RunConfig
 from pat_jax.engine.record.report import RolloutReport

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pat_jax.common.errors import UserError
 from pat_jax.common.printable import printable
-from pat_jax.config.command_line import run_command
+from pat_jax.common.run_command import run_command
 from pat_jax.rl.batches.types import FinishReason, Prompt, Rollout
 from pat_jax.rl.text.char_tokenizer import CharTokenizer
 from pat_jax.run.logging.completions import Completions

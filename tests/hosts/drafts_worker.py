@@ -13,7 +13,8 @@ from pat_jax.common.devices import configure
 from pat_jax.common.hosts.join import join
 from pat_jax.common.hosts.options import DistributedConfig
 from pat_jax.common.hosts.together import company
-from pat_jax.config.command_line import parse, run_command
+from pat_jax.common.run_command import run_command
+from pat_jax.config.command_line import parse
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,8 @@ from pat_jax.common.hosts import waiting
 from pat_jax.common.hosts.join import join
 from pat_jax.common.hosts.options import DistributedConfig
 from pat_jax.common.hosts.together import company
-from pat_jax.config.command_line import parse, run_command
+from pat_jax.common.run_command import run_command
+from pat_jax.config.command_line import parse
 from pat_jax.run.checkpoints import orbax_io as checkpoint_orbax
 from pat_jax.run.checkpoints.checkpoint import Checkpointer
 from pat_jax.run.checkpoints.schedule import Saves

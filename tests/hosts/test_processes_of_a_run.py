@@ -104,7 +104,7 @@ HANGS = """
 import threading
 import jax
 from pat_jax import train
-from pat_jax.config.command_line import run_command
+from pat_jax.common.run_command import run_command
 from pat_jax.run import {module}
 
 def hanging(*arguments, do={module}.{function}, calls=[]):

@@ -11,7 +11,8 @@ import pytest
 from pat_jax.batch_generation.prompt_lines import read_lines
 from pat_jax.batch_generation.result_file import ResultFile
 from pat_jax.common.errors import UserError
-from pat_jax.config.command_line import in_one_sentence, parse
+from pat_jax.common.run_command import in_one_sentence
+from pat_jax.config.command_line import parse
 from pat_jax.planning.latency.profile import read_profile
 from pat_jax.profiling.capacity.recorded_responses import read_responses
 from pat_jax.profiling.simulate.length_files import find_lengths

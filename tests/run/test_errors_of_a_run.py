@@ -39,7 +39,7 @@ def failing(*args, **options):
 
 setattr(owner, last, failing)
 from pat_jax import train
-from pat_jax.config.command_line import run_command
+from pat_jax.common.run_command import run_command
 
 run_command(train.main)
 """

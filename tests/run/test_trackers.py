@@ -169,9 +169,7 @@ def test_a_package_that_is_not_there_is_one_sentence_before_anything_begins(
     hidden += "    paths = [p for p in sys.path if 'site-packages' not in p]\n"
     hidden += "    return find(name, paths if name in ('wandb', 'trackio') else path, target)\n"
     hidden += "PathFinder.find_spec = nowhere\n"
-    hidden += (
-        "from pat_jax.train import main\nfrom pat_jax.config.command_line import run_command\n"
-    )
+    hidden += "from pat_jax.train import main\nfrom pat_jax.common.run_command import run_command\n"
     code = f"{hidden}run_command(main)"
     command = [sys.executable, "-c", code, "--trackers", name, "--run_dir", "here"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}

@@ -10,7 +10,7 @@ from pat_jax.engine.sequences.responses import Completion, Request
 from pat_jax.planning.planner.planner import Planner
 from pat_jax.planning.planner.scripts import ScriptedPath, Step
 from pat_jax.planning.types import Split
-from pat_jax.run.generation import TRAIN, full_load, sampled, sampling_request
+from pat_jax.run.generation import full_load, sampled, training_requests
 from pat_jax.run.loop import Run
 from pat_jax.run.results.shown_switch import ShownSwitch
 
@@ -42,18 +42,9 @@ def same_rollout(run: Run) -> ShownSwitch:
 
 def _next_requests(run: Run) -> list[Request]:
     """Those of the step after the last."""
-    config, rollout = run.config, run.config.rollout
-    prompts, _ = run.setup.task.train.draw(run.collector.totals.cursor, rollout.prompts_per_step)
-    return [
-        sampling_request(
-            rollout,
-            prompt,
-            (config.seed, TRAIN, run.collector.totals.batches, prompt.id, sample),
-            rollout.temperature,
-        )
-        for prompt in prompts
-        for sample in range(rollout.num_generations)
-    ]
+    rollout, totals = run.config.rollout, run.collector.totals
+    prompts, _ = run.setup.task.train.draw(totals.cursor, rollout.prompts_per_step)
+    return training_requests(rollout, prompts, run.config.seed, totals.batches)
 
 
 def _forced(run: Run, requests: Sequence[Request]) -> tuple[list[Completion], RolloutReport]:

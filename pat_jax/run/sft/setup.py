@@ -69,18 +69,9 @@ def build(config: SftConfig, devices: Sequence[Device]) -> SftSetup:
     read, evaluated = _read(config, model)
     examples = Examples(read.train, seed=config.seed)
     steps = _steps(config, examples)
-    chain, _ = layout_chain(factored_mesh(devices), model)
-    layout = next(iter(chain.values()))
-    trainer = build_supervised_trainer(config, policy, layout, steps)
     memory = memory_limit(config, devices)
-    check_state(trainer, memory)
-    kernels = usable_kernels(
-        [layout], model, page_size=16, dtype=DTYPES[config.compute_dtype], names=("rows",)
-    )
-    if kernels != layout.kernels:
-        layout = replace(layout, kernels=kernels)
-        trainer = build_supervised_trainer(config, policy, layout, steps)
-    shapes = row_shapes(config, layout.split.dp)
+    trainer = _trainer(config, policy, devices, steps, memory)
+    shapes = row_shapes(config, trainer.layout.split.dp)
     heldout = evaluated.heldout[: config.eval.num_examples] if config.eval.every else []
     check_weights(config.model)
     counts = str(read) if read is evaluated else f"{read}\neval.data, {evaluated}"
@@ -98,6 +89,21 @@ def build(config: SftConfig, devices: Sequence[Device]) -> SftSetup:
         fingerprint,
         memory,
     )
+
+
+def _trainer(
+    config: SftConfig, policy: Policy, devices: Sequence[Device], steps: int, memory: float
+) -> Trainer:
+    """Raises UserError where a device has too little memory for its state."""
+    chain, _ = layout_chain(factored_mesh(devices), policy.config)
+    layout = next(iter(chain.values()))
+    trainer = build_supervised_trainer(config, policy, layout, steps)
+    check_state(trainer, memory)
+    dtype = DTYPES[config.compute_dtype]
+    kernels = usable_kernels([layout], policy.config, page_size=16, dtype=dtype, names=("rows",))
+    if kernels == layout.kernels:
+        return trainer
+    return build_supervised_trainer(config, policy, replace(layout, kernels=kernels), steps)
 
 
 def _settled(config: SftConfig, devices: Sequence[Device]) -> tuple[SftConfig, ModelConfig, str]:
