@@ -8,11 +8,12 @@ messages) and any field of `SamplingOverrides`. Knows what can be wrong with a l
 
 import codecs
 import errno
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from pat_jax.batch_generation.config import Reach
 from pat_jax.batch_generation.overrides import MOST_SAMPLES, SamplingOverrides
 from pat_jax.common.errors import UserError, shown
 from pat_jax.common.json_text import JsonError, has_lone_surrogate, parse_json
@@ -95,6 +96,29 @@ def parse_object(line: bytes) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ValueError(f"a JSON {type(value).__name__}: expected one object a line.")
     return value
+
+
+def reach(path: Path, parse: Callable[[Mapping[str, Any]], LineRequest], most: Reach) -> Reach:
+    """What a short file of prompts asks for at most, so that an engine is built no larger than that.
+
+    Args:
+      parse: what a line asks for; raises ValueError where that cannot be.
+      most: of the engine that the options describe.
+
+    Returns:
+      `most` where the file fills it, or has a line that is wrong: its sentence names the limits of the options.
+    """
+    rows = length = 0
+    for _, line in read_lines(path):
+        try:
+            ask = parse(parse_object(line))
+        except ValueError:
+            return most
+        rows += ask.num_samples
+        length = max(length, len(ask.tokens) + ask.max_tokens)
+        if rows >= most.rows:
+            return most
+    return Reach(max(rows, 1), min(max(length, 1), most.length))
 
 
 def parse_ask(

@@ -3,8 +3,7 @@
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import IO, Any, TypeVar
+from typing import IO, Any, Self, TypeVar
 
 from pat_jax.common.errors import UserError
 from pat_jax.common.files import whole_lines
@@ -89,14 +88,9 @@ class ResultFile:
         )
         self._file.flush()
 
-    def __enter__(self) -> "ResultFile":
+    def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         if self._file is not None:
             self._file.close()

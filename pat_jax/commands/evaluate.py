@@ -4,8 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
-from tqdm import tqdm
-
+from pat_jax.common.bars import bar
 from pat_jax.common.devices import configure
 from pat_jax.common.errors import UserError
 from pat_jax.common.hosts.join import join
@@ -86,5 +85,4 @@ def _answers(session: Session, requests: Sequence[Request]) -> Iterator[tuple[in
     """As the responses end."""
     advice = "is the checkpoint intact? --compute_dtype float32 helps where numbers overflow"
     stream = session.stream(requests)
-    bar = tqdm(stream, total=len(requests), unit="response", disable=None, dynamic_ncols=True)
-    return sampled(bar, len(requests), advice)
+    return sampled(bar(stream, total=len(requests), unit="response"), len(requests), advice)

@@ -9,8 +9,7 @@ from pathlib import Path
 from pat_jax.batch_generation.config import GenerateConfig, Reach
 from pat_jax.batch_generation.job import BatchJob
 from pat_jax.batch_generation.overrides import SamplingOverrides
-from pat_jax.batch_generation.prompt_lines import parse_ask, read_lines
-from pat_jax.batch_generation.reach import reach
+from pat_jax.batch_generation.prompt_lines import parse_ask, reach, read_lines
 from pat_jax.batch_generation.result_file import ResultFile
 from pat_jax.batch_generation.weight_gap import NoRoom, Sample, measure_gap
 from pat_jax.common.devices import configure

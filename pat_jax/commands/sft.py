@@ -2,7 +2,7 @@
 
 from pat_jax.common.devices import configure
 from pat_jax.config.sft import SftConfig
-from pat_jax.run.process.distributed import check_places, meet
+from pat_jax.run.process.distributed import meet
 from pat_jax.run.process.stop_signals import StopSignals
 from pat_jax.run.sft.loop import SftRun
 from pat_jax.run.sft.setup import build
@@ -10,6 +10,5 @@ from pat_jax.run.sft.setup import build
 
 def run(config: SftConfig, signals: StopSignals) -> None:
     config = meet(config, signals)
-    check_places(config)
     setup = build(config, configure(config.devices))
     SftRun(setup, signals).run()

@@ -7,7 +7,7 @@ from pat_jax.common.errors import UserError, shown
 from pat_jax.common.hosts.together import company
 from pat_jax.config.run import RunConfig
 from pat_jax.run.loop import Run
-from pat_jax.run.process.distributed import check_places, meet
+from pat_jax.run.process.distributed import meet
 from pat_jax.run.process.stop_signals import StopSignals
 from pat_jax.run.results.serialized_rewards import REWARDS, ship
 from pat_jax.run.scoring import open_scorer
@@ -24,7 +24,6 @@ def run(config: RunConfig, signals: StopSignals, rows: GivenRows) -> str:
       Its folder.
     """
     config = meet(config, signals)
-    check_places(config)
     with rows.placed(config) as config:
         setup = build(config, configure(config.devices))
         with open_scorer(config, setup.task.rewards) as scorer:

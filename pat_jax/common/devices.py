@@ -53,7 +53,7 @@ def configure(num_devices: int) -> Sequence[Device]:
             f"option --devices is {num_devices}: expected a multiple of the {processes} processes of this "
             "run, or 0 for all."
         )
-    _set_up(num_devices // processes or _cpu_devices())
+    _set_up(num_devices // processes or 1 << (min(num_cores(), 8).bit_length() - 1))
     devices = jax.devices()
     if num_devices > len(devices):
         here = "this machine has" if processes == 1 else "the machines of this run have"
@@ -129,10 +129,6 @@ def num_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
-
-
-def _cpu_devices() -> int:
-    return 1 << (min(num_cores(), 8).bit_length() - 1)
 
 
 def in_host_memory(sharding: jax.sharding.NamedSharding) -> jax.sharding.NamedSharding:

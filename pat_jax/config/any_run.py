@@ -1,12 +1,12 @@
 """The options that every kind of run has: its model, its folder, its adapters, its checkpoints."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from pat_jax.common.options.declared import Options, option
 from pat_jax.common.rules import GIVEN, Rule, count
 from pat_jax.config.learning import OptimizerConfig
-from pat_jax.config.lora import LoraConfig, check_lora
+from pat_jax.config.lora import LoraConfig
 from pat_jax.config.shared import OnDevices, UpdateOptions
 
 TRACKERS = ("wandb", "trackio")
@@ -55,8 +55,26 @@ class AnyRun(UpdateOptions, OnDevices):
         super().__post_init__()
         words = "with --resume the folder of the run to continue"
         self.need("run_dir", not self.resume or self.run_dir != "", words)
-        export_dir = self.checkpoint.export_dir
-        check_lora(self.lora, self.optimizer, learns=self.learns, export_dir=export_dir)
+        self._check_lora()
+
+    def _check_lora(self) -> None:
+        """What adapters exclude."""
+        lora = self.lora
+        self.need(
+            "lora.rank",
+            self.learns or not lora.rank or lora.adapter != "",
+            "0 with --train false: new adapters that nothing trains change nothing",
+        )
+        self.need(
+            "lora.export",
+            lora.export == "merged" or self.checkpoint.export_dir != "",
+            "with it a folder to write to, in --checkpoint.export_dir",
+        )
+        self.need(
+            "optimizer.weight_dtype",
+            not lora.is_on or self.optimizer.weight_dtype == "float32",
+            "float32 with --lora.rank or --lora.adapter: adapters are small, and their base is not trained",
+        )
 
     @property
     def learns(self) -> bool:
@@ -65,8 +83,11 @@ class AnyRun(UpdateOptions, OnDevices):
 
     @property
     def optimizer_in_use(self) -> OptimizerConfig:
-        """With its learning rate."""
-        return self.optimizer.with_rate(self.LEARNING_RATE, trains_adapters=self.lora.is_on)
+        """With a learning rate; adapters take ten times as much (https://thinkingmachines.ai/blog/lora/)."""
+        if self.optimizer.learning_rate is not None:
+            return self.optimizer
+        rate = 10 * self.LEARNING_RATE if self.lora.is_on else self.LEARNING_RATE
+        return replace(self.optimizer, learning_rate=rate)
 
     @property
     def trains_adapters(self) -> bool:

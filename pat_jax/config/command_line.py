@@ -4,7 +4,7 @@ Knows argv and which source wins over which. What options there are, how files s
 they are explained is in `options/`; what an option means, in the configuration class.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
@@ -154,11 +154,7 @@ def _settings(
     if presets is None:
         return settings
     named = [text for name, (text, *_) in words if name == "preset"]
-    if not named and _names_a_run(settings):
+    if not named and {name.partition(".")[0] for name in settings} & {*NAMES_OF_A_RUN}:
         return settings
     preset = read_preset(presets, named[-1] if named else DEMO, options)
     return expanded(preset, options) | settings
-
-
-def _names_a_run(settings: Iterable[str]) -> bool:
-    return any(name.partition(".")[0] in NAMES_OF_A_RUN for name in settings)

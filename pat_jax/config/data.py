@@ -3,7 +3,6 @@
 from dataclasses import dataclass, field, fields
 
 from pat_jax.common.options.declared import SHORT_FORM
-from pat_jax.common.rules import GIVEN
 from pat_jax.config.shared import ChatOptions
 
 ARITHMETIC = "arithmetic"  # the built-in task
@@ -30,10 +29,6 @@ class DataConfig(ChatOptions):
     @property
     def is_arithmetic(self) -> bool:
         return self.files == (ARITHMETIC,)
-
-    def check_given(self) -> None:
-        is_given = self.files != () and all(self.files)
-        self.need("files", is_given, GIVEN[1])
 
     def check_unused(self) -> None:
         """Refuses what the built-in task would ignore."""

@@ -1,6 +1,6 @@
 """Options of learning: the algorithm, the optimizer, the supervised stage before."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal
 
 from pat_jax.common.options.declared import Options, option, stands_for
@@ -197,17 +197,6 @@ class OptimizerConfig(OptimizerState):
     max_skipped: int = option(8, COUNT_OR_ZERO)
     """Optimizer steps in a row that may be left out because their gradient is not finite; one more ends
     the run. What they were to learn is kept in the folder skipped of the run."""
-
-    def with_rate(self, default: float, *, trains_adapters: bool) -> "OptimizerConfig":
-        """These options, with a learning rate where none is given.
-
-        Args:
-          default: of a run that trains all of the policy; adapters take ten times as much
-            (https://thinkingmachines.ai/blog/lora/).
-        """
-        if self.learning_rate is not None:
-            return self
-        return replace(self, learning_rate=10 * default if trains_adapters else default)
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from pat_jax.common.options.declared import Options, option
-from pat_jax.common.rules import NAMES, count, not_negative, require
-from pat_jax.config.learning import OptimizerConfig
+from pat_jax.common.rules import NAMES, count, not_negative
 
 MOST_RANK = 4096
 
@@ -42,33 +41,3 @@ class LoraConfig(Options):
     @property
     def is_on(self) -> bool:
         return self.rank > 0 or self.adapter != ""
-
-
-def check_lora(
-    lora: LoraConfig, optimizer: OptimizerConfig, *, learns: bool, export_dir: str
-) -> None:
-    """
-    Args:
-      learns: whether a run trains anything, its supervised stage included.
-
-    Raises:
-      OptionError: options of a run that the adapters exclude.
-    """
-    require(
-        learns or not lora.rank or lora.adapter != "",
-        "lora.rank",
-        lora.rank,
-        "0 with --train false: new adapters that nothing trains change nothing",
-    )
-    require(
-        lora.export == "merged" or export_dir != "",
-        "lora.export",
-        lora.export,
-        "with it a folder to write to, in --checkpoint.export_dir",
-    )
-    require(
-        not lora.is_on or optimizer.weight_dtype == "float32",
-        "optimizer.weight_dtype",
-        optimizer.weight_dtype,
-        "float32 with --lora.rank or --lora.adapter: adapters are small, and their base is not trained",
-    )

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from pat_jax.config.run import RunConfig
-from pat_jax.rl.data.problems import ProblemSplits
 from pat_jax.rl.text.tokenizer import Tokenizer
 from pat_jax.run.heldout import HeldoutSet
 from pat_jax.run.task import check_sets, columns_of, problem_reader, read_sets, rewards_of
@@ -50,9 +49,8 @@ def load_exam(config: RunConfig, tokenizer: Tokenizer) -> Exam:
         [HeldoutSet.of(name, one.heldout, most) for name, one in splits.items()],
         columns_of(prompt for one in splits.values() for prompt in one.heldout),
         [f"{name}: {one}" for name, one in splits.items()],
-        {name: _left_out(one) for name, one in splits.items()},
+        {
+            name: {"too_long": one.num_too_long, "without_answer": len(one.without_answer)}
+            for name, one in splits.items()
+        },
     )
-
-
-def _left_out(splits: ProblemSplits) -> dict[str, int]:
-    return {"too_long": splits.num_too_long, "without_answer": len(splits.without_answer)}

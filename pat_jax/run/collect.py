@@ -105,15 +105,16 @@ class Collector:
         Raises:
           UserError: the reward function cannot work, or a response could not be sampled.
         """
-        wanted, more = self._config.rollout.prompts_per_step, self._batches_to_add
+        config, wanted = self._config, self._config.rollout.prompts_per_step
+        more = config.algorithm.dynamic_sampling if config.train else 0
         drawn, groups, rewards = [], [], []
         with self.unfinished.iteration(step, generator.policy) as kept:
             while len(groups) < wanted and len(drawn) <= more:
-                drawn.append(self._draw(step, generator, clock, kept))
-                keeps = self._keeps(drawn[-1])
-                pairs = zip(drawn[-1].groups, keeps, strict=True)
+                drawn.append(one := self._draw(step, generator, clock, kept))
+                keeps = has_signal(one.rewards) if more else np.full(len(one.groups), True)
+                pairs = zip(one.groups, keeps, strict=True)
                 groups += [group for group, keep in pairs if keep]
-                rewards.append(drawn[-1].rewards[keeps])
+                rewards.append(one.rewards[keeps])
         last = drawn[-1]
         epochs = self._task.train.epochs(self.totals.cursor)
         measured = _describe(drawn) | self.totals.metrics(epochs)
@@ -121,15 +122,6 @@ class Collector:
         if not groups:
             return Experience(last.groups, last.rewards, last, every, measured)
         return Experience(groups[:wanted], np.concatenate(rewards)[:wanted], last, every, measured)
-
-    @property
-    def _batches_to_add(self) -> int:
-        return self._config.algorithm.dynamic_sampling if self._config.train else 0
-
-    def _keeps(self, drawn: Drawn) -> np.ndarray:
-        if not self._batches_to_add:
-            return np.full(len(drawn.groups), True)
-        return has_signal(drawn.rewards)
 
     def _draw(
         self, step: int, generator: Generator, clock: Stopwatch, iteration: Iteration

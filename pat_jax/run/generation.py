@@ -152,11 +152,8 @@ class Generator:
         lengths = np.array([len(rollout.tokens) for rollout in rollouts])
         is_cut = np.array([rollout.finish is FinishReason.LENGTH for rollout in rollouts])
         prompt = np.array([rollout.prompt.id for rollout in rollouts])
-        self.set_lengths(self.lengths.updated(lengths, is_cut, prompt))
-
-    def set_lengths(self, lengths: LengthModel) -> None:
-        self.lengths = lengths
-        self.planner.observe_rollout(lengths)
+        self.lengths = self.lengths.updated(lengths, is_cut, prompt)
+        self.planner.observe_rollout(self.lengths)
 
 
 def full_load(config: RolloutConfig, count: int) -> Load:

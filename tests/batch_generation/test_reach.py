@@ -8,8 +8,7 @@ import pytest
 
 from pat_jax.batch_generation.config import Reach
 from pat_jax.batch_generation.overrides import SamplingOverrides
-from pat_jax.batch_generation.prompt_lines import parse_ask
-from pat_jax.batch_generation.reach import reach
+from pat_jax.batch_generation.prompt_lines import parse_ask, reach
 
 MOST = Reach(rows=8, length=64)
 

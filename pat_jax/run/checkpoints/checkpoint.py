@@ -109,7 +109,7 @@ class Checkpointer:
         if short := company().agree("room on disk", lambda: lacking(self._directory, num_bytes)):
             raise self._failure(step, short)
         self._begin(step, state, content)
-        self._pending = step, self._writer.submit(self._finish)
+        self._pending = step, self._writer.submit(self._manager.wait_until_finished)
         if not company().is_alone:
             self.wait()  # what one process finds out in the background the others would not know
 
@@ -225,9 +225,6 @@ class Checkpointer:
     @property
     def _damaged(self) -> Path:
         return self._directory.with_name(DAMAGED)
-
-    def _finish(self) -> None:
-        self._manager.wait_until_finished()
 
     def _failure(self, step: int, why: str) -> SaveError:
         kept = self.latest_step()

@@ -51,17 +51,11 @@ class EarlierIterations:
         Returns:
           A sentence about why there are none; empty where all is well.
         """
-        content, why = self._files.read(step)
-        if content is not None:
-            try:
-                put_bytes(content, self._tokenizer, self.responses)
-            except ValueError as error:
-                why = str(error)
-        if not why:
-            return ""
-        return (
-            f"{self._files.path(step)} {why}: expected the responses of earlier iterations that drafts are copied from; the "
-            "run gathers new ones, and nothing else is lost."
+        return self._files.restore(
+            step,
+            lambda content: put_bytes(content, self._tokenizer, self.responses),
+            "the responses of earlier iterations that drafts are copied from; the run gathers new ones, "
+            "and nothing else is lost",
         )
 
 

@@ -45,28 +45,17 @@ class LearnedHead:
         Returns:
           A sentence about why it begins anew; empty where it does not.
         """
-        content, why = self._files.read(step)
-        if content is not None:
-            why = self._take(content)
-        if not why:
-            return ""
-        return (
-            f"{self._files.path(step)} {why}: expected the head of the policy's first {self.trainer.depth} layers; it "
-            "begins to learn anew, and nothing else is lost."
-        )
+        depth = self.trainer.depth
+        lost = f"the head of the policy's first {depth} layers; it begins to learn anew, and nothing else is lost"
+        return self._files.restore(step, self._take, lost)
 
-    def _take(self, content: bytes) -> str:
-        own = _named(self.trainer.state)
-        try:
-            found = of_bytes(content, self.trainer.depth)
-        except ValueError as error:
-            return str(error)
+    def _take(self, content: bytes) -> None:
+        own, found = _named(self.trainer.state), of_bytes(content, self.trainer.depth)
         if {name: x.shape for name, x in found.items()} != {
             name: x.shape for name, x in own.items()
         }:
-            return "is the head of another model"
+            raise ValueError("is the head of another model")
         self.trainer.take([found[name] for name in own])
-        return ""
 
 
 def as_bytes(depth: int, leaves: Mapping[str, np.ndarray]) -> bytes:
@@ -114,21 +103,17 @@ def saved_head(saved: SavedPolicy, engine: RolloutEngine) -> tuple[np.ndarray | 
     depth, embed = engine.specs.drafts.exit_layer, engine.policy.config.embed_dim
     if not depth:
         return None, ""
-    files = SideFiles(saved.run, FOLDER, _KEPT)
-    content, why = files.read(saved.step)
-    if content is not None:
-        try:
-            head = of_bytes(content, depth)[_HEAD]
-        except ValueError as error:
-            why = str(error)
-        else:
-            if head.shape == (embed, embed):
-                return head, ""
-            why = "is the head of another model"
-    return None, (
-        f"{files.path(saved.step)} {why}: expected the head of the policy's first {depth} layers; they draft "
-        "with one of zeros, and no token is another."
-    )
+    heads: list[np.ndarray] = []
+
+    def take(content: bytes) -> None:
+        head = of_bytes(content, depth)[_HEAD]
+        if head.shape != (embed, embed):
+            raise ValueError("is the head of another model")
+        heads.append(head)
+
+    lost = f"the head of the policy's first {depth} layers; they draft with one of zeros, and no token is another"
+    why = SideFiles(saved.run, FOLDER, _KEPT).restore(saved.step, take, lost)
+    return next(iter(heads), None), why
 
 
 def learned_head(

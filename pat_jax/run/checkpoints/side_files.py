@@ -6,7 +6,7 @@ Knows files. Does not know what is in them.
 import json
 import logging
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -47,9 +47,23 @@ class SideFiles:
         except OSError as error:  # nothing that a run needs
             log.warning("%s are not in %s: %s", self._what, self._folder, error)
 
-    def read(self, step: int) -> tuple[bytes | None, str]:
-        """What every process gets of a file, or why there is none."""
-        return company().agree(self._what, lambda: _content(self.path(step)))
+    def restore(self, step: int, take: Callable[[bytes], None], expected: str) -> str:
+        """Hands what was written with the checkpoint of `step` to `take`, in every process.
+
+        Args:
+          take: raises ValueError where it cannot use it; the error says what the file is.
+          expected: of the file, and what is without it, in words.
+
+        Returns:
+          A sentence about why there is none; empty where all is well.
+        """
+        content, why = company().agree(self._what, lambda: _content(self.path(step)))
+        if content is not None:
+            try:
+                take(content)
+            except ValueError as error:
+                why = str(error)
+        return why and f"{self.path(step)} {why}: expected {expected}."
 
     def _forget(self, but: int) -> None:
         """Those whose checkpoint is no longer there."""
@@ -69,25 +83,16 @@ def of_file(what: str, content: bytes) -> tuple[Any, bytes]:
     Raises:
       ValueError: a bit of it is another.
     """
-    line, _, rest = unsealed(what, content).partition(b"\n")
+    body = content.partition(b"\n")[2]
+    if sealed(what, body) != content:
+        raise ValueError(DAMAGED)
+    line, _, rest = body.partition(b"\n")
     return parse_json(line), rest
 
 
 def sealed(what: str, body: bytes) -> bytes:
     """A file's content: one line that says what is in it and a checksum of all behind it, and `body`."""
     return f"pat_jax {what}, version 1, CRC-32 {zlib.crc32(body):08x}\n".encode() + body
-
-
-def unsealed(what: str, content: bytes) -> bytes:
-    """The body of what `sealed` has made.
-
-    Raises:
-      ValueError: a bit of it is another.
-    """
-    body = content.partition(b"\n")[2]
-    if sealed(what, body) != content:
-        raise ValueError(DAMAGED)
-    return body
 
 
 def _content(path: Path) -> tuple[bytes | None, str]:

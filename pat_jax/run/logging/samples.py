@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from jaxtyping import Float
 
-from pat_jax.rl.batches.types import Prompt, Rollout
+from pat_jax.rl.batches.types import Rollout
 from pat_jax.rl.rewards.outcome import Failure
 from pat_jax.rl.rewards.weighted_sum import FunctionScores
 
@@ -50,6 +50,7 @@ def to_samples(
     several = functions if len(functions) > 1 else ()
     for i in range(len(rollouts)) if chosen is None else chosen:
         scores = {one.name: one.scores[i] for one in several}
+        answer = rollouts[i].prompt.columns.get("answer")
         yield Sample(
             rollouts[i].prompt.text,
             decode(rollouts[i]),
@@ -57,7 +58,7 @@ def to_samples(
             len(rollouts[i].tokens),
             str(rollouts[i].finish),
             {name: None if isinstance(x, Failure) else x for name, x in scores.items()},
-            _answer(rollouts[i].prompt),
+            None if answer is None else str(answer),
         )
 
 
@@ -70,11 +71,6 @@ def table(step: int, samples: Sequence[Sample]) -> tuple[list[str], list[list[ob
         for x in samples
     ]
     return columns, rows
-
-
-def _answer(prompt: Prompt) -> str | None:
-    answer = prompt.columns.get("answer")
-    return None if answer is None else str(answer)
 
 
 def _number(value: float | None) -> str:

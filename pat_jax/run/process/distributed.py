@@ -8,7 +8,6 @@ from typing import TypeVar
 
 from pat_jax.common.errors import UserError
 from pat_jax.common.hosts.join import join
-from pat_jax.common.hosts.together import company
 from pat_jax.config.any_run import AnyRun
 from pat_jax.run.logging.trackers.asked_for import check_trackers
 from pat_jax.run.process.folder import check_run_dir, differences
@@ -27,7 +26,8 @@ def meet(config: Options, signals: StopSignals) -> Options:
       The options, with the folder of the first process, which alone names one where none is given.
 
     Raises:
-      UserError: the processes do not find each other, or were started with other options.
+      UserError: the processes do not find each other, were started with other options, or cannot write
+        what is to be written.
     """
     us = join(config.distributed)
     signals.stop_all(us)
@@ -36,7 +36,9 @@ def meet(config: Options, signals: StopSignals) -> Options:
     for sentence in us.gather("other options", _complaint(us.index, changed)):
         if sentence:
             raise UserError(sentence)
-    return replace(config, run_dir=first.run_dir)
+    config = replace(config, run_dir=first.run_dir)
+    us.agree("where to write", lambda: _check_places(config))
+    return config
 
 
 def _complaint(index: int, changed: dict[str, tuple[object, object]]) -> str:
@@ -49,16 +51,7 @@ def _complaint(index: int, changed: dict[str, tuple[object, object]]) -> str:
     )
 
 
-def check_places(config: AnyRun) -> None:
-    """What is to be written can be.
-
-    Raises:
-      UserError: it cannot.
-    """
-
-    def check() -> None:
-        check_run_dir(config)
-        check_trackers(config)
-        check_export_dir(config)
-
-    company().agree("where to write", check)
+def _check_places(config: AnyRun) -> None:
+    check_run_dir(config)
+    check_trackers(config)
+    check_export_dir(config)

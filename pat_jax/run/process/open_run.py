@@ -73,7 +73,9 @@ class OpenRun:
         self._lock: BaseFileLock | None = None  # of the first process, which writes there
         self._changed = us.agree("the run's folder", lambda: self._hold(shared))
         self.folder = folder = us.folder(shared)
-        self._config_text = dump(self._as_begun(config))
+        # Without what belongs to one start alone.
+        begun = replace(config, resume=False, distributed=DistributedConfig())
+        self._config_text = dump(begun)
         replace_text(folder / CONFIG_FILE, self._config_text)
         keep_names(folder)
         self.checkpoints = Checkpointer(
@@ -223,11 +225,6 @@ class OpenRun:
             print(f"newest rollout: {plan}")
         total_s = time.perf_counter() - self._started
         print(closing(self._config, self.folder, compile_s=compile_s, total_s=total_s))
-
-    @staticmethod
-    def _as_begun(config: AnyRun) -> AnyRun:
-        """Without what belongs to one start alone."""
-        return replace(config, resume=False, distributed=DistributedConfig())
 
     def _whole(self, step: int, kept: Kept) -> Kept:
         """With the options: a config.yaml that was cut is recovered from them."""

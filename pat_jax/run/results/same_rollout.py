@@ -25,7 +25,9 @@ def same_rollout(run: Run) -> ShownSwitch:
     Raises:
       UserError: responses could not be sampled.
     """
-    requests = _next_requests(run)
+    rollout, totals = run.config.rollout, run.collector.totals
+    prompts, _ = run.setup.task.train.draw(totals.cursor, rollout.prompts_per_step)
+    requests = training_requests(rollout, prompts, run.config.seed, totals.batches)
     done, report = _rollout(run, run.generator.planner, requests)
     again, forced = _forced(run, requests)
     return ShownSwitch(
@@ -38,13 +40,6 @@ def same_rollout(run: Run) -> ShownSwitch:
         tokens=sum(max(len(a.tokens), len(b.tokens)) for a, b in zip(done, again, strict=True)),
         same_tokens=sum(map(same_tokens, done, again)),
     )
-
-
-def _next_requests(run: Run) -> list[Request]:
-    """Those of the step after the last."""
-    rollout, totals = run.config.rollout, run.collector.totals
-    prompts, _ = run.setup.task.train.draw(totals.cursor, rollout.prompts_per_step)
-    return training_requests(rollout, prompts, run.config.seed, totals.batches)
 
 
 def _forced(run: Run, requests: Sequence[Request]) -> tuple[list[Completion], RolloutReport]:
