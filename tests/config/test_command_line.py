@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from pat_jax.common.errors import UserError
 from pat_jax.common.options.declared import Options, option
 from pat_jax.common.rules import OptionError, count
+from pat_jax.common.run_command import run_command
 from pat_jax.config import command_line as cli
 from pat_jax.config.data import DataConfig
 from pat_jax.config.run import RolloutConfig, RunConfig
@@ -421,7 +422,7 @@ def test_a_command_ends_with_code_2_and_one_line(capsys):
         raise OptionError("steps", -1, "0 or a positive integer")
 
     with pytest.raises(SystemExit) as caught:
-        cli.run_command(main)
+        run_command(main)
     assert caught.value.code == 2
     assert capsys.readouterr().err == (
         "error: option --steps is -1: expected 0 or a positive integer.\n"

@@ -84,7 +84,8 @@ def collected(teaches: list[bool], most: int, first: int = 0, train: bool = True
         rollout=RolloutConfig(prompts_per_step=WANTED, num_generations=SAMPLES),
         algorithm=AlgorithmConfig(mini_batch_size=WANTED, dynamic_sampling=most),
     )
-    task = Task(TOKENIZER, ["exact"], Endless(), [], None, ["answer"])
+    endless: Any = Endless()
+    task = Task(TOKENIZER, ["exact"], endless, [], None, ["answer"])
     sampler: Any = Sampler(teaches)
     with RewardScorer("exact", timeout=1.0) as scorer:
         collector = Collector(

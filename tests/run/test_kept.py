@@ -33,8 +33,9 @@ def run() -> Any:
     run.collector = SimpleNamespace(totals=TWO)
     run.open, run.unmoved = Mock(), Mock()
     run.open.saves.is_due = lambda step: False
-    run.steps, run.written = Steps(run.open, Mock(), run.kept), []
-    run.steps.metrics = SimpleNamespace(write=lambda *row: run.written.append(row))
+    steps: Any = Steps(run.open, Mock(), run.kept)
+    run.steps, run.written = steps, []
+    steps.metrics = SimpleNamespace(write=lambda *row: run.written.append(row))
     run.has_learned(2, {})
     run.collector.totals = FOUR
     learned = run.generator.lengths.updated(np.array([3]), np.array([False]), np.array([0]))

@@ -162,5 +162,5 @@ def test_the_switch_is_between_layouts_that_are_compiled(ready, pair, is_lazy: b
         setup=SimpleNamespace(engine=SimpleNamespace(layouts=dict.fromkeys(CHAIN)))
     )
     run.lazy = SimpleNamespace(ready=list(ready)) if is_lazy else None
-    run.first_layouts = CHAIN[:1] if is_lazy else ready
+    run.compiled = SimpleNamespace(layouts=CHAIN[:1] if is_lazy else ready)
     assert two_layouts(cast(Any, run)) == pair

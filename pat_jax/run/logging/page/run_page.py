@@ -6,9 +6,10 @@ Knows files of a run. Does not know what the run computes.
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,9 @@ from pat_jax.common.html.render import rendered
 from pat_jax.engine.record.live_plot import live_plot
 from pat_jax.engine.record.trace import RolloutTrace
 from pat_jax.run.logging.metrics import METRICS_FILE, read_metrics
-from pat_jax.run.logging.page import curves, numbers, records
-from pat_jax.run.logging.rollout_files import KeptRollouts, read_rollouts
+from pat_jax.run.logging.page import curves, numbers
+from pat_jax.run.logging.rollout_files import KeptRollout, KeptRollouts, read_rollouts
+from pat_jax.run.logging.samples import Sample
 from pat_jax.run.logging.samples_file import read_samples
 from pat_jax.run.process.folder import CONFIG_FILE, PAGE_FILE
 from pat_jax.run.results.shown_switch import read_switch
@@ -85,7 +87,9 @@ def run_page(folder: Path) -> str:
         rows=rows,
         curves=curves,
         numbers=numbers,
-        records=records,
+        by_title=_by_title,
+        asked=_asked,
+        rewards_range=_rewards_range,
         live_plot=live_plot,
         read_rollouts=lambda: read_rollouts(folder),
         read_samples=lambda: read_samples(folder),
@@ -106,3 +110,26 @@ def _drawn(section: Callable[[], str]) -> str | None:
 def _options(folder: Path) -> dict[str, Any]:
     path = folder / CONFIG_FILE
     return (path.is_file() and yaml.safe_load(path.read_text(encoding="utf-8"))) or {}
+
+
+def _by_title(kept: Mapping[str, KeptRollout]) -> dict[str, KeptRollout]:
+    """A rollout that is both the first and the slowest comes once, under both names."""
+    names: dict[int, list[str]] = {}
+    for name, one in kept.items():
+        names.setdefault(one.step, []).append(name)
+    return {" and ".join(same): kept[same[0]] for same in names.values()}
+
+
+def _asked(
+    few: Sequence[Sample],
+) -> Iterator[tuple[str, str | None, list[tuple[Sample, int]]]]:
+    """Prompts, right answers, and distinct responses with their counts."""
+    for (prompt, answer), group in groupby(few, key=lambda sample: (sample.prompt, sample.answer)):
+        every = [*group]
+        once = [sample for i, sample in enumerate(every) if sample not in every[:i]]
+        yield prompt, answer, [(sample, every.count(sample)) for sample in once]
+
+
+def _rewards_range(by_step: Mapping[int, Sequence[Sample]]) -> tuple[float, float]:
+    rewards = [x.reward for few in by_step.values() for x in few if x.reward is not None]
+    return min(rewards, default=0.0), max(rewards, default=0.0)
