@@ -127,11 +127,8 @@ class Learner:
         self._rates = learning_rates(config)
         self._skipped = Skipped(run.folder, config.optimizer.max_skipped, run.progress.print)
         self.exit_head = learned_head(config, setup, self._shapes)
-        if (
-            self.exit_head
-            and began.steps_done
-            and (lost := self.exit_head.restore(began.steps_done))
-        ):
+        head, step = self.exit_head, began.steps_done
+        if head and step and (lost := head.restore(step)):
             run.progress.print(lost)
 
     def learn(self, found: Experience) -> tuple[TrainBatch, UpdateResult, dict[str, float]]:
