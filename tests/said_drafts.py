@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from pat_jax.engine.device.decode.sampling import sequence_key
-from pat_jax.engine.device.draft.draft_model import DraftSource
+from pat_jax.engine.device.draft.draft_model import ModelDrafter
+from pat_jax.engine.layout.buckets import Drafts
 from pat_jax.engine.record.report import RolloutReport
 from pat_jax.engine.sequences.responses import Request
 from pat_jax.engine.sequences.sampling import Sampling
@@ -34,7 +35,8 @@ def first_layer(shardings: Params | None, dtype: jnp.dtype) -> Params:
     return jax.device_put(own, shardings)
 
 
-SOURCE = DraftSource(DRAFT, first_layer)
+DRAFTS = Drafts(budgets=(3,), longest=3, most_tokens=256, has_model=True)
+DRAFTER = ModelDrafter(DRAFTS, DRAFT, first_layer)
 
 
 def requests() -> list[Request]:

@@ -6,7 +6,6 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 
 import jax
@@ -19,12 +18,11 @@ from pat_jax.common.hub import is_checkpoint, local_checkpoint
 from pat_jax.common.rules import require
 from pat_jax.config.by_model import KnownModel, Options, settled
 from pat_jax.config.run import RunConfig
-from pat_jax.engine.device.draft.draft_model import DraftSource
+from pat_jax.engine.device.draft.drafter import Drafter
 from pat_jax.engine.engine import RolloutEngine
 from pat_jax.engine.layout.layout import Layout, layout_chain
 from pat_jax.engine.layout.mesh import factored_mesh, padded_for
 from pat_jax.engine.sizing.draft_choice import DraftChoice, checkpoint_shape, wanted_drafts
-from pat_jax.engine.sizing.draft_memory import Drafter
 from pat_jax.engine.sizing.layout_choice import (
     check_batch,
     check_lengths,
@@ -237,10 +235,6 @@ def _engine(
     drafts: DraftChoice,
 ) -> RolloutEngine:
     dtype, limit = DTYPES[config.compute_dtype], cache_limit(config.rollout, devices)
-    draft = drafts.policy and DraftSource(
-        drafts.policy,
-        partial(_load_drafter, config.speculation.draft_model, drafts.policy),
-    )
     policy = rollout_policy(config, policy)
     room = kv_bytes(
         policy,
@@ -260,19 +254,12 @@ def _engine(
         dtype=dtype,
         layouts=layouts,
         kv_bytes=room,
-        drafts=drafts.drafts,
-        draft=draft,
+        drafter=drafts.drafter,
         drafting=drafts.reason,
         # Which programs there are would depend on the clock, or differ from one process to another.
         by_need=config.rollout.compile != "all"
         and not config.deterministic
         and company().count == 1,
-    )
-
-
-def _load_drafter(name: str, policy: Policy, shardings: Params, dtype: jnp.dtype) -> Params:
-    return load_params(
-        local_checkpoint(name, option="speculation.source"), policy, shardings, dtype
     )
 
 

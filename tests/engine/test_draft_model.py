@@ -11,13 +11,13 @@ import pytest
 from after_warm_up import NowAndThen, check_in_all_layouts
 from restless import Restless
 from runs import QWEN3, SMALL_ROLLOUT, run, write_checkpoint, write_problems
-from said_drafts import SOURCE, accepted, first_layer, requests, with_share_of_the_last
+from said_drafts import DRAFTER, DRAFTS, accepted, first_layer, requests, with_share_of_the_last
 from two_devices import look_at_pages
 
 from pat_jax.common.errors import UserError
 from pat_jax.common.hosts.together import Company
 from pat_jax.config.speculation import SpeculationConfig
-from pat_jax.engine.device.draft.draft_model import DraftCache, DraftSource
+from pat_jax.engine.device.draft.draft_model import DraftCache, ModelDrafter
 from pat_jax.engine.device_executor import Digest
 from pat_jax.engine.layout.buckets import Drafts
 from pat_jax.engine.record.report import RolloutReport
@@ -30,8 +30,6 @@ from pat_jax.run.logging.metrics import read_metrics
 from tests.lossless import MODELS, Settings, Subject, tally
 from tests.near_ties import Tally
 
-DRAFTS = Drafts(budgets=(3,), longest=3, most_tokens=256, has_model=True)
-
 
 @pytest.fixture(autouse=True)
 def every_page_is_free_at_the_end_and_no_nan_in_it(monkeypatch):
@@ -40,7 +38,8 @@ def every_page_is_free_at_the_end_and_no_nan_in_it(monkeypatch):
 
 @cache
 def whole(drafts: Drafts) -> Subject:
-    settings = Settings(min_rows=8, min_length=64, drafts=drafts, draft=SOURCE)
+    drafter = replace(DRAFTER, drafts=drafts)
+    settings = Settings(min_rows=8, min_length=64, drafter=drafter)
     return Subject(MODELS["kv2"], settings, num_devices=4)
 
 
@@ -73,7 +72,8 @@ def with_tokens(vocab_size: int, vocab_multiple: int) -> Subject:
         whole = first_layer(None, dtype)
         return jax.device_put(jax.tree.map(fitted, whole, policy.abstract_params), shardings)
 
-    settings = Settings(min_rows=8, min_length=64, drafts=DRAFTS, draft=DraftSource(policy, load))
+    drafter = ModelDrafter(DRAFTS, policy, load)
+    settings = Settings(min_rows=8, min_length=64, drafter=drafter)
     return with_share_of_the_last(Subject(MODELS["kv2"], settings, num_devices=4), 0.0)
 
 
@@ -146,7 +146,7 @@ def test_what_its_cache_holds_is_compared(monkeypatch):
     first, second = next((a, b) for a, b in zip(known, forgot, strict=True) if a != b)
     assert isinstance(first, Digest)
     names = [name for name in Digest._fields if getattr(first, name) != getattr(second, name)]
-    assert names == ["draft_model"]
+    assert names == ["drafts"]
 
 
 def test_a_model_that_says_other_things_changes_none():
@@ -201,8 +201,9 @@ def test_models_that_may_draft(tmp_path: Path, change: dict, what: str | None):
     config = SpeculationConfig(source=f"model:{folder}")
     if what is None:
         choice = wanted_drafts(config, policy, "cpu", 32)
-        assert choice.policy is not None and choice.policy.config.num_layers == 1
-        assert choice.drafts.has_model and f"said by {folder} (1 layers)" in choice.reason
+        policy = choice.drafter.policy
+        assert policy is not None and policy.config.num_layers == 1
+        assert choice.drafter.drafts.has_model and f"said by {folder} (1 layers)" in choice.reason
         return
     with pytest.raises(UserError, match=what):
         wanted_drafts(config, policy, "cpu", 32)

@@ -16,7 +16,7 @@ from pat_jax.common.errors import UserError
 from pat_jax.config.run import RolloutConfig, RunConfig
 from pat_jax.config.speculation import SpeculationConfig
 from pat_jax.engine.device.decode.sampling import NEVER
-from pat_jax.engine.device.draft.model_proposals import _of_size
+from pat_jax.engine.device.draft.draft_model import of_size
 from pat_jax.engine.sizing.draft_choice import drafter_of
 from pat_jax.engine.sizing.draft_vocabulary import is_padding_alone, tokens_in
 from pat_jax.models.presets import preset
@@ -149,6 +149,6 @@ def test_built_in_shapes_may_differ_by_padding():
 
 @pytest.mark.parametrize("size", [5, 8])
 def test_what_a_model_does_not_know_it_never_says(size: int):
-    found = _of_size(jnp.ones((2, 6)), size)
+    found = of_size(jnp.ones((2, 6)), size)
     assert found.shape == (2, size) and (np.asarray(found[:, :6]) == 1).all()
     assert (np.asarray(found[:, 6:]) == NEVER).all()

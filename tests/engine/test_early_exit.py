@@ -16,13 +16,15 @@ from two_devices import DP2, generate, look_at_pages, reading_pages
 from pat_jax.common.errors import UserError
 from pat_jax.config.speculation import SpeculationConfig
 from pat_jax.engine.device.decode.sampling import sequence_key
+from pat_jax.engine.device.draft.early_exit import EarlyExit
 from pat_jax.engine.layout.buckets import Drafts
 from pat_jax.engine.sequences.responses import Completion, Request
 from pat_jax.engine.sequences.sampling import Sampling
 from pat_jax.engine.sizing.draft_choice import wanted_drafts
 from pat_jax.engine.warm_up.warm_up import Warmup
 from pat_jax.models.policy import Policy
-from pat_jax.planning.drafts import Acceptance, Drafted
+from pat_jax.planning.draft_counts import Drafted
+from pat_jax.planning.drafts import Acceptance
 from pat_jax.planning.planner.scripts import FixedLayout
 from pat_jax.rl.algorithm.supervised import CrossEntropy
 from pat_jax.rl.algorithm.update import PolicyUpdate
@@ -42,7 +44,7 @@ def every_page_is_free_at_the_end_and_no_nan_in_it(monkeypatch):
 
 @cache
 def whole() -> Subject:
-    settings = Settings(min_rows=16, min_length=64, drafts=DRAFTS)
+    settings = Settings(min_rows=16, min_length=64, drafter=EarlyExit(DRAFTS))
     return Subject(MODELS["kv2"], settings, num_devices=4)
 
 
@@ -177,7 +179,7 @@ def test_layers_that_may_draft(layer, is_there):
     config = SpeculationConfig(source=f"early_exit:{layer}")
     if is_there:
         choice = wanted_drafts(config, subject(1.0).policy, "cpu", 64)
-        assert choice.drafts.exit_layer == layer and "first 1 of 2 layers" in choice.reason
+        assert choice.drafter.drafts.exit_layer == layer and "first 1 of 2 layers" in choice.reason
         return
     with pytest.raises(UserError, match="a layer from 1 to 1 behind early_exit:"):
         wanted_drafts(config, subject(1.0).policy, "cpu", 64)

@@ -12,14 +12,16 @@ from two_devices import DP2, TP2, engine, generate, look_at_pages, reading_pages
 
 from pat_jax.common.hosts.together import Company
 from pat_jax.engine.device.decode.sampling import sequence_key
+from pat_jax.engine.device.draft.text_drafter import TextDrafter
 from pat_jax.engine.device_executor import Digest
 from pat_jax.engine.layout.buckets import Drafts
 from pat_jax.engine.record.report import RolloutReport
 from pat_jax.engine.sequences.earlier import EarlierResponses
 from pat_jax.engine.sequences.responses import Completion, Request
 from pat_jax.engine.sequences.sampling import Sampling
-from pat_jax.planning.drafts import BRANCHES, Acceptance
-from pat_jax.planning.drafts import DRAFTS as DRAFTS_OF_RUNS
+from pat_jax.planning.draft_counts import BRANCHES
+from pat_jax.planning.draft_counts import DRAFTS as DRAFTS_OF_RUNS
+from pat_jax.planning.drafts import Acceptance
 from pat_jax.planning.planner.scripts import FixedLayout, ScriptedPath, Step
 from pat_jax.planning.types import MIGRATE_ALL, RECOMPUTE_ALL, Split
 from tests.lossless import CARRIES, MODELS, Settings, Subject, tally
@@ -27,7 +29,7 @@ from tests.near_ties import Tally
 
 DRAFTS = Drafts(budgets=(1, 3), longest=5, most_tokens=256, texts=8)
 REACH = Acceptance.unseen().reach
-SETTINGS = Settings(min_rows=16, min_length=64, max_logprobs=2, drafts=DRAFTS)
+SETTINGS = Settings(min_rows=16, min_length=64, max_logprobs=2, drafter=TextDrafter(DRAFTS))
 KINDS = (
     Sampling(temperature=0.0),
     Sampling(temperature=0.7, logprobs=2),
@@ -266,7 +268,7 @@ def test_what_drafts_come_from_is_compared(monkeypatch):
     for two, other in (
         (digest(), []),
         (digest(reach=0.9 * REACH), ["reach"]),
-        (digest(token=7), ["texts"]),
+        (digest(token=7), ["drafts"]),
     ):
         assert [name for name in one._fields if getattr(one, name) != getattr(two, name)] == other
         assert all(f"{name}=" in str(one) for name in other)  # as the error has it

@@ -12,7 +12,7 @@ from pat_jax.engine.device.draft.ngram import CONTEXT, Draft, append, find, put_
 from pat_jax.engine.device.draft.token_batch import Counts, left_by, lengths, line_of, met_by
 from pat_jax.engine.sequences.state import Runs
 from pat_jax.engine.sequences.types import NO_TOKEN
-from pat_jax.planning.drafts import BRANCHES, DRAFTS, KINDS, MATCHES, MOST
+from pat_jax.planning.draft_counts import BRANCHES, DRAFTS, KINDS, MATCHES, MOST
 
 few_tokens = st.integers(0, 2)  # so that much repeats
 found_in = jax.jit(find, static_argnames="most")

@@ -10,6 +10,7 @@ import pytest
 from fakes import SETTINGS
 
 from pat_jax.engine.device.decode.decode import DecodeFunctions
+from pat_jax.engine.device.draft.drafters import drafter_for
 from pat_jax.engine.device_executor import DeviceExecutor
 from pat_jax.engine.engine import RolloutEngine
 from pat_jax.engine.layout.buckets import NO_DRAFTS, Drafts
@@ -37,7 +38,7 @@ def engine(
         capacity=capacity,
         eos_ids=EOS_IDS,
         runs_ahead=True,
-        drafts=drafts,
+        drafter=drafter_for(drafts),
     )
 
 

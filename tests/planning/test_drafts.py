@@ -8,21 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pat_jax.planning.draft_counts import BRANCHES, DRAFTS, KINDS, MOST, NONE_DRAFTED, SAID, Drafted
 from pat_jax.planning.drafts import (
     BEGUN_HALVE,
-    BRANCHES,
-    DRAFTS,
-    KINDS,
-    MOST,
-    NONE_DRAFTED,
     PRIOR,
     PRIOR_BEGUN,
     PRIOR_BRANCHES,
     PRIOR_FORKS,
     PRIOR_SAID,
-    SAID,
     Acceptance,
-    Drafted,
 )
 
 MANY = 1e9  # rows

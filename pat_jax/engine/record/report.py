@@ -13,7 +13,7 @@ from pat_jax.engine.controller import Collected, Controller, Relocation
 from pat_jax.engine.executor import Arrival
 from pat_jax.engine.record.trace import Balanced, RolloutTrace, Switch
 from pat_jax.engine.sequences.prefill_calls import PrefillWork
-from pat_jax.planning.drafts import NO_SOURCES
+from pat_jax.planning.draft_counts import NO_SOURCES
 from pat_jax.planning.types import Carry, DraftPrediction, Plan, Ran
 
 MIB = 2**20
@@ -110,7 +110,7 @@ class RolloutReport:
             step=self.decode_steps,
             tokens=done.tokens,
             row_steps=done.live_steps,
-            drafted=done.drafted.verified,
+            drafted=int(done.drafted.verified),
             by_source=tuple(map(tuple, done.drafted.by_source.tolist())),
         )
         self.bursts.append(burst)

@@ -19,7 +19,7 @@ from jaxtyping import Array, Bool, Float, Int
 from pat_jax.engine.device.draft.ngram import CONTEXT, Draft
 from pat_jax.engine.sequences.state import Runs
 from pat_jax.models.cache.draft_layer import Line
-from pat_jax.planning.drafts import BRANCHES, DRAFTS, MATCHES, MOST, NONE_DRAFTED
+from pat_jax.planning.draft_counts import BRANCHES, DRAFTS, MATCHES, MOST, NONE_DRAFTED
 
 
 def goes_on(left: Runs, draft: Draft) -> Bool[Array, " rows"]:

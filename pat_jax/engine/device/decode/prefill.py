@@ -1,0 +1,73 @@
+"""Computes pages of known tokens, and copies pages."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Int
+
+from pat_jax.engine.layout.layout import Layout, ManualPartition
+from pat_jax.engine.sequences.state import LayerPages, Pool
+from pat_jax.models.cache.kv_cache import KV_AXES
+from pat_jax.models.cache.paged_layer import PagedLayer
+from pat_jax.models.policy import Params, Policy
+
+
+def prefill(
+    policy: Policy, layout: Layout, dtype: jnp.dtype
+) -> Callable[[Params, Pool, Array, Array, Array], Pool]:
+    """Computes pages of known tokens, `tokens[blocks, page_size]`, of any sequences of a group.
+
+    Block i begins at position `start[i]`, a multiple of the page size, of the sequence whose pages
+    are `tables[i]`. All blocks are in their pages before any of them attends: those of one
+    sequence may be in the same call. A block of NULL_PAGE alone is empty. The pool is to be
+    donated.
+    """
+    pool: Any = layout.spec(*KV_AXES)
+    batch = layout.spec("batch")
+
+    def run(params: Params, pool: Pool, tokens: Array, start: Array, tables: Array) -> Pool:
+        positions = start[:, None] + jnp.arange(tokens.shape[1])[None, :]
+        model, partition = policy.bind(params), ManualPartition(layout)
+        caches = tuple(PagedLayer(*pages, tables) for pages in pool)
+        _, written = model(tokens, positions, caches, partition=partition, dtype=dtype)
+        assert written is not None  # caches went in
+        return tuple(LayerPages(cache.keys, cache.values) for cache in written)
+
+    return jax.shard_map(
+        run,
+        mesh=layout.mesh,
+        in_specs=(layout.param_specs(policy), pool, batch, batch, batch),
+        out_specs=pool,
+        check_vma=False,
+    )
+
+
+def copy_pages(layout: Layout) -> Callable[[Pool, Array, Array], Pool]:
+    """Copies page `source[i]` of each group to its page `target[i]`; no page is both.
+
+    Pairs of NULL_PAGE are empty. The pool is to be donated.
+    """
+
+    def run(pool: Pool, source: Int[Array, " pairs"], target: Int[Array, " pairs"]) -> Pool:
+        # In turn, as in `pages.put`: XLA:CPU may copy the whole pool for a scatter.
+        def in_turn(x: Array, source: Array, target: Array) -> Array:
+            def copy(pair: Int[Array, ""], x: Array) -> Array:
+                page = jax.lax.dynamic_index_in_dim(x, source[pair])
+                return jax.lax.dynamic_update_slice(x, page, (target[pair], 0, 0, 0))
+
+            return jax.lax.fori_loop(0, len(source), copy, x)
+
+        def at_once(x: Array, source: Array, target: Array) -> Array:
+            return x.at[target].set(x[source])
+
+        return jax.tree.map(
+            lambda x: jax.lax.platform_dependent(x, source, target, cpu=in_turn, default=at_once),
+            pool,
+        )
+
+    pool, batch = layout.spec(*KV_AXES), layout.spec("batch")
+    return jax.shard_map(
+        run, mesh=layout.mesh, in_specs=(pool, batch, batch), out_specs=pool, check_vma=False
+    )
