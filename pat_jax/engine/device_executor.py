@@ -14,7 +14,7 @@ import numpy as np
 from pat_jax.common.hosts.together import company
 from pat_jax.common.stopwatch import Stopwatch
 from pat_jax.engine.controller import Burst, Relocation
-from pat_jax.engine.device.draft.drafter import DraftFeed
+from pat_jax.engine.device.draft.drafter import Rollout
 from pat_jax.engine.device.pages.device_pool import DevicePool
 from pat_jax.engine.device.programs.program_specs import ProgramSpecs
 from pat_jax.engine.device.programs.programs import Key, ProgramTable
@@ -24,6 +24,7 @@ from pat_jax.engine.layout.buckets import Shape
 from pat_jax.engine.relocation.order import Pools, placed
 from pat_jax.engine.sequences.block_tables import BlockTables
 from pat_jax.engine.sequences.contents import RowsOutput
+from pat_jax.engine.sequences.earlier import EarlierResponses
 from pat_jax.engine.sequences.prefill_calls import (
     Copies,
     PrefillCall,
@@ -68,16 +69,16 @@ class DeviceExecutor(Executor):
         responses: Responses,
         tables: BlockTables,
         clock: Stopwatch,
-        feed: DraftFeed,
-        draft_params: Any = None,
         *,
+        draft_params: Any = None,
         checks: bool = False,
+        earlier: EarlierResponses | None = None,
     ):
         """
         Args:
-          feed: hands bursts what drafts come from.
           draft_params: the drafter's weights.
           checks: compare every burst with those of the other processes.
+          earlier: what drafts may be copied from as well.
         """
         self.clock, self._checks = clock, checks
         self.specs, self.programs, self.weights = specs, programs, weights
@@ -91,7 +92,8 @@ class DeviceExecutor(Executor):
         # Of the bursts on their way: the rows' pages, how many have been drawn, and what drafts come from.
         self._tables: tuple[jax.Array, jax.Array] | None = None
         self._drafting: Any = None
-        self._feed, self._draft_params = feed, draft_params
+        rollout = Rollout(specs.draft_shapes, programs, draft_params, responses, earlier)
+        self._feed, self._draft_params = specs.drafter.feed(rollout), draft_params
 
     def prefill(self, work: PrefillWork) -> int:
         if not len(work.spans.sequence) and not len(work.copies.group):

@@ -23,7 +23,7 @@ from pat_jax.config.rollout import RolloutConfig
 from pat_jax.engine.agreed_planner import AgreedPlanner
 from pat_jax.engine.by_need import ByNeed
 from pat_jax.engine.controller import Controller
-from pat_jax.engine.device.draft.drafter import Drafter, Rollout
+from pat_jax.engine.device.draft.drafter import Drafter
 from pat_jax.engine.device.draft.drafters import NO_DRAFTER
 from pat_jax.engine.device.draft.text_drafter import text_room
 from pat_jax.engine.device.programs.program_specs import RESLICE_CHUNK_BYTES
@@ -36,7 +36,7 @@ from pat_jax.engine.record.report import RolloutReport
 from pat_jax.engine.rollout import rollout
 from pat_jax.engine.sequences.earlier import EarlierResponses
 from pat_jax.engine.sequences.responses import Completion, Request, Responses
-from pat_jax.engine.sizing.pool_pages import page_bytes, pages_per_group, specs_for
+from pat_jax.engine.sizing.pool_pages import pages_within, specs_for
 from pat_jax.models.policy import Params, Policy
 from pat_jax.planning.planner.planner import Planner
 from pat_jax.planning.types import Split
@@ -45,7 +45,22 @@ log = logging.getLogger(__name__)
 
 
 class RolloutEngine:
-    """Generates with one policy on a list of devices."""
+    """Generates with one policy on a list of devices.
+
+    Args:
+      capacity: the most sequences that run at once; others wait.
+      layouts: the layouts to prepare; every one that divides the model where not given.
+      reslice_chunk_bytes: extra memory that a switch of the weights may take, all devices
+        together.
+      kv_bytes: what the KV cache may take of a device; it takes less where less is enough.
+      runs_ahead: dispatch a burst before the results of the one before it are known, so that
+        the devices do not wait for the host. A switch that no threshold predicted then comes
+        one burst later. None: where the `Backend` does.
+      drafter: of the drafts that bursts may verify; `compile` loads a draft model.
+      drafting: which drafts are made and why, in words.
+      by_need: `compile` compiles a few of the bursts' programs, rollouts the others as they
+        need them.
+    """
 
     def __init__(
         self,
@@ -64,42 +79,18 @@ class RolloutEngine:
         drafting: str = "",
         by_need: bool = False,
     ):
-        """
-        Args:
-          capacity: the most sequences that run at once; others wait.
-          layouts: the layouts to prepare; every one that divides the model where not given.
-          reslice_chunk_bytes: extra memory that a switch of the weights may take, all devices
-            together.
-          kv_bytes: what the KV cache may take of a device; it takes less where less is enough.
-          runs_ahead: dispatch a burst before the results of the one before it are known, so that
-            the devices do not wait for the host. A switch that no threshold predicted then comes
-            one burst later. None: where the `Backend` does.
-          drafter: of the drafts that bursts may verify; `compile` loads a draft model.
-          drafting: which drafts are made and why, in words.
-          by_need: `compile` compiles a few of the bursts' programs, rollouts the others as they
-            need them.
-        """
         self.policy, self.capacity, self.eos_ids = policy, capacity, tuple(eos_ids)
         self.checks, self.drafting, self.dtype = config.check_integrity, drafting, dtype
         self.layouts = _all_layouts(policy, devices) if layouts is None else layouts
         some = next(iter(self.layouts.values()))
         self.mesh: Mesh = some.mesh
         self.runs_ahead = some.backend.runs_ahead if runs_ahead is None else runs_ahead
-        buckets, size = Buckets.of(tuple(self.layouts), capacity, config), config.page_size
-        most = kv_bytes // page_bytes(policy.config, size, dtype)
-        pages = pages_per_group(self.layouts, buckets, size, unsplit=config.kv_pages, most=most)
-        self.specs = specs_for(
-            config,
-            policy,
-            self.layouts,
-            buckets,
-            pages,
-            drafter,
-            dtype=dtype,
-            eos_ids=self.eos_ids,
-            reslice_chunk_bytes=reslice_chunk_bytes,
-            first=buckets.first(config.max_prompt_length, drafter.drafts) if by_need else None,
-        )
+        buckets = Buckets.of(tuple(self.layouts), capacity, config)
+        pages = pages_within(kv_bytes, config, policy.config, self.layouts, buckets, dtype)
+        first = buckets.first(config.max_prompt_length, drafter.drafts) if by_need else None
+        known = {"dtype": dtype, "eos_ids": self.eos_ids, "first": first}
+        sizes = self.layouts, buckets, pages, reslice_chunk_bytes
+        self.specs = specs_for(config, policy, drafter, *sizes, **known)
         self.programs = ProgramTable()
         self.by_need = ByNeed(self.programs, buckets) if by_need else None
         self.specs.declare(self.programs)
@@ -213,8 +204,8 @@ class RolloutEngine:
         if self.weights.layout.spans_processes:
             planner = AgreedPlanner(planner)
         with clock("schedule"):
-            controller, responses = self._begin(requests, expected)
-            executor = self._executor(controller, responses, clock, earlier)
+            responses, controller = self._begin(requests, expected)
+            executor = self._executor(responses, controller, clock, earlier)
             if self.checks and earlier is not None:
                 company().compare("earlier responses", earlier.checksum)
         enough = has_enough and (lambda i: has_enough(i, responses.response(i)))
@@ -225,11 +216,21 @@ class RolloutEngine:
                     yield i, responses.completion(i, self.eos_ids)
         report.compile_s = self.programs.waited_s - waited_s
 
-    def _begin(
+    def _executor(
         self,
-        requests: Sequence[Request],
-        expected: np.ndarray | None,
-    ) -> tuple[Controller, Responses]:
+        responses: Responses,
+        controller: Controller,
+        clock: Stopwatch,
+        earlier: EarlierResponses | None,
+    ) -> DeviceExecutor:
+        device = self.specs, self.programs, self.weights
+        tables, params = controller.scheduler.tables, self.draft_params
+        options = {"draft_params": params, "checks": self.checks, "earlier": earlier}
+        return DeviceExecutor(*device, responses, tables, clock, **options)
+
+    def _begin(
+        self, requests: Sequence[Request], expected: np.ndarray | None
+    ) -> tuple[Responses, Controller]:
         split, shapes = self.weights.layout.split, self.specs.shapes
         rows = shapes.buckets.rows[split][-1]
         responses = Responses.of(requests, num_groups=split.dp, rows_per_group=rows)
@@ -242,28 +243,7 @@ class RolloutEngine:
             expected=expected,
             by_need=self.by_need,
         )
-        return controller, responses
-
-    def _executor(
-        self,
-        controller: Controller,
-        responses: Responses,
-        clock: Stopwatch,
-        earlier: EarlierResponses | None,
-    ) -> DeviceExecutor:
-        shapes, params = self.specs.draft_shapes, self.draft_params
-        feed = self.specs.drafter.feed(Rollout(shapes, self.programs, params, responses, earlier))
-        return DeviceExecutor(
-            self.specs,
-            self.programs,
-            self.weights,
-            responses,
-            controller.scheduler.tables,
-            clock,
-            feed,
-            params,
-            checks=self.checks,
-        )
+        return responses, controller
 
 
 def _all_layouts(policy: Policy, devices: Sequence[Device]) -> dict[Split, Layout]:

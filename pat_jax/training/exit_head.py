@@ -101,27 +101,13 @@ class ExitHeadTrainer:
 
         for shape in micro_shapes:
             micro = trainer.abstract_micro(shape, ())
-            self.programs.declare(
-                Key("exit_grad", split, *shape),
-                grad_step,
-                trainer.trained.abstract_frozen,
-                trainer.abstract_params,
-                head,
-                micro,
-                gradient,
-                sums,
-                out_shardings=everywhere,
-                donate_argnums=(4, 5),
-            )
-        apply = self._update.apply_step
-        self.programs.declare(
-            Key("exit_apply", split),
-            apply,
-            state,
-            gradient,
-            out_shardings=everywhere,
-            donate_argnums=0,
-        )
+            policy = trainer.trained.abstract_frozen, trainer.abstract_params
+            step = grad_step, *policy, head, micro, gradient, sums
+            options = {"out_shardings": everywhere, "donate_argnums": (4, 5)}
+            self.programs.declare(Key("exit_grad", split, *shape), *step, **options)
+        step, options = (self._update.apply_step, state, gradient), {"donate_argnums": 0}
+        key = Key("exit_apply", split)
+        self.programs.declare(key, *step, out_shardings=everywhere, **options)
 
     def _over(self, params: Leaves) -> ModelFunctions:
         """The first layers of a policy with a head to be learned."""

@@ -26,7 +26,7 @@ from pat_jax.engine.sizing.memory import (
     memory_alone,
     memory_model,
 )
-from pat_jax.engine.sizing.pool_pages import page_bytes, pages_per_group, specs_for
+from pat_jax.engine.sizing.pool_pages import pages_within, specs_for
 from pat_jax.models.config import ModelConfig, RopeScaling
 from pat_jax.models.policy import Policy
 from pat_jax.planning.memory import GIB, MemoryModel
@@ -220,12 +220,9 @@ class Plant:
                 resident=self.resident,
                 drafter=self.drafter,
             )
-            most = room // page_bytes(policy.config, config.page_size, self.dtype)
-            pages |= pages_per_group(
-                kept, self.buckets, config.page_size, unsplit=config.kv_pages, most=most
-            )
+            pages |= pages_within(room, config, policy.config, kept, self.buckets, self.dtype)
         sizes = self.layouts, self.buckets, pages
-        return specs_for(config, policy, *sizes, drafter, dtype=self.dtype, eos_ids=EOS)
+        return specs_for(config, policy, drafter, *sizes, dtype=self.dtype, eos_ids=EOS)
 
 
 def check(plant: Plant) -> None:

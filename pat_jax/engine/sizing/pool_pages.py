@@ -21,14 +21,14 @@ from pat_jax.planning.types import Split
 def specs_for(
     config: RolloutConfig,
     policy: Policy,
+    drafter: Drafter,
     layouts: dict[Split, Layout],
     buckets: Buckets,
     pages: dict[Split, int],
-    drafter: Drafter,
+    reslice_chunk_bytes: int = RESLICE_CHUNK_BYTES,
     *,
     dtype: jnp.dtype,
     eos_ids: Sequence[int],
-    reslice_chunk_bytes: int = RESLICE_CHUNK_BYTES,
     first: Buckets | None = None,
 ) -> ProgramSpecs:
     """The programs of a rollout with these options; the others are `ProgramSpecs`'."""
@@ -36,6 +36,19 @@ def specs_for(
     functions = DecodeFunctions(policy, dtype, tuple(eos_ids), *steps, drafter)
     sizes = config.page_size, pages, config.prefill_blocks, reslice_chunk_bytes
     return ProgramSpecs(functions, layouts, buckets, *sizes, first)
+
+
+def pages_within(
+    kv_bytes: float,
+    config: RolloutConfig,
+    model: ModelConfig,
+    layouts: Mapping[Split, Layout],
+    buckets: Buckets,
+    dtype: jnp.dtype,
+) -> dict[Split, int]:
+    """As `pages_per_group`, of what the KV cache may take of a device."""
+    most, unsplit = kv_bytes // page_bytes(model, config.page_size, dtype), config.kv_pages
+    return pages_per_group(layouts, buckets, config.page_size, unsplit=unsplit, most=most)
 
 
 def pages_per_group(

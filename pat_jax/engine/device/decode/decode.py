@@ -175,7 +175,7 @@ class DecodeFunctions:
         done, tables, drawn = loop.run(step, moving, tables, drawn)
         rows, seen, drafting, counts, caches, output = done
         runs = drafting.runs if isinstance(drafting, Drafting) else output.runs
-        pages, told = added(tables, held, most=most), Drafted(*counts)
+        pages, told = added(tables, held, most=most), Drafted(*jax.tree.leaves(counts))
         output = replace(output, pages=pages, runs=runs, drafted=told)
         pool = self._end(caches, state.pool, tables, start, rows.position, pace)
         state = DecodeState(rows, seen, pool, tables, drawn[None], drafting)
@@ -203,7 +203,7 @@ class DecodeFunctions:
             top_logprobs=zeros(*said, top, dtype=jnp.float32),
             pages=zeros(count, pages),
             live_steps=zeros(count),
-            drafted=Drafted(*Counts.none()),
+            drafted=Drafted(*jax.tree.leaves(Counts.none())),
             runs=Runs(*[zeros(count)] * len(Runs._fields)),
         )
 

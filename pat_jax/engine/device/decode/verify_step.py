@@ -87,8 +87,9 @@ def _accept(
       taken: rows whose branch is right.
       drawn, stopped, failed: along each row's draft, or along its branch where that is taken.
     """
-    rows, tokens, on_branch = moving.rows, drawn.tokens, jnp.zeros_like(guess.length)
+    rows, tokens = moving.rows, drawn.tokens
     right = jnp.where(taken, 0, _agreeing(guess.draft.tokens, tokens, guess.length))
+    on_branch = jnp.zeros_like(right)
     if guess.branch is not None:
         branch, length = guess.branch
         on_branch = jnp.where(taken, _agreeing(branch.tokens, tokens, length), 0)

@@ -69,7 +69,7 @@ class Asked(NamedTuple):
     own_params: Any  # the drafter's, see `Drafter.params`
     keys: UInt32[Array, "tokens rows 2"]
     tables: Int[Array, "rows width"]
-    reach: Float[Array, "2 kinds places"] | None  # see `token_batch.lengths`
+    reach: Float[Array | np.ndarray, "2 kinds places"] | None  # see `token_batch.lengths`
     length: int  # tokens of a row's table
     budget: int  # tokens of drafts that a step has room for, for each row
 

@@ -66,7 +66,7 @@ class Counts(NamedTuple):
 
     @classmethod
     def none(cls) -> "Counts":
-        return cls(*(jnp.zeros(x.shape, jnp.int32) for x in NONE_DRAFTED))
+        return cls(*(jnp.zeros(np.shape(x), jnp.int32) for x in NONE_DRAFTED))
 
     def with_step(
         self,
