@@ -39,7 +39,7 @@ def compared(way: str, is_wide: bool = False, dtype: str = "float32") -> Tally:
     requests = make_requests(SETTINGS, seed=0)
     plain, other = (subject(x, is_wide, dtype) for x in (SETTINGS, WAYS[way]))
     expected, _ = plain.run(requests, plain.static(1))
-    planner, drafts = other.static(1), other.settings.drafts
+    planner, drafts = other.static(1), other.settings.drafter.drafts
     if drafts != NO_DRAFTS:
         planner = replace(planner, budget=3, reach=Acceptance.unseen().reach)
     found, report = other.run(requests, planner)

@@ -26,10 +26,10 @@ class EarlyExit(Drafter):
 
     def propose(self, asked: Asked, moving: Moving) -> tuple[Guess, Moving]:
         step, rows, depth = asked.step, moving.rows, self.drafts.exit_layer
-        row = jnp.arange(len(rows.live))
 
         def pass_(recent: tuple[Array, Array], position: Array, caches: tuple) -> tuple:
             model, partition = step.policy.bind(asked.params), ManualPartition(step.layout)
+            row = jnp.arange(len(rows.live))
             line = Line(row, rows.live, jnp.zeros_like(row), row[:, None], position)
             hidden, written = model(
                 recent[1][None],
