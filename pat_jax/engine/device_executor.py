@@ -117,7 +117,9 @@ class DeviceExecutor(Executor):
         sequence, start = call.sequence.reshape(-1), call.start.reshape(-1)
         tokens = call.tokens(self.responses.tokens, size)
         tables = self.tables.rows(sequence, specs.width(length))
-        self.pool.prefill(self.weights.params, tokens, start, tables, length)
+        key = Key("prefill", self.pool.layout.split, call.start.shape[1], length)
+        program, pages = self.programs[key], self.pool.pages
+        self.pool.pages = program(self.weights.params, pages, tokens, start, tables)
 
     def wipe(self, spoilt: Copies) -> None:
         self.pool.copy(spoilt)

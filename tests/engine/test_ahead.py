@@ -18,6 +18,7 @@ from pat_jax.engine.record.report import RolloutReport
 from pat_jax.engine.sequences.contents import RowsOutput
 from pat_jax.engine.sequences.responses import Completion, Request
 from pat_jax.engine.sequences.sampling import Sampling
+from pat_jax.models.policy import Params
 from pat_jax.planning.planner.scripts import FixedLayout, ScriptedPath, Step
 from pat_jax.planning.types import MIGRATE_ALL, RECOMPUTE_ALL, Plan
 from tests.near_ties import Tally, compare
@@ -69,6 +70,16 @@ on_both = pytest.mark.parametrize(
 )
 
 
+def damaged(token: int) -> Params:
+    """Weights with NaN in a token's embedding."""
+
+    def damage(path: tuple, x: np.ndarray) -> np.ndarray:
+        is_embedding = "embedding" in jax.tree_util.keystr(path)
+        return np.where((np.arange(len(x)) == token)[:, None], np.nan, x) if is_embedding else x
+
+    return jax.tree_util.tree_map_with_path(damage, subject("kv2").params)
+
+
 def check(requests: list[Request], expected: list[Completion], found: list[Completion]) -> None:
     decisions = subject("kv2").judge.decisions(requests, expected)
     total = sum(map(compare, expected, found, decisions), Tally())
@@ -102,14 +113,11 @@ def test_no_token_changes_where_rows_and_pages_are_scarce(ahead):
     check(requests, expected, found)
     assert report.preempted > 0
     assert {"launch", "no launch"} <= set(ahead)
-
-
-@pytest.mark.slow  # compiles an engine of its own
-def test_who_runs_out_of_pages_makes_room_though_nobody_waits(ahead):
-    """Two long responses in each group, and pages for one of them and a part of the other."""
+    # Two long responses in each group, and pages for one of them and a part of the other: nobody waits.
     requests = [Request((3, 4, 5 + i), sequence_key(12, i), 50, ignore_eos=True) for i in range(4)]
     expected, _ = subject("kv2").run(requests, subject("kv2").static(1))
-    found, report = generate(engine(kv_pages=10, capacity=4), requests, FixedLayout(DP2))
+    ahead.clear()
+    found, report = generate(small, requests, FixedLayout(DP2))
     check(requests, expected, found)
     assert report.preempted > 0 and "launch" in ahead
 
@@ -144,12 +152,6 @@ def test_who_has_said_enough_is_not_heard_any_more(make, ahead):
 @on_both
 def test_logits_that_are_no_numbers_end_their_row_alone(make, ahead):
     """What the failed row goes on writing while the next burst is on its way reaches nobody."""
-
-    def damage(path: tuple, x: np.ndarray) -> np.ndarray:
-        is_embedding = "embedding" in jax.tree_util.keystr(path)
-        return np.where((np.arange(len(x)) == 60)[:, None], np.nan, x) if is_embedding else x
-
-    damaged = jax.tree_util.tree_map_with_path(damage, subject("kv2").params)
     sampling = Sampling(stop_token_ids=(60,))
     sound = [
         Request((3, 4, 5 + i), sequence_key(7, i), 29, ignore_eos=True, sampling=sampling)
@@ -157,7 +159,7 @@ def test_logits_that_are_no_numbers_end_their_row_alone(make, ahead):
     ]
     expected, _ = generate(make(), sound, FixedLayout(DP2))
     bad = [replace(request, tokens=(3, 60, *request.tokens)) for request in sound[:2]]
-    found, _ = generate(make(), [*bad, *sound], FixedLayout(DP2), damaged)
+    found, _ = generate(make(), [*bad, *sound], FixedLayout(DP2), damaged(60))
     assert all("token 1 of the response" in done.error for done in found[:2])
     assert [done.error for done in found[2:]] == [""] * 6
     check(sound, expected, found[2:])
@@ -236,16 +238,12 @@ def test_no_nan_reaches_others_through_a_row_that_nobody_heard(ahead):
     kept = [i for i, text in enumerate(texts) if token not in text]
     assert len(kept) >= 8
 
-    def damage(path: tuple, x: np.ndarray) -> np.ndarray:
-        is_embedding = "embedding" in jax.tree_util.keystr(path)
-        return np.where((np.arange(len(x)) == token)[:, None], np.nan, x) if is_embedding else x
-
     ahead.clear()
     found, _ = generate(
         scarce_pages(),
         requests,
         FixedLayout(DP2),
-        jax.tree_util.tree_map_with_path(damage, subject("kv2").params),
+        damaged(token),
         has_enough=lambda i, tokens: i == ended and len(tokens) >= 5,
     )
     assert ahead[:2] == ["launch", "collect"]

@@ -71,15 +71,6 @@ def test_a_draft_is_what_followed_the_longest_match(rows):
             assert int(found.matched[row]) == expected[1]
 
 
-def test_a_text_that_repeats_drafts_itself():
-    text = np.full((1, 20), NO_TOKEN, np.int32)
-    text[0, :7] = [4, 5, 6, 7, 4, 5, 6]
-    draft, branch = find(jnp.asarray(text), jnp.array([6]), most=4)
-    assert np.asarray(draft.tokens).tolist() == [[7, 4, 5, 6]]
-    assert np.asarray(draft.matched).tolist() == [3]
-    assert int(branch.matched[0]) == 0 and (np.asarray(branch.tokens) == NO_TOKEN).all()
-
-
 def test_what_is_said_is_appended_and_nothing_behind_it():
     text = jnp.full((2, 6), 9, jnp.int32)
     tokens, count = jnp.array([[1, 2, 3], [4, 5, 6]]), jnp.array([2, 0])

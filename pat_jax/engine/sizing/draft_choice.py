@@ -117,16 +117,7 @@ def wanted_drafts(
     *,
     folder: str = "",
 ) -> DraftChoice:
-    """
-    Args:
-      platform: as `jax.Device.platform` has it.
-      max_length: tokens of the longest prompt and response.
-      folder: of the policy's checkpoint; where it has none, no tokenizers are compared.
-
-    Raises:
-      UserError: a layer is to draft that the policy has not, or its last one; or a model of another
-        vocabulary or for shorter texts.
-    """
+    """Those of a run, which `auto` makes on accelerators alone; see `drafter_of`."""
     if config.source == "none":
         return DraftChoice(NO_DRAFTER, "speculation: none asked for")
     if config.source == "auto" and platform == "cpu":
@@ -142,14 +133,13 @@ def wanted_drafts(
 
 def _source_words(config: SpeculationConfig, drafter: Drafter, model: ModelConfig) -> str:
     drafts, own = drafter.drafts, drafter.policy
-    if drafts.exit_layer:
-        said_by = f"the first {drafts.exit_layer} of {model.num_layers} layers"
-        return f"{drafts.budgets[-1]} tokens, said by {said_by}"
+    if not drafts.is_said:
+        others = " and others to its prompt" * (drafts.texts > 0)
+        return f"{drafts.longest} tokens from a response's own text{others}"
+    said_by = f"the first {drafts.exit_layer} of {model.num_layers} layers"
     if own is not None:
         said_by = f"{config.draft_model} ({own.config.num_layers} layers)"
-        return f"{drafts.budgets[-1]} tokens, said by {said_by}"
-    others = " and others to its prompt" * (drafts.texts > 0)
-    return f"{drafts.longest} tokens from a response's own text{others}"
+    return f"{drafts.budgets[-1]} tokens, said by {said_by}"
 
 
 def shape_of(draft_model: str) -> ModelConfig:

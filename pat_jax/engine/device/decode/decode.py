@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
+from pat_jax.engine.device.by_shard import by_shard
 from pat_jax.engine.device.decode.decode_step import Cache, DecodeStep, Moving
 from pat_jax.engine.device.decode.gumbel import position_keys
 from pat_jax.engine.device.decode.page_append import added, draw, lacking, num_held
@@ -130,13 +131,13 @@ class DecodeFunctions:
         state = DecodeState(rows, rows, pool, rows, rows, drafted)
         said = scalar if layout.spans_processes else rows
         output: Any = dict.fromkeys((x.name for x in fields(BurstOutput)), said)
-        return jax.shard_map(
-            lambda *args: self._burst(layout, budget, *args),
-            mesh=layout.mesh,
-            in_specs=(layout.param_specs(self.policy), state, rows, scalar, scalar),
-            out_specs=(state, BurstOutput(**output | {"steps": scalar})),
-            check_vma=False,
-        )
+
+        def run(*args: Any) -> tuple[DecodeState, BurstOutput]:
+            return self._burst(layout, budget, *args)
+
+        taken = layout.param_specs(self.policy), state, rows, scalar, scalar
+        given = state, BurstOutput(**output | {"steps": scalar})
+        return by_shard(layout, run, taken, given)
 
     def pace(self, budget: int) -> Pace:
         return Pace.of(self.check_every, self.burst_steps, self.drafts.draft(budget))

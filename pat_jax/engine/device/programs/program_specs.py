@@ -1,6 +1,7 @@
 """Which programs a rollout needs: every function, for every layout and bucket it can meet."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import permutations
 from typing import Any
 
@@ -59,12 +60,6 @@ class ProgramSpecs:
     prefill_blocks: int  # pages of a group that a large prefill call computes
     reslice_chunk_bytes: int = RESLICE_CHUNK_BYTES
     first: Buckets | None = None  # whose bursts are compiled and measured first; None: all are
-    _reslices: dict[tuple[Split, Split], Reslice] = field(
-        default_factory=dict, init=False, repr=False, compare=False
-    )
-    _params: dict[Split, Params] = field(
-        default_factory=dict, init=False, repr=False, compare=False
-    )
 
     @property
     def drafter(self) -> Drafter:
@@ -108,11 +103,16 @@ class ProgramSpecs:
                     self._declare_switch(table, layout, target)
 
     def params(self, layout: Layout) -> Params:
-        if (split := layout.split) not in self._params:  # many programs take them
-            policy, shardings = self.functions.policy, layout.param_shardings
-            abstract = policy.abstract(self.functions.dtype)
-            self._params[split] = with_sharding(abstract, shardings(policy))
-        return self._params[split]
+        return self._params[layout.split]
+
+    @cached_property
+    def _params(self) -> dict[Split, Params]:
+        policy = self.functions.policy
+        abstract = policy.abstract(self.functions.dtype)
+        return {
+            split: with_sharding(abstract, layout.param_shardings(policy))
+            for split, layout in self.layouts.items()
+        }
 
     def pool(self, layout: Layout) -> Pool:
         functions, pages = self.functions, self.pages[layout.split]
@@ -254,11 +254,13 @@ class ProgramSpecs:
             )
 
     def reslice(self, source: Layout, target: Layout) -> Reslice:
+        return self._reslices[source.split, target.split]
+
+    @cached_property
+    def _reslices(self) -> dict[tuple[Split, Split], Reslice]:
         """Looked at leaf by leaf once for each pair: a switch asks for it again."""
-        pair = source.split, target.split
-        if pair not in self._reslices:
-            self._reslices[pair] = self._reslice(source, target)
-        return self._reslices[pair]
+        pairs = permutations(self.layouts.values(), 2)
+        return {(a.split, b.split): self._reslice(a, b) for a, b in pairs}
 
     def _reslice(self, source: Layout, target: Layout) -> Reslice:
         before, after = (jax.tree.leaves(self.params(layout)) for layout in (source, target))
