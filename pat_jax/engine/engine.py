@@ -88,9 +88,10 @@ class RolloutEngine:
         buckets = Buckets.of(tuple(self.layouts), capacity, config)
         pages = pages_within(kv_bytes, config, policy.config, self.layouts, buckets, dtype)
         first = buckets.first(config.max_prompt_length, drafter.drafts) if by_need else None
-        known = {"dtype": dtype, "eos_ids": self.eos_ids, "first": first}
         sizes = self.layouts, buckets, pages, reslice_chunk_bytes
-        self.specs = specs_for(config, policy, drafter, *sizes, **known)
+        self.specs = specs_for(
+            config, policy, drafter, *sizes, dtype=dtype, eos_ids=eos_ids, first=first
+        )
         self.programs = ProgramTable()
         self.by_need = ByNeed(self.programs, buckets) if by_need else None
         self.specs.declare(self.programs)
@@ -223,10 +224,13 @@ class RolloutEngine:
         clock: Stopwatch,
         earlier: EarlierResponses | None,
     ) -> DeviceExecutor:
-        device = self.specs, self.programs, self.weights
-        tables, params = controller.scheduler.tables, self.draft_params
-        options = {"draft_params": params, "checks": self.checks, "earlier": earlier}
-        return DeviceExecutor(*device, responses, tables, clock, **options)
+        return DeviceExecutor(
+            *(self.specs, self.programs, self.weights),
+            *(responses, controller.scheduler.tables, clock),
+            draft_params=self.draft_params,
+            checks=self.checks,
+            earlier=earlier,
+        )
 
     def _begin(
         self, requests: Sequence[Request], expected: np.ndarray | None

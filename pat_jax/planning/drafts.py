@@ -246,7 +246,7 @@ class Acceptance:
                 reach[kind, then], before, where=before > 0, out=np.zeros(then.shape)
             )
             here, last = comes[:, :, place], places - 1
-            if place == last:  # further ones are as this one: see `lines.met_by`
+            if place == last:  # further ones are as this one: see `token_batch.met_by`
                 mean = (beside * goes_on).sum(axis=2)
                 here = here / (1 - np.minimum(mean, MOST_GOES_ON))
             here = here[:, :, None] * beside

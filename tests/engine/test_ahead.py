@@ -87,6 +87,14 @@ def check(requests: list[Request], expected: list[Completion], found: list[Compl
     assert total.compared > 0.9 * total.tokens > 100
 
 
+def checked(one: RolloutEngine, requests: list[Request], ahead: list[str]) -> RolloutReport:
+    expected, _ = subject("kv2").run(requests, subject("kv2").static(1))
+    ahead.clear()
+    found, report = generate(one, requests, FixedLayout(DP2))
+    check(requests, expected, found)
+    return report
+
+
 @pytest.mark.parametrize("below", [MIGRATE_ALL, RECOMPUTE_ALL], ids=["migrate", "recompute"])
 def test_no_token_changes(ahead, below):
     """Rows compacted, contexts lengthened and layouts switched with a burst on its way."""
@@ -115,10 +123,7 @@ def test_no_token_changes_where_rows_and_pages_are_scarce(ahead):
     assert {"launch", "no launch"} <= set(ahead)
     # Two long responses in each group, and pages for one of them and a part of the other: nobody waits.
     requests = [Request((3, 4, 5 + i), sequence_key(12, i), 50, ignore_eos=True) for i in range(4)]
-    expected, _ = subject("kv2").run(requests, subject("kv2").static(1))
-    ahead.clear()
-    found, report = generate(small, requests, FixedLayout(DP2))
-    check(requests, expected, found)
+    report = checked(small, requests, ahead)
     assert report.preempted > 0 and "launch" in ahead
 
 
@@ -195,24 +200,14 @@ def test_pages_of_the_ended_serve_others_while_a_burst_still_writes_to_them(ahea
     ]
     small = scarce_pages()
     assert sum((7 + r.max_new_tokens) // 8 for r in requests) > 2 * small.specs.pages[DP2]
-    expected, _ = subject("kv2").run(requests, subject("kv2").static(1))
-    found, report = generate(small, requests, FixedLayout(DP2))
-    check(requests, expected, found)
+    report = checked(small, requests, ahead)
     assert report.preempted == 0 and ahead.count("launch") > 2
-
-
-@pytest.mark.slow  # compiles an engine of its own
-def test_a_row_that_has_ended_writes_to_no_page_that_another_has_drawn(ahead):
-    """A quarter ends early, too few for smaller rows: bursts follow one another, and the others need
-    the pages of the ended."""
+    # A quarter ends early, too few for smaller rows: bursts follow one another, and the others draw pages of the ended.
     requests = [
         Request((3, 4, 5 + i), sequence_key(13, i), 7 if i < 4 else 30, ignore_eos=True)
         for i in range(16)
     ]
-    expected, _ = subject("kv2").run(requests, subject("kv2").static(1))
-    ahead.clear()
-    found, report = generate(scarce_pages(), requests, FixedLayout(DP2))
-    check(requests, expected, found)
+    report = checked(small, requests, ahead)
     assert ahead[:6] == ["launch", "collect"] * 3 and report.preempted == 0
 
 

@@ -204,7 +204,7 @@ def test_runs_drawn_from_known_odds_are_predicted_for_every_draft(seed, learned_
 @pytest.mark.parametrize("count", [1, 2, 8])
 @pytest.mark.parametrize("branches", [False, True])
 def test_rows_that_share_their_room_are_predicted(branches, count, budget):
-    """The room of a step is given to the likeliest tokens of all rows, as `device/lines.py` does."""
+    """The room of a step is given to the likeliest tokens of all rows, as `device/draft/token_batch.py` does."""
     rng, draft = np.random.default_rng(0), 7
     begin = np.array([0.15, 0.25, 0.2, 0.15, 0.1, 0.1, 0.05])
     right = np.array([0.0, 0.3, 0.45, 0.55, 0.65, 0.8, 0.9])

@@ -64,7 +64,7 @@ class BurstRecord(Ran):
     tokens: int  # sampled
     row_steps: int  # steps of single rows, each of which sampled a token, or several
     drafted: int = 0  # draft tokens verified
-    # Of copied drafts: tokens verified, accepted, and accepted on branches, by `drafts.SOURCES`.
+    # Of copied drafts: tokens verified, accepted, and accepted on branches, by `draft_counts.SOURCES`.
     by_source: tuple[tuple[int, ...], ...] = ()
 
     @property

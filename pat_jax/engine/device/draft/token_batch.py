@@ -55,7 +55,7 @@ def left_by(
 
 
 class Counts(NamedTuple):
-    """Counts of runs, see `planning.drafts.Drafted`."""
+    """Counts of runs, see `planning.draft_counts.Drafted`."""
 
     begun: Int[Array, "1 kinds"]
     tried: Int[Array, "1 2 kinds places"]
@@ -143,7 +143,7 @@ class Counts(NamedTuple):
     ) -> "Counts":
         """
         Args:
-          source: of each row's draft or branch, see `planning.drafts.SOURCES`.
+          source: of each row's draft or branch, see `planning.draft_counts.SOURCES`.
           length: tokens of it that were verified.
           accepted: the accepted ones among these.
         """
@@ -154,7 +154,7 @@ class Counts(NamedTuple):
 def source_of(
     draft: Draft, borders: Int[Array | np.ndarray, "rows 2"], own: int
 ) -> Int[Array, " rows"]:
-    """Where each row's draft is copied from, a place in `planning.drafts.SOURCES`.
+    """Where each row's draft is copied from, a place in `planning.draft_counts.SOURCES`.
 
     Args:
       borders: see `texts.Texts`.
