@@ -140,8 +140,14 @@ class BurstOutput:
 
 
 def abstract_rows(layout: Layout, rows_per_group: int) -> RowState:
-    rows = RowState.empty(rows_per_group * layout.split.dp)
-    return jax.tree.map(lambda x: _as_shape(x, layout.sharding("batch")), rows)
+    rows, each = RowState.empty(rows_per_group * layout.split.dp), layout.sharding("batch")
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=each), rows)
+
+
+def abstract_index(layout: Layout, rows_per_group: int, *columns: int) -> Any:
+    """Integers of each replica's rows."""
+    shape = (rows_per_group * layout.split.dp, *columns)
+    return jax.ShapeDtypeStruct(shape, jnp.int32, sharding=layout.sharding("batch"))
 
 
 def abstract_seen(config: ModelConfig, layout: Layout, rows_per_group: int) -> Any:
@@ -163,9 +169,3 @@ def abstract_pool(
     shape = pages_per_group * layout.split.dp, config.num_kv_heads, page_size, config.head_dim
     array: Any = jax.ShapeDtypeStruct(shape, dtype, sharding=layout.sharding(*KV_AXES))
     return (LayerPages(array, array),) * config.num_layers
-
-
-def _as_shape(
-    x: jax.ShapeDtypeStruct | np.ndarray, sharding: jax.sharding.Sharding
-) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)

@@ -36,7 +36,7 @@ from pat_jax.engine.layout.buckets import Shape
 from pat_jax.engine.layout.layout import Layout, ManualPartition, whole_on_each
 from pat_jax.engine.sequences.block_tables import BlockTables
 from pat_jax.engine.sequences.prefill_calls import Spans, prefill_calls
-from pat_jax.engine.sequences.state import ModelDrafting, Pool, abstract_pool
+from pat_jax.engine.sequences.state import ModelDrafting, Pool, abstract_index, abstract_pool
 from pat_jax.models.cache.draft_layer import Line
 from pat_jax.models.cache.kv_cache import KV_AXES
 from pat_jax.models.policy import Params, Policy
@@ -121,8 +121,8 @@ class ModelDrafter(Drafter):
         return abstract_pool(self.model.config, own, pages, shapes.page_size, shapes.dtype)
 
     def state(self, layout: Layout, rows: int, length: int, shapes: DraftShapes) -> ModelDrafting:
-        tables = shapes.index(layout, rows, shapes.width(length))
-        return ModelDrafting(self.pool(layout, shapes), tables, shapes.index(layout, rows))
+        tables = abstract_index(layout, rows, shapes.width(length))
+        return ModelDrafting(self.pool(layout, shapes), tables, abstract_index(layout, rows))
 
     def blank(self, zeros: ModelDrafting, num_groups: int) -> ModelDrafting:
         """Every row other pages, as far as there are as many."""
@@ -144,9 +144,9 @@ class ModelDrafter(Drafter):
                 prefill(self.model, own, shapes.dtype),
                 self.params(layout, shapes),
                 pool,
-                shapes.index(layout, blocks, shapes.page_size),
-                shapes.index(layout, blocks),
-                shapes.index(layout, blocks, shapes.width(length)),
+                abstract_index(layout, blocks, shapes.page_size),
+                abstract_index(layout, blocks),
+                abstract_index(layout, blocks, shapes.width(length)),
                 donate_argnums=1,
             )
 

@@ -45,11 +45,6 @@ class DraftShapes(NamedTuple):
         """That its pages have room for."""
         return self.width(length) * self.page_size
 
-    def index(self, layout: Layout, rows: int, *columns: int) -> Any:
-        """Numbers of each replica's rows."""
-        shape = (rows * layout.split.dp, *columns)
-        return jax.ShapeDtypeStruct(shape, jnp.int32, sharding=layout.sharding("batch"))
-
 
 class Guess(NamedTuple):
     """What a step proposes."""

@@ -21,7 +21,7 @@ from pat_jax.engine.device.draft.ngram import append, find
 from pat_jax.engine.device.draft.token_batch import Counts, left_by, lengths, met_by, source_of
 from pat_jax.engine.layout.buckets import Drafts, Shape
 from pat_jax.engine.layout.layout import Layout
-from pat_jax.engine.sequences.state import Drafting, Runs
+from pat_jax.engine.sequences.state import Drafting, Runs, abstract_index
 from pat_jax.engine.sequences.texts import texts
 from pat_jax.engine.sequences.types import NO_TOKEN
 
@@ -64,8 +64,10 @@ class TextDrafter(Drafter):
     def state(self, layout: Layout, rows: int, length: int, shapes: DraftShapes) -> Drafting:
         columns = text_room(self.drafts, length, shapes)
         columns += own_columns(shapes.tokens(length), self.drafts)
-        runs = Runs(*[shapes.index(layout, rows)] * len(Runs._fields))
-        return Drafting(shapes.index(layout, rows, columns), runs, shapes.index(layout, rows, 2))
+        runs = Runs(*[abstract_index(layout, rows)] * len(Runs._fields))
+        return Drafting(
+            abstract_index(layout, rows, columns), runs, abstract_index(layout, rows, 2)
+        )
 
     def blank(self, zeros: Drafting, num_groups: int) -> Drafting:
         """Nothing to copy drafts from: a step takes as long whatever it finds."""

@@ -25,6 +25,7 @@ from pat_jax.engine.sequences.state import (
     Pool,
     ReservedPages,
     Until,
+    abstract_index,
     abstract_pool,
     abstract_reach,
     abstract_rows,
@@ -158,19 +159,19 @@ class ProgramSpecs:
                     prefill(self.functions.policy, layout, self.functions.dtype),
                     params,
                     pool,
-                    self._index(layout, blocks, self.page_size),
-                    self._index(layout, blocks),
-                    self._index(layout, blocks, self.width(length)),
+                    abstract_index(layout, blocks, self.page_size),
+                    abstract_index(layout, blocks),
+                    abstract_index(layout, blocks, self.width(length)),
                     donate_argnums=1,
                 )
 
     def _declare_burst(
         self, table: ProgramTable, layout: Layout, rows: int, length: int, budget: int
     ) -> None:
-        scalar, each = _scalar(layout), self._index(layout, 1)
+        scalar, each = _scalar(layout), abstract_index(layout, 1)
         seen = abstract_seen(self.functions.policy.config, layout, rows)
-        tables = self._index(layout, rows, self.width(length))
-        ring = self._index(layout, 1, self.shapes.reserve_size(rows, budget))
+        tables = abstract_index(layout, rows, self.width(length))
+        ring = abstract_index(layout, 1, self.shapes.reserve_size(rows, budget))
         drafting, own_params, shapes = None, None, self.draft_shapes
         if budget:
             drafting = self.drafter.state(layout, rows, length, shapes)
@@ -195,17 +196,17 @@ class ProgramSpecs:
             lambda: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), pool),
             out_shardings=layout.sharding(*KV_AXES),
         )
-        picks = self._index(layout, COPIES)
+        picks = abstract_index(layout, COPIES)
         copy = copy_pages(layout)
         table.declare(Key("copy_pages", split), copy, pool, picks, picks, donate_argnums=0)
         moved = SIZES if len(self.layouts) > 1 else ()
         shifted = SHIFT_SIZES if split.dp > 1 else ()
         for size in sorted({*moved, *shifted}):
-            picks, buffer = self._index(layout, size), self.buffer(layout, size)
+            picks, buffer = abstract_index(layout, size), self.buffer(layout, size)
             unpack = pages.unpack(layout)
             table.declare(Key("unpack", split, size), unpack, pool, buffer, picks, donate_argnums=0)
         for size in shifted:
-            picks, buffer = self._index(layout, size), self.buffer(layout, size)
+            picks, buffer = abstract_index(layout, size), self.buffer(layout, size)
             pack = Key("pack", split, size, target=split)
             table.declare(pack, pages.pack(layout, layout), pool, picks)
             table.declare(Key("shift", split, size), pages.shift(layout), _scalar(layout), buffer)
@@ -220,18 +221,13 @@ class ProgramSpecs:
             sharding=layout.sharding(*PAGE_AXES),
         )
 
-    @staticmethod
-    def _index(layout: Layout, rows: int, *columns: int) -> Any:
-        shape = (rows * layout.split.dp, *columns)
-        return jax.ShapeDtypeStruct(shape, jnp.int32, sharding=layout.sharding("batch"))
-
     def _declare_switch(self, table: ProgramTable, source: Layout, target: Layout) -> None:
         exchange = Exchange.between(source, target)
         pair = source, target
         view = Key("view", source.split, target=target.split)
         table.declare(view, pages.view(*pair), self.pool(source), donate_argnums=0)
         for size in SIZES:
-            packed, picks = self.buffer(source, size), self._index(source, size)
+            packed, picks = self.buffer(source, size), abstract_index(source, size)
             pack = Key("pack", source.split, size, target=target.split)
             table.declare(pack, pages.pack(*pair), self.pool(target), picks)
             down = 1 if exchange.is_up else exchange.members.shape[1]
