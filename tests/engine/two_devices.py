@@ -28,7 +28,7 @@ CONFIG = replace(SETTINGS["kv2"].rollout, min_rows=1, min_length=32, burst_steps
 
 @cache
 def engine(
-    kv_pages: int = 0, capacity: int = 16, drafts: Drafts = NO_DRAFTS, min_rows: int = 4
+    kv_pages: int = 0, capacity: int = 16, drafts: Drafts = NO_DRAFTS, min_rows: int = 2
 ) -> RolloutEngine:
     """Each program is compiled when it is first needed."""
     return RolloutEngine(
