@@ -14,13 +14,13 @@ import numpy as np
 
 from pat_jax.config.rollout import RolloutConfig
 from pat_jax.engine.device.decode.sampling import sequence_key
-from pat_jax.engine.device.draft.draft_model import DraftSource
+from pat_jax.engine.device.draft.drafter import Drafter
+from pat_jax.engine.device.draft.drafters import NO_DRAFTER
 from pat_jax.engine.engine import RolloutEngine
 from pat_jax.engine.record.report import RolloutReport
 from pat_jax.engine.sequences.earlier import EarlierResponses
 from pat_jax.engine.sequences.responses import Completion, Request
 from pat_jax.engine.sequences.sampling import Sampling
-from pat_jax.layout.buckets import NO_DRAFTS, Drafts
 from pat_jax.layout.layout import Layout, factored_mesh, layout_chain
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.kernels.kernel_choice import Kernels
@@ -85,8 +85,7 @@ class Settings:
     max_logprobs: int = 0
     weights: WeightFormat = "auto"
     lora_rank: int = 0  # of adapters beside the weights
-    drafts: Drafts = NO_DRAFTS
-    draft: DraftSource | None = None
+    drafter: Drafter = NO_DRAFTER
 
     @property
     def rollout(self) -> RolloutConfig:
@@ -162,8 +161,7 @@ class Subject:
             dtype=dtype,
             layouts=layouts,
             reslice_chunk_bytes=settings.reslice_chunk_bytes,
-            drafts=settings.drafts,
-            draft=settings.draft,
+            drafter=settings.drafter,
         )
         if is_compiled:
             self.engine.compile()

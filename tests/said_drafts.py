@@ -2,6 +2,7 @@
 
 from copy import copy
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import jax
@@ -9,12 +10,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from pat_jax.engine.device.decode.sampling import sequence_key
-from pat_jax.engine.device.draft.draft_model import DraftSource
+from pat_jax.engine.device.draft.draft_model import ModelDrafter
 from pat_jax.engine.record.report import RolloutReport
-from pat_jax.engine.sequences.responses import Request
+from pat_jax.engine.sequences.responses import Completion, Request
 from pat_jax.engine.sequences.sampling import Sampling
+from pat_jax.layout.buckets import Drafts
 from pat_jax.models.policy import Params, Policy
-from tests.lossless import MODELS, Subject, lively_params
+from pat_jax.planning.planner.planner import Planner
+from tests.lossless import MODELS, Subject, lively_params, tally
+from tests.near_ties import Tally
 
 DRAFT = Policy.from_config(replace(MODELS["kv2"], num_layers=1))
 KINDS = (
@@ -34,7 +38,8 @@ def first_layer(shardings: Params | None, dtype: jnp.dtype) -> Params:
     return jax.device_put(own, shardings)
 
 
-SOURCE = DraftSource(DRAFT, first_layer)
+DRAFTS = Drafts(budgets=(3,), longest=3, most_tokens=256, has_model=True)
+DRAFTER = ModelDrafter(DRAFTS, DRAFT, first_layer)
 
 
 def requests() -> list[Request]:
@@ -55,6 +60,21 @@ def accepted(report: RolloutReport) -> float:
     """Of the tokens verified, how many were right."""
     assert report.accepted == report.tokens - report.busy_rows <= report.drafted
     return report.accepted / report.drafted
+
+
+@cache
+def without_drafts(one: Subject) -> list[Completion]:
+    return one.run(requests(), one.static(1))[0]
+
+
+def check(one: Subject, planner: Planner) -> RolloutReport:
+    """Under the plan no token is another than without drafts."""
+    found, report = one.run(requests(), planner)
+    total = sum(tally(one, requests(), without_drafts(one), [found]).values(), Tally())
+    assert total.unexplained == total.judge_disagrees == 0
+    assert total.compared > 0.9 * total.tokens > 400
+    assert total.max_logprob_difference <= 1e-4
+    return report
 
 
 def with_share_of_the_last(whole: Subject, share: float) -> Subject:

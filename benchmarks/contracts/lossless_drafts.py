@@ -20,12 +20,13 @@ import numpy as np
 
 from benchmarks.report import machine, options, write
 from pat_jax.common.devices import configure
+from pat_jax.engine.device.draft.drafters import drafter_for
 from pat_jax.engine.sequences.responses import Completion, Request
 from pat_jax.layout.buckets import Drafts
 from pat_jax.planning.drafts import Acceptance
 from tests.lossless import CARRIES, MODELS, PATHS, Settings, Subject, make_requests, tally
 from tests.near_ties import Tally
-from tests.said_drafts import SOURCE
+from tests.said_drafts import DRAFTER
 
 MODEL, BUDGET = "kv2", 3
 SETTINGS = Settings(
@@ -80,8 +81,8 @@ def with_stop_tokens(requests: Sequence[Request]) -> list[Request]:
 def measure(source: str, seeds: int) -> Iterator[dict]:
     """One record for each seed and path."""
     drafts = SOURCES[source]
-    draft = SOURCE if drafts.has_model else None
-    settings = replace(SETTINGS, drafts=drafts, draft=draft)
+    drafter = drafter_for(drafts, DRAFTER.policy, DRAFTER.load_params)
+    settings = replace(SETTINGS, drafter=drafter)
     subjects = [Subject(MODELS[MODEL], replace(settings, kv_pages=pages)) for pages in (0, SCARCE)]
     reach = None if drafts.is_said else Acceptance.unseen().reach
     for seed in range(seeds):

@@ -14,7 +14,7 @@ import numpy as np
 
 from benchmarks.planner.kernel_tables import GPUS, SPLITS, machine_of, measured_kernels, options_of
 from pat_jax.config.run import AlgorithmConfig, RunConfig
-from pat_jax.engine.device.programs.program_specs import page_bytes
+from pat_jax.engine.sizing.pool_pages import page_bytes
 from pat_jax.models.presets import preset
 from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.planning.memory import GIB, MemoryModel

@@ -24,7 +24,7 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from benchmarks.report import options, write
-from pat_jax.planning.drafts import BRANCHES, DRAFTS, KINDS, Drafted
+from pat_jax.planning.draft_counts import BRANCHES, DRAFTS, KINDS, Drafted
 from pat_jax.profiling.predict.kernel_files import NoData
 from pat_jax.profiling.simulate.draft_counting import Group, Record, Rules, Tokens, verify
 from pat_jax.profiling.simulate.draft_runs import counts_of

@@ -34,10 +34,10 @@ from benchmarks.speed.engine_vs_peers import SMALL, draw
 from pat_jax.common.devices import Device, configure
 from pat_jax.config.rollout import RolloutConfig
 from pat_jax.engine.device.decode.sampling import sequence_key
-from pat_jax.engine.device.programs.program_specs import page_bytes
 from pat_jax.engine.engine import RolloutEngine
 from pat_jax.engine.sequences.responses import Request
 from pat_jax.engine.sequences.state import DecodeState, ReservedPages, RowState, Until, seen_shape
+from pat_jax.engine.sizing.pool_pages import page_bytes
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.policy import Params, Policy
 from pat_jax.models.presets import preset

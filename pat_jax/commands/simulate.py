@@ -12,9 +12,9 @@ from pat_jax.common.errors import UserError, shown
 from pat_jax.common.files import replace_text
 from pat_jax.common.rules import check_context
 from pat_jax.common.text_table import Cell, percent, text_table
+from pat_jax.engine.device.draft.drafter import Drafter
 from pat_jax.engine.record.plot import draw_rollout
 from pat_jax.engine.sizing.draft_choice import drafter_of, shape_of
-from pat_jax.engine.sizing.draft_memory import Drafter
 from pat_jax.planning.latency.profile import Profile, read_profile
 from pat_jax.profiling.capacity.costs import measured_drafts
 from pat_jax.profiling.capacity.recorded_responses import (
@@ -131,7 +131,7 @@ def _drafts(
     least = min(length for _, _, length in profile.latency.decode_table)
     sources = sources_of(config, recorded, drafts, least)
     told = (*told, *(sources.words(drafts.most) if sources else ()))
-    return Drafter(drafts, wanted.policy), sources, told
+    return replace(wanted, drafts=drafts), sources, told
 
 
 def answer(

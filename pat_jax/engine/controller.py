@@ -18,7 +18,7 @@ from pat_jax.engine.sequences.page_reserve import PageReserve
 from pat_jax.engine.sequences.prefill_calls import Copies, PageMoves, PrefillWork
 from pat_jax.engine.sequences.state import ReservedPages
 from pat_jax.layout.buckets import Shape, Shapes
-from pat_jax.planning.drafts import Drafted
+from pat_jax.planning.draft_counts import Drafted
 from pat_jax.planning.held import most_held
 from pat_jax.planning.planner.planner import Planner
 from pat_jax.planning.types import (
@@ -345,8 +345,7 @@ class Controller:
         mean_held = float(held.mean()) if steps else 0.0
         if self.checks:
             self.check_integrity()
-        drafted = Drafted(*(getattr(output, name).sum(axis=0) for name in Drafted._fields))
-        drafted = drafted._replace(verified=int(drafted.verified))
+        drafted = Drafted(*(np.sum(x, axis=0) for x in output.drafted))
         counts = int(emitted.sum()), int(live_steps.sum())
         return Collected(steps, *counts, drafted, mean_held, live[~goes_on], spoilt)
 

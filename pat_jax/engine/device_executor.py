@@ -14,7 +14,7 @@ import numpy as np
 from pat_jax.common.hosts.together import company
 from pat_jax.common.stopwatch import Stopwatch
 from pat_jax.engine.controller import Burst, Relocation
-from pat_jax.engine.device.draft.draft_model import DraftCache, DraftModel
+from pat_jax.engine.device.draft.drafter import Rollout
 from pat_jax.engine.device.pages.device_pool import DevicePool
 from pat_jax.engine.device.programs.program_specs import ProgramSpecs
 from pat_jax.engine.device.programs.weights import Weights
@@ -33,14 +33,10 @@ from pat_jax.engine.sequences.responses import Responses
 from pat_jax.engine.sequences.state import (
     BurstOutput,
     DecodeState,
-    Drafting,
-    ModelDrafting,
     RowState,
     Until,
-    own_columns,
     seen_shape,
 )
-from pat_jax.engine.sequences.texts import texts
 from pat_jax.layout.buckets import Shape
 from pat_jax.programs.programs import Key, ProgramTable
 
@@ -59,8 +55,7 @@ class Digest(NamedTuple):
     is_ahead: bool
     rows: int
     reach: int
-    texts: int  # that rows draft from, and the runs that go on; those of a burst ahead are the devices'
-    draft_model: int  # what its cache holds
+    drafts: int  # texts that rows draft from, or what a draft model's cache holds
 
 
 class DeviceExecutor(Executor):
@@ -75,18 +70,19 @@ class DeviceExecutor(Executor):
         tables: BlockTables,
         clock: Stopwatch,
         *,
-        draft_model: DraftModel | None = None,
+        draft_params: Any = None,
         checks: bool = False,
         earlier: EarlierResponses | None = None,
     ):
         """
         Args:
+          draft_params: the drafter's weights.
           checks: compare every burst with those of the other processes.
-          earlier: what rows draft from as well.
+          earlier: what drafts may be copied from as well.
         """
         self.clock, self._checks = clock, checks
         self.specs, self.programs, self.weights = specs, programs, weights
-        self.responses, self.tables, self.earlier = responses, tables, earlier
+        self.responses, self.tables = responses, tables
         self.pool = DevicePool(specs, programs, weights.layout)
         self._running: deque[_Running] = deque()
         # What the devices have of the rows, and the table's version that it was made under.
@@ -95,10 +91,9 @@ class DeviceExecutor(Executor):
         self._seen: jax.Array | None = None  # as old as the rows
         # Of the bursts on their way: the rows' pages, how many have been drawn, and what drafts come from.
         self._tables: tuple[jax.Array, jax.Array] | None = None
-        self._drafting: Drafting | None = None
-        self._asking: ModelDrafting | None = None
-        self._draft_cache = draft_model and DraftCache(draft_model, programs, responses)
-        self._drafter = draft_model.params if draft_model else weights.exit_head
+        self._drafting: Any = None
+        rollout = Rollout(specs.draft_shapes, programs, draft_params, responses, earlier)
+        self._feed, self._draft_params = specs.drafter.feed(rollout), draft_params
 
     def prefill(self, work: PrefillWork) -> int:
         if not len(work.spans.sequence) and not len(work.copies.group):
@@ -122,78 +117,53 @@ class DeviceExecutor(Executor):
         sequence, start = call.sequence.reshape(-1), call.start.reshape(-1)
         tokens = call.tokens(self.responses.tokens, size)
         tables = self.tables.rows(sequence, specs.width(length))
-        self.pool.prefill(self.weights.params, tokens, start, tables, length)
+        key = Key("prefill", self.pool.layout.split, call.start.shape[1], length)
+        program, pages = self.programs[key], self.pool.pages
+        self.pool.pages = program(self.weights.params, pages, tokens, start, tables)
 
     def wipe(self, spoilt: Copies) -> None:
         self.pool.copy(spoilt)
 
     def launch(self, burst: Burst) -> None:
-        layout, table = self.pool.layout, self.responses.table
-        drafting = None if burst.is_ahead else self._new_drafting(burst)
-        if self._checks:
-            company().compare("burst", self._digest(burst, drafting))
         if not burst.is_ahead:
-            if self._rows is None or self._seen is None or self._version != table.version:
-                self._rows = layout.put(self.responses.row_state(), "batch")
-                self._seen, self._version = self._put_seen(), table.version
-            tables = self.tables.rows(table.occupants, self.specs.width(burst.shape.length))
-            none_drawn = np.zeros(layout.split.dp, np.int32)
-            self._tables = layout.put((tables, none_drawn), "batch")
-            put = layout.put(drafting, "batch")
-            self._drafting = None if put is None else Drafting(*put)
-        elif layout.backend.waits:
+            self._feed.prepare(burst.shape)
+        if self._checks:
+            company().compare("burst", self._digest(burst))
+        if not burst.is_ahead:
+            self._put_rows(burst)
+        elif self.pool.layout.backend.waits:
             jax.block_until_ready(self._running[-1].output)
-        self._asking = self._put_asking(burst)
+        before = self._drafting if burst.is_ahead else None
+        drafting = self._feed.state(self.pool.layout, burst.shape, before)
         assert self._rows is not None and self._seen is not None and self._tables is not None
-        state = DecodeState(
-            self._rows, self._seen, self.pool.pages, *self._tables, self._drafting, self._asking
-        )
+        state = DecodeState(self._rows, self._seen, self.pool.pages, *self._tables, drafting)
         split, rows, length, budget = burst.shape
-        is_copied = self._drafting is not None
+        is_copied = budget and not self.specs.drafts.is_said
         reach = burst.reach.astype(np.float32) if is_copied and burst.reach is not None else None
         until = Until(np.int32(burst.max_steps), np.int32(burst.threshold), reach)
-        drafter = self._drafter if budget else None
+        own_params = self._draft_params if budget else None
         program = self.programs[Key("decode", split, rows, length, budget=budget)]
-        state, output = program(self.weights.params, state, burst.reserved, until, drafter)
+        state, output = program(self.weights.params, state, burst.reserved, until, own_params)
         self._rows, self._seen, self.pool.pages = state.rows, state.seen, state.pool
         self._tables, self._drafting = (state.tables, state.drawn), state.drafting
-        self._asking = state.asking
-        if self._draft_cache and state.asking:
-            self._draft_cache.keep(state.asking)
+        self._feed.keep(state.drafting)
         self._running.append(_Running(burst, output))
 
-    def _digest(self, burst: Burst, drafting: tuple[Any, ...] | None) -> Digest:
+    def _put_rows(self, burst: Burst) -> None:
+        layout, table = self.pool.layout, self.responses.table
+        if self._rows is None or self._seen is None or self._version != table.version:
+            self._rows = layout.put(self.responses.row_state(), "batch")
+            self._seen, self._version = self._put_seen(), table.version
+        tables = self.tables.rows(table.occupants, self.specs.width(burst.shape.length))
+        none_drawn = np.zeros(layout.split.dp, np.int32)
+        self._tables = layout.put((tables, none_drawn), "batch")
+
+    def _digest(self, burst: Burst) -> Digest:
         table, reserved = self.responses.table, burst.reserved
         known = table.occupants, table.length, table.end, self.tables.rows(table.occupants, 1)
         rows = *known, reserved.pages, reserved.filled
-        cache = self._draft_cache
-        told = rows, (burst.reach,), jax.tree.leaves(drafting), (cache and cache.known,)
-        return Digest(
-            burst.shape, burst.max_steps, burst.threshold, burst.is_ahead, *map(_checksum, told)
-        )
-
-    def _new_drafting(self, burst: Burst) -> tuple[Any, ...] | None:
-        """A `Drafting` on the host; None where rows do not copy drafts."""
-        specs = self.specs
-        if not burst.shape.budget or specs.drafts.is_said:
-            return None
-        length = specs.width(burst.shape.length) * specs.page_size
-        own = own_columns(length, specs.drafts.longest)
-        room = specs.text_room(burst.shape.length)
-        text, borders = texts(self.responses, room, own, self.earlier)
-        return text, self.responses.runs_of_rows(), borders
-
-    def _put_asking(self, burst: Burst) -> ModelDrafting | None:
-        """None where no draft model says drafts."""
-        if not self._draft_cache:
-            return None
-        if not burst.shape.budget:
-            self._draft_cache.pause()
-            return None
-        asked = self.pool.layout, burst.shape.length, self.specs.shapes.asked_ahead
-        if burst.is_ahead and self._asking:
-            return self._draft_cache.ready_behind(self._asking, *asked)
-        return self._draft_cache.ready(*asked)
+        sums = map(_checksum, (rows, (burst.reach,), self._feed.told))
+        return Digest(burst.shape, burst.max_steps, burst.threshold, burst.is_ahead, *sums)
 
     def _put_seen(self) -> jax.Array:
         """What penalties look at. Where no live row has one any content will do: nothing is sent."""
@@ -240,8 +210,7 @@ class DeviceExecutor(Executor):
     def release(self) -> None:
         """The update that follows needs the memory."""
         self.pool.delete()
-        if self._draft_cache:
-            self._draft_cache.delete()
+        self._feed.delete()
 
 
 def _checksum(arrays: Iterable[Any]) -> int:

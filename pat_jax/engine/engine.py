@@ -9,8 +9,8 @@ import os
 import time
 from collections.abc import Callable, Collection, Generator, Sequence
 from contextlib import closing
+from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
@@ -23,22 +23,18 @@ from pat_jax.config.rollout import RolloutConfig
 from pat_jax.engine.agreed_planner import AgreedPlanner
 from pat_jax.engine.by_need import ByNeed
 from pat_jax.engine.controller import Controller
-from pat_jax.engine.device.decode.decode import DecodeFunctions
-from pat_jax.engine.device.draft.draft_model import DraftModel, DraftSource
-from pat_jax.engine.device.draft.draft_specs import DraftSpecs
-from pat_jax.engine.device.programs.program_specs import (
-    RESLICE_CHUNK_BYTES,
-    ProgramSpecs,
-    page_bytes,
-    pages_per_group,
-)
+from pat_jax.engine.device.draft.drafter import Drafter
+from pat_jax.engine.device.draft.drafters import NO_DRAFTER
+from pat_jax.engine.device.draft.text_drafter import text_room
+from pat_jax.engine.device.programs.program_specs import RESLICE_CHUNK_BYTES
 from pat_jax.engine.device.programs.weights import Weights
 from pat_jax.engine.device_executor import DeviceExecutor
 from pat_jax.engine.record.report import RolloutReport
 from pat_jax.engine.rollout import rollout
 from pat_jax.engine.sequences.earlier import EarlierResponses
 from pat_jax.engine.sequences.responses import Completion, Request, Responses
-from pat_jax.layout.buckets import NO_DRAFTS, Buckets, Drafts
+from pat_jax.engine.sizing.pool_pages import pages_within, specs_for
+from pat_jax.layout.buckets import Buckets
 from pat_jax.layout.layout import Layout, factored_mesh, layout_chain
 from pat_jax.models.policy import Params, Policy
 from pat_jax.planning.planner.planner import Planner
@@ -49,7 +45,22 @@ log = logging.getLogger(__name__)
 
 
 class RolloutEngine:
-    """Generates with one policy on a list of devices."""
+    """Generates with one policy on a list of devices.
+
+    Args:
+      capacity: the most sequences that run at once; others wait.
+      layouts: the layouts to prepare; every one that divides the model where not given.
+      reslice_chunk_bytes: extra memory that a switch of the weights may take, all devices
+        together.
+      kv_bytes: what the KV cache may take of a device; it takes less where less is enough.
+      runs_ahead: dispatch a burst before the results of the one before it are known, so that
+        the devices do not wait for the host. A switch that no threshold predicted then comes
+        one burst later. None: where the `Backend` does.
+      drafter: of the drafts that bursts may verify; `compile` loads a draft model.
+      drafting: which drafts are made and why, in words.
+      by_need: `compile` compiles a few of the bursts' programs, rollouts the others as they
+        need them.
+    """
 
     def __init__(
         self,
@@ -64,75 +75,28 @@ class RolloutEngine:
         reslice_chunk_bytes: int = RESLICE_CHUNK_BYTES,
         kv_bytes: float = math.inf,
         runs_ahead: bool | None = None,
-        drafts: Drafts = NO_DRAFTS,
-        draft: DraftSource | None = None,
+        drafter: Drafter = NO_DRAFTER,
         drafting: str = "",
         by_need: bool = False,
     ):
-        """
-        Args:
-          capacity: the most sequences that run at once; others wait.
-          layouts: the layouts to prepare; every one that divides the model where not given.
-          reslice_chunk_bytes: extra memory that a switch of the weights may take, all devices
-            together.
-          kv_bytes: what the KV cache may take of a device; it takes less where less is enough.
-          runs_ahead: dispatch a burst before the results of the one before it are known, so that
-            the devices do not wait for the host. A switch that no threshold predicted then comes
-            one burst later. None: where the `Backend` does.
-          drafts: those that bursts may verify, to be compiled as well.
-          draft: the model that proposes them, where one does; `compile` loads it.
-          drafting: which drafts are made and why, in words.
-          by_need: `compile` compiles a few of the bursts' programs, rollouts the others as they
-            need them.
-        """
         self.policy, self.capacity, self.eos_ids = policy, capacity, tuple(eos_ids)
-        self.checks, self.drafting = config.check_integrity, drafting
-        self.dtype = dtype
-        if layouts is None:
-            layouts, dropped = layout_chain(factored_mesh(devices), policy.config)
-            for reason in dropped:
-                log.info("dropped: %s", reason)
-        self.layouts = layouts
-        self.mesh: Mesh = next(iter(layouts.values())).mesh
-        buckets = Buckets.of(tuple(layouts), capacity, config)
-        backend = next(iter(layouts.values())).backend
-        self.runs_ahead = backend.runs_ahead if runs_ahead is None else runs_ahead
-        functions = DecodeFunctions(
-            policy,
-            dtype,
-            self.eos_ids,
-            config.check_every,
-            config.burst_steps,
-            config.max_logprobs,
-            drafts,
-            draft and draft.policy,
-        )
-        self.specs = ProgramSpecs(
-            functions,
-            layouts,
-            buckets,
-            config.page_size,
-            pages_per_group(
-                layouts,
-                buckets,
-                config.page_size,
-                unsplit=config.kv_pages,
-                most=kv_bytes // page_bytes(policy.config, config.page_size, dtype),
-            ),
-            config.prefill_blocks,
-            reslice_chunk_bytes,
-            draft
-            and DraftSpecs(
-                draft.policy, dtype, buckets, drafts, config.page_size, config.prefill_blocks
-            ),
-            buckets.first(config.max_prompt_length, drafts) if by_need else None,
+        self.checks, self.drafting, self.dtype = config.check_integrity, drafting, dtype
+        self.layouts = _all_layouts(policy, devices) if layouts is None else layouts
+        some = next(iter(self.layouts.values()))
+        self.mesh: Mesh = some.mesh
+        self.runs_ahead = some.backend.runs_ahead if runs_ahead is None else runs_ahead
+        buckets = Buckets.of(tuple(self.layouts), capacity, config)
+        pages = pages_within(kv_bytes, config, policy.config, self.layouts, buckets, dtype)
+        first = buckets.first(config.max_prompt_length, drafter.drafts) if by_need else None
+        sizes = self.layouts, buckets, pages, reslice_chunk_bytes
+        self.specs = specs_for(
+            config, policy, drafter, *sizes, dtype=dtype, eos_ids=eos_ids, first=first
         )
         self.programs = ProgramTable()
         self.by_need = ByNeed(self.programs, buckets) if by_need else None
         self.specs.declare(self.programs)
         self._weights: Weights | None = None
-        self._draft = draft
-        self.draft_model: DraftModel | None = None
+        self._draft_model: Params | None = None
 
     def compile(
         self,
@@ -141,11 +105,9 @@ class RolloutEngine:
     ) -> None:
         """Every program, or those of the layouts `within` and of the switches between them, of bursts as many
         as come first; the draft model, where there is one, is loaded before."""
-        if self.draft_model is None and self._draft and self.specs.draft_specs:
-            abstract = self.specs.draft_specs.params(next(iter(self.layouts.values())))
-            shardings = jax.tree.map(lambda x: x.sharding, abstract)
-            params = self._draft.load(shardings, self.dtype)
-            self.draft_model = DraftModel(self.specs.draft_specs, params)
+        if self._draft_model is None:
+            some = next(iter(self.layouts.values()))
+            self._draft_model = self.specs.drafter.load(some, self.specs.draft_shapes)
         threads, first = os.cpu_count() or 1, self.specs.is_first
         self.programs.compile_all(threads=threads, progress=progress, within=within, only=first)
         give_back()
@@ -157,7 +119,12 @@ class RolloutEngine:
     @property
     def text_room(self) -> int:
         """Tokens of others' texts that a row drafts from, at most; 0 where drafts are not copied."""
-        return self.specs.text_room(self.specs.buckets.lengths[-1])
+        return text_room(self.specs.drafts, self.specs.buckets.lengths[-1], self.specs.draft_shapes)
+
+    @property
+    def draft_params(self) -> Any:
+        """The drafter's weights: a draft model, a head of first layers, or nothing."""
+        return self.weights.exit_head if self._draft_model is None else self._draft_model
 
     @property
     def weights(self) -> Weights:
@@ -238,11 +205,8 @@ class RolloutEngine:
         if self.weights.layout.spans_processes:
             planner = AgreedPlanner(planner)
         with clock("schedule"):
-            controller, responses = self._begin(requests, expected)
-            tables = controller.scheduler.tables
-            device = self.specs, self.programs, self.weights
-            options = {"draft_model": self.draft_model, "checks": self.checks, "earlier": earlier}
-            executor = DeviceExecutor(*device, responses, tables, clock, **options)
+            responses, controller = self._begin(requests, expected)
+            executor = self._executor(responses, controller, clock, earlier)
             if self.checks and earlier is not None:
                 company().compare("earlier responses", earlier.checksum)
         enough = has_enough and (lambda i: has_enough(i, responses.response(i)))
@@ -253,11 +217,24 @@ class RolloutEngine:
                     yield i, responses.completion(i, self.eos_ids)
         report.compile_s = self.programs.waited_s - waited_s
 
-    def _begin(
+    def _executor(
         self,
-        requests: Sequence[Request],
-        expected: np.ndarray | None,
-    ) -> tuple[Controller, Responses]:
+        responses: Responses,
+        controller: Controller,
+        clock: Stopwatch,
+        earlier: EarlierResponses | None,
+    ) -> DeviceExecutor:
+        return DeviceExecutor(
+            *(self.specs, self.programs, self.weights),
+            *(responses, controller.scheduler.tables, clock),
+            draft_params=self.draft_params,
+            checks=self.checks,
+            earlier=earlier,
+        )
+
+    def _begin(
+        self, requests: Sequence[Request], expected: np.ndarray | None
+    ) -> tuple[Responses, Controller]:
         split, shapes = self.weights.layout.split, self.specs.shapes
         rows = shapes.buckets.rows[split][-1]
         responses = Responses.of(requests, num_groups=split.dp, rows_per_group=rows)
@@ -270,4 +247,11 @@ class RolloutEngine:
             expected=expected,
             by_need=self.by_need,
         )
-        return controller, responses
+        return responses, controller
+
+
+def _all_layouts(policy: Policy, devices: Sequence[Device]) -> dict[Split, Layout]:
+    layouts, dropped = layout_chain(factored_mesh(devices), policy.config)
+    for reason in dropped:
+        log.info("dropped: %s", reason)
+    return layouts

@@ -257,7 +257,7 @@ class Shapes:
     def asked_ahead(self) -> int:
         """Tokens of a row that a draft model's cache has room for ahead: those of two bursts, whatever their
         budgets, so that what a row needs never shrinks."""
-        return 2 * self.pace(self.drafts.budgets[-1]).burst_tokens
+        return 2 * self.pace(max(self.drafts.budgets, default=0)).burst_tokens
 
     def reserve_size(self, rows: int, budget: int = 0) -> int:
         """Pages that `rows` of a group may draw in two bursts, one dispatched behind the other."""

@@ -18,12 +18,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-# Matches of so many tokens and more are a kind of their own; shorter ones than the first are none.
-MATCHES = (1, 2, 3, 5, 9, 16)
-KINDS = len(MATCHES) + 1  # none first
-SAID = 1  # the kind of drafts that a model says, each of which is a run of its own: see `device/guess.py`
-MOST = 32  # tokens of a run that are told apart
-DRAFTS, BRANCHES = 0, 1  # places of what is known of both
+from pat_jax.planning.draft_counts import BRANCHES, DRAFTS, KINDS, MOST, SAID, Drafted
+
 # Before anything was seen. Counted on responses of seven models, which weigh the same (own text and
 # siblings, all sets but codegen; `python -m benchmarks.speculation.draft_acceptance`). How often the first, second, …
 # token of a run is right where those before it are, by the kind of its match; further ones as the last.
@@ -67,36 +63,6 @@ MOST_GOES_ON = 0.999  # of the steps at the far end of a run: texts end
 BARS = np.concatenate([[0.0], np.geomspace(0.02, 0.97, 15)])
 
 Numbers = float | np.ndarray
-
-
-# What a draft is copied from: a response's own text, others to its prompt, responses of earlier iterations.
-SOURCES = "own", "siblings", "earlier"
-NO_SOURCES = np.zeros((len(SOURCES), 3), np.int64)
-
-
-class Drafted(NamedTuple):
-    """What came of the drafts of a burst, by the kind of match with which runs began."""
-
-    begun: np.ndarray  # int[kinds], runs
-    # int[2, kinds, MOST], runs that came to each token and had it drawn, and branches that did.
-    tried: np.ndarray
-    right: np.ndarray  # int[2, kinds, MOST], where it was right
-    forks: np.ndarray  # int[kinds, kinds], steps by the kind of the run and of the branch
-    verified: int  # tokens of drafts and branches
-    # int[sources, 3], of these, of those that were said, and of those said on a branch; none of drafts that are
-    # not copied.
-    by_source: np.ndarray = NO_SOURCES
-
-
-# Of the one group of a burst that drafts nothing, as `RowsOutput` has it.
-NONE_DRAFTED = (
-    np.zeros((1, KINDS), np.int64),
-    np.zeros((1, 2, KINDS, MOST), np.int64),
-    np.zeros((1, 2, KINDS, MOST), np.int64),
-    np.zeros((1, KINDS, KINDS), np.int64),
-    np.zeros(1, np.int64),
-    NO_SOURCES[None],
-)
 
 
 def _prior_right(is_said: bool) -> np.ndarray:
@@ -280,7 +246,7 @@ class Acceptance:
                 reach[kind, then], before, where=before > 0, out=np.zeros(then.shape)
             )
             here, last = comes[:, :, place], places - 1
-            if place == last:  # further ones are as this one: see `lines.met_by`
+            if place == last:  # further ones are as this one: see `token_batch.met_by`
                 mean = (beside * goes_on).sum(axis=2)
                 here = here / (1 - np.minimum(mean, MOST_GOES_ON))
             here = here[:, :, None] * beside

@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from pat_jax.planning.drafts import Drafted
+from pat_jax.planning.draft_counts import Drafted
 
 Carry = Literal["migrate", "recompute", "mixed"]  # how the KV cache crosses a switch
 OneWay = Literal["migrate", "recompute"]

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import optax
 
 from pat_jax.common.pytree import with_sharding
-from pat_jax.engine.device.draft.draft_specs import whole_params
-from pat_jax.engine.sizing.draft_memory import Drafter
+from pat_jax.engine.device.draft.draft_model import whole_params
+from pat_jax.engine.device.draft.drafter import Drafter
 from pat_jax.layout.layout import Layout
 from pat_jax.rl.algorithm.update import TrainState
 

@@ -18,8 +18,8 @@ from pat_jax.config.any_run import AnyRun
 from pat_jax.config.learning import AlgorithmConfig, OptimizerConfig
 from pat_jax.config.lora import LoraConfig
 from pat_jax.config.run import RunConfig
-from pat_jax.engine.sizing.draft_memory import Drafter
-from pat_jax.engine.sizing.memory import NOTHING
+from pat_jax.engine.device.draft.drafter import Drafter
+from pat_jax.engine.device.draft.drafters import NO_DRAFTER
 from pat_jax.layout.buckets import ladder, largest_length
 from pat_jax.layout.layout import Layout
 from pat_jax.models.checkpoints.peft_adapter import read_adapter
@@ -52,7 +52,7 @@ def build_trainer(
     policy: Policy,
     layout: Layout,
     rollout_layouts: dict[Split, Layout],
-    drafter: Drafter = NOTHING,
+    drafter: Drafter = NO_DRAFTER,
 ) -> Trainer:
     """The programs of the update in `layout`, and of the transfer to each of `rollout_layouts`.
 

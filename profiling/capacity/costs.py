@@ -5,7 +5,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from pat_jax.common.errors import UserError
-from pat_jax.engine.sizing.draft_memory import Drafter
+from pat_jax.engine.device.draft.drafter import Drafter
+from pat_jax.engine.device.draft.drafters import NO_DRAFTER
 from pat_jax.layout.buckets import NO_DRAFTS, Buckets, Drafts
 from pat_jax.layout.division import padding_of_heads
 from pat_jax.layout.layout import kv_ways
@@ -19,8 +20,6 @@ from pat_jax.profiling.predict.composer import DRAFTING_S, Composer
 from pat_jax.profiling.predict.kernels import BYTES, Source
 from pat_jax.profiling.predict.links import Sums
 from pat_jax.profiling.predict.sources import EXPLAINED, StepRange, kernels_for, range_of
-
-NOBODY = Drafter()  # drafts
 
 
 @dataclass(frozen=True)
@@ -116,7 +115,7 @@ def _drafts_assumed(drafter: Drafter) -> Iterator[str]:
 
 
 def profiled(
-    path: Path, order: Order, buckets: Buckets, drafter: Drafter = NOBODY
+    path: Path, order: Order, buckets: Buckets, drafter: Drafter = NO_DRAFTER
 ) -> SourcedLatency:
     """From a profile of the user's own; without drafts where it has no steps with them.
 

@@ -40,7 +40,8 @@ def jobs_of(plant: Plant) -> list[CompileJob]:
 def _rollout_jobs(plant: Plant, model: ModelConfig) -> list[CompileJob]:
     """The largest bucket of each program; switches between neighbours, which stand for all."""
     drafts = _within(plant.drafter.drafts, plant.order.depths)
-    functions = replace(plant.specs.functions, policy=plant.policy_of(model), drafts=drafts)
+    drafter = replace(plant.drafter, drafts=drafts)
+    functions = replace(plant.specs.functions, policy=plant.policy_of(model), drafter=drafter)
     specs, table = replace(plant.specs, functions=functions), ProgramTable()
     specs.declare(table)
     layouts, buckets = plant.layouts, plant.buckets

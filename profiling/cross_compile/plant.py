@@ -13,17 +13,17 @@ import jax.numpy as jnp
 from pat_jax.common.devices import Device
 from pat_jax.common.errors import UserError
 from pat_jax.config.run import RunConfig
-from pat_jax.engine.device.decode.decode import DecodeFunctions
-from pat_jax.engine.device.draft.draft_specs import DraftSpecs
-from pat_jax.engine.device.programs.program_specs import ProgramSpecs, page_bytes, pages_per_group
+from pat_jax.engine.device.draft.drafter import Drafter
+from pat_jax.engine.device.draft.drafters import drafter_for
+from pat_jax.engine.device.programs.program_specs import ProgramSpecs
 from pat_jax.engine.sizing.draft_choice import drafts_of
-from pat_jax.engine.sizing.draft_memory import Drafter
 from pat_jax.engine.sizing.memory import (
     kv_bytes,
     layouts_without_memory,
     memory_alone,
     memory_model,
 )
+from pat_jax.engine.sizing.pool_pages import pages_within, specs_for
 from pat_jax.layout.buckets import Buckets
 from pat_jax.layout.layout import Layout, layout_chain
 from pat_jax.layout.mesh import factored_mesh, padded_for
@@ -167,7 +167,7 @@ class Plant:
         """The drafts that bursts may verify there, and their model."""
         order = self.order
         drafts = drafts_of(order.config.speculation, order.target.chip.platform)
-        return Drafter(drafts, order.draft_model and _draft_policy(order.draft_model))
+        return drafter_for(drafts, order.draft_model and _draft_policy(order.draft_model))
 
     @cached_property
     def whole_trainer(self) -> Trainer:
@@ -220,37 +220,9 @@ class Plant:
                 resident=self.resident,
                 drafter=self.drafter,
             )
-            most = room // page_bytes(policy.config, config.page_size, self.dtype)
-            pages |= pages_per_group(
-                kept, self.buckets, config.page_size, unsplit=config.kv_pages, most=most
-            )
-        functions = DecodeFunctions(
-            policy,
-            self.dtype,
-            EOS,
-            config.check_every,
-            config.burst_steps,
-            config.max_logprobs,
-            drafter.drafts,
-            drafter.policy,
-        )
-        return ProgramSpecs(
-            functions,
-            self.layouts,
-            self.buckets,
-            config.page_size,
-            pages,
-            config.prefill_blocks,
-            draft_specs=drafter.policy
-            and DraftSpecs(
-                drafter.policy,
-                self.dtype,
-                self.buckets,
-                drafter.drafts,
-                config.page_size,
-                config.prefill_blocks,
-            ),
-        )
+            pages |= pages_within(room, config, policy.config, kept, self.buckets, self.dtype)
+        sizes = self.layouts, self.buckets, pages
+        return specs_for(config, policy, drafter, *sizes, dtype=self.dtype, eos_ids=EOS)
 
 
 def check(plant: Plant) -> None:

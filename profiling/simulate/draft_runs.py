@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pat_jax.engine.device.draft.ngram import CONTEXT
-from pat_jax.planning.drafts import BRANCHES, DRAFTS, KINDS, MATCHES, MOST, Drafted
+from pat_jax.planning.draft_counts import BRANCHES, DRAFTS, KINDS, MATCHES, MOST, Drafted
 from pat_jax.profiling.simulate.draft_counting import Steps
 
 

@@ -25,7 +25,8 @@ import numpy as np
 
 from pat_jax.engine.controller import Burst
 from pat_jax.engine.sequences.block_tables import BlockTables
-from pat_jax.planning.drafts import DRAFTS, KINDS, MOST, NO_SOURCES, SAID, Acceptance, Ways
+from pat_jax.planning.draft_counts import DRAFTS, KINDS, MOST, NO_SOURCES, SAID, Drafted
+from pat_jax.planning.drafts import Acceptance, Ways
 from pat_jax.profiling.simulate.machine import Machine
 
 GOLDEN = (5**0.5 - 1) / 2  # whose multiples leave no gaps: where rows begin
@@ -43,7 +44,7 @@ class Went(NamedTuple):
     said: np.ndarray  # tokens
     live_steps: np.ndarray  # steps in which it was live
     pages: np.ndarray  # drawn
-    drafted: tuple[np.ndarray, ...]  # as of one group, see `NONE_DRAFTED`
+    drafted: Drafted  # as of one group
 
 
 class DraftedRows:
@@ -152,13 +153,13 @@ class DraftedRows:
         took = np.where(is_over, np.minimum(until, steps), steps)
         return np.minimum(whole, left), np.where(left > 0, took, 0)
 
-    def _whole(self, counts: list[np.ndarray]) -> tuple[np.ndarray, ...]:
+    def _whole(self, counts: list[np.ndarray]) -> Drafted:
         """What is counted with this burst, and was not before."""
         before = self._uncounted or [0 * x for x in counts]
         owed = [a + b for a, b in zip(before, counts, strict=True)]
         whole = [np.floor(x + EPS).astype(np.int64) for x in owed]
         self._uncounted = [a - b for a, b in zip(owed, whole, strict=True)]
-        return tuple(x[None] for x in whole)
+        return Drafted(*(x[None] for x in whole))
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,8 @@ from pat_jax.engine.executor import Arrival, Executor
 from pat_jax.engine.sequences.block_tables import BlockTables, turns
 from pat_jax.engine.sequences.page_allocator import NULL_PAGE
 from pat_jax.engine.sequences.prefill_calls import Copies, PrefillWork, Spans
-from pat_jax.planning.drafts import NONE_DRAFTED, Acceptance
+from pat_jax.planning.draft_counts import NONE_DRAFTED, Drafted
+from pat_jax.planning.drafts import Acceptance
 from pat_jax.planning.held import most_held
 from pat_jax.planning.planner.balance import balance_seconds
 from pat_jax.planning.planner.carry import carried_seconds
@@ -35,12 +36,7 @@ class SimulatedOutput:
     steps: int
     pages: np.ndarray
     live_steps: np.ndarray
-    begun: np.ndarray
-    tried: np.ndarray
-    right: np.ndarray
-    forks: np.ndarray
-    verified: np.ndarray
-    by_source: np.ndarray
+    drafted: Drafted
 
 
 class SimulatedExecutor(Executor):
@@ -105,7 +101,7 @@ class SimulatedExecutor(Executor):
         if steps:
             self.now_s += steps * self._step_s(burst, said, live_steps, steps)
         pages = self._draw(burst, more)
-        output = SimulatedOutput(emitted, goes_on > 0, steps, pages, were_live, *drafted)
+        output = SimulatedOutput(emitted, goes_on > 0, steps, pages, were_live, drafted)
         return output, True
 
     def _step_s(self, burst: Burst, said: np.ndarray, live_steps: np.ndarray, steps: int) -> float:

@@ -14,7 +14,7 @@ from pat_jax.engine.sequences.contents import Contents
 from pat_jax.engine.sequences.prefill_calls import PageMoves, PrefillWork
 from pat_jax.engine.sequences.responses import Responses
 from pat_jax.engine.sequences.state import BurstOutput, Runs
-from pat_jax.planning.drafts import NONE_DRAFTED
+from pat_jax.planning.draft_counts import NONE_DRAFTED
 
 
 def burst_output(
@@ -35,7 +35,7 @@ def burst_output(
         -top.astype(np.float32),
         none_drawn,
         emitted,
-        *NONE_DRAFTED,
+        NONE_DRAFTED,
         Runs.none(len(tokens)),
     )
 

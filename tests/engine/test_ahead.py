@@ -18,6 +18,7 @@ from pat_jax.engine.record.report import RolloutReport
 from pat_jax.engine.sequences.contents import RowsOutput
 from pat_jax.engine.sequences.responses import Completion, Request
 from pat_jax.engine.sequences.sampling import Sampling
+from pat_jax.models.policy import Params
 from pat_jax.planning.planner.scripts import FixedLayout, ScriptedPath, Step
 from pat_jax.planning.types import MIGRATE_ALL, RECOMPUTE_ALL, Plan
 from tests.near_ties import Tally, compare
@@ -69,11 +70,29 @@ on_both = pytest.mark.parametrize(
 )
 
 
+def damaged(token: int) -> Params:
+    """Weights with NaN in a token's embedding."""
+
+    def damage(path: tuple, x: np.ndarray) -> np.ndarray:
+        is_embedding = "embedding" in jax.tree_util.keystr(path)
+        return np.where((np.arange(len(x)) == token)[:, None], np.nan, x) if is_embedding else x
+
+    return jax.tree_util.tree_map_with_path(damage, subject("kv2").params)
+
+
 def check(requests: list[Request], expected: list[Completion], found: list[Completion]) -> None:
     decisions = subject("kv2").judge.decisions(requests, expected)
     total = sum(map(compare, expected, found, decisions), Tally())
     assert total.unexplained == total.judge_disagrees == 0
     assert total.compared > 0.9 * total.tokens > 100
+
+
+def checked(one: RolloutEngine, requests: list[Request], ahead: list[str]) -> RolloutReport:
+    expected, _ = subject("kv2").run(requests, subject("kv2").static(1))
+    ahead.clear()
+    found, report = generate(one, requests, FixedLayout(DP2))
+    check(requests, expected, found)
+    return report
 
 
 @pytest.mark.parametrize("below", [MIGRATE_ALL, RECOMPUTE_ALL], ids=["migrate", "recompute"])
@@ -102,15 +121,9 @@ def test_no_token_changes_where_rows_and_pages_are_scarce(ahead):
     check(requests, expected, found)
     assert report.preempted > 0
     assert {"launch", "no launch"} <= set(ahead)
-
-
-@pytest.mark.slow  # compiles an engine of its own
-def test_who_runs_out_of_pages_makes_room_though_nobody_waits(ahead):
-    """Two long responses in each group, and pages for one of them and a part of the other."""
+    # Two long responses in each group, and pages for one of them and a part of the other: nobody waits.
     requests = [Request((3, 4, 5 + i), sequence_key(12, i), 50, ignore_eos=True) for i in range(4)]
-    expected, _ = subject("kv2").run(requests, subject("kv2").static(1))
-    found, report = generate(engine(kv_pages=10, capacity=4), requests, FixedLayout(DP2))
-    check(requests, expected, found)
+    report = checked(small, requests, ahead)
     assert report.preempted > 0 and "launch" in ahead
 
 
@@ -144,12 +157,6 @@ def test_who_has_said_enough_is_not_heard_any_more(make, ahead):
 @on_both
 def test_logits_that_are_no_numbers_end_their_row_alone(make, ahead):
     """What the failed row goes on writing while the next burst is on its way reaches nobody."""
-
-    def damage(path: tuple, x: np.ndarray) -> np.ndarray:
-        is_embedding = "embedding" in jax.tree_util.keystr(path)
-        return np.where((np.arange(len(x)) == 60)[:, None], np.nan, x) if is_embedding else x
-
-    damaged = jax.tree_util.tree_map_with_path(damage, subject("kv2").params)
     sampling = Sampling(stop_token_ids=(60,))
     sound = [
         Request((3, 4, 5 + i), sequence_key(7, i), 29, ignore_eos=True, sampling=sampling)
@@ -157,7 +164,7 @@ def test_logits_that_are_no_numbers_end_their_row_alone(make, ahead):
     ]
     expected, _ = generate(make(), sound, FixedLayout(DP2))
     bad = [replace(request, tokens=(3, 60, *request.tokens)) for request in sound[:2]]
-    found, _ = generate(make(), [*bad, *sound], FixedLayout(DP2), damaged)
+    found, _ = generate(make(), [*bad, *sound], FixedLayout(DP2), damaged(60))
     assert all("token 1 of the response" in done.error for done in found[:2])
     assert [done.error for done in found[2:]] == [""] * 6
     check(sound, expected, found[2:])
@@ -193,24 +200,14 @@ def test_pages_of_the_ended_serve_others_while_a_burst_still_writes_to_them(ahea
     ]
     small = scarce_pages()
     assert sum((7 + r.max_new_tokens) // 8 for r in requests) > 2 * small.specs.pages[DP2]
-    expected, _ = subject("kv2").run(requests, subject("kv2").static(1))
-    found, report = generate(small, requests, FixedLayout(DP2))
-    check(requests, expected, found)
+    report = checked(small, requests, ahead)
     assert report.preempted == 0 and ahead.count("launch") > 2
-
-
-@pytest.mark.slow  # compiles an engine of its own
-def test_a_row_that_has_ended_writes_to_no_page_that_another_has_drawn(ahead):
-    """A quarter ends early, too few for smaller rows: bursts follow one another, and the others need
-    the pages of the ended."""
+    # A quarter ends early, too few for smaller rows: bursts follow one another, and the others draw pages of the ended.
     requests = [
         Request((3, 4, 5 + i), sequence_key(13, i), 7 if i < 4 else 30, ignore_eos=True)
         for i in range(16)
     ]
-    expected, _ = subject("kv2").run(requests, subject("kv2").static(1))
-    ahead.clear()
-    found, report = generate(scarce_pages(), requests, FixedLayout(DP2))
-    check(requests, expected, found)
+    report = checked(small, requests, ahead)
     assert ahead[:6] == ["launch", "collect"] * 3 and report.preempted == 0
 
 
@@ -236,16 +233,12 @@ def test_no_nan_reaches_others_through_a_row_that_nobody_heard(ahead):
     kept = [i for i, text in enumerate(texts) if token not in text]
     assert len(kept) >= 8
 
-    def damage(path: tuple, x: np.ndarray) -> np.ndarray:
-        is_embedding = "embedding" in jax.tree_util.keystr(path)
-        return np.where((np.arange(len(x)) == token)[:, None], np.nan, x) if is_embedding else x
-
     ahead.clear()
     found, _ = generate(
         scarce_pages(),
         requests,
         FixedLayout(DP2),
-        jax.tree_util.tree_map_with_path(damage, subject("kv2").params),
+        damaged(token),
         has_enough=lambda i, tokens: i == ended and len(tokens) >= 5,
     )
     assert ahead[:2] == ["launch", "collect"]

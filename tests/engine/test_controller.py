@@ -11,7 +11,7 @@ from pat_jax.engine.sequences.contents import Contents
 from pat_jax.engine.sequences.page_allocator import NULL_PAGE
 from pat_jax.engine.sequences.sequence_table import SequenceTable
 from pat_jax.layout.buckets import Drafts, Shapes
-from pat_jax.planning.drafts import NONE_DRAFTED
+from pat_jax.planning.draft_counts import NONE_DRAFTED, Drafted
 
 
 @dataclass(frozen=True)
@@ -23,12 +23,7 @@ class Said:
     steps: int
     pages: np.ndarray
     live_steps: np.ndarray
-    begun: np.ndarray
-    tried: np.ndarray
-    right: np.ndarray
-    forks: np.ndarray
-    verified: np.ndarray
-    by_source: np.ndarray
+    drafted: Drafted
 
 
 def one_size(rows: int) -> Shapes:
@@ -50,7 +45,7 @@ def collect(controller: Controller, burst: Burst, steps: int) -> Collected:
             pages[row, turn] = burst.reserved.pages[group, drawn[group]]
             drawn[group] += 1
     assert (np.array(drawn) <= burst.reserved.filled).all()
-    return controller.collect(Said(emitted, emitted > 0, steps, pages, emitted, *NONE_DRAFTED))
+    return controller.collect(Said(emitted, emitted > 0, steps, pages, emitted, NONE_DRAFTED))
 
 
 def test_a_burst_ends_for_those_that_wait_when_an_eighth_of_the_fullest_group_is_free():

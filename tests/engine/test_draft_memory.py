@@ -12,11 +12,17 @@ from runs import TINY
 from pat_jax.common.errors import UserError
 from pat_jax.config.command_line import parse
 from pat_jax.engine.device.decode.decode import DecodeFunctions
-from pat_jax.engine.device.programs.program_specs import ProgramSpecs, pages_per_group
-from pat_jax.engine.sizing.draft_memory import DraftBytes, Drafter, draft_bytes
+from pat_jax.engine.device.draft.draft_model import ModelDrafter
+from pat_jax.engine.device.draft.drafter import Drafter
+from pat_jax.engine.device.draft.drafters import NO_DRAFTER
+from pat_jax.engine.device.draft.early_exit import EarlyExit
+from pat_jax.engine.device.draft.text_drafter import TextDrafter
+from pat_jax.engine.device.programs.program_specs import ProgramSpecs
+from pat_jax.engine.sizing.draft_memory import DraftBytes, draft_bytes
 from pat_jax.engine.sizing.memory import check_memory, kv_bytes, memory_alone, memory_model
+from pat_jax.engine.sizing.pool_pages import pages_per_group
 from pat_jax.layout.buckets import Buckets, Drafts
-from pat_jax.layout.layout import Layout, factored_mesh, layout_chain
+from pat_jax.layout.layout import factored_mesh, layout_chain
 from pat_jax.models.policy import Policy
 from pat_jax.models.presets import PRESETS
 from pat_jax.planning.memory import GIB
@@ -25,22 +31,22 @@ from pat_jax.programs.programs import Key, ProgramTable
 
 DTYPE = jnp.dtype("float32")
 DRAFTS = Drafts(budgets=(7,), longest=7, most_tokens=64, texts=4)
-DRAFTER = Drafter(DRAFTS)
+DRAFTER = TextDrafter(DRAFTS)
 
 
-def specs_of(vocab_size: int, length: int, drafts: Drafts = DRAFTS) -> ProgramSpecs:
+def specs_of(vocab_size: int, length: int) -> ProgramSpecs:
     policy = Policy.from_config(replace(PRESETS["tiny"], vocab_size=vocab_size))
     layouts, _ = layout_chain(factored_mesh(jax.devices()[:2]), policy.config)
     buckets = Buckets.build(
         tuple(layouts), capacity=8, min_rows=4, min_length=length, max_length=length
     )
-    functions = DecodeFunctions(policy, DTYPE, (0,), 4, 8, 0, drafts)
+    functions = DecodeFunctions(policy, DTYPE, (0,), 4, 8, 0, DRAFTER)
     pages = pages_per_group(layouts, buckets, 16)
     return ProgramSpecs(functions, layouts, buckets, 16, pages, 8)
 
 
-def shapes_of(specs: ProgramSpecs) -> tuple[dict[Split, Layout], Buckets, ProgramSpecs]:
-    return specs.layouts, specs.buckets, specs
+def bytes_of(specs: ProgramSpecs, drafter: Drafter = DRAFTER) -> dict[Split, DraftBytes]:
+    return draft_bytes(specs.layouts, specs.draft_shapes, drafter)
 
 
 @pytest.mark.parametrize(
@@ -60,8 +66,7 @@ def test_it_is_what_compiled_programs_take_more_than_those_without_drafts(
         assert found is not None
         sizes.append((found.argument_size_in_bytes, found.temp_size_in_bytes))
     (arguments, temporaries), (more_arguments, more_temporaries) = sizes
-    model = specs.functions.policy.config
-    predicted = draft_bytes(model, *shapes_of(specs), DRAFTER, DTYPE)[layout.split]
+    predicted = bytes_of(specs)[layout.split]
     texts, steps = more_arguments - arguments, more_temporaries - temporaries
     # How likely runs are right, and more reserved pages.
     assert predicted.source == 4 * 4 * (5 * length + 8 + 3 + 2)
@@ -71,13 +76,9 @@ def test_it_is_what_compiled_programs_take_more_than_those_without_drafts(
 
 def test_the_program_that_takes_most_counts_and_none_takes_nothing():
     specs = specs_of(64, 256)
-    model, shapes = specs.functions.policy.config, shapes_of(specs)
-    nothing = draft_bytes(model, *shapes, Drafter(), DTYPE)
-    assert set(nothing.values()) == {DraftBytes(0, 0)}
-    few = draft_bytes(model, *shapes, DRAFTER, DTYPE)
-    more = Drafter(replace(DRAFTS, budgets=(1, 7)))
-    many = draft_bytes(model, *shapes, more, DTYPE)
-    assert few == many
+    assert set(bytes_of(specs, NO_DRAFTER).values()) == {DraftBytes(0, 0)}
+    few = bytes_of(specs)
+    assert few == bytes_of(specs, TextDrafter(replace(DRAFTS, budgets=(1, 7))))
     # In dp1tp2 a group has all eight rows: twice the texts of four.
     (_, least), (_, most) = few.items()
     assert most.source == 2 * least.source
@@ -85,19 +86,18 @@ def test_the_program_that_takes_most_counts_and_none_takes_nothing():
 
 def test_a_model_that_says_drafts_is_counted_with_its_cache_and_a_head_of_layers_too():
     specs = specs_of(64, 256)
-    model, shapes = specs.functions.policy.config, shapes_of(specs)
-    texts = draft_bytes(model, *shapes, DRAFTER, DTYPE)
-    early = replace(DRAFTS, exit_layer=1, texts=0)
-    by_layers = draft_bytes(model, *shapes, Drafter(early), DTYPE)
-    own = specs.functions.policy
-    by_model = draft_bytes(model, *shapes, Drafter(replace(DRAFTS, has_model=True), own), DTYPE)
+    own, texts = specs.functions.policy, bytes_of(specs)
+    model = own.config
+    by_layers = bytes_of(specs, EarlyExit(replace(DRAFTS, exit_layer=1, texts=0)))
+    by_model = bytes_of(specs, ModelDrafter(replace(DRAFTS, has_model=True), own))
     weights = sum(x.size * 4 for x in jax.tree.leaves(own.abstract(DTYPE)))
     for split in specs.layouts:
         assert by_layers[split] == (4 * model.embed_dim**2, texts[split].steps)
         rows = specs.buckets.rows[split][-1]
         pages = 1 + rows * 256 // 16
         cache = 4 * 2 * model.num_layers * pages * 16 * model.num_kv_heads * model.head_dim
-        assert by_model[split].source == weights + cache
+        tables = 4 * rows * (1 + 256 // 16)  # and each row's newest token but one
+        assert by_model[split].source == weights + cache + tables
 
 
 def test_memory_counts_it():
@@ -117,8 +117,7 @@ def test_memory_counts_it():
     assert least <= before - left <= most
     specs = specs_of(64, 256)
     built = memory_model(specs, config, **asked)
-    model = specs.functions.policy.config
-    drafted = draft_bytes(model, *shapes_of(specs), DRAFTER, DTYPE)
+    drafted = bytes_of(specs)
     assert {
         split: (built.draft_sources[split], built.draft_steps[split]) for split in layouts
     } == drafted

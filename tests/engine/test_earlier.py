@@ -85,13 +85,6 @@ def test_a_checksum_tells_contents_apart(many, others, bounds):
     assert (one.checksum == other.checksum) == (content(one) == content(other))
 
 
-def test_prompts_that_begin_alike_are_two():
-    store = filled([((1, 2), [[5]]), ((1,), [[6]])], (100, 100, 0))
-    assert [x.tolist() for x in store.of([1, 2])] == [[5]]
-    assert [x.tolist() for x in store.of(np.array([1]))] == [[6]]
-    assert list(store.of([2])) == []
-
-
 PROMPT = tuple(range(100, 120))
 
 

@@ -10,19 +10,17 @@ import optax
 import pytest
 from after_warm_up import check_in_all_layouts
 from fakes import made_up_latency
-from said_drafts import accepted, requests, with_share_of_the_last
+from said_drafts import accepted, check, requests, with_share_of_the_last
 from two_devices import DP2, generate, look_at_pages, reading_pages
 
-from pat_jax.common.errors import UserError
-from pat_jax.config.speculation import SpeculationConfig
 from pat_jax.engine.device.decode.sampling import sequence_key
-from pat_jax.engine.sequences.responses import Completion, Request
+from pat_jax.engine.device.draft.early_exit import EarlyExit
+from pat_jax.engine.sequences.responses import Request
 from pat_jax.engine.sequences.sampling import Sampling
-from pat_jax.engine.sizing.draft_choice import wanted_drafts
 from pat_jax.engine.warm_up.warm_up import Warmup
 from pat_jax.layout.buckets import Drafts
-from pat_jax.models.policy import Policy
-from pat_jax.planning.drafts import Acceptance, Drafted
+from pat_jax.planning.draft_counts import Drafted
+from pat_jax.planning.drafts import Acceptance
 from pat_jax.planning.planner.scripts import FixedLayout
 from pat_jax.rl.algorithm.supervised import CrossEntropy
 from pat_jax.rl.algorithm.update import PolicyUpdate
@@ -32,8 +30,7 @@ from pat_jax.training.passes import model_functions
 from pat_jax.training.trained import Trained
 from pat_jax.training.trainer import Trainer
 from pat_jax.training.transfer import Receivers
-from tests.lossless import MODELS, Settings, Subject, tally
-from tests.near_ties import Tally
+from tests.lossless import MODELS, Settings, Subject
 
 DRAFTS = Drafts(budgets=(3,), longest=3, most_tokens=256, exit_layer=1)
 
@@ -45,8 +42,8 @@ def every_page_is_free_at_the_end_and_no_nan_in_it(monkeypatch):
 
 @cache
 def whole() -> Subject:
-    settings = Settings(min_rows=16, min_length=64, drafts=DRAFTS)
-    return Subject(MODELS["kv2"], settings, num_devices=4)
+    settings = Settings(min_rows=16, min_length=64, drafter=EarlyExit(DRAFTS))
+    return Subject(MODELS["kv2"], settings, num_devices=2)
 
 
 @cache
@@ -58,32 +55,17 @@ def subject(share: float) -> Subject:
     return with_share_of_the_last(whole(), share)
 
 
-def check(one: Subject, found: list[Completion], expected: list[Completion]) -> None:
-    total = sum(tally(one, requests(), expected, [found]).values(), Tally())
-    assert total.unexplained == total.judge_disagrees == 0
-    assert total.compared > 0.9 * total.tokens > 400
-    assert total.max_logprob_difference <= 1e-4
-
-
 def test_no_token_changes_and_the_nearer_the_first_layers_are_the_more_is_right():
     shares = []
-    for share, tp in ((1.0, 1), (0.2, 4), (0.0, 2)):
+    for share, tp in ((1.0, 1), (0.2, 2), (0.0, 2)):
         one = subject(share)
-        found, report = one.run(requests(), replace(one.static(tp), budget=3))
-        expected, _ = one.run(requests(), one.static(tp))
-        check(one, found, expected)
+        report = check(one, replace(one.static(tp), budget=3))
         shares.append(accepted(report))
         assert {burst.budget for burst in report.bursts} == {3}
     # What is drafted behind the last token of a response is for nothing.
     assert 2 / 61 < shares[0] < shares[1] < shares[2] > 0.85  # by chance one of 61
-
-
-def test_switches_change_no_token_either():
     one = subject(0.2)
-    expected, _ = one.run(requests(), one.static(1))
-    planner = replace(one.adaptive((1, 4, 2), "mixed", 16), budget=3)
-    found, report = one.run(requests(), planner)
-    check(one, found, expected)
+    report = check(one, replace(one.adaptive((1, 2, 1), "mixed", 16), budget=3))
     assert len(report.switches) == 2 and accepted(report) > 0.3
 
 
@@ -168,29 +150,3 @@ def sampled_requests(seed: int) -> list[Request]:
         )
         for i in range(16)
     ]
-
-
-@pytest.mark.parametrize("layer, is_there", [(1, True), (2, False), (40, False)])
-def test_layers_that_may_draft(layer, is_there):
-    config = SpeculationConfig(source=f"early_exit:{layer}")
-    if is_there:
-        choice = wanted_drafts(config, subject(1.0).policy, "cpu", 64)
-        assert choice.drafts.exit_layer == layer and "first 1 of 2 layers" in choice.reason
-        return
-    with pytest.raises(UserError, match="a layer from 1 to 1 behind early_exit:"):
-        wanted_drafts(config, subject(1.0).policy, "cpu", 64)
-
-
-def test_of_a_single_layer_none_can_draft():
-    policy = Policy.from_config(replace(MODELS["kv2"], num_layers=1))
-    with pytest.raises(UserError, match="a model of one layer has none") as refused:
-        wanted_drafts(SpeculationConfig(source="early_exit:1"), policy, "cpu", 64)
-    assert "from 1 to 0" not in str(refused.value)
-
-
-@pytest.mark.parametrize(
-    "source", ["early_exit", "early_exit:0", "early_exit:x", "suffix:3", "model:", ""]
-)
-def test_sources_that_are_none(source):
-    with pytest.raises(UserError, match="auto, none, suffix, model:DIR or early_exit:LAYER"):
-        SpeculationConfig(source=source)

@@ -8,11 +8,11 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pat_jax.engine.device.draft.ngram import CONTEXT, Draft, append, find, put_windows
+from pat_jax.engine.device.draft.ngram import CONTEXT, Draft, find
 from pat_jax.engine.device.draft.token_batch import Counts, left_by, lengths, line_of, met_by
 from pat_jax.engine.sequences.state import Runs
 from pat_jax.engine.sequences.types import NO_TOKEN
-from pat_jax.planning.drafts import BRANCHES, DRAFTS, KINDS, MATCHES, MOST
+from pat_jax.planning.draft_counts import BRANCHES, DRAFTS, KINDS, MATCHES, MOST
 
 few_tokens = st.integers(0, 2)  # so that much repeats
 found_in = jax.jit(find, static_argnames="most")
@@ -24,7 +24,7 @@ texts = st.lists(st.one_of(few_tokens, few_tokens, few_tokens, st.just(NO_TOKEN)
 def longest_match(
     text: list[int], newest: int, most: int, but: int = NO_TOKEN
 ) -> tuple[list[int], int]:
-    """What `suffix.find` says of one row.
+    """What `ngram.find` finds of one row.
 
     Args:
       but: a token that nothing may begin with.
@@ -69,24 +69,6 @@ def test_a_draft_is_what_followed_the_longest_match(rows):
         for found, expected in ((draft, (tokens, matched)), (branch, other)):
             assert np.asarray(found.tokens)[row].tolist() == expected[0]
             assert int(found.matched[row]) == expected[1]
-
-
-def test_a_text_that_repeats_drafts_itself():
-    text = np.full((1, 20), NO_TOKEN, np.int32)
-    text[0, :7] = [4, 5, 6, 7, 4, 5, 6]
-    draft, branch = find(jnp.asarray(text), jnp.array([6]), most=4)
-    assert np.asarray(draft.tokens).tolist() == [[7, 4, 5, 6]]
-    assert np.asarray(draft.matched).tolist() == [3]
-    assert int(branch.matched[0]) == 0 and (np.asarray(branch.tokens) == NO_TOKEN).all()
-
-
-def test_what_is_said_is_appended_and_nothing_behind_it():
-    text = jnp.full((2, 6), 9, jnp.int32)
-    tokens, count = jnp.array([[1, 2, 3], [4, 5, 6]]), jnp.array([2, 0])
-    found = append(text, tokens, count, jnp.array([1, 3]))
-    assert found.tolist() == [[9, 1, 2, -1, 9, 9], [9, 9, 9, -1, -1, -1]]
-    windows = put_windows(jnp.zeros((2, 4, 2)), jnp.ones((2, 2, 2)), jnp.array([0, 2]))
-    assert windows[:, :, 0].tolist() == [[1, 1, 0, 0], [0, 0, 1, 1]]
 
 
 class Drawn(NamedTuple):
@@ -174,20 +156,6 @@ def test_a_line_has_every_live_row_s_tokens_in_turn(drawn, branches):
     for place, (row, turn, _) in enumerate(expected):
         assert int(line.place[row, turn]) == place
         assert is_branch[place] == (turn > count[row]) and slots[place] == start[row] + turn
-
-
-@given(drafts())
-def test_a_branch_that_is_right_moves_to_the_front(drawn):
-    live, turns = jnp.asarray(drawn.live), 1 + drawn.draft.tokens.shape[1]
-    count, of_branch = drawn.lengths
-    start = jnp.zeros(len(live), jnp.int32)
-    line = in_turn(jnp.asarray(count), live, start, jnp.asarray(of_branch), room=99, turns=turns)
-    for taken in (True, False):
-        order = np.asarray(line.moved(jnp.full(len(live), taken)))
-        assert (np.sort(order, axis=1) == np.arange(turns - 1)).all(), "no token is lost"
-        for row, first in enumerate(count.tolist()):
-            expected = first + np.arange(of_branch[row]) if taken else np.arange(turns - 1)
-            assert order[row, : len(expected)].tolist() == expected.tolist()
 
 
 def test_a_run_goes_on_while_its_match_grows():

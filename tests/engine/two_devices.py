@@ -10,6 +10,7 @@ import pytest
 from fakes import SETTINGS
 
 from pat_jax.engine.device.decode.decode import DecodeFunctions
+from pat_jax.engine.device.draft.drafters import drafter_for
 from pat_jax.engine.device_executor import DeviceExecutor
 from pat_jax.engine.engine import RolloutEngine
 from pat_jax.engine.record.report import RolloutReport
@@ -27,7 +28,7 @@ CONFIG = replace(SETTINGS["kv2"].rollout, min_rows=1, min_length=32, burst_steps
 
 @cache
 def engine(
-    kv_pages: int = 0, capacity: int = 16, drafts: Drafts = NO_DRAFTS, min_rows: int = 1
+    kv_pages: int = 0, capacity: int = 16, drafts: Drafts = NO_DRAFTS, min_rows: int = 2
 ) -> RolloutEngine:
     """Each program is compiled when it is first needed."""
     return RolloutEngine(
@@ -37,7 +38,7 @@ def engine(
         capacity=capacity,
         eos_ids=EOS_IDS,
         runs_ahead=True,
-        drafts=drafts,
+        drafter=drafter_for(drafts),
     )
 
 

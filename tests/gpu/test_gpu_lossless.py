@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import pytest
 from one_device import device, kernels, note
 
+from pat_jax.engine.device.draft.text_drafter import TextDrafter
 from pat_jax.layout.buckets import NO_DRAFTS, Drafts
 from pat_jax.models.kernels.kernel_choice import Kernels
 from pat_jax.planning.drafts import Acceptance
@@ -20,8 +21,8 @@ SETTINGS = Settings(sequences=32, min_rows=16, min_length=64)
 WIDE = replace(MODELS["kv8"], embed_dim=128, num_heads=4, num_kv_heads=2, head_dim=64)
 WAYS = {
     "few pages": replace(SETTINGS, kv_pages=48),
-    "drafts": replace(SETTINGS, drafts=DRAFTS),
-    "drafts and few pages": replace(SETTINGS, drafts=DRAFTS, kv_pages=48),
+    "drafts": replace(SETTINGS, drafter=TextDrafter(DRAFTS)),
+    "drafts and few pages": replace(SETTINGS, drafter=TextDrafter(DRAFTS), kv_pages=48),
     "fewer rows": replace(SETTINGS, min_rows=4),
 }
 
@@ -38,7 +39,7 @@ def compared(way: str, is_wide: bool = False, dtype: str = "float32") -> Tally:
     requests = make_requests(SETTINGS, seed=0)
     plain, other = (subject(x, is_wide, dtype) for x in (SETTINGS, WAYS[way]))
     expected, _ = plain.run(requests, plain.static(1))
-    planner, drafts = other.static(1), other.settings.drafts
+    planner, drafts = other.static(1), other.settings.drafter.drafts
     if drafts != NO_DRAFTS:
         planner = replace(planner, budget=3, reach=Acceptance.unseen().reach)
     found, report = other.run(requests, planner)

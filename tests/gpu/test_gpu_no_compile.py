@@ -4,6 +4,7 @@ import pytest
 from compilations import counted_compilations
 from fakes import SETTINGS
 
+from pat_jax.engine.device.draft.text_drafter import TextDrafter
 from pat_jax.layout.buckets import Drafts
 from pat_jax.planning.planner.scripts import FixedLayout
 from tests.engine.after_warm_up import measured, run_compiling_nothing
@@ -12,7 +13,9 @@ from tests.lossless import MODELS, Settings, Subject, make_requests
 
 pytestmark = pytest.mark.gpu
 DRAFTED = Settings(
-    min_rows=16, min_length=64, drafts=Drafts(budgets=(3,), longest=5, most_tokens=256, texts=8)
+    min_rows=16,
+    min_length=64,
+    drafter=TextDrafter(Drafts(budgets=(3,), longest=5, most_tokens=256, texts=8)),
 )
 
 

@@ -5,10 +5,11 @@ from typing import Any
 
 import jax
 import numpy as np
-from said_drafts import SOURCE
+from said_drafts import DRAFTER
 
 from pat_jax.engine.device.decode.sampling import sequence_key
-from pat_jax.engine.device.draft.draft_model import DraftSource
+from pat_jax.engine.device.draft.drafter import Drafter
+from pat_jax.engine.device.draft.text_drafter import TextDrafter
 from pat_jax.engine.engine import RolloutEngine
 from pat_jax.engine.record.report import RolloutReport
 from pat_jax.engine.sequences.earlier import EarlierResponses
@@ -25,8 +26,7 @@ from tests.lossless import EOS_IDS, MODELS, Settings, lively_params
 
 # The devices of a TP group are of one process, so that sums are rounded as in one; those of a switch are not.
 DP4, DP2TP2 = Split(4, 1), Split(2, 2)
-COPIED = Drafts(budgets=(3,), longest=5, most_tokens=256, texts=8, stagger=True)
-SAID = Drafts(budgets=(3,), longest=3, most_tokens=256, has_model=True)
+COPIED = TextDrafter(Drafts(budgets=(3,), longest=5, most_tokens=256, texts=8, stagger=True))
 POLICY = Policy.from_config(MODELS["kv2"])
 
 Found = dict[str, Any]
@@ -51,10 +51,10 @@ def copied_drafts() -> Found:
 
 def said_drafts() -> Found:
     planner = ScriptedPath(DP4, (Step(DP2TP2, 4),), budget=3)
-    return described(*run(engine(SAID, SOURCE), requests(samples=2), planner))
+    return described(*run(engine(DRAFTER), requests(samples=2), planner))
 
 
-def engine(drafts: Drafts, draft: DraftSource | None = None) -> RolloutEngine:
+def engine(drafter: Drafter) -> RolloutEngine:
     devices = jax.devices()[:4]
     layouts, _ = layout_chain(factored_mesh(devices), POLICY.config)
     one = RolloutEngine(
@@ -64,8 +64,7 @@ def engine(drafts: Drafts, draft: DraftSource | None = None) -> RolloutEngine:
         capacity=8,
         eos_ids=EOS_IDS,
         layouts={split: layouts[split] for split in (DP4, DP2TP2)},
-        drafts=drafts,
-        draft=draft,
+        drafter=drafter,
     )
     assert one.checks
     one.compile()

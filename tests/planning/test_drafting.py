@@ -8,7 +8,8 @@ from fakes import make_load
 from made_up_machines import DP8, FASTER_WITH_TP, TP8, lengths_of, machine
 
 from pat_jax.layout.buckets import Drafts
-from pat_jax.planning.drafts import KINDS, NONE_DRAFTED, Acceptance, Drafted
+from pat_jax.planning.draft_counts import KINDS, NONE_DRAFTED, Drafted
+from pat_jax.planning.drafts import Acceptance
 from pat_jax.planning.planner.costs import CostTables
 from pat_jax.planning.planner.planner import CostModelPlanner
 from pat_jax.planning.types import Ran
@@ -49,7 +50,9 @@ def test_what_came_of_drafts_is_expected_of_the_next_ones():
     one, load = planner(Acceptance.unseen()), make_load(8, TP8)
     before = one.decide(load, TP8).predicted
     assert before is not None and before.tokens > 1.3
-    counts = Drafted(*(x[0] for x in NONE_DRAFTED))._replace(begun=10_000 * np.eye(KINDS)[0])
+    counts = Drafted(*(np.sum(x, axis=0) for x in NONE_DRAFTED))._replace(
+        begun=10_000 * np.eye(KINDS)[0]
+    )
     one.observe(counts)
     one.start(load)
     after = one.decide(load, TP8).predicted

@@ -8,21 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pat_jax.planning.draft_counts import BRANCHES, DRAFTS, KINDS, MOST, NONE_DRAFTED, SAID, Drafted
 from pat_jax.planning.drafts import (
     BEGUN_HALVE,
-    BRANCHES,
-    DRAFTS,
-    KINDS,
-    MOST,
-    NONE_DRAFTED,
     PRIOR,
     PRIOR_BEGUN,
     PRIOR_BRANCHES,
     PRIOR_FORKS,
     PRIOR_SAID,
-    SAID,
     Acceptance,
-    Drafted,
 )
 
 MANY = 1e9  # rows
@@ -166,7 +160,7 @@ def test_room_that_is_shared_is_worth_no_less(found):
 @given(bursts)
 def test_runs_that_did_not_happen_change_nothing(found):
     acceptance = seen(found)
-    after = acceptance.observed(Drafted(*(x[0] for x in NONE_DRAFTED)))
+    after = acceptance.observed(Drafted(*(np.sum(x, axis=0) for x in NONE_DRAFTED)))
     for name in ("begun", "tried", "right", "forks", "share"):
         np.testing.assert_array_equal(getattr(after, name), getattr(acceptance, name))
 
@@ -210,7 +204,7 @@ def test_runs_drawn_from_known_odds_are_predicted_for_every_draft(seed, learned_
 @pytest.mark.parametrize("count", [1, 2, 8])
 @pytest.mark.parametrize("branches", [False, True])
 def test_rows_that_share_their_room_are_predicted(branches, count, budget):
-    """The room of a step is given to the likeliest tokens of all rows, as `device/lines.py` does."""
+    """The room of a step is given to the likeliest tokens of all rows, as `device/draft/token_batch.py` does."""
     rng, draft = np.random.default_rng(0), 7
     begin = np.array([0.15, 0.25, 0.2, 0.15, 0.1, 0.1, 0.05])
     right = np.array([0.0, 0.3, 0.45, 0.55, 0.65, 0.8, 0.9])

@@ -7,8 +7,9 @@ from dataclasses import replace
 import jax.numpy as jnp
 
 from pat_jax.engine.device.decode.decode import DecodeFunctions
-from pat_jax.engine.device.draft.draft_specs import DraftSpecs
-from pat_jax.engine.device.programs.program_specs import ProgramSpecs, pages_per_group
+from pat_jax.engine.device.draft.drafters import drafter_for
+from pat_jax.engine.device.programs.program_specs import ProgramSpecs
+from pat_jax.engine.sizing.pool_pages import pages_per_group
 from pat_jax.layout.buckets import Buckets, Drafts
 from pat_jax.layout.layout import factored_mesh, layout_chain
 from pat_jax.models.policy import Policy
@@ -40,10 +41,9 @@ def main() -> None:
         (DRAFT_MODEL, small, widest),
     ):
         policy = Policy.from_config(model)
-        functions = DecodeFunctions(policy, TYPE, (0,), 8, 64, 2, drafts, draft)
-        draft_specs = draft and DraftSpecs(draft, TYPE, buckets, drafts, 16, 64)
+        functions = DecodeFunctions(policy, TYPE, (0,), 8, 64, 2, drafter_for(drafts, draft))
         pages = pages_per_group(layouts, buckets, 16)
-        specs = ProgramSpecs(functions, layouts, buckets, 16, pages, 64, draft_specs=draft_specs)
+        specs = ProgramSpecs(functions, layouts, buckets, 16, pages, 64)
         table = ProgramTable()
         specs.declare(table)
         for split in splits:
@@ -52,7 +52,7 @@ def main() -> None:
             table.compile(key)
             text = table[key].as_text()  # pyright: ignore[reportFunctionMemberAccess]
             print(split, budget, "attend_blocks" in text, flush=True)
-            if draft_specs:
+            if draft:
                 table.compile(Key("draft_prefill", split, 64, LENGTH))
 
 

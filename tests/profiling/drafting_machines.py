@@ -6,7 +6,8 @@ import numpy as np
 from replays import MACHINE
 
 from pat_jax.layout.buckets import Drafts
-from pat_jax.planning.drafts import KINDS, MOST, Acceptance
+from pat_jax.planning.draft_counts import KINDS, MOST
+from pat_jax.planning.drafts import Acceptance
 from pat_jax.profiling.simulate.machine import Machine
 
 DRAFTS = Drafts(budgets=(1, 3), longest=3, most_tokens=64, texts=4)

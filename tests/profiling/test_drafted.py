@@ -17,8 +17,9 @@ from replays import (
     with_pools,
 )
 
-from pat_jax.planning.drafts import DRAFTS as OF_RUNS
-from pat_jax.planning.drafts import SAID, Acceptance
+from pat_jax.planning.draft_counts import DRAFTS as OF_RUNS
+from pat_jax.planning.draft_counts import SAID
+from pat_jax.planning.drafts import Acceptance
 from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.planning.planner.planner import CostModelPlanner
 from pat_jax.planning.planner.scripts import FixedLayout, ScriptedPath, Step

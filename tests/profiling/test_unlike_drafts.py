@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from replays import CAP, MACHINE, make_workload, queued
 
-from pat_jax.planning.drafts import DRAFTS as OF_RUNS
+from pat_jax.planning.draft_counts import DRAFTS as OF_RUNS
 from pat_jax.planning.planner.scripts import FixedLayout
 from pat_jax.profiling.simulate.machine import Workload
 from pat_jax.profiling.simulate.simulator import replay

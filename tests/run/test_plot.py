@@ -19,7 +19,7 @@ from pat_jax.engine.record.plot import MOST_TOLD, draw_rollout, plot_rollout
 from pat_jax.engine.record.report import RolloutReport
 from pat_jax.engine.record.trace import RolloutTrace, Switch
 from pat_jax.engine.sequences.prefill_calls import Copies
-from pat_jax.planning.drafts import NONE_DRAFTED, Drafted
+from pat_jax.planning.draft_counts import NONE_DRAFTED, Drafted
 from pat_jax.planning.types import DraftPrediction, Ran, Split
 
 SWITCH = Switch(

@@ -11,7 +11,8 @@ from runs import QWEN3, SMALL_ROLLOUT, TINY, write_checkpoint, write_problems
 from pat_jax.commands import plan
 from pat_jax.common.errors import UserError
 from pat_jax.config.command_line import parse
-from pat_jax.engine.sizing.draft_memory import Drafter, draft_bytes
+from pat_jax.engine.device.draft.draft_model import ModelDrafter
+from pat_jax.engine.sizing.draft_memory import draft_bytes
 from pat_jax.engine.sizing.memory import shard_bytes
 from pat_jax.layout.buckets import Drafts
 from pat_jax.models.presets import preset
@@ -89,8 +90,7 @@ def test_a_draft_model_lies_beside_updates_and_is_the_drafts_of_rollouts(tmp_pat
     one = setup("--speculation.source", f"model:{draft}", asked=asked)
     none = setup("--speculation.source", "none", asked=asked)
     one.engine.compile(within=())  # loads it
-    assert one.engine.draft_model is not None
-    there = on_first_device(one.engine.draft_model.params)
+    there = on_first_device(one.engine.draft_params)
     assert there > 4 * QWEN3.vocab_size * QWEN3.embed_dim
     check_counted(one, there)
     assert one.memory.resident == none.memory.resident
@@ -102,8 +102,7 @@ def test_where_no_burst_drafts_they_are_there_as_well():
     one = setup("--speculation.source", "none")
     specs, policy = one.engine.specs, one.policy
     few = Drafts(budgets=(7,), longest=7, most_tokens=1, has_model=True)
-    shapes = policy.config, specs.layouts, specs.buckets, specs
-    found = draft_bytes(*shapes, Drafter(few, policy), jnp.float32)
+    found = draft_bytes(specs.layouts, specs.draft_shapes, ModelDrafter(few, policy))
     weights = sum(4 * x.size for x in jax.tree.leaves(policy.abstract(jnp.float32)))
     assert {tuple(each) for each in found.values()} == {(weights, 0)}
 

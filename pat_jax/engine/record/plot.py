@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _INK, _GREY, _DRAFTS = "#1f2933", "#6b7785", "#b4232c"
-# What is behind the tokens of drafts that were said: `drafts.SOURCES`, and whoever else says or finds them.
+# What is behind the tokens of drafts that were said: `draft_counts.SOURCES`, and whoever else says or finds them.
 _SOURCES = {
     "own text": "#b8651b",
     "siblings": "#3f9b8f",

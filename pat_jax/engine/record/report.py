@@ -13,7 +13,7 @@ from pat_jax.engine.controller import Collected, Controller, Relocation
 from pat_jax.engine.executor import Arrival
 from pat_jax.engine.record.trace import Balanced, RolloutTrace, Switch
 from pat_jax.engine.sequences.prefill_calls import PrefillWork
-from pat_jax.planning.drafts import NO_SOURCES
+from pat_jax.planning.draft_counts import NO_SOURCES
 from pat_jax.planning.types import Carry, DraftPrediction, Plan, Ran
 
 MIB = 2**20
@@ -64,7 +64,7 @@ class BurstRecord(Ran):
     tokens: int  # sampled
     row_steps: int  # steps of single rows, each of which sampled a token, or several
     drafted: int = 0  # draft tokens verified
-    # Of copied drafts: tokens verified, accepted, and accepted on branches, by `drafts.SOURCES`.
+    # Of copied drafts: tokens verified, accepted, and accepted on branches, by `draft_counts.SOURCES`.
     by_source: tuple[tuple[int, ...], ...] = ()
 
     @property
@@ -110,7 +110,7 @@ class RolloutReport:
             step=self.decode_steps,
             tokens=done.tokens,
             row_steps=done.live_steps,
-            drafted=done.drafted.verified,
+            drafted=int(done.drafted.verified),
             by_source=tuple(map(tuple, done.drafted.by_source.tolist())),
         )
         self.bursts.append(burst)

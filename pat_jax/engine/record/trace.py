@@ -74,7 +74,7 @@ class RolloutTrace:
     tokens_per_step: tuple[float, ...] = ()  # of a sequence, in each burst; above 1 with drafts
     drafted: tuple[int, ...] = ()  # tokens of drafts that each burst has verified
     accepted: tuple[int, ...] = ()  # of these, those that were said
-    # Of each burst, for each of `drafts.SOURCES`: tokens verified, said, and said on branches; zeros of drafts
+    # Of each burst, for each of `draft_counts.SOURCES`: tokens verified, said, and said on branches; zeros of drafts
     # that are not copied.
     by_source: tuple[tuple[tuple[int, ...], ...], ...] = ()
     draft_saving_s: float | None = None  # of bursts whose drafts were priced; None: there were none

@@ -8,6 +8,7 @@ from typing import Protocol
 import numpy as np
 
 from pat_jax.engine.sequences.sequence_table import SequenceTable
+from pat_jax.planning.draft_counts import Drafted
 
 
 class RowsOutput(Protocol):
@@ -31,22 +32,7 @@ class RowsOutput(Protocol):
     def live_steps(self) -> np.ndarray: ...  # int[rows], in which each was live
 
     @property
-    def begun(self) -> np.ndarray: ...  # of drafts, of each group: see `drafts.Drafted`
-
-    @property
-    def tried(self) -> np.ndarray: ...
-
-    @property
-    def right(self) -> np.ndarray: ...
-
-    @property
-    def forks(self) -> np.ndarray: ...
-
-    @property
-    def by_source(self) -> np.ndarray: ...  # int[groups, sources, 3]
-
-    @property
-    def verified(self) -> np.ndarray: ...
+    def drafted(self) -> Drafted: ...  # of drafts, of each group
 
 
 class Contents:

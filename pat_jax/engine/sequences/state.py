@@ -16,7 +16,7 @@ from pat_jax.engine.sequences.types import RowSampling, num_words
 from pat_jax.layout.layout import Layout
 from pat_jax.models.cache.kv_cache import KV_AXES
 from pat_jax.models.config import ModelConfig
-from pat_jax.planning.drafts import KINDS, MOST
+from pat_jax.planning.draft_counts import KINDS, MOST, Drafted
 
 
 @pytree_dataclass
@@ -77,7 +77,7 @@ class Drafting(NamedTuple):
     """What rows draft from; it comes with a burst from the host, and goes on to those behind it."""
 
     text: Int[Array, "rows columns"]  # see `device/draft/ngram.py`
-    runs: Runs  # see `device/lines.py`
+    runs: Runs  # see `device/draft/token_batch.py`
     borders: Int[Array, "rows 2"]  # of what texts are made of, see `texts.Texts`
 
 
@@ -97,8 +97,7 @@ class DecodeState:
     # From one burst to another that is dispatched behind it; else the host has them anew.
     tables: Int[Array, "rows width"]  # the pages of each row, see PagedLayer
     drawn: Int[Array, " groups"]  # pages of the reserve that rows have taken
-    drafting: Drafting | None = None  # where drafts are copied
-    asking: ModelDrafting | None = None  # where a draft model says them
+    drafting: Any = None  # what drafts come from: `Drafting`, `ModelDrafting`, or nothing
 
 
 @pytree_dataclass
@@ -136,46 +135,24 @@ class BurstOutput:
     top_logprobs: Float[Array | np.ndarray, "rows burst top"]
     pages: Int[Array | np.ndarray, "rows most"]  # that each row drew, NULL_PAGE after the last
     live_steps: Int[Array | np.ndarray, " rows"]  # steps in which each row was live
-    # Of drafts: see `planning.drafts.Drafted`.
-    begun: Int[Array | np.ndarray, "groups kinds"]
-    tried: Int[Array | np.ndarray, "groups 2 kinds places"]
-    right: Int[Array | np.ndarray, "groups 2 kinds places"]
-    forks: Int[Array | np.ndarray, "groups kinds kinds"]
-    verified: Int[Array | np.ndarray, " groups"]
-    by_source: Int[Array | np.ndarray, "groups sources 3"]
+    drafted: Drafted  # of each group
     runs: Runs  # of the rows that go on
 
 
 def abstract_rows(layout: Layout, rows_per_group: int) -> RowState:
-    rows = RowState.empty(rows_per_group * layout.split.dp)
-    return jax.tree.map(lambda x: _as_shape(x, layout.sharding("batch")), rows)
+    rows, each = RowState.empty(rows_per_group * layout.split.dp), layout.sharding("batch")
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=each), rows)
+
+
+def abstract_index(layout: Layout, rows_per_group: int, *columns: int) -> Any:
+    """Integers of each replica's rows."""
+    shape = (rows_per_group * layout.split.dp, *columns)
+    return jax.ShapeDtypeStruct(shape, jnp.int32, sharding=layout.sharding("batch"))
 
 
 def abstract_seen(config: ModelConfig, layout: Layout, rows_per_group: int) -> Any:
     shape = seen_shape(config, rows_per_group * layout.split.dp)
     return jax.ShapeDtypeStruct(shape, jnp.uint32, sharding=layout.sharding("batch"))
-
-
-def own_columns(length: int, draft: int) -> int:
-    """Columns of a row's text for its own tokens: `length`, and what a last step may write behind."""
-    return length + 1 + draft
-
-
-def abstract_drafting(
-    layout: Layout, rows_per_group: int, length: int, draft: int, room: int
-) -> Drafting:
-    """
-    Args:
-      length: tokens of a row's table.
-      draft: most tokens of a row's draft.
-      room: columns for others to draft from.
-    """
-    rows, columns = rows_per_group * layout.split.dp, room + own_columns(length, draft)
-
-    def each(*shape: int) -> Any:
-        return jax.ShapeDtypeStruct(shape, jnp.int32, sharding=layout.sharding("batch"))
-
-    return Drafting(each(rows, columns), Runs(*[each(rows)] * len(Runs._fields)), each(rows, 2))
 
 
 def abstract_reach(layout: Layout) -> Any:
@@ -192,9 +169,3 @@ def abstract_pool(
     shape = pages_per_group * layout.split.dp, config.num_kv_heads, page_size, config.head_dim
     array: Any = jax.ShapeDtypeStruct(shape, dtype, sharding=layout.sharding(*KV_AXES))
     return (LayerPages(array, array),) * config.num_layers
-
-
-def _as_shape(
-    x: jax.ShapeDtypeStruct | np.ndarray, sharding: jax.sharding.Sharding
-) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)

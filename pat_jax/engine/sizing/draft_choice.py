@@ -5,18 +5,22 @@ Knows sizes. Does not know when drafts are made: that is the planner's.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+
+import jax.numpy as jnp
 
 from pat_jax.common.hub import local_checkpoint
 from pat_jax.common.rules import OptionError, require
 from pat_jax.config.speculation import EXIT, MODEL, SpeculationConfig
-from pat_jax.engine.sizing.draft_memory import Drafter
+from pat_jax.engine.device.draft.drafter import Drafter
+from pat_jax.engine.device.draft.drafters import NO_DRAFTER, drafter_for
 from pat_jax.engine.sizing.draft_vocabulary import other_tokens
 from pat_jax.layout.buckets import NO_DRAFTS, Drafts
 from pat_jax.models.checkpoints.hf_config import read_config
-from pat_jax.models.checkpoints.hf_load import check_checkpoint
+from pat_jax.models.checkpoints.hf_load import check_checkpoint, load_params
 from pat_jax.models.config import ModelConfig
-from pat_jax.models.policy import Policy
+from pat_jax.models.policy import Params, Policy
 from pat_jax.models.presets import PRESETS, preset
 
 # A step with so many tokens takes about as long to compute as to read the weights: bfloat16 on an H100,
@@ -26,13 +30,8 @@ ON_ACCELERATORS, ON_CPU = 256, 64
 
 @dataclass(frozen=True)
 class DraftChoice:
-    drafts: Drafts
+    drafter: Drafter
     reason: str  # for the log
-    policy: Policy | None = None  # of a draft model
-
-    @property
-    def drafter(self) -> Drafter:
-        return Drafter(self.drafts, self.policy)
 
 
 def drafts_of(config: SpeculationConfig, platform: str) -> Drafts:
@@ -40,15 +39,13 @@ def drafts_of(config: SpeculationConfig, platform: str) -> Drafts:
     if config.source == "none":
         return NO_DRAFTS
     most = config.most_tokens or (ON_CPU if platform == "cpu" else ON_ACCELERATORS)
-    texts = 0 if config.is_said else config.texts
-    has_model = config.draft_model != ""
     return Drafts(
         config.budgets,
         config.longest,
         most,
-        texts,
+        texts=0 if config.is_said else config.texts,
         exit_layer=config.exit_layer,
-        has_model=has_model,
+        has_model=config.draft_model != "",
         cache_tokens=config.cache_tokens,
         stagger=config.stagger == "on",
     )
@@ -100,10 +97,16 @@ def drafter_of(
         is_before_the_last = drafts.exit_layer < num_layers
         require(is_before_the_last, "speculation.source", config.source, expected)
     if not drafts.has_model:
-        return Drafter(drafts)
+        return drafter_for(drafts)
     own = configuration(config.draft_model)
     _check_draft_model(config, own, model, max_length, folder)
-    return Drafter(drafts, Policy.from_config(own))
+    policy = Policy.from_config(own)
+    return drafter_for(drafts, policy, partial(_load, config.draft_model, policy))
+
+
+def _load(name: str, policy: Policy, shardings: Params, dtype: jnp.dtype) -> Params:
+    folder = local_checkpoint(name, option="speculation.source")
+    return load_params(folder, policy, shardings, dtype)
 
 
 def wanted_drafts(
@@ -114,39 +117,29 @@ def wanted_drafts(
     *,
     folder: str = "",
 ) -> DraftChoice:
-    """
-    Args:
-      platform: as `jax.Device.platform` has it.
-      max_length: tokens of the longest prompt and response.
-      folder: of the policy's checkpoint; where it has none, no tokenizers are compared.
-
-    Raises:
-      UserError: a layer is to draft that the policy has not, or its last one; or a model of another
-        vocabulary or for shorter texts.
-    """
+    """Those of a run, which `auto` makes on accelerators alone; see `drafter_of`."""
     if config.source == "none":
-        return DraftChoice(NO_DRAFTS, "speculation: none asked for")
+        return DraftChoice(NO_DRAFTER, "speculation: none asked for")
     if config.source == "auto" and platform == "cpu":
         return DraftChoice(
-            NO_DRAFTS,
+            NO_DRAFTER,
             "speculation: none on a CPU, where a step takes longer the more tokens it verifies "
             "(--speculation.source suffix makes drafts)",
         )
     drafter = drafter_of(config, policy.config, platform, max_length, folder=folder)
     words = f"speculation: drafts of up to {_source_words(config, drafter, policy.config)}"
-    return DraftChoice(drafter.drafts, f"{words}, where they are predicted to pay", drafter.policy)
+    return DraftChoice(drafter, f"{words}, where they are predicted to pay")
 
 
 def _source_words(config: SpeculationConfig, drafter: Drafter, model: ModelConfig) -> str:
     drafts, own = drafter.drafts, drafter.policy
-    if drafts.exit_layer:
-        said_by = f"the first {drafts.exit_layer} of {model.num_layers} layers"
-        return f"{drafts.budgets[-1]} tokens, said by {said_by}"
+    if not drafts.is_said:
+        others = " and others to its prompt" * (drafts.texts > 0)
+        return f"{drafts.longest} tokens from a response's own text{others}"
+    said_by = f"the first {drafts.exit_layer} of {model.num_layers} layers"
     if own is not None:
         said_by = f"{config.draft_model} ({own.config.num_layers} layers)"
-        return f"{drafts.budgets[-1]} tokens, said by {said_by}"
-    others = " and others to its prompt" * (drafts.texts > 0)
-    return f"{drafts.longest} tokens from a response's own text{others}"
+    return f"{drafts.budgets[-1]} tokens, said by {said_by}"
 
 
 def shape_of(draft_model: str) -> ModelConfig:

@@ -4,18 +4,16 @@ Knows shapes. Does not know whether that fits.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from pat_jax.engine.device.draft.draft_specs import DraftSpecs
-from pat_jax.engine.sequences.state import abstract_drafting
-from pat_jax.layout.buckets import NO_DRAFTS, Buckets, Drafts
+from pat_jax.engine.device.draft.drafter import Drafter, DraftShapes
+from pat_jax.engine.sequences.page_allocator import num_pages_for
+from pat_jax.layout.buckets import Drafts
 from pat_jax.layout.layout import Layout, shard_bytes
 from pat_jax.models.config import ModelConfig
-from pat_jax.models.policy import Policy
 from pat_jax.planning.types import Split
 
 # Arrays of the size of a line's logits, in float32, that sampling keeps at a time in compiled programs: 5 on a
@@ -25,14 +23,6 @@ FLOAT = 4  # bytes
 SCORES = 2  # of attention, as large and in float32, where no kernel keeps them to itself
 
 
-class Paged(Protocol):
-    @property
-    def page_size(self) -> int: ...
-
-    @property
-    def prefill_blocks(self) -> int: ...
-
-
 class DraftBytes(NamedTuple):
     """Bytes of drafts on a device."""
 
@@ -40,74 +30,35 @@ class DraftBytes(NamedTuple):
     steps: int = 0  # temporaries: the logits of all tokens of a line, and what is made of them
 
 
-@dataclass(frozen=True)
-class Drafter:
-    """Which drafts bursts may verify, and the model that says them, where one does."""
-
-    drafts: Drafts = NO_DRAFTS
-    policy: Policy | None = None
-
-    @property
-    def come_from(self) -> str:
-        return self.drafts.come_from(self.policy and self.policy.config)
-
-
 def draft_bytes(
-    model: ModelConfig,
-    layouts: Mapping[Split, Layout],
-    buckets: Buckets,
-    config: Paged,
-    drafter: Drafter,
-    dtype: jnp.dtype,
+    layouts: Mapping[Split, Layout], shapes: DraftShapes, drafter: Drafter
 ) -> dict[Split, DraftBytes]:
-    """Bytes of drafts in each layout, by its largest program; empty where there are none.
-
-    Args:
-      model: that verifies.
-    """
-    drafts = drafter.drafts
-    of_model = drafter.policy and DraftSpecs(
-        drafter.policy, dtype, buckets, drafts, config.page_size, config.prefill_blocks
-    )
+    """Bytes of drafts in each layout, by its largest program; empty where there are none."""
+    drafts, buckets, size = drafter.drafts, shapes.buckets, shapes.page_size
 
     def most(layout: Layout) -> DraftBytes:
-        sizes = [(n, m) for n in buckets.rows[layout.split] for m in drafts.of(n)]
-        fixed = 0  # whole on every device, whether bursts of this layout draft or not
-        if drafts.exit_layer:
-            fixed = model.embed_dim**2 * jnp.dtype(dtype).itemsize
-        if of_model:
-            fixed = _bytes(of_model.params(layout))
-        if sizes and of_model:
-            fixed += _bytes(of_model.pool(layout))
-        length = -(-buckets.lengths[-1] // config.page_size) * config.page_size
-        found = []
-        for rows, budget in sizes:
-            steps = _of_steps(model, layout, (rows, budget, length), drafts, dtype)
-            found.append(DraftBytes(fixed + _of_texts(layout, rows, length, drafts), steps))
-        return max(found, key=sum, default=DraftBytes(fixed))
+        # Whole on every device, whether bursts of this layout draft or not.
+        fixed = _bytes(drafter.params(layout, shapes))
+        longest, found = buckets.lengths[-1], [DraftBytes(fixed)]
+        length = num_pages_for(longest, size) * size
+        for rows in buckets.rows[layout.split]:
+            for budget in drafts.of(rows):
+                source = fixed + _bytes(drafter.state(layout, rows, longest, shapes))
+                steps = _of_steps(shapes, layout, (rows, budget, length), drafts)
+                found.append(DraftBytes(source, steps))
+        return max(found, key=sum)
 
     return {split: most(layout) for split, layout in layouts.items()}
 
 
-def _of_texts(layout: Layout, rows: int, length: int, drafts: Drafts) -> int:
-    if drafts.is_said:
-        return 0
-    room = drafts.text_room(length, length)  # the longest context
-    return _bytes(abstract_drafting(layout, rows, length, drafts.longest, room))
-
-
 def _of_steps(
-    model: ModelConfig,
-    layout: Layout,
-    shape: tuple[int, int, int],
-    drafts: Drafts,
-    dtype: jnp.dtype,
+    shapes: DraftShapes, layout: Layout, shape: tuple[int, int, int], drafts: Drafts
 ) -> int:
     """
     Args:
       shape: rows of a group, budget, tokens of a row.
     """
-    rows, budget, length = shape
+    (rows, budget, length), model = shape, shapes.model
     # Whole on every device of a group: each draws the same tokens.
     steps = LOGITS * FLOAT * rows * (1 + budget) * model.padded_vocab_size
     if layout.backend.cache == "copy":
@@ -115,7 +66,7 @@ def _of_steps(
         heads = model.padded_num_heads // layout.split.tp
         scores = SCORES * FLOAT * rows * turns * heads * (length + turns)
         # Of a step attention comes first, and leaves its memory to sampling.
-        steps = max(steps, scores) + _turns(model, layout, rows, turns, dtype)
+        steps = max(steps, scores) + _turns(model, layout, rows, turns, shapes.dtype)
     return steps
 
 

@@ -17,23 +17,20 @@ from pat_jax.common.hosts.together import company
 from pat_jax.common.memory import machine_memory
 from pat_jax.common.pytree import with_sharding
 from pat_jax.config.rollout import RolloutConfig
+from pat_jax.engine.device.draft.drafter import Drafter, DraftShapes
+from pat_jax.engine.device.draft.drafters import NO_DRAFTER
 from pat_jax.engine.device.pages.pages import Exchange
-from pat_jax.engine.device.programs.program_specs import (
-    RESLICE_CHUNK_BYTES,
-    ProgramSpecs,
-    page_bytes,
-    unsplit_pages,
-)
+from pat_jax.engine.device.programs.program_specs import RESLICE_CHUNK_BYTES, ProgramSpecs
 from pat_jax.engine.engine import RolloutEngine
 from pat_jax.engine.relocation.rounds import SIZES
-from pat_jax.engine.sizing.draft_memory import DraftBytes, Drafter, draft_bytes
+from pat_jax.engine.sizing.draft_memory import DraftBytes, draft_bytes
+from pat_jax.engine.sizing.pool_pages import page_bytes, unsplit_pages
 from pat_jax.layout.buckets import Buckets, largest_length
 from pat_jax.layout.layout import Layout
 from pat_jax.models.policy import Policy
 from pat_jax.planning.memory import GIB, USABLE, MemoryModel, beside
 from pat_jax.planning.types import Split
 
-NOTHING = Drafter()  # is drafted
 MACHINE_SHARE = 1 / 4
 
 
@@ -93,7 +90,7 @@ def kv_bytes(
     *,
     limit: float,
     resident: Any,
-    drafter: Drafter = NOTHING,
+    drafter: Drafter = NO_DRAFTER,
 ) -> float:
     """Bytes of a device that the KV cache may take, in all of `layouts` and in switches between them.
 
@@ -139,17 +136,11 @@ def _drafted(
     dtype: jnp.dtype,
     drafter: Drafter,
 ) -> dict[Split, DraftBytes]:
-    """As `_drafted_by`, before there are programs."""
+    """Before there are programs."""
     sequences = config.prompts_per_step * config.num_generations
     buckets = Buckets.of(tuple(layouts), sequences, config)
-    return draft_bytes(policy.config, layouts, buckets, config, drafter, dtype)
-
-
-def _drafted_by(specs: ProgramSpecs) -> dict[Split, DraftBytes]:
-    functions = specs.functions
-    drafter = Drafter(specs.drafts, functions.draft_policy)
-    shapes = specs.layouts, specs.buckets, specs
-    return draft_bytes(functions.policy.config, *shapes, drafter, functions.dtype)
+    sizes = buckets, config.page_size, config.prefill_blocks
+    return draft_bytes(layouts, DraftShapes(policy.config, dtype, *sizes), drafter)
 
 
 def _by_part(drafted: Mapping[Split, DraftBytes]) -> dict[str, dict[Split, int]]:
@@ -174,7 +165,7 @@ def memory_alone(
     *,
     limit: float,
     resident: Any,
-    drafter: Drafter = NOTHING,
+    drafter: Drafter = NO_DRAFTER,
 ) -> MemoryModel:
     """What each of `layouts` takes of a device where it is the only one: its own smallest pool, which
     holds the longest sequence or is as large as the options say, and nothing for switches.
@@ -226,7 +217,7 @@ def memory_model(
         chunk=_chunk(leaves, specs.reslice_chunk_bytes),
         staging=specs.staging_bytes,
         ahead=config.check_every,
-        **_by_part(_drafted_by(specs)),
+        **_by_part(draft_bytes(specs.layouts, specs.draft_shapes, specs.drafter)),
     )
 
 

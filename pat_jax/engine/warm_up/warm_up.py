@@ -33,7 +33,7 @@ from pat_jax.engine.warm_up.dummy_bursts import DummyBursts
 from pat_jax.engine.warm_up.recheck import describe, rescaled
 from pat_jax.layout.layout import Layout
 from pat_jax.models.policy import Params
-from pat_jax.planning.drafts import KINDS, MOST
+from pat_jax.planning.draft_counts import KINDS, MOST
 from pat_jax.planning.latency.model import ROUNDS, TABLES, LatencyModel
 from pat_jax.planning.types import Split
 from pat_jax.programs.programs import Key
@@ -78,7 +78,7 @@ class Warmup:
         self.dummy = DummyBursts(engine)
         self.runs, self.progress, self.recheck = runs, progress, recheck
         self.known, self.new, self.again = ({name: {} for name in TABLES} for _ in range(3))
-        self.drafts_from = self.specs.drafts_from
+        self.drafts_from = self.specs.drafter.come_from
         if known and not self.specs.drafts.budgets:
             self.drafts_from = known.drafts_from  # what is known of others' drafts is kept
         if known:
@@ -258,8 +258,7 @@ class Warmup:
         if is_known and rows > self.specs.measured.rows[layout.split][0]:
             self._count()
             return pool
-        drafter, asking = self.dummy.drafter(layout, rows, length)
-        texts = self.dummy.texts(layout, rows, length)
+        blank = self.dummy.drafting(layout, rows, length)
         tables, none_drawn = (
             self.dummy.tables(layout, rows, length),
             np.zeros(layout.split.dp, np.int32),
@@ -269,27 +268,25 @@ class Warmup:
         def timed(budget: int) -> Timed:
             program = self.programs[Key("decode", layout.split, rows, length, budget=budget)]
             steps, state, reserved = self.dummy.burst(layout, rows, length, budget)
-            drafting = texts if budget else None
-            reach = None if drafting is None else np.zeros((2, KINDS, 1 + MOST), np.float32)
+            is_copied = budget and not self.specs.drafts.is_said
+            reach = np.zeros((2, KINDS, 1 + MOST), np.float32) if is_copied else None
             until = Until(np.int32(steps), np.int32(0), reach)
 
             def once() -> float:
                 # Positions go back to where they were: each run writes the same tokens.
-                nonlocal pool, asking
-                rows_on_device, seen, pages, drawn, blank = layout.put(
-                    (state, unseen, tables, none_drawn, drafting), "batch"
+                nonlocal pool
+                rows_on_device, seen, pages, drawn = layout.put(
+                    (state, unseen, tables, none_drawn), "batch"
                 )
-                jax.block_until_ready(rows_on_device)
-                asked = asking if budget else None
-                carried = DecodeState(rows_on_device, seen, pool, pages, drawn, blank, asked)
-                says = drafter if budget else None
+                drafting = blank() if budget else None
+                jax.block_until_ready((rows_on_device, drafting))
+                carried = DecodeState(rows_on_device, seen, pool, pages, drawn, drafting)
+                own_params = self.engine.draft_params if budget else None
                 start = time.perf_counter()
                 carried, _ = jax.block_until_ready(
-                    program(self.engine.params, carried, reserved, until, says)
+                    program(self.engine.params, carried, reserved, until, own_params)
                 )
                 pool = carried.pool
-                if budget:
-                    asking = carried.asking
                 return time.perf_counter() - start
 
             if budget:
@@ -345,9 +342,8 @@ class Warmup:
         def once(move: Move) -> float:
             nonlocal pool
             start = time.perf_counter()
-            pool, traffic = move(pool)
+            pool, _ = move(pool)
             jax.block_until_ready(pool)
-            assert traffic.num_rounds == 1
             return time.perf_counter() - start
 
         for move in (*moves[1:], *moves[1:]):

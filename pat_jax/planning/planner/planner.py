@@ -15,7 +15,8 @@ from typing import Literal
 
 import numpy as np
 
-from pat_jax.planning.drafts import Acceptance, Drafted
+from pat_jax.planning.draft_counts import Drafted
+from pat_jax.planning.drafts import Acceptance
 from pat_jax.planning.latency.correction import Correction
 from pat_jax.planning.latency.model import LatencyModel
 from pat_jax.planning.latency.switch_costs import SeenSwitch, SwitchCosts

@@ -120,7 +120,7 @@ class LazyLayouts:
 
 def _usable(latency: LatencyModel, engine: RolloutEngine) -> LatencyModel:
     rows, lengths = engine.specs.buckets.rows, engine.specs.buckets.lengths
-    return latency.of_drafts_from(engine.specs.drafts_from).on(rows, lengths)
+    return latency.of_drafts_from(engine.specs.drafter.come_from).on(rows, lengths)
 
 
 def _compile_s(

@@ -5,18 +5,15 @@ Knows options and memory. Does not know data, nor what is trained.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import jax.numpy as jnp
 
 from pat_jax.common.devices import Device
 from pat_jax.common.hosts.together import company
-from pat_jax.common.hub import local_checkpoint
 from pat_jax.config.run import RunConfig
-from pat_jax.engine.device.draft.draft_model import DraftSource
+from pat_jax.engine.device.draft.drafter import Drafter
 from pat_jax.engine.engine import RolloutEngine
 from pat_jax.engine.sizing.draft_choice import DraftChoice, wanted_drafts
-from pat_jax.engine.sizing.draft_memory import Drafter
 from pat_jax.engine.sizing.memory import (
     cache_limit,
     check_memory,
@@ -26,8 +23,7 @@ from pat_jax.engine.sizing.memory import (
     most_at_once,
 )
 from pat_jax.layout.layout import Layout
-from pat_jax.models.checkpoints.hf_load import load_params
-from pat_jax.models.policy import Params, Policy
+from pat_jax.models.policy import Policy
 from pat_jax.planning.memory import MemoryModel
 from pat_jax.planning.types import Split
 from pat_jax.training.build import DTYPES, rollout_policy
@@ -83,7 +79,6 @@ class Rollouts:
         config, rollout, drafts = self.config, self.config.rollout, self.drafts
         made_of = self.policy, layouts, rollout, self.dtype
         limit = cache_limit(rollout, self.devices)
-        draft_model = config.speculation.draft_model
         return RolloutEngine(
             self.policy,
             self.devices,
@@ -93,15 +88,8 @@ class Rollouts:
             dtype=self.dtype,
             layouts=layouts,
             kv_bytes=kv_bytes(*made_of, limit=limit, resident=resident, drafter=self.drafter),
-            drafts=drafts.drafts,
-            draft=drafts.policy
-            and DraftSource(drafts.policy, partial(_load_drafter, draft_model, drafts.policy)),
+            drafter=self.drafter,
             drafting=drafts.reason,
             # Which programs there are would depend on the clock, or differ from one process to another.
             by_need=rollout.compile != "all" and not config.deterministic and company().count == 1,
         )
-
-
-def _load_drafter(name: str, policy: Policy, shardings: Params, dtype: jnp.dtype) -> Params:
-    folder = local_checkpoint(name, option="speculation.source")
-    return load_params(folder, policy, shardings, dtype)

@@ -4,7 +4,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,13 +14,7 @@ from pat_jax.engine.device.decode.sampling import Ahead, Seen, likeliest, rememb
 from pat_jax.engine.device.draft.ngram import put_windows
 from pat_jax.engine.device.draft.token_batch import Counts
 from pat_jax.engine.sequences.page_allocator import num_pages_for
-from pat_jax.engine.sequences.state import (
-    BurstOutput,
-    Drafting,
-    LayerPages,
-    ModelDrafting,
-    RowState,
-)
+from pat_jax.engine.sequences.state import BurstOutput, LayerPages, RowState
 from pat_jax.engine.sequences.types import NO_TOKEN, RowSampling
 from pat_jax.layout.layout import Layout, ManualPartition
 from pat_jax.models.cache.burst_layer import BurstLayer
@@ -36,9 +30,8 @@ class Moving(NamedTuple):
 
     rows: RowState
     seen: Seen
-    drafting: Drafting | None  # where drafts are copied
-    asking: ModelDrafting | None  # where a draft model says them
-    counts: Counts  # of them
+    drafting: Any  # the drafter's, see `DecodeState`
+    counts: Counts  # of drafts
     caches: tuple[Cache, ...]
     output: BurstOutput
 
@@ -71,7 +64,7 @@ class DecodeStep:
         moving: Moving,
     ) -> Moving:
         """One token of each row."""
-        rows, seen, _, asking, counts, caches, output = moving
+        rows, seen, _, counts, caches, output = moving
         # What a row that has ended had may be another one's by now.
         own = jnp.where(rows.live[:, None], tables, NULL_PAGE)
         logits, caches = self.logits(
@@ -90,7 +83,7 @@ class DecodeStep:
         after = advance(rows, drawn.tokens, stopped, failed)
         seen = remember(seen, drawn.tokens[:, None], rows.live[:, None])
         drawn = jax.tree.map(lambda x: x[:, None], drawn)
-        return Moving(after, seen, None, asking, counts, caches, noted(output, drawn, rows, after))
+        return Moving(after, seen, None, counts, caches, noted(output, drawn, rows, after))
 
     def logits(
         self,

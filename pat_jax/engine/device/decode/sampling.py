@@ -4,6 +4,9 @@ Every option is an array with one entry a row, so that no option compiles anythi
 a token is drawn with is a function of its sequence's key and its position alone. Row, device and
 batch of a sequence cannot change what is sampled.
 
+Where any row has an option, another program sums up the probabilities of all. Its values are the same up
+to rounding, so that a row without one may draw another token at a near-tie.
+
 A logit that is not a number makes every log-probability of its row NaN, whatever the options are:
 filters are written so that a NaN survives them.
 """
@@ -48,27 +51,21 @@ def sample(
 ) -> tuple[Int[Array, " rows"], Float[Array, " rows"], Float[Array, " rows"]]:
     """Draws a token a row from p = softmax(filter(penalize(logits)) / temperature), as `gumbel.draw` says.
 
-    Where any row has an option, another program sums up the probabilities of all. Its values are the same up
-    to rounding, so that a row without one may draw another token at a near-tie.
-
     Args:
       keys: of each token's noise, see `gumbel.position_keys`.
-      options: see `types.Sampling`.
       seen: what penalties look at; in rows without any its content does not matter.
       forbidden: tokens that may not be drawn now; negative ones stand for none.
       ahead: of tokens drawn ahead, whose rows are not those of `seen`.
       vocab_size: tokens from here on are padding and never drawn.
 
     Returns:
-      The tokens; their log-probabilities in nats under the distribution drawn from; and under
-      softmax(logits / temperature) alone, the policy that a trainer knows. A greedy token's under the
-      softmax at temperature 1. Never above 0; NaN where a logit is NaN or infinite.
+      The tokens; their log-probabilities in nats under the distribution drawn from; and under softmax(logits /
+      temperature) alone, the policy that a trainer knows, of a greedy token at temperature 1. Never above 0;
+      NaN where a logit is NaN or infinite.
     """
     is_greedy = options.temperature <= 0
     divisor = jnp.where(is_greedy, 1.0, options.temperature)
-    has_penalty = (options.repetition_penalty != 1) | (options.presence_penalty != 0)
-    has_filter = ~is_greedy & (_is_cut(options) | (options.min_p > 0))
-    is_changed = has_penalty | has_filter | jnp.any(forbidden >= 0, axis=1)
+    is_changed = _has_option(options, is_greedy) | jnp.any(forbidden >= 0, axis=1)
 
     def plain(logits: Array) -> tuple[Array, Array, Array]:
         tokens, logprobs = draw(_in_vocab(logits, vocab_size), divisor, keys, is_greedy)
@@ -78,8 +75,7 @@ def sample(
         logits = _in_vocab(logits, vocab_size)
         allowed = _forbid(_penalize(logits, options, seen, ahead), forbidden)
         tokens, logprobs = draw(_filter(allowed, divisor, options), divisor, keys, is_greedy)
-        unfiltered = log_prob(logits, divisor, tokens)
-        return tokens, logprobs, jnp.where(is_changed, unfiltered, logprobs)
+        return tokens, logprobs, jnp.where(is_changed, log_prob(logits, divisor, tokens), logprobs)
 
     # Whole branches, which hand on a few numbers a row: arrays as large as the logits would be copied.
     return jax.lax.cond(jnp.any(is_changed), changed, plain, logits)
@@ -154,6 +150,13 @@ def _forbid(logits: Array, forbidden: Int[Array, "rows some"]) -> Array:
 
 def _any_of(tokens: Int[Array, "rows some"], vocab: int) -> Bool[Array, "rows vocab"]:
     return jnp.any(jnp.arange(vocab)[None, :, None] == tokens[:, None, :], axis=-1)
+
+
+def _has_option(options: RowSampling, is_greedy: Bool[Array, " rows"]) -> Bool[Array, " rows"]:
+    """Where a penalty or a filter is on."""
+    has_penalty = (options.repetition_penalty != 1) | (options.presence_penalty != 0)
+    has_filter = ~is_greedy & (_is_cut(options) | (options.min_p > 0))
+    return has_penalty | has_filter
 
 
 def _is_cut(options: RowSampling) -> Bool[Array, " rows"]:

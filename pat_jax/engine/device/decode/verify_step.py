@@ -11,11 +11,10 @@ from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Int, UInt32
+from jaxtyping import Array, Bool, Int
 
 from pat_jax.engine.device.decode.decode_step import (
     Cache,
-    DecodeStep,
     Drawn,
     Moving,
     advance,
@@ -24,109 +23,84 @@ from pat_jax.engine.device.decode.decode_step import (
     views,
 )
 from pat_jax.engine.device.decode.sampling import Ahead, remember
-from pat_jax.engine.device.draft.ngram import append
-from pat_jax.engine.device.draft.propose import Guess
-from pat_jax.engine.device.draft.token_batch import left_by, line_of, source_of
-from pat_jax.engine.sequences.state import RowState, Runs
+from pat_jax.engine.device.draft.drafter import Accepted, Asked, Drafter, Guess
+from pat_jax.engine.device.draft.token_batch import line_of
+from pat_jax.engine.sequences.state import RowState
 from pat_jax.engine.sequences.types import NO_TOKEN
 from pat_jax.models.cache.draft_layer import Line
-from pat_jax.models.policy import Params
 
 
-def verify(
-    step: DecodeStep,
-    params: Params,
-    keys: UInt32[Array, "tokens rows 2"],
-    tables: Int[Array, "rows width"],
-    guess: Guess,
-    moving: Moving,
-    *,
-    room: int,
-    own: int,
-) -> Moving:
-    """As many tokens of each row as its draft gets right, and one more.
-
-    Args:
-      room: tokens of a line.
-      own: column of a text at which the row's own begins.
-    """
-    rows, seen, _, _, _, caches, output = moving
-    turns = 1 + guess.draft.tokens.shape[1]
+def verify(drafter: Drafter, asked: Asked, moving: Moving) -> Moving:
+    """As many tokens of each row as its draft gets right, and one more."""
+    step, rows = asked.step, moving.rows
     with jax.named_scope("draft"):
+        guess, moving = drafter.propose(asked, moving)
+        turns, room = 1 + guess.draft.tokens.shape[1], len(rows.live) * (1 + asked.budget)
         of_branch = None if guess.branch is None else guess.branch[1]
         line = line_of(guess.length, rows.live, rows.position, of_branch, room=room, turns=turns)
         path = _paths(guess, line)
-        before = jnp.maximum(line.depth - 1, 0)[:, None]
-        known = jnp.take_along_axis(path, before, axis=1)[:, 0]
-        known = jnp.where(line.depth > 0, known, rows.last_token[line.row])
-        known = jnp.where(line.is_taken, known, 0)
+        known = _known(rows, line, path)
     position = line.start[line.row] + line.depth
-    lines = views(caches, tables, rows, line, turns)
-    logits, caches = step.logits(params, known[None], position[None], lines)
+    lines = views(moving.caches, asked.tables, rows, line, turns)
+    logits, caches = step.logits(asked.params, known[None], position[None], lines)
     with jax.named_scope("sample"):
-        key = keys[output.emitted[line.row] + line.depth, line.row]
+        key = asked.keys[moving.output.emitted[line.row] + line.depth, line.row]
         sampling = jax.tree.map(lambda x: x[line.row], rows.sampling)
         endings = step.endings(rows)[line.row]
         is_before = jnp.arange(path.shape[1])[None] < line.depth[:, None]
         ahead = Ahead(line.row, jnp.where(is_before, path, NO_TOKEN))
-        drawn = step.draw(logits[0], key, position, sampling, seen, endings, ahead)
+        drawn = step.draw(logits[0], key, position, sampling, moving.seen, endings, ahead)
         failed = jnp.isnan(drawn.logprobs)
         stopped = jnp.any(drawn.tokens[:, None] == endings, axis=1) | failed
     with jax.named_scope("accept"):
         taken = _is_branch_right(guess, drawn.tokens[line.place[:, 0]])
         place = line.place
         if guess.branch is not None:
-            caches = _on_branches(caches, tables, rows, line, turns, taken)
+            caches = _on_branches(caches, asked.tables, rows, line, turns, taken)
             behind = jnp.take_along_axis(place, 1 + line.moved(taken), axis=1)
             place = jnp.concatenate([place[:, :1], behind], axis=1)
         by_row = jax.tree.map(lambda x: x[place], (drawn, stopped, failed))
-        return _accept(moving, guess, taken, own, caches, *by_row)
+        return _accept(drafter, asked, moving._replace(caches=caches), guess, taken, *by_row)
+
+
+def _known(rows: RowState, line: Line, path: Int[Array, "tokens draft"]) -> Int[Array, " tokens"]:
+    """The line's tokens: each row's newest one and its drafts."""
+    before = jnp.maximum(line.depth - 1, 0)[:, None]
+    known = jnp.take_along_axis(path, before, axis=1)[:, 0]
+    known = jnp.where(line.depth > 0, known, rows.last_token[line.row])
+    return jnp.where(line.is_taken, known, 0)
 
 
 def _accept(
+    drafter: Drafter,
+    asked: Asked,
     moving: Moving,
     guess: Guess,
     taken: Bool[Array, " rows"],
-    own: int,
-    caches: tuple[Cache, ...],
     drawn: Drawn,
     stopped: Bool[Array, "rows turns"],
     failed: Bool[Array, "rows turns"],
 ) -> Moving:
     """
     Args:
+      moving: of before the step, but for the caches.
       taken: rows whose branch is right.
       drawn, stopped, failed: along each row's draft, or along its branch where that is taken.
     """
-    rows, seen, drafting, asking, counts, _, output = moving
-    draft, runs, length, branch = guess
-    right = jnp.where(taken, 0, _agreeing(draft.tokens, drawn.tokens, length))
+    rows, tokens = moving.rows, drawn.tokens
+    right = jnp.where(taken, 0, _agreeing(guess.draft.tokens, tokens, guess.length))
     on_branch = jnp.zeros_like(right)
-    if branch is not None:
-        on_branch = jnp.where(taken, _agreeing(branch[0].tokens, drawn.tokens, branch[1]), 0)
+    if guess.branch is not None:
+        branch, length = guess.branch
+        on_branch = jnp.where(taken, _agreeing(branch.tokens, tokens, length), 0)
     count = _said(rows, right + on_branch, stopped)
-    after = _advance_by(rows, count, drawn.tokens, stopped, failed)
-    is_said = jnp.arange(drawn.tokens.shape[1])[None] < count[:, None]
-    seen = remember(seen, drawn.tokens, is_said)
-    left = Runs(*jnp.zeros_like(jnp.stack(runs))) if drafting is None else drafting.runs
-    counts = counts.with_step(left, draft, length, right, rows.live)
-    if drafting is not None and branch is not None:
-        first = drawn.tokens[:, 0]
-        counts = counts.with_branches(runs.kind, draft, *branch, on_branch, first, rows.live)
-        accepted = jnp.maximum(count - 1, 0)
-        both = (draft, length, ~taken), (*branch, taken)
-        for place, (one, verified, is_right) in enumerate(both):
-            said = jnp.where(is_right, accepted, 0)
-            source = source_of(one, drafting.borders, own)
-            counts = counts.with_sources(source, verified, said, is_branch=place > 0)
-        text = append(drafting.text, drawn.tokens, count, own + rows.position + 1)
-        drafting = drafting._replace(text=text, runs=left_by(runs, length, right, taken))
-    if asking is not None:
-        before = jnp.concatenate([rows.last_token[:, None], drawn.tokens], axis=1)
-        before = jnp.take_along_axis(before, jnp.maximum(count - 1, 0)[:, None], axis=1)[:, 0]
-        asking = asking._replace(previous=jnp.where(count > 0, before, asking.previous))
-    output = noted(output, drawn, rows, after, count)
-    return Moving(after, seen, drafting, asking, counts, caches, output)
+    after = _advance_by(rows, count, tokens, stopped, failed)
+    is_said = jnp.arange(tokens.shape[1])[None] < count[:, None]
+    seen = remember(moving.seen, tokens, is_said)
+    accepted = Accepted(tokens, count, right, on_branch, taken)
+    drafting, counts = drafter.catch_up(asked, moving, guess, accepted)
+    output = noted(moving.output, drawn, rows, after, count)
+    return Moving(after, seen, drafting, counts, moving.caches, output)
 
 
 def _on_branches(

@@ -1,66 +1,199 @@
-"""A draft model's cache: which sequences have pages in it, and how it catches up with new tokens.
+"""A draft model: its weights, its cache, and how it catches up with new tokens.
 
-Bursts without drafts, switches and preemptions leave tokens out of it. These are computed before
+Every device has all of its weights, in every layout: it is small, and so reads them sooner than two sums a layer
+would take. So a switch moves nothing of it.
+
+Bursts without drafts, switches and preemptions leave tokens out of its cache. These are computed before
 the next burst with drafts. For a small model that is cheaper than to keep up with large batches
 whose drafts would not pay.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Bool, Float, Int
 
-from pat_jax.engine.device.draft.draft_specs import DraftSpecs
+from pat_jax.engine.device.decode.decode_step import Moving, kept, views
+from pat_jax.engine.device.decode.prefill import prefill
+from pat_jax.engine.device.decode.sampling import NEVER
+from pat_jax.engine.device.draft.drafter import (
+    Accepted,
+    Asked,
+    Drafter,
+    DraftFeed,
+    DraftShapes,
+    Guess,
+    Rollout,
+)
+from pat_jax.engine.device.draft.generated import counted, generated
+from pat_jax.engine.device.draft.token_batch import Counts
 from pat_jax.engine.sequences.block_tables import BlockTables
 from pat_jax.engine.sequences.prefill_calls import Spans, prefill_calls
-from pat_jax.engine.sequences.responses import Responses
-from pat_jax.engine.sequences.state import ModelDrafting, Pool
-from pat_jax.layout.layout import Layout
+from pat_jax.engine.sequences.state import ModelDrafting, Pool, abstract_index, abstract_pool
+from pat_jax.layout.buckets import Shape
+from pat_jax.layout.layout import Layout, ManualPartition, whole_on_each
+from pat_jax.models.cache.draft_layer import Line
+from pat_jax.models.cache.kv_cache import KV_AXES
 from pat_jax.models.policy import Params, Policy
 from pat_jax.planning.types import Split
 from pat_jax.programs.programs import Key, ProgramTable
 
+Load = Callable[[Params, jnp.dtype], Params]  # onto shards, in a type
+
+
+def whole_params(policy: Policy, layout: Layout, dtype: jnp.dtype) -> Params:
+    """Shapes with shardings: all of them on every device."""
+    whole = layout.sharding()
+    return jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=whole), policy.abstract(dtype)
+    )
+
 
 @dataclass(frozen=True)
-class DraftSource:
-    """Where a draft model comes from."""
+class ModelDrafter(Drafter):
+    """Generates with a model of its own, on pages of its own."""
 
-    policy: Policy
-    load: Callable[[Params, jnp.dtype], Params]  # onto shards, in a type
+    load_params: Load | None = None  # None where bursts are compiled alone
+
+    @property
+    def model(self) -> Policy:
+        assert self.policy is not None, "a draft model"
+        return self.policy
+
+    def propose(self, asked: Asked, moving: Moving) -> tuple[Guess, Moving]:
+        """Each pass takes a row's newest token and the one before it: after a fully accepted draft its last
+        token has not been in a pass. Where one of them is beyond the model's vocabulary its
+        embedding is zeros (`Transformer._embed`).
+        """
+        step, rows, drafting = asked.step, moving.rows, moving.drafting
+        row, padded = jnp.arange(len(rows.live)), step.policy.config.padded_vocab_size
+
+        def pass_(recent: tuple[Array, Array], position: Array, caches: tuple) -> tuple:
+            line = two_each(rows.live, position)
+            tokens = jnp.stack(recent, axis=1)
+            tokens = jnp.where((position == 0)[:, None], tokens[:, 1:], tokens)
+            model = self.model.bind(asked.own_params)
+            partition = ManualPartition(whole_on_each(step.layout))
+            hidden, written = model(
+                jnp.reshape(tokens, (1, -1)),
+                line.slots[None],
+                views(caches, drafting.tables, rows, line, 1 + asked.budget),
+                partition=partition,
+                dtype=step.dtype,
+            )
+            assert written is not None  # caches went in
+            newest = jnp.reshape(hidden, (len(row), 2, -1))[row, position - line.start]
+            known = self.model.config.vocab_size
+            logits = of_size(model.logits(newest, partition)[:, :known], padded)
+            return logits, tuple(map(kept, written))
+
+        guess, written = generated(asked, moving, drafting.previous, pass_, drafting.pool)
+        return guess, moving._replace(drafting=drafting._replace(pool=written))
+
+    def catch_up(
+        self, asked: Asked, moving: Moving, guess: Guess, accepted: Accepted
+    ) -> tuple[ModelDrafting, Counts]:
+        del asked
+        counts, drafting, count = counted(moving, guess, accepted), moving.drafting, accepted.count
+        before = jnp.concatenate([moving.rows.last_token[:, None], accepted.tokens], axis=1)
+        before = jnp.take_along_axis(before, jnp.maximum(count - 1, 0)[:, None], axis=1)[:, 0]
+        previous = jnp.where(count > 0, before, drafting.previous)
+        return drafting._replace(previous=previous), counts
+
+    def params(self, layout: Layout, shapes: DraftShapes) -> Params:
+        return whole_params(self.model, layout, shapes.dtype)
+
+    def load(self, layout: Layout, shapes: DraftShapes) -> Params | None:
+        assert self.load_params is not None, "a model that rollouts draft with"
+        shardings = jax.tree.map(lambda x: x.sharding, self.params(layout, shapes))
+        return self.load_params(shardings, shapes.dtype)
+
+    def pages(self, split: Split, shapes: DraftShapes) -> int:
+        """Of its cache in a replica."""
+        return shapes.buckets.draft_pages(split, self.drafts, shapes.page_size)
+
+    def pool(self, layout: Layout, shapes: DraftShapes) -> Pool:
+        own, pages = whole_on_each(layout), self.pages(layout.split, shapes)
+        return abstract_pool(self.model.config, own, pages, shapes.page_size, shapes.dtype)
+
+    def state(self, layout: Layout, rows: int, length: int, shapes: DraftShapes) -> ModelDrafting:
+        tables = abstract_index(layout, rows, shapes.width(length))
+        return ModelDrafting(self.pool(layout, shapes), tables, abstract_index(layout, rows))
+
+    def blank(self, zeros: ModelDrafting, num_groups: int) -> ModelDrafting:
+        """Every row other pages, as far as there are as many."""
+        pages = len(zeros.pool[0].keys) // num_groups
+        tables = jnp.arange(zeros.tables.size, dtype=jnp.int32) % (pages - 1) + 1
+        return zeros._replace(tables=jnp.reshape(tables, zeros.tables.shape))
+
+    def declare(self, table: ProgramTable, layout: Layout, shapes: DraftShapes) -> None:
+        split, pool, own = layout.split, self.pool(layout, shapes), whole_on_each(layout)
+        table.declare(
+            Key("draft_allocate", split),
+            lambda: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), pool),
+            out_shardings=own.sharding(*KV_AXES),
+        )
+        blocks = shapes.prefill_blocks
+        for length in shapes.buckets.lengths:
+            table.declare(
+                Key("draft_prefill", split, blocks, length),
+                prefill(self.model, own, shapes.dtype),
+                self.params(layout, shapes),
+                pool,
+                abstract_index(layout, blocks, shapes.page_size),
+                abstract_index(layout, blocks),
+                abstract_index(layout, blocks, shapes.width(length)),
+                donate_argnums=1,
+            )
+
+    def feed(self, rollout: Rollout) -> DraftFeed:
+        return DraftCache(self, rollout)
 
 
-@dataclass(frozen=True)
-class DraftModel:
-    """A handle: what is static of the model, and its weights on the devices."""
+def two_each(live: Bool[Array, " rows"], position: Int[Array, " rows"]) -> Line:
+    """The line of each row's token at `position` and the one before it; of a first one, of that behind it."""
+    row, turn = jnp.repeat(jnp.arange(len(live)), 2), jnp.tile(jnp.arange(2), len(live))
+    place = jnp.reshape(jnp.arange(2 * len(live)), (-1, 2))
+    return Line(row, jnp.repeat(live, 2), turn, place, jnp.maximum(position - 1, 0))
 
-    specs: DraftSpecs
-    params: Params
+
+def of_size(logits: Float[Array, "rows vocab"], size: int) -> Float[Array, "rows size"]:
+    """Another model's logits, of more or fewer tokens: those that it does not know it never says."""
+    more = max(0, size - logits.shape[1])
+    return jnp.pad(logits[:, :size], ((0, 0), (0, more)), constant_values=NEVER)
 
 
-class DraftCache:
+class DraftCache(DraftFeed):
     """The draft model's cache of one rollout."""
 
-    def __init__(self, model: DraftModel, programs: ProgramTable, responses: Responses):
-        self.model, self.programs, self.responses = model, programs, responses
+    def __init__(self, drafter: ModelDrafter, rollout: Rollout):
+        self.drafter, self.shapes, self.params = drafter, rollout.shapes, rollout.params
+        self.programs, self.responses = rollout.programs, rollout.responses
         self._split: Split | None = None  # in which the pool is
         self._pool: Pool = ()
         self._tables: BlockTables | None = None
-        self.known = np.zeros(len(responses.table), np.int64)  # tokens of each sequence in it
-        self._drafting = np.zeros(0, np.int64)  # sequences whose bursts have drafts, since `ready`
+        self.known = np.zeros(len(self.responses.table), np.int64)  # tokens of each sequence in it
+        self._drafting = np.zeros(0, np.int64)  # sequences whose bursts have drafts, since `state`
 
-    def ready(self, layout: Layout, length: int, ahead: int) -> ModelDrafting:
-        """What a burst of the live rows is handed; the model has seen all but their newest tokens.
+    @property
+    def told(self) -> tuple[np.ndarray, ...]:
+        return (self.known,)
 
-        Args:
-          length: bucket of the rows' tables.
-          ahead: tokens of a row for which there is to be room; there are pages for them.
-        """
+    def state(self, layout: Layout, shape: Shape, before: Any) -> Any:
+        """The model has seen all but the newest tokens of the live rows, and there are pages for what
+        two bursts may generate. Of a burst behind another nothing is known yet but its rows."""
+        if before is not None:
+            return self._with_pages(before, layout, shape.length)
         self.pause()
+        if not shape.budget:
+            return None
         if layout.split != self._split:
             self._begin(layout)
-        self._give_pages(ahead)
+        self._give_pages()
         self._catch_up(layout)
         table = self.responses.table
         previous = np.zeros(len(table.occupants), np.int32)
@@ -68,31 +201,28 @@ class DraftCache:
             known = self.responses.known(i)
             previous[table.row[i]] = known[max(0, len(known) - 2)]
         self._drafting = table.live
-        before = layout.put(previous, "batch")
-        return ModelDrafting(self._pool, self._put_tables(layout, length), before)
+        tables = self._put_tables(layout, shape.length)
+        return ModelDrafting(self._pool, tables, layout.put(previous, "batch"))
 
-    def ready_behind(
-        self, before: ModelDrafting, layout: Layout, length: int, ahead: int
-    ) -> ModelDrafting:
-        """What a burst is handed that is dispatched behind another of the same rows, of which nothing is
-        known yet: `before`, and pages as far as both may come."""
-        if not self.tables.lacking(ahead).any():
+    def _with_pages(self, before: ModelDrafting, layout: Layout, length: int) -> ModelDrafting:
+        if not self.tables.lacking(self.shapes.ahead).any():
             return before
-        self.tables.extend(ahead)
+        self.tables.extend(self.shapes.ahead)
         return before._replace(tables=self._put_tables(layout, length))
 
     def _put_tables(self, layout: Layout, length: int) -> jax.Array:
-        occupants, width = self.responses.table.occupants, self.model.specs.width(length)
-        return layout.put(self.tables.rows(occupants, width), "batch")
+        occupants = self.responses.table.occupants
+        return layout.put(self.tables.rows(occupants, self.shapes.width(length)), "batch")
 
     @property
     def tables(self) -> BlockTables:
         assert self._tables is not None, "begun"
         return self._tables
 
-    def keep(self, drafting: ModelDrafting) -> None:
-        """The pages as a burst has left them: of what is verified by it."""
-        self._pool = drafting.pool
+    def keep(self, state: Any) -> None:
+        """The pages hold what the burst has verified."""
+        if state is not None:
+            self._pool = state.pool
 
     def pause(self) -> None:
         """Bursts with drafts are over, and collected: what they have said is in the pages, but perhaps for
@@ -103,14 +233,12 @@ class DraftCache:
 
     def _begin(self, layout: Layout) -> None:
         self.delete()
-        specs = self.model.specs
         self._split, self.known[:] = layout.split, 0
         self._pool = self.programs[Key("draft_allocate", layout.split)]()
-        self._tables = BlockTables(
-            self.responses.table, num_pages=specs.pages(layout.split), page_size=specs.page_size
-        )
+        pages, size = self.drafter.pages(layout.split, self.shapes), self.shapes.page_size
+        self._tables = BlockTables(self.responses.table, num_pages=pages, page_size=size)
 
-    def _give_pages(self, ahead: int) -> None:
+    def _give_pages(self) -> None:
         table, tables = self.responses.table, self.tables
         live, group = table.live, table.group(table.live)
         is_here = np.zeros(len(table), bool)
@@ -119,26 +247,25 @@ class DraftCache:
         tables.release(gone)
         self.known[gone] = 0
         tables.group[live] = group
-        tables.extend(ahead)
+        tables.extend(self.shapes.ahead)
 
     def _catch_up(self, layout: Layout) -> None:
-        table, specs = self.responses.table, self.model.specs
-        live, size = table.live, specs.page_size
+        table, shapes = self.responses.table, self.shapes
+        live, size, blocks = table.live, shapes.page_size, shapes.prefill_blocks
         start = self.known[live] // size * size
         stop = table.length[live] - 1
         is_behind = self.known[live] < stop
         spans = Spans(*(x[is_behind] for x in (live, table.group(live), start, stop)))
-        blocks = specs.prefill_blocks
         calls = prefill_calls(
             spans, num_groups=layout.split.dp, sizes=(blocks, blocks), page_size=size
         )
         for call in calls:
-            length = specs.buckets.length_for(call.context)
+            length = shapes.buckets.length_for(call.context)
             sequence, at = call.sequence.reshape(-1), call.start.reshape(-1)
             tokens = call.tokens(self.responses.tokens, size)
-            tables = self.tables.rows(sequence, specs.width(length))
+            tables = self.tables.rows(sequence, shapes.width(length))
             program = self.programs[Key("draft_prefill", layout.split, blocks, length)]
-            self._pool = program(self.model.params, self._pool, tokens, at, tables)
+            self._pool = program(self.params, self._pool, tokens, at, tables)
 
     def delete(self) -> None:
         for leaf in jax.tree.leaves(self._pool):

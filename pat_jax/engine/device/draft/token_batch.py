@@ -19,7 +19,7 @@ from jaxtyping import Array, Bool, Float, Int
 from pat_jax.engine.device.draft.ngram import CONTEXT, Draft
 from pat_jax.engine.sequences.state import Runs
 from pat_jax.models.cache.draft_layer import Line
-from pat_jax.planning.drafts import BRANCHES, DRAFTS, MATCHES, MOST, NONE_DRAFTED
+from pat_jax.planning.draft_counts import BRANCHES, DRAFTS, MATCHES, MOST, NONE_DRAFTED
 
 
 def goes_on(left: Runs, draft: Draft) -> Bool[Array, " rows"]:
@@ -55,7 +55,7 @@ def left_by(
 
 
 class Counts(NamedTuple):
-    """Counts of runs, see `planning.drafts.Drafted`."""
+    """Counts of runs, see `planning.draft_counts.Drafted`."""
 
     begun: Int[Array, "1 kinds"]
     tried: Int[Array, "1 2 kinds places"]
@@ -66,7 +66,7 @@ class Counts(NamedTuple):
 
     @classmethod
     def none(cls) -> "Counts":
-        return cls(*(jnp.zeros(x.shape, jnp.int32) for x in NONE_DRAFTED))
+        return cls(*(jnp.zeros(np.shape(x), jnp.int32) for x in NONE_DRAFTED))
 
     def with_step(
         self,
@@ -143,7 +143,7 @@ class Counts(NamedTuple):
     ) -> "Counts":
         """
         Args:
-          source: of each row's draft or branch, see `planning.drafts.SOURCES`.
+          source: of each row's draft or branch, see `planning.draft_counts.SOURCES`.
           length: tokens of it that were verified.
           accepted: the accepted ones among these.
         """
@@ -154,7 +154,7 @@ class Counts(NamedTuple):
 def source_of(
     draft: Draft, borders: Int[Array | np.ndarray, "rows 2"], own: int
 ) -> Int[Array, " rows"]:
-    """Where each row's draft is copied from, a place in `planning.drafts.SOURCES`.
+    """Where each row's draft is copied from, a place in `planning.draft_counts.SOURCES`.
 
     Args:
       borders: see `texts.Texts`.

@@ -1,4 +1,4 @@
-"""The pages of the KV cache on the devices, and the programs that fill and move them.
+"""The pages of the KV cache on the devices, and the programs that move them.
 
 The host's scheduler says which pages.
 """
@@ -15,7 +15,6 @@ from pat_jax.engine.sequences.page_allocator import NULL_PAGE
 from pat_jax.engine.sequences.prefill_calls import Copies, PageMoves
 from pat_jax.engine.sequences.state import Pool
 from pat_jax.layout.layout import Layout
-from pat_jax.models.policy import Params
 from pat_jax.programs.programs import Key, ProgramTable
 
 
@@ -25,18 +24,6 @@ class DevicePool:
     def __init__(self, specs: ProgramSpecs, programs: ProgramTable, layout: Layout):
         self.specs, self.programs, self.layout = specs, programs, layout
         self.pages: Pool = programs[Key("allocate", layout.split)]()
-
-    def prefill(
-        self, params: Params, tokens: np.ndarray, start: np.ndarray, tables: np.ndarray, length: int
-    ) -> None:
-        """Pages of known tokens; see `DecodeFunctions.prefill`.
-
-        Args:
-          length: bucket of the longest context afterwards.
-        """
-        blocks = len(tokens) // self.layout.split.dp
-        program = self.programs[Key("prefill", self.layout.split, blocks, length)]
-        self.pages = program(params, self.pages, tokens, start, tables)
 
     def copy(self, copies: Copies) -> None:
         """Pages to others of their group."""

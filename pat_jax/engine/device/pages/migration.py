@@ -25,7 +25,6 @@ class Traffic:
 
     num_bytes: int = 0  # empty pages included
     least_bytes: int = 0  # of the live pages
-    num_rounds: int = 0
     staging_bytes: int = 0  # of one device, at most, besides the pool
 
 
@@ -49,7 +48,7 @@ class Migration:
             arrives lies in the memory of one that has not been packed when it is unpacked.
         """
         num_groups, exchange = self.exchange.narrow.split.dp, self.exchange
-        sent, due, count, most_parts = 0, 0, 0, 0
+        sent, due, most_parts = 0, 0, 0
         waiting: dict[int, tuple[Buffer, ...]] = {}
         for number, shipment in enumerate(shipments):
             size, earlier = shipment.round.size, (shipments[k].round for k in waiting)
@@ -60,10 +59,9 @@ class Migration:
                 pool = self._put(shipments[other], waiting.pop(other), pool)
             sent += shipment.round.slots(num_groups)
             due += int((shipment.old_page != NULL_PAGE).sum())
-            count += 1
         part = exchange.part_bytes(pool)
         sent, due = (part * exchange.copies_sent * pages for pages in (sent, due))
-        return pool, Traffic(sent, due, count, part * most_parts)
+        return pool, Traffic(sent, due, part * most_parts)
 
     def _send(self, shipment: Shipment, pool: Pool) -> tuple[Buffer, ...]:
         size, group = shipment.round.size, shipment.round.group
@@ -113,7 +111,7 @@ class Shifting:
           pool: consumed. No page that arrives lies in one that leaves.
         """
         split, part = self.layout.split, part_bytes(self.layout, pool)
-        sent, count, largest = 0, 0, 0
+        sent, largest = 0, 0
         for shift in shifts(moves, split.dp):
             size = shift.old_page.shape[1]
             pack = self.programs[Key("pack", split, size, target=split)]
@@ -122,9 +120,9 @@ class Shifting:
             if self.waits:
                 jax.block_until_ready(arrived)
             pool = self.programs[Key("unpack", split, size)](pool, arrived, _flat(shift.new_page))
-            sent, count, largest = sent + shift.old_page.size, count + 1, max(largest, size)
+            sent, largest = sent + shift.old_page.size, max(largest, size)
         sent, due = (part * split.tp * pages for pages in (sent, len(moves.old_page)))
-        return pool, Traffic(sent, due, count, 2 * part * largest)
+        return pool, Traffic(sent, due, 2 * part * largest)
 
 
 def _flat(x: np.ndarray) -> np.ndarray:

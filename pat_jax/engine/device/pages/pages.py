@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from pat_jax.engine.device.by_shard import by_shard
 from pat_jax.engine.relocation.rounds import ALL, Round
 from pat_jax.engine.sequences.page_allocator import NULL_PAGE
 from pat_jax.engine.sequences.state import Pool
@@ -162,13 +163,9 @@ class Exchange:
 
     def _mapped(self, run: Callable, num_scalars: int = 0) -> Callable:
         source, target = (self.narrow, self.wide) if self.is_up else (self.wide, self.narrow)
-        return jax.shard_map(
-            run,
-            mesh=source.mesh,
-            in_specs=(*[source.spec()] * num_scalars, source.spec(*PAGE_AXES)),
-            out_specs=target.spec(*PAGE_AXES),
-            check_vma=False,
-        )
+        buffer = source.spec(*PAGE_AXES)
+        specs = (*[source.spec()] * num_scalars, buffer), target.spec(*PAGE_AXES)
+        return by_shard(source, run, *specs)
 
 
 def part_bytes(layout: Layout, pool: Pool) -> int:
@@ -190,13 +187,12 @@ def shift(layout: Layout) -> Callable[[Int[Array, ""], Buffer], Buffer]:
         return lambda buffer: jax.lax.ppermute(buffer, axes, pairs)
 
     branches = [by(distance) for distance in range(1, groups)]
-    return jax.shard_map(
-        lambda distance, buffer: jax.lax.switch(distance - 1, branches, buffer),
-        mesh=layout.mesh,
-        in_specs=(layout.spec(), layout.spec(*PAGE_AXES)),
-        out_specs=layout.spec(*PAGE_AXES),
-        check_vma=False,
-    )
+    buffers = layout.spec(*PAGE_AXES)
+
+    def run(distance: Int[Array, ""], buffer: Buffer) -> Buffer:
+        return jax.lax.switch(distance - 1, branches, buffer)
+
+    return by_shard(layout, run, (layout.spec(), buffers), buffers)
 
 
 def _in_mesh_order(layout: Layout) -> tuple[Axes, list[int]]:
@@ -225,13 +221,7 @@ def view(source: Layout, target: Layout) -> Callable[[Pool], Pool]:
 
         return jax.tree.map(one, pool)
 
-    return jax.shard_map(
-        run,
-        mesh=source.mesh,
-        in_specs=source.spec(*KV_AXES),
-        out_specs=target.spec(*KV_AXES),
-        check_vma=False,
-    )
+    return by_shard(source, run, source.spec(*KV_AXES), target.spec(*KV_AXES))
 
 
 def _seen_by(holder: Layout, other: Layout, x: Array) -> Array:
@@ -248,13 +238,8 @@ def pack(source: Layout, target: Layout) -> Callable[[Pool, Array], Buffer]:
         arrays = [jnp.take(x, pages, axis=0, mode="clip") for x in seen]
         return jnp.stack(arrays, axis=2)
 
-    return jax.shard_map(
-        run,
-        mesh=source.mesh,
-        in_specs=(target.spec(*KV_AXES), source.spec("batch")),
-        out_specs=source.spec(*PAGE_AXES),
-        check_vma=False,
-    )
+    taken = target.spec(*KV_AXES), source.spec("batch")
+    return by_shard(source, run, taken, source.spec(*PAGE_AXES))
 
 
 def unpack(layout: Layout) -> Callable[[Pool, Buffer, Array], Pool]:
@@ -269,13 +254,8 @@ def unpack(layout: Layout) -> Callable[[Pool, Buffer, Array], Pool]:
         return jax.tree.unflatten(tree, written)
 
     pool = layout.spec(*KV_AXES)
-    return jax.shard_map(
-        run,
-        mesh=layout.mesh,
-        in_specs=(pool, layout.spec(*PAGE_AXES), layout.spec("batch")),
-        out_specs=pool,
-        check_vma=False,
-    )
+    taken = pool, layout.spec(*PAGE_AXES), layout.spec("batch")
+    return by_shard(layout, run, taken, pool)
 
 
 def put(pool: Array, new: Array, pages: Int[Array, " pages"]) -> Array:

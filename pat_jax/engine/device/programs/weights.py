@@ -29,11 +29,7 @@ class Weights:
         """
         self.specs, self.programs = specs, programs
         self.params, self.layout = params, layout
-        self.exit_head: jax.Array | None = None
-        if specs.drafts.exit_layer:
-            like = specs.exit_head(layout)
-            head = np.zeros(like.shape) if exit_head is None else exit_head
-            self.exit_head = layout.put(head.astype(like.dtype))
+        self.exit_head = specs.drafter.learned(layout, specs.draft_shapes, exit_head)
 
     def reslice(self, target: Layout) -> tuple[int, int]:
         """Moves the weights to `target`.

@@ -1,0 +1,53 @@
+"""Computes pages of known tokens, and copies pages."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Int
+
+from pat_jax.engine.device.by_shard import by_shard
+from pat_jax.engine.device.pages.pages import put
+from pat_jax.engine.sequences.state import LayerPages, Pool
+from pat_jax.layout.layout import Layout, ManualPartition
+from pat_jax.models.cache.kv_cache import KV_AXES
+from pat_jax.models.cache.paged_layer import PagedLayer
+from pat_jax.models.policy import Params, Policy
+
+
+def prefill(
+    policy: Policy, layout: Layout, dtype: jnp.dtype
+) -> Callable[[Params, Pool, Array, Array, Array], Pool]:
+    """Computes pages of known tokens, `tokens[blocks, page_size]`, of any sequences of a group.
+
+    Block i begins at position `start[i]`, a multiple of the page size, of the sequence whose pages
+    are `tables[i]`. All blocks are in their pages before any of them attends: those of one
+    sequence may be in the same call. A block of NULL_PAGE alone is empty. The pool is to be
+    donated.
+    """
+    pool: Any = layout.spec(*KV_AXES)
+    batch = layout.spec("batch")
+
+    def run(params: Params, pool: Pool, tokens: Array, start: Array, tables: Array) -> Pool:
+        positions = start[:, None] + jnp.arange(tokens.shape[1])[None, :]
+        model, partition = policy.bind(params), ManualPartition(layout)
+        caches = tuple(PagedLayer(*pages, tables) for pages in pool)
+        _, written = model(tokens, positions, caches, partition=partition, dtype=dtype)
+        assert written is not None  # caches went in
+        return tuple(LayerPages(cache.keys, cache.values) for cache in written)
+
+    return by_shard(layout, run, (layout.param_specs(policy), pool, batch, batch, batch), pool)
+
+
+def copy_pages(layout: Layout) -> Callable[[Pool, Array, Array], Pool]:
+    """Copies page `source[i]` of each group to its page `target[i]`; no page is both.
+
+    Pairs of NULL_PAGE are empty. The pool is to be donated.
+    """
+
+    def run(pool: Pool, source: Int[Array, " pairs"], target: Int[Array, " pairs"]) -> Pool:
+        return jax.tree.map(lambda x: put(x, x[source], target), pool)
+
+    pool, batch = layout.spec(*KV_AXES), layout.spec("batch")
+    return by_shard(layout, run, (pool, batch, batch), pool)

@@ -1,0 +1,66 @@
+"""The policy's own first layers draft for it, with a head behind them that a run learns."""
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
+
+from pat_jax.engine.device.decode.decode_step import Moving, kept, views
+from pat_jax.engine.device.draft.drafter import Accepted, Asked, Drafter, DraftShapes, Guess
+from pat_jax.engine.device.draft.generated import counted, generated
+from pat_jax.engine.device.draft.token_batch import Counts
+from pat_jax.layout.layout import Layout, ManualPartition
+from pat_jax.models.cache.draft_layer import Line
+from pat_jax.models.exit_head import exit_hidden
+
+
+@dataclass(frozen=True)
+class EarlyExit(Drafter):
+    """Generates what the policy would if it ended behind layer `drafts.exit_layer`.
+
+    Its cache is the policy's: what it writes there is what the verification of the same tokens
+    writes. So it has nothing to catch up with.
+    """
+
+    def propose(self, asked: Asked, moving: Moving) -> tuple[Guess, Moving]:
+        step, rows, depth = asked.step, moving.rows, self.drafts.exit_layer
+
+        def pass_(recent: tuple[Array, Array], position: Array, caches: tuple) -> tuple:
+            model, partition = step.policy.bind(asked.params), ManualPartition(step.layout)
+            row = jnp.arange(len(rows.live))
+            line = Line(row, rows.live, jnp.zeros_like(row), row[:, None], position)
+            hidden, written = model(
+                recent[1][None],
+                position[None],
+                views(caches, asked.tables, rows, line, 1 + asked.budget),
+                partition=partition,
+                dtype=step.dtype,
+                depth=depth,
+            )
+            assert written is not None  # caches went in
+            logits = model.logits(exit_hidden(hidden[0], asked.own_params), partition)
+            return logits, tuple(map(kept, written))
+
+        no_matter, caches = rows.last_token, moving.caches
+        guess, written = generated(asked, moving, no_matter, pass_, caches[:depth])
+        return guess, moving._replace(caches=(*written, *caches[depth:]))
+
+    def catch_up(
+        self, asked: Asked, moving: Moving, guess: Guess, accepted: Accepted
+    ) -> tuple[None, Counts]:
+        del asked
+        return None, counted(moving, guess, accepted)
+
+    def params(self, layout: Layout, shapes: DraftShapes) -> jax.ShapeDtypeStruct:
+        """The head, whole on every device, as the activations that it is multiplied by are."""
+        embed, whole = shapes.model.embed_dim, layout.sharding()
+        return jax.ShapeDtypeStruct((embed, embed), shapes.dtype, sharding=whole)
+
+    def learned(
+        self, layout: Layout, shapes: DraftShapes, head: np.ndarray | None
+    ) -> jax.Array | None:
+        like = self.params(layout, shapes)
+        head = np.zeros(like.shape) if head is None else head
+        return layout.put(head.astype(like.dtype))

@@ -1,0 +1,75 @@
+"""Drafts that a model generates: what the policy's first layers and a draft model have in common.
+
+A generated draft costs a pass of the model for each of its tokens. Each is drawn with its position's
+own noise, as the policy will draw its own: the nearer the two distributions are to each other, the more
+often both draw the same token. So drafts at temperature 1 are accepted more often than the likeliest tokens.
+"""
+
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from pat_jax.engine.device.decode.decode_step import Moving
+from pat_jax.engine.device.decode.sampling import Ahead
+from pat_jax.engine.device.draft.drafter import Accepted, Asked, Guess
+from pat_jax.engine.device.draft.ngram import Draft
+from pat_jax.engine.device.draft.token_batch import Counts, met_by
+from pat_jax.engine.sequences.state import Runs
+from pat_jax.engine.sequences.types import NO_TOKEN
+
+# From the two newest tokens of each row, the position of the last and caches: logits, and the caches.
+Pass = Callable[[tuple[Array, Array], Array, tuple], tuple[Float[Array, "rows vocab"], tuple]]
+
+
+def generated(
+    asked: Asked, moving: Moving, previous: Int[Array, " rows"], pass_: Pass, caches: Sequence
+) -> tuple[Guess, tuple]:
+    """As many tokens of each row as the budget has, one behind the other.
+
+    Every draft is a run of its own, of the first kind: the model is not asked what would follow its
+    last token.
+
+    Args:
+      previous: the token before each row's newest one, where `pass_` looks at it.
+      caches: that `pass_` writes to.
+    """
+    rows, count = moving.rows, asked.budget
+    num_rows = len(rows.live)
+
+    def one_more(turn: Int[Array, ""], carry: tuple) -> tuple:
+        previous, newest, guesses, caches = carry
+        position = rows.position + turn
+        logits, caches = pass_((previous, newest), position, caches)
+        token = _drawn(asked, moving, logits, position, turn, guesses)
+        return newest, token, guesses.at[:, turn].set(token), caches
+
+    nothing = jnp.full((num_rows, count), NO_TOKEN, jnp.int32)
+    carry = previous, rows.last_token, nothing, tuple(caches)
+    _, _, guesses, written = jax.lax.fori_loop(0, count, one_more, carry)
+    draft = Draft(guesses, *jnp.asarray([[1], [0]], jnp.int32).repeat(num_rows, axis=1))
+    runs = met_by(draft, Runs(*jnp.zeros((3, num_rows), jnp.int32)))
+    return Guess(draft, runs, jnp.where(rows.live, count, 0)), written
+
+
+def _drawn(
+    asked: Asked,
+    moving: Moving,
+    logits: Float[Array, "rows vocab"],
+    position: Int[Array, " rows"],
+    turn: Int[Array, ""],
+    guesses: Int[Array, "rows draft"],
+) -> Int[Array, " rows"]:
+    """The token of each row behind `position`, as the policy would draw it from these logits."""
+    step, rows, row = asked.step, moving.rows, jnp.arange(len(guesses))
+    key, ahead = asked.keys[moving.output.emitted + turn, row], Ahead(row, guesses)
+    endings = step.endings(rows)
+    return step.sample(logits, key, position, rows.sampling, moving.seen, endings, ahead)[0]
+
+
+def counted(moving: Moving, guess: Guess, accepted: Accepted) -> Counts:
+    """No run goes on from one step to the next."""
+    left = Runs(*jnp.zeros_like(jnp.stack(guess.runs)))
+    live = moving.rows.live
+    return moving.counts.with_step(left, guess.draft, guess.length, accepted.right, live)

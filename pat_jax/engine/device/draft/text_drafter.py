@@ -1,0 +1,115 @@
+"""N-gram drafts: copied from a row's own text and those of others, which the host lays out."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pat_jax.engine.device.decode.decode_step import Moving
+from pat_jax.engine.device.draft.drafter import (
+    Accepted,
+    Asked,
+    Drafter,
+    DraftFeed,
+    DraftShapes,
+    Guess,
+    Rollout,
+)
+from pat_jax.engine.device.draft.ngram import append, find
+from pat_jax.engine.device.draft.token_batch import Counts, left_by, lengths, met_by, source_of
+from pat_jax.engine.sequences.state import Drafting, Runs, abstract_index
+from pat_jax.engine.sequences.texts import texts
+from pat_jax.engine.sequences.types import NO_TOKEN
+from pat_jax.layout.buckets import Drafts, Shape
+from pat_jax.layout.layout import Layout
+
+
+@dataclass(frozen=True)
+class TextDrafter(Drafter):
+    """Copies what followed the longest match of each row's newest tokens."""
+
+    def propose(self, asked: Asked, moving: Moving) -> tuple[Guess, Moving]:
+        rows, drafting = moving.rows, moving.drafting
+        newest = self._own(asked, drafting) + rows.position
+        draft, branch = find(drafting.text, newest, most=self.drafts.longest)
+        runs, room = met_by(draft, drafting.runs), len(rows.live) * (1 + asked.budget)
+        reach = jnp.asarray(asked.reach)
+        length, of_branch = lengths(draft, branch, runs, rows.live, reach, room=room)
+        return Guess(draft, runs, length, (branch, of_branch)), moving
+
+    def catch_up(
+        self, asked: Asked, moving: Moving, guess: Guess, accepted: Accepted
+    ) -> tuple[Drafting, Counts]:
+        rows, drafting, own = moving.rows, moving.drafting, self._own(asked, moving.drafting)
+        draft, runs, length, branch = guess
+        tokens, count, right, on_branch, taken = accepted
+        assert branch is not None, "texts have branches"
+        counts = moving.counts.with_step(drafting.runs, draft, length, right, rows.live)
+        counts = counts.with_branches(runs.kind, draft, *branch, on_branch, tokens[:, 0], rows.live)
+        said = jnp.maximum(count - 1, 0)
+        both = (draft, length, ~taken), (*branch, taken)
+        for place, (one, verified, is_right) in enumerate(both):
+            accepted_of_one = jnp.where(is_right, said, 0)
+            source = source_of(one, drafting.borders, own)
+            counts = counts.with_sources(source, verified, accepted_of_one, is_branch=place > 0)
+        text = append(drafting.text, tokens, count, own + rows.position + 1)
+        return Drafting(text, left_by(runs, length, right, taken), drafting.borders), counts
+
+    def _own(self, asked: Asked, drafting: Drafting) -> int:
+        """The column at which a row's own text begins."""
+        return drafting.text.shape[1] - own_columns(asked.length, self.drafts)
+
+    def state(self, layout: Layout, rows: int, length: int, shapes: DraftShapes) -> Drafting:
+        columns = text_room(self.drafts, length, shapes)
+        columns += own_columns(shapes.tokens(length), self.drafts)
+        runs = Runs(*[abstract_index(layout, rows)] * len(Runs._fields))
+        return Drafting(
+            abstract_index(layout, rows, columns), runs, abstract_index(layout, rows, 2)
+        )
+
+    def blank(self, zeros: Drafting, num_groups: int) -> Drafting:
+        """Nothing to copy drafts from: a step takes as long whatever it finds."""
+        del num_groups
+        return zeros._replace(text=zeros.text + NO_TOKEN)
+
+    def feed(self, rollout: Rollout) -> DraftFeed:
+        return TextFeed(self.drafts, rollout)
+
+
+class TextFeed(DraftFeed):
+    """The texts of one rollout's rows, laid out anew for each chain of bursts."""
+
+    def __init__(self, drafts: Drafts, rollout: Rollout):
+        self.drafts, self.rollout = drafts, rollout
+        self._laid_out: Any = None  # the fields of a `Drafting` on the host
+
+    @property
+    def told(self) -> tuple[np.ndarray, ...]:
+        return tuple(jax.tree.leaves(self._laid_out))
+
+    def prepare(self, shape: Shape) -> None:
+        self._laid_out = None
+        if shape.budget:
+            shapes, responses = self.rollout.shapes, self.rollout.responses
+            own = own_columns(shapes.tokens(shape.length), self.drafts)
+            room = text_room(self.drafts, shape.length, shapes)
+            text, borders = texts(responses, room, own, self.rollout.earlier)
+            self._laid_out = text, responses.runs_of_rows(), borders
+
+    def state(self, layout: Layout, shape: Shape, before: Any) -> Any:
+        del shape
+        if before is not None or self._laid_out is None:
+            return before
+        return Drafting(*layout.put(self._laid_out, "batch"))
+
+
+def own_columns(length: int, drafts: Drafts) -> int:
+    """Columns of a text for a row's own tokens, and for what a last step may write behind them."""
+    return length + 1 + drafts.longest
+
+
+def text_room(drafts: Drafts, length: int, shapes: DraftShapes) -> int:
+    """Columns of others' texts that rows of a length bucket draft from; 0 where none are copied."""
+    return drafts.text_room(shapes.tokens(length), shapes.tokens(shapes.buckets.lengths[-1]))
