@@ -21,6 +21,7 @@ from pat_jax.engine.device.programs.programs import Key, ProgramTable
 from pat_jax.engine.device.programs.weights import Weights
 from pat_jax.engine.executor import Arrival, Executor
 from pat_jax.engine.layout.buckets import Shape
+from pat_jax.engine.record.trace import MovedBytes
 from pat_jax.engine.relocation.order import Pools, placed
 from pat_jax.engine.sequences.block_tables import BlockTables
 from pat_jax.engine.sequences.contents import RowsOutput
@@ -217,7 +218,8 @@ class DeviceExecutor(Executor):
     def relocate(self, relocation: Relocation) -> Arrival:
         if relocation.source == relocation.target:
             traffic = self.pool.shift(relocation.moves)
-            return Arrival(None, traffic.num_bytes, traffic.least_bytes, traffic.staging_bytes)
+            sent = MovedBytes(traffic.num_bytes, traffic.least_bytes, traffic.staging_bytes)
+            return Arrival(None, sent)
         pages, splits = self.specs.shapes.pages, (relocation.source, relocation.target)
         old, new = (Pools(split.dp, pages[split]) for split in splits)
         moves = relocation.moves
@@ -225,12 +227,12 @@ class DeviceExecutor(Executor):
         target = self.specs.layouts[relocation.target]
         traffic = self.pool.migrate(target, arrivals.shipments)
         weight_bytes, chunk_bytes = self.weights.reslice(target)
-        return Arrival(
-            arrivals.new_page,
+        sent = MovedBytes(
             weight_bytes + traffic.num_bytes,
             weight_bytes + traffic.least_bytes,
             traffic.staging_bytes + chunk_bytes,
         )
+        return Arrival(arrivals.new_page, sent)
 
     def recompute(self, relocation: Relocation, work: PrefillWork, waits: np.ndarray) -> int:
         room = super().recompute(relocation, work, waits)

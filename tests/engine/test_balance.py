@@ -15,6 +15,7 @@ from page_pools import CASES, PAGE_SIZE, assert_pages_arrived, chain, put
 from pat_jax.engine.device.decode.sampling import sequence_key
 from pat_jax.engine.device.pages.migration import Shifting
 from pat_jax.engine.device.pages.pages import pack, shift, unpack
+from pat_jax.engine.device.programs.program_specs import page_bytes
 from pat_jax.engine.device.programs.programs import Key
 from pat_jax.engine.engine import RolloutEngine
 from pat_jax.engine.layout.layout import Layout
@@ -315,8 +316,9 @@ def test_balancing_changes_no_token(split, seed):
         # The pages that are filled, less those of a prompt of which the group has some.
         size = engine().specs.page_size
         filled, prompts = -(-load.context[moved] // size), (load.context - load.generated) // size
-        assert (filled - prompts[moved]).sum() <= done.pages <= filled.sum()
-        assert done.bytes_moved >= done.least_bytes > 0
+        assert done.sent is not None and done.sent.total >= done.sent.least
+        pages = done.sent.least / page_bytes(engine().policy.config, size, engine().dtype)
+        assert (filled - prompts[moved]).sum() <= pages <= filled.sum()
         assert done.seconds > 0
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from pat_jax.common.picture_style import COMPUTED, layout_colour
 from pat_jax.engine.record.live_plot import layout_runs, live_curve
-from pat_jax.engine.record.trace import RolloutTrace, Switch
+from pat_jax.engine.record.trace import DraftTrace, Move, RolloutTrace
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -94,7 +94,7 @@ def _draw_on(
     for number, switch in enumerate(trace.switches, start=1):
         _draw_switch(axes, switch, _position(trace, switch, edges), number, axis)
     _dress(axes, trace, axis, name)
-    if max(trace.tokens_per_step, default=1.0) > 1.0:
+    if max(trace.drafts.tokens_per_step, default=1.0) > 1.0:
         _draw_drafts(axes, trace, edges)
 
 
@@ -102,10 +102,11 @@ def _draw_drafts(axes: "Axes", trace: RolloutTrace, edges: list[float]) -> None:
     """What a sequence said in a step, by a scale of its own on the right: one token, and those of drafts by
     what they are from."""
     right = axes.twinx()
-    said = [*trace.tokens_per_step, trace.tokens_per_step[-1]]
+    drafts = trace.drafts
+    said = [*drafts.tokens_per_step, drafts.tokens_per_step[-1]]
     bottom = np.ones(len(said))
-    for name, counts in _accepted_by_source(trace).items():
-        part = np.array(counts) / np.maximum(trace.accepted, 1) * (np.array(said[:-1]) - 1)
+    for name, counts in _accepted_by_source(drafts).items():
+        part = np.array(counts) / np.maximum(drafts.accepted, 1) * (np.array(said[:-1]) - 1)
         top = bottom + np.append(part, part[-1])
         options = {"label": name, "color": _SOURCES[name], "alpha": 0.5, "linewidth": 0}
         right.fill_between(edges, bottom, top, step="post", **options)
@@ -116,30 +117,30 @@ def _draw_drafts(axes: "Axes", trace: RolloutTrace, edges: list[float]) -> None:
     right.tick_params(colors=_DRAFTS, labelsize=9)
     right.spines[["top", "left", "bottom"]].set_visible(False)
     right.spines["right"].set_color(_DRAFTS)
-    if any(trace.accepted):  # beside the name of the axis below
+    if any(drafts.accepted):  # beside the name of the axis below
         place = {"loc": "upper right", "bbox_to_anchor": (1.0, -0.07), "borderaxespad": 0.0}
         right.legend(**place, ncols=4, frameon=False, fontsize=8, handlelength=1.0)
 
 
-def _accepted_by_source(trace: RolloutTrace) -> dict[str, list[int]]:
+def _accepted_by_source(drafts: DraftTrace) -> dict[str, list[int]]:
     """Tokens of drafts that were said, in each burst, for each source that has given any."""
     *copied, others = _SOURCES
-    known = {name: [burst[i][1] for burst in trace.by_source] for i, name in enumerate(copied)}
-    rest = [all_of - sum(of) for all_of, *of in zip(trace.accepted, *known.values(), strict=True)]
+    known = {name: [burst[i][1] for burst in drafts.by_source] for i, name in enumerate(copied)}
+    rest = [all_of - sum(of) for all_of, *of in zip(drafts.accepted, *known.values(), strict=True)]
     return {name: counts for name, counts in (known | {others: rest}).items() if any(counts)}
 
 
-def _draft_words(trace: RolloutTrace) -> str:
+def _draft_words(drafts: DraftTrace) -> str:
     *sources, _ = _SOURCES
-    counts = {name: sum(of) for name, of in _accepted_by_source(trace).items() if name in sources}
+    counts = {name: sum(of) for name, of in _accepted_by_source(drafts).items() if name in sources}
     parts = ", ".join(f"{name} {count:,}" for name, count in counts.items())
-    text = f"drafts: {sum(trace.drafted):,} tokens drafted, {sum(trace.accepted):,} accepted"
+    text = f"drafts: {sum(drafts.drafted):,} tokens drafted, {sum(drafts.accepted):,} accepted"
     text += f" ({parts})" if parts else ""
-    if trace.draft_saving_s is None or trace.predicted_draft_saving_s is None:
+    if drafts.saving_s is None or drafts.predicted_saving_s is None:
         return text
     return (
-        f"{text}; saved {_seconds(trace.draft_saving_s)} "
-        f"(predicted {_seconds(trace.predicted_draft_saving_s)})"
+        f"{text}; saved {_seconds(drafts.saving_s)} "
+        f"(predicted {_seconds(drafts.predicted_saving_s)})"
     )
 
 
@@ -150,7 +151,7 @@ def _edges(trace: RolloutTrace, axis: Axis) -> list[float]:
     return [*trace.steps, trace.total_steps]
 
 
-def _position(trace: RolloutTrace, switch: Switch, edges: list[float]) -> float:
+def _position(trace: RolloutTrace, switch: Move, edges: list[float]) -> float:
     return edges[bisect_left(trace.steps, switch.step)]
 
 
@@ -181,7 +182,7 @@ def _draw_band(axes: "Axes", left: float, right: float, name: str, colour: str) 
     )
 
 
-def _draw_switch(axes: "Axes", switch: Switch, x: float, number: int, axis: Axis) -> None:
+def _draw_switch(axes: "Axes", switch: Move, x: float, number: int, axis: Axis) -> None:
     """A dashed line where decoding went on, a dark strip as wide as the switch took, its number."""
     axes.axvline(x, color=_INK, linewidth=1.0, linestyle=(0, (4, 3)))
     if axis == "time":
@@ -198,8 +199,8 @@ def _draw_switch(axes: "Axes", switch: Switch, x: float, number: int, axis: Axis
     )
 
 
-def _switch_words(switch: Switch, number: int) -> str:
-    moved = "" if switch.bytes_moved is None else f", {_bytes(switch.bytes_moved)} moved"
+def _switch_words(switch: Move, number: int) -> str:
+    moved = "" if switch.sent is None else f", {_bytes(switch.sent.total)} moved"
     told = (
         f"{number}: {switch.source} to {switch.target} at {switch.live:,} live, {switch.kv} KV{moved}; "
         f"cost {_seconds(switch.seconds)}"
@@ -217,8 +218,8 @@ def _told(trace: RolloutTrace) -> list[str]:
     told = [_switch_words(switch, i) for i, switch in enumerate(trace.switches, start=1)]
     if len(told) > MOST_TOLD:
         told[MOST_TOLD:] = [f"and {len(told) - MOST_TOLD} more: see the .json beside this picture"]
-    if any(trace.drafted):
-        told.append(_draft_words(trace))
+    if any(trace.drafts.drafted):
+        told.append(_draft_words(trace.drafts))
     return told
 
 
@@ -229,7 +230,7 @@ def _tell(figure: "Figure", told: Sequence[str]) -> None:
 
 def _dress(axes: "Axes", trace: RolloutTrace, axis: Axis, name: str) -> None:
     below = "seconds since the rollout began" if axis == "time" else "decode steps"
-    axes.set_xlabel(below, loc="left" if any(trace.accepted) else "center")
+    axes.set_xlabel(below, loc="left" if any(trace.drafts.accepted) else "center")
     axes.set_ylabel("live sequences")
     switches = len(trace.switches)
     pad = 18 if switches else 6  # above the numbers of the switches
