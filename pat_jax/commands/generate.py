@@ -23,7 +23,7 @@ from pat_jax.config.by_model import settled_dtype
 from pat_jax.config.run import RunConfig
 from pat_jax.engine.engine import RolloutEngine
 from pat_jax.engine.session import Session
-from pat_jax.engine.sizing.memory import memory_limit
+from pat_jax.engine.sizing.device_memory import memory_limit
 from pat_jax.models.checkpoints.hf_config import read_json_object
 from pat_jax.models.policy import Policy
 from pat_jax.planning.latency.profile import Profile, Subject

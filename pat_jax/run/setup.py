@@ -23,6 +23,7 @@ from pat_jax.engine.device.draft.draft_model import DraftSource
 from pat_jax.engine.engine import RolloutEngine
 from pat_jax.engine.layout.layout import Layout, layout_chain
 from pat_jax.engine.layout.mesh import factored_mesh, padded_for
+from pat_jax.engine.sizing.device_memory import cache_limit, memory_limit
 from pat_jax.engine.sizing.draft_choice import DraftChoice, checkpoint_shape, wanted_drafts
 from pat_jax.engine.sizing.draft_memory import Drafter
 from pat_jax.engine.sizing.layout_choice import (
@@ -34,12 +35,10 @@ from pat_jax.engine.sizing.layout_choice import (
     worth_planning,
 )
 from pat_jax.engine.sizing.memory import (
-    cache_limit,
     check_memory,
     kv_bytes,
     layouts_without_memory,
     memory_alone,
-    memory_limit,
     memory_model,
     most_at_once,
 )

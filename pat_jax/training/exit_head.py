@@ -16,7 +16,7 @@ from jaxtyping import Array
 
 from pat_jax.common.pytree import with_sharding
 from pat_jax.engine.device.programs.programs import Key, ProgramTable
-from pat_jax.engine.layout.layout import AutoPartition
+from pat_jax.engine.layout.partitions import AutoPartition
 from pat_jax.models.exit_head import ExitHead, exit_hidden
 from pat_jax.models.partition import Whole
 from pat_jax.models.transformer import logits

@@ -21,7 +21,8 @@ from jaxtyping import Array
 
 from pat_jax.common.pytree import with_sharding
 from pat_jax.engine.device.programs.programs import Key, ProgramTable
-from pat_jax.engine.layout.layout import AutoPartition, Layout
+from pat_jax.engine.layout.layout import Layout
+from pat_jax.engine.layout.partitions import AutoPartition
 from pat_jax.models.lora import Lora
 from pat_jax.models.partition import Whole
 from pat_jax.models.policy import Params, Policy

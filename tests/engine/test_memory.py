@@ -15,14 +15,8 @@ from runs import TINY
 from pat_jax.common.errors import UserError
 from pat_jax.config.command_line import parse
 from pat_jax.engine.engine import RolloutEngine
-from pat_jax.engine.sizing.memory import (
-    cache_limit,
-    memory_alone,
-    memory_limit,
-    memory_model,
-    most_at_once,
-    shard_bytes,
-)
+from pat_jax.engine.sizing.device_memory import cache_limit, memory_limit
+from pat_jax.engine.sizing.memory import memory_alone, memory_model, most_at_once, shard_bytes
 from pat_jax.engine.sizing.memory_words import describe_memory, describe_peak
 from pat_jax.models.policy import Policy
 from pat_jax.models.presets import PRESETS

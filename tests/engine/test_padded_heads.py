@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pat_jax.engine.layout.division import MOST_PADDING
-from pat_jax.engine.layout.layout import ManualPartition, layout_chain
+from pat_jax.engine.layout.layout import layout_chain
 from pat_jax.engine.layout.mesh import factored_mesh, padded_for
+from pat_jax.engine.layout.partitions import ManualPartition
 from pat_jax.models.checkpoints.hf_export import export
 from pat_jax.models.checkpoints.hf_load import load_params
 from pat_jax.models.checkpoints.peft_adapter import export_adapter, load_adapter, read_adapter

@@ -23,7 +23,8 @@ from pat_jax.engine.device.draft.model_proposals import Asked, asking, exiting
 from pat_jax.engine.device.draft.propose import Guess, copied
 from pat_jax.engine.device.draft.token_batch import Counts
 from pat_jax.engine.layout.buckets import NO_DRAFTS, Drafts, Pace
-from pat_jax.engine.layout.layout import Layout, ManualPartition, whole_on_each
+from pat_jax.engine.layout.layout import Layout, whole_on_each
+from pat_jax.engine.layout.partitions import ManualPartition
 from pat_jax.engine.sequences.page_allocator import num_pages_for
 from pat_jax.engine.sequences.state import (
     BurstOutput,

@@ -13,7 +13,8 @@ from jaxtyping import Array, Bool, Float, Int, UInt32
 from pat_jax.engine.device.decode.sampling import Ahead, Seen, likeliest, remember, sample
 from pat_jax.engine.device.draft.ngram import put_windows
 from pat_jax.engine.device.draft.token_batch import Counts
-from pat_jax.engine.layout.layout import Layout, ManualPartition
+from pat_jax.engine.layout.layout import Layout
+from pat_jax.engine.layout.partitions import ManualPartition
 from pat_jax.engine.sequences.page_allocator import num_pages_for
 from pat_jax.engine.sequences.state import (
     BurstOutput,
