@@ -134,13 +134,13 @@ class ShardProfiler:
         """All times so far; what was known before stays as it is, its links included."""
         decode, prefill = {}, {}
         for split, warmup in self.warmups.items():
-            for (_, *at), seconds in warmup.known["decode_table"].items():
+            for (_, *at), seconds in warmup.timings.known["decode_table"].items():
                 decode[split, *at] = seconds
-            for (_, *at), seconds in warmup.known["prefill_table"].items():
+            for (_, *at), seconds in warmup.timings.known["prefill_table"].items():
                 prefill[split, *at] = seconds
-            for (_, rows, length), seconds in warmup.new["decode_table"].items():
+            for (_, rows, length), seconds in warmup.timings.new["decode_table"].items():
                 decode[split, rows, length] = seconds + self._besides_s(split.tp, rows)
-            for (_, length), seconds in warmup.new["prefill_table"].items():
+            for (_, length), seconds in warmup.timings.new["prefill_table"].items():
                 prefill[split, length] = seconds + self.composer.prefill_links_s(split.tp)
         reads = next(iter(self.engines.values())).specs.reads
         return replace(self._switches, decode_table=decode, prefill_table=prefill, reads=reads)
@@ -219,6 +219,6 @@ def _is_lacking(warmup: Warmup) -> bool:
     decode = {(ALONE, n, length) for n in buckets.rows[ALONE] for length in buckets.lengths}
     prefill = {(ALONE, length) for length in buckets.lengths}
     return not (
-        decode <= warmup.known["decode_table"].keys()
-        and prefill <= warmup.known["prefill_table"].keys()
+        decode <= warmup.timings.known["decode_table"].keys()
+        and prefill <= warmup.timings.known["prefill_table"].keys()
     )
