@@ -13,7 +13,6 @@ import numpy as np
 
 from pat_jax.common.hosts.together import company
 from pat_jax.common.stopwatch import Stopwatch
-from pat_jax.engine.controller import Burst, Relocation
 from pat_jax.engine.device.draft.draft_model import DraftCache, DraftModel
 from pat_jax.engine.device.pages.device_pool import DevicePool
 from pat_jax.engine.device.programs.program_specs import ProgramSpecs
@@ -21,6 +20,7 @@ from pat_jax.engine.device.programs.programs import Key, ProgramTable
 from pat_jax.engine.device.programs.weights import Weights
 from pat_jax.engine.executor import Arrival, Executor
 from pat_jax.engine.layout.buckets import Shape
+from pat_jax.engine.orders import Burst, Relocation
 from pat_jax.engine.record.trace import MovedBytes
 from pat_jax.engine.relocation.order import Pools, placed
 from pat_jax.engine.sequences.block_tables import BlockTables

@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from pat_jax.engine.controller import Burst, Controller
+from pat_jax.engine.controller import Controller
 from pat_jax.engine.executor import Executor
+from pat_jax.engine.orders import Burst
 from pat_jax.engine.record.report import RolloutReport
 from pat_jax.planning.planner.planner import Planner
 from pat_jax.planning.types import Moved, Plan, Ran, way

@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pat_jax.engine.controller import Burst
+from pat_jax.engine.orders import Burst
 from pat_jax.engine.sequences.block_tables import BlockTables
 from pat_jax.planning.drafts import DRAFTS, KINDS, MOST, NO_SOURCES, SAID, Acceptance, Ways
 from pat_jax.profiling.simulate.machine import Machine

@@ -124,7 +124,7 @@ class TestPages:
         responses = Responses.of(requests, num_groups=2, rows_per_group=4)
         scheduler = Scheduler(responses, num_pages=16, page_size=4)
         for i, group in enumerate([0, 1, 1, 1]):
-            assert scheduler.admit_one(i, group, 1) is not None
+            assert scheduler.admissions.admit(i, group, 1) is not None
         responses.table.enter(np.arange(4), np.array([0, 1, 1, 1]))
         before = scheduler.balance_options((1, 2, 4), 0)
         assert [int(np.bincount(new).max()) for new in before] == [2]
@@ -143,7 +143,7 @@ class TestPages:
         # All in one group, then a second pool beside it.
         tables.pools.append(tables.new_pools(1, 50)[0])
         table.num_groups = 2
-        before, turn = tables.rows(np.arange(4), 4), scheduler._turn.copy()
+        before, turn = tables.rows(np.arange(4), 4), scheduler.admissions.turn.copy()
         group, moves = scheduler.balance(np.array([0, 1, 1, 0]))
         scheduler.arrive(group, np.zeros(4, bool), 4)
         after = tables.rows(np.arange(4), 4)
@@ -154,7 +154,7 @@ class TestPages:
         assert after[1, 3] != after[2, 3]
         assert [pool.capacity - pool.num_free for pool in tables.pools] == [3 + 2, 3 + 2]
         assert table.group(np.arange(4)).tolist() == [0, 1, 1, 0]
-        np.testing.assert_array_equal(turn, scheduler._turn)
+        np.testing.assert_array_equal(turn, scheduler.admissions.turn)
 
     @given(
         st.lists(st.tuples(st.integers(0, 7), st.integers(1, 7), st.integers(1, 70)), max_size=8)

@@ -10,8 +10,9 @@ from dataclasses import dataclass, field, fields
 import numpy as np
 
 from pat_jax.common.stopwatch import Stopwatch
-from pat_jax.engine.controller import Collected, Controller, Relocation
+from pat_jax.engine.controller import Controller
 from pat_jax.engine.executor import Arrival
+from pat_jax.engine.orders import Collected, Relocation
 from pat_jax.engine.record.trace import DraftTrace, Move, MovedBytes, RolloutTrace
 from pat_jax.engine.sequences.prefill_calls import PrefillWork
 from pat_jax.planning.drafts import NO_SOURCES
