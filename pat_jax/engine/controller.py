@@ -23,6 +23,7 @@ from pat_jax.planning.held import most_held
 from pat_jax.planning.planner.planner import Planner
 from pat_jax.planning.types import (
     Plan,
+    Ran,
     Split,
 )
 
