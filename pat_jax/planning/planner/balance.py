@@ -9,24 +9,16 @@ from pat_jax.planning.types import Load, Split
 def balance_seconds(latency: LatencyModel, split: Split, load: Load, group: np.ndarray) -> float:
     """Profiled seconds until every sequence of `load` is in its `group`, int[live], at least one of
     them another than now; infinite where no such move was measured.
-    """
-    rounds = int(rounds_by_distance(latency, split, load, group).sum())
-    return rounds * latency.shift_round(split)
 
-
-def rounds_by_distance(
-    latency: LatencyModel, split: Split, load: Load, group: np.ndarray
-) -> np.ndarray:
-    """Rounds of pages that go equally far, int[distances].
-
-    They go together (`engine/relocation/rounds.py`): of each distance the group that has most to send sets
-    the number of rounds.
+    Pages that go equally far go together (`engine/relocation/rounds.py`): of each distance the group
+    that has most to send sets the number of rounds.
     """
     moved = np.flatnonzero(group != load.group)
     tokens = np.zeros((split.dp, split.dp))
     distance = (group - load.group)[moved] % split.dp
     np.add.at(tokens, (distance, load.group[moved]), load.context[moved])
-    return np.ceil(tokens.max(axis=1) / latency.round_tokens).astype(int)
+    rounds = int(np.ceil(tokens.max(axis=1) / latency.round_tokens).sum())
+    return rounds * latency.shift_round(split)
 
 
 def describe_balance(load: Load, split: Split, group: np.ndarray) -> str:

@@ -23,15 +23,13 @@ from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.planning.memory import MemoryModel
 from pat_jax.planning.planner.balance import balance_seconds, describe_balance
 from pat_jax.planning.planner.budget import RegretBudget, without_optimism
-from pat_jax.planning.planner.carry import carry_seconds, cheapest_carry
+from pat_jax.planning.planner.carry import switch_plan
 from pat_jax.planning.planner.costs import CostTables
 from pat_jax.planning.planner.forecast import Forecast
-from pat_jax.planning.planner.priced import Costs, follow
+from pat_jax.planning.planner.priced import SAFETY, Costs, follow
 from pat_jax.planning.planner.uneven import Unevenness, is_within_bucket
 from pat_jax.planning.types import (
     UNLIMITED,
-    WAYS,
-    Carry,
     DraftLimits,
     Load,
     Moved,
@@ -41,8 +39,10 @@ from pat_jax.planning.types import (
     Prediction,
     Ran,
     Split,
-    recompute_below,
 )
+
+MIN_SAVING = 0.02  # of the predicted remaining time: less is noise, not a reason
+GRID = 48  # future moments looked at
 
 
 class Planner(ABC):
@@ -80,9 +80,6 @@ class CostModelPlanner(Planner):
     latency: LatencyModel
     lengths: LengthModel
     carry: OneWay | Literal["auto"] = "auto"  # or the only way allowed
-    safety: float = 1.2  # a predicted switch cost is counted this many times
-    min_saving: float = 0.02  # of the predicted remaining time: less is noise, not a reason
-    grid: int = 48  # future moments looked at
     is_frozen: bool = False  # no cost of a step or a switch is ever corrected: `--deterministic`
     memory: MemoryModel | None = None  # pools that are too small cost turns; no room, no candidate
     acceptance: Acceptance | None = None  # what drafts are worth; None: there are none
@@ -96,14 +93,14 @@ class CostModelPlanner(Planner):
     _burst: tuple[np.ndarray, float] | None = field(default=None, init=False, repr=False)
     _uneven: Unevenness = field(default_factory=Unevenness, init=False, repr=False)
     _undrafted_s: float = field(default=0.0, init=False, repr=False)  # since a burst had drafts
-    _tables: CostTables | None = field(default=None, init=False, repr=False)
-    _tables_of: object = field(default=None, init=False, repr=False)
+    # The latency model's decode table and what is made of the model.
+    _tables: tuple[object, CostTables] | None = field(default=None, init=False, repr=False)
 
     def start(self, load: Load) -> Split:
         # Does not count on even groups: short rollouts end before any move that evens them pays.
-        forecast = Forecast.of(load, self.lengths, self.splits, None, self.grid)
+        forecast = Forecast.of(load, self.lengths, self.splits, None, GRID)
         costs = self._costs(forecast)
-        total, choices = costs.cheapest(self.safety)
+        total, choices = costs.cheapest()
         if not self.switch_costs.seen:
             # To begin elsewhere than where to stay, for the sake of the prefill, stakes a switch
             # whose cost nobody has seen on a small gain: it counts once more.
@@ -115,16 +112,16 @@ class CostModelPlanner(Planner):
 
     def rollout_s(self, load: Load) -> float:
         """Predicted seconds of a rollout of `load` that has not begun."""
-        costs = self._costs(Forecast.of(load, self.lengths, self.splits, None, self.grid))
-        return float((costs.cheapest(self.safety)[0] + costs.prefill).min())
+        costs = self._costs(Forecast.of(load, self.lengths, self.splits, None, GRID))
+        return float((costs.cheapest()[0] + costs.prefill).min())
 
     def decide(self, load: Load, current: Split, options: Sequence[np.ndarray] = ()) -> Plan:
         forecast, costs = self._outlook(load, current, is_evened=self._evens(load))
         self._book(load, self.splits.index(current), costs)
-        plan = self._drafted(self._path(load, current, forecast, costs), forecast, costs)
+        plan = self._drafted(self._path(load, current, forecast, costs), costs)
         return self._evened(load, plan, options) if plan.split == current else plan
 
-    def _drafted(self, plan: Plan, forecast: Forecast, costs: Costs) -> Plan:
+    def _drafted(self, plan: Plan, costs: Costs) -> Plan:
         """The same, with drafts where they pay."""
         there = self.splits.index(plan.split)
         budget = costs.drafting.budget(there, self._undrafted_s)
@@ -136,12 +133,12 @@ class CostModelPlanner(Planner):
 
     def _path(self, load: Load, current: Split, forecast: Forecast, costs: Costs) -> Plan:
         here = self.splits.index(current)
-        totals, choices = costs.cheapest(self.safety)
+        totals, choices = costs.cheapest()
         stay = float(costs.run[here].sum())
         path = follow(choices, here)
-        total = costs.seconds(here, path, self.safety)
+        total = costs.seconds(here, path)
         leaves = choices[:, here] != here
-        pays = bool(leaves.any()) and stay - total >= self.min_saving * stay
+        pays = bool(leaves.any()) and stay - total >= MIN_SAVING * stay
         at = int(leaves.argmax())
         there, live = int(choices[at, here]), int(forecast.fullest[0, here, at])
         saves = f"saves {stay - total:.2f} s of {stay:.2f} s"
@@ -151,8 +148,8 @@ class CostModelPlanner(Planner):
                 return self._switch(load, costs, (here, there), stay, total, why)
             pays, saves = False, f"{saves}, too little past the budget"
         if (due := self._due(here, costs, totals)) is not None:
-            total = self.safety * float(costs.switch[0, here, due])
-            total += costs.seconds(due, follow(choices, due), self.safety)
+            total = SAFETY * float(costs.switch[0, here, due])
+            total += costs.seconds(due, follow(choices, due))
             why = f"{current} to {self.splits[due]}: more lost by not being there than going costs"
             return self._switch(load, costs, (here, due), stay, total, why)
         if pays:
@@ -223,7 +220,7 @@ class CostModelPlanner(Planner):
             left, then_s = self._remaining(replace(load, group=group), plan)
             pages_s = balance_seconds(self.latency, split, load, group)
             cost_s = self.balance_costs.pages(pages_s)
-            if (gain := stay - left - self.safety * cost_s) <= most:
+            if (gain := stay - left - SAFETY * cost_s) <= most:
                 continue
             most = gain
             what = describe_balance(load, split, group)
@@ -241,7 +238,7 @@ class CostModelPlanner(Planner):
         if not is_within_bucket(self._dense(), load.group, group):
             return True
         cost_s = self.balance_costs.pages(balance_seconds(self.latency, split, load, group))
-        return self._uneven.lost_s + self._uneven.next_s > self.safety * cost_s
+        return self._uneven.lost_s + self._uneven.next_s > SAFETY * cost_s
 
     def _remaining(self, load: Load, plan: Plan) -> tuple[float, np.ndarray]:
         """Seconds to the end under `plan`, and the profile's of a step now in each layout."""
@@ -249,8 +246,8 @@ class CostModelPlanner(Planner):
         _, costs = self._outlook(load, plan.split)
         if not plan.threshold:
             return float(costs.run[here].sum()), costs.profile_step_s
-        _, choices = costs.cheapest(self.safety)
-        seconds = costs.seconds(here, follow(choices, here), self.safety)
+        _, choices = costs.cheapest()
+        seconds = costs.seconds(here, follow(choices, here))
         return seconds, costs.profile_step_s
 
     def _evens(self, load: Load) -> bool:
@@ -266,7 +263,7 @@ class CostModelPlanner(Planner):
         # A sequence that waits although there are rows waits for pages.
         waits_for_rows = self.memory is None or load.live >= self._dense().capacity
         kind = {"rows_vary": not waits_for_rows, "is_evened": is_evened}
-        forecast = Forecast.of(load, self.lengths, self.splits, current, self.grid, **kind)
+        forecast = Forecast.of(load, self.lengths, self.splits, current, GRID, **kind)
         return forecast, self._costs(forecast)
 
     def _costs(self, forecast: Forecast) -> Costs:
@@ -313,46 +310,29 @@ class CostModelPlanner(Planner):
         soberly = costs.slower(correction / hoped)
         # Without it: here until the path leaves for another layout.
         is_later = np.logical_or.accumulate(path != path[0])
-        without = soberly.seconds(here, np.where(is_later, path, here), self.safety)
-        return without - soberly.seconds(here, path, self.safety) >= account.must_save(cost)
+        without = soberly.seconds(here, np.where(is_later, path, here))
+        return without - soberly.seconds(here, path) >= account.must_save(cost)
 
     def _due(self, here: int, costs: Costs, totals: np.ndarray) -> int | None:
         """A layout whose rent has paid for the switch there, and for what the plan says it loses."""
         assert self._regret_budget is not None
         step_s = costs.profile_step_s * without_optimism(self.latency, self.splits)
         cost_s = costs.switch[0, here]
-        loss_s = self.safety * cost_s + totals - totals[here]
+        loss_s = SAFETY * cost_s + totals - totals[here]
         return self._regret_budget.due(here, step_s, cost_s, loss_s)
 
     def _switch(
         self, load: Load, costs: Costs, pair: tuple[int, int], stay: float, total: float, why: str
     ) -> Plan:
-        source, target = (self.splits[i] for i in pair)
-        only, believed = costs.only_way(0, *pair), self.switch_costs.ways
-        if only is None:
-            below = cheapest_carry(self.latency, source, target, load, believed)
-        else:
-            below = recompute_below(only)
-        way: Carry = WAYS.get(below, "mixed")
-        kv_s = carry_seconds(self.latency, source, target, load, below)
-        cost = kv_s * self.switch_costs.kv(way) + float(costs.tables.reslice[pair])
         reslice_s = float(self._dense().reslice[pair])
-        return Plan(
-            target,
-            threshold=0,
-            recompute_below=below,
-            predicted_saving_s=stay - total,
-            predicted_cost_s=cost,
-            predicted_remaining_s=total,
-            reason=f"{why}, costs {cost:.2f} s ({way})",
-            prediction=Prediction(source, target, reslice_s, kv_s),
-        )
+        plan = switch_plan(self.latency, self.switch_costs, costs, load, pair, reslice_s)
+        predicted = {"predicted_saving_s": stay - total, "predicted_remaining_s": total}
+        return replace(plan, **predicted, reason=f"{why}, {plan.reason}")
 
     def _dense(self) -> CostTables:
         """The latency model's tables as arrays; its corrections are not in them."""
-        tables, of = self._tables, self.latency.decode_table
-        if tables is None or tables.splits != self.splits or self._tables_of is not of:
+        known, splits = self.latency.decode_table, self.splits
+        if self._tables is None or self._tables[0] is not known or self._tables[1].splits != splits:
             bare = replace(self.latency, correction=Correction())
-            tables = self._tables = CostTables.of(bare, self.splits)
-            self._tables_of = of
-        return tables
+            self._tables = known, CostTables.of(bare, splits)
+        return self._tables[1]

@@ -15,6 +15,8 @@ from pat_jax.planning.planner.forecast import Forecast
 from pat_jax.planning.planner.turns import Turns
 from pat_jax.planning.types import UNLIMITED, DraftLimits, OneWay
 
+SAFETY = 1.2  # a predicted cost of a move is counted this many times
+
 
 @dataclass(frozen=True)
 class Costs:
@@ -108,21 +110,21 @@ class Costs:
             return "recompute"
         return "migrate" if self.recompute[target, at] >= LARGE_S else None
 
-    def cheapest(self, safety: float) -> tuple[np.ndarray, np.ndarray]:
+    def cheapest(self) -> tuple[np.ndarray, np.ndarray]:
         """Expected seconds to the end from each split, and the split to run in, int[moments, from]."""
         # options[j, a, b]: at moment j go from a to b (or stay), run there, go on as is best after.
-        options = self.switch * (safety * self.any_live)[:, None, None] + self.run.T[:, None, :]
+        options = self.switch * (SAFETY * self.any_live)[:, None, None] + self.run.T[:, None, :]
         after = np.zeros(len(self.run))
         for at in options[::-1]:
             at += after
             after = np.minimum.reduce(at, axis=1)  # `min`, without its detours
         return after, options.argmin(axis=2)
 
-    def seconds(self, start: int, path: np.ndarray, safety: float) -> float:
+    def seconds(self, start: int, path: np.ndarray) -> float:
         """Expected seconds of a path from `start`, int[moments]."""
         at, before = np.arange(len(path)), np.concatenate([[start], path[:-1]])
         switches = self.switch[at, before, path] * self.any_live
-        return float(self.run[path, at].sum() + safety * switches.sum())
+        return float(self.run[path, at].sum() + SAFETY * switches.sum())
 
 
 def follow(choices: np.ndarray, start: int) -> np.ndarray:
