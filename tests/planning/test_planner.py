@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_up_machines import CAP, FASTER_WITH_TP, SLOWER_WITH_TP, lengths_of, machine
 
-from pat_jax.planning.planner import budget
+from pat_jax.planning.planner import budget, priced
+from pat_jax.planning.planner import planner as planner_module
 from pat_jax.planning.planner.budget import RegretBudget
 from pat_jax.planning.planner.forecast import WEIGHTS, Forecast
 from pat_jax.planning.planner.planner import CostModelPlanner
@@ -82,7 +83,8 @@ class TestKnownAnswers:
         lengths = lengths_of((CAP, 10))
         latency = machine(nearly, reslice=0.0, migrate_per_token=0.0)
         assert make_planner(latency, lengths).decide(load, DP8).split == DP8
-        assert make_planner(latency, lengths, min_saving=0.0).decide(load, DP8).split == TP8
+        with patch.object(planner_module, "MIN_SAVING", 0.0):
+            assert make_planner(latency, lengths).decide(load, DP8).split == TP8
 
     @pytest.mark.parametrize(
         "migrate_per_token, prefill, carry", [(5e-4, 10.0, "migrate"), (0.5, 0.1, "recompute")]
@@ -92,8 +94,9 @@ class TestKnownAnswers:
         plan = make_planner(latency).decide(make_load(2, DP8, generated=60, budget=340), DP8)
         assert (plan.split, plan.recompute_below) == (TP8, recompute_below(carry))
         for pinned in ("migrate", "recompute"):
-            planner = make_planner(latency, carry=pinned, safety=0.1)
-            plan = planner.decide(make_load(2, DP8, generated=60, budget=340), DP8)
+            planner = make_planner(latency, carry=pinned)
+            with patch.object(priced, "SAFETY", 0.1):
+                plan = planner.decide(make_load(2, DP8, generated=60, budget=340), DP8)
             assert plan.recompute_below == recompute_below(pinned)
 
     def test_a_rollout_starts_where_it_will_be_cheapest(self):
@@ -122,7 +125,7 @@ def replace_group(load: Load, split: Split) -> Load:
 
 
 def forecast(planner: CostModelPlanner, load: Load, current: Split) -> Forecast:
-    return Forecast.of(load, planner.lengths, planner.splits, current, planner.grid)
+    return Forecast.of(load, planner.lengths, planner.splits, current, planner_module.GRID)
 
 
 def path_seconds(planner: CostModelPlanner, seen: Forecast, path, current: Split) -> float:
@@ -140,7 +143,7 @@ def path_seconds(planner: CostModelPlanner, seen: Forecast, path, current: Split
                 planner.latency.recompute(split, rows, length),
             )
             switch = planner.latency.reslice(at, split) + carry
-            total += planner.safety * seen.any_live[j] * switch
+            total += priced.SAFETY * seen.any_live[j] * switch
         step = sum(
             weight * planner.latency.decode_step(split, int(np.ceil(n)), length)
             for weight, n in zip(
@@ -168,12 +171,13 @@ def test_the_plan_costs_what_the_best_of_all_paths_costs(data):
         prefill=data.draw(st.floats(0.1, 5)),
     )
     lengths = lengths_of((data.draw(st.integers(1, 200)), 9), (CAP, data.draw(st.integers(0, 3))))
-    planner = CostModelPlanner(splits, latency, lengths, min_saving=0.0, grid=5)
+    planner = CostModelPlanner(splits, latency, lengths)
     current = data.draw(st.sampled_from(splits))
     load = make_load(data.draw(st.integers(1, 60)), current, budget=data.draw(st.integers(5, CAP)))
-    with without_budget():
+    few = {"MIN_SAVING": 0.0, "GRID": 5}
+    with without_budget(), patch.multiple(planner_module, **few):
         plan = planner.decide(load, current)
-    seen = forecast(planner, load, current)
+        seen = forecast(planner, load, current)
     paths = {
         path: path_seconds(planner, seen, path, current)
         for path in product(splits, repeat=len(seen.steps))

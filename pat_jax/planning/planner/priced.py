@@ -54,8 +54,8 @@ class Costs:
           limits: of those.
         """
         turns = Turns.of(forecast, tables.splits, memory)
-        step, drafting = cheapest_steps(tables, turns, forecast, acceptance, limits)
         fullest = turns.rows[0]
+        step, drafting = cheapest_steps(tables, turns, forecast, acceptance, limits)
         context = np.broadcast_to(forecast.mean_context, fullest.shape)
         run, shared = _running(tables, latency.correction, forecast, turns, step)
         migrate = tables.migrations(fullest, turns.live, forecast.mean_context)
@@ -63,8 +63,7 @@ class Costs:
         recompute = tables.recomputations(fullest, context)
         recompute = _allowed("recompute", carry, recompute, switch_costs)
         switch = np.minimum(migrate, recompute[None]) + tables.reslice[:, :, None]
-        diagonal = np.arange(len(tables.splits))
-        switch[diagonal, diagonal] = 0.0
+        switch[np.diag_indices(len(switch))] = 0.0
         return cls(
             tables,
             forecast.any_live,
