@@ -1,9 +1,11 @@
 """What it costs to move sequences between the replicas of a layout."""
 
+from dataclasses import replace
+
 import numpy as np
 
 from pat_jax.planning.latency.model import LatencyModel
-from pat_jax.planning.types import Load, Split
+from pat_jax.planning.types import Load, Plan, Prediction, Split
 
 
 def balance_seconds(latency: LatencyModel, split: Split, load: Load, group: np.ndarray) -> float:
@@ -21,9 +23,32 @@ def balance_seconds(latency: LatencyModel, split: Split, load: Load, group: np.n
     return rounds * latency.shift_round(split)
 
 
-def describe_balance(load: Load, split: Split, group: np.ndarray) -> str:
+def balance_plan(
+    plan: Plan,
+    load: Load,
+    group: np.ndarray,
+    remaining_s: tuple[float, float],
+    cost_s: tuple[float, float],
+    step_s: np.ndarray,
+) -> Plan:
+    """The same plan, with every sequence of `load` in its `group` before.
+
+    Args:
+      remaining_s: without and with the move, whose cost is not in it.
+      cost_s: of the move, as profiled and as believed.
+      step_s: float[layouts], a decode step afterwards, as profiled.
+    """
+    (stay, left), (profile_s, predicted_s), split = remaining_s, cost_s, plan.split
     fullest, after = (int(np.bincount(x).max()) for x in (load.group, group))
-    return (
+    what = (
         f"{int((group != load.group).sum())} of {load.live} sequences, from {fullest} to {after} "
         f"in the fullest group of {split}"
+    )
+    return replace(
+        plan,
+        group=group,
+        predicted_saving_s=stay - left,
+        predicted_cost_s=predicted_s,
+        reason=f"{what}: saves {stay - left:.2f} s of {stay:.2f} s, costs {predicted_s:.3f} s",
+        prediction=Prediction(split, split, 0.0, profile_s, step_s),
     )

@@ -21,7 +21,7 @@ from pat_jax.planning.latency.model import LatencyModel
 from pat_jax.planning.latency.switch_costs import SeenSwitch, SwitchCosts
 from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.planning.memory import MemoryModel
-from pat_jax.planning.planner.balance import balance_seconds, describe_balance
+from pat_jax.planning.planner.balance import balance_plan, balance_seconds
 from pat_jax.planning.planner.budget import RegretBudget, without_optimism
 from pat_jax.planning.planner.carry import switch_plan
 from pat_jax.planning.planner.costs import CostTables
@@ -36,7 +36,6 @@ from pat_jax.planning.types import (
     OneWay,
     Outcome,
     Plan,
-    Prediction,
     Ran,
     Split,
 )
@@ -86,11 +85,7 @@ class CostModelPlanner(Planner):
     drafts: DraftLimits = UNLIMITED
     switch_costs: SwitchCosts = field(default_factory=SwitchCosts)  # as this run has seen them
     balance_costs: SwitchCosts = field(default_factory=SwitchCosts)  # of moves between groups
-    _regret_budget: RegretBudget | None = field(
-        default=None, init=False, repr=False
-    )  # of this rollout
-    # Profile seconds of a step in each layout when the last burst began, and the steps done then.
-    _burst: tuple[np.ndarray, float] | None = field(default=None, init=False, repr=False)
+    _regret_budget: RegretBudget | None = field(default=None, init=False, repr=False)
     _uneven: Unevenness = field(default_factory=Unevenness, init=False, repr=False)
     _undrafted_s: float = field(default=0.0, init=False, repr=False)  # since a burst had drafts
     # The latency model's decode table and what is made of the model.
@@ -106,8 +101,9 @@ class CostModelPlanner(Planner):
             # whose cost nobody has seen on a small gain: it counts once more.
             total = total + costs.switch[0, np.arange(len(total)), choices[0]]
         start = int(np.argmin(total + costs.prefill))
-        self._regret_budget, self._burst = RegretBudget(costs.prefill, start), None
-        self._uneven = Unevenness()
+        self._regret_budget, self._uneven = RegretBudget(costs.prefill, start), Unevenness()
+        self.switch_costs = self.switch_costs.aged()
+        self.balance_costs = self.balance_costs.aged()
         return self.splits[start]
 
     def rollout_s(self, load: Load) -> float:
@@ -117,7 +113,9 @@ class CostModelPlanner(Planner):
 
     def decide(self, load: Load, current: Split, options: Sequence[np.ndarray] = ()) -> Plan:
         forecast, costs = self._outlook(load, current, is_evened=self._evens(load))
-        self._book(load, self.splits.index(current), costs)
+        here = self.splits.index(current)
+        self._regret_budget = self._regret_budget or RegretBudget(costs.prefill, here)
+        self._regret_budget.expect(here, costs.profile_step_s, load.step)
         plan = self._drafted(self._path(load, current, forecast, costs), costs)
         return self._evened(load, plan, options) if plan.split == current else plan
 
@@ -133,7 +131,7 @@ class CostModelPlanner(Planner):
 
     def _path(self, load: Load, current: Split, forecast: Forecast, costs: Costs) -> Plan:
         here = self.splits.index(current)
-        totals, choices = costs.cheapest()
+        _, choices = costs.cheapest()
         stay = float(costs.run[here].sum())
         path = follow(choices, here)
         total = costs.seconds(here, path)
@@ -147,11 +145,6 @@ class CostModelPlanner(Planner):
             if self._may_switch(costs, here, path, total):
                 return self._switch(load, costs, (here, there), stay, total, why)
             pays, saves = False, f"{saves}, too little past the budget"
-        if (due := self._due(here, costs, totals)) is not None:
-            total = SAFETY * float(costs.switch[0, here, due])
-            total += costs.seconds(due, follow(choices, due))
-            why = f"{current} to {self.splits[due]}: more lost by not being there than going costs"
-            return self._switch(load, costs, (here, due), stay, total, why)
         if pays:
             return Plan(current, threshold=live, predicted_remaining_s=total, reason=why)
         other = (
@@ -187,9 +180,8 @@ class CostModelPlanner(Planner):
         seconds = plan.predicted_cost_s if self.is_frozen else outcome.seconds
         remaining_s = plan.predicted_remaining_s - plan.predicted_cost_s
         correction = without_optimism(self.latency, self.splits)
-        was_afforded = self._regret_budget.affords(seconds, remaining_s, correction)
         there = self.splits.index(plan.split)
-        self._regret_budget.switch(there, seconds, was_afforded=was_afforded)
+        self._regret_budget.switch(there, seconds, remaining_s, correction)
         if not self.is_frozen:
             # Where pages lack, sequences that were to migrate are not: it went another way than planned.
             seen = SeenSwitch.of(plan.prediction, outcome.carry, seconds)
@@ -197,12 +189,11 @@ class CostModelPlanner(Planner):
 
     def _observe_balance(self, outcome: Moved) -> None:
         prediction = outcome.plan.prediction
-        assert self._regret_budget is not None and self._burst is not None, "planned here"
+        assert self._regret_budget is not None, "planned here"
         assert prediction is not None and prediction.step_s is not None
         seconds = prediction.kv_s if self.is_frozen else outcome.seconds
-        self._regret_budget.balance(seconds)
+        self._regret_budget.balance(seconds, prediction.step_s)
         self._uneven.moved()
-        self._burst = prediction.step_s, self._burst[1]  # what the next burst will cost now
         if outcome.is_whole and not self.is_frozen:
             seen = SeenSwitch.of(prediction, outcome.carry, seconds)
             self.balance_costs = self.balance_costs.observed(seen)
@@ -220,18 +211,9 @@ class CostModelPlanner(Planner):
             left, then_s = self._remaining(replace(load, group=group), plan)
             pages_s = balance_seconds(self.latency, split, load, group)
             cost_s = self.balance_costs.pages(pages_s)
-            if (gain := stay - left - SAFETY * cost_s) <= most:
-                continue
-            most = gain
-            what = describe_balance(load, split, group)
-            best = replace(
-                plan,
-                group=group,
-                predicted_saving_s=stay - left,
-                predicted_cost_s=cost_s,
-                reason=f"{what}: saves {stay - left:.2f} s of {stay:.2f} s, costs {cost_s:.3f} s",
-                prediction=Prediction(split, split, 0.0, pages_s, then_s),
-            )
+            if (gain := stay - left - SAFETY * cost_s) > most:
+                best = balance_plan(plan, load, group, (stay, left), (pages_s, cost_s), then_s)
+                most = gain
         return best
 
     def _may_pay(self, load: Load, split: Split, group: np.ndarray) -> bool:
@@ -284,21 +266,6 @@ class CostModelPlanner(Planner):
             return costs
         return costs.where(memory.has_room(self.splits), memory.may_switch(self.splits))
 
-    def _book(self, load: Load, here: int, costs: Costs) -> None:
-        """Books the burst since the last plan, and notes what the next one will cost in each layout."""
-        if self._regret_budget is None:
-            self._regret_budget = RegretBudget(costs.prefill, here)
-        if self._burst is None:
-            self.switch_costs = self.switch_costs.aged()  # a rollout begins
-            self.balance_costs = self.balance_costs.aged()
-        else:
-            step_s, before = self._burst
-            steps = max(0, load.step - before)
-            self._regret_budget.burst(
-                here, steps * step_s, without_optimism(self.latency, self.splits)
-            )
-        self._burst = costs.profile_step_s, load.step
-
     def _may_switch(self, costs: Costs, here: int, path: np.ndarray, remaining_s: float) -> bool:
         """Within the budget; or it pays several times over, unseen layouts taken soberly."""
         account, cost = self._regret_budget, float(costs.switch[0, here, path[0]])
@@ -312,14 +279,6 @@ class CostModelPlanner(Planner):
         is_later = np.logical_or.accumulate(path != path[0])
         without = soberly.seconds(here, np.where(is_later, path, here))
         return without - soberly.seconds(here, path) >= account.must_save(cost)
-
-    def _due(self, here: int, costs: Costs, totals: np.ndarray) -> int | None:
-        """A layout whose rent has paid for the switch there, and for what the plan says it loses."""
-        assert self._regret_budget is not None
-        step_s = costs.profile_step_s * without_optimism(self.latency, self.splits)
-        cost_s = costs.switch[0, here]
-        loss_s = SAFETY * cost_s + totals - totals[here]
-        return self._regret_budget.due(here, step_s, cost_s, loss_s)
 
     def _switch(
         self, load: Load, costs: Costs, pair: tuple[int, int], stay: float, total: float, why: str

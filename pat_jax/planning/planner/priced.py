@@ -54,9 +54,8 @@ class Costs:
           limits: of those.
         """
         turns = Turns.of(forecast, tables.splits, memory)
-        fullest = turns.rows[0]
         step, drafting = cheapest_steps(tables, turns, forecast, acceptance, limits)
-        context = np.broadcast_to(forecast.mean_context, fullest.shape)
+        fullest, context = np.broadcast_arrays(turns.rows[0], forecast.mean_context)
         run, shared = _running(tables, latency.correction, forecast, turns, step)
         migrate = tables.migrations(fullest, turns.live, forecast.mean_context)
         migrate = _allowed("migrate", carry, migrate, switch_costs)
