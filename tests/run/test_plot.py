@@ -79,7 +79,7 @@ def test_the_picture_shows_bands_switches_and_live_sequences(tmp_path: Path, dra
 
 def told(trace: RolloutTrace) -> list[str]:
     """The lines under the picture."""
-    return draw_rollout(trace, "time").get_supxlabel().splitlines()
+    return draw_rollout(trace).get_supxlabel().splitlines()
 
 
 def test_of_a_replay_no_bytes_are_told():
@@ -107,7 +107,7 @@ def test_nothing_covers_the_curve(ends: list[int], at: list[int]):
         moves=tuple(replace(SWITCH, step=20 * n, seconds=0.01) for n in at),
         done_after=tuple(sorted(ends)),
     )
-    figure = draw_rollout(trace, "time")
+    figure = draw_rollout(trace)
     figure.draw_without_rendering()
     (axes,) = figure.axes
     drawn_to = axes.transData.transform((0, len(ends)))[1]
@@ -150,12 +150,6 @@ def test_degrees_of_one_mesh_are_told_apart(chain: tuple[int, ...]):
     assert len({tp_colour(tp) for tp in chain}) == len(chain)
 
 
-def test_decode_steps_may_run_to_the_right(tmp_path: Path, drawn):
-    plot_rollout(TRACE, tmp_path / "rollout.png", axis="step")
-    assert drawn["axvspan"] == [(0, 128), (128, 200)]
-    assert drawn["axvline"] == [(128,)]
-
-
 def test_the_curve_falls_where_sequences_end(tmp_path: Path, drawn):
     trace = replace(TRACE, live=(3, 2, 1), done_after=(32, 128, 164))
     plot_rollout(trace, tmp_path / "rollout.png")
@@ -163,15 +157,9 @@ def test_the_curve_falls_where_sequences_end(tmp_path: Path, drawn):
     assert RolloutTrace.from_json((tmp_path / "rollout.json").read_text()) == trace
 
 
-def test_the_trace_lies_beside_the_picture_and_reads_back(tmp_path: Path):
-    plot_rollout(TRACE, tmp_path / "rollout.png")
-    assert RolloutTrace.from_json((tmp_path / "rollout.json").read_text()) == TRACE
-
-
-@pytest.mark.parametrize("axis", ["time", "step"])
-def test_a_rollout_without_bursts_or_switches_is_drawn_too(tmp_path: Path, axis):
-    plot_rollout(replace(TRACE, moves=()), tmp_path / "no-switch.png", axis=axis)
-    plot_rollout(RolloutTrace((), (), (), (), 0.0, 0), tmp_path / "empty.png", axis=axis)
+def test_a_rollout_without_bursts_or_switches_is_drawn_too(tmp_path: Path):
+    plot_rollout(replace(TRACE, moves=()), tmp_path / "no-switch.png")
+    plot_rollout(RolloutTrace((), (), (), (), 0.0, 0), tmp_path / "empty.png")
     assert (tmp_path / "empty.png").exists()
 
 

@@ -6,7 +6,7 @@ Knows `RolloutTrace` and matplotlib, which is imported only when a picture is dr
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -31,29 +31,26 @@ _PREFILL, _PALE = "#6b7785", 0.18  # bands lie behind the curve
 HEADROOM = 1.3  # of the curve, for the names of the layouts
 MOST_TOLD = 12  # switches that are told under the picture; the file has all
 
-Axis = Literal["time", "step"]
 
-
-def plot_rollout(trace: RolloutTrace, path: str | Path, *, axis: Axis = "time") -> None:
+def plot_rollout(trace: RolloutTrace, path: str | Path) -> None:
     """Write the picture to `path` (PNG) and the trace beside it (the same name, `.json`).
 
     Args:
       trace: the rollout.
       path: where the picture goes; its folder is made when missing.
-      axis: what runs to the right, seconds or decode steps.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    draw_rollout(trace, axis).savefig(path)
+    draw_rollout(trace).savefig(path)
     path.with_suffix(".json").write_text(trace.to_json() + "\n", encoding="utf-8")
 
 
-def draw_rollout(trace: RolloutTrace, axis: Axis = "time") -> "Figure":
+def draw_rollout(trace: RolloutTrace) -> "Figure":
     from pat_jax.common.picture import Picture
 
     told = _told(trace)
     figure = Picture(9.0, 3.8 + 0.16 * len(told))
-    _draw_on(figure.add_subplot(), trace, axis)
+    _draw_on(figure.add_subplot(), trace)
     _tell(figure, told)
     return figure
 
@@ -71,20 +68,18 @@ def draw_rollouts(traces: Mapping[str, RolloutTrace]) -> "Figure":
     longest = max(trace.total_s for trace in traces.values())
     for place, (name, trace) in enumerate(traces.items(), start=1):
         axes = figure.add_subplot(len(traces), 1, place)
-        _draw_on(axes, trace, "time", name, right=longest)
+        _draw_on(axes, trace, name, right=longest)
     _tell(figure, told)
     return figure
 
 
-def _draw_on(
-    axes: "Axes", trace: RolloutTrace, axis: Axis, name: str = "", right: float = 0.0
-) -> None:
+def _draw_on(axes: "Axes", trace: RolloutTrace, name: str = "", right: float = 0.0) -> None:
     """
     Args:
       name: of the rollout, in the title.
       right: where the axis ends at least.
     """
-    edges = _edges(trace, axis)
+    edges = [*trace.times_s, trace.total_s]  # of bursts
     at, live = live_curve(trace, edges)
     axes.set_xlim(0, max(edges[-1], right) or 1)
     axes.set_ylim(0, HEADROOM * max(*live, 1))
@@ -92,8 +87,8 @@ def _draw_on(
     axes.fill_between(at, live, step="post", color=_INK, alpha=0.08, linewidth=0)
     axes.step(at, live, where="post", color=_INK, linewidth=1.8)
     for number, switch in enumerate(trace.switches, start=1):
-        _draw_switch(axes, switch, _position(trace, switch, edges), number, axis)
-    _dress(axes, trace, axis, name)
+        _draw_switch(axes, switch, edges[bisect_left(trace.steps, switch.step)], number)
+    _dress(axes, trace, name)
     if max(trace.drafts.tokens_per_step, default=1.0) > 1.0:
         _draw_drafts(axes, trace, edges)
 
@@ -144,17 +139,6 @@ def _draft_words(drafts: DraftTrace) -> str:
     )
 
 
-def _edges(trace: RolloutTrace, axis: Axis) -> list[float]:
-    """Where each burst begins, and where the last one ends."""
-    if axis == "time":
-        return [*trace.times_s, trace.total_s]
-    return [*trace.steps, trace.total_steps]
-
-
-def _position(trace: RolloutTrace, switch: Move, edges: list[float]) -> float:
-    return edges[bisect_left(trace.steps, switch.step)]
-
-
 def _draw_bands(axes: "Axes", trace: RolloutTrace, edges: list[float]) -> None:
     """One band for the prefill and for each run of bursts under the same layout."""
     if edges[0] > 0:
@@ -182,11 +166,10 @@ def _draw_band(axes: "Axes", left: float, right: float, name: str, colour: str) 
     )
 
 
-def _draw_switch(axes: "Axes", switch: Move, x: float, number: int, axis: Axis) -> None:
+def _draw_switch(axes: "Axes", switch: Move, x: float, number: int) -> None:
     """A dashed line where decoding went on, a dark strip as wide as the switch took, its number."""
     axes.axvline(x, color=_INK, linewidth=1.0, linestyle=(0, (4, 3)))
-    if axis == "time":
-        axes.axvspan(x - switch.seconds, x, color=_INK, alpha=0.45, linewidth=0)
+    axes.axvspan(x - switch.seconds, x, color=_INK, alpha=0.45, linewidth=0)
     axes.text(
         x,
         1.01,
@@ -228,8 +211,8 @@ def _tell(figure: "Figure", told: Sequence[str]) -> None:
         figure.supxlabel("\n".join(told), x=0.01, ha="left", fontsize=8, color=_INK)
 
 
-def _dress(axes: "Axes", trace: RolloutTrace, axis: Axis, name: str) -> None:
-    below = "seconds since the rollout began" if axis == "time" else "decode steps"
+def _dress(axes: "Axes", trace: RolloutTrace, name: str) -> None:
+    below = "seconds since the rollout began"
     axes.set_xlabel(below, loc="left" if any(trace.drafts.accepted) else "center")
     axes.set_ylabel("live sequences")
     switches = len(trace.switches)
