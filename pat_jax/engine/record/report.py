@@ -204,8 +204,7 @@ class RolloutReport:
 
     @property
     def tokens_per_row_step(self) -> float:
-        """Mean number of tokens that a sequence generates in a decode step; 1 where nothing is
-        drafted."""
+        """Mean number of tokens of a sequence in a decode step; 1 where nothing is drafted."""
         return _ratio(self.tokens, self.busy_rows)
 
     @property
@@ -268,19 +267,14 @@ class RolloutReport:
         """What was predicted and what came of it, a sentence each, when the rollout has ended."""
         for switch in self.switches:
             yield _describe_switch(switch, self.total_s)
-        if self.balanced:
-            yield self._balance_words
+        if moves := self.balanced:
+            yield (
+                f"balance: {sum(move.sequences for move in moves)} sequences moved between groups in "
+                f"{len(moves)} moves, {100 * self.balance_share:.2f} % of the rollout's time; "
+                f"{sum(move.predicted_saving_s for move in moves):.2f} s were to be saved"
+            )
         if self.drafts.steps:
             yield self.drafts.words
-
-    @property
-    def _balance_words(self) -> str:
-        moves = self.balanced
-        return (
-            f"balance: {sum(move.sequences for move in moves)} sequences moved between groups in "
-            f"{len(moves)} moves, {100 * self.balance_share:.2f} % of the rollout's time; "
-            f"{sum(move.predicted_saving_s for move in moves):.2f} s were to be saved"
-        )
 
 
 def _ratio(part: float, whole: float) -> float:
