@@ -188,22 +188,6 @@ def test_the_plan_costs_what_the_best_of_all_paths_costs(data):
         assert min(p for path, p in paths.items() if path[0] == plan.split) == pytest.approx(best)
 
 
-@settings(max_examples=25)
-@given(st.integers(1, 90), st.integers(0, CAP - 1), st.sampled_from(SPLITS), st.booleans())
-def test_what_is_forecast_makes_sense(live, generated, current, is_long):
-    planner = make_planner(machine(FASTER_WITH_TP), LONG_TAIL if is_long else lengths_of((30, 9)))
-    load = make_load(live, current, generated=generated, budget=CAP - generated)
-    seen = forecast(planner, load, current)
-    assert seen.steps.sum() == CAP - generated and (seen.steps > 0).all()
-    assert seen.any_live[0] == pytest.approx(1) and (np.diff(seen.any_live) <= 1e-9).all()
-    assert seen.context[0] == load.context.max() and (seen.context >= seen.context[0]).all()
-    for split in SPLITS:
-        fullest = seen.fullest[0, SPLITS.index(split)]
-        assert fullest[0] >= min(live / split.dp, 1) and (fullest <= live).all()
-        assert (np.diff(fullest) <= 1e-9).all() or split.dp > 1
-    assert seen.fullest[0, SPLITS.index(current), 0] == -(-live // current.dp)
-
-
 class TestObserving:
     """A planner that believes TP8 to be faster than it is: 0.2 s a step instead of 2 s."""
 
