@@ -219,8 +219,7 @@ def main() -> None:
             "machine": about | {"load_after": os.getloadavg()[0]},
             "settings": {key: str(value) for key, value in vars(args).items()},
             "planner_share_of_rollout": [r.seconds["plan"] / r.total_s for r in adaptive],
-            "switches": [[asdict(switch) for switch in r.switches] for r in adaptive],
-            "balanced": [[asdict(balance) for balance in r.balanced] for r in adaptive],
+            "moves": [[asdict(move) for move in r.moves] for r in adaptive],
         },
     )
     if args.plot:

@@ -36,7 +36,7 @@ class PathRegret:
             f"By the prices of {self.profile}, the path of this rollout takes {found.seconds:.3g} s "
             f"({percent(found.share)}) longer than the best one in hindsight, {best}."
         )
-        if any(trace.drafted):
+        if any(trace.drafts.drafted):
             words += " Drafts are left out: each step generates one token of a sequence."
         return f"{words}\n\n{text_table(header, [[*row, found.seconds, percent(found.share)]])}"
 

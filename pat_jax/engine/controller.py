@@ -6,24 +6,22 @@ in the scheduler, or in the planner, once.
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from pat_jax.engine.burst_shapes import BurstShapes
+from pat_jax.engine.orders import Burst, Collected, Relocation
 from pat_jax.engine.scheduler import Scheduler
 from pat_jax.engine.sequences.block_tables import pages_with
 from pat_jax.engine.sequences.contents import Contents, RowsOutput
 from pat_jax.engine.sequences.page_reserve import PageReserve
-from pat_jax.engine.sequences.prefill_calls import Copies, PageMoves, PrefillWork
-from pat_jax.engine.sequences.state import ReservedPages
+from pat_jax.engine.sequences.prefill_calls import Copies, PrefillWork
 from pat_jax.layout.buckets import Shape, Shapes
 from pat_jax.planning.draft_counts import Drafted
 from pat_jax.planning.held import most_held
 from pat_jax.planning.planner.planner import Planner
 from pat_jax.planning.types import (
-    DraftPrediction,
-    Load,
     Plan,
     Ran,
     Split,
@@ -33,43 +31,6 @@ if TYPE_CHECKING:
     from pat_jax.engine.by_need import ByNeed  # knows programs: simulated rollouts have none
 
 REFILL_PART = 8
-
-
-@dataclass(frozen=True)
-class Burst:
-    """A decode burst to be dispatched: its program, and what ends it."""
-
-    shape: Shape
-    max_steps: int
-    threshold: int  # it ends when no group has more live sequences
-    is_ahead: bool  # dispatched behind another
-    reach: np.ndarray | None  # of drafts, see Plan
-    predicted: DraftPrediction | None  # of them
-    reserved: ReservedPages  # pages for its rows to draw; where they are too few, it ends
-
-
-@dataclass(frozen=True)
-class Relocation:
-    """Live sequences to other groups, of another layout or of the one they are in."""
-
-    source: Split
-    target: Split
-    load: Load  # as they were before
-    group: np.ndarray  # int[live], of each afterwards
-    is_left: np.ndarray  # bool[live], whose pages are left behind; the others migrate
-    moves: PageMoves
-
-
-class Collected(NamedTuple):
-    """What came of a burst."""
-
-    steps: int
-    tokens: int
-    live_steps: int  # of single rows
-    drafted: Drafted
-    held: float  # see Ran
-    ended: np.ndarray  # int[ended], the sequences that it ended
-    spoilt: Copies  # pages to be written over
 
 
 class Controller:
@@ -95,7 +56,7 @@ class Controller:
           by_need: chooses among compiled programs; None: all are compiled.
         """
         self.contents, self.table, self.shapes = contents, contents.table, shapes
-        self.by_need = by_need
+        self.bursts = BurstShapes(shapes, self.table, by_need)
         self.split, self.runs_ahead, self.checks = split, runs_ahead, checks
         self.scheduler = Scheduler(
             contents, num_pages=shapes.pages[split], page_size=shapes.page_size, expected=expected
@@ -108,9 +69,6 @@ class Controller:
         self._running: deque[Shape] = deque()  # of the bursts dispatched and not collected
         self._reserve: PageReserve | None = None
         self._version = -1  # of the rows that the bursts on their way have
-        # What the newest burst would have run in with the plan's drafts, had it been compiled, and the seconds
-        # that these were predicted to save.
-        self._lacked: tuple[Shape, float] | None = None
 
     @property
     def has_work(self) -> bool:
@@ -183,26 +141,13 @@ class Controller:
     def fit(self) -> None:
         """Pages for the next few steps, and the smallest row bucket that holds the live sequences."""
         self._grow()
-        rows = self._bucket(self.table.fullest, self._reached(budget=0, tokens_before=0)).rows
+        rows = self.bursts.fewest_rows(self.split)
         if rows != self.table.rows_per_group:
             self.table.compact(rows)
 
-    def _bucket(self, rows: int, length: int, budget: int = 0, most_rows: int = 2**31) -> Shape:
-        """The smallest that holds so many rows of so many tokens; among compiled ones if there are any."""
-        buckets, split = self.shapes.buckets, self.split
-        fitting = Shape(split, buckets.rows_for(split, rows), buckets.length_for(length), budget)
-        return fitting if self.by_need is None else self.by_need.instead_of(fitting, most_rows)
-
     def charge(self, ran: Ran) -> None:
-        """Counts what a burst has lost to programs that are not compiled, if its time goes with its rows."""
-        if self.by_need is None:
-            return
-        rows = self.shapes.buckets.rows_for(self.split, self.table.fullest)
-        if self.table.has_work and ran.split == self.split and rows < ran.rows:
-            fitting = Shape(ran.split, rows, ran.length)
-            self.by_need.charge(fitting, ran.seconds * (1 - rows / ran.rows))
-        if self._lacked is not None:
-            self.by_need.charge(*self._lacked)
+        """Counts what a burst has lost to programs that are not compiled."""
+        self.bursts.charge(self.split, ran)
 
     def burst(self, plan: Plan) -> Burst:
         """The next burst of the live sequences; `fit` comes before.
@@ -212,7 +157,7 @@ class Controller:
         """
         budget = self._budget(plan)
         pace = self.shapes.pace(budget)
-        shape, steps = self._next(budget, tokens_before=0)
+        shape, steps = self.bursts.next(self.split, budget)
         tables = self.scheduler.tables
         size = self.shapes.reserve_size(self.table.rows_per_group, budget)
         self._reserve, self._version = PageReserve(tables.pools, size), self.table.version
@@ -223,7 +168,6 @@ class Controller:
     def _budget(self, plan: Plan) -> int:
         """That of the plan, if each row can have the pages of what it may say up to the next test, and a
         draft model's of what it is to know."""
-        self._lacked = None
         shapes, table, tables = self.shapes, self.table, self.scheduler.tables
         if plan.budget not in shapes.drafts.of(table.rows_per_group):
             return 0
@@ -235,12 +179,7 @@ class Controller:
         lacking = tables.lacking(shapes.pace(plan.budget).check_tokens)
         if (lacking > tables.free).any():
             return 0
-        if self.by_need is not None and plan.predicted is not None:
-            shape, steps = self._next(plan.budget, tokens_before=0)
-            if not self.by_need.has(shape):
-                self._lacked = shape, max(0.0, plan.predicted.saved_s(steps))
-                return 0
-        return plan.budget
+        return plan.budget if self.bursts.has_drafts(self.split, plan) else 0
 
     def burst_behind(self, running: Burst, plan: Plan) -> Burst | None:
         """The burst after `running`, whose results are not known yet.
@@ -267,7 +206,7 @@ class Controller:
             return None
         pace = self.shapes.pace(budget)
         before = running.max_steps * pace.step_tokens
-        shape, steps = self._next(budget, before)
+        shape, steps = self.bursts.next(self.split, budget, before)
         needed = self.scheduler.tables.lacking(before + steps * pace.step_tokens)
         if shape != running.shape or not reserve.can_hold(needed):
             return None
@@ -275,40 +214,14 @@ class Controller:
         return self._launched(shape, steps, threshold, plan, is_ahead=True)
 
     def _stop_at(self, threshold: int) -> int:
-        rows, fullest = self.table.rows_per_group, self.table.fullest
-        compact_at = self._rows_below(rows)
+        fullest = self.table.fullest
+        running = self._running[-1] if self._running else None
+        compact_at = self.bursts.rows_below(self.split, running)
         # For those that wait a burst ends when an eighth of the fullest group has ended: on real
         # lengths that takes fewer decode steps than bursts of 64, and no more where each burst costs
         # another two (docs/notebook/benchmarks.md).
         refill_at = fullest - -(-fullest // REFILL_PART) if len(self.table.waiting) else 0
         return min(max(compact_at, threshold, refill_at), fullest - 1)
-
-    def _rows_below(self, rows: int) -> int:
-        """The row bucket to which those that are left are compacted next, 0 where there is none."""
-        if self.by_need is None:
-            return self.shapes.buckets.rows_below(self.split, rows)
-        length = self._running[-1].length if self._running else self._next(0, 0)[0].length
-        return self.by_need.rows_below(self.split, rows, length)
-
-    @property
-    def _last_context(self) -> int:
-        """Tokens of the longest live sequence with its budget used up."""
-        return int(self.table.end[self.table.live].max()) - 1
-
-    def _reached(self, budget: int, tokens_before: int) -> int:
-        """Tokens that a row may hold by the first test of a burst behind one of `tokens_before` tokens."""
-        context = self.table.max_context + tokens_before
-        return min(self._last_context, context + self.shapes.pace(budget).check_tokens)
-
-    def _next(self, budget: int, tokens_before: int) -> tuple[Shape, int]:
-        """Shape and most steps of a burst, behind one of up to `tokens_before` tokens."""
-        table, pace = self.table, self.shapes.pace(budget)
-        context, rows = table.max_context + tokens_before, table.rows_per_group
-        shape = self._bucket(rows, self._reached(budget, tokens_before), budget, most_rows=rows)
-        steps = pace.burst_steps
-        if shape.length < self._last_context:
-            steps = min(steps, (shape.length - context) // pace.check_tokens * pace.check_every)
-        return shape, steps
 
     def _launched(
         self, shape: Shape, steps: int, threshold: int, plan: Plan, *, is_ahead: bool

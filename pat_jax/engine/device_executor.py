@@ -13,12 +13,13 @@ import numpy as np
 
 from pat_jax.common.hosts.together import company
 from pat_jax.common.stopwatch import Stopwatch
-from pat_jax.engine.controller import Burst, Relocation
 from pat_jax.engine.device.draft.drafter import Rollout
 from pat_jax.engine.device.pages.device_pool import DevicePool
 from pat_jax.engine.device.programs.program_specs import ProgramSpecs
 from pat_jax.engine.device.programs.weights import Weights
 from pat_jax.engine.executor import Arrival, Executor
+from pat_jax.engine.orders import Burst, Relocation
+from pat_jax.engine.record.trace import MovedBytes
 from pat_jax.engine.relocation.order import Pools, placed
 from pat_jax.engine.sequences.block_tables import BlockTables
 from pat_jax.engine.sequences.contents import RowsOutput
@@ -187,7 +188,8 @@ class DeviceExecutor(Executor):
     def relocate(self, relocation: Relocation) -> Arrival:
         if relocation.source == relocation.target:
             traffic = self.pool.shift(relocation.moves)
-            return Arrival(None, traffic.num_bytes, traffic.least_bytes, traffic.staging_bytes)
+            sent = MovedBytes(traffic.num_bytes, traffic.least_bytes, traffic.staging_bytes)
+            return Arrival(None, sent)
         pages, splits = self.specs.shapes.pages, (relocation.source, relocation.target)
         old, new = (Pools(split.dp, pages[split]) for split in splits)
         moves = relocation.moves
@@ -195,12 +197,12 @@ class DeviceExecutor(Executor):
         target = self.specs.layouts[relocation.target]
         traffic = self.pool.migrate(target, arrivals.shipments)
         weight_bytes, chunk_bytes = self.weights.reslice(target)
-        return Arrival(
-            arrivals.new_page,
+        sent = MovedBytes(
             weight_bytes + traffic.num_bytes,
             weight_bytes + traffic.least_bytes,
             traffic.staging_bytes + chunk_bytes,
         )
+        return Arrival(arrivals.new_page, sent)
 
     def recompute(self, relocation: Relocation, work: PrefillWork, waits: np.ndarray) -> int:
         room = super().recompute(relocation, work, waits)

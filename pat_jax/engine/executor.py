@@ -6,7 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from pat_jax.common.stopwatch import Stopwatch
-from pat_jax.engine.controller import Burst, Relocation
+from pat_jax.engine.orders import Burst, Relocation
+from pat_jax.engine.record.trace import MovedBytes
 from pat_jax.engine.sequences.contents import RowsOutput
 from pat_jax.engine.sequences.prefill_calls import Copies, PrefillWork
 
@@ -15,13 +16,9 @@ from pat_jax.engine.sequences.prefill_calls import Copies, PrefillWork
 class Arrival:
     """How sequences and weights came to where they were to go."""
 
-    new_page: np.ndarray | None = (
-        None  # int[moves], NULL_PAGE: it stayed behind; None: where the scheduler put them
-    )
-    # From device to device, weights and KV together, all devices; None where nothing really moved.
-    num_bytes: int | None = None
-    least_bytes: int = 0  # of these, what no other way of moving the same could save
-    extra_bytes: int = 0  # of one device, at most, beside what it held before
+    # int[moves], NULL_PAGE: it stayed behind; None: where the scheduler put them.
+    new_page: np.ndarray | None = None
+    sent: MovedBytes | None = None  # None where nothing really moved
 
 
 class Executor(ABC):

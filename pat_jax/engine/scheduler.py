@@ -9,11 +9,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from pat_jax.engine.admissions import Admissions, Filling
 from pat_jax.engine.sequences.balance import options
 from pat_jax.engine.sequences.block_tables import NO_GROUP, BlockTables, Moved
 from pat_jax.engine.sequences.contents import Contents
-from pat_jax.engine.sequences.page_allocator import NULL_PAGE, Admitted, num_pages_for
-from pat_jax.engine.sequences.prefill_calls import Copies, PageMoves, PrefillWork, Spans
+from pat_jax.engine.sequences.page_allocator import NULL_PAGE
+from pat_jax.engine.sequences.prefill_calls import Copies, PageMoves, PrefillWork
 
 # With all samples of a prompt one after the other, the last one of the longest prompt would begin last of
 # all: on recorded responses a rollout then has up to a third more steps.
@@ -45,9 +46,7 @@ class Scheduler:
         count = len(self.table)
         order = np.arange(count) if expected is None else np.argsort(-expected, kind="stable")
         self._queue = deque(order.tolist())
-        self._turn = np.zeros(count, np.int64)  # largest for the one admitted last
-        self._num_admitted = 0
-        self._forget_homes()
+        self.admissions = Admissions(contents, self.tables)
 
     @property
     def queue(self) -> np.ndarray:
@@ -67,10 +66,6 @@ class Scheduler:
         )
         self._queue = deque(order[np.argsort(np.minimum(rank, LEADERS), kind="stable")].tolist())
 
-    def _forget_homes(self) -> None:
-        # The group in which a sample of each prompt got pages last.
-        self._home = np.full(int(self.contents.prompt.max(initial=-1)) + 1, NO_GROUP)
-
     def grow(self, steps: int, *, at_once: int) -> int:
         """Room for the next `steps` tokens of every live sequence, and pages for those `at_once`.
 
@@ -89,7 +84,7 @@ class Scheduler:
     def _youngest(self, group: int) -> int:
         live = self.table.live
         members = live[self.tables.group[live] == group]
-        return int(members[self._turn[members].argmax()])
+        return int(members[self.admissions.turn[members].argmax()])
 
     def _preempt(self, sequence: int) -> None:
         """Its pages can be found again as long as nobody else needs them."""
@@ -108,15 +103,15 @@ class Scheduler:
         `rows_per_group` to each group.
         """
         if not self._queue:
-            return self._work([])
+            return self.admissions.work([])
         table = self.table
         table.compact(rows_per_group)
         even = -(-int((~table.is_done).sum()) // table.num_groups)
-        filling = _Filling(self, min(rows_per_group, even), steps, at_once)
+        filling = Filling(self.admissions, min(rows_per_group, even), steps, at_once)
         late = []
         while self._queue and filling.open:
             i = self._queue.popleft()
-            home = int(self._home[self.contents.prompt[i]])
+            home = self.admissions.home(i)
             if not filling.take(i, filling.open if home == NO_GROUP else filling.open & {home}):
                 late.append(i)
         # A row that no other sequence wants is not left empty for the sake of a shared prefix.
@@ -124,41 +119,7 @@ class Scheduler:
         self._queue.extendleft(reversed(late))
         sequences = np.array([i for i, _ in filling.admitted], np.int64)
         table.enter(sequences, self.tables.group[sequences])
-        return self._work(filling.admitted)
-
-    def admit_one(
-        self, sequence: int, group: int, steps: int, *, leaving: int = 0
-    ) -> Admitted | None:
-        """Pages for what is known of a sequence and `steps` more; None if there are too few.
-
-        Args:
-          leaving: pages that are to be free then.
-        """
-        pool, room = self.tables.pools[group], self._room(sequence, steps)
-        known = self.contents.known(sequence)
-        if known is None:
-            cached = int(self.table.length[sequence]) - 1
-            pages = pool.take(num_pages_for(cached + room, pool.page_size), leaving=leaving)
-            admitted = None if pages is None else Admitted(pages, 0, None)
-        else:
-            admitted = pool.admit(known, room, leaving=leaving)
-        if admitted is not None:
-            self._give(sequence, group, admitted.pages)
-            self._turn[sequence] = self._num_admitted = self._num_admitted + 1
-        return admitted
-
-    def _give(self, sequence: int, group: int, pages: np.ndarray) -> None:
-        self.tables.give(sequence, group, pages)
-        self._home[self.contents.prompt[sequence]] = group
-
-    def more_pages(self, sequence: int, steps: int, *, after: int) -> int:
-        """Pages that a sequence needs for `steps` tokens and not yet for those `after` which they end."""
-        cached, size = int(self.table.length[sequence]) - 1, self.tables.page_size
-        now, then = (cached + self._room(sequence, n) for n in (after, steps))
-        return num_pages_for(then, size) - num_pages_for(now, size)
-
-    def _room(self, sequence: int, steps: int) -> int:
-        return min(steps, int(self.table.end[sequence] - self.table.length[sequence]))
+        return self.admissions.work(filling.admitted)
 
     def release_ended(self) -> Copies:
         """The pages of sequences that are done are free again.
@@ -204,10 +165,10 @@ class Scheduler:
         tables.release(live[is_recomputed])
         old_pools = tables.pools
         tables.pools = tables.new_pools(num_groups, num_pages)
-        self._forget_homes()
+        self.admissions.forget_homes()
         moved, moves = Moved(old_pools[0].num_pages), []
         is_left = is_recomputed.copy()
-        by_age = np.argsort(self._turn[live])
+        by_age = np.argsort(self.admissions.turn[live])
         for k in by_age[~is_recomputed[by_age]].tolist():
             i = int(live[k])
             adopted = tables.adopt(i, int(group[k]), old_pools, moved)
@@ -215,7 +176,7 @@ class Scheduler:
                 is_left[k] = True
             else:
                 moves.append(adopted)
-                self._home[self.contents.prompt[i]] = group[k]
+                self.admissions.note_home(i, int(group[k]))
         tables.forget(live[is_left])
         return PageMoves.of(moves), is_left
 
@@ -255,19 +216,19 @@ class Scheduler:
         """
         table, live = self.table, self.table.live
         waits, admitted = is_left.copy(), []
-        by_age = np.argsort(self._turn[live])
+        by_age = np.argsort(self.admissions.turn[live])
         for k in by_age[is_left[by_age]].tolist():
             i, new = int(live[k]), int(group[k])
-            if (given := self.admit_one(i, new, steps)) is not None:
+            if (given := self.admissions.admit(i, new, steps)) is not None:
                 admitted.append((i, given))
                 waits[k] = False
         left = live[waits]
-        self._queue.extendleft(left[np.argsort(-self._turn[left])].tolist())
+        self._queue.extendleft(left[np.argsort(-self.admissions.turn[left])].tolist())
         table.leave(left)
         num_groups = len(self.tables.pools)
         rows = int(np.bincount(group[~waits], minlength=1).max())
         table.seat(group[~waits], num_groups=num_groups, rows_per_group=rows)
-        return self._work(admitted), waits
+        return self.admissions.work(admitted), waits
 
     def balance_options(
         self, row_buckets: Sequence[int], laid_out: np.ndarray | int
@@ -304,23 +265,10 @@ class Scheduler:
             adopted = tables.adopt(i, int(group[k]), pools, moved)
             more = pool.take(len(held) - int(tables.count[i]))
             assert adopted is not None and more is not None, "counted"
-            self._give(i, int(group[k]), np.concatenate([tables.of(i), more]))
+            self.admissions.give(i, int(group[k]), np.concatenate([tables.of(i), more]))
             pools[old[k]].release(held)
             moves.append(adopted)
         return group, PageMoves.of(moves)
-
-    def _work(self, admitted: list[tuple[int, Admitted]]) -> PrefillWork:
-        i = np.array([i for i, _ in admitted], np.int64)
-        start = np.array([given.num_cached for _, given in admitted], np.int64)
-        stop = self.table.length[i] - 1
-        group, is_new = self.tables.group[i], start < stop
-        spans = Spans(i[is_new], group[is_new], start[is_new], stop[is_new])
-        copies = [
-            (g, *given.copy)
-            for g, (_, given) in zip(group.tolist(), admitted, strict=True)
-            if given.copy is not None
-        ]
-        return PrefillWork(spans, Copies(*np.array(copies, np.int32).reshape(-1, 3).T))
 
     def check_integrity(self) -> None:
         """To be called when no burst is on its way.
@@ -331,37 +279,3 @@ class Scheduler:
         self.table.check_integrity()
         self.tables.check_integrity()
         assert sorted(self._queue) == self.table.waiting.tolist(), "the queue is those that wait"
-
-
-class _Filling:
-    """One round of admissions: which groups have room left, and which sequences were admitted."""
-
-    def __init__(self, scheduler: Scheduler, most: int, steps: int, at_once: int):
-        """At most `most` live sequences to a group; `steps` and `at_once` as in `Scheduler.admit`."""
-        table = scheduler.table
-        live = table.group(table.live)
-        self.scheduler, self.most, self.steps, self.at_once = scheduler, most, steps, at_once
-        # Of each group, pages that are to be free.
-        self.needed = scheduler.tables.lacking(steps).tolist()
-        self.count = np.bincount(live, minlength=table.num_groups).tolist()
-        self.open = {g for g, count in enumerate(self.count) if count < most}
-        self.admitted: list[tuple[int, Admitted]] = []
-
-    def take(self, sequence: int, groups: set[int]) -> bool:
-        """Admits it to the one of some open groups that has most pages left, if it has enough."""
-        pools, needed = self.scheduler.tables.pools, self.needed
-        later = self.scheduler.more_pages(sequence, self.steps, after=self.at_once)
-        for group in sorted(groups, key=lambda g: needed[g] - pools[g].num_free):
-            leaving = needed[group] + later
-            given = self.scheduler.admit_one(sequence, group, self.at_once, leaving=leaving)
-            if given is None:
-                # A sequence that needs more pages is not overtaken.
-                self.open.discard(group)
-                continue
-            self.admitted.append((sequence, given))
-            needed[group] = leaving
-            self.count[group] += 1
-            if self.count[group] == self.most:
-                self.open.discard(group)
-            return True
-        return False

@@ -16,14 +16,13 @@ KV cache from any layout to any other.
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from jaxtyping import Array, Int
 
 from pat_jax.common.errors import UserError
 from pat_jax.layout.backend import Backend
@@ -33,7 +32,6 @@ from pat_jax.layout.rules import RULES, Role
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.kernels.kernel_choice import Kernels
 from pat_jax.models.lora import Lora
-from pat_jax.models.partition import Names, Partition, Whole
 from pat_jax.models.policy import Params, Policy
 from pat_jax.planning.types import Split
 
@@ -258,82 +256,3 @@ def shard_bytes(x: jax.Array | jax.ShapeDtypeStruct) -> int:
     """Bytes of one device's part of an array."""
     assert x.sharding is not None  # an abstract array says where it will be
     return math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
-
-
-@dataclass(frozen=True)
-class ManualPartition(Partition):
-    """Inside `shard_map`: arrays are shards, sums and gathers are collectives over the layout's axes."""
-
-    layout: Layout
-
-    @property
-    def kernels(self) -> Kernels:
-        return self.layout.kernels
-
-    def sum(self, x: Array, *axes: str) -> Array:
-        mesh_axes = tuple(a for name in axes for a in self.layout.mesh_axes(name))
-        return jax.lax.psum(x, mesh_axes) if mesh_axes else x
-
-    def gather(self, x: Array, axis: str) -> Array:
-        mesh_axes = self.layout.mesh_axes(axis)
-        return jax.lax.all_gather(x, mesh_axes, axis=x.ndim - 1, tiled=True) if mesh_axes else x
-
-    def shard_index(self, axis: str) -> Int[Array, ""] | int:
-        mesh_axes = self.layout.mesh_axes(axis)
-        return jax.lax.axis_index(mesh_axes) if mesh_axes else 0
-
-    def constrain(self, x: Array, *axes: str | None) -> Array:
-        del axes
-        return x
-
-
-@dataclass(frozen=True)
-class AutoPartition(Whole):
-    """As a trainer's: arrays are whole, the compiler communicates, constraints steer it."""
-
-    layout: Layout
-
-    @property
-    def kernels(self) -> Kernels:
-        return self.layout.kernels
-
-    def constrain(self, x: Array, *axes: str | None) -> Array:
-        return jax.lax.with_sharding_constraint(x, self.layout.sharding(*axes, role="train"))
-
-    def on_shards(
-        self,
-        function: Callable[..., Array],
-        inputs: Sequence[tuple[Array, Names]],
-        output: Names,
-    ) -> Array:
-        arrays, names = zip(*inputs, strict=True)
-        return jax.shard_map(
-            function,
-            mesh=self.layout.mesh,
-            in_specs=tuple(self.layout.spec(*of, role="train") for of in names),
-            out_specs=self.layout.spec(*output, role="train"),
-            check_vma=False,  # kernels do not say over which axes their results vary
-        )(*arrays)
-
-    def by_rows(self, function: Callable[..., Any], whole: Any, *rows: Array) -> Any:
-        """What `function` makes of each data-parallel shard of rows and of `whole`, which all have.
-
-        Communication over data parallelism comes before and after it, never inside: `whole` is brought
-        together once, and its gradient summed once. Tensor parallelism is left to the compiler.
-        """
-        dp_axes = self.layout.dp_axes
-        if not dp_axes:
-            return function(whole, *rows)
-        by_rows = self.layout.spec("batch", role="train")
-
-        def of_shard(whole: Any, *rows: Array) -> Any:
-            # Told apart here, its gradients are summed here, and not wherever `function` uses it.
-            return function(jax.lax.pcast(whole, dp_axes, to="varying"), *rows)
-
-        return jax.shard_map(
-            of_shard,
-            mesh=self.layout.mesh,
-            in_specs=(PartitionSpec(), *[by_rows] * len(rows)),
-            out_specs=by_rows,
-            axis_names=set(dp_axes),
-        )(whole, *rows)

@@ -17,7 +17,8 @@ from pat_jax.common.devices import Device
 from pat_jax.common.errors import UserError
 from pat_jax.config.rollout import RolloutConfig
 from pat_jax.engine.engine import RolloutEngine
-from pat_jax.engine.sizing.memory import engine_memory, kv_bytes, memory_limit
+from pat_jax.engine.sizing.device_memory import memory_limit
+from pat_jax.engine.sizing.memory import engine_memory, kv_bytes
 from pat_jax.engine.warm_up.warm_up import Warmup
 from pat_jax.layout.buckets import Buckets
 from pat_jax.layout.layout import Layout, kv_ways, layout_chain
@@ -133,13 +134,13 @@ class ShardProfiler:
         """All times so far; what was known before stays as it is, its links included."""
         decode, prefill = {}, {}
         for split, warmup in self.warmups.items():
-            for (_, *at), seconds in warmup.known["decode_table"].items():
+            for (_, *at), seconds in warmup.timings.known["decode_table"].items():
                 decode[split, *at] = seconds
-            for (_, *at), seconds in warmup.known["prefill_table"].items():
+            for (_, *at), seconds in warmup.timings.known["prefill_table"].items():
                 prefill[split, *at] = seconds
-            for (_, rows, length), seconds in warmup.new["decode_table"].items():
+            for (_, rows, length), seconds in warmup.timings.new["decode_table"].items():
                 decode[split, rows, length] = seconds + self._besides_s(split.tp, rows)
-            for (_, length), seconds in warmup.new["prefill_table"].items():
+            for (_, length), seconds in warmup.timings.new["prefill_table"].items():
                 prefill[split, length] = seconds + self.composer.prefill_links_s(split.tp)
         reads = next(iter(self.engines.values())).specs.reads
         return replace(self._switches, decode_table=decode, prefill_table=prefill, reads=reads)
@@ -218,6 +219,6 @@ def _is_lacking(warmup: Warmup) -> bool:
     decode = {(ALONE, n, length) for n in buckets.rows[ALONE] for length in buckets.lengths}
     prefill = {(ALONE, length) for length in buckets.lengths}
     return not (
-        decode <= warmup.known["decode_table"].keys()
-        and prefill <= warmup.known["prefill_table"].keys()
+        decode <= warmup.timings.known["decode_table"].keys()
+        and prefill <= warmup.timings.known["prefill_table"].keys()
     )

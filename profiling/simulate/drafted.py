@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pat_jax.engine.controller import Burst
+from pat_jax.engine.orders import Burst
 from pat_jax.engine.sequences.block_tables import BlockTables
 from pat_jax.planning.draft_counts import DRAFTS, KINDS, MOST, NO_SOURCES, SAID, Drafted
 from pat_jax.planning.drafts import Acceptance, Ways

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pat_jax.engine.record.trace import Balanced, RolloutTrace, Switch
+from pat_jax.engine.record.trace import Move, RolloutTrace
 from pat_jax.planning.planner.planner import Planner
 from pat_jax.planning.types import MIGRATE_ALL, Load, Plan, Split
 from pat_jax.profiling.simulate.hindsight import Hindsight, clairvoyant
@@ -51,8 +51,8 @@ class _AsTaken(Planner):
     """
 
     first: Split
-    path: tuple[tuple[Split, Switch], ...]
-    moves: tuple[Balanced, ...]  # between the groups of a layout
+    path: tuple[tuple[Split, Move], ...]
+    moves: tuple[Move, ...]  # between the groups of a layout
     slack: int  # steps by which a replayed burst may end earlier than the real one
 
     def start(self, load: Load) -> Split:
@@ -71,7 +71,7 @@ class _AsTaken(Planner):
         return Plan(split, max(to_come, default=0), below, group)
 
     def _group(
-        self, load: Load, moves: Sequence[Balanced], options: Sequence[np.ndarray]
+        self, load: Load, moves: Sequence[Move], options: Sequence[np.ndarray]
     ) -> np.ndarray | None:
         fullest, step = _fullest(load.group), load.step + self.slack
         due = [move for move in moves if move.step <= step and fullest <= move.fullest[0]]
@@ -84,7 +84,7 @@ class _AsTaken(Planner):
         step = load.step + self.slack
         return sum(load.live <= switch.live and switch.step <= step for _, switch in self.path)
 
-    def _moves(self, done: int) -> list[Balanced]:
+    def _moves(self, done: int) -> list[Move]:
         """Moves between the last of so many switches and the next one."""
         steps = [0, *(switch.step for _, switch in self.path), math.inf]
         return [move for move in self.moves if steps[done] <= move.step <= steps[done + 1]]

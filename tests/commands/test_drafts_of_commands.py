@@ -153,7 +153,7 @@ def test_a_session_tells_the_logger_and_has_the_counts(
         session = generate.session({"model": str(model), **options, **speculation})
         session.generate(["the cat", "a dog"], n=2, max_tokens=48)
     assert REASON in caplog.text and re.search(CAME, caplog.text)
-    trace = session.rollout
-    assert sum(trace.drafted) >= sum(trace.accepted) > 0
-    assert sum(burst[0][1] + burst[1][1] for burst in trace.by_source) == sum(trace.accepted)
-    assert trace.draft_saving_s is not None and trace.predicted_draft_saving_s is not None
+    drafts = session.rollout.drafts
+    assert sum(drafts.drafted) >= sum(drafts.accepted) > 0
+    assert sum(burst[0][1] + burst[1][1] for burst in drafts.by_source) == sum(drafts.accepted)
+    assert drafts.saving_s is not None and drafts.predicted_saving_s is not None

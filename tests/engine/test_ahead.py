@@ -10,10 +10,11 @@ import pytest
 from fakes import static_run, subject
 from two_devices import CONFIG, DP2, TP2, engine, generate, look_at_pages, reading_pages
 
-from pat_jax.engine.controller import Burst, Collected, Controller
+from pat_jax.engine.controller import Controller
 from pat_jax.engine.device.decode.sampling import sequence_key
 from pat_jax.engine.device_executor import DeviceExecutor
 from pat_jax.engine.engine import RolloutEngine
+from pat_jax.engine.orders import Burst, Collected
 from pat_jax.engine.record.report import RolloutReport
 from pat_jax.engine.sequences.contents import RowsOutput
 from pat_jax.engine.sequences.responses import Completion, Request

@@ -15,6 +15,7 @@ from page_pools import CASES, PAGE_SIZE, assert_pages_arrived, chain, put
 from pat_jax.engine.device.decode.sampling import sequence_key
 from pat_jax.engine.device.pages.migration import Shifting
 from pat_jax.engine.device.pages.pages import pack, shift, unpack
+from pat_jax.engine.device.programs.program_specs import page_bytes
 from pat_jax.engine.engine import RolloutEngine
 from pat_jax.engine.record.report import RolloutReport
 from pat_jax.engine.relocation.rounds import SHIFT_SIZES, SIZES, shifts
@@ -123,7 +124,7 @@ class TestPages:
         responses = Responses.of(requests, num_groups=2, rows_per_group=4)
         scheduler = Scheduler(responses, num_pages=16, page_size=4)
         for i, group in enumerate([0, 1, 1, 1]):
-            assert scheduler.admit_one(i, group, 1) is not None
+            assert scheduler.admissions.admit(i, group, 1) is not None
         responses.table.enter(np.arange(4), np.array([0, 1, 1, 1]))
         before = scheduler.balance_options((1, 2, 4), 0)
         assert [int(np.bincount(new).max()) for new in before] == [2]
@@ -142,7 +143,7 @@ class TestPages:
         # All in one group, then a second pool beside it.
         tables.pools.append(tables.new_pools(1, 50)[0])
         table.num_groups = 2
-        before, turn = tables.rows(np.arange(4), 4), scheduler._turn.copy()
+        before, turn = tables.rows(np.arange(4), 4), scheduler.admissions.turn.copy()
         group, moves = scheduler.balance(np.array([0, 1, 1, 0]))
         scheduler.arrive(group, np.zeros(4, bool), 4)
         after = tables.rows(np.arange(4), 4)
@@ -153,7 +154,7 @@ class TestPages:
         assert after[1, 3] != after[2, 3]
         assert [pool.capacity - pool.num_free for pool in tables.pools] == [3 + 2, 3 + 2]
         assert table.group(np.arange(4)).tolist() == [0, 1, 1, 0]
-        np.testing.assert_array_equal(turn, scheduler._turn)
+        np.testing.assert_array_equal(turn, scheduler.admissions.turn)
 
     @given(
         st.lists(st.tuples(st.integers(0, 7), st.integers(1, 7), st.integers(1, 70)), max_size=8)
@@ -315,8 +316,9 @@ def test_balancing_changes_no_token(split, seed):
         # The pages that are filled, less those of a prompt of which the group has some.
         size = engine().specs.page_size
         filled, prompts = -(-load.context[moved] // size), (load.context - load.generated) // size
-        assert (filled - prompts[moved]).sum() <= done.pages <= filled.sum()
-        assert done.bytes_moved >= done.least_bytes > 0
+        assert done.sent is not None and done.sent.total >= done.sent.least
+        pages = done.sent.least / page_bytes(engine().policy.config, size, engine().dtype)
+        assert (filled - prompts[moved]).sum() <= pages <= filled.sum()
         assert done.seconds > 0
 
 

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from controllers import CAP, DP2, PROMPT, SHAPES, at, end, make_controller
 
-from pat_jax.engine.controller import Burst, Collected, Controller
+from pat_jax.engine.controller import Controller
+from pat_jax.engine.orders import Burst, Collected
 from pat_jax.engine.sequences.contents import Contents
 from pat_jax.engine.sequences.page_allocator import NULL_PAGE
 from pat_jax.engine.sequences.sequence_table import SequenceTable

@@ -15,14 +15,8 @@ from runs import TINY
 from pat_jax.common.errors import UserError
 from pat_jax.config.command_line import parse
 from pat_jax.engine.engine import RolloutEngine
-from pat_jax.engine.sizing.memory import (
-    cache_limit,
-    memory_alone,
-    memory_limit,
-    memory_model,
-    most_at_once,
-    shard_bytes,
-)
+from pat_jax.engine.sizing.device_memory import cache_limit, memory_limit
+from pat_jax.engine.sizing.memory import memory_alone, memory_model, most_at_once, shard_bytes
 from pat_jax.engine.sizing.memory_words import describe_memory, describe_peak
 from pat_jax.models.policy import Policy
 from pat_jax.models.presets import PRESETS
@@ -107,7 +101,7 @@ def test_caches_of_a_cpu_are_sized_by_the_memory_of_the_machine(monkeypatch):
         held = setup().memory.held(SPLITS[0]) - full
         memory = 4 * len(devices) * (held + share) / 0.9
         monkeypatch.setattr(
-            "pat_jax.engine.sizing.memory.machine_memory", lambda memory=memory: memory
+            "pat_jax.engine.sizing.device_memory.machine_memory", lambda memory=memory: memory
         )
         limit = cache_limit(asked.rollout, devices)
         assert limit == memory / 4 / len(devices)
@@ -125,7 +119,7 @@ def test_a_cpu_runs_as_many_sequences_as_copies_of_their_caches_fit(monkeypatch)
     for sequences, expected in ((4 * wanted, wanted), (2, max(s.dp for s in engine.layouts))):
         memory = 4 * len(devices) * sequences * one
         monkeypatch.setattr(
-            "pat_jax.engine.sizing.memory.machine_memory", lambda memory=memory: memory
+            "pat_jax.engine.sizing.device_memory.machine_memory", lambda memory=memory: memory
         )
         assert most_at_once(*made_of) == expected
     on_gpu = [SimpleNamespace(platform="gpu")]

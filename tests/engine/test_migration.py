@@ -145,8 +145,8 @@ def test_a_switch_sends_and_holds_what_it_says(name, carry, monkeypatch):
         peaks.clear()
         before.clear()
         (switch,) = subject(name).run(requests, planner)[1].switches
-        assert (switch.bytes_moved or 0) <= 1.05 * switch.least_bytes
-        assert (switch.least_bytes > 0) == (carry != "recompute" or path[0] > path[1])
+        assert switch.sent is not None and switch.sent.total <= 1.05 * switch.sent.least
+        assert (switch.sent.least > 0) == (carry != "recompute" or path[0] > path[1])
         # Weights that are more afterwards stay; the pool is as large as it was.
         specs = subject(name).engine.specs
         sizes = {

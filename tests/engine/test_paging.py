@@ -47,9 +47,11 @@ class Pages(RuleBasedStateMachine):
 
     def state(self) -> dict:
         """All that the pool knows."""
+        known = vars(self.pool) | vars(self.pool.prefixes)
         return {
             name: x.tolist() if isinstance(x, np.ndarray) else deepcopy(x)
-            for name, x in vars(self.pool).items()
+            for name, x in known.items()
+            if name != "prefixes"
         }
 
     def unchanged_if_refused(self, before: dict, needed: int) -> None:

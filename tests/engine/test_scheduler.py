@@ -320,9 +320,12 @@ def test_who_gave_way_finds_its_own_pages_behind_a_beginning_that_it_shares(is_s
         (lambda s: s.tables.pools[0].take(1), "other holders"),
         (lambda s: s.tables.pools[0]._idle.popitem(), "held, idle or blank"),
         (lambda s: s.tables.pools[0]._push(np.array([40], np.int32)), "held, idle or blank"),
-        (lambda s: s.tables.pools[0]._index.popitem(), None),
-        (lambda s: s.tables.pools[0]._note(45, (0, b"blank")), "blank page can be found"),
-        (lambda s: s.tables.pools[0]._note(int(s.tables.of(0)[1]), (44, b"")), "those before"),
+        (lambda s: s.tables.pools[0].prefixes._page.popitem(), None),
+        (lambda s: s.tables.pools[0].prefixes.note(45, (0, b"blank")), "blank page can be found"),
+        (
+            lambda s: s.tables.pools[0].prefixes.note(int(s.tables.of(0)[1]), (44, b"")),
+            "those before",
+        ),
     ],
     ids=[
         "left the queue",

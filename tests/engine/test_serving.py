@@ -222,12 +222,12 @@ class Serving(RuleBasedStateMachine):
             return
         held = self.tables.count[live].tolist()
         free = [pool.num_free for pool in self.tables.pools]
-        turn = scheduler._turn.copy()
+        turn = scheduler.admissions.turn.copy()
         group, moves = scheduler.balance(wish)
         scheduler.arrive(group, np.zeros(len(live), bool), CHECK)
         self.rows = max(self.rows, table.rows_per_group)
         new = table.group(table.live)
-        assert table.live.tolist() == live.tolist() and (turn == scheduler._turn).all()
+        assert table.live.tolist() == live.tolist() and (turn == scheduler.admissions.turn).all()
         for g in getting:
             lacked = [n for n, a, b in zip(held, wish, new, strict=True) if a == g != b]
             assert not lacked or sum(n for n, b in zip(held, wish, strict=True) if b == g) > free[g]

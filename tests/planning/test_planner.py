@@ -7,13 +7,13 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
-from fakes import SPLITS, made_up_latency, make_load, ran
+from fakes import SPLITS, make_load, ran
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_up_machines import CAP, FASTER_WITH_TP, SLOWER_WITH_TP, lengths_of, machine
 
-from pat_jax.planning.planner import budget
-from pat_jax.planning.planner.budget import RegretBudget
+from pat_jax.planning.planner import budget, priced
+from pat_jax.planning.planner import planner as planner_module
 from pat_jax.planning.planner.forecast import WEIGHTS, Forecast
 from pat_jax.planning.planner.planner import CostModelPlanner
 from pat_jax.planning.planner.scripts import FixedLayout, ScriptedPath, Step
@@ -82,7 +82,8 @@ class TestKnownAnswers:
         lengths = lengths_of((CAP, 10))
         latency = machine(nearly, reslice=0.0, migrate_per_token=0.0)
         assert make_planner(latency, lengths).decide(load, DP8).split == DP8
-        assert make_planner(latency, lengths, min_saving=0.0).decide(load, DP8).split == TP8
+        with patch.object(planner_module, "MIN_SAVING", 0.0):
+            assert make_planner(latency, lengths).decide(load, DP8).split == TP8
 
     @pytest.mark.parametrize(
         "migrate_per_token, prefill, carry", [(5e-4, 10.0, "migrate"), (0.5, 0.1, "recompute")]
@@ -92,8 +93,9 @@ class TestKnownAnswers:
         plan = make_planner(latency).decide(make_load(2, DP8, generated=60, budget=340), DP8)
         assert (plan.split, plan.recompute_below) == (TP8, recompute_below(carry))
         for pinned in ("migrate", "recompute"):
-            planner = make_planner(latency, carry=pinned, safety=0.1)
-            plan = planner.decide(make_load(2, DP8, generated=60, budget=340), DP8)
+            planner = make_planner(latency, carry=pinned)
+            with patch.object(priced, "SAFETY", 0.1):
+                plan = planner.decide(make_load(2, DP8, generated=60, budget=340), DP8)
             assert plan.recompute_below == recompute_below(pinned)
 
     def test_a_rollout_starts_where_it_will_be_cheapest(self):
@@ -122,7 +124,7 @@ def replace_group(load: Load, split: Split) -> Load:
 
 
 def forecast(planner: CostModelPlanner, load: Load, current: Split) -> Forecast:
-    return Forecast.of(load, planner.lengths, planner.splits, current, planner.grid)
+    return Forecast.of(load, planner.lengths, planner.splits, current, planner_module.GRID)
 
 
 def path_seconds(planner: CostModelPlanner, seen: Forecast, path, current: Split) -> float:
@@ -140,7 +142,7 @@ def path_seconds(planner: CostModelPlanner, seen: Forecast, path, current: Split
                 planner.latency.recompute(split, rows, length),
             )
             switch = planner.latency.reslice(at, split) + carry
-            total += planner.safety * seen.any_live[j] * switch
+            total += priced.SAFETY * seen.any_live[j] * switch
         step = sum(
             weight * planner.latency.decode_step(split, int(np.ceil(n)), length)
             for weight, n in zip(
@@ -168,12 +170,13 @@ def test_the_plan_costs_what_the_best_of_all_paths_costs(data):
         prefill=data.draw(st.floats(0.1, 5)),
     )
     lengths = lengths_of((data.draw(st.integers(1, 200)), 9), (CAP, data.draw(st.integers(0, 3))))
-    planner = CostModelPlanner(splits, latency, lengths, min_saving=0.0, grid=5)
+    planner = CostModelPlanner(splits, latency, lengths)
     current = data.draw(st.sampled_from(splits))
     load = make_load(data.draw(st.integers(1, 60)), current, budget=data.draw(st.integers(5, CAP)))
-    with without_budget():
+    few = {"MIN_SAVING": 0.0, "GRID": 5}
+    with without_budget(), patch.multiple(planner_module, **few):
         plan = planner.decide(load, current)
-    seen = forecast(planner, load, current)
+        seen = forecast(planner, load, current)
     paths = {
         path: path_seconds(planner, seen, path, current)
         for path in product(splits, repeat=len(seen.steps))
@@ -183,22 +186,6 @@ def test_the_plan_costs_what_the_best_of_all_paths_costs(data):
     if plan.split != current:
         assert plan.predicted_saving_s == pytest.approx(paths[(current,) * len(seen.steps)] - best)
         assert min(p for path, p in paths.items() if path[0] == plan.split) == pytest.approx(best)
-
-
-@settings(max_examples=25)
-@given(st.integers(1, 90), st.integers(0, CAP - 1), st.sampled_from(SPLITS), st.booleans())
-def test_what_is_forecast_makes_sense(live, generated, current, is_long):
-    planner = make_planner(machine(FASTER_WITH_TP), LONG_TAIL if is_long else lengths_of((30, 9)))
-    load = make_load(live, current, generated=generated, budget=CAP - generated)
-    seen = forecast(planner, load, current)
-    assert seen.steps.sum() == CAP - generated and (seen.steps > 0).all()
-    assert seen.any_live[0] == pytest.approx(1) and (np.diff(seen.any_live) <= 1e-9).all()
-    assert seen.context[0] == load.context.max() and (seen.context >= seen.context[0]).all()
-    for split in SPLITS:
-        fullest = seen.fullest[0, SPLITS.index(split)]
-        assert fullest[0] >= min(live / split.dp, 1) and (fullest <= live).all()
-        assert (np.diff(fullest) <= 1e-9).all() or split.dp > 1
-    assert seen.fullest[0, SPLITS.index(current), 0] == -(-live // current.dp)
 
 
 class TestObserving:
@@ -229,41 +216,6 @@ class TestObserving:
         planner = make_planner(latency)
         planner.observe(ran(DP8, 4, 64, 2 * latency.decode_step(DP8, 4, 64)))
         assert planner.latency.correction.factors == {DP8: pytest.approx(1.1, abs=0.1)}
-
-
-class TestRent:
-    """TP8 is the faster one while all 64 are live, by less than two switches cost; then DP8 is."""
-
-    def splits_of_a_rollout(self, reslice: float) -> set[Split]:
-        latency = made_up_latency(
-            {DP8: 0.1, TP8: 0.5},
-            {DP8: 0.1, TP8: 0.005},
-            reslice=reslice,
-            migrate_per_token=0.0,
-            lengths=(CAP,),
-        )
-        planner = CostModelPlanner((DP8, TP8), latency, lengths_of((50, 95), (CAP, 5)))
-        faster_by = latency.decode_step(DP8, 8, CAP) - latency.decode_step(TP8, 64, CAP)
-        assert reslice < 40 * faster_by < 50 * faster_by < 2 * reslice
-        loads = [
-            replace(make_load(64, DP8, generated=done, budget=CAP - done), step=done)
-            for done in range(0, 48, 2)
-        ]
-        return {planner.decide(load, DP8).split for load in loads}
-
-    def test_a_switch_that_has_to_be_taken_back_waits_for_its_rent(self):
-        assert self.splits_of_a_rollout(reslice=3.5) == {DP8}
-
-    def test_the_rent_is_there_without_the_way_back(self):
-        """The same plans, their predicted loss left out of the account."""
-        due = RegretBudget.due
-
-        def of_the_switch_alone(account, here, step_s, cost_s, loss_s):
-            del loss_s
-            return due(account, here, step_s, cost_s, cost_s)
-
-        with patch.object(RegretBudget, "due", of_the_switch_alone):
-            assert self.splits_of_a_rollout(reslice=3.5) == {DP8, TP8}
 
 
 class TestNoise:

@@ -1,6 +1,7 @@
 """A warm-up on two devices whose times are made up."""
 
-from pat_jax.engine.warm_up.warm_up import Timed, Warmup
+from pat_jax.engine.warm_up.timings import Timed
+from pat_jax.engine.warm_up.warm_up import Warmup
 from pat_jax.planning.types import Split
 
 DP2, TP2 = Split(2, 1), Split(1, 2)
@@ -18,4 +19,4 @@ class MadeUpClock(Warmup):
         super()._note(*programs)
         for table, key, *_ in programs:
             seconds = made_up_step(key[0], key[1]) if table == "decode_table" else 0.01
-            self.new[table][key] = seconds
+            self.timings.new[table][key] = seconds

@@ -140,7 +140,7 @@ class TestBalance:
         best = clairvoyant(self.workload, self.machine).total_s
         found = regret(self.workload, self.machine, even.trace).share
         assert found == pytest.approx(even.total_s / best - 1)
-        unmoved = replace(even.trace, balanced=())
+        unmoved = replace(even.trace, moves=())
         assert regret(self.workload, self.machine, unmoved).share > found + 0.1
 
     @settings(max_examples=50)

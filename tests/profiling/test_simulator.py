@@ -65,7 +65,7 @@ class TestSwitches:
         planner = AtSteps(source, ((64, target),), recompute_below(carry))
         done = replay(workload, planner, in_short_bursts(MACHINE))
         (switch,), truth = done.trace.switches, MACHINE.truth
-        assert switch.bytes_moved is None  # a replay moves none, which is not the same as zero
+        assert switch.sent is None  # a replay moves none, which is not the same as zero
         # 32 sequences in full buckets: 73 tokens of context in a cache of 128.
         kv = (
             truth.migrate(source, target, 32 // source.dp, 32, 73)

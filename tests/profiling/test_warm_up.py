@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from pat_jax.engine.warm_up.warm_up import Timed, Warmup
+from pat_jax.engine.warm_up.timings import Timed
+from pat_jax.engine.warm_up.warm_up import Warmup
 from pat_jax.planning.latency.model import ROUNDS, TABLES
 from pat_jax.planning.types import Split
 
@@ -32,11 +33,13 @@ class Machine:
 def warm_up(
     runs: int = 2, *, recheck: bool = False, known: tuple = (), first: object = None
 ) -> Warmup:
-    specs: Any = SimpleNamespace(drafts_from="suffix", first=first)
     layouts = {TP2: SimpleNamespace(platform="cpu")}
+    specs: Any = SimpleNamespace(drafts_from="suffix", first=first, layouts=layouts)
     engine: Any = SimpleNamespace(specs=specs, programs=None, layouts=layouts)
     warmup = Warmup(engine, runs=runs, recheck=recheck)
-    warmup.known = {name: {} for name in TABLES} | {"decode_table": dict.fromkeys(known, 1.0)}
+    warmup.timings.known = {name: {} for name in TABLES} | {
+        "decode_table": dict.fromkeys(known, 1.0)
+    }
     return warmup
 
 
@@ -52,36 +55,36 @@ def warm_up(
 )
 def test_the_fastest_of_a_few_runs_counts(runs, seconds, ran):
     machine, warmup = Machine(seconds), warm_up(runs)
-    warmup._note(*machine.programs(steps=4))
-    assert warmup.new["decode_table"] == {(TP2, 0): min(seconds) / 4}
+    warmup.timings.note(*machine.programs(steps=4))
+    assert warmup.timings.new["decode_table"] == {(TP2, 0): min(seconds) / 4}
     assert len(machine.ran) == ran
 
 
 def test_where_few_are_measured_a_first_run_of_a_second_counts():
     machine, warmup = Machine([1.2, 0.1]), warm_up(first="a few")
-    warmup._note(*machine.programs())
-    assert warmup.new["decode_table"] == {(TP2, 0): 1.2} and len(machine.ran) == 1
+    warmup.timings.note(*machine.programs())
+    assert warmup.timings.new["decode_table"] == {(TP2, 0): 1.2} and len(machine.ran) == 1
 
 
 def test_several_run_by_turns():
     machine, warmup = Machine([0.5] * 3, [0.5] * 3), warm_up()
-    warmup._note(*machine.programs())
-    assert machine.ran == [0, 1, 0, 1, 0, 1] and warmup.done == 2
+    warmup.timings.note(*machine.programs())
+    assert machine.ran == [0, 1, 0, 1, 0, 1]
 
 
 def test_of_several_one_may_need_fewer_runs():
     machine, warmup = Machine([5.0, 9.0], [0.5, 0.6, 0.3]), warm_up()
-    warmup._note(*machine.programs())
+    warmup.timings.note(*machine.programs())
     assert machine.ran == [0, 1, 0, 1, 1]
-    assert warmup.new["decode_table"] == {(TP2, 0): 5.0, (TP2, 1): 0.3}
+    assert warmup.timings.new["decode_table"] == {(TP2, 0): 5.0, (TP2, 1): 0.3}
 
 
 @pytest.mark.parametrize(("recheck", "again"), [(False, {}), (True, {(TP2, 0): 0.4})])
 @pytest.mark.parametrize("first_s", [0.5, 3.0])
 def test_what_is_known_is_timed_where_it_is_to_be_checked(first_s, recheck, again):
     machine, warmup = Machine([first_s, 0.4]), warm_up(recheck=recheck, known=((TP2, 0),))
-    warmup._note(*machine.programs())
-    assert warmup.again["decode_table"] == again and not warmup.new["decode_table"]
+    warmup.timings.note(*machine.programs())
+    assert warmup.timings.again["decode_table"] == again and not warmup.timings.new["decode_table"]
     assert len(machine.ran) == 1 + recheck
 
 
@@ -102,16 +105,18 @@ def test_of_what_is_known_one_layout_runs(lacks, ran, monkeypatch: pytest.Monkey
     engine.layouts = layouts
     engine.set_weights = lambda weights, layout: None
     engine.release_weights = lambda: None
-    times.known["decode_table"] = {(split, n, 64): 1.0 for split in rows for n in rows[split]}
-    times.known["prefill_table"] = {(split, 64): 1.0 for split in rows}
-    times.known["migrate_table"] = {(dp2, dp2, ROUNDS[0]): 1.0}
+    times.timings.known["decode_table"] = {
+        (split, n, 64): 1.0 for split in rows for n in rows[split]
+    }
+    times.timings.known["prefill_table"] = {(split, 64): 1.0 for split in rows}
+    times.timings.known["migrate_table"] = {(dp2, dp2, ROUNDS[0]): 1.0}
     if lacks == "steps":
-        del times.known["decode_table"][TP2, 16, 64]
+        del times.timings.known["decode_table"][TP2, 16, 64]
     seen = []
 
     def decode_and_prefill(layout: Any) -> None:
         seen.append(str(layout.split))
-        times.again["decode_table"][layout.split, 1, 64] = 2.0
+        times.timings.again["decode_table"][layout.split, 1, 64] = 2.0
 
     monkeypatch.setattr(times, "decode_and_prefill", decode_and_prefill)
     for name in ("_pages", "_shift", "_migrate", "_reslice"):

@@ -16,7 +16,7 @@ from wild_json import ANYWHERE, WILD, with_wild
 
 from pat_jax.batch_generation.result_file import ResultFile
 from pat_jax.common.errors import UserError
-from pat_jax.engine.record.trace import RolloutTrace, Switch
+from pat_jax.engine.record.trace import Move, MovedBytes, RolloutTrace
 from pat_jax.engine.sequences.earlier import EarlierResponses
 from pat_jax.engine.sequences.texts import BESIDE
 from pat_jax.evaluation.kept_responses import KeptResponses
@@ -106,7 +106,7 @@ def read_note(path: Path) -> None:
 
 
 TRACE = RolloutTrace(
-    (0.0, 1.0), (0, 4), (8, 2), ("dp2tp1", "dp1tp2"), 2.0, 9, (Switch(4, 2, "dp2tp1", "dp1tp2", 9, 0.1, 1, 0.1, "migrate", "x"),)
+    (0.0, 1.0), (0, 4), (8, 2), ("dp2tp1", "dp1tp2"), 2.0, 9, (Move(4, 2, "dp2tp1", "dp1tp2", 0.1, 1, 0.1, "migrate", "x", 2, (2, 2), MovedBytes(9)),)
 )  # fmt: skip
 KEPT = {"place": 0, "request": 5, "tokens": [1, 2], "truncated": False}
 UNFINISHED = {"batch": 0, "place": 1, "policy": 7, "request": 3, "tokens": [1], "truncated": True}

@@ -1,6 +1,6 @@
 """The picture of a rollout: it is drawn, it shows what the trace says, the trace comes back."""
 
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,25 +14,27 @@ from matplotlib.image import imread
 from matplotlib.legend import Legend
 
 from pat_jax.common.picture_style import tp_colour
-from pat_jax.engine.controller import Collected
+from pat_jax.engine.orders import Collected
 from pat_jax.engine.record.plot import MOST_TOLD, draw_rollout, plot_rollout
 from pat_jax.engine.record.report import RolloutReport
-from pat_jax.engine.record.trace import RolloutTrace, Switch
+from pat_jax.engine.record.trace import DraftTrace, Move, MovedBytes, RolloutTrace
 from pat_jax.engine.sequences.prefill_calls import Copies
 from pat_jax.planning.draft_counts import NONE_DRAFTED, Drafted
 from pat_jax.planning.types import DraftPrediction, Ran, Split
 
-SWITCH = Switch(
+SWITCH = Move(
     step=128,
     live=4,
     source="dp2tp1",
     target="dp1tp2",
-    bytes_moved=3 * 2**20,
     seconds=0.25,
     predicted_saving_s=1.5,
     predicted_cost_s=0.2,
     kv="migrate",
     reason="the saving exceeds the cost",
+    sequences=4,
+    fullest=(2, 4),
+    sent=MovedBytes(3 * 2**20),
 )
 TRACE = RolloutTrace(
     times_s=(0.5, 1.5, 2.5),
@@ -41,7 +43,7 @@ TRACE = RolloutTrace(
     layout=("dp2tp1", "dp2tp1", "dp1tp2"),
     total_s=4.0,
     total_steps=200,
-    switches=(SWITCH,),
+    moves=(SWITCH,),
 )
 
 
@@ -77,11 +79,11 @@ def test_the_picture_shows_bands_switches_and_live_sequences(tmp_path: Path, dra
 
 def told(trace: RolloutTrace) -> list[str]:
     """The lines under the picture."""
-    return draw_rollout(trace, "time").get_supxlabel().splitlines()
+    return draw_rollout(trace).get_supxlabel().splitlines()
 
 
 def test_of_a_replay_no_bytes_are_told():
-    (line,) = told(replace(TRACE, switches=(replace(SWITCH, bytes_moved=None),)))
+    (line,) = told(replace(TRACE, moves=(replace(SWITCH, sent=None),)))
     assert "migrate KV; cost" in line and " B" not in line
 
 
@@ -102,10 +104,10 @@ def test_nothing_covers_the_curve(ends: list[int], at: list[int]):
         layout=layout,
         total_s=8.3,
         total_steps=400,
-        switches=tuple(replace(SWITCH, step=20 * n, seconds=0.01) for n in at),
+        moves=tuple(replace(SWITCH, step=20 * n, seconds=0.01) for n in at),
         done_after=tuple(sorted(ends)),
     )
-    figure = draw_rollout(trace, "time")
+    figure = draw_rollout(trace)
     figure.draw_without_rendering()
     (axes,) = figure.axes
     drawn_to = axes.transData.transform((0, len(ends)))[1]
@@ -118,8 +120,8 @@ def test_nothing_covers_the_curve(ends: list[int], at: list[int]):
 
 
 @pytest.mark.parametrize("switches", [(), (SWITCH,)])
-def test_a_computed_picture_says_so_beside_its_title(switches: tuple[Switch, ...]):
-    trace = replace(TRACE, switches=switches, total_steps=1_234_567, live=(2048, 1000, 4))
+def test_a_computed_picture_says_so_beside_its_title(switches: tuple[Move, ...]):
+    trace = replace(TRACE, moves=switches, total_steps=1_234_567, live=(2048, 1000, 4))
     for is_computed in (False, True):
         figure = draw_rollout(replace(trace, is_computed=is_computed))
         figure.draw_without_rendering()
@@ -133,7 +135,7 @@ def test_a_tp_degree_has_one_colour_whatever_stands_beside_it():
     """In the picture of a rollout as in those of a plan."""
 
     def colours(*layouts: str) -> list:
-        bands = draw_rollout(replace(TRACE, layout=layouts, switches=())).axes[0].patches
+        bands = draw_rollout(replace(TRACE, layout=layouts, moves=())).axes[0].patches
         return [to_rgb(band.get_facecolor()) for band in bands[1:4]]
 
     narrow, wide, narrow_again = colours("dp8tp1", "dp2tp4", "dp8tp1")
@@ -148,12 +150,6 @@ def test_degrees_of_one_mesh_are_told_apart(chain: tuple[int, ...]):
     assert len({tp_colour(tp) for tp in chain}) == len(chain)
 
 
-def test_decode_steps_may_run_to_the_right(tmp_path: Path, drawn):
-    plot_rollout(TRACE, tmp_path / "rollout.png", axis="step")
-    assert drawn["axvspan"] == [(0, 128), (128, 200)]
-    assert drawn["axvline"] == [(128,)]
-
-
 def test_the_curve_falls_where_sequences_end(tmp_path: Path, drawn):
     trace = replace(TRACE, live=(3, 2, 1), done_after=(32, 128, 164))
     plot_rollout(trace, tmp_path / "rollout.png")
@@ -161,24 +157,18 @@ def test_the_curve_falls_where_sequences_end(tmp_path: Path, drawn):
     assert RolloutTrace.from_json((tmp_path / "rollout.json").read_text()) == trace
 
 
-def test_the_trace_lies_beside_the_picture_and_reads_back(tmp_path: Path):
-    plot_rollout(TRACE, tmp_path / "rollout.png")
-    assert RolloutTrace.from_json((tmp_path / "rollout.json").read_text()) == TRACE
-
-
-@pytest.mark.parametrize("axis", ["time", "step"])
-def test_a_rollout_without_bursts_or_switches_is_drawn_too(tmp_path: Path, axis):
-    plot_rollout(replace(TRACE, switches=()), tmp_path / "no-switch.png", axis=axis)
-    plot_rollout(RolloutTrace((), (), (), (), 0.0, 0), tmp_path / "empty.png", axis=axis)
+def test_a_rollout_without_bursts_or_switches_is_drawn_too(tmp_path: Path):
+    plot_rollout(replace(TRACE, moves=()), tmp_path / "no-switch.png")
+    plot_rollout(RolloutTrace((), (), (), (), 0.0, 0), tmp_path / "empty.png")
     assert (tmp_path / "empty.png").exists()
 
 
 def test_the_path_begins_where_the_prompts_were_prefilled():
     assert TRACE.path == ["dp2tp1", "dp1tp2"]
     at_once = replace(SWITCH, step=0, live=32)
-    left = replace(TRACE, layout=("dp1tp2",) * 3, switches=(at_once,))
+    left = replace(TRACE, layout=("dp1tp2",) * 3, moves=(at_once,))
     assert left.path == ["dp2tp1", "dp1tp2"]
-    assert replace(left, switches=()).path == ["dp1tp2"]
+    assert replace(left, moves=()).path == ["dp1tp2"]
     assert RolloutTrace((), (), (), (), 0.0, 0).path == []
 
 
@@ -189,28 +179,28 @@ def test_a_trace_with_entries_missing_is_refused():
 
 def test_drafts_are_a_curve_of_their_own(drawn):
     """What a sequence said in a step, burst by burst; none where nothing was drafted."""
-    draw_rollout(replace(TRACE, tokens_per_step=(1.0, 1.0, 1.0)))
-    draw_rollout(replace(TRACE, tokens_per_step=(1.0, 1.8, 2.5)))
+    draw_rollout(replace(TRACE, drafts=DraftTrace((1.0, 1.0, 1.0))))
+    draw_rollout(replace(TRACE, drafts=DraftTrace((1.0, 1.8, 2.5))))
     live, again, drafts = drawn["step"]
     assert live == again == ([0.5, 1.5, 2.5, 4.0], [32, 20, 4, 0])
     assert drafts == ([0.5, 1.5, 2.5, 4.0], [1.0, 1.8, 2.5, 2.5])
 
 
 NOWHERE = (((0, 0, 0),) * 3,) * 3  # no source is known
-DRAFTED = replace(
-    TRACE,
+DRAFTS = DraftTrace(
     tokens_per_step=(1.0, 1.5, 3.0),
     drafted=(0, 24, 40),
     accepted=(0, 10, 20),
-    # Of each burst, from own text, siblings and earlier responses: verified, said, said on branches.
+    # Of each burst, from own text, siblings and earlier responses: verified, accepted, on branches.
     by_source=(
         ((0, 0, 0),) * 3,
         ((20, 8, 1), (4, 2, 0), (0, 0, 0)),
         ((20, 5, 0), (0, 0, 0), (20, 15, 2)),
     ),
-    draft_saving_s=0.75,
-    predicted_draft_saving_s=1.25,
+    saving_s=0.75,
+    predicted_saving_s=1.25,
 )
+DRAFTED = replace(TRACE, drafts=DRAFTS)
 
 
 def test_tokens_of_drafts_are_areas_by_what_they_are_from(drawn):
@@ -249,14 +239,12 @@ def test_what_drafts_gave_is_told_in_a_line():
         "drafts: 64 tokens drafted, 30 accepted (own text 13, siblings 2, earlier responses 15); "
         "saved 750 ms (predicted 1.25 s)"
     )
-    wrong = replace(
-        TRACE, tokens_per_step=(1.0,) * 3, drafted=(0, 9, 0), accepted=(0,) * 3, by_source=NOWHERE
-    )
-    assert told(wrong)[1:] == ["drafts: 9 tokens drafted, 0 accepted"]
+    wrong = DraftTrace((1.0,) * 3, drafted=(0, 9, 0), accepted=(0,) * 3, by_source=NOWHERE)
+    assert told(replace(TRACE, drafts=wrong))[1:] == ["drafts: 9 tokens drafted, 0 accepted"]
 
 
 def test_drafts_that_are_not_copied_are_one_area(drawn):
-    figure = draw_rollout(replace(DRAFTED, by_source=NOWHERE))
+    figure = draw_rollout(replace(TRACE, drafts=replace(DRAFTS, by_source=NOWHERE)))
     _, area = drawn["fill_between"]
     assert [*area[2]] == [1.0, 1.5, 3.0, 3.0]
     assert names_of(figure) == ["drafts"]
@@ -264,7 +252,9 @@ def test_drafts_that_are_not_copied_are_one_area(drawn):
 
 
 def test_words_and_names_do_not_cover_each_other():
-    figure = draw_rollout(replace(DRAFTED, accepted=(0, 12, 21)))  # some from elsewhere: four names
+    figure = draw_rollout(
+        replace(TRACE, drafts=replace(DRAFTS, accepted=(0, 12, 21)))
+    )  # four names
     figure.draw_without_rendering()
     below = figure.axes[0].xaxis.label.get_window_extent()
     names = legend(figure).get_window_extent()
@@ -276,28 +266,21 @@ def test_words_and_names_do_not_cover_each_other():
 def test_a_report_hands_on_what_each_burst_drafted(tmp_path: Path):
     report = RolloutReport()
     for i, (tokens, row_steps) in enumerate([(40, 40), (30, 20), (30, 10)]):
-        by_source = np.array(DRAFTED.by_source[i])
+        by_source = np.array(DRAFTS.by_source[i])
         begun, tried, right, forks, *_ = NONE_DRAFTED
-        drafted = Drafted(begun, tried, right, forks, DRAFTED.drafted[i], by_source)
+        drafted = Drafted(begun, tried, right, forks, DRAFTS.drafted[i], by_source)
         ran = Ran(Split(2, 1), 4, 64, 8, 100, 10, 1.0, budget=3)
         nobody = np.zeros(0, int)
         nothing = Copies(nobody, nobody, nobody)
         done = Collected(10, tokens, row_steps, drafted, 100, nobody, nothing)
         report.add_burst(ran, float(i), done, None)
-    assert report.trace.draft_saving_s is None  # no planner has priced them
+    assert report.trace.drafts.saving_s is None  # no planner has priced them
     predicted = DraftPrediction(tokens=2.0, step_s=0.1, plain_s=0.15)
     report.drafts.add(ran, predicted, 3.0)
-    trace = report.trace
-    assert (trace.drafted, trace.accepted) == (DRAFTED.drafted, DRAFTED.accepted)
-    assert trace.by_source == DRAFTED.by_source and trace.tokens_per_step == (1.0, 1.5, 3.0)
+    drafts = report.trace.drafts
+    assert replace(drafts, saving_s=0.75, predicted_saving_s=1.25) == DRAFTS
     assert (report.drafted, report.accepted) == (64, 30)
     assert report.by_source == [[40, 13, 1], [4, 2, 0], [20, 15, 2]]
-    assert trace.predicted_draft_saving_s == pytest.approx(10 * (2 * 0.15 - 0.1))
-    assert trace.draft_saving_s == pytest.approx(10 * 3 * 0.15 - 1.0)
-    assert RolloutTrace.from_json(trace.to_json()) == trace
-
-
-def test_a_trace_of_a_version_that_knew_no_sources_is_read():
-    told_before = {name: x for name, x in asdict(TRACE).items() if "draft" not in name}
-    del told_before["accepted"], told_before["by_source"]
-    assert RolloutTrace.from_fields(told_before) == TRACE
+    assert drafts.predicted_saving_s == pytest.approx(10 * (2 * 0.15 - 0.1))
+    assert drafts.saving_s == pytest.approx(10 * 3 * 0.15 - 1.0)
+    assert RolloutTrace.from_json(report.trace.to_json()) == report.trace

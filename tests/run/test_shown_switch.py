@@ -11,7 +11,7 @@ from pages import section_of
 
 from pat_jax.common.errors import UserError
 from pat_jax.engine.record.plot import draw_rollouts
-from pat_jax.engine.record.trace import RolloutTrace, Switch
+from pat_jax.engine.record.trace import Move, MovedBytes, RolloutTrace
 from pat_jax.engine.sequences.responses import Completion
 from pat_jax.planning.types import Split
 from pat_jax.run.logging.page.run_page import run_page
@@ -33,20 +33,22 @@ PLANNED = RolloutTrace(
     total_s=2.0,
     total_steps=96,
 )
-SWITCH = Switch(
+SWITCH = Move(
     step=64,
     live=24,
     source="dp2tp1",
     target="dp1tp2",
-    bytes_moved=2**20,
     seconds=0.0625,
     predicted_saving_s=0.0,
     predicted_cost_s=0.0,
     kv="migrate",
     reason="scripted",
+    sequences=24,
+    fullest=(12, 24),
+    sent=MovedBytes(2**20),
     at_s=1.0,
 )
-FORCED = replace(PLANNED, layout=("dp2tp1", "dp1tp2"), switches=(SWITCH,), total_s=2.5)
+FORCED = replace(PLANNED, layout=("dp2tp1", "dp1tp2"), moves=(SWITCH,), total_s=2.5)
 COMPUTED = ComputedPlan(
     command="python -m pat_jax.plan --model <8b>",
     model="<8b>",

@@ -6,13 +6,13 @@ Knows `RolloutTrace` and matplotlib, which is imported only when a picture is dr
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from pat_jax.common.picture_style import COMPUTED, layout_colour
 from pat_jax.engine.record.live_plot import layout_runs, live_curve
-from pat_jax.engine.record.trace import RolloutTrace, Switch
+from pat_jax.engine.record.trace import DraftTrace, Move, RolloutTrace
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -31,29 +31,26 @@ _PREFILL, _PALE = "#6b7785", 0.18  # bands lie behind the curve
 HEADROOM = 1.3  # of the curve, for the names of the layouts
 MOST_TOLD = 12  # switches that are told under the picture; the file has all
 
-Axis = Literal["time", "step"]
 
-
-def plot_rollout(trace: RolloutTrace, path: str | Path, *, axis: Axis = "time") -> None:
+def plot_rollout(trace: RolloutTrace, path: str | Path) -> None:
     """Write the picture to `path` (PNG) and the trace beside it (the same name, `.json`).
 
     Args:
       trace: the rollout.
       path: where the picture goes; its folder is made when missing.
-      axis: what runs to the right, seconds or decode steps.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    draw_rollout(trace, axis).savefig(path)
+    draw_rollout(trace).savefig(path)
     path.with_suffix(".json").write_text(trace.to_json() + "\n", encoding="utf-8")
 
 
-def draw_rollout(trace: RolloutTrace, axis: Axis = "time") -> "Figure":
+def draw_rollout(trace: RolloutTrace) -> "Figure":
     from pat_jax.common.picture import Picture
 
     told = _told(trace)
     figure = Picture(9.0, 3.8 + 0.16 * len(told))
-    _draw_on(figure.add_subplot(), trace, axis)
+    _draw_on(figure.add_subplot(), trace)
     _tell(figure, told)
     return figure
 
@@ -71,20 +68,18 @@ def draw_rollouts(traces: Mapping[str, RolloutTrace]) -> "Figure":
     longest = max(trace.total_s for trace in traces.values())
     for place, (name, trace) in enumerate(traces.items(), start=1):
         axes = figure.add_subplot(len(traces), 1, place)
-        _draw_on(axes, trace, "time", name, right=longest)
+        _draw_on(axes, trace, name, right=longest)
     _tell(figure, told)
     return figure
 
 
-def _draw_on(
-    axes: "Axes", trace: RolloutTrace, axis: Axis, name: str = "", right: float = 0.0
-) -> None:
+def _draw_on(axes: "Axes", trace: RolloutTrace, name: str = "", right: float = 0.0) -> None:
     """
     Args:
       name: of the rollout, in the title.
       right: where the axis ends at least.
     """
-    edges = _edges(trace, axis)
+    edges = [*trace.times_s, trace.total_s]  # of bursts
     at, live = live_curve(trace, edges)
     axes.set_xlim(0, max(edges[-1], right) or 1)
     axes.set_ylim(0, HEADROOM * max(*live, 1))
@@ -92,9 +87,9 @@ def _draw_on(
     axes.fill_between(at, live, step="post", color=_INK, alpha=0.08, linewidth=0)
     axes.step(at, live, where="post", color=_INK, linewidth=1.8)
     for number, switch in enumerate(trace.switches, start=1):
-        _draw_switch(axes, switch, _position(trace, switch, edges), number, axis)
-    _dress(axes, trace, axis, name)
-    if max(trace.tokens_per_step, default=1.0) > 1.0:
+        _draw_switch(axes, switch, edges[bisect_left(trace.steps, switch.step)], number)
+    _dress(axes, trace, name)
+    if max(trace.drafts.tokens_per_step, default=1.0) > 1.0:
         _draw_drafts(axes, trace, edges)
 
 
@@ -102,10 +97,11 @@ def _draw_drafts(axes: "Axes", trace: RolloutTrace, edges: list[float]) -> None:
     """What a sequence said in a step, by a scale of its own on the right: one token, and those of drafts by
     what they are from."""
     right = axes.twinx()
-    said = [*trace.tokens_per_step, trace.tokens_per_step[-1]]
+    drafts = trace.drafts
+    said = [*drafts.tokens_per_step, drafts.tokens_per_step[-1]]
     bottom = np.ones(len(said))
-    for name, counts in _accepted_by_source(trace).items():
-        part = np.array(counts) / np.maximum(trace.accepted, 1) * (np.array(said[:-1]) - 1)
+    for name, counts in _accepted_by_source(drafts).items():
+        part = np.array(counts) / np.maximum(drafts.accepted, 1) * (np.array(said[:-1]) - 1)
         top = bottom + np.append(part, part[-1])
         options = {"label": name, "color": _SOURCES[name], "alpha": 0.5, "linewidth": 0}
         right.fill_between(edges, bottom, top, step="post", **options)
@@ -116,42 +112,31 @@ def _draw_drafts(axes: "Axes", trace: RolloutTrace, edges: list[float]) -> None:
     right.tick_params(colors=_DRAFTS, labelsize=9)
     right.spines[["top", "left", "bottom"]].set_visible(False)
     right.spines["right"].set_color(_DRAFTS)
-    if any(trace.accepted):  # beside the name of the axis below
+    if any(drafts.accepted):  # beside the name of the axis below
         place = {"loc": "upper right", "bbox_to_anchor": (1.0, -0.07), "borderaxespad": 0.0}
         right.legend(**place, ncols=4, frameon=False, fontsize=8, handlelength=1.0)
 
 
-def _accepted_by_source(trace: RolloutTrace) -> dict[str, list[int]]:
+def _accepted_by_source(drafts: DraftTrace) -> dict[str, list[int]]:
     """Tokens of drafts that were said, in each burst, for each source that has given any."""
     *copied, others = _SOURCES
-    known = {name: [burst[i][1] for burst in trace.by_source] for i, name in enumerate(copied)}
-    rest = [all_of - sum(of) for all_of, *of in zip(trace.accepted, *known.values(), strict=True)]
+    known = {name: [burst[i][1] for burst in drafts.by_source] for i, name in enumerate(copied)}
+    rest = [all_of - sum(of) for all_of, *of in zip(drafts.accepted, *known.values(), strict=True)]
     return {name: counts for name, counts in (known | {others: rest}).items() if any(counts)}
 
 
-def _draft_words(trace: RolloutTrace) -> str:
+def _draft_words(drafts: DraftTrace) -> str:
     *sources, _ = _SOURCES
-    counts = {name: sum(of) for name, of in _accepted_by_source(trace).items() if name in sources}
+    counts = {name: sum(of) for name, of in _accepted_by_source(drafts).items() if name in sources}
     parts = ", ".join(f"{name} {count:,}" for name, count in counts.items())
-    text = f"drafts: {sum(trace.drafted):,} tokens drafted, {sum(trace.accepted):,} accepted"
+    text = f"drafts: {sum(drafts.drafted):,} tokens drafted, {sum(drafts.accepted):,} accepted"
     text += f" ({parts})" if parts else ""
-    if trace.draft_saving_s is None or trace.predicted_draft_saving_s is None:
+    if drafts.saving_s is None or drafts.predicted_saving_s is None:
         return text
     return (
-        f"{text}; saved {_seconds(trace.draft_saving_s)} "
-        f"(predicted {_seconds(trace.predicted_draft_saving_s)})"
+        f"{text}; saved {_seconds(drafts.saving_s)} "
+        f"(predicted {_seconds(drafts.predicted_saving_s)})"
     )
-
-
-def _edges(trace: RolloutTrace, axis: Axis) -> list[float]:
-    """Where each burst begins, and where the last one ends."""
-    if axis == "time":
-        return [*trace.times_s, trace.total_s]
-    return [*trace.steps, trace.total_steps]
-
-
-def _position(trace: RolloutTrace, switch: Switch, edges: list[float]) -> float:
-    return edges[bisect_left(trace.steps, switch.step)]
 
 
 def _draw_bands(axes: "Axes", trace: RolloutTrace, edges: list[float]) -> None:
@@ -181,11 +166,10 @@ def _draw_band(axes: "Axes", left: float, right: float, name: str, colour: str) 
     )
 
 
-def _draw_switch(axes: "Axes", switch: Switch, x: float, number: int, axis: Axis) -> None:
+def _draw_switch(axes: "Axes", switch: Move, x: float, number: int) -> None:
     """A dashed line where decoding went on, a dark strip as wide as the switch took, its number."""
     axes.axvline(x, color=_INK, linewidth=1.0, linestyle=(0, (4, 3)))
-    if axis == "time":
-        axes.axvspan(x - switch.seconds, x, color=_INK, alpha=0.45, linewidth=0)
+    axes.axvspan(x - switch.seconds, x, color=_INK, alpha=0.45, linewidth=0)
     axes.text(
         x,
         1.01,
@@ -198,8 +182,8 @@ def _draw_switch(axes: "Axes", switch: Switch, x: float, number: int, axis: Axis
     )
 
 
-def _switch_words(switch: Switch, number: int) -> str:
-    moved = "" if switch.bytes_moved is None else f", {_bytes(switch.bytes_moved)} moved"
+def _switch_words(switch: Move, number: int) -> str:
+    moved = "" if switch.sent is None else f", {_bytes(switch.sent.total)} moved"
     told = (
         f"{number}: {switch.source} to {switch.target} at {switch.live:,} live, {switch.kv} KV{moved}; "
         f"cost {_seconds(switch.seconds)}"
@@ -217,8 +201,8 @@ def _told(trace: RolloutTrace) -> list[str]:
     told = [_switch_words(switch, i) for i, switch in enumerate(trace.switches, start=1)]
     if len(told) > MOST_TOLD:
         told[MOST_TOLD:] = [f"and {len(told) - MOST_TOLD} more: see the .json beside this picture"]
-    if any(trace.drafted):
-        told.append(_draft_words(trace))
+    if any(trace.drafts.drafted):
+        told.append(_draft_words(trace.drafts))
     return told
 
 
@@ -227,9 +211,9 @@ def _tell(figure: "Figure", told: Sequence[str]) -> None:
         figure.supxlabel("\n".join(told), x=0.01, ha="left", fontsize=8, color=_INK)
 
 
-def _dress(axes: "Axes", trace: RolloutTrace, axis: Axis, name: str) -> None:
-    below = "seconds since the rollout began" if axis == "time" else "decode steps"
-    axes.set_xlabel(below, loc="left" if any(trace.accepted) else "center")
+def _dress(axes: "Axes", trace: RolloutTrace, name: str) -> None:
+    below = "seconds since the rollout began"
+    axes.set_xlabel(below, loc="left" if any(trace.drafts.accepted) else "center")
     axes.set_ylabel("live sequences")
     switches = len(trace.switches)
     pad = 18 if switches else 6  # above the numbers of the switches

@@ -4,14 +4,16 @@ Knows numbers and names. Does not know who measured them.
 """
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 
 import numpy as np
 
 from pat_jax.common.stopwatch import Stopwatch
-from pat_jax.engine.controller import Collected, Controller, Relocation
+from pat_jax.engine.controller import Controller
 from pat_jax.engine.executor import Arrival
-from pat_jax.engine.record.trace import Balanced, RolloutTrace, Switch
+from pat_jax.engine.orders import Collected, Relocation
+from pat_jax.engine.record.trace import DraftTrace, Move, MovedBytes, RolloutTrace
 from pat_jax.engine.sequences.prefill_calls import PrefillWork
 from pat_jax.planning.draft_counts import NO_SOURCES
 from pat_jax.planning.types import Carry, DraftPrediction, Plan, Ran
@@ -83,8 +85,7 @@ class RolloutReport:
     """What a rollout did and what it cost, in seconds, tokens and switches."""
 
     bursts: list[BurstRecord] = field(default_factory=list)
-    switches: list[Switch] = field(default_factory=list)
-    balanced: list[Balanced] = field(default_factory=list)
+    moves: list[Move] = field(default_factory=list)
     drafts: DraftSums = field(default_factory=DraftSums)
     prefill_tokens: int = 0
     prefill_room: int = 0  # tokens that the calls had room for
@@ -117,59 +118,51 @@ class RolloutReport:
         if predicted is not None:
             self.drafts.add(ran, predicted, burst.tokens_per_step)
 
-    def add_switch(
+    def add_move(
         self,
         plan: Plan,
         relocation: Relocation,
         arrival: Arrival,
-        seconds: float,
         carry: Carry,
+        fullest: tuple[int, int],
         began_s: float,
+        seconds: float,
     ) -> None:
-        switch = Switch(
+        """
+        Args:
+          carry: what has become of the KV cache.
+          fullest: live sequences of the fullest replica, before and after.
+        """
+        load, is_switch = relocation.load, relocation.source != relocation.target
+        moved = load.live if is_switch else int((relocation.group != load.group).sum())
+        move = Move(
             step=self.decode_steps,
-            live=relocation.load.live,
+            live=load.live,
             source=str(relocation.source),
             target=str(relocation.target),
-            kv=carry,
-            bytes_moved=arrival.num_bytes,
-            least_bytes=arrival.least_bytes,
-            extra_bytes=arrival.extra_bytes,
             seconds=seconds,
             predicted_saving_s=plan.predicted_saving_s,
             predicted_cost_s=plan.predicted_cost_s,
+            kv=carry,
             reason=plan.reason,
+            sequences=moved,
+            fullest=fullest,
+            sent=arrival.sent,
             recompute_below=plan.recompute_below,
             at_s=began_s,
             predicted_remaining_s=plan.predicted_remaining_s,
         )
-        self.switches.append(switch)
+        self.moves.append(move)
 
-    def add_balance(
-        self,
-        plan: Plan,
-        relocation: Relocation,
-        arrival: Arrival,
-        seconds: float,
-        fullest: tuple[int, int],
-    ) -> None:
-        """
-        Args:
-          fullest: live sequences of the fullest group, before and after.
-        """
-        moved = Balanced(
-            step=self.decode_steps,
-            layout=str(relocation.source),
-            sequences=int((relocation.group != relocation.load.group).sum()),
-            pages=len(relocation.moves.old_page),
-            fullest=fullest,
-            seconds=seconds,
-            predicted_saving_s=plan.predicted_saving_s,
-            predicted_cost_s=plan.predicted_cost_s,
-            bytes_moved=arrival.num_bytes or 0,
-            least_bytes=arrival.least_bytes,
-        )
-        self.balanced.append(moved)
+    @property
+    def switches(self) -> list[Move]:
+        """Moves to another layout."""
+        return [move for move in self.moves if move.is_switch]
+
+    @property
+    def balanced(self) -> list[Move]:
+        """Moves between the replicas of a layout."""
+        return [move for move in self.moves if not move.is_switch]
 
     @property
     def decode_steps(self) -> int:
@@ -211,8 +204,7 @@ class RolloutReport:
 
     @property
     def tokens_per_row_step(self) -> float:
-        """Mean number of tokens that a sequence generates in a decode step; 1 where nothing is
-        drafted."""
+        """Mean number of tokens of a sequence in a decode step; 1 where nothing is drafted."""
         return _ratio(self.tokens, self.busy_rows)
 
     @property
@@ -248,47 +240,53 @@ class RolloutReport:
 
     @property
     def trace(self) -> RolloutTrace:
-        bursts, drafts = self.bursts, self.drafts
-        return RolloutTrace(
-            times_s=tuple(burst.began_s for burst in bursts),
-            steps=tuple(burst.step for burst in bursts),
-            live=tuple(burst.live for burst in bursts),
-            done_after=tuple(self.done_after),
+        bursts, sums = self.bursts, self.drafts
+        drafts = DraftTrace(
             tokens_per_step=tuple(burst.tokens_per_step for burst in bursts),
             drafted=tuple(burst.drafted for burst in bursts),
             accepted=tuple(burst.accepted for burst in bursts),
             by_source=tuple(burst.by_source for burst in bursts),
-            draft_saving_s=drafts.saving_s if drafts.steps else None,
-            predicted_draft_saving_s=drafts.predicted_saving_s if drafts.steps else None,
+            saving_s=sums.saving_s if sums.steps else None,
+            predicted_saving_s=sums.predicted_saving_s if sums.steps else None,
+        )
+        return RolloutTrace(
+            times_s=tuple(burst.began_s for burst in bursts),
+            steps=tuple(burst.step for burst in bursts),
+            live=tuple(burst.live for burst in bursts),
             layout=tuple(str(burst.split) for burst in bursts),
             total_s=self.total_s,
             total_steps=self.decode_steps,
-            switches=tuple(self.switches),
-            balanced=tuple(self.balanced),
+            moves=tuple(self.moves),
+            done_after=tuple(self.done_after),
+            drafts=drafts,
             is_computed=self.is_computed,
         )
+
+    @property
+    def words(self) -> Iterator[str]:
+        """What was predicted and what came of it, a sentence each, when the rollout has ended."""
+        for switch in self.switches:
+            yield _describe_switch(switch, self.total_s)
+        if moves := self.balanced:
+            yield (
+                f"balance: {sum(move.sequences for move in moves)} sequences moved between groups in "
+                f"{len(moves)} moves, {100 * self.balance_share:.2f} % of the rollout's time; "
+                f"{sum(move.predicted_saving_s for move in moves):.2f} s were to be saved"
+            )
+        if self.drafts.steps:
+            yield self.drafts.words
 
 
 def _ratio(part: float, whole: float) -> float:
     return part / whole if whole else math.nan
 
 
-def describe_balance(report: RolloutReport) -> str:
-    """All moves between groups, when the rollout has ended."""
-    moves = report.balanced
-    return (
-        f"balance: {sum(move.sequences for move in moves)} sequences moved between groups in "
-        f"{len(moves)} moves, {100 * report.balance_share:.2f} % of the rollout's time; "
-        f"{sum(move.predicted_saving_s for move in moves):.2f} s were to be saved"
-    )
-
-
-def describe_switch(switch: Switch, total_s: float) -> str:
-    """What was predicted of a switch and what came of it, when the rollout has ended."""
+def _describe_switch(switch: Move, total_s: float) -> str:
+    sent = switch.sent or MovedBytes()
     text = (
         f"switch {switch.source} to {switch.target} cost {switch.seconds:.3f} s "
-        f"({switch.predicted_cost_s:.3f} predicted), moved {(switch.bytes_moved or 0) / MIB:.1f} MiB "
-        f"({switch.least_bytes / MIB:.1f} at least), held {switch.extra_bytes / MIB:.1f} MiB more on a "
+        f"({switch.predicted_cost_s:.3f} predicted), moved {sent.total / MIB:.1f} MiB "
+        f"({sent.least / MIB:.1f} at least), held {sent.extra / MIB:.1f} MiB more on a "
         f"device, {total_s - switch.at_s:.3f} s to the end"
     )
     if not switch.predicted_remaining_s:  # scripted

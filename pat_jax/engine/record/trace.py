@@ -1,4 +1,4 @@
-"""What one rollout did, burst by burst and switch by switch: a record to plot, store and replay.
+"""What one rollout did, burst by burst and move by move: a record to plot, store and replay.
 
 Knows numbers and names. Does not know who measured them.
 """
@@ -12,25 +12,38 @@ from pat_jax.planning.types import MIGRATE_ALL, Carry
 
 
 @dataclass(frozen=True)
-class Switch:
-    """A change of layout during generation, as predicted and as it went."""
+class MovedBytes:
+    """What a move sent, weights and KV cache together."""
+
+    total: int = 0  # from device to device, all devices; empty slots of buffers included
+    least: int = 0  # of these, what no other way of moving the same could save
+    extra: int = 0  # of one device, at most, beside what it held before
+
+
+@dataclass(frozen=True)
+class Move:
+    """Running sequences to another layout, or to other replicas of theirs: predicted and actual."""
 
     step: int  # decode steps done when it happened
     live: int  # unfinished sequences at that moment
     source: str  # such as dp2tp1
-    target: str
-    # From device to device, weights and KV together, all devices; None of a replay, which moves none.
-    bytes_moved: int | None
+    target: str  # the same where only replicas change
     seconds: float  # what it took
-    predicted_saving_s: float  # decode time saved until the end, before the cost
+    predicted_saving_s: float  # of decoding to the end; of a change of layout less the cost
     predicted_cost_s: float
     kv: Carry
     reason: str
+    sequences: int  # that moved
+    fullest: tuple[int, int]  # live sequences of the fullest replica, before and after
+    sent: MovedBytes | None = None  # None of a replay, which moves none
     recompute_below: int = MIGRATE_ALL  # see Plan
-    least_bytes: int = 0  # of these, what no other way of moving the same could save
-    extra_bytes: int = 0  # of one device, at most, beside what it held before
     at_s: float = 0.0  # when it began, since the rollout began
     predicted_remaining_s: float = 0.0  # from then to the end, itself included
+
+    @property
+    def is_switch(self) -> bool:
+        """Whether the layout changes."""
+        return self.source != self.target
 
     @property
     def predicted_stay_s(self) -> float:
@@ -39,19 +52,17 @@ class Switch:
 
 
 @dataclass(frozen=True)
-class Balanced:
-    """Sequences moved between the groups of a layout, as predicted and as it went."""
+class DraftTrace:
+    """What drafts did in a rollout: one entry for each burst, all empty in older traces."""
 
-    step: int  # decode steps done when it happened
-    layout: str
-    sequences: int  # that moved
-    pages: int  # that moved; one that several sequences share counts once
-    fullest: tuple[int, int]  # live sequences of the fullest group, before and after
-    seconds: float
-    predicted_saving_s: float  # decode time to the end, before the cost
-    predicted_cost_s: float
-    bytes_moved: int = 0  # from device to device, all devices; empty slots of buffers included
-    least_bytes: int = 0  # of the pages that moved
+    tokens_per_step: tuple[float, ...] = ()  # of a sequence; above 1 with drafts
+    drafted: tuple[int, ...] = ()  # draft tokens verified
+    accepted: tuple[int, ...] = ()  # of these
+    # For each of `drafts.SOURCES`: tokens verified, accepted, and accepted on branches; zeros of drafts
+    # that are not copied.
+    by_source: tuple[tuple[tuple[int, ...], ...], ...] = ()
+    saving_s: float | None = None  # of bursts whose drafts were priced; None: there were none
+    predicted_saving_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -59,26 +70,18 @@ class RolloutTrace:
     """One entry for each burst, all taken when the burst began.
 
     The last burst ends at `total_s` with no live sequence; the time between two bursts is the
-    host's, switches included.
+    host's, moves included.
     """
 
     times_s: tuple[float, ...]  # since the rollout began
     steps: tuple[int, ...]  # decode steps done
-    live: tuple[int, ...]  # unfinished sequences, over all data-parallel groups
+    live: tuple[int, ...]  # unfinished sequences, over all replicas
     layout: tuple[str, ...]  # in force during the burst
     total_s: float
     total_steps: int
-    switches: tuple[Switch, ...] = ()
-    balanced: tuple[Balanced, ...] = ()
+    moves: tuple[Move, ...] = ()
     done_after: tuple[int, ...] = ()  # decode steps after which each sequence was done, ascending
-    tokens_per_step: tuple[float, ...] = ()  # of a sequence, in each burst; above 1 with drafts
-    drafted: tuple[int, ...] = ()  # tokens of drafts that each burst has verified
-    accepted: tuple[int, ...] = ()  # of these, those that were said
-    # Of each burst, for each of `draft_counts.SOURCES`: tokens verified, said, and said on branches; zeros of drafts
-    # that are not copied.
-    by_source: tuple[tuple[tuple[int, ...], ...], ...] = ()
-    draft_saving_s: float | None = None  # of bursts whose drafts were priced; None: there were none
-    predicted_draft_saving_s: float | None = None
+    drafts: DraftTrace = DraftTrace()
     # What a replay needs beside. Of each sequence: tokens of its prompt and of its response, its prompt's id,
     # and where a planner has predicted them, the tokens of the response that were expected.
     sequences: tuple[tuple[float, ...], ...] = ()
@@ -91,10 +94,21 @@ class RolloutTrace:
             raise ValueError(f"a trace needs one entry for each burst: got lengths {lengths}.")
 
     @property
+    def switches(self) -> tuple[Move, ...]:
+        """Moves to another layout."""
+        return tuple(move for move in self.moves if move.is_switch)
+
+    @property
+    def balanced(self) -> tuple[Move, ...]:
+        """Moves between the replicas of a layout."""
+        return tuple(move for move in self.moves if not move.is_switch)
+
+    @property
     def path(self) -> list[str]:
         """Layouts one after the other; the first may have been left before a token was decoded."""
-        first = [switch.source for switch in self.switches[:1]] or list(self.layout[:1])
-        return first + [switch.target for switch in self.switches]
+        switches = self.switches
+        first = [switch.source for switch in switches[:1]] or list(self.layout[:1])
+        return first + [switch.target for switch in switches]
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), indent=1)
@@ -107,21 +121,57 @@ class RolloutTrace:
 
     @classmethod
     def from_fields(cls, fields: dict[str, Any]) -> Self:
-        """From what `dataclasses.asdict` made of one."""
-        fields = dict(fields)
-        switches = tuple(Switch(**switch) for switch in fields.pop("switches"))
-        balanced = tuple(map(_balanced, fields.pop("balanced", ())))
-        rest: dict[str, Any] = {name: _as_tuples(x) for name, x in fields.items()}
-        return cls(**rest, switches=switches, balanced=balanced)
+        """From what `dataclasses.asdict` made of one, of this version or an older one."""
+        fields = dict(fields) if "moves" in fields else _of_today(fields)
+        moves = tuple(map(_move, fields.pop("moves")))
+        drafts = DraftTrace(**_with_tuples(fields.pop("drafts")))
+        return cls(**_with_tuples(fields), moves=moves, drafts=drafts)
 
 
-def _balanced(move: dict[str, Any]) -> Balanced:
-    """Older traces have moves in two stages."""
-    retired = ("pages_sent", "steps_between")
-    rest: dict[str, Any] = {name: x for name, x in move.items() if name not in retired}
-    rest["fullest"] = tuple(move["fullest"])
-    return Balanced(**rest)
+def _move(fields: dict[str, Any]) -> Move:
+    sent = fields["sent"]
+    rest = _with_tuples({name: x for name, x in fields.items() if name != "sent"})
+    return Move(**rest, sent=None if sent is None else MovedBytes(**sent))
 
 
-def _as_tuples(value: Any) -> Any:
-    return tuple(map(_as_tuples, value)) if isinstance(value, list | tuple) else value
+def _with_tuples(fields: dict[str, Any]) -> dict[str, Any]:
+    return {name: _as_tuple(x) for name, x in fields.items()}
+
+
+def _as_tuple(value: Any) -> Any:
+    return tuple(map(_as_tuple, value)) if isinstance(value, list | tuple) else value
+
+
+def _of_today(fields: dict[str, Any]) -> dict[str, Any]:
+    """Of an older trace: its switches and balances differed in form, drafts lay beside them."""
+    fields = dict(fields)
+    moves = [*map(_switch, fields.pop("switches"))]
+    live = dict(zip(fields["steps"], fields["live"], strict=True))
+    moves += [_balance(one, live) for one in fields.pop("balanced", ())]
+    fields["moves"] = sorted(moves, key=lambda move: move["step"])
+    drafts = {"draft_saving_s": "saving_s", "predicted_draft_saving_s": "predicted_saving_s"}
+    drafts |= {name: name for name in ("tokens_per_step", "drafted", "accepted", "by_source")}
+    fields["drafts"] = {new: fields.pop(old) for old, new in drafts.items() if old in fields}
+    return fields
+
+
+def _switch(older: dict[str, Any]) -> dict[str, Any]:
+    return _sent(older) | {"sequences": older["live"], "fullest": (0, 0)}  # not known
+
+
+def _balance(older: dict[str, Any], live: dict[int, int]) -> dict[str, Any]:
+    """
+    Args:
+      live: unfinished sequences, by the decode steps done.
+    """
+    retired = ("layout", "pages", "pages_sent", "steps_between")
+    move = {name: x for name, x in _sent(older).items() if name not in retired}
+    layout = {"source": older["layout"], "target": older["layout"]}
+    return move | layout | {"live": live.get(older["step"], 0), "kv": "migrate", "reason": ""}
+
+
+def _sent(older: dict[str, Any]) -> dict[str, Any]:
+    names = {"bytes_moved": "total", "least_bytes": "least", "extra_bytes": "extra"}
+    move = {name: x for name, x in older.items() if name not in names}
+    sent = {new: older.get(old, 0) for old, new in names.items()}
+    return move | {"sent": None if sent["total"] is None else sent}

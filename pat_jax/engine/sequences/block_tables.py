@@ -217,7 +217,7 @@ class BlockTables:
         for i in self.table.live.tolist():
             pages, pool = self.of(i).tolist(), self.pools[self.group[i]]
             for before, page in zip([NULL_PAGE, *pages], pages, strict=False):
-                assert pool.follows(page, before), (
+                assert pool.prefixes.follows(page, before), (
                     "a page is found behind another than it lies behind"
                 )
 

@@ -2,8 +2,8 @@
 
 Host accounts, in NumPy and plain Python.
 
-A page holds a run of `page_size` tokens of one sequence, or of several that begin alike. What a
-full page holds is told by its tokens and the page before it, so that prefixes are found as chains.
+A page holds a run of `page_size` tokens of one sequence, or of several that begin alike: `prefixes.py`
+finds it again by its tokens.
 """
 
 import math
@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from pat_jax.engine.sequences.prefixes import Prefixes
 from pat_jax.models.cache.paged_layer import NULL_PAGE
 
 NO_PAGES = np.zeros(0, np.int32)
-Prefix = tuple[int, bytes]  # the page before, and the tokens of one
 
 
 def num_pages_for(num_tokens: int, page_size: int) -> int:
@@ -56,9 +56,7 @@ class PageAllocator:
         self._blank, self._num_blank = np.zeros(0, np.int32), 0
         self._untouched = NULL_PAGE + 1
         self._idle: OrderedDict[int, None] = OrderedDict()  # without holder, but can be found
-        self._index: dict[Prefix, int] = {}
-        self._key: dict[int, Prefix] = {}
-        self._has_key = np.zeros(num_pages, bool)
+        self.prefixes = Prefixes(num_pages, page_size)
 
     @property
     def capacity(self) -> int:
@@ -98,7 +96,7 @@ class PageAllocator:
         """
         cached = len(tokens) - 1
         data = np.ascontiguousarray(tokens[:cached], np.int32).tobytes()
-        found = self._find(data)
+        found = self.prefixes.find(data)
         num_shared, source = len(found), None
         if (
             found
@@ -114,7 +112,7 @@ class PageAllocator:
         if pages is None:
             return None
         num_cached = cached if has_all else num_shared * self.page_size
-        self._enter(data, pages, since=num_shared + has_all)
+        self.prefixes.enter(data, pages, since=num_shared + has_all)
         copy = None if source is None else (source, int(pages[num_shared]))
         return Admitted(pages, num_cached, copy)
 
@@ -125,11 +123,11 @@ class PageAllocator:
           tokens: int[known]; all but the newest are in the pages.
         """
         data = np.ascontiguousarray(tokens[:-1], np.int32).tobytes()
-        found = self._find(data)
+        found = self.prefixes.find(data)
         # Where another sequence has said the same, its pages are found. To go on from them with these
         # would be to find pages whose holder does not hold those before them.
         if found == pages[: len(found)].tolist():
-            self._enter(data, pages, since=len(found))
+            self.prefixes.enter(data, pages, since=len(found))
 
     def adopt(
         self, pages: np.ndarray, origin: "PageAllocator", moved: np.ndarray
@@ -153,13 +151,12 @@ class PageAllocator:
             return None
         num_found = len(found)
         moved[pages[num_found:]] = new_pages[num_found:]
-        has_key = origin._has_key[pages]
-        has_key[:num_found] = False
-        for turn in np.flatnonzero(has_key).tolist():
+        is_found = origin.prefixes.has[pages]
+        is_found[:num_found] = False
+        for turn in np.flatnonzero(is_found).tolist():
             before = int(new_pages[turn - 1]) if turn else NULL_PAGE
-            prefix = before, origin._key[int(pages[turn])][1]
-            if prefix not in self._index:
-                self._note(int(new_pages[turn]), prefix)
+            page, old_page = int(new_pages[turn]), int(pages[turn])
+            self.prefixes.adopt(page, origin.prefixes, old_page, before)
         return new_pages, num_found
 
     def _moved_or_alike(
@@ -168,37 +165,22 @@ class PageAllocator:
         """Pages here that hold what the first of some `pages` of another pool do."""
         found, before = [], NULL_PAGE
         for page in pages:
-            before = int(moved[page]) if moved[page] else self._alike(int(page), origin, before)
+            before = int(moved[page]) or self.prefixes.alike(int(page), origin.prefixes, before)
             if before == NULL_PAGE:
                 break
             found.append(before)
         return found
 
-    def _alike(self, page: int, origin: "PageAllocator", before: int) -> int:
-        """A page here, after `before`, with what a full `page` of another pool holds, or NULL_PAGE."""
-        key = origin._key.get(page)
-        if key is None or len(key[1]) < 4 * self.page_size:
-            return NULL_PAGE
-        return self._index.get((before, key[1]), NULL_PAGE)
-
     def renumber(self, pages: np.ndarray, numbers: np.ndarray) -> None:
         """Gives `pages`, all that have a content, other `numbers`; int[pages] each."""
         number = np.zeros(self.num_pages, np.int32)
         number[pages] = numbers
-        holders, keys = np.zeros_like(self._holders), self._key
+        holders = np.zeros_like(self._holders)
         holders[numbers] = self._holders[pages]
         self._holders, self._untouched = holders, self.num_pages
         self._blank = np.flatnonzero(holders == 0)[:0:-1].astype(np.int32)  # without NULL_PAGE
         self._num_blank = len(self._blank)
-        self._index, self._key, self._has_key = {}, {}, np.zeros_like(self._has_key)
-        for page, (before, tokens) in keys.items():
-            self._note(int(number[page]), (int(number[before]), tokens))
-
-    def _note(self, page: int, prefix: Prefix) -> None:
-        """That a page is found by what it holds, and by nothing that it held before."""
-        if page in self._key:
-            del self._index[self._key[page]]
-        self._index[prefix], self._key[page], self._has_key[page] = page, prefix, True
+        self.prefixes = self.prefixes.renumbered(number)
 
     def release(self, *sequences: np.ndarray) -> None:
         """All pages of each of some sequences, int32[pages] in order of position."""
@@ -217,7 +199,7 @@ class PageAllocator:
         is_free[again] = False
         is_free[again[::-1][np.unique(pages[again][::-1], return_index=True)[1]]] = True
         free = pages[is_free]
-        can_be_found = self._has_key[free]
+        can_be_found = self.prefixes.has[free]
         self._idle.update(dict.fromkeys(free[can_be_found].tolist()))
         self._push(free[~can_be_found])
 
@@ -232,7 +214,7 @@ class PageAllocator:
 
     def forget_prefixes(self) -> None:
         """From now on nothing is found that was admitted before: there may be a NaN in it."""
-        self._index, self._key, self._has_key = {}, {}, np.zeros_like(self._has_key)
+        self.prefixes = Prefixes(self.num_pages, self.page_size)
         self._push(np.array(list(self._idle), np.int32))
         self._idle.clear()
 
@@ -244,26 +226,6 @@ class PageAllocator:
             self._blank = np.concatenate([self._blank, more])
         self._blank[self._num_blank : top] = pages
         self._num_blank = top
-
-    def _find(self, data: bytes) -> list[int]:
-        """The longest chain of pages that hold the beginning of `data`, or all of it."""
-        found, before, size = [], NULL_PAGE, 4 * self.page_size
-        for at in range(0, len(data), size):
-            page = self._index.get((before, data[at : at + size]))
-            if page is None:
-                break
-            found.append(page)
-            before = page
-        return found
-
-    def _enter(self, data: bytes, pages: np.ndarray, since: int) -> None:
-        """The pages of `data` can be found from now on; the first `since` can be already."""
-        size = 4 * self.page_size
-        numbers = pages[: -(-len(data) // size)].tolist()
-        before = numbers[since - 1] if since else NULL_PAGE
-        for turn in range(since, len(numbers)):
-            self._note(numbers[turn], (before, data[turn * size : (turn + 1) * size]))
-            before = numbers[turn]
 
     def _hold(self, found: list[int], total: int, leaving: int = 0) -> np.ndarray | None:
         """One more holder for the `found` pages and for others, `total` in all, if enough are left."""
@@ -294,8 +256,7 @@ class PageAllocator:
 
     def _evict(self) -> int:
         page, _ = self._idle.popitem(last=False)
-        del self._index[self._key.pop(page)]
-        self._has_key[page] = False
+        self.prefixes.forget(page)
         return page
 
     def check_integrity(self, holders: np.ndarray) -> None:
@@ -312,16 +273,9 @@ class PageAllocator:
         assert np.array_equal(np.sort(pages), np.arange(NULL_PAGE + 1, self.num_pages)), (
             "every page is held, idle or blank, and only one of them"
         )
-        assert {page: prefix for prefix, page in self._index.items()} == self._key
-        assert np.array_equal(np.flatnonzero(self._has_key), sorted(self._key))
-        assert not self._has_key[blank].any(), "a blank page can be found"
+        self.prefixes.check_integrity(blank)
         order = {page: turn for turn, page in enumerate(self._idle)}
-        for page, (before, _) in self._key.items():
-            if before != NULL_PAGE:
-                assert self._has_key[before], "a page is found without those before it"
-                is_kept = holders[before] > 0 or order[before] > order.get(page, math.inf)
-                assert is_kept, "a page is let go before one that follows it"
-
-    def follows(self, page: int, before: int) -> bool:
-        """Whether a page is found behind this other one, if it is found at all."""
-        return page not in self._key or self._key[page][0] == before
+        for page, before in self.prefixes.befores():
+            assert self.prefixes.has[before], "a page is found without those before it"
+            is_kept = holders[before] > 0 or order[before] > order.get(page, math.inf)
+            assert is_kept, "a page is let go before one that follows it"

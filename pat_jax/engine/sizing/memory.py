@@ -4,17 +4,15 @@ Knows layouts, shardings and options. Does not know how a plan uses the answer.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import combinations
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from pat_jax.common.devices import HOST_MEMORY, Device
 from pat_jax.common.errors import UserError
-from pat_jax.common.hosts.together import company
-from pat_jax.common.memory import machine_memory
 from pat_jax.common.pytree import with_sharding
 from pat_jax.config.rollout import RolloutConfig
 from pat_jax.engine.device.draft.drafter import Drafter, DraftShapes
@@ -23,6 +21,7 @@ from pat_jax.engine.device.pages.pages import Exchange
 from pat_jax.engine.device.programs.program_specs import RESLICE_CHUNK_BYTES, ProgramSpecs
 from pat_jax.engine.engine import RolloutEngine
 from pat_jax.engine.relocation.rounds import SIZES
+from pat_jax.engine.sizing.device_memory import cache_limit, memory_limit
 from pat_jax.engine.sizing.draft_memory import DraftBytes, draft_bytes
 from pat_jax.engine.sizing.pool_pages import page_bytes, unsplit_pages
 from pat_jax.layout.buckets import Buckets, largest_length
@@ -30,34 +29,6 @@ from pat_jax.layout.layout import Layout
 from pat_jax.models.policy import Policy
 from pat_jax.planning.memory import GIB, USABLE, MemoryModel, beside
 from pat_jax.planning.types import Split
-
-MACHINE_SHARE = 1 / 4
-
-
-class MemoryOption(Protocol):
-    @property
-    def device_memory_gib(self) -> float: ...
-
-
-def memory_limit(config: MemoryOption, devices: Sequence[Device]) -> float:
-    """Bytes that every one of `devices` has; infinite where neither they nor the options say."""
-    if config.device_memory_gib:
-        return config.device_memory_gib * GIB
-    limits = [stats.get("bytes_limit", math.inf) for stats in _memory_stats(devices)]
-    return min(company().gather("memory", min(limits)))
-
-
-def cache_limit(config: MemoryOption, devices: Sequence[Device]) -> float:
-    """Bytes of a device by which KV caches are sized.
-
-    A CPU's devices have no memory of their own: each counts on its part of a quarter of the machine's. Its
-    bursts read a contiguous copy of what they decode, and what is trained has to fit beside both.
-    """
-    limit = memory_limit(config, devices)
-    if not math.isinf(limit) or devices[0].platform != "cpu":
-        return limit
-    own = sum(device.process_index == jax.process_index() for device in devices)
-    return min(company().gather("machine memory", MACHINE_SHARE * machine_memory() / max(1, own)))
 
 
 def most_at_once(
@@ -291,18 +262,6 @@ def _drafts_words(memory: MemoryModel, split: Split) -> str:
         return ""
     options = "--speculation.most_tokens or, of a draft model, --speculation.cache_tokens"
     return f", drafts ({gib(drafted)}, less with a smaller {options})"
-
-
-def peak_bytes(devices: Iterable[Device]) -> int | None:
-    """The most of any device that was in use since the process began; None: no device says."""
-    peaks = [stats.get("peak_bytes_in_use") for stats in _memory_stats(devices)]
-    return max((peak for peak in peaks if peak is not None), default=None)
-
-
-def _memory_stats(devices: Iterable[Device]) -> list[Mapping[str, int]]:
-    """Of the devices of this process, which alone tell it."""
-    own = jax.process_index()
-    return [device.memory_stats() or {} for device in devices if device.process_index == own]
 
 
 def gib(size: float) -> str:

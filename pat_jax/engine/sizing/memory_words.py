@@ -7,7 +7,8 @@ import numpy as np
 
 from pat_jax.common.devices import Device
 from pat_jax.config.rollout import RolloutConfig
-from pat_jax.engine.sizing.memory import gib, peak_bytes
+from pat_jax.engine.sizing.device_memory import peak_bytes
+from pat_jax.engine.sizing.memory import gib
 from pat_jax.planning.memory import USABLE, MemoryModel
 
 

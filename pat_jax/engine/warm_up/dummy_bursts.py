@@ -1,51 +1,109 @@
 """What decode programs are warmed up with: rows that are all live and near the end of their pages."""
 
+import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from pat_jax.engine.device.programs.program_specs import ProgramSpecs
 from pat_jax.engine.engine import RolloutEngine
-from pat_jax.engine.sequences.state import ReservedPages, RowState
+from pat_jax.engine.sequences.state import (
+    DecodeState,
+    Pool,
+    ReservedPages,
+    RowState,
+    Until,
+    seen_shape,
+)
+from pat_jax.engine.warm_up.timings import Timed
 from pat_jax.layout.layout import Layout
+from pat_jax.planning.draft_counts import KINDS, MOST
+from pat_jax.programs.programs import Key
 
 # Of a timed burst: what a burst does once counts for little, as in a rollout. Where few programs are measured
 # one has to do, and what rollouts take corrects it.
 BURST_CHECKS = 4
 
 
+def dummy_tables(specs: ProgramSpecs, layout: Layout, rows: int, length: int) -> np.ndarray:
+    """Every row another page, as far as there are as many."""
+    width = specs.width(length)
+    pages = np.arange(rows * width) % (specs.pages[layout.split] - 1) + 1
+    return np.tile(pages.astype(np.int32).reshape(rows, width), (layout.split.dp, 1))
+
+
 class DummyBursts:
-    """The arguments of an engine's decode programs."""
+    """Bursts of so many rows of a layout, each of up to `length` tokens."""
 
-    def __init__(self, engine: RolloutEngine):
-        self.engine, self.specs = engine, engine.specs
+    def __init__(self, engine: RolloutEngine, layout: Layout, rows: int, length: int, pool: Pool):
+        """
+        Args:
+          pool: overwritten by every burst.
+        """
+        self.engine, self.programs, self.specs = engine, engine.programs, engine.specs
+        self.layout, self.rows, self.length, self.pool = layout, rows, length, pool
+        self._blank = self._blank_drafting()
+        self._tables = dummy_tables(self.specs, layout, rows, length)
 
-    def tables(self, layout: Layout, rows: int, length: int) -> np.ndarray:
-        """Every row another page, as far as there are as many."""
-        width = self.specs.width(length)
-        pages = np.arange(rows * width) % (self.specs.pages[layout.split] - 1) + 1
-        return np.tile(pages.astype(np.int32).reshape(rows, width), (layout.split.dp, 1))
+    def timed(self, budget: int) -> Timed:
+        """A burst with so many draft tokens for each row: every row live and near the end of its pages."""
+        at = self.layout.split, self.rows, self.length
+        program = self.programs[Key("decode", *at, budget=budget)]
+        steps, state, reserved = self._burst(budget)
+        is_copied = budget > 0 and not self.specs.drafts.is_said
+        reach = np.zeros((2, KINDS, 1 + MOST), np.float32) if is_copied else None
+        until = Until(np.int32(steps), np.int32(0), reach)
+        once = partial(self._run, program, state, reserved, until, has_drafts=budget > 0)
+        if budget:
+            return Timed("verify_table", (*at, budget), once, per=steps)
+        return Timed("decode_table", at, once, per=steps)
 
-    def burst(
-        self, layout: Layout, rows: int, length: int, budget: int
-    ) -> tuple[int, RowState, ReservedPages]:
+    def _run(
+        self,
+        program: Callable[..., Any],
+        state: RowState,
+        reserved: ReservedPages,
+        until: Until,
+        *,
+        has_drafts: bool,
+    ) -> float:
+        """Returns its seconds. Positions go back to where they were: each run writes the same tokens."""
+        layout, dp = self.layout, self.layout.split.dp
+        unseen = np.zeros(seen_shape(self.engine.policy.config, self.rows * dp), np.uint32)
+        none_drawn = np.zeros(dp, np.int32)
+        told = state, unseen, self._tables, none_drawn
+        rows, seen, pages, drawn = layout.put(told, "batch")
+        drafting = self._blank() if has_drafts else None
+        own_params = self.engine.draft_params if has_drafts else None
+        jax.block_until_ready((rows, drafting))
+        carried = DecodeState(rows, seen, self.pool, pages, drawn, drafting)
+        start = time.perf_counter()
+        carried, _ = jax.block_until_ready(
+            program(self.engine.params, carried, reserved, until, own_params)
+        )
+        self.pool = carried.pool
+        return time.perf_counter() - start
+
+    def _burst(self, budget: int) -> tuple[int, RowState, ReservedPages]:
         """The steps of a burst that is timed, its rows, and their pages: it never runs out of them."""
-        pace = self.specs.functions.pace(budget)
+        pace, dp, length = self.specs.functions.pace(budget), self.layout.split.dp, self.length
         checks = 1 if self.specs.first else BURST_CHECKS
         steps = min(pace.burst_steps, checks * pace.check_every)
-        state = RowState.empty(rows * layout.split.dp)
+        state = RowState.empty(self.rows * dp)
         state.live[:], state.ignore_eos[:] = True, True
         state.position[:], state.end[:] = max(0, length - steps), length + steps
         # The tables are full, and rows may run past their ends.
-        ring = np.zeros((layout.split.dp, self.specs.shapes.reserve_size(rows, budget)), np.int32)
-        return steps, state, ReservedPages(ring, np.full(layout.split.dp, 2**30, np.int32))
+        ring = np.zeros((dp, self.specs.shapes.reserve_size(self.rows, budget)), np.int32)
+        return steps, state, ReservedPages(ring, np.full(dp, 2**30, np.int32))
 
-    def drafting(self, layout: Layout, rows: int, length: int) -> Callable[[], Any]:
+    def _blank_drafting(self) -> Callable[[], Any]:
         """Makes what the drafter proposes from; bursts take it over."""
-        drafter, num_groups = self.specs.drafter, layout.split.dp
-        like = drafter.state(layout, rows, length, self.specs.draft_shapes)
+        drafter, num_groups = self.specs.drafter, self.layout.split.dp
+        like = drafter.state(self.layout, self.rows, self.length, self.specs.draft_shapes)
 
         def blank() -> Any:
             zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), like)

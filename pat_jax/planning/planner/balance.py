@@ -1,37 +1,54 @@
 """What it costs to move sequences between the replicas of a layout."""
 
+from dataclasses import replace
+
 import numpy as np
 
 from pat_jax.planning.latency.model import LatencyModel
-from pat_jax.planning.types import Load, Split
+from pat_jax.planning.types import Load, Plan, Prediction, Split
 
 
 def balance_seconds(latency: LatencyModel, split: Split, load: Load, group: np.ndarray) -> float:
     """Profiled seconds until every sequence of `load` is in its `group`, int[live], at least one of
     them another than now; infinite where no such move was measured.
-    """
-    rounds = int(rounds_by_distance(latency, split, load, group).sum())
-    return rounds * latency.shift_round(split)
 
-
-def rounds_by_distance(
-    latency: LatencyModel, split: Split, load: Load, group: np.ndarray
-) -> np.ndarray:
-    """Rounds of pages that go equally far, int[distances].
-
-    They go together (`engine/relocation/rounds.py`): of each distance the group that has most to send sets
-    the number of rounds.
+    Pages that go equally far go together (`engine/relocation/rounds.py`): of each distance the group
+    that has most to send sets the number of rounds.
     """
     moved = np.flatnonzero(group != load.group)
     tokens = np.zeros((split.dp, split.dp))
     distance = (group - load.group)[moved] % split.dp
     np.add.at(tokens, (distance, load.group[moved]), load.context[moved])
-    return np.ceil(tokens.max(axis=1) / latency.round_tokens).astype(int)
+    rounds = int(np.ceil(tokens.max(axis=1) / latency.round_tokens).sum())
+    return rounds * latency.shift_round(split)
 
 
-def describe_balance(load: Load, split: Split, group: np.ndarray) -> str:
+def balance_plan(
+    plan: Plan,
+    load: Load,
+    group: np.ndarray,
+    remaining_s: tuple[float, float],
+    cost_s: tuple[float, float],
+    step_s: np.ndarray,
+) -> Plan:
+    """The same plan, with every sequence of `load` in its `group` before.
+
+    Args:
+      remaining_s: without and with the move, whose cost is not in it.
+      cost_s: of the move, as profiled and as believed.
+      step_s: float[layouts], a decode step afterwards, as profiled.
+    """
+    (stay, left), (profile_s, predicted_s), split = remaining_s, cost_s, plan.split
     fullest, after = (int(np.bincount(x).max()) for x in (load.group, group))
-    return (
+    what = (
         f"{int((group != load.group).sum())} of {load.live} sequences, from {fullest} to {after} "
         f"in the fullest group of {split}"
+    )
+    return replace(
+        plan,
+        group=group,
+        predicted_saving_s=stay - left,
+        predicted_cost_s=predicted_s,
+        reason=f"{what}: saves {stay - left:.2f} s of {stay:.2f} s, costs {predicted_s:.3f} s",
+        prediction=Prediction(split, split, 0.0, profile_s, step_s),
     )

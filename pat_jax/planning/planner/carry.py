@@ -3,26 +3,21 @@
 import numpy as np
 
 from pat_jax.planning.latency.model import LatencyModel
-from pat_jax.planning.types import MIGRATE_ALL, RECOMPUTE_ALL, Load, Split
+from pat_jax.planning.latency.switch_costs import SwitchCosts
+from pat_jax.planning.planner.priced import Costs
+from pat_jax.planning.types import (
+    MIGRATE_ALL,
+    RECOMPUTE_ALL,
+    WAYS,
+    Carry,
+    Load,
+    Plan,
+    Prediction,
+    Split,
+    recompute_below,
+)
 
 MOST_CUTS = 16  # ways to divide the sequences that are looked at
-
-
-def carry_seconds(
-    latency: LatencyModel,
-    source: Split,
-    target: Split,
-    load: Load,
-    recompute_below: int,
-    believed: tuple[float, float] = (1.0, 1.0),
-) -> float:
-    """Seconds to bring every sequence of `load` along: see `Plan.recompute_below`.
-
-    Args:
-      believed: over profiled seconds of migrating and of recomputing.
-    """
-    is_recomputed = load.context < recompute_below
-    return carried_seconds(latency, source, target, load, is_recomputed, believed=believed)
 
 
 def carried_seconds(
@@ -34,11 +29,12 @@ def carried_seconds(
     is_carried: np.ndarray | None = None,
     believed: tuple[float, float] = (1.0, 1.0),
 ) -> float:
-    """As `carry_seconds`, sequence by sequence.
+    """Seconds to bring every sequence of `load` along.
 
     Args:
       is_recomputed: bool[live]; the others migrate.
       is_carried: bool[live], those that are brought along at all; all where not given.
+      believed: over profiled seconds of migrating and of recomputing.
     """
     migrates, seconds = ~is_recomputed, 0.0
     if is_carried is not None:
@@ -71,5 +67,41 @@ def cheapest_carry(
     """
     inner = np.quantile(load.context, np.linspace(0, 1, MOST_CUTS), method="higher")
     cuts = [MIGRATE_ALL, *np.unique(inner)[1:].tolist(), RECOMPUTE_ALL]
-    seconds = [carry_seconds(latency, source, target, load, cut, believed) for cut in cuts]
+    seconds = [
+        carried_seconds(latency, source, target, load, load.context < cut, believed=believed)
+        for cut in cuts
+    ]
     return int(cuts[int(np.argmin(seconds))])
+
+
+def switch_plan(
+    latency: LatencyModel,
+    seen: SwitchCosts,
+    costs: Costs,
+    load: Load,
+    pair: tuple[int, int],
+    reslice_s: float,
+) -> Plan:
+    """The plan of a switch now, in the cheapest way; without what it saves.
+
+    Args:
+      pair: places of two layouts in the tables.
+      reslice_s: of the weights, as profiled.
+    """
+    source, target = (costs.tables.splits[i] for i in pair)
+    only = costs.only_way(0, *pair)
+    if only is None:
+        below = cheapest_carry(latency, source, target, load, seen.ways)
+    else:
+        below = recompute_below(only)
+    way: Carry = WAYS.get(below, "mixed")
+    kv_s = carried_seconds(latency, source, target, load, load.context < below)
+    cost = kv_s * seen.kv(way) + float(costs.tables.reslice[pair])
+    return Plan(
+        target,
+        threshold=0,
+        recompute_below=below,
+        predicted_cost_s=cost,
+        reason=f"costs {cost:.2f} s ({way})",
+        prediction=Prediction(source, target, reslice_s, kv_s),
+    )

@@ -72,14 +72,8 @@ def cheapest_steps(
     choice, least = np.zeros((2, len(plain)), np.int64)
     trial_s = np.zeros(len(plain))
     known: dict[int, tuple[np.ndarray, np.ndarray]] = {}
-    # With few rows small budgets have no programs, with many large ones: see `Drafts.of`.
-    rows = turns.rows.max(axis=0)
-    bucket = np.append(tables.rows, 0)[np.searchsorted(tables.rows, rows)]
-    is_cached = (rows <= 1) | (rows * forecast.mean_context <= limits.cached)
-    if acceptance is None:
-        return best, Drafting(choice, least, trial_s, plain[:, 0], known)
-    for budget, verifying in tables.verifying:
-        may_draft = is_cached & np.isin(bucket, verifying.rows)
+    for budget, verifying in tables.verifying if acceptance else ():
+        may_draft = _may_draft(tables, verifying, turns, forecast, limits)
         most = budget if acceptance.is_said else limits.tokens
         tokens = _tokens(acceptance, budget, most, verifying.rows, turns, tables)
         steps = np.where(may_draft, priced(verifying), LARGE_S)
@@ -91,6 +85,21 @@ def cheapest_steps(
         least = np.where(is_least, budget, least)
         trial_s[is_least] = TRIAL_STEPS * np.maximum(steps - tokens * plain, 0.0)[is_least, 0]
     return best, Drafting(choice, least, trial_s, plain[:, 0], known)
+
+
+def _may_draft(
+    tables: CostTables,
+    verifying: CostTables,
+    turns: Turns,
+    forecast: Forecast,
+    limits: DraftLimits,
+) -> np.ndarray:
+    """Whether there is a program and room in a draft model's cache, bool[split, moments]."""
+    rows = turns.rows.max(axis=0)
+    is_cached = (rows <= 1) | (rows * forecast.mean_context <= limits.cached)
+    # With few rows small budgets have no programs, with many large ones: see `Drafts.of`.
+    bucket = np.append(tables.rows, 0)[np.searchsorted(tables.rows, rows)]
+    return is_cached & np.isin(bucket, verifying.rows)
 
 
 def _tokens(

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -89,51 +90,99 @@ class Forecast:
         """
         edges = moment_edges(horizon(load, lengths), num_moments)
         moments = edges[:-1]
-        classes, survive = _survival(load, lengths, moments)
-        count, context_now = classes.count.astype(float), classes.context  # float for BLAS
-        mean_now = classes.mean_context
-        num_now, is_queued = len(survive), np.zeros(len(moments), bool)
-        if load.waiting:
-            queue = refill(load, lengths, count.sum(axis=0) @ survive, moments)
-            is_queued, groups = queue.is_queued, current.dp if current else 1
-            count = np.pad(count, ((0, groups - len(count)), (0, 0)))
-            count = np.hstack([count, np.tile(queue.count / groups, (groups, 1))])
-            context_now = np.concatenate([context_now, queue.context])
-            mean_now = np.concatenate([mean_now, queue.context])
-            survive = np.vstack([survive, queue.survive])
-        total = count.sum(axis=0)
-        none_live = np.exp(total @ np.log1p(-np.minimum(survive, 1 - 1e-15)))
-        # The longest context that is still expected to be live, or the likeliest to be.
-        running = (survive > 0.5 / load.live) | (survive == survive.max(axis=0))
-        context = np.where(running, context_now[:, None], 0).max(axis=0) + moments
-        context = np.minimum(context, (load.context + load.budget).max())
-        # A certainty may be rounded to more than 1.
-        fullest, variance = [], np.maximum(survive * (1 - survive), 0.0)
-        for split in splits:
-            if is_evened:
-                fullest.append(_evened(total, survive, variance, split.dp))
-                continue
-            members = _in_groups(count, split.dp, current)
-            now = members[:, :num_now]
-            most = now.sum(axis=1).max()  # none is ever fuller than now
-            expected = _fullest(members, survive, variance, split.dp)
-            expected = np.minimum(expected, np.ceil(most))
-            queued = _varied(now, survive[:num_now], split.dp) if rows_vary else most
-            fullest.append(np.where(is_queued, queued, expected))
-        weight = total[:, None] * survive
-        # Where all who are known will have ended, whoever is live then is like any of them.
-        weight = np.where(weight.sum(axis=0) > 0, weight, total[:, None])
-        mean_context = mean_now @ weight / weight.sum(axis=0) + moments
+        seen = _Prospects.of(load, lengths, moments, current)
+        fullest = [
+            seen.evened(split.dp) if is_evened else seen.fullest(split.dp, current, rows_vary)
+            for split in splits
+        ]
         return cls(
             edges[1:] - moments,
-            1 - none_live,
-            np.maximum(total @ survive, 1),
-            context,
-            mean_context,
+            seen.any_live,
+            np.maximum(seen.total @ seen.survive, 1),
+            seen.longest(load, moments),
+            seen.mean_context + moments,
             np.maximum(np.stack(fullest, axis=1), 1),
-            is_queued & rows_vary,
+            seen.is_queued & rows_vary,
             1.0 if load.prompt is None else len(np.unique(load.prompt)) / load.live,
         )
+
+
+@dataclass(frozen=True)
+class _Prospects:
+    """Classes of sequences: first those that run, then those that wait and will begin at a moment."""
+
+    count: np.ndarray  # float[groups, classes], members by data-parallel group
+    context: (
+        np.ndarray
+    )  # int[classes], tokens in the cache of the longest member, had all begun now
+    mean: np.ndarray  # float[classes], and of all
+    survive: np.ndarray  # float[classes, moments], P(live)
+    num_running: int  # classes of those that run
+    is_queued: np.ndarray  # bool[moments], sequences wait
+
+    @classmethod
+    def of(
+        cls, load: Load, lengths: LengthModel, moments: np.ndarray, current: Split | None
+    ) -> "_Prospects":
+        classes, survive = _survival(load, lengths, moments)
+        count, context, mean = classes.count.astype(float), classes.context, classes.mean_context
+        if not load.waiting:
+            none_waits = np.zeros(len(moments), bool)
+            return cls(count, context, mean, survive, len(survive), none_waits)
+        queue = refill(load, lengths, count.sum(axis=0) @ survive, moments)
+        groups = current.dp if current else 1
+        count = np.pad(count, ((0, groups - len(count)), (0, 0)))
+        return cls(
+            np.hstack([count, np.tile(queue.count / groups, (groups, 1))]),
+            np.concatenate([context, queue.context]),
+            np.concatenate([mean, queue.context]),
+            np.vstack([survive, queue.survive]),
+            len(survive),
+            queue.is_queued,
+        )
+
+    @cached_property
+    def total(self) -> np.ndarray:
+        """float[classes], members in all groups."""
+        return self.count.sum(axis=0)
+
+    @cached_property
+    def variance(self) -> np.ndarray:
+        """float[classes, moments], of one member; a certainty may be rounded to more than 1."""
+        return np.maximum(self.survive * (1 - self.survive), 0.0)
+
+    @property
+    def any_live(self) -> np.ndarray:
+        return 1 - np.exp(self.total @ np.log1p(-np.minimum(self.survive, 1 - 1e-15)))
+
+    @property
+    def mean_context(self) -> np.ndarray:
+        """float[moments], of those that are live then, as it is now."""
+        weight = self.total[:, None] * self.survive
+        # Where all who are known will have ended, whoever is live then is like any of them.
+        weight = np.where(weight.sum(axis=0) > 0, weight, self.total[:, None])
+        return self.mean @ weight / weight.sum(axis=0)
+
+    def longest(self, load: Load, moments: np.ndarray) -> np.ndarray:
+        """The longest context that is still expected to be live, or the likeliest to be, int[moments]."""
+        is_live = (self.survive > 0.5 / load.live) | (self.survive == self.survive.max(axis=0))
+        context = np.where(is_live, self.context[:, None], 0).max(axis=0) + moments
+        return np.minimum(context, (load.context + load.budget).max())
+
+    def fullest(self, dp: int, current: Split | None, rows_vary: bool) -> np.ndarray:
+        """Live sequences of the fullest of `dp` groups, float[outcomes, moments]."""
+        members = _in_groups(self.count, dp, current)
+        now = members[:, : self.num_running]
+        most = now.sum(axis=1).max()  # none is ever fuller than now
+        expected = np.minimum(_fullest(members, self.survive, self.variance, dp), np.ceil(most))
+        queued = _varied(now, self.survive[: self.num_running], dp) if rows_vary else most
+        return np.where(self.is_queued, queued, expected)
+
+    def evened(self, dp: int) -> np.ndarray:
+        """The same where as many live in each group as can be, but for what does not divide."""
+        total, spread = self.total, np.sqrt(self.total @ self.variance)
+        expected = (total @ self.survive + (dp - 1) / 2 + OUTCOMES[:, None] * spread) / dp
+        return np.minimum(expected, np.ceil(total.sum() / dp))
 
 
 def _survival(
@@ -166,12 +215,6 @@ def _fullest(count: np.ndarray, survive: np.ndarray, variance: np.ndarray, dp: i
     expected = (count @ survive + _max_of(dp) * spread).max(axis=0)
     # The fullest of several groups varies less than each of them.
     return expected + OUTCOMES[:, None] * _SPREAD_OF_MAX.get(dp, 0.6) * spread.max(axis=0)
-
-
-def _evened(total: np.ndarray, survive: np.ndarray, variance: np.ndarray, dp: int) -> np.ndarray:
-    """The same where as many live in each of the groups as can be, but for what does not divide."""
-    expected = (total @ survive + (dp - 1) / 2 + OUTCOMES[:, None] * np.sqrt(total @ variance)) / dp
-    return np.minimum(expected, np.ceil(total.sum() / dp))
 
 
 def _varied(count: np.ndarray, survive: np.ndarray, dp: int) -> np.ndarray:

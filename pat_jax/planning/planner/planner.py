@@ -22,28 +22,27 @@ from pat_jax.planning.latency.model import LatencyModel
 from pat_jax.planning.latency.switch_costs import SeenSwitch, SwitchCosts
 from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.planning.memory import MemoryModel
-from pat_jax.planning.planner.balance import balance_seconds, describe_balance
+from pat_jax.planning.planner.balance import balance_plan, balance_seconds
 from pat_jax.planning.planner.budget import RegretBudget, without_optimism
-from pat_jax.planning.planner.carry import carry_seconds, cheapest_carry
+from pat_jax.planning.planner.carry import switch_plan
 from pat_jax.planning.planner.costs import CostTables
 from pat_jax.planning.planner.forecast import Forecast
-from pat_jax.planning.planner.priced import Costs, follow
+from pat_jax.planning.planner.priced import SAFETY, Costs, follow
 from pat_jax.planning.planner.uneven import Unevenness, is_within_bucket
 from pat_jax.planning.types import (
     UNLIMITED,
-    WAYS,
-    Carry,
     DraftLimits,
     Load,
     Moved,
     OneWay,
     Outcome,
     Plan,
-    Prediction,
     Ran,
     Split,
-    recompute_below,
 )
+
+MIN_SAVING = 0.02  # of the predicted remaining time: less is noise, not a reason
+GRID = 48  # future moments looked at
 
 
 class Planner(ABC):
@@ -81,51 +80,47 @@ class CostModelPlanner(Planner):
     latency: LatencyModel
     lengths: LengthModel
     carry: OneWay | Literal["auto"] = "auto"  # or the only way allowed
-    safety: float = 1.2  # a predicted switch cost is counted this many times
-    min_saving: float = 0.02  # of the predicted remaining time: less is noise, not a reason
-    grid: int = 48  # future moments looked at
     is_frozen: bool = False  # no cost of a step or a switch is ever corrected: `--deterministic`
     memory: MemoryModel | None = None  # pools that are too small cost turns; no room, no candidate
     acceptance: Acceptance | None = None  # what drafts are worth; None: there are none
     drafts: DraftLimits = UNLIMITED
     switch_costs: SwitchCosts = field(default_factory=SwitchCosts)  # as this run has seen them
     balance_costs: SwitchCosts = field(default_factory=SwitchCosts)  # of moves between groups
-    _regret_budget: RegretBudget | None = field(
-        default=None, init=False, repr=False
-    )  # of this rollout
-    # Profile seconds of a step in each layout when the last burst began, and the steps done then.
-    _burst: tuple[np.ndarray, float] | None = field(default=None, init=False, repr=False)
+    _regret_budget: RegretBudget | None = field(default=None, init=False, repr=False)
     _uneven: Unevenness = field(default_factory=Unevenness, init=False, repr=False)
     _undrafted_s: float = field(default=0.0, init=False, repr=False)  # since a burst had drafts
-    _tables: CostTables | None = field(default=None, init=False, repr=False)
-    _tables_of: object = field(default=None, init=False, repr=False)
+    # The latency model's decode table and what is made of the model.
+    _tables: tuple[object, CostTables] | None = field(default=None, init=False, repr=False)
 
     def start(self, load: Load) -> Split:
         # Does not count on even groups: short rollouts end before any move that evens them pays.
-        forecast = Forecast.of(load, self.lengths, self.splits, None, self.grid)
+        forecast = Forecast.of(load, self.lengths, self.splits, None, GRID)
         costs = self._costs(forecast)
-        total, choices = costs.cheapest(self.safety)
+        total, choices = costs.cheapest()
         if not self.switch_costs.seen:
             # To begin elsewhere than where to stay, for the sake of the prefill, stakes a switch
             # whose cost nobody has seen on a small gain: it counts once more.
             total = total + costs.switch[0, np.arange(len(total)), choices[0]]
         start = int(np.argmin(total + costs.prefill))
-        self._regret_budget, self._burst = RegretBudget(costs.prefill, start), None
-        self._uneven = Unevenness()
+        self._regret_budget, self._uneven = RegretBudget(costs.prefill, start), Unevenness()
+        self.switch_costs = self.switch_costs.aged()
+        self.balance_costs = self.balance_costs.aged()
         return self.splits[start]
 
     def rollout_s(self, load: Load) -> float:
         """Predicted seconds of a rollout of `load` that has not begun."""
-        costs = self._costs(Forecast.of(load, self.lengths, self.splits, None, self.grid))
-        return float((costs.cheapest(self.safety)[0] + costs.prefill).min())
+        costs = self._costs(Forecast.of(load, self.lengths, self.splits, None, GRID))
+        return float((costs.cheapest()[0] + costs.prefill).min())
 
     def decide(self, load: Load, current: Split, options: Sequence[np.ndarray] = ()) -> Plan:
         forecast, costs = self._outlook(load, current, is_evened=self._evens(load))
-        self._book(load, self.splits.index(current), costs)
-        plan = self._drafted(self._path(load, current, forecast, costs), forecast, costs)
+        here = self.splits.index(current)
+        self._regret_budget = self._regret_budget or RegretBudget(costs.prefill, here)
+        self._regret_budget.expect(here, costs.profile_step_s, load.step)
+        plan = self._drafted(self._path(load, current, forecast, costs), costs)
         return self._evened(load, plan, options) if plan.split == current else plan
 
-    def _drafted(self, plan: Plan, forecast: Forecast, costs: Costs) -> Plan:
+    def _drafted(self, plan: Plan, costs: Costs) -> Plan:
         """The same, with drafts where they pay."""
         there = self.splits.index(plan.split)
         budget = costs.drafting.budget(there, self._undrafted_s)
@@ -137,12 +132,12 @@ class CostModelPlanner(Planner):
 
     def _path(self, load: Load, current: Split, forecast: Forecast, costs: Costs) -> Plan:
         here = self.splits.index(current)
-        totals, choices = costs.cheapest(self.safety)
+        _, choices = costs.cheapest()
         stay = float(costs.run[here].sum())
         path = follow(choices, here)
-        total = costs.seconds(here, path, self.safety)
+        total = costs.seconds(here, path)
         leaves = choices[:, here] != here
-        pays = bool(leaves.any()) and stay - total >= self.min_saving * stay
+        pays = bool(leaves.any()) and stay - total >= MIN_SAVING * stay
         at = int(leaves.argmax())
         there, live = int(choices[at, here]), int(forecast.fullest[0, here, at])
         saves = f"saves {stay - total:.2f} s of {stay:.2f} s"
@@ -151,11 +146,6 @@ class CostModelPlanner(Planner):
             if self._may_switch(costs, here, path, total):
                 return self._switch(load, costs, (here, there), stay, total, why)
             pays, saves = False, f"{saves}, too little past the budget"
-        if (due := self._due(here, costs, totals)) is not None:
-            total = self.safety * float(costs.switch[0, here, due])
-            total += costs.seconds(due, follow(choices, due), self.safety)
-            why = f"{current} to {self.splits[due]}: more lost by not being there than going costs"
-            return self._switch(load, costs, (here, due), stay, total, why)
         if pays:
             return Plan(current, threshold=live, predicted_remaining_s=total, reason=why)
         other = (
@@ -191,9 +181,8 @@ class CostModelPlanner(Planner):
         seconds = plan.predicted_cost_s if self.is_frozen else outcome.seconds
         remaining_s = plan.predicted_remaining_s - plan.predicted_cost_s
         correction = without_optimism(self.latency, self.splits)
-        was_afforded = self._regret_budget.affords(seconds, remaining_s, correction)
         there = self.splits.index(plan.split)
-        self._regret_budget.switch(there, seconds, was_afforded=was_afforded)
+        self._regret_budget.switch(there, seconds, remaining_s, correction)
         if not self.is_frozen:
             # Where pages lack, sequences that were to migrate are not: it went another way than planned.
             seen = SeenSwitch.of(plan.prediction, outcome.carry, seconds)
@@ -201,12 +190,11 @@ class CostModelPlanner(Planner):
 
     def _observe_balance(self, outcome: Moved) -> None:
         prediction = outcome.plan.prediction
-        assert self._regret_budget is not None and self._burst is not None, "planned here"
+        assert self._regret_budget is not None, "planned here"
         assert prediction is not None and prediction.step_s is not None
         seconds = prediction.kv_s if self.is_frozen else outcome.seconds
-        self._regret_budget.balance(seconds)
+        self._regret_budget.balance(seconds, prediction.step_s)
         self._uneven.moved()
-        self._burst = prediction.step_s, self._burst[1]  # what the next burst will cost now
         if outcome.is_whole and not self.is_frozen:
             seen = SeenSwitch.of(prediction, outcome.carry, seconds)
             self.balance_costs = self.balance_costs.observed(seen)
@@ -224,25 +212,16 @@ class CostModelPlanner(Planner):
             left, then_s = self._remaining(replace(load, group=group), plan)
             pages_s = balance_seconds(self.latency, split, load, group)
             cost_s = self.balance_costs.pages(pages_s)
-            if (gain := stay - left - self.safety * cost_s) <= most:
-                continue
-            most = gain
-            what = describe_balance(load, split, group)
-            best = replace(
-                plan,
-                group=group,
-                predicted_saving_s=stay - left,
-                predicted_cost_s=cost_s,
-                reason=f"{what}: saves {stay - left:.2f} s of {stay:.2f} s, costs {cost_s:.3f} s",
-                prediction=Prediction(split, split, 0.0, pages_s, then_s),
-            )
+            if (gain := stay - left - SAFETY * cost_s) > most:
+                best = balance_plan(plan, load, group, (stay, left), (pages_s, cost_s), then_s)
+                most = gain
         return best
 
     def _may_pay(self, load: Load, split: Split, group: np.ndarray) -> bool:
         if not is_within_bucket(self._dense(), load.group, group):
             return True
         cost_s = self.balance_costs.pages(balance_seconds(self.latency, split, load, group))
-        return self._uneven.lost_s + self._uneven.next_s > self.safety * cost_s
+        return self._uneven.lost_s + self._uneven.next_s > SAFETY * cost_s
 
     def _remaining(self, load: Load, plan: Plan) -> tuple[float, np.ndarray]:
         """Seconds to the end under `plan`, and the profile's of a step now in each layout."""
@@ -250,8 +229,8 @@ class CostModelPlanner(Planner):
         _, costs = self._outlook(load, plan.split)
         if not plan.threshold:
             return float(costs.run[here].sum()), costs.profile_step_s
-        _, choices = costs.cheapest(self.safety)
-        seconds = costs.seconds(here, follow(choices, here), self.safety)
+        _, choices = costs.cheapest()
+        seconds = costs.seconds(here, follow(choices, here))
         return seconds, costs.profile_step_s
 
     def _evens(self, load: Load) -> bool:
@@ -267,7 +246,7 @@ class CostModelPlanner(Planner):
         # A sequence that waits although there are rows waits for pages.
         waits_for_rows = self.memory is None or load.live >= self._dense().capacity
         kind = {"rows_vary": not waits_for_rows, "is_evened": is_evened}
-        forecast = Forecast.of(load, self.lengths, self.splits, current, self.grid, **kind)
+        forecast = Forecast.of(load, self.lengths, self.splits, current, GRID, **kind)
         return forecast, self._costs(forecast)
 
     def _costs(self, forecast: Forecast) -> Costs:
@@ -288,21 +267,6 @@ class CostModelPlanner(Planner):
             return costs
         return costs.where(memory.has_room(self.splits), memory.may_switch(self.splits))
 
-    def _book(self, load: Load, here: int, costs: Costs) -> None:
-        """Books the burst since the last plan, and notes what the next one will cost in each layout."""
-        if self._regret_budget is None:
-            self._regret_budget = RegretBudget(costs.prefill, here)
-        if self._burst is None:
-            self.switch_costs = self.switch_costs.aged()  # a rollout begins
-            self.balance_costs = self.balance_costs.aged()
-        else:
-            step_s, before = self._burst
-            steps = max(0, load.step - before)
-            self._regret_budget.burst(
-                here, steps * step_s, without_optimism(self.latency, self.splits)
-            )
-        self._burst = costs.profile_step_s, load.step
-
     def _may_switch(self, costs: Costs, here: int, path: np.ndarray, remaining_s: float) -> bool:
         """Within the budget; or it pays several times over, unseen layouts taken soberly."""
         account, cost = self._regret_budget, float(costs.switch[0, here, path[0]])
@@ -314,46 +278,21 @@ class CostModelPlanner(Planner):
         soberly = costs.slower(correction / hoped)
         # Without it: here until the path leaves for another layout.
         is_later = np.logical_or.accumulate(path != path[0])
-        without = soberly.seconds(here, np.where(is_later, path, here), self.safety)
-        return without - soberly.seconds(here, path, self.safety) >= account.must_save(cost)
-
-    def _due(self, here: int, costs: Costs, totals: np.ndarray) -> int | None:
-        """A layout whose rent has paid for the switch there, and for what the plan says it loses."""
-        assert self._regret_budget is not None
-        step_s = costs.profile_step_s * without_optimism(self.latency, self.splits)
-        cost_s = costs.switch[0, here]
-        loss_s = self.safety * cost_s + totals - totals[here]
-        return self._regret_budget.due(here, step_s, cost_s, loss_s)
+        without = soberly.seconds(here, np.where(is_later, path, here))
+        return without - soberly.seconds(here, path) >= account.must_save(cost)
 
     def _switch(
         self, load: Load, costs: Costs, pair: tuple[int, int], stay: float, total: float, why: str
     ) -> Plan:
-        source, target = (self.splits[i] for i in pair)
-        only, believed = costs.only_way(0, *pair), self.switch_costs.ways
-        if only is None:
-            below = cheapest_carry(self.latency, source, target, load, believed)
-        else:
-            below = recompute_below(only)
-        way: Carry = WAYS.get(below, "mixed")
-        kv_s = carry_seconds(self.latency, source, target, load, below)
-        cost = kv_s * self.switch_costs.kv(way) + float(costs.tables.reslice[pair])
         reslice_s = float(self._dense().reslice[pair])
-        return Plan(
-            target,
-            threshold=0,
-            recompute_below=below,
-            predicted_saving_s=stay - total,
-            predicted_cost_s=cost,
-            predicted_remaining_s=total,
-            reason=f"{why}, costs {cost:.2f} s ({way})",
-            prediction=Prediction(source, target, reslice_s, kv_s),
-        )
+        plan = switch_plan(self.latency, self.switch_costs, costs, load, pair, reslice_s)
+        predicted = {"predicted_saving_s": stay - total, "predicted_remaining_s": total}
+        return replace(plan, **predicted, reason=f"{why}, {plan.reason}")
 
     def _dense(self) -> CostTables:
         """The latency model's tables as arrays; its corrections are not in them."""
-        tables, of = self._tables, self.latency.decode_table
-        if tables is None or tables.splits != self.splits or self._tables_of is not of:
+        known, splits = self.latency.decode_table, self.splits
+        if self._tables is None or self._tables[0] is not known or self._tables[1].splits != splits:
             bare = replace(self.latency, correction=Correction())
-            tables = self._tables = CostTables.of(bare, self.splits)
-            self._tables_of = of
-        return tables
+            self._tables = known, CostTables.of(bare, splits)
+        return self._tables[1]

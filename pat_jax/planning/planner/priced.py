@@ -6,6 +6,7 @@ from typing import Literal
 import numpy as np
 
 from pat_jax.planning.drafts import Acceptance
+from pat_jax.planning.latency.correction import Correction
 from pat_jax.planning.latency.model import LatencyModel
 from pat_jax.planning.latency.switch_costs import SwitchCosts
 from pat_jax.planning.memory import MemoryModel
@@ -14,6 +15,8 @@ from pat_jax.planning.planner.drafting import Drafting, cheapest_steps
 from pat_jax.planning.planner.forecast import Forecast
 from pat_jax.planning.planner.turns import Turns
 from pat_jax.planning.types import UNLIMITED, DraftLimits, OneWay
+
+SAFETY = 1.2  # a predicted cost of a move is counted this many times
 
 
 @dataclass(frozen=True)
@@ -51,36 +54,23 @@ class Costs:
           limits: of those.
         """
         turns = Turns.of(forecast, tables.splits, memory)
-        correction = latency.correction
-        factors = np.array([correction.factor(split) for split in tables.splits])
         step, drafting = cheapest_steps(tables, turns, forecast, acceptance, limits)
-        fullest = turns.rows[0]
-        mean_context = np.broadcast_to(forecast.mean_context, fullest.shape)
-        one = tables.recomputations(np.ones_like(fullest), mean_context)
-        # All sequences have to make all their steps, whoever waits for whom.
-        shared = correction.per_sequence_s * forecast.live * forecast.steps * forecast.any_live
-        run = (factors[:, None] * step + turns.again * one) * turns.steps * forecast.any_live
-        run += shared
+        fullest, context = np.broadcast_arrays(turns.rows[0], forecast.mean_context)
+        run, shared = _running(tables, latency.correction, forecast, turns, step)
         migrate = tables.migrations(fullest, turns.live, forecast.mean_context)
-        migrate = migrate * switch_costs.kv("migrate")
-        prefill = tables.recomputations(forecast.prompts * fullest[:, :1], mean_context[:, :1])
-        recompute = tables.recomputations(fullest, mean_context) * switch_costs.kv("recompute")
-        if carry == "migrate":
-            recompute = np.full_like(recompute, LARGE_S)
-        elif carry == "recompute":
-            migrate = np.full_like(migrate, LARGE_S)
+        migrate = _allowed("migrate", carry, migrate, switch_costs)
+        recompute = tables.recomputations(fullest, context)
+        recompute = _allowed("recompute", carry, recompute, switch_costs)
         switch = np.minimum(migrate, recompute[None]) + tables.reslice[:, :, None]
-        diagonal = np.arange(len(tables.splits))
-        switch[diagonal, diagonal] = 0.0
-        switch = np.moveaxis(switch, -1, 0)
+        switch[np.diag_indices(len(switch))] = 0.0
         return cls(
             tables,
             forecast.any_live,
             run,
             migrate,
             recompute,
-            switch,
-            prefill[:, 0],
+            np.moveaxis(switch, -1, 0),
+            tables.recomputations(forecast.prompts * fullest[:, :1], context[:, :1])[:, 0],
             step[:, 0],
             shared,
             drafting,
@@ -108,21 +98,47 @@ class Costs:
             return "recompute"
         return "migrate" if self.recompute[target, at] >= LARGE_S else None
 
-    def cheapest(self, safety: float) -> tuple[np.ndarray, np.ndarray]:
+    def cheapest(self) -> tuple[np.ndarray, np.ndarray]:
         """Expected seconds to the end from each split, and the split to run in, int[moments, from]."""
         # options[j, a, b]: at moment j go from a to b (or stay), run there, go on as is best after.
-        options = self.switch * (safety * self.any_live)[:, None, None] + self.run.T[:, None, :]
+        options = self.switch * (SAFETY * self.any_live)[:, None, None] + self.run.T[:, None, :]
         after = np.zeros(len(self.run))
         for at in options[::-1]:
             at += after
             after = np.minimum.reduce(at, axis=1)  # `min`, without its detours
         return after, options.argmin(axis=2)
 
-    def seconds(self, start: int, path: np.ndarray, safety: float) -> float:
+    def seconds(self, start: int, path: np.ndarray) -> float:
         """Expected seconds of a path from `start`, int[moments]."""
         at, before = np.arange(len(path)), np.concatenate([[start], path[:-1]])
         switches = self.switch[at, before, path] * self.any_live
-        return float(self.run[path, at].sum() + safety * switches.sum())
+        return float(self.run[path, at].sum() + SAFETY * switches.sum())
+
+
+def _allowed(
+    way: OneWay, carry: OneWay | Literal["auto"], seconds: np.ndarray, switch_costs: SwitchCosts
+) -> np.ndarray:
+    """Profiled seconds as they are believed now; out of reach where only the other way is allowed."""
+    if carry not in ("auto", way):
+        return np.full_like(seconds, LARGE_S)
+    return seconds * switch_costs.kv(way)
+
+
+def _running(
+    tables: CostTables, correction: Correction, forecast: Forecast, turns: Turns, step: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """`Costs.run` and `Costs.shared`.
+
+    Args:
+      step: float[split, moments], expected seconds of a decode step, uncorrected.
+    """
+    factors = np.array([correction.factor(split) for split in tables.splits])
+    one = np.ones_like(step)
+    again = turns.again * tables.recomputations(one, forecast.mean_context * one)
+    # All sequences have to make all their steps, whoever waits for whom.
+    shared = correction.per_sequence_s * forecast.live * forecast.steps * forecast.any_live
+    run = (factors[:, None] * step + again) * turns.steps * forecast.any_live + shared
+    return run, shared
 
 
 def follow(choices: np.ndarray, start: int) -> np.ndarray:

@@ -7,7 +7,7 @@ from jaxtyping import Int
 
 from pat_jax.common.chips import chip_of
 from pat_jax.common.devices import Device
-from pat_jax.engine.sizing.memory import peak_bytes
+from pat_jax.engine.sizing.device_memory import peak_bytes
 from pat_jax.models.config import ModelConfig
 from pat_jax.planning.memory import GIB
 from pat_jax.rl.batches.types import RolloutGroup

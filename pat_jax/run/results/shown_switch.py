@@ -11,7 +11,7 @@ from typing import Any
 
 from pat_jax.common.files import replace_text
 from pat_jax.common.text_table import percent
-from pat_jax.engine.record.trace import RolloutTrace, Switch
+from pat_jax.engine.record.trace import Move, RolloutTrace
 from pat_jax.run.checkpoints.json_state import declared, read_kept
 
 CARRIED = {"migrate": "migrated", "recompute": "recomputed", "mixed": "migrated and recomputed"}
@@ -61,12 +61,13 @@ class ShownSwitch:
     computed: ComputedPlan | None = None
 
     @property
-    def switch(self) -> Switch:
+    def switch(self) -> Move:
         return self.forced.switches[0]
 
     def lines(self) -> Iterator[str]:
         """What was measured, for people."""
-        switch, moved = self.switch, self.switch.bytes_moved or 0
+        switch = self.switch
+        sent = switch.sent.total if switch.sent else 0
         yield (
             f"one rollout of {self.responses} responses, made twice: as planned "
             f"({' -> '.join(self.planned.path)}), and with a switch forced at {switch.live} live "
@@ -74,7 +75,7 @@ class ShownSwitch:
         )
         yield (
             f"the switch took {switch.seconds:.3f} s (weights resliced, KV cache {CARRIED[switch.kv]}, "
-            f"{moved / 2**20:.1f} MiB moved); the rollout took {self.forced.total_s:.2f} s with "
+            f"{sent / 2**20:.1f} MiB moved); the rollout took {self.forced.total_s:.2f} s with "
             f"it, {self.planned.total_s:.2f} s as planned (one run each)"
         )
         if self.is_cpu and not self.planned.switches:

@@ -13,13 +13,12 @@ from pat_jax.common.hosts.together import company
 from pat_jax.config.run import RunConfig
 from pat_jax.engine.device.draft.drafter import Drafter
 from pat_jax.engine.engine import RolloutEngine
+from pat_jax.engine.sizing.device_memory import cache_limit, memory_limit
 from pat_jax.engine.sizing.draft_choice import DraftChoice, wanted_drafts
 from pat_jax.engine.sizing.memory import (
-    cache_limit,
     check_memory,
     kv_bytes,
     memory_alone,
-    memory_limit,
     most_at_once,
 )
 from pat_jax.layout.layout import Layout

@@ -1,0 +1,107 @@
+"""Who has pages: what a sequence is given when it begins or goes on, and where its prompt has some."""
+
+import numpy as np
+
+from pat_jax.engine.sequences.block_tables import NO_GROUP, BlockTables
+from pat_jax.engine.sequences.contents import Contents
+from pat_jax.engine.sequences.page_allocator import Admitted, num_pages_for
+from pat_jax.engine.sequences.prefill_calls import Copies, PrefillWork, Spans
+
+
+class Admissions:
+    """Gives pages to sequences, one at a time; it does not know rows, nor who is next."""
+
+    def __init__(self, contents: Contents, tables: BlockTables):
+        self.contents, self.table, self.tables = contents, contents.table, tables
+        self.turn = np.zeros(len(self.table), np.int64)  # largest for the one admitted last
+        self._num_admitted = 0
+        self.forget_homes()
+
+    def home(self, sequence: int) -> int:
+        """The group in which a sample of its prompt got pages last, or NO_GROUP."""
+        return int(self._home[self.contents.prompt[sequence]])
+
+    def note_home(self, sequence: int, group: int) -> None:
+        self._home[self.contents.prompt[sequence]] = group
+
+    def forget_homes(self) -> None:
+        self._home = np.full(int(self.contents.prompt.max(initial=-1)) + 1, NO_GROUP)
+
+    def admit(self, sequence: int, group: int, steps: int, *, leaving: int = 0) -> Admitted | None:
+        """Pages for what is known of a sequence and `steps` more; None if there are too few.
+
+        Args:
+          leaving: pages that are to be free then.
+        """
+        pool, room = self.tables.pools[group], self._room(sequence, steps)
+        known = self.contents.known(sequence)
+        if known is None:
+            cached = int(self.table.length[sequence]) - 1
+            pages = pool.take(num_pages_for(cached + room, pool.page_size), leaving=leaving)
+            admitted = None if pages is None else Admitted(pages, 0, None)
+        else:
+            admitted = pool.admit(known, room, leaving=leaving)
+        if admitted is not None:
+            self.give(sequence, group, admitted.pages)
+            self.turn[sequence] = self._num_admitted = self._num_admitted + 1
+        return admitted
+
+    def give(self, sequence: int, group: int, pages: np.ndarray) -> None:
+        self.tables.give(sequence, group, pages)
+        self.note_home(sequence, group)
+
+    def more_pages(self, sequence: int, steps: int, *, after: int) -> int:
+        """Pages that a sequence needs for `steps` tokens and not yet for those `after` which they end."""
+        cached, size = int(self.table.length[sequence]) - 1, self.tables.page_size
+        now, then = (cached + self._room(sequence, n) for n in (after, steps))
+        return num_pages_for(then, size) - num_pages_for(now, size)
+
+    def _room(self, sequence: int, steps: int) -> int:
+        return min(steps, int(self.table.end[sequence] - self.table.length[sequence]))
+
+    def work(self, admitted: list[tuple[int, Admitted]]) -> PrefillWork:
+        i = np.array([i for i, _ in admitted], np.int64)
+        start = np.array([given.num_cached for _, given in admitted], np.int64)
+        stop = self.table.length[i] - 1
+        group, is_new = self.tables.group[i], start < stop
+        spans = Spans(i[is_new], group[is_new], start[is_new], stop[is_new])
+        copies = [
+            (g, *given.copy)
+            for g, (_, given) in zip(group.tolist(), admitted, strict=True)
+            if given.copy is not None
+        ]
+        return PrefillWork(spans, Copies(*np.array(copies, np.int32).reshape(-1, 3).T))
+
+
+class Filling:
+    """One round of admissions: which groups have room left, and which sequences were admitted."""
+
+    def __init__(self, admissions: Admissions, most: int, steps: int, at_once: int):
+        """At most `most` live sequences to a group; `steps` and `at_once` as in `Scheduler.admit`."""
+        table = admissions.table
+        live = table.group(table.live)
+        self.admissions, self.most, self.steps, self.at_once = admissions, most, steps, at_once
+        # Of each group, pages that are to be free.
+        self.needed = admissions.tables.lacking(steps).tolist()
+        self.count = np.bincount(live, minlength=table.num_groups).tolist()
+        self.open = {g for g, count in enumerate(self.count) if count < most}
+        self.admitted: list[tuple[int, Admitted]] = []
+
+    def take(self, sequence: int, groups: set[int]) -> bool:
+        """Admits it to the one of some open groups that has most pages left, if it has enough."""
+        pools, needed = self.admissions.tables.pools, self.needed
+        later = self.admissions.more_pages(sequence, self.steps, after=self.at_once)
+        for group in sorted(groups, key=lambda g: needed[g] - pools[g].num_free):
+            leaving = needed[group] + later
+            given = self.admissions.admit(sequence, group, self.at_once, leaving=leaving)
+            if given is None:
+                # A sequence that needs more pages is not overtaken.
+                self.open.discard(group)
+                continue
+            self.admitted.append((sequence, given))
+            needed[group] = leaving
+            self.count[group] += 1
+            if self.count[group] == self.most:
+                self.open.discard(group)
+            return True
+        return False

@@ -1,0 +1,124 @@
+"""The seconds of an engine's programs: those known before, and those that a warm-up measures.
+
+Knows tables and runs of programs. Does not know what a program does.
+"""
+
+import logging
+from collections.abc import Callable
+from itertools import product
+from typing import Any, NamedTuple
+
+from pat_jax.common.hosts.together import company
+from pat_jax.engine.device.programs.program_specs import ProgramSpecs
+from pat_jax.engine.relocation.rounds import SIZES
+from pat_jax.engine.warm_up.recheck import describe, rescaled
+from pat_jax.layout.layout import Layout
+from pat_jax.planning.latency.model import ROUNDS, TABLES, LatencyModel
+from pat_jax.planning.types import Split
+
+log = logging.getLogger(__name__)
+
+ENOUGH_S = 1.0  # of runs of one program behind its first
+
+
+class Timed(NamedTuple):
+    """A program whose time is wanted."""
+
+    table: str
+    key: tuple
+    once: Callable[[], float]  # runs it; returns the seconds it took
+    per: int = 1  # how many of what is noted one run does
+
+
+class Timings:
+    """Tables of `LatencyModel`: `known` before, `new` ones, and known ones that ran `again`."""
+
+    def __init__(
+        self, specs: ProgramSpecs, known: LatencyModel | None, *, recheck: bool, runs: int
+    ):
+        """
+        Args:
+          recheck, runs: see `Warmup`.
+        """
+        self.specs, self.recheck, self.runs = specs, recheck, runs
+        self.known, self.new, self.again = ({name: {} for name in TABLES} for _ in range(3))
+        self.sample: Split | None = None  # whose bursts tell how all known layouts have changed
+        self.drafts_from = specs.drafter.come_from
+        if known and not specs.drafts.budgets:
+            self.drafts_from = known.drafts_from  # what is known of others' drafts is kept
+        if known:
+            self.known |= self._usable(known.of_drafts_from(self.drafts_from))
+        # A CPU has no communicators to create: where few programs are measured there, none has to run before
+        # it is needed, and a first run of a second is as good as others.
+        platform = next(iter(specs.layouts.values())).platform
+        self.is_brief = platform == "cpu" and specs.first is not None
+
+    def _usable(self, known: LatencyModel) -> dict[str, dict]:
+        """The known tables whose entries mean here what they meant there."""
+        specs, names = self.specs, {"decode_table", "verify_table", "reslice_table"}
+        if known.round_tokens == self._round_tokens:
+            names.add("migrate_table")
+        one_call = (specs.prefill_blocks, specs.page_size)
+        if (known.prefill_blocks, known.page_size) == one_call:
+            names.add("prefill_table")
+        return {name: dict(getattr(known, name)) for name in names}
+
+    @property
+    def _round_tokens(self) -> int:
+        return SIZES[0] * self.specs.page_size
+
+    @property
+    def measured(self) -> LatencyModel:
+        """See `Warmup.measured`."""
+        tables: dict[str, Any] = {
+            name: rescaled(self.known[name], self.again[name], self.sample) | self.new[name]
+            for name in TABLES
+        }
+        return LatencyModel(
+            **tables,
+            prefill_blocks=self.specs.prefill_blocks,
+            page_size=self.specs.page_size,
+            round_tokens=self._round_tokens,
+            reads=self.specs.reads,
+            drafts_from=self.drafts_from,
+        )
+
+    def note(self, *programs: Timed) -> None:
+        """Notes the fastest run of each (noise only ever adds time), unless it is known.
+
+        Several run by turns: what the machine does beside them hits one as it hits another.
+        """
+        is_known = [program.key in self.known[program.table] for program in programs]
+        wanted = [int(self.recheck) if known else self.runs for known in is_known]
+        seconds: list[list[float]] = [[] for _ in programs]
+        for nth in range(1 + max(wanted)):
+            for program, runs, took in zip(programs, wanted, seconds, strict=True):
+                if nth > runs or sum(took[0 if self.is_brief else 1 :]) >= ENOUGH_S:
+                    continue
+                here_s = program.once()
+                took.append(company().agree("seconds of a program", lambda here_s=here_s: here_s))
+        for program, known, runs, took in zip(programs, is_known, wanted, seconds, strict=True):
+            if runs:
+                noted = self.again if known else self.new
+                noted[program.table][program.key] = min(took) / program.per
+
+    def are_taken(self, table: str, *keys: tuple) -> bool:
+        """Whether times are taken as they are known, and their programs need not run."""
+        return self.is_brief and all(key in self.known[table] for key in keys)
+
+    def know_all_of(self, layout: Layout) -> bool:
+        """Whether the times of all its programs are known."""
+        split, measured, known = layout.split, self.specs.measured, self.known
+        if split.dp > 1 and (split, split, ROUNDS[0]) not in known["migrate_table"]:
+            return False
+        if not all((split, length) in known["prefill_table"] for length in measured.lengths):
+            return False
+        at = [(split, *one) for one in product(measured.rows[split], measured.lengths)]
+        drafting = [(*one, budget) for one in at for budget in self.specs.drafts.of(one[1])]
+        tables = (known["decode_table"], at), (known["verify_table"], drafting)
+        return all(one in table for table, ones in tables for one in ones)
+
+    def log_changes(self) -> None:
+        for name in TABLES:
+            for line in describe(name, self.known[name], self.again[name]):
+                log.info("%s", line)

@@ -1,0 +1,91 @@
+"""What a model asks of its layout: sums and gathers of shards, or constraints for the compiler."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jaxtyping import Array, Int
+
+from pat_jax.layout.layout import Layout
+from pat_jax.models.kernels.kernel_choice import Kernels
+from pat_jax.models.partition import Names, Partition, Whole
+
+
+@dataclass(frozen=True)
+class ManualPartition(Partition):
+    """Inside `shard_map`: arrays are shards, sums and gathers are collectives over the layout's axes."""
+
+    layout: Layout
+
+    @property
+    def kernels(self) -> Kernels:
+        return self.layout.kernels
+
+    def sum(self, x: Array, *axes: str) -> Array:
+        mesh_axes = tuple(a for name in axes for a in self.layout.mesh_axes(name))
+        return jax.lax.psum(x, mesh_axes) if mesh_axes else x
+
+    def gather(self, x: Array, axis: str) -> Array:
+        mesh_axes = self.layout.mesh_axes(axis)
+        return jax.lax.all_gather(x, mesh_axes, axis=x.ndim - 1, tiled=True) if mesh_axes else x
+
+    def shard_index(self, axis: str) -> Int[Array, ""] | int:
+        mesh_axes = self.layout.mesh_axes(axis)
+        return jax.lax.axis_index(mesh_axes) if mesh_axes else 0
+
+    def constrain(self, x: Array, *axes: str | None) -> Array:
+        del axes
+        return x
+
+
+@dataclass(frozen=True)
+class AutoPartition(Whole):
+    """As a trainer's: arrays are whole, the compiler communicates, constraints steer it."""
+
+    layout: Layout
+
+    @property
+    def kernels(self) -> Kernels:
+        return self.layout.kernels
+
+    def constrain(self, x: Array, *axes: str | None) -> Array:
+        return jax.lax.with_sharding_constraint(x, self.layout.sharding(*axes, role="train"))
+
+    def on_shards(
+        self,
+        function: Callable[..., Array],
+        inputs: Sequence[tuple[Array, Names]],
+        output: Names,
+    ) -> Array:
+        arrays, names = zip(*inputs, strict=True)
+        return jax.shard_map(
+            function,
+            mesh=self.layout.mesh,
+            in_specs=tuple(self.layout.spec(*of, role="train") for of in names),
+            out_specs=self.layout.spec(*output, role="train"),
+            check_vma=False,  # kernels do not say over which axes their results vary
+        )(*arrays)
+
+    def by_rows(self, function: Callable[..., Any], whole: Any, *rows: Array) -> Any:
+        """What `function` makes of each data-parallel shard of rows and of `whole`, which all have.
+
+        Communication over data parallelism comes before and after it, never inside: `whole` is brought
+        together once, and its gradient summed once. Tensor parallelism is left to the compiler.
+        """
+        dp_axes = self.layout.dp_axes
+        if not dp_axes:
+            return function(whole, *rows)
+        by_rows = self.layout.spec("batch", role="train")
+
+        def of_shard(whole: Any, *rows: Array) -> Any:
+            # Told apart here, its gradients are summed here, and not wherever `function` uses it.
+            return function(jax.lax.pcast(whole, dp_axes, to="varying"), *rows)
+
+        return jax.shard_map(
+            of_shard,
+            mesh=self.layout.mesh,
+            in_specs=(self.layout.spec(), *[by_rows] * len(rows)),
+            out_specs=by_rows,
+            axis_names=set(dp_axes),
+        )(whole, *rows)
