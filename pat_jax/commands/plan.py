@@ -34,7 +34,6 @@ from pat_jax.profiling.cross_compile.compile import DEPTHS, Compilation, compile
 from pat_jax.profiling.cross_compile.plant import Order
 from pat_jax.profiling.predict.targets import Target
 from pat_jax.profiling.simulate.comparison import Series
-from pat_jax.profiling.simulate.draw import Draw
 from pat_jax.rl.text.tokenizer import HuggingFaceTokenizer
 from pat_jax.run.process.folder import CONFIG_FILE, check_run_dir, log_to, make_run_dir
 
@@ -81,7 +80,7 @@ def made_plan(config: PlanConfig, command: str) -> Planned:
     try:
         replace_text(folder / CONFIG_FILE, dump(config))
         log_to(folder / "run.log")
-        report = planned(question, compiled(config, question) if config.compile else None)
+        report = planned(question, compiled(question) if config.compile else None)
         keep(report, folder)
     finally:
         lock.release()
@@ -117,7 +116,7 @@ def question_of(config: PlanConfig, command: str) -> Question:
         config.speculation, model, target.chip.platform, longest, shape_of, folder=config.model
     )
     draft_model = drafter.policy and drafter.policy.config
-    order = Order.of(target, config.run(target), model, DEPTHS, draft_model)
+    order = Order.of(target, config.run(target), model, DEPTHS[config.layers], draft_model)
     check_room(order, config.model)
     plant = by_arithmetic(order)
     profile = Path(config.profile) if config.profile else None
@@ -126,24 +125,12 @@ def question_of(config: PlanConfig, command: str) -> Question:
         command,
         config.model,
         plant,
-        Series(draw(config), config.rollouts),
+        Series(config.draw(config.responses, config.max_completion_length), config.rollouts),
         lengths,
         costs,
         Path(config.data),
         config,
         sources_of(config, recorded, costs.drafts, config.min_length),
-    )
-
-
-def draw(config: PlanConfig) -> Draw:
-    return Draw(
-        config.responses,
-        config.max_completion_length,
-        config.num_generations,
-        config.correlation,
-        config.length_scale,
-        config.prompt_tokens,
-        config.seed,
     )
 
 
@@ -169,8 +156,7 @@ def folder_name(config: PlanConfig, now: datetime) -> str:
     return f"plan-{model}-{target}-{now:%Y%m%d-%H%M%S}"
 
 
-def compiled(config: PlanConfig, question: Question) -> Compilation:
-    order = question.plant.order
+def compiled(question: Question) -> Compilation:
     with progress_bar(total=0, unit="program", desc="compiling", disable=False) as bar:
 
         def show(done: int, total: int, last: str) -> None:
@@ -178,14 +164,7 @@ def compiled(config: PlanConfig, question: Question) -> Compilation:
             bar.set_postfix_str(last)
             bar.update(done - bar.n)
 
-        return compile_for(
-            order.target,
-            question.run,
-            order.model,
-            draft_model=order.draft_model,
-            layers=config.layers,
-            progress=show,
-        )
+        return compile_for(question.plant.order, progress=show)
 
 
 def keep(report: PlanReport, folder: Path) -> None:

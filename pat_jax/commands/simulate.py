@@ -35,7 +35,6 @@ from pat_jax.profiling.capacity.what_if import (
 )
 from pat_jax.profiling.simulate.comparison import Comparison, Series, compare
 from pat_jax.profiling.simulate.draft_sources import DraftSources
-from pat_jax.profiling.simulate.draw import Draw
 from pat_jax.profiling.simulate.response_lengths import ResponseLengths
 
 # Beside every layout: without drafts.
@@ -145,16 +144,7 @@ def answer(
     link_slowdown: float,
     host_us: float,
 ) -> Answer:
-    draw = Draw(
-        responses,
-        cap,
-        config.num_generations,
-        config.correlation,
-        config.length_scale,
-        config.prompt_tokens,
-        config.seed,
-    )
-    series = Series(draw, config.rollouts, config.growth)
+    series = Series(config.draw(responses, cap), config.rollouts, config.growth)
     budgets = drafter.drafts.budgets
     what_if = WhatIf(
         responses,

@@ -13,7 +13,7 @@ from pat_jax.common.rules import (
 )
 from pat_jax.config.speculation import SpeculationConfig
 from pat_jax.planning.drafts import PRIOR_SAID
-from pat_jax.profiling.simulate.draw import CORRELATION
+from pat_jax.profiling.simulate.draw import CORRELATION, Draw
 
 
 @dataclass(frozen=True)
@@ -52,4 +52,20 @@ class ReplayOptions(Options):
             self.speculation.is_said or self.draft_acceptance == PRIOR_SAID,
             f"{PRIOR_SAID} where no model says drafts; take --speculation.source model:DIR or "
             "early_exit:LAYER, or leave it out",
+        )
+
+    def draw(self, responses: int, cap: int) -> Draw:
+        """
+        Args:
+          responses: of one rollout.
+          cap: tokens at which a response is cut.
+        """
+        return Draw(
+            responses,
+            cap,
+            self.num_generations,
+            self.correlation,
+            self.length_scale,
+            self.prompt_tokens,
+            self.seed,
         )
