@@ -16,7 +16,7 @@ from pat_jax.planning.types import Split
 from pat_jax.profiling.capacity.what_if import profile_words, splits_of, sums_of
 from pat_jax.profiling.cross_compile.plant import Order, Plant
 from pat_jax.profiling.predict.composer import DRAFTING_S, Composer
-from pat_jax.profiling.predict.kernels import BYTES, Source
+from pat_jax.profiling.predict.kernel_model import BYTES, Source
 from pat_jax.profiling.predict.links import Sums
 from pat_jax.profiling.predict.sources import EXPLAINED, StepRange, kernels_for, range_of
 

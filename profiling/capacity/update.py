@@ -24,7 +24,7 @@ from pat_jax.profiling.capacity.update_room import update_memory
 from pat_jax.profiling.cross_compile.compiled import CompiledProgram
 from pat_jax.profiling.cross_compile.plant import Plant
 from pat_jax.profiling.predict.composer import Composer
-from pat_jax.profiling.predict.kernels import BYTES
+from pat_jax.profiling.predict.kernel_model import BYTES
 from pat_jax.profiling.predict.sources import kernels_for
 from pat_jax.profiling.predict.update_times import ATTENTION, Seconds, UpdateTimes
 from pat_jax.profiling.predict.update_work import (

@@ -42,7 +42,8 @@ from pat_jax.models.config import ModelConfig
 from pat_jax.models.kernels import kernel_choice
 from pat_jax.planning.latency.model import ROUNDS, LatencyModel
 from pat_jax.planning.types import Reads, Split
-from pat_jax.profiling.predict.kernels import BYTES, HEAD_DIM, Kernels
+from pat_jax.profiling.predict.kernel_files import Kernels
+from pat_jax.profiling.predict.kernel_model import BYTES, HEAD_DIM
 from pat_jax.profiling.predict.links import added, waiting_s
 
 LOGIT_BYTES = 4  # gathered in float32

@@ -8,9 +8,8 @@ from typing import Any
 import yaml
 
 from pat_jax.common.chips import Chip
-from pat_jax.profiling.predict.kernel_files import MEASURED, KernelTables
-from pat_jax.profiling.predict.kernel_model import ModelledKernels
-from pat_jax.profiling.predict.kernels import BYTES, Kernels, Source
+from pat_jax.profiling.predict.kernel_files import MEASURED, Kernels, KernelTables
+from pat_jax.profiling.predict.kernel_model import BYTES, ModelledKernels, Source
 from pat_jax.profiling.predict.links import Sums
 from pat_jax.profiling.predict.targets import Target
 
