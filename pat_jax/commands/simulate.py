@@ -79,11 +79,39 @@ class Simulated:
         return draw_rollout(self.answers[number].comparison.traces[0])
 
     def __repr__(self) -> str:
-        told = [
-            tables(self.config, self.profile, self.lengths, self.answers),
-            *self.told,
+        parts = [
+            f"costs: {self.costs}\n"
+            f"lengths: {self.lengths.source}\n"
+            "replayed: the planner that ships, on a simulated clock",
+            _gains(self.answers),
+            *_by_source(self.answers),
+            *(_rollouts(one) for one in self.answers if self.config.rollouts > 1),
         ]
-        return "\n\n".join(told)
+        parts += dict.fromkeys(
+            f"extrapolated, for nothing like it was measured: {one.unmeasured}"
+            for one in self.answers
+            if one.unmeasured
+        )
+        return "\n\n".join([*parts, *self.told])
+
+    @property
+    def costs(self) -> str:
+        """Where they are from, for people."""
+        return profile_words(Path(self.config.profile), self.profile)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "command": "python -m pat_jax.simulate",
+            "options": asdict(self.config),
+            "costs": {
+                "source": "profile",
+                "explained": self.costs,
+                "subject": asdict(self.profile.subject),
+            },
+            "lengths": {"source": self.lengths.source},
+            "answers": [one.to_json() for one in self.answers],
+            "drafts": self.told,
+        }
 
 
 def simulated(config: SimulateConfig) -> Simulated:
@@ -101,9 +129,10 @@ def simulated(config: SimulateConfig) -> Simulated:
     longest = longest_prompt(config, lengths) + max(cap for _, cap, *_ in config.cases())
     drafter, sources, told = _drafts(config, profile, recorded, longest)
     answers = [answer(config, profile, lengths, drafter, sources, *case) for case in config.cases()]
+    found = Simulated(config, profile, lengths, answers, told)
     if config.out:
-        write(Path(config.out), content(config, profile, lengths, answers) | {"drafts": told})
-    return Simulated(config, profile, lengths, answers, told)
+        write(Path(config.out), found.to_json())
+    return found
 
 
 def _drafts(
@@ -168,25 +197,6 @@ def longest_prompt(config: SimulateConfig, lengths: ResponseLengths) -> int:
     return config.prompt_tokens if lengths.prompts is None else int(lengths.prompts.max())
 
 
-def tables(
-    config: SimulateConfig, profile: Profile, lengths: ResponseLengths, answers: Sequence[Answer]
-) -> str:
-    parts = [
-        f"costs: {profile_words(Path(config.profile), profile)}\n"
-        f"lengths: {lengths.source}\n"
-        "replayed: the planner that ships, on a simulated clock",
-        _gains(answers),
-        *_by_source(answers),
-        *(_rollouts(one) for one in answers if config.rollouts > 1),
-    ]
-    parts += dict.fromkeys(
-        f"extrapolated, for nothing like it was measured: {one.unmeasured}"
-        for one in answers
-        if one.unmeasured
-    )
-    return "\n\n".join(parts)
-
-
 def _gains(answers: Sequence[Answer]) -> str:
     """One line for each question: seconds of a rollout, and what adapting saves."""
     names = dict.fromkeys(system.name for one in answers for system in one.comparison.static)
@@ -235,22 +245,6 @@ def _rollouts(one: Answer) -> str:
         for i, tokens in enumerate(found.tokens)
     ]
     return f"{one.what_if}\n{text_table(header, rows)}"
-
-
-def content(
-    config: SimulateConfig, profile: Profile, lengths: ResponseLengths, answers: Sequence[Answer]
-) -> dict[str, Any]:
-    return {
-        "command": "python -m pat_jax.simulate",
-        "options": asdict(config),
-        "costs": {
-            "source": "profile",
-            "explained": profile_words(Path(config.profile), profile),
-            "subject": asdict(profile.subject),
-        },
-        "lengths": {"source": lengths.source},
-        "answers": [one.to_json() for one in answers],
-    }
 
 
 def write(path: Path, found: dict[str, Any]) -> None:

@@ -56,7 +56,7 @@ def costs_of(plant: Plant, profile: Path | None, data: Path, sums: Sums) -> Sour
         order.model,
         page_size=rollout.page_size,
         prefill_blocks=rollout.prefill_blocks,
-        kv_ways=kv_ways(plant.layouts),
+        divided=kv_ways(plant.layouts),
     )
     drafts, draft = plant.drafter.drafts, order.draft_model
     # Its weights are never quantized.

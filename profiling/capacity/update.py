@@ -69,7 +69,6 @@ class PlannedUpdate:
             for each in workloads
         ]
         lengths = [each.prompts + each.responses for each in workloads]
-        tokens = [sum(each) - sum(x.shared) for each, x in zip(lengths, packed, strict=True)]
         scoring, gradients = (
             sum((self._pass(name, each) for each in packed), Seconds()).times(1 / len(packed))
             for name in ("logprobs", "grad")
@@ -82,13 +81,7 @@ class PlannedUpdate:
             self.work.fsdp,
             tuple(SCORED[name] for name in self.trainer.scored),
             "compiler" if self._find("grad") else "arithmetic",
-            Batches(
-                fmean(tokens),
-                fmean(each.slots for each in packed),
-                fmean(len(each.shapes) for each in packed),
-                self.shapes[-1],
-                self.run.updates_per_step,
-            ),
+            self._batches(lengths, packed),
             scoring,
             gradients,
             apply,
@@ -97,6 +90,16 @@ class PlannedUpdate:
             flops,
             flops / (scoring.total + gradients.total + apply.total) / peak,
             update_memory(self.plant, self.programs, self.options, target),
+        )
+
+    def _batches(self, lengths: Sequence[np.ndarray], packed: Sequence[Packed]) -> Batches:
+        tokens = [sum(each) - sum(x.shared) for each, x in zip(lengths, packed, strict=True)]
+        return Batches(
+            fmean(tokens),
+            fmean(each.slots for each in packed),
+            fmean(len(each.shapes) for each in packed),
+            self.shapes[-1],
+            self.run.updates_per_step,
         )
 
     @property

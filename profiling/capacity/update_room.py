@@ -35,11 +35,7 @@ def update_memory(
     params, offloaded = shard_bytes(trainer.abstract_params), shard_bytes(trainer.offloaded)
     resident = shard_bytes(trainer.resident_in_updates)
     added = shard_bytes(trainer.abstract_gradients)
-    taken = {
-        Key(p.name, p.split, p.rows, p.length, p.target): p.taken_bytes
-        for p in programs
-        if not p.error and (p.name != "transfer" or p.target == target)
-    }
+    taken = _taken(programs, target)
     is_least = not any(key.name == "grad" for key in taken)
     if is_least:
         key = Key("grad", trainer.layout.split, *plant.micro_shapes[-1])
@@ -64,6 +60,15 @@ def update_memory(
         offloaded,
         most.drafts,
     )
+
+
+def _taken(programs: Sequence[CompiledProgram], target: Split) -> dict[Key, int]:
+    """Bytes of each program that was compiled, beside its arguments."""
+    return {
+        Key(p.name, p.split, p.rows, p.length, p.target): p.taken_bytes
+        for p in programs
+        if not p.error and (p.name != "transfer" or p.target == target)
+    }
 
 
 def _inputs(plant: Plant, trainer: Trainer) -> int:

@@ -204,52 +204,39 @@ class Plant:
         rollout = self.order.config.rollout
         return memory_model(self.specs, rollout, limit=self.limit, resident=self.resident)
 
-    @cached_property
-    def specs(self) -> ProgramSpecs:
-        config, policy, drafter = self.order.config.rollout, self.policy, self.drafter
+    @property
+    def _pages(self) -> dict[Split, int]:
+        """Pages of a group in every layout: those with room share a pool, the others have what they need."""
+        config = self.order.config.rollout
         without_memory = layouts_without_memory(self.alone, config)
         kept = {split: x for split, x in self.layouts.items() if split not in without_memory}
-        pages = dict(self.alone.pages)
-        if kept:
-            room = kv_bytes(
-                policy,
-                kept,
-                config,
-                self.dtype,
-                limit=self.limit,
-                resident=self.resident,
-                drafter=self.drafter,
-            )
-            most = room // page_bytes(policy.config, config.page_size, self.dtype)
-            pages |= pages_per_group(
-                kept, self.buckets, config.page_size, unsplit=config.kv_pages, most=most
-            )
-        functions = DecodeFunctions(
-            policy,
-            self.dtype,
-            EOS,
-            config.check_every,
-            config.burst_steps,
-            config.max_logprobs,
-            drafter.drafts,
-            drafter.policy,
+        if not kept:
+            return dict(self.alone.pages)
+        options: Any = {"limit": self.limit, "resident": self.resident, "drafter": self.drafter}
+        room = kv_bytes(self.policy, kept, config, self.dtype, **options)
+        most = room // page_bytes(self.policy.config, config.page_size, self.dtype)
+        pages = pages_per_group(
+            kept, self.buckets, config.page_size, unsplit=config.kv_pages, most=most
+        )
+        return {**self.alone.pages, **pages}
+
+    @cached_property
+    def specs(self) -> ProgramSpecs:
+        config, dtype, drafter = self.order.config.rollout, self.dtype, self.drafter
+        pace = config.check_every, config.burst_steps, config.max_logprobs
+        functions = DecodeFunctions(self.policy, dtype, EOS, *pace, drafter.drafts, drafter.policy)
+        sizes = config.page_size, config.prefill_blocks
+        draft_specs = drafter.policy and DraftSpecs(
+            drafter.policy, dtype, self.buckets, drafter.drafts, *sizes
         )
         return ProgramSpecs(
             functions,
             self.layouts,
             self.buckets,
             config.page_size,
-            pages,
+            self._pages,
             config.prefill_blocks,
-            draft_specs=drafter.policy
-            and DraftSpecs(
-                drafter.policy,
-                self.dtype,
-                self.buckets,
-                drafter.drafts,
-                config.page_size,
-                config.prefill_blocks,
-            ),
+            draft_specs=draft_specs,
         )
 
 
