@@ -73,13 +73,9 @@ def planned(question: Question, compilation: Compilation | None) -> PlanReport:
             f"target {plant.order.target}: no layout of {question.name} can be used: {reasons}"
         )
     machine, sources = _machine(question, used), question.sources
-    comparison = compare(
-        machine,
-        question.lengths,
-        question.series,
-        question.costs.sum_seconds,
-        sources.known if sources else (),
-    )
+    known = sources.known if sources else ()
+    sums = question.costs.sum_seconds
+    comparison = compare(machine, question.lengths, question.series, sums, known)
     programs = compilation.programs if compilation else ()
     updating = (
         PlannedUpdate(plant, question.data, programs, question.options) if run.train else None
