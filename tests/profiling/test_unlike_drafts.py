@@ -76,16 +76,6 @@ def test_counts_are_of_what_each_has_accepted():
     assert right[3, 0] == pytest.approx(0.8 * begin[0] + 0.2 * begin[1], rel=0.03)
 
 
-@given(queued, st.sampled_from(SPLITS), st.lists(st.floats(0, 1), min_size=1, max_size=4))
-def test_every_sequence_says_all_of_its_tokens(workload, split, right):
-    known = [acceptance_of(x, 0.9) for x in right]
-    accepts = [known[i % len(known)] for i in range(workload.size)]
-    done = replay(replace(workload, accepts=accepts), fixed(split, 3), drafting(HALF))
-    assert done.tokens == workload.responses.sum()
-    assert len(done.trace.done_after) == workload.size
-    assert done.busy_rows <= done.tokens <= (1 + DRAFTS.longest) * done.busy_rows
-
-
 def test_every_sequence_has_an_acceptance_or_none_has():
     with pytest.raises(ValueError, match="every sequence has an acceptance"):
         replace(make_workload(1), accepts=[HALF])

@@ -1,7 +1,6 @@
 """The micro-batches that a plan counts are those that a trainer would make."""
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -87,8 +86,3 @@ def test_prompts_are_shared_as_a_trainer_shares_them(groups, dp: int, prompts: i
 def response_of(prompt: Prompt, length: int) -> Rollout:
     zeros = np.zeros(length, np.float32)
     return Rollout(prompt, 0, np.ones(length, np.int32), zeros, FinishReason.STOP, zeros)
-
-
-def test_longer_than_every_row_is_refused():
-    with pytest.raises(ValueError, match="does not fit the longest bucket"):
-        Packed.of(Workload(np.array([60]), np.array([48]), 48), 1, SHAPES, 4)
