@@ -25,7 +25,8 @@ class ReplayOptions(Options):
     --responses_file, or reasoning."""
     responses_file: str = ""
     """Recorded responses, several to a prompt, a .jsonl, .json or .parquet file such as python -m
-    pat_jax.generate writes: what drafts are worth is counted in them; empty takes what is built in."""
+    pat_jax.generate writes: what drafts are worth is counted in them. Token ids, or in `plan` texts, where
+    --model is a checkpoint with a tokenizer. Empty takes what is built in."""
     draft_acceptance: float = option(PRIOR_SAID, FRACTION)
     """How likely a token of a draft is right where those before it are, of drafts that a model says
     (--speculation.source model:DIR or early_exit:LAYER); those that are copied are counted."""
@@ -36,7 +37,8 @@ class ReplayOptions(Options):
     correlation: float = option(CORRELATION, FRACTION_OR_ZERO)
     """Correlation of the normal scores of two responses to one prompt; 0 makes them strangers."""
     prompt_tokens: int = option(256, TOKENS)
-    """Length of every prompt, where the file of lengths has none; in `plan` at most --max_prompt_length."""
+    """Tokens of every prompt, where the file of --lengths or --responses_file does not say; in `plan` at
+    most --max_prompt_length."""
     seed: int = option(0, SEED)
     """Seed of the rollouts drawn."""
     burst_steps: int = option(256, TOKENS)

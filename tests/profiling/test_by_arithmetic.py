@@ -67,12 +67,6 @@ def test_adapters_are_trained_on_a_base_of_two_bytes():
     assert needs.resident < 0.3 * needs_of(order()).resident
 
 
-def test_layouts_across_hosts_are_known_as_such():
-    plant = by_arithmetic(order(target="h100:8x2", layers=1))
-    crossing = [str(s) for s, layout in plant.layouts.items() if layout.crosses_hosts]
-    assert crossing == ["dp1tp16"]
-
-
 def test_what_a_deep_model_needs_is_told_by_shallow_ones():
     """Where memory is scarce the accounts of the whole model give the pool no more than those that
     share it need, and a layout without room what it needs."""
@@ -85,17 +79,6 @@ def test_what_a_deep_model_needs_is_told_by_shallow_ones():
     assert pools == {split: memory.pool(split) for split in plant.layouts}
     roomy = by_arithmetic(order(layers=6)).memory
     assert all(roomy.pool(split) > needs.pool(split) for split in memory.weights)
-
-
-def test_a_pool_is_not_as_large_as_layouts_without_room_would_need_it():
-    """Eight billion parameters and what trains them, in sixteen gigabytes: with TP 8 alone."""
-    asked = order("llama-3.1-8b", "v5e:2x4")
-    needs = needs_of(asked)
-    assert [s.tp for s in needs.weights if needs.held(s) <= needs.usable] == [8]
-    best = nearest(needs)
-    for_all = max(needs.pool(split) for split in needs.weights)
-    assert best.tp == 8 and needs.resident + needs.weights[best] + for_all > needs.usable
-    check_room(asked, "llama-3.1-8b")
 
 
 def test_a_model_too_large_says_by_how_much_and_what_would_fit():

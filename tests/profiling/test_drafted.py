@@ -52,15 +52,6 @@ def test_a_machine_with_drafts_says_what_they_are_worth():
         replace(drafting(HALF), acceptance=said(0.5))
 
 
-@pytest.mark.parametrize("split", SPLITS, ids=str)
-def test_drafts_that_are_never_right_give_one_token_a_step(split):
-    workload = make_workload(3)
-    done = replay(workload, fixed(split, 3), drafting(NOTHING))
-    assert done.tokens == done.busy_rows == workload.responses.sum()
-    assert done.decode_steps == -(-int(workload.responses.max()) // EVERY) * EVERY
-    assert done.accepted == 0 < done.drafted
-
-
 @pytest.mark.parametrize("split", [DP8, TP8], ids=str)
 @pytest.mark.parametrize("budget", DRAFTS.budgets)
 def test_drafts_that_are_always_right_fill_the_room_of_a_step(split, budget):
@@ -145,6 +136,28 @@ def test_everything_ends_in_pools_of_any_size(workload, pages, runs_ahead):
     path = ScriptedPath(DP8, (Step(TP8, 12), Step(DP2TP4, 5)), budget=1, reach=BELIEVED)
     for planner in (fixed(TP8, 3), fixed(DP8, 1), path, planner_of(machine, HALF)):
         assert replay(workload, planner, machine).tokens == workload.responses.sum()
+
+
+@pytest.mark.parametrize("budget", DRAFTS.budgets)
+def test_each_sequence_goes_on_as_fast_as_its_own_drafts_are_right(budget):
+    """By hand: of 16 that say 120 tokens half get everything right, and half nothing."""
+    accepts = [ALL, NOTHING] * 8
+    done = replay(replace(ALIKE, accepts=accepts), fixed(TP8, budget), drafting(HALF))
+    assert done.tokens == 16 * 120
+    # Rows that the first have left are room for the others: of those nothing more comes.
+    fast, slow = 120 // (1 + budget), 120
+    assert done.busy_rows == 8 * (fast + slow)
+    assert done.decode_steps == -(-slow // EVERY) * EVERY
+
+
+def test_one_long_sequence_that_accepts_little_sets_the_end():
+    """The mean of all is the same, whichever of them it is."""
+    lengths = np.array([50] * 15 + [CAP])
+    long = Workload(np.full(16, 10), lengths, CAP)
+    unlucky = replace(long, accepts=[HALF] * 15 + [NOTHING])
+    lucky = replace(long, accepts=[NOTHING] + [HALF] * 15)
+    seconds = [replay(x, fixed(TP8, 3), drafting(HALF)).total_s for x in (unlucky, long, lucky)]
+    assert seconds[0] > 1.3 * seconds[1] and seconds[2] < 1.1 * seconds[1]
 
 
 class TestSaid:

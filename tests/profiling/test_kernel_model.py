@@ -70,15 +70,6 @@ def test_products_of_eight_bit_weights_are_of_bfloat16_numbers_and_priced_so(wei
     assert narrow == pytest.approx(wide, rel=0.01)
 
 
-def test_engines_that_round_activations_too_multiply_twice_as_fast():
-    target, sizes = Target.parse("h100:8"), (16_384, 8192, 8192)
-    kernels = [kernels_for(target, weight_bytes=1, product_bytes=size) for size in (2, 1)]
-    wide, narrow = (each.gemm(*sizes) for each in kernels)
-    assert narrow == pytest.approx(wide / 2, rel=0.01)
-    assert kernels[1].gemm(1, 8192, 8192) == pytest.approx(kernels[0].gemm(1, 8192, 8192), rel=0.01)
-    assert kernels[1].head(*sizes) == kernels[0].head(*sizes)
-
-
 @pytest.mark.parametrize("text", ["h100:8", "v5e:2x4"])
 def test_the_head_is_read_in_bfloat16_whatever_the_layers_are_kept_in(text: str):
     target, sizes = Target.parse(text), (1, 128_256, 4096)

@@ -1,12 +1,9 @@
 """Files of lengths: every format says the same, and every mistake is told by file and line."""
 
-import json
 from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from pat_jax.common.errors import UserError
 from pat_jax.profiling.simulate.length_files import find_lengths, read_lengths
@@ -98,10 +95,3 @@ def test_bytes_that_are_no_text(tmp_path: Path):
 def test_neither_a_file_nor_built_in():
     with pytest.raises(UserError, match=r"'reasonable'.*reasoning, pat, math, short"):
         find_lengths("reasonable")
-
-
-@given(st.lists(st.integers(1, 10**6), min_size=1, max_size=50))
-def test_what_was_written_is_read(tmp_path_factory, tokens):
-    path = tmp_path_factory.mktemp("lengths") / "a.json"
-    path.write_text(json.dumps(tokens, indent=1))
-    assert read_lengths(path).tokens.tolist() == sorted(tokens)

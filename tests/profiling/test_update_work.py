@@ -4,11 +4,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from pat_jax.models.config import ModelConfig
-from pat_jax.models.presets import preset
 from pat_jax.models.rematerialization import NONE, POLICIES
 from pat_jax.profiling.predict.update_work import (
     Collective,
@@ -118,20 +115,3 @@ def test_what_is_not_split_is_summed_over_its_copies():
     assert [each.kind for each in sent] == ["all-reduce", "all-reduce"]
     alone = UpdateWork(TINY, dp=1, fsdp=1)
     assert alone.scores(ROWS).sent == alone.gradients(ROWS).sent == ()
-
-
-@given(
-    tokens=st.integers(1, 10**6),
-    ways=st.sampled_from([1, 2, 4, 8, 16]),
-    remat=st.sampled_from([*sorted(POLICIES), NONE]),
-)
-def test_it_grows_with_the_tokens_and_is_shared_by_the_devices(tokens: int, ways: int, remat: str):
-    work = UpdateWork(preset("llama-3.1-8b"), ways, ways, remat)
-    less, more = (work.gradients(Rows(n, n * (n + 1) / 2)) for n in (tokens, tokens + 1))
-    for name in ("flops", "num_bytes", "attention_flops", "attention_bytes"):
-        assert getattr(less, name) < getattr(more, name)
-    # As many tokens over twice the devices: half of everything but of what each device has to have.
-    halved = replace(work, dp=2 * ways, fsdp=2 * ways).gradients(Rows(tokens, 0.0))
-    whole = work.gradients(Rows(2 * tokens, 0.0))
-    assert 2 * halved.flops == pytest.approx(whole.flops)
-    assert 2 * halved.num_bytes == pytest.approx(whole.num_bytes)
