@@ -71,7 +71,7 @@ def made_plan(config: PlanConfig, command: str) -> Planned:
         config = replace(config, run_dir=f"runs/{folder_name(config, datetime.now())}")
     configure(0)
     question = question_of(config, command)
-    config, target = _settled(config, question), question.plant.order.target
+    config, target = question.options, question.plant.order.target
     run = config.run(target)
     folder = check_run_dir(run)
     if config.compile:
@@ -87,23 +87,17 @@ def made_plan(config: PlanConfig, command: str) -> Planned:
     return Planned(report, folder)
 
 
-def _settled(config: PlanConfig, question: Question) -> PlanConfig:
-    """The options with nothing open, as the question has them."""
-    longest, model = question.run.rollout.max_completion_length, question.plant.order.model
-    if config.max_completion_length is None:
-        lengths = {"max_completion_length": (longest, LONGEST)}
-        if shorter := shortened(config.model, model.max_position, "", lengths):
-            note(shorter)
-    return replace(config, max_completion_length=longest)
-
-
 def question_of(config: PlanConfig, command: str) -> Question:
     """
     Raises:
       UserError: whatever is wrong with what was asked; nothing has been written or compiled.
     """
     target, model = Target.parse(config.target), model_of(config.model)
-    config = config.settled(model.max_position)
+    if config.max_completion_length is None:
+        config = config.settled(model.max_position)
+        lengths = {"max_completion_length": (config.max_completion_length, LONGEST)}
+        if shorter := shortened(config.model, model.max_position, "", lengths):
+            note(shorter)
     lengths_asked = {
         "max_prompt_length": config.max_prompt_length,
         "max_completion_length": config.max_completion_length,

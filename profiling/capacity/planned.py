@@ -14,6 +14,7 @@ from pat_jax.planning.memory import MemoryModel
 from pat_jax.planning.types import Split
 from pat_jax.profiling.capacity.costs import SourcedLatency
 from pat_jax.profiling.capacity.limits import limits
+from pat_jax.profiling.capacity.plan_config import PlanConfig
 from pat_jax.profiling.capacity.report import (
     LayoutMemory,
     LengthSummary,
@@ -31,7 +32,6 @@ from pat_jax.profiling.simulate.comparison import Comparison, Series, compare
 from pat_jax.profiling.simulate.draft_sources import DraftSources
 from pat_jax.profiling.simulate.machine import Machine, Workload
 from pat_jax.profiling.simulate.response_lengths import ResponseLengths
-from pat_jax.training.update_memory import UpdateOptions
 
 PROBABILITIES = (0.0, 0.01, 0.05, *(k / 10 for k in range(1, 10)), 0.95, 0.98, 0.99, 0.995, 0.999)
 WHILE_DECODING = ("decode", "prefill")  # programs that run beside weights, optimizer and KV cache
@@ -48,7 +48,7 @@ class Question:
     lengths: ResponseLengths
     costs: SourcedLatency
     data: Path  # a folder that may hold kernel tables
-    options: UpdateOptions
+    options: PlanConfig  # with nothing open
     sources: DraftSources | None = None  # where drafts are from; None: none are made
 
     @property

@@ -16,11 +16,11 @@ import numpy as np
 
 from pat_jax.common.text_table import percent
 from pat_jax.config.run import RunConfig
+from pat_jax.engine.device.programs.programs import Key
 from pat_jax.engine.sizing.memory import shard_bytes
 from pat_jax.planning.types import Split
 from pat_jax.profiling.capacity.update_batches import Packed
-from pat_jax.profiling.capacity.update_report import Batches, Update
-from pat_jax.profiling.capacity.update_room import update_memory
+from pat_jax.profiling.capacity.update_report import Batches, Update, UpdateMemory
 from pat_jax.profiling.cross_compile.compiled import CompiledProgram
 from pat_jax.profiling.cross_compile.plant import Plant
 from pat_jax.profiling.predict.composer import Composer
@@ -42,7 +42,14 @@ from pat_jax.rl.batches.packing import Shape
 from pat_jax.training.build import logit_tokens, shares_prompts
 from pat_jax.training.model_flops import training_flops
 from pat_jax.training.trainer import OLD, REFERENCE, Trainer
-from pat_jax.training.update_memory import UpdateOptions
+from pat_jax.training.update_memory import (
+    STEP,
+    UpdateOptions,
+    largest,
+    shortage,
+    stages_of,
+    tightness,
+)
 
 SCORED = {OLD: "the policy before its first step", REFERENCE: "the reference"}
 
@@ -89,7 +96,7 @@ class PlannedUpdate:
             target,
             flops,
             flops / (scoring.total + gradients.total + apply.total) / peak,
-            update_memory(self.plant, self.programs, self.options, target),
+            self._memory(target),
         )
 
     def _batches(self, lengths: Sequence[np.ndarray], packed: Sequence[Packed]) -> Batches:
@@ -205,6 +212,54 @@ class PlannedUpdate:
         if program := ends.get(target) or ends.get(source):
             work = Work(num_bytes=_moved(program), sent=_sent(program))
         return self.times.seconds(work) + self.times.seconds(checksum_work(params, kept))
+
+    def _memory(self, target: Split) -> UpdateMemory:
+        """What the update takes of a device, and what would help where that is too much.
+
+        Without gradients among the compiled programs what these take at least is told: a micro-batch's own
+        gradients, and each layer's input; or the optimizer's state.
+
+        Args:
+          target: that weights go to.
+        """
+        trainer, limit = self.trainer, int(self.plant.limit)
+        resident = shard_bytes(trainer.resident_in_updates)
+        added, offloaded = map(shard_bytes, (trainer.abstract_gradients, trainer.offloaded))
+        taken = {
+            Key(p.name, p.split, p.rows, p.length, p.target): p.taken_bytes
+            for p in self.programs
+            if not p.error and (p.name != "transfer" or p.target == target)
+        }
+        is_least = not any(key.name == "grad" for key in taken)
+        if is_least:
+            key = Key("grad", trainer.layout.split, *self.shapes[-1])
+            # Where moments come for the step alone, there may be more of them than of all that leaves before.
+            taken |= {key: added + self._inputs, Key("apply", trainer.layout.split): 0}
+        most = largest(stages_of(trainer, taken))
+        gradients = added if most.held > resident and "transfer" not in most.name else 0
+        params, state = self._bytes
+        absent = 0 if most.name == STEP else offloaded
+        return UpdateMemory(
+            most.name,
+            params,
+            state - params - absent,
+            gradients,
+            params if trainer.has_reference else 0,
+            shard_bytes(trainer.trained.abstract_frozen),
+            most.total - resident - gradients - (offloaded - absent),
+            is_least,
+            limit,
+            shortage(most, limit, self.options, is_least=is_least),
+            tightness(most, limit, self.options),
+            offloaded,
+            most.drafts,
+        )
+
+    @property
+    def _inputs(self) -> int:
+        """Bytes of each layer's input, which is kept for the backward pass whatever else is."""
+        tokens, model = self._rows(self.shapes[-1]).tokens, self.trainer.policy.config
+        return model.num_layers * tokens * model.embed_dim * self.itemsize
 
     @property
     def _bytes(self) -> tuple[int, int]:

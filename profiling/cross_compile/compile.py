@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib import metadata
@@ -104,15 +104,16 @@ def installed(target: Target) -> dict[str, str]:
     packages = [
         name for name in PACKAGES if name.partition("-")[0] != "libtpu" or platform == "tpu"
     ]
-    found = {name: _version(name) for name in packages if "cuda" not in name or platform == "cuda"}
-    return {name: version for name, version in found.items() if version}
+    return versions_of(name for name in packages if "cuda" not in name or platform == "cuda")
 
 
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
+def versions_of(packages: Iterable[str]) -> dict[str, str]:
+    """Of those that are installed."""
+    found = {}
+    for package in packages:
+        with suppress(metadata.PackageNotFoundError):
+            found[package] = metadata.version(package)
+    return found
 
 
 def _ptxas() -> Path | None:
