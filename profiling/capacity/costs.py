@@ -20,8 +20,6 @@ from pat_jax.profiling.predict.kernel_model import BYTES, Source
 from pat_jax.profiling.predict.links import Sums
 from pat_jax.profiling.predict.sources import EXPLAINED, StepRange, kernels_for, range_of
 
-NOBODY = Drafter()  # drafts
-
 
 @dataclass(frozen=True)
 class SourcedLatency:
@@ -115,9 +113,7 @@ def _drafts_assumed(drafter: Drafter) -> Iterator[str]:
         )
 
 
-def profiled(
-    path: Path, order: Order, buckets: Buckets, drafter: Drafter = NOBODY
-) -> SourcedLatency:
+def profiled(path: Path, order: Order, buckets: Buckets, drafter: Drafter) -> SourcedLatency:
     """From a profile of the user's own; without drafts where it has no steps with them.
 
     Raises:

@@ -172,15 +172,13 @@ class _Reader:
         if not isinstance(value, list):
             raise row.complain(name, value, "a list of token ids")
         for token in value:
-            if isinstance(token, bool) or not isinstance(token, int) or not self._is_known(token):
+            is_id = isinstance(token, int) and not isinstance(token, bool)
+            if not is_id or not 0 <= token < self.vocab_size:
                 raise UserError(
                     f"{row.where}, field {name!r}, has the token {shown(token)}: expected ids from 0 to "
                     f"{self.vocab_size - 1:,}, the policy's; give responses in its vocabulary."
                 )
         return value
-
-    def _is_known(self, token: int) -> bool:
-        return 0 <= token < self.vocab_size
 
     def _encoded(self, row: Record, name: str) -> Tokens:
         text = row.fields[name]

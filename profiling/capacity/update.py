@@ -173,7 +173,12 @@ class PlannedUpdate:
 
     def _work(self, name: str, rows: Rows) -> Work:
         """By arithmetic; by what the compiler counted of the largest shape, in proportion."""
-        of = self._scores if name == "logprobs" else self.work.gradients
+
+        def of(rows: Rows) -> Work:
+            if name == "grad":
+                return self.work.gradients(rows)
+            return self.work.scores(rows).times(len(self.trainer.scored))
+
         work, program = of(rows), self._find(name)
         if program is None:
             return work
@@ -184,9 +189,6 @@ class PlannedUpdate:
             _moved(program) * work.num_bytes / most.num_bytes,
             _sent(program),
         )
-
-    def _scores(self, rows: Rows) -> Work:
-        return self.work.scores(rows).times(len(self.trainer.scored))
 
     @property
     def _apply(self) -> Work:

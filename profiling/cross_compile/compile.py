@@ -32,8 +32,8 @@ from pat_jax.profiling.cross_compile.plant import Order
 from pat_jax.profiling.predict.targets import Target
 
 PACKAGE = Path(__file__).parents[2]  # the folder pat_jax, through its link to this room
-# Layers of the models that are compiled, by `--layers`; of all numbers, affine in them, a whole model's are
-# told. 0 is the whole model.
+# Layers of the models that are compiled, by `--layers`; 0 is the whole model. What a whole model needs is
+# computed from two shallow ones: every number is affine in the layers.
 DEPTHS = {"few": (2, 4), "all": (0,)}
 PLUGINS = {"tpu": ("libtpu",), "cuda": ("jax_cuda12_plugin", "jax_cuda13_plugin")}
 PACKAGES = ("jax", "jaxlib", "libtpu", "jax-cuda12-plugin", "jax-cuda13-plugin")
