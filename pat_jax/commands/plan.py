@@ -24,8 +24,8 @@ from pat_jax.profiling.capacity.plan_config import LONGEST, PlanConfig
 from pat_jax.profiling.capacity.planned import Question, planned
 from pat_jax.profiling.capacity.recorded_responses import (
     Encode,
-    find_responses,
     lengths_of,
+    read_responses,
     sources_of,
 )
 from pat_jax.profiling.capacity.report import PlanReport
@@ -103,7 +103,8 @@ def question_of(config: PlanConfig, command: str) -> Question:
         "max_completion_length": config.max_completion_length,
     }
     check_context(lengths_asked, model.max_position, config.model)
-    recorded = find_responses(config, model.vocab_size, encode_of(config.model))
+    file, encode = config.responses_file, encode_of(config.model)
+    recorded = read_responses(Path(file), model.vocab_size, encode) if file else None
     lengths = lengths_of(config, recorded)
     longest = config.max_prompt_length + config.max_completion_length
     drafter = drafter_of(

@@ -19,8 +19,8 @@ from pat_jax.planning.latency.profile import Profile, read_profile
 from pat_jax.profiling.capacity.costs import measured_drafts
 from pat_jax.profiling.capacity.recorded_responses import (
     RecordedResponses,
-    find_responses,
     lengths_of,
+    read_responses,
     sources_of,
 )
 from pat_jax.profiling.capacity.simulate_config import SimulateConfig
@@ -117,7 +117,8 @@ class Simulated:
 def simulated(config: SimulateConfig) -> Simulated:
     profile = read_profile(Path(config.profile))
     model = model_of(profile)
-    recorded = find_responses(config, model.vocab_size)
+    file = config.responses_file
+    recorded = read_responses(Path(file), model.vocab_size, None) if file else None
     lengths = lengths_of(config, recorded)
     for _, cap, *_ in config.cases():
         asked = {

@@ -53,14 +53,6 @@ class RecordedResponses:
         return ResponseLengths(source, tokens, np.ones(len(tokens)), known)
 
 
-def find_responses(
-    config: ReplayOptions, vocab_size: int, encode: Encode | None = None
-) -> RecordedResponses | None:
-    """As `read_responses`; None where no file is given."""
-    path = config.responses_file
-    return read_responses(Path(path), vocab_size, encode) if path else None
-
-
 def lengths_of(config: ReplayOptions, recorded: RecordedResponses | None) -> ResponseLengths:
     """Those that are asked for, those that were recorded, or built-in ones."""
     if recorded and not config.lengths:

@@ -16,14 +16,14 @@ from pat_jax.config.run import AlgorithmConfig, RolloutConfig, RunConfig
 from pat_jax.config.speculation import SpeculationConfig
 from pat_jax.engine.sizing.draft_choice import drafts_of
 from pat_jax.engine.sizing.memory import layouts_without_memory
-from pat_jax.models.config import ModelConfig, RopeScaling
+from pat_jax.models.config import ModelConfig
 from pat_jax.planning.drafts import Acceptance
 from pat_jax.planning.latency.model import LatencyModel
 from pat_jax.planning.latency.profile import Profile
 from pat_jax.planning.memory import GIB
 from pat_jax.planning.types import Split
 from pat_jax.profiling.cross_compile.by_arithmetic import by_arithmetic, nearest
-from pat_jax.profiling.cross_compile.plant import Order, Plant
+from pat_jax.profiling.cross_compile.plant import Order, Plant, model_from_json
 from pat_jax.profiling.predict.targets import Target
 from pat_jax.profiling.simulate.machine import Machine
 
@@ -193,10 +193,7 @@ def _sum_seconds(profile: Profile, split: Split) -> Callable[[int], float]:
 
 
 def model_of(profile: Profile) -> ModelConfig:
-    fields = dict(profile.subject.model)
-    if fields.get("rope_scaling") is not None:
-        fields["rope_scaling"] = RopeScaling(**fields["rope_scaling"])
-    return ModelConfig(**fields)
+    return model_from_json(profile.subject.model)
 
 
 def _config(profile: Profile, what_if: WhatIf) -> RolloutConfig:

@@ -13,6 +13,7 @@ import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass
+from operator import add
 
 import numpy as np
 
@@ -47,11 +48,7 @@ class Counts:
         return cls(flops, num_bytes, num_bytes if flops else 0)
 
     def __add__(self, other: "Counts") -> "Counts":
-        return Counts(
-            self.flops + other.flops,
-            self.num_bytes + other.num_bytes,
-            self.product_bytes + other.product_bytes,
-        )
+        return Counts(*map(add, astuple(self), astuple(other)))
 
     def times(self, n: int) -> "Counts":
         return Counts(*(n * x for x in astuple(self)))

@@ -98,7 +98,7 @@ class Order:
 
 
 def model_from_json(fields: Mapping[str, Any]) -> ModelConfig:
-    scaling = fields["rope_scaling"]
+    scaling = fields.get("rope_scaling")
     return ModelConfig(**{**fields, "rope_scaling": scaling and RopeScaling(**scaling)})
 
 

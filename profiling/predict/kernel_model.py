@@ -31,27 +31,13 @@ SPLIT = 512  # tokens: from here on a sequence is read by several blocks
 RELATIVE = "relative"  # the chip whose shares stand for those that are not there
 
 
-@dataclass(frozen=True)
-class Shares:
-    """Coefficients of one chip: shares of its peaks, microseconds, exponents."""
-
-    gemm: Mapping[str, float]
-    decode_attention: Mapping[str, float]
-    prefill_attention: Mapping[str, float]
-    elementwise: Mapping[str, float]
-
-
 @lru_cache(maxsize=1)
 def _file() -> dict[str, Any]:
     return yaml.safe_load(FILE.read_text(encoding="utf-8"))
 
 
-def measured_chips() -> tuple[str, ...]:
-    """Chips whose coefficients were fitted to measurements of their own."""
-    return tuple(name for name, shares in _file()["chips"].items() if RELATIVE not in shares)
-
-
 def _shares(name: str) -> dict[str, Any]:
+    """Coefficients of a chip by kernel: shares of its peaks, microseconds, exponents."""
     own = dict(_file()["chips"][name])
     relative = own.pop(RELATIVE, None)
     return (_shares(relative) if relative else {}) | own
@@ -80,11 +66,11 @@ class ModelledKernels:
     @property
     def source(self) -> Source:
         """Where the times are from; every figure that rests on them says so."""
-        return "coefficients" if self.chip.name in measured_chips() else "chip data"
+        return "chip data" if RELATIVE in _file()["chips"][self.chip.name] else "coefficients"
 
     @cached_property
-    def shares(self) -> Shares:
-        return Shares(**_shares(self.chip.name))
+    def shares(self) -> Mapping[str, Mapping[str, float]]:
+        return _shares(self.chip.name)
 
     @cached_property
     def links(self) -> HostLinks | TorusLinks:
@@ -99,7 +85,7 @@ class ModelledKernels:
         return self._product(m, n, k, max(self.weight_bytes, BYTES), BYTES)
 
     def _product(self, m: int, n: int, k: int, weight_bytes: float, product_bytes: float) -> float:
-        share = self.shares.gemm
+        share = self.shares["gemm"]
         num_bytes = weight_bytes * n * k + product_bytes * m * k + BYTES * m * n
         memory = num_bytes / (share["memory"] * self.chip.memory_bytes_s)
         operations = 2 * m * n * k * product_bytes / BYTES
@@ -109,7 +95,7 @@ class ModelledKernels:
     def decode_attention(self, rows: int, length: int, heads: int, kv_heads: int) -> float:
         """Of `rows` sequences of `length` tokens."""
         del heads  # queries are few: what counts is the cache that is read
-        share = self.shares.decode_attention
+        share = self.shares["decode_attention"]
         num_bytes = 2 * self.kv_bytes * HEAD_DIM * rows * kv_heads * max(length, PAGE)
         read = num_bytes / (share["memory"] * self.chip.memory_bytes_s)
         read += 1e-6 * rows * (share["row_us"] + kv_heads * share["head_us"])
@@ -119,7 +105,7 @@ class ModelledKernels:
     def prefill_attention(self, rows: int, length: int, heads: int, kv_heads: int) -> float:
         """Of `rows` prompts of `length` tokens each. Causal: half of the square."""
         del kv_heads
-        share = self.shares.prefill_attention
+        share = self.shares["prefill_attention"]
         operations = 2 * HEAD_DIM * rows * heads * length**2
         per_token = 1e-9 * share["token_ns"] * rows * heads * length
         compute = operations / (share["compute"] * self.chip.flops_s)
@@ -127,7 +113,7 @@ class ModelledKernels:
 
     def elementwise(self, num_bytes: float) -> float:
         """Of one fused kernel that reads and writes so many bytes: a norm, an activation."""
-        share = self.shares.elementwise
+        share = self.shares["elementwise"]
         seconds = num_bytes / (share["memory"] * self.chip.memory_bytes_s)
         return 1e-3 * share["floor_us"] + 1e3 * seconds
 
