@@ -108,7 +108,7 @@ def installed(target: Target) -> dict[str, str]:
 
 
 def versions_of(packages: Iterable[str]) -> dict[str, str]:
-    """Of those that are installed."""
+    """The versions of those packages that are installed."""
     found = {}
     for package in packages:
         with suppress(metadata.PackageNotFoundError):

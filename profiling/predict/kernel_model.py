@@ -77,7 +77,7 @@ class ModelledKernels:
         return links_of(self.target, self.sums)
 
     def gemm(self, m: int, n: int, k: int) -> float:
-        """Of [m, k] times [k, n]."""
+        """A product [m, k] times [k, n]."""
         return self._product(m, n, k, self.weight_bytes, self.product_bytes)
 
     def head(self, m: int, n: int, k: int) -> float:
@@ -93,7 +93,7 @@ class ModelledKernels:
         return 1e-3 * share["floor_us"] + 1e3 * _norm(memory, compute, share["sharpness"])
 
     def decode_attention(self, rows: int, length: int, heads: int, kv_heads: int) -> float:
-        """Of `rows` sequences of `length` tokens."""
+        """Attention of `rows` sequences of `length` tokens."""
         del heads  # queries are few: what counts is the cache that is read
         share = self.shares["decode_attention"]
         num_bytes = 2 * self.kv_bytes * HEAD_DIM * rows * kv_heads * max(length, PAGE)
@@ -103,7 +103,7 @@ class ModelledKernels:
         return 1e3 * _norm(1e-6 * floor, read, share["sharpness"])
 
     def prefill_attention(self, rows: int, length: int, heads: int, kv_heads: int) -> float:
-        """Of `rows` prompts of `length` tokens each. Causal: half of the square."""
+        """Attention of `rows` prompts of `length` tokens each: causal, half of the square."""
         del kv_heads
         share = self.shares["prefill_attention"]
         operations = 2 * HEAD_DIM * rows * heads * length**2
@@ -112,17 +112,17 @@ class ModelledKernels:
         return 1e-3 * share["floor_us"] + 1e3 * (compute + per_token)
 
     def elementwise(self, num_bytes: float) -> float:
-        """Of one fused kernel that reads and writes so many bytes: a norm, an activation."""
+        """One fused kernel that reads and writes so many bytes: a norm, an activation."""
         share = self.shares["elementwise"]
         seconds = num_bytes / (share["memory"] * self.chip.memory_bytes_s)
         return 1e-3 * share["floor_us"] + 1e3 * seconds
 
     def all_reduce(self, devices: int, elements: int) -> float:
-        """Of summing bfloat16 numbers over the devices of a replica."""
+        """A sum of bfloat16 numbers over the devices of a replica."""
         return 1e3 * self.links.all_reduce_s(devices, BYTES * elements)
 
     def all_gather(self, devices: int, elements: int) -> float:
-        """Of gathering bfloat16 numbers, of which each device has its share."""
+        """A gather of bfloat16 numbers, of which each device has its share."""
         return 1e3 * self.links.all_gather_s(devices, BYTES * elements)
 
     def exchange_bytes_s(self, devices: int) -> float:

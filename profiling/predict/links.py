@@ -70,11 +70,11 @@ class HostLinks:
         return self.chip.link.startswith("NVLink")
 
     def all_reduce_s(self, devices: int, num_bytes: float) -> float:
-        """Of a sum of `num_bytes` that each device holds."""
+        """Seconds of a sum of `num_bytes` that each device holds."""
         return self._passes_s(devices, num_bytes, 2)
 
     def all_gather_s(self, devices: int, num_bytes: float) -> float:
-        """Of a gather of `num_bytes` in all."""
+        """Seconds of a gather of `num_bytes` in all."""
         return self._passes_s(devices, num_bytes, 1)
 
     def _passes_s(self, devices: int, num_bytes: float, passes: int) -> float:

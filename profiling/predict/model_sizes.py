@@ -22,7 +22,7 @@ def heads_of(model: ModelConfig, tp: int, kv_ways: int) -> tuple[int, int]:
 
 
 def widths_of(model: ModelConfig, tp: int, kv_ways: int) -> tuple[int, int]:
-    """Of the queries, and of the keys and values, of one device."""
+    """Widths of the queries, and of the keys and values, of one device."""
     heads, kv_heads = heads_of(model, tp, kv_ways)
     return heads * model.head_dim, 2 * kv_heads * model.head_dim
 
