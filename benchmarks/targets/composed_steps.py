@@ -38,6 +38,7 @@ from pat_jax.models.presets import preset
 from pat_jax.planning.types import Split
 from pat_jax.profiling.predict.composer import Composer
 from pat_jax.profiling.predict.kernel_files import NoData
+from pat_jax.profiling.predict.kernel_model import ModelledKernels
 from pat_jax.profiling.predict.sources import kernels_for, precision_of
 from pat_jax.profiling.predict.targets import Target
 
@@ -134,7 +135,7 @@ class Fp8Step(Step):
 def fp8_steps() -> Iterator[Fp8Step]:
     target, split = Target.parse("h100:2"), Split(1, 2)
     as_theirs, as_ours = (
-        Composer(kernels_for(target, weight_bytes=1, product_bytes=size), preset(LARGE))
+        Composer(ModelledKernels(target, weight_bytes=1, product_bytes=size), preset(LARGE))
         for size in (1, 2)
     )
     for (batch, context), measured in FP8_MEASURED.items():
@@ -143,7 +144,7 @@ def fp8_steps() -> Iterator[Fp8Step]:
 
 
 def tpu_composer() -> Composer:
-    kernels = kernels_for(Target.parse(TPUS), weight_bytes=1, kv_bytes=1)
+    kernels = ModelledKernels(Target.parse(TPUS), weight_bytes=1, kv_bytes=1)
     return Composer(kernels, preset(LARGE))
 
 

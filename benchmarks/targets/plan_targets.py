@@ -15,6 +15,7 @@ import resource
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,10 @@ from pat_jax.config.run import AlgorithmConfig, RolloutConfig, RunConfig
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.presets import preset
 from pat_jax.planning.types import Split
-from pat_jax.profiling.cross_compile.compile import Compilation, compile_for
+from pat_jax.profiling.cross_compile.by_arithmetic import by_arithmetic
+from pat_jax.profiling.cross_compile.compile import DEPTHS, compile_for
 from pat_jax.profiling.cross_compile.compiled import CompiledProgram
-from pat_jax.profiling.cross_compile.plant import Order
+from pat_jax.profiling.cross_compile.plant import Order, Plant
 from pat_jax.profiling.predict.targets import Target
 
 CASES = [
@@ -80,20 +82,21 @@ def designed(model: ModelConfig, program: CompiledProgram) -> list[tuple[str, in
     ]
 
 
-def check(model: ModelConfig, found: Compilation) -> dict[str, Any]:
+def check(here: Plant, programs: Sequence[CompiledProgram]) -> dict[str, Any]:
     """What was asked of each layout, and what came out."""
-    layouts = {}
-    for split in found.splits:
-        decode = found.find("decode", split)
+    layouts, model, memory = {}, here.order.model, here.memory
+    decoding = {x.split: x for x in programs if x.name == "decode" and not x.budget}
+    for split in here.layouts:
+        decode = decoding[split]
         weights = weight_bytes(model, split.tp)
-        kv = kv_bytes(model, split, found.memory.pages[split], found.memory.page_size)
+        kv = kv_bytes(model, split, memory.pages[split], memory.page_size)
         sent = [(s.kind, s.num_bytes, s.count) for s in decode.collectives if s.depth == 2]
         layouts[str(split)] = {
             "weights_gib": round(weights / 2**30, 3),
             "kv_gib": round(kv / 2**30, 3),
             "arguments_over_arithmetic": round(decode.argument_bytes / (weights + kv), 4),
             "temporaries_gib": round(decode.temp_bytes / 2**30, 3),
-            "fits": found.memory.held(split) <= found.memory.usable,
+            "fits": memory.held(split) <= memory.usable,
             "step_sends_as_designed": sorted(sent) == designed(model, decode),
             "step_sends": sorted(sent),
         }
@@ -112,11 +115,10 @@ def processor_seconds() -> float:
 
 def case(model_name: str, target_name: str, args: argparse.Namespace) -> dict[str, Any]:
     target, config = Target.parse(target_name), run_config(args.sequences, args.length)
-    model = Order.of(target, config, preset(model_name), (0,)).model
+    here = by_arithmetic(Order.of(target, config, preset(model_name), DEPTHS[args.layers]))
     start, before = time.perf_counter(), processor_seconds()
     with tempfile.TemporaryDirectory() as folder:
-        kept = {"folder": Path(folder), "texts": args.hlo}
-        found = compile_for(target, config, model, layers=args.layers, progress=say, **kept)
+        found = compile_for(here.order, progress=say, folder=Path(folder), texts=args.hlo)
     seconds = time.perf_counter() - start
     return {
         "model": model_name,
@@ -128,9 +130,9 @@ def case(model_name: str, target_name: str, args: argparse.Namespace) -> dict[st
         "peak_gib": round(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 2**20, 2),
         "programs": len(found.programs),
         "failed": {str(program): program.error for program in found.failed},
-        "dropped": list(found.dropped),
-        "training_state_gib": round(found.memory.resident / 2**30, 3),
-        "layouts": check(model, found),
+        "dropped": here.chain[1],
+        "training_state_gib": round(here.memory.resident / 2**30, 3),
+        "layouts": check(here, found.programs),
     }
 
 

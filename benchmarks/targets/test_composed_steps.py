@@ -20,6 +20,7 @@ from benchmarks.targets.composed_steps import (
 from pat_jax.models.presets import preset
 from pat_jax.planning.types import Split
 from pat_jax.profiling.predict.composer import Composer
+from pat_jax.profiling.predict.kernel_model import ModelledKernels
 from pat_jax.profiling.predict.sources import RANGES, kernels_for
 from pat_jax.profiling.predict.targets import Target
 
@@ -54,7 +55,7 @@ def test_engines_that_multiply_in_fp8_are_composed_as_such():
     assert all(0.97 * s.bfloat16_ms < s.composed_ms < s.bfloat16_ms for s in steps)
     as_theirs, as_ours = (
         Composer(
-            kernels_for(Target.parse("h100:2"), weight_bytes=1, product_bytes=size),
+            ModelledKernels(Target.parse("h100:2"), weight_bytes=1, product_bytes=size),
             preset("llama-3.1-70b"),
         ).decode_step(Split(1, 2), 512, 1024)
         for size in (1, 2)

@@ -34,7 +34,8 @@ class PathRegret:
         row = [" -> ".join(trace.path), trace.total_s, found.taken_s, found.best.total_s]
         words = (
             f"By the prices of {self.profile}, the path of this rollout takes {found.seconds:.3g} s "
-            f"({percent(found.share)}) longer than the best one in hindsight, {best}."
+            f"({percent(found.share)}) longer than the best one in hindsight, {best}. "
+            "All sequences are taken to find pages in the KV cache."
         )
         if any(trace.drafts.drafted):
             words += " Drafts are left out: each step generates one token of a sequence."

@@ -24,8 +24,8 @@ from pat_jax.profiling.capacity.plan_config import LONGEST, PlanConfig
 from pat_jax.profiling.capacity.planned import Question, planned
 from pat_jax.profiling.capacity.recorded_responses import (
     Encode,
-    find_responses,
     lengths_of,
+    read_responses,
     sources_of,
 )
 from pat_jax.profiling.capacity.report import PlanReport
@@ -34,7 +34,6 @@ from pat_jax.profiling.cross_compile.compile import DEPTHS, Compilation, compile
 from pat_jax.profiling.cross_compile.plant import Order
 from pat_jax.profiling.predict.targets import Target
 from pat_jax.profiling.simulate.comparison import Series
-from pat_jax.profiling.simulate.draw import Draw
 from pat_jax.rl.text.tokenizer import HuggingFaceTokenizer
 from pat_jax.run.process.folder import CONFIG_FILE, check_run_dir, log_to, make_run_dir
 
@@ -72,7 +71,7 @@ def made_plan(config: PlanConfig, command: str) -> Planned:
         config = replace(config, run_dir=f"runs/{folder_name(config, datetime.now())}")
     configure(0)
     question = question_of(config, command)
-    config, target = _settled(config, question), question.plant.order.target
+    config, target = question.options, question.plant.order.target
     run = config.run(target)
     folder = check_run_dir(run)
     if config.compile:
@@ -81,21 +80,11 @@ def made_plan(config: PlanConfig, command: str) -> Planned:
     try:
         replace_text(folder / CONFIG_FILE, dump(config))
         log_to(folder / "run.log")
-        report = planned(question, compiled(config, question) if config.compile else None)
+        report = planned(question, compiled(question) if config.compile else None)
         keep(report, folder)
     finally:
         lock.release()
     return Planned(report, folder)
-
-
-def _settled(config: PlanConfig, question: Question) -> PlanConfig:
-    """The options with nothing open, as the question has them."""
-    longest, model = question.run.rollout.max_completion_length, question.plant.order.model
-    if config.max_completion_length is None:
-        lengths = {"max_completion_length": (longest, LONGEST)}
-        if shorter := shortened(config.model, model.max_position, "", lengths):
-            note(shorter)
-    return replace(config, max_completion_length=longest)
 
 
 def question_of(config: PlanConfig, command: str) -> Question:
@@ -104,20 +93,25 @@ def question_of(config: PlanConfig, command: str) -> Question:
       UserError: whatever is wrong with what was asked; nothing has been written or compiled.
     """
     target, model = Target.parse(config.target), model_of(config.model)
-    config = config.settled(model.max_position)
+    if config.max_completion_length is None:
+        config = config.settled(model.max_position)
+        lengths = {"max_completion_length": (config.max_completion_length, LONGEST)}
+        if shorter := shortened(config.model, model.max_position, "", lengths):
+            note(shorter)
     lengths_asked = {
         "max_prompt_length": config.max_prompt_length,
         "max_completion_length": config.max_completion_length,
     }
     check_context(lengths_asked, model.max_position, config.model)
-    recorded = find_responses(config, model.vocab_size, encode_of(config.model))
+    file, encode = config.responses_file, encode_of(config.model)
+    recorded = read_responses(Path(file), model.vocab_size, encode) if file else None
     lengths = lengths_of(config, recorded)
     longest = config.max_prompt_length + config.max_completion_length
     drafter = drafter_of(
         config.speculation, model, target.chip.platform, longest, shape_of, folder=config.model
     )
     draft_model = drafter.policy and drafter.policy.config
-    order = Order.of(target, config.run(target), model, DEPTHS, draft_model)
+    order = Order.of(target, config.run(target), model, DEPTHS[config.layers], draft_model)
     check_room(order, config.model)
     plant = by_arithmetic(order)
     profile = Path(config.profile) if config.profile else None
@@ -126,24 +120,12 @@ def question_of(config: PlanConfig, command: str) -> Question:
         command,
         config.model,
         plant,
-        Series(draw(config), config.rollouts),
+        Series(config.draw(config.responses, config.max_completion_length), config.rollouts),
         lengths,
         costs,
         Path(config.data),
         config,
         sources_of(config, recorded, costs.drafts, config.min_length),
-    )
-
-
-def draw(config: PlanConfig) -> Draw:
-    return Draw(
-        config.responses,
-        config.max_completion_length,
-        config.num_generations,
-        config.correlation,
-        config.length_scale,
-        config.prompt_tokens,
-        config.seed,
     )
 
 
@@ -169,8 +151,7 @@ def folder_name(config: PlanConfig, now: datetime) -> str:
     return f"plan-{model}-{target}-{now:%Y%m%d-%H%M%S}"
 
 
-def compiled(config: PlanConfig, question: Question) -> Compilation:
-    order = question.plant.order
+def compiled(question: Question) -> Compilation:
     with progress_bar(total=0, unit="program", desc="compiling", disable=False) as bar:
 
         def show(done: int, total: int, last: str) -> None:
@@ -178,14 +159,7 @@ def compiled(config: PlanConfig, question: Question) -> Compilation:
             bar.set_postfix_str(last)
             bar.update(done - bar.n)
 
-        return compile_for(
-            order.target,
-            question.run,
-            order.model,
-            draft_model=order.draft_model,
-            layers=config.layers,
-            progress=show,
-        )
+        return compile_for(question.plant.order, progress=show)
 
 
 def keep(report: PlanReport, folder: Path) -> None:

@@ -19,8 +19,8 @@ from pat_jax.planning.latency.profile import Profile, read_profile
 from pat_jax.profiling.capacity.costs import measured_drafts
 from pat_jax.profiling.capacity.recorded_responses import (
     RecordedResponses,
-    find_responses,
     lengths_of,
+    read_responses,
     sources_of,
 )
 from pat_jax.profiling.capacity.simulate_config import SimulateConfig
@@ -35,7 +35,6 @@ from pat_jax.profiling.capacity.what_if import (
 )
 from pat_jax.profiling.simulate.comparison import Comparison, Series, compare
 from pat_jax.profiling.simulate.draft_sources import DraftSources
-from pat_jax.profiling.simulate.draw import Draw
 from pat_jax.profiling.simulate.response_lengths import ResponseLengths
 
 # Beside every layout: without drafts.
@@ -80,17 +79,46 @@ class Simulated:
         return draw_rollout(self.answers[number].comparison.traces[0])
 
     def __repr__(self) -> str:
-        told = [
-            tables(self.config, self.profile, self.lengths, self.answers),
-            *self.told,
+        parts = [
+            f"costs: {self.costs}\n"
+            f"lengths: {self.lengths.source}\n"
+            "replayed: the planner that ships, on a simulated clock",
+            _gains(self.answers),
+            *_by_source(self.answers),
+            *(_rollouts(one) for one in self.answers if self.config.rollouts > 1),
         ]
-        return "\n\n".join(told)
+        parts += dict.fromkeys(
+            f"extrapolated, for nothing like it was measured: {one.unmeasured}"
+            for one in self.answers
+            if one.unmeasured
+        )
+        return "\n\n".join([*parts, *self.told])
+
+    @property
+    def costs(self) -> str:
+        """Where they are from, for people."""
+        return profile_words(Path(self.config.profile), self.profile)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "command": "python -m pat_jax.simulate",
+            "options": asdict(self.config),
+            "costs": {
+                "source": "profile",
+                "explained": self.costs,
+                "subject": asdict(self.profile.subject),
+            },
+            "lengths": {"source": self.lengths.source},
+            "answers": [one.to_json() for one in self.answers],
+            "drafts": self.told,
+        }
 
 
 def simulated(config: SimulateConfig) -> Simulated:
     profile = read_profile(Path(config.profile))
     model = model_of(profile)
-    recorded = find_responses(config, model.vocab_size)
+    file = config.responses_file
+    recorded = read_responses(Path(file), model.vocab_size, None) if file else None
     lengths = lengths_of(config, recorded)
     for _, cap, *_ in config.cases():
         asked = {
@@ -102,9 +130,10 @@ def simulated(config: SimulateConfig) -> Simulated:
     longest = longest_prompt(config, lengths) + max(cap for _, cap, *_ in config.cases())
     drafter, sources, told = _drafts(config, profile, recorded, longest)
     answers = [answer(config, profile, lengths, drafter, sources, *case) for case in config.cases()]
+    found = Simulated(config, profile, lengths, answers, told)
     if config.out:
-        write(Path(config.out), content(config, profile, lengths, answers) | {"drafts": told})
-    return Simulated(config, profile, lengths, answers, told)
+        write(Path(config.out), found.to_json())
+    return found
 
 
 def _drafts(
@@ -145,16 +174,7 @@ def answer(
     link_slowdown: float,
     host_us: float,
 ) -> Answer:
-    draw = Draw(
-        responses,
-        cap,
-        config.num_generations,
-        config.correlation,
-        config.length_scale,
-        config.prompt_tokens,
-        config.seed,
-    )
-    series = Series(draw, config.rollouts, config.growth)
+    series = Series(config.draw(responses, cap), config.rollouts, config.growth)
     budgets = drafter.drafts.budgets
     what_if = WhatIf(
         responses,
@@ -176,25 +196,6 @@ def answer(
 
 def longest_prompt(config: SimulateConfig, lengths: ResponseLengths) -> int:
     return config.prompt_tokens if lengths.prompts is None else int(lengths.prompts.max())
-
-
-def tables(
-    config: SimulateConfig, profile: Profile, lengths: ResponseLengths, answers: Sequence[Answer]
-) -> str:
-    parts = [
-        f"costs: {profile_words(Path(config.profile), profile)}\n"
-        f"lengths: {lengths.source}\n"
-        "replayed: the planner that ships, on a simulated clock",
-        _gains(answers),
-        *_by_source(answers),
-        *(_rollouts(one) for one in answers if config.rollouts > 1),
-    ]
-    parts += dict.fromkeys(
-        f"extrapolated, for nothing like it was measured: {one.unmeasured}"
-        for one in answers
-        if one.unmeasured
-    )
-    return "\n\n".join(parts)
 
 
 def _gains(answers: Sequence[Answer]) -> str:
@@ -245,22 +246,6 @@ def _rollouts(one: Answer) -> str:
         for i, tokens in enumerate(found.tokens)
     ]
     return f"{one.what_if}\n{text_table(header, rows)}"
-
-
-def content(
-    config: SimulateConfig, profile: Profile, lengths: ResponseLengths, answers: Sequence[Answer]
-) -> dict[str, Any]:
-    return {
-        "command": "python -m pat_jax.simulate",
-        "options": asdict(config),
-        "costs": {
-            "source": "profile",
-            "explained": profile_words(Path(config.profile), profile),
-            "subject": asdict(profile.subject),
-        },
-        "lengths": {"source": lengths.source},
-        "answers": [one.to_json() for one in answers],
-    }
 
 
 def write(path: Path, found: dict[str, Any]) -> None:

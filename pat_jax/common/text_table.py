@@ -39,5 +39,11 @@ def shown(cell: Cell) -> str:
     return f"{cell:.3g}"
 
 
+def starred(numbers: Sequence[float | None]) -> list[str]:
+    """A line of numbers, with a star at the least of them."""
+    least = min((x for x in numbers if x is not None), default=None)
+    return [shown(x) + "*" * (x is not None and x == least) for x in numbers]
+
+
 def percent(share: float) -> str:
     return f"{100 * share:.1f} %"

@@ -25,8 +25,8 @@ class RewardOptions(Options):
     """A number for each of --reward; none stands for 1 each. A negative one makes a penalty of it, 0
     measures it only."""
     reward_timeout: float = option(10.0, positive(86_400))
-    """Seconds one response may take to score before it is killed, logged and left out of baseline and
-    loss: by the clock, beside a rollout that may use the same cores. Each try of an endpoint has them."""
+    """Seconds by the clock that one response may take to score, and each try of an endpoint. A call that
+    takes longer is killed and logged; training leaves its response out of baseline and loss."""
     reward_workers: int = option(0, count(0, 1024))
     """Processes of each reward that score responses at the same time, or calls of an endpoint; 0 takes
     as many as there are cores."""

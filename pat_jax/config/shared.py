@@ -63,7 +63,8 @@ class ChatOptions(Options):
     system_prompt: str = option("", WHOLE_TEXT)
     """System message of chats that have none."""
     chat_template_kwargs: str = option("", JSON_OBJECT)
-    """Variables of the chat template, a JSON object such as '{"enable_thinking": false}'."""
+    """Variables of the chat template, a JSON object such as '{"enable_thinking": false}'; those that a row
+    of the data has itself win."""
 
     @property
     def template_variables(self) -> Mapping[str, Any]:

@@ -6,7 +6,6 @@ from pathlib import Path
 
 from pat_jax.common.errors import UserError
 from pat_jax.engine.device.draft.drafter import Drafter
-from pat_jax.engine.device.draft.drafters import NO_DRAFTER
 from pat_jax.layout.buckets import NO_DRAFTS, Buckets, Drafts
 from pat_jax.layout.division import padding_of_heads
 from pat_jax.layout.layout import kv_ways
@@ -17,7 +16,7 @@ from pat_jax.planning.types import Split
 from pat_jax.profiling.capacity.what_if import profile_words, splits_of, sums_of
 from pat_jax.profiling.cross_compile.plant import Order, Plant
 from pat_jax.profiling.predict.composer import DRAFTING_S, Composer
-from pat_jax.profiling.predict.kernels import BYTES, Source
+from pat_jax.profiling.predict.kernel_model import BYTES, Source
 from pat_jax.profiling.predict.links import Sums
 from pat_jax.profiling.predict.sources import EXPLAINED, StepRange, kernels_for, range_of
 
@@ -55,7 +54,7 @@ def costs_of(plant: Plant, profile: Path | None, data: Path, sums: Sums) -> Sour
         order.model,
         page_size=rollout.page_size,
         prefill_blocks=rollout.prefill_blocks,
-        kv_ways=kv_ways(plant.layouts),
+        divided=kv_ways(plant.layouts),
     )
     drafts, draft = plant.drafter.drafts, order.draft_model
     # Its weights are never quantized.
@@ -114,9 +113,7 @@ def _drafts_assumed(drafter: Drafter) -> Iterator[str]:
         )
 
 
-def profiled(
-    path: Path, order: Order, buckets: Buckets, drafter: Drafter = NO_DRAFTER
-) -> SourcedLatency:
+def profiled(path: Path, order: Order, buckets: Buckets, drafter: Drafter) -> SourcedLatency:
     """From a profile of the user's own; without drafts where it has no steps with them.
 
     Raises:

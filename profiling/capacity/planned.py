@@ -1,6 +1,6 @@
 """From a question to a plan's report: what fits, what steps take, what adapting gains."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
@@ -10,11 +10,11 @@ from pat_jax.common.errors import UserError
 from pat_jax.common.text_table import percent
 from pat_jax.config.run import RunConfig
 from pat_jax.engine.sizing.layout_choice import worth_planning
-from pat_jax.planning.latency.model import LatencyModel
 from pat_jax.planning.memory import MemoryModel
 from pat_jax.planning.types import Split
 from pat_jax.profiling.capacity.costs import SourcedLatency
 from pat_jax.profiling.capacity.limits import limits
+from pat_jax.profiling.capacity.plan_config import PlanConfig
 from pat_jax.profiling.capacity.report import (
     LayoutMemory,
     LengthSummary,
@@ -32,7 +32,6 @@ from pat_jax.profiling.simulate.comparison import Comparison, Series, compare
 from pat_jax.profiling.simulate.draft_sources import DraftSources
 from pat_jax.profiling.simulate.machine import Machine, Workload
 from pat_jax.profiling.simulate.response_lengths import ResponseLengths
-from pat_jax.training.update_memory import UpdateOptions
 
 PROBABILITIES = (0.0, 0.01, 0.05, *(k / 10 for k in range(1, 10)), 0.95, 0.98, 0.99, 0.995, 0.999)
 WHILE_DECODING = ("decode", "prefill")  # programs that run beside weights, optimizer and KV cache
@@ -49,7 +48,7 @@ class Question:
     lengths: ResponseLengths
     costs: SourcedLatency
     data: Path  # a folder that may hold kernel tables
-    options: UpdateOptions
+    options: PlanConfig  # with nothing open
     sources: DraftSources | None = None  # where drafts are from; None: none are made
 
     @property
@@ -66,28 +65,17 @@ def planned(question: Question, compilation: Compilation | None) -> PlanReport:
       UserError: no layout can be used, or the profile is of something else.
     """
     plant, run = question.plant, question.run
-    memory, costs, sources = plant.memory, question.costs, question.sources
-    refused = _refused(question, costs.latency, compilation)
+    refused = _refused(question, compilation)
     used = tuple(split for split in plant.layouts if split not in refused)
     if not used:
         reasons = "; ".join(f"{split}: {reason}" for split, reason in refused.items())
         raise UserError(
             f"target {plant.order.target}: no layout of {question.name} can be used: {reasons}"
         )
-    kept = _within(memory, used)
-    machine = Machine.of(
-        costs.latency,
-        used,
-        run.rollout,
-        capacity=question.series.draw.sequences,
-        memory=kept,
-        runs_ahead=True,
-        has_pools=True,
-        drafts=costs.drafts,
-        acceptance=sources.of_every_rollout.acceptance if sources else None,
-    )
+    machine, sources = _machine(question, used), question.sources
     known = sources.known if sources else ()
-    comparison = compare(machine, question.lengths, question.series, costs.sum_seconds, known)
+    sums = question.costs.sum_seconds
+    comparison = compare(machine, question.lengths, question.series, sums, known)
     programs = compilation.programs if compilation else ()
     updating = (
         PlannedUpdate(plant, question.data, programs, question.options) if run.train else None
@@ -99,30 +87,30 @@ def planned(question: Question, compilation: Compilation | None) -> PlanReport:
         _memory(plant, refused, programs),
         programs,
         compilation.versions if compilation else {},
-        _steps(machine, costs, question.series.draw.sequences),
+        _steps(machine, question.costs, question.series.draw.sequences),
         _lengths(question),
         comparison,
         update,
         limits(comparison, machine),
-        (
-            *costs.notes,
-            *(sources.words(costs.drafts.most) if sources else ()),
-            *(updating.notes if updating else ()),
-            *_notes(question),
-            *_shallow_drafts(question, compilation),
-        ),
+        tuple(_notes(question, programs, updating)),
         tuple(_warnings(question, update)),
     )
 
 
-def _shallow_drafts(question: Question, compilation: Compilation | None) -> Iterator[str]:
-    programs = compilation.programs if compilation else ()
-    depths = [one.compiled_layers[0] for one in programs if one.budget and one.is_extrapolated]
-    if depths and question.costs.drafts.exit_layer >= depths[0]:
-        yield (
-            f"In compiled programs {depths[0] - 1} of the first {question.costs.drafts.exit_layer} layers say "
-            "drafts: what they send and compute lacks the others (--layers all has them)."
-        )
+def _machine(question: Question, used: tuple[Split, ...]) -> Machine:
+    """What the rollouts are replayed on, in the `used` layouts."""
+    costs, sources = question.costs, question.sources
+    return Machine.of(
+        costs.latency,
+        used,
+        question.run.rollout,
+        capacity=question.series.draw.sequences,
+        memory=_within(question.plant.memory, used),
+        runs_ahead=True,
+        has_pools=True,
+        drafts=costs.drafts,
+        acceptance=sources.of_every_rollout.acceptance if sources else None,
+    )
 
 
 def _learned(question: Question, comparison: Comparison) -> tuple[list[Workload], Split]:
@@ -132,11 +120,9 @@ def _learned(question: Question, comparison: Comparison) -> tuple[list[Workload]
     return workloads, next(split for split in question.plant.layouts if str(split) == first)
 
 
-def _refused(
-    question: Question, latency: LatencyModel, compilation: Compilation | None
-) -> dict[Split, str]:
+def _refused(question: Question, compilation: Compilation | None) -> dict[Split, str]:
     """Layouts that are not used, and why."""
-    plant = question.plant
+    plant, latency = question.plant, question.costs.latency
     kept, dropped = worth_planning(question.run, plant.layouts, plant.alone, latency)
     reasons = {split: f"layout {split}: " for split in plant.layouts if split not in kept}
     refused = {
@@ -268,15 +254,22 @@ def _warnings(question: Question, update: Update | None) -> Iterator[str]:
         )
 
 
-def _notes(question: Question) -> tuple[str, ...]:
-    draw = question.series.draw
-    prompts = (
-        f"Prompts of {draw.prompt_tokens} tokens each."
-        if question.lengths.prompts is None
-        else "Prompts as long as the file of lengths says."
-    )
-    return (
-        prompts,
-        "The planner has seen one rollout of the same kind before the first.",
-        "Prompts that samples share are counted for each of them in the KV cache, once in the prefill.",
-    )
+def _notes(
+    question: Question, programs: Sequence[CompiledProgram], updating: PlannedUpdate | None
+) -> Iterator[str]:
+    costs, sources, draw = question.costs, question.sources, question.series.draw
+    yield from costs.notes
+    yield from sources.words(costs.drafts.most) if sources else ()
+    yield from updating.notes if updating else ()
+    if question.lengths.prompts is None:
+        yield f"Prompts of {draw.prompt_tokens} tokens each."
+    else:
+        yield "Prompts as long as the file of lengths says."
+    yield "The planner has seen one rollout of the same kind before the first."
+    yield "Prompts that samples share are counted for each of them in the KV cache, once in the prefill."
+    depths = [one.compiled_layers[0] for one in programs if one.budget and one.is_extrapolated]
+    if depths and costs.drafts.exit_layer >= depths[0]:
+        yield (
+            f"In compiled programs {depths[0] - 1} of the first {costs.drafts.exit_layer} layers say "
+            "drafts: what they send and compute lacks the others (--layers all has them)."
+        )

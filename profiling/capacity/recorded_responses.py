@@ -9,13 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 
 from pat_jax.common.errors import UserError, shown
-from pat_jax.config.speculation import SpeculationConfig
 from pat_jax.layout.buckets import Drafts, Pace
+from pat_jax.profiling.capacity.replay_options import ReplayOptions
 from pat_jax.profiling.simulate.draft_counting import Group, Tokens
 from pat_jax.profiling.simulate.draft_sources import DraftSources
 from pat_jax.profiling.simulate.length_files import find_lengths
@@ -54,40 +53,7 @@ class RecordedResponses:
         return ResponseLengths(source, tokens, np.ones(len(tokens)), known)
 
 
-class Asked(Protocol):
-    """Options of a command that replays rollouts."""
-
-    @property
-    def responses_file(self) -> str: ...
-
-    @property
-    def lengths(self) -> str: ...
-
-    @property
-    def num_generations(self) -> int: ...
-
-    @property
-    def draft_acceptance(self) -> float: ...
-
-    @property
-    def speculation(self) -> SpeculationConfig: ...
-
-    @property
-    def check_every(self) -> int: ...
-
-    @property
-    def burst_steps(self) -> int: ...
-
-
-def find_responses(
-    config: Asked, vocab_size: int, encode: Encode | None = None
-) -> RecordedResponses | None:
-    """As `read_responses`; None where no file is given."""
-    path = config.responses_file
-    return read_responses(Path(path), vocab_size, encode) if path else None
-
-
-def lengths_of(config: Asked, recorded: RecordedResponses | None) -> ResponseLengths:
+def lengths_of(config: ReplayOptions, recorded: RecordedResponses | None) -> ResponseLengths:
     """Those that are asked for, those that were recorded, or built-in ones."""
     if recorded and not config.lengths:
         return recorded.lengths
@@ -95,7 +61,7 @@ def lengths_of(config: Asked, recorded: RecordedResponses | None) -> ResponseLen
 
 
 def sources_of(
-    config: Asked, recorded: RecordedResponses | None, drafts: Drafts, least: int
+    config: ReplayOptions, recorded: RecordedResponses | None, drafts: Drafts, least: int
 ) -> DraftSources | None:
     """Where drafts are from in rollouts that are asked for; None: they have none.
 
@@ -198,15 +164,13 @@ class _Reader:
         if not isinstance(value, list):
             raise row.complain(name, value, "a list of token ids")
         for token in value:
-            if isinstance(token, bool) or not isinstance(token, int) or not self._is_known(token):
+            is_id = isinstance(token, int) and not isinstance(token, bool)
+            if not is_id or not 0 <= token < self.vocab_size:
                 raise UserError(
                     f"{row.where}, field {name!r}, has the token {shown(token)}: expected ids from 0 to "
                     f"{self.vocab_size - 1:,}, the policy's; give responses in its vocabulary."
                 )
         return value
-
-    def _is_known(self, token: int) -> bool:
-        return 0 <= token < self.vocab_size
 
     def _encoded(self, row: Record, name: str) -> Tokens:
         text = row.fields[name]

@@ -13,7 +13,7 @@ from pat_jax.common.rules import (
 )
 from pat_jax.config.speculation import SpeculationConfig
 from pat_jax.planning.drafts import PRIOR_SAID
-from pat_jax.profiling.simulate.draw import CORRELATION
+from pat_jax.profiling.simulate.draw import CORRELATION, Draw
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,8 @@ class ReplayOptions(Options):
     --responses_file, or reasoning."""
     responses_file: str = ""
     """Recorded responses, several to a prompt, a .jsonl, .json or .parquet file such as python -m
-    pat_jax.generate writes: what drafts are worth is counted in them; empty takes what is built in."""
+    pat_jax.generate writes: what drafts are worth is counted in them. Token ids, or in `plan` texts, where
+    --model is a checkpoint with a tokenizer. Empty takes what is built in."""
     draft_acceptance: float = option(PRIOR_SAID, FRACTION)
     """How likely a token of a draft is right where those before it are, of drafts that a model says
     (--speculation.source model:DIR or early_exit:LAYER); those that are copied are counted."""
@@ -36,7 +37,8 @@ class ReplayOptions(Options):
     correlation: float = option(CORRELATION, FRACTION_OR_ZERO)
     """Correlation of the normal scores of two responses to one prompt; 0 makes them strangers."""
     prompt_tokens: int = option(256, TOKENS)
-    """Length of every prompt, where the file of lengths has none; in `plan` at most --max_prompt_length."""
+    """Tokens of every prompt, where the file of --lengths or --responses_file does not say; in `plan` at
+    most --max_prompt_length."""
     seed: int = option(0, SEED)
     """Seed of the rollouts drawn."""
     burst_steps: int = option(256, TOKENS)
@@ -52,4 +54,20 @@ class ReplayOptions(Options):
             self.speculation.is_said or self.draft_acceptance == PRIOR_SAID,
             f"{PRIOR_SAID} where no model says drafts; take --speculation.source model:DIR or "
             "early_exit:LAYER, or leave it out",
+        )
+
+    def draw(self, responses: int, cap: int) -> Draw:
+        """
+        Args:
+          responses: of one rollout.
+          cap: tokens at which a response is cut.
+        """
+        return Draw(
+            responses,
+            cap,
+            self.num_generations,
+            self.correlation,
+            self.length_scale,
+            self.prompt_tokens,
+            self.seed,
         )

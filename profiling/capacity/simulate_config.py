@@ -1,13 +1,13 @@
 """Options of `python -m pat_jax.simulate`."""
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from itertools import product
 from typing import Any
 
 from pat_jax.common.errors import shown
-from pat_jax.common.options.declared import option
+from pat_jax.common.options.declared import Options, option
 from pat_jax.common.rules import GIVEN, MEMORY_GIB, MOST_REPLAYED, ROLLOUTS, Rule
 from pat_jax.profiling.capacity.replay_options import ReplayOptions
 
@@ -38,7 +38,7 @@ class SimulateConfig(ReplayOptions):
     """A file of `python -m pat_jax.profile`: what each step and switch takes."""
     trace: str = ""
     """The rollout.json of a run: says what its path has cost over the best one in hindsight, by --profile
-    (unless given that of the run), and replays nothing else."""
+    (unless given that of the run), without drafts and with pages for all; replays nothing else."""
     responses: str = option("1024", listed(WHOLE, MOST_REPLAYED, "whole numbers from 1"))
     """Responses of one rollout; several, separated by commas, are each replayed."""
     max_completion_length: str = option("24576", listed(WHOLE, 2**24, "whole numbers from 1"))
@@ -62,14 +62,23 @@ class SimulateConfig(ReplayOptions):
     def __post_init__(self):
         super().__post_init__()
         if self.trace:
-            for each in fields(self):
-                is_used = each.name in ("trace", "profile", "out", "speculation")
-                words = f"{shown(each.default)} with --trace, whose rollout it is of"
-                is_asked = getattr(self, each.name) != each.default
-                self.need(each.name, is_used or not is_asked, words)
+            self._need_defaults("", self, ("trace", "profile", "out", "speculation"))
+            self._need_defaults("speculation.", self.speculation)
         growth = abs(self.growth) * self.rollouts <= MOST_GROWTH
         expected = f"a number whose --rollouts ({self.rollouts}) come to at most {MOST_GROWTH}"
         self.need("growth", growth, expected)
+
+    def _need_defaults(self, section: str, options: Options, used: Sequence[str] = ()) -> None:
+        """Of the options that have no effect with --trace."""
+        for each in fields(options):
+            is_asked = each.name not in used and getattr(options, each.name) != each.default
+            default = (
+                " ".join(map(str, each.default))
+                if isinstance(each.default, tuple)
+                else each.default
+            )
+            words = f"{shown(default)} with --trace, on which it has no effect"
+            self.need(f"{section}{each.name}", not is_asked, words)
 
     def cases(self) -> Iterator[tuple[int, int, float, float]]:
         """(responses, cap, link slowdown, host microseconds) of each question."""

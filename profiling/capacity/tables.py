@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import fields
 from statistics import fmean
 
-from pat_jax.common.text_table import Cell, Table, percent, shown
+from pat_jax.common.text_table import Cell, Table, percent, starred
 from pat_jax.planning.memory import GIB
 from pat_jax.profiling.capacity.report import PlanReport, StepTimes
 from pat_jax.profiling.capacity.update_report import STAGES, Update, UpdateMemory
@@ -74,16 +74,10 @@ def steps(times: StepTimes) -> Iterator[Table]:
     """One for each context, in ms, with a star at the fastest layout of each line."""
     for context, table in zip(times.contexts, times.seconds, strict=True):
         rows = [
-            [str(live), *(_marked(s, line) for s in line)]
+            [str(live), *starred([s and 1e3 * s for s in line])]
             for live, line in zip(times.live, table, strict=True)
         ]
         yield Table([f"live, {context:,} tokens", *map(str, times.splits)], rows)
-
-
-def _marked(seconds: float | None, line: tuple[float | None, ...]) -> str:
-    if seconds is None:
-        return ""
-    return shown(1e3 * seconds) + "*" * (seconds == min(s for s in line if s is not None))
 
 
 def gains(report: PlanReport) -> Table:

@@ -19,12 +19,11 @@ from pat_jax.config.run import RunConfig
 from pat_jax.engine.sizing.memory import shard_bytes
 from pat_jax.planning.types import Split
 from pat_jax.profiling.capacity.update_batches import Packed
-from pat_jax.profiling.capacity.update_report import Batches, Update
-from pat_jax.profiling.capacity.update_room import update_memory
+from pat_jax.profiling.capacity.update_report import Batches, Update, UpdateMemory
 from pat_jax.profiling.cross_compile.compiled import CompiledProgram
 from pat_jax.profiling.cross_compile.plant import Plant
 from pat_jax.profiling.predict.composer import Composer
-from pat_jax.profiling.predict.kernels import BYTES
+from pat_jax.profiling.predict.kernel_model import BYTES
 from pat_jax.profiling.predict.sources import kernels_for
 from pat_jax.profiling.predict.update_times import ATTENTION, Seconds, UpdateTimes
 from pat_jax.profiling.predict.update_work import (
@@ -38,11 +37,20 @@ from pat_jax.profiling.predict.update_work import (
     transfer_work,
 )
 from pat_jax.profiling.simulate.machine import Workload
+from pat_jax.programs.programs import Key
 from pat_jax.rl.batches.packing import Shape
 from pat_jax.training.build import logit_tokens, shares_prompts
 from pat_jax.training.model_flops import training_flops
 from pat_jax.training.trainer import OLD, REFERENCE, Trainer
-from pat_jax.training.update_memory import UpdateOptions, fetched_bytes
+from pat_jax.training.update_memory import (
+    STEP,
+    UpdateOptions,
+    fetched_bytes,
+    largest,
+    shortage,
+    stages_of,
+    tightness,
+)
 
 SCORED = {OLD: "the policy before its first step", REFERENCE: "the reference"}
 
@@ -69,7 +77,6 @@ class PlannedUpdate:
             for each in workloads
         ]
         lengths = [each.prompts + each.responses for each in workloads]
-        tokens = [sum(each) - sum(x.shared) for each, x in zip(lengths, packed, strict=True)]
         scoring, gradients = (
             sum((self._pass(name, each) for each in packed), Seconds()).times(1 / len(packed))
             for name in ("logprobs", "grad")
@@ -82,13 +89,7 @@ class PlannedUpdate:
             self.work.fsdp,
             tuple(SCORED[name] for name in self.trainer.scored),
             "compiler" if self._find("grad") else "arithmetic",
-            Batches(
-                fmean(tokens),
-                fmean(each.slots for each in packed),
-                fmean(len(each.shapes) for each in packed),
-                self.shapes[-1],
-                self.run.updates_per_step,
-            ),
+            self._batches(lengths, packed),
             scoring,
             gradients,
             apply,
@@ -96,7 +97,17 @@ class PlannedUpdate:
             target,
             flops,
             flops / (scoring.total + gradients.total + apply.total) / peak,
-            update_memory(self.plant, self.programs, self.options, target),
+            self._memory(target),
+        )
+
+    def _batches(self, lengths: Sequence[np.ndarray], packed: Sequence[Packed]) -> Batches:
+        tokens = [sum(each) - sum(x.shared) for each, x in zip(lengths, packed, strict=True)]
+        return Batches(
+            fmean(tokens),
+            fmean(each.slots for each in packed),
+            fmean(len(each.shapes) for each in packed),
+            self.shapes[-1],
+            self.run.updates_per_step,
         )
 
     @property
@@ -163,7 +174,12 @@ class PlannedUpdate:
 
     def _work(self, name: str, rows: Rows) -> Work:
         """By arithmetic; by what the compiler counted of the largest shape, in proportion."""
-        of = self._scores if name == "logprobs" else self.work.gradients
+
+        def of(rows: Rows) -> Work:
+            if name == "grad":
+                return self.work.gradients(rows)
+            return self.work.scores(rows).times(len(self.trainer.scored))
+
         work, program = of(rows), self._find(name)
         if program is None:
             return work
@@ -174,9 +190,6 @@ class PlannedUpdate:
             _moved(program) * work.num_bytes / most.num_bytes,
             _sent(program),
         )
-
-    def _scores(self, rows: Rows) -> Work:
-        return self.work.scores(rows).times(len(self.trainer.scored))
 
     @property
     def _apply(self) -> Work:
@@ -202,6 +215,54 @@ class PlannedUpdate:
         if program := ends.get(target) or ends.get(source):
             work = Work(num_bytes=_moved(program), sent=_sent(program))
         return self.times.seconds(work) + self.times.seconds(checksum_work(params, kept))
+
+    def _memory(self, target: Split) -> UpdateMemory:
+        """What the update takes of a device, and what would help where that is too much.
+
+        Without gradients among the compiled programs what these take at least is told: a micro-batch's own
+        gradients, and each layer's input; or the optimizer's state.
+
+        Args:
+          target: that weights go to.
+        """
+        trainer, limit = self.trainer, int(self.plant.limit)
+        resident = shard_bytes(trainer.resident_in_updates)
+        added, offloaded = map(shard_bytes, (trainer.abstract_gradients, trainer.offloaded))
+        taken = {
+            Key(p.name, p.split, p.rows, p.length, p.target): p.taken_bytes
+            for p in self.programs
+            if not p.error and (p.name != "transfer" or p.target == target)
+        }
+        is_least = not any(key.name == "grad" for key in taken)
+        if is_least:
+            key = Key("grad", trainer.layout.split, *self.shapes[-1])
+            # Where moments come for the step alone, there may be more of them than of all that leaves before.
+            taken |= {key: added + self._inputs, Key("apply", trainer.layout.split): 0}
+        most = largest(stages_of(trainer, taken))
+        gradients = added if most.held > resident and "transfer" not in most.name else 0
+        params, state = self._bytes
+        absent = 0 if most.name == STEP else offloaded
+        return UpdateMemory(
+            most.name,
+            params,
+            state - params - absent,
+            gradients,
+            params if trainer.has_reference else 0,
+            shard_bytes(trainer.trained.abstract_frozen),
+            most.total - resident - gradients - (offloaded - absent),
+            is_least,
+            limit,
+            shortage(most, limit, self.options, is_least=is_least),
+            tightness(most, limit, self.options),
+            offloaded,
+            most.drafts,
+        )
+
+    @property
+    def _inputs(self) -> int:
+        """Bytes of each layer's input, which is kept for the backward pass whatever else is."""
+        tokens, model = self._rows(self.shapes[-1]).tokens, self.trainer.policy.config
+        return model.num_layers * tokens * model.embed_dim * self.itemsize
 
     @property
     def _bytes(self) -> tuple[int, int]:

@@ -16,14 +16,14 @@ from pat_jax.config.run import AlgorithmConfig, RolloutConfig, RunConfig
 from pat_jax.config.speculation import SpeculationConfig
 from pat_jax.engine.sizing.draft_choice import drafts_of
 from pat_jax.engine.sizing.memory import layouts_without_memory
-from pat_jax.models.config import ModelConfig, RopeScaling
+from pat_jax.models.config import ModelConfig
 from pat_jax.planning.drafts import Acceptance
 from pat_jax.planning.latency.model import LatencyModel
 from pat_jax.planning.latency.profile import Profile
 from pat_jax.planning.memory import GIB
 from pat_jax.planning.types import Split
 from pat_jax.profiling.cross_compile.by_arithmetic import by_arithmetic, nearest
-from pat_jax.profiling.cross_compile.plant import Order, Plant
+from pat_jax.profiling.cross_compile.plant import Order, Plant, model_from_json
 from pat_jax.profiling.predict.targets import Target
 from pat_jax.profiling.simulate.machine import Machine
 
@@ -142,31 +142,20 @@ def with_slower_links(profile: Profile, factor: float, exit_layer: int = 0) -> L
     of_drafts = sums_of(profile, exit_layer) if exit_layer else lambda split, rows: 0.0
     tokens = latency.prefill_blocks * latency.page_size
 
-    def more(split: Split, tokens: int) -> float:
-        return (factor - 1) * sums(split, tokens)
+    def verifying(split: Split, rows: int, budget: int) -> float:
+        return sums(split, rows * (1 + budget)) + budget * of_drafts(split, rows)
 
-    def more_of_drafts(split: Split, rows: int, budget: int) -> float:
-        said = (factor - 1) * budget * of_drafts(split, rows)
-        return more(split, rows * (1 + budget)) + said
-
+    more = factor - 1
+    decode, verify = latency.decode_table.items(), latency.verify_table.items()
+    prefill, reslice = latency.prefill_table.items(), latency.reslice_table.items()
     return replace(
         latency,
-        decode_table={
-            key: seconds + more(key[0], key[1]) for key, seconds in latency.decode_table.items()
-        },
-        verify_table={
-            key: seconds + more_of_drafts(key[0], key[1], key[3])
-            for key, seconds in latency.verify_table.items()
-        },
-        prefill_table={
-            key: seconds + more(key[0], tokens) for key, seconds in latency.prefill_table.items()
-        },
-        migrate_table={pair: seconds * factor for pair, seconds in latency.migrate_table.items()},
+        decode_table={(a, n, m): s + more * sums(a, n) for (a, n, m), s in decode},
+        verify_table={(a, n, m, b): s + more * verifying(a, n, b) for (a, n, m, b), s in verify},
+        prefill_table={(a, m): s + more * sums(a, tokens) for (a, m), s in prefill},
+        migrate_table={pair: s * factor for pair, s in latency.migrate_table.items()},
         # Going up in TP sends no weights.
-        reslice_table={
-            pair: seconds * (factor if pair[1].tp < pair[0].tp else 1)
-            for pair, seconds in latency.reslice_table.items()
-        },
+        reslice_table={(a, b): s * (factor if b.tp < a.tp else 1) for (a, b), s in reslice},
     )
 
 
@@ -204,10 +193,7 @@ def _sum_seconds(profile: Profile, split: Split) -> Callable[[int], float]:
 
 
 def model_of(profile: Profile) -> ModelConfig:
-    fields = dict(profile.subject.model)
-    if fields.get("rope_scaling") is not None:
-        fields["rope_scaling"] = RopeScaling(**fields["rope_scaling"])
-    return ModelConfig(**fields)
+    return model_from_json(profile.subject.model)
 
 
 def _config(profile: Profile, what_if: WhatIf) -> RolloutConfig:

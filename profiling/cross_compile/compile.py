@@ -16,28 +16,25 @@ import subprocess
 import sys
 import tempfile
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from pat_jax.common.devices import PLAN_DIR
 from pat_jax.common.errors import UserError
 from pat_jax.common.files import replace_text
 from pat_jax.common.json_text import parse_json
-from pat_jax.config.run import RunConfig
-from pat_jax.models.config import ModelConfig
-from pat_jax.planning.memory import MemoryModel
-from pat_jax.planning.types import Split
 from pat_jax.profiling.cross_compile.compiled import CompiledProgram, at_depth
 from pat_jax.profiling.cross_compile.plant import Order
-from pat_jax.profiling.cross_compile.worker import MEMORY_MAPS
 from pat_jax.profiling.predict.targets import Target
 
 PACKAGE = Path(__file__).parents[2]  # the folder pat_jax, through its link to this room
-DEPTHS = (2, 4)  # layers; what a whole model is told from, where it is not compiled itself
+# Layers of the models that are compiled, by `--layers`; 0 is the whole model. What a whole model needs is
+# computed from two shallow ones: every number is affine in the layers.
+DEPTHS = {"few": (2, 4), "all": (0,)}
 PLUGINS = {"tpu": ("libtpu",), "cuda": ("jax_cuda12_plugin", "jax_cuda13_plugin")}
 PACKAGES = ("jax", "jaxlib", "libtpu", "jax-cuda12-plugin", "jax-cuda13-plugin")
 Progress = Callable[[int, int, str], None]  # records done, of so many, and what the last one was
@@ -47,21 +44,8 @@ Progress = Callable[[int, int, str], None]  # records done, of so many, and what
 class Compilation:
     """What the compiler of a target made of one model's programs, at its whole depth."""
 
-    target: str
-    splits: tuple[Split, ...]  # every layout that divides the model, lowest TP first
-    crossing: tuple[Split, ...]  # those whose TP crosses hosts
-    dropped: tuple[str, ...]  # why other layouts are missing
-    memory: MemoryModel  # of all of them, those without room included
-    programs: tuple[CompiledProgram, ...]
-    versions: Mapping[str, str]  # of the packages that compiled
-
-    def find(self, name: str, split: Split, target: Split | None = None) -> CompiledProgram:
-        """The one program of that name, without drafts."""
-        return next(
-            p
-            for p in self.programs
-            if (p.name, p.split, p.target, p.budget) == (name, split, target, 0)
-        )
+    programs: tuple[CompiledProgram, ...] = ()
+    versions: Mapping[str, str] = field(default_factory=dict)  # of the packages that compiled
 
     @property
     def failed(self) -> list[CompiledProgram]:
@@ -69,23 +53,15 @@ class Compilation:
 
 
 def compile_for(
-    target: Target,
-    config: RunConfig,
-    model: ModelConfig,
+    order: Order,
     *,
-    draft_model: ModelConfig | None = None,
-    layers: Literal["few", "all"] = "few",
     progress: Progress | None = None,
     folder: Path = PLAN_DIR,
     texts: Path | None = None,
 ) -> Compilation:
-    """Every layout's programs, as `target` would run them.
+    """Every layout's programs, as the target would run them.
 
     Args:
-      config: what of a run decides programs: lengths, sequences, pages, dtype, training.
-      draft_model: that says drafts, where one does.
-      layers: "few" compiles models of two and of four layers and takes every number to be affine in
-        the layers; "all" compiles the whole model.
       progress: told after each program.
       folder: where records are kept.
       texts: an existing folder, for what every program was compiled to; then all are compiled anew.
@@ -94,27 +70,21 @@ def compile_for(
       UserError: the compiler is not installed, refuses the target, or died; or no layout divides
         the model.
     """
-    depths = DEPTHS if layers == "few" else (0,)
-    order = Order.of(target, config, model, depths, draft_model)
-    versions = installed(target)
+    versions = installed(order.target)
     content = {"order": order.to_json(), "versions": versions}
     name = hashlib.sha256(json.dumps([content, _sources()], sort_keys=True).encode()).hexdigest()
     path = folder / "orders" / f"{name[:32]}.json"
     if path.is_file() and texts is None:
         # One that is not as it was written is of no use: all is compiled again.
         with suppress(ValueError, TypeError, KeyError, AttributeError):
-            return _read(target, order, versions, _record(path))
+            return _read(order, versions, path)
     kept = folder / "programs"
     for each in (path.parent, kept):
         each.mkdir(parents=True, exist_ok=True)
     content |= {"kept": str(kept.absolute()), "threads": os.cpu_count() or 1}
     content["texts"] = None if texts is None else str(texts.absolute())
-    replace_text(path, json.dumps(_compiled(target, content, progress)))
-    return _read(target, order, versions, _record(path))
-
-
-def _record(path: Path) -> Any:
-    return parse_json(path.read_bytes())
+    replace_text(path, json.dumps(_compiled(order.target, content, progress)))
+    return _read(order, versions, path)
 
 
 def installed(target: Target) -> dict[str, str]:
@@ -134,15 +104,16 @@ def installed(target: Target) -> dict[str, str]:
     packages = [
         name for name in PACKAGES if name.partition("-")[0] != "libtpu" or platform == "tpu"
     ]
-    found = {name: _version(name) for name in packages if "cuda" not in name or platform == "cuda"}
-    return {name: version for name, version in found.items() if version}
+    return versions_of(name for name in packages if "cuda" not in name or platform == "cuda")
 
 
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
+def versions_of(packages: Iterable[str]) -> dict[str, str]:
+    """The versions of those packages that are installed."""
+    found = {}
+    for package in packages:
+        with suppress(metadata.PackageNotFoundError):
+            found[package] = metadata.version(package)
+    return found
 
 
 def _ptxas() -> Path | None:
@@ -171,20 +142,15 @@ def environment(target: Target) -> dict[str, str]:
 
 def _compiled(
     target: Target, content: Mapping[str, Any], progress: Progress | None
-) -> dict[str, Any]:
-    """What the child says, as it is kept."""
-    found: dict[str, Any] = {"programs": []}
+) -> list[dict[str, Any]]:
+    """The records that the child makes, as they are kept."""
+    found: list[dict[str, Any]] = []
     for line in answers(target, content):
-        if "refused" in line:
-            raise UserError(line["refused"])
-        if "program" not in line:
-            found |= line
-            continue
-        found["programs"].append(line["program"])
+        found.append(line["program"])
         if progress:
             last = CompiledProgram.from_json(line["program"])
             depth = f"{last}, {last.layers} layers, {last.compile_s:.1f} s"
-            progress(len(found["programs"]), found["jobs"], depth)
+            progress(len(found), line["jobs"], depth)
     return found
 
 
@@ -197,7 +163,7 @@ def answers(
       program: the module of this folder that it runs.
 
     Raises:
-      UserError: it ended before it had said everything.
+      UserError: it refuses, or ended before it had said everything.
     """
     command = [sys.executable, "-m", f"pat_jax.profiling.cross_compile.{program}"]
     pipe = subprocess.PIPE
@@ -212,7 +178,10 @@ def answers(
             with suppress(BrokenPipeError), child.stdin as order:  # it has died: see below
                 order.write(json.dumps(content))
             for line in child.stdout:
-                yield json.loads(line)
+                answer = json.loads(line)
+                if "refused" in answer:
+                    raise UserError(answer["refused"])
+                yield answer
             status = child.wait()
         except BaseException:
             child.kill()  # its remaining results are not wanted
@@ -226,29 +195,13 @@ def answers(
             )
 
 
-def _read(
-    target: Target, order: Order, versions: Mapping[str, str], content: Mapping[str, Any]
-) -> Compilation:
+def _read(order: Order, versions: Mapping[str, str], path: Path) -> Compilation:
     by_identity: defaultdict[Any, list[CompiledProgram]] = defaultdict(list)
-    for each in content["programs"]:
-        program = CompiledProgram.from_json(each)
+    content: Any = parse_json(path.read_bytes())
+    for program in map(CompiledProgram.from_json, content):
         by_identity[program.identity].append(program)
-    memory = dict(content["memory"])
-    for name in MEMORY_MAPS:
-        memory[name] = {Split(*split): value for split, value in memory[name]}
-    return Compilation(
-        target.text,
-        _splits(content["splits"]),
-        _splits(content["crossing"]),
-        tuple(content["dropped"]),
-        MemoryModel(**memory),
-        tuple(at_depth(found, order.model.num_layers) for found in by_identity.values()),
-        versions,
-    )
-
-
-def _splits(content: Sequence[Sequence[int]]) -> tuple[Split, ...]:
-    return tuple(Split(*split) for split in content)
+    whole = [at_depth(found, order.model.num_layers) for found in by_identity.values()]
+    return Compilation(tuple(whole), versions)
 
 
 def _sources() -> str:

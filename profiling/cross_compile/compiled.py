@@ -10,6 +10,12 @@ from typing import Any, NamedTuple
 
 from pat_jax.planning.types import Split
 
+OPERATIONS = (
+    "flops",
+    "bytes_accessed",
+    "product_bytes",
+)  # of a program: what it computes and moves
+
 
 class Sent(NamedTuple):
     """Equal collectives of one program."""
@@ -121,18 +127,13 @@ def together(parts: Sequence[CompiledProgram]) -> CompiledProgram:
         for one in part.collectives:
             sent[*one[:4], one.hosts] += one.count
         kernels.update(dict(part.kernels))
+    summed = ("argument_bytes", "output_bytes", "alias_bytes", *OPERATIONS, "compile_s")
     return replace(
         parts[0],
-        argument_bytes=sum(part.argument_bytes for part in parts),
-        output_bytes=sum(part.output_bytes for part in parts),
-        alias_bytes=sum(part.alias_bytes for part in parts),
+        **{name: sum(getattr(part, name) for part in parts) for name in summed},
         temp_bytes=max(part.temp_bytes for part in parts),
-        flops=sum(part.flops for part in parts),
-        bytes_accessed=sum(part.bytes_accessed for part in parts),
-        product_bytes=sum(part.product_bytes for part in parts),
         collectives=as_sent(sent),
         kernels=tuple(sorted(kernels.items())),
-        compile_s=sum(part.compile_s for part in parts),
         error=next((part.error for part in parts if part.error), None),
     )
 
@@ -168,9 +169,7 @@ def at_depth(programs: Iterable[CompiledProgram], layers: int) -> CompiledProgra
         **numbers,
         layers=layers,
         compiled_layers=(a.layers, b.layers),
-        flops=line(a.flops, b.flops),
-        bytes_accessed=line(a.bytes_accessed, b.bytes_accessed),
-        product_bytes=line(a.product_bytes, b.product_bytes),
+        **{name: line(getattr(a, name), getattr(b, name)) for name in OPERATIONS},
         collectives=tuple(_collectives(a.collectives, b.collectives, line)),
         kernels=tuple((name, round(line(*counts))) for name, counts in kernels.items()),
         compile_s=a.compile_s + b.compile_s,

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -69,13 +69,9 @@ def called(line: str) -> list[tuple[str, str]]:
 
 
 def collectives(
-    text: str,
-    computation: str = "",
-    *,
-    trips: Mapping[str, int] | None = None,
-    per_host: int = 0,
+    text: str, *, trips: Mapping[str, int] | None = None, per_host: int = 0
 ) -> list[Collective]:
-    """Collectives of an HLO module, in the order of a walk from its entry, or from another computation.
+    """Collectives of an HLO module, in the order of a walk from its entry.
 
     Args:
       per_host: devices of each host, in the order of the program's partitions; 0: there is one host.
@@ -83,14 +79,17 @@ def collectives(
     """
     entry, bodies = computations(text)
     every = []
-    for line, depth, times in _walk(bodies, computation or entry, trips or {}, 0, 1):
+    for line, depth, times in _walk(bodies, entry, trips or {}, 0, 1):
         found = _COLLECTIVE.search(line)
         assert found
         # What starts one has its operands in its type, the results second; but for sums.
         is_second = found["started"] and found["name"] != "all-reduce"
         shape = _second(found["shape"]) if is_second else found["shape"]
-        hosts = _hosts(line, per_host) if per_host else 1
-        of = depth, _group(line), times, hosts
+        groups = _groups(line)
+        # Devices that take part together; of a permutation, the pairs that talk.
+        members = len(groups if found["name"] == "collective-permute" else groups[0])
+        hosts = max(len({i // per_host for i in group}) for group in groups) if per_host else 1
+        of = depth, members, times, hosts
         every.append(Collective(found["name"], shape_bytes(shape), *of))
     return every
 
@@ -137,18 +136,13 @@ def shape_bytes(shape: str) -> int:
     return sum(_ITEM_BITS[kind] * math.prod(dims) for kind, dims in arrays(shape)) // 8
 
 
-def _hosts(line: str, per_host: int) -> int:
-    """Hosts that the widest group of a collective has members on; 2 where a permutation crosses."""
-
-    def spread(groups: Iterable[Iterable[int]]) -> int:
-        return max(len({device // per_host for device in group}) for group in groups)
-
-    if pairs := re.search(r"source_target_pairs=\{\{(.*?)\}\}", line):
-        return spread(map(int, pair.split(",")) for pair in pairs[1].split("},{"))
-    if listed := re.search(r"replica_groups=\{\{(.*?)\}\}", line):
-        return spread(map(int, group.split(",")) for group in listed[1].split("},{"))
+def _groups(line: str) -> list[list[int]]:
+    """The devices of each group of a collective, in any of the ways that HLO writes them; of a permutation,
+    the pairs that talk."""
+    if named := re.search(r"(?:source_target_pairs|replica_groups)=\{\{(.*?)\}\}", line):
+        return [_numbers(group) for group in named[1].split("},{")]
     if iota := re.search(r"replica_groups=\[([\d,]+)\]<=(\S+?),? ", line + " "):
-        return spread(_in_order(iota[2]).reshape(_numbers(iota[1])).tolist())
+        return _in_order(iota[2]).reshape(_numbers(iota[1])).tolist()
     mesh = re.search(r"mesh\[(.*?)\](?:, device_ids=\((.*?\)?)\))? \{(.*?)\}", line)
     assert mesh, f"replica groups in a form not known here: {line}"
     names = re.findall(r"'(\w+)'", mesh[1])
@@ -158,7 +152,7 @@ def _hosts(line: str, per_host: int) -> int:
     others = [axis for axis in range(len(sizes)) if axis not in along]
     devices = order.reshape(sizes).transpose([*others, *along])
     members = math.prod(sizes[axis] for axis in along)
-    return spread(devices.reshape(-1, members).tolist())
+    return devices.reshape(-1, members).tolist()
 
 
 def _in_order(text: str) -> np.ndarray:
@@ -170,20 +164,3 @@ def _in_order(text: str) -> np.ndarray:
 
 def _numbers(text: str) -> list[int]:
     return [int(n) for n in re.findall(r"\d+", text)]
-
-
-def _group(line: str) -> int:
-    """Devices in one replica group, in any of the three ways that HLO writes them; pairs of a permutation."""
-    pairs = re.search(r"source_target_pairs=\{(.*?)\}\}", line)
-    if pairs:
-        return pairs[1].count("{")
-    listed = re.search(r"replica_groups=\{\{([\d,]+)\}", line)
-    if listed:
-        return listed[1].count(",") + 1
-    by_shape = re.search(r"replica_groups=\[\d+,(\d+)\]", line)
-    if by_shape:
-        return int(by_shape[1])
-    sizes = dict(re.findall(r"'(\w+)'=(\d+)", line))
-    named = re.search(r"\) \{([^}]*)\}|\] \{([^}]*)\}", line)
-    assert sizes and named, f"replica groups in a form not known here: {line}"
-    return math.prod(int(sizes[axis]) for axis in re.findall(r"'(\w+)'", named[0]))

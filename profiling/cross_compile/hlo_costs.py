@@ -13,6 +13,7 @@ import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass
+from operator import add
 
 import numpy as np
 
@@ -40,20 +41,14 @@ class Counts:
     flops: int  # of matrix products, two a multiplication
     num_bytes: int  # read and written
     product_bytes: int = 0  # of these, by matrix products and what is fused with them
-    instructions: int = 0  # that are run one by one: on a GPU each is a kernel
 
     @classmethod
     def of(cls, flops: int, num_bytes: int) -> "Counts":
         """The costs of one instruction."""
-        return cls(flops, num_bytes, num_bytes if flops else 0, 1)
+        return cls(flops, num_bytes, num_bytes if flops else 0)
 
     def __add__(self, other: "Counts") -> "Counts":
-        return Counts(
-            self.flops + other.flops,
-            self.num_bytes + other.num_bytes,
-            self.product_bytes + other.product_bytes,
-            self.instructions + other.instructions,
-        )
+        return Counts(*map(add, astuple(self), astuple(other)))
 
     def times(self, n: int) -> "Counts":
         return Counts(*(n * x for x in astuple(self)))
@@ -63,24 +58,21 @@ NOTHING = Counts(0, 0)
 Use = tuple[Instruction, int]  # who uses an array, and which of its operands that is
 
 
-def count(text: str, *, inside: int = 0, scopes: Sequence[str] = ()) -> Counts:
+def count(text: str, *, inside: int = 0) -> Counts:
     """What an HLO module does in one run.
 
     Args:
-      scopes: only what is traced in one of these `jax.named_scope`s, a fusion by the last of its operations;
-        everything where none is given.
       inside: only what lies in as many loops or more, once for a trip of the innermost of them: of a
         decode burst, whose steps are in two, `inside=2` counts one step.
     """
     entry, bodies = computations(text)
-    return _Module(Code(bodies), inside, tuple(scopes)).of(entry, 0)
+    return _Module(Code(bodies), inside).of(entry, 0)
 
 
 @dataclass(frozen=True)
 class _Module:
     code: Code
     inside: int
-    scopes: tuple[str, ...]
 
     def of(self, name: str, depth: int) -> Counts:
         instructions, total = self.code.instructions(name), NOTHING
@@ -100,9 +92,6 @@ class _Module:
         return total
 
     def _own(self, x: Instruction, around: Mapping[str, Instruction]) -> Counts:
-        name = re.search(r'op_name="([^"]*)"', x.line)
-        if self.scopes and not (name and set(self.scopes) & set(name[1].split("/"))):
-            return NOTHING
         if _FREE.fullmatch(x.opcode) or KERNELS.search(x.line) or _FREE_CALLS.search(x.line):
             return NOTHING
         if x.opcode != "fusion":

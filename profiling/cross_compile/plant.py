@@ -98,7 +98,7 @@ class Order:
 
 
 def model_from_json(fields: Mapping[str, Any]) -> ModelConfig:
-    scaling = fields["rope_scaling"]
+    scaling = fields.get("rope_scaling")
     return ModelConfig(**{**fields, "rope_scaling": scaling and RopeScaling(**scaling)})
 
 
@@ -204,25 +204,24 @@ class Plant:
         rollout = self.order.config.rollout
         return memory_model(self.specs, rollout, limit=self.limit, resident=self.resident)
 
-    @cached_property
-    def specs(self) -> ProgramSpecs:
-        config, policy, drafter = self.order.config.rollout, self.policy, self.drafter
+    @property
+    def _pages(self) -> dict[Split, int]:
+        """Pages of a group in every layout: those with room share a pool, the others have what they need."""
+        config = self.order.config.rollout
         without_memory = layouts_without_memory(self.alone, config)
         kept = {split: x for split, x in self.layouts.items() if split not in without_memory}
-        pages = dict(self.alone.pages)
-        if kept:
-            room = kv_bytes(
-                policy,
-                kept,
-                config,
-                self.dtype,
-                limit=self.limit,
-                resident=self.resident,
-                drafter=self.drafter,
-            )
-            pages |= pages_within(room, config, policy.config, kept, self.buckets, self.dtype)
-        sizes = self.layouts, self.buckets, pages
-        return specs_for(config, policy, drafter, *sizes, dtype=self.dtype, eos_ids=EOS)
+        if not kept:
+            return dict(self.alone.pages)
+        options: Any = {"limit": self.limit, "resident": self.resident, "drafter": self.drafter}
+        room = kv_bytes(self.policy, kept, config, self.dtype, **options)
+        sized = config, self.policy.config, kept, self.buckets, self.dtype
+        return {**self.alone.pages, **pages_within(room, *sized)}
+
+    @cached_property
+    def specs(self) -> ProgramSpecs:
+        sizes = self.layouts, self.buckets, self._pages
+        made_of = self.order.config.rollout, self.policy, self.drafter, *sizes
+        return specs_for(*made_of, dtype=self.dtype, eos_ids=EOS)
 
 
 def check(plant: Plant) -> None:

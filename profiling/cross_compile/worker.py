@@ -13,7 +13,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Lock
 from typing import Any, TextIO
@@ -34,8 +34,6 @@ from pat_jax.profiling.predict.targets import Target
 
 STEP_LOOPS = 2  # around a decode step, see engine/device/decode/decode.py
 LONGEST_ERROR = 600  # characters
-# Of MemoryModel, by split.
-MEMORY_MAPS = ("weights", "page", "pages", "draft_sources", "draft_steps")
 
 
 def devices_of(target: Target) -> Sequence[Device]:
@@ -168,14 +166,7 @@ def _answer(content: dict[str, Any], lines: TextIO) -> None:
     order = Order.from_json(content["order"])
     plant = Plant(order, devices_of(order.target))
     check(plant)
-    layouts, dropped = plant.chain
-    memory = asdict(plant.memory)
-    for name in MEMORY_MAPS:
-        memory[name] = [[list(split), value] for split, value in memory[name].items()]
-    crossing = [list(split) for split, layout in layouts.items() if layout.crosses_hosts]
-    say(lines, splits=[list(s) for s in layouts], crossing=crossing, dropped=dropped, memory=memory)
     jobs = jobs_of(plant)
-    say(lines, jobs=len(jobs))
     chip = order.target.chip
     of_machine = chip.name, chip.description, order.target.topology
     machine = json.dumps([content["versions"], *of_machine, _reading()])
@@ -185,7 +176,7 @@ def _answer(content: dict[str, Any], lines: TextIO) -> None:
     compiler = Compiler(Path(content["kept"]), machine, texts, per_host)
     with ThreadPoolExecutor(content["threads"]) as pool:
         for future in as_completed([pool.submit(compiler.run, job) for job in jobs]):
-            say(lines, program=future.result().to_json())
+            say(lines, program=future.result().to_json(), jobs=len(jobs))
 
 
 def _reading() -> str:

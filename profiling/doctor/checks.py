@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Literal
 
 import jax
@@ -24,7 +25,7 @@ from pat_jax.models.presets import preset
 from pat_jax.planning.planner.planner import Planner
 from pat_jax.planning.planner.scripts import FixedLayout, ScriptedPath, Step
 from pat_jax.planning.types import MIGRATE_ALL, Load
-from pat_jax.profiling.cross_compile.kernels import kernels_for
+from pat_jax.profiling.cross_compile.compile import answers
 from pat_jax.profiling.doctor.report import Finding
 from pat_jax.profiling.measure.collectives import SIZES, all_reduce_seconds
 from pat_jax.profiling.predict.targets import Target
@@ -77,13 +78,14 @@ def kernels_compiled(
     target: Target, model: ModelConfig, page_size: int, dtype: Literal["float32", "bfloat16"]
 ) -> Finding:
     """Every kernel, compiled for a machine that is not here and not run."""
-    found = kernels_for(target, model, page_size=page_size, dtype=dtype)
-    figures = {f"{x.name}, {x.part}": x.trouble for x in found}
-    wrong = [x for x in found if x.trouble]
+    asked = {"target": target.text, "model": asdict(model), "page_size": page_size, "dtype": dtype}
+    found = list(answers(target, asked, "kernel_worker"))
+    figures = {f"{x['name']}, {x['part']}": x["trouble"] for x in found}
+    wrong = [x for x in found if x["trouble"]]
     if wrong:
-        trouble = f"kernel {wrong[0].name!r} ({wrong[0].part}) {wrong[0].trouble}"
+        trouble = "kernel {name!r} ({part}) {trouble}".format(**wrong[0])
         return Finding(f"{trouble} for {target}", figures, trouble)
-    names = ", ".join(dict.fromkeys(x.name for x in found))
+    names = ", ".join(dict.fromkeys(x["name"] for x in found))
     return Finding(f"{names}: compiled for {target}, not run", figures, "" if found else "none is")
 
 

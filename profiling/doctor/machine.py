@@ -3,12 +3,12 @@
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from platform import python_version
 
 from pat_jax.common.devices import Device, idle_accelerators
 from pat_jax.planning.memory import GIB
+from pat_jax.profiling.cross_compile.compile import versions_of
 from pat_jax.profiling.doctor.report import Finding
 from pat_jax.version import __version__
 
@@ -49,13 +49,7 @@ def memory_of(device: Device) -> int | None:
 
 
 def versions() -> Mapping[str, str]:
-    found = {"python": python_version(), "pat_jax": __version__}
-    for package in PACKAGES:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return found
+    return {"python": python_version(), "pat_jax": __version__, **versions_of(PACKAGES)}
 
 
 def versions_found(devices: Sequence[Device]) -> Finding:

@@ -1,10 +1,11 @@
 """A profile for people: tables of text and a picture."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pat_jax.common.picture_style import tp_colour
+from pat_jax.common.text_table import starred, text_table
 from pat_jax.planning.latency.profile import Profile
 from pat_jax.planning.types import Split
 
@@ -15,74 +16,51 @@ if TYPE_CHECKING:
 def tables(profile: Profile) -> str:
     """What was measured, in as many lines as it needs; milliseconds."""
     latency = profile.latency
-    parts = [_origin(profile), _decode_table(latency.decode_table)]
-    parts += [
-        _list(
-            f"prefill, one call of {latency.prefill_blocks} pages of {latency.page_size} tokens",
-            latency.prefill_table,
-            _call,
-        ),
-        _list("re-slice all weights", latency.reslice_table, _pair),
-        _list(f"migrate {latency.round_tokens} tokens a group", latency.migrate_table, _round),
-        _list("collectives", profile.collectives, _collective),
-        _list("compilation", profile.compile_s, str),
+    calls = f"prefill, one call of {latency.prefill_blocks} pages of {latency.page_size} tokens"
+    lists = {
+        calls: {f"{split} cache {n}": s for (split, n), s in latency.prefill_table.items()},
+        "re-slice all weights": {f"{a} -> {b}": s for (a, b), s in latency.reslice_table.items()},
+        f"migrate {latency.round_tokens} tokens a group": {
+            _round(*key): s for key, s in latency.migrate_table.items()
+        },
+        "collectives": {
+            f"{kind} of {devices}, {size // 1024} KiB": s
+            for (kind, devices, size), s in profile.collectives.items()
+        },
+        "compilation": profile.compile_s,
+    }
+    parts = [
+        text_table([title, "ms"], [[name, 1e3 * s] for name, s in seconds.items()])
+        for title, seconds in lists.items()
+        if seconds
     ]
-    return "\n\n".join(part for part in parts if part)
+    return "\n\n".join([*_origin(profile), _decode_table(latency.decode_table), *parts])
 
 
-def _origin(profile: Profile) -> str:
-    if not profile.shards_of:
-        return ""
-    return (
-        f"one device measured, with the shards of {profile.shards_of}; collectives, re-slices and "
-        "migrations are computed from its links and memory"
-    )
+def _origin(profile: Profile) -> Iterator[str]:
+    if profile.shards_of:
+        yield (
+            f"one device measured, with the shards of {profile.shards_of}; collectives, re-slices and "
+            "migrations are computed from its links and memory"
+        )
 
 
 def _decode_table(table: Mapping[tuple[Split, int, int], float]) -> str:
     """One line for each cache length and number of sequences, one column for each layout."""
     splits = list(dict.fromkeys(split for split, _, _ in table))
-    loads = sorted({(length, rows * split.dp) for split, rows, length in table})
-    lines = [
-        "decode, ms a step",
-        f"{'cache':>8} {'live':>6}" + "".join(f"{s!s:>12}" for s in splits),
-    ]
-    for length, live in loads:
-        cells = [table.get((s, live // s.dp, length)) if live % s.dp == 0 else None for s in splits]
-        known = [x for x in cells if x is not None]
-        marked = (
-            f"{'' if x is None else f'{1e3 * x:.2f}' + ('*' if x == min(known) else ' '):>12}"
-            for x in cells
-        )
-        lines.append(f"{length:>8} {live:>6}" + "".join(marked))
-    return "\n".join([*lines, "* the quickest layout of the line"])
+    rows = []
+    for length, live in sorted({(length, rows * split.dp) for split, rows, length in table}):
+        known = [table.get((s, live // s.dp, length)) if live % s.dp == 0 else None for s in splits]
+        rows.append([length, live, *starred([s and 1e3 * s for s in known])])
+    header = ["cache", "live", *map(str, splits)]
+    said = "decode, ms a step; * the quickest layout of the line"
+    return f"{said}\n{text_table(header, rows)}"
 
 
-def _list(title: str, table: Mapping, name) -> str:
-    if not table:
-        return ""
-    return "\n".join(
-        [f"{title}, ms", *(f"{name(key):>34} {1e3 * s:10.2f}" for key, s in table.items())]
-    )
-
-
-def _call(key: tuple[Split, int]) -> str:
-    return f"{key[0]} cache {key[1]}"
-
-
-def _pair(key: tuple[Split, Split]) -> str:
-    return f"{key[0]} -> {key[1]}"
-
-
-def _round(key: tuple[Split, Split, str]) -> str:
-    source, target, senders = key
+def _round(source: Split, target: Split, senders: str) -> str:
     if source == target:
         return f"{source}, between its groups"
-    return f"{_pair((source, target))}, {senders} sending"
-
-
-def _collective(key: tuple[str, int, int]) -> str:
-    return f"{key[0]} of {key[1]}, {key[2] // 1024} KiB"
+    return f"{source} -> {target}, {senders} sending"
 
 
 def plot_profile(profile: Profile, path: Path) -> None:

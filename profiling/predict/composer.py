@@ -28,8 +28,9 @@ which takes two tokens of a row and draws one.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from itertools import permutations
 
 import numpy as np
@@ -42,8 +43,10 @@ from pat_jax.models.config import ModelConfig
 from pat_jax.models.kernels import kernel_choice
 from pat_jax.planning.latency.model import ROUNDS, LatencyModel
 from pat_jax.planning.types import Reads, Split
-from pat_jax.profiling.predict.kernels import BYTES, HEAD_DIM, Kernels
+from pat_jax.profiling.predict.kernel_files import Kernels
+from pat_jax.profiling.predict.kernel_model import BYTES, HEAD_DIM
 from pat_jax.profiling.predict.links import added, waiting_s
+from pat_jax.profiling.predict.model_sizes import heads_of, passes, weight_bytes, widths_of
 
 LOGIT_BYTES = 4  # gathered in float32
 SWITCH_S = 0.05  # assumed: draining the burst, launching, host accounts
@@ -53,7 +56,6 @@ PREFILL_BLOCKS = 128  # pages of a group in one call
 PREFILL_ROWS = 16  # prompts of the measured attention
 LONG_PROMPT = 8192  # tokens
 PAGE_SIZE = RolloutConfig().page_size
-ROUND_TOKENS = SIZES[0] * PAGE_SIZE
 
 StepSeconds = Callable[[Split, int, int], float]  # of a step, by rows of a group and length
 
@@ -71,32 +73,22 @@ class Unlisted:
 UNLISTED = {"cuda": Unlisted(1.6e-5, 1.5e-6), "tpu": Unlisted()}
 
 
+@dataclass(frozen=True)
 class Composer:
     """One model's decode steps, prefills and switches from a chip's kernels."""
 
-    def __init__(
-        self,
-        kernels: Kernels,
-        model: ModelConfig,
-        switch_s: float = SWITCH_S,
-        unlisted: Unlisted | None = None,
-        *,
-        page_size: int = PAGE_SIZE,
-        prefill_blocks: int = PREFILL_BLOCKS,
-        kv_ways: Mapping[int, int] | None = None,
-    ):
-        """
-        Args:
-          kv_ways: in how many ways the KV heads are divided at a TP degree, where that is not as many as
-            divide both; the other devices of a group have copies.
-          page_size: tokens.
-          prefill_blocks: pages of a group in one call.
-          unlisted: not given: that of the platform.
-        """
-        self.kernels, self.model, self.switch_s = kernels, model, switch_s
-        self.page_size, self.prefill_blocks = page_size, prefill_blocks
-        self.unlisted = unlisted or UNLISTED[kernels.chip.platform]
-        self._kv_ways = kv_ways or {}
+    kernels: Kernels
+    model: ModelConfig
+    switch_s: float = SWITCH_S
+    page_size: int = PAGE_SIZE  # tokens
+    prefill_blocks: int = PREFILL_BLOCKS  # pages of a group in one call
+    # In how many ways the KV heads are divided at a TP degree, where that is not as many as divide both; the
+    # other devices of a group have copies.
+    divided: Mapping[int, int] = field(default_factory=dict)
+
+    @property
+    def unlisted(self) -> Unlisted:
+        return UNLISTED[self.kernels.chip.platform]
 
     @property
     def round_tokens(self) -> int:
@@ -114,13 +106,13 @@ class Composer:
 
     def kv_ways(self, tp: int) -> int:
         """In how many ways a group divides the KV heads."""
-        return self._kv_ways.get(tp) or math.gcd(tp, self.model.num_kv_heads)
+        return self.divided.get(tp) or math.gcd(tp, self.model.num_kv_heads)
 
     def products_ms(self, tokens: int, tp: int) -> float:
         """Milliseconds of one layer's matrix products on one device."""
         model, gemm = self.model, self.kernels.gemm
         return (
-            gemm(tokens, sum(_widths(model, tp, self.kv_ways(tp))), model.embed_dim)
+            gemm(tokens, sum(widths_of(model, tp, self.kv_ways(tp))), model.embed_dim)
             + gemm(tokens, model.embed_dim, model.padded_num_heads * model.head_dim // tp)
             + gemm(tokens, 2 * model.mlp_dim // tp, model.embed_dim)
             + gemm(tokens, model.embed_dim, model.mlp_dim // tp)
@@ -157,10 +149,7 @@ class Composer:
         """Seconds of sampling from so many logits of each row, which every device of a group does."""
         return self.kernels.elementwise(SAMPLING_BYTES * rows * vocab) / 1e3
 
-    def decode_step(self, split: Split, rows: int, length: int) -> float:
-        return self.verify_step(split, rows, length, 0)
-
-    def verify_step(self, split: Split, rows: int, length: int, budget: int) -> float:
+    def decode_step(self, split: Split, rows: int, length: int, budget: int = 0) -> float:
         """A step with room for `budget` tokens of drafts for each row, all of it used; who says the
         drafts is not in it."""
         each = 1 + budget
@@ -197,7 +186,7 @@ class Composer:
 
     def _attention_ms(self, rows: int, length: int, budget: int, tp: int) -> float:
         """One layer's attention of a step on one device."""
-        model, heads = self.model, _heads(self.model, tp, self.kv_ways(tp))
+        model, heads = self.model, heads_of(self.model, tp, self.kv_ways(tp))
         attended = max(1, round(length * model.head_dim / HEAD_DIM))  # as many bytes
         read = self.kernels.decode_attention(rows, attended, *heads)
         if not budget:
@@ -214,7 +203,7 @@ class Composer:
         A bucket holds the upper half of its positions: they see half as much again as the mean.
         """
         model, tp, tokens = self.model, split.tp, self.prefill_blocks * self.page_size
-        heads = _heads(model, tp, self.kv_ways(tp))
+        heads = heads_of(model, tp, self.kv_ways(tp))
         attention = self.kernels.prefill_attention(PREFILL_ROWS, length, *heads)
         share = 1.5 * tokens / (PREFILL_ROWS * length) * model.head_dim / HEAD_DIM
         layer = self._layer_ms(tokens, tp) + attention * share
@@ -233,20 +222,17 @@ class Composer:
         Whether all groups send or one: the link of a device is what takes the time.
         """
         narrow, wide = sorted((source.tp, target.tp))
-        shards = self.kv_ways(wide)
-        sent = self.round_tokens * self.model.kv_bytes_per_token / shards * (wide // narrow - 1)
-        return sent / self.kernels.exchange_bytes_s(wide)
+        held = self.round_tokens * self.model.kv_bytes_per_token / self.kv_ways(wide)
+        return held * (wide // narrow - 1) / self.kernels.exchange_bytes_s(wide)
 
-    def _shifts(self, split: Split) -> dict[tuple[Split, Split, str], float]:
-        """A round of pages to other groups, as `LatencyModel.migrate_table` has it.
+    def _shift(self, split: Split) -> float:
+        """A round of pages to other groups of a layout.
 
         Each device of a group packs its part of all of them, sends it, and unpacks what comes.
         """
-        shards = self.kv_ways(split.tp)
-        sent = self.round_tokens * self.model.kv_bytes_per_token / shards
+        sent = self.round_tokens * self.model.kv_bytes_per_token / self.kv_ways(split.tp)
         packed_s = 4 * sent / self.kernels.chip.memory_bytes_s
-        sent_s = sent / self.kernels.exchange_bytes_s(split.dp * split.tp)
-        return {(split, split, ROUNDS[0]): packed_s + sent_s}
+        return packed_s + sent / self.kernels.exchange_bytes_s(split.dp * split.tp)
 
     def _steps(
         self, split: Split, rows: Sequence[int], lengths: Sequence[int], seconds: StepSeconds
@@ -260,20 +246,20 @@ class Composer:
             for j, m in enumerate(lengths)
         }
 
-    def _drafted_step(
-        self, drafts: Drafts, draft_model: "Composer | None", budget: int
-    ) -> StepSeconds:
-        """A step that verifies drafts, with what it takes to say them."""
-
-        def seconds(split: Split, rows: int, length: int) -> float:
-            said = 0.0
-            if drafts.exit_layer:
-                said = self.early_exit(split, rows, length, drafts.exit_layer)
-            elif draft_model:
-                said = draft_model.asked(rows, length)
-            return self.verify_step(split, rows, length, budget) + budget * said
-
-        return seconds
+    def _drafted_s(
+        self,
+        drafts: Drafts,
+        draft_model: "Composer | None",
+        budget: int,
+        split: Split,
+        rows: int,
+        length: int,
+    ) -> float:
+        """A step that verifies drafts, with what it takes to propose them."""
+        proposed = draft_model.asked(rows, length) if draft_model else 0.0
+        if drafts.exit_layer:
+            proposed = self.early_exit(split, rows, length, drafts.exit_layer)
+        return self.decode_step(split, rows, length, budget) + budget * proposed
 
     def latency_model(
         self,
@@ -292,13 +278,12 @@ class Composer:
             decode |= self._steps(split, rows, lengths, self.decode_step)
             for budget in drafts.budgets:
                 verifying = [n for n in rows if budget in drafts.of(n)]
-                drafted = self._drafted_step(drafts, draft_model, budget)
+                drafted = partial(self._drafted_s, drafts, draft_model, budget)
                 steps = self._steps(split, verifying, lengths, drafted) if verifying else {}
                 verify |= {(*at, budget): seconds for at, seconds in steps.items()}
         pairs = list(permutations(splits, 2))
         rounds = {(*pair, kind): self.migrate(*pair) for pair in pairs for kind in ROUNDS}
-        for split in splits:
-            rounds |= self._shifts(split) if split.dp > 1 else {}
+        rounds |= {(one, one, ROUNDS[0]): self._shift(one) for one in splits if one.dp > 1}
         return LatencyModel(
             decode_table=decode,
             reslice_table={pair: self.reslice(*pair) for pair in pairs},
@@ -313,50 +298,3 @@ class Composer:
             verify_table=verify,
             drafts_from=drafts.come_from(draft_model and draft_model.model),
         )
-
-
-def passes(model: ModelConfig, tokens: int, tp: int, kv_ways: int) -> Iterator[int]:
-    """Bytes of each kernel of a layer that is not a product: read and written once."""
-    for _ in range(2):  # norms: the residual and the input, both read and written
-        yield BYTES * 4 * tokens * model.embed_dim
-    yield BYTES * 2 * tokens * sum(_widths(model, tp, kv_ways))  # rotation, and into the cache
-    if model.qk_norm:
-        yield BYTES * 2 * tokens * sum(_heads(model, tp, kv_ways)) * model.head_dim
-    yield BYTES * 3 * tokens * model.mlp_dim // tp  # activation: two halves into one
-
-
-def _heads(model: ModelConfig, tp: int, kv_ways: int) -> tuple[int, int]:
-    """Query and KV heads of one device."""
-    return model.padded_num_heads // tp, model.num_kv_heads // kv_ways
-
-
-def _widths(model: ModelConfig, tp: int, kv_ways: int) -> tuple[int, int]:
-    """Of the queries, and of the keys and values, of one device."""
-    heads, kv_heads = _heads(model, tp, kv_ways)
-    return heads * model.head_dim, 2 * kv_heads * model.head_dim
-
-
-def weight_bytes(model: ModelConfig, per_number: float = BYTES) -> float:
-    """Bytes of the matrices; norms are too small to count.
-
-    Args:
-      per_number: of the layers' matrices. Embedding and head are not kept in fewer than bfloat16's.
-    """
-    layers = model.num_layers * layer_weights(model)
-    return per_number * layers + max(per_number, BYTES) * _end_weights(model)
-
-
-def num_weights(model: ModelConfig) -> int:
-    """Number of weights of all matrices, the embedding's and the head's padding included."""
-    return model.num_layers * layer_weights(model) + _end_weights(model)
-
-
-def _end_weights(model: ModelConfig) -> int:
-    """Of the embedding and the head."""
-    return (1 if model.tie_embeddings else 2) * model.padded_vocab_size * model.embed_dim
-
-
-def layer_weights(model: ModelConfig) -> int:
-    """Number of weights of the matrices of one layer."""
-    queries, keys_and_values = _widths(model, 1, 1)
-    return (2 * queries + keys_and_values + 3 * model.mlp_dim) * model.embed_dim

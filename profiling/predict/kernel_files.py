@@ -16,8 +16,7 @@ import numpy as np
 
 from pat_jax.common.chips import Chip
 from pat_jax.common.errors import UserError
-from pat_jax.profiling.predict.kernel_model import ModelledKernels
-from pat_jax.profiling.predict.kernels import BYTES, Source
+from pat_jax.profiling.predict.kernel_model import BYTES, ModelledKernels, Source
 from pat_jax.profiling.predict.links import Sums, launch_s
 from pat_jax.profiling.predict.targets import Target
 
@@ -80,7 +79,7 @@ class Attention:
 
 
 class KernelTables:
-    """`Kernels` as they were measured on one kind of GPU; what no table has is modelled."""
+    """The kernels of one kind of GPU as they were measured; what no table has is modelled."""
 
     source: Source = "tables"
     weight_bytes = float(BYTES)
@@ -197,6 +196,9 @@ class KernelTables:
 
     def exchange_bytes_s(self, devices: int) -> float:
         return self.modelled.exchange_bytes_s(devices)
+
+
+Kernels = ModelledKernels | KernelTables
 
 
 def _by_gpus(rows: Iterable[dict[str, str]]) -> dict[int, Interpolated]:

@@ -14,29 +14,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 
 from pat_jax.common.chips import Chip
-from pat_jax.profiling.predict.kernels import BYTES, HEAD_DIM, Source
-from pat_jax.profiling.predict.links import Links, Sums, links_of
+from pat_jax.profiling.predict.links import HostLinks, Sums, TorusLinks, links_of
 from pat_jax.profiling.predict.targets import Target
 
+Source = Literal["tables", "coefficients", "chip data", "profile"]
 FILE = Path(__file__).parent / "kernel_coefficients.yaml"
+BYTES = 2  # of a bfloat16 number
+HEAD_DIM = 128  # of every model whose attention was measured
 PAGE = 128  # tokens: what a kernel reads at least of a sequence
 SPLIT = 512  # tokens: from here on a sequence is read by several blocks
 RELATIVE = "relative"  # the chip whose shares stand for those that are not there
-
-
-@dataclass(frozen=True)
-class Shares:
-    """Coefficients of one chip: shares of its peaks, microseconds, exponents."""
-
-    gemm: Mapping[str, float]
-    decode_attention: Mapping[str, float]
-    prefill_attention: Mapping[str, float]
-    elementwise: Mapping[str, float]
 
 
 @lru_cache(maxsize=1)
@@ -44,12 +36,8 @@ def _file() -> dict[str, Any]:
     return yaml.safe_load(FILE.read_text(encoding="utf-8"))
 
 
-def measured_chips() -> tuple[str, ...]:
-    """Chips whose coefficients were fitted to measurements of their own."""
-    return tuple(name for name, shares in _file()["chips"].items() if RELATIVE not in shares)
-
-
 def _shares(name: str) -> dict[str, Any]:
+    """Coefficients of a chip by kernel: shares of its peaks, microseconds, exponents."""
     own = dict(_file()["chips"][name])
     relative = own.pop(RELATIVE, None)
     return (_shares(relative) if relative else {}) | own
@@ -57,7 +45,11 @@ def _shares(name: str) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class ModelledKernels:
-    """`Kernels` of a target from coefficients."""
+    """The kernels of a target's devices, from coefficients.
+
+    Milliseconds of one layer on one device, inside a CUDA graph or a TPU program. `KernelTables` answers
+    the same questions from measurements.
+    """
 
     target: Target
     weight_bytes: float = BYTES  # of one number of a weight matrix: 1 if it is kept in int8
@@ -73,24 +65,27 @@ class ModelledKernels:
 
     @property
     def source(self) -> Source:
-        return "coefficients" if self.chip.name in measured_chips() else "chip data"
+        """Where the times are from; every figure that rests on them says so."""
+        return "chip data" if RELATIVE in _file()["chips"][self.chip.name] else "coefficients"
 
     @cached_property
-    def shares(self) -> Shares:
-        return Shares(**_shares(self.chip.name))
+    def shares(self) -> Mapping[str, Mapping[str, float]]:
+        return _shares(self.chip.name)
 
     @cached_property
-    def links(self) -> Links:
+    def links(self) -> HostLinks | TorusLinks:
         return links_of(self.target, self.sums)
 
     def gemm(self, m: int, n: int, k: int) -> float:
+        """A product [m, k] times [k, n]."""
         return self._product(m, n, k, self.weight_bytes, self.product_bytes)
 
     def head(self, m: int, n: int, k: int) -> float:
+        """The same by the output head, which no weight format quantizes."""
         return self._product(m, n, k, max(self.weight_bytes, BYTES), BYTES)
 
     def _product(self, m: int, n: int, k: int, weight_bytes: float, product_bytes: float) -> float:
-        share = self.shares.gemm
+        share = self.shares["gemm"]
         num_bytes = weight_bytes * n * k + product_bytes * m * k + BYTES * m * n
         memory = num_bytes / (share["memory"] * self.chip.memory_bytes_s)
         operations = 2 * m * n * k * product_bytes / BYTES
@@ -98,8 +93,9 @@ class ModelledKernels:
         return 1e-3 * share["floor_us"] + 1e3 * _norm(memory, compute, share["sharpness"])
 
     def decode_attention(self, rows: int, length: int, heads: int, kv_heads: int) -> float:
+        """Attention of `rows` sequences of `length` tokens."""
         del heads  # queries are few: what counts is the cache that is read
-        share = self.shares.decode_attention
+        share = self.shares["decode_attention"]
         num_bytes = 2 * self.kv_bytes * HEAD_DIM * rows * kv_heads * max(length, PAGE)
         read = num_bytes / (share["memory"] * self.chip.memory_bytes_s)
         read += 1e-6 * rows * (share["row_us"] + kv_heads * share["head_us"])
@@ -107,26 +103,30 @@ class ModelledKernels:
         return 1e3 * _norm(1e-6 * floor, read, share["sharpness"])
 
     def prefill_attention(self, rows: int, length: int, heads: int, kv_heads: int) -> float:
-        """Causal: half of the square."""
+        """Attention of `rows` prompts of `length` tokens each: causal, half of the square."""
         del kv_heads
-        share = self.shares.prefill_attention
+        share = self.shares["prefill_attention"]
         operations = 2 * HEAD_DIM * rows * heads * length**2
         per_token = 1e-9 * share["token_ns"] * rows * heads * length
         compute = operations / (share["compute"] * self.chip.flops_s)
         return 1e-3 * share["floor_us"] + 1e3 * (compute + per_token)
 
     def elementwise(self, num_bytes: float) -> float:
-        share = self.shares.elementwise
+        """One fused kernel that reads and writes so many bytes: a norm, an activation."""
+        share = self.shares["elementwise"]
         seconds = num_bytes / (share["memory"] * self.chip.memory_bytes_s)
         return 1e-3 * share["floor_us"] + 1e3 * seconds
 
     def all_reduce(self, devices: int, elements: int) -> float:
+        """A sum of bfloat16 numbers over the devices of a replica."""
         return 1e3 * self.links.all_reduce_s(devices, BYTES * elements)
 
     def all_gather(self, devices: int, elements: int) -> float:
+        """A gather of bfloat16 numbers, of which each device has its share."""
         return 1e3 * self.links.all_gather_s(devices, BYTES * elements)
 
     def exchange_bytes_s(self, devices: int) -> float:
+        """Bytes a second, one way, that a device sends to others of a block of `devices`."""
         return self.links.exchange_bytes_s(devices)
 
 

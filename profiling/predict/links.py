@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 
 import yaml
 
@@ -17,24 +17,9 @@ from pat_jax.common.chips import Chip
 from pat_jax.layout.division import prime_factors
 from pat_jax.profiling.predict.targets import Target
 
-Sums = Literal[
-    "one-shot", "nccl", "ungraphed"
-]  # how GPUs of one host sum; the last: NCCL, no graph
+# How GPUs of one host sum; the last: NCCL, no graph.
+Sums = Literal["one-shot", "nccl", "ungraphed"]
 FILE = Path(__file__).parent / "link_coefficients.yaml"
-
-
-class Links(Protocol):
-    def all_reduce_s(self, devices: int, num_bytes: float) -> float:
-        """Seconds of a sum of `num_bytes` that each device holds."""
-        ...
-
-    def all_gather_s(self, devices: int, num_bytes: float) -> float:
-        """Seconds of a gather of `num_bytes` in all."""
-        ...
-
-    def exchange_bytes_s(self, devices: int) -> float:
-        """Bytes a second that one device sends, one way, to the others of its block of `devices`."""
-        ...
 
 
 @lru_cache(maxsize=1)
@@ -42,7 +27,7 @@ def coefficients() -> dict[str, dict[str, float]]:
     return yaml.safe_load(FILE.read_text(encoding="utf-8"))
 
 
-def links_of(target: Target, sums: Sums = "one-shot") -> Links:
+def links_of(target: Target, sums: Sums = "one-shot") -> "HostLinks | TorusLinks":
     if target.chip.platform == "tpu":
         return TorusLinks(target.chip, target.topology)
     return HostLinks(target.chip, target.devices_per_host, sums)
@@ -84,27 +69,28 @@ class HostLinks:
     def _has_nvlink(self) -> bool:
         return self.chip.link.startswith("NVLink")
 
-    def _in_host(self, devices: int) -> int:
-        return min(devices, self.devices_per_host)
-
     def all_reduce_s(self, devices: int, num_bytes: float) -> float:
-        inside = self._in_host(devices)
-        hosts = devices // inside
-        seconds = self._reduce(inside, num_bytes) if inside > 1 else 0.0
-        if hosts == 1:
-            return seconds
-        # Each device sums its share with its likes in other hosts, before the shares are gathered.
-        return seconds + self._ring(hosts, num_bytes / inside, "network", 2)
+        """Seconds of a sum of `num_bytes` that each device holds."""
+        return self._passes_s(devices, num_bytes, 2)
 
     def all_gather_s(self, devices: int, num_bytes: float) -> float:
-        inside = self._in_host(devices)
-        hosts = devices // inside
-        seconds = self._nccl(inside, num_bytes, 1) if inside > 1 else 0.0
+        """Seconds of a gather of `num_bytes` in all."""
+        return self._passes_s(devices, num_bytes, 1)
+
+    def _passes_s(self, devices: int, num_bytes: float, passes: int) -> float:
+        inside = min(devices, self.devices_per_host)
+        hosts, seconds = devices // inside, 0.0
+        if inside > 1 and passes == 2:
+            seconds = self._reduce(inside, num_bytes)
+        elif inside > 1:
+            seconds = self._nccl(inside, num_bytes, 1)
         if hosts > 1:
-            seconds += self._ring(hosts, num_bytes / inside, "network", 1)
+            # Each device sums its share with its likes in other hosts, before the shares are gathered.
+            seconds += self._ring(hosts, num_bytes / inside, "network", passes)
         return seconds
 
     def exchange_bytes_s(self, devices: int) -> float:
+        """Bytes a second that one device sends, one way, to the others of its block of `devices`."""
         fits = devices <= self.devices_per_host
         return self.chip.link_bytes_s if fits else self.chip.host_link_bytes_s
 

@@ -181,7 +181,7 @@ class ShardProfiler:
             self.model,
             page_size=self.config.page_size,
             prefill_blocks=self.config.prefill_blocks,
-            kv_ways=kv_ways(layouts_of(self.target, self.model)),
+            divided=kv_ways(layouts_of(self.target, self.model)),
         )
 
     @cached_property

@@ -8,9 +8,8 @@ from typing import Any
 import yaml
 
 from pat_jax.common.chips import Chip
-from pat_jax.profiling.predict.kernel_files import MEASURED, KernelTables
-from pat_jax.profiling.predict.kernel_model import ModelledKernels
-from pat_jax.profiling.predict.kernels import BYTES, Kernels, Source
+from pat_jax.profiling.predict.kernel_files import MEASURED, Kernels, KernelTables
+from pat_jax.profiling.predict.kernel_model import BYTES, ModelledKernels, Source
 from pat_jax.profiling.predict.links import Sums
 from pat_jax.profiling.predict.targets import Target
 
@@ -67,8 +66,6 @@ def kernels_for(
     data: Path | None = None,
     *,
     weight_bytes: float = BYTES,
-    kv_bytes: float = BYTES,
-    product_bytes: float = BYTES,
     sums: Sums = "one-shot",
 ) -> Kernels:
     """The best that is known of a target's kernels; their `source` says what that is.
@@ -78,12 +75,8 @@ def kernels_for(
       sums: how GPUs sum over NVLink. XLA's programs call NCCL; serving engines have kernels of
         their own, which are what is measured best.
       weight_bytes: of one number of a weight matrix; the tables have bfloat16 only.
-      kv_bytes: of one number of the KV cache, likewise. The engine's are of bfloat16.
-      product_bytes: of one number that products multiply. The engine's are of bfloat16, whatever the
-        weights are kept in.
     """
-    is_wide = weight_bytes == kv_bytes == product_bytes == BYTES
-    is_measured = target.chip.name in MEASURED and is_wide
+    is_measured = target.chip.name in MEASURED and weight_bytes == BYTES
     if data is None or not (data / "calibration").is_dir() or not is_measured:
-        return ModelledKernels(target, weight_bytes, sums, kv_bytes, product_bytes)
+        return ModelledKernels(target, weight_bytes, sums)
     return KernelTables(data, target, sums)

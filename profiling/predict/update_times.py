@@ -13,8 +13,9 @@ from collections.abc import Mapping
 from dataclasses import astuple, dataclass
 from typing import Self
 
-from pat_jax.profiling.predict.composer import Composer, layer_weights
+from pat_jax.profiling.predict.composer import Composer
 from pat_jax.profiling.predict.links import added, links_of
+from pat_jax.profiling.predict.model_sizes import layer_weights
 from pat_jax.profiling.predict.targets import Target
 from pat_jax.profiling.predict.update_work import Collective, Work
 

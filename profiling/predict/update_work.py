@@ -17,8 +17,8 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple, Self
 
 from pat_jax.models.config import ModelConfig
-from pat_jax.profiling.predict.composer import layer_weights, num_weights, passes
-from pat_jax.profiling.predict.kernels import BYTES
+from pat_jax.profiling.predict.kernel_model import BYTES
+from pat_jax.profiling.predict.model_sizes import layer_weights, num_weights, passes
 
 FORWARD_PRODUCTS, BACKWARD_PRODUCTS = 2, 7  # of attention
 # Times that what is no product of a layer is moved in the backward pass, where the forward pass moves it

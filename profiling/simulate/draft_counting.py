@@ -7,7 +7,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import Literal, get_args
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
@@ -16,15 +15,9 @@ from pat_jax.engine.sequences.texts import AHEAD_PART
 from pat_jax.layout.buckets import LEAST_ROOM
 
 Tokens = Sequence[int]
-Kind = Literal[
-    "ended", "live", "earlier"
-]  # siblings that have ended, that have not, earlier responses
-ORDER: tuple[Kind, ...] = (
-    "ended",
-    "earlier",
-    "live",
-)  # of the engine, the best to draft from first
-EARLIER = 2  # the place in `Kind`
+# Texts of others: siblings that have ended, earlier responses, siblings that have not; the engine drafts from
+# them in this order.
+ENDED, EARLIER, LIVE = range(3)
 NOWHERE = -1
 NO_RUN = 0  # the run that nothing is found by
 
@@ -52,10 +45,8 @@ class Rules:
     # and earlier responses behind them. Otherwise as the engine lays all of them out, in `room`.
     burst: int = 0
     room: float = 1e6  # tokens of others, in such lengths as rows have room for
-    least: int = (
-        64  # tokens of the shortest; they double to what the longest row that goes on needs
-    )
-    order: tuple[Kind, ...] = ORDER
+    # Tokens of the shortest of them; they double to what the longest row that goes on needs.
+    least: int = 64
     ahead_part: int = AHEAD_PART  # see `engine/sequences/texts.py`
 
 
@@ -115,9 +106,8 @@ class Record:
 
     def _runs(self, owner: np.ndarray) -> np.ndarray:
         runs = np.full((len(self.tokens), self.context), NO_RUN, np.int32)
-        behind = (
-            np.arange(len(self.tokens)) - self.start[self.text]
-        )  # tokens of the text before a place
+        # Tokens of the text before a place.
+        behind = np.arange(len(self.tokens)) - self.start[self.text]
         places, known, first = np.arange(len(self.tokens)), owner.astype(np.int64), NO_RUN + 1
         for back in range(1, self.context + 1):
             has = behind[places] >= back
@@ -205,21 +195,15 @@ class _Lockstep:
         is_live = np.zeros(1 + record.group.max(), bool)
         is_live[record.group[:rows][self.at < self.stop]] = True
         text = np.flatnonzero(is_live[record.group])
-        kind = self._kinds()[text]
-        wanted = np.array([self.rules.siblings, self.rules.siblings, self.rules.earlier])[kind]
-        text, kind = text[wanted], kind[wanted]
-        rank = np.array([self.rules.order.index(x) for x in get_args(Kind)])[kind]
+        kind = np.full(len(record.group), EARLIER)
+        kind[:rows] = np.where(self.at < self.stop, LIVE, ENDED)
+        text = text[np.where(kind[text] == EARLIER, self.rules.earlier, self.rules.siblings)]
+        kind = kind[text]
         # Earlier ones as they come: by length they draft as well.
         length = np.where(kind == EARLIER, 0, self.known[text] - record.start[text])
-        text = text[np.lexsort((-length, rank, record.group[text]))]  # the best first
+        text = text[np.lexsort((-length, kind, record.group[text]))]  # the best first
         first = self._with_room(text)
         others.tell(_spans(first[::-1], self.known[text][::-1]))
-
-    def _kinds(self) -> np.ndarray:
-        """int[texts], places in `Kind`."""
-        kinds = np.full(len(self.record.group), EARLIER)
-        kinds[: self.record.rows] = self.at < self.stop
-        return kinds
 
     def _with_room(self, text: np.ndarray) -> np.ndarray:
         """Where what finds room of each text begins; where it ends is known from now on."""
@@ -259,7 +243,7 @@ class _Lockstep:
         matched, place = self._longest(at)
         beside, other = self._longest(at, but=np.where(matched > 0, record.tokens[place], NOWHERE))
         accepted, branched = self._right(row, matched, place), self._right(row, beside, other)
-        right = right_of(accepted, branched, rules.branch)
+        right = np.where(accepted > 0, accepted, np.minimum(branched, rules.branch))
         then = np.minimum(at + right + 1, self.stop[row])
         said = _spans(at, then)
         self.own.tell(said)
@@ -300,11 +284,6 @@ class _Lockstep:
         matched = np.max((found >= 0) * np.arange(1, self.record.context + 1), axis=1)
         place = np.take_along_axis(found, np.maximum(matched - 1, 0)[:, None], axis=1)[:, 0]
         return matched, np.maximum(place, 0)
-
-
-def right_of(accepted: np.ndarray, branched: np.ndarray, branch: int) -> np.ndarray:
-    """Tokens that each step accepts, of its draft or of up to so many of its branch, int[steps]."""
-    return np.where(accepted > 0, accepted, np.minimum(branched, branch))
 
 
 def verify(record: Record, rules: Rules) -> Steps:

@@ -117,10 +117,11 @@ class DraftSources:
             )
         if any(group.earlier for group in some):
             rules[EARLIER] = Rules(siblings=SIBLINGS in rules, earlier=True)
-        shape = {"draft": drafts.longest, "burst": burst_steps, "room": float(drafts.texts)}
-        shape["least"] = least
+        draft = drafts.longest
+        shape = {"draft": draft, "branch": draft, "burst": burst_steps}
+        shape |= {"room": float(drafts.texts), "least": least}
         known = [
-            DraftSource(name, _acceptance(record, replace(each, **shape)))
+            DraftSource(name, acceptance_in(verify(record, replace(each, **shape)), draft))
             for name, each in rules.items()
         ]
         responses = [text for group in some for text in group.responses]
@@ -168,10 +169,6 @@ def said(right: float) -> Acceptance:
     """Acceptance of drafts by a model: each token is as likely `right`, where those before it are."""
     begun, tried = np.eye(KINDS)[SAID], np.full((2, KINDS, MOST), SURE)
     return Acceptance(begun, tried, right * tried, np.array(PRIOR_FORKS), is_said=True)
-
-
-def _acceptance(record: Record, rules: Rules) -> Acceptance:
-    return acceptance_in(verify(record, replace(rules, branch=rules.draft)), rules.draft)
 
 
 def acceptance_in(steps: Steps, draft: int) -> Acceptance:

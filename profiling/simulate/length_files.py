@@ -6,11 +6,10 @@ entry stands for so many responses; one of `PROMPTS` says how long the prompt wa
 """
 
 import csv
-import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -31,11 +30,8 @@ MOST_TOKENS, MOST_COUNT = 2**31 - 1, 10**15
 USAGE = "usage"  # of a line of `pat_jax.generate`
 
 
-class LengthEntry(NamedTuple):
-    line: int
-    length: Any
-    count: Any = 1
-    prompt: Any = None
+# Where an element is, for people, and what it is: a number, or what has one by name.
+Elements = Iterable[tuple[str, Any]]
 
 
 def find_lengths(name: str) -> ResponseLengths:
@@ -60,25 +56,20 @@ def read_lengths(path: Path) -> ResponseLengths:
     Raises:
       UserError: the file cannot be read, has no entries, or one that is not a length.
     """
-    readers = {".csv": _csv_entries, ".json": _json_entries, ".jsonl": _jsonl_entries}
+    readers = {".csv": _of_csv, ".json": _of_json, ".jsonl": _of_json_lines}
     if path.suffix not in readers:
         raise UserError(f"lengths {path}: expected a file named .csv, .json or .jsonl.")
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"lengths {path}: cannot be read as text ({error}).") from None
-    lengths, counts, prompts = [], [], []
-    for entry in readers[path.suffix](path, text):
-        lengths.append(_whole(path, entry.line, "response", entry.length))
-        counts.append(_count(path, entry.line, entry.count))
-        prompts.append(
-            -1 if entry.prompt is None else _whole(path, entry.line, "prompt", entry.prompt)
-        )
-    if not lengths:
+    rows = [_row(f"lengths {path}, {where}", x) for where, x in readers[path.suffix](path, text)]
+    if not rows:
         raise UserError(
             f"lengths {path}: no rows, expected one response length, a number of tokens, in each."
         )
-    return _distribution(path, np.array(lengths), np.array(counts, float), np.array(prompts))
+    tokens, counts, prompts = np.array(rows).T
+    return _distribution(path, tokens.astype(int), counts, prompts.astype(int))
 
 
 def _distribution(
@@ -96,39 +87,31 @@ def _distribution(
     return ResponseLengths(source, tokens, counts, prompts if (prompts > 0).all() else None)
 
 
-def _csv_entries(path: Path, text: str) -> Iterator[LengthEntry]:
+def _of_csv(path: Path, text: str) -> Elements:
     reader = csv.reader(text.splitlines())
     try:
-        rows = [(reader.line_num, row) for row in reader if any(cell.strip() for cell in row)]
+        rows = [(f"line {reader.line_num}", row) for row in reader if any(map(str.strip, row))]
     except csv.Error as error:  # such as a field of more than 131,072 characters
         raise UserError(f"lengths {path}, line {reader.line_num}: {error}.") from None
     if not rows:
         return
-    line, first = rows[0]
+    header, first = rows[0]
     names = [cell.strip() for cell in first]
     if len(names) == 1:
-        rows = rows[1:] if _is_name(names[0]) else rows
-        for line, row in rows:
-            yield LengthEntry(line, row[0])
+        yield from ((where, row[0]) for where, row in rows[_is_name(names[0]) :])
         return
-    length, count, prompt = (_found(names, known) for known in (LENGTHS, COUNTS, PROMPTS))
-    if length is None:
+    if not set(LENGTHS) & set(names):
         raise UserError(
-            f"lengths {path}, line {line}: columns {', '.join(names)}, expected one column alone, or "
+            f"lengths {path}, {header}: columns {', '.join(names)}, expected one column alone, or "
             f"one of {', '.join(LENGTHS)} among them."
         )
-    for line, row in rows[1:]:
+    for where, row in rows[1:]:
         if len(row) != len(names):
             raise UserError(
-                f"lengths {path}, line {line}: {len(row)} columns, expected the {len(names)} of the "
+                f"lengths {path}, {where}: {len(row)} columns, expected the {len(names)} of the "
                 "first line."
             )
-        yield LengthEntry(
-            line,
-            row[length],
-            1 if count is None else row[count],
-            None if prompt is None else row[prompt],
-        )
+        yield where, dict(zip(names, row, strict=True))
 
 
 def _is_name(text: str) -> bool:
@@ -136,71 +119,49 @@ def _is_name(text: str) -> bool:
     return text.isidentifier() and text.lower() not in ("nan", "inf", "infinity")
 
 
-def _found(names: list[str], known: tuple[str, ...]) -> int | None:
-    return next((names.index(name) for name in known if name in names), None)
-
-
-def _json_entries(path: Path, text: str) -> Iterator[LengthEntry]:
-    """The elements of one array, each read by itself, so that its line is known."""
-    decoder, at = json.JSONDecoder(), _skip(text, 0)
-    if text[at : at + 1] != "[":
+def _of_json(path: Path, text: str) -> Elements:
+    values = _parsed(path, text)
+    if not isinstance(values, list):
         raise UserError(
             f"lengths {path}: expected one array of lengths or of objects, such as [512, 1024]."
         )
-    at = _skip(text, at + 1)
-    if text[at : at + 1] == "]":
-        return
-    while True:
-        line = text.count("\n", 0, at) + 1
-        try:
-            element, at = decoder.raw_decode(text, at)
-        except (ValueError, RecursionError):
-            raise _broken(path, line) from None
-        yield _entry(path, line, element)
-        at = _skip(text, at)
-        end, at = text[at : at + 1], _skip(text, at + 1)
-        if end == "]":
-            return
-        if end != ",":
-            raise _broken(path, line)
+    return ((f"row {number}", value) for number, value in enumerate(values, start=1))
 
 
-def _skip(text: str, at: int) -> int:
-    """The position of the next character that is no space."""
-    while at < len(text) and text[at].isspace():
-        at += 1
-    return at
+def _of_json_lines(path: Path, text: str) -> Elements:
+    for number, line in enumerate(text.splitlines(), start=1):
+        if line.strip():
+            yield f"line {number}", _parsed(path, line, number)
 
 
-def _jsonl_entries(path: Path, text: str) -> Iterator[LengthEntry]:
-    for line, content in enumerate(text.splitlines(), start=1):
-        if not content.strip():
-            continue
-        try:
-            element = parse_json(content)
-        except JsonError:
-            raise _broken(path, line) from None
-        yield _entry(path, line, element)
+def _parsed(path: Path, text: str, line: int | None = None) -> object:
+    try:
+        return parse_json(text)
+    except JsonError as error:
+        raise UserError(
+            f"lengths {path}{error.at(line)}: {error}, expected numbers or objects."
+        ) from None
 
 
-def _broken(path: Path, line: int) -> UserError:
-    return UserError(f"lengths {path}, line {line}: broken JSON, expected a number or an object.")
-
-
-def _entry(path: Path, line: int, element: Any) -> LengthEntry:
+def _row(where: str, element: Any) -> tuple[int, float, int]:
+    """Tokens of the response, how many responses it stands for, and tokens of the prompt, -1 if unknown."""
     if not isinstance(element, Mapping):
-        return LengthEntry(line, element)
+        return _whole(where, "response", element), 1.0, -1
     usage = element.get(USAGE)
     fields = {**element, **(usage if isinstance(usage, Mapping) else {})}
-    name = next((name for name in LENGTHS if name in fields), None)
-    if name is None:
+
+    def found(names: Sequence[str], default: Any) -> Any:
+        return next((fields[name] for name in names if name in fields), default)
+
+    if not set(LENGTHS) & set(fields):
         raise UserError(
-            f"lengths {path}, line {line}: fields {', '.join(fields) or 'none'}, expected one of "
-            f"{', '.join(LENGTHS)}."
+            f"{where}: fields {', '.join(fields) or 'none'}, expected one of {', '.join(LENGTHS)}."
         )
-    count = next((fields[name] for name in COUNTS if name in fields), 1)
-    return LengthEntry(
-        line, fields[name], count, next((fields[n] for n in PROMPTS if n in fields), None)
+    prompt = found(PROMPTS, None)
+    return (
+        _whole(where, "response", found(LENGTHS, None)),
+        _count(where, found(COUNTS, 1)),
+        -1 if prompt is None else _whole(where, "prompt", prompt),
     )
 
 
@@ -214,21 +175,20 @@ def _number(value: Any) -> float:
         return math.nan
 
 
-def _whole(path: Path, line: int, what: str, value: Any) -> int:
+def _whole(where: str, what: str, value: Any) -> int:
     number = _number(value)
     if not (0 <= number <= MOST_TOKENS and number.is_integer()):
         raise UserError(
-            f"lengths {path}, line {line}: a {what} of {shown(value)} tokens, expected a whole number "
-            f"from 0 to {MOST_TOKENS:,}; correct the line or leave it out."
+            f"{where}: a {what} of {shown(value)} tokens, expected a whole number from 0 to "
+            f"{MOST_TOKENS:,}; correct the line or leave it out."
         )
     return int(number)
 
 
-def _count(path: Path, line: int, value: Any) -> float:
+def _count(where: str, value: Any) -> float:
     number = _number(value)
     if not 0 <= number <= MOST_COUNT:
         raise UserError(
-            f"lengths {path}, line {line}: {shown(value)} responses, expected a number from 0 to "
-            f"{MOST_COUNT:,}."
+            f"{where}: {shown(value)} responses, expected a number from 0 to {MOST_COUNT:,}."
         )
     return number

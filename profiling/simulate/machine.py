@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -78,18 +79,17 @@ class Machine:
         config: RolloutConfig,
         *,
         capacity: int,
-        memory: MemoryModel | None = None,
-        runs_ahead: bool = False,
-        has_pools: bool = False,
-        host_s_per_sequence: float = 0.0,
-        drafts: Drafts = NO_DRAFTS,
-        acceptance: Acceptance | None = None,
+        **rest: Any,
     ) -> "Machine":
+        """
+        Args:
+          capacity: sequences that run at once.
+          rest: of the fields that a configuration does not say.
+        """
         buckets = Buckets.of(splits, capacity, config)
         steps = config.burst_steps, config.check_every
-        rest = memory, runs_ahead, has_pools, host_s_per_sequence, drafts, acceptance
         truth = truth.on(buckets.rows, buckets.lengths)
-        return cls(truth, tuple(splits), buckets, *steps, *rest)
+        return cls(truth, tuple(splits), buckets, *steps, **rest)
 
     def has_room(self, split: Split) -> bool:
         """Whether the weights of a layout fit, and its pool."""

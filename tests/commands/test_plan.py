@@ -60,7 +60,7 @@ def command(monkeypatch, capsys, tmp_path):
 
 
 def compilation(*, refused: Split | None = None) -> Compilation:
-    """What a compiler might say of a model of 32 layers; memory is not asked of it."""
+    """What a compiler might say of a model of 32 layers."""
     splits = tuple(Split(8 // tp, tp) for tp in (1, 2, 4, 8))
     programs = []
     for split in splits:
@@ -82,8 +82,7 @@ def compilation(*, refused: Split | None = None) -> Compilation:
         )
         programs.append(CompiledProgram("prefill", split, temp_bytes=GIB // 2, **whole))
     programs.append(CompiledProgram("grad", splits[0], temp_bytes=20 * GIB, **whole))
-    memory: object = None
-    return Compilation("h100:8", splits, (), (), memory, tuple(programs), {"jaxlib": "0"})  # pyright: ignore[reportArgumentType]
+    return Compilation(tuple(programs), {"jaxlib": "0"})
 
 
 @pytest.fixture(scope="module")

@@ -35,8 +35,7 @@ def config_of(options: str) -> PlanConfig:
 
 
 def made(options: str = "", programs: Sequence[CompiledProgram] = ()) -> PlanReport:
-    memory: object = None
-    whole = Compilation("h100:8", (), (), (), memory, tuple(programs), {"jaxlib": "0"})  # pyright: ignore[reportArgumentType]
+    whole = Compilation(tuple(programs), {"jaxlib": "0"})
     question = plan.question_of(config_of(options), "the command")
     return planned(question, whole if programs else None)
 

@@ -180,6 +180,10 @@ class TestTrace:
             return capsys.readouterr().err
 
         assert "--responses is '8': expected '1024' with --trace" in refused("--responses", "8")
+        said = refused("--speculation.source", "none")
+        assert "--speculation.source is 'none': expected 'auto' with --trace, on which" in said
+        said = refused("--speculation.budgets", "1", "3")
+        assert "--speculation.budgets" in said and "expected '1 3 7' with --trace" in said
         trace = RolloutTrace.from_json(path.read_text())
         path.write_text(replace(trace, layout=("dp1tp9",) * len(trace.layout)).to_json())
         assert "no times of dp1tp9, in which the rollout ran" in refused()

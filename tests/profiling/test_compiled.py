@@ -72,12 +72,6 @@ def test_numbers_that_are_affine_in_the_layers_come_out_exactly(slope, base, lay
     assert found.bytes_accessed == pytest.approx(right.bytes_accessed)
 
 
-def test_what_was_compiled_whole_is_not_extrapolated():
-    zero: dict[str, int] = dict.fromkeys(map(str, NUMBERS), 0)
-    whole = of_depth(32, zero, zero)
-    assert at_depth([of_depth(2, zero, zero), whole], 32) is whole
-
-
 def test_collectives_put_into_one_by_the_compiler_keep_their_bytes():
     def program(layers: int, *sent: Sent) -> CompiledProgram:
         return CompiledProgram("transfer", Split(8, 1), layers=layers, collectives=sent)

@@ -2,10 +2,12 @@
 
 import json
 import math
+import re
 import stat
 import sys
 from collections import Counter
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import jax
@@ -19,7 +21,8 @@ from pat_jax.models.config import ModelConfig
 from pat_jax.models.presets import preset
 from pat_jax.planning.types import Split
 from pat_jax.profiling.cross_compile import compile as compilation
-from pat_jax.profiling.cross_compile.compile import Compilation, compile_for
+from pat_jax.profiling.cross_compile.by_arithmetic import by_arithmetic
+from pat_jax.profiling.cross_compile.compile import DEPTHS, Compilation, compile_for
 from pat_jax.profiling.cross_compile.compiled import CompiledProgram
 from pat_jax.profiling.cross_compile.jobs import jobs_of
 from pat_jax.profiling.cross_compile.plant import Order, Plant
@@ -79,31 +82,6 @@ def test_an_order_holds_only_what_programs_depend_on():
     assert Order.of(TARGET, told, TINY, (2, 4)) == Order.of(TARGET, CONFIG, TINY, (0,))
     assert Order.of(TARGET, CONFIG, replace(TINY, num_layers=9), (2, 4)).depths == (2, 4)
     assert Order.of(TARGET, CONFIG, replace(TINY, num_layers=9), (0,)).depths == (9,)
-
-
-def test_memory_is_that_of_the_whole_model():
-    deep = replace(TINY, num_layers=5)
-    memory = plant(model=deep).memory
-    assert memory.weights == {split: weight_bytes(deep, split.tp) for split in memory.weights}
-    assert memory.limit == TARGET.chip.memory_bytes
-    # Adam's two moments and the parameters, float32, an eighth of each on a device.
-    parameters = weight_bytes(deep, 1) // 2
-    assert memory.resident == pytest.approx(3 * 4 * parameters / 8, rel=0.1)
-
-
-def test_layouts_without_room_leave_the_pool_to_the_others():
-    wide = replace(
-        TINY, embed_dim=2048, mlp_dim=2**16, num_layers=8
-    )  # several chunks of a re-slice
-    rollout = replace(CONFIG.rollout, max_completion_length=4096 - 32, num_generations=64)
-    config = replace(CONFIG, rollout=rollout, train=False)
-    need = weight_bytes(wide, 1) / 2**30
-    tight = replace(config, rollout=replace(rollout, device_memory_gib=1.05 * need))
-    memory = plant(tight, wide).memory
-    held = {split: memory.held(split) <= memory.usable for split in memory.weights}
-    assert held == {Split(8, 1): False, Split(4, 2): True, Split(2, 4): True, Split(1, 8): True}
-    least = math.ceil((4096 + 15) / 16)
-    assert memory.pages[Split(4, 2)] > 2 * least  # more than the longest sequence alone needs
 
 
 def test_layouts_without_room_are_compiled_with_pools_of_their_own():
@@ -213,14 +191,9 @@ open({calls!r}, "a").write("called ")
 {body}
 """
 SAYS = """
-memory = {"limit": 1e9, "resident": 1, "chunk": 2, "staging": 3, "ahead": 4, "page_size": 16}
-maps = ("weights", "page", "pages", "draft_sources", "draft_steps")
-memory |= {name: [[[8, 1], 5]] for name in maps}
-print(json.dumps({"splits": [[8, 1]], "crossing": [], "dropped": ["dp1tp8: no"], "memory": memory}))
-print(json.dumps({"jobs": len(order["depths"])}), flush=True)
 for layers in order["depths"]:
     program = RECORD | {"layers": layers, "compiled_layers": [layers], "temp_bytes": 10 * layers}
-    print(json.dumps({"program": program}), flush=True)
+    print(json.dumps({"program": program, "jobs": len(order["depths"])}), flush=True)
 """
 
 
@@ -241,24 +214,22 @@ def child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     return says
 
 
-def ask(folder: Path, **options) -> Compilation:
-    deep = replace(TINY, num_layers=10)
-    return compile_for(TARGET, CONFIG, deep, folder=folder / "plans", **options)
+def ask(folder: Path, layers: str = "few", **options) -> Compilation:
+    order = Order.of(TARGET, CONFIG, replace(TINY, num_layers=10), DEPTHS[layers])
+    return compile_for(order, folder=folder / "plans", **options)
 
 
 def test_what_the_child_says_is_read_at_the_whole_depth_and_kept(child, tmp_path: Path):
     record = json.dumps(CompiledProgram("decode", Split(8, 1)).to_json())
     calls, told = child(SAYS.replace("RECORD", f"json.loads({record!r})")), []
     found = ask(tmp_path, progress=lambda *at: told.append(at))
-    assert (found.splits, found.dropped) == ((Split(8, 1),), ("dp1tp8: no",))
-    assert found.memory.weights == {Split(8, 1): 5}
-    program = found.find("decode", Split(8, 1))
+    (program,) = found.programs
     assert (program.layers, program.temp_bytes, program.is_extrapolated) == (10, 100, True)
     assert [at[:2] for at in told] == [(1, 2), (2, 2)] and not found.failed
     assert ask(tmp_path) == found and calls.read_text() == "called "
     whole = ask(tmp_path, layers="all")
     assert calls.read_text() == "called called "
-    assert not whole.find("decode", Split(8, 1)).is_extrapolated
+    assert not whole.programs[0].is_extrapolated
 
 
 @pytest.mark.parametrize(
@@ -282,25 +253,36 @@ def test_a_child_that_fails_is_one_sentence_and_nothing_is_kept(child, tmp_path,
 def test_a_compiler_that_is_not_installed_is_named_with_its_extra(monkeypatch, text, module):
     monkeypatch.setattr(compilation.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UserError, match=rf"target {text}: .*{module}.*'\.\[plan\]'"):
-        compile_for(Target.parse(text), CONFIG, TINY)
+        compile_for(Order.of(Target.parse(text), CONFIG, TINY, (0,)))
 
 
+KERNEL = re.compile("tpu_custom_call|triton")
 REAL = replace(preset("qwen3-0.6b"), num_layers=2, vocab_size=4096)
 
 
 @pytest.mark.cross_compile
 @pytest.mark.timeout(1500)
-@pytest.mark.parametrize("text", ["v5e:2x2", "h100:4"])
-def test_every_program_of_a_small_model_compiles_for_a_machine_that_is_not_there(text, tmp_path):
-    found = compile_for(Target.parse(text), CONFIG, REAL, folder=tmp_path)
+@pytest.mark.parametrize(
+    ("text", "source"), [("v5e:2x2", "auto"), ("h100:4", "auto"), ("h100:4", "early_exit:1")]
+)
+def test_every_program_of_a_small_model_compiles_for_a_machine_that_is_not_there(
+    text, source, tmp_path
+):
+    config = replace(CONFIG, speculation=SpeculationConfig(source))
+    order = Order.of(Target.parse(text), config, REAL, DEPTHS["few"])
+    found, here = compile_for(order, folder=tmp_path), by_arithmetic(order)
     assert [(str(program), program.error) for program in found.failed] == []
     names = {program.name for program in found.programs}
     moving = {"reslice", "view", "pack", "exchange", "exchange_one", "unpack"}
     assert names >= {"decode", "prefill", "grad", *moving}
-    for split in found.splits:
-        decode = found.find("decode", split)
-        held = found.memory.weights[split] + found.memory.pool(split)
-        assert found.memory.weights[split] == weight_bytes(REAL, split.tp)
+    verifying = [x for x in found.programs if x.budget]
+    # Each row's pages are read once for all of its tokens, by a kernel.
+    assert verifying and all(KERNEL.search(" ".join(dict(x.kernels))) for x in verifying)
+    by_name = {(x.name, x.split, x.target): x for x in found.programs if not x.budget}
+    for split in here.layouts:
+        decode = by_name["decode", split, None]
+        held = here.memory.weights[split] + here.memory.pool(split)
+        assert here.memory.weights[split] == weight_bytes(REAL, split.tp)
         assert decode.argument_bytes == pytest.approx(held, rel=0.05)
         sent: Counter[str] = Counter()  # of whatever size
         for one in decode.collectives:
@@ -308,8 +290,8 @@ def test_every_program_of_a_small_model_compiles_for_a_machine_that_is_not_there
         sums = {"all-gather": 1, "all-reduce": 2 * REAL.num_layers + 1}
         assert +sent == (sums if split.tp > 1 else {})
         assert decode.flops > 0 and decode.bytes_accessed > 0
-    for narrow, wide in zip(found.splits, found.splits[1:], strict=False):
-        assert found.find("reslice", narrow, wide).collectives == ()
+    for narrow, wide in pairwise(here.layouts):
+        assert by_name["reslice", narrow, wide].collectives == ()
         for name, kind in (("exchange", "all-to-all"), ("exchange_one", "collective-permute")):
-            moved = found.find(name, narrow, wide).collectives
+            moved = by_name[name, narrow, wide].collectives
             assert {one.kind for one in moved} == {kind}

@@ -100,44 +100,22 @@ def as_list(steps: Steps) -> list[tuple[int, ...]]:
     return list(zip(*(x.tolist() for x in columns), strict=True))
 
 
-@given(prompts, texts, branches)
-def test_own_text_alone_is_what_a_search_finds(prompt, responses, branch):
-    rules = Rules(siblings=False, earlier=False, draft=DRAFT, branch=branch)
-    found = steps_of(prompt, responses, [], rules)
-
-    def search(step, row, said):
-        text = [*prompt, *said[row]]
-        return searched(text, spots(text))
-
-    assert as_list(found) == step_by_step(responses, search, branch)
-
-
-@given(prompts, texts, texts)
-def test_whole_earlier_responses_are_what_a_search_finds(prompt, responses, earlier):
-    found = steps_of(prompt, responses, earlier, Rules(siblings=False, earlier=True, draft=DRAFT))
+@given(prompts, texts, texts | st.just([]), st.booleans(), branches)
+def test_texts_as_they_are_are_what_a_search_finds(prompt, responses, earlier, siblings, branch):
+    """Of equally long matches the one that was said last, of those of a step the last row's; then those of
+    earlier responses, which are whole."""
+    rules = Rules(siblings, earlier=bool(earlier), draft=DRAFT, branch=branch)
+    found = steps_of(prompt, responses, earlier, rules)
     whole = [spot for text in reversed(earlier) for spot in spots([*prompt, *text])]
-
-    def search(step, row, said):
-        text = [*prompt, *said[row]]
-        return searched(text, [*spots(text), *whole])
-
-    assert as_list(found) == step_by_step(responses, search)
-
-
-@given(prompts, texts, branches)
-def test_siblings_are_what_a_search_finds(prompt, responses, branch):
-    """Of equally long matches the one that was said last, of those of a step the last row's."""
-    rules = Rules(siblings=True, earlier=False, draft=DRAFT, branch=branch)
-    found = steps_of(prompt, responses, [], rules)
     told: list[tuple[int, int]] = []  # the row and the place of each token, as they came
 
     def search(step, row, said):
         text = [*prompt, *said[row]]
-        for i, x in enumerate(said):
+        for i, x in enumerate(said if siblings else []):
             old = sum(j == i for j, _ in told)
             told.extend((i, place) for place in range(old, len(x)))
         newest = [([*prompt, *said[i]], len(prompt) + place) for i, place in reversed(told)]
-        return searched(text, [*spots(text), *newest])
+        return searched(text, [*spots(text), *newest, *whole])
 
     assert as_list(found) == step_by_step(responses, search, branch)
 

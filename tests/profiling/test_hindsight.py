@@ -57,7 +57,7 @@ def test_without_a_choice_it_is_the_static_replay(machine, workload, split):
     assert (best.start, best.switches) == (split, ())
 
 
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(queued, machines, st.data())
 def test_no_planner_is_faster(workload, machine, data):
     best = clairvoyant(workload, machine).total_s
@@ -76,7 +76,7 @@ def test_no_planner_is_faster(workload, machine, data):
         assert replay(workload, planner, machine).total_s >= best * (1 - 1e-9)
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(workloads, machines)
 def test_its_path_costs_what_it_says(workload, machine):
     machine = in_short_bursts(machine)  # groups are dealt by the pages for a burst
@@ -98,7 +98,7 @@ def test_it_switches_when_that_pays():
     assert best.total_s < static_seconds(workload, TP8, machine)
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=12)
 @given(workloads, machines, st.integers(0, 3))
 def test_regret_is_that_of_the_path_that_was_taken(workload, machine, start):
     fixed = replay(workload, FixedLayout(SPLITS[start]), machine)

@@ -57,12 +57,6 @@ def test_every_known_chip_has_coefficients_and_says_whose():
     assert set(sources.values()) <= EXPLAINED.keys()
 
 
-def test_weights_in_eight_bits_take_half_as_long_to_read():
-    target = Target.parse("v5e:2x4")
-    wide, narrow = (ModelledKernels(target, size).gemm(1, 8192, 8192) for size in (2, 1))
-    assert narrow == pytest.approx(wide / 2, rel=0.01)
-
-
 @pytest.mark.parametrize("weights", ["int8", "fp8"])
 def test_products_of_eight_bit_weights_are_of_bfloat16_numbers_and_priced_so(weights: WeightFormat):
     """The weights alone are quantized: a prefill is not computed at the rate of eight bits."""
@@ -74,15 +68,6 @@ def test_products_of_eight_bit_weights_are_of_bfloat16_numbers_and_priced_so(wei
     target, sizes = Target.parse("h100:8"), (16_384, 8192, 8192)
     wide, narrow = (ModelledKernels(target, size).gemm(*sizes) for size in (2, 1))
     assert narrow == pytest.approx(wide, rel=0.01)
-
-
-def test_engines_that_round_activations_too_multiply_twice_as_fast():
-    target, sizes = Target.parse("h100:8"), (16_384, 8192, 8192)
-    kernels = [kernels_for(target, weight_bytes=1, product_bytes=size) for size in (2, 1)]
-    wide, narrow = (each.gemm(*sizes) for each in kernels)
-    assert narrow == pytest.approx(wide / 2, rel=0.01)
-    assert kernels[1].gemm(1, 8192, 8192) == pytest.approx(kernels[0].gemm(1, 8192, 8192), rel=0.01)
-    assert kernels[1].head(*sizes) == kernels[0].head(*sizes)
 
 
 @pytest.mark.parametrize("text", ["h100:8", "v5e:2x4"])

@@ -16,13 +16,13 @@ from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.planning.planner.planner import CostModelPlanner
 from pat_jax.planning.planner.scripts import FixedLayout
 from pat_jax.profiling.predict.composer import (
-    ROUND_TOKENS,
+    UNLISTED,
     Composer,
     Unlisted,
-    weight_bytes,
 )
 from pat_jax.profiling.predict.kernel_files import Interpolated, KernelTables, NoData
 from pat_jax.profiling.predict.kernel_model import ModelledKernels
+from pat_jax.profiling.predict.model_sizes import weight_bytes
 from pat_jax.profiling.predict.targets import Target
 from pat_jax.profiling.simulate.machine import Machine, Workload
 from pat_jax.profiling.simulate.simulator import replay
@@ -46,11 +46,6 @@ def test_a_line_goes_through_its_points_and_on_with_its_last_slope():
 def test_missing_data_is_said_in_one_sentence(tmp_path):
     with pytest.raises(NoData, match=r"no kernel tables in .*; name the folder .* with --data\.$"):
         KernelTables(tmp_path, Target.parse("h100:8"))
-
-
-def test_weights_are_counted_in_bf16():
-    assert weight_bytes(preset("llama-3.1-8b")) == pytest.approx(2 * 8.03e9, rel=0.01)
-    assert weight_bytes(preset("qwen3-14b")) == pytest.approx(2 * 14.8e9, rel=0.01)
 
 
 class FlatKernels(KernelTables):
@@ -78,13 +73,12 @@ class FlatKernels(KernelTables):
         return 0.0
 
 
-def test_groups_are_kept_even_where_several_are():
+def test_groups_are_kept_even_where_several_are(monkeypatch):
     """A round is 512 tokens of 128 KiB, shared among the devices of a group; packing and unpacking it
     reads and writes it twice."""
     buckets = Buckets.build(SPLITS, capacity=64, min_rows=1, min_length=512, max_length=1024)
-    truth = Composer(FlatKernels(), preset("llama-3.1-8b"), unlisted=Unlisted()).latency_model(
-        buckets
-    )
+    monkeypatch.setitem(UNLISTED, "cuda", Unlisted())
+    truth = Composer(FlatKernels(), preset("llama-3.1-8b")).latency_model(buckets)
     for split in (DP8, DP4TP2, DP2TP4):
         part = 512 * 128 * 1024 / split.tp
         packed, sent = 4 * part / 1e12, part / 1e11
@@ -137,5 +131,5 @@ def test_a_latency_model_grows_and_crosses_over(target: str):
     shard = weight_bytes(preset("qwen3-14b")) / 8
     assert composer.reslice(DP8, TP8) == 2 * shard / composer.kernels.chip.memory_bytes_s
     assert composer.migrate(DP8, TP8) == pytest.approx(
-        ROUND_TOKENS * 160 * 1024 * 7 / 8 / composer.kernels.chip.link_bytes_s
+        composer.round_tokens * 160 * 1024 * 7 / 8 / composer.kernels.chip.link_bytes_s
     )

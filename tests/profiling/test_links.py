@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from pat_jax.common.chips import chips
 from pat_jax.layout.division import prime_factors
-from pat_jax.profiling.predict.links import HostLinks, Sums, TorusLinks, links_of, waiting_s
+from pat_jax.profiling.predict.links import HostLinks, Sums, TorusLinks, links_of
 from pat_jax.profiling.predict.targets import Target
 
 TARGETS = ("h100:8", "a100:8", "h200:8", "b200:8", "a40:8", "h100:8x4", "v5e:4x4", "v5p:4x4x4")
@@ -88,8 +88,3 @@ def test_a_closed_axis_is_twice_as_fast_as_an_open_one():
     share = (3 / 4) / (1 / 2)  # what has to be sent
     times = ring.all_reduce_s(4, num_bytes) / line.all_reduce_s(2, num_bytes)
     assert times == pytest.approx(share / 2, rel=0.01)
-
-
-def test_only_gpus_wait_for_each_other():
-    assert waiting_s(chips()["h100"], 8) > waiting_s(chips()["h100"], 2) > 0.0
-    assert waiting_s(chips()["h100"], 1) == waiting_s(chips()["v5e"], 8) == 0.0

@@ -143,7 +143,7 @@ class TestBalance:
         unmoved = replace(even.trace, moves=())
         assert regret(self.workload, self.machine, unmoved).share > found + 0.1
 
-    @settings(max_examples=50)
+    @settings(max_examples=20)
     @given(workloads, st.floats(1e-4, 1.0), st.sampled_from(SPLITS[:3]))
     def test_each_one_empties_the_fullest_group_and_is_paid(self, workload, shift_per_token, split):
         machine = make_machine(per_row=0.1, shift_per_token=shift_per_token)
@@ -157,7 +157,7 @@ class TestBalance:
         assert all(b.predicted_saving_s > 1.2 * b.predicted_cost_s for b in even.trace.balanced)
 
     @pytest.mark.parametrize("scarce", [0, 9])
-    @settings(max_examples=60)
+    @settings(max_examples=25)
     @given(workload=grouped, split=st.sampled_from(SPLITS[:3]), more=st.integers(0, 18))
     def test_they_empty_a_bucket_and_hindsight_knows_of_them(self, scarce, workload, split, more):
         """Also where pages are scarce and sequences give theirs up; hindsight, which deals sequences out as

@@ -39,7 +39,7 @@ class TestPools:
         if split.dp == 1:
             assert pooled == free
 
-    @settings(deadline=None, max_examples=40)
+    @settings(deadline=None, max_examples=15)
     @given(workloads, machines, st.integers(12, 40), st.integers(0, 150))
     def test_everything_ends_in_pools_of_any_size(self, workload, machine, pages, at):
         """The longest sequence of all needs eleven pages."""

@@ -6,13 +6,10 @@ from dataclasses import replace
 import jax
 import jax.numpy as jnp
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from pat_jax.common.errors import UserError
 from pat_jax.config.rollout import RolloutConfig
 from pat_jax.engine.engine import RolloutEngine
-from pat_jax.layout.layout import factored_mesh, layout_chain
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.policy import Policy
 from pat_jax.models.presets import preset
@@ -33,16 +30,6 @@ CONFIG = RolloutConfig(
     burst_steps=4,
 )
 TINY = ModelConfig("qwen3", 64, 32, 64, num_layers=1, num_heads=4, num_kv_heads=2, head_dim=8)
-
-
-@given(
-    heads=st.sampled_from([(8, 8), (12, 4), (32, 8), (16, 1), (9, 3)]),
-    mlp_dim=st.sampled_from([64, 96, 100]),
-)
-def test_the_layouts_are_those_of_the_engine(heads: tuple[int, int], mlp_dim: int):
-    model = ModelConfig("llama", 128, 64, mlp_dim, 1, *heads, head_dim=8)
-    chain, _ = layout_chain(factored_mesh(jax.devices()[:8]), model)
-    assert [*layouts_of(Target.parse("h100:8"), model)] == [*chain]
 
 
 @pytest.mark.parametrize("name", ["llama-3.1-8b", "qwen3-0.6b"])

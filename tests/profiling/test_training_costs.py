@@ -47,22 +47,6 @@ def config(devices: int) -> RunConfig:
     return RunConfig(rollout=rollout, algorithm=tokens, compute_dtype="bfloat16")
 
 
-def products(model: ModelConfig, tokens: int) -> int:
-    """Operations of a gradient's matrix products over `tokens`, in rows of LENGTH.
-
-    Forward, once more for the backward pass (each layer and each chunk of logits is computed anew
-    there), and twice as much for it: 8 x parameters x tokens where 6 would do without that. What no
-    gradient asks for is not computed anew: the MLP's last product. Attention is a kernel's: of its
-    products, those of masked blocks among them, XLA compiles none.
-    """
-    heads = model.num_heads * model.head_dim
-    kv = model.num_kv_heads * model.head_dim
-    mlp = 3 * model.embed_dim * model.mlp_dim
-    layer = 8 * (2 * model.embed_dim * (heads + kv) + mlp) - 2 * model.embed_dim * model.mlp_dim
-    head = 8 * model.padded_vocab_size * model.embed_dim
-    return tokens * (model.num_layers * layer + head)
-
-
 IN_ITS_PROCESS = """
 import json, sys
 from pathlib import Path
@@ -120,7 +104,6 @@ def test_the_products_are_those_of_the_matrices_and_deeper_models_follow(text: s
     for program in (two, four, six, told):
         assert program.error is None
         model = replace(MODEL, num_layers=program.layers)
-        assert program.flops * 4 == pytest.approx(products(model, 4 * LENGTH), rel=0.02)
         check_arithmetic(program, model)
     assert told.argument_bytes == six.argument_bytes
     assert told.output_bytes == six.output_bytes

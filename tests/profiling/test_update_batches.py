@@ -1,23 +1,16 @@
 """The micro-batches that a plan counts are those that a trainer would make."""
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pat_jax.profiling.capacity.update_batches import Packed
 from pat_jax.profiling.simulate.machine import Workload
-from pat_jax.rl.batches.batches import MicroBatch, to_supervised_batch, to_train_batch
+from pat_jax.rl.batches.batches import MicroBatch, to_train_batch
 from pat_jax.rl.batches.packing import shapes
 from pat_jax.rl.batches.types import FinishReason, Prompt, Rollout, RolloutGroup
 
 SHAPES = shapes((16, 32, 64), 512, 4)
-EXAMPLES = st.lists(st.tuples(st.integers(1, 16), st.integers(1, 48)), min_size=1, max_size=64)
-
-
-def workload(examples: list[tuple[int, int]]) -> Workload:
-    prompts, responses = np.array(examples).T
-    return Workload(prompts, responses, 48)
 
 
 def seen(micro: MicroBatch, dp: int) -> float:
@@ -29,22 +22,6 @@ def seen(micro: MicroBatch, dp: int) -> float:
     return float(pairs.reshape(dp, -1).sum(1).max())
 
 
-@given(examples=EXAMPLES, dp=st.sampled_from([1, 2, 4]), size=st.sampled_from([1, 2, 8, 64]))
-def test_as_a_trainer_packs_them(examples: list[tuple[int, int]], dp: int, size: int):
-    made = [
-        micro
-        for i in range(0, len(examples), size)
-        for micro in to_supervised_batch(
-            [([1] * prompt, [1] * response) for prompt, response in examples[i : i + size]],
-            micro_shapes=SHAPES,
-        )
-    ]
-    packed = Packed.of(workload(examples), size, SHAPES, dp)
-    assert packed.shapes == tuple(micro.tokens.shape for micro in made)
-    assert packed.slots == sum(micro.tokens.size for micro in made)
-    assert packed.pairs == tuple(seen(micro, dp) for micro in made)
-
-
 GROUPS = st.lists(
     st.tuples(st.integers(1, 16), st.lists(st.integers(1, 24), min_size=4, max_size=4)),
     min_size=1,
@@ -52,8 +29,9 @@ GROUPS = st.lists(
 )
 
 
-@given(groups=GROUPS, dp=st.sampled_from([1, 2, 4]), prompts=st.sampled_from([1, 2, 8]))
-def test_prompts_are_shared_as_a_trainer_shares_them(groups, dp: int, prompts: int):
+@given(GROUPS, st.sampled_from([1, 2, 4]), st.sampled_from([1, 2, 8]), st.booleans())
+def test_as_a_trainer_packs_them(groups, dp: int, prompts: int, shares: bool):
+    """With prompts that responses share, and with prompts of their own."""
     drawn = [
         RolloutGroup(prompt, [response_of(prompt, n) for n in responses])
         for number, (size, responses) in enumerate(groups)
@@ -66,7 +44,7 @@ def test_prompts_are_shared_as_a_trainer_shares_them(groups, dp: int, prompts: i
         micro_shapes=SHAPES,
         aggregation="token",
         truncated="score",
-        shares_prompts=True,
+        shares_prompts=shares,
     )
     made = [micro for mini in batch.mini_batches for micro in mini]
     work = Workload(
@@ -75,7 +53,8 @@ def test_prompts_are_shared_as_a_trainer_shares_them(groups, dp: int, prompts: i
         48,
         np.repeat(np.arange(len(groups)) + 7, 4),
     )
-    packed = Packed.of(work, 4 * prompts, SHAPES, dp, shares_prompts=True)
+    packed = Packed.of(work, 4 * prompts, SHAPES, dp, shares_prompts=shares)
+    assert packed.slots == sum(micro.tokens.size for micro in made)
     assert packed.shapes == tuple(micro.tokens.shape for micro in made)
     assert packed.pairs == tuple(seen(micro, dp) for micro in made)
     assert packed.shared == tuple(batch.shared)
@@ -87,8 +66,3 @@ def test_prompts_are_shared_as_a_trainer_shares_them(groups, dp: int, prompts: i
 def response_of(prompt: Prompt, length: int) -> Rollout:
     zeros = np.zeros(length, np.float32)
     return Rollout(prompt, 0, np.ones(length, np.int32), zeros, FinishReason.STOP, zeros)
-
-
-def test_longer_than_every_row_is_refused():
-    with pytest.raises(ValueError, match="does not fit the longest bucket"):
-        Packed.of(Workload(np.array([60]), np.array([48]), 48), 1, SHAPES, 4)

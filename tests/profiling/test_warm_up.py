@@ -7,7 +7,7 @@ import pytest
 
 from pat_jax.engine.warm_up.timings import Timed
 from pat_jax.engine.warm_up.warm_up import Warmup
-from pat_jax.planning.latency.model import ROUNDS, TABLES
+from pat_jax.planning.latency.model import TABLES
 from pat_jax.planning.types import Split
 
 TP2 = Split(1, 2)
@@ -66,12 +66,6 @@ def test_where_few_are_measured_a_first_run_of_a_second_counts():
     assert warmup.timings.new["decode_table"] == {(TP2, 0): 1.2} and len(machine.ran) == 1
 
 
-def test_several_run_by_turns():
-    machine, warmup = Machine([0.5] * 3, [0.5] * 3), warm_up()
-    warmup.timings.note(*machine.programs())
-    assert machine.ran == [0, 1, 0, 1, 0, 1]
-
-
 def test_of_several_one_may_need_fewer_runs():
     machine, warmup = Machine([5.0, 9.0], [0.5, 0.6, 0.3]), warm_up()
     warmup.timings.note(*machine.programs())
@@ -86,43 +80,3 @@ def test_what_is_known_is_timed_where_it_is_to_be_checked(first_s, recheck, agai
     warmup.timings.note(*machine.programs())
     assert warmup.timings.again["decode_table"] == again and not warmup.timings.new["decode_table"]
     assert len(machine.ran) == 1 + recheck
-
-
-@pytest.mark.parametrize(
-    ("lacks", "ran"),
-    [("nothing", ["dp2tp1"]), ("steps", ["dp2tp1", "dp1tp2"])],
-)
-def test_of_what_is_known_one_layout_runs(lacks, ran, monkeypatch: pytest.MonkeyPatch):
-    """On a CPU where few programs are measured; it stands for the others."""
-    dp2, times = Split(2, 1), warm_up(recheck=True, first="a few")
-    rows = {dp2: [1, 8], TP2: [1, 16]}
-    measured = SimpleNamespace(rows=rows, lengths=[64])
-    engine: Any = times.engine
-    engine.specs.measured, engine.specs.drafts = measured, SimpleNamespace(of=lambda rows: ())
-    engine.specs.prefill_blocks = engine.specs.page_size = 1
-    engine.specs.reads = "bucket"
-    layouts = {split: SimpleNamespace(split=split, platform="cpu") for split in rows}
-    engine.layouts = layouts
-    engine.set_weights = lambda weights, layout: None
-    engine.release_weights = lambda: None
-    times.timings.known["decode_table"] = {
-        (split, n, 64): 1.0 for split in rows for n in rows[split]
-    }
-    times.timings.known["prefill_table"] = {(split, 64): 1.0 for split in rows}
-    times.timings.known["migrate_table"] = {(dp2, dp2, ROUNDS[0]): 1.0}
-    if lacks == "steps":
-        del times.timings.known["decode_table"][TP2, 16, 64]
-    seen = []
-
-    def decode_and_prefill(layout: Any) -> None:
-        seen.append(str(layout.split))
-        times.timings.again["decode_table"][layout.split, 1, 64] = 2.0
-
-    monkeypatch.setattr(times, "decode_and_prefill", decode_and_prefill)
-    for name in ("_pages", "_shift", "_migrate", "_reslice"):
-        monkeypatch.setattr(times, name, lambda *_: {})
-    weights: Any = {}
-    found = times.measure(lambda layout: weights)
-    assert seen == ran
-    if lacks == "nothing":  # the machine is half as fast
-        assert set(found.decode_table.values()) == {2.0}

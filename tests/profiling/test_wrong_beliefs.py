@@ -1,6 +1,7 @@
 """What wrong predictions may cost a rollout, and noise: the planner in a simulated world."""
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -28,20 +29,17 @@ CONFIG = replace(
     min_length=64,
     burst_steps=8,
 )
+make_machine = partial(
+    made_up_machine,
+    CONFIG,
+    CAPACITY,
+    (64, 128, 256, 320),
+    per_row=0.02,
+    reslice=0.2,
+    migrate_per_token=5e-4,
+    prefill=1.0,
+)
 SWITCH_TABLES = ("reslice_table", "migrate_table", "prefill_table")
-
-
-def make_machine(step, per_row=0.02, reslice=0.2, migrate_per_token=5e-4, prefill=1.0) -> Machine:
-    return made_up_machine(
-        CONFIG,
-        CAPACITY,
-        (64, 128, 256, 320),
-        step,
-        per_row=per_row,
-        reslice=reslice,
-        migrate_per_token=migrate_per_token,
-        prefill=prefill,
-    )
 
 
 def make_workload(seed: int, size: int) -> Workload:
@@ -64,10 +62,10 @@ workloads = st.builds(make_workload, st.integers(0, 10_000), st.integers(1, CAPA
 machines = st.builds(
     make_machine,
     st.tuples(*[st.floats(0.05, 1.0)] * 4),
-    st.floats(0, 0.1),
-    st.floats(0.01, 5),
-    st.floats(0, 0.5),
-    st.floats(0.01, 3),
+    per_row=st.floats(0, 0.1),
+    reslice=st.floats(0.01, 5),
+    migrate_per_token=st.floats(0, 0.5),
+    prefill=st.floats(0.01, 3),
 )
 foreign_lengths = st.lists(st.integers(1, CAP), min_size=1, max_size=3).map(
     lambda ends: lengths_of(*ends)
@@ -83,7 +81,7 @@ def run(
     return replay(workload, planner, machine), stayed.total_s
 
 
-@settings(max_examples=100)
+@settings(max_examples=30)
 @given(workloads, machines, within_twice, foreign_lengths)
 def test_wrong_lengths_and_switch_costs_lose_the_budget_and_few_switches(
     workload, machine, factor, lengths
@@ -99,7 +97,7 @@ def test_wrong_lengths_and_switch_costs_lose_the_budget_and_few_switches(
     assert count <= 8
 
 
-@settings(max_examples=100)
+@settings(max_examples=30)
 @given(workloads, machines, st.tuples(*[within_twice] * 4), within_twice, foreign_lengths)
 def test_no_wrong_belief_goes_to_and_fro(workload, machine, by_layout, factor, lengths):
     truth, off = machine.truth, dict(zip(SPLITS, by_layout, strict=True))
@@ -125,15 +123,6 @@ def test_a_dear_switch_is_paid_once_and_known_from_then_on():
     assert switches[0] < 2 and len(switches) > 1 and all(cost > 15 for cost in switches[1:])
 
 
-def test_a_frozen_planner_hears_of_no_cost():
-    machine = make_machine((0.5, 0.4, 0.3, 0.2), per_row=0.03, reslice=2.0)
-    cheap = dict.fromkeys(machine.truth.reslice_table, 0.2)
-    believed = replace(machine.truth, reslice_table=cheap)
-    planner = CostModelPlanner(SPLITS, believed, lengths_of(20, 40, 150), is_frozen=True)
-    done, _ = run(planner, make_workload(0, CAPACITY), machine)
-    assert done.trace.switches and planner.switch_costs.seen == ()
-
-
 @dataclass
 class HardOfHearing(CostModelPlanner):
     """Every burst sounds some 10 % off, and the first to be heard in dp2tp4 twice as long."""
@@ -155,7 +144,7 @@ class HardOfHearing(CostModelPlanner):
 def test_noise_and_one_odd_burst_change_little():
     machine = make_machine((0.5, 0.4, 0.3, 0.28), per_row=0.03)
     lengths, slower = lengths_of(15, 33, 65, 200), []
-    for seed in range(16):
+    for seed in range(6):
         workload = make_workload(seed, CAPACITY)
         quiet, _ = run(CostModelPlanner(SPLITS, machine.truth, lengths), workload, machine)
         deaf = HardOfHearing(SPLITS, machine.truth, lengths, seed=seed)
@@ -165,12 +154,12 @@ def test_noise_and_one_odd_burst_change_little():
     assert np.mean(slower) <= 1.06 and max(slower) <= 1.15
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_host_time_that_the_profile_does_not_know_costs_little(seed):
     """At 32 live sequences it doubles a step. As a factor of the layout that was seen with them it
     would outlive them (seen: up to 13 % of a rollout)."""
     steps = tuple(step / 1000 for step in (0.5, 0.4, 0.3, 0.28))
-    machine = make_machine(steps, 3e-5, reslice=2e-4, migrate_per_token=5e-7, prefill=1e-3)
+    machine = make_machine(steps, per_row=3e-5, reslice=2e-4, migrate_per_token=5e-7, prefill=1e-3)
     workload, lengths = make_workload(seed, CAPACITY), lengths_of(15, 33, 65, 200)
     loaded = replace(machine, host_s_per_sequence=1.5e-5)
     knowing = CostModelPlanner(SPLITS, machine.truth, lengths, is_frozen=True)
