@@ -204,15 +204,6 @@ def test_the_clip_cuts_only_what_goes_further_in_the_rewarded_direction(
     assert sums["clip_fraction"] == is_cut
 
 
-def test_equal_rewards_give_zero_gradient():
-    logprobs, old, *_ = arrays(4)
-    advantages = np.broadcast_to(group_advantages(np.full((1, ROWS), 0.3)).T, MASK.shape)
-    lp, old32, adv, w = jax_arrays(logprobs, old, advantages, token_weights("token"))
-    loss = lossfun(PolicyLoss(), w, advantages=adv, old_logprobs=old32)
-    gradient, _ = jax.grad(loss, has_aux=True)(lp)
-    np.testing.assert_array_equal(gradient, 0)
-
-
 def test_only_the_policy_has_a_gradient():
     logprobs, old, reference, advantages = arrays(5)
     lp, old32, ref, adv, w = jax_arrays(
@@ -307,20 +298,3 @@ def test_a_loss_without_a_column_that_it_needs_is_refused():
         PolicyLoss(beta=0.1)(one, one, columns, one)
 
 
-def test_losses_are_equal_by_value():
-    assert PolicyLoss(beta=0.1) == PolicyLoss(beta=0.1) != PolicyLoss(beta=0.2)
-    assert PolicyLoss() != PolicyLoss(is_on_policy=True)
-
-
-def test_on_policy_with_an_advantage_of_one_it_is_the_cross_entropy():
-    logprobs, entropy, *_ = arrays(10)
-    poisoned = np.where(MASK, logprobs, np.nan)
-    lp, ent, w = jax_arrays(poisoned, entropy, token_weights("token"))
-    loss = PolicyLoss(is_on_policy=True)
-    with jax.numpy_dtype_promotion("strict"):
-        function = lossfun(loss, w, ent, advantages=jnp.ones_like(w))
-        gradient, sums = jax.grad(function, has_aux=True)(lp)
-    metrics = loss.summary([jax.device_get(sums)])
-    np.testing.assert_allclose(metrics["cross_entropy"], -logprobs[MASK].mean(), rtol=1e-6)
-    np.testing.assert_allclose(metrics["entropy"], entropy[MASK].mean(), rtol=1e-6)
-    np.testing.assert_allclose(gradient, -w, rtol=1e-6)
