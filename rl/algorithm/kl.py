@@ -13,9 +13,8 @@ from jaxtyping import Array
 Estimator = Literal["k1", "k2", "k3"]
 AnyArray = TypeVar("AnyArray", Array, np.ndarray)
 
-MAX_LOG_RATIO = (
-    20.0  # exp of it is 4.9e8: far beyond any ratio that means something, far from infinity
-)
+# exp of it is 4.9e8: far beyond any ratio that means something, far from infinity.
+MAX_LOG_RATIO = 20.0
 
 
 def log_ratio(logprobs: AnyArray, other_logprobs: AnyArray) -> AnyArray:
@@ -48,8 +47,6 @@ def estimate_kl(
         case "k3":
             # expm1 keeps the digits that exp(x) - 1 loses near 0, where the policies nearly agree.
             return _module(ratio).expm1(ratio) - ratio
-        case _:
-            raise ValueError(f"estimator is {estimator!r}; expected 'k1', 'k2' or 'k3'.")
 
 
 def _module(array: AnyArray) -> ModuleType:

@@ -33,13 +33,10 @@ def make_schedule(
 
     The first update of a warm-up is small but not nothing, and so is the last of a cosine.
     """
-    if schedule not in ("constant", "cosine"):
-        raise ValueError(f"schedule is {schedule!r}; expected 'constant' or 'cosine'.")
 
     def rate(count: ArrayLike) -> Array | np.floating:
-        np_: Any = (
-            jnp if isinstance(count, jax.Array) else np
-        )  # on the host nothing compiles for it
+        # On the host nothing compiles for it.
+        np_: Any = jnp if isinstance(count, jax.Array) else np
         step = np_.asarray(count, float)
         warm_up = np_.minimum(1.0, (step + 1.0) / max(warmup_steps, 1))
         progress = np_.clip((step - warmup_steps) / max(total_steps - warmup_steps, 1), 0.0, 1.0)

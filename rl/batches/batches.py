@@ -151,7 +151,6 @@ def to_train_batch(
     """Mini-batches of whole groups, each cut into micro-batches.
 
     Args:
-      groups: the rollouts of one iteration.
       advantages: one for each rollout or for each of its tokens, in the order of `groups` and of
         their rollouts; the tokens of one without, NaN, have weight 0.
       mini_batch_size: prompts in one mini-batch; the last may hold fewer.
@@ -159,13 +158,11 @@ def to_train_batch(
       aggregation: how tokens are weighted, see `token_weights`.
       truncated: "mask" gives weight 0 to the tokens of responses cut at the longest length.
       max_completion_length: tokens of the longest response, what "constant" divides by.
-      shares_prompts: whether the responses of a group may share their prompt in a row, where this
-        leaves fewer tokens to compute. The attention that runs must know branches
-        (`row_attention.knows_branches`).
+      shares_prompts: whether the responses of a group may share their prompt in a row, where that
+        is less to compute; the attention must know branches (`row_attention.knows_branches`).
     """
-    examples_G = [
-        _examples(group, row, truncated) for group, row in zip(groups, advantages, strict=True)
-    ]
+    pairs = zip(groups, advantages, strict=True)
+    examples_G = [_examples(group, row, truncated) for group, row in pairs]
     mini_batches, places = [], []
     for i in range(0, len(groups), mini_batch_size):
         chosen = examples_G[i : i + mini_batch_size]
@@ -185,8 +182,6 @@ def to_train_batch(
 def _examples(
     group: RolloutGroup, advantages: np.ndarray | Sequence[np.ndarray], truncated: str
 ) -> list[Example]:
-    if truncated not in ("mask", "score"):
-        raise ValueError(f"truncated is {truncated!r}; expected 'mask' or 'score'.")
     return [
         Example(
             prompt=rollout.prompt.tokens,
@@ -205,7 +200,6 @@ def to_supervised_batch(
     demonstrations: Sequence[tuple[Sequence[int] | np.ndarray, Sequence[int] | np.ndarray]],
     *,
     micro_shapes: Sequence[Shape],
-    aggregation: Aggregation = "token",
 ) -> Sequence[MicroBatch]:
     """One mini-batch of (prompt tokens, response tokens), the end-of-sequence token included.
 
@@ -216,7 +210,7 @@ def to_supervised_batch(
         for prompt, response in demonstrations
         for zeros in [np.zeros(len(response))]
     ]
-    return pack(examples, micro_shapes, aggregation)[0]
+    return pack(examples, micro_shapes, "token")[0]
 
 
 def pack(

@@ -20,12 +20,12 @@ from typing import Any
 
 from pat_jax.common.errors import UserError
 from pat_jax.common.json_text import has_lone_surrogate
-from pat_jax.rl.data.columns import ABSENT, column_names, find_column, lookup, missing
+from pat_jax.rl.data.columns import ABSENT, column_names, find_column, lookup, missing, text_or_chat
 from pat_jax.rl.data.row_files import Record, listed, read_records
 from pat_jax.rl.data.template_columns import media_columns
 from pat_jax.rl.rewards.final_answer import final_answer
 from pat_jax.rl.rewards.math_notation import without_grouping
-from pat_jax.rl.text.tokenizer import PromptText, flatten_messages, is_message
+from pat_jax.rl.text.tokenizer import PromptText, flatten_messages
 
 INSTRUCTION = "Please reason step by step, and put your final answer within \\boxed{}."
 
@@ -84,19 +84,7 @@ def read_problem_file(
       UserError: the file or one of its rows cannot be used.
     """
     records = read_records(path)
-    columns = columns or Columns()
-    prompt_key = find_column(records, columns.prompt, PROMPTS, "data.prompt_key")
-    answer_key = find_column(records, columns.answer, ANSWERS, "data.answer_key")
-    if not prompt_key:
-        raise UserError(
-            f"{path} has the columns {listed(column_names(records))}: expected one of "
-            f"{', '.join(PROMPTS)}; name the column of the prompts with --data.prompt_key."
-        )
-    if prompt_key == answer_key:
-        raise UserError(
-            f"{path}: the column {prompt_key!r} is to be both prompt and answer: expected two columns; "
-            "name them with --data.prompt_key and --data.answer_key."
-        )
+    prompt_key, answer_key = _keys(path, records, columns or Columns())
     answers = [lookup(record.fields, answer_key) for record in records]
     has_marks = any(isinstance(answer, str) and MARK in answer for answer in answers)
     has_marks = has_marks and answer_key.lower() != SOLUTION
@@ -111,6 +99,23 @@ def read_problem_file(
         media.update(set(media_columns(record.fields)) - {prompt_key, answer_key})
         rows.append(_row(record, prompt_key, answer_key, answer))
     return ProblemFile(rows, records[-1].number, without_answer, media)
+
+
+def _keys(path: Path, records: Sequence[Record], columns: Columns) -> tuple[str, str]:
+    """Of prompts and answers."""
+    prompt_key = find_column(records, columns.prompt, PROMPTS, "data.prompt_key")
+    answer_key = find_column(records, columns.answer, ANSWERS, "data.answer_key")
+    if not prompt_key:
+        raise UserError(
+            f"{path} has the columns {listed(column_names(records))}: expected one of "
+            f"{', '.join(PROMPTS)}; name the column of the prompts with --data.prompt_key."
+        )
+    if prompt_key == answer_key:
+        raise UserError(
+            f"{path}: the column {prompt_key!r} is to be both prompt and answer: expected two columns; "
+            "name them with --data.prompt_key and --data.answer_key."
+        )
+    return prompt_key, answer_key
 
 
 def _row(record: Record, prompt_key: str, answer_key: str, answer: dict[str, object]) -> Row:
@@ -132,16 +137,7 @@ def _others(record: Record, prompt_key: str) -> dict[str, object]:
 
 def _prompt(record: Record, key: str) -> tuple[str, PromptText]:
     """The problem's text and what the policy reads."""
-    value = lookup(record.fields, key)
-    if value is ABSENT:
-        raise missing(record, key)
-    if isinstance(value, list):
-        if not value or not all(map(is_message, value)):
-            raise record.complain(key, value, "chat messages, each with text in role and content")
-    elif not isinstance(value, str) or not value.strip():
-        raise record.complain(key, value, "text that is not empty, or a list of chat messages")
-    if has_lone_surrogate(value):
-        raise record.complain(key, value, "whole characters, but it has half of one")
+    value = text_or_chat(record, key)
     text = flatten_messages(value)
     is_stated = isinstance(value, str) and key.rpartition(".")[2].lower() in STATED
     return text, f"{value}\n{INSTRUCTION}" if is_stated else value

@@ -13,9 +13,8 @@ from pathlib import Path
 from pat_jax.common.errors import UserError
 from pat_jax.rl.batches.types import Prompt
 from pat_jax.rl.data.epochs import Cursor, Epochs
-from pat_jax.rl.data.limits import A_LIMIT, keeps_most
-from pat_jax.rl.data.plain_text import has_more_tokens
-from pat_jax.rl.data.problem_files import Columns, Row, read_problem_file
+from pat_jax.rl.data.limits import A_LIMIT, has_more_tokens, keeps_most
+from pat_jax.rl.data.problem_files import Columns, ProblemFile, Row, read_problem_file
 from pat_jax.rl.data.subset import Subset, subset_of
 from pat_jax.rl.text.chat_template import ChatTemplateError
 from pat_jax.rl.text.tokenizer import Tokenizer, flatten_messages
@@ -103,10 +102,6 @@ class ProblemSplits:
     media: Mapping[str, int]  # columns that no prompt shows, and how many rows have one
     option: str  # of the limit
 
-    @property
-    def num_too_long(self) -> int:
-        return len(self.too_long)
-
     def __str__(self) -> str:
         sets = {"to train on": self.train, "held out": self.heldout}
         counts = (_count(one, what) for what, one in sets.items() if len(one))
@@ -114,7 +109,7 @@ class ProblemSplits:
         unseen = ", ".join(f"{name} ({count} rows)" for name, count in self.media.items())
         hint = keeps_most(len(self.train) + len(self.heldout), self.too_long, self.option)
         return (
-            f"problems: {', '.join(counts) or 'none'}; left out: {self.num_too_long} longer than "
+            f"problems: {', '.join(counts) or 'none'}; left out: {len(self.too_long)} longer than "
             f"{self.max_prompt_length} tokens{hint}, "
             f"{len(self.without_answer)} without an answer{first}"
             + (f"; not shown to the policy, which reads text alone: {unseen}" if unseen else "")
@@ -151,33 +146,37 @@ def load_problems(
     Raises:
       UserError: a file or one of its rows cannot be used.
     """
-    prompts: dict[Subset, list[Prompt]] = {Subset.TRAIN: [], Subset.HELDOUT: []}
-    without_answer: list[str] = []
-    media: Counter[str] = Counter()
-    too_long: list[int | None] = []
-    tokens, num_before = _Tokens(tokenizer, max_prompt_length), 0
-    for path in paths:
-        file = read_problem_file(path, columns, is_compared=is_compared)
-        for row in file.rows:
-            if not isinstance(found := tokens.of(row), tuple):
-                too_long.append(found)
-                continue
-            text = flatten_messages(row.prompt)
-            prompt = Prompt(num_before + row.number, found, text, row.columns)
-            prompts[subset_of(row.text, heldout_share)].append(prompt)
-        num_before += file.last_number
-        without_answer += file.without_answer
-        media.update(file.media)
+    files = [read_problem_file(path, columns, is_compared=is_compared) for path in paths]
+    prompts, too_long = _prompts(files, _Tokens(tokenizer, max_prompt_length), heldout_share)
     name = f"{paths[0]}{f' and {len(paths) - 1} more' if len(paths) > 1 else ''}"
     return ProblemSplits(
         train=Problems(prompts[Subset.TRAIN], seed=seed, name=f"{name} (training split)"),
         heldout=Problems(prompts[Subset.HELDOUT], seed=0, name=f"{name} (held-out split)"),
         max_prompt_length=max_prompt_length,
         too_long=too_long,
-        without_answer=without_answer,
-        media=media,
+        without_answer=[where for file in files for where in file.without_answer],
+        media=sum((Counter(file.media) for file in files), Counter()),
         option=option,
     )
+
+
+def _prompts(
+    files: Iterable[ProblemFile], tokens: "_Tokens", heldout_share: float
+) -> tuple[dict[Subset, list[Prompt]], list[int | None]]:
+    """Those that are short enough, and the lengths of the others, where known."""
+    prompts: dict[Subset, list[Prompt]] = {Subset.TRAIN: [], Subset.HELDOUT: []}
+    too_long: list[int | None] = []
+    before = 0
+    for file in files:
+        for row in file.rows:
+            if isinstance(found := tokens.of(row), tuple):
+                text = flatten_messages(row.prompt)
+                prompt = Prompt(before + row.number, found, text, row.columns)
+                prompts[subset_of(row.text, heldout_share)].append(prompt)
+            else:
+                too_long.append(found)
+        before += file.last_number
+    return prompts, too_long
 
 
 class _Tokens:

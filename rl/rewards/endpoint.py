@@ -4,7 +4,7 @@
     200  {"scores": [number or null, …]}
 
 Knows questions, time limits, and which answers are worth another try. Does not know connections
-(`endpoint_http.py`), nor which responses one call is for (`scored_function.py`); imports no jax.
+(`endpoint_http.py`), nor which responses one call is for (`function.py`); imports no jax.
 """
 
 import contextlib
@@ -18,19 +18,20 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import UTC
 from email.utils import parsedate_to_datetime
-from http.client import HTTPConnection, HTTPException
+from http.client import HTTPConnection, HTTPException, HTTPResponse
+from urllib.parse import quote
 
 from pat_jax.common.json_text import JsonError, parse_json
 from pat_jax.rl.rewards.endpoint_http import LARGEST_ANSWER, Address, TooLongError
 from pat_jax.rl.rewards.outcome import Cause, Failure, Outcome
 from pat_jax.rl.rewards.responses import Response
 from pat_jax.rl.rewards.results import read_scores
-from pat_jax.rl.rewards.secret import Secret
 
 _CONNECT_SECONDS = 10.0
 _FIRST_WAIT, _LONGEST_WAIT = 0.5, 30.0  # seconds between two tries, twice as many each time
 _EXCERPT_LENGTH = 200
 _TOO_MANY, _INTERNAL = 429, 500
+_INSTEAD_OF_TOKEN = "[token]"
 _SHAPE = '{"scores": [a number or null for each response]}'
 
 
@@ -47,7 +48,7 @@ class RewardEndpoint:
     """
 
     def __init__(self, url: str, num_calls: int, retries: int, token: str = ""):
-        self._address, self._retries, self._secret = Address.of(url), retries, Secret(token)
+        self._address, self._retries, self._secret = Address.of(url), retries, _Secret(token)
         self._headers = _HEADERS | ({"Authorization": f"Bearer {token}"} if token else {})
         self._threads = ThreadPoolExecutor(num_calls, thread_name_prefix="reward-endpoint")
         self._is_closed, self._lock = threading.Event(), threading.Lock()
@@ -113,8 +114,7 @@ class RewardEndpoint:
         except (OSError, HTTPException, ValueError, OverflowError) as error:
             named = self._secret.hidden(" ".join(str(error).split())) or type(error).__name__
             return _Passing(f"broke the connection off ({named:.{_EXCERPT_LENGTH}})")
-        told = _Answer(answer.status, answer.reason, answer.getheader("Retry-After") or "", text)
-        return _read(told, count, self._secret)
+        return _read(answer, text, count, self._secret)
 
     @contextlib.contextmanager
     def _limited(self, connected: socket.socket, seconds: float) -> Iterator[threading.Event]:
@@ -185,44 +185,67 @@ def _plain(value: object) -> object:
     return value if value is None or isinstance(value, bool | int | float | str) else str(value)
 
 
-@dataclass(frozen=True)
-class _Answer:
-    status: int
-    reason: str
-    retry_after: str
-    text: str
+def _asked_wait(retry_after: str) -> float:
+    """Seconds that `Retry-After` names, as a number or as a date; 0 where it names none.
 
-    @property
-    def asked_wait(self) -> float:
-        """Seconds that `Retry-After` names, as a number or as a date; 0 where it names none.
-
-        Reference: RFC 9110, section 10.2.3.
-        """
-        text = self.retry_after.strip()
-        if text.isascii() and text.isdigit():
-            return float(text)
-        try:
-            moment = parsedate_to_datetime(text)
-            if moment.tzinfo is None:  # dates of HTTP are in GMT
-                moment = moment.replace(tzinfo=UTC)
-            return max(0.0, moment.timestamp() - time.time())
-        except (ValueError, TypeError, IndexError, OverflowError):  # of what is no date
-            return 0.0
+    Reference: RFC 9110, section 10.2.3.
+    """
+    text = retry_after.strip()
+    if text.isascii() and text.isdigit():
+        return float(text)
+    try:
+        moment = parsedate_to_datetime(text)
+        if moment.tzinfo is None:  # dates of HTTP are in GMT
+            moment = moment.replace(tzinfo=UTC)
+        return max(0.0, moment.timestamp() - time.time())
+    except (ValueError, TypeError, IndexError, OverflowError):  # of what is no date
+        return 0.0
 
 
-def _read(answer: _Answer, count: int, secret: Secret) -> "Outcome | _Passing":
-    text, reason = secret.hidden(answer.text), secret.hidden(answer.reason)
-    said = f"answered {answer.status} {reason:.{_EXCERPT_LENGTH}}"
+class _Secret:
+    """A token that messages do not have, though an answer may quote it, and a message the answer.
+
+    Args:
+      token: empty: there is none to hide.
+    """
+
+    def __init__(self, token: str):
+        in_json = json.dumps(token)[1:-1]
+        forms = {token, in_json, in_json.replace("/", r"\/"), quote(token, safe="")}
+        self._forms = sorted(forms - {""}, key=len, reverse=True)
+
+    def hidden(self, text: str) -> str:
+        """A text, whether it quotes the token as it is, as JSON does or as an address does."""
+        for form in self._forms:
+            text = text.replace(form, _INSTEAD_OF_TOKEN)
+        return text
+
+    def hidden_inside(self, value: object) -> object:
+        """A value of JSON, with the texts in it."""
+        if isinstance(value, str):
+            return self.hidden(value)
+        if isinstance(value, list):
+            return [self.hidden_inside(inner) for inner in value]
+        if isinstance(value, Mapping):
+            return {self.hidden(key): self.hidden_inside(inner) for key, inner in value.items()}
+        return value
+
+
+def _read(answer: HTTPResponse, said: str, count: int, secret: _Secret) -> "Outcome | _Passing":
+    """What an answer with the text `said` comes to."""
+    text, reason = secret.hidden(said), secret.hidden(answer.reason)
+    wait = _asked_wait(answer.getheader("Retry-After") or "")
+    status = f"answered {answer.status} {reason:.{_EXCERPT_LENGTH}}"
     if answer.status == _INTERNAL:  # by what it was asked, perhaps: the other responses may do
-        excerpt = f"{said} ({text!r:.{_EXCERPT_LENGTH}})"
-        return _Passing(excerpt, Cause.EXCEPTION, answer.asked_wait)
+        excerpt = f"{status} ({text!r:.{_EXCERPT_LENGTH}})"
+        return _Passing(excerpt, Cause.EXCEPTION, wait)
     if answer.status == _TOO_MANY or answer.status > _INTERNAL:
-        return _Passing(said, asked_wait=answer.asked_wait)
+        return _Passing(status, asked_wait=wait)
     if not 200 <= answer.status < 300:
-        refusal = Failure(Cause.REFUSED, f"{said} ({text!r:.{_EXCERPT_LENGTH}})")
+        refusal = Failure(Cause.REFUSED, f"{status} ({text!r:.{_EXCERPT_LENGTH}})")
         return Outcome(failure=refusal)
     try:
-        value = parse_json(answer.text)
+        value = parse_json(said)
     except JsonError as error:
         wrong = f"answered {error}"
     else:

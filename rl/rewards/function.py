@@ -1,7 +1,7 @@
 """One reward function and its scores for the responses of a rollout, as they end.
 
 A response that fails must not cost others their scores. Knows which responses one call is for, and
-which are scored again. Does not know processes (`reward_workers.py`), nor other functions.
+which are scored again. Does not know processes (`workers.py`), nor other functions.
 """
 
 import logging
@@ -18,7 +18,7 @@ from pat_jax.rl.rewards.outcome import Cause, Failure, Outcome
 from pat_jax.rl.rewards.responses import Response
 from pat_jax.rl.rewards.rewards import is_endpoint
 from pat_jax.rl.rewards.shares import groups_of
-from pat_jax.rl.rewards.signatures import recognise
+from pat_jax.rl.rewards.signatures import Recognised
 from pat_jax.rl.rewards.weighted_sum import Score
 from pat_jax.rl.rewards.workers import RewardWorkers
 
@@ -26,18 +26,9 @@ logger = logging.getLogger(__name__)
 
 # String comparisons that cannot hang: sending the texts to a process would cost more than scoring.
 _IN_PROCESS = ("exact",)
-# Functions known to look at each response alone need not see its group.
-_ONE_BY_ONE = tuple(BUILT_IN)
 # What no response explains.
 _MISTAKES = "NameError", "UnboundLocalError", "ImportError", "ModuleNotFoundError"
-_FATAL = (
-    Cause.WRONG_RESULT,
-    Cause.TIMEOUT,
-    Cause.OUT_OF_MEMORY,
-    Cause.CRASHED,
-    Cause.ENDPOINT,
-    Cause.REFUSED,
-)
+_FATAL = frozenset(Cause) - {Cause.EXCEPTION, Cause.NONE, Cause.NOT_A_NUMBER}
 
 
 @dataclass(frozen=True)
@@ -49,19 +40,6 @@ class Limits:
     memory: float = 0.0  # GiB of each process; 0: no limit
     retries: int = 0  # of a call to an endpoint
     token: str = field(default="", repr=False)  # that endpoints are shown
-
-
-@runtime_checkable  # for the type checks of the tests
-class Caller(Protocol):
-    """Where a function is called."""
-
-    def submit(self, responses: Sequence[Response], seconds: float) -> Future[Outcome]:
-        """One call, which ends when it has run for `seconds` at the latest."""
-        ...
-
-    def close(self) -> None:
-        """Ends all calls; what has not been scored never will be."""
-        ...
 
 
 class ScoredFunction:
@@ -87,7 +65,7 @@ class ScoredFunction:
 
     def calls(self, prompts: Sequence[str]) -> list[range]:
         """Which responses the function sees together; each is in one of them."""
-        if self.spec in _ONE_BY_ONE:
+        if self.spec in BUILT_IN:  # these look at each response alone
             return [range(row, row + 1) for row in range(len(prompts))]
         return list(groups_of(prompts))
 
@@ -150,15 +128,6 @@ class KeptScores(Protocol):
     def keep(self, place: int, function: str, score: Score) -> None: ...
 
 
-class NothingKept:
-    """No scores outlive the process."""
-
-    scores: Mapping[int, Mapping[str, Score]] = {}
-
-    def keep(self, place: int, function: str, score: Score) -> None:
-        """Is not interested."""
-
-
 class FunctionScoring:
     """The scores that one function gives; they do not depend on the order in which responses end.
 
@@ -172,28 +141,23 @@ class FunctionScoring:
         prompts: Sequence[str],
         own: Collection[int],
         do: Callable[..., None],
-        kept: KeptScores,
+        kept: KeptScores | None,
     ):
         """
         Args:
           own: the responses to score, in whole groups.
           do: has a step done on that thread, with arguments.
-          kept: scores that need not be found again; is told of those that are found.
+          kept: scores that need not be found again, if any; is told of those that are found.
         """
         self._function, self._do, self._kept = function, do, kept
         calls = [rows for rows in function.calls(prompts) if rows.start in own]
         self._calls = {row: rows for rows in calls for row in rows}
-        self._scores: dict[int, Score] = {}
+        self.by_response: dict[int, Score] = {}  # once they are there
         self.seconds = 0.0  # of scoring so far
 
     @property
     def is_over(self) -> bool:
-        return len(self._scores) == len(self._calls)
-
-    @property
-    def by_response(self) -> Mapping[int, Score]:
-        """Once they are there."""
-        return self._scores
+        return len(self.by_response) == len(self._calls)
 
     def take(self, row: int, responses: Mapping[int, Response]) -> None:
         """Response `row` has ended.
@@ -204,11 +168,10 @@ class FunctionScoring:
         rows, name = self._calls[row], self._function.name
         if not all(one in responses for one in rows):
             return
-        known = {
-            one: kept[name] for one in rows if name in (kept := self._kept.scores.get(one, {}))
-        }
+        kept = {} if self._kept is None else self._kept.scores
+        known = {one: kept[one][name] for one in rows if name in kept.get(one, {})}
         if len(known) == len(rows):
-            self._note(known)
+            self.by_response |= known
         else:
             self._submit(rows, responses)
 
@@ -231,19 +194,17 @@ class FunctionScoring:
         scores = [outcome.failure] * len(rows) if outcome.failure else outcome.scores
         numbers = outcome.numbers or [{}] * len(rows)
         found = dict(zip(rows, zip(scores, numbers, strict=True), strict=True))
-        self._note(found)
-        for row, score in found.items():
-            self._kept.keep(row, self._function.name, score)
-
-    def _note(self, scores: Mapping[int, Score]) -> None:
-        self._scores |= scores
+        self.by_response |= found
+        if self._kept is not None:
+            for row, score in found.items():
+                self._kept.keep(row, self._function.name, score)
 
 
 class _InProcess:
     """Calls a built-in function right here."""
 
     def __init__(self, spec: str):
-        self._function = recognise(BUILT_IN[spec], spec)
+        self._function = Recognised(BUILT_IN[spec], spec)
 
     def submit(self, responses: Sequence[Response], seconds: float) -> Future[Outcome]:
         del seconds
@@ -256,7 +217,7 @@ class _InProcess:
         """There is nothing to end."""
 
 
-def _open(spec: str, limits: Limits) -> Caller:
+def _open(spec: str, limits: Limits) -> "_InProcess | RewardEndpoint | RewardWorkers":
     if spec in _IN_PROCESS:
         return _InProcess(spec)
     if is_endpoint(spec):

@@ -2,7 +2,7 @@
 
 One response may send a reward function into an endless loop; it must cost that response its
 reward, and not end the run. Knows when a response is read and when all are scored. Does not know how
-a function is called (`scored_function.py`), how scores add up (`reward_sum.py`), nor jax.
+a function is called (`function.py`), how scores add up (`weighted_sum.py`), nor jax.
 """
 
 import contextlib
@@ -19,7 +19,6 @@ from pat_jax.rl.rewards.function import (
     FunctionScoring,
     KeptScores,
     Limits,
-    NothingKept,
     ScoredFunction,
 )
 from pat_jax.rl.rewards.outcome import Failure
@@ -36,12 +35,12 @@ T = TypeVar("T")
 class RewardScorer:
     """Scores responses with the rewards that `specs` name (`rewards.resolve_reward`).
 
-    The reward of a response is the weighted sum of what the functions give it (`reward_sum.py`). One
+    The reward of a response is the weighted sum of what the functions give it (`weighted_sum.py`). One
     that could not be scored is logged and has none.
 
     Args:
       weights: one a function; empty: all are 1.
-      timeout: seconds that a function has for a response (`scored_function.py`).
+      timeout: seconds that a function has for a response (`function.py`).
       num_workers, memory, retries: of each function, see `Limits`.
       shares: of which this process scores one; every process is told of all responses.
 
@@ -94,7 +93,7 @@ class RewardScorer:
           kept: scores that need not be found again.
           read: makes texts of what `Scoring.add` is given; called on a thread, for one at a time.
         """
-        return Scoring(self, prompts, read, kept or NothingKept())
+        return Scoring(self, prompts, read, kept)
 
     def score(
         self,
@@ -109,7 +108,7 @@ class RewardScorer:
         for name, values in {"completions": completions, **columns}.items():
             if len(values) != len(prompts):
                 raise ValueError(f"{len(prompts)} prompts, but {len(values)} values of {name!r}")
-        scoring = self.begin(prompts, _as_it_is)
+        scoring = self.begin(prompts, lambda response: response)
         for row, (prompt, text) in enumerate(zip(prompts, completions, strict=True)):
             own = {name: values[row] for name, values in columns.items()}
             scoring.add(row, Response(prompt, text, own))
@@ -155,7 +154,7 @@ class Scoring(Generic[Ended]):
         scorer: RewardScorer,
         prompts: Sequence[str],
         read: Callable[[Ended], Response],
-        kept: KeptScores,
+        kept: KeptScores | None,
     ):
         self._scorer, self._read = scorer, read
         self._own = own_rows(prompts, scorer.shares)
@@ -238,7 +237,3 @@ class Scoring(Generic[Ended]):
         self._seconds += time.perf_counter() - start
         for part in self._parts:
             part.take(row, self._responses)
-
-
-def _as_it_is(response: Response) -> Response:
-    return response

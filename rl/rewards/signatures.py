@@ -7,14 +7,12 @@
 Either may be `async`; all calls of a process share one event loop, as clients of services need. A
 function is told what it names: texts, `completion_ids`, `prompt_ids`, `is_thinking`, and columns of the
 data; with `**columns` all columns. Knows names and arguments. Does not know what may be
-returned (`reward_results.py`), nor processes.
+returned (`results.py`), nor processes.
 """
 
 import asyncio
 import inspect
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from pat_jax.common.errors import UserError
@@ -27,84 +25,33 @@ Function = Callable[..., Any]
 _MARK = "solution_str"  # no group's function has a parameter of this name
 
 
-def recognise(function: Function, spec: str) -> "Recognised":
-    """The function as it is called for the responses of a group.
+class Recognised:
+    """A function as it is called for the responses of a group.
 
     Args:
       spec: its name in messages.
     """
-    names = _Names.of(function)
-    kind = PerResponse if _MARK in names.known else PerGroup
-    return kind(function, names, spec)
 
-
-@dataclass(frozen=True)
-class _Names:
-    """The parameters of a function."""
-
-    signature: inspect.Signature | None  # None: compiled code that does not say
-
-    @classmethod
-    def of(cls, function: Function) -> "_Names":
+    def __init__(self, function: Function, spec: str):
+        self._function, self._spec, self.loop = function, spec, asyncio.Runner()
         try:
-            return cls(inspect.signature(function))
-        except ValueError:
-            return cls(None)
-
-    @property
-    def known(self) -> Mapping[str, inspect.Parameter]:
-        return self.signature.parameters if self.signature else {}
-
-    def bind(
-        self, given: Mapping[str, object], more: Mapping[str, object], spec: str
-    ) -> dict[str, Any]:
-        """The arguments that the function names; of `given` all, if it takes any (`**columns`).
-
-        Raises:
-          UserError: it needs one that there is not.
-        """
-        if self.signature is None:
-            return dict(given)
-        takes_any = any(one.kind is one.VAR_KEYWORD for one in self.known.values())
-        wanted = {key: value for key, value in given.items() if takes_any or key in self.known}
-        wanted |= {key: value for key, value in more.items() if key in self.known}
-        try:
-            self.signature.bind(**wanted)
-        except TypeError as error:
-            raise UserError(
-                f"reward {spec!r} cannot be called ({error}): expected a function of some of "
-                f"{', '.join([*given, *more])}, or of **columns; correct its arguments or the data's "
-                "columns."
-            ) from error
-        return wanted
-
-
-@dataclass(frozen=True)
-class Recognised(ABC):
-    """A function as it is called for the responses of a group."""
-
-    function: Function
-    names: _Names
-    spec: str  # its name in messages
-    loop: asyncio.Runner = field(default_factory=asyncio.Runner)
-
-    @abstractmethod
-    def __call__(self, responses: Sequence[Response]) -> Outcome:
-        """
-        Raises:
-          UserError: there is no such argument as the function needs.
-        """
-
-
-class PerGroup(Recognised):
-    """One call for a group of responses, which the function may compare."""
+            self._signature = inspect.signature(function)
+        except ValueError:  # compiled code that does not say
+            self._signature = None
+        self._known = self._signature.parameters if self._signature else {}
 
     def __call__(self, responses: Sequence[Response]) -> Outcome:
         """
         Raises:
           UserError: there is no such argument as the function needs.
-          BaseException: whatever the function raises.
+          BaseException: whatever a function of a group raises.
         """
+        if _MARK in self._known:
+            return self._one_by_one(responses)
+        return self._together(responses)
+
+    def _together(self, responses: Sequence[Response]) -> Outcome:
+        """One call for a group of responses, which the function may compare."""
         columns = {name: [one.columns[name] for one in responses] for name in responses[0].columns}
         texts = {
             "prompts": [one.prompt for one in responses],
@@ -115,16 +62,13 @@ class PerGroup(Recognised):
             "completion_ids": [list(one.completion_ids) for one in responses],
             "is_thinking": [one.is_thinking for one in responses],
         }
-        scores = self.function(**self.names.bind(texts | columns, tokens, self.spec))
+        scores = self._function(**self._bind(texts | columns, tokens))
         if inspect.isawaitable(scores):
             scores = self.loop.run(_wait_for(scores))
         return read_scores(scores, len(responses))
 
-
-class PerResponse(Recognised):
-    """One call for each response; those of an `async` function wait beside each other."""
-
-    def __call__(self, responses: Sequence[Response]) -> Outcome:
+    def _one_by_one(self, responses: Sequence[Response]) -> Outcome:
+        """One call for each response; those of an `async` function wait beside each other."""
         calls = [self._arguments(response) for response in responses]
         results = [self._result(arguments) for arguments in calls]
         if any(map(inspect.isawaitable, results)):
@@ -140,12 +84,33 @@ class PerResponse(Recognised):
             **_ground_truth(columns),
         }
         others = {key: value for key, value in columns.items() if key not in given}
-        return self.names.bind(given, others, self.spec)
+        return self._bind(given, others)
+
+    def _bind(self, given: Mapping[str, object], more: Mapping[str, object]) -> dict[str, Any]:
+        """The arguments that the function names; of `given` all, if it takes any (`**columns`).
+
+        Raises:
+          UserError: it needs one that there is not.
+        """
+        if self._signature is None:
+            return dict(given)
+        takes_any = any(one.kind is one.VAR_KEYWORD for one in self._known.values())
+        wanted = {key: value for key, value in given.items() if takes_any or key in self._known}
+        wanted |= {key: value for key, value in more.items() if key in self._known}
+        try:
+            self._signature.bind(**wanted)
+        except TypeError as error:
+            raise UserError(
+                f"reward {self._spec!r} cannot be called ({error}): expected a function of some of "
+                f"{', '.join([*given, *more])}, or of **columns; correct its arguments or the data's "
+                "columns."
+            ) from error
+        return wanted
 
     def _result(self, arguments: Mapping[str, Any]) -> object:
         """What the function returns, or the error that it raises: other responses are scored."""
         try:
-            return self.function(**arguments)
+            return self._function(**arguments)
         # Code of the user may raise anything.
         except Exception as error:
             return error

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pat_jax.layout.division import MOST_PADDING
-from pat_jax.layout.layout import layout_chain
+from pat_jax.layout.layout import ManualPartition, layout_chain
 from pat_jax.layout.mesh import factored_mesh, padded_for
 from pat_jax.layout.partitions import ManualPartition
 from pat_jax.models.checkpoints.hf_export import export

@@ -11,40 +11,23 @@ REWARDS = np.random.default_rng(0).normal(size=(5, 8))
 def test_matches_the_formula():
     for rewards, scaled, centred in zip(
         REWARDS,
-        group_advantages(REWARDS, scale="group", eps=1e-3),
+        group_advantages(REWARDS, scale="group"),
         group_advantages(REWARDS, scale="none"),
         strict=True,
     ):
         mean = sum(rewards) / len(rewards)
         std = (sum((r - mean) ** 2 for r in rewards) / (len(rewards) - 1)) ** 0.5
-        np.testing.assert_allclose(scaled, [(r - mean) / (std + 1e-3) for r in rewards], rtol=1e-6)
+        np.testing.assert_allclose(scaled, [(r - mean) / (std + 1e-6) for r in rewards], rtol=1e-6)
         np.testing.assert_allclose(centred, [r - mean for r in rewards], rtol=1e-6)
 
 
 @pytest.mark.parametrize("scale", ["group", "none"])
-@pytest.mark.parametrize("reward", [0.0, 0.1, 1.0, -7.3, 1e6])
-@pytest.mark.parametrize("samples", [1, 3, 8])
-def test_equal_rewards_give_exactly_zero(scale, reward, samples):
-    rewards = np.full((2, samples), reward)
-    np.testing.assert_array_equal(group_advantages(rewards, scale=scale, eps=0.0), 0)
-
-
-def test_a_group_does_not_see_the_others():
-    alone = [group_advantages(rewards[None]) for rewards in REWARDS]
-    np.testing.assert_array_equal(group_advantages(REWARDS), np.concatenate(alone))
-
-
-def test_scaling_removes_the_unit_and_the_offset_of_the_reward():
-    moved = group_advantages(7.0 * REWARDS + 3.0, eps=0.0)
-    np.testing.assert_allclose(moved, group_advantages(REWARDS, eps=0.0), rtol=1e-5)
-    assert not np.allclose(group_advantages(7.0 * REWARDS, scale="none"), moved, rtol=0.1)
-
-
-def test_a_reward_that_is_not_finite_is_named():
-    rewards = np.zeros((2, 3))
-    rewards[1, 2] = np.inf
-    with pytest.raises(ValueError, match="sample 2 of group 1 is inf"):
-        group_advantages(rewards)
+@pytest.mark.parametrize("samples", [1, 7])
+def test_equal_rewards_give_exactly_zero(scale, samples):
+    """Though in float32 the rounded mean of 0.1 or 1/3 is another number."""
+    rewards = np.full((6, samples), np.array([[0.0], [0.1], [1 / 3], [-7.3], [1e6], [1e6 / 3]]))
+    np.testing.assert_array_equal(group_advantages(rewards, scale=scale), 0)
+    assert not has_signal(rewards.astype(np.float32)).any()
 
 
 @given(st.integers(2, 12), st.floats(-1e3, 1e3, allow_subnormal=False), st.integers(0, 2**32 - 1))
@@ -58,13 +41,6 @@ def test_rewards_equal_up_to_rounding_have_no_signal_and_others_have(samples, re
     both = np.stack([rewards, other])
     assert has_signal(both).tolist() == [False, True]
     assert not group_advantages(both)[0].any() and group_advantages(both)[1].any()
-
-
-def test_groups_of_one_fractional_reward_have_no_signal():
-    """Their deviation in float32 is not 0: the rounded mean is another number."""
-    rewards = np.full((5, 7), np.array([[0.1], [0.3], [0.7], [1 / 3], [1e6 / 3]]), np.float32)
-    assert rewards.std(axis=1).any()
-    assert not has_signal(rewards).any()
 
 
 @pytest.mark.parametrize("scale", ["group", "none"])

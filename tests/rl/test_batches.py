@@ -2,16 +2,18 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import count
+from itertools import count, pairwise
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from chex import assert_trees_all_equal, assert_trees_all_equal_shapes_and_dtypes
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pat_jax.rl.algorithm.supervised import CrossEntropy, num_learned, to_example_batch
 from pat_jax.rl.batches.batches import (
     COLUMNS,
     MicroBatch,
@@ -22,6 +24,7 @@ from pat_jax.rl.batches.batches import (
 )
 from pat_jax.rl.batches.packing import shapes
 from pat_jax.rl.batches.types import FinishReason, Prompt, Rollout, RolloutGroup
+from pat_jax.rl.data.examples import Example
 
 BUCKETS = (4, 8, 16)
 LONGEST = 11  # tokens that a response may have
@@ -44,6 +47,12 @@ def make_groups(
     num_samples = len(lengths[0][1])
     advantages = np.arange(1, 1 + len(groups) * num_samples, dtype=np.float32)
     return groups, advantages.reshape(len(groups), num_samples)
+
+
+def batch_of(groups: list[RolloutGroup], advantages: np.ndarray, **options: Any) -> TrainBatch:
+    usual = {"mini_batch_size": 1, "micro_shapes": [(2, 8)]}
+    usual |= {"aggregation": "token", "truncated": "score"}
+    return to_train_batch(groups, advantages, **usual | options)
 
 
 RESPONSES = st.tuples(st.integers(1, 10), st.sampled_from(FinishReason))
@@ -108,7 +117,7 @@ def test_every_response_token_is_there_once_with_its_weight(
 ):
     groups, advantages = make_groups(lengths)
     allowed = shapes(BUCKETS, budget, row_multiple)
-    batch = to_train_batch(
+    batch = batch_of(
         groups,
         advantages,
         mini_batch_size=mini_batch_size,
@@ -130,33 +139,27 @@ def test_every_response_token_is_there_once_with_its_weight(
         np.testing.assert_allclose(total, wanted, rtol=1e-6)
         assert aggregation == "constant" or wanted == 0 or wanted == pytest.approx(1)
     check_shapes_and_padding(batch, groups, allowed)
+    check_places(batch, groups)
 
 
 @given(LENGTHS, st.sets(st.integers(0, 17)), st.sampled_from(["token", "sequence"]))
 def test_a_response_without_an_advantage_is_left_out_as_a_masked_one_is(
     lengths, missing, aggregation
 ):
-    missing = [i for i in missing if i < sum(len(responses) for _, responses in lengths)]
-    groups, advantages = make_groups(
-        [(n, [(length, FinishReason.STOP) for length, _ in responses]) for n, responses in lengths]
-    )
-    masked = [(group.prompt, list(group.rollouts)) for group in groups]
-    for i in missing:
-        row, sample = divmod(i, advantages.shape[1])
-        cut = replace(masked[row][1][sample], finish=FinishReason.LENGTH)
-        masked[row][1][sample] = cut
-    options: dict[str, Any] = {
-        "mini_batch_size": 2,
-        "micro_shapes": shapes(BUCKETS, 40, 2),
-        "aggregation": aggregation,
-    }
+    stopped = [(n, [(m, FinishReason.STOP) for m, _ in responses]) for n, responses in lengths]
+    groups, advantages = make_groups(stopped)
+    missing = [i for i in missing if i < advantages.size]
+    masked = [RolloutGroup(group.prompt, list(group.rollouts)) for group in groups]
+    for row, sample in (divmod(i, advantages.shape[1]) for i in missing):
+        cut: Any = masked[row].rollouts
+        cut[sample] = replace(cut[sample], finish=FinishReason.LENGTH)
     reference = advantages.copy()
     advantages.flat[missing], reference.flat[missing] = np.nan, 0.0
+    options = {"mini_batch_size": 2, "micro_shapes": shapes(BUCKETS, 40, 2)}
+    options |= {"aggregation": aggregation}
     assert_trees_all_equal(
-        to_train_batch(groups, advantages, truncated="score", **options).mini_batches,
-        to_train_batch(
-            [RolloutGroup(*one) for one in masked], reference, truncated="mask", **options
-        ).mini_batches,
+        batch_of(groups, advantages, **options).mini_batches,
+        batch_of(masked, reference, truncated="mask", **options).mini_batches,
     )
 
 
@@ -173,20 +176,8 @@ def check_shapes_and_padding(batch: TrainBatch, groups: list[RolloutGroup], allo
             assert not per_token[:, -1].any()
 
 
-@given(LENGTHS, st.integers(1, 4), st.integers(1, 80), st.sampled_from([1, 2, 4]))
-def test_each_example_of_a_row_has_positions_and_a_number_of_its_own(
-    lengths, mini_batch_size, budget, row_multiple
-):
-    """From its prompt's first token on, at the place that the batch says."""
-    groups, advantages = make_groups(lengths)
-    batch = to_train_batch(
-        groups,
-        advantages,
-        mini_batch_size=mini_batch_size,
-        micro_shapes=shapes(BUCKETS, budget, row_multiple),
-        aggregation="token",
-        truncated="score",
-    )
+def check_places(batch: TrainBatch, groups: list[RolloutGroup]) -> None:
+    """Each example has positions and a number of its own, at the place that the batch says."""
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     known = batch.by_response("behavior_logprobs")
     for rollout, at, logprobs in zip(rollouts, batch.places, known, strict=True):
@@ -204,14 +195,7 @@ def test_each_example_of_a_row_has_positions_and_a_number_of_its_own(
 
 def test_a_row_is_prompt_and_response_and_its_arrays_belong_to_the_targets():
     groups, advantages = make_groups([(2, [(3, FinishReason.STOP)])])  # tokens 1 2 | 3 4 5
-    batch = to_train_batch(
-        groups,
-        advantages,
-        mini_batch_size=1,
-        micro_shapes=[(2, 8)],
-        aggregation="token",
-        truncated="score",
-    )
+    batch = batch_of(groups, advantages)
     ((micro,),) = batch.mini_batches
     np.testing.assert_array_equal(micro.tokens, [[1, 2, 3, 4, 5, 0, 0, 0], [0] * 8])
     np.testing.assert_array_equal(micro.mask, np.array([[0, 1, 1, 1, 0, 0, 0, 0], [0] * 8]) > 0)
@@ -225,36 +209,9 @@ def test_a_row_is_prompt_and_response_and_its_arrays_belong_to_the_targets():
     assert batch.padding_efficiency == 5 / 16
 
 
-def test_a_mini_batch_without_anything_in_the_loss_has_no_weight():
-    groups, advantages = make_groups([(2, [(3, FinishReason.LENGTH), (4, FinishReason.LENGTH)])])
-    batch = to_train_batch(
-        groups,
-        advantages,
-        mini_batch_size=1,
-        micro_shapes=[(2, 8)],
-        aggregation="sequence",
-        truncated="mask",
-    )
-    ((micro,),) = batch.mini_batches
-    assert micro.mask.sum() == 7 and not micro.weights.any()
-
-
-def test_an_example_longer_than_every_bucket_is_refused():
-    with pytest.raises(ValueError, match=r"an example of 17 tokens does not fit .* 16"):
-        to_supervised_batch([([1] * 7, [2] * 10)], micro_shapes=shapes(BUCKETS, 32, 1))
-
-
 def test_an_example_without_a_prompt_is_refused():
     with pytest.raises(ValueError, match="a prompt of at least one token"):
         to_supervised_batch([([], [2, 3])], micro_shapes=[(1, 4)])
-
-
-@pytest.mark.parametrize(("option", "value"), [("aggregation", "sum"), ("truncated", "drop")])
-def test_an_unknown_variant_is_refused(option, value):
-    groups, advantages = make_groups([(1, [(1, FinishReason.STOP)])])
-    options = {"aggregation": "token", "truncated": "mask", option: value}
-    with pytest.raises(Exception, match=value):  # by the type hook, or by the function without it
-        to_train_batch(groups, advantages, mini_batch_size=1, micro_shapes=[(1, 4)], **options)
 
 
 def test_the_abstract_micro_batch_is_the_real_one_without_its_values():
@@ -263,3 +220,60 @@ def test_the_abstract_micro_batch_is_the_real_one_without_its_values():
     assert_trees_all_equal_shapes_and_dtypes(abstract, real)
     filled = abstract_micro_batch(2, 4, (*COLUMNS, "old_logprobs", "reference_logprobs"))
     assert len(jax.tree.leaves(filled)) == len(jax.tree.leaves(real)) + 2
+
+
+# --- examples to imitate ----------------------------------------------------------------------------
+
+SHAPES = shapes((8, 16), budget=32, row_multiple=1)
+
+
+@st.composite
+def examples(draw) -> list[Example]:
+    found = []
+    for length in draw(st.lists(st.integers(2, 16), min_size=1, max_size=12)):
+        in_loss = np.array(
+            [False, *draw(st.lists(st.booleans(), min_size=length - 1, max_size=length - 1))]
+        )
+        in_loss[-1] |= not in_loss.any()
+        tokens = np.array(
+            draw(st.lists(st.integers(0, 9), min_size=length, max_size=length)), np.int32
+        )
+        found.append(Example(tokens, in_loss))
+    return found
+
+
+@given(examples())
+def test_a_batch_has_each_example_once_and_its_learned_targets_alone(given_examples):
+    batch = to_example_batch(given_examples, SHAPES)
+    (micro_batches,) = batch.mini_batches
+    weight, found = 1 / num_learned(given_examples), []
+    for micro in micro_batches:
+        assert micro.tokens.shape in SHAPES and micro.columns == {}
+        np.testing.assert_array_equal(micro.weights > 0, micro.responses > 0)
+        assert set(np.unique(micro.weights)) <= {0.0, np.float32(weight)}
+        for tokens, positions, weights, responses in zip(
+            micro.tokens, micro.positions, micro.weights, micro.responses, strict=True
+        ):
+            starts = [*np.flatnonzero(positions == 0), len(positions)]
+            numbers = []
+            for start, stop in pairwise(starts):
+                found.append((tokens[start:stop].tolist(), (weights[start:stop] > 0).tolist()))
+                numbers += {*responses[start:stop].tolist()} - {0}
+            assert len(numbers) == len(set(numbers))  # one for each example, and each its own
+    for example in given_examples:
+        targets = [*example.in_loss[1:].tolist(), False]
+        assert (example.tokens.tolist(), targets) in found
+    learned = [one for one in found if any(one[1])]
+    assert len(learned) == len(given_examples)
+    total = sum(micro.weights.sum() for micro in micro_batches)
+    assert total == pytest.approx(1, rel=1e-5)
+    slots = sum(micro.tokens.size for micro in micro_batches)
+    assert batch.padding_efficiency == sum(map(len, given_examples)) / slots
+
+
+def test_the_cross_entropy_is_minus_the_mean_log_probability():
+    logprobs = -jnp.arange(6.0).reshape(2, 3)
+    weights = jnp.array([[0.5, 0.25, 0], [0.25, 0, 0]])
+    loss, sums = CrossEntropy()(logprobs, -logprobs, {}, weights)
+    assert float(loss) == pytest.approx(0.25 * 1 + 0.25 * 3)
+    assert CrossEntropy().summary([jax.device_get(sums)])["entropy"] == pytest.approx(1.0)

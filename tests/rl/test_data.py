@@ -1,8 +1,6 @@
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from row_writing import write, write_lines
 
 from pat_jax.common.errors import UserError
@@ -10,7 +8,6 @@ from pat_jax.rl.batches.types import Prompt
 from pat_jax.rl.data.epochs import Cursor
 from pat_jax.rl.data.problem_files import INSTRUCTION
 from pat_jax.rl.data.problems import Problems, ProblemSplits, load_problems
-from pat_jax.rl.data.subset import Subset, subset_of
 from pat_jax.rl.text.chat_template import ChatTemplateError
 
 DATA = Path(__file__).parents[2].parent / "shared" / "data" / "math"
@@ -53,45 +50,7 @@ def ids(batch: list[Prompt]) -> list[int]:
     return [prompt.id for prompt in batch]
 
 
-# --- order -----------------------------------------------------------------------------------
-
-
-@given(st.integers(1, 12), st.integers(1, 6), st.integers(0, 3), st.integers(0, 5))
-def test_whole_batches_of_an_epoch_hold_every_problem_once(size, num_batches, seed, epoch):
-    source = Problems(prompts(size * num_batches), seed=seed, name="some")
-    steps = range(epoch * num_batches, (epoch + 1) * num_batches)
-    seen = [prompt.id for step in steps for prompt in source.batch(step, size)]
-    assert sorted(seen) == list(range(size * num_batches))
-
-
-@given(st.data(), st.integers(1, 40), st.integers(0, 2**32 - 1), st.integers(0, 500))
-def test_a_batch_is_a_pure_function_and_holds_no_problem_twice(data, count, seed, step):
-    size = data.draw(st.integers(1, count))
-    source = Problems(prompts(count), seed=seed, name="some")
-    batch = source.batch(step, size)
-    source.batch(step + 1, size)
-    assert (
-        batch
-        == source.batch(step, size)
-        == Problems(prompts(count), seed=seed, name="").batch(step, size)
-    )
-    assert len(set(ids(batch))) == size
-
-
-def test_epochs_and_seeds_differ_in_order():
-    def order(seed, epoch):
-        return tuple(ids(Problems(prompts(20), seed=seed, name="some").batch(epoch, 20)))
-
-    assert len({order(seed, epoch) for seed in range(3) for epoch in range(3)}) == 9
-
-
-def test_problems_left_over_in_one_epoch_come_in_another():
-    source = Problems(prompts(10), seed=0, name="some")
-    seen = [
-        set(ids(source.batch(2 * epoch, 4) + source.batch(2 * epoch + 1, 4))) for epoch in range(9)
-    ]
-    assert all(len(epoch) == 8 for epoch in seen)
-    assert set.union(*seen) == set(range(10))
+# --- order: that of `Epochs`, see test_epochs.py ---------------------------------------------
 
 
 def test_a_batch_larger_than_the_set_is_refused():
@@ -156,14 +115,6 @@ def test_first_gives_what_there_is():
 # --- splits ----------------------------------------------------------------------------------
 
 
-@given(st.text(), st.floats(0, 1), st.floats(0, 1))
-def test_a_larger_held_out_share_only_adds_problems(text, one, other):
-    low, high = sorted([one, other])
-    if subset_of(text, low) is Subset.HELDOUT:
-        assert subset_of(text, high) is Subset.HELDOUT
-    assert subset_of(text, 0.0) is Subset.TRAIN and subset_of(text, 1.0) is Subset.HELDOUT
-
-
 def test_the_split_is_a_property_of_the_text(tmp_path):
     rows = [{"prompt": f"problem {number}"} for number in range(400)]
     path = write_lines(tmp_path / "a.jsonl", *rows)
@@ -182,13 +133,11 @@ def test_the_split_is_a_property_of_the_text(tmp_path):
 
 
 def test_ids_are_line_numbers_whatever_is_left_out(tmp_path):
-    path = tmp_path / "a.jsonl"
-    write(
-        path, '\ufeff{"prompt": "one"}\n\n{"prompt": "a far too long one"}\n{"prompt": "two\u2028"}'
-    )
+    text = '\ufeff{"prompt": "one"}\n\n{"prompt": "a far too long one"}\n{"prompt": "two\u2028"}'
+    path = write(tmp_path / "a.jsonl", text)
     splits = load(path, max_prompt_length=2, heldout_share=0.0)
     assert {prompt.id: prompt.text for prompt in splits.train} == {1: "one", 4: "two\u2028"}
-    assert splits.num_too_long == 1
+    assert len(splits.too_long) == 1
     assert "1 longer than 2 tokens" in str(splits)
 
 
@@ -211,15 +160,13 @@ def test_the_limit_that_would_keep_nearly_all_is_named(tmp_path, lengths, limit)
     assert f" longer than 1 tokens{hint}, 0 without an answer" in str(splits)
     if limit:
         kept = load(path, max_prompt_length=limit)
-        assert kept.num_too_long <= len(lengths) / 100
-        assert load(path, max_prompt_length=limit - 1).num_too_long > len(lengths) / 100
+        assert len(kept.too_long) <= len(lengths) / 100
+        assert len(load(path, max_prompt_length=limit - 1).too_long) > len(lengths) / 100
 
 
 def test_ids_count_on_from_file_to_file(tmp_path):
-    one = write(
-        tmp_path / "1.json",
-        [{"problem": "1 + 1?", "answer": "2"}, {"problem": "c", "answer": None}],
-    )
+    problems = [{"problem": "1 + 1?", "answer": "2"}, {"problem": "c", "answer": None}]
+    one = write(tmp_path / "1.json", problems)
     other = write_lines(tmp_path / "2.jsonl", {"prompt": "a"}, {"prompt": "b"})
     splits = load(one, other, heldout_share=0.0)
     assert {prompt.id: prompt.text for prompt in splits.train} == {
@@ -247,12 +194,9 @@ def test_the_deepscaler_sample():
 @needs_data
 def test_the_gsm8k_sample():
     splits = load(GSM8K)
-    everything = {prompt.id: prompt for prompt in [*splits.train, *splits.heldout]}
-    assert set(everything) == set(range(1, 1001))
-    assert everything[1].columns["answer"] == "72"  # clips sold in April and May
-    assert all(
-        str(prompt.columns["answer"]).lstrip("-").isdigit() for prompt in everything.values()
-    )
+    answers = {p.id: str(p.columns["answer"]) for p in [*splits.train, *splits.heldout]}
+    assert set(answers) == set(range(1, 1001)) and answers[1] == "72"  # clips in April and May
+    assert all(answer.lstrip("-").isdigit() for answer in answers.values())
 
 
 def test_a_text_that_is_surely_too_long_is_not_tokenized(tmp_path):
@@ -263,7 +207,7 @@ def test_a_text_that_is_surely_too_long_is_not_tokenized(tmp_path):
 
     path = write_lines(tmp_path / "a.jsonl", {"prompt": "x" * 10**6}, {"prompt": "y"})
     splits = load_problems([path], Refusing(), seed=0, max_prompt_length=9, heldout_share=0.0)
-    assert [prompt.id for prompt in splits.train] == [2] and splits.num_too_long == 1
+    assert [prompt.id for prompt in splits.train] == [2] and len(splits.too_long) == 1
 
 
 def test_a_prompt_that_comes_again_is_tokenized_once(tmp_path):
@@ -278,7 +222,7 @@ def test_a_prompt_that_comes_again_is_tokenized_once(tmp_path):
     rows = [{"prompt": prompt, "level": i} for i in range(5) for prompt in ("a", "b c", *chats)]
     path, tokenizer = write_lines(tmp_path / "a.jsonl", *rows), Counting()
     found = load_problems([path], tokenizer, seed=0, max_prompt_length=1, heldout_share=0.0)
-    assert tokenizer.count == 4 and found.num_too_long == 5
+    assert tokenizer.count == 4 and len(found.too_long) == 5
     assert sorted((p.id, p.columns["level"]) for p in found.train) == [
         (i + 1, i // 4) for i in range(20) if i % 4 != 1
     ]

@@ -1,14 +1,15 @@
-"""The losses against the papers' formulas in float64, and what they must reduce to."""
+"""What a loss is made of, and what it must reduce to; test_algorithms.py has the papers' formulas."""
 
-from collections.abc import Callable
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from chex import assert_trees_all_close
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from pat_jax.rl.algorithm.advantages import group_advantages
 from pat_jax.rl.algorithm.kl import estimate_kl
 from pat_jax.rl.algorithm.losses import Loss, PerToken, Reduction, Sums
 from pat_jax.rl.algorithm.policy_loss import PolicyLoss
@@ -16,7 +17,6 @@ from pat_jax.rl.algorithm.policy_loss import PolicyLoss
 LENGTHS = (9, 1, 14, 6)  # tokens of each sequence; row 1 has one, no row starts at position 0
 ROWS, LENGTH = len(LENGTHS), 16
 MASK = np.array([[1 <= t < 1 + n for t in range(LENGTH)] for n in LENGTHS])
-VARIANTS = [(0.2, 0.2, 0.0), (0.2, 0.28, 0.0), (0.1, 0.3, 0.05)]  # epsilon, epsilon_high, beta
 
 
 def token_weights(aggregation: str) -> np.ndarray:
@@ -37,84 +37,31 @@ def arrays(seed: int = 3) -> tuple[np.ndarray, ...]:
     return logprobs, old, reference, rng.normal(size=(ROWS, LENGTH))
 
 
-def paper_loss(logprobs, old, reference, advantages, epsilon, epsilon_high, beta, aggregation):
-    """GRPO, eq. 3 and 4, token by token in float64; DAPO's average with aggregation 'token'."""
-    sequences = []
-    for i, n in enumerate(LENGTHS):
-        terms = []
-        for t in range(1, 1 + n):
-            ratio = np.exp(logprobs[i, t]) / np.exp(old[i, t])
-            clipped = min(max(ratio, 1 - epsilon), 1 + epsilon_high)
-            to_reference = np.exp(reference[i, t]) / np.exp(logprobs[i, t])
-            kl = to_reference - np.log(to_reference) - 1
-            advantage = advantages[i, t]
-            terms.append(min(ratio * advantage, clipped * advantage) - beta * kl)
-        sequences.append(terms)
-    if aggregation == "token":
-        return -np.mean(np.concatenate(sequences))
-    return -np.mean([np.mean(terms) for terms in sequences])
-
-
-def numeric_gradient(function, x, step=1e-6):
-    gradient = np.zeros_like(x)
-    for index in np.ndindex(x.shape):
-        up, down = x.copy(), x.copy()
-        up[index] += step
-        down[index] -= step
-        gradient[index] = (function(up) - function(down)) / (2 * step)
-    return gradient
-
-
-def assert_every_clip_acts(ratio, advantages, epsilon, epsilon_high):
-    """The data can tell the upper clip from the lower, and each from none."""
-    rises = advantages > 0
-    assert np.any(MASK & rises & (ratio > 1 + epsilon_high))
-    assert np.any(MASK & ~rises & (ratio < 1 - epsilon))
-    if epsilon != epsilon_high:
-        low, high = sorted((1 + epsilon, 1 + epsilon_high))
-        assert np.any(MASK & rises & (ratio > low) & (ratio < high))
-
-
 def jax_arrays(*values):
     return tuple(jnp.asarray(value, jnp.float32) for value in values)
 
 
-def lossfun(
-    loss: Loss, weights: PerToken, entropy: PerToken | None = None, **columns: PerToken
-) -> Callable[[PerToken], tuple[jax.Array, Sums]]:
-    """Of the log-probabilities alone; a column that is not given is 0."""
+@partial(jax.jit, static_argnums=0)
+def compiled(loss: Loss, logprobs, entropy, columns, weights):
+    """The loss and its sums, and its gradients in log-probabilities, entropies and columns."""
+
+    def value(*policy):
+        return loss(*policy, weights)
+
+    with jax.numpy_dtype_promotion("strict"):
+        return jax.value_and_grad(value, (0, 1, 2), has_aux=True)(logprobs, entropy, columns)
+
+
+def run(
+    loss: Loss, logprobs: PerToken, weights: PerToken, entropy: PerToken | None = None, **columns
+) -> tuple[jax.Array, jax.Array, Sums]:
+    """The loss, its gradient in the log-probabilities, and the sums. A column that is not given is 0."""
     zeros = jnp.zeros_like(weights)
     filled = dict.fromkeys(loss.needs, zeros) | columns
-    return lambda logprobs: loss(logprobs, zeros if entropy is None else entropy, filled, weights)
-
-
-@pytest.mark.parametrize("aggregation", ["token", "sequence"])
-@pytest.mark.parametrize(("epsilon", "epsilon_high", "beta"), VARIANTS)
-def test_loss_and_gradient_are_the_papers(aggregation, epsilon, epsilon_high, beta):
-    logprobs, old, reference, advantages = arrays()
-    options = (epsilon, epsilon_high, beta, aggregation)
-
-    def expected(x):
-        return paper_loss(x, old, reference, advantages, *options)
-
-    assert_every_clip_acts(np.exp(logprobs - old), advantages, epsilon, epsilon_high)
-
-    lp, old32, ref32, adv32, w32 = jax_arrays(
-        logprobs, old, reference, advantages, token_weights(aggregation)
+    (value, sums), gradients = compiled(
+        loss, logprobs, zeros if entropy is None else entropy, filled, weights
     )
-
-    loss = lossfun(
-        PolicyLoss(epsilon=epsilon, epsilon_high=epsilon_high, beta=beta),
-        w32,
-        advantages=adv32,
-        old_logprobs=old32,
-        reference_logprobs=ref32,
-    )
-    with jax.numpy_dtype_promotion("strict"):
-        (value, _), gradient = jax.value_and_grad(loss, has_aux=True)(lp)
-    np.testing.assert_allclose(value, expected(logprobs), rtol=1e-5)
-    np.testing.assert_allclose(gradient, numeric_gradient(expected, logprobs), atol=1e-6)
-    assert np.all(np.asarray(gradient)[~MASK] == 0)
+    return value, gradients[0], sums
 
 
 def test_metrics_are_the_weighted_means_of_their_definitions():
@@ -124,15 +71,8 @@ def test_metrics_are_the_weighted_means_of_their_definitions():
         logprobs, old, reference, advantages, token_weights("token"), entropy, behavior
     )
     loss = PolicyLoss(epsilon=0.1, epsilon_high=0.3, beta=0.1)
-    _, sums = lossfun(
-        loss,
-        w32,
-        ent32,
-        advantages=adv32,
-        old_logprobs=old32,
-        reference_logprobs=ref32,
-        behavior_logprobs=beh32,
-    )(lp)
+    columns = {"old_logprobs": old32, "reference_logprobs": ref32, "behavior_logprobs": beh32}
+    _, _, sums = run(loss, lp, w32, ent32, advantages=adv32, **columns)
     ratio = np.exp(logprobs - old)
     clipped = ((ratio > 1.3) & (advantages > 0)) | ((ratio < 0.9) & (advantages < 0))
     to_reference = np.exp(reference - logprobs)
@@ -181,86 +121,61 @@ def test_at_ratio_one_the_gradient_is_the_policy_gradient(is_on_policy):
     lp, adv, w = jax_arrays(logprobs, advantages, token_weights("sequence"))
     loss = PolicyLoss(is_on_policy=is_on_policy)
     assert ("old_logprobs" in loss.needs) != is_on_policy
-    function = lossfun(loss, w, advantages=adv, old_logprobs=lp)
-    gradient, sums = jax.grad(function, has_aux=True)(lp)
+    old = {} if is_on_policy else {"old_logprobs": lp}
+    value, gradient, sums = run(loss, lp, w, advantages=adv, **old)
     np.testing.assert_allclose(gradient, -w * adv, rtol=1e-6)
-    np.testing.assert_allclose(sums["loss"], -(w * adv).sum(), rtol=1e-5)
-    assert sums["approx_kl"] == sums["clip_fraction"] == 0
+    np.testing.assert_allclose(value, -(w * adv).sum(), rtol=1e-5)
+    assert value == sums["loss"] and sums["approx_kl"] == sums["clip_fraction"] == 0
     assert sums["ratio_min"] == sums["ratio_max"] == 1
 
 
-@pytest.mark.parametrize(
-    ("advantage", "log_ratio", "is_cut"),
-    [(1.0, 0.5, True), (-1.0, 0.5, False), (1.0, -0.5, False), (-1.0, -0.5, True)],
-)
-def test_the_clip_cuts_only_what_goes_further_in_the_rewarded_direction(
-    advantage, log_ratio, is_cut
-):
-    one = jnp.ones((1, 1))
-
-    loss = lossfun(PolicyLoss(), one, advantages=advantage * one, old_logprobs=-one)
-    gradient, sums = jax.grad(loss, has_aux=True)(one * (log_ratio - 1.0))
-    assert (gradient[0, 0] == 0) == is_cut
-    assert sums["clip_fraction"] == is_cut
+def test_the_clip_cuts_only_what_goes_further_in_the_rewarded_direction():
+    advantages = jnp.array([[1.0, -1.0, 1.0, -1.0]])
+    log_ratios = jnp.array([[0.5, 0.5, -0.5, -0.5]])
+    one = jnp.ones_like(advantages)
+    _, gradient, sums = run(
+        PolicyLoss(), log_ratios - one, one, advantages=advantages, old_logprobs=-one
+    )
+    assert (gradient[0] == 0).tolist() == [True, False, False, True]
+    assert sums["clip_fraction"] == 2
 
 
-def test_equal_rewards_give_zero_gradient():
-    logprobs, old, *_ = arrays(4)
-    advantages = np.broadcast_to(group_advantages(np.full((1, ROWS), 0.3)).T, MASK.shape)
-    lp, old32, adv, w = jax_arrays(logprobs, old, advantages, token_weights("token"))
-    loss = lossfun(PolicyLoss(), w, advantages=adv, old_logprobs=old32)
-    gradient, _ = jax.grad(loss, has_aux=True)(lp)
-    np.testing.assert_array_equal(gradient, 0)
-
-
-def test_only_the_policy_has_a_gradient():
+def test_only_the_policy_and_its_entropy_have_a_gradient():
     logprobs, old, reference, advantages = arrays(5)
     lp, old32, ref, adv, w = jax_arrays(
         logprobs, old, reference, advantages, token_weights("token")
     )
-
     columns = {"advantages": adv, "behavior_logprobs": old32}
     columns |= {"old_logprobs": old32, "reference_logprobs": ref}
-
-    def loss(columns, entropy):
-        return PolicyLoss(beta=0.1)(lp, entropy, columns, w)[0]
-
-    gradients = jax.grad(loss, argnums=(0, 1))(columns, lp)
-    assert len(jax.tree.leaves(gradients)) == 5
-    gained = jax.grad(lambda entropy: PolicyLoss(entropy_coef=0.5)(lp, entropy, columns, w)[0])(lp)
-    np.testing.assert_allclose(gained, -0.5 * w, rtol=1e-6)
-    jax.tree.map(lambda gradient: np.testing.assert_array_equal(gradient, 0), gradients)
-
-
-def test_k3_of_a_policy_with_itself_is_zero_and_flat():
-    (lp,) = jax_arrays(arrays()[0])
-    np.testing.assert_array_equal(estimate_kl(lp, lp), 0)
-    gradient = jax.grad(lambda x: estimate_kl(x, lp).sum())(lp)
-    np.testing.assert_array_equal(gradient, 0)
+    for coefficient in (0.0, 0.5):
+        loss = PolicyLoss(beta=0.1, entropy_coef=coefficient)
+        _, (_, of_entropy, of_columns) = compiled(loss, lp, lp, columns, w)
+        np.testing.assert_allclose(of_entropy, -coefficient * w, rtol=1e-6)
+        assert len(of_columns) == 4
+        jax.tree.map(lambda gradient: np.testing.assert_array_equal(gradient, 0), of_columns)
 
 
 def test_k3_is_positive_and_its_mean_over_the_policy_is_the_kl():
     p, q = np.random.default_rng(6).dirichlet(np.ones(12), 2)
-    log_p, log_q = jax_arrays(np.log(p)[None], np.log(q)[None])
-    estimate = np.asarray(estimate_kl(log_p, log_q))[0]
-    assert np.all(estimate > 0)
+    log_p, log_q = (np.log(x).astype(np.float32) for x in (p, q))
+    estimate = estimate_kl(log_p, log_q)
+    assert np.all(estimate > 0) and not estimate_kl(log_p, log_p).any()
     np.testing.assert_allclose((p * estimate).sum(), (p * np.log(p / q)).sum(), rtol=1e-5)
 
 
 def test_k3_keeps_its_digits_where_the_policies_nearly_agree():
-    delta = 2.0**-12
-    estimate = estimate_kl(jnp.zeros((1, 1)), jnp.full((1, 1), delta))[0, 0]
-    np.testing.assert_allclose(estimate, delta**2 / 2, rtol=1e-2)
+    delta = np.full((1, 1), 2.0**-12, np.float32)
+    np.testing.assert_allclose(estimate_kl(0 * delta, delta), delta**2 / 2, rtol=1e-2)
 
 
 LOSS = PolicyLoss(beta=0.1)
 
 
-def run(logprobs, old, reference, advantages, weights) -> tuple[np.ndarray, Sums]:
-    """Gradient and sums, with every option on."""
+def run_all(logprobs, old, reference, advantages, weights) -> tuple[np.ndarray, Sums]:
+    """Gradient and sums, with every column."""
     columns = {"advantages": advantages, "old_logprobs": old, "reference_logprobs": reference}
-    function = lossfun(LOSS, weights, old, behavior_logprobs=reference, **columns)
-    return jax.grad(function, has_aux=True)(logprobs)
+    _, gradient, sums = run(LOSS, logprobs, weights, old, behavior_logprobs=reference, **columns)
+    return np.asarray(gradient), dict(sums)
 
 
 def test_masked_equals_sliced_whatever_the_masked_positions_hold():
@@ -271,8 +186,8 @@ def test_masked_equals_sliced_whatever_the_masked_positions_hold():
     sliced = jax_arrays(*(x[:, :4] for x in (*every, kept)))
     poisons = np.nan, -np.inf, 1e30, np.nan
     poisoned = [np.where(kept > 0, x, bad) for x, bad in zip(every, poisons, strict=True)]
-    gradient, sums = run(*jax_arrays(*poisoned, kept))
-    expected_gradient, expected = run(*sliced)
+    gradient, sums = run_all(*jax_arrays(*poisoned, kept))
+    expected_gradient, expected = run_all(*sliced)
     np.testing.assert_allclose(gradient[:, :4], expected_gradient, rtol=1e-6)
     np.testing.assert_array_equal(gradient[:, 4:], 0)
     assert_trees_all_close(sums, expected, rtol=1e-5)
@@ -280,47 +195,99 @@ def test_masked_equals_sliced_whatever_the_masked_positions_hold():
 
 def test_nothing_in_the_loss_gives_zero_not_nan():
     logprobs, old, reference, advantages = arrays(8)
-    gradient, sums = run(*jax_arrays(logprobs, old, reference, advantages, 0 * logprobs))
+    gradient, sums = run_all(*jax_arrays(logprobs, old, reference, advantages, 0 * logprobs))
     assert np.isinf(sums.pop("ratio_min"))
     for value in (gradient, *jax.tree.leaves(sums)):
         np.testing.assert_array_equal(value, 0)
 
 
 def test_micro_batches_add_up_to_the_mini_batch():
-    logprobs, old, reference, advantages = arrays(9)
-    whole = jax_arrays(logprobs, old, reference, advantages, token_weights("token"))
-    expected_gradient, expected = run(*whole)
+    whole = jax_arrays(*arrays(9), token_weights("token"))
+    expected_gradient, expected = run_all(*whole)
     total, gradients = LOSS.zero_sums(), []
-    for rows in (slice(0, 1), slice(1, 4)):
-        gradient, sums = run(*(x[rows] for x in whole))
+    for rows in ([0, 2], [1, 3]):
+        of_rows = np.isin(np.arange(ROWS), rows)[:, None]
+        gradient, sums = run_all(*whole[:-1], jnp.where(of_rows, whole[-1], 0))
         gradients.append(gradient)
         total = LOSS.add(total, sums)
-    np.testing.assert_allclose(np.concatenate(gradients), expected_gradient, rtol=1e-6)
+    np.testing.assert_allclose(sum(gradients), expected_gradient, rtol=1e-6)
     assert_trees_all_close(total, expected, rtol=1e-5)
 
 
 def test_a_loss_without_a_column_that_it_needs_is_refused():
     one = jnp.ones((1, 2))
     columns = {"advantages": one, "behavior_logprobs": one, "old_logprobs": one}
-    PolicyLoss()(one, one, columns, one)
     with pytest.raises(ValueError, match=r"PolicyLoss needs .*; reference_logprobs is missing\.$"):
         PolicyLoss(beta=0.1)(one, one, columns, one)
 
 
-def test_losses_are_equal_by_value():
-    assert PolicyLoss(beta=0.1) == PolicyLoss(beta=0.1) != PolicyLoss(beta=0.2)
-    assert PolicyLoss() != PolicyLoss(is_on_policy=True)
+# --- whatever finite log-probabilities a broken policy has ------------------------------------------
+
+TOKENS = 6  # tokens of the one row
+EPSILON, DUAL_CLIP, BETA = 0.2, 3.0, 0.05
+CLIPS = (1 - EPSILON, 1 + EPSILON, DUAL_CLIP)
+CLAMPED = PolicyLoss(epsilon=EPSILON, epsilon_high=EPSILON, delta=DUAL_CLIP, beta=BETA)
+
+# From a certain token to the logit that stands for a masked one, and beyond what exp can take.
+logprob = st.one_of(
+    st.floats(-120, 0, width=32, allow_subnormal=False),
+    st.floats(-(2.0**127), 0, width=32, allow_subnormal=False),
+    st.sampled_from([-88.8, -20, -1e30]),
+)
+row = st.lists(logprob, min_size=TOKENS, max_size=TOKENS)
 
 
-def test_on_policy_with_an_advantage_of_one_it_is_the_cross_entropy():
-    logprobs, entropy, *_ = arrays(10)
-    poisoned = np.where(MASK, logprobs, np.nan)
-    lp, ent, w = jax_arrays(poisoned, entropy, token_weights("token"))
-    loss = PolicyLoss(is_on_policy=True)
-    with jax.numpy_dtype_promotion("strict"):
-        function = lossfun(loss, w, ent, advantages=jnp.ones_like(w))
-        gradient, sums = jax.grad(function, has_aux=True)(lp)
-    metrics = loss.summary([jax.device_get(sums)])
-    np.testing.assert_allclose(metrics["cross_entropy"], -logprobs[MASK].mean(), rtol=1e-6)
-    np.testing.assert_allclose(metrics["entropy"], entropy[MASK].mean(), rtol=1e-6)
-    np.testing.assert_allclose(gradient, -w, rtol=1e-6)
+def expected(logprobs, old, reference, advantage) -> tuple[float, np.ndarray]:
+    """Loss and gradient of the clamped formula, token by token in float64."""
+    loss, gradient = 0.0, np.zeros(TOKENS)
+    for t, (new, before, frozen) in enumerate(zip(logprobs, old, reference, strict=True)):
+        log_ratio = min(max(new - before, -20), 20)
+        ratio, is_free = np.exp(log_ratio), log_ratio == new - before
+        clipped = min(max(ratio, 1 - EPSILON), 1 + EPSILON)
+        gain = min(ratio * advantage, clipped * advantage)
+        if advantage < 0:
+            gain = max(gain, DUAL_CLIP * advantage)
+        is_cut = gain != ratio * advantage
+        away = min(max(frozen - new, -20), 20)
+        loss += (BETA * (np.exp(away) - away - 1) - gain) / TOKENS
+        gradient[t] -= ratio * advantage * (is_free and not is_cut) / TOKENS
+        gradient[t] += BETA * (1 - np.exp(away)) * (away == frozen - new) / TOKENS
+    return loss, gradient
+
+
+@given(row, row, row, st.sampled_from([-3.0, -0.5, 0.0, 2.0]))
+@settings(max_examples=100, deadline=None)
+def test_loss_gradient_and_metrics_are_finite_at_any_finite_log_probabilities(
+    new, old, reference, advantage
+):
+    arrays = [np.array(values, np.float32) for values in (new, old, reference)]
+    of_new, of_old, of_reference = jax_arrays(*(x[None] for x in arrays))
+    weights = jnp.full((1, TOKENS), 1 / TOKENS)
+    columns = {"advantages": jnp.full_like(weights, advantage), "behavior_logprobs": of_old}
+    columns |= {"old_logprobs": of_old, "reference_logprobs": of_reference}
+    value, gradient, sums = run(CLAMPED, of_new, weights, of_old, **columns)
+    for found in (value, gradient, *jax.tree.leaves(sums)):
+        assert np.isfinite(found).all()
+    in_float64 = [x.astype(np.float64) for x in arrays]
+    wanted, wanted_gradient = expected(in_float64[0], in_float64[1], in_float64[2], advantage)
+    is_at_kink = np.isclose(np.abs(arrays[0] - arrays[1].astype(np.float64)), 20, atol=1e-4)
+    is_at_kink |= np.isclose(np.abs(arrays[2] - arrays[0].astype(np.float64)), 20, atol=1e-4)
+    np.testing.assert_allclose(value, wanted, rtol=2e-5, atol=1e-5)
+    compared = ~is_at_kink & ~_near_the_clip(arrays[0], arrays[1])
+    np.testing.assert_allclose(
+        gradient[0][compared], wanted_gradient[compared], rtol=2e-4, atol=1e-5
+    )
+
+
+def _near_the_clip(new: np.ndarray, old: np.ndarray) -> np.ndarray:
+    """Where rounding decides on which side of the clip a ratio is."""
+    ratio = np.exp(np.clip(new.astype(np.float64) - old, -20, 20))
+    return np.any([np.isclose(ratio, x, rtol=1e-4) for x in CLIPS], axis=0)
+
+
+def test_k3_is_clamped_on_both_sides_and_flat_beyond():
+    far = jnp.array([[-1e30, -500.0, 500.0, 1e30]])
+    value, gradient = jax.value_and_grad(lambda x: estimate_kl(jnp.zeros((1, 4)), x).sum())(far)
+    ends = np.expm1(-20.0) + 20, np.expm1(20.0) - 20
+    np.testing.assert_allclose(value, 2 * sum(ends), rtol=1e-6)
+    np.testing.assert_array_equal(gradient, 0)

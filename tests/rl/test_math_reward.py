@@ -1,19 +1,20 @@
 r"""The math reward: final answers are found however they are written, and nothing else earns."""
 
 import json
+import re
 import time
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from math_rewrites import right, wrong
 
-from pat_jax.common.errors import UserError
 from pat_jax.rl.batches.types import FinishReason
-from pat_jax.rl.data.problem_files import INSTRUCTION
+from pat_jax.rl.data.problem_files import INSTRUCTION, read_problem_file
 from pat_jax.rl.rewards.built_in import math_lenient_reward, math_reward
 from pat_jax.rl.rewards.final_answer import final_answer, last_box
+from pat_jax.rl.rewards.math_notation import plain
 from pat_jax.rl.rewards.math_value import same_value
 
 DATA = Path(__file__).parents[3] / "shared" / "data" / "math"
@@ -30,6 +31,31 @@ GOLDS = r"""
 (t-7)(t+7) | 42x\sqrt{5x} | 2001+25i | -i | x = 12 | y=-2x+1 | \$42409 | 20\text{ days} | 17\%
 \text{Friday} | B | \left(-\frac{1}{2}, 3, -\frac{5}{2}\right) | \begin{pmatrix} 1 \\ 2 \end{pmatrix}
 """
+FORMS = [  # of a final answer; `@` is the answer
+    *(r"so \boxed{@}.", r"so \boxed {@}.", r"so \boxed{ @ }", r"so \boxed{@.}", r"so \boxed{$@$}"),
+    *(r"so \boxed{\(@\)}", r"so \boxed{\displaystyle @}", r"so \boxed{\boxed{@}}"),
+    *(r"so **\boxed{@}**", r"so $\boxed{@}$.", r"so $$\boxed{@}$$", r"so \(\boxed{@}\)."),
+    *("so\n\\[\n\\boxed{@}\n\\]\n", "so \\boxed{@}\n\nThis is it, and not 3."),
+    *("so \\boxed{@}\n\n$\\boxed{@}$", r"so \fbox{@}", r"so \fbox{$@$}", r"so \framebox{@}"),
+    "<think>\\boxed{77} or so</think> so <answer>@</answer>",
+    *("so <answer> $@$ </answer>", "so <answer>\n@.\n</answer>", r"so <answer>\boxed{@}</answer>"),
+    *("so\nAnswer: @", "so\nAnswer: $@$.", "so\nanswer: \\(@\\)", "so\n**Answer:** $@$"),
+    *("so\n**Answer**: @", "so\n**Final Answer: @**", "so\nFinal answer: @", "so the answer is @."),
+    "so\nFinal Answer: The final answer is $@$. I hope it is correct.",
+    *("so\n**Final Answer**:\n\n$@$", "so\n### Final Answer\n\n$\\boxed{@}$"),
+    *("so\n#### @", "so\n#### $@$\n", "so\n$@$", "so\n$$@$$.", "so\n\\[\n@\n\\]"),
+]
+OPEN = [  # they say two numbers, or another
+    *(r"\boxed{5} or \boxed{6}", r"$\boxed{6}$, $\boxed{5}$.", "\\boxed{5}\n\\boxed{6}"),
+    *("Answer: 5 or 6", "Answer: between 6 and 5", "Answer: 5 to 6", "Answer: -(5)", "Answer: ±5"),
+    *(
+        "The answer is $5$ or $6$.",
+        "<answer>6 or 5</answer>",
+        "<answer>5\n6</answer>",
+        "#### 5 or 6",
+    ),
+    *(r"Answer: \pm 5", "Answer: +/-5", r"Answer: 5 \pm 1"),
+]
 WRITTEN = [gold.strip() for line in GOLDS.strip().splitlines() for gold in line.split("|")]
 
 
@@ -52,52 +78,24 @@ def gsm8k() -> list[tuple[str, str, str]]:
 # --- how answers are written -------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("gold", WRITTEN)
-def test_every_way_to_write_an_answer_is_recognised_and_none_to_write_a_wrong_one(gold):
-    assert [text for text in right(gold) if not score(text, gold)] == []
-    assert [text for text in wrong(gold) if score(text, gold)] == []
+def forms(gold: str) -> list[str]:
+    return [form.replace("@", gold) for form in FORMS]
+
+
+def test_every_way_to_give_an_answer_is_recognised():
+    cases = [(text, gold) for gold in WRITTEN for text in forms(gold)]
+    assert [case for case in cases if not score(*case)] == []
+    assert score("Answer: 5 clips", "5") == 1
+    assert [text for text in OPEN if score(text, "5")] == []
 
 
 @needs_data
-def test_real_answers_are_recognised_however_they_are_written():
+def test_real_answers_are_recognised_however_they_are_given():
     golds = list(dict.fromkeys(row["answer"] for row in deepscaler()))[::20]
-    rights = [(text, gold) for gold in golds for text in right(gold)]
-    wrongs = [(text, gold) for gold in golds for text in wrong(gold)]
-    missed = [case for case in rights if not score(*case)]
-    earned = [case for case in wrongs if score(*case)]
-    print(f"{1 - len(missed) / len(rights):.2%} of {len(rights)}; {len(earned)} of {len(wrongs)}")
-    assert len(missed) <= len(rights) / 100 and not earned, (missed, earned)
-
-
-@pytest.mark.parametrize(
-    ("found", "answer", "expected"),
-    [
-        ("x=2 or x=-2", "-2, 2", True),
-        (r"\pm 2", "-2, 2", True),
-        ("10/2 = 5", "5", True),
-        ("6 = 5", "5", False),
-        ("f(2) = 5", "5", True),
-        ("≥5", "5", False),
-        (r"0 \le x < 3", "[0,3)", True),
-        ("(1,234)", "1234", False),
-        ("1 2", "12", False),
-        ("3ab", "3", False),
-        ("5 cm", "5", True),
-        ("(B)", "B", True),
-        ("Monday", r"\text{Friday}", False),
-        ("0.333333", r"\frac13", True),
-        ("0.333", r"\frac13", False),
-        ("", "0", False),
-        (r"\textbf{Friday}", r"\text{Friday}", True),
-        (r"2\sqrt{2} \approx 2.83", r"\sqrt{8}", True),
-        ("≈ 5", "5", True),
-        (r"\textbf{(B)}\ 12", "B", True),
-        (r"(A) or (B)", "B", False),
-        ("12_6", "12_5", False),
-    ],
-)
-def test_values(found, answer, expected):
-    assert same_value(found, answer) is expected
+    cases = [(text, gold) for gold in golds for text in forms(gold)]
+    missed = [case for case in cases if not score(*case)]
+    print(f"{1 - len(missed) / len(cases):.2%} of {len(cases)}")
+    assert len(missed) <= len(cases) / 100, missed
 
 
 # --- which part of a response is its answer ----------------------------------------------------
@@ -145,54 +143,27 @@ def test_a_number_without_a_form_earns_nothing_unless_lenient(text, value):
 
 PIECES = st.sampled_from(
     [
-        r"\boxed{",
-        r"\fbox",
-        r"{",
-        r"}",
-        r"\frac",
-        r"1",
-        r"12",
-        r".",
-        r",",
-        r"=",
-        r"==",
-        r"x",
-        r"x=",
-        r"<",
-        r"(",
-        r")",
-        r"[",
-        r"]",
-        r"$",
-        r"$$",
-        r"\(",
-        r"\)",
-        r"or",
-        r"\text{",
-        r"\pm",
-        r"+",
-        r"-",
-        r"/",
-        r"^",
-        r"_",
-        r"%",
-        r"∞",
-        r"√",
-        r"|",
-        r"&",
-        r"\\",
-        r"!",
-        r"\le",
-        r"\approx",
-        r"Answer:",
-        r"####",
-        r"<answer>",
-        r"</answer>",
-        r"\begin{pmatrix}",
-        r"\end{pmatrix}",
-        r"é",
-        r"\cup",
-        r"\sqrt",
+        *(r"\boxed{", r"\fbox", "{", "}", "(", ")", "[", "]", "$", "$$", r"\(", r"\)", r"\text{"),
+        *(
+            r"\frac",
+            "1",
+            "12",
+            ".",
+            ",",
+            "=",
+            "==",
+            "x",
+            "x=",
+            "<",
+            "or",
+            r"\pm",
+            "+",
+            "-",
+            "/",
+            "^",
+        ),
+        *("_", "%", "∞", "√", "|", "&", r"\\", "!", r"\le", r"\approx", "é", r"\cup", r"\sqrt"),
+        *("Answer:", "####", "<answer>", "</answer>", r"\begin{pmatrix}", r"\end{pmatrix}"),
     ]
 )
 
@@ -203,39 +174,20 @@ def test_no_text_raises(response, answer):
     assert score(response, answer) in (0, 1)
 
 
-OPENINGS = (
-    r"\boxed{",
-    "<answer>",
-    "</answer>",
-    "<think>",
-    "</think>",
-    "####",
-    "Answer:",
-    "answer ",
-)
-CLOSINGS = (
-    "$",
-    "$$",
-    r"\(",
-    r"\[",
-    "\n$",
-    "{",
-    "}",
-    r"\boxed{1}",
-    r"\boxed{1} and ",
-    r"\text{",
-    " ",
-)
+UNCLOSED = [
+    *(r"\boxed{", "<answer>", "</answer>", "<think>", "</think>", "####", "Answer:", "answer "),
+    *("$", "$$", r"\(", r"\[", "\n$", "{", "}", r"\boxed{1}", r"\boxed{1} and ", r"\text{", " "),
+]
 
 
-@pytest.mark.parametrize("piece", OPENINGS + CLOSINGS)
-def test_a_text_is_read_once(piece):
+def test_a_text_is_read_once():
     """Of 5,400 unclosed boxes, each was once read to the end: 40 s."""
-    for text in (piece * 5400, piece * 5400 + r"\]", piece * 5400 + "$"):
-        start = time.process_time()
-        final_answer(text)
-        last_box(text)
-        assert time.process_time() - start < 1
+    for piece in UNCLOSED:
+        for text in (piece * 5400, piece * 5400 + r"\]", piece * 5400 + "$"):
+            start = time.process_time()
+            final_answer(text)
+            last_box(text)
+            assert time.process_time() - start < 1, piece
 
 
 # --- what must not earn ------------------------------------------------------------------------
@@ -277,8 +229,82 @@ def test_a_copy_earns_nothing_and_an_answer_that_an_example_had_as_well_does():
     assert score("The answer is 5.", "5", prompt="3+2? The answer is 5. 1+4?") == 1
 
 
-def test_the_columns_that_it_needs():
-    with pytest.raises(UserError, match="'math' needs the column 'finish_reason'"):
-        math_reward(["p"], ["c"], answer=["5"])
-    with pytest.raises(UserError, match="'math' needs the column 'answer'"):
-        math_reward(["p"], ["c"], finish_reason=[STOP])
+# --- values -----------------------------------------------------------------------------------------
+
+PAIRS = [
+    re.split(" (====|=/=) ", line, maxsplit=1)
+    for line in (Path(__file__).parent / "math_pairs.txt").read_text("utf-8").splitlines()[1:]
+]
+SMALL = st.integers(1, 999)
+
+
+def test_pairs():
+    wrong = [pair for pair in PAIRS if same_value(pair[0], pair[2]) is not (pair[1] == "====")]
+    assert wrong == [] and len(PAIRS) > 600
+    assert not same_value("", "0")
+
+
+@given(SMALL, SMALL, st.integers(2, 40))
+def test_mixed_numbers(whole, numerator, denominator):
+    numerator = numerator % (denominator - 1) + 1
+    value = whole + Fraction(numerator, denominator)
+    for found in (
+        f"{whole} {numerator}/{denominator}",
+        rf"{whole}\frac{{{numerator}}}{{{denominator}}}",
+    ):
+        assert same_value(found, f"{value.numerator}/{value.denominator}")
+        assert same_value(f"-{found}", f"-{value.numerator}/{value.denominator}")
+        assert not same_value(found, f"{value.numerator + 1}/{value.denominator}")
+
+
+@given(st.integers(0, 50), st.from_regex(r"[0-9]{0,3}", fullmatch=True), st.integers(1, 998))
+def test_repeating_decimals(whole, first, again):
+    digits = str(again)
+    value = whole + Fraction(int(first or 0), 10 ** len(first))
+    value += Fraction(again, (10 ** len(digits) - 1) * 10 ** len(first))
+    assert same_value(
+        rf"{whole}.{first}\overline{{{digits}}}", f"{value.numerator}/{value.denominator}"
+    )
+
+
+@given(SMALL, SMALL, st.integers(-60, -4), st.booleans())
+def test_small_numbers_differ(one, other, exponent, is_power_of_ten):
+    base = rf"10^{{{exponent}}}" if is_power_of_ten else rf"\frac{{1}}{{2^{{{-exponent}}}}}"
+    assert same_value(rf"{one}\cdot {base}", rf"{other}\cdot {base}") == (one == other)
+
+
+@given(st.permutations([3, 5, 7, 11]), st.sampled_from([r"\\", r" \\ ", r"\\ ", r" \\[2pt] "]))
+def test_a_matrix_is_not_another_with_the_same_entries(entries, row):
+    a, b, c, d = entries
+    found = rf"\begin{{pmatrix}} {a} & {b}{row}{c} & {d} \end{{pmatrix}}"
+    assert same_value(found, r"\begin{pmatrix}3&5\\7&11\end{pmatrix}") == (entries == [3, 5, 7, 11])
+    column = rf"\begin{{pmatrix}}{a}{row}{b}{row}{c}\end{{pmatrix}}"
+    assert not same_value(column, rf"\begin{{pmatrix}}{a} & {b} & {c}\end{{pmatrix}}")
+
+
+@pytest.mark.parametrize("piece", ["1 ", "cm ", r"\frac{", "(", r"\\ ", "0.3", r"x \ne "])
+def test_a_long_text_is_written_in_one_way_at_once(piece):
+    assert len(plain(piece * 3000)) < 100_000  # `timeout` of pytest: quadratic would be minutes
+
+
+def test_a_thought_that_the_template_opened_and_that_never_ends_has_no_answer():
+    thought, ended = r"so \boxed{5}", r"so \boxed{4}, no.</think> \boxed{5}"
+
+    def score(response: str, prompt: str = "q", **columns) -> list[float]:
+        stop = [FinishReason.STOP]
+        return math_reward([prompt], [response], answer=["5"], finish_reason=stop, **columns)
+
+    assert score(thought) == score(ended, is_thinking=[True]) == [1]
+    assert score(thought, is_thinking=[True]) == [0]
+    assert score(thought, prompt="q<|assistant|>\n<think>\n") == [0]
+    assert final_answer(thought, "a <think>") is None
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [("1,234", "1234"), ("(1, 2)", "(1, 2)"), ("1, 234", "1, 234"), ("$1,250.50", "$1250.50")],
+)
+def test_gsm8k_loses_the_commas_between_groups_of_digits_alone(tmp_path, written, expected):
+    path = tmp_path / "rows.jsonl"
+    path.write_text(f'{{"question": "q", "answer": "so it is\\n#### {written}"}}\n')
+    assert [row.columns["answer"] for row in read_problem_file(path).rows] == [expected]

@@ -2,20 +2,16 @@
 
 import asyncio
 import contextlib
-import json
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from pat_jax.common.errors import UserError
-from pat_jax.rl.batches.types import Prompt
-from pat_jax.rl.data.problem_files import read_problem_file
 from pat_jax.rl.rewards.outcome import Cause, Failure, Outcome
-from pat_jax.rl.rewards.responses import Response, trial_responses
-from pat_jax.rl.rewards.signatures import PerGroup, PerResponse, recognise
+from pat_jax.rl.rewards.responses import Response
+from pat_jax.rl.rewards.signatures import Recognised
 
 VERL: dict[str, object] = {
     "data_source": "openai/gsm8k",
@@ -34,7 +30,7 @@ def group(*texts: str, columns: Mapping[str, object] = VERL) -> list[Response]:
 
 
 def call(function: Callable[..., Any], responses: Sequence[Response]) -> Outcome:
-    recognised = recognise(function, "m:f")
+    recognised = Recognised(function, "m:f")
     with contextlib.closing(recognised.loop):
         return recognised(responses)
 
@@ -73,12 +69,6 @@ def test_trl_functions_get_token_ids_and_nothing_that_they_do_not_name():
     assert call(awaited, group("a", "bcd")).scores == [1, 3]
 
 
-def test_none_of_a_group_is_a_failure_of_its_own():
-    """TRL: the function does not apply to this response."""
-    (one, none) = call(lambda completions: [1.0, None], group("a", "b")).scores
-    assert one == 1 and isinstance(none, Failure) and none.cause is Cause.NONE
-
-
 def test_calls_share_an_event_loop():
     """A client of a service that a module keeps is bound to the loop of its first call."""
     loops = []
@@ -87,7 +77,7 @@ def test_calls_share_an_event_loop():
         loops.append(asyncio.get_running_loop())
         return [1.0]
 
-    recognised = recognise(reward, "m:f")
+    recognised = Recognised(reward, "m:f")
     assert [recognised(group("a")).scores for _ in range(2)] == [[1.0]] * 2
     assert loops[0] is loops[1]
     recognised.loop.close()
@@ -150,7 +140,7 @@ def test_a_response_that_fails_costs_no_other_its_score():
         assert isinstance(raised, Failure) and raised.cause is Cause.EXCEPTION
         assert "raised KeyError: 'raise'" in raised.text
         assert "raise KeyError(solution_str)" in raised.traceback
-        assert "/reward_signatures.py" not in raised.traceback
+        assert "rewards/signatures.py" not in raised.traceback
         assert isinstance(odd, Failure) and odd.cause is Cause.NOT_A_NUMBER
 
 
@@ -173,31 +163,6 @@ def test_the_ground_truth_is_the_rows(columns, wanted):
     assert told == [(None, wanted, None)]
 
 
-def test_a_file_as_verl_has_it_reaches_its_function(tmp_path: Path):
-    truth = {"style": "rule", "ground_truth": " 07 "}
-    prompt = [{"role": "user", "content": "?"}]
-    row = {
-        "data_source": "lab/set",
-        "prompt": prompt,
-        "reward_model": truth,
-        "extra_info": {"i": 3},
-    }
-    (tmp_path / "train.jsonl").write_text(json.dumps(row))
-    file = read_problem_file(tmp_path / "train.jsonl", is_compared=False)
-    columns = file.rows[0].columns
-    told = []
-    made_up = trial_responses(Prompt(0, (1,), "?", columns), sorted(columns))
-    call(lambda **all_of_it: [told.append(all_of_it), 1], made_up)
-
-    def compute_score(data_source, solution_str, ground_truth, extra_info=None):
-        told.append((data_source, ground_truth, extra_info))
-        return 1
-
-    assert call(compute_score, made_up).scores == [1, 1]
-    assert told[1:] == [("lab/set", " 07 ", {"i": 3})] * 2
-    assert told[0]["answer"] == ["07", "07"]
-
-
 @pytest.mark.parametrize(
     ("function", "message"),
     [
@@ -217,7 +182,9 @@ def test_functions_are_told_apart_by_their_parameters():
             assert kwargs == {"extra_info": VERL["extra_info"]}
             return 1.0
 
-    assert isinstance(recognise(Judge(), "f"), PerResponse)
-    assert isinstance(recognise(lambda completions: [], "f"), PerGroup)
-    assert isinstance(recognise(max, "f"), PerGroup)  # compiled code that does not say
     assert call(Judge(), group("a")).scores == [1.0]
+    assert call(lambda completions: [2.0], group("a")).scores == [2.0]
+    with pytest.raises(
+        TypeError
+    ):  # compiled code that does not say is given all: no such arguments
+        call(max, group("a"))

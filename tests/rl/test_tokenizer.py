@@ -1,5 +1,8 @@
 import json
 import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -7,10 +10,14 @@ from hypothesis import strategies as st
 from tokenizer_files import BOS, write_tokenizer
 from tokenizers import Tokenizer as RustTokenizer
 from tokenizers import processors
+from transformers import GenerationConfig
 
 from pat_jax.common.errors import UserError
 from pat_jax.rl.text.char_tokenizer import CharTokenizer
+from pat_jax.rl.text.end_tokens import named_eos_ids
 from pat_jax.rl.text.tokenizer import Chat, HuggingFaceTokenizer, check_vocabulary
+
+pytestmark = pytest.mark.usefixtures("one_process")
 
 ALPHABET = "abc +="
 IM = 2
@@ -24,14 +31,9 @@ TEMPLATE = (
 def test_characters_come_back(text):
     tokenizer = CharTokenizer(ALPHABET)
     tokens = tokenizer.encode_prompt(text)
-    assert tokenizer.decode(tokens) == text and len(tokens) == len(text)
+    assert tokenizer.decode([0, *tokens, *tokenizer.eos_ids]) == text
+    assert len(tokens) == len(text)
     assert all(tokenizer.eos_ids[0] < token < tokenizer.vocab_size for token in tokens)
-
-
-def test_characters_without_padding_and_end():
-    tokenizer = CharTokenizer(ALPHABET)
-    tokens = [tokenizer.pad_id, *tokenizer.encode("a+b"), *tokenizer.eos_ids, tokenizer.pad_id]
-    assert tokenizer.decode(tokens) == "a+b"
 
 
 def test_a_checksum_tells_vocabularies_apart(tmp_path):
@@ -42,12 +44,9 @@ def test_a_checksum_tells_vocabularies_apart(tmp_path):
     assert len({first, *others}) == 4
 
 
-def test_an_unknown_character_is_named():
+def test_an_unknown_character_is_named_and_so_is_an_alphabet_that_has_one_twice():
     with pytest.raises(UserError, match="'z'"):
         CharTokenizer(ALPHABET).encode("abz")
-
-
-def test_an_alphabet_has_each_character_once():
     with pytest.raises(ValueError, match="'aba'"):
         CharTokenizer("aba")
 
@@ -87,10 +86,9 @@ def test_a_base_models_prompt_is_the_text_after_its_beginning(tokenizer):
 CONTENTS = "{% for m in messages %}{{ m.content }}{% endfor %}"
 
 
-@pytest.mark.parametrize("text", ["the", "<bos>the", "<bos>", "", " <bos>the", "<im><bos>the"])
 @pytest.mark.parametrize("template", [None, CONTENTS, f"<bos>{CONTENTS}"])
 @pytest.mark.parametrize("adds_it", [True, False])
-def test_a_sequence_has_one_beginning_token(tmp_path, text: str, template, adds_it: bool):
+def test_a_sequence_has_one_beginning_token(tmp_path, template, adds_it: bool):
     """The tokenizer, the template or the text itself."""
     chat = {"chat_template": template} if template else {}
     directory = write_tokenizer(tmp_path, eos_token="<eos>", bos_token="<bos>", **chat)
@@ -98,13 +96,13 @@ def test_a_sequence_has_one_beginning_token(tmp_path, text: str, template, adds_
         path = directory / "tokenizer.json"
         path.write_text(json.dumps(json.loads(path.read_text()) | {"post_processor": None}))
     tokenizer = HuggingFaceTokenizer(directory)
-    bare, has_begun = tokenizer.encode(text), text.startswith("<bos>")
-    begun = bare if has_begun else [BOS, *bare]
-    assert tokenizer.encode_text(text) == (begun if adds_it else bare)
-    if template:
-        assert tokenizer.encode_prompt(text) == (bare if template == CONTENTS else begun)
-    else:
-        assert tokenizer.encode_prompt(text) == tokenizer.encode_text(text)
+    for text in ("the", "<bos>the", "<bos>", "", " <bos>the", "<im><bos>the"):
+        bare = tokenizer.encode(text)
+        begun = bare if text.startswith("<bos>") else [BOS, *bare]
+        of_text = begun if adds_it else bare
+        expected = {None: of_text, CONTENTS: bare}.get(template, begun)
+        assert tokenizer.encode_text(text) == of_text
+        assert tokenizer.encode_prompt(text) == expected
 
 
 def test_several_tokens_that_begin_a_sequence_stand_there_once(tmp_path):
@@ -181,12 +179,6 @@ def test_every_chat_gets_a_system_prompt_and_variables(tmp_path):
         reads(plain, user, thinking=False)
 
 
-def test_a_last_message_of_the_assistant_is_gone_on_with(tmp_path):
-    directory = write_tokenizer(tmp_path, eos_token="<eos>", chat_template=TEMPLATE + "</>")
-    begun = ("user", "the"), ("assistant", "Well, the")
-    assert reads(HuggingFaceTokenizer(directory), *begun) == "<im>user:the<im>assistant:Well, the"
-
-
 def test_what_every_chat_gets_is_refused_where_it_would_be_ignored(tmp_path):
     directory = write_tokenizer(tmp_path, eos_token="<eos>")
     for chat in (Chat("be"), Chat(variables={"enable_thinking": False})):
@@ -211,52 +203,37 @@ def test_a_chat_template_without_jinja2_says_what_to_install(tmp_path, monkeypat
         HuggingFaceTokenizer(directory)
 
 
-def test_a_missing_directory(tmp_path):
-    with pytest.raises(UserError, match="absent does not exist"):
-        HuggingFaceTokenizer(tmp_path / "absent")
+def without_vocabulary(folder: Path) -> None:
+    (folder / "tokenizer.json").unlink()
+    (folder / "config.json").write_text('{"model_type": "qwen3"}')
 
 
-def test_a_checkpoint_without_tokenizer_files(tmp_path):
-    (tmp_path / "config.json").write_text('{"model_type": "qwen3"}')
-    with pytest.raises(UserError, match=r"no tokenizer files: expected .* tokenizer\.json"):
-        HuggingFaceTokenizer(tmp_path)
+def replaced(name: str, content: bytes) -> Callable[[Path], object]:
+    return lambda folder: (folder / name).write_bytes(content)
 
 
-@pytest.mark.parametrize("content", ["{ broken", "{}", '{"model": {"type": "BPE"}}'])
-def test_a_broken_tokenizer_file(tmp_path, content):
-    write_tokenizer(tmp_path, eos_token="<eos>")
-    (tmp_path / "tokenizer.json").write_text(content)
-    with pytest.raises(UserError, match="no tokenizer could be read from"):
-        HuggingFaceTokenizer(tmp_path)
+GENERATION = "generation_config.json"
+DAMAGES = [
+    (lambda folder: folder.rename(folder.parent / "moved"), "tokens does not exist"),
+    (without_vocabulary, r"no tokenizer files: expected .* tokenizer\.json"),
+    (replaced("tokenizer.json", b"{ broken"), "no tokenizer could be read from"),
+    (replaced("tokenizer.json", b'{"model": {"type": "BPE"}}'), "no tokenizer could be read from"),
+    (replaced("tokenizer_config.json", b"{}"), "names no end-of-sequence token"),
+    (replaced(GENERATION, b'{"eos_token_id": "<eos>"}'), r"generation_config\.json, field eos_"),
+    (replaced(GENERATION, b"[0]"), r"generation_config\.json is not a JSON object"),
+    (replaced(GENERATION, b"[" * 5000), r"generation_config\.json is not a JSON object"),
+    (replaced(GENERATION, b"9" * 5000), r"generation_config\.json is not a JSON object"),
+    (replaced(GENERATION, b"\xed\xa0\x80"), r"generation_config\.json is not a JSON object"),
+    (lambda folder: (folder / GENERATION).mkdir(), r"generation_config\.json is not a JSON object"),
+]
 
 
-def test_a_tokenizer_without_an_end(tmp_path):
-    with pytest.raises(UserError, match="names no end-of-sequence token"):
-        HuggingFaceTokenizer(write_tokenizer(tmp_path))
-
-
-@pytest.mark.parametrize(
-    "generation",
-    [{"eos_token_id": "<eos>"}, [0], {"eos_token_id": [0, "2"]}, {"eos_token_id": True}],
-)
-def test_a_broken_generation_config(tmp_path, generation):
-    directory = write_tokenizer(tmp_path, generation=generation, eos_token="<eos>")
-    with pytest.raises(UserError, match=r"generation_config\.json"):
-        HuggingFaceTokenizer(directory)
-
-
-@pytest.mark.parametrize("content", ["[" * 5000, '{"eos_token_id": ' + "9" * 5000 + "}", "\ud800"])
-def test_a_generation_config_gone_wild(tmp_path, content: str):
-    directory = write_tokenizer(tmp_path, eos_token="<eos>")
-    (directory / "generation_config.json").write_bytes(content.encode("utf-8", "surrogatepass"))
-    with pytest.raises(UserError, match=r"generation_config\.json is not a JSON object"):
-        HuggingFaceTokenizer(directory)
-
-
-def test_a_folder_in_the_place_of_the_generation_config(tmp_path):
-    directory = write_tokenizer(tmp_path, eos_token="<eos>")
-    (directory / "generation_config.json").mkdir()
-    with pytest.raises(UserError, match=r"generation_config\.json is not a JSON object"):
+@pytest.mark.parametrize(("damage", "message"), DAMAGES, ids=range(len(DAMAGES)))
+def test_files_that_cannot_be_used_are_one_sentence(tmp_path, damage, message: str):
+    (tmp_path / "tokens").mkdir()
+    directory = write_tokenizer(tmp_path / "tokens", eos_token="<eos>")
+    damage(directory)
+    with pytest.raises(UserError, match=message):
         HuggingFaceTokenizer(directory)
 
 
@@ -274,3 +251,70 @@ def test_the_vocabulary_has_to_fit_the_embedding():
         UserError, match="largest token id is 7, but the model has 7 embedding rows"
     ):
         check_vocabulary(tokenizer, tokenizer.vocab_size - 1)
+
+
+# --- tokens that end a response, as the files of a checkpoint name them -----------------------------
+
+Fields = dict[str, Any] | None  # of a file; None: there is none
+
+
+def write(directory: Path, generation: Fields, config: Fields) -> Path:
+    for name, fields in (("generation_config.json", generation), ("config.json", config)):
+        if fields is not None:
+            (directory / name).write_text(json.dumps(fields))
+    return directory
+
+
+def those_of_transformers(directory: Path) -> tuple[int, ...]:
+    """As a model takes them that is loaded from there."""
+    try:
+        config = GenerationConfig.from_pretrained(directory)
+    except OSError:
+        config = GenerationConfig.from_pretrained(
+            directory, config_file_name="config.json", _from_model_config=True
+        )
+    eos = config.eos_token_id
+    return tuple(eos) if isinstance(eos, list) else () if eos is None else (eos,)
+
+
+@pytest.mark.parametrize(
+    ("generation", "config", "ids"),
+    [
+        ({}, {}, ()),
+        (None, {}, ()),
+        ({"eos_token_id": 7}, {"eos_token_id": [3, 7]}, (7,)),
+        ({"eos_token_id": [7, 5]}, {}, (7, 5)),
+        (None, {"eos_token_id": 3}, (3,)),
+        (None, {"eos_token_id": [3, 4]}, (3, 4)),
+        (None, {"text_config": {"eos_token_id": [4, 9]}}, (4, 9)),
+        (None, {"eos_token_id": None, "text_config": {"eos_token_id": 9}}, (9,)),
+        (None, {"eos_token_id": 3, "text_config": {"eos_token_id": 9}}, (3,)),
+    ],
+)
+def test_they_are_those_of_transformers(
+    tmp_path: Path, generation: Fields, config: Fields, ids: tuple[int, ...]
+):
+    write(tmp_path, generation, config)
+    assert named_eos_ids(tmp_path) == those_of_transformers(tmp_path) == ids
+
+
+@pytest.mark.parametrize(
+    "generation", [{"temperature": 0.7}, {"eos_token_id": None}, {"eos_token_id": []}]
+)
+def test_config_json_is_asked_where_the_other_file_names_none(tmp_path: Path, generation: Fields):
+    assert named_eos_ids(write(tmp_path, generation, {"eos_token_id": [3, 4, 3]})) == (3, 4)
+
+
+def test_a_tokenizer_adds_them_to_its_own(tmp_path: Path):
+    write(write_tokenizer(tmp_path, eos_token="<eos>"), None, {"eos_token_id": [2, 0]})
+    assert HuggingFaceTokenizer(tmp_path).eos_ids == (0, 2)
+
+
+@pytest.mark.parametrize("eos", ["<eos>", [0, "2"], True, 2.0, {"id": 2}])
+def test_what_is_no_id_is_refused_with_its_place(tmp_path: Path, eos: object):
+    fields = {"eos_token_id": eos}
+    for where, config in (("", fields), ("text_config.", {"text_config": fields})):
+        write(tmp_path, None, config)
+        message = rf"config\.json, field {where}eos_token_id, is .*: expected an integer"
+        with pytest.raises(UserError, match=message):
+            named_eos_ids(tmp_path)
