@@ -85,6 +85,7 @@ class Settings:
     max_logprobs: int = 0
     weights: WeightFormat = "auto"
     lora_rank: int = 0  # of adapters beside the weights
+    degrees: tuple[int, ...] = (1, 2, 4, 8)  # TP of the layouts, those that divide the model
     drafts: Drafts = NO_DRAFTS
     draft: DraftSource | None = None
 
@@ -160,7 +161,7 @@ class Subject:
             capacity=settings.sequences,
             eos_ids=EOS_IDS,
             dtype=dtype,
-            layouts=layouts,
+            layouts={split: x for split, x in layouts.items() if split.tp in settings.degrees},
             reslice_chunk_bytes=settings.reslice_chunk_bytes,
             drafts=settings.drafts,
             draft=settings.draft,

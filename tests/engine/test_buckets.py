@@ -68,9 +68,8 @@ def test_every_bucket_has_a_bucket_to_switch_to(built):
             assert {n * ratio for n in buckets.rows[narrow]} <= set(buckets.rows[wide])
 
 
-@pytest.mark.parametrize("name", [pytest.param("kv8", marks=pytest.mark.slow), "kv2", "kv1"])
-def test_everything_a_rollout_may_look_up_is_compiled(name):
-    engine = subject(name).engine
+def test_everything_a_rollout_may_look_up_is_compiled():
+    engine = subject("kv2").engine
     buckets, programs = engine.specs.buckets, engine.programs
     for split, length in product(engine.layouts, buckets.lengths):
         for blocks in engine.specs.prefill_sizes:

@@ -7,12 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 from bursts import crowded
-from fakes import SETTINGS, AtStep, longest_requests, static_run, subject
+from fakes import MODEL_PATHS, SETTINGS, AtStep, longest_requests, static_run, subject
 from runs import finish, start
 
 from pat_jax.engine.sequences.responses import Completion, Request
 from pat_jax.engine.sequences.sampling import Sampling
-from tests.lossless import CARRIES, MODELS, PATHS, make_requests, tally
+from pat_jax.planning.planner.scripts import FixedLayout
+from tests.lossless import CARRIES, MODELS, make_requests, tally
 from tests.near_ties import (
     NEAR_TIE,
     TOLERANCE,
@@ -26,8 +27,7 @@ from tests.near_ties import (
 
 
 @pytest.mark.parametrize("carry", CARRIES)
-@pytest.mark.parametrize("path", PATHS, ids=lambda path: "-".join(map(str, path)))
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(("name", "path"), MODEL_PATHS, ids=str)
 def test_switching_changes_no_token(name, path, carry):
     requests, static = static_run(name, seed=0)
     planner = subject(name).adaptive(path, carry, len(requests))
@@ -71,8 +71,9 @@ def test_what_finds_no_room_on_its_way_is_computed_anew(path):
 @pytest.mark.parametrize("name", MODELS)
 def test_every_layout_generates_the_same(name):
     requests, static = static_run(name, seed=1)
-    others = [subject(name).run(requests, subject(name).static(tp))[0] for tp in (2, 4, 8)]
-    check_lossless(sum(tally(subject(name), requests, static, others).values(), Tally()))
+    one = subject(name)
+    others = [one.run(requests, FixedLayout(split))[0] for split in one.engine.layouts]
+    check_lossless(sum(tally(one, requests, static, others).values(), Tally()))
 
 
 @pytest.mark.slow  # compiles an engine of its own

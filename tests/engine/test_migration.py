@@ -22,7 +22,7 @@ from pat_jax.engine.relocation.order import placed
 from pat_jax.engine.relocation.rounds import ALL, MOST_EMPTY, SIZES, rounds
 from pat_jax.engine.sequences.page_allocator import NULL_PAGE
 from pat_jax.models.cache.kv_cache import KV_AXES
-from tests.lossless import make_requests
+from tests.lossless import CARRIES, make_requests
 
 
 class _Programs(dict):
@@ -114,9 +114,12 @@ def bytes_a_device(arrays) -> int:
     return sum(int(np.prod(x.sharding.shard_shape(x.shape))) * x.dtype.itemsize for x in arrays)
 
 
-@pytest.mark.parametrize("name", ["kv8", "kv2", "kv1"])
-@pytest.mark.parametrize("carry", ["migrate", "mixed", "recompute"])
-def test_a_switch_sends_and_holds_what_it_says(name, carry, monkeypatch):
+@pytest.mark.parametrize(
+    ("name", "paths"),
+    [("kv8", ((1, 8), (8, 2))), ("kv2", ((1, 4), (8, 2))), ("kv1", ((1, 8), (8, 1)))],
+)
+@pytest.mark.parametrize("carry", CARRIES)
+def test_a_switch_sends_and_holds_what_it_says(name, paths, carry, monkeypatch):
     """Live arrays of a device, looked at whenever a program of the switch has run."""
     table, peaks, before = type(subject(name).engine.programs), [], []
     lookup, relocate = table.__getitem__, DeviceExecutor.relocate
@@ -140,7 +143,7 @@ def test_a_switch_sends_and_holds_what_it_says(name, carry, monkeypatch):
     monkeypatch.setattr(DeviceExecutor, "relocate", begin)
     monkeypatch.setattr(DevicePool, "settle", settle)
     requests = make_requests(SETTINGS[name], 0)
-    for path in ((1, 4), (8, 2)):
+    for path in paths:
         planner = subject(name).adaptive(path, carry, len(requests))
         peaks.clear()
         before.clear()
