@@ -46,11 +46,9 @@ def _subject(name: str, weights: WeightFormat, lora_rank: int) -> Subject:
 
 
 @cache
-def static_run(
-    name: str, seed: int, weights: WeightFormat = "auto"
-) -> tuple[list[Request], list[Completion]]:
+def static_run(name: str, seed: int) -> tuple[list[Request], list[Completion]]:
     """What the engine generates without switching, on eight replicas."""
-    requests, one = make_requests(SETTINGS[name], seed), subject(name, weights)
+    requests, one = make_requests(SETTINGS[name], seed), subject(name)
     return requests, one.run(requests, one.static(1))[0]
 
 

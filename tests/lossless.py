@@ -194,6 +194,15 @@ class Subject:
         self.engine.release_weights()
         return [done[i] for i in range(len(requests))], report
 
+    def compared(
+        self,
+        requests: Sequence[Request],
+        static: Sequence[Completion],
+        *others: Sequence[Completion],
+    ) -> Tally:
+        """Other runs against a static one, all kinds of sampling together."""
+        return sum(tally(self, requests, static, others).values(), Tally())
+
     def static(self, tp: int) -> FixedLayout:
         return FixedLayout(next(split for split in self.engine.layouts if split.tp == tp))
 

@@ -10,14 +10,11 @@ import pytest
 from fakes import SETTINGS, subject
 from hypothesis import given
 from hypothesis import strategies as st
-from page_pools import CASES, PAGE_SIZE, assert_pages_arrived, chain, put
+from page_pools import CASES, PAGE_SIZE, Programs, assert_pages_arrived, chain, put
 
 from pat_jax.engine.device.decode.sampling import sequence_key
 from pat_jax.engine.device.pages.migration import Shifting
-from pat_jax.engine.device.pages.pages import pack, shift, unpack
-from pat_jax.engine.device.programs.programs import Key
 from pat_jax.engine.engine import RolloutEngine
-from pat_jax.engine.layout.layout import Layout
 from pat_jax.engine.record.report import RolloutReport
 from pat_jax.engine.relocation.rounds import SHIFT_SIZES, SIZES, shifts
 from pat_jax.engine.scheduler import Scheduler
@@ -31,7 +28,6 @@ from pat_jax.planning.planner.planner import Planner
 from pat_jax.planning.planner.scripts import FixedLayout
 from pat_jax.planning.types import Load, Plan, Split
 from tests.lossless import EOS_IDS
-from tests.near_ties import Tally, compare
 
 DP8, DP4 = Split(8, 1), Split(4, 2)
 
@@ -180,23 +176,6 @@ class TestPages:
         assert SHIFT_SIZES[0] == SIZES[0]  # a profile's round is one of either
 
 
-class _Programs(dict):
-    """Compiles what is asked for, for one layout."""
-
-    def __init__(self, layout: Layout):
-        super().__init__()
-        self.layout = layout
-
-    def __missing__(self, key: Key):
-        run = {
-            "pack": lambda: pack(self.layout, self.layout),
-            "unpack": lambda: unpack(self.layout),
-            "shift": lambda: shift(self.layout),
-        }[key.name]()
-        self[key] = jax.jit(run, donate_argnums=0 if key.name == "unpack" else ())
-        return self[key]
-
-
 def drawn_pages(rng: np.random.Generator, groups: np.ndarray, num_pages: int) -> np.ndarray:
     """For each entry a page of its group that no other has."""
     pages = np.empty(len(groups), int)
@@ -214,7 +193,7 @@ def even_to_odd(rng: np.random.Generator, dp: int, num_pages: int, least: int) -
     return PageMoves(old, old_page, new, new_page)
 
 
-@pytest.mark.parametrize("case", [CASES[0], CASES[2], CASES[6]], ids=str)
+@pytest.mark.parametrize("case", [CASES[1], CASES[6]], ids=str)
 def test_pages_arrive_in_their_group_and_no_other_changes(case):
     """From the even groups to the odd ones, in every layout that has several."""
     rng = np.random.default_rng(case)
@@ -226,7 +205,7 @@ def test_pages_arrive_in_their_group_and_no_other_changes(case):
         x = rng.normal(size=(num_pages * dp, case[1], PAGE_SIZE, 2)).astype(np.float32)
         expected = x.copy()
         expected[new * num_pages + new_page] = x[old * num_pages + old_page]
-        shifting = Shifting(_Programs(layout), layout)  # type: ignore[arg-type]
+        shifting = Shifting(Programs(layout), layout)  # type: ignore[arg-type]
         arrived, traffic = shifting.run(put(x, layout), moves)
         assert_pages_arrived(arrived, np.arange(len(x)), expected, layout)
         # Every device of a group sends its heads of keys and values, copies of heads as well.
@@ -251,9 +230,9 @@ class Eager(FixedLayout):
 
 @cache
 def engine() -> RolloutEngine:
-    """32 sequences: eight groups of four rows or four of eight."""
+    """32 sequences: eight groups of four rows or four of eight; each program when it is needed."""
     every = subject("kv2").engine.layouts
-    engine = RolloutEngine(
+    return RolloutEngine(
         subject("kv2").policy,
         jax.devices(),
         replace(SETTINGS["kv2"].rollout, min_rows=1, min_length=64),
@@ -261,8 +240,6 @@ def engine() -> RolloutEngine:
         eos_ids=EOS_IDS,
         layouts={split: every[split] for split in (DP8, DP4)},
     )
-    engine.compile()
-    return engine
 
 
 def run(
@@ -291,14 +268,12 @@ def uneven(seed: int) -> list[Request]:
 
 
 @pytest.mark.parametrize("split", [DP8, DP4], ids=str)
-@pytest.mark.parametrize("seed", [0, 1])
-def test_balancing_changes_no_token(split, seed):
-    requests = uneven(seed)
+def test_balancing_changes_no_token(split):
+    requests = uneven(0)
     expected, plain = run(requests, FixedLayout(split), split)
     planner = Eager(split)
     found, report = run(requests, planner, split)
-    decisions = subject("kv2").judge.decisions(requests, expected)
-    total = sum(map(compare, expected, found, decisions), Tally())
+    total = subject("kv2").compared(requests, expected, found)
     assert total.unexplained == total.judge_disagrees == 0
     assert total.compared > 0.95 * total.tokens > 300
     assert total.max_logprob_difference <= 1e-4
@@ -327,8 +302,7 @@ def test_balancing_changes_no_token_with_a_burst_on_its_way(monkeypatch):
     monkeypatch.setattr(engine(), "runs_ahead", True)
     planner = Eager(DP4)
     found, report = run(requests, planner, DP4)
-    decisions = subject("kv2").judge.decisions(requests, expected)
-    total = sum(map(compare, expected, found, decisions), Tally())
+    total = subject("kv2").compared(requests, expected, found)
     assert total.unexplained == total.judge_disagrees == 0
     assert total.compared > 0.95 * total.tokens > 300
     assert 0 < len(report.balanced) < len(planner.seen)

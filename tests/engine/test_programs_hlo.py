@@ -69,15 +69,6 @@ def test_raising_tp_reslices_without_any_communication(name):
             assert collectives(hlo(name, key)) == []
 
 
-@pytest.mark.slow  # an engine of its own
-def test_raising_tp_reslices_quantized_weights_without_any_communication():
-    for source, target in pairs("kv2", up=True):
-        keys = programs("kv2", "reslice", source, target, "int8")
-        texts = [hlo("kv2", key, "int8") for key in keys]
-        assert all(collectives(text) == [] for text in texts)
-        assert any(" s8[" in text for text in texts)
-
-
 def test_a_decode_step_reads_quantized_weights_and_sends_what_it_always_sends():
     config = MODELS["kv2"]
     keys = programs("kv2", "decode", weights="int8")
@@ -308,12 +299,3 @@ def test_reslice_programs_need_little_besides_their_leaves(name):
         assert keys
         for key in keys:
             assert table[key].memory_analysis().temp_size_in_bytes <= limit
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_chunks_of_a_reslice_are_bounded(name):
-    engine, limit = subject(name).engine, SETTINGS[name].reslice_chunk_bytes
-    sizes = [x.size * x.dtype.itemsize for x in jax.tree.leaves(subject(name).params)]
-    for source, target in permutations(engine.layouts, 2):
-        runs = engine.specs.reslice(engine.layouts[source], engine.layouts[target]).runs
-        assert all(len(run) == 1 or sum(sizes[i] for i in run) <= limit for run in runs)
