@@ -1,7 +1,8 @@
-"""A small policy's trainers, of which a test compiles the programs that it needs."""
+"""A small policy's trainers, whose programs are compiled when a test needs them."""
 
 from collections.abc import Iterator, Sequence
 from functools import cache
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,13 +16,14 @@ from pat_jax.models.presets import preset
 from pat_jax.models.weight_formats import WeightFormat
 from pat_jax.rl.algorithm.losses import Loss
 from pat_jax.rl.algorithm.policy_loss import PolicyLoss
-from pat_jax.rl.algorithm.update import PolicyUpdate
-from pat_jax.rl.batches.batches import MicroBatch
-from pat_jax.training.trainer import Trainer, model_functions
+from pat_jax.rl.algorithm.update import PolicyUpdate, TrainState
+from pat_jax.rl.batches.batches import MicroBatch, TrainBatch
+from pat_jax.training.trainer import Trainer, UpdateResult, model_functions
 
 CONFIG = preset("tiny", vocab_size=61)
 POLICY = Policy.from_config(CONFIG)
 CHAIN = {str(k): v for k, v in layout_chain(factored_mesh(jax.devices()), CONFIG)[0].items()}
+(SINGLE,) = layout_chain(factored_mesh(jax.devices()[:1]), CONFIG)[0].values()
 ROWS, LENGTH = 8, 16
 ON_POLICY = PolicyLoss(is_on_policy=True)
 ADAM = optax.adam(1e-3)
@@ -29,27 +31,27 @@ ADAM = optax.adam(1e-3)
 
 def make_trainer(
     layout: Layout,
-    *programs: str,
+    *,
     dtype: jnp.dtype = jnp.float32,
     weights: WeightFormat = "auto",
     micro_shapes: Sequence[tuple[int, int]] = ((ROWS, LENGTH),),
     loss: Loss = ON_POLICY,
     has_supervised: bool = False,
     lora: Lora | None = None,
-    base_dtype: jnp.dtype = jnp.float32,
     targets: Sequence[Layout] = tuple(CHAIN.values()),
     optimizer: optax.GradientTransformation = ADAM,
-    weight_dtype: jnp.dtype = jnp.float32,
-    is_offloaded: bool = False,
     scan_layers: bool = False,
-    has_logprobs: bool = False,
-    by_need: bool = False,
+    **options: Any,
 ) -> Trainer:
-    """With only the named programs compiled."""
+    """
+    Args:
+      dtype, weights: of the rollout that it hands its policy to.
+      options: others of `Trainer`.
+    """
     model = model_functions(POLICY, layout, jnp.float32, scan_layers=scan_layers)
     kept = POLICY.with_weights(weights)
     update = PolicyUpdate(model, optimizer, CONFIG.vocab_size, loss)
-    trainer = Trainer(
+    return Trainer(
         POLICY,
         layout,
         update,
@@ -59,16 +61,14 @@ def make_trainer(
         supervised=update if has_supervised else None,
         rollout_policy=lora.beside(kept) if lora else kept,
         lora=lora,
-        base_dtype=base_dtype,
-        weight_dtype=weight_dtype,
-        is_offloaded=is_offloaded,
-        has_logprobs=has_logprobs,
+        **options,
     )
-    declared = trainer.programs._declared
-    for key in [key for key in declared if key.name not in programs]:
-        del declared[key]
-    trainer.compile(by_need=by_need)
-    return trainer
+
+
+def compile_named(trainer: Trainer, *names: str) -> None:
+    for key in trainer.programs.missing():
+        if key.name in names:
+            trainer.programs.compile(key)
 
 
 @cache
@@ -78,6 +78,24 @@ def host_weights() -> Params:
     return jax.tree.map(
         lambda x: rng.normal(x.ndim == 1, 0.2, x.shape).astype(np.float32), POLICY.abstract_params
     )
+
+
+def started(trainer: Trainer, params: Any = None) -> TrainState:
+    """From `params` on the host, or from `host_weights`."""
+    params = host_weights() if params is None else params
+    return trainer["init_state"](jax.device_put(params, trainer.shardings))
+
+
+def updated(
+    trainer: Trainer, state: TrainState, reference: Params | None = None, *, steps: int = 1
+) -> tuple[TrainState, UpdateResult]:
+    """After so many updates by `micro_batches`, and what came of the last."""
+    for _ in range(steps):
+        batch = TrainBatch([list(micro_batches())], 1.0)
+        state, result = trainer.update(state, batch, reference)
+        assert result.applied == (True,) and result.metrics["train/skipped_updates"] == 0
+    assert jax.tree.map(lambda x: x.sharding, state.params) == trainer.shardings
+    return state, result
 
 
 def micro_batches() -> Iterator[MicroBatch]:
