@@ -128,29 +128,6 @@ class TestPages:
         assert scheduler.balance_options((1, 2, 4), 0) == []
         np.testing.assert_array_equal(scheduler.balance_options((1, 2, 4), reserve.left), before)
 
-    def test_shared_pages_move_once_and_stay_shared(self):
-        """Two of three samples of a prompt go to the same group; the third keeps what it has."""
-        prompt = Request(tuple(range(100, 113)), np.zeros(2, np.uint32), 9)
-        responses = Responses.of([prompt] * 4, num_groups=1, rows_per_group=4)
-        scheduler, table = Scheduler(responses, num_pages=50, page_size=4), responses.table
-        tables = scheduler.tables
-        scheduler.admit(4, 4, at_once=4)
-        # All in one group, then a second pool beside it.
-        tables.pools.append(tables.new_pools(1, 50)[0])
-        table.num_groups = 2
-        before, turn = tables.rows(np.arange(4), 4), scheduler._turn.copy()
-        group, moves = scheduler.balance(np.array([0, 1, 1, 0]))
-        scheduler.arrive(group, np.zeros(4, bool), 4)
-        after = tables.rows(np.arange(4), 4)
-        np.testing.assert_array_equal(before[[0, 3]], after[[0, 3]])
-        # 12 known tokens in three pages; the fourth, for the next burst, is each one's own.
-        assert moves.old_page.tolist() == before[1, :3].tolist()
-        assert moves.new_page.tolist() == after[1, :3].tolist() == after[2, :3].tolist()
-        assert after[1, 3] != after[2, 3]
-        assert [pool.capacity - pool.num_free for pool in tables.pools] == [3 + 2, 3 + 2]
-        assert table.group(np.arange(4)).tolist() == [0, 1, 1, 0]
-        np.testing.assert_array_equal(turn, scheduler._turn)
-
     @given(
         st.lists(st.tuples(st.integers(0, 7), st.integers(1, 7), st.integers(1, 70)), max_size=8)
     )

@@ -134,19 +134,3 @@ def test_the_pages_of_a_failed_request_spoil_nobody_elses():
     assert all(done.error for done in found[:2])
     assert not any(done.error for done in found[2:])
     check(good, expected, found[2:])
-
-
-def test_who_is_expected_to_run_longest_begins_first():
-    requests = [
-        Request((3, 4, 5), sequence_key(9, i), max_new_tokens=8, ignore_eos=True) for i in range(12)
-    ]
-    layout = engine().layouts[DP2]
-    weights = jax.device_put(subject("kv2").params, layout.param_shardings(engine().policy))
-    engine().set_weights(weights, layout)
-    expected = np.array([1.0, 9, 2, 8, 3, 7, 4, 6, 5, 5, 5, 5])
-    ended = [
-        i
-        for i, _ in engine().stream(requests, FixedLayout(DP2), RolloutReport(), expected=expected)
-    ]
-    engine().release_weights()
-    assert set(ended[:4]) == {1, 3, 5, 7} and set(ended[-4:]) == {0, 2, 4, 6}

@@ -39,10 +39,8 @@ BASE = ModelConfig(
 )
 # Query and KV heads, devices, TP degrees, query heads of a KV head with padding.
 CASES = [
-    (9, 3, 3, (1, 3), 3),
     (9, 3, 4, (1, 2, 4), 4),
     (9, 3, 6, (1, 3, 6), 4),
-    (28, 4, 8, (1, 2, 4, 8), 8),
     (14, 2, 8, (1, 2, 4, 8), 8),
 ]
 

@@ -203,13 +203,10 @@ def test_too_many_sequences_are_refused(rows):
     "spoil, message",
     [
         (lambda table: table.row.__setitem__(0, table.row[1]), "share a row"),
-        (lambda table: table.row.__setitem__(0, 6), "not one of a group"),
         (lambda table: table.row.__setitem__(0, NO_ROW), "those with a row"),
-        (lambda table: table.is_done.__setitem__(0, True), "done has no row"),
-        (lambda table: table.length.__setitem__(0, 1), None),
         (lambda table: table.length.__setitem__(0, 8), None),
     ],
-    ids=["shared", "beyond", "lost", "done", "shorter", "longer"],
+    ids=["shared", "lost", "longer"],
 )
 def test_what_contradicts_itself_is_found(spoil, message):
     table = make_table(5, num_groups=2, rows=3)

@@ -151,7 +151,7 @@ def test_a_branch_sees_the_beginning_of_its_sequence_and_itself(path: str):
 
 
 @pytest.mark.parametrize("path", BRANCHING)
-@settings(max_examples=20)
+@settings(max_examples=8)
 @given(st.lists(SEQUENCES, min_size=ROWS, max_size=ROWS), st.integers(0, 1000))
 def test_any_branches(path: str, sequences, seed: int):
     while max(sizes := [sum(map(total, row)) for row in sequences]) > 2 * BLOCK:
