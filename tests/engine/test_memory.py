@@ -82,20 +82,25 @@ def test_training_state_stays_beside_the_rollout():
     assert without == shard_bytes(state) >= 3 * on_first_device(params)
 
 
+class FakeDevice:
+    """Of one process, with a figure of its memory or none."""
+
+    process_index = 0
+
+    def __init__(self, **stats: int):
+        self.stats = stats
+
+    def memory_stats(self):
+        return self.stats or None
+
+
 def test_the_limit_is_the_smallest_of_the_devices_or_the_option():
-    class Fake:
-        process_index = 0
-
-        def __init__(self, limit: int | None):
-            self.limit = limit
-
-        def memory_stats(self):
-            return None if self.limit is None else {"bytes_limit": self.limit, "num_allocs": 1}
-
     config = parse(OPTIONS).rollout
-    assert memory_limit(config, [Fake(5), Fake(3)]) == 3
-    assert memory_limit(config, [Fake(None)]) == math.inf == memory_limit(config, jax.devices())
-    assert memory_limit(replace(config, device_memory_gib=2.0), [Fake(5)]) == 2 * GIB
+    assert memory_limit(config, [FakeDevice(bytes_limit=n, num_allocs=1) for n in (5, 3)]) == 3
+    assert memory_limit(config, [FakeDevice()]) == math.inf == memory_limit(config, jax.devices())
+    assert (
+        memory_limit(replace(config, device_memory_gib=2.0), [FakeDevice(bytes_limit=5)]) == 2 * GIB
+    )
 
 
 def test_caches_of_a_cpu_are_sized_by_the_memory_of_the_machine(monkeypatch):
@@ -133,18 +138,10 @@ def test_a_cpu_runs_as_many_sequences_as_copies_of_their_caches_fit(monkeypatch)
 
 
 def test_the_peak_is_the_largest_of_the_devices():
-    class Fake:
-        process_index = 0
-
-        def __init__(self, peak: int | None):
-            self.peak = peak
-
-        def memory_stats(self):
-            return None if self.peak is None else {"peak_bytes_in_use": self.peak}
-
     memory = setup().memory
     largest = max(memory.weights, key=memory.held)
-    text = describe_peak(memory, [Fake(2 * GIB), Fake(3 * GIB), Fake(None)], "the update 7")
+    devices = [*(FakeDevice(peak_bytes_in_use=n * GIB) for n in (2, 3)), FakeDevice()]
+    text = describe_peak(memory, devices, "the update 7")
     assert "at most 3 GiB of a device" in text and f"in {largest}, the largest" in text
     assert text.endswith("and for the update 7")
     assert describe_peak(memory, jax.devices(), "") == "memory: this backend names no peak"

@@ -286,16 +286,3 @@ def test_a_reslice_holds_one_chunk_more_than_the_weights(name, monkeypatch):
         assert chunk <= plan.extra_bytes
         assert left == new
         engine.release_weights()
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_reslice_programs_need_little_besides_their_leaves(name):
-    for table, limit in (
-        (subject(name).engine.programs, 64),
-        # Going down, what is gathered is copied into the order of its axes: one chunk at most.
-        (lowering(name), SETTINGS[name].reslice_chunk_bytes),
-    ):
-        keys = list(table.keys("reslice"))
-        assert keys
-        for key in keys:
-            assert table[key].memory_analysis().temp_size_in_bytes <= limit

@@ -86,23 +86,6 @@ def test_each_token_is_the_one_that_its_noise_says(options):
     np.testing.assert_allclose(logprobs, log_probs[tokens], atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"temperature": 50.0},
-        {"top_k": 63},
-        {"top_p": 0.9999},
-        {"min_p": 1e-9},
-        {"repetition_penalty": 100.0},
-        {"presence_penalty": -100.0},
-    ],
-)
-def test_padding_is_never_drawn(options):
-    tokens, logprobs = drawn(**options)
-    assert tokens.max() < VOCAB and np.isfinite(logprobs).all() and logprobs.min() > -50
-
-
 def test_greedy_takes_the_likeliest_and_says_its_full_probability():
     tokens, logprobs = drawn(temperature=0.0, top_k=3, top_p=0.1, min_p=0.9)
     best = LOGITS[:VOCAB].argmax()

@@ -4,12 +4,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from bursts import burst, carry, crowded
+from bursts import burst, carry
 
 from pat_jax.engine.relocation.rounds import Shipment
 from pat_jax.engine.scheduler import Scheduler
 from pat_jax.engine.sequences.page_allocator import NULL_PAGE
-from pat_jax.engine.sequences.page_reserve import PageReserve
 from pat_jax.engine.sequences.responses import Request, Responses
 from pat_jax.engine.sequences.sequence_table import NO_ROW
 
@@ -132,32 +131,6 @@ def test_who_is_admitted_keeps_pages_for_its_next_few_tokens():
     assert scheduler.tables.lacking(1000).tolist() == [2 * (6 - 2)], "24 tokens at most"
 
 
-def test_what_rows_drew_is_theirs_unless_they_were_ended_meanwhile():
-    scheduler = make_scheduler(plain(3, prompt=5, most=20), num_groups=2, num_pages=9)
-    table = scheduler.table
-    scheduler.admit(2, 4, at_once=4)
-    reserve = PageReserve(scheduler.tables.pools, size=8)
-    reserve.fill(np.array([8, 4]))
-    first, second = reserve.laid_out().pages
-    assert reserve.left.tolist() == [8 - 2 * 2, 4], "no more than there are"
-    rows = table.row.copy()
-    pages = np.full((4, 3), NULL_PAGE, np.int32)
-    group = table.group(np.arange(3))
-    assert group.tolist().count(0) == 2
-    (alone,), (one, ended) = np.flatnonzero(group == 1), np.flatnonzero(group == 0)
-    pages[rows[one], :2], pages[rows[ended], :1] = first[:2], first[2:3]
-    pages[rows[alone], :1] = second[:1]
-    table.end_now(np.array([ended]))
-    scheduler.release_ended()
-    drawn = scheduler.tables.add(pages)
-    assert drawn.tolist() == [3, 1]
-    reserve.note_drawn(drawn)
-    reserve.take_back()
-    assert scheduler.tables.rows(np.array([one]), 5)[0, 2:4].tolist() == first[:2].tolist()
-    assert scheduler.tables.num_held == (2 + 2) + (2 + 1)
-    assert [pool.num_free for pool in scheduler.tables.pools] == [8 - 4, 8 - 3]
-
-
 def test_nobody_overtakes_who_needs_more_pages():
     three = zip(plain(3, prompt=17), (9, 17, 2), strict=True)
     requests = [replace(request, tokens=request.tokens[:n]) for request, n in three]
@@ -203,24 +176,6 @@ def test_in_a_switch_the_oldest_get_their_pages_first(is_recomputed):
     scheduler.admit(3, BURST, at_once=BURST)
     carry(scheduler, 1, num_pages=6, is_recomputed=np.full(3, is_recomputed), steps=1)
     assert scheduler.table.live.tolist() == [1, 2]
-
-
-def test_who_finds_no_room_on_the_way_gives_back_its_pages_and_is_computed_anew():
-    """Two begin alike, and the shorter one of them stays behind: the other goes on holding what they share."""
-    system = tuple(range(100, 108))
-    texts = [(*system, *range(200, 209)), (*system, *range(300, 305)), tuple(range(17))]
-    requests = [Request(text, np.zeros(2, np.uint32), 5) for text in texts]
-    scheduler = make_scheduler(requests, num_groups=1, num_pages=100)
-    scheduler.admit(3, BURST, at_once=BURST)
-    with crowded([0]):  # the first page of the first sequence
-        shipments, round = carry(
-            scheduler, 1, num_pages=50, is_recomputed=np.zeros(3, bool), steps=BURST
-        )
-    scheduler.check_integrity()
-    assert len(arrivals(shipments)) == 4 + 4
-    assert set(arrivals(shipments)) == set(scheduler.tables.rows(np.array([0, 2]), 4).ravel())
-    assert (round.spans.sequence.tolist(), round.spans.start.tolist()) == ([1], [0])
-    assert scheduler.table.live.tolist() == [0, 1, 2]
 
 
 def test_groups_get_alike_numbers_and_pages():

@@ -9,7 +9,7 @@ import pytest
 from chex import assert_trees_all_equal
 from trainers import CHAIN, compile_named, host_weights, make_trainer, started, updated
 
-from pat_jax.common.devices import HOST_MEMORY, has_host_memory
+from pat_jax.common.devices import HOST_MEMORY
 from pat_jax.common.errors import UserError
 from pat_jax.common.rules import OptionError
 from pat_jax.config.learning import OptimizerConfig
@@ -101,19 +101,3 @@ def test_devices_without_such_memory_are_refused(monkeypatch: pytest.MonkeyPatch
         OptionError, match=r"optimizer\.offload is True: expected false on devices of"
     ):
         check_offload(config, devices)
-
-
-def test_memories_are_those_that_devices_name():
-    class Memory:
-        def __init__(self, kind: str):
-            self.kind = kind
-
-    class Chip:
-        def __init__(self, *kinds: str):
-            self.kinds = kinds
-
-        def addressable_memories(self) -> list[Memory]:
-            return [Memory(kind) for kind in self.kinds]
-
-    some: Any = [Chip("device", HOST_MEMORY), Chip("device")]
-    assert has_host_memory(some[:1]) and not has_host_memory(some)
