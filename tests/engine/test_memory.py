@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from fakes import SPLITS
 from runs import TINY
@@ -61,7 +62,12 @@ def test_bytes_are_those_of_real_shards(engine: RolloutEngine, split):
     config = parse(OPTIONS).rollout
     memory = memory_model(engine.specs, config, limit=math.inf, resident=())
     layout, policy = engine.layouts[split], engine.policy
-    weights = policy.init(0, layout.param_shardings(policy), jnp.float32)
+    shards = layout.param_shardings(policy)
+    weights = jax.tree.map(
+        lambda x, sharding: jax.device_put(np.zeros(x.shape, x.dtype), sharding),
+        policy.abstract(jnp.float32),
+        shards,
+    )
     assert memory.weights[split] == on_first_device(weights)
     shape = engine.specs.pool(layout)
     pool = jax.tree.map(lambda x: jax.device_put(jnp.zeros(x.shape, x.dtype), x.sharding), shape)

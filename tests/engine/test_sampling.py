@@ -1,5 +1,7 @@
 """Sampling against float64 in NumPy: what is drawn, and how often, under every option."""
 
+from functools import partial
+
 import jax
 import numpy as np
 import pytest
@@ -145,15 +147,21 @@ def test_the_likeliest_tokens_are_those_of_the_model_alone():
     assert not np.any(tokens) and not np.any(logprobs)
 
 
+@partial(jax.jit, static_argnames="vocab_size")
+def sampled(logits, *how, vocab_size):
+    return sample(logits, *how, vocab_size=vocab_size)
+
+
 def drawn_once(logits: np.ndarray, temperature: float) -> tuple[np.ndarray, np.ndarray]:
     """A token of each row and its log-probability."""
     rows, vocab = logits.shape
-    tokens, logprobs, _ = jax.jit(lambda *args: sample(*args, vocab_size=vocab))(
+    tokens, logprobs, _ = sampled(
         logits,
         keys_of(SEQUENCES[:rows]),
         rows_of([Sampling(temperature=temperature)] * rows),
         np.zeros((rows, 2, -(-vocab // 32)), np.uint32),
         np.full((rows, 1), -1, np.int32),
+        vocab_size=vocab,
     )
     return np.asarray(tokens), np.asarray(logprobs)
 
