@@ -29,7 +29,7 @@ MODEL_PATHS = [
     (name, path)
     for name, settings in SETTINGS.items()
     for path in PATHS
-    if set(path) <= {*settings.degrees}
+    if not settings.degrees or set(path) <= {*settings.degrees}
 ]
 
 

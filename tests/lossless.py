@@ -85,7 +85,9 @@ class Settings:
     max_logprobs: int = 0
     weights: WeightFormat = "auto"
     lora_rank: int = 0  # of adapters beside the weights
-    degrees: tuple[int, ...] = (1, 2, 4, 8)  # TP of the layouts, those that divide the model
+    degrees: tuple[
+        int, ...
+    ] = ()  # TP of the layouts; where none is named all that divide the model
     drafts: Drafts = NO_DRAFTS
     draft: DraftSource | None = None
 
@@ -154,6 +156,8 @@ class Subject:
         self.params: Params = jax.device_get(self.policy.store(pad(params, padded), dtype))
         devices = jax.devices()[:num_devices]
         layouts, _ = layout_chain(factored_mesh(devices), self.policy.config, kernels)
+        if degrees := settings.degrees:
+            layouts = {split: layout for split, layout in layouts.items() if split.tp in degrees}
         self.engine = RolloutEngine(
             self.policy,
             devices,
@@ -161,7 +165,7 @@ class Subject:
             capacity=settings.sequences,
             eos_ids=EOS_IDS,
             dtype=dtype,
-            layouts={split: x for split, x in layouts.items() if split.tp in settings.degrees},
+            layouts=layouts,
             reslice_chunk_bytes=settings.reslice_chunk_bytes,
             drafts=settings.drafts,
             draft=settings.draft,
