@@ -168,19 +168,6 @@ class TestTheCheck:
             build_engine(config, model_config(config, jax.devices()[:2]), jax.devices()[:2])
         assert "\n" not in str(error.value)
 
-    def test_a_layout_without_room_is_dropped_and_refused_where_pinned(self):
-        """Weights that matter, and nothing is allocated."""
-        large = ("--model", "demo")
-        memory = setup(*large).memory
-        needs = [memory.starting(split, 8, 96) for split in SPLITS[:3]]
-        assert needs == sorted(needs, reverse=True) and list(memory.weights) == list(SPLITS[:3])
-        tight = (*large, "--rollout.device_memory_gib", str((needs[0] + needs[1]) / 1.8 / GIB))
-        done = setup(*tight)
-        assert list(done.layouts) == list(SPLITS[1:3]) and done.layouts is done.engine.layouts
-        assert any("layout dp8tp1: its weights take" in reason for reason in done.dropped)
-        with pytest.raises(UserError, match="--layout is 'dp8tp1'"):
-            setup(*tight, "--layout", "dp8tp1")
-
     def test_the_log_says_what_is_known(self):
         config = parse(OPTIONS).rollout
         memory = setup().memory

@@ -103,22 +103,6 @@ def test_greedy_heeds_penalties_and_what_is_forbidden():
     np.testing.assert_allclose(logprobs, np.log(expected.max()), atol=1e-5)
 
 
-def test_rows_have_their_own_options():
-    each = [options for options in OPTIONS if "is_early" not in options] + [{"temperature": 0.0}]
-    count = len(each)
-    tokens, logprobs, _ = draw(
-        np.broadcast_to(LOGITS, (ROWS, PADDED)),
-        keys_of(SEQUENCES),
-        rows_of([Sampling(**each[i % count]) for i in range(ROWS)]),
-        seen_in(ROWS),
-        np.full((ROWS, 2), -1, np.int32),
-    )
-    for i, options in enumerate(each):
-        alone, alone_logprobs = drawn(**options)
-        np.testing.assert_array_equal(tokens[i::count], alone[i::count])
-        np.testing.assert_allclose(logprobs[i::count], alone_logprobs[i::count], atol=1e-6)
-
-
 @pytest.mark.parametrize("options", [*OPTIONS, {"temperature": 0.0}], ids=str)
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_a_logit_that_is_no_number_shows_whatever_the_options_are(options, bad):
