@@ -194,17 +194,17 @@ class Transformer(nnx.Module):
 
         Without a cache a row holds sequences one behind the other, whose positions begin at 0: a
         token sees those before it in its own. With one it sees everything in its row up to its own
-        position. With `depth` the model is as if it had so many layers. `remat` is what the backward pass keeps of each layer (`rematerialization.py`);
-        with `scan_layers`, and without a cache, they run as a loop (`layer_loop.py`).
+        position. With `depth` the model is as if it had so many layers. `remat` is what the backward
+        pass keeps of each layer (`rematerialization.py`); with `scan_layers`, and without a cache,
+        they run as a loop (`layer_loop.py`).
         """
         partition = partition or Whole()
         x = self._embed(tokens, partition).astype(dtype)
-        rotation = angles(positions, rope_frequencies(self.config))
         run = partial(
             _run_layer,
             nnx.graphdef(self.layers[0]),
             positions=positions,
-            rotation=rotation,
+            rotation=angles(positions, rope_frequencies(self.config)),
             partition=partition,
             remat=remat,
         )
@@ -213,10 +213,9 @@ class Transformer(nnx.Module):
             run_all = scanned if scan_layers else unrolled
             x = run_all(lambda params, x: run(params, x, cache=None)[0], layers, x)
         else:
-            written: list[Cache] = []
-            for params, layer_cache in zip(layers, cache, strict=True):
-                x, layer_cache = run(params, x, cache=layer_cache)
-                written.append(layer_cache)
+            written = list(cache)
+            for i, (params, layer_cache) in enumerate(zip(layers, cache, strict=True)):
+                x, written[i] = run(params, x, cache=layer_cache)
             cache = tuple(written)
         return rms_norm(x, self.final_norm[...], self.config.norm_eps), cache
 

@@ -85,6 +85,9 @@ class Settings:
     max_logprobs: int = 0
     weights: WeightFormat = "auto"
     lora_rank: int = 0  # of adapters beside the weights
+    degrees: tuple[
+        int, ...
+    ] = ()  # TP of the layouts; where none is named all that divide the model
     drafter: Drafter = NO_DRAFTER
 
     @property
@@ -152,6 +155,8 @@ class Subject:
         self.params: Params = jax.device_get(self.policy.store(pad(params, padded), dtype))
         devices = jax.devices()[:num_devices]
         layouts, _ = layout_chain(factored_mesh(devices), self.policy.config, kernels)
+        if degrees := settings.degrees:
+            layouts = {split: layout for split, layout in layouts.items() if split.tp in degrees}
         self.engine = RolloutEngine(
             self.policy,
             devices,
@@ -190,6 +195,15 @@ class Subject:
         done = dict(stream)
         self.engine.release_weights()
         return [done[i] for i in range(len(requests))], report
+
+    def compared(
+        self,
+        requests: Sequence[Request],
+        static: Sequence[Completion],
+        *others: Sequence[Completion],
+    ) -> Tally:
+        """Other runs against a static one, all kinds of sampling together."""
+        return sum(tally(self, requests, static, others).values(), Tally())
 
     def static(self, tp: int) -> FixedLayout:
         return FixedLayout(next(split for split in self.engine.layouts if split.tp == tp))

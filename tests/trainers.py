@@ -1,7 +1,8 @@
-"""A small policy's trainers, of which a test compiles the programs that it needs."""
+"""A small policy's trainers, whose programs are compiled when a test needs them."""
 
 from collections.abc import Iterator, Sequence
 from functools import cache
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,16 +16,17 @@ from pat_jax.models.presets import preset
 from pat_jax.models.weight_formats import WeightFormat
 from pat_jax.rl.algorithm.losses import Loss
 from pat_jax.rl.algorithm.policy_loss import PolicyLoss
-from pat_jax.rl.algorithm.update import PolicyUpdate
-from pat_jax.rl.batches.batches import MicroBatch
+from pat_jax.rl.algorithm.update import PolicyUpdate, TrainState
+from pat_jax.rl.batches.batches import MicroBatch, TrainBatch
 from pat_jax.training.passes import model_functions
 from pat_jax.training.trained import Trained
-from pat_jax.training.trainer import Trainer
+from pat_jax.training.trainer import Trainer, UpdateResult
 from pat_jax.training.transfer import Receivers
 
 CONFIG = preset("tiny", vocab_size=61)
 POLICY = Policy.from_config(CONFIG)
 CHAIN = {str(k): v for k, v in layout_chain(factored_mesh(jax.devices()), CONFIG)[0].items()}
+(SINGLE,) = layout_chain(factored_mesh(jax.devices()[:1]), CONFIG)[0].values()
 ROWS, LENGTH = 8, 16
 ON_POLICY = PolicyLoss(is_on_policy=True)
 ADAM = optax.adam(1e-3)
@@ -32,7 +34,7 @@ ADAM = optax.adam(1e-3)
 
 def make_trainer(
     layout: Layout,
-    *programs: str,
+    *,
     dtype: jnp.dtype = jnp.float32,
     weights: WeightFormat = "auto",
     micro_shapes: Sequence[tuple[int, int]] = ((ROWS, LENGTH),),
@@ -40,19 +42,21 @@ def make_trainer(
     has_supervised: bool = False,
     lora: Lora | None = None,
     base_dtype: jnp.dtype = jnp.float32,
+    weight_dtype: jnp.dtype = jnp.float32,
     targets: Sequence[Layout] = tuple(CHAIN.values()),
     optimizer: optax.GradientTransformation = ADAM,
-    weight_dtype: jnp.dtype = jnp.float32,
-    is_offloaded: bool = False,
     scan_layers: bool = False,
-    has_logprobs: bool = False,
-    by_need: bool = False,
+    **options: Any,
 ) -> Trainer:
-    """With only the named programs compiled."""
+    """
+    Args:
+      dtype, weights: of the rollout that it hands its policy to.
+      options: others of `Trainer`.
+    """
     model = model_functions(POLICY, layout, jnp.float32, scan_layers=scan_layers)
     kept = POLICY.with_weights(weights)
     update = PolicyUpdate(model, optimizer, CONFIG.vocab_size, loss)
-    trainer = Trainer(
+    return Trainer(
         Trained(POLICY, layout, lora, base_dtype, weight_dtype),
         update,
         Receivers(
@@ -62,14 +66,14 @@ def make_trainer(
         ),
         micro_shapes=micro_shapes,
         supervised=update if has_supervised else None,
-        is_offloaded=is_offloaded,
-        has_logprobs=has_logprobs,
+        **options,
     )
-    declared = trainer.programs._declared
-    for key in [key for key in declared if key.name not in programs]:
-        del declared[key]
-    trainer.compile(by_need=by_need)
-    return trainer
+
+
+def compile_named(trainer: Trainer, *names: str) -> None:
+    for key in trainer.programs.missing():
+        if key.name in names:
+            trainer.programs.compile(key)
 
 
 @cache
@@ -79,6 +83,24 @@ def host_weights() -> Params:
     return jax.tree.map(
         lambda x: rng.normal(x.ndim == 1, 0.2, x.shape).astype(np.float32), POLICY.abstract_params
     )
+
+
+def started(trainer: Trainer, params: Any = None) -> TrainState:
+    """From `params` on the host, or from `host_weights`."""
+    params = host_weights() if params is None else params
+    return trainer["init_state"](jax.device_put(params, trainer.shardings))
+
+
+def updated(
+    trainer: Trainer, state: TrainState, reference: Params | None = None, *, steps: int = 1
+) -> tuple[TrainState, UpdateResult]:
+    """After so many updates by `micro_batches`, and what came of the last."""
+    for _ in range(steps):
+        batch = TrainBatch([list(micro_batches())], 1.0)
+        state, result = trainer.update(state, batch, reference)
+        assert result.applied == (True,) and result.metrics["train/skipped_updates"] == 0
+    assert jax.tree.map(lambda x: x.sharding, state.params) == trainer.shardings
+    return state, result
 
 
 def micro_batches() -> Iterator[MicroBatch]:

@@ -230,6 +230,10 @@ def _rope(fields: _Fields) -> tuple[float, RopeScaling | None]:
         raise rope.error(
             type_name, "'default' or 'llama3'", "other rotary scalings are not implemented"
         )
+    return theta, _scaling(fields, rope)
+
+
+def _scaling(fields: _Fields, rope: _Fields) -> RopeScaling:
     original = "original_max_position_embeddings"  # beside the object it comes first
     scaling = RopeScaling(
         factor=rope.number("factor"),
@@ -240,7 +244,7 @@ def _rope(fields: _Fields) -> tuple[float, RopeScaling | None]:
     if scaling.high_freq_factor <= scaling.low_freq_factor:
         expected = f"more than low_freq_factor ({scaling.low_freq_factor})"
         raise rope.error("high_freq_factor", expected, "check the checkpoint's config.json")
-    return theta, scaling
+    return scaling
 
 
 def to_hf_config(config: ModelConfig, dtype: jnp.dtype) -> dict[str, object]:

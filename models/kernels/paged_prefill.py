@@ -59,20 +59,16 @@ def attend_blocks_on_gpu(
     tile = min(max(pl.next_power_of_2(length * group), LEAST_SIDE), GPU_QUERIES)
     flat = _by_head(queries, tile)
     table = _whole_turns(table, at_once := max(keys_at_once // keys.shape[2], 1))
+    number = pl.BlockSpec((1,), lambda row, *_: (row,))
+    of_row = pl.BlockSpec((None, table.shape[1]), lambda row, *_: (row, 0))
     tiles = pl.BlockSpec((None, None, tile, dim), lambda row, head, nth, _: (row, head, nth, 0))
+    pool = pl.BlockSpec(keys.shape, lambda *_: (0, 0, 0, 0))
     out, logsumexp = pl.pallas_call(
         functools.partial(
             _attend_on_gpu, length=length, at_once=at_once, parts=parts, branches=trunk is not None
         ),
         grid=(rows, heads, flat.shape[2] // tile, parts),
-        in_specs=[
-            pl.BlockSpec((1,), lambda row, *_: (row,)),
-            pl.BlockSpec((1,), lambda row, *_: (row,)),
-            pl.BlockSpec((None, table.shape[1]), lambda row, *_: (row, 0)),
-            tiles,
-            pl.BlockSpec(keys.shape, lambda *_: (0, 0, 0, 0)),
-            pl.BlockSpec(values.shape, lambda *_: (0, 0, 0, 0)),
-        ],
+        in_specs=[number, number, of_row, tiles, pool, pool],
         out_specs=[
             pl.BlockSpec((None, None, None, tile, dim), lambda *at: (at[3], *at[:3], 0)),
             pl.BlockSpec((None, None, None, tile), lambda *at: (at[3], *at[:3])),
@@ -151,9 +147,13 @@ def attend_blocks_on_tpu(
     page_size = keys.shape[2]
     flat = _by_head(queries, LEAST_SIDE)
     table = _whole_turns(table, at_once := max(TPU_KEYS // page_size, 1))
+    numbers = pl.BlockSpec(
+        (None, 1, table.shape[1]), lambda row, *_: (row, 0, 0), memory_space=tpu.SMEM
+    )
     of_row = pl.BlockSpec((None, *flat.shape[1:]), lambda row, *_: (row, 0, 0, 0))
     in_memory = pl.BlockSpec(memory_space=pl.ANY)
     fetched = tpu.VMEM((2, at_once, heads, page_size, dim), keys.dtype)
+    semaphores, sums = tpu.SemaphoreType.DMA((2, 2)), tpu.VMEM(flat.shape[1:], jnp.float32)
     of_query = tpu.VMEM((*flat.shape[1:3], TPU_LANES), jnp.float32)
     out = pl.pallas_call(
         functools.partial(
@@ -162,23 +162,9 @@ def attend_blocks_on_tpu(
         grid_spec=tpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=2,
             grid=(rows,),
-            in_specs=[
-                pl.BlockSpec(
-                    (None, 1, table.shape[1]), lambda row, *_: (row, 0, 0), memory_space=tpu.SMEM
-                ),
-                of_row,
-                in_memory,
-                in_memory,
-            ],
+            in_specs=[numbers, of_row, in_memory, in_memory],
             out_specs=of_row,
-            scratch_shapes=[
-                fetched,
-                fetched,
-                tpu.SemaphoreType.DMA((2, 2)),
-                tpu.VMEM(flat.shape[1:], jnp.float32),
-                of_query,
-                of_query,
-            ],
+            scratch_shapes=[fetched, fetched, semaphores, sums, of_query, of_query],
         ),
         out_shape=jax.ShapeDtypeStruct(flat.shape, queries.dtype),
         name="attend_blocks",
@@ -198,18 +184,8 @@ def _attend_on_tpu(
     query = jax.lax.broadcasted_iota(jnp.int32, square, 0) % length
     column = jax.lax.broadcasted_iota(jnp.int32, square, 1)
 
-    def copies(turn, slot):
-        return [
-            tpu.make_async_copy(
-                pool.at[table_ref[0, turn * at_once + i]],
-                to.at[slot, i],
-                semaphores.at[which, slot],
-            )
-            for i in range(at_once)
-            for which, (pool, to) in enumerate(
-                ((keys_ref, fetched_keys), (values_ref, fetched_values))
-            )
-        ]
+    pools = (keys_ref, fetched_keys), (values_ref, fetched_values)
+    copies = functools.partial(_copies, table_ref, pools, semaphores, at_once)
 
     def fetch(turn, slot):
         for copy in copies(turn, slot):
@@ -243,6 +219,17 @@ def _attend_on_tpu(
     totals[...] = jnp.zeros_like(totals)
     jax.lax.fori_loop(0, turns, over_pages, None)
     out_ref[...] = (sums[...] / totals[...][:, :, :1]).astype(out_ref.dtype)
+
+
+def _copies(table_ref, pools, semaphores, at_once: int, turn, slot) -> list:
+    """Of the pages of a turn, to that one of two places."""
+    return [
+        tpu.make_async_copy(
+            pool.at[table_ref[0, turn * at_once + i]], to.at[slot, i], semaphores.at[which, slot]
+        )
+        for i in range(at_once)
+        for which, (pool, to) in enumerate(pools)
+    ]
 
 
 def _dot(x: Array, y: Array, contracted: int) -> Array:

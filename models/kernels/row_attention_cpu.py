@@ -40,13 +40,6 @@ def _forward(queries: Array, keys: Array, values: Array, positions: Array):
     return out, (queries, keys, values, positions, out, sums)
 
 
-def _backward(residuals: tuple[Array, Array, Array, Array, Array, Array], grads: Array):
-    return *_skipping_backward(*residuals, grads), None
-
-
-attend_in_blocks.defvjp(_forward, _backward)
-
-
 def _to_blocks(x: Array, num_blocks: int, size: int, *, axis: int) -> Array:
     """[num_blocks, …, size, …] of a length at `axis`, filled up with 0."""
     filling = [(0, 0)] * x.ndim
@@ -91,6 +84,16 @@ def _visible(seen: Seen, i: Array, j: Array) -> Array:
     return visible[:, None, None]
 
 
+def _product(subscripts: str, x: Array, y: Array) -> Array:
+    """In float32."""
+    return jnp.einsum(subscripts, x, y, preferred_element_type=jnp.float32)
+
+
+def _scores(query: Array, of_keys: Array, seen: Seen, i: Array, j: Array) -> Array:
+    """Of the queries of block i and the keys of block j, [rows, kv_heads, queries_per_kv, queries, keys]."""
+    return jnp.where(_visible(seen, i, j), attention_scores(query, of_keys[j]), MASKED)
+
+
 def _skipping(queries: Array, keys: Array, values: Array, positions: Array) -> tuple[Array, Array]:
     """The attention, and the logarithms of each query's sums of exponentials."""
     length = queries.shape[1]
@@ -104,16 +107,11 @@ def _skipping(queries: Array, keys: Array, values: Array, positions: Array) -> t
 
         def add(_: Array, carry: tuple[Array, ...]) -> tuple[Array, ...]:
             j, most, total, out = carry
-            scores = jnp.where(_visible(seen, i, j), attention_scores(query, of_keys[j]), MASKED)
+            scores = _scores(query, of_keys, seen, i, j)
             larger = jnp.maximum(most, jnp.max(scores, axis=-1))
             weights = jnp.exp(scores - larger[..., None])
             fading = jnp.exp(most - larger)
-            product = jnp.einsum(
-                "bkgts,bksd->bkgtd",
-                weights.astype(values.dtype),
-                of_values[j],
-                preferred_element_type=jnp.float32,
-            )
+            product = _product("bkgts,bksd->bkgtd", weights.astype(values.dtype), of_values[j])
             total = total * fading + jnp.sum(weights, axis=-1)
             return earlier[j], larger, total, out * fading[..., None] + product
 
@@ -132,19 +130,29 @@ def _skipping(queries: Array, keys: Array, values: Array, positions: Array) -> t
     return _from_blocks(out, length, axis=1), _from_blocks(sums, length, axis=3)
 
 
-def _skipping_backward(
-    queries: Array,
-    keys: Array,
-    values: Array,
-    positions: Array,
-    out: Array,
-    sums: Array,
-    grads: Array,
+def _gradients(
+    query: Array, key: Array, value: Array, grad: Array, weights: Array, along: Array
 ) -> tuple[Array, Array, Array]:
+    """What a block of keys and a block of queries, whose attention has the gradient `grad`, give to the
+    gradients of queries, keys and values.
+
+    Args:
+      weights: of the keys in the attention, [rows, kv_heads, queries_per_kv, queries, keys].
+      along: Σ grad * attention of each query.
+    """
+    dtype, scale = query.dtype, query.shape[-1] ** -0.5
+    to_value = _product("bkgts,btkgd->bksd", weights.astype(dtype), grad)
+    to_weights = _product("btkgd,bksd->bkgts", grad, value)
+    to_scores = (weights * (to_weights - along[..., None]) * scale).astype(dtype)
+    to_query = _product("bkgts,bksd->btkgd", to_scores, key)
+    return to_query, _product("bkgts,btkgd->bksd", to_scores, query), to_value
+
+
+def _backward(residuals: tuple[Array, ...], grads: Array) -> tuple[Array, Array, Array, None]:
+    queries, keys, values, positions, out, sums = residuals
     length, dtype = queries.shape[1], queries.dtype
     num_blocks, size = _grid(length)
     seen, counts, before = _seen(positions, num_blocks, size)
-    scale = queries.shape[-1] ** -0.5
     of_keys, of_values = (_to_blocks(x, num_blocks, size, axis=2) for x in (keys, values))
     through = jnp.sum(grads.astype(jnp.float32) * out.astype(jnp.float32), axis=-1)
     of_queries, of_grads, *by_query = (
@@ -154,32 +162,17 @@ def _skipping_backward(
         _to_blocks(x, num_blocks, size, axis=3) for x in (sums, jnp.moveaxis(through, 1, 3))
     ]
 
-    def one_block(
-        carry: tuple[Array, Array], block: tuple[Any, ...]
-    ) -> tuple[tuple[Array, Array], Array]:
+    def one_block(carry: tuple[Array, Array], block: tuple[Any, ...]) -> tuple[Any, Array]:
         i, count, earlier, query, grad, seen, total, along = block
 
         def add(_: Array, carry: tuple[Array, ...]) -> tuple[Array, ...]:
             j, to_query, to_keys, to_values = carry
-            scores = jnp.where(_visible(seen, i, j), attention_scores(query, of_keys[j]), MASKED)
-            weights = jnp.exp(scores - total[..., None])
-            to_value = jnp.einsum(
-                "bkgts,btkgd->bksd",
-                weights.astype(dtype),
-                grad,
-                preferred_element_type=jnp.float32,
+            weights = jnp.exp(_scores(query, of_keys, seen, i, j) - total[..., None])
+            more, to_key, to_value = _gradients(
+                query, of_keys[j], of_values[j], grad, weights, along
             )
-            to_weights = jnp.einsum(
-                "btkgd,bksd->bkgts", grad, of_values[j], preferred_element_type=jnp.float32
-            )
-            to_scores = (weights * (to_weights - along[..., None]) * scale).astype(dtype)
-            to_query += jnp.einsum(
-                "bkgts,bksd->btkgd", to_scores, of_keys[j], preferred_element_type=jnp.float32
-            )
-            to_key = jnp.einsum(
-                "bkgts,btkgd->bksd", to_scores, query, preferred_element_type=jnp.float32
-            )
-            return earlier[j], to_query, to_keys.at[j].add(to_key), to_values.at[j].add(to_value)
+            to_keys, to_values = to_keys.at[j].add(to_key), to_values.at[j].add(to_value)
+            return earlier[j], to_query + more, to_keys, to_values
 
         begun = i, jnp.zeros(query.shape, jnp.float32), *carry
         _, to_query, to_keys, to_values = jax.lax.fori_loop(0, count, add, begun)
@@ -193,4 +186,8 @@ def _skipping_backward(
         _from_blocks(to_queries, length, axis=1),
         _from_blocks(to_keys, length, axis=2).astype(dtype),
         _from_blocks(to_values, length, axis=2).astype(dtype),
+        None,
     )
+
+
+attend_in_blocks.defvjp(_forward, _backward)

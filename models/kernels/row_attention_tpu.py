@@ -66,7 +66,6 @@ def _kernel(
     positions: Int[Array, "rows length"], size: int, heads: int, interpret: bool
 ) -> Callable[..., Any]:
     """Splash attention for rows with these positions, one behind the other."""
-    rows, num_blocks = positions.shape[0], positions.shape[1] // size
     # Of one block: the mask's function is the same for all, and the tables are replaced.
     mask = splash.MultiHeadMask([splash.CausalMask((size, size))] * heads)
     sizes = splash.BlockSizes(
@@ -80,6 +79,20 @@ def _kernel(
     kernel = splash.make_splash_mha_single_device(
         mask, block_sizes=sizes, residual_checkpoint_name=ATTENTION, interpret=interpret
     )
+    by_query, by_key = _tables(positions, size)
+    queries = jnp.arange(positions.size, dtype=jnp.int32)
+    info = kernel.fwd_mask_info._replace(**by_query, q_sequence=queries)
+    kernel.fwd_mask_info = kernel.dq_mask_info = info
+    kernel.dkv_mask_info = info._replace(**by_key)
+    return kernel
+
+
+def _tables(
+    positions: Int[Array, "rows length"], size: int
+) -> tuple[dict[str, Array], dict[str, Array]]:
+    """The blocks of keys that each block of queries looks at, and those of queries that look at each of
+    keys: whether it does, and which block to fetch."""
+    rows, num_blocks = positions.shape[0], positions.shape[1] // size
     seen_by = seen_keys(positions)
     start = key_blocks(seen_by, queries=size, keys=size).own[:, :, None]
     last = end_blocks(seen_by, queries=size, keys=size)[:, None] - 1
@@ -98,13 +111,7 @@ def _kernel(
         shape[axis] *= rows
         return jnp.reshape(jnp.moveaxis(x, 0, axis - 1), shape)
 
-    by_query = kernel.fwd_mask_info._replace(
-        data_next=one_row(of_queries, 1),
-        block_mask=one_row(seen, 1),
-        q_sequence=jnp.arange(positions.size, dtype=jnp.int32),
+    return (
+        {"data_next": one_row(of_queries, 1), "block_mask": one_row(seen, 1)},
+        {"data_next": one_row(of_keys, 2), "block_mask": one_row(seen, 2)},
     )
-    kernel.fwd_mask_info = kernel.dq_mask_info = by_query
-    kernel.dkv_mask_info = by_query._replace(
-        data_next=one_row(of_keys, 2), block_mask=one_row(seen, 2)
-    )
-    return kernel

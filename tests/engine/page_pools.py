@@ -1,4 +1,4 @@
-"""Pools of pages made in NumPy, put onto the shards of any layout, and looked at there."""
+"""Pools of pages made in NumPy, put onto the shards of any layout, moved and looked at there."""
 
 from dataclasses import replace
 from functools import cache
@@ -7,11 +7,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from pat_jax.engine.device.pages.pages import Exchange, pack, shift, unpack
 from pat_jax.engine.sequences.state import LayerPages
 from pat_jax.layout.layout import Layout, factored_mesh, layout_chain
 from pat_jax.models.cache.kv_cache import KV_AXES
 from pat_jax.models.config import ModelConfig
 from pat_jax.planning.types import Split
+from pat_jax.programs.programs import Key
 
 CONFIG = ModelConfig(
     architecture="llama",
@@ -27,6 +29,26 @@ CONFIG = ModelConfig(
 # Devices, KV heads, query heads: copies of KV heads from TP 1, 2, 4 or never; factors 2 · 3, too.
 CASES = [(8, 8, 8), (8, 6, 24), (8, 3, 24), (8, 1, 8), (8, 2, 8), (6, 3, 6), (6, 2, 12)]
 PAGE_SIZE = 2  # tokens
+
+
+class Programs(dict):
+    """Those that move pages between some layouts; compiles what is asked for."""
+
+    def __init__(self, *layouts: Layout):
+        super().__init__()
+        self.layouts = {layout.split: layout for layout in layouts}
+
+    def __missing__(self, key: Key):
+        layout, target = (self.layouts[split] for split in (key.split, key.target or key.split))
+        run = {
+            "pack": lambda: pack(layout, target),
+            "unpack": lambda: unpack(layout),
+            "shift": lambda: shift(layout),
+            "exchange": lambda: Exchange.between(layout, target).all(),
+            "exchange_one": lambda: Exchange.between(layout, target).one(),
+        }[key.name]()
+        self[key] = jax.jit(run, donate_argnums=0 if key.name == "unpack" else ())
+        return self[key]
 
 
 @cache

@@ -3,11 +3,10 @@
 from itertools import permutations, product
 
 import pytest
-from fakes import SPLITS, subject
+from fakes import SPLITS
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pat_jax.engine.relocation.rounds import SIZES
 from pat_jax.layout.buckets import Buckets, ladder, smallest_at_least
 from pat_jax.planning.types import Split
 from pat_jax.programs.programs import Key, ProgramTable
@@ -66,27 +65,6 @@ def test_every_bucket_has_a_bucket_to_switch_to(built):
         if wide.tp > narrow.tp:
             ratio = narrow.dp // wide.dp
             assert {n * ratio for n in buckets.rows[narrow]} <= set(buckets.rows[wide])
-
-
-@pytest.mark.parametrize("name", [pytest.param("kv8", marks=pytest.mark.slow), "kv2", "kv1"])
-def test_everything_a_rollout_may_look_up_is_compiled(name):
-    engine = subject(name).engine
-    buckets, programs = engine.specs.buckets, engine.programs
-    for split, length in product(engine.layouts, buckets.lengths):
-        for blocks in engine.specs.prefill_sizes:
-            assert Key("prefill", split, blocks, length) in programs
-        for rows in buckets.rows[split]:
-            assert Key("decode", split, rows, length) in programs
-    for split in engine.layouts:
-        assert Key("allocate", split) in programs and Key("copy_pages", split) in programs
-        assert all(Key("unpack", split, size) in programs for size in SIZES)
-    for source, target in permutations(engine.layouts.values(), 2):
-        assert Key("view", source.split, target=target.split) in programs
-        for size, name in product(SIZES, ("pack", "exchange", "exchange_one")):
-            assert Key(name, source.split, size, target=target.split) in programs
-        # However the groups merge, they fit a bucket.
-        merged = max(buckets.rows[source.split]) * source.split.dp // target.split.dp
-        assert merged <= max(buckets.rows[target.split])
 
 
 def test_a_program_that_was_never_declared_is_named():

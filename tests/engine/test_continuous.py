@@ -17,7 +17,6 @@ from pat_jax.planning.planner.planner import Planner
 from pat_jax.planning.planner.scripts import FixedLayout, ScriptedPath, Step
 from pat_jax.planning.types import MIGRATE_ALL, RECOMPUTE_ALL, Split
 from tests.lossless import EOS_IDS, make_requests
-from tests.near_ties import Tally, compare
 
 DP2, TP2 = Split(2, 1), Split(1, 2)
 WHOLE = 8  # pages of the longest sequence
@@ -25,14 +24,14 @@ WHOLE = 8  # pages of the longest sequence
 
 @cache
 def engine() -> RolloutEngine:
-    """Four rows on two devices, and pages for one whole sequence and a part of another in each."""
+    """Four rows on two devices, and pages for one whole sequence and a part of another in each. Its programs
+    are compiled when they are needed."""
     settings = SETTINGS["kv2"]
     config = replace(settings.rollout, min_rows=1, min_length=64, kv_pages=WHOLE + 2)
     engine = RolloutEngine(
         subject("kv2").policy, jax.devices()[:2], config, capacity=4, eos_ids=EOS_IDS
     )
     assert engine.specs.width(engine.specs.buckets.lengths[-1]) == WHOLE
-    engine.compile()
     return engine
 
 
@@ -49,9 +48,7 @@ def run(
 
 
 def check(requests: list[Request], expected: list[Completion], found: list[Completion]) -> None:
-    decisions = subject("kv2").judge.decisions(requests, expected)
-    pairs = zip(expected, found, decisions, strict=True)
-    total = sum((compare(a, b, decided) for a, b, decided in pairs), Tally())
+    total = subject("kv2").compared(requests, expected, found)
     assert total.unexplained == total.judge_disagrees == 0
     assert total.compared > 0.9 * total.tokens > 100
 
@@ -111,8 +108,7 @@ def test_a_prompt_is_computed_once_for_its_samples():
     found, report = run(samples, FixedLayout(DP2))
     assert report.prefill_tokens == 2 * 10
     expected, _ = subject("kv2").run(samples, subject("kv2").static(1))
-    decisions = subject("kv2").judge.decisions(samples, expected)
-    total = sum(map(compare, expected, found, decisions), Tally())
+    total = subject("kv2").compared(samples, expected, found)
     assert total.unexplained == 0 and total.compared > 60
     assert len({tuple(done.tokens.tolist()) for done in found}) == 4
 
@@ -138,19 +134,3 @@ def test_the_pages_of_a_failed_request_spoil_nobody_elses():
     assert all(done.error for done in found[:2])
     assert not any(done.error for done in found[2:])
     check(good, expected, found[2:])
-
-
-def test_who_is_expected_to_run_longest_begins_first():
-    requests = [
-        Request((3, 4, 5), sequence_key(9, i), max_new_tokens=8, ignore_eos=True) for i in range(12)
-    ]
-    layout = engine().layouts[DP2]
-    weights = jax.device_put(subject("kv2").params, layout.param_shardings(engine().policy))
-    engine().set_weights(weights, layout)
-    expected = np.array([1.0, 9, 2, 8, 3, 7, 4, 6, 5, 5, 5, 5])
-    ended = [
-        i
-        for i, _ in engine().stream(requests, FixedLayout(DP2), RolloutReport(), expected=expected)
-    ]
-    engine().release_weights()
-    assert set(ended[:4]) == {1, 3, 5, 7} and set(ended[-4:]) == {0, 2, 4, 6}

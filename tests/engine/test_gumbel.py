@@ -1,4 +1,4 @@
-"""The draw on two levels: which token, how often, and how often two near distributions agree."""
+"""The draw on two levels: which token, and how often."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -129,64 +129,3 @@ def test_noise_is_exponential_and_never_zero_or_infinite(monkeypatch):
     exact = -np.log1p(-np.minimum((every + 0.5) / 2**32, 1 - 2.0**-24))
     np.testing.assert_allclose(found, exact, rtol=1e-5)
     assert found.min() > 1e-10 and found.max() < 17
-
-
-def common(p: np.ndarray, q: np.ndarray) -> np.ndarray:
-    """Of each outcome, the probability that two draws with the same noise both are it, float64.
-
-    Of exponential variables E the smallest of E / p and of E / q: 1 / Σ_j max(p_j / p_i, q_j / q_i).
-    """
-    with np.errstate(divide="ignore", invalid="ignore"):
-        larger = np.maximum(p[None] / p[:, None], q[None] / q[:, None])
-    return np.where((p > 0) & (q > 0), 1 / larger.sum(axis=1), 0.0)
-
-
-def common_tokens(p: np.ndarray, q: np.ndarray) -> np.ndarray:
-    """The same of tokens that are drawn on two levels."""
-    p, q = (x.reshape(-1, min(BLOCK, len(x))) for x in (p, q))
-    masses = [x.sum(axis=1) for x in (p, q)]
-    inside = [
-        common(a / max(a.sum(), 1e-300), b / max(b.sum(), 1e-300))
-        for a, b in zip(p, q, strict=True)
-    ]
-    return (common(*masses)[:, None] * inside).reshape(-1)
-
-
-def near_pair(rng: np.random.Generator, vocab: int, noise: float | None = None) -> np.ndarray:
-    """The logits of a token and what another model makes of them, float32[2, vocab]."""
-    spread, noise = rng.uniform(0.3, 6), noise or 10 ** rng.uniform(-2, 0.2)
-    logits = rng.normal(0, spread, vocab)
-    return np.stack([logits, logits + rng.normal(0, noise, vocab)]).astype(np.float32)
-
-
-def bound(p: np.ndarray, q: np.ndarray) -> float:
-    distance = np.abs(p - q).sum() / 2
-    return (1 - distance) / (1 + distance)
-
-
-@pytest.mark.parametrize(("vocab", "pairs"), [(64, 200), (128, 100), (64 * BLOCK, 25)])
-def test_near_distributions_agree_as_often_as_the_bound_says(vocab: int, pairs: int):
-    """(1 - d) / (1 + d) of arXiv 2408.07978 holds for one block, and here for many."""
-    rng = np.random.default_rng(5)
-    for _ in range(pairs):
-        p, q = np.exp(log_softmax(near_pair(rng, vocab)))
-        assert common_tokens(p, q).sum() >= bound(p, q)
-
-
-@pytest.mark.parametrize("vocab", [64, 5 * BLOCK])
-@pytest.mark.parametrize("options", [{}, {"temperature": 0.7, "top_p": 0.95}], ids=str)
-def test_two_draws_with_the_same_noise_are_the_same_token_as_often_as_they_can_be(vocab, options):
-    logits = near_pair(np.random.default_rng(9), vocab, noise=0.6)
-    tokens = [
-        drawn(np.broadcast_to(x, (ROWS, vocab)), [Sampling(**options)] * ROWS)[0] for x in logits
-    ]
-    probs = np.exp(log_softmax(logits / np.float32(options.get("temperature", 1.0))))
-    for each in probs:
-        order = np.argsort(-each)
-        each[order[np.cumsum(each[order]) - each[order] >= options.get("top_p", 1.0)]] = 0
-    p, q = probs / probs.sum(axis=1, keepdims=True)
-    expected = ROWS * common_tokens(p, q)
-    counts = np.bincount(tokens[0][tokens[0] == tokens[1]], minlength=vocab)
-    differ = ROWS - counts.sum(), ROWS - expected.sum()
-    assert chi_square(np.append(counts, differ[0]), np.append(expected, differ[1])) > 1e-3
-    assert 0.3 * ROWS < counts.sum() < 0.98 * ROWS and counts.sum() > bound(p, q) * ROWS

@@ -1,7 +1,5 @@
 """Which mesh axes a layout takes, how KV heads fall on them, and which layouts there are."""
 
-import itertools
-import math
 import re
 from dataclasses import dataclass, replace
 
@@ -10,9 +8,7 @@ import numpy as np
 import pytest
 from fakes import SPLITS, FakeDevice, fake_devices
 
-from pat_jax.common.errors import UserError
-from pat_jax.layout.division import prime_factors
-from pat_jax.layout.layout import Layout, find_layout, layout_chain, make_layout
+from pat_jax.layout.layout import Layout, layout_chain
 from pat_jax.layout.mesh import factored_mesh, hosts_of
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.policy import Policy
@@ -36,13 +32,6 @@ def layouts(num_devices: int = 8, **changes) -> dict[Split, Layout]:
     return layout_chain(factored_mesh(jax.devices()[:num_devices]), replace(CONFIG, **changes))[0]
 
 
-@pytest.mark.parametrize(
-    "n, factors", [(1, []), (2, [2]), (8, [2, 2, 2]), (12, [2, 2, 3]), (35, [5, 7])]
-)
-def test_prime_factors(n, factors):
-    assert prime_factors(n) == factors and math.prod(factors) == n
-
-
 def test_the_mesh_keeps_neighbours_innermost():
     mesh = factored_mesh(jax.devices()[::-1])
     assert mesh.devices.shape == (2, 2, 2)
@@ -60,16 +49,6 @@ def test_tp_takes_the_innermost_axes_and_dp_counts_the_rest_from_inside():
         Split(1, 8): ((), ("axis2", "axis1", "axis0")),
     }
     assert tuple(chain) == SPLITS
-
-
-@pytest.mark.parametrize("name", ["vocab", "mlp", "kv_heads"])
-def test_a_wider_shard_is_part_of_the_narrower_one_on_its_device(name):
-    chain = list(layouts().values())
-    for narrow, wide in itertools.pairwise(chain):
-        before = narrow.sharding(name).devices_indices_map((64,))
-        after = wide.sharding(name).devices_indices_map((64,))
-        for device, (part,) in after.items():
-            assert set(range(64)[part]) < set(range(64)[before[device][0]])
 
 
 @pytest.mark.parametrize(
@@ -144,28 +123,6 @@ def test_layouts_that_do_not_divide_are_dropped_with_a_reason(changes, kept, rea
     assert tuple(split.tp for split in chain) == kept
     assert len(chain) + len(dropped) == 4
     assert any(re.search(reason, text) for text in dropped)
-
-
-def test_a_pinned_layout_that_does_not_divide_is_refused_with_the_reason():
-    config, mesh = replace(CONFIG, mlp_dim=36), factored_mesh(jax.devices())
-    chain, _ = layout_chain(mesh, config)
-    assert find_layout(chain, "dp2tp4", mesh, config) is chain[Split(2, 4)]
-    with pytest.raises(UserError, match="dp1tp8 needs mlp_dim = 36 divisible by 8"):
-        find_layout(chain, "dp1tp8", mesh, config)
-    with pytest.raises(UserError, match=r"'dp3tp3'.*dp8tp1, dp4tp2, dp2tp4; choose one"):
-        find_layout(chain, "dp3tp3", mesh, config)
-
-
-def test_one_device_has_one_layout():
-    mesh = factored_mesh(jax.devices()[:1])
-    chain, dropped = layout_chain(mesh, CONFIG)
-    assert list(chain) == [Split(1, 1)] and dropped == []
-    assert find_layout(chain, "dp1tp1", mesh, CONFIG) is chain[Split(1, 1)]
-
-
-def test_a_layout_names_its_split():
-    layout = make_layout(factored_mesh(jax.devices()), 1, CONFIG)
-    assert (str(layout), layout.split, layout.size(layout.dp_axes)) == ("dp4tp2", Split(4, 2), 4)
 
 
 @pytest.mark.parametrize("per_host", [(4, 4), (2, 2, 2, 2), (4, 4, 4), (6, 6), (8,), (1, 1, 1)])

@@ -7,18 +7,18 @@ from typing import Any
 import numpy as np
 import pytest
 from bursts import crowded
-from fakes import SETTINGS, AtStep, longest_requests, static_run, subject
+from fakes import MODEL_PATHS, SETTINGS, AtStep, longest_requests, static_run, subject
 from runs import finish, start
 
 from pat_jax.engine.sequences.responses import Completion, Request
 from pat_jax.engine.sequences.sampling import Sampling
-from tests.lossless import CARRIES, MODELS, PATHS, make_requests, tally
+from pat_jax.planning.planner.scripts import FixedLayout
+from tests.lossless import CARRIES, MODELS, make_requests, tally
 from tests.near_ties import (
     NEAR_TIE,
     TOLERANCE,
     Decisions,
     Noise,
-    Tally,
     check_lossless,
     compare,
     decide,
@@ -26,8 +26,7 @@ from tests.near_ties import (
 
 
 @pytest.mark.parametrize("carry", CARRIES)
-@pytest.mark.parametrize("path", PATHS, ids=lambda path: "-".join(map(str, path)))
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(("name", "path"), MODEL_PATHS, ids=str)
 def test_switching_changes_no_token(name, path, carry):
     requests, static = static_run(name, seed=0)
     planner = subject(name).adaptive(path, carry, len(requests))
@@ -38,7 +37,7 @@ def test_switching_changes_no_token(name, path, carry):
     ways = {switch.kv for switch in report.switches}
     assert carry in ways and (carry == "mixed" or len(ways) == 1)
     assert all(0 < switch.live < len(requests) for switch in report.switches)
-    check_lossless(sum(tally(subject(name), requests, static, [adaptive]).values(), Tally()))
+    check_lossless(subject(name).compared(requests, static, adaptive))
 
 
 @pytest.mark.parametrize("name, path", [("kv8", (1, 8)), ("kv8", (8, 2)), ("kv2", (8, 1))])
@@ -55,7 +54,7 @@ def test_a_full_pool_goes_along(name, path):
     pages, split = one.engine.specs.pages, splits[path[0]]
     held = -(-planner.context // SETTINGS[name].page_size)
     assert held.sum() >= 0.94 * split.dp * (pages[split] - 1)
-    check_lossless(sum(tally(one, requests, static, [adaptive]).values(), Tally()))
+    check_lossless(one.compared(requests, static, adaptive))
 
 
 @pytest.mark.parametrize("path", [(1, 8), (8, 1)], ids=["up", "down"])
@@ -65,45 +64,30 @@ def test_what_finds_no_room_on_its_way_is_computed_anew(path):
     with crowded([0, 5]):
         adaptive, report = one.run(requests, one.adaptive(path, "migrate", len(requests)))
     assert [switch.kv for switch in report.switches] == ["mixed"]
-    check_lossless(sum(tally(one, requests, static, [adaptive]).values(), Tally()))
+    check_lossless(one.compared(requests, static, adaptive))
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_every_layout_generates_the_same(name):
     requests, static = static_run(name, seed=1)
-    others = [subject(name).run(requests, subject(name).static(tp))[0] for tp in (2, 4, 8)]
-    check_lossless(sum(tally(subject(name), requests, static, others).values(), Tally()))
+    one = subject(name)
+    others = [one.run(requests, FixedLayout(split))[0] for split in one.engine.layouts]
+    check_lossless(one.compared(requests, static, *others))
 
 
-@pytest.mark.slow  # compiles an engine of its own
-@pytest.mark.parametrize("weights", ["auto", "int8"])
-def test_adapters_beside_the_weights_are_the_same_in_every_layout(weights):
-    one, requests = subject("kv2", weights, lora_rank=4), make_requests(SETTINGS["kv2"], seed=0)
+@pytest.mark.slow  # each compiles an engine of its own
+@pytest.mark.parametrize(("weights", "lora_rank"), [("auto", 4), ("int8", 4), ("int8", 0)])
+def test_other_weights_are_the_same_in_every_layout(weights, lora_rank):
+    """Quantized ones, and adapters beside them, say something else, and switching changes none of it."""
+    one, requests = subject("kv2", weights, lora_rank), make_requests(SETTINGS["kv2"], seed=0)
     static, _ = one.run(requests, one.static(1))
-    assert [x.tokens.tolist() for x in static] != [
-        x.tokens.tolist() for x in static_run("kv2", seed=0)[1]
-    ]
-    adaptive, report = one.run(requests, one.adaptive((1, 2, 4, 8, 2), "mixed", len(requests)))
-    assert len(report.switches) == 4
-    check_lossless(sum(tally(one, requests, static, [adaptive]).values(), Tally()))
-
-
-@pytest.mark.slow  # compiles an engine of its own
-@pytest.mark.parametrize(
-    "path", [(1, 2, 4, 8, 2), (8, 1)], ids=lambda path: "-".join(map(str, path))
-)
-def test_quantized_weights_are_the_same_numbers_in_every_layout(path):
-    """Switching changes no token of theirs, though most are others than those of float32."""
-    requests, static = static_run("kv2", seed=0, weights="int8")
-    one = subject("kv2", "int8")
-    adaptive, report = one.run(requests, one.adaptive(path, "mixed", len(requests)))
-    assert len(report.switches) == len(path) - 1
-    check_lossless(sum(tally(one, requests, static, [adaptive]).values(), Tally()))
-    unquantized = static_run("kv2", seed=0)[1]
-    same = [
-        a.tokens.tolist() == b.tokens.tolist() for a, b in zip(static, unquantized, strict=True)
-    ]
+    plain = static_run("kv2", seed=0)[1]
+    same = [a.tokens.tolist() == b.tokens.tolist() for a, b in zip(static, plain, strict=True)]
     assert np.mean(same) < 0.9
+    for path in ((1, 2, 4, 8, 2), (8, 1)):
+        adaptive, report = one.run(requests, one.adaptive(path, "mixed", len(requests)))
+        assert len(report.switches) == len(path) - 1
+        check_lossless(one.compared(requests, static, adaptive))
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -131,21 +115,9 @@ def test_a_sequence_does_not_depend_on_its_company():
     """Half of the requests, in another order and so in other rows, groups and buckets."""
     requests, static = static_run("kv8", seed=0)
     some = [13, 2, 7, 4, 11, 0, 9]
-    alone, _ = subject("kv8").run([requests[i] for i in some], subject("kv8").static(2))
-    decisions = subject("kv8").judge.decisions(requests, static)
-    check_lossless(
-        sum(
-            (compare(static[i], new, decisions[i]) for i, new in zip(some, alone, strict=True)),
-            Tally(),
-        )
-    )
-
-
-def test_samples_differ_by_key_alone():
-    request = replace(make_requests(SETTINGS["kv8"], 0)[1], ignore_eos=True, max_new_tokens=20)
-    other = replace(request, key=request.key + np.uint32(1))
-    run = subject("kv8").run([request, other, request], subject("kv8").static(1))[0]
-    assert run[0].tokens.tolist() == run[2].tokens.tolist() != run[1].tokens.tolist()
+    fewer, one = [requests[i] for i in some], subject("kv8")
+    alone, _ = one.run(fewer, one.static(2))
+    check_lossless(one.compared(fewer, [static[i] for i in some], alone))
 
 
 class TestJudge:

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from fakes import SPLITS
 from runs import TINY
@@ -55,7 +56,12 @@ def test_bytes_are_those_of_real_shards(engine: RolloutEngine, split):
     config = parse(OPTIONS).rollout
     memory = memory_model(engine.specs, config, limit=math.inf, resident=())
     layout, policy = engine.layouts[split], engine.policy
-    weights = policy.init(0, layout.param_shardings(policy), jnp.float32)
+    shards = layout.param_shardings(policy)
+    weights = jax.tree.map(
+        lambda x, sharding: jax.device_put(np.zeros(x.shape, x.dtype), sharding),
+        policy.abstract(jnp.float32),
+        shards,
+    )
     assert memory.weights[split] == on_first_device(weights)
     shape = engine.specs.pool(layout)
     pool = jax.tree.map(lambda x: jax.device_put(jnp.zeros(x.shape, x.dtype), x.sharding), shape)
@@ -76,20 +82,25 @@ def test_training_state_stays_beside_the_rollout():
     assert without == shard_bytes(state) >= 3 * on_first_device(params)
 
 
+class FakeDevice:
+    """Of one process, with a figure of its memory or none."""
+
+    process_index = 0
+
+    def __init__(self, **stats: int):
+        self.stats = stats
+
+    def memory_stats(self):
+        return self.stats or None
+
+
 def test_the_limit_is_the_smallest_of_the_devices_or_the_option():
-    class Fake:
-        process_index = 0
-
-        def __init__(self, limit: int | None):
-            self.limit = limit
-
-        def memory_stats(self):
-            return None if self.limit is None else {"bytes_limit": self.limit, "num_allocs": 1}
-
     config = parse(OPTIONS).rollout
-    assert memory_limit(config, [Fake(5), Fake(3)]) == 3
-    assert memory_limit(config, [Fake(None)]) == math.inf == memory_limit(config, jax.devices())
-    assert memory_limit(replace(config, device_memory_gib=2.0), [Fake(5)]) == 2 * GIB
+    assert memory_limit(config, [FakeDevice(bytes_limit=n, num_allocs=1) for n in (5, 3)]) == 3
+    assert memory_limit(config, [FakeDevice()]) == math.inf == memory_limit(config, jax.devices())
+    assert (
+        memory_limit(replace(config, device_memory_gib=2.0), [FakeDevice(bytes_limit=5)]) == 2 * GIB
+    )
 
 
 def test_caches_of_a_cpu_are_sized_by_the_memory_of_the_machine(monkeypatch):
@@ -127,18 +138,10 @@ def test_a_cpu_runs_as_many_sequences_as_copies_of_their_caches_fit(monkeypatch)
 
 
 def test_the_peak_is_the_largest_of_the_devices():
-    class Fake:
-        process_index = 0
-
-        def __init__(self, peak: int | None):
-            self.peak = peak
-
-        def memory_stats(self):
-            return None if self.peak is None else {"peak_bytes_in_use": self.peak}
-
     memory = setup().memory
     largest = max(memory.weights, key=memory.held)
-    text = describe_peak(memory, [Fake(2 * GIB), Fake(3 * GIB), Fake(None)], "the update 7")
+    devices = [*(FakeDevice(peak_bytes_in_use=n * GIB) for n in (2, 3)), FakeDevice()]
+    text = describe_peak(memory, devices, "the update 7")
     assert "at most 3 GiB of a device" in text and f"in {largest}, the largest" in text
     assert text.endswith("and for the update 7")
     assert describe_peak(memory, jax.devices(), "") == "memory: this backend names no peak"
@@ -158,19 +161,6 @@ class TestTheCheck:
         with pytest.raises(UserError, match=r"needs .* of a device") as error:
             build_engine(config, model_config(config, jax.devices()[:2]), jax.devices()[:2])
         assert "\n" not in str(error.value)
-
-    def test_a_layout_without_room_is_dropped_and_refused_where_pinned(self):
-        """Weights that matter, and nothing is allocated."""
-        large = ("--model", "demo")
-        memory = setup(*large).memory
-        needs = [memory.starting(split, 8, 96) for split in SPLITS[:3]]
-        assert needs == sorted(needs, reverse=True) and list(memory.weights) == list(SPLITS[:3])
-        tight = (*large, "--rollout.device_memory_gib", str((needs[0] + needs[1]) / 1.8 / GIB))
-        done = setup(*tight)
-        assert list(done.layouts) == list(SPLITS[1:3]) and done.layouts is done.engine.layouts
-        assert any("layout dp8tp1: its weights take" in reason for reason in done.dropped)
-        with pytest.raises(UserError, match="--layout is 'dp8tp1'"):
-            setup(*tight, "--layout", "dp8tp1")
 
     def test_the_log_says_what_is_known(self):
         config = parse(OPTIONS).rollout

@@ -1,180 +1,13 @@
-"""Accounts of pages, held against a cache of tokens that is written as the devices would."""
-
-from copy import deepcopy
+"""Accounts of pages, by cases with a known answer; `test_serving.py` has them at length."""
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from pat_jax.engine.sequences.page_allocator import NULL_PAGE, PageAllocator, num_pages_for
+from pat_jax.engine.sequences.page_allocator import PageAllocator
 from pat_jax.engine.sequences.prefill_calls import Spans, prefill_calls
 from pat_jax.engine.sequences.sequence_table import NO_SEQUENCE
-
-SYSTEM = (1, 2, 1, 1, 2)  # begins many prompts
-PROMPTS = st.one_of(
-    st.lists(st.integers(1, 2), min_size=1, max_size=12),
-    st.lists(st.integers(1, 2), max_size=4).map(lambda tail: [*SYSTEM, *tail]),
-)
-
-
-class Sequence:
-    def __init__(self, tokens: list[int], pages: np.ndarray):
-        self.tokens, self.pages = tokens, pages  # the newest token is not in the cache
-
-
-class Pages(RuleBasedStateMachine):
-    """`cache[page]` is what the devices hold; a token that nobody wrote is 0."""
-
-    @initialize(num_pages=st.integers(2, 24), page_size=st.integers(1, 5))
-    def begin(self, num_pages, page_size):
-        self.pool, self.size = PageAllocator(num_pages, page_size), page_size
-        self.cache = np.zeros((num_pages, page_size), int)
-        self.live: list[Sequence] = []
-        self.waiting: list[list[int]] = []  # tokens of those that gave way
-        self.policy = 0  # what is computed under another one is worth nothing
-
-    def written(self, tokens: list[int]) -> np.ndarray:
-        return np.array(tokens) + 10 * self.policy
-
-    def slots(self, sequence: Sequence, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
-        at = np.arange(start, stop)
-        return sequence.pages[at // self.size], at % self.size
-
-    def held(self) -> set[int]:
-        return {page for sequence in self.live for page in sequence.pages.tolist()}
-
-    def state(self) -> dict:
-        """All that the pool knows."""
-        known = vars(self.pool) | vars(self.pool.prefixes)
-        return {
-            name: x.tolist() if isinstance(x, np.ndarray) else deepcopy(x)
-            for name, x in known.items()
-            if name != "prefixes"
-        }
-
-    def unchanged_if_refused(self, before: dict, needed: int) -> None:
-        assert self.state() == before
-        assert needed > self.pool.num_free
-
-    @rule(prompts=st.lists(PROMPTS, min_size=1, max_size=4), room=st.integers(0, 6))
-    def admit(self, prompts, room):
-        """A round of admissions, then their prefill, then their copies."""
-        admitted = []
-        for tokens in prompts:
-            before = self.state()
-            total = num_pages_for(len(tokens) - 1 + room, self.size)
-            taken = self.pool.admit(np.array(tokens), room)
-            if taken is None:
-                self.unchanged_if_refused(before, total)
-                continue
-            assert len(taken.pages) == total
-            admitted.append((Sequence(tokens, taken.pages), taken))
-            self.live.append(admitted[-1][0])
-        self.prefill(admitted)
-        for _, taken in admitted:
-            if taken.copy is not None:
-                source, target = taken.copy
-                self.cache[target] = self.cache[source]
-
-    def prefill(self, admitted):
-        spans = Spans(
-            np.arange(len(admitted)),
-            np.zeros(len(admitted), int),
-            np.array([taken.num_cached for _, taken in admitted], int),
-            np.array([len(sequence.tokens) - 1 for sequence, _ in admitted], int),
-        )
-        for call in prefill_calls(spans, num_groups=1, sizes=(3, 1), page_size=self.size):
-            blocks = [
-                (admitted[i][0], start, start + length)
-                for i, start, length in zip(*(x[0].tolist() for x in call), strict=True)
-                if i != NO_SEQUENCE
-            ]
-            for sequence, start, stop in blocks:
-                self.cache[self.slots(sequence, start, stop)] = self.written(
-                    sequence.tokens[start:stop]
-                )
-            for sequence, _, stop in blocks:  # all that a block attends to is there
-                np.testing.assert_array_equal(
-                    self.cache[self.slots(sequence, 0, stop)], self.written(sequence.tokens[:stop])
-                )
-
-    @rule(data=st.data(), said=st.lists(st.integers(1, 2), max_size=7))
-    def decode(self, data, said):
-        if not self.live:
-            return
-        sequence = data.draw(st.sampled_from(self.live))
-        start, stop = len(sequence.tokens) - 1, len(sequence.tokens) - 1 + len(said)
-        before, needed = self.state(), num_pages_for(stop, self.size) - len(sequence.pages)
-        pages = self.pool.take(max(needed, 0))
-        if pages is None:
-            return self.unchanged_if_refused(before, needed)
-        sequence.pages = np.concatenate([sequence.pages, pages])
-        sequence.tokens = [*sequence.tokens, *said]
-        self.cache[self.slots(sequence, start, stop)] = self.written(sequence.tokens[start:stop])
-
-    @rule(data=st.data())
-    def release(self, data):
-        if not self.live:
-            return
-        sequence = self.live.pop(data.draw(st.integers(0, len(self.live) - 1)))
-        self.pool.release(sequence.pages)
-
-    @rule(data=st.data())
-    def release_several(self, data):
-        """At the end of a burst; pages that several of them held as well."""
-        ended = data.draw(st.lists(st.sampled_from(range(len(self.live) or 1)), unique=True))
-        several = [self.live[i] for i in ended if i < len(self.live)]
-        self.live = [sequence for sequence in self.live if sequence not in several]
-        self.pool.release(*(sequence.pages for sequence in several))
-
-    @rule(data=st.data())
-    def give_way(self, data):
-        """Its pages can be found again, what it has said included."""
-        if not self.live:
-            return
-        sequence = self.live.pop(data.draw(st.integers(0, len(self.live) - 1)))
-        self.pool.index(np.array(sequence.tokens), sequence.pages)
-        self.pool.release(sequence.pages)
-        self.waiting.append(sequence.tokens)
-
-    @rule(data=st.data(), room=st.integers(0, 6))
-    def come_back(self, data, room):
-        if self.waiting:
-            number = data.draw(st.integers(0, len(self.waiting) - 1))
-            self.admit([self.waiting.pop(number)], room)
-
-    @rule()
-    def change_policy(self):
-        """At the end of a rollout."""
-        while self.live:
-            self.pool.release(self.live.pop().pages)
-        self.pool.forget_prefixes()
-        self.policy += 1
-
-    @invariant()
-    def the_cache_holds_what_every_sequence_said(self):
-        for sequence in self.live:
-            cached = len(sequence.tokens) - 1
-            np.testing.assert_array_equal(
-                self.cache[self.slots(sequence, 0, cached)], self.written(sequence.tokens[:cached])
-            )
-
-    @invariant()
-    def pages_are_counted(self):
-        if not hasattr(self, "pool"):
-            return
-        held = self.held()
-        assert NULL_PAGE not in held
-        assert self.pool.num_free == self.pool.capacity - len(held)
-        for sequence in self.live:
-            assert len(set(sequence.pages.tolist())) == len(sequence.pages)
-        pages = np.concatenate([np.zeros(0, int), *(sequence.pages for sequence in self.live)])
-        self.pool.check_integrity(np.bincount(pages, minlength=self.pool.num_pages))
-
-
-TestPages = Pages.TestCase
 
 
 def tokens_of(number: int, length: int) -> np.ndarray:
@@ -302,12 +135,15 @@ def test_a_pool_that_holds_nothing_is_refused(num_pages, page_size):
 
 
 def test_pages_are_released_once():
-    pool = PageAllocator(10, 4)
-    admitted = pool.admit(tokens_of(1, 9), room=0)
-    assert admitted
-    pool.release(admitted.pages)
-    with pytest.raises(ValueError, match="nobody holds it"):
-        pool.release(admitted.pages)
+    pool = PageAllocator(5, 4)
+    pages = pool.take(2)
+    assert pages is not None
+    with pytest.raises(ValueError, match="is released, but nobody holds it"):
+        pool.release(pages, pages)
+    assert pool.num_free == 2
+    pool.release(pages)
+    with pytest.raises(ValueError, match="is released, but nobody holds it"):
+        pool.release(pages)
 
 
 @given(
@@ -369,14 +205,3 @@ def test_a_shared_page_is_let_go_behind_all_that_follow_it():
     assert third is not None and third.num_cached == 0
     fourth = pool.admit(np.array([*other, 3, 3, 3, 3, 7]), 0)
     assert fourth is not None and fourth.num_cached == 4, "its own first page, and no more"
-
-
-def test_a_page_is_not_released_twice_at_once():
-    pool = PageAllocator(5, 4)
-    pages = pool.take(2)
-    assert pages is not None
-    with pytest.raises(ValueError, match="is released, but nobody holds it"):
-        pool.release(pages, pages)
-    assert pool.num_free == 2
-    pool.release(pages)
-    assert pool.num_free == 4

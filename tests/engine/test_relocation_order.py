@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from pat_jax.engine.relocation import order
 from pat_jax.engine.relocation.order import Placed, placed
-from pat_jax.engine.relocation.rounds import ALL, MOST_EMPTY, SIZES, Shipment, rounds
+from pat_jax.engine.relocation.rounds import ALL, MOST_EMPTY, Shipment, rounds
 from pat_jax.engine.sequences.page_allocator import NULL_PAGE
 from pat_jax.engine.sequences.prefill_calls import PageMoves
 
@@ -118,29 +118,11 @@ def test_what_would_wait_where_it_may_not_stays_behind(monkeypatch, most, is_up)
 
 
 @pytest.mark.parametrize("is_up", [True, False], ids=["up", "down"])
-@pytest.mark.parametrize("fill", [0.6, 0.95, 1.0])
-@pytest.mark.parametrize("ways", [2, 8])
-def test_a_large_pool_takes_no_more_rounds_than_two_memories(is_up, fill, ways):
-    geometry = Geometry(wide_groups=1, ways=ways, copies=1, pages=400, is_up=is_up)
-    moves = drawn(geometry, np.random.default_rng(ways), fill, skew=0.0)
-    most = np.bincount(moves.old_group if is_up else moves.new_group).max()
-    result = check(geometry, moves)
-    assert len(result.shipments) == fewest(geometry, moves) <= -(-most // SIZES[0]) + SIZES[0]
-
-
-@pytest.mark.parametrize("is_up", [True, False], ids=["up", "down"])
-@pytest.mark.parametrize("fill", [0.3, 0.6, 0.9])
-def test_a_large_pool_of_scattered_pages_takes_few_rounds(is_up, fill):
-    """Free memory that eight groups have in common is rare where each has its pages anywhere."""
-    geometry = Geometry(wide_groups=1, ways=8, copies=1, pages=500, is_up=is_up)
-    moves = drawn(geometry, np.random.default_rng(0), fill, skew=0.3)
+@pytest.mark.parametrize(
+    ("ways", "pages", "fill", "skew"), [(2, 400, 1.0, 0.0), (8, 400, 1.0, 0.0), (8, 500, 0.9, 0.3)]
+)
+def test_a_large_pool_takes_no_more_rounds_than_two_memories(is_up, ways, pages, fill, skew):
+    """Scattered pages included: free memory that eight groups have in common is rare then."""
+    geometry = Geometry(wide_groups=1, ways=ways, copies=1, pages=pages, is_up=is_up)
+    moves = drawn(geometry, np.random.default_rng(0), fill, skew)
     assert len(check(geometry, moves).shipments) == fewest(geometry, moves)
-
-
-@pytest.mark.parametrize("skew", [0.3, 1.0])
-def test_of_pages_scattered_over_a_large_pool_some_stay_behind(skew):
-    """No run of pages that eight groups have free is long enough to take what arrives."""
-    geometry = Geometry(wide_groups=1, ways=8, copies=1, pages=2000, is_up=True)
-    moves = drawn(geometry, np.random.default_rng(0), fill=0.9, skew=skew)
-    result = check(geometry, moves)
-    assert 0 < (result.new_page == NULL_PAGE).mean() < 0.5

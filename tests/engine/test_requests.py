@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-import jax
 import numpy as np
 import pytest
 from compilations import counted_compilations
@@ -94,27 +93,3 @@ def test_options_of_every_kind_compile_nothing():
         for i in range(len(each)):
             generate(*each[i:], path=PATH)
     assert events == []
-
-
-def test_logits_that_are_no_numbers_end_their_request_and_no_other():
-    """The embedding of token 7 is damaged: the request that reads it fails, the others do not."""
-    bench, request = subject(SUBJECT), make_requests(SETTINGS[SUBJECT], 0)[1]
-    sound = replace(request, tokens=(3, 4, 5), max_new_tokens=4, ignore_eos=True)
-    sound = replace(sound, sampling=Sampling(stop_token_ids=(7,)))
-    requests = [sound, replace(sound, tokens=(3, 7, 5)), sound]
-    expected, *_ = bench.run([sound], bench.static(1))[0]
-    whole = bench.params
-
-    def damage(path: tuple, x: np.ndarray) -> np.ndarray:
-        is_embedding = "embedding" in jax.tree_util.keystr(path)
-        return np.where((np.arange(len(x)) == 7)[:, None], np.nan, x) if is_embedding else x
-
-    try:
-        bench.params = jax.tree_util.tree_map_with_path(damage, whole)
-        first, failed, last = bench.run(requests, bench.static(1))[0]
-    finally:
-        bench.params = whole
-    assert failed.error and "token 1 of the response" in failed.error
-    assert len(failed.tokens) == len(failed.logprobs) == 0
-    for done in (first, last):
-        assert done.error == "" and done.tokens.tolist() == expected.tokens.tolist()

@@ -7,12 +7,10 @@ import pytest
 from fakes import made_up_latency
 from two_devices import DP2, TP2, engine, generate, look_at_pages
 
-from pat_jax.engine.controller import Controller
 from pat_jax.engine.device.decode.sampling import sequence_key
 from pat_jax.engine.engine import RolloutEngine
 from pat_jax.engine.record.report import RolloutReport
 from pat_jax.engine.sequences.responses import Request
-from pat_jax.layout.buckets import Shape
 from pat_jax.planning.memory import MemoryModel
 from pat_jax.planning.planner.planner import Planner
 from pat_jax.planning.planner.scripts import FixedLayout, ScriptedPath, Step
@@ -32,38 +30,6 @@ def test_the_simulator_goes_the_same_way(runs_ahead, seed, monkeypatch):
     monkeypatch.setattr(engine(), "runs_ahead", runs_ahead)
     planner = ScriptedPath(DP2, (Step(TP2, 7), Step(DP2, 4), Step(TP2, 2)))
     check_simulator(engine(), planner, seed, has_pools=False)
-
-
-NEXT = Controller._next
-
-
-def in_short_bursts(self: Controller, budget: int, tokens_before: int) -> tuple[Shape, int]:
-    shape, steps = NEXT(self, budget, tokens_before)
-    return shape, min(steps, self.shapes.check_every)
-
-
-def in_the_largest_bucket(self: Controller) -> None:
-    self._grow()
-    self.table.compact(self.shapes.buckets.rows[self.split][-1])
-
-
-@pytest.mark.parametrize(
-    "rule, broken",
-    [
-        ("_stop_at", lambda self, threshold: self.table.fullest - 1),
-        ("_next", in_short_bursts),
-        ("fit", in_the_largest_bucket),
-    ],
-)
-def test_a_rule_is_written_once(rule, broken, monkeypatch):
-    """Broken in one place, it changes what the engine does and what the simulator does, alike."""
-    monkeypatch.setattr(engine(), "runs_ahead", True)
-    planner = ScriptedPath(DP2, (Step(TP2, 7), Step(DP2, 4), Step(TP2, 2)))
-    whole = check_simulator(engine(), planner, seed=0, has_pools=False)
-    monkeypatch.setattr(Controller, rule, broken)
-    other = check_simulator(engine(), planner, seed=0, has_pools=False)
-    rows = [[burst.rows for burst in report.bursts] for report in (whole, other)]
-    assert (other.trace.steps, rows[1]) != (whole.trace.steps, rows[0])
 
 
 @pytest.mark.slow  # compiles an engine of its own

@@ -4,12 +4,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from bursts import burst, carry, crowded
+from bursts import burst, carry
 
 from pat_jax.engine.relocation.rounds import Shipment
 from pat_jax.engine.scheduler import Scheduler
 from pat_jax.engine.sequences.page_allocator import NULL_PAGE
-from pat_jax.engine.sequences.page_reserve import PageReserve
 from pat_jax.engine.sequences.responses import Request, Responses
 from pat_jax.engine.sequences.sequence_table import NO_ROW
 
@@ -132,32 +131,6 @@ def test_who_is_admitted_keeps_pages_for_its_next_few_tokens():
     assert scheduler.tables.lacking(1000).tolist() == [2 * (6 - 2)], "24 tokens at most"
 
 
-def test_what_rows_drew_is_theirs_unless_they_were_ended_meanwhile():
-    scheduler = make_scheduler(plain(3, prompt=5, most=20), num_groups=2, num_pages=9)
-    table = scheduler.table
-    scheduler.admit(2, 4, at_once=4)
-    reserve = PageReserve(scheduler.tables.pools, size=8)
-    reserve.fill(np.array([8, 4]))
-    first, second = reserve.laid_out().pages
-    assert reserve.left.tolist() == [8 - 2 * 2, 4], "no more than there are"
-    rows = table.row.copy()
-    pages = np.full((4, 3), NULL_PAGE, np.int32)
-    group = table.group(np.arange(3))
-    assert group.tolist().count(0) == 2
-    (alone,), (one, ended) = np.flatnonzero(group == 1), np.flatnonzero(group == 0)
-    pages[rows[one], :2], pages[rows[ended], :1] = first[:2], first[2:3]
-    pages[rows[alone], :1] = second[:1]
-    table.end_now(np.array([ended]))
-    scheduler.release_ended()
-    drawn = scheduler.tables.add(pages)
-    assert drawn.tolist() == [3, 1]
-    reserve.note_drawn(drawn)
-    reserve.take_back()
-    assert scheduler.tables.rows(np.array([one]), 5)[0, 2:4].tolist() == first[:2].tolist()
-    assert scheduler.tables.num_held == (2 + 2) + (2 + 1)
-    assert [pool.num_free for pool in scheduler.tables.pools] == [8 - 4, 8 - 3]
-
-
 def test_nobody_overtakes_who_needs_more_pages():
     three = zip(plain(3, prompt=17), (9, 17, 2), strict=True)
     requests = [replace(request, tokens=request.tokens[:n]) for request, n in three]
@@ -203,24 +176,6 @@ def test_in_a_switch_the_oldest_get_their_pages_first(is_recomputed):
     scheduler.admit(3, BURST, at_once=BURST)
     carry(scheduler, 1, num_pages=6, is_recomputed=np.full(3, is_recomputed), steps=1)
     assert scheduler.table.live.tolist() == [1, 2]
-
-
-def test_who_finds_no_room_on_the_way_gives_back_its_pages_and_is_computed_anew():
-    """Two begin alike, and the shorter one of them stays behind: the other goes on holding what they share."""
-    system = tuple(range(100, 108))
-    texts = [(*system, *range(200, 209)), (*system, *range(300, 305)), tuple(range(17))]
-    requests = [Request(text, np.zeros(2, np.uint32), 5) for text in texts]
-    scheduler = make_scheduler(requests, num_groups=1, num_pages=100)
-    scheduler.admit(3, BURST, at_once=BURST)
-    with crowded([0]):  # the first page of the first sequence
-        shipments, round = carry(
-            scheduler, 1, num_pages=50, is_recomputed=np.zeros(3, bool), steps=BURST
-        )
-    scheduler.check_integrity()
-    assert len(arrivals(shipments)) == 4 + 4
-    assert set(arrivals(shipments)) == set(scheduler.tables.rows(np.array([0, 2]), 4).ravel())
-    assert (round.spans.sequence.tolist(), round.spans.start.tolist()) == ([1], [0])
-    assert scheduler.table.live.tolist() == [0, 1, 2]
 
 
 def test_groups_get_alike_numbers_and_pages():
@@ -314,33 +269,12 @@ def test_who_gave_way_finds_its_own_pages_behind_a_beginning_that_it_shares(is_s
         (lambda s: s._queue.popleft(), "queue"),
         (lambda s: s.table.leave(np.array([0])), "not live holds"),
         (lambda s: s.tables.forget([0]), "no page"),
-        (lambda s: s.tables.pages.__setitem__((0, 2), 30), None),
         (lambda s: s.tables.group.__setitem__(0, 1 - s.tables.group[0]), None),
         (lambda s: s.tables.give(0, 0, s.tables.of(2).copy()), "other holders"),
         (lambda s: s.tables.pools[0].take(1), "other holders"),
         (lambda s: s.tables.pools[0]._idle.popitem(), "held, idle or blank"),
-        (lambda s: s.tables.pools[0]._push(np.array([40], np.int32)), "held, idle or blank"),
-        (lambda s: s.tables.pools[0].prefixes._page.popitem(), None),
-        (lambda s: s.tables.pools[0].prefixes.note(45, (0, b"blank")), "blank page can be found"),
-        (
-            lambda s: s.tables.pools[0].prefixes.note(int(s.tables.of(0)[1]), (44, b"")),
-            "those before",
-        ),
     ],
-    ids=[
-        "left the queue",
-        "lost its row",
-        "lost its pages",
-        "has one more",
-        "in another group",
-        "has another's",
-        "taken for nobody",
-        "neither held nor free",
-        "free twice",
-        "no longer found",
-        "found and blank",
-        "found alone",
-    ],
+    ids=["queue", "row", "pages", "group", "another's", "for nobody", "not free"],
 )
 def test_rows_and_pages_that_contradict_each_other_are_found(spoil, message):
     """Of seven, three in the first of two groups; one there has ended, and its pages can be found."""
@@ -354,40 +288,3 @@ def test_rows_and_pages_that_contradict_each_other_are_found(spoil, message):
     spoil(scheduler)
     with pytest.raises(AssertionError, match=message):
         scheduler.check_integrity()
-
-
-def test_ten_thousand_through_a_pool_that_holds_a_hundred():
-    """Each ends once, with its own tokens; few pages are held beyond what is filled."""
-    rng = np.random.default_rng(0)
-    response = np.clip(rng.lognormal(4, 1, 10_000).astype(int), 1, 400)
-    prompts = [tuple(rng.integers(0, 10**6, n).tolist()) for n in rng.integers(10, 60, 2500)]
-    requests = [Request(prompts[i // 4], np.zeros(2, np.uint32), 400) for i in range(10_000)]
-    responses = Responses.of(requests, num_groups=2, rows_per_group=1)
-    table = responses.table
-    total = sum(len(request.tokens) for request in requests) + int(response.sum())
-    num_pages = 1 + total // 100 // 16 // 2
-    scheduler = Scheduler(responses, num_pages=num_pages, page_size=16)
-    times_ended = np.zeros(10_000, int)
-    num_preempted, prefilled, held, filled = 0, 0, 0, 0
-    while table.has_work:
-        num_preempted += scheduler.grow(16, at_once=16)
-        round = scheduler.admit(64, 16, at_once=16)
-        prefilled += int((round.spans.stop - round.spans.start).sum())
-        live = table.live
-        assert len(live) and (np.bincount(table.group(live)) <= 64).all()
-        ahead = np.minimum(table.length[live] - 1 + 16, table.end[live] - 1)
-        np.testing.assert_array_equal(scheduler.tables.count[live], -(-ahead // 16))
-        held += scheduler.tables.count[live].sum() * 16
-        filled += (table.length[live] - 1).sum()
-        left = response[live] - (table.length[live] - table.prompt_length[live])
-        burst(scheduler.contents, np.minimum(left, 16), left > 16, tokens=live, steps=16)
-        times_ended[live[table.is_done[live]]] += 1
-        scheduler.release_ended()
-        assert sum(pool.num_free for pool in scheduler.tables.pools) <= 2 * (num_pages - 1)
-    assert (times_ended == 1).all() and scheduler.tables.num_held == 0
-    for i, done in enumerate(responses.completions(eos_ids=())):
-        assert len(done.tokens) == response[i] and (done.tokens == i).all()
-    assert num_preempted > 0
-    # What was given up is computed again; the four samples of a prompt share it mostly.
-    assert prefilled < 0.6 * sum(len(request.tokens) for request in requests)
-    assert (held - filled) / held < 0.2

@@ -33,16 +33,17 @@ def main() -> None:
     join(options.distributed)
     configure(8)
     from compilations import counted_compilations
-    from fakes import SETTINGS, subject
+    from fakes import MODEL_PATHS, SETTINGS, subject
 
     from pat_jax.engine.warm_up.warm_up import Warmup
-    from tests.lossless import CARRIES, PATHS, make_requests
+    from tests.lossless import CARRIES, make_requests
 
     one, requests = subject(options.name), make_requests(SETTINGS[options.name], 0)
+    one.engine.compile()
     Warmup(one.engine, runs=1).measure(one.weights)
     said = {}
     with counted_compilations() as compiled:
-        for path in PATHS[:4]:
+        for path in [path for name, path in MODEL_PATHS if name == options.name][:4]:
             for carry in CARRIES:
                 adaptive = one.adaptive(path, carry, len(requests))
                 completions, report = one.run(requests, adaptive)

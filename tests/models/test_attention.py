@@ -13,7 +13,7 @@ def loss(queries: jax.Array, keys: jax.Array, values: jax.Array, positions: jax.
     return jnp.sum(jnp.sin(out)), out
 
 
-@pytest.mark.parametrize("length", [24, 25, 31, 33, 40])
+@pytest.mark.parametrize("length", [24, 31, 33])
 def test_in_query_blocks_equals_at_once(length: int, monkeypatch: pytest.MonkeyPatch):
     keys = jax.random.split(jax.random.key(0), 3)
     queries = jax.random.normal(keys[0], (2, length, 2, 2, 8))
@@ -40,7 +40,7 @@ def temporaries(length: int) -> int:
     return analysis.temp_size_in_bytes
 
 
-@pytest.mark.parametrize("length", [4032, 4095, 3648, 3585])
+@pytest.mark.parametrize("length", [4095, 3585])
 def test_no_length_is_a_cliff(length: int):
     """A sequence takes no more than a longer one that is divided evenly."""
     assert temporaries(length) < 1.05 * temporaries(4096)

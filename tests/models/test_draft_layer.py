@@ -84,7 +84,7 @@ trees = st.builds(
 
 
 @pytest.mark.parametrize("kind", [DraftPages, DraftRows])
-@settings(max_examples=12)
+@settings(max_examples=6)
 @given(trees)
 def test_a_token_sees_its_row_and_its_own_path(kind, tree):
     queries, position = tree.queries, jnp.zeros((1, len(tree.line.row)), jnp.int32)
@@ -96,7 +96,7 @@ def test_a_token_sees_its_row_and_its_own_path(kind, tree):
 
 
 @pytest.mark.parametrize("kind", [DraftPages, DraftRows])
-@settings(max_examples=12)
+@settings(max_examples=6)
 @given(trees, st.lists(st.booleans(), min_size=ROWS, max_size=ROWS))
 def test_a_branch_that_is_right_is_found_where_its_positions_are(kind, tree, taken):
     queries, position = tree.queries, jnp.zeros((1, len(tree.line.row)), jnp.int32)

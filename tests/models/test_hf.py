@@ -84,42 +84,6 @@ def test_export_then_load_is_the_identity(tmp_path, name, dtype):
     assert (tmp_path / "out").stat().st_mode == (tmp_path / "made by hand").stat().st_mode
 
 
-def test_files_hold_the_names_shapes_and_order_of_hugging_face(tmp_path):
-    policy, params = policy_and_params("qwen2")
-    export(tmp_path / "out", policy, params, jnp.float32)
-    stored = load_file(tmp_path / "out" / "model.safetensors")
-    prefix = "model.layers.1."
-    assert stored.keys() == {"model.embed_tokens.weight", "model.norm.weight"} | {
-        f"model.layers.{i}.{suffix}"
-        for i in range(2)
-        for suffix in (
-            "input_layernorm.weight",
-            "post_attention_layernorm.weight",
-            *(f"self_attn.{x}_proj.{kind}" for x in "qkv" for kind in ("weight", "bias")),
-            "self_attn.o_proj.weight",
-            *(f"mlp.{x}_proj.weight" for x in ("gate", "up", "down")),
-        )
-    }
-    attention = policy.bind(params).layers[1].attention
-    q_proj, o_proj = (
-        stored[prefix + "self_attn.q_proj.weight"],
-        stored[prefix + "self_attn.o_proj.weight"],
-    )
-    for head in range(8):
-        kv_head, query = divmod(head, 4)
-        rows = slice(head * 6, head * 6 + 6)
-        np.testing.assert_array_equal(q_proj[rows], attention.query[...][kv_head, query])
-        np.testing.assert_array_equal(o_proj[:, rows], attention.out[...][:, kv_head, query])
-        np.testing.assert_array_equal(
-            stored[prefix + "self_attn.q_proj.bias"][rows],
-            attention.query_bias[...][kv_head, query],
-        )
-    assert stored["model.embed_tokens.weight"].shape == (61, 16)
-    np.testing.assert_array_equal(
-        stored[prefix + "mlp.down_proj.weight"], policy.bind(params).layers[1].mlp.down[...]
-    )
-
-
 def test_a_sharded_export_has_an_index_and_loads_alike(tmp_path):
     policy, params = policy_and_params("qwen3")
     export(tmp_path / "out", policy, params, jnp.float32, max_shard_bytes=8_000)

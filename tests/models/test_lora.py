@@ -11,7 +11,7 @@ from pat_jax.common.errors import UserError
 from pat_jax.models.adapted_weight import AdaptedWeight
 from pat_jax.models.checkpoints.hf_tensors import hf_tensors
 from pat_jax.models.layers import FEW_TOKENS, linear
-from pat_jax.models.lora import Adapter, Adapters, Lora
+from pat_jax.models.lora import Adapters, Lora
 from pat_jax.models.policy import Params, Policy
 from pat_jax.models.presets import preset
 from tests.lossless import MODELS
@@ -151,31 +151,3 @@ def test_a_target_that_no_layer_is_called_is_refused(target: str):
     assert all(name in message for name in [*LINEAR, "all-linear"])
     if target in ("qproj", "layers.7.q_proj"):
         assert "the nearest is 'q_proj'" in message
-
-
-def test_only_adapted_weights_have_gradients():
-    """Those of a and b by the chain rule, from that of the whole weight in float64."""
-    adapters = lora("q_proj", "o_proj")
-    base, learned = weights(POLICY), trained(adapters)
-    coefficients = jnp.asarray(np.random.default_rng(3).normal(size=(2, 40, 64)), jnp.float32)
-    tokens = jnp.asarray(np.random.default_rng(2).integers(0, 61, (2, 40)))
-    positions = jnp.broadcast_to(jnp.arange(40), tokens.shape)
-
-    def loss(params: Params) -> jax.Array:
-        model = POLICY.bind(params)
-        return jnp.sum(coefficients * model.logits(model(tokens, positions)[0]))
-
-    found = jax.grad(lambda x: loss(adapters.attach(base, x)))(learned)
-    whole = jax.grad(loss)(adapters.merge(base, learned))
-    tensors = jax.tree.leaves(hf_tensors(POLICY))
-    of_module = {t.module: x for t, x in zip(tensors, jax.tree.leaves(whole), strict=True)}
-    assert found.keys() == set(adapters.modules)
-    for name, gradient in found.items():
-        a, b = (np.asarray(y, np.float64) for y in (learned[name].a, learned[name].b))
-        of_weight = np.asarray(of_module[name], np.float64).reshape(b.size // 3, -1)
-        expected = Adapter(
-            7 / 3 * (b.reshape(-1, 3).T @ of_weight).reshape(a.shape),
-            7 / 3 * (of_weight @ a.reshape(3, -1).T).reshape(b.shape),
-        )
-        for ours, theirs in zip(jax.tree.leaves(gradient), jax.tree.leaves(expected), strict=True):
-            np.testing.assert_allclose(ours, theirs, atol=2e-5 * np.abs(theirs).max())

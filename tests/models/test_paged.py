@@ -97,17 +97,6 @@ def test_decoding_over_pages_equals_attention_over_the_sequence(lengths, seed, d
             )
 
 
-@given(lengths, st.integers(0, 99))
-def test_a_write_touches_its_own_columns_only(lengths, seed):
-    sequences = Sequences(seed, lengths, new=1)
-    layer = sequences.layer()
-    _, layer = attend(layer, *sequences.chunk(sequences.lengths[:, None], jnp.float32))
-    for row, length in enumerate(lengths):
-        sequences.put(sequences.pools, row, length)
-    for got, pool in zip((layer.keys, layer.values), sequences.pools, strict=True):
-        np.testing.assert_array_equal(got, pool)
-
-
 @given(st.permutations(range(4)), st.integers(0, 99))
 def test_blocks_of_one_sequence_may_be_prefilled_in_one_call_in_any_order(order, seed):
     """And an empty block, whose table names no page, disturbs nobody."""
@@ -161,30 +150,6 @@ def test_a_burst_equals_attention_over_the_sequence_and_leaves_its_tokens_in_the
     ended = end(burst, layer, jnp.asarray(start + emitted))
     for got, pool in zip((ended.keys, ended.values), sequences.pools, strict=True):
         np.testing.assert_array_equal(got[NULL_PAGE + 1 :], pool[NULL_PAGE + 1 :])
-
-
-@pytest.mark.parametrize("rows", [1, 3])
-def test_pages_are_written_where_they_lie(rows):
-    """A donated pool is not copied: neither by a write nor at the end of a burst."""
-    pool: Any = jax.ShapeDtypeStruct((4096, HEADS, PAGE_SIZE, DIM), jnp.float32)
-    table: Any = jax.ShapeDtypeStruct((rows, WIDTH), jnp.int32)
-    ints = jax.ShapeDtypeStruct((rows,), jnp.int32)
-    token = jax.ShapeDtypeStruct((rows, 1, HEADS, DIM), jnp.float32)
-
-    def write(layer, keys, values, start):
-        return layer.write(keys, values, start)
-
-    def burst(layer, start, stop):
-        return BurstLayer.begin(layer, start, 8).end(layer, stop)
-
-    layer = PagedLayer(pool, pool, table)
-    for run, arguments in ((write, (token, token, ints)), (burst, (ints, ints))):
-        compiled = jax.jit(run, donate_argnums=0).lower(layer, *arguments).compile()
-        memory = compiled.memory_analysis()
-        assert memory is not None
-        pool_bytes = 4 * 4096 * HEADS * PAGE_SIZE * DIM
-        assert memory.temp_size_in_bytes < pool_bytes / 8
-        assert memory.alias_size_in_bytes >= 2 * pool_bytes
 
 
 def gpu_interpreted(*arguments):
@@ -279,11 +244,3 @@ def test_a_row_that_stands_behind_its_table_spoils_no_page():
     attended, written = attend(layer, queries, token, token, position)
     np.testing.assert_array_equal(written.keys[1:], pool[1:])
     assert np.isfinite(attended).all()
-
-
-def test_a_row_without_pages_reads_one_token():
-    """One that has ended stands far on while its group's burst lasts: what it held is another's."""
-    pool = jnp.zeros((3, HEADS, PAGE_SIZE, DIM))
-    layer = PagedLayer(pool, pool, jnp.array([[NULL_PAGE, NULL_PAGE], [1, 2], [1, 2]]))
-    to_read = layer._to_read(jnp.array([6, 5, 40]))
-    assert to_read.tolist() == [1, 6, 2 * PAGE_SIZE]

@@ -77,25 +77,6 @@ def test_peft_loads_our_adapter_and_gives_its_logits(
     np.testing.assert_allclose(their_logits(alone), expected, atol=1e-5)
 
 
-@pytest.mark.parametrize("targets", ["all-linear", ["q_proj", "down_proj"], "^model.*_proj$"])
-def test_an_adapter_of_peft_gives_its_logits(base: Path, tmp_path: Path, targets: str | list[str]):
-    config = peft.LoraConfig(
-        r=5, lora_alpha=11, target_modules=targets, init_lora_weights=False, task_type="CAUSAL_LM"
-    )
-    torch.manual_seed(0)
-    theirs = peft.get_peft_model(AutoModelForCausalLM.from_pretrained(base), config)
-    theirs.save_pretrained(tmp_path / "adapter")
-    policy = Policy.from_config(check_checkpoint(base))
-    lora = read_adapter(tmp_path / "adapter", policy)
-    assert (lora.rank, lora.alpha) == (5, 11.0)
-    if isinstance(targets, list) or targets == "all-linear":
-        same = [targets] if isinstance(targets, str) else targets
-        assert lora == Lora.of(policy, rank=5, alpha=11.0, targets=same)
-    params = load_params(base, policy, None, jnp.float32)
-    ours = our_logits(policy, lora.attach(params, load_adapter(tmp_path / "adapter", lora)))
-    np.testing.assert_allclose(ours, their_logits(theirs), atol=2e-4, rtol=0)
-
-
 def test_every_field_of_peft_is_known():
     assert {field.name for field in dataclasses.fields(peft.LoraConfig)} <= KNOWN_FIELDS
 
@@ -120,6 +101,7 @@ CHOICES = (
     {"layers_to_transform": 0, "layers_pattern": "layers", "target_modules": ["up_proj"]},
     {"exclude_modules": ["v_proj", "layers.0.mlp.up_proj"], "target_modules": "all-linear"},
     {"target_modules": r".*\.1\.(self_attn|mlp)\.(q|gate)_proj", "exclude_modules": r".*gate_proj"},
+    {"target_modules": "^model.*_proj$"},
     {},
 )
 
@@ -135,6 +117,7 @@ def test_adapters_load_in_both_alike(tmp_path: Path, fields: dict[str, Any]):
     policy = Policy.from_config(check_checkpoint(tmp_path / "base"))
     params = load_params(tmp_path / "base", policy, None, jnp.float32)
     lora = read_adapter(tmp_path / "adapter", policy)
+    assert (lora.rank, lora.alpha) == (4, 7.0)
     ours = our_logits(policy, lora.attach(params, load_adapter(tmp_path / "adapter", lora)))
     np.testing.assert_allclose(ours, expected, atol=2e-4, rtol=0)
 
@@ -167,55 +150,3 @@ def test_adapters_that_change_their_base_are_refused_until_peft_has_made_them_pl
     lora = read_adapter(tmp_path / "plain", policy)
     ours = our_logits(policy, lora.attach(params, load_adapter(tmp_path / "plain", lora)))
     np.testing.assert_allclose(ours, expected, atol=2e-4, rtol=0)
-
-
-OTHERS: tuple[dict[str, Any], ...] = (
-    {"use_dora": True},
-    {"use_rslora": True},
-    {"bias": "lora_only"},
-    {"modules_to_save": ["lm_head"]},
-    {"trainable_token_indices": [3, 60]},
-    {"alora_invocation_tokens": [4, 5]},
-    {"rank_pattern": {"q_proj": 2}},
-    {"alpha_pattern": {"q_proj": 2}},
-    {"layer_replication": [[0, 2], [1, 2]]},
-    {"velora_config": peft.tuners.lora.config.VeloraConfig(num_groups=4)},
-    {"kasa_config": peft.tuners.lora.config.KasaConfig()},
-)
-
-
-@pytest.mark.parametrize("fields", OTHERS, ids=lambda fields: next(iter(fields)))
-def test_variants_of_peft_are_refused_by_the_name_of_their_field(
-    tmp_path: Path, fields: dict[str, Any]
-):
-    build("llama").save_pretrained(tmp_path / "base")
-    trained_adapter(tmp_path / "base", tmp_path / "adapter", **fields)
-    policy = Policy.from_config(check_checkpoint(tmp_path / "base"))
-    with pytest.raises(UserError, match=f"field '{next(iter(fields))}' is "):
-        read_adapter(tmp_path / "adapter", policy)
-
-
-@pytest.mark.filterwarnings("ignore:Setting `save_embedding_layers`")
-@pytest.mark.parametrize("target", ["lm_head", "embed_tokens"])
-def test_adapters_of_embedding_and_output_head_are_refused_as_that(tmp_path: Path, target: str):
-    build("llama").save_pretrained(tmp_path / "base")
-    trained_adapter(tmp_path / "base", tmp_path / "adapter", target_modules=["q_proj", target])
-    policy = Policy.from_config(check_checkpoint(tmp_path / "base"))
-    with pytest.raises(UserError, match=f"{target}.*embed_tokens or lm_head.*not implemented"):
-        read_adapter(tmp_path / "adapter", policy)
-
-
-def test_new_adapters_are_as_wide_as_those_of_peft(base: Path):
-    """The bounds and the spread of `a`, layer by layer."""
-    config = peft.LoraConfig(r=64, target_modules="all-linear", task_type="CAUSAL_LM")
-    theirs = peft.get_peft_model(AutoModelForCausalLM.from_pretrained(base), config)
-    state = peft.get_peft_model_state_dict(theirs)
-    policy = Policy.from_config(check_checkpoint(base))
-    ours = Lora.of(policy, rank=64, alpha=8.0, targets=["all-linear"]).init(0)
-    assert len(state) == 2 * len(ours)
-    for name, adapter in ours.items():
-        wanted = state[f"base_model.model.{name}.lora_A.weight"].numpy()
-        assert adapter.a.size == wanted.size
-        assert float(np.std(adapter.a)) == pytest.approx(wanted.std(), rel=0.1)
-        assert float(np.abs(adapter.a).max()) == pytest.approx(np.abs(wanted).max(), rel=0.05)
-        assert not state[f"base_model.model.{name}.lora_B.weight"].numpy().any()

@@ -113,16 +113,16 @@ starts = st.lists(
 )
 
 
-@pytest.mark.parametrize("dtype", TOLERANCE)
-@pytest.mark.parametrize(("heads", "group"), [(2, 1), (1, 4), (2, 5), (1, 16)])
-@settings(max_examples=5)
+@pytest.mark.parametrize(
+    ("heads", "group", "dtype"), [(2, 1, "float32"), (2, 5, "bfloat16"), (1, 16, "float32")]
+)
+@settings(max_examples=4)
 @given(starts=starts, seed=st.integers(0, 99))
 def test_on_a_gpu_blocks_see_their_sequence_up_to_themselves(heads, group, dtype, starts, seed):
     check(on_gpu, Blocks(seed, starts, heads, group, dtype), TOLERANCE[dtype])
 
 
-@pytest.mark.parametrize("dtype", TOLERANCE)
-@pytest.mark.parametrize(("heads", "group"), [(2, 1), (1, 4), (2, 5)])
+@pytest.mark.parametrize(("heads", "group", "dtype"), [(1, 4, "float32"), (2, 5, "bfloat16")])
 @settings(max_examples=3)
 @given(starts=starts, seed=st.integers(0, 99))
 def test_on_a_tpu_blocks_see_their_sequence_up_to_themselves(heads, group, dtype, starts, seed):
@@ -131,13 +131,12 @@ def test_on_a_tpu_blocks_see_their_sequence_up_to_themselves(heads, group, dtype
 
 
 @pytest.mark.parametrize("kernel", [on_gpu, on_tpu])
-@pytest.mark.parametrize(("heads", "group"), [(2, 1), (2, 5)])
 @settings(max_examples=5)
 @given(
     starts=starts, trunks=st.lists(st.integers(0, PAGE_SIZE), min_size=3, max_size=3), seed=seeds
 )
-def test_a_branch_does_not_see_the_trunk_beside_it(kernel, heads, group, starts, trunks, seed):
-    check(kernel, Blocks(seed, starts, heads, group, "float32", trunks), TOLERANCE["bfloat16"])
+def test_a_branch_does_not_see_the_trunk_beside_it(kernel, starts, trunks, seed):
+    check(kernel, Blocks(seed, starts, 2, 5, "float32", trunks), TOLERANCE["bfloat16"])
 
 
 @given(
@@ -167,7 +166,7 @@ def lowered(
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
-@pytest.mark.parametrize("group", [1, 4, 5, 8, 16])
+@pytest.mark.parametrize("group", [1, 5, 16])
 @pytest.mark.parametrize(("platform", "kernel"), [("tpu", "tpu_custom_call"), ("cuda", "triton")])
 def test_a_prefill_call_is_lowered_to_the_kernel_of_its_platform(platform, kernel, group, dtype):
     text = lowered(platform, 16, 128, group, dtype)

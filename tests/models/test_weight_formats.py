@@ -15,7 +15,6 @@ from hypothesis.extra import numpy as hnp
 
 from pat_jax.models.checkpoints.hf_export import export
 from pat_jax.models.checkpoints.hf_load import load_params
-from pat_jax.models.config import ModelConfig
 from pat_jax.models.layers import BLOCK, linear
 from pat_jax.models.policy import Params, Policy
 from pat_jax.models.weight_formats import (
@@ -25,38 +24,21 @@ from pat_jax.models.weight_formats import (
     is_quantized,
     quantize,
 )
+from tests.lossless import MODELS, lively_params
 
 FORMATS = ("int8", "fp8")
 LARGEST = {"int8": 127, "fp8": 448}
-BASE = ModelConfig(
-    architecture="qwen3",
-    vocab_size=64,
-    embed_dim=32,
-    mlp_dim=48,
-    num_layers=2,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=8,
-    qk_norm=True,
-    tie_embeddings=True,
-    vocab_multiple=32,
-)
+VOCAB = 64  # none of it is padding
 CONFIGS = {
-    "qwen3": BASE,
-    "qwen2": replace(
-        BASE, architecture="qwen2", qk_norm=False, attention_bias=True, tie_embeddings=False
-    ),
+    "qwen3": replace(MODELS["kv8"], vocab_size=VOCAB, tie_embeddings=True),
+    "qwen2": replace(MODELS["kv2"], vocab_size=VOCAB),
 }
 
 
 @functools.cache
 def policy_and_params(name: str) -> tuple[Policy, Params]:
-    """Parameters so large that every one of them moves the output."""
-    policy, rng = Policy.from_config(CONFIGS[name]), np.random.default_rng(0)
-    return policy, jax.tree.map(
-        lambda x: jnp.asarray(rng.normal(x.ndim == 1, 0.2, x.shape), jnp.float32),
-        policy.abstract_params,
-    )
+    policy = Policy.from_config(CONFIGS[name])
+    return policy, jax.tree.map(jnp.asarray, lively_params(policy))
 
 
 def quantized(weight: np.ndarray, contracted: int, weights: WeightFormat) -> QuantizedWeight:
@@ -101,21 +83,6 @@ def test_a_product_is_off_by_half_a_step_of_each_weight(weights, layer):
     rounding = np.tensordot(np.abs(x), np.abs(weight).astype(np.float64), (dims, dims)) * 1e-5
     assert got.shape == exact.shape
     assert (np.abs(np.asarray(got, np.float64) - exact) <= bound * 1.001 + rounding + 1e-30).all()
-
-
-@pytest.mark.parametrize("weights", FORMATS)
-@given(layer=layers())
-def test_values_are_the_nearest_and_use_the_whole_range(weights, layer):
-    _, weight, contracted = layer
-    kept = quantized(weight, contracted, weights)
-    values, scale = np.asarray(kept.values, np.float64), np.asarray(kept.scale, np.float64)
-    back = values * np.reshape(scale, scale.shape + (1,) * contracted)
-    assert (np.abs(back - weight) <= half_step(weight, contracted, weights) * 1.001).all()
-    inputs = tuple(range(-contracted, 0))
-    is_zero = (weight == 0).all(axis=inputs)
-    largest = np.abs(values).max(axis=inputs)
-    np.testing.assert_array_equal(largest, np.where(is_zero, 0, LARGEST[weights]))
-    np.testing.assert_array_equal(scale == 0, is_zero)
 
 
 @pytest.mark.parametrize("weights", FORMATS)
@@ -168,12 +135,11 @@ def test_linear_layers_are_quantized_and_nothing_else(name, weights):
     assert few == 2 * (sum(whole) - in_layers) + in_layers + 4 * outputs
 
 
-@pytest.mark.parametrize("weights", FORMATS)
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize(("name", "weights"), [("qwen3", "fp8"), ("qwen2", "int8")])
 def test_the_model_is_that_of_the_weights_that_are_left(name, weights):
     policy, params = policy_and_params(name)
     stored = policy.with_weights(weights).store(params, jnp.float32)
-    tokens = jnp.asarray(np.random.default_rng(1).integers(0, BASE.vocab_size, (2, 12)))
+    tokens = jnp.asarray(np.random.default_rng(1).integers(0, VOCAB, (2, 12)))
 
     def logits(params) -> jax.Array:
         model = policy.bind(params)
@@ -189,20 +155,6 @@ def test_the_model_is_that_of_the_weights_that_are_left(name, weights):
     expected = jax.jit(logits)(jax.tree.map(restored, stored, is_leaf=is_quantized))
     np.testing.assert_allclose(got, expected, atol=1e-4)
     assert 1e-3 < np.abs(got - jax.jit(logits)(params)).max() < 0.2 * np.abs(expected).max()
-
-
-@pytest.mark.parametrize("weights", FORMATS)
-def test_bfloat16_activations_are_scaled_in_float32(weights):
-    rng = np.random.default_rng(0)
-    weight, x = rng.normal(size=(40, 64)).astype(np.float32), rng.normal(size=(2, 64))
-    kept = quantized(weight, 1, weights)
-    low = jnp.asarray(x, jnp.bfloat16)
-    out = linear(low, kept)
-    exact = np.asarray(low, np.float64) @ np.asarray(kept.values, np.float64).T
-    exact = exact * np.asarray(kept.scale, np.float64)[None]
-    assert out.dtype == jnp.bfloat16
-    # Rounded once, at the end: 8 bits of mantissa.
-    assert (np.abs(np.asarray(out, np.float64) - exact) <= np.abs(exact) * 2.0**-8 + 1e-5).all()
 
 
 @pytest.mark.parametrize("weights", FORMATS)
@@ -233,5 +185,5 @@ def test_loaded_weights_are_quantized_across_their_shards(tmp_path):
     assert_same_bits(loaded, kept.store(params, jnp.float32))
     assert jax.tree.map(lambda x: x.sharding, loaded) == shardings
     down = kept.bind(loaded).layers[0].mlp.down.get_value()
-    assert {shard.data.shape for shard in down.values.addressable_shards} == {(32, 24)}
+    assert {shard.data.shape for shard in down.values.addressable_shards} == {(32, 32)}
     assert {shard.data.shape for shard in down.scale.addressable_shards} == {(32,)}

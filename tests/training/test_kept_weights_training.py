@@ -8,26 +8,22 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from chex import assert_trees_all_equal
-from trainers import CHAIN, host_weights, make_trainer, micro_batches
+from trainers import CHAIN, host_weights, make_trainer, started, updated
 
 from pat_jax.engine.sizing.memory import shard_bytes
 from pat_jax.rl.algorithm.optimizer import make_optimizer
 from pat_jax.rl.algorithm.update import TrainState
-from pat_jax.rl.batches.batches import TrainBatch
 from pat_jax.run.checkpoints.checkpoint import Checkpointer
 from pat_jax.training.trainer import Trainer
 
 pytestmark = pytest.mark.slow  # a trainer of its own, and many updates
 LAYOUT = CHAIN["dp4tp2"]
-PROGRAMS = ["init_state", "zero_gradients", "zero_sums", "grad", "apply", "transfer", "checksum"]
 RATE = 1e-4  # of a step of AdamW: next to nothing of a weight's last bit
 
 
 def trainer_of(weight_dtype: jnp.dtype, **options: Any) -> Trainer:
     optimizer = make_optimizer(learning_rate=RATE, total_steps=100, moment_dtype="bfloat16")
-    return make_trainer(
-        LAYOUT, *PROGRAMS, optimizer=optimizer, weight_dtype=weight_dtype, **options
-    )
+    return make_trainer(LAYOUT, optimizer=optimizer, weight_dtype=weight_dtype, **options)
 
 
 @pytest.fixture(scope="module")
@@ -35,24 +31,17 @@ def trainer() -> Trainer:
     return trainer_of(jnp.bfloat16, dtype=jnp.bfloat16)
 
 
-def started(trainer: Trainer) -> TrainState:
+def begun(trainer: Trainer) -> TrainState:
     """From weights that bfloat16 has."""
     dtype = trainer.trained.weight_dtype
     weights = jax.tree.map(lambda x: x.astype(jnp.bfloat16).astype(dtype), host_weights())
-    return trainer["init_state"](jax.device_put(weights, trainer.shardings))
-
-
-def trained(trainer: Trainer, state: TrainState, steps: int) -> TrainState:
-    for _ in range(steps):
-        state, result = trainer.update(state, TrainBatch([list(micro_batches())], 1.0), None)
-        assert result.metrics["train/skipped_updates"] == 0
-    return state
+    return started(trainer, weights)
 
 
 def test_weights_move_in_the_mean_as_float32_ones_do(trainer: Trainer):
     exact = trainer_of(jnp.float32)
-    ends = [trained(each, started(each), 8).params for each in (trainer, exact)]
-    begin = started(trainer).params
+    ends = [updated(each, begun(each), steps=8)[0].params for each in (trainer, exact)]
+    begin = begun(trainer).params
     moved = [
         np.concatenate(
             [
@@ -69,15 +58,15 @@ def test_weights_move_in_the_mean_as_float32_ones_do(trainer: Trainer):
 
 
 def test_a_resumed_run_goes_on_bit_for_bit(trainer: Trainer, tmp_path: Path):
-    whole = jax.device_get(trained(trainer, started(trainer), 4))
-    half = trained(trainer, started(trainer), 2)
+    whole = jax.device_get(updated(trainer, begun(trainer), steps=4)[0])
+    half, _ = updated(trainer, begun(trainer), steps=2)
     with Checkpointer(tmp_path / "checkpoints") as checkpoints:
         checkpoints.save(2, {"train": half}, {})
         checkpoints.wait()
         _, found, _ = checkpoints.restore({"train": trainer.abstract_state})
     for ours, theirs in zip(jax.tree.leaves(found["train"]), jax.tree.leaves(half), strict=True):
         assert (ours.sharding, ours.dtype) == (theirs.sharding, theirs.dtype)
-    assert_trees_all_equal(jax.device_get(trained(trainer, found["train"], 2)), whole)
+    assert_trees_all_equal(updated(trainer, found["train"], steps=2)[0], whole)
 
 
 def test_what_stays_is_half_and_gradients_are_float32(trainer: Trainer):
@@ -94,6 +83,6 @@ def test_what_stays_is_half_and_gradients_are_float32(trainer: Trainer):
 @pytest.mark.parametrize("name", list(CHAIN))
 def test_what_arrives_at_the_rollout_are_these_weights(trainer: Trainer, name: str):
     """`transfer` compares checksums."""
-    params = trained(trainer, started(trainer), 1).params
+    params = updated(trainer, begun(trainer))[0].params
     received = trainer.transfer(params, CHAIN[name])
     assert_trees_all_equal(jax.device_get(received), jax.device_get(params))

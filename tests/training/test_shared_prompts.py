@@ -1,90 +1,14 @@
-"""What shares a prompt in a row sees that and itself; and the rows that a run has for it."""
+"""The rows that a run has for responses that share their prompt."""
 
 from dataclasses import replace
 
-import jax
-import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from pat_jax.config.learning import AlgorithmConfig
 from pat_jax.config.rollout import RolloutConfig
 from pat_jax.config.run import RunConfig
-from pat_jax.models.kernels.row_attention import attend_rows, knows_branches
-from pat_jax.rl.batches.batches import to_train_batch
-from pat_jax.rl.batches.types import FinishReason, Prompt, Rollout, RolloutGroup
+from pat_jax.models.kernels.row_attention import knows_branches
 from pat_jax.training.build import micro_shapes, shares_prompts
-
-ROWS, LENGTH, KV, GROUP, DIM = 2, 64, 1, 2, 4
-TOKENS = 400
-GROUPS = st.lists(
-    st.tuples(st.integers(1, 20), st.lists(st.integers(1, 12), min_size=4, max_size=4)),
-    min_size=1,
-    max_size=5,
-)
-
-
-def groups_of(lengths) -> list[RolloutGroup]:
-    """No token occurs twice but those of a prompt."""
-    token, groups = 1, []
-    for number, (size, responses) in enumerate(lengths):
-        prompt = Prompt(number, tuple(range(token, token + size)), "", {})
-        token, rollouts = token + size, []
-        for i, n in enumerate(responses):
-            tokens, zeros = np.arange(token, token + n, dtype=np.int32), np.zeros(n, np.float32)
-            rollouts.append(Rollout(prompt, i, tokens, zeros, FinishReason.STOP, zeros))
-            token += n
-        groups.append(RolloutGroup(prompt, rollouts))
-    return groups
-
-
-def dense(queries: np.ndarray, keys: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """Causal attention of one sequence in float64: [length, kv_heads, queries_per_kv, head_dim]."""
-    scores = np.einsum("tkgd,skd->kgts", queries, keys) / np.sqrt(DIM)
-    scores = np.where(np.tri(len(queries)), scores, -np.inf)
-    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
-    return np.einsum("kgts,skd->tkgd", weights / weights.sum(-1, keepdims=True), values)
-
-
-attend = jax.jit(attend_rows)
-
-
-@settings(max_examples=30)
-@given(GROUPS)
-def test_each_response_sees_its_prompt_and_itself(lengths):
-    """Queries, keys and values are those of tokens: attention is that of prompt and response alone."""
-    groups, rng = groups_of(lengths), np.random.default_rng(0)
-    of_query = rng.normal(size=(TOKENS, KV, GROUP, DIM))
-    of_key, of_value = rng.normal(size=(2, TOKENS, KV, DIM))
-    batch = to_train_batch(
-        groups,
-        np.ones((len(groups), 4)),
-        mini_batch_size=len(groups),
-        micro_shapes=[(ROWS, LENGTH)],
-        aggregation="token",
-        truncated="score",
-        shares_prompts=True,
-    )
-    (mini,) = batch.mini_batches
-    attended = [
-        attend(
-            of_query[micro.tokens].astype(np.float32),
-            *(np.moveaxis(x[micro.tokens], 2, 1).astype(np.float32) for x in (of_key, of_value)),
-            micro.positions,
-        )
-        for micro in mini
-    ]
-    rollouts = [rollout for group in groups for rollout in group.rollouts]
-    for rollout, at in zip(rollouts, batch.places, strict=True):
-        whole = np.array([*rollout.prompt.tokens, *rollout.tokens])
-        wanted = dense(of_query[whole], of_key[whole], of_value[whole])
-        own = slice(len(rollout.prompt.tokens) - 1, len(whole) - 1)
-        found = np.asarray(attended[at.micro][at.row, at.targets])
-        np.testing.assert_allclose(found, wanted[own], rtol=1e-5, atol=1e-5)
-    written = sum(int((micro.tokens > 0).sum()) for micro in mini)
-    sizes = sum(len(r.prompt.tokens) + len(r.tokens) for r in rollouts)
-    assert written == sizes - batch.shared.sum()
 
 
 def config(*, share_prompts: bool = True, generations: int = 4, budget: int = 8192) -> RunConfig:

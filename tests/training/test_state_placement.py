@@ -7,28 +7,25 @@ import jax
 import numpy as np
 import pytest
 from chex import assert_trees_all_equal
-from trainers import CHAIN, host_weights, make_trainer, micro_batches
+from trainers import CHAIN, compile_named, host_weights, make_trainer, started, updated
 
-from pat_jax.common.devices import HOST_MEMORY, has_host_memory
+from pat_jax.common.devices import HOST_MEMORY
 from pat_jax.common.errors import UserError
 from pat_jax.common.rules import OptionError
 from pat_jax.config.learning import OptimizerConfig
 from pat_jax.engine.sizing.memory import shard_bytes
 from pat_jax.rl.algorithm.optimizer import make_optimizer
-from pat_jax.rl.algorithm.update import TrainState
-from pat_jax.rl.batches.batches import TrainBatch
 from pat_jax.run.checkpoints.checkpoint import Checkpointer
 from pat_jax.training.state_placement import check_offload
 from pat_jax.training.trainer import Trainer
 from pat_jax.training.update_memory import check_state, update_stages
 
 LAYOUT = CHAIN["dp4tp2"]
-PROGRAMS = ["init_state", "zero_gradients", "zero_sums", "grad", "apply"]
 
 
 def trainer_of(*, is_offloaded: bool) -> Trainer:
     optimizer = make_optimizer(learning_rate=1e-3, total_steps=100, weight_decay=0.1)
-    return make_trainer(LAYOUT, *PROGRAMS, optimizer=optimizer, is_offloaded=is_offloaded)
+    return make_trainer(LAYOUT, optimizer=optimizer, is_offloaded=is_offloaded)
 
 
 @pytest.fixture(scope="module")
@@ -41,17 +38,6 @@ def resident() -> Trainer:
     return trainer_of(is_offloaded=False)
 
 
-def started(trainer: Trainer) -> TrainState:
-    return trainer["init_state"](jax.device_put(host_weights(), trainer.shardings))
-
-
-def trained(trainer: Trainer, state: TrainState, steps: int) -> TrainState:
-    for _ in range(steps):
-        state, result = trainer.update(state, TrainBatch([list(micro_batches())], 1.0), None)
-        assert result.metrics["train/skipped_updates"] == 0
-    return state
-
-
 def memories(tree: Any) -> set[str]:
     """Of arrays that have a dimension."""
     return {x.sharding.memory_kind for x in jax.tree.leaves(tree) if x.ndim}
@@ -62,11 +48,12 @@ def test_moments_rest_on_the_host_after_every_step(offloaded: Trainer):
     for _ in range(3):
         assert memories(state.opt_state) == {HOST_MEMORY}
         assert memories(state.params) == {"device"}
-        state = trained(offloaded, state, 1)
+        state, _ = updated(offloaded, state)
 
 
 def test_steps_are_those_of_moments_on_devices(offloaded: Trainer, resident: Trainer):
-    ends = [jax.device_get(trained(each, started(each), 3)) for each in (offloaded, resident)]
+    both = offloaded, resident
+    ends = [jax.device_get(updated(each, started(each), steps=3)[0]) for each in both]
     assert_trees_all_equal(*ends)
     moved = jax.tree.map(lambda a, b: np.abs(a - b).max(), ends[0].params, host_weights())
     assert min(jax.tree.leaves(moved)) > 0
@@ -77,6 +64,8 @@ def test_they_are_not_counted_as_the_devices(offloaded: Trainer, resident: Train
     counters = 2 * 4  # of AdamW's state, on every device
     assert shard_bytes(resident.abstract_state.opt_state) == moments + counters
     assert shard_bytes(resident.resident) - shard_bytes(offloaded.resident) == moments
+    for each in (resident, offloaded):
+        compile_named(each, "grad", "apply")
     held = [{stage.name: stage.held for stage in update_stages(t)} for t in (resident, offloaded)]
     step = "the optimizer's step"
     assert held[0].pop(step) == held[1].pop(step)  # they are fetched for it
@@ -92,14 +81,14 @@ def test_a_limit_that_a_step_has_no_room_in_is_refused(offloaded: Trainer):
 
 
 def test_a_resumed_run_goes_on_bit_for_bit(offloaded: Trainer, tmp_path: Path):
-    whole = jax.device_get(trained(offloaded, started(offloaded), 4))
-    half = trained(offloaded, started(offloaded), 2)
+    whole = jax.device_get(updated(offloaded, started(offloaded), steps=4)[0])
+    half, _ = updated(offloaded, started(offloaded), steps=2)
     with Checkpointer(tmp_path / "checkpoints") as checkpoints:
         checkpoints.save(2, {"train": half}, {})
         checkpoints.wait()
         _, found, _ = checkpoints.restore({"train": offloaded.abstract_state})
     assert memories(found["train"].opt_state) == {HOST_MEMORY}
-    assert_trees_all_equal(jax.device_get(trained(offloaded, found["train"], 2)), whole)
+    assert_trees_all_equal(updated(offloaded, found["train"], steps=2)[0], whole)
 
 
 def test_devices_without_such_memory_are_refused(monkeypatch: pytest.MonkeyPatch):
@@ -112,19 +101,3 @@ def test_devices_without_such_memory_are_refused(monkeypatch: pytest.MonkeyPatch
         OptionError, match=r"optimizer\.offload is True: expected false on devices of"
     ):
         check_offload(config, devices)
-
-
-def test_memories_are_those_that_devices_name():
-    class Memory:
-        def __init__(self, kind: str):
-            self.kind = kind
-
-    class Chip:
-        def __init__(self, *kinds: str):
-            self.kinds = kinds
-
-        def addressable_memories(self) -> list[Memory]:
-            return [Memory(kind) for kind in self.kinds]
-
-    some: Any = [Chip("device", HOST_MEMORY), Chip("device")]
-    assert has_host_memory(some[:1]) and not has_host_memory(some)

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable
+from functools import cache
 
 import jax
 import jax.numpy as jnp
@@ -23,17 +24,18 @@ from pat_jax.planning.planner.scripts import FixedLayout
 from pat_jax.programs.programs import Key
 from pat_jax.run.generation import Generator
 from pat_jax.training.checksum import checksum
+from pat_jax.training.trainer import Trainer
 from pat_jax.training.transfer import Transfer
 
 
 @pytest.mark.parametrize(
     ("dtype", "kept"),
-    [(jnp.float32, "auto"), (jnp.bfloat16, "auto"), (jnp.float32, "int8"), (jnp.bfloat16, "fp8")],
-    ids=["float32", "bfloat16", "int8", "bfloat16-fp8"],
+    [(jnp.float32, "auto"), (jnp.float32, "int8"), (jnp.bfloat16, "fp8")],
+    ids=["float32", "int8", "bfloat16-fp8"],
 )
 def test_what_the_rollout_gets_is_what_was_sent(dtype: jnp.dtype, kept: WeightFormat):
     """Bit for bit what one device makes of the whole weights, also where they were split over all."""
-    trainer = make_trainer(CHAIN["dp8tp1"], "transfer", "checksum", dtype=dtype, weights=kept)
+    trainer = make_trainer(CHAIN["dp8tp1"], dtype=dtype, weights=kept)
     weights = host_weights()
     params, policy = jax.device_put(weights, trainer.shardings), POLICY.with_weights(kept)
     wanted = policy.store(weights, dtype)
@@ -44,6 +46,11 @@ def test_what_the_rollout_gets_is_what_was_sent(dtype: jnp.dtype, kept: WeightFo
         for leaf in jax.tree.leaves(received):
             leaf.delete()  # as the rollout does: the trainer must keep its own
     assert_same_bits(params, weights)
+
+
+@cache
+def sender(kept: WeightFormat) -> Trainer:
+    return make_trainer(CHAIN["dp4tp2"], weights=kept)
 
 
 Fault = Callable[[list[jax.Array]], None]
@@ -75,12 +82,14 @@ def leaves_swapped(leaves: list[jax.Array]) -> None:
     leaves[first], leaves[second] = leaves[second], leaves[first]
 
 
-@pytest.mark.parametrize("fault", [flipped, shards_swapped, leaves_swapped])
-@pytest.mark.parametrize("kept", ["auto", "int8"])
+@pytest.mark.parametrize(
+    ("fault", "kept"),
+    [(flipped, "auto"), (shards_swapped, "auto"), (leaves_swapped, "auto"), (flipped, "int8")],
+)
 def test_what_is_not_what_was_sent_is_noticed(
     fault: Fault, kept: WeightFormat, monkeypatch: pytest.MonkeyPatch
 ):
-    trainer = make_trainer(CHAIN["dp4tp2"], "transfer", "checksum", weights=kept)
+    trainer = sender(kept)
     target = CHAIN["dp1tp8"]
     params = jax.device_put(host_weights(), trainer.shardings)
     key = Key("transfer", CHAIN["dp4tp2"].split, target=target.split)
@@ -99,9 +108,10 @@ def test_what_is_not_what_was_sent_is_noticed(
 def test_arrays_that_are_alike_share_a_checksum_program():
     """One program of a whole model takes as long to compile as a training step."""
     source, target = CHAIN["dp4tp2"], CHAIN["dp1tp8"]
-    trainer = make_trainer(source, "checksum", targets=[target])
+    trainer = make_trainer(source, targets=[target])
     arrays = jax.tree.leaves(POLICY.abstract_params)
-    keys = Counter(key.target for key in trainer.programs.keys("checksum"))
+    missing = trainer.programs.missing()
+    keys = Counter(key.target for key in missing if key.name == "checksum")
     for end, shardings in (None, trainer.shardings), (target.split, target.param_shardings(POLICY)):
         placed = zip(arrays, jax.tree.leaves(shardings), strict=True)
         kinds = {(x.shape, sharding) for x, sharding in placed}
@@ -145,15 +155,12 @@ class TestTheLogProbability:
     @staticmethod
     def generator(kept: WeightFormat, dtype: jnp.dtype, start: str) -> Generator:
         config = parse([*TINY, "--devices", "8", "--run_dir", "unused"]).rollout
-        trainer = make_trainer(
-            CHAIN["dp8tp1"], "transfer", "checksum", "score", dtype=dtype, weights=kept
-        )
+        trainer = make_trainer(CHAIN["dp8tp1"], dtype=dtype, weights=kept)
         layouts = {CHAIN[start].split: CHAIN[start]}
         policy = POLICY.with_weights(kept)
         engine = RolloutEngine(
             policy, jax.devices(), config, capacity=8, eos_ids=(0,), dtype=dtype, layouts=layouts
         )
-        engine.compile()
         lengths = LengthModel.empty(config.max_completion_length)
         planner = FixedLayout(CHAIN[start].split)
         return Generator(engine, trainer, planner, config, 0, lengths)
@@ -161,11 +168,10 @@ class TestTheLogProbability:
     @pytest.mark.parametrize(
         ("dtype", "kept", "start", "most"),
         [
-            (jnp.float32, "auto", "dp4tp2", 1e-4),
             (jnp.float32, "int8", "dp8tp1", 1e-4),
             (jnp.bfloat16, "auto", "dp2tp4", 0.1),
         ],
-        ids=["float32", "int8", "bfloat16"],
+        ids=["int8", "bfloat16"],
     )
     def test_agrees_and_a_wrong_group_is_noticed(
         self, dtype, kept, start, most, monkeypatch: pytest.MonkeyPatch
@@ -194,7 +200,7 @@ class TestTheLogProbability:
             generator.compare(params)
 
     def test_a_policy_without_numbers_is_left_to_its_rollout(self):
-        generator = self.generator("auto", jnp.float32, "dp1tp8")
+        generator = self.generator("auto", jnp.float32, "dp4tp2")
         broken = jax.tree.map(lambda x: np.full_like(x, np.nan), host_weights())
         params = jax.device_put(broken, generator.trainer.shardings)
         generator.load(params)

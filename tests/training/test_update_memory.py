@@ -7,7 +7,7 @@ from pathlib import Path
 import jax
 import pytest
 from runs import TINY, run
-from trainers import CHAIN, LENGTH, ROWS, make_trainer
+from trainers import CHAIN, LENGTH, ROWS, compile_named, make_trainer
 
 from pat_jax.common.errors import UserError
 from pat_jax.config.command_line import parse
@@ -32,7 +32,9 @@ OF_STATE = ["--optimizer.offload true", "--optimizer.moment_dtype", "--optimizer
 
 @pytest.fixture(scope="module")
 def trainer() -> Trainer:
-    return make_trainer(CHAIN["dp4tp2"], "grad", "apply", "transfer", micro_shapes=SHAPES)
+    made = make_trainer(CHAIN["dp4tp2"], micro_shapes=SHAPES)
+    compile_named(made, "grad", "apply", "transfer")
+    return made
 
 
 def bytes_on_a_device(tree: object) -> int:
