@@ -1,10 +1,10 @@
 """What the policy says: every response in the file, and samples that a person can read."""
 
-import json
 from pathlib import Path
 
 import numpy as np
 import pytest
+from runs import json_lines
 
 from pat_jax.common.errors import UserError
 from pat_jax.rl.batches.types import FinishReason, Prompt, Rollout
@@ -26,9 +26,7 @@ def test_every_response_is_a_line_with_its_reward(tmp_path: Path):
     with Completions(TOKENIZER, tmp_path, is_asked=True) as completions:
         completions.write(1, "train", said, np.array([1.0, np.nan], np.float32))
         completions.write(2, "eval", said[:1], np.array([0.5], np.float32))
-    lines = [
-        json.loads(line) for line in (tmp_path / "completions.jsonl").read_bytes().splitlines()
-    ]
+    lines = json_lines(tmp_path / "completions.jsonl")
     assert [line["reward"] for line in lines] == [1.0, None, 0.5]
     assert [(line["step"], line["kind"]) for line in lines] == [(1, "train")] * 2 + [(2, "eval")]
     assert [line["completion"] for line in lines] == ["3", "12", "3"]
@@ -44,9 +42,7 @@ def test_what_each_of_several_functions_gave_is_written_beside_the_reward(tmp_pa
     with Completions(TOKENIZER, tmp_path, is_asked=True) as completions:
         completions.write(1, "train", said, rewards, [one, two])
         completions.write(1, "train", said, one.array, [one])
-    lines = [
-        json.loads(line) for line in (tmp_path / "completions.jsonl").read_bytes().splitlines()
-    ]
+    lines = json_lines(tmp_path / "completions.jsonl")
     assert [line["reward"] for line in lines] == [1.125, 1.0, 1.0, None]
     by_function = [{"right": 1.0, "short": 0.25}, {"right": None, "short": 2.0}]
     assert [line["rewards"] for line in lines[:2]] == by_function
@@ -58,20 +54,13 @@ def test_responses_are_kept_where_their_rewards_end_the_run(tmp_path: Path, is_a
     with Completions(TOKENIZER, tmp_path, is_asked=is_asked) as completions:
         with completions.kept(1, "train", [rollout("1")]):
             pass
-        with (
-            pytest.raises(
-                UserError, match=r"the judge is down\. The responses are kept in .*jsonl"
-            ),
-            completions.kept(2, "train", [rollout("3"), rollout("12")]),
-        ):
+        said = r"the judge is down\. The responses are kept in .*jsonl"
+        two = [rollout("3"), rollout("12")]
+        with pytest.raises(UserError, match=said), completions.kept(2, "train", two):
             raise UserError("the judge is down.")
-    lines = [
-        json.loads(line) for line in (tmp_path / "completions.jsonl").read_bytes().splitlines()
-    ]
-    assert [(line["step"], line["completion"], line["reward"]) for line in lines] == [
-        (2, "3", None),
-        (2, "12", None),
-    ]
+    lines = json_lines(tmp_path / "completions.jsonl")
+    kept = [(line["step"], line["completion"], line["reward"]) for line in lines]
+    assert kept == [(2, "3", None), (2, "12", None)]
 
 
 def test_nobody_asked_and_nothing_is_written(tmp_path: Path):
@@ -89,9 +78,8 @@ def test_samples_fit_a_terminal_of_100_columns(tmp_path: Path, count: int):
     assert len(lines) == 3 * min(count, 2)
     assert all(len(line) <= 12 + WIDTH <= 100 and "\n" not in line for line in lines)
     if count:
-        assert (
-            lines[0] == "  prompt    1+2=" and lines[2].strip() == "no reward, 500 tokens, length"
-        )
+        assert lines[0] == "  prompt    1+2="
+        assert lines[2].strip() == "no reward, 500 tokens, length"
     if count > 1:
         assert lines[4:] == ["  response  3", "            reward 1, 2 tokens, stop"]
 

@@ -87,17 +87,10 @@ def test_any_damaged_file_of_the_newest_is_found(saved: Path, tmp_path: Path, da
             assert (step, meta, state["x"][5]) == (10, {"at": 10}, 5.0), file
             (line,) = checkpoints.stepped_over
             assert "checkpoint of step 20 is damaged: " in line and line.count(". ") == 0
+            name = file.relative_to(saved / "20")
+            assert damage != flip or f"{name} has another checksum than when it was wri" in line
             checkpoints.save(20, STATE, {})  # its place is free
         assert (folder.with_name(DAMAGED) / "20").is_dir()  # nothing saved is lost
-
-
-def test_the_sentence_names_the_file(folder: Path, checkpoints: Checkpointer):
-    flip(folder / "20" / "meta" / "metadata")
-    checkpoints.restore(ABSTRACT)
-    assert (
-        "meta/metadata has another checksum than when it was written"
-        in (checkpoints.stepped_over[0])
-    )
 
 
 def without(name: str) -> Damage:
@@ -122,36 +115,21 @@ def written(text: str) -> Damage:
     ("damage", "words"),
     [
         (Path.unlink, "it has no pat_jax_files.json, so that nobody can tell"),
-        (written("{}"), "_CHECKPOINT_METADATA has no checksum"),
         (written('{"meta/metadata": [1, 2]}'), "has no checksum in pat_jax_files.json"),
         (without("state/manifest.ocdbt"), "state/manifest.ocdbt has no checksum"),
         (written('{"a": [1e999, 2]}'), "pat_jax_files.json cannot be read"),
-        (written("[]"), "pat_jax_files.json cannot be read"),
     ],
 )
-@pytest.mark.parametrize("flips", [True, False])
 def test_without_the_checksums_of_all_files_none_is_trusted(
-    folder: Path, damage: Damage, words: str, flips: bool
+    folder: Path, damage: Damage, words: str
 ):
     damage(folder / "20" / MANIFEST)
-    if flips:
-        flip(max((folder / "20").glob("state/d/*"), key=lambda path: path.stat().st_size))
     check_fingerprint(folder, MODEL)
     with Checkpointer(folder, fingerprint=MODEL) as checkpoints:
         assert checkpoints.restore(ABSTRACT)[0] == 10
     (line,) = checkpoints.stepped_over
     assert words in line and line.endswith(f"moved to {folder.with_name(DAMAGED)}/20.")
     assert (folder.with_name(DAMAGED) / "20" / "state").is_dir()  # nothing saved is lost
-
-
-def test_where_none_has_checksums_a_sentence_refuses_them(folder: Path):
-    for step in ("10", "20"):
-        (folder / step / MANIFEST).unlink()
-    with (
-        Checkpointer(folder, fingerprint=MODEL) as checkpoints,
-        pytest.raises(UserError, match=rf"no checkpoint to resume from in .*{DAMAGED}"),
-    ):
-        checkpoints.restore(ABSTRACT)
 
 
 def test_a_file_of_the_system_is_no_damage(folder: Path):
@@ -209,8 +187,17 @@ def test_what_was_moved_aside_before_stays(folder: Path):
     assert strays == [f"stray {number}" for number in (0, 0, 1, 1, 2, 2)]
 
 
-@pytest.mark.parametrize("name", ["30", "latest", "20 (copy)", "-1", "0x20", "９"])
-@pytest.mark.parametrize("is_file", [True, False])
+@pytest.mark.parametrize(
+    ("name", "is_file"),
+    [
+        ("30", True),
+        ("30", False),
+        ("latest", True),
+        ("20 (copy)", False),
+        ("-1", True),
+        ("９", True),
+    ],
+)
 def test_what_is_no_checkpoint_is_moved_aside(folder: Path, name: str, is_file: bool):
     stray = folder / name
     stray.write_text("?") if is_file else stray.mkdir()
@@ -311,8 +298,7 @@ def test_a_disk_without_room_is_seen_before_anything_is_written(
     with pytest.raises(SaveError, match=r"step 30 .* of which 0\.0 are free\): .* 20 stays"):
         checkpoints.save(30, STATE, {})
     assert files_of(folder) == before
-    monkeypatch.setattr(
-        shutil, "disk_usage", lambda path: usage._replace(free=9_000)
-    )  # zeros and the like take less
+    # Zeros and the like take less.
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=9_000))
     checkpoints.save(30, STATE, {})
     assert checkpoints.latest_step() == 30

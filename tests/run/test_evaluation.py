@@ -1,12 +1,12 @@
 """An evaluation from sets of prompts to its result, whatever answers and in whatever order."""
 
 import io
-import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
+from runs import json_lines
 
 from pat_jax.config.command_line import parse
 from pat_jax.engine.sequences.responses import Completion, Request
@@ -45,18 +45,15 @@ def evaluated(tmp_path_factory) -> tuple[Evaluation, list[Request], list[dict]]:
             yield i, Completion(np.array(tokens, np.int32), logprobs, is_truncated=False)
 
     folder: Path = tmp_path_factory.mktemp("evaluation")
-    config, read = (
-        parse(["--preset", "demo", *OPTIONS.split()]),
-        response_reader(["answer"], TOKENIZER),
-    )
+    config = parse(["--preset", "demo", *OPTIONS.split()])
+    read = response_reader(["answer"], TOKENIZER)
     with (
         RewardScorer("exact", timeout=30.0) as scorer,
         Completions(TOKENIZER, folder, is_asked=True) as completions,
     ):
         progress = Progress(1, stream=io.StringIO())
         found = Evaluator(config, SETS, read, scorer, completions, progress).evaluate(4, ask)
-    lines = (folder / "completions.jsonl").read_bytes().splitlines()
-    return found, asked, [json.loads(line) for line in lines]
+    return found, asked, json_lines(folder / "completions.jsonl")
 
 
 def test_every_sample_is_asked_with_a_key_of_its_own(evaluated):

@@ -140,9 +140,8 @@ def test_responses_that_could_not_be_sampled_stop_the_run_after_the_others():
         for i in (4, 5, 3, 0, 1, 2):
             yield i, say("1", error=f"no logits in {i}" if i in (3, 5) else "")
 
-    with pytest.raises(
-        UserError, match="2 of 6 responses could not be sampled: no logits in 3; go"
-    ):
+    said = "2 of 6 responses could not be sampled: no logits in 3; go"
+    with pytest.raises(UserError, match=said):
         generator(ScriptedEngine(script)).rollout(PROMPTS, 0, lambda i, _: heard.append(i))
     assert heard == [4, 0, 1, 2]
 

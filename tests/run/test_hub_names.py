@@ -188,11 +188,6 @@ def test_a_run_that_is_looked_at_changes_no_name(tmp_path: Path, monkeypatch):
             generate.prepared(GenerateConfig(model=MODEL), run)
 
 
-def test_an_adapter_names_its_base(cache: Path):
-    config = cache / "models--owner--adapter/snapshots" / SHA / "adapter_config.json"
-    assert json.loads(config.read_text())["base_model_name_or_path"] == MODEL
-
-
 @pytest.mark.parametrize(
     ("options", "words"),
     [

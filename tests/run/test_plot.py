@@ -149,9 +149,12 @@ def test_degrees_of_one_mesh_are_told_apart(chain: tuple[int, ...]):
 
 
 def test_decode_steps_may_run_to_the_right(tmp_path: Path, drawn):
+    """Of a rollout without a burst nothing is there."""
     plot_rollout(TRACE, tmp_path / "rollout.png", axis="step")
     assert drawn["axvspan"] == [(0, 128), (128, 200)]
     assert drawn["axvline"] == [(128,)]
+    plot_rollout(RolloutTrace((), (), (), (), 0.0, 0), tmp_path / "empty.png", axis="step")
+    assert (tmp_path / "empty.png").exists()
 
 
 def test_the_curve_falls_where_sequences_end(tmp_path: Path, drawn):
@@ -159,18 +162,6 @@ def test_the_curve_falls_where_sequences_end(tmp_path: Path, drawn):
     plot_rollout(trace, tmp_path / "rollout.png")
     assert drawn["step"] == [([0.5, 1.0, 2.5, 3.25], [3, 2, 1, 0])]
     assert RolloutTrace.from_json((tmp_path / "rollout.json").read_text()) == trace
-
-
-def test_the_trace_lies_beside_the_picture_and_reads_back(tmp_path: Path):
-    plot_rollout(TRACE, tmp_path / "rollout.png")
-    assert RolloutTrace.from_json((tmp_path / "rollout.json").read_text()) == TRACE
-
-
-@pytest.mark.parametrize("axis", ["time", "step"])
-def test_a_rollout_without_bursts_or_switches_is_drawn_too(tmp_path: Path, axis):
-    plot_rollout(replace(TRACE, switches=()), tmp_path / "no-switch.png", axis=axis)
-    plot_rollout(RolloutTrace((), (), (), (), 0.0, 0), tmp_path / "empty.png", axis=axis)
-    assert (tmp_path / "empty.png").exists()
 
 
 def test_the_path_begins_where_the_prompts_were_prefilled():
@@ -185,15 +176,6 @@ def test_the_path_begins_where_the_prompts_were_prefilled():
 def test_a_trace_with_entries_missing_is_refused():
     with pytest.raises(ValueError, match="one entry for each burst"):
         replace(TRACE, live=(1, 2))
-
-
-def test_drafts_are_a_curve_of_their_own(drawn):
-    """What a sequence said in a step, burst by burst; none where nothing was drafted."""
-    draw_rollout(replace(TRACE, tokens_per_step=(1.0, 1.0, 1.0)))
-    draw_rollout(replace(TRACE, tokens_per_step=(1.0, 1.8, 2.5)))
-    live, again, drafts = drawn["step"]
-    assert live == again == ([0.5, 1.5, 2.5, 4.0], [32, 20, 4, 0])
-    assert drafts == ([0.5, 1.5, 2.5, 4.0], [1.0, 1.8, 2.5, 2.5])
 
 
 NOWHERE = (((0, 0, 0),) * 3,) * 3  # no source is known
@@ -216,6 +198,7 @@ DRAFTED = replace(
 def test_tokens_of_drafts_are_areas_by_what_they_are_from(drawn):
     """Between one token a step and what was said, one on the other."""
     figure = draw_rollout(DRAFTED)
+    assert drawn["step"][1] == ([0.5, 1.5, 2.5, 4.0], [1.0, 1.5, 3.0, 3.0])
     _, own, siblings, earlier = drawn["fill_between"]
     assert own[0] == [0.5, 1.5, 2.5, 4.0]
     layers = [[*bottom] for _, bottom, _ in (own, siblings, earlier)]

@@ -4,16 +4,19 @@ from pathlib import Path
 
 import jax
 import pytest
-from runs import TINY
+from runs import TINY, named
 
 import pat_jax
 from pat_jax import UserError
 from pat_jax.commands import train
 
-OPTIONS = dict(zip((word[2:] for word in TINY[::2]), TINY[1::2], strict=True))
+OPTIONS = named(TINY)
 REWARDS = """
 def one_too_few(completions, **columns):
     return [1.0] * (len(completions) - 1)
+
+def without_columns(completions, level):
+    return [1.0] * len(completions)
 
 def right(completions, **columns):
     return [1.0] * len(completions)
@@ -43,18 +46,16 @@ def files(tmp_path: Path, monkeypatch) -> Path:
         ("broken.py:right", "importing .* raised SyntaxError"),
         ("rewards.py:wrong", "wrong"),
         ("rewards.py:one_too_few", "returned 1 values where a list of 2 numbers"),
+        ("rewards.py:without_columns", r"cannot be called \(missing a required argument: 'level'"),
     ],
 )
 def test_a_reward_that_cannot_work_takes_no_folder(files: Path, reward: str, words: str):
-    folder = str(files / "run")
+    folder, right = str(files / "run"), str(files / "rewards.py:right")
     with pytest.raises(UserError, match=words):
         pat_jax.train(OPTIONS, reward=str(files / reward), run_dir=folder)
-    with pytest.raises(Began):
-        pat_jax.train(OPTIONS, reward=str(files / "rewards.py:right"), run_dir=folder)
-    with pytest.raises(Began):  # and once more, whatever the first had written
-        pat_jax.train(
-            OPTIONS, reward=str(files / "rewards.py:right"), run_dir=folder, resume="auto"
-        )
+    for more in ({}, {"resume": "auto"}):  # and once more, whatever the first had written
+        with pytest.raises(Began):
+            pat_jax.train(OPTIONS, reward=right, run_dir=folder, **more)
 
 
 def test_a_function_that_cannot_be_sent_takes_no_folder(files: Path):

@@ -1,11 +1,10 @@
 """A run with several rewards: what each gives, its sum, and where a person finds both."""
 
-import json
 from pathlib import Path
 
 import numpy as np
 import pytest
-from runs import TINY, run
+from runs import TINY, json_lines, run
 
 from pat_jax.run.logging.metrics import read_metrics
 
@@ -27,8 +26,8 @@ def test_a_run_with_several_rewards(tmp_path: Path):
     options = "--reward mine:compute_score mine:brevity exact --reward_weights 2 -0.5 8"
     options += " --warm_start.steps 0 --log_completions --run_dir here"
     output = run(*TINY, *options.split(), cwd=tmp_path)
-    lines = (tmp_path / "here" / "completions.jsonl").read_bytes().splitlines()
-    said = [line for line in map(json.loads, lines) if line["kind"] == "train"]
+    lines = json_lines(tmp_path / "here" / "completions.jsonl")
+    said = [line for line in lines if line["kind"] == "train"]
     assert len(said) == 2 * 8
     for line in said:
         given, is_cut = line["rewards"], line["finish"] == "length"

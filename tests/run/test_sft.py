@@ -14,7 +14,7 @@ import pytest
 from arrays import assert_same_bits
 from compilations import counted_compilations
 from metrics_table import untold
-from runs import SMALL_ROLLOUT, finish, run, start, write_checkpoint, write_problems
+from runs import SMALL_ROLLOUT, finish, run, start, without_times, write_checkpoint, write_problems
 
 from pat_jax.common.errors import UserError
 from pat_jax.config.sft import SftConfig
@@ -153,14 +153,6 @@ def test_the_export_is_the_policy_of_the_last_checkpoint(whole, given_options):
     assert step == STEPS
     exported = setup.initial_params(read(["--model", str(folder / "policy")]))
     assert_same_bits(exported, state.params)
-
-
-def without_times(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    clocks = ("time", "train/tokens_per_s", "eval/seconds")
-    return [
-        {k: v for k, v in row.items() if k not in clocks and not k.startswith("timing/")}
-        for row in rows
-    ]
 
 
 @pytest.mark.parametrize("at", [7, *(pytest.param(at, marks=pytest.mark.slow) for at in (0, 4))])
