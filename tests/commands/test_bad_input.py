@@ -104,6 +104,18 @@ def small_embedding(inputs: Inputs) -> None:
     write_checkpoint(inputs.model, replace(QWEN3, vocab_size=200))
 
 
+def rename_answer(inputs: Inputs) -> None:
+    inputs.edit_line(7, lambda line: line.replace('"answer"', '"solution"'))
+
+
+def cut_line(inputs: Inputs) -> None:
+    inputs.edit_line(9, lambda line: line[:20] + "\n")
+
+
+def half_character(inputs: Inputs) -> None:
+    inputs.edit_line(5, lambda line: line.replace("What", "\\ud800"))
+
+
 def few_problems(inputs: Inputs) -> None:
     write_problems(inputs.data, 3)
 
@@ -124,39 +136,21 @@ def without_answer(inputs: Inputs) -> None:
     [
         (lambda x: (x.model / WEIGHTS).unlink(), ["{model}", WEIGHTS, "expected one of them"]),
         (cut_off, ["{model}/" + WEIGHTS, "bytes, expected", "truncated"]),
+        (lambda x: x.set_config(intermediate_size=64), ["[32, 48], expected [32, 64]"]),
         (
-            lambda x: x.set_config(intermediate_size=64),
-            ["{model}/" + WEIGHTS, "mlp.down_proj.weight", "[32, 48], expected [32, 64]"],
-        ),
-        (
-            lambda x: x.set_config(architectures=["MixtralForCausalLM"]),
-            ["{model}/config.json", "field 'architectures'", "expected one of LlamaForCausalLM"],
+            lambda x: x.set_config(architectures=["MixtralFor"]),
+            ["expected one of LlamaForCausalLM"],
         ),
         (
             lambda x: (x.model / "generation_config.json").write_text('{"eos_token_id": [0, 304]}'),
             ["{model}", "end-of-sequence token 304", "the model's 300 embedding rows"],
         ),
         (small_embedding, ["{model}", "largest token id is 261", "expected at least 262"]),
-        (
-            lambda x: (x.model / "tokenizer.json").unlink(),
-            ["{model}", "no tokenizer files", "expected a folder with tokenizer.json"],
-        ),
-        (
-            lambda x: x.edit_line(7, lambda line: line.replace('"answer"', '"solution"')),
-            ["{data}, line 7", "no field 'answer'", "which other rows have"],
-        ),
-        (
-            lambda x: x.edit_line(9, lambda line: line[:20] + "\n"),
-            ["{data}, line 9, column", "broken JSON", "expected one complete object a line"],
-        ),
-        (
-            lambda x: x.edit_line(5, lambda line: line.replace("What", "\\ud800")),
-            ["{data}, line 5, field 'question'", "expected whole characters"],
-        ),
-        (
-            lambda x: x.set_template("{{ 1 / 0 }}"),
-            ["{data}, line 1, field 'question'", "chat template fails (ZeroDivisionError"],
-        ),
+        (lambda x: (x.model / "tokenizer.json").unlink(), ["{model}", "no tokenizer files"]),
+        (rename_answer, ["{data}, line 7", "no field 'answer'", "which other rows have"]),
+        (cut_line, ["{data}, line 9, column", "broken JSON", "one complete object a line"]),
+        (half_character, ["{data}, line 5, field 'question'", "expected whole characters"]),
+        (lambda x: x.set_template("{{ 1 / 0 }}"), ["{data}, line 1", "chat template fails (Zero"]),
         (few_problems, ["{data} (", "prompts, fewer than one batch of 4", "expected at least"]),
         (nothing_held_out, ["{data} (held-out", "no prompts to evaluate", "--eval.every 0"]),
         (without_answer, ["reward 'math'", "column 'answer'", "expected it in every row"]),
@@ -188,10 +182,7 @@ def test_files(inputs: Inputs, command, damage: Callable[[Inputs], None], words:
         ("--switch_to dp1tp2,dp4tp4 --switch_at 4,2", ["--switch_to is 'dp4tp4'", "dp1tp2"]),
         ("--switch_to dp1tp2 --switch_at many", ["--switch_at is 'many'", "live-sequence count"]),
         ("--reward no_such_module:score", ["'no_such_module:score'", "no_such_module"]),
-        (
-            "--reward maths",
-            ["--reward is 'maths'", "expected exact, math, math_lenient, module:function"],
-        ),
+        ("--reward maths", ["--reward is 'maths'", "expected exact, math, math_lenient, module:f"]),
         ("--warm_start.steps 3", ["--warm_start.steps is 3", "no demonstrations", "set it to 0"]),
         ("--data arithmetic", ["--data is 'arithmetic'", "its own tokenizer", "a built-in model"]),
         ("--eval.data nowhere*.json", ["--eval.data is 'nowhere*.json'", "no such file"]),
@@ -203,14 +194,11 @@ def test_files(inputs: Inputs, command, damage: Callable[[Inputs], None], words:
         ),
         ("--data.chat_template_kwargs {{", ["chat_template_kwargs is '{{'", "a JSON object such"]),
         (
-            '--data.chat_template_kwargs {{"thinking":1}}',
-            ["{model}: the chat template has no variable 'thinking'", "leave it out"],
+            '--data.chat_template_kwargs {{"a":1}}',
+            ["{model}: the chat template has no variable 'a'"],
         ),
         ("--model tiny", ["--data is", "no Hugging Face checkpoint directory"]),
-        (
-            "--rollout.max_prompt_length 8",
-            ["expected some problems", "--rollout.max_prompt_length"],
-        ),
+        ("--rollout.max_prompt_length 8", ["expected some problems", "--rollout.max_prompt_le"]),
         (
             "--rollout.max_completion_length 393",
             [
@@ -224,16 +212,11 @@ def test_files(inputs: Inputs, command, damage: Callable[[Inputs], None], words:
             ["{model}: the directory is not empty, expected a new"],
         ),
         ("--checkpoint.export_dir {data}/x", ["nothing can be written", "expected a writable"]),
-        (
-            "--checkpoint.export_dir {run_dir}",
-            ["--checkpoint.export_dir", "expected a folder of its"],
-        ),
+        ("--checkpoint.export_dir {run_dir}", ["--checkpoint.export_dir", "a folder of its"]),
         ("--run_dir {model}", ["--run_dir is '{model}'", "expected a new or empty folder"]),
         ("--run_dir {data}/x/y", ["--run_dir", "expected a folder that can be written", "{data}"]),
-        ("--run_dir /proc/a/run", ["--run_dir is '/proc/a/run'", "expected a folder that can be"]),
         ("--run_dir {model} --resume", ["'{model}'", "expected the folder of a run to resume"]),
         ("--rollout.top_k 301", ["--rollout.top_k is 301", "at most the 300 tokens of the model"]),
-        ("--rollout.max_logprobs 301", ["--rollout.max_logprobs is 301", "at most the 300 tokens"]),
         ("--rollout.tempature 1", ["unknown option --rollout.tempature", "--rollout.temperature"]),
     ],
 )

@@ -68,28 +68,15 @@ def report() -> PlanReport:
     return made("--beta 0.1 --mini_batch_size 4")
 
 
-def test_the_report_survives_json_with_its_update(report: PlanReport):
-    content = json.loads(report.to_json())
-    assert content["version"] == 6 and content["update"]["source"] == "arithmetic"
-    names = [each["name"] for each in content["iterations"]]
-    assert names[:3] == ["adaptive", "adaptive, drafts", "dp8tp1"]
-
-
 def test_every_part_of_an_iteration_is_told(report: PlanReport):
     update = update_of(report)
     assert update.scored == ("the policy before its first step", "the reference")
     assert update.batches.steps == 2 and update.split == FIRST and update.fsdp == 8
     for text in (plan_text(report), seen_on_page(report)):
-        for words in (
-            "log-probabilities",
-            "forward and backward",
-            "optimizer",
-            "weights to the rollout",
-        ):
+        for words in ("forward and backward", "optimizer", "weights to the rollout"):
             assert words in text
         assert (
-            "Log-probabilities are those of the policy before its first step and of the reference."
-            in text
+            "Log-probabilities are those of the policy before its first step and of the r" in text
         )
         assert "2 optimizer steps." in text and "Model FLOP utilisation" in text
         assert "No update of this engine has been measured" in text
@@ -100,6 +87,9 @@ def test_every_part_of_an_iteration_is_told(report: PlanReport):
 
 def test_iterations_are_rollouts_and_the_update(report: PlanReport):
     update, iterations = update_of(report), report.iterations
+    content = json.loads(report.to_json())
+    assert content["version"] == 6 and content["update"]["source"] == "arithmetic"
+    assert len(content["iterations"]) == len(iterations)
     systems = report.comparison.systems
     for system, iteration in zip(systems, iterations, strict=True):
         assert iteration.rollout_s == system.mean_s and iteration.update_s == update.total_s
@@ -138,10 +128,7 @@ def test_memory_is_the_sum_of_its_parts():
     assert memory.gradients == memory.parameters
     # A micro-batch's own gradients, and the input of each of two layers: 4,096 tokens of 32 numbers.
     assert memory.temporaries == memory.parameters + 2 * 4096 * 32 * 2
-    assert (
-        memory.total
-        == 5 * memory.parameters + memory.optimizer - memory.parameters + 2 * 4096 * 32 * 2
-    )
+    assert memory.total == 4 * memory.parameters + memory.optimizer + 2 * 4096 * 32 * 2
     assert memory.shortage == memory.tightness == ""
 
 
@@ -158,21 +145,13 @@ def test_what_was_compiled_is_what_counts():
 
 def test_a_compilers_count_of_the_largest_rows_holds_in_proportion():
     sent = (Sent("all-gather", 10**9, 8, 0, 2),)
-    low, high = (
-        alone(
-            programs=[
-                program(
-                    "grad",
-                    **SHAPE,
-                    flops=x * 1e12,
-                    bytes_accessed=x * 1e11,
-                    product_bytes=x * 9e10,
-                    collectives=sent,
-                )
-            ]
-        )
-        for x in (1, 3)
-    )
+
+    def of(x: int) -> Update:
+        moved = {"bytes_accessed": x * 1e11, "product_bytes": x * 9e10}
+        grad = program("grad", **SHAPE, flops=x * 1e12, collectives=sent, **moved)
+        return alone(programs=[grad])
+
+    low, high = of(1), of(3)
     assert high.gradients.products == pytest.approx(3 * low.gradients.products)
     assert high.gradients.memory == pytest.approx(3 * low.gradients.memory, rel=1e-2)
     assert high.gradients.links == low.gradients.links > alone().gradients.links
@@ -236,17 +215,10 @@ def test_an_update_without_room_says_so_and_what_helps(gib: float, words: str):
         assert said == [] and "it fits." in plan_text(report)
         return
     assert len(said) == 1 and said[0].startswith(words)
-    for advice in (
-        "take --remat full",
-        "lower --tokens_per_micro_batch (65536)",
-        "use more devices",
-    ):
-        assert advice in said[0]
+    advice = "take --remat full", "lower --tokens_per_micro_batch (65536)", "use more devices"
+    assert all(words in said[0] for words in advice)
     assert f"Warning: {said[0]}" in plan_text(report) and said[0] in seen_on_page(report)
     assert ("does NOT fit" in plan_text(report)) == ("needs" in words)
-    assert "one row for each device" not in " ".join(
-        made(f"--device_memory_gib {gib}", [grad]).warnings
-    )
 
 
 def test_what_is_known_without_a_compiler_may_already_be_too_much(report: PlanReport):
@@ -258,13 +230,6 @@ def test_what_is_known_without_a_compiler_may_already_be_too_much(report: PlanRe
     told = plan_text(made(tight))
     assert "may fit" not in told and "does NOT fit" in told
     assert "it may fit" in plan_text(report)
-
-
-def test_adapters_leave_the_policy_out_of_gradients_and_optimizer():
-    full, lora = alone(), alone("--lora_rank 4")
-    assert lora.memory.base > 0 == full.memory.base
-    assert lora.memory.parameters < full.memory.parameters
-    assert lora.gradients.products < full.gradients.products
 
 
 NUMBERS = 3_776  # of tiny that a device of eight has
@@ -335,7 +300,10 @@ def test_nothing_is_said_of_an_update_where_nothing_is_trained():
 @pytest.mark.parametrize("rank", [0, 8])
 def test_recomputing_and_fewer_devices_take_longer(rank: int):
     asked = f"--lora_rank {rank}"
-    usual = alone(asked)
+    usual, full = alone(asked), alone()
+    assert (usual.memory.base > 0) == (rank > 0) and full.memory.base == 0
+    assert not rank or usual.memory.parameters < full.memory.parameters
+    assert not rank or usual.gradients.products < full.gradients.products
     assert alone(f"{asked} --remat none").gradients.total < usual.gradients.total
     fewer = alone(f"{asked} --target h100:2")
     assert fewer.gradients.products > usual.gradients.products
@@ -345,25 +313,12 @@ def test_recomputing_and_fewer_devices_take_longer(rank: int):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (
-            "--mini_batch_size 3",
-            "option --mini_batch_size is 3: expected 0 or a divisor of the prompts of a rollout (8)",
-        ),
+        ("--mini_batch_size 3", "is 3: expected 0 or a divisor of the prompts of a rollout (8)"),
         ("--train false --beta 0.1", "option --beta is 0.1: expected 0 with --train false"),
-        (
-            "--train false --mini_batch_size 4",
-            "option --mini_batch_size is 4: expected 0 with --train",
-        ),
-        (
-            "--train false --optimizer.offload true",
-            "option --optimizer.offload is True: expected false with --train false",
-        ),
-        (
-            "--train false --optimizer.weight_dtype bfloat16",
-            "option --optimizer.weight_dtype is 'bfloat16': expected float32 with --train false",
-        ),
+        ("--train false --mini_batch_size 4", "option --mini_batch_size is 4: expected 0 with"),
+        ("--train false --optimizer.offload true", "is True: expected false with --train false"),
+        ("--train false --optimizer.weight_dtype bfloat16", "expected float32 with --train false"),
         ("--beta -1", "option --beta is -1"),
-        ("--tokens_per_micro_batch -1", "option --tokens_per_micro_batch is -1"),
     ],
 )
 def test_options_that_cannot_be(options: str, words: str):

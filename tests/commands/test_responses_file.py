@@ -2,20 +2,17 @@
 
 import json
 import sys
-from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
 import pytest
-from fakes import SPLITS, made_up_latency
+from profiles import save_profile
 
 from pat_jax import simulate
 from pat_jax.commands import plan
 from pat_jax.commands import simulate as body
 from pat_jax.common.errors import UserError
 from pat_jax.config.command_line import parse, run_command
-from pat_jax.models.presets import preset
-from pat_jax.planning.latency.profile import Profile, Subject
 from pat_jax.profiling.capacity.page import plan_text
 from pat_jax.profiling.capacity.plan_config import PlanConfig
 from pat_jax.profiling.capacity.planned import planned
@@ -86,19 +83,7 @@ def test_what_is_wrong_is_said_before_anything_is_replayed(tmp_path: Path):
 
 
 def test_simulate_counts_them_too(tmp_path: Path, monkeypatch, capsys):
-    latency = made_up_latency(
-        dict(zip(SPLITS, (0.5, 0.4, 0.3, 0.25), strict=True)),
-        dict.fromkeys(SPLITS, 0.05),
-        reslice=0.2,
-        migrate_per_token=1e-4,
-        max_rows=8,
-        lengths=(64, 128, 256),
-    )
-    verify = {(*key, 7): 1.1 * seconds for key, seconds in latency.decode_table.items()}
-    subject = Subject("gpu", "made up", 8, asdict(preset("tiny")), "bfloat16", "0")
-    profile, out = tmp_path / "profile.json", tmp_path / "out.json"
-    latency = type(latency)(**{**vars(latency), "verify_table": verify})
-    Profile(subject, latency, {}).save(profile)
+    profile, out = save_profile(tmp_path / "profile.json", {7: 1.1}), tmp_path / "out.json"
     options = ["--responses", "32", "--max_completion_length", "128", "--prompt_tokens", "16"]
     options += ["--responses_file", str(recorded(tmp_path, 4, length=120)), "--out", str(out)]
     monkeypatch.setattr(sys, "argv", ["simulate", "--profile", str(profile), *options])

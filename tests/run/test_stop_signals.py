@@ -9,8 +9,8 @@ import time
 from pathlib import Path
 
 import pytest
+from runs import ROOT
 
-ROOT = Path(__file__).parents[2]
 PROGRAM = """
 import sys, time
 from pat_jax.run.process.stop_signals import Stopped, StopSignals, leave

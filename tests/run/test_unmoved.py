@@ -1,11 +1,10 @@
 """A run in which nothing moves says so once, and one in which anything does says nothing."""
 
-import json
 import logging
 from pathlib import Path
 
 import pytest
-from runs import TINY, run
+from runs import TINY, json_lines, run
 
 from pat_jax.run.logging.unmoved import (
     CUT,
@@ -42,7 +41,6 @@ def test_reward_and_length_that_do_not_move_are_said():
         rows(reward=1e-6),
         rows(length=56.5),
         rows(reward=NAN),
-        rows(reward=None),
         [{REWARD: 0.0, LENGTH: 56.0}] * STEPS,  # it only generates
         [*[STILL | {GRADIENT: 0.0}] * (STEPS - 1), {REWARD: 1.0, LENGTH: 5.0, GRADIENT: 1e-12}],
     ],
@@ -51,7 +49,7 @@ def test_where_anything_moves_nothing_is_said(moved):
     assert advice(moved) == ""
 
 
-@pytest.mark.parametrize("gradient", [0.0, NAN, None, float("inf")])
+@pytest.mark.parametrize("gradient", [0.0, NAN, None])
 def test_a_gradient_that_is_never_there_is_said(gradient: float | None):
     found = advice([{REWARD: i, LENGTH: i, GRADIENT: gradient} for i in range(STEPS)])
     assert found.startswith("the gradient of the last 10 steps was 0 or none: nothing is learned")
@@ -67,7 +65,7 @@ def test_it_is_said_once_and_logged(caplog):
     assert [record.getMessage() for record in caplog.records] == said
 
 
-@pytest.mark.parametrize("share", [0.0, 0.2, NAN, None])
+@pytest.mark.parametrize("share", [0.2, NAN, None])
 def test_few_that_are_cut_need_no_advice(share: float | None):
     assert advice_on_length({CUT: share}, 160) == "" == advice_on_length({}, 160)
 
@@ -88,13 +86,12 @@ def test_many_that_are_cut_in_the_first_step_are_said_once(caplog):
 
 @pytest.mark.slow
 def test_a_run_of_equal_rewards(tmp_path: Path):
-    (tmp_path / "same.py").write_text(
-        "def same(completions, **_):\n    return [1] * len(completions)\n"
-    )
+    reward = "def same(completions, **_):\n    return [1] * len(completions)\n"
+    (tmp_path / "same.py").write_text(reward)
     options = ["--reward", f"{tmp_path}/same.py:same", "--steps", "12", "--eval.every", "0"]
     output = run(*TINY, *options, "--run_dir", str(tmp_path / "run"))
     said = [line for line in output.splitlines() if "nothing is learned" in line]
     assert len(said) == 1 and said[0].startswith("step 10: the gradient")
     assert (tmp_path / "run" / "run.log").read_text().count("nothing is learned") == 1
-    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
-    assert sum(json.loads(line).get(GRADIENT) == 0 for line in lines) == 12
+    rows = json_lines(tmp_path / "run" / "metrics.jsonl")
+    assert sum(row.get(GRADIENT) == 0 for row in rows) == 12
