@@ -91,8 +91,8 @@ def model(tmp_path_factory) -> Path:
 def run(model: Path, tmp_path: Path, monkeypatch) -> Callable[..., dict[str, Any]]:
     """Runs the command in this process; returns its results."""
 
-    def run(*options: str, out: str = "out") -> dict[str, Any]:
-        return evaluate_here(monkeypatch, tmp_path, "--model", str(model), *options, out=out)
+    def run(*options: str, **how: Any) -> dict[str, Any]:
+        return evaluate_here(monkeypatch, tmp_path, "--model", str(model), *options, **how)
 
     return run
 
@@ -109,7 +109,7 @@ def test_published_formats_are_evaluated_as_they_are(run, tmp_path: Path, monkey
         return found
 
     monkeypatch.setattr(Evaluator, "evaluate", counting)
-    found = run("--data", *write_formats(tmp_path), "--num_generations", "3")
+    found = run("--data", *write_formats(tmp_path), "--num_generations", "3", fitted=True)
     assert compiled == []
     assert list(found["sets"]) == NAMES
     assert all(one["problems"] == 10 and one["samples"] == 3 for one in found["sets"].values())

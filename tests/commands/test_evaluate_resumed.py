@@ -89,12 +89,10 @@ def test_a_reward_that_ended_one_is_corrected_and_asked_for_what_is_there(
 ):
     """Nothing is generated again."""
     kept = [line["completion"] for line in completions(broken)]
-    (broken.parent / "later.py").write_text(
-        "def right(completions, **columns): return [len(text) for text in completions]"
-    )
-    monkeypatch.setattr(
-        "pat_jax.engine.session.Session.stream", lambda self, requests: iter(requests)
-    )
+    right = "def right(completions, **columns): return [len(text) for text in completions]"
+    (broken.parent / "later.py").write_text(right)
+    stream = "pat_jax.engine.session.Session.stream"
+    monkeypatch.setattr(stream, lambda self, requests: iter(requests))
     evaluate_here(monkeypatch, broken.parent, "--resume", "--batch", "6", small=False)
     found = completions(broken)
     assert [line["completion"] for line in found] == kept and len(kept) == 8
@@ -110,14 +108,8 @@ def test_a_reward_that_ended_one_is_corrected_and_asked_for_what_is_there(
         ("--resume --data.system_prompt x", ["--data.system_prompt is 'x': expected ''"]),
         ("--resume --num_prompts 5", ["option --num_prompts is 5: expected 4"]),
         ("", ["expected a new or empty folder; go on with the evaluation in it with --resume"]),
-        (
-            "--resume --out {}/none",
-            ["'{}/none': expected the folder of an evaluation", "config.yaml"],
-        ),
-        (
-            "--resume --out {}/done",
-            ["'{}/done': expected an evaluation to go on with", "results.json"],
-        ),
+        ("--resume --out {}/none", ["'{}/none': expected the folder of an evaluation", "config.y"]),
+        ("--resume --out {}/done", ["'{}/done': expected an evaluation to go on with", "results."]),
     ],
 )
 def test_what_cannot_go_on_is_one_sentence_and_keeps_what_is_there(

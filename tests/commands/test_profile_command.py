@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import jax
@@ -74,10 +75,8 @@ def test_training_plans_by_it(measured: tuple[Path, str], tmp_path: Path):
         keys, expected = ([key for key, _ in x[table]] for x in (used, content["latency"]))
         assert keys == expected
     assert all(seconds < 10 for _, seconds in used["reslice_table"])
-    assert (
-        "profile: reslice_table of dp2tp1 to dp1tp2 takes 0.0"
-        in (tmp_path / "run" / "run.log").read_text()
-    )
+    said = "profile: reslice_table of dp2tp1 to dp1tp2 takes 0.0"
+    assert said in (tmp_path / "run" / "run.log").read_text()
 
 
 @pytest.mark.slow  # compiles two engines
@@ -123,37 +122,44 @@ def test_one_device_stands_for_several(tmp_path: Path):
         assert any(key[0] == split for key, _ in content["latency"]["decode_table"])
 
 
-def test_shards_of_what_nobody_knows_are_refused():
-    output = finish(start(*TINY, "--shards", "h1000:8", program=COMMAND), code=2)
-    assert "h1000" in output and "expected one of" in output and output.count("\n") == 1
+@pytest.fixture
+def refused(monkeypatch, capsys) -> Callable[..., str]:
+    """The sentence that the command refuses with, in this process."""
+
+    def refuse(*options: str) -> str:
+        monkeypatch.setattr(sys, "argv", ["profile", *TINY, *options])
+        monkeypatch.setattr(body, "configure", lambda count: jax.devices()[:count])
+        with pytest.raises(SystemExit, match="2"):
+            run_command(command.main)
+        message = capsys.readouterr().err
+        assert message.count("\n") == 1
+        return message
+
+    return refuse
+
+
+def test_shards_of_what_nobody_knows_are_refused(refused):
+    message = refused("--shards", "h1000:8")
+    assert "h1000" in message and "expected one of" in message
 
 
 @pytest.mark.parametrize("shards", [[], ["--shards", "h100:2"]], ids=str)
-def test_lengths_that_the_model_is_not_for_are_not_measured(monkeypatch, capsys, shards: list[str]):
+def test_lengths_that_the_model_is_not_for_are_not_measured(refused, shards: list[str]):
     lengths = ["--rollout.max_prompt_length", "96", "--rollout.max_completion_length", "4001"]
-    options = [*TINY, *shards, *lengths]
-    monkeypatch.setattr(sys, "argv", ["profile", *options])
-    monkeypatch.setattr(body, "configure", lambda count: jax.devices()[:count])
-    with pytest.raises(SystemExit):
-        run_command(command.main)
-    message = capsys.readouterr().err
-    assert (
-        "--rollout.max_completion_length is 96 + 4001 = 4097: expected at most the 4096" in message
-    )
-    assert message.count("\n") == 1
+    message = refused(*shards, *lengths)
+    assert "max_completion_length is 96 + 4001 = 4097: expected at most the 4096" in message
 
 
 @pytest.mark.parametrize(
     ("out", "problem"), [("file/profile.json", "File exists: "), (".", "it is no file")]
 )
 def test_a_place_that_cannot_be_written_is_refused_before_measuring(
-    tmp_path: Path, out: str, problem: str
+    refused, tmp_path: Path, out: str, problem: str
 ):
     (tmp_path / "file").write_text("")
     path = tmp_path / out
-    output = finish(start(*TINY, "--out", str(path), program=COMMAND), code=2)
-    assert f"profile {path} cannot be written (" in output and problem in output
-    assert output.count("\n") == 1
+    message = refused("--out", str(path))
+    assert f"profile {path} cannot be written (" in message and problem in message
     assert [*tmp_path.iterdir()] == [tmp_path / "file"]
 
 

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from runs import TINY, finish, start
+from runs import TINY, finish, named, start, without_times
 
 import pat_jax
 from pat_jax import UserError
@@ -64,10 +64,8 @@ def folder(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def facts(folder: Path) -> dict:
     """What the program told, while the command ran beside it."""
-    names = [word[2:] for word in OPTIONS[::2]]
-    options = dict(zip(names, OPTIONS[1::2], strict=True))
     command = start(*OPTIONS, "--run_dir", str(folder / "command"))
-    program = start(str(folder), json.dumps(options), program=("-c", PROGRAM))
+    program = start(str(folder), json.dumps(named(OPTIONS)), program=("-c", PROGRAM))
     finish(command)
     told: dict = {}
     for line in finish(program).splitlines():
@@ -77,23 +75,8 @@ def facts(folder: Path) -> dict:
 
 
 def metrics(folder: Path) -> list[dict]:
-    """Those that no clock decides."""
-    clocks = (
-        "time",
-        "timing/",
-        "progress/",
-        "memory/",
-        "reward/hidden",
-        "eval/seconds",
-    )
-    return [
-        {
-            k: v
-            for k, v in row.items()
-            if not k.startswith(clocks) and "per_s" not in k and "utili" not in k
-        }
-        for row in read_metrics(folder / "metrics.jsonl")
-    ]
+    rows = without_times(read_metrics(folder / "metrics.jsonl"))
+    return [{k: v for k, v in row.items() if not k.startswith("progress/")} for row in rows]
 
 
 def test_a_run_measures_what_the_command_measures(folder: Path, facts: dict):
@@ -139,19 +122,22 @@ def test_importing_takes_no_time_and_starts_nothing():
     assert second == "True True False"
 
 
-@pytest.mark.parametrize("command", sorted(commands()))
-def test_options_are_read_before_jax_is_imported(command: str):
+def test_options_are_read_before_jax_is_imported():
     code = (
-        "import sys\n"
-        f"from pat_jax.{command} import main\n"
-        "sys.argv = ['it', '--no_such_option', '1']\n"
-        "try:\n    main()\n"
-        "except Exception as error:\n    print(error)\n"
-        "print({'jax', 'scipy', 'flax', 'orbax'} & set(sys.modules))"
+        "import sys\nfrom importlib import import_module\n"
+        "for name in sys.argv[1:]:\n"
+        "    sys.argv = ['it', '--no_such_option', '1']\n"
+        "    try:\n        import_module(f'pat_jax.{name}').main()\n"
+        "    except Exception as error:\n        print(name, error)\n"
+        "    print(name, {'jax', 'scipy', 'flax', 'orbax'} & set(sys.modules))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    said, imported = done.stdout.strip().splitlines()
-    assert "no_such_option" in said and imported == "set()"
+    names = sorted(commands())
+    done = subprocess.run(
+        [sys.executable, "-c", code, *names], capture_output=True, text=True, check=True
+    )
+    lines = done.stdout.strip().splitlines()
+    assert lines[1::2] == [f"{name} set()" for name in names]
+    assert all("no_such_option" in line for line in lines[::2]) and len(lines) == 2 * len(names)
 
 
 @pytest.mark.parametrize("name", pat_jax.__all__)
@@ -175,11 +161,10 @@ def test_a_name_that_is_not_there():
         _ = pat_jax.trian  # pyright: ignore[reportAttributeAccessIssue]
 
 
-@pytest.mark.parametrize("name", ["prompts", "out", "resume"])
-def test_a_session_takes_no_files(name: str):
-    given = {"model": "tiny", name: True if name == "resume" else "x.jsonl"}
-    with pytest.raises(UserError, match=rf"option --{name} is .*: expected none here"):
-        pat_jax.session(given)
+@pytest.mark.parametrize("given", [{"prompts": "x.jsonl"}, {"out": "x.jsonl"}, {"resume": True}])
+def test_a_session_takes_no_files(given: dict):
+    with pytest.raises(UserError, match=rf"option --{next(iter(given))} is .*: expected none here"):
+        pat_jax.session({"model": "tiny"} | given)
 
 
 def test_an_error_is_one_line_in_a_notebook():
