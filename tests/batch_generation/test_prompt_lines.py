@@ -1,6 +1,7 @@
-"""What a line of a prompts file may say, and text that grows token by token."""
+"""What a line of a prompts file may say, text that grows token by token, and how large an engine has to be."""
 
 import json
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +12,10 @@ from runs import CHAT_TEMPLATE, write_checkpoint
 from tokenizer_files import BOS, write_tokenizer
 
 from pat_jax.batch_generation.answers import StopFinder, TextStream, describe
+from pat_jax.batch_generation.config import Reach
 from pat_jax.batch_generation.overrides import SamplingOverrides
 from pat_jax.batch_generation.prompt_lines import parse_ask, parse_object
+from pat_jax.batch_generation.reach import reach
 from pat_jax.engine.sequences.responses import Completion
 from pat_jax.engine.sequences.sampling import MAX_STOP_IDS, Sampling
 from pat_jax.rl.text.tokenizer import HuggingFaceTokenizer
@@ -276,3 +279,40 @@ def test_the_file_of_a_checkpoint_is_the_last_to_be_asked(tmp_path: Path):
         with pytest.raises(UserError) as caught:
             recommended_overrides(tmp_path)
         assert str(file) in str(caught.value) and words in str(caught.value)
+
+
+MOST = Reach(rows=8, length=64)
+
+
+def asked(path: Path, *lines: dict, max_tokens: int | None = None, n: int | None = None) -> Reach:
+    file = path / "prompts.jsonl"
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    defaults = SamplingOverrides(max_tokens=max_tokens, n=n)
+    parse = partial(
+        parse_ask,
+        defaults=defaults,
+        recommended=SamplingOverrides(),
+        tokenizer=None,
+        max_length=MOST.length,
+    )
+    return reach(file, parse, MOST)
+
+
+def tokens(count: int, **own: object) -> dict:
+    return {"token_ids": [5] * count, **own}
+
+
+@pytest.mark.parametrize(
+    ("lines", "options", "expected"),
+    [
+        ([tokens(3), tokens(7)], {"max_tokens": 10}, Reach(2, 17)),
+        ([tokens(3, max_tokens=20), tokens(7)], {"max_tokens": 10}, Reach(2, 23)),
+        ([tokens(3, n=2), tokens(7)], {"max_tokens": 10, "n": 3}, Reach(5, 17)),
+        ([tokens(3)], {}, Reach(1, 64)),  # as much as fits
+        ([tokens(3, n=8)], {"max_tokens": 1}, MOST),  # others would wait
+        ([tokens(3), {"prompt": "no tokenizer"}], {"max_tokens": 1}, MOST),
+        ([tokens(60)], {"max_tokens": 10}, Reach(1, 64)),  # refused when its turn comes
+    ],
+)
+def test_as_many_rows_and_tokens_as_are_asked_for(tmp_path, lines, options, expected):
+    assert asked(tmp_path, *lines, **options) == expected

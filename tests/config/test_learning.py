@@ -1,7 +1,9 @@
-"""Options with which nothing, or something else, would be learned in silence."""
+"""Options with which nothing, or something else, would be learned in silence, and those that exclude each
+other."""
 
 import pytest
 
+from pat_jax.common.errors import UserError
 from pat_jax.common.rules import OptionError
 from pat_jax.config.algorithms import ALGORITHMS
 from pat_jax.config.command_line import dump, parse
@@ -104,3 +106,34 @@ def test_one_response_is_enough_where_none_is_compared(tmp_path):
     assert parsed(tmp_path, *words, "reinforce_pp").baseline == "none"
     with pytest.raises(OptionError, match="at least 2"):
         parsed(tmp_path, *words, "rloo")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--lora.alpha", "16"], "--lora.alpha is 16.0"),
+        (["--lora.targets", "q_proj"], "--lora.targets is 'q_proj'"),
+        (["--lora.export", "adapter"], "--lora.export is 'adapter'"),
+        (["--lora.rank", "-1"], "an integer from 0 to 4,096"),
+        (["--lora.rank", "8", "--lora.export", "adapter"], "--checkpoint.export_dir"),
+        (["--lora.rank", "8", "--train", "false", "--warm_start.steps", "0"], "--train false"),
+        (["--lora.rank", "8", "--lora.dropout", "0.1"], "lora.dropout"),
+        (
+            ["--lora.rank", "8", "--optimizer.weight_dtype", "bfloat16"],
+            "--optimizer.weight_dtype is 'bfloat16': expected float32 with --lora.rank",
+        ),
+    ],
+)
+def test_options_that_exclude_each_other_are_refused(options: list[str], said: str):
+    with pytest.raises(UserError) as error:
+        parse(options)
+    assert said in str(error.value) and "\n" not in str(error.value)
+
+
+def test_what_may_be_together():
+    assert parse(["--lora.rank", "8", "--lora.targets", "q_proj", "v_proj"]).lora.targets == (
+        "q_proj",
+        "v_proj",
+    )
+    assert parse(["--lora.adapter", "somewhere", "--train", "false"]).lora.is_on
+    assert not parse([]).lora.is_on
