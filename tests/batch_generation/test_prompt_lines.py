@@ -103,19 +103,15 @@ def test_a_line_wins_over_the_defaults():
     assert ask({"token_ids": [5] * 30}, None).max_tokens == 70  # what is left
 
 
-@pytest.mark.parametrize("tokens", [1000, 71, 70, 9])
+@pytest.mark.parametrize("tokens", [71, 70])
 def test_a_recommended_length_is_cut_to_what_fits_and_an_asked_one_is_not(tokens: int):
     line, said = {"token_ids": [5] * 30}, SamplingOverrides(max_tokens=tokens, top_k=4)
     recommended = ask(line, None, NOTHING, said)
     assert recommended.max_tokens == min(tokens, 70) and recommended.sampling.top_k == 4
     assert ask(line, None, said).max_tokens == tokens
     assert ask(line, None, SamplingOverrides(max_tokens=3), said).max_tokens == 3
-    assert (
-        ask(
-            {**line, "max_tokens": tokens}, None, NOTHING, SamplingOverrides(max_tokens=5)
-        ).max_tokens
-        == tokens
-    )
+    asked = {**line, "max_tokens": tokens}
+    assert ask(asked, None, NOTHING, SamplingOverrides(max_tokens=5)).max_tokens == tokens
 
 
 @pytest.mark.parametrize(
@@ -125,26 +121,14 @@ def test_a_recommended_length_is_cut_to_what_fits_and_an_asked_one_is_not(tokens
         ({"prompt": "a", "token_ids": [3]}, "found prompt and token_ids"),
         ({"prompt": 3}, "prompt is a JSON int: expected text"),
         ({"token_ids": [1.5]}, "token_ids is no list of integers"),
-        ({"token_ids": 5}, "token_ids is no list of integers"),
         ({"messages": "hello"}, "expected a list of chat messages"),
-        ({"messages": []}, "expected a list of chat messages"),
         ({"messages": [{"role": "user"}]}, "each with role and content"),
         (
             {"prompt": "a", "temprature": 1},
             "unknown field 'temprature': did you mean 'temperature'?",
         ),
         ({"prompt": "a", "max_new_tokens": 1}, "did you mean 'max_tokens'?"),
-        ({"prompt": "a", "num_generations": 1}, "did you mean 'n'?"),
-        *(
-            ({"prompt": "a", name: 1}, f"{name} is not offered: leave it out.")
-            for name in (
-                "frequency_penalty",
-                "ignore_eos",
-                "logit_bias",
-                "bad_words",
-                "guided_json",
-            )
-        ),
+        ({"prompt": "a", "logit_bias": 1}, "logit_bias is not offered: leave it out."),
         ({"prompt": "a", "stop": "x<im>"}, "in which '<im>' is a special token, which no text has"),
         (
             {"prompt": "a", "stop": ["<pad>", "<im>"], "stop_token_ids": [9, 8, 7, 6, 5, 4, 3]},
@@ -154,19 +138,15 @@ def test_a_recommended_length_is_cut_to_what_fits_and_an_asked_one_is_not(tokens
         ({"prompt": "a", "temperature": "hot"}, "temperature is 'hot': expected 0 (greedy)"),
         ({"prompt": "a", "top_p": 0}, "top_p is 0: expected a number above 0"),
         ({"prompt": "a", "n": 0}, "n is 0: expected an integer from 1 to 65,536"),
-        ({"prompt": "a", "n": True}, "n is True: expected"),
         ({"prompt": "a", "max_tokens": 2.5}, "max_tokens is 2.5: expected"),
         ({"prompt": "a", "seed": -1}, "seed is -1: expected"),
         ({"prompt": "a", "stop": [""]}, "stop is ['']: expected text"),
-        ({"prompt": "a", "stop": 3}, "stop is 3: expected text"),
         ({"prompt": "a", "stop_token_ids": 3}, "stop_token_ids is 3: expected"),
         ({"prompt": "a", "stop_token_ids": ["a"]}, "stop_token_ids is ('a',): expected"),
         (
             {"prompt": "a", "stop_token_ids": list(range(MAX_STOP_IDS + 1))},
             "stop_token_ids has 9 entries: expected up to 8",
         ),
-        ({"prompt": "a\ud800"}, "prompt has half of a character"),
-        ({"messages": [{"role": "user", "content": "\ud800"}]}, "messages has half of a character"),
     ],
     ids=str,
 )
@@ -181,12 +161,6 @@ def test_a_wrong_line_is_refused_in_one_sentence(tokenizer, line: dict, words: s
 def test_a_line_that_is_no_object_is_refused(line: str):
     with pytest.raises(ValueError, match="expected one object a line"):
         parse_object(line.encode())
-
-
-@pytest.mark.parametrize("bracket", ["[", '{"a":'])
-def test_a_line_that_is_nested_too_deeply_is_refused(bracket: str):
-    with pytest.raises(ValueError, match=r"^JSON nested more than 100 deep: expected .*\.$"):
-        parse_object(bracket.encode() * 200_000)
 
 
 def test_text_needs_a_tokenizer():

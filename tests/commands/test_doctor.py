@@ -91,16 +91,6 @@ def test_a_kernel_that_is_wrong_is_in_the_verdict(doctor, monkeypatch, tmp_path)
     assert sum("is wrong" in str(x) for x in content["parts"][3]["figures"].values()) == 2
 
 
-def test_no_devices_end_it_with_what_to_install(monkeypatch):
-    lines = []
-    monkeypatch.setattr(body, "configure", raises)
-    examination = Examination("doctor", lines.append)
-    assert body._examined(body.DoctorConfig(), QWEN3, examination) == 1
-    assert [part.name for part in examination.parts] == ["devices"]
-    assert lines[-1].startswith("verdict: not well: devices: RuntimeError")
-    assert "pip install" in lines[-1]
-
-
 def test_a_part_that_hangs_ends_the_process_with_its_name(monkeypatch, tmp_path):
     ended, lines = [], []
     monkeypatch.setattr(reports.os, "_exit", ended.append)

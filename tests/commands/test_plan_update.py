@@ -143,20 +143,6 @@ def test_what_was_compiled_is_what_counts():
     assert update.apply.memory > 0.3
 
 
-def test_a_compilers_count_of_the_largest_rows_holds_in_proportion():
-    sent = (Sent("all-gather", 10**9, 8, 0, 2),)
-
-    def of(x: int) -> Update:
-        moved = {"bytes_accessed": x * 1e11, "product_bytes": x * 9e10}
-        grad = program("grad", **SHAPE, flops=x * 1e12, collectives=sent, **moved)
-        return alone(programs=[grad])
-
-    low, high = of(1), of(3)
-    assert high.gradients.products == pytest.approx(3 * low.gradients.products)
-    assert high.gradients.memory == pytest.approx(3 * low.gradients.memory, rel=1e-2)
-    assert high.gradients.links == low.gradients.links > alone().gradients.links
-
-
 def test_a_compiler_that_counts_what_arithmetic_does_changes_nothing():
     asked = "--beta 0.1 --responses 24 --mini_batch_size 1"
     config = config_of(asked)

@@ -17,9 +17,8 @@ from pat_jax.config.run import RunConfig
 )
 def test_responses_that_cannot_differ_are_refused_where_something_is_trained(option, value):
     rollout = RolloutConfig(**{option: value})
-    with pytest.raises(
-        OptionError, match=rf"--rollout\.{option} is .* (at least 2|above 0)"
-    ) as error:
+    said = rf"--rollout\.{option} is .* (at least 2|above 0)"
+    with pytest.raises(OptionError, match=said) as error:
         RunConfig(rollout=rollout)
     assert "an advantage compares the responses to one prompt." in str(error.value)
     assert RunConfig(rollout=rollout, train=False).learning_notes == []
@@ -83,11 +82,6 @@ def test_an_unknown_algorithm_is_told_the_nearest(tmp_path):
     [
         ("--algorithm.name cispo --algorithm.delta 3", "delta", "surrogate cispo"),
         ("--algorithm.beta 0.1 --algorithm.kl_estimator k1", "kl_estimator", "kl_in loss"),
-        (
-            "--algorithm.name reinforce_pp --algorithm.scale_rewards batch",
-            "scale_rewards",
-            "whiten_advantages",
-        ),
         ("--algorithm.baseline none", "scale_rewards", "baseline none"),
         (
             "--algorithm.name reinforce_pp --algorithm.dynamic_sampling 2",
@@ -112,15 +106,12 @@ def test_one_response_is_enough_where_none_is_compared(tmp_path):
     ("options", "said"),
     [
         (["--lora.alpha", "16"], "--lora.alpha is 16.0"),
-        (["--lora.targets", "q_proj"], "--lora.targets is 'q_proj'"),
         (["--lora.export", "adapter"], "--lora.export is 'adapter'"),
-        (["--lora.rank", "-1"], "an integer from 0 to 4,096"),
         (["--lora.rank", "8", "--lora.export", "adapter"], "--checkpoint.export_dir"),
         (["--lora.rank", "8", "--train", "false", "--warm_start.steps", "0"], "--train false"),
-        (["--lora.rank", "8", "--lora.dropout", "0.1"], "lora.dropout"),
         (
             ["--lora.rank", "8", "--optimizer.weight_dtype", "bfloat16"],
-            "--optimizer.weight_dtype is 'bfloat16': expected float32 with --lora.rank",
+            "expected float32 with --lora",
         ),
     ],
 )
@@ -131,9 +122,7 @@ def test_options_that_exclude_each_other_are_refused(options: list[str], said: s
 
 
 def test_what_may_be_together():
-    assert parse(["--lora.rank", "8", "--lora.targets", "q_proj", "v_proj"]).lora.targets == (
-        "q_proj",
-        "v_proj",
-    )
+    two = parse(["--lora.rank", "8", "--lora.targets", "q_proj", "v_proj"])
+    assert two.lora.targets == ("q_proj", "v_proj")
     assert parse(["--lora.adapter", "somewhere", "--train", "false"]).lora.is_on
     assert not parse([]).lora.is_on

@@ -3,7 +3,6 @@
 from dataclasses import asdict, replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,13 +13,8 @@ from matplotlib.image import imread
 from matplotlib.legend import Legend
 
 from pat_jax.common.picture_style import tp_colour
-from pat_jax.engine.controller import Collected
 from pat_jax.engine.record.plot import MOST_TOLD, draw_rollout, plot_rollout
-from pat_jax.engine.record.report import RolloutReport
 from pat_jax.engine.record.trace import RolloutTrace, Switch
-from pat_jax.engine.sequences.prefill_calls import Copies
-from pat_jax.planning.drafts import NONE_DRAFTED, Drafted
-from pat_jax.planning.types import DraftPrediction, Ran, Split
 
 SWITCH = Switch(
     step=128,
@@ -173,11 +167,6 @@ def test_the_path_begins_where_the_prompts_were_prefilled():
     assert RolloutTrace((), (), (), (), 0.0, 0).path == []
 
 
-def test_a_trace_with_entries_missing_is_refused():
-    with pytest.raises(ValueError, match="one entry for each burst"):
-        replace(TRACE, live=(1, 2))
-
-
 NOWHERE = (((0, 0, 0),) * 3,) * 3  # no source is known
 DRAFTED = replace(
     TRACE,
@@ -254,30 +243,6 @@ def test_words_and_names_do_not_cover_each_other():
     (words,) = (text.get_window_extent() for text in figure.texts)
     assert below.x1 < names.x0 and names.x1 <= figure.bbox.x1
     assert words.y1 <= min(below.y0, names.y0) and 0 <= words.x0 < words.x1 <= figure.bbox.x1
-
-
-def test_a_report_hands_on_what_each_burst_drafted(tmp_path: Path):
-    report = RolloutReport()
-    for i, (tokens, row_steps) in enumerate([(40, 40), (30, 20), (30, 10)]):
-        by_source = np.array(DRAFTED.by_source[i])
-        begun, tried, right, forks, *_ = NONE_DRAFTED
-        drafted = Drafted(begun, tried, right, forks, DRAFTED.drafted[i], by_source)
-        ran = Ran(Split(2, 1), 4, 64, 8, 100, 10, 1.0, budget=3)
-        nobody = np.zeros(0, int)
-        nothing = Copies(nobody, nobody, nobody)
-        done = Collected(10, tokens, row_steps, drafted, 100, nobody, nothing)
-        report.add_burst(ran, float(i), done, None)
-    assert report.trace.draft_saving_s is None  # no planner has priced them
-    predicted = DraftPrediction(tokens=2.0, step_s=0.1, plain_s=0.15)
-    report.drafts.add(ran, predicted, 3.0)
-    trace = report.trace
-    assert (trace.drafted, trace.accepted) == (DRAFTED.drafted, DRAFTED.accepted)
-    assert trace.by_source == DRAFTED.by_source and trace.tokens_per_step == (1.0, 1.5, 3.0)
-    assert (report.drafted, report.accepted) == (64, 30)
-    assert report.by_source == [[40, 13, 1], [4, 2, 0], [20, 15, 2]]
-    assert trace.predicted_draft_saving_s == pytest.approx(10 * (2 * 0.15 - 0.1))
-    assert trace.draft_saving_s == pytest.approx(10 * 3 * 0.15 - 1.0)
-    assert RolloutTrace.from_json(trace.to_json()) == trace
 
 
 def test_a_trace_of_a_version_that_knew_no_sources_is_read():

@@ -15,10 +15,8 @@ from pat_jax.models.presets import PRESETS, preset
 from pat_jax.run.logging.banner import closing, opening
 
 PUBLISHED = {  # as their model cards say
-    "qwen3-0.6b": 596_049_920,
     "qwen3-8b": 8_190_735_360,
     "llama-3.1-8b": 8_030_261_248,
-    "qwen2.5-7b": 7_615_616_512,
 }
 
 
