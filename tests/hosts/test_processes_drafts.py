@@ -1,4 +1,5 @@
-"""Two processes generate with drafts what one does: the same tokens, from the same drafts."""
+"""Two processes generate with drafts, and with moves between replicas, what one does: the same tokens, from
+the same drafts and moves."""
 
 import json
 
@@ -12,9 +13,10 @@ WORKER = (str(ROOT / "tests" / "hosts" / "drafts_worker.py"),)
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_two_processes_draft_as_one_does(tmp_path):
-    """Copied drafts, of earlier responses as well, by samples that begin one after the other; and drafts of a
-    model. Each burst, and what its rows draft from, is compared on the way."""
+def test_two_processes_draft_and_move_as_one_does(tmp_path):
+    """Copied drafts, of earlier responses as well, by samples that begin one after the other; drafts of a
+    model; and requests that go to emptier replicas. Each burst, and what its rows draft from, is compared on
+    the way."""
     out = tmp_path / "said"
     for code, output in ends(start_all(2, "--out", str(out), program=WORKER), timeout=800):
         assert code == 0, output
@@ -24,3 +26,4 @@ def test_two_processes_draft_as_one_does(tmp_path):
     assert min(accepted for _, accepted, _ in copied["by source"]) > 0
     assert model["accepted"] > 0 and model["drafted"] > model["accepted"]
     assert copied["layouts"] == model["layouts"] == ["dp4tp1", "dp2tp2"]
+    assert expected["nobody"]["moved"]

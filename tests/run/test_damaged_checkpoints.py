@@ -156,22 +156,6 @@ def test_a_checkpoint_is_not_there_before_its_checksums_are(
     assert sorted(path.name for path in folder.iterdir()) == ["20", "30"]
 
 
-def test_checksums_that_cannot_be_written_are_a_failed_save(
-    folder: Path, checkpoints: Checkpointer, monkeypatch: pytest.MonkeyPatch
-):
-    def full(path: Path) -> None:
-        raise OSError(28, "No space left on device")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(checkpoint_orbax, "seal", full)
-        checkpoints.save(30, STATE, {})
-        with pytest.raises(SaveError, match=r"step 30 .* No space left .* step 20 stays"):
-            checkpoints.wait()
-    checkpoints.save(31, STATE, {})
-    checkpoints.wait()
-    assert sorted(path.name for path in folder.iterdir()) == ["20", "31"]
-
-
 def test_what_was_moved_aside_before_stays(folder: Path):
     aside = folder.with_name(DAMAGED)
     for name in ("1.1", "1.2", "[x]"):  # as after some of them were taken away

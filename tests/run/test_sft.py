@@ -1,6 +1,5 @@
 """Supervised fine-tuning from files to an export: it learns, compiles nothing on the way, and resumes."""
 
-import itertools
 import json
 import os
 import signal
@@ -24,10 +23,8 @@ from pat_jax.rl.algorithm.update import TrainState
 from pat_jax.rl.data.examples import Example
 from pat_jax.run.checkpoints.checkpoint import Checkpointer
 from pat_jax.run.logging.metrics import read_metrics
-from pat_jax.run.logging.speed import describe_memory
 from pat_jax.run.process.folder import CHECKPOINTS, options_of_run
 from pat_jax.run.process.stop_signals import Stopped, StopSignals
-from pat_jax.run.sft import loop
 from pat_jax.run.sft.loop import SftRun
 from pat_jax.run.sft.setup import SftSetup, build
 from pat_jax.sft import read
@@ -206,33 +203,6 @@ def test_a_run_that_goes_on_with_other_examples_says_so(whole: Whole, tmp_path, 
     said = capsys.readouterr().err
     assert "resumed with other options: data.files" in said
     assert "resumed with other examples than before" in said
-
-
-@pytest.mark.slow  # two runs
-def test_a_run_that_an_error_ends_goes_on_bit_for_bit(
-    whole: Whole, given_options, tmp_path, capsys, monkeypatch
-):
-    """… which comes when step 4 has been learned, and not been written."""
-    folder = tmp_path / "run"
-    _, setup = made(*given_options, "--run_dir", str(folder), "--checkpoint.every", "100")
-    calls = itertools.count(1)
-
-    def failing(devices: object) -> dict[str, float]:
-        if next(calls) == 4:
-            raise RuntimeError("of the test")
-        return describe_memory(devices)  # pyright: ignore[reportArgumentType]
-
-    monkeypatch.setattr(loop, "describe_memory", failing)
-    failed = SftRun(setup, StopSignals())
-    with pytest.raises(RuntimeError, match="of the test"):
-        failed.run()
-    failed.open.release()
-    assert "the policy after step 4 is saved; go on with" in capsys.readouterr().err
-    assert not folder.joinpath(CHECKPOINTS, "3").exists()
-
-    _, setup = made("--resume", "--run_dir", str(folder))
-    SftRun(setup, StopSignals()).run()
-    assert_same_runs(folder, whole)
 
 
 @pytest.mark.slow

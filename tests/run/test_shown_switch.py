@@ -156,11 +156,10 @@ CHAIN = Split(4, 1), Split(2, 2), Split(1, 4)
         (CHAIN[1:], CHAIN[1:]),
     ],
 )
-@pytest.mark.parametrize("is_lazy", [True, False])
-def test_the_switch_is_between_layouts_that_are_compiled(ready, pair, is_lazy: bool):
+def test_the_switch_is_between_layouts_that_are_compiled(ready, pair):
     run: Any = SimpleNamespace(
         setup=SimpleNamespace(engine=SimpleNamespace(layouts=dict.fromkeys(CHAIN)))
     )
-    run.lazy = SimpleNamespace(ready=list(ready)) if is_lazy else None
-    run.first_layouts = CHAIN[:1] if is_lazy else ready
-    assert two_layouts(cast(Any, run)) == pair
+    for lazy, first in ((SimpleNamespace(ready=list(ready)), CHAIN[:1]), (None, ready)):
+        run.lazy, run.first_layouts = lazy, first
+        assert two_layouts(cast(Any, run)) == pair

@@ -109,6 +109,7 @@ def test_optimizer_steps_in_a_row_without_a_gradient_end_a_run(tmp_path, monkeyp
     """Two of each iteration; at most three are borne."""
     options = ["--run_dir", str(tmp_path), "--steps", "9", "--eval.every", "0"]
     options += ["--warm_start.steps", "0", "--algorithm.mini_batch_size", "2"]
+    options += ["--layout", "dp2tp1", "--rollout.compile", "needed"]
     config = parse([*TINY, *options, "--optimizer.max_skipped", "3"])
     spoilt = Spoilt()
     monkeypatch.setattr(loop, "training_batch", spoilt)
