@@ -131,10 +131,7 @@ def test_first_layers_draft_with_what_the_run_has_learned(
         ("--run_dir {}/full --checkpoint 3", ["option --checkpoint is 3", "which are 2, 4"]),
         ("--run_dir {}/none", ["--run_dir is '{}/none': expected the folder of a run"]),
         ("--run_dir {}/base", ["--run_dir is '{}/base': expected the folder of a run"]),
-        (
-            "--run_dir {}/full --adapter {}/adapter",
-            ["--adapter is", "expected none with --run_dir"],
-        ),
+        ("--run_dir {}/full --adapter {}/adapter", ["--adapter is", "none with --run_dir"]),
         ("--run_dir {}/full --model {}/small", ["num_layers (2 there, 1 here)"]),
         ("--run_dir {}/lora --model {}/other", ["are of another base, whose weights differ"]),
         ("--run_dir {}/moved", ["--model is '{}/gone', with which the run in '{}/moved' began"]),

@@ -263,10 +263,7 @@ def test_words_of_others_are_no_markup():
             "is 1024 + 40000 = 41024: expected at most the 40960 tokens of the context of 'qwen3-8b' "
             "(max_position_embeddings in a checkpoint's config.json); take --max_completion_length 39936.",
         ),
-        (
-            "--model tiny --target h100:8 --max_prompt_length 4096",
-            "lower both, --max_prompt_length f",
-        ),
+        ("--model tiny --target h100:8 --max_prompt_length 4096", "lower both, --max_prompt"),
         ("--model tiny --target h100:8 --compile false --profile x", "profile x"),
     ],
 )

@@ -149,10 +149,7 @@ def test_no_connection(hub: Hub, tmp_path: Path, env: dict[str, str], words: lis
 @pytest.mark.parametrize(
     ("error", "words"),
     [
-        (
-            (errno.ENOSPC, "No space left on device"),
-            "No space left on device for .*; make room, or",
-        ),
+        ((errno.ENOSPC, "No space left on device"), "No space left on device for .*; make room"),
         ((errno.EACCES, "Permission denied", "a"), "Permission denied for .*; name another folder"),
     ],
 )

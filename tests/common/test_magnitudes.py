@@ -87,10 +87,7 @@ def test_every_number_of_a_list_has_an_upper_bound(option: str, numbers: list[in
             "--rollout.prompts_per_step 1048576 --algorithm.mini_batch_size 1048576",
             "at most 1,048,576 responses of all --rollout.prompts_per_step",
         ),
-        (
-            "--model x --steps 5 --optimizer.warmup_steps 6",
-            "at most the 5 optimizer steps of the run",
-        ),
+        ("--model x --steps 5 --optimizer.warmup_steps 6", "at most the 5 optimizer steps"),
     ],
 )
 def test_what_was_accepted_although_it_means_nothing(argv: str, expected: str):
@@ -102,11 +99,7 @@ def test_what_was_accepted_although_it_means_nothing(argv: str, expected: str):
     [
         (PlanConfig, "--layers all --compile false", "--layers is 'all': expected few with"),
         (PlanConfig, "--profile x --sums nccl", "--sums is 'nccl': expected one-shot with"),
-        (
-            RunConfig,
-            "--layout dp2tp1 --switch_to dp1tp2 --switch_at 4",
-            "expected auto with --switch",
-        ),
+        (RunConfig, "--layout dp2tp1 --switch_to dp1tp2 --switch_at 4", "expected auto with"),
     ],
 )
 def test_what_would_be_ignored_is_refused(config_class: type, argv: str, expected: str):
