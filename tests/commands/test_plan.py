@@ -115,6 +115,8 @@ def test_every_figure_says_where_it_is_from(report: PlanReport):
 
 def test_every_picture_of_a_plan_says_that_it_is_computed(report: PlanReport):
     body = parsed(page(report))
+    assert len(list(body.iter("svg"))) == 2 + len(report.steps.contexts)
+    assert not re.search(r"\bnan\b|\binf\b", page(report).partition("</style>")[2])
     pictures = [x for x in body.iter() if x.tag == "figure" or x.get("class") == "bars"]
     notes = [x.text for x in body.iter("p") if x.get("class") == "note"]
     assert len(notes) == len(pictures) > 5
@@ -186,16 +188,6 @@ def test_memory_adds_up(report: PlanReport):
         assert 0 < layout.drafts < layout.kv_cache
 
 
-def test_steps_are_those_of_the_layouts(report: PlanReport):
-    steps = report.steps
-    assert [str(split) for split in steps.splits] == list(NAMES)
-    assert steps.live[0] == 1 and steps.live[-1] == 64
-    for table in steps.seconds:
-        for live, line in zip(steps.live, table, strict=True):
-            known = [s is not None for s in line]
-            assert known == [split.dp <= live for split in steps.splits]
-
-
 def test_a_layout_that_does_not_compile_is_not_used():
     report = made(compilation(refused=Split(1, 8)))
     refused = {str(x.split): x.refusal for x in report.memory.layouts if x.refusal}
@@ -234,12 +226,6 @@ def test_a_layout_without_room_does_not_shrink_what_the_others_have():
     assert [system.name for system in report.comparison.static] == list(NAMES[2:])
     for text in (plan_text(report), seen_on_page(report)):
         assert refused[0].refusal in text
-
-
-def test_the_page_is_whole_and_fetches_nothing(report: PlanReport):
-    body = parsed(page(report))
-    assert len(list(body.iter("svg"))) == 2 + len(report.steps.contexts)
-    assert not re.search(r"\bnan\b|\binf\b", page(report).partition("</style>")[2])
 
 
 def test_words_of_others_are_no_markup():

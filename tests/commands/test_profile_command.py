@@ -112,18 +112,6 @@ def test_shards_go_on_where_they_were_stopped(monkeypatch, tmp_path: Path):
     assert json.loads(path.read_text()) == after
 
 
-@pytest.mark.slow
-def test_one_device_stands_for_several(tmp_path: Path):
-    path = tmp_path / "shards.json"
-    output = profile("--shards", "h100:2", "--out", str(path))
-    assert "one device measured, with the shards of h100:2; collectives, re-slices" in output
-    assert "dp2tp1 -> dp1tp2" in output and "all-reduce of 2" in output
-    content = json.loads(path.read_text())
-    assert content["subject"]["num_devices"] == 2 and content["shards_of"] == "h100:2"
-    for split in ([2, 1], [1, 2]):
-        assert any(key[0] == split for key, _ in content["latency"]["decode_table"])
-
-
 @pytest.fixture
 def refused(monkeypatch, capsys) -> Callable[..., str]:
     """The sentence that the command refuses with, in this process."""

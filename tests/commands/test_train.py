@@ -11,15 +11,7 @@ import pytest
 import yaml
 from arrays import assert_same_bits
 from metrics_table import untold
-from runs import (
-    SMALL_ROLLOUT,
-    TINY,
-    run,
-    saved_run,
-    start,
-    write_checkpoint,
-    write_problems,
-)
+from runs import SMALL_ROLLOUT, TINY, run, saved_run, start, write_checkpoint, write_problems
 
 from pat_jax.config.command_line import dump, parse
 from pat_jax.models.checkpoints.hf_load import check_checkpoint, load_params

@@ -41,8 +41,7 @@ class Watched(Run):
     "learning",
     [
         ("--algorithm.name", "dapo"),
-        ("--algorithm.name", "rloo", "--algorithm.beta", "0.01"),
-        ("--algorithm.name", "gspo", "--algorithm.num_iterations", "2"),
+        ("--algorithm.name", "gspo", "--algorithm.num_iterations", "2", "--algorithm.beta", "0.01"),
         ("--scan_layers", "true", "--algorithm.name", "dr_grpo"),
     ],
     ids=lambda options: options[1],

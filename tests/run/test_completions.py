@@ -21,7 +21,6 @@ from pat_jax.run.logging.completions import (
     RESPONSES_SHOWN,
     WIDTH,
     Completions,
-    Heard,
 )
 from pat_jax.run.logging.metrics import MetricsWriter
 from pat_jax.run.logging.page.run_page import run_page
@@ -103,15 +102,6 @@ def test_samples_fit_a_terminal_of_100_columns(tmp_path: Path, count: int):
         assert lines[2].strip() == "no reward, 500 tokens, length"
     if count > 1:
         assert lines[4:] == ["  response  3", "            reward 1, 2 tokens, stop"]
-
-
-def test_responses_are_heard_in_order_whenever_they_end():
-    passed: list[int] = []
-    heard = Heard(lambda i, _: passed.append(i))
-    one, two = rollout("1"), rollout("2")
-    heard.add(1, two)
-    heard.add(0, one)
-    assert passed == [1, 0] and heard.rollouts == [one, two]
 
 
 def sample(prompt: str = "1+2=", said: str = "3", **changes) -> Sample:

@@ -116,8 +116,6 @@ def described(cache: Path) -> str:
     ("options", "words"),
     [
         ([], "download owner/described --revision"),
-        (["--layout", "dp7tp9"], "option --layout is 'dp7tp9'"),
-        (["--data.answer_key", "x"], "has the columns question, answer"),
         (["--rollout.max_prompt_length", "3"], "leaves nothing to train on"),
         (["--speculation.source", "model:absent"], "there is no such folder"),
     ],
@@ -195,7 +193,6 @@ def test_a_run_that_is_looked_at_changes_no_name(tmp_path: Path, monkeypatch):
         (["--data", "owner/absent"], ["--data is 'owner/absent'", "dataset owner/absent`"]),
         (["--eval.data", DATA], ["--eval.data is 'owner/sums'", "and not main/test; name one, as"]),
         (["--data.answer_key", "x"], ["datasets--owner--sums", "has the columns question, answer"]),
-        (["--model", "gpt2"], ["no Hugging Face checkpoint directory"]),
     ],
 )
 def test_refusals(options: list[str], words: list[str]):

@@ -68,7 +68,7 @@ def test_the_closing_claims_nothing_that_is_not_there(tmp_path: Path):
     config = RunConfig(checkpoint=CheckpointConfig(export_dir=str(export)))
     assert said(config)[1:] == [
         f"in {tmp_path}: the configuration, metrics.jsonl, completions.jsonl, rollout.png, the "
-        "checkpoints of step 9 and 10",
+        "checkpoints of step 9 and 10"
     ]
     export.mkdir()
     assert said(config)[2:] == [f"in {export}: the policy as a Hugging Face directory"]

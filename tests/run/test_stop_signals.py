@@ -82,13 +82,6 @@ def test_a_signal_interrupts_what_is_not_held(sent: signal.Signals, code: int):
     assert f"{sent.name}: stopping" in errors and "Traceback" not in errors
 
 
-def test_what_is_held_is_carried_through():
-    process = start("held")
-    process.send_signal(signal.SIGTERM)
-    output, _ = process.communicate(timeout=20)
-    assert (process.returncode, output) == (143, "whole\nkept SIGTERM\n")
-
-
 @pytest.mark.parametrize("where", [("held", "slow"), ("open", "slow")])
 def test_a_second_signal_ends_at_once(where: tuple[str, ...]):
     process = start(*where)
