@@ -41,7 +41,7 @@ def doctor(monkeypatch, capsys, tmp_path) -> Callable[..., tuple[int, list[str],
     """Its exit code, its lines and its report; what takes long is fine unless something else is given."""
 
     def run(*options: str, **parts: Callable[..., Finding]) -> tuple[int, list[str], dict]:
-        for name in ("links", "switch", "iteration"):
+        for name in ("links", "kernels", "switch", "iteration"):
             monkeypatch.setattr(body, f"{name}_found", parts.get(name, fine))
         monkeypatch.setattr(body, "configure", lambda count: jax.devices()[:2])
         out = tmp_path / "reports" / "doctor.json"
@@ -80,10 +80,10 @@ def test_a_kernel_that_is_wrong_is_in_the_verdict(doctor, monkeypatch, tmp_path)
     options = ("--model", str(tmp_path / "model"), "--page_size", "8")
     decode = Kernels("cpu").having(["decode"])  # interpreted
     monkeypatch.setattr(checks.Kernels, "of", lambda platform: decode)
-    code, lines, _ = doctor(*options)
+    code, lines, _ = doctor(*options, kernels=checks.kernels_found)
     assert code == 0 and "kernels    right: decode, at worst" in lines[3]
     break_kernels(monkeypatch, one_key_less, "decode")
-    code, lines, content = doctor(*options)
+    code, lines, content = doctor(*options, kernels=checks.kernels_found)
     jax.clear_caches()
     assert code == 1
     assert "kernels: kernel 'decode' (2 query heads on each of 2 KV heads of 16" in lines[-1]

@@ -79,11 +79,13 @@ def compilation(*, refused: Split | None = None) -> Compilation:
 
 @pytest.fixture(scope="module")
 def report() -> PlanReport:
-    return made(compilation())
+    return made(compilation(), source="auto")
 
 
-def made(compiled: Compilation | None, *options: str) -> PlanReport:
-    config = parse([*ASKED, *options], PlanConfig, prog="plan", presets=None)
+def made(compiled: Compilation | None, *options: str, source: str = "none") -> PlanReport:
+    """Without the replays of drafts, which take the most time, unless a test looks at them."""
+    asked = [*ASKED, "--speculation.source", source, *options]
+    config = parse(asked, PlanConfig, prog="plan", presets=None)
     return planned(body.question_of(config, "the command"), compiled)
 
 
@@ -208,7 +210,7 @@ def test_a_layout_that_does_not_compile_is_not_used():
 
 def test_a_layout_without_room_does_not_shrink_what_the_others_have():
     """Between what two layouts take alone the first is refused, and the second is not for its sake."""
-    options = "--max_prompt_length", "64", "--prompt-tokens", "64", "--speculation.source", "none"
+    options = "--max_prompt_length", "64", "--prompt-tokens", "64"
     roomy = made(None, *options).memory.layouts
     assert all(layout.is_used for layout in roomy)
     # 256 pages of a sequence and that of nobody; keys and values of two layers, four heads of eight.
@@ -289,18 +291,18 @@ def test_bursts_with_drafts_are_compiled_beside_those_without():
     whole = {"layers": 32, "compiled_layers": (2, 4), "temp_bytes": GIB}
     verifying = CompiledProgram("decode", split, rows=8, length=5120, budget=7, **whole)
     known = compilation()
-    report = made(replace(known, programs=(*known.programs, verifying)))
+    report = made(replace(known, programs=(*known.programs, verifying)), source="auto")
     assert report.compiles(split)["drafts"] and report.compiles(Split(4, 2))["drafts"] is None
     first, second, *_ = report.memory.layouts
     assert first.programs == second.programs == GIB  # of the others it is not known
     told = plan_text(report)
     assert "dp8tp1, drafts" in told
     broken = replace(verifying, error="too much scalar memory")
-    report = made(replace(known, programs=(*known.programs, broken)))
+    report = made(replace(known, programs=(*known.programs, broken)), source="auto")
     assert "decode with drafts does not compile: too much" in report.memory.layouts[0].refusal
 
 
 def test_none_are_made_where_none_are_wanted():
-    report = made(None, "--speculation.source", "none")
+    report = made(None)
     assert report.comparison.drafting is None
     assert "draft" not in plan_text(report)

@@ -24,7 +24,8 @@ from pat_jax.profiling.simulate.draw import Draw
 from pat_jax.profiling.simulate.response_lengths import ResponseLengths
 
 GIB = 2**30
-ASKED = "--model tiny --target h100:8 --responses 64 --max_completion_length 3072 --rollouts 2 --data nowhere"
+ASKED = "--model tiny --target h100:8 --responses 64 --max_completion_length 3072 --rollouts 1 "
+ASKED += "--data nowhere --speculation.source none"
 FIRST, LAST = Split(8, 1), Split(1, 8)
 SHAPE = {"rows": 8, "length": 4096}
 
@@ -190,7 +191,7 @@ def test_an_update_without_room_says_so_and_what_helps(gib: float, words: str):
 def test_what_is_known_without_a_compiler_may_already_be_too_much(report: PlanReport):
     asked = f"--tokens_per_micro_batch {2**22}"
     held = alone(asked).memory.total / GIB
-    tight = f"{asked} --device_memory_gib {held / 2!r} --speculation.source none"
+    tight = f"{asked} --device_memory_gib {held / 2!r}"
     memory = alone(tight).memory
     assert memory.shortage.startswith(f"the update needs at least {held:.3g} GiB of a device")
     told = plan_text(made(tight))

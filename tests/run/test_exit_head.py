@@ -62,14 +62,12 @@ def test_what_is_not_taken_is_said_and_a_run_begins_anew(tmp_path: Path, step, s
 
 
 def test_any_damage_is_found_and_nothing_is_taken(tmp_path: Path):
-    """Each bit by itself, and each end: what a disk or a copy makes of a file."""
+    """A bit of each byte, and each end: what a disk or a copy makes of a file."""
     kept(tmp_path, size=1, value=3).save(20)
     path = tmp_path / FOLDER / "step-20.bin"
     whole, other = path.read_bytes(), kept(tmp_path, size=1, value=1)
     flipped = (
-        whole[:at] + bytes([whole[at] ^ 1 << bit]) + whole[at + 1 :]
-        for at in range(len(whole))
-        for bit in range(8)
+        whole[:at] + bytes([whole[at] ^ 1 << at % 8]) + whole[at + 1 :] for at in range(len(whole))
     )
     for content in (*flipped, *(whole[:end] for end in range(0, len(whole), 7))):
         path.write_bytes(content)

@@ -23,8 +23,9 @@ from pat_jax.run.process.folder import CONFIG_FILE, ROWS, changed_options, optio
 from pat_jax.run.start.given_rows import GivenRows
 from pat_jax.run.task import Task
 
-ROWS_OF_SUMS = [{"prompt": f"What is {i} + {i}?", "answer": str(2 * i)} for i in range(60)]
+ROWS_OF_SUMS = [{"prompt": f"What is {i} + {i}?", "answer": str(2 * i)} for i in range(24)]
 OPTIONS = named(SMALL_ROLLOUT) | {"warm_start.steps": "0", "rollout.max_prompt_length": "120"}
+OPTIONS |= {"eval.every": "0", "reward": "exact"}
 
 
 class Dataset:
@@ -66,7 +67,7 @@ def tasks(monkeypatch) -> list[Task]:
 
 
 def test_rows_are_what_their_file_would_be(tasks: list[Task], model: str, tmp_path: Path):
-    file = write_problems(tmp_path / "problems.jsonl")
+    file = write_problems(tmp_path / "problems.jsonl", 24)
     rows = json_lines(file)
     for i, data in enumerate((str(file), rows, Dataset(rows))):
         pat_jax.train(OPTIONS, model=model, data=data, run_dir=str(tmp_path / str(i)))
@@ -84,7 +85,7 @@ def test_rows_to_evaluate_on_are_a_set_of_their_own(tasks: list[Task], model: st
         run_dir=str(tmp_path / "run"),
     )
     (task,) = tasks
-    assert len(task.train.batch(0, 60)) == 60  # pyright: ignore[reportArgumentType]
+    assert len(task.train.batch(0, 24)) == 24  # pyright: ignore[reportArgumentType]
     assert [(one.name, len(one.prompts)) for one in task.heldout] == [("heldout", 7)]
     assert run.config.eval.data[0].endswith("/heldout.jsonl")
 
@@ -101,7 +102,7 @@ def test_a_resumed_run_finds_them(tasks: list[Task], model: str, tmp_path: Path)
     pat_jax.train(resume=True, run_dir=folder, data=Dataset(ROWS_OF_SUMS))
     assert changed_options(parse(["--config", f"{folder}/{CONFIG_FILE}"]), Path(folder)) == []
     assert len({json.dumps(task.checksums) for task in tasks}) == 1
-    pat_jax.train(resume=True, run_dir=folder, data=ROWS_OF_SUMS[:40])
+    pat_jax.train(resume=True, run_dir=folder, data=ROWS_OF_SUMS[:16])
     assert tasks[-1].checksums != tasks[0].checksums and path.is_file()
 
 
@@ -117,7 +118,7 @@ def test_options_of_config_yaml_can_be_given_again(tasks: list[Task], model: str
 def test_a_folder_that_lies_elsewhere_has_no_other_options(
     tasks: list[Task], model: str, tmp_path: Path, move
 ):
-    asked = {"model": model, "data": ROWS_OF_SUMS, "eval": {"data": ROWS_OF_SUMS[:7]}}
+    asked = {"model": model, "data": ROWS_OF_SUMS, "eval": {"data": ROWS_OF_SUMS[:7], "every": 2}}
     pat_jax.train(OPTIONS, run_dir=str(tmp_path / "old"), **asked)
     move(tmp_path / "old", tmp_path / "new")
     pat_jax.train(resume=True, run_dir=str(tmp_path / "new"))
@@ -162,8 +163,8 @@ def test_a_second_start_that_fails_takes_none_from_the_first(
     ("rows", "words"),
     [
         ([{"text": "a"}] * 9, r"^data=\[\.\.\.\] has the columns text: expected one of prompt"),
-        ([*ROWS_OF_SUMS, {"prompt": "?"}], r"^data=\[\.\.\.\], row 61, has no field 'answer', whi"),
-        ([*ROWS_OF_SUMS, {"prompt": 3, "answer": ""}], r"^data=\[\.\.\.\], row 61, field 'prompt'"),
+        ([*ROWS_OF_SUMS, {"prompt": "?"}], r"^data=\[\.\.\.\], row 25, has no field 'answer', whi"),
+        ([*ROWS_OF_SUMS, {"prompt": 3, "answer": ""}], r"^data=\[\.\.\.\], row 25, field 'prompt'"),
         (ROWS_OF_SUMS[:3], r"^data=\[\.\.\.\] .*fewer than one batch"),
     ],
 )

@@ -167,7 +167,11 @@ def test_a_stopped_run_goes_on_bit_for_bit(
     whole: Whole, given_options, tmp_path, capsys, monkeypatch, at: int
 ):
     folder = tmp_path / "run"
-    config, setup = made(*given_options, "--run_dir", str(folder))
+    monkeypatch.setattr(
+        SftRun, "compile", lambda run: setattr(run, "compile_s", 0.0)
+    )  # `whole` has
+    _, setup = made(*given_options, "--run_dir", str(folder))
+    setup = replace(setup, trainer=whole.setup.trainer)
     with pytest.raises(Stopped), StopSignals() as signals:
         stopped = SftRun(setup, signals)
         draw, told = setup.examples.draw, iter(range(STEPS))
@@ -187,7 +191,7 @@ def test_a_stopped_run_goes_on_bit_for_bit(
 
     config, setup = made("--resume", "--run_dir", str(folder))
     assert not config.checkpoint.export_dir and config.batch_size == 16
-    SftRun(setup, StopSignals()).run()
+    SftRun(replace(setup, trainer=whole.setup.trainer), StopSignals()).run()
     said = capsys.readouterr().err
     assert f"resumed after step {at}\n" in said and "other examples" not in said
     assert_same_runs(folder, whole)
