@@ -124,5 +124,5 @@ def described(done: list[Completion], report: RolloutReport) -> Found:
         "accepted": report.accepted,
         "by source": report.by_source,
         "layouts": report.trace.path,
-        "moved": [int(move.sequences) for move in report.balanced],
+        "moved": [move.sequences for move in report.balanced],
     }
