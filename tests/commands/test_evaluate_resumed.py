@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from compilations import counted_compilations
 from evaluations import completions, evaluate_here
 from runs import finish, start, write_checkpoint, write_problems
 
@@ -113,19 +112,15 @@ def test_a_reward_that_ended_one_is_corrected_and_asked_for_what_is_there(
     ],
 )
 def test_what_cannot_go_on_is_one_sentence_and_keeps_what_is_there(
-    broken: Path, given_options: list[str], monkeypatch, capsys, options: str, words: list[str]
+    broken: Path, given_options: list[str], monkeypatch, refused, options: str, words: list[str]
 ):
     (broken.parent / "done").mkdir()
     (broken.parent / "done" / "results.json").write_text("{}")
-    before = {path.name: path.read_bytes() for path in broken.iterdir()}
     argv = options.replace("{}", str(broken.parent)).split() or given_options
-    with counted_compilations() as compiled, pytest.raises(SystemExit) as caught:
-        evaluate_here(monkeypatch, broken.parent, *argv, small=False)
-    assert (caught.value.code, compiled) == (2, [])
-    message = capsys.readouterr().err
-    assert message.startswith("error: ") and message.count("\n") == 1, message
+    message = refused(
+        lambda: evaluate_here(monkeypatch, broken.parent, *argv, small=False), kept=broken
+    )
     assert all(word.replace("{}", str(broken.parent)) in message for word in words), message
-    assert {path.name: path.read_bytes() for path in broken.iterdir()} == before
 
 
 def test_a_folder_is_one_evaluation_at_a_time(broken: Path, monkeypatch, capsys):

@@ -113,30 +113,26 @@ def test_shards_go_on_where_they_were_stopped(monkeypatch, tmp_path: Path):
 
 
 @pytest.fixture
-def refused(monkeypatch, capsys) -> Callable[..., str]:
+def said(monkeypatch, refused) -> Callable[..., str]:
     """The sentence that the command refuses with, in this process."""
 
-    def refuse(*options: str) -> str:
+    def call(*options: str) -> str:
         monkeypatch.setattr(sys, "argv", ["profile", *TINY, *options])
         monkeypatch.setattr(body, "configure", lambda count: jax.devices()[:count])
-        with pytest.raises(SystemExit, match="2"):
-            run_command(command.main)
-        message = capsys.readouterr().err
-        assert message.count("\n") == 1
-        return message
+        return refused(lambda: run_command(command.main))
 
-    return refuse
+    return call
 
 
-def test_shards_of_what_nobody_knows_are_refused(refused):
-    message = refused("--shards", "h1000:8")
+def test_shards_of_what_nobody_knows_are_refused(said):
+    message = said("--shards", "h1000:8")
     assert "h1000" in message and "expected one of" in message
 
 
 @pytest.mark.parametrize("shards", [[], ["--shards", "h100:2"]], ids=str)
-def test_lengths_that_the_model_is_not_for_are_not_measured(refused, shards: list[str]):
+def test_lengths_that_the_model_is_not_for_are_not_measured(said, shards: list[str]):
     lengths = ["--rollout.max_prompt_length", "96", "--rollout.max_completion_length", "4001"]
-    message = refused(*shards, *lengths)
+    message = said(*shards, *lengths)
     assert "max_completion_length is 96 + 4001 = 4097: expected at most the 4096" in message
 
 
@@ -144,13 +140,12 @@ def test_lengths_that_the_model_is_not_for_are_not_measured(refused, shards: lis
     ("out", "problem"), [("file/profile.json", "File exists: "), (".", "it is no file")]
 )
 def test_a_place_that_cannot_be_written_is_refused_before_measuring(
-    refused, tmp_path: Path, out: str, problem: str
+    said, tmp_path: Path, out: str, problem: str
 ):
     (tmp_path / "file").write_text("")
     path = tmp_path / out
-    message = refused("--out", str(path))
+    message = said("--out", str(path))
     assert f"profile {path} cannot be written (" in message and problem in message
-    assert [*tmp_path.iterdir()] == [tmp_path / "file"]
 
 
 def test_a_profile_of_another_model_is_refused(tmp_path: Path):

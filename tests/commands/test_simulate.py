@@ -107,14 +107,9 @@ def test_lengths_grow_from_rollout_to_rollout(command, profile: Path, tmp_path: 
     ],
 )
 def test_every_mistake_is_one_sentence(
-    monkeypatch, capsys, profile: Path, options: list[str], words: str
+    command, refused, profile: Path, options: list[str], words: str
 ):
-    argv = ["simulate", "--profile", str(profile), *OPTIONS, *options]
-    monkeypatch.setattr(sys, "argv", argv)
-    with pytest.raises(SystemExit) as caught:
-        run_command(simulate.main)
-    message = capsys.readouterr().err
-    assert caught.value.code == 2 and words in message and message.count("\n") == 1
+    assert words in refused(lambda: command("--profile", str(profile), *OPTIONS, *options))
 
 
 class TestTrace:
@@ -145,22 +140,20 @@ class TestTrace:
         assert found["regret"] == pytest.approx(done.total_s / found["best_s"] - 1)
         assert f"s ({percent(found['regret'])}) longer than the best one in hindsight" in printed
 
-    def test_what_cannot_be_replayed_is_refused(self, command, recorded, tmp_path: Path, capsys):
+    def test_what_cannot_be_replayed_is_refused(self, command, recorded, tmp_path: Path, refused):
         path, _ = recorded
 
-        def refused(*options: str) -> str:
-            with pytest.raises(SystemExit):
-                command("--trace", str(path), *options)
-            return capsys.readouterr().err
+        def said(*options: str) -> str:
+            return refused(lambda: command("--trace", str(path), *options))
 
-        assert "--responses is '8': expected '1024' with --trace" in refused("--responses", "8")
+        assert "--responses is '8': expected '1024' with --trace" in said("--responses", "8")
         trace = RolloutTrace.from_json(path.read_text())
         path.write_text(replace(trace, layout=("dp1tp9",) * len(trace.layout)).to_json())
-        assert "no times of dp1tp9, in which the rollout ran" in refused()
+        assert "no times of dp1tp9, in which the rollout ran" in said()
         path.write_text(replace(trace, sequences=()).to_json())
-        assert "does not say how long each response was" in refused()
+        assert "does not say how long each response was" in said()
         (tmp_path / "config.yaml").unlink()
-        assert "expected the folder of a run" in refused()
+        assert "expected the folder of a run" in said()
 
 
 @pytest.fixture(scope="module")
