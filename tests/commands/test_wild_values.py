@@ -64,21 +64,12 @@ def folder(tmp_path_factory) -> Path:
 def test_config_json(folder: Path, where: int, wild: str):
     path = folder / "model" / "config.json"
     sound = path.read_text()
+    more = json.dumps(json.loads(sound) | {"num_hidden_layers": 1001})  # than any model has
     try:
         path.write_text(with_wild(json.loads(sound), where, wild))
         read_or_refused(lambda path: check_checkpoint(path.parent), path)
-    finally:
-        path.write_text(sound)
-
-
-@pytest.mark.parametrize("layers", [10**30, 1001])
-def test_more_layers_than_any_model_has_are_refused_at_once(folder: Path, layers: int):
-    path = folder / "model" / "config.json"
-    sound = path.read_text()
-    try:
-        path.write_text(json.dumps(json.loads(sound) | {"num_hidden_layers": layers}))
-        message = read_or_refused(lambda path: check_checkpoint(path.parent), path)
-        assert "field 'num_hidden_layers' is 1" in message and "up to 1,000;" in message
+        path.write_text(more)
+        assert "up to 1,000;" in read_or_refused(lambda path: check_checkpoint(path.parent), path)
     finally:
         path.write_text(sound)
 

@@ -17,7 +17,6 @@ from pat_jax.common.errors import UserError
 from pat_jax.config.command_line import parse
 from pat_jax.config.run import RunConfig
 from pat_jax.engine.sequences.earlier import EarlierResponses
-from pat_jax.engine.sequences.texts import BESIDE
 from pat_jax.planning.latency.model import LatencyModel
 from pat_jax.rl.batches.types import FinishReason, Prompt, Rollout, RolloutGroup
 from pat_jax.rl.data.arithmetic import TOKENIZER
@@ -142,21 +141,6 @@ def setup(text_room: int, epoch: int | None) -> Any:
     train = SimpleNamespace(num_different=epoch and 4 * epoch)
     task = SimpleNamespace(train=train, tokenizer=TOKENIZER)
     return SimpleNamespace(engine=SimpleNamespace(text_room=text_room), task=task)
-
-
-def test_every_prompt_of_an_epoch_has_its_share():
-    rollout = config().rollout
-    asks, most = rollout.max_prompt_length, rollout.max_completion_length
-    for room, epoch, expected in [
-        (5000, None, 5000),
-        (5000, 10, 2_000_000 // 40 - asks),
-        (10**6, 10, 2_000_000 // 40 - asks),
-        (5000, 10**6, most + BESIDE),
-    ]:
-        found = earlier_iterations(config(earlier=2_000_000), setup(room, epoch))
-        assert found is not None
-        assert found.responses.of_prompt == min(room, expected)
-        assert found.responses.most == 2_000_000
 
 
 def test_the_bound_is_checked_where_it_is_given():

@@ -18,7 +18,7 @@ from pat_jax.run.checkpoints.schedule import Saves
 from pat_jax.run.logging.progress import Progress
 from pat_jax.run.process import open_run as open_run_module
 from pat_jax.run.process.open_run import OpenRun
-from pat_jax.run.process.stop_signals import Stopped, StoppedAtOnce, StopSignals
+from pat_jax.run.process.stop_signals import Stopped, StopSignals
 
 
 class FullDisk:
@@ -64,12 +64,6 @@ def train(disk: FullDisk, steps: int, every: int) -> list[str]:
             kept.save(step, {}, {})
     kept.end(steps, {}, {})
     return said
-
-
-def test_each_so_many_steps_and_the_last_are_saved():
-    disk = FullDisk([True] * 9)
-    assert train(disk, steps=10, every=4) == []
-    assert disk.saved == [4, 8, 10]
 
 
 def test_a_failed_one_is_said_at_once_and_the_next_step_is_saved():
@@ -118,16 +112,6 @@ def test_a_stopped_run_that_cannot_be_saved_says_so(capsys):
     said = capsys.readouterr().err.splitlines()[-1]
     assert "step 4 was not written; make room" in said and "is saved" not in said
     assert said.count("; go on with: ") == 1 and ".;" not in said
-
-
-@pytest.mark.parametrize(
-    ("saved", "said"), [([], "nothing was done yet"), ([0], "the checkpoint of step 0 stays")]
-)
-def test_a_run_stopped_while_it_begins_says_what_there_is(capsys, saved, said):
-    disk = FullDisk([])
-    disk.saved = saved
-    stop(signal.SIGINT, disk, None)
-    assert f"stopped by SIGINT: {said}; go on with: python -m" in capsys.readouterr().err
 
 
 # --- errors ------------------------------------------------------------------------------------
@@ -188,13 +172,6 @@ def test_a_state_that_went_into_a_failed_update_is_said_to_be_gone(capsys):
     assert said in capsys.readouterr().err.splitlines()[-1]
 
 
-def test_who_does_not_wait_gets_nothing_saved(capsys):
-    disk = FullDisk([])
-    fail(disk, StoppedAtOnce())
-    fail(disk, Stopped(signal.SIGTERM))  # is saved where it is said
-    assert disk.saved == [] and "go on with" not in capsys.readouterr().err
-
-
 def test_a_signal_does_not_interrupt_the_saving(capfd):
     class Interrupted(FullDisk):
         def save(self, step: int, state: Any, meta: Any) -> None:
@@ -227,13 +204,3 @@ def test_a_run_whose_output_nobody_reads_is_saved_all_the_same(monkeypatch):
     disk = FullDisk([True])
     fail(disk, Broken())
     assert disk.saved == [4]
-
-
-def test_the_last_words_are_of_what_is_on_disk():
-    disk = FullDisk([True])
-    again = "go on with: python -m pat_jax.train --resume --run_dir run"
-    assert open_run(disk).last_words() == f"no checkpoint is written yet; {again}"
-    disk.save(4, {}, {})
-    assert "no checkpoint is written yet" in open_run(disk).last_words()
-    disk.wait()
-    assert open_run(disk).last_words() == f"the checkpoint of step 4 stays; {again}"

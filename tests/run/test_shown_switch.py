@@ -2,21 +2,14 @@
 
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
 
-import numpy as np
 import pytest
 from pages import section_of
 
 from pat_jax.common.errors import UserError
 from pat_jax.engine.record.plot import draw_rollouts
 from pat_jax.engine.record.trace import RolloutTrace, Switch
-from pat_jax.engine.sequences.responses import Completion
-from pat_jax.planning.types import Split
 from pat_jax.run.logging.page.run_page import run_page
-from pat_jax.run.results import same_rollout
-from pat_jax.run.results.same_rollout import two_layouts
 from pat_jax.run.results.shown_switch import (
     SWITCH_FILE,
     ComputedPlan,
@@ -129,37 +122,3 @@ def test_rollouts_are_drawn_over_the_same_seconds():
     (told,) = [text.get_text() for text in figure.texts]
     assert "dp2tp1 to dp1tp2 at 24 live" in told
     assert "predicted" not in told  # nothing is, of a switch that no planner has chosen
-
-
-def said(*tokens: int) -> Completion:
-    return Completion(np.array(tokens, np.int32), np.zeros(len(tokens), np.float32), False)
-
-
-@pytest.mark.parametrize(
-    ("one", "other", "same"),
-    [((1, 2, 3), (1, 2, 3), 3), ((1, 2, 3), (1, 4, 3), 1), ((1, 2, 3), (1, 2), 2)],
-)
-def test_tokens_are_the_same_up_to_the_first_other_one(one, other, same: int):
-    assert same_rollout.same_tokens(said(*one), said(*other)) == same
-
-
-CHAIN = Split(4, 1), Split(2, 2), Split(1, 4)
-
-
-@pytest.mark.parametrize(
-    ("ready", "pair"),
-    [
-        (CHAIN, (Split(4, 1), Split(1, 4))),
-        (CHAIN[:1], CHAIN[:2]),
-        (CHAIN[1:2], CHAIN[:2]),
-        (CHAIN[2:], (Split(4, 1), Split(1, 4))),
-        (CHAIN[1:], CHAIN[1:]),
-    ],
-)
-def test_the_switch_is_between_layouts_that_are_compiled(ready, pair):
-    run: Any = SimpleNamespace(
-        setup=SimpleNamespace(engine=SimpleNamespace(layouts=dict.fromkeys(CHAIN)))
-    )
-    for lazy, first in ((SimpleNamespace(ready=list(ready)), CHAIN[:1]), (None, ready)):
-        run.lazy, run.first_layouts = lazy, first
-        assert two_layouts(cast(Any, run)) == pair
