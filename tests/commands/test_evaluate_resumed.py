@@ -107,8 +107,11 @@ def test_a_reward_that_ended_one_is_corrected_and_asked_for_what_is_there(
         ("--resume --data.system_prompt x", ["--data.system_prompt is 'x': expected ''"]),
         ("--resume --num_prompts 5", ["option --num_prompts is 5: expected 4"]),
         ("", ["expected a new or empty folder; go on with the evaluation in it with --resume"]),
-        ("--resume --out {}/none", ["'{}/none': expected the folder of an evaluation", "config.y"]),
-        ("--resume --out {}/done", ["'{}/done': expected an evaluation to go on with", "results."]),
+        (
+            "--resume --out {}/none",
+            ["'{}/none': expected the folder of an evaluation"],
+        ),
+        ("--resume --out {}/done", ["'{}/done': expected an evaluation to go on with", "results"]),
     ],
 )
 def test_what_cannot_go_on_is_one_sentence_and_keeps_what_is_there(

@@ -156,7 +156,7 @@ def test_a_quick_start_names_its_model_and_data():
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        ("--rollout.tempature 1", "unknown option --rollout.tempature: did you mean --rollout.tem"),
+        ("--rollout.tempature 1", "unknown option --rollout.tempature: did you mean"),
         ("--qqqq 1", "unknown option --qqqq: --help lists every option."),
         ("--rollout 1", "--rollout is a section: write --rollout.OPTION (see --help)."),
         (

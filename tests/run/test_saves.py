@@ -155,9 +155,7 @@ def test_an_error_is_what_is_raised_though_nothing_can_be_saved(capsys):
     disk = Dead([])
     disk.saved = [2]
     fail(disk, Broken())
-    said = (
-        "the last whole step was not saved (the device is gone), and the checkpoint of step 2 sta"
-    )
+    said = "the last whole step was not saved (the device is gone), and the checkpoint of step 2"
     assert said in capsys.readouterr().err.splitlines()[-1]
 
 
