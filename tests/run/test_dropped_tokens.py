@@ -51,14 +51,11 @@ def test_rewards_and_files_have_the_same_text(folder, tmp_path, options, text, f
         completions.write(2, "eval", [one], np.zeros(1, np.float32))
     lines = json_lines(tmp_path / "completions.jsonl")
     assert [line["completion"] for line in lines] == [text] * 3
-    assert (
-        said == []
-        if options
-        else [
-            "2 of 2 responses have special tokens such as '<im>', which rewards and written responses "
-            "leave out: --reward_skip_special_tokens false keeps them"
-        ]
+    left_out = (
+        "2 of 2 responses have special tokens such as '<im>', which rewards and written responses "
+        "leave out: --reward_skip_special_tokens false keeps them"
     )
+    assert said == ([] if options else [left_out])
 
 
 def test_beginning_end_and_padding_are_nothing_to_say(folder):
