@@ -54,7 +54,7 @@ class Inputs:
 def pristine(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("pristine")
     write_checkpoint(folder / "model")
-    write_problems(folder / "problems.jsonl")
+    write_problems(folder / "problems.jsonl", 24)
     return folder
 
 

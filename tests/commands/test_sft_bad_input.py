@@ -23,7 +23,7 @@ def folder(tmp_path_factory) -> Path:
     """A sound checkpoint directory and data files."""
     folder = tmp_path_factory.mktemp("given")
     write_checkpoint(folder / "model")
-    write_problems(folder / "problems.jsonl")
+    write_problems(folder / "problems.jsonl", 24)
     rows = [{"prompt": f"Say {i}.", "completion": str(i)} for i in range(40)]
     (folder / "examples.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     (folder / "broken.jsonl").write_text(json.dumps(rows[0]) + '\n{"prompt": \n')

@@ -42,7 +42,7 @@ def cache(tmp_path_factory) -> Path:
     cache = tmp_path_factory.mktemp("cache")
     write_checkpoint(_snapshot(cache, "models", MODEL))
     data = _snapshot(cache, "datasets", DATA)
-    for name, count in (("main/train", 60), ("more/test", 20)):
+    for name, count in (("main/train", 24), ("more/test", 20)):
         path = data / f"{name}-00000-of-00001.jsonl"
         path.parent.mkdir(parents=True)
         write_problems(path, count)
