@@ -91,7 +91,7 @@ def test_any_damaged_file_of_the_newest_is_found(saved: Path, tmp_path: Path):
             words = (
                 f"{file.relative_to(saved / '20')} has another checksum than when it was written"
             )
-            assert damage != flip or words in line
+            assert damage != flip or file.name == MANIFEST or words in line
             checkpoints.save(20, STATE, {})  # its place is free
         assert (folder.with_name(DAMAGED) / "20").is_dir()  # nothing saved is lost
 
