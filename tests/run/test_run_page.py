@@ -2,8 +2,11 @@
 
 import math
 import re
+import shutil
+import subprocess
 from collections.abc import Callable
 from dataclasses import replace
+from html import escape
 from pathlib import Path
 from xml.etree.ElementTree import Element
 
@@ -257,3 +260,29 @@ def test_a_page_takes_little_of_the_time_and_the_last_is_written(folder: Path):
         page.write()
         assert not (folder / PAGE_FILE).exists()
     assert (folder / PAGE_FILE).is_file()
+
+
+CHROMIUM = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), ""
+)
+FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-sync"]
+FLAGS += ["--disable-background-networking", "--disable-component-update", "--dump-dom"]
+MEASURE = """<iframe id="page" width="{width}" height="900" srcdoc="{page}"></iframe>
+<p id="wide"></p><script>
+onload = () => {{
+  const page = document.getElementById("page").contentDocument;
+  document.getElementById("wide").textContent = page.documentElement.scrollWidth;
+}}
+</script>"""
+
+
+@pytest.mark.skipif(not CHROMIUM, reason="no Chromium is installed")
+def test_a_browser_finds_room_for_all_of_it(folder: Path, tmp_path: Path, width: int = 420):
+    """Whatever is wider than the screen, such as a table, scrolls by itself."""
+    probe = tmp_path / "probe.html"
+    html = run_page(folder).replace("<details ", "<details open ")
+    probe.write_text(MEASURE.format(width=width, page=escape(html)), encoding="utf-8")
+    command = [CHROMIUM, *FLAGS, f"--user-data-dir={tmp_path / 'browser'}", probe.as_uri()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    (wide,) = re.findall('<p id="wide">(.*?)</p>', done.stdout)
+    assert 0 < int(wide) <= width
