@@ -20,8 +20,6 @@ from pat_jax.engine.sequences.responses import Completion
 from pat_jax.engine.sequences.sampling import MAX_STOP_IDS, Sampling
 from pat_jax.rl.text.tokenizer import HuggingFaceTokenizer
 
-VOCAB = 263
-
 
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory) -> HuggingFaceTokenizer:
