@@ -83,7 +83,8 @@ def test_a_resumed_run_wants_its_own_base(whole, tmp_path: Path):
     weights = load_file(other / "model.safetensors")
     weights["model.norm.weight"] = weights["model.norm.weight"] + np.float32(1e-3)
     save_file(weights, other / "model.safetensors")
-    setup = made(*options, "--resume", "--model", str(other))
+    elsewhere = ["--model", str(other), "--checkpoint.export_dir", str(tmp_path / "x")]
+    setup = made(*options, "--resume", *elsewhere)
     run = SftRun(replace(setup, trainer=compiled.trainer), StopSignals())
     with pytest.raises(UserError, match="are of another base, whose weights differ"):
         run.begin()
