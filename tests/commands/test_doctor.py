@@ -70,9 +70,10 @@ def test_a_part_that_fails_keeps_no_other_from_being_looked_at(doctor):
     assert code == 1 and not content["is_well"]
     assert [line.split()[1] for line in lines[:-1]] == PARTS
     assert [line.split()[0] for line in lines[:-1]].count("FAIL") == 2
-    assert "iteration: no" in lines[-1] and "pat_jax.train" in lines[-1]
-    words = "links: RuntimeError: INTERNAL: NCCL operation failed. To do: look at the links"
-    assert words in lines[-1] and lines[-1].startswith("verdict: not well: ")
+    words = (
+        "verdict: not well: links: RuntimeError: INTERNAL: NCCL operation failed; iteration: no. "
+    )
+    assert lines[-1].startswith(f"{words}To do: look at the links") and "pat_jax.train" in lines[-1]
 
 
 def test_a_kernel_that_is_wrong_is_in_the_verdict(doctor, monkeypatch, tmp_path):
