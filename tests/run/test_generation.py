@@ -180,7 +180,8 @@ def test_lengths_are_those_of_all_responses_and_of_those_that_ended(said: list[t
             assert found[f"rollout/{name}_p50"] == pytest.approx(statistics.median(lengths))
             assert found[f"rollout/{name}_min"] == min(lengths)
             assert found[f"rollout/{name}_max"] == max(lengths)
-            in_order = [found[f"rollout/{name}_{key}"] for key in ("p50", "p90", "p99", "max")]
+            largest = ("p50", "p90", "p99", "max")
+            in_order = [float(found[f"rollout/{name}_{key}"]) for key in largest]
             assert in_order == sorted(in_order)
     assert found["rollout/truncated"] == pytest.approx(1 - len(ended) / len(said))
 
