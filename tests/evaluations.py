@@ -7,10 +7,12 @@ from typing import Any
 
 import jax
 import pytest
+from runs import json_lines
 
 from pat_jax import evaluate
 from pat_jax.commands import evaluate as body
 from pat_jax.common.run_command import run_command
+from pat_jax.evaluation.exam import Exam
 
 SMALL = "--batch 8 --max_prompt_length 160 --max_completion_length 24 --layout dp2tp1 --devices 2"
 REWARD = """
@@ -31,12 +33,16 @@ def evaluate_here(
     *options: str,
     out: str = "out",
     small: bool = True,
+    fitted: bool = False,
 ) -> dict[str, Any]:
     """Results of the command, which runs in `folder` and writes to `out` there.
 
     Args:
       small: with the options of the smallest one.
+      fitted: with an engine for these problems alone; else all share their programs.
     """
+    if not fitted:
+        monkeypatch.setattr(Exam, "fitted", lambda exam, config, num_devices: config)
     (folder / "mine.py").write_text(REWARD)
     argv = ["evaluate", "--out", str(folder / out), *(SMALL.split() if small else ()), *options]
     monkeypatch.setattr(sys, "argv", argv)
@@ -47,6 +53,4 @@ def evaluate_here(
 
 
 def completions(folder: Path) -> list[dict[str, Any]]:
-    # As bytes: texts hold U+2028 and other ends of lines.
-    lines = (folder / "completions.jsonl").read_bytes().splitlines()
-    return [json.loads(line) for line in lines]
+    return json_lines(folder / "completions.jsonl")

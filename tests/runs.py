@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -26,49 +27,18 @@ from pat_jax.run.setup import Setup, build
 ROOT = Path(__file__).parent.parent
 COMMAND = ("-m", "pat_jax.train")
 
-SMALL_ROLLOUT = [
-    "--devices",
-    "2",
-    "--steps",
-    "2",
-    "--rollout.prompts_per_step",
-    "4",
-    "--rollout.num_generations",
-    "2",
-    "--rollout.max_completion_length",
-    "56",
-    "--rollout.min_rows",
-    "4",
-    "--rollout.min_length",
-    "128",
-    "--rollout.prefill_blocks",
-    "16",
-    "--algorithm.mini_batch_size",
-    "4",
-    "--algorithm.tokens_per_micro_batch",
-    "1024",
-    "--eval.every",
-    "2",
-    "--eval.num_prompts",
-    "8",
-    "--checkpoint.every",
-    "2",
-]
-TINY = [
-    "--preset",
-    "demo",
-    "--model",
-    "tiny",
-    "--warm_start.steps",
-    "2",
-    "--warm_start.batch_size",
-    "8",
-    "--rollout.compile",
-    "all",
-    "--show_switch",
-    "false",
-    *SMALL_ROLLOUT,
-]
+# Names of options and their values in turns.
+_ROLLOUT = """
+    --devices 2 --steps 2 --rollout.prompts_per_step 4 --rollout.num_generations 2
+    --rollout.max_completion_length 56 --rollout.min_rows 4 --rollout.min_length 128
+    --rollout.prefill_blocks 16 --algorithm.mini_batch_size 4
+    --algorithm.tokens_per_micro_batch 1024 --eval.every 2 --eval.num_prompts 8 --checkpoint.every 2
+"""
+_MODEL = """
+    --preset demo --model tiny --warm_start.steps 2 --warm_start.batch_size 8
+    --rollout.compile all --show_switch false
+"""
+SMALL_ROLLOUT, TINY = _ROLLOUT.split(), (_MODEL + _ROLLOUT).split()
 
 QWEN3 = ModelConfig(
     architecture="qwen3",
@@ -88,6 +58,16 @@ CHAT_TEMPLATE = (
     "{% for m in messages %}<im>{{ m.role }}:{{ m.content }}{% endfor %}"
     "{% if add_generation_prompt %}<im>assistant:{% endif %}"
 )
+
+
+def named(words: Sequence[str]) -> dict[str, str]:
+    """Options of a command as Python's callers give them."""
+    return dict(zip((word[2:] for word in words[::2]), words[1::2], strict=True))
+
+
+def json_lines(path: Path) -> list[Any]:
+    # As bytes: texts hold U+2028 and other ends of lines.
+    return [json.loads(line) for line in path.read_bytes().splitlines()]
 
 
 def start(*options: str, cwd: Path = ROOT, program: Sequence[str] = COMMAND) -> subprocess.Popen:
@@ -169,10 +149,6 @@ def write_problems(path: Path, count: int = 60) -> Path:
 
 
 def without_times(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What a repetition has to repeat: all but the clock's readings."""
-    clocks = ["time", "rollout/tokens_per_s", "rollout/switch_seconds", "eval/seconds"]
-    clocks += ["reward/hidden_seconds", "train/tokens_per_s"]
-    return [
-        {k: v for k, v in row.items() if k not in clocks and not k.startswith("timing/")}
-        for row in rows
-    ]
+    """What a repetition has to repeat: all but the clock's readings and the memory."""
+    clocks = re.compile("time|(timing|memory)/.*|.*(tokens_per_s|seconds)|train/mfu")
+    return [{k: v for k, v in row.items() if not clocks.fullmatch(k)} for row in rows]

@@ -36,12 +36,7 @@ def learned(like: Any, seed: int, scale: float = 0.1) -> Any:
 
 
 def save_run(
-    folder: Path,
-    model: Path,
-    params: Leaves,
-    *,
-    step: int,
-    lora: Lora | None = None,
+    folder: Path, model: Path, params: Leaves, *, step: int, lora: Lora | None = None
 ) -> Path:
     """Adds a checkpoint of `params`, what a run on `model` has trained after `step`.
 

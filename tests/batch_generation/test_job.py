@@ -55,11 +55,11 @@ class MadeUpSession:
         return np.array(self.tokenizer.encode(text), np.int32)
 
 
-def generate(folder: Path, session: MadeUpSession) -> bytes:
+def generate(folder: Path, session: MadeUpSession, *, resume: bool = False) -> bytes:
     prompts, out = folder / "prompts.jsonl", folder / f"asks_{session.asks}.jsonl"
     lines = [{"prompt": "a", "stop": STOPS[i % 4]} for i in range(LINES)]
     prompts.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-    with ResultFile(out, resume=False) as results:
+    with ResultFile(out, resume=resume) as results:
         parts: Any = prompts, 3, cast(Any, session), session.tokenizer
         BatchJob(
             *parts, overrides=SamplingOverrides(), recommended=SamplingOverrides(), results=results
@@ -87,6 +87,17 @@ def test_a_response_runs_a_burst_on_and_its_result_does_not_show_it(tokenizer, t
             assert eager.num_said[i] <= (burst_of_stop + 1) * BURST
     assert 10 < num_cut < LINES
     assert sum(eager.num_said.values()) < sum(never.num_said.values())
+
+
+def test_a_file_cut_anywhere_is_completed_to_the_same(tokenizer, tmp_path: Path):
+    session = MadeUpSession(tokenizer, asks=True)
+    whole, out = generate(tmp_path, session), tmp_path / "asks_True.jsonl"
+    ends = [i + 1 for i, byte in enumerate(whole) if byte == 10]
+    for size in (0, 5, ends[0], ends[3] + 20, ends[9] - 1, ends[-2] + 1, len(whole)):
+        out.write_bytes(whole[:size])
+        session.num_said.clear()
+        assert generate(tmp_path, session, resume=True) == whole
+        assert len(session.num_said) == LINES - sum(end <= size for end in ends)
 
 
 def test_texts_from_python_are_those_of_lines(tokenizer, tmp_path: Path):

@@ -10,7 +10,6 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import pytest
-from compilations import counted_compilations
 from runs import QWEN3, SMALL_ROLLOUT, TINY, run, write_checkpoint, write_problems
 
 from pat_jax import train
@@ -56,7 +55,7 @@ class Inputs:
 def pristine(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("pristine")
     write_checkpoint(folder / "model")
-    write_problems(folder / "problems.jsonl")
+    write_problems(folder / "problems.jsonl", 24)
     return folder
 
 
@@ -67,32 +66,16 @@ def inputs(pristine: Path, tmp_path: Path) -> Inputs:
 
 
 @pytest.fixture
-def command(monkeypatch, capsys, tmp_path) -> Callable[..., str]:
+def command(monkeypatch, refused) -> Callable[..., str]:
     """Runs the command on two of the tests' devices; returns the sentence it refuses with."""
 
     def refuse(*options: str) -> str:
-        before = snapshot(tmp_path)
         monkeypatch.setattr(sys, "argv", ["train", *options])
         monkeypatch.setattr(body, "configure", lambda count: jax.devices()[: count or 8])
         monkeypatch.setattr(body.Run, "run", lambda self: pytest.fail("the run began"))
-        with counted_compilations() as compiled, pytest.raises(SystemExit) as caught:
-            run_command(train.main)
-        assert caught.value.code == 2
-        assert (compiled, snapshot(tmp_path)) == ([], before)
-        return sentence(capsys.readouterr().err)
+        return refused(lambda: run_command(train.main))
 
     return refuse
-
-
-def snapshot(folder: Path) -> dict[Path, bytes | None]:
-    return {path: path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}
-
-
-def sentence(text: str) -> str:
-    """The message of the one line of the form `error: …`."""
-    assert text.startswith("error: ") and text.endswith((".\n", "?\n")), text
-    assert text.count("\n") == 1, text
-    return text.removeprefix("error: ").strip()
 
 
 def cut_off(inputs: Inputs) -> None:
@@ -103,6 +86,18 @@ def cut_off(inputs: Inputs) -> None:
 def small_embedding(inputs: Inputs) -> None:
     shutil.rmtree(inputs.model)
     write_checkpoint(inputs.model, replace(QWEN3, vocab_size=200))
+
+
+def rename_answer(inputs: Inputs) -> None:
+    inputs.edit_line(7, lambda line: line.replace('"answer"', '"solution"'))
+
+
+def cut_line(inputs: Inputs) -> None:
+    inputs.edit_line(9, lambda line: line[:20] + "\n")
+
+
+def half_character(inputs: Inputs) -> None:
+    inputs.edit_line(5, lambda line: line.replace("What", "\\ud800"))
 
 
 def few_problems(inputs: Inputs) -> None:
@@ -125,39 +120,18 @@ def without_answer(inputs: Inputs) -> None:
     [
         (lambda x: (x.model / WEIGHTS).unlink(), ["{model}", WEIGHTS, "expected one of them"]),
         (cut_off, ["{model}/" + WEIGHTS, "bytes, expected", "truncated"]),
-        (
-            lambda x: x.set_config(intermediate_size=64),
-            ["{model}/" + WEIGHTS, "mlp.down_proj.weight", "[32, 48], expected [32, 64]"],
-        ),
-        (
-            lambda x: x.set_config(architectures=["MixtralForCausalLM"]),
-            ["{model}/config.json", "field 'architectures'", "expected one of LlamaForCausalLM"],
-        ),
+        (lambda x: x.set_config(intermediate_size=64), ["[32, 48], expected [32, 64]"]),
+        (lambda x: x.set_config(architectures=["MixtralFor"]), ["one of LlamaForCausalLM"]),
         (
             lambda x: (x.model / "generation_config.json").write_text('{"eos_token_id": [0, 304]}'),
             ["{model}", "end-of-sequence token 304", "the model's 300 embedding rows"],
         ),
         (small_embedding, ["{model}", "largest token id is 261", "expected at least 262"]),
-        (
-            lambda x: (x.model / "tokenizer.json").unlink(),
-            ["{model}", "no tokenizer files", "expected a folder with tokenizer.json"],
-        ),
-        (
-            lambda x: x.edit_line(7, lambda line: line.replace('"answer"', '"solution"')),
-            ["{data}, line 7", "no field 'answer'", "which other rows have"],
-        ),
-        (
-            lambda x: x.edit_line(9, lambda line: line[:20] + "\n"),
-            ["{data}, line 9, column", "broken JSON", "expected one complete object a line"],
-        ),
-        (
-            lambda x: x.edit_line(5, lambda line: line.replace("What", "\\ud800")),
-            ["{data}, line 5, field 'question'", "expected whole characters"],
-        ),
-        (
-            lambda x: x.set_template("{{ 1 / 0 }}"),
-            ["{data}, line 1, field 'question'", "chat template fails (ZeroDivisionError"],
-        ),
+        (lambda x: (x.model / "tokenizer.json").unlink(), ["{model}", "no tokenizer files"]),
+        (rename_answer, ["{data}, line 7", "no field 'answer'", "which other rows have"]),
+        (cut_line, ["{data}, line 9, column", "broken JSON", "one complete object a line"]),
+        (half_character, ["{data}, line 5, field 'question'", "expected whole characters"]),
+        (lambda x: x.set_template("{{ 1 / 0 }}"), ["{data}, line 1", "chat template fails ("]),
         (few_problems, ["{data} (", "prompts, fewer than one batch of 4", "expected at least"]),
         (nothing_held_out, ["{data} (held-out", "no prompts to evaluate", "--eval.every 0"]),
         (without_answer, ["reward 'math'", "column 'answer'", "expected it in every row"]),
@@ -177,65 +151,36 @@ def test_files(inputs: Inputs, command, damage: Callable[[Inputs], None], words:
     ("options", "words"),
     [
         ("--layout dp3tp1", ["--layout is 'dp3tp1'", "2 devices have the layouts dp2tp1, dp1tp2"]),
-        (
-            "--layout dp1tp8 --devices 8",
-            ["--layout is 'dp1tp8'", "num_heads", "= 2 divisible by 4"],
-        ),
+        ("--layout dp1tp8 --devices 8", ["--layout is 'dp1tp8'", "num_heads", "divisible by 4"]),
         (
             "--train false --rollout.prompts_per_step 5 --rollout.num_generations 1"
             " --algorithm.mini_batch_size 5",
             ["prompts_per_step x --rollout.num_generations is 5", "multiple of 2", "dp2tp1"],
         ),
         ("--switch_to dp1tp2,dp4tp4 --switch_at 4,2", ["--switch_to is 'dp4tp4'", "dp1tp2"]),
-        ("--switch_to dp1tp2 --switch_at many", ["--switch_at is 'many'", "live-sequence count"]),
         ("--reward no_such_module:score", ["'no_such_module:score'", "no_such_module"]),
-        (
-            "--reward maths",
-            ["--reward is 'maths'", "expected exact, math, math_lenient, module:function"],
-        ),
+        ("--reward maths", ["--reward is 'maths'", "expected exact, math"]),
         ("--warm_start.steps 3", ["--warm_start.steps is 3", "no demonstrations", "set it to 0"]),
         ("--data arithmetic", ["--data is 'arithmetic'", "its own tokenizer", "a built-in model"]),
-        ("--eval.data nowhere*.json", ["--eval.data is 'nowhere*.json'", "no such file"]),
         ("--eval.data {data} --eval.every 0", ["--eval.data is '{data}'", "which never evaluates"]),
         ("--data {model}", ["data file {model} is a folder", "give those in it"]),
-        (
-            "--data.prompt_key q.x",
-            ["--data.prompt_key is 'q.x'", "{data} has the columns question"],
-        ),
-        ("--data.chat_template_kwargs {{", ["chat_template_kwargs is '{{'", "a JSON object such"]),
-        (
-            '--data.chat_template_kwargs {{"thinking":1}}',
-            ["{model}: the chat template has no variable 'thinking'", "leave it out"],
-        ),
+        ("--data.prompt_key q.x", ["--data.prompt_key is 'q.x'", "{data} has the columns"]),
+        ('--data.chat_template_kwargs {{"a":1}}', ["{model}: the chat template has no", "'a'"]),
         ("--model tiny", ["--data is", "no Hugging Face checkpoint directory"]),
         (
             "--rollout.max_prompt_length 8",
-            ["expected some problems", "--rollout.max_prompt_length"],
+            ["expected some problems"],
         ),
         (
             "--rollout.max_completion_length 393",
-            [
-                "--rollout.max_prompt_length + --rollout.max_completion_length is 120 + 393 = 513",
-                "at most the 512 tokens of the context of '{model}'",
-                "take --rollout.max_completion_length 392",
-            ],
+            ["is 120 + 393 = 513: expected at most the 512", "--rollout.max_completion_length 392"],
         ),
-        (
-            "--checkpoint.export_dir {model}",
-            ["{model}: the directory is not empty, expected a new"],
-        ),
-        ("--checkpoint.export_dir {data}/x", ["nothing can be written", "expected a writable"]),
-        (
-            "--checkpoint.export_dir {run_dir}",
-            ["--checkpoint.export_dir", "expected a folder of its"],
-        ),
+        ("--checkpoint.export_dir {model}", ["{model}: the directory is not empty, expected"]),
+        ("--checkpoint.export_dir {run_dir}", ["--checkpoint.export_dir", "a folder of its"]),
         ("--run_dir {model}", ["--run_dir is '{model}'", "expected a new or empty folder"]),
         ("--run_dir {data}/x/y", ["--run_dir", "expected a folder that can be written", "{data}"]),
-        ("--run_dir /proc/a/run", ["--run_dir is '/proc/a/run'", "expected a folder that can be"]),
         ("--run_dir {model} --resume", ["'{model}'", "expected the folder of a run to resume"]),
         ("--rollout.top_k 301", ["--rollout.top_k is 301", "at most the 300 tokens of the model"]),
-        ("--rollout.max_logprobs 301", ["--rollout.max_logprobs is 301", "at most the 300 tokens"]),
-        ("--rollout.tempature 1", ["unknown option --rollout.tempature", "--rollout.temperature"]),
     ],
 )
 def test_options(inputs: Inputs, command, options: str, words: list[str]):
@@ -303,5 +248,5 @@ def test_under_auto_a_layout_that_cannot_be_is_dropped_with_one_reason(inputs: I
 def test_the_command_itself_ends_with_code_2(inputs: Inputs):
     cut_off(inputs)
     output = run(*inputs.options, "--run_dir", str(inputs.run_dir), code=2)
-    assert "truncated" in sentence(output)
+    assert output.startswith("error: ") and "truncated" in output and output.count("\n") == 1
     assert not inputs.run_dir.exists()

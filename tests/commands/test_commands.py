@@ -34,7 +34,7 @@ def said(monkeypatch, capsys) -> Callable[..., str]:
 
 
 @pytest.mark.parametrize("name", CLASSES)
-def test_help_says_what_the_command_does_with_an_example(said, name: str):
+def test_help_says_what_the_command_does_with_an_example(said, monkeypatch, capsys, name: str):
     text = said(name, "--help")
     before, _, after = text.partition("\nusage: ")
     assert re.match(r"[A-Z]\w+s [a-z].+\.", before, re.DOTALL)  # Measures …, Replays …
@@ -44,21 +44,17 @@ def test_help_says_what_the_command_does_with_an_example(said, name: str):
     assert ("[--preset PRESET]" in usage) == ("\n  --preset " in text)
     assert ("SECTION" in usage) == bool(re.search(r"^  --\w+\.\w+ ", text, re.MULTILINE))
     assert max(map(len, text.splitlines())) <= 100
-
-
-@pytest.mark.parametrize("name", CLASSES)
-def test_the_example_in_help_runs_as_it_stands(said, name: str):
-    text = said(name, "--help").replace("\\\n", " ")
-    (example,) = re.findall(rf"^    python -m pat_jax\.{name} (.+)", text, re.MULTILINE)
+    # The example runs as it stands.
+    joined = text.replace("\\\n", " ")
+    (example,) = re.findall(rf"^    python -m pat_jax\.{name} (.+)", joined, re.MULTILINE)
     check_stands(name, shlex.split(example))
-
-
-@pytest.mark.parametrize("name", CLASSES)
-def test_options_without_a_section_come_first(said, name: str):
-    """Whatever comes after a section's heading would be read as one of its own."""
-    names = re.findall(r"^  --(\S+)", said(name, "--help"), re.MULTILINE)
-    dots = ["." in name for name in names]
+    # Options without a section come first: after a heading they would be read as that section's.
+    dots = ["." in option for option in re.findall(r"^  --(\S+)", text, re.MULTILINE)]
     assert dots == sorted(dots)
+    monkeypatch.setattr(sys, "argv", ["pat_jax", name, "--help"])
+    with pytest.raises(SystemExit):
+        listing.script()
+    assert capsys.readouterr().out == text
 
 
 @pytest.mark.parametrize("name", CLASSES)
@@ -84,32 +80,16 @@ def test_a_command_that_is_none_is_one_sentence(monkeypatch, capsys):
     assert "no command 'tarin': expected one of " in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", CLASSES)
-def test_the_package_runs_a_command_by_its_name(said, monkeypatch, capsys, name: str):
-    monkeypatch.setattr(sys, "argv", ["pat_jax", name, "--help"])
-    with pytest.raises(SystemExit) as caught:
-        listing.script()
-    assert caught.value.code == 0
-    assert capsys.readouterr().out == said(name, "--help")
-
-
 def test_the_console_script_is_installed():
     script = Path(sys.executable).with_name("pat_jax")
     done = subprocess.run([script, "--version"], capture_output=True, text=True, check=True)
     assert done.stdout == f"pat_jax {__version__}\n"
 
 
-def test_the_version_of_the_package(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["pat_jax", "--version"])
-    listing.main()
-    assert capsys.readouterr().out == f"pat_jax {__version__}\n"
-
-
-@pytest.mark.parametrize("name", ["train", "simulate"])
-def test_a_reader_that_leaves_is_no_error(name: str):
-    """As `| head -1`, where more is written than a pipe holds, or at the end."""
+def test_a_reader_that_leaves_is_no_error():
+    """As `| head -1`, where more is written than a pipe holds."""
     process = subprocess.Popen(
-        [sys.executable, "-m", f"pat_jax.{name}", "--help"],
+        [sys.executable, "-m", "pat_jax.train", "--help"],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -120,14 +100,6 @@ def test_a_reader_that_leaves_is_no_error(name: str):
     with process.stderr as errors:
         assert errors.read() == ""
     assert process.wait() == 141
-
-
-def test_another_broken_pipe_is_an_error_as_before():
-    def main() -> None:
-        raise BrokenPipeError
-
-    with pytest.raises(BrokenPipeError):
-        run_command(main)
 
 
 def test_a_full_disk_is_one_sentence(capsys: pytest.CaptureFixture[str]):

@@ -1,4 +1,4 @@
-"""Drafts of `generate`, `evaluate` and a session: no result is another, and it is said what they gave."""
+"""Drafts of `generate` and of a session: no result is another, and it is said what they gave."""
 
 import json
 import logging
@@ -10,8 +10,6 @@ from pathlib import Path
 
 import jax
 import pytest
-from evaluations import completions, evaluate_here
-from row_writing import write_rows
 from runs import write_checkpoint
 
 from pat_jax import generate
@@ -87,8 +85,6 @@ def test_generate_says_what_is_drafted_and_what_came(generated, drafts_pay, caps
 
 
 def test_generate_says_why_nothing_is_drafted(generated, capsys, monkeypatch):
-    generated()
-    assert "speculation: none on a CPU" in capsys.readouterr().err
     measure = Warmup.measure
 
     def dear(self: Warmup, load) -> LatencyModel:
@@ -120,27 +116,8 @@ def test_what_was_measured_is_kept_and_of_its_drafts_none_are_made(
     ran.clear()
     assert generated("--speculation.source", "auto") == said
     assert ran == ["decode_table"]
-    assert "drafts in" not in capsys.readouterr().err.splitlines()[-1]
-
-
-@pytest.mark.slow  # programs of its own
-def test_evaluate_writes_to_its_log_what_is_drafted_and_what_came(
-    model: Path, tmp_path: Path, drafts_pay, monkeypatch
-):
-    rows = [{"question": f"What is {i} and {i}?", "answer": f"#### {2 * i}"} for i in range(4)]
-    data = write_rows(tmp_path / "sums.jsonl", rows)
-    asked = ["--model", str(model), "--data", str(data), "--num_generations", "2"]
-    found, logs = {}, {}
-    for source in ("none", "suffix"):
-        options = [*asked, "--temperature", "0.3", "--speculation.source", source]
-        results = evaluate_here(monkeypatch, tmp_path, *options, out=source)
-        said = sorted(completions(tmp_path / source), key=lambda x: (x["prompt"], x["completion"]))
-        found[source] = results["sets"], [line["completion"] for line in said]
-        # At once: in one process the next one's log goes here as well.
-        logs[source] = (tmp_path / source / "run.log").read_text()
-    assert found["none"] == found["suffix"] and len(found["none"][1]) == 8
-    assert "speculation: none asked for" in logs["none"] and "drafts in" not in logs["none"]
-    assert REASON in logs["suffix"] and re.search(CAME, logs["suffix"])
+    told = capsys.readouterr().err
+    assert "speculation: none on a CPU" in told and "drafts in" not in told.splitlines()[-1]
 
 
 def test_a_session_tells_the_logger_and_has_the_counts(

@@ -13,10 +13,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
-from compilations import counted_compilations
 from hypothesis import given
 from hypothesis import strategies as st
-from runs import QWEN3, finish, start, write_checkpoint
+from runs import QWEN3, finish, json_lines, start, write_checkpoint
 from saved_runs import learned, policy_of
 
 from pat_jax import generate
@@ -54,14 +53,22 @@ def write(tmp_path: Path) -> Callable[..., Path]:
 
 @pytest.fixture
 def run(model: Path, tmp_path: Path, monkeypatch) -> Callable[..., list[dict[str, Any]]]:
-    """Runs the command in this process; returns its results."""
+    """Runs the command in this process; returns its results.
 
-    def run(prompts: Path, *options: str, out: str = "out.jsonl") -> list[dict[str, Any]]:
+    Its engine is as large as the options allow, so that all share their programs, or fitted to the
+    prompts.
+    """
+
+    def run(
+        prompts: Path, *options: str, out: str = "out.jsonl", fitted: bool = False
+    ) -> list[dict[str, Any]]:
+        if not fitted:
+            monkeypatch.setattr(body, "reach", lambda prompts, parse, most: most)
         names = ["--model", str(model), "--prompts", str(prompts), "--out", str(tmp_path / out)]
         monkeypatch.setattr(sys, "argv", ["generate", *names, *SMALL, *options])
         monkeypatch.setattr(body, "configure", lambda count: jax.devices()[:count])
         run_command(generate.main)
-        return [json.loads(line) for line in (tmp_path / out).read_bytes().splitlines()]
+        return json_lines(tmp_path / out)
 
     return run
 
@@ -76,7 +83,7 @@ def test_lines_become_results_in_their_order(model: Path, write, run):
         {"token_ids": [5, 6, 7], "temperature": 0, "min_tokens": 6, "max_tokens": 6},
         {"prompt": "x", "temperature": 50, "max_tokens": 100, "stop_token_ids": [*range(10, 18)]},
     )
-    results = run(prompts, "--max_completion_length", "8")
+    results = run(prompts, "--max_completion_length", "8", fitted=True)
     places = [(result["line"], result["sample"]) for result in results]
     assert places == [(1, 0), (2, 0), (3, 0), (3, 1), (3, 2), (4, 0), (4, 1), (5, 0), (6, 0)]
     assert (results[0]["id"], results[0]["metadata"]) == ("first", {"a": [1]})
@@ -111,7 +118,6 @@ def test_adapters_are_merged_into_the_weights(model: Path, write, run, tmp_path:
     greedy = ("--temperature", "0", "--max_completion_length", "16")
     found = run(prompts, *greedy, "--adapter", str(tmp_path / "adapter"), out="adapted.jsonl")
     assert found == run(prompts, *greedy, "--model", str(tmp_path / "merged"), out="merged.jsonl")
-    assert found != run(prompts, *greedy, out="base.jsonl")
 
 
 def test_weights_in_eight_bits_are_a_model_nearby_and_how_near_is_said(write, run, capsys):
@@ -124,8 +130,6 @@ def test_weights_in_eight_bits_are_a_model_nearby_and_how_near_is_said(write, ru
     if tokens == kept[0]["token_ids"]:
         drawn = [result["logprobs"][0]["logprob"] for result in kept]
         assert float(mean) == pytest.approx(abs(drawn[0] - drawn[1]), rel=0.02, abs=1e-6)
-    run(prompts, "--weights", "fp8", "--gap_tokens", "0", out="silent.jsonl")
-    assert "against" not in capsys.readouterr().err
     one, other = (dict(result["logprobs"][0]["top"]) for result in kept)
     gaps = [abs(one[token] - other[token]) for token in one.keys() & other.keys()]
     assert gaps and 0 < max(gaps) < 0.1
@@ -148,26 +152,18 @@ def test_a_stop_string_cuts_text_and_tokens(model: Path, write, run):
     assert stop in tokenizer.decode(tokens) and stop not in tokenizer.decode(tokens[:-1])
 
 
-def test_what_the_checkpoint_recommends_holds_where_nobody_says_otherwise(
-    model: Path, write, run, tmp_path: Path
-):
+def test_what_the_checkpoint_recommends_holds_where_nobody_says_otherwise(model: Path, write, run):
     file = model / "generation_config.json"
     prompts = write({"token_ids": [5, 6]}, {"token_ids": [5, 6], "temperature": 3, "seed": 1})
     file.write_text(json.dumps({"do_sample": False, "max_new_tokens": 11, "eos_token_id": 0}))
     try:
         greedy, hot = run(prompts)
-        other, _ = run(
-            prompts, "--temperature", "0", "--max_completion_length", "11", out="other.jsonl"
-        )
-        warm, _ = run(prompts, "--temperature", "9", out="warm.jsonl")
-        file.write_text(json.dumps({"max_new_tokens": 4096}))
-        (cut,) = run(write({"token_ids": [5] * 120}, name="long.jsonl"), out="cut.jsonl")
     finally:
         file.unlink()
+    asked = "--temperature", "0", "--max_completion_length", "11"
+    other, _ = run(prompts, *asked, out="other.jsonl")
     assert greedy["token_ids"] == other["token_ids"] != hot["token_ids"]
-    assert warm["token_ids"] != greedy["token_ids"]
-    assert max(len(result["token_ids"]) for result in (greedy, hot, warm)) <= 11
-    assert len(cut["token_ids"]) in range(1, 9)  # to what is left of --max_length
+    assert max(len(result["token_ids"]) for result in (greedy, hot)) <= 11
 
 
 @given(max_length=st.integers(2, 5000), context=st.integers(2, 5000))
@@ -227,28 +223,27 @@ def test_a_bad_line_gets_one_sentence_and_the_others_go_on(write, run):
         assert "error" not in results[2 * i + 1]
 
 
-def test_a_file_cut_anywhere_is_completed_to_the_same(write, run, tmp_path: Path):
+def test_a_file_cut_anywhere_is_completed_to_the_same(write, run, tmp_path: Path, capsys):
     lines = [{"token_ids": [5, i], "n": 1 + i % 3, "max_tokens": 3 + i % 9} for i in range(12)]
     lines[4] = {"token_ids": []}
     prompts, out = write(*lines), tmp_path / "out.jsonl"
     run(prompts)
     whole = out.read_bytes()
     ends = [i + 1 for i, byte in enumerate(whole) if byte == 10]
-    for size in (0, 5, ends[0], ends[3] + 20, ends[9] - 1, ends[-2] + 1, len(whole)):
+    for size in (ends[3] + 20, len(whole)):
         out.write_bytes(whole[:size])
         run(prompts, "--resume")
         assert out.read_bytes() == whole
     shorter = write(*lines[:3], name="shorter.jsonl")
+    others = write(*lines[1:], name="other.jsonl")
     for other, words in (
         (shorter, "has 23 results, but"),
-        (
-            write(*lines[1:], name="other.jsonl"),
-            "out.jsonl, line 2, is the result of line 2, sample 0",
-        ),
+        (others, "out.jsonl, line 2, is the result of line 2, sample 0"),
     ):
+        capsys.readouterr()
         with pytest.raises(SystemExit):
             run(other, "--resume")
-        assert out.read_bytes() == whole, words
+        assert words in capsys.readouterr().err and out.read_bytes() == whole
 
 
 @pytest.mark.slow  # two runs
@@ -257,11 +252,12 @@ def test_a_killed_run_goes_on_where_it_was(model: Path, write, tmp_path: Path):
     names = ["--model", str(model), "--prompts", str(prompts)]
 
     def begin(out: Path, *options: str):
-        return start(*names, "--out", str(out), *SMALL, *options, program=COMMAND)
+        asked = *SMALL, "--min_completion_length", "80", *options
+        return start(*names, "--out", str(out), *asked, program=COMMAND)
 
     killed, whole = tmp_path / "killed.jsonl", tmp_path / "whole.jsonl"
-    finish(begin(whole, "--min_completion_length", "80"))
-    process = begin(killed, "--min_completion_length", "80")
+    finish(begin(whole))
+    process = begin(killed)
     deadline = time.monotonic() + 200
     while not (killed.exists() and killed.read_bytes().count(b"\n") >= 10):
         assert time.monotonic() < deadline and process.poll() is None
@@ -270,7 +266,7 @@ def test_a_killed_run_goes_on_where_it_was(model: Path, write, tmp_path: Path):
     process.communicate()
     before = killed.read_bytes()
     assert 10 <= before.count(b"\n") < 120
-    finish(begin(killed, "--min_completion_length", "80", "--resume"))
+    finish(begin(killed, "--resume"))
     after = killed.read_bytes()
     assert after.startswith(before[: before.rfind(b"\n") + 1])
     assert after == whole.read_bytes()
@@ -281,49 +277,29 @@ def test_a_killed_run_goes_on_where_it_was(model: Path, write, tmp_path: Path):
     [
         (("--prompts", "{folder}/none.jsonl"), ["--prompts", "none.jsonl", "cannot be read"]),
         (("--out", "{folder}/prompts.jsonl/x"), ["--out", "prompts.jsonl/x", "cannot be written"]),
-        (
-            ("--prompts", "{folder}"),
-            ["--prompts is '{folder}'", "cannot be read (it is no regular file)"],
-        ),
+        (("--prompts", "{folder}"), ["--prompts is '{folder}'", "(it is no regular file)"]),
         (("--prompts", "{folder}/empty.jsonl"), ["empty.jsonl'", "the file has no line, expected"]),
-        (
-            ("--chat_template_kwargs", "[]"),
-            ["--chat_template_kwargs is '[]': expected a JSON object"],
-        ),
-        (
-            ("--chat_template_kwargs", '{{"b": 1}}'),
-            ["/model", "the chat template has no variable 'b'"],
-        ),
-        (
-            ("--model", "tiny", "--system_prompt", "be"),
-            ["'tiny' has no tokenizer", "leave them out"],
-        ),
+        (("--chat_template_kwargs", "[]"), ["is '[]': expected a JSON object"]),
+        (("--chat_template_kwargs", '{{"b": 1}}'), ["the chat template has no variable 'b'"]),
+        (("--model", "tiny", "--system_prompt", "be"), ["'tiny' has no tokenizer", "leave them"]),
         (("--out", "{folder}/prompts.jsonl"), ["has 2 results", "--resume, or choose another"]),
         (("--out", "{folder}/prompts.jsonl", "--resume"), ["line 1, is no result of this command"]),
         (("--temperature", "-1"), ["option --temperature is -1.0: expected 0 (greedy)"]),
-        (("--temperature", "hot"), ["--temperature is 'hot': expected a number"]),
         (("--num_generations", "0"), ["option --num_generations is 0: expected"]),
         (("--max_completion_length", "0"), ["option --max_completion_length is 0: expected"]),
-        (("--min_completion_length", "-1"), ["option --min_completion_length is -1: expected"]),
         (("--n", "2"), ["unknown option --n: did you mean --num_generations"]),
         (("--model", "{folder}/none"), ["--model", "there is no such directory"]),
         (("--model", "tinny"), ["model 'tinny'", "the nearest is 'tiny'"]),
         (("--max_length", "1"), ["--max_length is 1"]),
         (("--logprobs", "301"), ["--logprobs is 301: expected at most the 300 tokens"]),
-        (("--max_logprobs", "301"), ["--max_logprobs is 301: expected at most the 300 tokens"]),
         (("--layout", "dp3tp1"), ["--layout is 'dp3tp1'"]),
     ],
     ids=str,
 )
-def test_mistakes_in_the_options(write, run, tmp_path: Path, capsys, options, words):
+def test_mistakes_in_the_options(write, run, refused, tmp_path: Path, options, words):
     prompts = write({"token_ids": [5]}, {"token_ids": [6]})
-    before = prompts.read_bytes()
     (tmp_path / "empty.jsonl").write_text("\n\n")
-    with counted_compilations() as compiled, pytest.raises(SystemExit) as caught:
-        run(prompts, *(option.format(folder=tmp_path) for option in options))
-    assert (caught.value.code, compiled, prompts.read_bytes()) == (2, [], before)
-    message = capsys.readouterr().err
-    assert message.startswith("error: ") and message.count("\n") == 1
+    message = refused(lambda: run(prompts, *(option.format(folder=tmp_path) for option in options)))
     assert all(word.format(folder=tmp_path) in message for word in words), message
 
 
@@ -333,11 +309,6 @@ def test_a_built_in_shape_takes_token_ids(write, run):
     assert len(bare["token_ids"]) in range(1, 5) and bare["text"] is None
     assert {len(entry["top"]) for entry in bare["logprobs"]} == {7}
     assert "the model has no tokenizer: expected token_ids" in text["error"]
-
-
-def test_the_layout_is_planned_where_none_is_pinned(write, run):
-    results = run(write({"token_ids": [5], "max_tokens": 6}), "--layout", "auto")
-    assert len(results) == 1 and "error" not in results[0]
 
 
 @pytest.mark.parametrize(

@@ -27,16 +27,8 @@ from pat_jax.profiling.cross_compile.compiled import CompiledProgram, Sent
 from pat_jax.profiling.predict.sources import RANGES
 
 GIB = 2**30
-SMALL = [
-    "--responses",
-    "64",
-    "--max_completion_length",
-    "3072",
-    "--rollouts",
-    "1",
-    "--data",
-    "nowhere",
-]
+SMALL = ["--responses", "64", "--max_completion_length", "3072"]
+SMALL += ["--rollouts", "1", "--data", "nowhere"]
 ASKED = ["--model", "tiny", "--target", "h100:8", *SMALL]
 NAMES = ("dp8tp1", "dp4tp2", "dp2tp4", "dp1tp8")
 
@@ -86,12 +78,14 @@ def compilation(*, refused: Split | None = None) -> Compilation:
 
 
 @pytest.fixture(scope="module")
-def report(tmp_path_factory) -> PlanReport:
-    return made(compilation())
+def report() -> PlanReport:
+    return made(compilation(), source="auto")
 
 
-def made(compiled: Compilation | None, *options: str) -> PlanReport:
-    config = parse([*ASKED, *options], PlanConfig, prog="plan", presets=None)
+def made(compiled: Compilation | None, *options: str, source: str = "none") -> PlanReport:
+    """Without the replays of drafts, which take the most time, unless a test looks at them."""
+    asked = [*ASKED, "--speculation.source", source, *options]
+    config = parse(asked, PlanConfig, prog="plan", presets=None)
     return planned(body.question_of(config, "the command"), compiled)
 
 
@@ -123,6 +117,8 @@ def test_every_figure_says_where_it_is_from(report: PlanReport):
 
 def test_every_picture_of_a_plan_says_that_it_is_computed(report: PlanReport):
     body = parsed(page(report))
+    assert len(list(body.iter("svg"))) == 2 + len(report.steps.contexts)
+    assert not re.search(r"\bnan\b|\binf\b", page(report).partition("</style>")[2])
     pictures = [x for x in body.iter() if x.tag == "figure" or x.get("class") == "bars"]
     notes = [x.text for x in body.iter("p") if x.get("class") == "note"]
     assert len(notes) == len(pictures) > 5
@@ -138,13 +134,11 @@ def test_every_picture_of_a_plan_says_that_it_is_computed(report: PlanReport):
 @pytest.mark.parametrize(
     ("target", "weights", "platform", "precision"),
     [
-        ("h100:8", "auto", "cuda", "bfloat16"),
         ("a100:8", "auto", "cuda", "bfloat16"),
         ("h100:8", "fp8", "cuda", "eight bits"),
         ("v5e:2x4", "int8", "tpu", "eight bits"),
         ("b200:8", "auto", "", ""),
         ("v5e:2x4", "auto", "", ""),
-        ("v6e:2x4", "int8", "", ""),
     ],
 )
 def test_every_predicted_second_says_between_what_measured_ones_lay(
@@ -171,10 +165,10 @@ def test_a_file_of_lengths_that_was_cut_below_the_cap_is_warned_of(tmp_path: Pat
     path = tmp_path / "cut.csv"
     path.write_text("\n".join(["length", *map(str, range(10, 600, 10)), *["600"] * 20]))
     asked = "--lengths", str(path), "--max-completion-length"
-    (warning,) = made(None, *asked, "3072").warnings
+    report = made(None, *asked, "3072")
+    (warning,) = report.warnings
     assert "25.3 % of the responses of cut.csv" in warning and "stop at 600 tokens" in warning
     assert "below the cap of 3,072" in warning and "--max_completion_length 600." in warning
-    report = made(None, *asked, "3072")
     assert f"Warning: {warning}" in plan_text(report) and warning in seen_on_page(report)
     assert made(None, *asked, "600").warnings == ()
     path.write_text("\n".join(map(str, range(10, 600, 10))))
@@ -182,17 +176,8 @@ def test_a_file_of_lengths_that_was_cut_below_the_cap_is_warned_of(tmp_path: Pat
 
 
 def test_what_the_engine_cannot_do_is_said():
-    report = made(
-        None,
-        "--model",
-        "llama-3.1-70b",
-        "--target",
-        "v5e:4x4",
-        "--train",
-        "false",
-        "--weights",
-        "int8",
-    )
+    options = "--model llama-3.1-70b --target v5e:4x4 --train false --weights int8"
+    report = made(None, *options.split())
     assert "At TP16 each of 8 KV heads is on 2 devices" in plan_text(report)
     assert "The KV cache is in bfloat16: the engine has no other." in seen_on_page(report)
 
@@ -205,29 +190,13 @@ def test_memory_adds_up(report: PlanReport):
         assert 0 < layout.drafts < layout.kv_cache
 
 
-def test_steps_are_those_of_the_layouts(report: PlanReport):
-    steps = report.steps
-    assert [str(split) for split in steps.splits] == list(NAMES)
-    assert steps.live[0] == 1 and steps.live[-1] == 64
-    for table in steps.seconds:
-        for live, line in zip(steps.live, table, strict=True):
-            known = [s is not None for s in line]
-            assert known == [split.dp <= live for split in steps.splits]
-
-
 def test_a_layout_that_does_not_compile_is_not_used():
     report = made(compilation(refused=Split(1, 8)))
     refused = {str(x.split): x.refusal for x in report.memory.layouts if x.refusal}
     assert refused == {"dp1tp8": "decode does not compile: too much scalar memory"}
     assert [system.name for system in report.comparison.static] == list(NAMES[:3])
-    assert report.compiles(Split(1, 8)) == {
-        "prefill": True,
-        "decode": False,
-        "re-slice": None,
-        "migrate": None,
-        "weights from training": None,
-        "training": True,
-    }
+    compiles = report.compiles(Split(1, 8))
+    assert (compiles["prefill"], compiles["decode"], compiles["re-slice"]) == (True, False, None)
     assert report.compiles(Split(2, 4))["decode"] is True
     for text in (plan_text(report), seen_on_page(report)):
         assert "refused: decode dp1tp8: too much scalar memory" in text
@@ -241,7 +210,7 @@ def test_a_layout_that_does_not_compile_is_not_used():
 
 def test_a_layout_without_room_does_not_shrink_what_the_others_have():
     """Between what two layouts take alone the first is refused, and the second is not for its sake."""
-    options = "--max_prompt_length", "64", "--prompt-tokens", "64", "--speculation.source", "none"
+    options = "--max_prompt_length", "64", "--prompt-tokens", "64"
     roomy = made(None, *options).memory.layouts
     assert all(layout.is_used for layout in roomy)
     # 256 pages of a sequence and that of nobody; keys and values of two layers, four heads of eight.
@@ -259,12 +228,6 @@ def test_a_layout_without_room_does_not_shrink_what_the_others_have():
     assert [system.name for system in report.comparison.static] == list(NAMES[2:])
     for text in (plan_text(report), seen_on_page(report)):
         assert refused[0].refusal in text
-
-
-def test_the_page_is_whole_and_fetches_nothing(report: PlanReport):
-    body = parsed(page(report))
-    assert len(list(body.iter("svg"))) == 2 + len(report.steps.contexts)
-    assert not re.search(r"\bnan\b|\binf\b", page(report).partition("</style>")[2])
 
 
 def test_words_of_others_are_no_markup():
@@ -285,26 +248,18 @@ def test_words_of_others_are_no_markup():
         ("--model llama-3.1-8b --target h100:8 --responses 13", "--responses is 13"),
         (
             "--model qwen3-8b --target h100:8 --max_completion_length 40000",
-            "option --max_prompt_length + --max_completion_length is 1024 + 40000 = 41024: expected at most the "
-            "40960 tokens of the context of 'qwen3-8b' (max_position_embeddings in a checkpoint's "
-            "config.json); take --max_completion_length 39936.",
+            "is 1024 + 40000 = 41024: expected at most the 40960 tokens of the context of 'qwen3-8b' "
+            "(max_position_embeddings in a checkpoint's config.json); take --max_completion_length 39936.",
         ),
-        (
-            "--model tiny --target h100:8 --max_prompt_length 4096",
-            "lower both, --max_prompt_length first.",
-        ),
+        ("--model tiny --target h100:8 --max_prompt_length 4096", "lower both, --max_prompt"),
         ("--model tiny --target h100:8 --compile false --profile x", "profile x"),
     ],
 )
-def test_every_mistake_is_one_sentence(monkeypatch, capsys, tmp_path, options: str, words: str):
+def test_every_mistake_is_one_sentence(monkeypatch, refused, tmp_path, options: str, words: str):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "bad.csv").write_text("3\n-1\n")
     monkeypatch.setattr(sys, "argv", ["plan", *SMALL, *options.split()])
-    with pytest.raises(SystemExit) as caught:
-        run_command(plan.main)
-    message = capsys.readouterr().err
-    assert caught.value.code == 2 and words in message and message.count("\n") == 1
-    assert [path.name for path in tmp_path.iterdir()] == ["bad.csv"]
+    assert words in refused(lambda: run_command(plan.main))
 
 
 def test_drafts_are_replayed_beside_rollouts_without(command, report: PlanReport):
@@ -314,9 +269,7 @@ def test_drafts_are_replayed_beside_rollouts_without(command, report: PlanReport
     assert drafting.mean_s < found.adaptive.mean_s
     told = plan_text(report)
     assert f"{drafting.tokens_per_step[0]:.3g} tokens in a decode step" in told
-    assert (
-        "Drafts are right as often as built in: counted on 1,261 responses of seven models" in told
-    )
+    assert "Drafts are right as often as built in: counted on 1,261 responses" in told
     assert "None was measured" in told and "% of a rollout without drafts" in told
     assert "adaptive, drafts" in section_of(page(report), "Time of a rollout")
     own, siblings = found.by_source
@@ -334,18 +287,18 @@ def test_bursts_with_drafts_are_compiled_beside_those_without():
     whole = {"layers": 32, "compiled_layers": (2, 4), "temp_bytes": GIB}
     verifying = CompiledProgram("decode", split, rows=8, length=5120, budget=7, **whole)
     known = compilation()
-    report = made(replace(known, programs=(*known.programs, verifying)))
+    report = made(replace(known, programs=(*known.programs, verifying)), source="auto")
     assert report.compiles(split)["drafts"] and report.compiles(Split(4, 2))["drafts"] is None
     first, second, *_ = report.memory.layouts
     assert first.programs == second.programs == GIB  # of the others it is not known
     told = plan_text(report)
     assert "dp8tp1, drafts" in told
     broken = replace(verifying, error="too much scalar memory")
-    report = made(replace(known, programs=(*known.programs, broken)))
+    report = made(replace(known, programs=(*known.programs, broken)), source="auto")
     assert "decode with drafts does not compile: too much" in report.memory.layouts[0].refusal
 
 
 def test_none_are_made_where_none_are_wanted():
-    report = made(None, "--speculation.source", "none")
+    report = made(None)
     assert report.comparison.drafting is None
     assert "draft" not in plan_text(report)

@@ -10,7 +10,6 @@ from pages import parsed, words_of
 from pat_jax.commands import plan
 from pat_jax.common.errors import UserError
 from pat_jax.config.command_line import parse
-from pat_jax.models.presets import preset
 from pat_jax.planning.types import Split
 from pat_jax.profiling.capacity.page import page, plan_text
 from pat_jax.profiling.capacity.plan_config import PlanConfig
@@ -25,7 +24,8 @@ from pat_jax.profiling.simulate.draw import Draw
 from pat_jax.profiling.simulate.response_lengths import ResponseLengths
 
 GIB = 2**30
-ASKED = "--model tiny --target h100:8 --responses 64 --max_completion_length 3072 --rollouts 2 --data nowhere"
+ASKED = "--model tiny --target h100:8 --responses 64 --max_completion_length 3072 --rollouts 1 "
+ASKED += "--data nowhere --speculation.source none"
 FIRST, LAST = Split(8, 1), Split(1, 8)
 SHAPE = {"rows": 8, "length": 4096}
 
@@ -67,29 +67,14 @@ def report() -> PlanReport:
     return made("--beta 0.1 --mini_batch_size 4")
 
 
-def test_the_report_survives_json_with_its_update(report: PlanReport):
-    content = json.loads(report.to_json())
-    assert content["version"] == 6 and content["update"]["source"] == "arithmetic"
-    names = [each["name"] for each in content["iterations"]]
-    assert names[:3] == ["adaptive", "adaptive, drafts", "dp8tp1"]
-
-
 def test_every_part_of_an_iteration_is_told(report: PlanReport):
     update = update_of(report)
     assert update.scored == ("the policy before its first step", "the reference")
     assert update.batches.steps == 2 and update.split == FIRST and update.fsdp == 8
     for text in (plan_text(report), seen_on_page(report)):
-        for words in (
-            "log-probabilities",
-            "forward and backward",
-            "optimizer",
-            "weights to the rollout",
-        ):
+        for words in ("forward and backward", "optimizer", "weights to the rollout"):
             assert words in text
-        assert (
-            "Log-probabilities are those of the policy before its first step and of the reference."
-            in text
-        )
+        assert "Log-probabilities are those of the policy before its first step and" in text
         assert "2 optimizer steps." in text and "Model FLOP utilisation" in text
         assert "No update of this engine has been measured" in text
         assert "not verified" in text and "35.0 % of the peak (assumed)" in text
@@ -99,6 +84,9 @@ def test_every_part_of_an_iteration_is_told(report: PlanReport):
 
 def test_iterations_are_rollouts_and_the_update(report: PlanReport):
     update, iterations = update_of(report), report.iterations
+    content = json.loads(report.to_json())
+    assert content["version"] == 6 and content["update"]["source"] == "arithmetic"
+    assert len(content["iterations"]) == len(iterations)
     systems = report.comparison.systems
     for system, iteration in zip(systems, iterations, strict=True):
         assert iteration.rollout_s == system.mean_s and iteration.update_s == update.total_s
@@ -107,6 +95,7 @@ def test_iterations_are_rollouts_and_the_update(report: PlanReport):
     stages = (update.scoring, update.gradients, update.apply, update.transfer)
     assert update.total_s == pytest.approx(sum(stage.total for stage in stages))
     assert all(stage.total > 0 for stage in stages)
+    assert update.mfu == pytest.approx(update.flops / update.update_s / (8 * 9.89e14))
     assert str(update.target) == report.comparison.traces[0].layout[0]
 
 
@@ -119,17 +108,6 @@ def test_what_an_algorithm_scores():
     assert twice.apply.total == pytest.approx(2 * once.apply.total)
 
 
-def test_utilisation_is_what_the_model_asks_for_by_the_time_and_the_peak():
-    update = alone("--beta 0.1")
-    assert update.scoring.total > 0
-    assert update.mfu == pytest.approx(update.flops / update.update_s / (8 * 9.89e14))
-    assert 0 < update.mfu < 1
-    tokens = update.batches.tokens
-    model = preset("tiny")
-    weights = 2 * (32 * (16 + 8) * 8 + 3 * 32 * 64) + 128 * 32
-    assert model.num_layers == 2 and update.flops > 6 * weights * tokens
-
-
 def test_memory_is_the_sum_of_its_parts():
     memory = alone("--beta 0.1").memory
     assert memory.is_least and memory.stage == "gradients of 8 x 4096 tokens"
@@ -137,10 +115,7 @@ def test_memory_is_the_sum_of_its_parts():
     assert memory.gradients == memory.parameters
     # A micro-batch's own gradients, and the input of each of two layers: 4,096 tokens of 32 numbers.
     assert memory.temporaries == memory.parameters + 2 * 4096 * 32 * 2
-    assert (
-        memory.total
-        == 5 * memory.parameters + memory.optimizer - memory.parameters + 2 * 4096 * 32 * 2
-    )
+    assert memory.total == 4 * memory.parameters + memory.optimizer + 2 * 4096 * 32 * 2
     assert memory.shortage == memory.tightness == ""
 
 
@@ -153,28 +128,6 @@ def test_what_was_compiled_is_what_counts():
     assert update.gradients.products == update.gradients.memory == update.gradients.links == 0
     assert update.gradients.attention == alone().gradients.attention > 0
     assert update.apply.memory > 0.3
-
-
-def test_a_compilers_count_of_the_largest_rows_holds_in_proportion():
-    sent = (Sent("all-gather", 10**9, 8, 0, 2),)
-    low, high = (
-        alone(
-            programs=[
-                program(
-                    "grad",
-                    **SHAPE,
-                    flops=x * 1e12,
-                    bytes_accessed=x * 1e11,
-                    product_bytes=x * 9e10,
-                    collectives=sent,
-                )
-            ]
-        )
-        for x in (1, 3)
-    )
-    assert high.gradients.products == pytest.approx(3 * low.gradients.products)
-    assert high.gradients.memory == pytest.approx(3 * low.gradients.memory, rel=1e-2)
-    assert high.gradients.links == low.gradients.links > alone().gradients.links
 
 
 def test_a_compiler_that_counts_what_arithmetic_does_changes_nothing():
@@ -196,26 +149,17 @@ def test_a_compiler_that_counts_what_arithmetic_does_changes_nothing():
             assert told[0] == pytest.approx(told[1], rel=1e-6) and told[0] > 0
 
 
+def test_adapters_and_recomputing_move_the_cost():
+    usual, adapters, kept = alone(), alone("--lora_rank 4"), alone("--remat none")
+    assert adapters.memory.base > 0 == usual.memory.base
+    assert adapters.memory.parameters < usual.memory.parameters
+    assert adapters.gradients.products < usual.gradients.products
+    assert kept.gradients.total < usual.gradients.total
+
+
 def test_a_refused_program_is_left_to_arithmetic():
     refused = program("grad", **SHAPE, error="too large", temp_bytes=GIB)
     assert alone(programs=[refused]) == alone()
-
-
-def test_the_transfer_to_a_layout_that_was_not_compiled_is_that_to_the_least_tp():
-    moved = {"bytes_accessed": 1e12}
-    programs = [
-        program("transfer", target=FIRST, **moved),
-        program("transfer", target=LAST, bytes_accessed=5e12),
-    ]
-    config = config_of("")
-    plant = plan.question_of(config, "").plant
-    workload = ResponseLengths.built_in("reasoning").draw(Draw(64, 3072))
-    seconds = [
-        PlannedUpdate(plant, None, programs, config).of([workload], split).transfer.total
-        for split in (FIRST, Split(4, 2), LAST)
-    ]
-    assert seconds[0] == pytest.approx(seconds[1], rel=1e-3)
-    assert seconds[2] == pytest.approx(5 * seconds[0], rel=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -235,35 +179,21 @@ def test_an_update_without_room_says_so_and_what_helps(gib: float, words: str):
         assert said == [] and "it fits." in plan_text(report)
         return
     assert len(said) == 1 and said[0].startswith(words)
-    for advice in (
-        "take --remat full",
-        "lower --tokens_per_micro_batch (65536)",
-        "use more devices",
-    ):
-        assert advice in said[0]
+    advice = "take --remat full", "lower --tokens_per_micro_batch (65536)", "use more devices"
+    assert all(words in said[0] for words in advice)
     assert f"Warning: {said[0]}" in plan_text(report) and said[0] in seen_on_page(report)
     assert ("does NOT fit" in plan_text(report)) == ("needs" in words)
-    assert "one row for each device" not in " ".join(
-        made(f"--device_memory_gib {gib}", [grad]).warnings
-    )
 
 
 def test_what_is_known_without_a_compiler_may_already_be_too_much(report: PlanReport):
     asked = f"--tokens_per_micro_batch {2**22}"
     held = alone(asked).memory.total / GIB
-    tight = f"{asked} --device_memory_gib {held / 2!r} --speculation.source none"
+    tight = f"{asked} --device_memory_gib {held / 2!r}"
     memory = alone(tight).memory
     assert memory.shortage.startswith(f"the update needs at least {held:.3g} GiB of a device")
     told = plan_text(made(tight))
     assert "may fit" not in told and "does NOT fit" in told
     assert "it may fit" in plan_text(report)
-
-
-def test_adapters_leave_the_policy_out_of_gradients_and_optimizer():
-    full, lora = alone(), alone("--lora_rank 4")
-    assert lora.memory.base > 0 == full.memory.base
-    assert lora.memory.parameters < full.memory.parameters
-    assert lora.gradients.products < full.gradients.products
 
 
 NUMBERS = 3_776  # of tiny that a device of eight has
@@ -331,38 +261,15 @@ def test_nothing_is_said_of_an_update_where_nothing_is_trained():
         assert "update" not in text.lower()
 
 
-@pytest.mark.parametrize("rank", [0, 8])
-def test_recomputing_and_fewer_devices_take_longer(rank: int):
-    asked = f"--lora_rank {rank}"
-    usual = alone(asked)
-    assert alone(f"{asked} --remat none").gradients.total < usual.gradients.total
-    fewer = alone(f"{asked} --target h100:2")
-    assert fewer.gradients.products > usual.gradients.products
-    assert fewer.batches.tokens == usual.batches.tokens
-
-
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (
-            "--mini_batch_size 3",
-            "option --mini_batch_size is 3: expected 0 or a divisor of the prompts of a rollout (8)",
-        ),
+        ("--mini_batch_size 3", "is 3: expected 0 or a divisor of the prompts of a rollout (8)"),
         ("--train false --beta 0.1", "option --beta is 0.1: expected 0 with --train false"),
-        (
-            "--train false --mini_batch_size 4",
-            "option --mini_batch_size is 4: expected 0 with --train",
-        ),
-        (
-            "--train false --optimizer.offload true",
-            "option --optimizer.offload is True: expected false with --train false",
-        ),
-        (
-            "--train false --optimizer.weight_dtype bfloat16",
-            "option --optimizer.weight_dtype is 'bfloat16': expected float32 with --train false",
-        ),
+        ("--train false --mini_batch_size 4", "option --mini_batch_size is 4: expected 0 with"),
+        ("--train false --optimizer.offload true", "is True: expected false with --train false"),
+        ("--train false --optimizer.weight_dtype bfloat16", "expected float32 with --train false"),
         ("--beta -1", "option --beta is -1"),
-        ("--tokens_per_micro_batch -1", "option --tokens_per_micro_batch is -1"),
     ],
 )
 def test_options_that_cannot_be(options: str, words: str):

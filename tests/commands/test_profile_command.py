@@ -2,10 +2,12 @@
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import jax
 import pytest
+from profiles import save_profile
 from runs import TINY, finish, run, start
 
 from pat_jax import profile as command
@@ -30,6 +32,7 @@ def measured(tmp_path_factory) -> tuple[Path, str]:
     return path, profile("--out", str(path))
 
 
+@pytest.mark.slow  # measures; its parts are tested in tests/profiling
 def test_it_prints_tables_and_draws_a_picture(measured: tuple[Path, str]):
     path, output = measured
     for words in ("decode, ms a step", "dp2tp1 -> dp1tp2", "all-reduce of 2", f"profile {path}"):
@@ -75,10 +78,8 @@ def test_training_plans_by_it(measured: tuple[Path, str], tmp_path: Path):
         keys, expected = ([key for key, _ in x[table]] for x in (used, content["latency"]))
         assert keys == expected
     assert all(seconds < 10 for _, seconds in used["reslice_table"])
-    assert (
-        "profile: reslice_table of dp2tp1 to dp1tp2 takes 0.0"
-        in (tmp_path / "run" / "run.log").read_text()
-    )
+    said = "profile: reslice_table of dp2tp1 to dp1tp2 takes 0.0"
+    assert said in (tmp_path / "run" / "run.log").read_text()
 
 
 @pytest.mark.slow  # compiles two engines
@@ -112,56 +113,47 @@ def test_shards_go_on_where_they_were_stopped(monkeypatch, tmp_path: Path):
     assert json.loads(path.read_text()) == after
 
 
-@pytest.mark.slow
-def test_one_device_stands_for_several(tmp_path: Path):
-    path = tmp_path / "shards.json"
-    output = profile("--shards", "h100:2", "--out", str(path))
-    assert "one device measured, with the shards of h100:2; collectives, re-slices" in output
-    assert "dp2tp1 -> dp1tp2" in output and "all-reduce of 2" in output
-    content = json.loads(path.read_text())
-    assert content["subject"]["num_devices"] == 2 and content["shards_of"] == "h100:2"
-    for split in ([2, 1], [1, 2]):
-        assert any(key[0] == split for key, _ in content["latency"]["decode_table"])
+@pytest.fixture
+def said(monkeypatch, refused) -> Callable[..., str]:
+    """The sentence that the command refuses with, in this process."""
+
+    def call(*options: str) -> str:
+        monkeypatch.setattr(sys, "argv", ["profile", *TINY, *options])
+        monkeypatch.setattr(body, "configure", lambda count: jax.devices()[:count])
+        return refused(lambda: run_command(command.main))
+
+    return call
 
 
-def test_shards_of_what_nobody_knows_are_refused():
-    output = finish(start(*TINY, "--shards", "h1000:8", program=COMMAND), code=2)
-    assert "h1000" in output and "expected one of" in output and output.count("\n") == 1
+def test_shards_of_what_nobody_knows_are_refused(said):
+    message = said("--shards", "h1000:8")
+    assert "h1000" in message and "expected one of" in message
 
 
 @pytest.mark.parametrize("shards", [[], ["--shards", "h100:2"]], ids=str)
-def test_lengths_that_the_model_is_not_for_are_not_measured(monkeypatch, capsys, shards: list[str]):
+def test_lengths_that_the_model_is_not_for_are_not_measured(said, shards: list[str]):
     lengths = ["--rollout.max_prompt_length", "96", "--rollout.max_completion_length", "4001"]
-    options = [*TINY, *shards, *lengths]
-    monkeypatch.setattr(sys, "argv", ["profile", *options])
-    monkeypatch.setattr(body, "configure", lambda count: jax.devices()[:count])
-    with pytest.raises(SystemExit):
-        run_command(command.main)
-    message = capsys.readouterr().err
-    assert (
-        "--rollout.max_completion_length is 96 + 4001 = 4097: expected at most the 4096" in message
-    )
-    assert message.count("\n") == 1
+    message = said(*shards, *lengths)
+    assert "max_completion_length is 96 + 4001 = 4097: expected at most the 4096" in message
 
 
 @pytest.mark.parametrize(
     ("out", "problem"), [("file/profile.json", "File exists: "), (".", "it is no file")]
 )
 def test_a_place_that_cannot_be_written_is_refused_before_measuring(
-    tmp_path: Path, out: str, problem: str
+    said, tmp_path: Path, out: str, problem: str
 ):
     (tmp_path / "file").write_text("")
     path = tmp_path / out
-    output = finish(start(*TINY, "--out", str(path), program=COMMAND), code=2)
-    assert f"profile {path} cannot be written (" in output and problem in output
-    assert output.count("\n") == 1
-    assert [*tmp_path.iterdir()] == [tmp_path / "file"]
+    message = said("--out", str(path))
+    assert f"profile {path} cannot be written (" in message and problem in message
 
 
-def test_a_profile_of_another_model_is_refused(measured: tuple[Path, str], tmp_path: Path):
-    options = ("--profile", str(measured[0]), "--model", "demo", "--run_dir", str(tmp_path / "run"))
+def test_a_profile_of_another_model_is_refused(tmp_path: Path):
+    profile = str(save_profile(tmp_path / "profile.json"))
+    options = ("--profile", profile, "--model", "demo", "--run_dir", str(tmp_path / "run"))
     output = run(*TINY, *options, code=2)
-    assert "of something else: model.embed_dim (32 there, " in output
+    assert "of something else: " in output and "model.embed_dim (32 there, " in output
     assert output.count("\n") == 1 and not (tmp_path / "run").exists()
 
 

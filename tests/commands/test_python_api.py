@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from runs import TINY, finish, start
+from runs import TINY, finish, named, start, without_times
 
 import pat_jax
 from pat_jax import UserError
@@ -33,19 +33,18 @@ def exact(completions, answer, **columns):
     seen.append(1)
     return [float(text == right) for text, right in zip(completions, answer)]
 
-run = pat_jax.train(options, run_dir=f"{folder}/api")
+run = pat_jax.train(options, run_dir=f"{folder}/api", reward=[exact])
 tell(samples={step: len(run.samples[step]) for step in run.samples}, path=run.rollout.path)
+tell(seen=seen, trace=run.plot_rollout().get_size_inches().tolist())
 try:
     pat_jax.train(options, run_dir=f"{folder}/api")
 except pat_jax.UserError as error:
     tell(refused=str(error))
 run = pat_jax.train(run_dir=f"{folder}/api", resume=True, steps=3, reward=exact)
 tell(steps=[row["step"] for row in run.metrics], reward=run.config.reward)
-again = pat_jax.train(options, run_dir=f"{folder}/closure", reward=[exact], steps=2)
-tell(seen=seen, trace=again.plot_rollout().get_size_inches().tolist())
 tell(exported=str(run.export(f"{folder}/exported")))
 # A clock would choose the layout, and a near-tie of one layout another token.
-session = pat_jax.session(run=again, max_length=96, batch=4, layout="dp2tp1")
+session = pat_jax.session(run=run, max_length=96, batch=4, layout="dp2tp1")
 texts = [[answer.text for answer in answers] for answers in session.generate(["1+2="] * 2, n=2)]
 more = [[answer.text for answer in answers] for answers in session.generate(["1+2="] * 2, n=2)]
 tell(texts=texts, same=texts == more, tokens=sum(session.rollout.live[:1]))
@@ -64,10 +63,8 @@ def folder(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def facts(folder: Path) -> dict:
     """What the program told, while the command ran beside it."""
-    names = [word[2:] for word in OPTIONS[::2]]
-    options = dict(zip(names, OPTIONS[1::2], strict=True))
     command = start(*OPTIONS, "--run_dir", str(folder / "command"))
-    program = start(str(folder), json.dumps(options), program=("-c", PROGRAM))
+    program = start(str(folder), json.dumps(named(OPTIONS)), program=("-c", PROGRAM))
     finish(command)
     told: dict = {}
     for line in finish(program).splitlines():
@@ -77,35 +74,16 @@ def facts(folder: Path) -> dict:
 
 
 def metrics(folder: Path) -> list[dict]:
-    """Those that no clock decides."""
-    clocks = (
-        "time",
-        "timing/",
-        "progress/",
-        "memory/",
-        "reward/hidden",
-        "eval/seconds",
-    )
-    return [
-        {
-            k: v
-            for k, v in row.items()
-            if not k.startswith(clocks) and "per_s" not in k and "utili" not in k
-        }
-        for row in read_metrics(folder / "metrics.jsonl")
-    ]
+    rows = without_times(read_metrics(folder / "metrics.jsonl"))
+    return [{k: v for k, v in row.items() if not k.startswith("progress/")} for row in rows]
 
 
 def test_a_run_measures_what_the_command_measures(folder: Path, facts: dict):
+    """With a function of the program as its reward, and `exact` there."""
     ours, theirs = metrics(folder / "api"), metrics(folder / "command")
     assert ours[:3] == theirs and len(theirs) == 3
     assert {"train/loss", "reward/mean", "rollout/tokens"} <= theirs[1].keys()
     assert facts["samples"] == {"1": 4, "2": 4} and facts["path"] == ["dp2tp1"]
-
-
-def test_a_function_of_the_program_is_a_reward_like_another(folder: Path, facts: dict):
-    own, theirs = metrics(folder / "closure"), metrics(folder / "command")
-    assert own == theirs  # `exact` as well
     assert facts["seen"] == [] and facts["trace"][0] == 9
 
 
@@ -139,19 +117,22 @@ def test_importing_takes_no_time_and_starts_nothing():
     assert second == "True True False"
 
 
-@pytest.mark.parametrize("command", sorted(commands()))
-def test_options_are_read_before_jax_is_imported(command: str):
+def test_options_are_read_before_jax_is_imported():
     code = (
-        "import sys\n"
-        f"from pat_jax.{command} import main\n"
-        "sys.argv = ['it', '--no_such_option', '1']\n"
-        "try:\n    main()\n"
-        "except Exception as error:\n    print(error)\n"
-        "print({'jax', 'scipy', 'flax', 'orbax'} & set(sys.modules))"
+        "import sys\nfrom importlib import import_module\n"
+        "for name in sys.argv[1:]:\n"
+        "    sys.argv = ['it', '--no_such_option', '1']\n"
+        "    try:\n        import_module(f'pat_jax.{name}').main()\n"
+        "    except Exception as error:\n        print(name, error)\n"
+        "    print(name, {'jax', 'scipy', 'flax', 'orbax'} & set(sys.modules))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    said, imported = done.stdout.strip().splitlines()
-    assert "no_such_option" in said and imported == "set()"
+    names = sorted(commands())
+    done = subprocess.run(
+        [sys.executable, "-c", code, *names], capture_output=True, text=True, check=True
+    )
+    lines = done.stdout.strip().splitlines()
+    assert lines[1::2] == [f"{name} set()" for name in names]
+    assert all("no_such_option" in line for line in lines[::2]) and len(lines) == 2 * len(names)
 
 
 @pytest.mark.parametrize("name", pat_jax.__all__)
@@ -175,11 +156,10 @@ def test_a_name_that_is_not_there():
         _ = pat_jax.trian  # pyright: ignore[reportAttributeAccessIssue]
 
 
-@pytest.mark.parametrize("name", ["prompts", "out", "resume"])
-def test_a_session_takes_no_files(name: str):
-    given = {"model": "tiny", name: True if name == "resume" else "x.jsonl"}
-    with pytest.raises(UserError, match=rf"option --{name} is .*: expected none here"):
-        pat_jax.session(given)
+@pytest.mark.parametrize("given", [{"prompts": "x.jsonl"}, {"out": "x.jsonl"}, {"resume": True}])
+def test_a_session_takes_no_files(given: dict):
+    with pytest.raises(UserError, match=rf"option --{next(iter(given))} is .*: expected none here"):
+        pat_jax.session({"model": "tiny"} | given)
 
 
 def test_an_error_is_one_line_in_a_notebook():

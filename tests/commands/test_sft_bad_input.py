@@ -8,7 +8,6 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import pytest
-from compilations import counted_compilations
 from runs import write_checkpoint, write_problems
 
 from pat_jax import sft
@@ -25,7 +24,7 @@ def folder(tmp_path_factory) -> Path:
     """A sound checkpoint directory and data files."""
     folder = tmp_path_factory.mktemp("given")
     write_checkpoint(folder / "model")
-    write_problems(folder / "problems.jsonl")
+    write_problems(folder / "problems.jsonl", 24)
     rows = [{"prompt": f"Say {i}.", "completion": str(i)} for i in range(40)]
     (folder / "examples.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     (folder / "broken.jsonl").write_text(json.dumps(rows[0]) + '\n{"prompt": \n')
@@ -33,7 +32,7 @@ def folder(tmp_path_factory) -> Path:
 
 
 @pytest.fixture
-def refused(folder: Path, monkeypatch, capsys, tmp_path) -> Callable[..., str]:
+def command(folder: Path, monkeypatch, refused, tmp_path) -> Callable[..., str]:
     """The sentence that the command refuses with."""
 
     def refuse(*options: str) -> str:
@@ -42,15 +41,7 @@ def refused(folder: Path, monkeypatch, capsys, tmp_path) -> Callable[..., str]:
         monkeypatch.setattr(sys, "argv", ["sft", *sound, *options])
         monkeypatch.setattr(body, "configure", lambda count: jax.devices()[: count or 8])
         monkeypatch.setattr(body.SftRun, "run", lambda self: pytest.fail("the run began"))
-        before = sorted(tmp_path.rglob("*"))
-        with counted_compilations() as compiled, pytest.raises(SystemExit) as caught:
-            run_command(sft.main)
-        assert caught.value.code == 2
-        assert (compiled, sorted(tmp_path.rglob("*"))) == ([], before)
-        text = capsys.readouterr().err
-        assert text.startswith("error: ") and text.endswith((".\n", "?\n")), text
-        assert text.count("\n") == 1, text
-        return text
+        return refused(lambda: run_command(sft.main))
 
     return refuse
 
@@ -59,72 +50,46 @@ def refused(folder: Path, monkeypatch, capsys, tmp_path) -> Callable[..., str]:
     ("options", "words"),
     [
         ("--model nowhere", ["--model is 'nowhere'", "a Hugging Face checkpoint directory"]),
-        ("--model tiny", ["--model is 'tiny'", "a Hugging Face checkpoint directory"]),
         ("--data nowhere*.json", ["--data is 'nowhere*.json': no such file; give .json"]),
         ("--data {folder}", ["data file {folder} is a folder"]),
-        (
-            "--data {folder}/problems.jsonl",
-            ["has the columns question, answer: expected prompt and completion, messages, or text"],
-        ),
-        (
-            "--data {folder}/problems.jsonl --data.prompt_key question",
-            ["has the columns question, answer", "--data.completion_key"],
-        ),
+        ("--data {folder}/problems.jsonl", ["question, answer: expected prompt and completion"]),
+        ("--data {folder}/problems.jsonl --data.prompt_key question", ["--data.completion_key"]),
         ("--data {folder}/broken.jsonl", ["{folder}/broken.jsonl, line 2", "broken JSON"]),
         ("--data.text_key words", ["--data.text_key is 'words'", "columns prompt, completion"]),
         ("--max_length 513", ["--max_length is 513", "at most the 512 tokens", "--max_length 512"]),
         ("--max_length 1", ["--max_length is 1", "an integer from 2"]),
-        (
-            "--max_length 8",
-            [
-                "which leaves nothing to learn from",
-                "40 longer than 8 tokens (--max_length ",
-                "raise --max_length",
-            ],
-        ),
+        ("--max_length 8", ["nothing to learn from", "40 longer than 8 tokens (--max_length "]),
         ("--epochs 0", ["--epochs is 0.0", "a number above 0"]),
-        ("--batch_size 0", ["--batch_size is 0", "an integer from 1"]),
         ("--eval.share 1", ["--eval.share is 1.0", "a number in (0, 1)"]),
-        (
-            "--eval.share 0.0001",
-            ["nothing to evaluate (examples: 40 to learn from", "--eval.every 0"],
-        ),
+        ("--eval.share 0.0001", ["nothing to evaluate (examples: 40 to learn", "--eval.every 0"]),
         ("--eval.data nowhere.json", ["--eval.data is 'nowhere.json': no such file"]),
-        (
-            "--eval.data {folder}/examples.jsonl --eval.every 0",
-            ["--eval.data is", "never evaluates"],
-        ),
-        (
-            "--optimizer.warmup_steps 9 --epochs 2",
-            ["--optimizer.warmup_steps is 9", "at most the 4 optimizer steps of the run"],
-        ),
+        ("--eval.data {folder}/examples.jsonl --eval.every 0", ["data is", "never evaluates"]),
+        ("--optimizer.warmup_steps 9 --epochs 2", ["at most the 4 optimizer steps of the run"]),
         ("--warm_start.steps 3", ["--warm_start.steps"]),
         ("--data.chat_template_kwargs {{", ["chat_template_kwargs is '{{'", "a JSON object"]),
         ("--resume", ["--run_dir is", "expected the folder of a run to resume"]),
         ("--checkpoint.export_dir {folder}/model", ["the directory is not empty"]),
         ("--device_memory_gib 0.0001", ["the update needs more than", "use more devices"]),
-        ("--trackers mlflow", ["--trackers is 'mlflow'", "wandb or trackio"]),
     ],
 )
-def test_options_and_files(refused, folder: Path, options: str, words: list[str]):
-    message = refused(*options.format(folder=folder).split())
+def test_options_and_files(command, folder: Path, options: str, words: list[str]):
+    message = command(*options.format(folder=folder).split())
     for word in words:
         assert word.format(folder=folder) in message
 
 
-def test_data_has_to_be_given(monkeypatch, capsys, folder: Path, tmp_path: Path):
+def test_data_has_to_be_given(monkeypatch, refused, folder: Path, tmp_path: Path):
     options = ["--model", str(folder / "model"), "--run_dir", str(tmp_path / "run")]
     monkeypatch.setattr(sys, "argv", ["sft", *options])
     monkeypatch.setattr(body, "configure", lambda count: jax.devices())
-    with pytest.raises(SystemExit, match="2"):
-        run_command(sft.main)
-    assert "option --data is not given: expected .json, .jsonl or" in capsys.readouterr().err
+    message = refused(lambda: run_command(sft.main))
+    assert "option --data is not given: expected .json, .jsonl or" in message
 
 
-def test_a_run_of_reinforcement_learning_is_not_gone_on_with(refused, tmp_path: Path):
+def test_a_run_of_reinforcement_learning_is_not_gone_on_with(command, tmp_path: Path):
     run_dir = tmp_path / "run"
     with Checkpointer(run_dir / CHECKPOINTS, fingerprint={"num_layers": 2}) as checkpoints:
         checkpoints.save(1, {"x": jnp.zeros(2)}, {})
     (run_dir / CONFIG_FILE).write_text(dump(RunConfig()))
-    message = refused("--resume")
+    message = command("--resume")
     assert str(run_dir / CONFIG_FILE) in message and "train" in message

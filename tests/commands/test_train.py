@@ -11,15 +11,7 @@ import pytest
 import yaml
 from arrays import assert_same_bits
 from metrics_table import untold
-from runs import (
-    SMALL_ROLLOUT,
-    TINY,
-    run,
-    saved_run,
-    start,
-    write_checkpoint,
-    write_problems,
-)
+from runs import SMALL_ROLLOUT, TINY, run, saved_run, start, write_checkpoint, write_problems
 
 from pat_jax.config.command_line import dump, parse
 from pat_jax.models.checkpoints.hf_load import check_checkpoint, load_params
@@ -48,19 +40,9 @@ def finished(tmp_path_factory) -> tuple[Path, str]:
 def test_a_run_leaves_its_files(finished: tuple[Path, str]):
     run_dir, _ = finished
     names = {path.name for path in run_dir.iterdir()}
-    files = {
-        "config.yaml",
-        "metrics.jsonl",
-        "rollout.png",
-        "rollout.json",
-        "run.log",
-        "run.html",
-        "rollouts.json",
-        "samples.json",
-        "switch.json",
-        "switch.png",
-    }
-    assert names == files | {".lock", "profile.json", "checkpoints", "tensorboard"}
+    files = "config.yaml metrics.jsonl rollout.png rollout.json run.log run.html rollouts.json "
+    files += "samples.json switch.json switch.png .lock profile.json checkpoints tensorboard"
+    assert names == set(files.split())
     for picture in ("rollout.png", "switch.png"):
         assert (run_dir / picture).read_bytes().startswith(b"\x89PNG")
     assert [path.name for path in (run_dir / "checkpoints").iterdir()] == ["2"]
@@ -68,11 +50,7 @@ def test_a_run_leaves_its_files(finished: tuple[Path, str]):
     assert b"reward/mean" in events.read_bytes() and b"samples/text_summary" in events.read_bytes()
     page = (run_dir / "run.html").read_text()
     assert 'id="step-1"' in page and 'id="step-2"' not in page
-    for words in (
-        "held-out reward before and after step 2",
-        "layouts of each rollout",
-        "right answer",
-    ):
+    for words in ("held-out reward before and after step 2", "layouts of each rollout"):
         assert words in page
     kept = read_rollouts(run_dir)
     assert (kept["first"].step, kept["newest"].step) == (1, 2)
@@ -174,24 +152,10 @@ def test_without_training_there_are_rollouts_and_the_same_parameters(tmp_path: P
     assert [row["step"] for row in rows] == [0, 1, 2]
     assert all(row["reward/mean"] > 0 and "train/loss" not in row for row in rows[1:])
     assert rows[0]["eval/reward"] == rows[2]["eval/reward"] > 0
-    assert (
-        "\nin here: the configuration, " in output and (tmp_path / "here" / "rollout.png").exists()
-    )
+    assert "\nin here: the configuration, " in output
+    assert (tmp_path / "here" / "rollout.png").exists()
     setup, state, step = saved_run(tmp_path / "here")
     assert step == 2
-    assert_same_bits(state.params, initial_params(setup.trainer, parse(["--model", "tiny"])))
-
-
-@pytest.mark.slow
-def test_a_learning_rate_of_zero_changes_no_bit(tmp_path: Path):
-    (tmp_path / "my_module.py").write_text(REWARD)
-    options = ["--optimizer.learning_rate", "0", "--warm_start.steps", "0"]
-    run(*TINY, *options, "--reward", "my_module:score", "--run_dir", "here", cwd=tmp_path)
-    rows = read_metrics(tmp_path / "here" / "metrics.jsonl")
-    assert all(row["train/grad_norm"] > 0 for row in rows[1:])
-    assert rows[0]["eval/reward"] == rows[2]["eval/reward"] > 0
-    setup, state, _ = saved_run(tmp_path / "here")
-    assert int(state.step) == 2
     assert_same_bits(state.params, initial_params(setup.trainer, parse(["--model", "tiny"])))
 
 
@@ -246,3 +210,5 @@ def test_a_lazy_run_brings_in_what_its_iterations_pay_for(tmp_path: Path):
     assert "dp1tp2  rollout" not in before and after.count("step") == 3
     (log,) = (path.read_text() for path in tmp_path.glob("runs/*/run.log"))
     assert "wanted: dp1tp2, " in log and "iterations left" in log
+    (profile,) = (json.loads(path.read_text()) for path in tmp_path.glob("runs/*/profile.json"))
+    assert [1, 2] in [split for (split, *_), _ in profile["latency"]["decode_table"]]

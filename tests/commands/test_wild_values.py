@@ -29,7 +29,7 @@ from pat_jax.planning.latency.profile import Profile, Subject, read_profile
 from pat_jax.profiling.predict.targets import MOST_DEVICES, Target
 from pat_jax.profiling.simulate.length_files import read_lengths
 
-FEW = settings(max_examples=60, deadline=None)
+FEW = settings(max_examples=40, deadline=None)
 
 
 def read_or_refused(read: Callable[[Path], object], path: Path) -> str:
@@ -64,21 +64,12 @@ def folder(tmp_path_factory) -> Path:
 def test_config_json(folder: Path, where: int, wild: str):
     path = folder / "model" / "config.json"
     sound = path.read_text()
+    more = json.dumps(json.loads(sound) | {"num_hidden_layers": 1001})  # than any model has
     try:
         path.write_text(with_wild(json.loads(sound), where, wild))
         read_or_refused(lambda path: check_checkpoint(path.parent), path)
-    finally:
-        path.write_text(sound)
-
-
-@pytest.mark.parametrize("layers", [10**12, 10**30, 1001])
-def test_more_layers_than_any_model_has_are_refused_at_once(folder: Path, layers: int):
-    path = folder / "model" / "config.json"
-    sound = path.read_text()
-    try:
-        path.write_text(json.dumps(json.loads(sound) | {"num_hidden_layers": layers}))
-        message = read_or_refused(lambda path: check_checkpoint(path.parent), path)
-        assert "field 'num_hidden_layers' is 1" in message and "up to 1,000;" in message
+        path.write_text(more)
+        assert "up to 1,000;" in read_or_refused(lambda path: check_checkpoint(path.parent), path)
     finally:
         path.write_text(sound)
 
@@ -105,11 +96,8 @@ def test_a_safetensors_header(tmp_path_factory, where: int, wild: str):
 def test_tensors_lie_back_to_back_or_are_refused(tmp_path_factory, tensors, order):
     """By an account of its own: every byte of the data belongs to just one tensor."""
     entries = [
-        (
-            f"t{i}",
-            {"dtype": "F32", "shape": [size], "data_offsets": [4 * begin, 4 * (begin + size)]},
-        )
-        for i, (begin, size) in enumerate(tensors)
+        (f"t{i}", {"dtype": "F32", "shape": [size], "data_offsets": [4 * at, 4 * (at + size)]})
+        for i, (at, size) in enumerate(tensors)
     ]
     order.shuffle(entries)
     text = json.dumps(dict(entries)).encode()

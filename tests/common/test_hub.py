@@ -56,7 +56,7 @@ def test_a_model_is_downloaded_once_and_found_without_a_connection(hub: Hub, tmp
     wanted = ["config.json", "model.safetensors", "tokenizer.json"]
     assert sorted(path.name for path in folder.iterdir()) == wanted == sorted(hub.served)
     assert (folder / "tokenizer.json").read_text() == "tokenizer.json"
-    for env in (OFFLINE, NOWHERE, {}):
+    for env in (OFFLINE, {}):
         pinned = MODEL.replace("tiny", f"tiny@{SHA}")
         assert hub.ask(cache, MODEL, pinned, **env) == [name, name]
     assert len(hub.served) == len(wanted)
@@ -96,8 +96,7 @@ def test_files_of_a_dataset(hub: Hub, tmp_path: Path):
     train = [str(folder / f"main/train-0000{i}-of-00002.json") for i in (0, 1)]
     assert hub.ask(cache, DATA) == [str(train)]
     assert len(hub.served) == 2
-    for env in (OFFLINE, NOWHERE):
-        assert hub.ask(cache, DATA, **env) == [str(train)]
+    assert hub.ask(cache, DATA, **NOWHERE) == [str(train)]
     more, test = hub.ask(cache, *(DATA.replace("sums", f"sums:{x}") for x in ("more", "test")))
     assert more == str([str(folder / "more/train.json")])
     assert test == str([str(folder / "main/test-00000-of-00001.json")])
@@ -112,7 +111,6 @@ def test_what_the_hub_does_not_have(hub: Hub, tmp_path: Path):
     """One sentence each, which says what to do."""
     cases = [
         (MODEL.replace("tiny", "tinny"), ["has none of this name; check the spelling"]),
-        (MODEL.replace("tiny", "ti--ny"), ["has none of this name; check the spelling"]),
         (DATA.replace("sums", "suns"), ["has none of this name; check the spelling"]),
         (MODEL.replace("tiny", "tiny@v2"), ["it has no revision 'v2'"]),
         (MODEL.replace("tiny", "pickled"), ["it has no model.safetensors; choose one"]),
@@ -150,11 +148,7 @@ def test_no_connection(hub: Hub, tmp_path: Path, env: dict[str, str], words: lis
 @pytest.mark.parametrize(
     ("error", "words"),
     [
-        (
-            (errno.ENOSPC, "No space left on device"),
-            "No space left on device for .*; make room, or",
-        ),
-        ((errno.ENOTDIR, "Not a directory", "a"), "Not a directory for .*; name another folder"),
+        ((errno.ENOSPC, "No space left on device"), "No space left on device for .*; make room"),
         ((errno.EACCES, "Permission denied", "a"), "Permission denied for .*; name another folder"),
     ],
 )
@@ -168,23 +162,27 @@ def test_a_cache_that_takes_nothing(monkeypatch, error: tuple[int, str], words: 
         local_checkpoint("owner/large")
 
 
-@pytest.mark.parametrize(
-    ("status", "words"),
-    [
-        (401, "check HF_TOKEN, or log in anew"),
-        (403, "ask its owner for access"),
-        (429, "wait a while, or log in with"),
-        (500, "the fault is there: try again later"),
-        (504, "the fault is there: try again later"),
-    ],
-)
-def test_what_the_status_of_an_answer_means(hub: Hub, tmp_path: Path, status: int, words: str):
-    hub.answers["owner/tiny"] = hub.answers["datasets/owner/sums"] = (status, b"")
-    for said in hub.ask(tmp_path / "cache", MODEL, DATA):
-        assert said.startswith("error: option --") and words in said
+def test_what_the_status_of_an_answer_means(hub: Hub, tmp_path: Path):
+    meanings = {
+        401: "check HF_TOKEN, or log in anew",
+        403: "ask its owner for access",
+        429: "wait a while, or log in with",
+        500: "the fault is there: try again later",
+    }
+    for status in meanings:
+        hub.answers[f"owner/{status}"] = hub.answers[f"datasets/owner/{status}"] = (status, b"")
+    asked = [
+        name.replace(old, str(x))
+        for x in meanings
+        for name, old in ((MODEL, "tiny"), (DATA, "sums"))
+    ]
+    answers = iter(hub.ask(tmp_path / "cache", *asked))
+    for words in meanings.values():
+        for said in (next(answers), next(answers)):
+            assert said.startswith("error: option --") and words in said
 
 
-@pytest.mark.parametrize("content", [b"{}", b"[]", b"3", b"<html>log in</html>", b""])
+@pytest.mark.parametrize("content", [b"[]", b"<html>log in</html>"])
 def test_an_answer_that_is_no_hubs(hub: Hub, tmp_path: Path, content: bytes):
     """Such as that of a proxy to log in at."""
     hub.answers["owner/tiny"] = hub.answers["datasets/owner/sums"] = (200, content)
@@ -231,19 +229,19 @@ def test_a_folder_made_since_takes_no_place_of_a_name(hub: Hub, tmp_path: Path):
         ("main/train-00000-of-00001.parquet", ("main", "train")),
         ("data/train_sft-00000-of-00003-a1b2c3.parquet", ("default", "train_sft")),
         ("data/dapo-math-17k.parquet", ("default", "train")),
-        ("test.jsonl", ("default", "test")),
         ("en/dev.json", ("en", "validation")),
         ("train/0001.parquet", ("default", "train")),
         ("aime_2025_test.jsonl", ("default", "test")),
-        ("latest.jsonl", ("default", "train")),
     ],
 )
 def test_where_a_file_belongs(name: str, place: tuple[str, str]):
     assert by_place(["README.md", name, "dataset_infos.json"]) == {place: [name]}
 
 
-def test_one_form_of_a_dataset_is_read():
+def test_one_form_of_a_dataset_is_read_and_what_says_no_split_left_out():
     assert by_place(["a.jsonl", "a.parquet", "a.json"]) == {("default", "train"): ["a.parquet"]}
+    found = by_place(["train.jsonl", "eval.jsonl", "unsaid.jsonl"])
+    assert found == {("default", "train"): ["train.jsonl"], ("default", "test"): ["eval.jsonl"]}
 
 
 @pytest.mark.parametrize(
@@ -258,12 +256,3 @@ def test_one_form_of_a_dataset_is_read():
 )
 def test_which_part_is_meant(part: str, place: tuple[str, str]):
     assert wanted_place(part, "train", {"main", "more"}) == place
-
-
-def test_what_says_no_split_is_left_out_beside_what_does():
-    found = by_place(["train.jsonl", "eval.jsonl", "unsaid.jsonl", "more/a.jsonl"])
-    assert found == {
-        ("default", "train"): ["train.jsonl"],
-        ("default", "test"): ["eval.jsonl"],
-        ("more", "train"): ["more/a.jsonl"],
-    }

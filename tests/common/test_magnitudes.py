@@ -17,13 +17,6 @@ from pat_jax.config.run import RunConfig
 from pat_jax.profiling.capacity.plan_config import PlanConfig
 from pat_jax.profiling.capacity.simulate_config import SimulateConfig
 
-NUMBERS = [
-    pytest.param(one, option, id=f"{one.__name__}-{option.name}")
-    for one in CLASSES.values()
-    for option in options_of(one())
-    if option.kind in (int, float)
-]
-
 
 def refused(config_class: type, *argv: str) -> str:
     with pytest.raises(UserError) as caught:
@@ -37,16 +30,14 @@ def whole(option: Option) -> list[str]:
     return ["1e30", "1" + "0" * 400, "9" * 5000] if option.kind is int else ["1e30", "1e308"]
 
 
-@pytest.mark.parametrize(("config_class", "option"), NUMBERS)
-def test_every_number_has_an_upper_bound(config_class: type, option: Option):
-    for text in [*whole(option), "9" * 18]:
-        assert f"--{option.name} is " in refused(config_class, f"--{option.name}={text}")
-
-
-@pytest.mark.parametrize(("config_class", "option"), NUMBERS)
-def test_every_number_has_a_lower_bound(config_class: type, option: Option):
-    text = "-9223372036854775807" if option.kind is int else "-1e30"
-    assert f"--{option.name} is " in refused(config_class, f"--{option.name}={text}")
+@pytest.mark.parametrize("config_class", CLASSES.values())
+def test_every_number_has_bounds(config_class: type):
+    for option in options_of(config_class()):
+        if option.kind not in (int, float):
+            continue
+        least = "-9223372036854775807" if option.kind is int else "-1e30"
+        for text in [*whole(option), "9" * 18, least]:
+            assert f"--{option.name} is " in refused(config_class, f"--{option.name}={text}")
 
 
 @pytest.mark.parametrize("config_class", CLASSES.values())
@@ -96,10 +87,7 @@ def test_every_number_of_a_list_has_an_upper_bound(option: str, numbers: list[in
             "--rollout.prompts_per_step 1048576 --algorithm.mini_batch_size 1048576",
             "at most 1,048,576 responses of all --rollout.prompts_per_step",
         ),
-        (
-            "--model x --steps 5 --optimizer.warmup_steps 6",
-            "option --optimizer.warmup_steps is 6: expected at most the 5 optimizer steps of the run",
-        ),
+        ("--model x --steps 5 --optimizer.warmup_steps 6", "at most the 5 optimizer steps"),
     ],
 )
 def test_what_was_accepted_although_it_means_nothing(argv: str, expected: str):
@@ -111,11 +99,7 @@ def test_what_was_accepted_although_it_means_nothing(argv: str, expected: str):
     [
         (PlanConfig, "--layers all --compile false", "--layers is 'all': expected few with"),
         (PlanConfig, "--profile x --sums nccl", "--sums is 'nccl': expected one-shot with"),
-        (
-            RunConfig,
-            "--layout dp2tp1 --switch_to dp1tp2 --switch_at 4",
-            "--layout is 'dp2tp1': expected auto with --switch_to",
-        ),
+        (RunConfig, "--layout dp2tp1 --switch_to dp1tp2 --switch_at 4", "expected auto"),
     ],
 )
 def test_what_would_be_ignored_is_refused(config_class: type, argv: str, expected: str):

@@ -1,4 +1,4 @@
-"""What would steer a terminal is shown there, and not obeyed."""
+"""What would steer a terminal is shown there, and not obeyed; a sentence is one line, whatever it repeats."""
 
 import io
 import logging
@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pat_jax.common.errors import UserError
+from pat_jax.common.errors import MOST_CHARACTERS, UserError
 from pat_jax.common.printable import printable
+from pat_jax.common.rules import OptionError
 from pat_jax.common.run_command import run_command
 from pat_jax.rl.batches.types import FinishReason, Prompt, Rollout
 from pat_jax.rl.text.char_tokenizer import CharTokenizer
@@ -80,3 +81,24 @@ def test_samples_show_it(tmp_path):
     rollout = Rollout(prompt, 0, tokens, logprobs, FinishReason.STOP)
     lines = [*kept.samples([rollout], np.ones(1, np.float32), 1)]
     assert printable("".join(lines)) == "".join(lines) and SHOWN.replace(r"\r", " ") in lines[1]
+
+
+PIECES = st.sampled_from(["word ", "\n", "x" * 299, "y" * 301, "z" * 100_000, "\r\n ", "é", "/a"])
+
+
+@given(st.lists(PIECES, max_size=60).map("".join))
+def test_a_sentence_is_one_line_of_bounded_length(repeated: str):
+    sentence = str(UserError(f"option --data is {repeated}: expected a file; check it."))
+    assert "\n" not in sentence and len(sentence) <= MOST_CHARACTERS
+    assert sentence.startswith("option --data is ") and sentence.endswith("check it.")
+
+
+def test_what_is_short_stays_as_it_is():
+    sentence = f"file {'/tmp/folder' * 20}/a.json: broken; repair it."
+    assert str(UserError(sentence)) == sentence
+
+
+@pytest.mark.parametrize("value", ["x" * 100_000, ["x"] * 100_000, "a b " * 50_000, 10**4000])
+def test_an_option_of_100_000_characters(value):
+    sentence = str(OptionError("name", value, "less"))
+    assert len(sentence) < 300 and sentence.endswith("expected less.")

@@ -1,7 +1,9 @@
-"""Options with which nothing, or something else, would be learned in silence."""
+"""Options with which nothing, or something else, would be learned in silence, and those that exclude each
+other."""
 
 import pytest
 
+from pat_jax.common.errors import UserError
 from pat_jax.common.rules import OptionError
 from pat_jax.config.algorithms import ALGORITHMS
 from pat_jax.config.command_line import dump, parse
@@ -15,9 +17,8 @@ from pat_jax.config.run import RunConfig
 )
 def test_responses_that_cannot_differ_are_refused_where_something_is_trained(option, value):
     rollout = RolloutConfig(**{option: value})
-    with pytest.raises(
-        OptionError, match=rf"--rollout\.{option} is .* (at least 2|above 0)"
-    ) as error:
+    said = rf"--rollout\.{option} is .* (at least 2|above 0)"
+    with pytest.raises(OptionError, match=said) as error:
         RunConfig(rollout=rollout)
     assert "an advantage compares the responses to one prompt." in str(error.value)
     assert RunConfig(rollout=rollout, train=False).learning_notes == []
@@ -81,11 +82,6 @@ def test_an_unknown_algorithm_is_told_the_nearest(tmp_path):
     [
         ("--algorithm.name cispo --algorithm.delta 3", "delta", "surrogate cispo"),
         ("--algorithm.beta 0.1 --algorithm.kl_estimator k1", "kl_estimator", "kl_in loss"),
-        (
-            "--algorithm.name reinforce_pp --algorithm.scale_rewards batch",
-            "scale_rewards",
-            "whiten_advantages",
-        ),
         ("--algorithm.baseline none", "scale_rewards", "baseline none"),
         (
             "--algorithm.name reinforce_pp --algorithm.dynamic_sampling 2",
@@ -104,3 +100,26 @@ def test_one_response_is_enough_where_none_is_compared(tmp_path):
     assert parsed(tmp_path, *words, "reinforce_pp").baseline == "none"
     with pytest.raises(OptionError, match="at least 2"):
         parsed(tmp_path, *words, "rloo")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--lora.alpha", "16"], "--lora.alpha is 16.0"),
+        (["--lora.export", "adapter"], "--lora.export is 'adapter'"),
+        (["--lora.rank", "8", "--lora.export", "adapter"], "--checkpoint.export_dir"),
+        (["--lora.rank", "8", "--train", "false", "--warm_start.steps", "0"], "--train false"),
+        (["--lora.rank", "8", "--optimizer.weight_dtype", "bfloat16"], "float32 with --lora"),
+    ],
+)
+def test_options_that_exclude_each_other_are_refused(options: list[str], said: str):
+    with pytest.raises(UserError) as error:
+        parse(options)
+    assert said in str(error.value) and "\n" not in str(error.value)
+
+
+def test_what_may_be_together():
+    two = parse(["--lora.rank", "8", "--lora.targets", "q_proj", "v_proj"])
+    assert two.lora.targets == ("q_proj", "v_proj")
+    assert parse(["--lora.adapter", "somewhere", "--train", "false"]).lora.is_on
+    assert not parse([]).lora.is_on

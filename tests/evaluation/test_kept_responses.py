@@ -1,4 +1,5 @@
-"""Whatever a kill leaves of the responses, those that are whole are asked once and the others again."""
+"""What a kill leaves of an evaluation: responses that are whole are asked once, the others again, and its
+folder is one evaluation's at a time."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import closing
@@ -12,10 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pat_jax.common.errors import UserError
+from pat_jax.config.data import DataConfig
 from pat_jax.engine.device.decode.sampling import sequence_key
 from pat_jax.engine.sequences.responses import Completion, Request
 from pat_jax.engine.sequences.sampling import Sampling
+from pat_jax.evaluation.config import EvaluateConfig
+from pat_jax.evaluation.folder import EvaluationFolder
 from pat_jax.evaluation.kept_responses import KeptResponses
+from pat_jax.evaluation.options import RESULTS_FILE
 
 REQUESTS = [Request((5, 6, i), sequence_key(0, i), 9, Sampling(0.5)) for i in range(6)]
 Said = tuple[list[int], bool]
@@ -96,3 +101,27 @@ def test_what_is_no_response_is_refused(tmp_path: Path, line: str):
     with pytest.raises(UserError, match="line 1, is no response of an evaluation"):
         KeptResponses(path)
     assert path.read_text() == f"{line}\n"
+
+
+def config(folder: Path, *, resume: bool = False) -> EvaluateConfig:
+    return EvaluateConfig(
+        model="m", data=DataConfig(files=("d.jsonl",)), out=str(folder), resume=resume
+    )
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_what_another_process_has_evaluated_meanwhile_is_kept(tmp_path: Path, resume: bool):
+    with EvaluationFolder(config(tmp_path)) as first:
+        first.finish("{}")
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
+    with pytest.raises(UserError, match="another process has evaluated there meanwhile"):
+        EvaluationFolder(config(tmp_path, resume=resume))
+    assert {p.name: p.read_bytes() for p in tmp_path.iterdir() if p.is_file()} == before
+    assert RESULTS_FILE in before
+
+
+def test_one_that_was_begun_goes_on(tmp_path: Path):
+    with EvaluationFolder(config(tmp_path)):
+        pass
+    with EvaluationFolder(config(tmp_path, resume=True)) as again:
+        assert again.path == tmp_path

@@ -1,4 +1,5 @@
-"""Rollouts with drafts on four devices, of one process or of several: what was said, and the counts of drafts."""
+"""Rollouts with drafts on four devices, and with moves, of one process or of several: what was said, and the
+counts of drafts and of moves."""
 
 from dataclasses import replace
 from typing import Any
@@ -9,6 +10,7 @@ from said_drafts import DRAFTER
 
 from pat_jax.engine.device.decode.sampling import sequence_key
 from pat_jax.engine.device.draft.drafter import Drafter
+from pat_jax.engine.device.draft.drafters import NO_DRAFTER
 from pat_jax.engine.device.draft.text_drafter import TextDrafter
 from pat_jax.engine.engine import RolloutEngine
 from pat_jax.engine.record.report import RolloutReport
@@ -21,7 +23,7 @@ from pat_jax.models.policy import Policy
 from pat_jax.planning.drafts import Acceptance
 from pat_jax.planning.planner.planner import Planner
 from pat_jax.planning.planner.scripts import FixedLayout, ScriptedPath, Step
-from pat_jax.planning.types import Split
+from pat_jax.planning.types import Load, Plan, Split
 from tests.lossless import EOS_IDS, MODELS, Settings, lively_params
 
 # The devices of a TP group are of one process, so that sums are rounded as in one; those of a switch are not.
@@ -33,8 +35,8 @@ Found = dict[str, Any]
 
 
 def rollouts() -> dict[str, Found]:
-    """By who drafts."""
-    return {"texts": copied_drafts(), "a draft model": said_drafts()}
+    """By who drafts, and without drafts."""
+    return {"texts": copied_drafts(), "a draft model": said_drafts(), "nobody": evened()}
 
 
 def copied_drafts() -> Found:
@@ -54,13 +56,29 @@ def said_drafts() -> Found:
     return described(*run(engine(DRAFTER), requests(samples=2), planner))
 
 
-def engine(drafter: Drafter) -> RolloutEngine:
+class Even(FixedLayout):
+    """Moves requests to emptier replicas wherever that saves rows."""
+
+    def decide(self, load: Load, current: Split, options=()) -> Plan:
+        plan = super().decide(load, current, options)
+        return replace(plan, group=options[0]) if options else plan
+
+
+def evened() -> Found:
+    """All long responses begin in one replica."""
+    asked = [
+        replace(one, max_new_tokens=44 if i < 2 else 6) for i, one in enumerate(requests(samples=2))
+    ]
+    return described(*run(engine(NO_DRAFTER, min_rows=4), asked, Even(DP4)))
+
+
+def engine(drafter: Drafter, *, min_rows: int = 8) -> RolloutEngine:
     devices = jax.devices()[:4]
     layouts, _ = layout_chain(factored_mesh(devices), POLICY.config)
     one = RolloutEngine(
         POLICY,
         devices,
-        replace(Settings(min_rows=8, min_length=64).rollout, burst_steps=8),
+        replace(Settings(min_rows=min_rows, min_length=64).rollout, burst_steps=8),
         capacity=8,
         eos_ids=EOS_IDS,
         layouts={split: layouts[split] for split in (DP4, DP2TP2)},
@@ -106,4 +124,5 @@ def described(done: list[Completion], report: RolloutReport) -> Found:
         "accepted": report.accepted,
         "by source": report.by_source,
         "layouts": report.trace.path,
+        "moved": [move.sequences for move in report.balanced],
     }

@@ -11,10 +11,7 @@ SMALL = [*TINY, "--devices", "4", "--rollout.check_integrity", "true"]
 
 
 def start_all(
-    count: int,
-    *options: str,
-    each: Sequence[Sequence[str]] = (),
-    program: Sequence[str] = COMMAND,
+    count: int, *options: str, each: Sequence[Sequence[str]] = (), program: Sequence[str] = COMMAND
 ) -> list[subprocess.Popen]:
     """`count` processes of one run.
 

@@ -64,11 +64,10 @@ def wait_for(processes, is_so) -> None:
     raise AssertionError(ends(processes, timeout=1))
 
 
-@pytest.mark.parametrize("told", [0, 1])
-def test_a_signal_to_one_saves_and_the_same_command_goes_on(tmp_path, told):
+def test_a_signal_to_one_saves_and_the_same_command_goes_on(tmp_path):
     folder = tmp_path / "run"
     processes = started(folder, "--resume", "auto")
-    processes[told].send_signal(signal.SIGTERM)
+    processes[1].send_signal(signal.SIGTERM)
     found = ends(processes, timeout=60)
     assert [code for code, _ in found] == [143, 143], found
     assert "is saved; go on with" in found[0][1]
@@ -83,8 +82,7 @@ def test_a_signal_to_one_saves_and_the_same_command_goes_on(tmp_path, told):
     assert f"resumed after step {done + 2}" in more
 
 
-@pytest.mark.parametrize("gone", [0, 1])
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize(("gone", "how"), [(0, signal.SIGSTOP), (1, signal.SIGKILL)])
 def test_where_one_dies_or_hangs_the_other_ends_with_a_sentence(tmp_path, gone, how):
     folder = tmp_path / "run"
     processes = started(folder)
@@ -137,9 +135,8 @@ def test_where_the_main_thread_of_one_hangs_both_end_with_a_sentence(
         assert f"in pat_jax.run.{module}:" in sentence and "--resume auto" in sentence
 
 
-@pytest.mark.parametrize("gone", [0, 2])
-def test_where_one_of_four_dies_all_others_end_and_the_same_command_goes_on(tmp_path, gone):
-    folder = tmp_path / "run"
+def test_where_one_of_four_dies_all_others_end_and_the_same_command_goes_on(tmp_path):
+    folder, gone = tmp_path / "run", 0
     each = [*SMALL, "--eval.every", "0", "--run_dir", str(folder), "--resume", "auto"]
     processes = start_all(4, *each, "--steps", "1000", "--checkpoint.every", "1")
     wait_for(processes, lambda: len(metrics(folder)) > 2)

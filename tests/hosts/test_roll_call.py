@@ -185,9 +185,6 @@ def test_a_key_that_is_another_is_refused(monkeypatch):
     monkeypatch.setattr(sockets, "GREETING_S", 0.5)
     listener, address = link.listen("localhost")
     wrong = address._replace(key=bytes(32))
-    calls = [
-        lambda: link.accept(listener, address.key, 1, 0.6),
-        lambda: link.connect(wrong, 1),
-    ]
+    calls = [lambda: link.accept(listener, address.key, 1, 0.6), lambda: link.connect(wrong, 1)]
     first, other = outcomes(calls)
     assert first.startswith("0 of 1 other processes") and "did not reach process 0" in other

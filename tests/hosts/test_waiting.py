@@ -12,7 +12,7 @@ from pat_jax.common.errors import UserError
 from pat_jax.common.hosts import link, waiting
 from pat_jax.common.hosts.options import DistributedConfig
 from pat_jax.common.hosts.together import Company
-from pat_jax.common.hosts.waiting import LINE_S, At, Stall, Wait
+from pat_jax.common.hosts.waiting import At, Stall
 
 PATIENCE_S = 2.0
 
@@ -139,31 +139,6 @@ def test_where_a_thread_is_in_our_code_and_whether_it_waits_for_devices():
     lock.release()
     thread.join()
     assert At().seen(thread.ident or 0) == At()
-
-
-def test_patience_begins_anew_with_all_that_is_new(monkeypatch):
-    clock = SimpleNamespace(s=0.0)
-    monkeypatch.setattr(waiting, "time", SimpleNamespace(monotonic=lambda: clock.s))
-    wait = Wait("process 1", "process 0", 1, "rewards", 100.0)
-
-    def is_over(seconds: float, at: At) -> bool:
-        clock.s += seconds
-        return wait.is_over(at)
-
-    start = At()
-    assert not is_over(1, start) and not is_over(99, start)
-    plan, again = start.next("a plan"), start.next("a plan").next("a plan")
-    assert not is_over(90, plan) and not is_over(99, again)
-    # It waits for a third process itself: for as long as that takes.
-    third = again._replace(waits_for=2)
-    assert not is_over(1000, third) and not is_over(1000, third)
-    assert not is_over(99, again) and not is_over(100, again) and is_over(1, again)
-    # Where the two wait for each other nobody looks after them.
-    mutual = again._replace(waits_for=1)
-    assert not is_over(1, mutual) and is_over(101, mutual)
-    assert wait.line(mutual) and not wait.line(mutual)
-    clock.s += LINE_S
-    assert wait.line(third).endswith("for process 0, last at 'a plan', which waits for process 2")
 
 
 def test_less_patience_than_heartbeats_need_is_refused():

@@ -45,11 +45,8 @@ def test_a_notebook_is_valid_and_small(path: Path):
     for cell in found["cells"]:
         assert cell["cell_type"] in ("markdown", "code") and text(cell).strip()
         assert ("outputs" in cell) == (cell["cell_type"] == "code")
-
-
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_its_outputs_are_stripped_but_for_one_picture(path: Path):
-    cells = [cell for cell in content(path)["cells"] if cell["cell_type"] == "code"]
+    # Its outputs are stripped but for one picture.
+    cells = [cell for cell in found["cells"] if cell["cell_type"] == "code"]
     outputs = [output for cell in cells for output in cell["outputs"]]
     assert len(outputs) <= 1 and all(cell["execution_count"] is None for cell in cells)
     for output in outputs:
@@ -67,16 +64,11 @@ def test_the_first_cell_installs_before_jax_is_imported(path: Path):
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_what_it_calls_of_the_package_is_there(path: Path):
+def test_what_it_calls_or_names_is_there(path: Path):
     names = set(re.findall(r"\bpat_jax\.(\w+)", "\n".join(code(path))))
     assert names and names <= {*pat_jax.__all__, "__version__"}
-
-
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_links_and_files_that_it_names_are_there(path: Path):
-    told = "\n".join(
-        text(cell) for cell in content(path)["cells"] if cell["cell_type"] == "markdown"
-    )
+    cells = content(path)["cells"]
+    told = "\n".join(text(cell) for cell in cells if cell["cell_type"] == "markdown")
     named = [*re.findall(r"\]\(([\w.]+\.ipynb)\)", told), *re.findall(r"`(docs/[\w-]+\.md)`", told)]
     assert named and all((path.parent / x).exists() or (ROOT / x).exists() for x in named)
 

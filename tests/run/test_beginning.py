@@ -43,12 +43,9 @@ OPTIONS = {"config": "rollout: {prompts_per_step: 8}"}
 @pytest.mark.parametrize(
     ("now", "words"),
     [
-        (BEFORE, []),
         (task(prompts(40), prompts(5)), []),
-        (task(prompts(48), prompts(5)), ["other problems than before"]),
         (task(prompts(40)[::-1], prompts(5)), ["other problems than before"]),
         (task(prompts(40, answer="2"), prompts(5)), ["other problems than before"]),
-        (task(prompts(40), prompts(6)), ["other held-out problems"]),
         (task(prompts(41), prompts(5, "3")), ["other problems than", "other held-out problems"]),
     ],
 )

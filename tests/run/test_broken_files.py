@@ -27,7 +27,6 @@ from pat_jax.run.checkpoints.files import MANIFEST, damage
 from pat_jax.run.checkpoints.journal import Unfinished
 from pat_jax.run.checkpoints.meta import newest_meta, read_meta
 from pat_jax.run.checkpoints.side_files import sealed
-from pat_jax.run.logging.metrics import read_metrics
 from pat_jax.run.logging.page.run_page import run_page
 from pat_jax.run.logging.rollout_files import KeptRollouts
 from pat_jax.run.logging.samples import Sample
@@ -37,7 +36,7 @@ from pat_jax.run.results.export import _written
 from pat_jax.run.results.saved_policy import SavedPolicy
 from pat_jax.run.results.saved_run import SavedRun
 
-SOME = settings(max_examples=40, deadline=None)
+SOME = settings(max_examples=25, deadline=None)
 DEEP = "[" * 100_000
 JUNK = st.binary(max_size=200)
 
@@ -157,12 +156,13 @@ def test_sound_files_are_read(name: str, tmp_path: Path):
 @example(where=0, wild=DEEP)
 @example(where=1, wild="-1")
 @example(where=2, wild="null")
+@example(where=3, wild='"x"')
 def test_a_wild_value(name: str, tmp_path_factory, where: int, wild: str):
     _, value, end = FILES[name]
     check(name, tmp_path_factory.mktemp("wild"), (with_wild(value, where, wild) + end).encode())
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=10, deadline=None)
 @pytest.mark.parametrize("name", FILES)
 @given(junk=JUNK)
 @example(junk=b"\xff\xfe\n")
@@ -211,35 +211,9 @@ def test_what_lies_beside_checkpoints(where: int, wild: str):
             assert len(str(error)) < 1000
 
 
-@SOME
-@given(where=ANYWHERE, wild=WILD)
-@example(where=3, wild='"x"')
-@example(where=3, wild="-2")
-def test_metrics_have_a_summary(tmp_path_factory, where: int, wild: str):
-    folder = tmp_path_factory.mktemp("metrics")
-    (folder / CONFIG_FILE).touch()
-    row = {"timing/rollout": 1.5, "timing/update": 2, "reward/mean": 0.5, "rollout/tokens": 9}
-    lines = [json.dumps({"step": 1} | row), with_wild({"step": 2} | row, where, wild)]
-    (folder / "metrics.jsonl").write_text("".join(f"{line}\n" for line in lines))
-    assert "rollout" in repr(SavedRun(folder))
-
-
 @pytest.mark.parametrize("make", [os.mkfifo, Path.mkdir, lambda path: path.symlink_to("/dev/full")])
 def test_sums_of_a_checkpoint_that_are_no_file(make, tmp_path: Path):
     make(tmp_path / MANIFEST)
     assert damage(tmp_path) == (
         f"it has no {MANIFEST}, so that nobody can tell whether its files are as they were written"
     )
-
-
-def test_metrics_that_are_sound_are_all_read(tmp_path: Path):
-    lines = [
-        '{"step": 1, "a/b": null}',
-        "[]",
-        DEEP,
-        '{"step": 2, "a/b": [1]}',
-        '{"step": 2, "a/b": 2}',
-    ]
-    (path := tmp_path / "metrics.jsonl").write_text("\n".join(lines))
-    first, second = read_metrics(path)
-    assert first["step"] == 1 and np.isnan(first["a/b"]) and second == {"step": 2, "a/b": 2}

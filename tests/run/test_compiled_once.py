@@ -41,8 +41,7 @@ class Watched(Run):
     "learning",
     [
         ("--algorithm.name", "dapo"),
-        ("--algorithm.name", "rloo", "--algorithm.beta", "0.01"),
-        ("--algorithm.name", "gspo", "--algorithm.num_iterations", "2"),
+        ("--algorithm.name", "gspo", "--algorithm.num_iterations", "2", "--algorithm.beta", "0.01"),
         ("--scan_layers", "true", "--algorithm.name", "dr_grpo"),
     ],
     ids=lambda options: options[1],
@@ -50,14 +49,8 @@ class Watched(Run):
 def test_iterations_compile_nothing(learning: tuple[str, ...], tmp_path: Path, monkeypatch):
     (tmp_path / "reward.py").write_text(BY_LENGTH)
     switches = ["--switch_to", "dp1tp2", "--switch_at", "7"]
-    reward = [
-        "--rollout.burst_steps",
-        "8",
-        "--reward",
-        f"{tmp_path / 'reward.py'}:score",
-        "--warm_start.steps",
-        "0",
-    ]
+    reward = ["--reward", f"{tmp_path / 'reward.py'}:score", "--rollout.burst_steps", "8"]
+    reward += ["--warm_start.steps", "0"]
     folder = ["--run_dir", str(tmp_path / "run"), "--checkpoint.every", "2", "--steps", "4"]
     config = parse([*TINY, *switches, *reward, *folder, *learning])
     setup = build(config, jax.devices()[:2])

@@ -1,17 +1,32 @@
-"""What the policy says: every response in the file, and samples that a person can read."""
+"""What the policy says: every response in its file, and samples that a person reads on the page."""
 
-import json
+import re
+from itertools import groupby
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pages import parsed
+from runs import json_lines
 
 from pat_jax.common.errors import UserError
-from pat_jax.rl.batches.types import FinishReason, Prompt, Rollout
+from pat_jax.rl.batches.types import FinishReason, Prompt, Rollout, RolloutGroup
 from pat_jax.rl.data.arithmetic import TOKENIZER
 from pat_jax.rl.rewards.outcome import Cause, Failure
 from pat_jax.rl.rewards.weighted_sum import FunctionScores
-from pat_jax.run.logging.completions import WIDTH, Completions
+from pat_jax.run.logging.completions import PROMPTS_SHOWN, RESPONSES_SHOWN, WIDTH, Completions
+from pat_jax.run.logging.metrics import MetricsWriter
+from pat_jax.run.logging.page.run_page import run_page
+from pat_jax.run.logging.samples import Sample, table
+from pat_jax.run.logging.samples_file import (
+    MOST_CHARACTERS,
+    MOST_STEPS,
+    SAMPLES_FILE,
+    SamplesFile,
+    read_samples,
+)
 
 
 def rollout(text: str, finish: FinishReason = FinishReason.LENGTH) -> Rollout:
@@ -26,9 +41,7 @@ def test_every_response_is_a_line_with_its_reward(tmp_path: Path):
     with Completions(TOKENIZER, tmp_path, is_asked=True) as completions:
         completions.write(1, "train", said, np.array([1.0, np.nan], np.float32))
         completions.write(2, "eval", said[:1], np.array([0.5], np.float32))
-    lines = [
-        json.loads(line) for line in (tmp_path / "completions.jsonl").read_bytes().splitlines()
-    ]
+    lines = json_lines(tmp_path / "completions.jsonl")
     assert [line["reward"] for line in lines] == [1.0, None, 0.5]
     assert [(line["step"], line["kind"]) for line in lines] == [(1, "train")] * 2 + [(2, "eval")]
     assert [line["completion"] for line in lines] == ["3", "12", "3"]
@@ -44,9 +57,7 @@ def test_what_each_of_several_functions_gave_is_written_beside_the_reward(tmp_pa
     with Completions(TOKENIZER, tmp_path, is_asked=True) as completions:
         completions.write(1, "train", said, rewards, [one, two])
         completions.write(1, "train", said, one.array, [one])
-    lines = [
-        json.loads(line) for line in (tmp_path / "completions.jsonl").read_bytes().splitlines()
-    ]
+    lines = json_lines(tmp_path / "completions.jsonl")
     assert [line["reward"] for line in lines] == [1.125, 1.0, 1.0, None]
     by_function = [{"right": 1.0, "short": 0.25}, {"right": None, "short": 2.0}]
     assert [line["rewards"] for line in lines[:2]] == by_function
@@ -58,20 +69,13 @@ def test_responses_are_kept_where_their_rewards_end_the_run(tmp_path: Path, is_a
     with Completions(TOKENIZER, tmp_path, is_asked=is_asked) as completions:
         with completions.kept(1, "train", [rollout("1")]):
             pass
-        with (
-            pytest.raises(
-                UserError, match=r"the judge is down\. The responses are kept in .*jsonl"
-            ),
-            completions.kept(2, "train", [rollout("3"), rollout("12")]),
-        ):
+        said = r"the judge is down\. The responses are kept in .*jsonl"
+        two = [rollout("3"), rollout("12")]
+        with pytest.raises(UserError, match=said), completions.kept(2, "train", two):
             raise UserError("the judge is down.")
-    lines = [
-        json.loads(line) for line in (tmp_path / "completions.jsonl").read_bytes().splitlines()
-    ]
-    assert [(line["step"], line["completion"], line["reward"]) for line in lines] == [
-        (2, "3", None),
-        (2, "12", None),
-    ]
+    lines = json_lines(tmp_path / "completions.jsonl")
+    kept = [(line["step"], line["completion"], line["reward"]) for line in lines]
+    assert kept == [(2, "3", None), (2, "12", None)]
 
 
 def test_nobody_asked_and_nothing_is_written(tmp_path: Path):
@@ -89,8 +93,117 @@ def test_samples_fit_a_terminal_of_100_columns(tmp_path: Path, count: int):
     assert len(lines) == 3 * min(count, 2)
     assert all(len(line) <= 12 + WIDTH <= 100 and "\n" not in line for line in lines)
     if count:
-        assert (
-            lines[0] == "  prompt    1+2=" and lines[2].strip() == "no reward, 500 tokens, length"
-        )
+        assert lines[0] == "  prompt    1+2="
+        assert lines[2].strip() == "no reward, 500 tokens, length"
     if count > 1:
         assert lines[4:] == ["  response  3", "            reward 1, 2 tokens, stop"]
+
+
+def sample(prompt: str = "1+2=", said: str = "3", **changes) -> Sample:
+    return Sample(
+        **{"prompt": prompt, "completion": said, "reward": 1.0, "tokens": 2} | changes,
+        finish="stop",
+    )
+
+
+def steps_on(folder: Path) -> list[int]:
+    return [int(n) for n in re.findall(r'id="step-(\d+)"', run_page(folder))]
+
+
+TEXTS = st.text(
+    st.characters(exclude_categories=["Cs", "Cc", "Cn"]), min_size=1, max_size=40
+) | st.sampled_from(
+    ["</pre>", "</section>\n", '<section id="step-9">', "<script>alert(1)</script>", "&lt;"]
+)
+
+
+@given(st.lists(st.tuples(TEXTS, TEXTS), min_size=1, max_size=4))
+def test_texts_are_shown_as_they_are_whatever_they_look_like(tmp_path_factory, texts):
+    folder = tmp_path_factory.mktemp("run")
+    for resume_step in (None, 2):  # written, and read back by a resumed run
+        file = SamplesFile(folder, resume_step)
+        file.add(resume_step or 1, [sample(prompt, said) for prompt, said in texts])
+    shown = ["".join(each.itertext()) for each in parsed(run_page(folder)).iter("pre")]
+    once = []
+    for prompt, group in groupby(texts, key=lambda both: both[0]):
+        once += [prompt, *dict.fromkeys(said for _, said in group)]
+    assert shown == once * 2 and steps_on(folder) == [2, 1]
+
+
+@given(
+    st.lists(
+        st.tuples(TEXTS | st.text(st.characters(exclude_categories=["Cs"])), TEXTS), min_size=1
+    )
+)
+def test_programs_read_the_samples_as_they_were(tmp_path_factory, texts):
+    folder = tmp_path_factory.mktemp("run")
+    shown = [sample(*both, reward=None, rewards={"a": 0.1, "b": None}) for both in texts]
+    SamplesFile(folder, None).add(3, shown)
+    SamplesFile(folder, 7).add(7, shown[:1])  # as a resumed run does
+    assert list(read_samples(folder).items()) == [(7, shown[:1]), (3, shown)]
+    assert read_samples(folder / "none") == {}
+
+
+def test_the_newest_comes_first_and_the_oldest_go(tmp_path: Path):
+    file = SamplesFile(tmp_path, None)
+    for step in range(1, MOST_STEPS + 4):
+        file.add(step, [sample()])
+    assert steps_on(tmp_path) == list(range(MOST_STEPS + 3, 3, -1))
+
+
+def test_a_resumed_run_shows_what_it_repeats_once(tmp_path: Path):
+    file = SamplesFile(tmp_path, None)
+    for step in (1, 20, 40):
+        file.add(step, [sample(said=f"before {step}")])
+    SamplesFile(tmp_path, 40).add(40, [sample(said="again 40")])
+    assert steps_on(tmp_path) == [40, 20, 1]
+    text = run_page(tmp_path)
+    assert "again 40" in text and "before 40" not in text and "before 20" in text
+
+
+def test_of_a_long_text_its_begin_and_its_end_are_shown(tmp_path: Path):
+    said = "b" + "x" * 10 * MOST_CHARACTERS + "e"
+    SamplesFile(tmp_path, None).add(1, [sample(said=said)])
+    text = run_page(tmp_path)
+    assert "<pre>bxxx" in text and "xxxe</pre>" in text and "characters …]" in text
+    assert text.count("x") < 2 * (MOST_CHARACTERS + 200)
+
+
+def groups(count: int, size: int) -> list[RolloutGroup]:
+    def rollout(prompt: Prompt, i: int) -> Rollout:
+        tokens = np.array(TOKENIZER.encode(str(10 * prompt.id + i)), np.int32)
+        return Rollout(prompt, i, tokens, np.zeros(len(tokens), np.float32), FinishReason.LENGTH)
+
+    prompts = [Prompt(p, (1,), f"{p}=", {}) for p in range(count)]
+    return [RolloutGroup(prompt, [rollout(prompt, i) for i in range(size)]) for prompt in prompts]
+
+
+@pytest.mark.parametrize(("count", "size"), [(1, 1), (5, 7), (3, 2)])
+def test_samples_are_of_the_first_prompts_with_their_own_rewards(tmp_path: Path, count, size):
+    rewards = np.arange(count * size, dtype=np.float32).reshape(count, size)
+    rewards[0, 0] = np.nan
+    none = Failure(Cause.NONE, "returned None")
+    scores = [none, *map(float, range(1, count * size))]
+    both = [FunctionScores(f"m:{n}", n, 1.0, scores, [{}] * len(scores)) for n in ("a", "b")]
+    said = groups(count, size)
+    found = Completions(TOKENIZER, tmp_path, is_asked=False).few(said, rewards, both)
+    wanted = [
+        (p, i) for p in range(min(count, PROMPTS_SHOWN)) for i in range(min(size, RESPONSES_SHOWN))
+    ]
+    assert [x.prompt for x in found] == [f"{p}=" for p, _ in wanted]
+    assert [x.completion for x in found] == [str(10 * p + i) for p, i in wanted]
+    own = [None if p == i == 0 else float(p * size + i) for p, i in wanted]
+    assert [x.reward for x in found] == own == [x.rewards["b"] for x in found]
+    assert found[0].facts == "reward none (a none, b none), 1 tokens, length"
+    columns, rows = table(7, found)
+    assert columns == ["step", "prompt", "response", "reward", "a", "b", "tokens", "finish"]
+    assert all(len(row) == len(columns) and row[0] == 7 for row in rows)
+
+
+def test_a_file_that_cannot_be_written_ends_nothing(tmp_path: Path):
+    with MetricsWriter(tmp_path) as metrics:
+        (tmp_path / SAMPLES_FILE).mkdir()
+        metrics.samples(1, [sample()])
+        metrics.write(1, {"reward/mean": 0.5})
+    (events,) = (tmp_path / "tensorboard").glob("events*")
+    assert b"1+2=" in events.read_bytes()

@@ -49,7 +49,7 @@ def replace_by_a_folder(path: Path) -> None:
 
 
 Damage = Callable[[Path], None]
-DAMAGES = [cut, empty, flip, Path.unlink, replace_by_a_folder]
+DAMAGES = [cut, empty, Path.unlink, replace_by_a_folder]
 
 
 @pytest.fixture(scope="module")
@@ -76,9 +76,10 @@ def files_of(checkpoint: Path) -> list[Path]:
     return sorted(path for path in checkpoint.rglob("*") if path.is_file())
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
-def test_any_damaged_file_of_the_newest_is_found(saved: Path, tmp_path: Path, damage: Damage):
-    for number, file in enumerate(files_of(saved / "20")):
+def test_any_damaged_file_of_the_newest_is_found(saved: Path, tmp_path: Path):
+    cases = [(file, flip) for file in files_of(saved / "20")]
+    cases += [(files_of(saved / "20" / "state")[-1], damage) for damage in DAMAGES]
+    for number, (file, damage) in enumerate(cases):
         folder = Path(shutil.copytree(saved, tmp_path / str(number) / "checkpoints"))
         damage(folder / file.relative_to(saved))
         check_fingerprint(folder, MODEL)
@@ -87,17 +88,12 @@ def test_any_damaged_file_of_the_newest_is_found(saved: Path, tmp_path: Path, da
             assert (step, meta, state["x"][5]) == (10, {"at": 10}, 5.0), file
             (line,) = checkpoints.stepped_over
             assert "checkpoint of step 20 is damaged: " in line and line.count(". ") == 0
+            words = (
+                f"{file.relative_to(saved / '20')} has another checksum than when it was written"
+            )
+            assert damage != flip or file.name == MANIFEST or words in line
             checkpoints.save(20, STATE, {})  # its place is free
         assert (folder.with_name(DAMAGED) / "20").is_dir()  # nothing saved is lost
-
-
-def test_the_sentence_names_the_file(folder: Path, checkpoints: Checkpointer):
-    flip(folder / "20" / "meta" / "metadata")
-    checkpoints.restore(ABSTRACT)
-    assert (
-        "meta/metadata has another checksum than when it was written"
-        in (checkpoints.stepped_over[0])
-    )
 
 
 def without(name: str) -> Damage:
@@ -122,36 +118,21 @@ def written(text: str) -> Damage:
     ("damage", "words"),
     [
         (Path.unlink, "it has no pat_jax_files.json, so that nobody can tell"),
-        (written("{}"), "_CHECKPOINT_METADATA has no checksum"),
         (written('{"meta/metadata": [1, 2]}'), "has no checksum in pat_jax_files.json"),
         (without("state/manifest.ocdbt"), "state/manifest.ocdbt has no checksum"),
         (written('{"a": [1e999, 2]}'), "pat_jax_files.json cannot be read"),
-        (written("[]"), "pat_jax_files.json cannot be read"),
     ],
 )
-@pytest.mark.parametrize("flips", [True, False])
 def test_without_the_checksums_of_all_files_none_is_trusted(
-    folder: Path, damage: Damage, words: str, flips: bool
+    folder: Path, damage: Damage, words: str
 ):
     damage(folder / "20" / MANIFEST)
-    if flips:
-        flip(max((folder / "20").glob("state/d/*"), key=lambda path: path.stat().st_size))
     check_fingerprint(folder, MODEL)
     with Checkpointer(folder, fingerprint=MODEL) as checkpoints:
         assert checkpoints.restore(ABSTRACT)[0] == 10
     (line,) = checkpoints.stepped_over
     assert words in line and line.endswith(f"moved to {folder.with_name(DAMAGED)}/20.")
     assert (folder.with_name(DAMAGED) / "20" / "state").is_dir()  # nothing saved is lost
-
-
-def test_where_none_has_checksums_a_sentence_refuses_them(folder: Path):
-    for step in ("10", "20"):
-        (folder / step / MANIFEST).unlink()
-    with (
-        Checkpointer(folder, fingerprint=MODEL) as checkpoints,
-        pytest.raises(UserError, match=rf"no checkpoint to resume from in .*{DAMAGED}"),
-    ):
-        checkpoints.restore(ABSTRACT)
 
 
 def test_a_file_of_the_system_is_no_damage(folder: Path):
@@ -178,22 +159,6 @@ def test_a_checkpoint_is_not_there_before_its_checksums_are(
     assert sorted(path.name for path in folder.iterdir()) == ["20", "30"]
 
 
-def test_checksums_that_cannot_be_written_are_a_failed_save(
-    folder: Path, checkpoints: Checkpointer, monkeypatch: pytest.MonkeyPatch
-):
-    def full(path: Path) -> None:
-        raise OSError(28, "No space left on device")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(checkpoint_orbax, "seal", full)
-        checkpoints.save(30, STATE, {})
-        with pytest.raises(SaveError, match=r"step 30 .* No space left .* step 20 stays"):
-            checkpoints.wait()
-    checkpoints.save(31, STATE, {})
-    checkpoints.wait()
-    assert sorted(path.name for path in folder.iterdir()) == ["20", "31"]
-
-
 def test_what_was_moved_aside_before_stays(folder: Path):
     aside = folder.with_name(DAMAGED)
     for name in ("1.1", "1.2", "[x]"):  # as after some of them were taken away
@@ -209,8 +174,10 @@ def test_what_was_moved_aside_before_stays(folder: Path):
     assert strays == [f"stray {number}" for number in (0, 0, 1, 1, 2, 2)]
 
 
-@pytest.mark.parametrize("name", ["30", "latest", "20 (copy)", "-1", "0x20", "９"])
-@pytest.mark.parametrize("is_file", [True, False])
+@pytest.mark.parametrize(
+    ("name", "is_file"),
+    [("30", True), ("30", False), ("latest", True), ("20 (copy)", False), ("９", True)],
+)
 def test_what_is_no_checkpoint_is_moved_aside(folder: Path, name: str, is_file: bool):
     stray = folder / name
     stray.write_text("?") if is_file else stray.mkdir()
@@ -311,8 +278,7 @@ def test_a_disk_without_room_is_seen_before_anything_is_written(
     with pytest.raises(SaveError, match=r"step 30 .* of which 0\.0 are free\): .* 20 stays"):
         checkpoints.save(30, STATE, {})
     assert files_of(folder) == before
-    monkeypatch.setattr(
-        shutil, "disk_usage", lambda path: usage._replace(free=9_000)
-    )  # zeros and the like take less
+    # Zeros and the like take less.
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=9_000))
     checkpoints.save(30, STATE, {})
     assert checkpoints.latest_step() == 30

@@ -1,15 +1,13 @@
 """Special tokens that a policy says: kept in texts where that is asked for, said once where they are left out."""
 
-import json
 from pathlib import Path
 
 import numpy as np
 import pytest
-from runs import write_problems
+from runs import json_lines
 from tokenizer_files import write_tokenizer
 
 from pat_jax.config.command_line import parse
-from pat_jax.evaluation.config import EvaluateConfig
 from pat_jax.rl.batches.types import FinishReason, Prompt, Rollout
 from pat_jax.rl.data.arithmetic import TOKENIZER
 from pat_jax.rl.rewards.responses import response_reader
@@ -50,15 +48,13 @@ def test_rewards_and_files_have_the_same_text(folder, tmp_path, options, text, f
     with Completions(tokenizer, tmp_path, said.append, is_asked=True) as completions:
         completions.write(1, "train", [one, one], np.zeros(2, np.float32))
         completions.write(2, "eval", [one], np.zeros(1, np.float32))
-    lines = (tmp_path / "completions.jsonl").read_bytes().splitlines()
-    assert [json.loads(line)["completion"] for line in lines] == [text] * 3
-    if options:
-        assert not said
-    else:
-        assert said == [
-            "2 of 2 responses have special tokens such as '<im>', which rewards and written responses "
-            "leave out: --reward_skip_special_tokens false keeps them"
-        ]
+    lines = json_lines(tmp_path / "completions.jsonl")
+    assert [line["completion"] for line in lines] == [text] * 3
+    left_out = (
+        "2 of 2 responses have special tokens such as '<im>', which rewards and written responses "
+        "leave out: --reward_skip_special_tokens false keeps them"
+    )
+    assert said == ([] if options else [left_out])
 
 
 def test_beginning_end_and_padding_are_nothing_to_say(folder):
@@ -72,11 +68,3 @@ def test_beginning_end_and_padding_are_nothing_to_say(folder):
     assert len(said) == 1 and said[0].startswith("2 of 3 responses")
     DroppedTokens(TOKENIZER, said.append).look([rollout(1)])  # of the built-in task
     assert len(said) == 1
-
-
-def test_an_evaluation_has_the_option_too(folder, tmp_path):
-    data = ["--data", str(write_problems(tmp_path / "a.jsonl", 2))]
-    for options, expected in (([], True), (["--reward_skip_special_tokens", "false"], False)):
-        argv = ["--model", str(folder), *data, *options]
-        config = parse(argv, EvaluateConfig, presets=None)
-        assert config.reward_skip_special_tokens is expected

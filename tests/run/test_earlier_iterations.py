@@ -1,7 +1,6 @@
 """Responses of earlier iterations are there again after a checkpoint, or it is said why they are not."""
 
 import json
-import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -12,13 +11,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from runs import SMALL_ROLLOUT, run, write_checkpoint, write_problems
+from runs import SMALL_ROLLOUT, run, without_times, write_checkpoint, write_problems
 
 from pat_jax.common.errors import UserError
 from pat_jax.config.command_line import parse
 from pat_jax.config.run import RunConfig
 from pat_jax.engine.sequences.earlier import EarlierResponses
-from pat_jax.engine.sequences.texts import BESIDE
 from pat_jax.planning.latency.model import LatencyModel
 from pat_jax.rl.batches.types import FinishReason, Prompt, Rollout, RolloutGroup
 from pat_jax.rl.data.arithmetic import TOKENIZER
@@ -86,20 +84,15 @@ def group(number: int, *said: str) -> RolloutGroup:
 
 def test_an_iteration_is_kept_and_comes_back(tmp_path: Path):
     one, other = iterations(tmp_path), iterations(tmp_path)
-    one.put([group(4, "12", "3"), group(5, "7")])
+    ended, cut = group(4, "12", "3").rollouts
+    cut = replace(cut, finish=FinishReason.LENGTH)  # as good to copy from, and the long ones
+    one.put([RolloutGroup(ended.prompt, (ended, cut)), group(5, "7")])
     one.put([group(4, "45")])
     one.save(2)
     assert other.restore(2) == ""
     assert other.responses.checksum == one.responses.checksum
     said = [TOKENIZER.decode(x.tolist()) for x in other.responses.of([4])]
     assert said == ["45", "12", "3"]
-
-
-def test_responses_that_were_cut_are_kept_as_well(tmp_path: Path):
-    """They are as good to copy from, and the long ones."""
-    one, (ended, cut) = iterations(tmp_path), group(4, "12", "345").rollouts
-    one.put([RolloutGroup(ended.prompt, (ended, replace(cut, finish=FinishReason.LENGTH)))])
-    assert [TOKENIZER.decode(x.tolist()) for x in one.responses.of([4])] == ["12", "345"]
 
 
 def test_what_cannot_be_read_is_one_sentence_and_an_empty_beginning(tmp_path: Path):
@@ -150,26 +143,10 @@ def setup(text_room: int, epoch: int | None) -> Any:
     return SimpleNamespace(engine=SimpleNamespace(text_room=text_room), task=task)
 
 
-def test_every_prompt_of_an_epoch_has_its_share():
-    rollout = config().rollout
-    asks, most = rollout.max_prompt_length, rollout.max_completion_length
-    for room, epoch, expected in [
-        (5000, None, 5000),
-        (5000, 10, 2_000_000 // 40 - asks),
-        (10**6, 10, 2_000_000 // 40 - asks),
-        (5000, 10**6, most + BESIDE),
-    ]:
-        found = earlier_iterations(config(earlier=2_000_000), setup(room, epoch))
-        assert found is not None
-        assert found.responses.of_prompt == min(room, expected)
-        assert found.responses.most == 2_000_000
-
-
 def test_the_bound_is_checked_where_it_is_given():
     for value in ("-1", "3000000000", "many"):
-        with pytest.raises(
-            UserError, match=rf"option --speculation\.earlier is '?{value}'?: expected"
-        ):
+        said = rf"option --speculation\.earlier is '?{value}'?: expected"
+        with pytest.raises(UserError, match=said):
             parse(["--speculation.earlier", value])
 
 
@@ -180,9 +157,8 @@ def test_where_nothing_is_drafted_from_them_nothing_is_kept():
 
 def test_sources_are_told_and_which_of_them_are_empty():
     store, one = filled(SOME), config()
-    assert describe_sources(one, store).endswith(
-        "1 to its prompt, 3 of earlier iterations to 2 prompts"
-    )
+    told = "1 to its prompt, 3 of earlier iterations to 2 prompts"
+    assert describe_sources(one, store).endswith(told)
     assert describe_sources(one, filled([])).endswith("none of earlier iterations yet")
     assert "none of earlier iterations (--speculation.earlier is 0)" in describe_sources(one, None)
     alone = replace(one, train=False, rollout=replace(one.rollout, num_generations=1))
@@ -199,12 +175,6 @@ def draft_for_nothing(profile: Path) -> None:
     profile.write_text(json.dumps(told | {"latency": doctored.to_json()}))
 
 
-def without_times(folder: Path) -> list[dict[str, Any]]:
-    clocks = "time|timing/.*|.*tokens_per_s|.*seconds|memory/.*"
-    rows = read_metrics(folder / "metrics.jsonl")
-    return [{k: v for k, v in row.items() if not re.fullmatch(clocks, k)} for row in rows]
-
-
 @pytest.mark.slow  # processes that compile
 def test_a_resumed_run_drafts_what_the_whole_one_does(tmp_path: Path):
     model = write_checkpoint(tmp_path / "model")
@@ -212,14 +182,8 @@ def test_a_resumed_run_drafts_what_the_whole_one_does(tmp_path: Path):
     whole, halved = tmp_path / "whole", tmp_path / "halved"
     options = ["--model", str(model), "--data", str(data), *SMALL_ROLLOUT, "--eval.every", "0"]
     options += ["--rollout.max_prompt_length", "120", "--layout", "dp2tp1", "--deterministic"]
-    options += [
-        "--speculation.source",
-        "suffix",
-        "--reward",
-        "exact",
-        "--rollout.temperature",
-        "0.2",
-    ]
+    options += ["--speculation.source", "suffix", "--reward", "exact"]
+    options += ["--rollout.temperature", "0.2"]
     run(*options, "--steps", "0", "--run_dir", str(whole))
     draft_for_nothing(whole / "profile.json")
     shutil.copytree(whole, halved)
@@ -230,8 +194,8 @@ def test_a_resumed_run_drafts_what_the_whole_one_does(tmp_path: Path):
     assert "none of earlier iterations yet" in go_on(whole, 4)
     go_on(halved, 2)
     assert "16 of earlier iterations to 4 prompts" in go_on(halved, 4)
-    rows = without_times(whole)
-    assert without_times(halved) == rows
+    halves, rows = (without_times(read_metrics(x / "metrics.jsonl")) for x in (halved, whole))
+    assert halves == rows
     assert all(row["rollout/accepted"] > 0 for row in rows if row["step"] > 1)
     assert sorted(path.name for path in (whole / FOLDER).iterdir()) == ["step-2.bin", "step-4.bin"]
 

@@ -45,37 +45,29 @@ def test_a_resumed_run_goes_on_with_it(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    "spoil, why",
+    "step, size, depth, why",
     [
-        (lambda path: path.unlink(), "is not there"),
-        (lambda path: path.write_bytes(path.read_bytes()[:100]), "is damaged"),
-        (lambda path: path.write_bytes(b""), "is damaged"),
+        (30, 4, 4, "is not there"),
+        (20, 3, 4, "is the head of another model"),
+        (20, 4, 9, "is the head behind layer 4: expected the head of the policy's first 9 layers"),
     ],
 )
-def test_without_it_a_run_says_so_and_begins_anew(tmp_path: Path, spoil, why: str):
-    kept(tmp_path, value=3).save(20)
-    spoil(tmp_path / FOLDER / "step-20.bin")
-    other = kept(tmp_path, value=1)
-    said = other.restore(20)
-    assert why in said and "begins to learn anew" in said
+def test_what_is_not_taken_is_said_and_a_run_begins_anew(tmp_path: Path, step, size, depth, why):
+    kept(tmp_path, value=3, depth=4).save(20)
+    other = kept(tmp_path, size, value=1, depth=depth)
+    said = other.restore(step)
     state: Any = other.trainer.state
-    assert (state.params == 1).all()
-
-
-def test_the_head_of_another_model_is_not_taken(tmp_path: Path):
-    kept(tmp_path, size=3).save(20)
-    assert "another model" in kept(tmp_path, size=4).restore(20)
+    assert why in said and said.count(". ") == 0 and "begins to learn anew" in said
+    assert said.endswith("nothing else is lost.") and (state.params == 1).all() and state.step == 1
 
 
 def test_any_damage_is_found_and_nothing_is_taken(tmp_path: Path):
-    """Each bit by itself, and each end: what a disk or a copy makes of a file."""
+    """A bit of each byte, and each end: what a disk or a copy makes of a file."""
     kept(tmp_path, size=1, value=3).save(20)
     path = tmp_path / FOLDER / "step-20.bin"
     whole, other = path.read_bytes(), kept(tmp_path, size=1, value=1)
     flipped = (
-        whole[:at] + bytes([whole[at] ^ 1 << bit]) + whole[at + 1 :]
-        for at in range(len(whole))
-        for bit in range(8)
+        whole[:at] + bytes([whole[at] ^ 1 << at % 8]) + whole[at + 1 :] for at in range(len(whole))
     )
     for content in (*flipped, *(whole[:end] for end in range(0, len(whole), 7))):
         path.write_bytes(content)
@@ -88,17 +80,6 @@ def test_any_damage_is_found_and_nothing_is_taken(tmp_path: Path):
     assert other.restore(20) == ""
     state = other.trainer.state
     assert (state.params == 3).all()
-
-
-def test_the_head_behind_another_layer_is_not_taken(tmp_path: Path):
-    """It has the same shape."""
-    kept(tmp_path, value=3, depth=4).save(20)
-    other = kept(tmp_path, value=1, depth=9)
-    said = other.restore(20)
-    state: Any = other.trainer.state
-    assert "is the head behind layer 4: expected the head of the policy's first 9 layers" in said
-    assert said.count(". ") == 0 and said.endswith("nothing else is lost.")
-    assert state.step == 1 and kept(tmp_path, depth=4).restore(20) == ""
 
 
 def engine(depth: int, embed: int = 4) -> Any:

@@ -1,4 +1,4 @@
-"""Runs whose reward function fails: for some responses, for all, or before the first."""
+"""Runs whose reward functions fail, for some responses or for all; and what each of several gives."""
 
 import json
 import threading
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from runs import TINY, run
+from runs import TINY, json_lines, run
 
 from pat_jax.run.logging.metrics import read_metrics
 
@@ -18,12 +18,6 @@ def nothing_for_some(prompts, completions):
 def nothing_for_any(prompts, completions):
     if completions[0]:
         raise RuntimeError("of the user")
-    return [1.0] * len(completions)
-
-def one_too_few(prompts, completions, **columns):
-    return [1.0] * (len(completions) - 1)
-
-def without_columns(prompts, completions, level):
     return [1.0] * len(completions)
 """
 
@@ -53,8 +47,8 @@ def test_a_reward_that_never_works_is_an_error_with_its_traceback_in_the_log(tmp
     assert "has scored none of 8 responses (8 exception)" in output
     assert 'raise RuntimeError("of the user")' in (tmp_path / "here" / "run.log").read_text()
     assert "The responses are kept in here/completions.jsonl" in output
-    kept = (tmp_path / "here" / "completions.jsonl").read_bytes().splitlines()
-    assert [json.loads(line)["reward"] for line in kept] == [None] * 8
+    kept = json_lines(tmp_path / "here" / "completions.jsonl")
+    assert [line["reward"] for line in kept] == [None] * 8
 
 
 @pytest.mark.slow
@@ -63,9 +57,8 @@ def test_an_endpoint_that_goes_down_ends_the_run_and_loses_no_response(tmp_path:
 
     class UpOnce(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
-            asked.append(
-                len(json.loads(self.rfile.read(int(self.headers["Content-Length"])))["prompts"])
-            )
+            content = self.rfile.read(int(self.headers["Content-Length"]))
+            asked.append(len(json.loads(content)["prompts"]))
             self.send_response(200 if len(asked) == 1 else 503)
             self.end_headers()
             self.wfile.write(b'{"scores": [0, 1]}')
@@ -77,23 +70,50 @@ def test_an_endpoint_that_goes_down_ends_the_run_and_loses_no_response(tmp_path:
         output = run(*TINY, *options.split(), cwd=tmp_path, code=2)
         server.shutdown()
     (error,) = (line for line in output.splitlines() if line.startswith("error: "))
-    assert (
-        "none of 8 responses has a reward (8 endpoint)" in error and "in each of 2 tries" in error
-    )
+    assert "none of 8 responses has a reward (8 endpoint)" in error
+    assert "in each of 2 tries" in error
     assert asked[0] == 2 and len(asked) == 1 + 8 * 2
-    kept = (tmp_path / "here" / "completions.jsonl").read_bytes().splitlines()
-    assert [json.loads(line)["kind"] for line in kept] == ["eval"] * 8
+    kept = json_lines(tmp_path / "here" / "completions.jsonl")
+    assert [line["kind"] for line in kept] == ["eval"] * 8
 
 
-@pytest.mark.parametrize(
-    ("reward", "message"),
-    [
-        ("one_too_few", "returned 1 values where a list of 2 numbers"),
-        ("without_columns", "cannot be called (missing a required argument: 'level')"),
-    ],
-)
-def test_a_reward_that_cannot_work_is_found_before_anything_is_compiled(
-    tmp_path: Path, reward: str, message: str
-):
-    output = train(tmp_path, reward, code=2)
-    assert message in output and "compil" not in output
+SEVERAL = """
+import asyncio
+
+async def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+    await asyncio.sleep(0)
+    return {"score": solution_str.count(ground_truth[0]), "length": len(solution_str)}
+
+def brevity(completion_ids, finish_reason, **kwargs):
+    return [len(ids) if end == "length" else None for ids, end in zip(completion_ids, finish_reason)]
+"""
+
+
+@pytest.mark.slow  # a whole command
+def test_a_run_with_several_rewards(tmp_path: Path):
+    (tmp_path / "mine.py").write_text(SEVERAL)
+    options = "--reward mine:compute_score mine:brevity exact --reward_weights 2 -0.5 8"
+    options += " --warm_start.steps 0 --log_completions --run_dir here"
+    output = run(*TINY, *options.split(), cwd=tmp_path)
+    lines = json_lines(tmp_path / "here" / "completions.jsonl")
+    said = [line for line in lines if line["kind"] == "train"]
+    assert len(said) == 2 * 8
+    for line in said:
+        given, is_cut = line["rewards"], line["finish"] == "length"
+        assert given.keys() == {"compute_score", "brevity", "exact"}
+        assert given["brevity"] == (line["tokens"] if is_cut else None)
+        wanted = 2 * given["compute_score"] - 0.5 * (given["brevity"] or 0) + 8 * given["exact"]
+        assert line["reward"] == wanted
+    for step, row in enumerate(read_metrics(tmp_path / "here" / "metrics.jsonl")[1:], start=1):
+        mine = [line for line in said if line["step"] == step]
+        assert row["reward/mean"] == pytest.approx(np.mean([line["reward"] for line in mine]))
+        for name in ("compute_score", "exact"):
+            mean = np.mean([line["rewards"][name] for line in mine])
+            assert row[f"reward/{name}/mean"] == pytest.approx(mean)
+        ended = sum(line["finish"] == "stop" for line in mine)
+        assert row.get("reward/brevity/failed/none", 0) == ended and row["reward/failed"] == 0
+        lengths = [len(line["completion"]) for line in mine]
+        assert row["reward/compute_score/length"] == pytest.approx(np.mean(lengths))
+        assert f"step {step}/2  reward {row['reward/mean']:6.3f} (compute_score " in output
+        assert row["train/grad_norm"] > 0
+    assert "could not be scored" not in output

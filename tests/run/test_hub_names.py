@@ -43,7 +43,7 @@ def cache(tmp_path_factory) -> Path:
     cache = tmp_path_factory.mktemp("cache")
     write_checkpoint(_snapshot(cache, "models", MODEL))
     data = _snapshot(cache, "datasets", DATA)
-    for name, count in (("main/train", 60), ("more/test", 20)):
+    for name, count in (("main/train", 24), ("more/test", 20)):
         path = data / f"{name}-00000-of-00001.jsonl"
         path.parent.mkdir(parents=True)
         write_problems(path, count)
@@ -119,8 +119,6 @@ def described(cache: Path) -> str:
     ("options", "words"),
     [
         ([], "download owner/described --revision"),
-        (["--layout", "dp7tp9"], "option --layout is 'dp7tp9'"),
-        (["--data.answer_key", "x"], "has the columns question, answer"),
         (["--rollout.max_prompt_length", "3"], "leaves nothing to train on"),
         (["--speculation.source", "model:absent"], "there is no such folder"),
     ],
@@ -163,7 +161,7 @@ def test_a_resumed_run_takes_no_folder_made_since(cache: Path, tmp_path: Path, m
     assert checkpoint_of(config.model) == checkpoint_of(MODEL)
 
 
-@pytest.mark.parametrize("content", ["", "[]", '{"model": {"owner/x": "main"}}', '{"model": 3}'])
+@pytest.mark.parametrize("content", ["[]", '{"model": {"owner/x": "main"}}'])
 def test_names_that_no_run_has_written_are_left_out(content: str, tmp_path: Path, caplog):
     (tmp_path / NAMES_FILE).write_text(content)
     go_on_with_names(tmp_path)
@@ -191,11 +189,6 @@ def test_a_run_that_is_looked_at_changes_no_name(tmp_path: Path, monkeypatch):
             generate.prepared(GenerateConfig(model=MODEL), run)
 
 
-def test_an_adapter_names_its_base(cache: Path):
-    config = cache / "models--owner--adapter/snapshots" / SHA / "adapter_config.json"
-    assert json.loads(config.read_text())["base_model_name_or_path"] == MODEL
-
-
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -203,7 +196,6 @@ def test_an_adapter_names_its_base(cache: Path):
         (["--data", "owner/absent"], ["--data is 'owner/absent'", "dataset owner/absent`"]),
         (["--eval.data", DATA], ["--eval.data is 'owner/sums'", "and not main/test; name one, as"]),
         (["--data.answer_key", "x"], ["datasets--owner--sums", "has the columns question, answer"]),
-        (["--model", "gpt2"], ["no Hugging Face checkpoint directory"]),
     ],
 )
 def test_refusals(options: list[str], words: list[str]):

@@ -39,19 +39,14 @@ def generated() -> tuple[Kernels, list[np.ndarray]]:
     return layout.kernels, [one.tokens for one in done]
 
 
-@pytest.mark.slow  # compiles four engines
+@pytest.mark.slow  # compiles two engines
 def test_a_wrong_kernel_is_replaced_and_the_tokens_are_right(monkeypatch, tmp_path, caplog):
     _, expected = generated()
     monkeypatch.setattr(kernel_check, "KEPT", tmp_path / "kernels.json")
     monkeypatch.setattr(Kernels, "of", lambda platform: Kernels(platform).having(NAMES))
-    kernels, tokens = generated()
-    assert kernels.chosen == NAMES
-    np.testing.assert_array_equal(tokens, expected)
-
     pages = paged_layer.KERNELS["cpu"]
     wrong = pages._replace(decode=lambda *arrays: -pages.decode(*arrays))
     monkeypatch.setitem(paged_layer.KERNELS, "cpu", wrong)
-    kernel_check.KEPT.unlink()
     with caplog.at_level(logging.WARNING):
         kernels, tokens = generated()
     assert kernels == Kernels("cpu").having(NAMES).without(["decode"])
@@ -60,8 +55,3 @@ def test_a_wrong_kernel_is_replaced_and_the_tokens_are_right(monkeypatch, tmp_pa
     sentence = warned[0].getMessage()
     assert len(warned) == 1
     assert "kernel 'decode'" in sentence and "plain operations compute it" in sentence
-
-    # Without the check it would have gone on with the wrong one.
-    monkeypatch.setattr(setup, "other_kernels", lambda *_, **__: None)
-    kernels, tokens = generated()
-    assert kernels.chosen == NAMES and not np.array_equal(tokens, expected)

@@ -101,9 +101,9 @@ def test_metrics_without_a_namespace_or_a_number_are_refused(tmp_path: Path, met
         writer.write(1, metrics)
 
 
-def test_tensorboard_gets_the_numbers(tmp_path: Path):
+def test_tensorboard_gets_the_numbers(tmp_path: Path, capsys, caplog):
     with MetricsWriter(tmp_path) as metrics:
-        metrics.write(3, {"reward/mean": 0.5, "rollout/layouts": "dp1tp2"})
+        metrics.write(3, {"a/x": math.nan, "a/y": -math.inf, "reward/mean": 0.5, "a/text": "no"})
     (path,) = (tmp_path / "tensorboard").glob("events*")
     found = {
         value.tag: (event.step, value.simple_value)
@@ -111,6 +111,7 @@ def test_tensorboard_gets_the_numbers(tmp_path: Path):
         for value in event.summary.value
     }
     assert found == {"reward/mean": (3, 0.5)}
+    assert "NaN" not in "".join(capsys.readouterr()) and caplog.records == []
 
 
 def records(path: Path):
@@ -134,7 +135,7 @@ def test_without_a_terminal_each_step_is_one_line():
     )
 
 
-@pytest.mark.parametrize("columns", [40, 80, 100, 200])
+@pytest.mark.parametrize("columns", [40, 100])
 def test_on_a_terminal_steps_stay_above_the_bar_whole(monkeypatch, columns: int):
     monkeypatch.setenv("COLUMNS", str(columns))
     monkeypatch.setenv("LINES", "24")  # without it tqdm does not believe in the columns
@@ -155,9 +156,8 @@ def test_on_a_terminal_steps_stay_above_the_bar_whole(monkeypatch, columns: int)
     assert "3/120 |" in text
 
 
-@pytest.mark.parametrize("columns", [80, 100])
-def test_steps_stand_in_columns(monkeypatch, columns: int):
-    monkeypatch.setenv("COLUMNS", str(columns))
+def test_steps_stand_in_columns(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("LINES", "24")
     stream = Terminal()
     progress = Progress(120, stream=stream)
@@ -170,38 +170,30 @@ def test_steps_stand_in_columns(monkeypatch, columns: int):
     half = len(shown) // 2
     assert half * 2 == len(shown) >= 4
     for one, other in zip(shown[:half], shown[half:], strict=True):
-        assert [m.start() for m in re.finditer("[a-z]+", one)] == [
-            m.start() for m in re.finditer("[a-z]+", other)
-        ]
+        ours, theirs = ([m.start() for m in re.finditer("[a-z]+", x)] for x in (one, other))
+        assert ours == theirs
 
 
-def test_a_run_without_a_step_claims_none():
-    assert summarize([{"step": 0, "eval/reward": 0.25}]).splitlines() == [
-        "no step was finished",
-        "held-out reward 0.250",
-    ]
-
-
-def test_tensorboard_is_given_no_number_that_is_none(tmp_path: Path, capsys):
-    with MetricsWriter(tmp_path) as metrics:
-        metrics.write(3, {"a/x": math.nan, "a/y": -math.inf, "a/z": 2.0, "a/text": "no"})
-    (path,) = (tmp_path / "tensorboard").glob("events*")
-    events = map(Event.FromString, records(path))
-    assert [value.tag for event in events for value in event.summary.value] == ["a/z"]
-    assert "NaN" not in "".join(capsys.readouterr())
-
-
-def test_what_is_of_nothing_is_left_out():
-    nothing = {"train/loss": math.nan, "reward/a/mean": 1.0, "reward/b/mean": 2.0}
-    assert describe({"reward/mean": math.nan} | nothing) == ""
-    assert describe({"reward/mean": 0.5} | nothing) == "reward  0.500 (a 1.000, b 2.000)"
+@pytest.mark.parametrize(
+    ("steps", "done", "seconds", "shown"),
+    [(3, 0, 20, "00:20<00:40"), (1000, 900, 2, "00:02<03:18")],  # of a resumed run
+)
+def test_the_time_left_counts_from_the_first_step(monkeypatch, steps, done, seconds, shown):
+    now = 1000.0
+    monkeypatch.setattr("tqdm.std.time", lambda: now)
+    terminal = Terminal()
+    progress = Progress(steps, stream=terminal)
+    now += 600  # of compiling
+    progress.start(done)
+    now += seconds
+    progress.step(done + 1, {"reward/mean": 0.5})
+    assert f"{done + 1}/{steps} |" in terminal.getvalue() and shown in terminal.getvalue()
 
 
 def test_what_was_not_measured_is_left_out():
-    assert describe({"reward/mean": 1}) == "reward  1.000"
-    assert describe({}) == ""
-    several = {"reward/a/mean": 0.5, "reward/b/mean": -1, "reward/b/failed/none": 2}
-    assert describe({"reward/mean": 1} | several) == "reward  1.000 (a 0.500, b -1.000)"
+    nothing = {"train/loss": math.nan, "reward/a/mean": 1.0, "reward/b/mean": -1}
+    assert describe({}) == describe({"reward/mean": math.nan} | nothing) == ""
+    assert describe({"reward/mean": 0.5} | nothing) == "reward  0.500 (a 1.000, b -1.000)"
     assert describe({"reward/mean": 1, "reward/a/mean": 0.5}) == "reward  1.000"
 
 
@@ -218,15 +210,15 @@ def test_the_summary_says_where_the_time_went_and_what_came_of_it():
     ]
     assert summarize([{"step": 1}]) == "1 step in 0.0 s"
     assert summarize([]) == "no step was finished"
+    nothing = [{"step": 0, "eval/reward": 0.25}]
+    assert summarize(nothing).splitlines() == ["no step was finished", "held-out reward 0.250"]
+    rows = [{"step": 1, "reward/mean": math.nan}, {"step": 2, "reward/mean": 0.5}]
+    assert "reward 0.500 -> 0.500 (first and last step)" in summarize(rows)
 
 
 def test_damaged_lines_are_left_out(tmp_path: Path):
     path = tmp_path / "metrics.jsonl"
     rows = [b'{"step": 1, "a/b": 1.0}', b"\xff\xfe\x00", b"[1]", b'{"step": "x"}', b"7", b"{}"]
-    path.write_bytes(b"\n".join([*rows, b'{"step": 2, "a/b": 2.0}', b""]))
+    rows += [b"[" * 100_000, b'{"step": 2, "a/b": [1]}', b'{"step": 2, "a/b": 2.0}', b""]
+    path.write_bytes(b"\n".join(rows))
     assert [row["a/b"] for row in read_metrics(path)] == [1.0, 2.0]
-
-
-def test_a_step_without_any_reward_spoils_no_mean():
-    rows = [{"step": 1, "reward/mean": float("nan")}, {"step": 2, "reward/mean": 0.5}]
-    assert "reward 0.500 -> 0.500 (first and last step)" in summarize(rows)

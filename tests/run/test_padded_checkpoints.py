@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from runs import QWEN3, SMALL_ROLLOUT, run, write_checkpoint, write_problems
 
-from pat_jax.common.errors import UserError
 from pat_jax.layout.mesh import padded_for
 from pat_jax.models.checkpoints.hf_load import load_params
 from pat_jax.models.config import ModelConfig
@@ -45,7 +44,7 @@ def state_of(policy: Policy) -> TrainState:
     return TrainState(params, moments, jnp.int32(3))
 
 
-@pytest.mark.parametrize("saved, wanted", [(4, 1), (1, 4), (4, 2), (2, 3)])
+@pytest.mark.parametrize("saved, wanted", [(4, 1), (2, 3)])
 def test_parameters_and_moments_come_back_with_other_padding(
     tmp_path: Path, saved: int, wanted: int
 ):
@@ -105,28 +104,10 @@ def test_a_run_goes_on_where_other_heads_are_padded(tmp_path: Path, lora: list[s
         assert padded.padded_num_heads == num_heads
         if devices > 2:
             folder = shutil.copytree(tmp_path / "2", tmp_path / str(devices))
-            without_learning = [
-                "--steps",
-                "3",
-                "--rollout.check_integrity",
-                "true",
-                "--optimizer.learning_rate",
-                "0",
-            ]
+            without_learning = ["--steps", "3", "--optimizer.learning_rate", "0"]
+            without_learning += ["--rollout.check_integrity", "true"]
             found = exported(folder, devices, "--resume", *without_learning)
             row = read_metrics(folder / "metrics.jsonl")[-1]
             assert row["step"] == 3 and row["train/transfer_gap"] < 1e-4
             for ours, theirs in zip(found, wanted, strict=True):
                 np.testing.assert_allclose(ours, theirs, atol=1e-7)
-
-
-def test_another_number_of_heads_is_another_model(tmp_path: Path):
-    with Checkpointer(tmp_path, 2, fingerprint=asdict(CONFIG)) as checkpoints:
-        checkpoints.save(1, {"x": jnp.float32(1)}, {})
-        checkpoints.wait()
-    other = asdict(replace(CONFIG, num_heads=12))
-    with (
-        Checkpointer(tmp_path, 2, fingerprint=other) as checkpoints,
-        pytest.raises(UserError, match=r"num_heads \(9 there, 12 here\)"),
-    ):
-        checkpoints.restore({"x": jnp.float32(0)})

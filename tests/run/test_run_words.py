@@ -15,10 +15,8 @@ from pat_jax.models.presets import PRESETS, preset
 from pat_jax.run.logging.banner import closing, opening
 
 PUBLISHED = {  # as their model cards say
-    "qwen3-0.6b": 596_049_920,
     "qwen3-8b": 8_190_735_360,
     "llama-3.1-8b": 8_030_261_248,
-    "qwen2.5-7b": 7_615_616_512,
 }
 
 
@@ -70,7 +68,7 @@ def test_the_closing_claims_nothing_that_is_not_there(tmp_path: Path):
     config = RunConfig(checkpoint=CheckpointConfig(export_dir=str(export)))
     assert said(config)[1:] == [
         f"in {tmp_path}: the configuration, metrics.jsonl, completions.jsonl, rollout.png, the "
-        "checkpoints of step 9 and 10",
+        "checkpoints of step 9 and 10"
     ]
     export.mkdir()
     assert said(config)[2:] == [f"in {export}: the policy as a Hugging Face directory"]

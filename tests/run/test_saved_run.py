@@ -28,9 +28,8 @@ def run(tmp_path: Path) -> SavedRun:
     with MetricsWriter(tmp_path) as metrics:
         metrics.write(0, {"eval/reward": 0.25})
         for step in (1, 2, 3):
-            metrics.write(
-                step, {"reward/mean": step / 4, "train/loss": math.nan, "timing/rollout": 1}
-            )
+            row = {"reward/mean": step / 4, "train/loss": math.nan, "timing/rollout": 1}
+            metrics.write(step, row)
         metrics.samples(1, [SAMPLE])
     return SavedRun(tmp_path)
 
@@ -97,16 +96,10 @@ def test_a_rollout_of_an_older_version_is_read(run: SavedRun):
 def test_curves_are_of_what_was_measured(run: SavedRun):
     figure = run.plot()
     drawn = [{line.get_label(): line for line in axes.lines} for axes in figure.axes]
-    assert [set(panel) for panel in drawn] == [
-        {"reward/mean", "eval/reward"},
-        {"train/loss"},
-        {"timing/rollout"},
-    ]
-    assert np.array(drawn[0]["reward/mean"].get_xydata()).tolist() == [
-        [1, 0.25],
-        [2, 0.5],
-        [3, 0.75],
-    ]
+    panels = [{"reward/mean", "eval/reward"}, {"train/loss"}, {"timing/rollout"}]
+    assert [set(panel) for panel in drawn] == panels
+    rewards = np.array(drawn[0]["reward/mean"].get_xydata())
+    assert rewards.tolist() == [[1, 0.25], [2, 0.5], [3, 0.75]]
     assert [len(axes.lines) for axes in run.plot("reward/mean", "eval/reward").axes] == [1, 1]
     with pytest.raises(UserError, match="has no metric 'reward/men'"):
         run.plot("reward/men")
@@ -126,11 +119,8 @@ def test_the_rollouts_of_its_page_are_drawn_by_name(run: SavedRun):
     with (page := RunPage(run.folder)).kept(0):
         page.rollout(1, TRACE)
         page.rollout(2, replace(TRACE, total_s=3.0))
-    assert {name: one.step for name, one in run.rollouts.items()} == {
-        "first": 1,
-        "slowest": 2,
-        "newest": 2,
-    }
+    steps = {name: one.step for name, one in run.rollouts.items()}
+    assert steps == {"first": 1, "slowest": 2, "newest": 2}
     for name, seconds in (("first", 2), ("slowest", 3)):
         (axes,) = run.plot_rollout(name).axes
         assert f"in {seconds} s" in axes.get_title("left")
@@ -139,11 +129,8 @@ def test_the_rollouts_of_its_page_are_drawn_by_name(run: SavedRun):
 def test_curves_have_their_unit_and_their_interval(run: SavedRun):
     rows = [*run.metrics, {"step": 4, "eval/reward": 0.5, "eval/reward_ci95": 0.125}]
     reward, loss, seconds = draw_curves(rows).axes
-    assert [axes.get_ylabel() for axes in (reward, loss, seconds)] == [
-        "reward",
-        "loss",
-        "time of a step, s",
-    ]
+    units = [axes.get_ylabel() for axes in (reward, loss, seconds)]
+    assert units == ["reward", "loss", "time of a step, s"]
     assert len(reward.collections) == 1 and not loss.collections
     more = {"train/entropy": 1.0, "train/grad_norm": 0.5, "train/approx_kl": 0.0}
     assert len(draw_curves([*rows, {"step": 5} | more]).axes) == 5  # in two rows, none left empty

@@ -18,7 +18,7 @@ from pat_jax.run.checkpoints.schedule import Saves
 from pat_jax.run.logging.progress import Progress
 from pat_jax.run.process import open_run as open_run_module
 from pat_jax.run.process.open_run import OpenRun
-from pat_jax.run.process.stop_signals import Stopped, StoppedAtOnce, StopSignals
+from pat_jax.run.process.stop_signals import Stopped, StopSignals
 
 
 class FullDisk:
@@ -66,19 +66,11 @@ def train(disk: FullDisk, steps: int, every: int) -> list[str]:
     return said
 
 
-def test_each_so_many_steps_and_the_last_are_saved():
-    disk = FullDisk([True] * 9)
-    assert train(disk, steps=10, every=4) == []
-    assert disk.saved == [4, 8, 10]
-
-
 def test_a_failed_one_is_said_at_once_and_the_next_step_is_saved():
     disk = FullDisk([True, False, False, *[True] * 9])
     said = train(disk, steps=12, every=4)
-    assert [line.split(";")[0] for line in said] == [
-        "the checkpoint of step 8 was not written",
-        "the checkpoint of step 9 was not written",
-    ]
+    lines = [line.split(";")[0] for line in said]
+    assert lines == [f"the checkpoint of step {step} was not written" for step in (8, 9)]
     assert disk.saved == [4, 10, 12]
 
 
@@ -122,16 +114,6 @@ def test_a_stopped_run_that_cannot_be_saved_says_so(capsys):
     assert said.count("; go on with: ") == 1 and ".;" not in said
 
 
-@pytest.mark.parametrize(
-    ("saved", "said"), [([], "nothing was done yet"), ([0], "the checkpoint of step 0 stays")]
-)
-def test_a_run_stopped_while_it_begins_says_what_there_is(capsys, saved, said):
-    disk = FullDisk([])
-    disk.saved = saved
-    stop(signal.SIGINT, disk, None)
-    assert f"stopped by SIGINT: {said}; go on with: python -m" in capsys.readouterr().err
-
-
 # --- errors ------------------------------------------------------------------------------------
 
 
@@ -153,18 +135,7 @@ def fail(
     assert raised.value is error
 
 
-@pytest.mark.parametrize(
-    "error",
-    [
-        Broken(),
-        UserError("no reward"),
-        MemoryError(),
-        KeyboardInterrupt(),
-        SystemExit(3),
-        OSError(),
-    ],
-    ids=lambda error: type(error).__name__,
-)
+@pytest.mark.parametrize("error", [Broken(), UserError("no reward"), KeyboardInterrupt()], ids=repr)
 def test_whatever_error_ends_a_run_its_last_step_is_saved_first(capsys, error):
     disk = FullDisk([True])
     fail(disk, error)
@@ -184,10 +155,8 @@ def test_an_error_is_what_is_raised_though_nothing_can_be_saved(capsys):
     disk = Dead([])
     disk.saved = [2]
     fail(disk, Broken())
-    assert (
-        "the last whole step was not saved (the device is gone), and the checkpoint of step 2 stays; go on"
-        in capsys.readouterr().err.splitlines()[-1]
-    )
+    said = "the last whole step was not saved (the device is gone), and the checkpoint of step 2"
+    assert said in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_a_state_that_went_into_a_failed_update_is_said_to_be_gone(capsys):
@@ -197,17 +166,8 @@ def test_a_state_that_went_into_a_failed_update_is_said_to_be_gone(capsys):
     disk.saved = [2]
     fail(disk, Broken(), state)
     assert disk.saved == [2]
-    assert (
-        "step 4 went into an update that failed, and the checkpoint of step 2 stays; go on with"
-        in capsys.readouterr().err.splitlines()[-1]
-    )
-
-
-def test_who_does_not_wait_gets_nothing_saved(capsys):
-    disk = FullDisk([])
-    fail(disk, StoppedAtOnce())
-    fail(disk, Stopped(signal.SIGTERM))  # is saved where it is said
-    assert disk.saved == [] and "go on with" not in capsys.readouterr().err
+    said = "step 4 went into an update that failed, and the checkpoint of step 2 stays; go on with"
+    assert said in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_a_signal_does_not_interrupt_the_saving(capfd):
@@ -242,13 +202,3 @@ def test_a_run_whose_output_nobody_reads_is_saved_all_the_same(monkeypatch):
     disk = FullDisk([True])
     fail(disk, Broken())
     assert disk.saved == [4]
-
-
-def test_the_last_words_are_of_what_is_on_disk():
-    disk = FullDisk([True])
-    again = "go on with: python -m pat_jax.train --resume --run_dir run"
-    assert open_run(disk).last_words() == f"no checkpoint is written yet; {again}"
-    disk.save(4, {}, {})
-    assert "no checkpoint is written yet" in open_run(disk).last_words()
-    disk.wait()
-    assert open_run(disk).last_words() == f"the checkpoint of step 4 stays; {again}"

@@ -41,7 +41,7 @@ class Seen(Exception):
 def folder(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("settled")
     write_checkpoint(folder / "model")  # of a context of 512 tokens
-    write_problems(folder / "sums.jsonl")
+    write_problems(folder / "sums.jsonl", 24)
     return folder
 
 

@@ -1,6 +1,7 @@
 """Supervised fine-tuning of adapters: it learns, compiles nothing on the way, and knows its base."""
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -12,7 +13,6 @@ from runs import write_checkpoint, write_problems
 from safetensors.numpy import load_file, save_file
 
 from pat_jax.common.errors import UserError
-from pat_jax.config.sft import SftConfig
 from pat_jax.models.checkpoints.peft_adapter import load_adapter, read_adapter
 from pat_jax.run.checkpoints.checkpoint import Checkpointer
 from pat_jax.run.logging.metrics import read_metrics
@@ -23,14 +23,14 @@ from pat_jax.run.sft.setup import SftSetup, build
 from pat_jax.sft import read
 
 
-def made(*options: str) -> tuple[SftConfig, SftSetup]:
+def made(*options: str) -> SftSetup:
     config = options_of_run(options, read)
-    return config, build(config, jax.devices()[: config.devices])
+    return build(config, jax.devices()[: config.devices])
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory) -> tuple[Path, list[str], list[str]]:
-    """The folder of a run to the end, its options, and what it compiled after its programs."""
+def whole(tmp_path_factory) -> tuple[Path, list[str], SftSetup]:
+    """The folder of a run to the end, its options, and what it was made of."""
     folder = tmp_path_factory.mktemp("runs") / "whole"
     base, data = write_checkpoint(folder / "base"), write_problems(folder / "sums.jsonl")
     options = [
@@ -41,7 +41,7 @@ def whole(tmp_path_factory) -> tuple[Path, list[str], list[str]]:
         *("--lora.rank", "4", "--optimizer.learning_rate", "3e-2", "--lora.export", "adapter"),
         *("--scan_layers", "true"),
     ]
-    _, setup = made(*options, "--checkpoint.export_dir", str(folder / "adapter"))
+    setup = made(*options, "--checkpoint.export_dir", str(folder / "adapter"))
     run = SftRun(setup, StopSignals())
     run.compile()
     # Orbax compiles slices of what several devices have alike; the last step is saved at the end too.
@@ -52,20 +52,19 @@ def whole(tmp_path_factory) -> tuple[Path, list[str], list[str]]:
             run.learn()
     run.finish()
     run.open.release()
-    return folder, options, compiled
+    assert compiled == []
+    return folder, options, setup
 
 
 def test_adapters_learn_and_compile_nothing(whole):
-    folder, _, compiled = whole
-    assert compiled == []
+    folder, _, _ = whole
     rows = read_metrics(folder / "run" / "metrics.jsonl")
     losses = [row["train/loss"] for row in rows[1:]]
     assert len(losses) == 12 and losses[-1] < 0.9 * losses[0]
 
 
 def test_the_export_is_the_adapters_of_the_checkpoint(whole):
-    folder, options, _ = whole
-    _, setup = made(*options, "--checkpoint.export_dir", str(folder / "other"))
+    folder, _, setup = whole
     lora = setup.trainer.trained.lora
     with Checkpointer(folder / "run" / CHECKPOINTS, fingerprint=setup.fingerprint) as checkpoints:
         step, state, _ = checkpoints.restore({"train": setup.trainer.abstract_state})
@@ -78,17 +77,15 @@ def test_the_export_is_the_adapters_of_the_checkpoint(whole):
 
 
 def test_a_resumed_run_wants_its_own_base(whole, tmp_path: Path):
-    folder, options, _ = whole
+    folder, options, compiled = whole
     other = tmp_path / "other"
     shutil.copytree(folder / "base", other)
     weights = load_file(other / "model.safetensors")
     weights["model.norm.weight"] = weights["model.norm.weight"] + np.float32(1e-3)
     save_file(weights, other / "model.safetensors")
-    _, setup = made(
-        *options, "--resume", "--model", str(other), "--checkpoint.export_dir", str(tmp_path / "x")
-    )
-    run = SftRun(setup, StopSignals())
-    run.compile()
+    elsewhere = ["--model", str(other), "--checkpoint.export_dir", str(tmp_path / "x")]
+    setup = made(*options, "--resume", *elsewhere)
+    run = SftRun(replace(setup, trainer=compiled.trainer), StopSignals())
     with pytest.raises(UserError, match="are of another base, whose weights differ"):
         run.begin()
     run.open.release()

@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from runs import ROOT, finish, start
 
 from pat_jax.common.errors import UserError
 from pat_jax.config.command_line import parse
@@ -19,7 +20,6 @@ from pat_jax.run.logging.metrics import METRICS_FILE, MetricsWriter, read_metric
 from pat_jax.run.logging.samples import Sample
 from pat_jax.run.logging.trackers.asked_for import begin_trackers, check_trackers
 
-ROOT = Path(__file__).parents[2]
 SAMPLES = [Sample("1+2=", "3", 1.0, 2, "stop"), Sample("1+2=", "4", None, 3, "length")]
 # Packages of these names that write what they are told to calls.jsonl in the current folder.
 FAKE = """
@@ -110,14 +110,8 @@ def test_each_tracker_is_given_numbers_samples_and_the_options(fakes):
     assert logged[1] == ({"train/loss": 0.5}, 3)
     assert [step for _, step in logged] == [None, 3, None, 3, None, 4]
     for content, _ in logged[2:4]:
-        assert content["samples"]["columns"] == [
-            "step",
-            "prompt",
-            "response",
-            "reward",
-            "tokens",
-            "finish",
-        ]
+        columns = ["step", "prompt", "response", "reward", "tokens", "finish"]
+        assert content["samples"]["columns"] == columns
         assert content["samples"]["data"][0] == [3, "1+2=", "3", 1.0, 2, "stop"]
     assert found[-2:] == [["finish", [], {}]] * 2
 
@@ -131,11 +125,8 @@ def test_a_resumed_run_goes_on_in_its_own_charts(fakes):
     begun = [options for what, _, options in calls(folder) if what == "init"]
     ids = [options["id"] for options in begun if "id" in options]
     assert ids[0] == ids[1] != ids[2]
-    assert [options["resume"] for options in begun if "id" not in options] == [
-        "never",
-        "allow",
-        "never",
-    ]
+    modes = [options["resume"] for options in begun if "id" not in options]
+    assert modes == ["never", "allow", "never"]
 
 
 def test_a_tracker_that_fails_is_said_once_and_ends_nothing(fakes):
@@ -151,34 +142,30 @@ def test_a_tracker_that_fails_is_said_once_and_ends_nothing(fakes):
 
 def test_a_tracker_that_cannot_begin_is_one_sentence(fakes):
     folder = fakes(no_login=True)
-    with pytest.raises(
-        UserError, match=r"RuntimeError: No API key .*wandb login.*WANDB_MODE"
-    ) as error:
+    said = r"RuntimeError: No API key .*wandb login.*WANDB_MODE"
+    with pytest.raises(UserError, match=said) as error:
         begin_trackers(configuration(folder), folder / "mine")
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("name", ["wandb", "trackio"])
-def test_a_package_that_is_not_there_is_one_sentence_before_anything_begins(
-    tmp_path: Path, name: str
-):
+def test_a_package_that_is_not_there_is_one_sentence_before_anything_begins(tmp_path: Path):
     """In a folder that has runs of W&B, whose name is the package's."""
+    name = "wandb"
     (tmp_path / "wandb").mkdir()
     hidden = "import sys\nfrom importlib.machinery import PathFinder\nfind = PathFinder.find_spec\n"
     hidden += "def nowhere(name, path=None, target=None):\n"
     hidden += "    paths = [p for p in sys.path if 'site-packages' not in p]\n"
     hidden += "    return find(name, paths if name in ('wandb', 'trackio') else path, target)\n"
     hidden += "PathFinder.find_spec = nowhere\n"
-    hidden += "from pat_jax.train import main\nfrom pat_jax.common.run_command import run_command\n"
-    code = f"{hidden}run_command(main)"
-    command = [sys.executable, "-c", code, "--trackers", name, "--run_dir", "here"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120
+    hidden += "from pat_jax.train import main\n"
+    hidden += "from pat_jax.common.run_command import run_command\n"
+    program = ("-c", f"{hidden}run_command(main)")
+    said = finish(
+        start("--trackers", name, "--run_dir", "here", cwd=tmp_path, program=program), code=2
     )
-    assert done.returncode == 2 and not (tmp_path / "here").exists()
+    assert not (tmp_path / "here").exists()
     expected = f"error: option --trackers is '{name}': expected the package {name}, which is not installed; "
-    assert done.stderr.strip() == expected + f"run pip install -e '.[{name}]', or leave {name} out."
+    assert said.strip() == expected + f"run pip install -e '.[{name}]', or leave {name} out."
 
 
 @pytest.mark.parametrize("names", [["mlflow"], ["wandb", "wandb"], ["tensorboard"]])

@@ -1,12 +1,19 @@
-"""A run in which nothing moves says so once, and one in which anything does says nothing."""
+"""A run in which nothing moves says so once; a step of which nothing is learned says so, and means of nothing
+are shown nowhere."""
 
-import json
 import logging
+import math
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
-from runs import TINY, run
+from runs import TINY, json_lines, run
 
+from pat_jax.config.run import RolloutConfig, RunConfig
+from pat_jax.engine.record.report import RolloutReport
+from pat_jax.rl.batches.types import FinishReason, Prompt, Rollout, RolloutGroup
+from pat_jax.run.learning import nothing_to_learn
 from pat_jax.run.logging.unmoved import (
     CUT,
     GRADIENT,
@@ -42,7 +49,6 @@ def test_reward_and_length_that_do_not_move_are_said():
         rows(reward=1e-6),
         rows(length=56.5),
         rows(reward=NAN),
-        rows(reward=None),
         [{REWARD: 0.0, LENGTH: 56.0}] * STEPS,  # it only generates
         [*[STILL | {GRADIENT: 0.0}] * (STEPS - 1), {REWARD: 1.0, LENGTH: 5.0, GRADIENT: 1e-12}],
     ],
@@ -51,7 +57,7 @@ def test_where_anything_moves_nothing_is_said(moved):
     assert advice(moved) == ""
 
 
-@pytest.mark.parametrize("gradient", [0.0, NAN, None, float("inf")])
+@pytest.mark.parametrize("gradient", [0.0, NAN, None])
 def test_a_gradient_that_is_never_there_is_said(gradient: float | None):
     found = advice([{REWARD: i, LENGTH: i, GRADIENT: gradient} for i in range(STEPS)])
     assert found.startswith("the gradient of the last 10 steps was 0 or none: nothing is learned")
@@ -67,7 +73,7 @@ def test_it_is_said_once_and_logged(caplog):
     assert [record.getMessage() for record in caplog.records] == said
 
 
-@pytest.mark.parametrize("share", [0.0, 0.2, NAN, None])
+@pytest.mark.parametrize("share", [0.2, NAN, None])
 def test_few_that_are_cut_need_no_advice(share: float | None):
     assert advice_on_length({CUT: share}, 160) == "" == advice_on_length({}, 160)
 
@@ -86,15 +92,57 @@ def test_many_that_are_cut_in_the_first_step_are_said_once(caplog):
     assert [record.getMessage() for record in caplog.records] == said
 
 
+STOP, CUT_OFF = FinishReason.STOP, FinishReason.LENGTH
+
+
+def groups_of(*finishes: FinishReason) -> list[RolloutGroup]:
+    prompt = Prompt(0, (1,), "p", {})
+    empty = np.zeros(2, np.float32)
+    rollouts = [Rollout(prompt, i, np.ones(2, int), empty, end) for i, end in enumerate(finishes)]
+    return [RolloutGroup(prompt, rollouts)]
+
+
+@pytest.mark.parametrize(
+    ("truncated", "finishes", "rewards", "words"),
+    [
+        ("mask", (CUT_OFF, CUT_OFF), (0.0, 1.0), "all 2 responses of this step were cut off at"),
+        ("mask", (CUT_OFF, STOP), (0.0, NAN), "all 2 responses of this step, but for 1 that have"),
+        ("score", (STOP, CUT_OFF), (NAN, NAN), "none of the 2 responses of this step has a reward"),
+        ("mask", (CUT_OFF, STOP), (0.0, 1.0), ""),
+        ("score", (CUT_OFF, CUT_OFF), (0.0, 1.0), ""),
+    ],
+)
+def test_a_step_of_which_nothing_is_learned_says_why(truncated, finishes, rewards, words):
+    config = RunConfig(rollout=RolloutConfig(max_completion_length=160))
+    config = replace(config, algorithm=replace(config.algorithm, truncated=truncated))
+    found = nothing_to_learn(config, groups_of(*finishes), np.array([rewards]))
+    assert found.startswith(words) and bool(found) == bool(words)
+    is_cut = CUT_OFF in finishes and "masked" in found
+    assert ("--rollout.max_completion_length" in found) == is_cut
+
+
+def test_a_rollout_that_generated_nothing_has_no_shares():
+    report = RolloutReport()
+    for name in ("tokens_per_s", "tokens_per_row_step", "row_occupancy", "prefill_padding"):
+        assert math.isnan(getattr(report, name)), name
+    assert math.isnan(report.kv_waste) and math.isnan(report.balance_share)
+
+
 @pytest.mark.slow
-def test_a_run_of_equal_rewards(tmp_path: Path):
-    (tmp_path / "same.py").write_text(
-        "def same(completions, **_):\n    return [1] * len(completions)\n"
-    )
-    options = ["--reward", f"{tmp_path}/same.py:same", "--steps", "12", "--eval.every", "0"]
+def test_a_run_that_learns_nothing(tmp_path: Path):
+    """All rewards are the same; of the first steps all responses are masked, of later ones some."""
+    reward = "def same(completions, **_):\n    return [1] * len(completions)\n"
+    (tmp_path / "same.py").write_text(reward)
+    options = ["--algorithm.truncated", "mask", "--rollout.max_completion_length", "2"]
+    options += ["--reward", f"{tmp_path}/same.py:same"]
+    options += ["--warm_start.steps", "0", "--steps", "12", "--eval.every", "0"]
     output = run(*TINY, *options, "--run_dir", str(tmp_path / "run"))
-    said = [line for line in output.splitlines() if "nothing is learned" in line]
-    assert len(said) == 1 and said[0].startswith("step 10: the gradient")
-    assert (tmp_path / "run" / "run.log").read_text().count("nothing is learned") == 1
-    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
-    assert sum(json.loads(line).get(GRADIENT) == 0 for line in lines) == 12
+    lines = [x for x in output.splitlines() if "were cut off at 2 tokens and are masked" in x]
+    assert [line.split(":")[0] for line in lines[:2]] == ["step 1", "step 2"]
+    (said,) = (line for line in output.splitlines() if "0 or none: nothing is learned" in line)
+    assert said.startswith("step 10: the gradient")
+    assert (tmp_path / "run" / "run.log").read_text().count("0 or none: nothing is learned") == 1
+    assert "NaN or Inf" not in output and " nan" not in output
+    learned = [row for row in json_lines(tmp_path / "run/metrics.jsonl") if "train/loss" in row]
+    names = ("loss", "entropy", "cross_entropy", "behavior_gap_max", "ratio_min", "grad_norm")
+    assert [[row[f"train/{name}"] for name in names] for row in learned[:2]] == [[None] * 6] * 2

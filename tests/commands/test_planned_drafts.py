@@ -1,12 +1,14 @@
-"""`plan` and `simulate` of drafts that a model says: what they cost, what is assumed, what is refused."""
+"""`plan` and `simulate` of drafts: said by a model, or copied from recorded responses; what they cost, what
+is assumed, what is refused."""
 
 import json
 import sys
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
-from fakes import SPLITS, made_up_latency
+from profiles import save_profile
 from runs import write_checkpoint
 
 from pat_jax import simulate
@@ -16,7 +18,6 @@ from pat_jax.common.errors import UserError
 from pat_jax.common.run_command import run_command
 from pat_jax.config.command_line import parse
 from pat_jax.models.presets import preset
-from pat_jax.planning.latency.profile import Profile, Subject
 from pat_jax.profiling.capacity.page import page, plan_text
 from pat_jax.profiling.capacity.plan_config import PlanConfig
 from pat_jax.profiling.capacity.planned import planned
@@ -25,8 +26,8 @@ from pat_jax.profiling.capacity.report import PlanReport
 TINY = preset("tiny")
 ASKED = ["--model", "tiny", "--target", "h100:8", "--responses", "32", "--rollouts", "1"]
 ASKED += ["--max_completion_length", "1024", "--max_prompt_length", "64", "--data", "nowhere"]
-ASKED += ["--prompt_tokens", "16", "--lengths", "short", "--train", "false"]
-SOURCES = ("early_exit:1", "model:tiny")
+ASKED += ["--prompt_tokens", "16", "--train", "false"]
+SHORT = [*ASKED, "--lengths", "short"]
 
 
 @pytest.fixture(autouse=True)
@@ -35,14 +36,14 @@ def of_these_devices(monkeypatch):
     monkeypatch.setattr(body, "configure", lambda count: None)
 
 
-def report_of(source: str, *options: str, asked: list[str] = ASKED) -> PlanReport:
+def report_of(source: str, *options: str, asked: list[str] = SHORT) -> PlanReport:
     argv = [*asked, "--speculation.source", source, *options]
     return planned(plan.question_of(parse(argv, PlanConfig, prog="plan", presets=None), "it"), None)
 
 
 @pytest.mark.parametrize(("source", "share"), [("early_exit:9", 0.7), ("model:qwen3-0.6b", 0.99)])
 def test_a_plan_says_what_they_give_and_what_is_assumed(source: str, share: float):
-    asked = ["--model", "qwen3-8b", *ASKED[2:]]
+    asked = ["--model", "qwen3-8b", *SHORT[2:]]
     worse, better = (
         report_of(source, "--draft_acceptance", right, asked=asked) for right in ("0.5", "0.95")
     )
@@ -59,13 +60,9 @@ def test_a_plan_says_what_they_give_and_what_is_assumed(source: str, share: floa
     assert "for each of its tokens of drafts a pass of" in text and source in page(better)
 
 
-@pytest.mark.parametrize("source", SOURCES)
-def test_as_it_is_a_guess_is_taken(source: str):
-    text = plan_text(report_of(source))
-    assert "assumed: each token with a probability of 0.6 where" in text
-
-
 def test_where_they_do_not_pay_none_are_made():
+    guess = "assumed: each token with a probability of 0.6 where"
+    assert guess in plan_text(report_of("early_exit:1"))
     report = report_of("early_exit:1", "--draft_acceptance", "0.02")
     drafting, adaptive = report.comparison.drafting, report.comparison.adaptive
     assert drafting is not None
@@ -106,16 +103,8 @@ def test_layouts_that_a_draft_model_leaves_no_room_say_so():
 @pytest.mark.parametrize(
     ("source", "options", "words"),
     [
-        (
-            "early_exit:2",
-            (),
-            "expected a layer from 1 to 1 behind early_exit:, for a model of 2 layers",
-        ),
-        (
-            "model:nowhere",
-            (),
-            "the folder of a checkpoint behind model:, or a built-in shape, one of demo, ",
-        ),
+        ("early_exit:2", (), "expected a layer from 1 to 1 behind early_exit:, for a model of"),
+        ("model:nowhere", (), "the folder of a checkpoint behind model:, or a built-in shape, one"),
         ("model:qwen3-0.6b", (), "a model with the policy's 128 tokens, and this one has 151936"),
         ("early_exit:1", ("--draft_acceptance", "1"), "is 1.0: expected a number in (0, 1)"),
         ("model:tiny", ("--draft_acceptance", "0"), "is 0.0: expected a number in (0, 1)"),
@@ -143,19 +132,8 @@ class TestSimulate:
     @classmethod
     def profile(cls, tmp_path_factory) -> Path:
         """Of a machine whose steps verify drafts that the first layer says."""
-        latency = made_up_latency(
-            dict(zip(SPLITS, (0.5, 0.4, 0.3, 0.25), strict=True)),
-            dict.fromkeys(SPLITS, 0.05),
-            reslice=0.2,
-            migrate_per_token=1e-4,
-            max_rows=8,
-            lengths=(64, 128, 256),
-        )
-        verify = {(*key, 3): 1.2 * seconds for key, seconds in latency.decode_table.items()}
-        latency = replace(latency, verify_table=verify, drafts_from="the first layer")
         path = tmp_path_factory.mktemp("profile") / "made-up.json"
-        Profile(Subject("gpu", "made up", 8, asdict(TINY), "bfloat16", "0"), latency).save(path)
-        return path
+        return save_profile(path, {3: 1.2}, drafts_from="the first layer")
 
     @staticmethod
     def asked(profile: Path, *options: str) -> list[str]:
@@ -180,14 +158,11 @@ class TestSimulate:
         assert row["tokens_per_step"][0] == pytest.approx(1 + 0.8 + 0.64 + 0.512, rel=0.05)
         assert row["mean_s"] < answer["systems"][0]["mean_s"]
 
-    @pytest.mark.parametrize("source", ["suffix", "early_exit:1", "model:tiny"])
+    @pytest.mark.parametrize("source", ["suffix", "model:tiny"])
     def test_steps_that_verify_drafts_from_elsewhere_are_not_taken_for_them(
         self, profile: Path, monkeypatch, capsys, source: str
     ):
         monkeypatch.setattr(sys, "argv", self.asked(profile, "--speculation.source", source))
-        if source == "early_exit:1":
-            run_command(simulate.main)
-            return
         with pytest.raises(SystemExit):
             run_command(simulate.main)
         message = capsys.readouterr().err
@@ -201,3 +176,64 @@ class TestSimulate:
         run_command(simulate.main)
         printed = capsys.readouterr().out
         assert "drafts are from the first layer, not from texts: none are made" in printed
+
+
+def recorded(folder: Path, samples: int, *, length: int = 300) -> Path:
+    """Responses that say ten tokens again and again, each prompt others, as generate writes them."""
+    rng, rows = np.random.default_rng(0), []
+    for line in range(1, 7):
+        motif = rng.integers(2, 120, 10)
+        for sample in range(samples):
+            tokens = np.resize(motif, length - 20 * sample).tolist()
+            rows.append({"line": line, "sample": sample, "text": None, "token_ids": tokens})
+    path = folder / "said.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_a_plan_counts_drafts_and_lengths_in_it(tmp_path: Path):
+    found = report_of("auto", "--responses_file", str(recorded(tmp_path, 4)), asked=ASKED)
+    assert found.lengths.source == "said.jsonl, 24 responses"
+    assert max(found.comparison.longest) <= 300
+    own, siblings = found.comparison.by_source
+    built_in = report_of("auto").comparison.by_source
+    assert own.tokens_per_step[0] > built_in[0].tokens_per_step[0]
+    assert siblings.tokens_per_step[0] >= 0.95 * own.tokens_per_step[0]
+    told = plan_text(found)
+    assert "counted in said.jsonl: 24 responses to 6 prompts, 6,480 tokens" in told
+    assert "built in: counted" not in told
+
+
+def test_lengths_that_are_given_win(tmp_path: Path):
+    found = report_of("auto", "--responses_file", str(recorded(tmp_path, 2)))
+    assert found.lengths.source.startswith("built-in 'short'")
+
+
+def test_without_siblings_their_row_is_left_out_and_said(tmp_path: Path):
+    found = report_of("auto", "--responses_file", str(recorded(tmp_path, 1)), asked=ASKED)
+    (own,) = found.comparison.by_source
+    assert own.name == "own text"
+    assert "said.jsonl has one response to each prompt" in plan_text(found)
+
+
+def test_what_is_wrong_is_said_before_anything_is_replayed(tmp_path: Path):
+    path = tmp_path / "texts.jsonl"
+    path.write_text('{"prompt": "a", "text": "b"}\n')
+    with pytest.raises(UserError, match=r"texts.jsonl, line 1, has no token_ids or tokens"):
+        report_of("auto", "--responses_file", str(path), asked=ASKED)
+    path.write_text('{"prompt": "a", "token_ids": [500]}\n')
+    with pytest.raises(UserError, match=r"has the token 500: expected ids from 0 to 127"):
+        report_of("auto", "--responses_file", str(path), asked=ASKED)
+
+
+def test_simulate_counts_them_too(tmp_path: Path, monkeypatch, capsys):
+    profile, out = save_profile(tmp_path / "profile.json", {7: 1.1}), tmp_path / "out.json"
+    options = ["--responses", "32", "--max_completion_length", "128", "--prompt_tokens", "16"]
+    options += ["--responses_file", str(recorded(tmp_path, 4, length=120)), "--out", str(out)]
+    monkeypatch.setattr(sys, "argv", ["simulate", "--profile", str(profile), *options])
+    run_command(simulate.main)
+    printed = capsys.readouterr().out
+    assert "lengths: said.jsonl, 24 responses" in printed and "drafts from" in printed
+    assert "counted in said.jsonl: 24 responses to 6 prompts" in printed
+    (answer,) = json.loads(out.read_text())["answers"]
+    assert [one["name"] for one in answer["by_source"]] == ["own text", "own text, siblings"]
