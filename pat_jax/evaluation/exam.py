@@ -50,7 +50,7 @@ def load_exam(config: RunConfig, tokenizer: Tokenizer) -> Exam:
         columns_of(prompt for one in splits.values() for prompt in one.heldout),
         [f"{name}: {one}" for name, one in splits.items()],
         {
-            name: {"too_long": one.num_too_long, "without_answer": len(one.without_answer)}
+            name: {"too_long": len(one.too_long), "without_answer": len(one.without_answer)}
             for name, one in splits.items()
         },
     )

@@ -47,6 +47,7 @@ from pat_jax.training.update_memory import (
     UpdateOptions,
     fetched_bytes,
     largest,
+    resident_bytes,
     shortage,
     stages_of,
     tightness,
@@ -226,8 +227,8 @@ class PlannedUpdate:
           target: that weights go to.
         """
         trainer, limit = self.trainer, int(self.plant.limit)
-        resident = shard_bytes(trainer.resident_in_updates)
-        added, offloaded = map(shard_bytes, (trainer.abstract_gradients, trainer.offloaded))
+        resident, offloaded = resident_bytes(trainer), fetched_bytes(trainer)
+        added = shard_bytes(trainer.trained.abstract_gradients)
         taken = {
             Key(p.name, p.split, p.rows, p.length, p.target): p.taken_bytes
             for p in self.programs

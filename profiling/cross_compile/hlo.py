@@ -69,9 +69,14 @@ def called(line: str) -> list[tuple[str, str]]:
 
 
 def collectives(
-    text: str, *, trips: Mapping[str, int] | None = None, per_host: int = 0
+    text: str,
+    computation: str = "",
+    *,
+    trips: Mapping[str, int] | None = None,
+    per_host: int = 0,
 ) -> list[Collective]:
-    """Collectives of an HLO module, in the order of a walk from its entry.
+    """Collectives of an HLO module, in the order of a walk from its entry, or from another
+    computation.
 
     Args:
       per_host: devices of each host, in the order of the program's partitions; 0: there is one host.
@@ -79,7 +84,7 @@ def collectives(
     """
     entry, bodies = computations(text)
     every = []
-    for line, depth, times in _walk(bodies, entry, trips or {}, 0, 1):
+    for line, depth, times in _walk(bodies, computation or entry, trips or {}, 0, 1):
         found = _COLLECTIVE.search(line)
         assert found
         # What starts one has its operands in its type, the results second; but for sums.

@@ -108,7 +108,7 @@ class RewardScorer:
         for name, values in {"completions": completions, **columns}.items():
             if len(values) != len(prompts):
                 raise ValueError(f"{len(prompts)} prompts, but {len(values)} values of {name!r}")
-        scoring = self.begin(prompts, lambda response: response)
+        scoring: Scoring[Response] = self.begin(prompts, lambda response: response)
         for row, (prompt, text) in enumerate(zip(prompts, completions, strict=True)):
             own = {name: values[row] for name, values in columns.items()}
             scoring.add(row, Response(prompt, text, own))

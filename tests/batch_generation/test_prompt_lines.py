@@ -14,8 +14,7 @@ from tokenizer_files import BOS, write_tokenizer
 from pat_jax.batch_generation.answers import StopFinder, TextStream, describe
 from pat_jax.batch_generation.config import Reach
 from pat_jax.batch_generation.overrides import SamplingOverrides
-from pat_jax.batch_generation.prompt_lines import parse_ask, parse_object
-from pat_jax.batch_generation.reach import reach
+from pat_jax.batch_generation.prompt_lines import parse_ask, parse_object, reach
 from pat_jax.engine.sequences.responses import Completion
 from pat_jax.engine.sequences.sampling import MAX_STOP_IDS, Sampling
 from pat_jax.rl.text.tokenizer import HuggingFaceTokenizer

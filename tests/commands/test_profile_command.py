@@ -2,7 +2,8 @@
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import jax
@@ -90,18 +91,24 @@ def test_shards_go_on_where_they_were_stopped(monkeypatch, tmp_path: Path):
     monkeypatch.setattr(sys, "argv", shards)
     monkeypatch.setattr(body, "configure", lambda count: jax.devices()[:2])
     monkeypatch.setattr(body, "SAVE_EVERY_S", 0.0)
-    show = body._show
+    counting = body.counting
 
-    def stopped(bar, done: int, total: int) -> None:
-        show(bar, done, total)
-        if done > total // 2:
-            raise KeyboardInterrupt
+    @contextmanager
+    def stopped(what: str, *, disable: bool) -> Iterator[Callable[[int, int], None]]:
+        with counting(what, disable=disable) as show:
 
-    monkeypatch.setattr(body, "_show", stopped)
+            def stop(done: int, total: int) -> None:
+                show(done, total)
+                if done > total // 2:
+                    raise KeyboardInterrupt
+
+            yield stop
+
+    monkeypatch.setattr(body, "counting", stopped)
     with pytest.raises(KeyboardInterrupt):
         command.main()
     before = json.loads(path.read_text())
-    monkeypatch.setattr(body, "_show", show)
+    monkeypatch.setattr(body, "counting", counting)
     command.main()
     after = json.loads(path.read_text())
     kept, whole = (content["latency"]["decode_table"] for content in (before, after))

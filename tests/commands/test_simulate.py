@@ -148,10 +148,10 @@ class TestTrace:
             return refused(lambda: command("--trace", str(path), *options))
 
         assert "--responses is '8': expected '1024' with --trace" in said("--responses", "8")
-        refused = said("--speculation.source", "none")
-        assert "--speculation.source is 'none': expected 'auto' with --trace, on which" in refused
-        refused = said("--speculation.budgets", "1", "3")
-        assert "--speculation.budgets" in refused and "expected '1 3 7' with --trace" in refused
+        source = said("--speculation.source", "none")
+        assert "--speculation.source is 'none': expected 'auto' with --trace, on which" in source
+        budgets = said("--speculation.budgets", "1", "3")
+        assert "--speculation.budgets" in budgets and "expected '1 3 7' with --trace" in budgets
         trace = RolloutTrace.from_json(path.read_text())
         path.write_text(replace(trace, layout=("dp1tp9",) * len(trace.layout)).to_json())
         assert "no times of dp1tp9, in which the rollout ran" in said()

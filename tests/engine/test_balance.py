@@ -14,7 +14,6 @@ from page_pools import CASES, PAGE_SIZE, Programs, assert_pages_arrived, chain, 
 
 from pat_jax.engine.device.decode.sampling import sequence_key
 from pat_jax.engine.device.pages.migration import Shifting
-from pat_jax.engine.device.programs.program_specs import page_bytes
 from pat_jax.engine.engine import RolloutEngine
 from pat_jax.engine.record.report import RolloutReport
 from pat_jax.engine.relocation.rounds import SHIFT_SIZES, SIZES, shifts
@@ -25,6 +24,7 @@ from pat_jax.engine.sequences.page_reserve import PageReserve
 from pat_jax.engine.sequences.prefill_calls import PageMoves
 from pat_jax.engine.sequences.responses import Completion, Request, Responses
 from pat_jax.engine.sequences.sequence_table import SequenceTable
+from pat_jax.engine.sizing.pool_pages import page_bytes
 from pat_jax.planning.planner.planner import Planner
 from pat_jax.planning.planner.scripts import FixedLayout
 from pat_jax.planning.types import Load, Plan, Split

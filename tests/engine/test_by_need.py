@@ -41,8 +41,8 @@ def by_need(controller: Controller, *compiled: tuple[int, int]) -> ByNeed:
     table = declared()
     for rows, length in compiled:
         table.compile(decode_key(Shape(DP2, rows, length)))
-    controller.by_need = ByNeed(table, SHAPES.buckets)
-    return controller.by_need
+    needed = controller.bursts.by_need = ByNeed(table, SHAPES.buckets)
+    return needed
 
 
 def wait_for(needed: ByNeed, shape: Shape) -> None:

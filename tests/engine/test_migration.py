@@ -135,7 +135,7 @@ def test_a_switch_sends_and_holds_what_it_says(name, paths, carry, monkeypatch):
         }
         grown = max(0, sizes[switch.target] - sizes[switch.source])
         # Numbers of the rows come on top, and on this backend the pages' indices.
-        assert max(peaks) <= before[0] + grown + switch.extra_bytes + 2**14
+        assert max(peaks) <= before[0] + grown + switch.sent.extra + 2**14
 
 
 COUNTS = st.lists(st.integers(0, 200), min_size=2, max_size=8).map(np.array)

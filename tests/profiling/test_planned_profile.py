@@ -8,7 +8,7 @@ from fakes import SPLITS, made_up_latency
 
 from pat_jax.common.errors import UserError
 from pat_jax.common.picture_style import tp_colour
-from pat_jax.engine.sizing.draft_memory import Drafter
+from pat_jax.engine.device.draft.drafters import NO_DRAFTER
 from pat_jax.models.presets import preset
 from pat_jax.planning.latency.profile import Profile, Subject
 from pat_jax.profiling.capacity.costs import profiled
@@ -43,10 +43,10 @@ def test_a_profile_of_something_else_is_refused(tmp_path: Path, other, words: st
     latency = made_up_latency(steps, steps, reslice=1, migrate_per_token=1, max_rows=2)
     path = tmp_path / "profile.json"
     Profile(SUBJECT, latency, SUMS).save(path)
-    assert profiled(path, PLANT.order, PLANT.buckets, Drafter()).source == "profile"
+    assert profiled(path, PLANT.order, PLANT.buckets, NO_DRAFTER).source == "profile"
     Profile(replace(SUBJECT, **other), latency, SUMS).save(path)
     with pytest.raises(UserError, match="of something else") as caught:
-        profiled(path, PLANT.order, PLANT.buckets, Drafter())
+        profiled(path, PLANT.order, PLANT.buckets, NO_DRAFTER)
     assert words in str(caught.value)
 
 

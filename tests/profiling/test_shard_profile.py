@@ -98,7 +98,9 @@ def test_what_was_measured_before_it_was_stopped_is_not_measured_again(profiler:
     for name in ("decode_table", "prefill_table"):
         kept, whole = getattr(before, name), getattr(after, name)
         assert kept and kept.items() <= whole.items()
-        measured = {(split, *at) for split, x in resumed.warmups.items() for _, *at in x.new[name]}
+        measured = {
+            (split, *at) for split, x in resumed.warmups.items() for _, *at in x.timings.new[name]
+        }
         assert measured == whole.keys() - kept.keys()
         assert {split for split, *_ in measured} <= {second}
     assert len(after.decode_table) > len(before.decode_table)
@@ -106,7 +108,8 @@ def test_what_was_measured_before_it_was_stopped_is_not_measured_again(profiler:
     # With everything known nothing runs; with a pool of other pages calls of a prefill are others.
     replace(profiler, known=after).measure(lambda *_: pytest.fail("ran"))
     other = replace(profiler, known=replace(after, prefill_blocks=1)).warmups[first]
-    assert other.known["decode_table"] and not other.known["prefill_table"]
+    known = other.timings.known
+    assert known["decode_table"] and not known["prefill_table"]
 
 
 def test_a_model_without_a_shard_that_fits_is_refused():

@@ -45,8 +45,8 @@ def jax_arrays(*values):
 def compiled(loss: Loss, logprobs, entropy, columns, weights):
     """The loss and its sums, and its gradients in log-probabilities, entropies and columns."""
 
-    def value(*policy):
-        return loss(*policy, weights)
+    def value(logprobs, entropy, columns):
+        return loss(logprobs, entropy, columns, weights)
 
     with jax.numpy_dtype_promotion("strict"):
         return jax.value_and_grad(value, (0, 1, 2), has_aux=True)(logprobs, entropy, columns)

@@ -57,8 +57,8 @@ def tasks(monkeypatch) -> list[Task]:
     begun: list[Task] = []
 
     def begin(run: train.Run) -> None:
-        begun.append(run.task)
-        (run.folder / "metrics.jsonl").touch()
+        begun.append(run.setup.task)
+        (run.open.folder / "metrics.jsonl").touch()
         run.open.close()
 
     monkeypatch.setattr(train, "configure", lambda count: jax.devices()[: int(count)])

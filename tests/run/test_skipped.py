@@ -124,7 +124,7 @@ def test_optimizer_steps_in_a_row_without_a_gradient_end_a_run(tmp_path, monkeyp
     assert "step 2: 2 of 2 optimizer steps left out" in capsys.readouterr().err
     # What was learned before is as it was.
     assert [state.step for state in spoilt.states] == [0, 2, 2]
-    assert_same_bits(jax.device_get(run.state), spoilt.states[1])
+    assert_same_bits(jax.device_get(run.learner.state), spoilt.states[1])
     for step, batch in enumerate(spoilt.batches[1:], start=2):
         kept = np.load(tmp_path / "skipped" / f"step-{step}.npz")
         assert len(batch.mini_batches) == 2

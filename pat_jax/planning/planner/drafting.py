@@ -73,6 +73,7 @@ def cheapest_steps(
     trial_s = np.zeros(len(plain))
     known: dict[int, tuple[np.ndarray, np.ndarray]] = {}
     for budget, verifying in tables.verifying if acceptance else ():
+        assert acceptance is not None
         may_draft = _may_draft(tables, verifying, turns, forecast, limits)
         most = budget if acceptance.is_said else limits.tokens
         tokens = _tokens(acceptance, budget, most, verifying.rows, turns, tables)
