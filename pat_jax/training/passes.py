@@ -12,6 +12,7 @@ from jaxtyping import Array
 
 from pat_jax.common.pytree import with_sharding
 from pat_jax.layout.layout import Layout
+from pat_jax.layout.partitions import AutoPartition
 from pat_jax.models.partition import Whole
 from pat_jax.models.policy import Params, Policy
 from pat_jax.models.transformer import logits

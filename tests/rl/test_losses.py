@@ -207,7 +207,9 @@ def test_micro_batches_add_up_to_the_mini_batch():
     total, gradients = LOSS.zero_sums(), []
     for rows in ([0, 2], [1, 3]):
         of_rows = np.isin(np.arange(ROWS), rows)[:, None]
-        gradient, sums = run_all(*whole[:-1], jnp.where(of_rows, whole[-1], 0))
+        logprobs, old, reference, advantages, weights = whole
+        kept = jnp.where(of_rows, weights, 0)
+        gradient, sums = run_all(logprobs, old, reference, advantages, kept)
         gradients.append(gradient)
         total = LOSS.add(total, sums)
     np.testing.assert_allclose(sum(gradients), expected_gradient, rtol=1e-6)

@@ -1,5 +1,6 @@
 """What drafts keep on the devices beside training is counted where it lies, as the arrays that are there."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -32,7 +33,7 @@ def on_first_device(tree: object) -> int:
     return sum(x.addressable_shards[0].data.nbytes for x in jax.tree.leaves(tree))
 
 
-def setup(*options: str, asked: list[str] = TINY) -> Setup:
+def setup(*options: str, asked: Sequence[str] = TINY) -> Setup:
     config = parse([*asked, "--run_dir", "unused", *options])
     return build(config, jax.devices()[: config.devices])
 

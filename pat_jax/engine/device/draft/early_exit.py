@@ -12,6 +12,7 @@ from pat_jax.engine.device.draft.drafter import Accepted, Asked, Drafter, DraftS
 from pat_jax.engine.device.draft.generated import counted, generated
 from pat_jax.engine.device.draft.token_batch import Counts
 from pat_jax.layout.layout import Layout
+from pat_jax.layout.partitions import ManualPartition
 from pat_jax.models.cache.draft_layer import Line
 from pat_jax.models.exit_head import exit_hidden
 
