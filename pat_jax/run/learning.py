@@ -172,6 +172,6 @@ class Learner:
 
     @property
     def kept(self) -> dict[str, Any]:
-        """Of a checkpoint's state."""
+        """The state that a checkpoint has."""
         reference = {} if self.reference is None else {"reference": self.reference}
         return {"train": self.state, **reference}
