@@ -21,6 +21,7 @@ from pat_jax.rl.batches.batches import to_train_batch
 from pat_jax.rl.batches.types import Rollout
 from pat_jax.run.generation import Generator
 from pat_jax.run.setup import build
+from pat_jax.run.start.adapters import initial_params
 from pat_jax.run.start.prepare import cost_planner, warm_up
 from pat_jax.training.build import micro_shapes, shares_prompts
 
@@ -42,7 +43,7 @@ def train(config: RunConfig) -> list[float]:
     # Every program of the update, and a few of the rollout, which compiles others when it needs them.
     trainer.compile()
     engine.compile()
-    state = trainer["init_state"](setup.initial_params(config))
+    state = trainer["init_state"](initial_params(trainer, config))
     reference = trainer["copy"](state.params) if trainer.has_reference else None
     shapes = micro_shapes(config, trainer.layout.split.dp, trainer.layout.platform)
 
