@@ -28,7 +28,7 @@ def run() -> Any:
     run.setup = SimpleNamespace(
         task=SimpleNamespace(checksums={"train": 7}), config=SimpleNamespace(log_samples_every=0)
     )
-    run.learner, run.base_checksum = SimpleNamespace(kept={"train": "state"}), None
+    run.learner = SimpleNamespace(kept={"train": "state"}, base_checksum=None)
     run.generator = SimpleNamespace(lengths=LengthModel.empty(8))
     run.collector = SimpleNamespace(totals=TWO)
     run.open, run.unmoved = Mock(), Mock()
