@@ -122,6 +122,7 @@ class Learner:
     def __init__(self, config: RunConfig, setup: Setup, began: Beginning, run: OpenRun):
         self._config, self._setup, self._trainer = config, setup, setup.trainer
         self.state, self.reference = began.state, began.reference
+        self.base_checksum = began.base_checksum
         layout = setup.trainer.layout
         self._shapes = micro_shapes(config, layout.split.dp, layout.platform)
         self._rates = learning_rates(config)
@@ -172,6 +173,6 @@ class Learner:
 
     @property
     def kept(self) -> dict[str, Any]:
-        """Of a checkpoint's state."""
+        """The state that a checkpoint has."""
         reference = {} if self.reference is None else {"reference": self.reference}
         return {"train": self.state, **reference}

@@ -161,7 +161,7 @@ class Run:
         config, setup, progress = self.config, self.setup, self.open.progress
         self.open.tell_changes()
         began = begin(config, setup, self.open)
-        self.steps.first, self.base_checksum = began.steps_done, began.base_checksum
+        self.steps.first = began.steps_done
         parts = self.scorer, self.completions, progress
         checkpoints = Path(config.run_dir) / CHECKPOINTS
         unfinished = Unfinished(self.open.folder, checkpoints, is_on=config.keeps_unfinished)
@@ -232,7 +232,10 @@ class Run:
 
     def kept(self) -> Kept:
         totals, lengths = self.whole
-        meta: dict[str, Any] = {"lengths": lengths.to_json(), "base_checksum": self.base_checksum}
+        meta: dict[str, Any] = {
+            "lengths": lengths.to_json(),
+            "base_checksum": self.learner.base_checksum,
+        }
         meta |= {"problems": self.setup.task.checksums}
         return self.learner.kept, meta | totals.to_json()
 

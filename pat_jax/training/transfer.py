@@ -157,7 +157,7 @@ class Transfer:
         return self._table[Key("score", self._split)](self._trained.frozen, params, tokens)
 
     def base_checksum(self, base: Params) -> int:
-        """Of the policy under the adapters, the same in bfloat16 as in float32."""
+        """The checksum of the policy under the adapters, the same in bfloat16 as in float32."""
         assert self._base is not None, "there are adapters"
         return self._base(base)
 
