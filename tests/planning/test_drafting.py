@@ -50,7 +50,9 @@ def test_what_came_of_drafts_is_expected_of_the_next_ones():
     one, load = planner(Acceptance.unseen()), make_load(8, TP8)
     before = one.decide(load, TP8).predicted
     assert before is not None and before.tokens > 1.3
-    counts = Drafted(*(np.sum(x, axis=0) for x in NONE_DRAFTED))._replace(begun=10_000 * np.eye(KINDS)[0])
+    counts = Drafted(*(np.sum(x, axis=0) for x in NONE_DRAFTED))._replace(
+        begun=10_000 * np.eye(KINDS)[0]
+    )
     one.observe(counts)
     one.start(load)
     after = one.decide(load, TP8).predicted
