@@ -11,10 +11,10 @@ import numpy as np
 
 from pat_jax.engine.device.decode.sampling import sequence_key
 from pat_jax.engine.device.draft.draft_model import ModelDrafter
-from pat_jax.engine.layout.buckets import Drafts
 from pat_jax.engine.record.report import RolloutReport
 from pat_jax.engine.sequences.responses import Completion, Request
 from pat_jax.engine.sequences.sampling import Sampling
+from pat_jax.layout.buckets import Drafts
 from pat_jax.models.policy import Params, Policy
 from pat_jax.planning.planner.planner import Planner
 from tests.lossless import MODELS, Subject, lively_params, tally

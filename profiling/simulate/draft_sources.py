@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from pat_jax.engine.device.draft.ngram import CONTEXT
-from pat_jax.engine.layout.buckets import Drafts
+from pat_jax.layout.buckets import Drafts
 from pat_jax.planning.draft_counts import KINDS, MOST, SAID
 from pat_jax.planning.drafts import PRIOR_FORKS, Acceptance
 from pat_jax.profiling.simulate.draft_counting import Group, Record, Rules, Steps, verify

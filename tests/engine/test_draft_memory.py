@@ -18,16 +18,16 @@ from pat_jax.engine.device.draft.drafters import NO_DRAFTER
 from pat_jax.engine.device.draft.early_exit import EarlyExit
 from pat_jax.engine.device.draft.text_drafter import TextDrafter
 from pat_jax.engine.device.programs.program_specs import ProgramSpecs
-from pat_jax.engine.device.programs.programs import Key, ProgramTable
-from pat_jax.engine.layout.buckets import Buckets, Drafts
-from pat_jax.engine.layout.layout import factored_mesh, layout_chain
 from pat_jax.engine.sizing.draft_memory import DraftBytes, draft_bytes
 from pat_jax.engine.sizing.memory import check_memory, kv_bytes, memory_alone, memory_model
 from pat_jax.engine.sizing.pool_pages import pages_per_group
+from pat_jax.layout.buckets import Buckets, Drafts
+from pat_jax.layout.layout import factored_mesh, layout_chain
 from pat_jax.models.policy import Policy
 from pat_jax.models.presets import PRESETS
 from pat_jax.planning.memory import GIB
 from pat_jax.planning.types import Split
+from pat_jax.programs.programs import Key, ProgramTable
 
 DTYPE = jnp.dtype("float32")
 DRAFTS = Drafts(budgets=(7,), longest=7, most_tokens=64, texts=4)

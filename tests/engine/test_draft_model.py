@@ -25,7 +25,7 @@ from two_devices import look_at_pages
 from pat_jax.common.hosts.together import Company
 from pat_jax.engine.device.draft.draft_model import DraftCache, ModelDrafter
 from pat_jax.engine.device_executor import Digest
-from pat_jax.engine.layout.buckets import Drafts
+from pat_jax.layout.buckets import Drafts
 from pat_jax.models.policy import Params, Policy
 from pat_jax.planning.planner.scripts import Step
 from pat_jax.planning.types import Split

@@ -15,10 +15,10 @@ from two_devices import DP2, generate, look_at_pages, reading_pages
 
 from pat_jax.engine.device.decode.sampling import sequence_key
 from pat_jax.engine.device.draft.early_exit import EarlyExit
-from pat_jax.engine.layout.buckets import Drafts
 from pat_jax.engine.sequences.responses import Request
 from pat_jax.engine.sequences.sampling import Sampling
 from pat_jax.engine.warm_up.warm_up import Warmup
+from pat_jax.layout.buckets import Drafts
 from pat_jax.planning.draft_counts import Drafted
 from pat_jax.planning.drafts import Acceptance
 from pat_jax.planning.planner.scripts import FixedLayout

@@ -14,11 +14,11 @@ from pat_jax.common.hosts.together import Company
 from pat_jax.engine.device.decode.sampling import sequence_key
 from pat_jax.engine.device.draft.text_drafter import TextDrafter
 from pat_jax.engine.device_executor import Digest
-from pat_jax.engine.layout.buckets import Drafts
 from pat_jax.engine.record.report import RolloutReport
 from pat_jax.engine.sequences.earlier import EarlierResponses
 from pat_jax.engine.sequences.responses import Completion, Request
 from pat_jax.engine.sequences.sampling import Sampling
+from pat_jax.layout.buckets import Drafts
 from pat_jax.planning.draft_counts import BRANCHES
 from pat_jax.planning.draft_counts import DRAFTS as DRAFTS_OF_RUNS
 from pat_jax.planning.drafts import Acceptance

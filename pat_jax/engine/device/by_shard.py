@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 
-from pat_jax.engine.layout.layout import Layout
+from pat_jax.layout.layout import Layout
 
 
 def by_shard(layout: Layout, run: Callable, in_specs: Any, out_specs: Any) -> Callable:

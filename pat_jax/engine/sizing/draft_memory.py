@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 
 from pat_jax.engine.device.draft.drafter import Drafter, DraftShapes
-from pat_jax.engine.layout.buckets import Drafts
-from pat_jax.engine.layout.layout import Layout, shard_bytes
 from pat_jax.engine.sequences.page_allocator import num_pages_for
+from pat_jax.layout.buckets import Drafts
+from pat_jax.layout.layout import Layout, shard_bytes
 from pat_jax.models.config import ModelConfig
 from pat_jax.planning.types import Split
 

@@ -10,9 +10,9 @@ from pat_jax.config.rollout import RolloutConfig
 from pat_jax.engine.device.decode.decode import DecodeFunctions
 from pat_jax.engine.device.draft.drafter import Drafter
 from pat_jax.engine.device.programs.program_specs import RESLICE_CHUNK_BYTES, ProgramSpecs
-from pat_jax.engine.layout.buckets import Buckets
-from pat_jax.engine.layout.layout import Layout
 from pat_jax.engine.sequences.page_allocator import num_pages_for
+from pat_jax.layout.buckets import Buckets
+from pat_jax.layout.layout import Layout
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.policy import Policy
 from pat_jax.planning.types import Split

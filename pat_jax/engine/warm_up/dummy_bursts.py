@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from pat_jax.engine.engine import RolloutEngine
-from pat_jax.engine.layout.layout import Layout
 from pat_jax.engine.sequences.state import ReservedPages, RowState
+from pat_jax.layout.layout import Layout
 
 # Of a timed burst: what a burst does once counts for little, as in a rollout. Where few programs are measured
 # one has to do, and what rollouts take corrects it.

@@ -23,8 +23,6 @@ from pat_jax.engine.device.decode.verify_step import verify
 from pat_jax.engine.device.draft.drafter import Asked, Drafter
 from pat_jax.engine.device.draft.drafters import NO_DRAFTER
 from pat_jax.engine.device.draft.token_batch import Counts
-from pat_jax.engine.layout.buckets import Drafts, Pace
-from pat_jax.engine.layout.layout import Layout
 from pat_jax.engine.sequences.page_allocator import num_pages_for
 from pat_jax.engine.sequences.state import (
     BurstOutput,
@@ -37,6 +35,8 @@ from pat_jax.engine.sequences.state import (
     Runs,
     Until,
 )
+from pat_jax.layout.buckets import Drafts, Pace
+from pat_jax.layout.layout import Layout
 from pat_jax.models.cache.burst_layer import BurstLayer
 from pat_jax.models.cache.draft_layer import DraftCopy
 from pat_jax.models.cache.kv_cache import KV_AXES

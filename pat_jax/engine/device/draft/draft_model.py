@@ -31,16 +31,16 @@ from pat_jax.engine.device.draft.drafter import (
 )
 from pat_jax.engine.device.draft.generated import counted, generated
 from pat_jax.engine.device.draft.token_batch import Counts
-from pat_jax.engine.device.programs.programs import Key, ProgramTable
-from pat_jax.engine.layout.buckets import Shape
-from pat_jax.engine.layout.layout import Layout, ManualPartition, whole_on_each
 from pat_jax.engine.sequences.block_tables import BlockTables
 from pat_jax.engine.sequences.prefill_calls import Spans, prefill_calls
 from pat_jax.engine.sequences.state import ModelDrafting, Pool, abstract_index, abstract_pool
+from pat_jax.layout.buckets import Shape
+from pat_jax.layout.layout import Layout, ManualPartition, whole_on_each
 from pat_jax.models.cache.draft_layer import Line
 from pat_jax.models.cache.kv_cache import KV_AXES
 from pat_jax.models.policy import Params, Policy
 from pat_jax.planning.types import Split
+from pat_jax.programs.programs import Key, ProgramTable
 
 Load = Callable[[Params, jnp.dtype], Params]  # onto shards, in a type
 

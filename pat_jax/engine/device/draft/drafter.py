@@ -16,15 +16,15 @@ from jaxtyping import Array, Bool, Float, Int, UInt32
 from pat_jax.engine.device.decode.decode_step import DecodeStep, Moving
 from pat_jax.engine.device.draft.ngram import Draft
 from pat_jax.engine.device.draft.token_batch import Counts
-from pat_jax.engine.device.programs.programs import ProgramTable
-from pat_jax.engine.layout.buckets import Buckets, Drafts, Shape
-from pat_jax.engine.layout.layout import Layout
 from pat_jax.engine.sequences.earlier import EarlierResponses
 from pat_jax.engine.sequences.page_allocator import num_pages_for
 from pat_jax.engine.sequences.responses import Responses
 from pat_jax.engine.sequences.state import Runs
+from pat_jax.layout.buckets import Buckets, Drafts, Shape
+from pat_jax.layout.layout import Layout
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.policy import Params, Policy
+from pat_jax.programs.programs import ProgramTable
 
 
 class DraftShapes(NamedTuple):
