@@ -8,9 +8,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int
 
 from pat_jax.engine.device.by_shard import by_shard
-from pat_jax.engine.device.pages.pages import put
 from pat_jax.engine.sequences.state import LayerPages, Pool
-from pat_jax.layout.layout import Layout
+from pat_jax.layout.layout import Layout, ManualPartition
 from pat_jax.layout.partitions import ManualPartition
 from pat_jax.models.cache.kv_cache import KV_AXES
 from pat_jax.models.cache.paged_layer import PagedLayer
@@ -48,7 +47,21 @@ def copy_pages(layout: Layout) -> Callable[[Pool, Array, Array], Pool]:
     """
 
     def run(pool: Pool, source: Int[Array, " pairs"], target: Int[Array, " pairs"]) -> Pool:
-        return jax.tree.map(lambda x: put(x, x[source], target), pool)
+        # In turn, as in `pages.put`: XLA:CPU may copy the whole pool for a scatter.
+        def in_turn(x: Array, source: Array, target: Array) -> Array:
+            def copy(pair: Int[Array, ""], x: Array) -> Array:
+                page = jax.lax.dynamic_index_in_dim(x, source[pair])
+                return jax.lax.dynamic_update_slice(x, page, (target[pair], 0, 0, 0))
+
+            return jax.lax.fori_loop(0, len(source), copy, x)
+
+        def at_once(x: Array, source: Array, target: Array) -> Array:
+            return x.at[target].set(x[source])
+
+        return jax.tree.map(
+            lambda x: jax.lax.platform_dependent(x, source, target, cpu=in_turn, default=at_once),
+            pool,
+        )
 
     pool, batch = layout.spec(*KV_AXES), layout.spec("batch")
     return by_shard(layout, run, (pool, batch, batch), pool)
