@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from pat_jax.common.errors import UserError, shown
-from pat_jax.engine.layout.buckets import Drafts, Pace
+from pat_jax.layout.buckets import Drafts, Pace
 from pat_jax.profiling.capacity.replay_options import ReplayOptions
 from pat_jax.profiling.simulate.draft_counting import Group, Tokens
 from pat_jax.profiling.simulate.draft_sources import DraftSources

@@ -16,7 +16,6 @@ import numpy as np
 
 from pat_jax.common.text_table import percent
 from pat_jax.config.run import RunConfig
-from pat_jax.engine.device.programs.programs import Key
 from pat_jax.engine.sizing.memory import shard_bytes
 from pat_jax.planning.types import Split
 from pat_jax.profiling.capacity.update_batches import Packed
@@ -38,6 +37,7 @@ from pat_jax.profiling.predict.update_work import (
     transfer_work,
 )
 from pat_jax.profiling.simulate.machine import Workload
+from pat_jax.programs.programs import Key
 from pat_jax.rl.batches.packing import Shape
 from pat_jax.training.build import logit_tokens, shares_prompts
 from pat_jax.training.model_flops import training_flops

@@ -14,7 +14,7 @@ from typing import Literal
 import yaml
 
 from pat_jax.common.chips import Chip
-from pat_jax.engine.layout.division import prime_factors
+from pat_jax.layout.division import prime_factors
 from pat_jax.profiling.predict.targets import Target
 
 # How GPUs of one host sum; the last: NCCL, no graph.

@@ -11,8 +11,8 @@ from functools import cached_property
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from pat_jax.engine.layout.buckets import LEAST_ROOM
 from pat_jax.engine.sequences.texts import AHEAD_PART
+from pat_jax.layout.buckets import LEAST_ROOM
 
 Tokens = Sequence[int]
 # Texts of others: siblings that have ended, earlier responses, siblings that have not; the engine drafts from
