@@ -15,7 +15,6 @@ import numpy as np
 from jaxtyping import Array
 
 from pat_jax.common.pytree import with_sharding
-from pat_jax.layout.layout import AutoPartition
 from pat_jax.layout.partitions import AutoPartition
 from pat_jax.models.exit_head import ExitHead, exit_hidden
 from pat_jax.models.partition import Whole

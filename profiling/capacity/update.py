@@ -218,13 +218,10 @@ class PlannedUpdate:
         return self.times.seconds(work) + self.times.seconds(checksum_work(params, kept))
 
     def _memory(self, target: Split) -> UpdateMemory:
-        """What the update takes of a device, and what would help where that is too much.
+        """What the update takes of a device whose weights go to `target`, and what would help if it is too much.
 
-        Without gradients among the compiled programs what these take at least is told: a micro-batch's own
+        Without gradients among the compiled programs, it is the least that these take: a micro-batch's own
         gradients, and each layer's input; or the optimizer's state.
-
-        Args:
-          target: that weights go to.
         """
         trainer, limit = self.trainer, int(self.plant.limit)
         resident, offloaded = resident_bytes(trainer), fetched_bytes(trainer)

@@ -16,7 +16,7 @@ from pat_jax.engine.device.draft.token_batch import Counts
 from pat_jax.engine.sequences.page_allocator import num_pages_for
 from pat_jax.engine.sequences.state import BurstOutput, LayerPages, RowState
 from pat_jax.engine.sequences.types import NO_TOKEN, RowSampling
-from pat_jax.layout.layout import Layout, ManualPartition
+from pat_jax.layout.layout import Layout
 from pat_jax.layout.partitions import ManualPartition
 from pat_jax.models.cache.burst_layer import BurstLayer
 from pat_jax.models.cache.draft_layer import DraftCopy, DraftPages, DraftRows, Line

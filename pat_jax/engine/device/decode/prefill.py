@@ -9,7 +9,7 @@ from jaxtyping import Array, Int
 
 from pat_jax.engine.device.by_shard import by_shard
 from pat_jax.engine.sequences.state import LayerPages, Pool
-from pat_jax.layout.layout import Layout, ManualPartition
+from pat_jax.layout.layout import Layout
 from pat_jax.layout.partitions import ManualPartition
 from pat_jax.models.cache.kv_cache import KV_AXES
 from pat_jax.models.cache.paged_layer import PagedLayer

@@ -35,7 +35,7 @@ from pat_jax.engine.sequences.block_tables import BlockTables
 from pat_jax.engine.sequences.prefill_calls import Spans, prefill_calls
 from pat_jax.engine.sequences.state import ModelDrafting, Pool, abstract_index, abstract_pool
 from pat_jax.layout.buckets import Shape
-from pat_jax.layout.layout import Layout, ManualPartition, whole_on_each
+from pat_jax.layout.layout import Layout, whole_on_each
 from pat_jax.layout.partitions import ManualPartition
 from pat_jax.models.cache.draft_layer import Line
 from pat_jax.models.cache.kv_cache import KV_AXES
