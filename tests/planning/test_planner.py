@@ -7,7 +7,7 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
-from fakes import SPLITS, make_load, ran
+from fakes import SPLITS, made_up_latency, make_load, ran
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_up_machines import CAP, FASTER_WITH_TP, SLOWER_WITH_TP, lengths_of, machine

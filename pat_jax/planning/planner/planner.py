@@ -230,10 +230,9 @@ class CostModelPlanner(Planner):
         """Seconds to the end under `plan`, and the profile's of a step now in each layout."""
         here = self.splits.index(plan.split)
         _, costs = self._outlook(load, plan.split)
-        if not plan.threshold:
-            return float(costs.run[here].sum()), costs.profile_step_s
-        _, choices = costs.cheapest()
-        seconds = costs.seconds(here, follow(choices, here))
+        seconds = float(costs.run[here].sum())
+        if plan.threshold:
+            seconds = costs.seconds(here, follow(costs.cheapest()[1], here))
         return seconds, costs.profile_step_s
 
     def _evens(self, load: Load) -> bool:
