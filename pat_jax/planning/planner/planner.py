@@ -184,8 +184,7 @@ class CostModelPlanner(Planner):
         seconds = plan.predicted_cost_s if self.is_frozen else outcome.seconds
         remaining_s = plan.predicted_remaining_s - plan.predicted_cost_s
         correction = without_optimism(self.latency, self.splits)
-        there = self.splits.index(plan.split)
-        self._regret_budget.switch(there, seconds, remaining_s, correction)
+        self._regret_budget.switch(self.splits.index(plan.split), seconds, remaining_s, correction)
         if not self.is_frozen:
             # Where pages lack, sequences that were to migrate are not: it went another way than planned.
             seen = SeenSwitch.of(plan.prediction, outcome.carry, seconds)
