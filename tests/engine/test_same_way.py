@@ -7,6 +7,7 @@ import pytest
 from fakes import made_up_latency
 from two_devices import DP2, TP2, engine, generate, look_at_pages
 
+from pat_jax.engine.burst_shapes import BurstShapes
 from pat_jax.engine.controller import Controller
 from pat_jax.engine.device.decode.sampling import sequence_key
 from pat_jax.engine.engine import RolloutEngine
@@ -34,11 +35,13 @@ def test_the_simulator_goes_the_same_way(runs_ahead, seed, monkeypatch):
     check_simulator(engine(), planner, seed, has_pools=False)
 
 
-NEXT = Controller._next
+NEXT = BurstShapes.next
 
 
-def in_short_bursts(self: Controller, budget: int, tokens_before: int) -> tuple[Shape, int]:
-    shape, steps = NEXT(self, budget, tokens_before)
+def in_short_bursts(
+    self: BurstShapes, split: Split, budget: int, tokens_before: int = 0
+) -> tuple[Shape, int]:
+    shape, steps = NEXT(self, split, budget, tokens_before)
     return shape, min(steps, self.shapes.check_every)
 
 
@@ -48,19 +51,19 @@ def in_the_largest_bucket(self: Controller) -> None:
 
 
 @pytest.mark.parametrize(
-    "rule, broken",
+    "owner, rule, broken",
     [
-        ("_stop_at", lambda self, threshold: self.table.fullest - 1),
-        ("_next", in_short_bursts),
-        ("fit", in_the_largest_bucket),
+        (Controller, "_stop_at", lambda self, threshold: self.table.fullest - 1),
+        (BurstShapes, "next", in_short_bursts),
+        (Controller, "fit", in_the_largest_bucket),
     ],
 )
-def test_a_rule_is_written_once(rule, broken, monkeypatch):
+def test_a_rule_is_written_once(owner, rule, broken, monkeypatch):
     """Broken in one place, it changes what the engine does and what the simulator does, alike."""
     monkeypatch.setattr(engine(), "runs_ahead", True)
     planner = ScriptedPath(DP2, (Step(TP2, 7), Step(DP2, 4), Step(TP2, 2)))
     whole = check_simulator(engine(), planner, seed=0, has_pools=False)
-    monkeypatch.setattr(Controller, rule, broken)
+    monkeypatch.setattr(owner, rule, broken)
     other = check_simulator(engine(), planner, seed=0, has_pools=False)
     rows = [[burst.rows for burst in report.bursts] for report in (whole, other)]
     assert (other.trace.steps, rows[1]) != (whole.trace.steps, rows[0])
