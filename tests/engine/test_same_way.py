@@ -17,6 +17,7 @@ from pat_jax.engine.sequences.responses import Request
 from pat_jax.planning.memory import MemoryModel
 from pat_jax.planning.planner.planner import Planner
 from pat_jax.planning.planner.scripts import FixedLayout, ScriptedPath, Step
+from pat_jax.planning.types import Split
 from pat_jax.profiling.simulate.machine import Machine, Workload
 from pat_jax.profiling.simulate.simulator import replay
 
