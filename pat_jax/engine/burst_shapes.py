@@ -5,8 +5,8 @@ Knows buckets and the rows of a table. Does not know pages, nor why a burst ends
 
 from typing import TYPE_CHECKING
 
-from pat_jax.engine.layout.buckets import Shape, Shapes
 from pat_jax.engine.sequences.sequence_table import SequenceTable
+from pat_jax.layout.buckets import Shape, Shapes
 from pat_jax.planning.types import Plan, Ran, Split
 
 if TYPE_CHECKING:

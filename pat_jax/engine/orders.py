@@ -5,9 +5,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pat_jax.engine.layout.buckets import Shape
 from pat_jax.engine.sequences.prefill_calls import Copies, PageMoves
 from pat_jax.engine.sequences.state import ReservedPages
+from pat_jax.layout.buckets import Shape
 from pat_jax.planning.drafts import Drafted
 from pat_jax.planning.types import DraftPrediction, Load, Split
 

@@ -12,8 +12,8 @@ from chex import assert_trees_all_close
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pat_jax.engine.layout.layout import factored_mesh, layout_chain
-from pat_jax.engine.layout.partitions import AutoPartition
+from pat_jax.layout.layout import factored_mesh, layout_chain
+from pat_jax.layout.partitions import AutoPartition
 from pat_jax.models.kernels import row_attention_tpu
 from pat_jax.models.kernels.kernel_choice import PALLAS, Kernels
 from pat_jax.models.kernels.row_attention import KERNELS, attend_rows

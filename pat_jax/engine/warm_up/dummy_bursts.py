@@ -9,9 +9,7 @@ import jax
 import numpy as np
 
 from pat_jax.engine.device.programs.program_specs import ProgramSpecs
-from pat_jax.engine.device.programs.programs import Key
 from pat_jax.engine.engine import RolloutEngine
-from pat_jax.engine.layout.layout import Layout
 from pat_jax.engine.sequences.state import (
     DecodeState,
     Drafting,
@@ -26,7 +24,9 @@ from pat_jax.engine.sequences.state import (
 )
 from pat_jax.engine.sequences.types import NO_TOKEN
 from pat_jax.engine.warm_up.timings import Timed
+from pat_jax.layout.layout import Layout
 from pat_jax.planning.drafts import KINDS, MOST
+from pat_jax.programs.programs import Key
 
 # Of a timed burst: what a burst does once counts for little, as in a rollout. Where few programs are measured
 # one has to do, and what rollouts take corrects it.

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 from pat_jax.common.hosts.together import company
 from pat_jax.engine.device.programs.program_specs import ProgramSpecs
-from pat_jax.engine.layout.layout import Layout
 from pat_jax.engine.relocation.rounds import SIZES
 from pat_jax.engine.warm_up.recheck import describe, rescaled
+from pat_jax.layout.layout import Layout
 from pat_jax.planning.latency.model import ROUNDS, TABLES, LatencyModel
 from pat_jax.planning.types import Split
 

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 from jaxtyping import Array, Int
 
-from pat_jax.engine.layout.layout import Layout
+from pat_jax.layout.layout import Layout
 from pat_jax.models.kernels.kernel_choice import Kernels
 from pat_jax.models.partition import Names, Partition, Whole
 
