@@ -18,7 +18,8 @@ from pat_jax.common.run_command import run_command
 from pat_jax.config.command_line import parse
 from pat_jax.config.run import RunConfig
 from pat_jax.engine.sizing.draft_choice import drafts_of
-from pat_jax.engine.warm_up.warm_up import Timed, Warmup
+from pat_jax.engine.warm_up.timings import Timed
+from pat_jax.engine.warm_up.warm_up import Warmup
 from pat_jax.planning.latency.model import LatencyModel
 from pat_jax.run.start import prepare, profiles
 

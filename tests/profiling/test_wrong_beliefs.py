@@ -123,6 +123,18 @@ def test_a_dear_switch_is_paid_once_and_known_from_then_on():
     assert switches[0] < 2 and len(switches) > 1 and all(cost > 15 for cost in switches[1:])
 
 
+def test_a_long_tail_that_nobody_expected_is_left_when_its_rent_is_paid():
+    """One response runs to the cap where all had a constant rate of ending, once in 15 tokens."""
+    machine = make_machine((0.5, 0.4, 0.3, 0.2), per_row=0.03, reslice=6.0)
+    seen = np.random.default_rng(0).geometric(1 / 15, 5000)
+    lengths = LengthModel.empty(CAP, prior_weight=1e-3).updated(seen, np.zeros(5000, bool))
+    workload = Workload(np.full(32, 5), np.array([CAP, *seen[:31]]), CAP)
+    planner = CostModelPlanner(SPLITS, machine.truth, lengths)
+    done, stayed_s = run(planner, workload, machine)
+    assert done.total_s < stayed_s
+    assert any("lost by not being there" in switch.reason for switch in done.trace.switches)
+
+
 @dataclass
 class HardOfHearing(CostModelPlanner):
     """Every burst sounds some 10 % off, and the first to be heard in dp2tp4 twice as long."""

@@ -72,8 +72,9 @@ def cheapest_steps(
     choice, least = np.zeros((2, len(plain)), np.int64)
     trial_s = np.zeros(len(plain))
     known: dict[int, tuple[np.ndarray, np.ndarray]] = {}
-    for budget, verifying in tables.verifying if acceptance else ():
-        assert acceptance is not None
+    if acceptance is None:
+        return best, Drafting(choice, least, trial_s, plain[:, 0], known)
+    for budget, verifying in tables.verifying:
         may_draft = _may_draft(tables, verifying, turns, forecast, limits)
         most = budget if acceptance.is_said else limits.tokens
         tokens = _tokens(acceptance, budget, most, verifying.rows, turns, tables)

@@ -116,7 +116,8 @@ class CostModelPlanner(Planner):
         forecast, costs = self._outlook(load, current, is_evened=self._evens(load))
         here = self.splits.index(current)
         self._regret_budget = self._regret_budget or RegretBudget(costs.prefill, here)
-        self._regret_budget.expect(here, costs.profile_step_s, load.step)
+        correction = without_optimism(self.latency, self.splits)
+        self._regret_budget.expect(here, costs.profile_step_s, load.step, correction)
         plan = self._drafted(self._path(load, current, forecast, costs), costs)
         return self._evened(load, plan, options) if plan.split == current else plan
 
@@ -132,7 +133,7 @@ class CostModelPlanner(Planner):
 
     def _path(self, load: Load, current: Split, forecast: Forecast, costs: Costs) -> Plan:
         here = self.splits.index(current)
-        _, choices = costs.cheapest()
+        totals, choices = costs.cheapest()
         stay = float(costs.run[here].sum())
         path = follow(choices, here)
         total = costs.seconds(here, path)
@@ -146,13 +147,16 @@ class CostModelPlanner(Planner):
             if self._may_switch(costs, here, path, total):
                 return self._switch(load, costs, (here, there), stay, total, why)
             pays, saves = False, f"{saves}, too little past the budget"
+        if (due := self._due(here, costs, totals)) is not None:
+            total = SAFETY * float(costs.switch[0, here, due])
+            total += costs.seconds(due, follow(choices, due))
+            why = f"{current} to {self.splits[due]}: more lost by not being there than going costs"
+            return self._switch(load, costs, (here, due), stay, total, why)
         if pays:
             return Plan(current, threshold=live, predicted_remaining_s=total, reason=why)
-        other = (
-            f"{self.splits[there]} {saves}"
-            if leaves.any()
-            else f"no other saves any of {stay:.2f} s"
-        )
+        other = f"no other saves any of {stay:.2f} s"
+        if leaves.any():
+            other = f"{self.splits[there]} {saves}"
         why = f"stay in {current}: {other}"
         return Plan(current, threshold=0, predicted_remaining_s=stay, reason=why)
 
@@ -181,8 +185,7 @@ class CostModelPlanner(Planner):
         seconds = plan.predicted_cost_s if self.is_frozen else outcome.seconds
         remaining_s = plan.predicted_remaining_s - plan.predicted_cost_s
         correction = without_optimism(self.latency, self.splits)
-        there = self.splits.index(plan.split)
-        self._regret_budget.switch(there, seconds, remaining_s, correction)
+        self._regret_budget.switch(self.splits.index(plan.split), seconds, remaining_s, correction)
         if not self.is_frozen:
             # Where pages lack, sequences that were to migrate are not: it went another way than planned.
             seen = SeenSwitch.of(plan.prediction, outcome.carry, seconds)
@@ -227,10 +230,9 @@ class CostModelPlanner(Planner):
         """Seconds to the end under `plan`, and the profile's of a step now in each layout."""
         here = self.splits.index(plan.split)
         _, costs = self._outlook(load, plan.split)
-        if not plan.threshold:
-            return float(costs.run[here].sum()), costs.profile_step_s
-        _, choices = costs.cheapest()
-        seconds = costs.seconds(here, follow(choices, here))
+        seconds = float(costs.run[here].sum())
+        if plan.threshold:
+            seconds = costs.seconds(here, follow(costs.cheapest()[1], here))
         return seconds, costs.profile_step_s
 
     def _evens(self, load: Load) -> bool:
@@ -253,16 +255,8 @@ class CostModelPlanner(Planner):
         tables, memory = self._dense(), self.memory
         reslice = self.switch_costs.reslice(self.splits, tables.reslice)
         tables = replace(tables, reslice=reslice)
-        costs = Costs.of(
-            tables,
-            self.latency,
-            forecast,
-            self.carry,
-            self.switch_costs,
-            memory,
-            self.acceptance,
-            self.drafts,
-        )
+        seen, drafts = self.switch_costs, (self.acceptance, self.drafts)
+        costs = Costs.of(tables, self.latency, forecast, self.carry, seen, memory, *drafts)
         if memory is None:
             return costs
         return costs.where(memory.has_room(self.splits), memory.may_switch(self.splits))
@@ -280,6 +274,15 @@ class CostModelPlanner(Planner):
         is_later = np.logical_or.accumulate(path != path[0])
         without = soberly.seconds(here, np.where(is_later, path, here))
         return without - soberly.seconds(here, path) >= account.must_save(cost)
+
+    def _due(self, here: int, costs: Costs, totals: np.ndarray) -> int | None:
+        """A layout whose rent has paid for the switch there, and for what the plan says it loses."""
+        assert self._regret_budget is not None
+        step_s = costs.profile_step_s * without_optimism(self.latency, self.splits)
+        cost_s = costs.switch[0, here]
+        return self._regret_budget.due(
+            here, step_s, cost_s, SAFETY * cost_s + totals - totals[here]
+        )
 
     def _switch(
         self, load: Load, costs: Costs, pair: tuple[int, int], stay: float, total: float, why: str

@@ -2,8 +2,7 @@
 
 A move to a smaller row bucket pays for itself by what the plan says. Within a bucket groups drift apart
 again, so that what a move saves to the end, another one a little later would save as well. It is due
-when so much was lost as it costs, or will be in the next burst: break-even, as between renting and
-buying skis (Karlin et al. 1988: never more than twice what hindsight would have spent).
+when so much was lost as it costs, as in `budget.py`, or will be in the next burst.
 """
 
 from dataclasses import dataclass
