@@ -22,16 +22,12 @@ def test_matches_the_formula():
 
 
 @pytest.mark.parametrize("scale", ["group", "none"])
-@pytest.mark.parametrize("reward", [0.0, 0.1, 1.0, -7.3, 1e6])
-@pytest.mark.parametrize("samples", [1, 3, 8])
-def test_equal_rewards_give_exactly_zero(scale, reward, samples):
-    rewards = np.full((2, samples), reward)
+@pytest.mark.parametrize("samples", [1, 7])
+def test_equal_rewards_give_exactly_zero(scale, samples):
+    """Though in float32 the rounded mean of 0.1 or 1/3 is another number."""
+    rewards = np.full((6, samples), np.array([[0.0], [0.1], [1 / 3], [-7.3], [1e6], [1e6 / 3]]))
     np.testing.assert_array_equal(group_advantages(rewards, scale=scale, eps=0.0), 0)
-
-
-def test_a_group_does_not_see_the_others():
-    alone = [group_advantages(rewards[None]) for rewards in REWARDS]
-    np.testing.assert_array_equal(group_advantages(REWARDS), np.concatenate(alone))
+    assert not has_signal(rewards.astype(np.float32)).any()
 
 
 def test_scaling_removes_the_unit_and_the_offset_of_the_reward():
@@ -58,13 +54,6 @@ def test_rewards_equal_up_to_rounding_have_no_signal_and_others_have(samples, re
     both = np.stack([rewards, other])
     assert has_signal(both).tolist() == [False, True]
     assert not group_advantages(both)[0].any() and group_advantages(both)[1].any()
-
-
-def test_groups_of_one_fractional_reward_have_no_signal():
-    """Their deviation in float32 is not 0: the rounded mean is another number."""
-    rewards = np.full((5, 7), np.array([[0.1], [0.3], [0.7], [1 / 3], [1e6 / 3]]), np.float32)
-    assert rewards.std(axis=1).any()
-    assert not has_signal(rewards).any()
 
 
 @pytest.mark.parametrize("scale", ["group", "none"])

@@ -46,6 +46,12 @@ def make_groups(
     return groups, advantages.reshape(len(groups), num_samples)
 
 
+def batch_of(groups: list[RolloutGroup], advantages: np.ndarray, **options: Any) -> TrainBatch:
+    usual = {"mini_batch_size": 1, "micro_shapes": [(2, 8)]}
+    usual |= {"aggregation": "token", "truncated": "score"}
+    return to_train_batch(groups, advantages, **usual | options)
+
+
 RESPONSES = st.tuples(st.integers(1, 10), st.sampled_from(FinishReason))
 LENGTHS = st.integers(1, 3).flatmap(
     lambda num_samples: st.lists(
@@ -108,7 +114,7 @@ def test_every_response_token_is_there_once_with_its_weight(
 ):
     groups, advantages = make_groups(lengths)
     allowed = shapes(BUCKETS, budget, row_multiple)
-    batch = to_train_batch(
+    batch = batch_of(
         groups,
         advantages,
         mini_batch_size=mini_batch_size,
@@ -136,27 +142,20 @@ def test_every_response_token_is_there_once_with_its_weight(
 def test_a_response_without_an_advantage_is_left_out_as_a_masked_one_is(
     lengths, missing, aggregation
 ):
-    missing = [i for i in missing if i < sum(len(responses) for _, responses in lengths)]
-    groups, advantages = make_groups(
-        [(n, [(length, FinishReason.STOP) for length, _ in responses]) for n, responses in lengths]
-    )
-    masked = [(group.prompt, list(group.rollouts)) for group in groups]
-    for i in missing:
-        row, sample = divmod(i, advantages.shape[1])
-        cut = replace(masked[row][1][sample], finish=FinishReason.LENGTH)
-        masked[row][1][sample] = cut
-    options: dict[str, Any] = {
-        "mini_batch_size": 2,
-        "micro_shapes": shapes(BUCKETS, 40, 2),
-        "aggregation": aggregation,
-    }
+    stopped = [(n, [(m, FinishReason.STOP) for m, _ in responses]) for n, responses in lengths]
+    groups, advantages = make_groups(stopped)
+    missing = [i for i in missing if i < advantages.size]
+    masked = [RolloutGroup(group.prompt, list(group.rollouts)) for group in groups]
+    for row, sample in (divmod(i, advantages.shape[1]) for i in missing):
+        cut: Any = masked[row].rollouts
+        cut[sample] = replace(cut[sample], finish=FinishReason.LENGTH)
     reference = advantages.copy()
     advantages.flat[missing], reference.flat[missing] = np.nan, 0.0
+    options = {"mini_batch_size": 2, "micro_shapes": shapes(BUCKETS, 40, 2)}
+    options |= {"aggregation": aggregation}
     assert_trees_all_equal(
-        to_train_batch(groups, advantages, truncated="score", **options).mini_batches,
-        to_train_batch(
-            [RolloutGroup(*one) for one in masked], reference, truncated="mask", **options
-        ).mini_batches,
+        batch_of(groups, advantages, **options).mini_batches,
+        batch_of(masked, reference, truncated="mask", **options).mini_batches,
     )
 
 
@@ -179,14 +178,8 @@ def test_each_example_of_a_row_has_positions_and_a_number_of_its_own(
 ):
     """From its prompt's first token on, at the place that the batch says."""
     groups, advantages = make_groups(lengths)
-    batch = to_train_batch(
-        groups,
-        advantages,
-        mini_batch_size=mini_batch_size,
-        micro_shapes=shapes(BUCKETS, budget, row_multiple),
-        aggregation="token",
-        truncated="score",
-    )
+    allowed = shapes(BUCKETS, budget, row_multiple)
+    batch = batch_of(groups, advantages, mini_batch_size=mini_batch_size, micro_shapes=allowed)
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     known = batch.by_response("behavior_logprobs")
     for rollout, at, logprobs in zip(rollouts, batch.places, known, strict=True):
@@ -204,14 +197,7 @@ def test_each_example_of_a_row_has_positions_and_a_number_of_its_own(
 
 def test_a_row_is_prompt_and_response_and_its_arrays_belong_to_the_targets():
     groups, advantages = make_groups([(2, [(3, FinishReason.STOP)])])  # tokens 1 2 | 3 4 5
-    batch = to_train_batch(
-        groups,
-        advantages,
-        mini_batch_size=1,
-        micro_shapes=[(2, 8)],
-        aggregation="token",
-        truncated="score",
-    )
+    batch = batch_of(groups, advantages)
     ((micro,),) = batch.mini_batches
     np.testing.assert_array_equal(micro.tokens, [[1, 2, 3, 4, 5, 0, 0, 0], [0] * 8])
     np.testing.assert_array_equal(micro.mask, np.array([[0, 1, 1, 1, 0, 0, 0, 0], [0] * 8]) > 0)
@@ -227,21 +213,9 @@ def test_a_row_is_prompt_and_response_and_its_arrays_belong_to_the_targets():
 
 def test_a_mini_batch_without_anything_in_the_loss_has_no_weight():
     groups, advantages = make_groups([(2, [(3, FinishReason.LENGTH), (4, FinishReason.LENGTH)])])
-    batch = to_train_batch(
-        groups,
-        advantages,
-        mini_batch_size=1,
-        micro_shapes=[(2, 8)],
-        aggregation="sequence",
-        truncated="mask",
-    )
+    batch = batch_of(groups, advantages, aggregation="sequence", truncated="mask")
     ((micro,),) = batch.mini_batches
     assert micro.mask.sum() == 7 and not micro.weights.any()
-
-
-def test_an_example_longer_than_every_bucket_is_refused():
-    with pytest.raises(ValueError, match=r"an example of 17 tokens does not fit .* 16"):
-        to_supervised_batch([([1] * 7, [2] * 10)], micro_shapes=shapes(BUCKETS, 32, 1))
 
 
 def test_an_example_without_a_prompt_is_refused():
@@ -249,12 +223,17 @@ def test_an_example_without_a_prompt_is_refused():
         to_supervised_batch([([], [2, 3])], micro_shapes=[(1, 4)])
 
 
-@pytest.mark.parametrize(("option", "value"), [("aggregation", "sum"), ("truncated", "drop")])
-def test_an_unknown_variant_is_refused(option, value):
-    groups, advantages = make_groups([(1, [(1, FinishReason.STOP)])])
-    options = {"aggregation": "token", "truncated": "mask", option: value}
-    with pytest.raises(Exception, match=value):  # by the type hook, or by the function without it
-        to_train_batch(groups, advantages, mini_batch_size=1, micro_shapes=[(1, 4)], **options)
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"aggregation": "sum"}, "sum"),  # by the type hook, or by the function without it
+        ({"truncated": "drop"}, "drop"),
+        ({"aggregation": "constant"}, "'constant' needs max_completion_length"),
+    ],
+)
+def test_an_option_that_cannot_be_is_refused(options, message):
+    with pytest.raises(Exception, match=message):
+        batch_of(*make_groups([(1, [(1, FinishReason.STOP)])]), **options)
 
 
 def test_the_abstract_micro_batch_is_the_real_one_without_its_values():

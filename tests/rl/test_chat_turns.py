@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tokenizer_files import write_tokenizer
 from transformers import AutoTokenizer
 
-from pat_jax.rl.data.chat_turns import Piece, join_pieces, mark_turns
+from pat_jax.rl.data.chat_turns import Marked, Piece, join_pieces, mark_turns
 from pat_jax.rl.text.chat_template import ChatTemplateError
 from pat_jax.rl.text.tokenizer import Chat, HuggingFaceTokenizer
 
@@ -34,19 +34,25 @@ PLAIN = (
     "{% for m in messages %}<im>{{ m.role }}:{{ m.content }}{% endfor %}"
     "{% if add_generation_prompt %}<im>assistant:{% endif %}"
 )
+
+
+def chat_of(asked: str, answered: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": asked}, {"role": "assistant", "content": answered}]
+
+
 words = st.text(st.sampled_from("the <a>\n<th"), min_size=1, max_size=12).filter(str.strip)
 chats = st.builds(
     lambda system, turns: [
         *({"role": "system", "content": text} for text in system),
-        *(
-            {"role": role, "content": text}
-            for turn in turns
-            for role, text in zip(("user", "assistant"), turn, strict=True)
-        ),
+        *(message for turn in turns for message in chat_of(*turn)),
     ],
     st.lists(words, max_size=1),
     st.lists(st.tuples(words, words), min_size=1, max_size=4),
 )
+
+
+def said(marked: Marked) -> list[int]:
+    return [token for token, is_one in zip(*marked, strict=True) if is_one]
 
 
 def tokenizer_with(folder: Path, template: str, **chat: Any) -> HuggingFaceTokenizer:
@@ -81,10 +87,8 @@ def test_a_prompt_is_what_a_rollout_is_given(tmp_path_factory, both, chat):
     ours, _ = both
     if "<think>" in ours.chat_text(chat[:1]):
         return  # a chat has no thoughts where a rollout is asked for them
-    tokens, is_said = mark_turns(ours, chat, len(chat) - 1)
-    prompt = ours.encode_prompt(chat[:-1])
-    said = [token for token, is_one in zip(tokens, is_said, strict=True) if is_one]
-    assert tokens[: len(prompt)] == prompt and tokens == prompt + said
+    marked = mark_turns(ours, chat, len(chat) - 1)
+    assert marked.tokens == ours.encode_prompt(chat[:-1]) + said(marked)
 
 
 def test_turns_before_the_first_are_context(both):
@@ -106,34 +110,23 @@ def test_a_turn_goes_to_the_first_of_several_ends(tmp_path: Path):
         tmp_path, eos_token="<eos>", chat_template=template, generation={"eos_token_id": [0, 1]}
     )
     ours = HuggingFaceTokenizer(directory)
-    chat = [{"role": role, "content": "a"} for role in ("user", "assistant") * 2]
-    tokens, is_said = mark_turns(ours, chat)
-    said = [token for token, is_one in zip(tokens, is_said, strict=True) if is_one]
-    assert said == [*ours.encode("a"), 1] * 2 and tokens[-1] == 1
+    marked = mark_turns(ours, chat_of("a", "a") * 2)
+    assert said(marked) == [*ours.encode("a"), 1] * 2 and marked.tokens[-1] == 1
 
 
 def test_where_no_turn_ends_the_last_one_gets_its_end(tmp_path: Path):
     ours = tokenizer_with(tmp_path, PLAIN, system_prompt="be")
-    chat = [
-        {"role": role, "content": text}
-        for role, text in zip(("user", "assistant") * 2, "abcd", strict=True)
-    ]
-    tokens, is_said = mark_turns(ours, chat)
-    assert ours.decode(tokens) == "system:beuser:aassistant:buser:cassistant:d"
-    assert [ours.decode([t]) for t, said in zip(tokens, is_said, strict=True) if said] == [
-        "b",
-        "d",
-        "",
-    ]
-    assert tokens[-1] == ours.eos_ids[0]
+    marked = mark_turns(ours, [*chat_of("a", "b"), *chat_of("c", "d")])
+    assert ours.decode(marked.tokens) == "system:beuser:aassistant:buser:cassistant:d"
+    assert said(marked) == [*ours.encode("bd"), ours.eos_ids[0]]
+    assert marked.tokens[-1] == ours.eos_ids[0]
 
 
 def test_a_template_that_does_not_tell_is_one_sentence(tmp_path: Path):
     ours = tokenizer_with(tmp_path, "{{ messages | length }}" + PLAIN)
-    chat = [{"role": role, "content": "a"} for role in ("user", "assistant") * 2]
-    with pytest.raises(
-        ChatTemplateError, match=r"message 2 in another way .* completion"
-    ) as caught:
+    chat = chat_of("a", "a") * 2
+    message = r"message 2 in another way .* completion"
+    with pytest.raises(ChatTemplateError, match=message) as caught:
         mark_turns(ours, chat)
     assert "\n" not in str(caught.value)
     assert sum(mark_turns(ours, chat, 3).is_said) == 2
@@ -154,13 +147,12 @@ SILENT = {
 
 
 @pytest.mark.parametrize("name", SILENT)
-@pytest.mark.parametrize("answer", ["four", "4", "user:", "a\n b"])
-def test_a_template_that_leaves_out_an_answer_is_refused(tmp_path: Path, name: str, answer: str):
+def test_a_template_that_leaves_out_an_answer_is_refused(tmp_path: Path, name: str):
     ours = tokenizer_with(tmp_path, SILENT[name])
-    said = {"role": "assistant", "content": answer}
-    ask = {"role": "user", "content": "2 + 2?"}
-    with pytest.raises(ChatTemplateError, match=r"leaves out what the assistant says in message 2"):
-        mark_turns(ours, [ask, said, ask, said])
+    for answer in ("four", "4", "user:", "a\n b"):
+        chat = chat_of("2 + 2?", answer) * 2
+        with pytest.raises(ChatTemplateError, match=r"leaves out what .* says in message 2"):
+            mark_turns(ours, chat)
 
 
 @pytest.mark.parametrize(
@@ -175,18 +167,16 @@ def test_a_template_that_leaves_out_an_answer_is_refused(tmp_path: Path, name: s
 def test_a_template_may_change_what_it_writes(tmp_path: Path, writes: str):
     ours = tokenizer_with(tmp_path, PLAIN.replace("{{ m.content }}", f"{writes}<eos>"))
     content = '<think>2 and 2</think> it\'s "four" '
-    said = [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": content}]
-    assert sum(mark_turns(ours, said * 2).is_said) > 2 * len(" four ")
+    assert sum(mark_turns(ours, chat_of("2 + 2?", content) * 2).is_said) > 2 * len(" four ")
 
 
 def test_a_call_of_a_tool_has_no_text_to_leave_out(tmp_path: Path):
     ours = tokenizer_with(
         tmp_path, PLAIN.replace("{{ m.content }}", "{{ m.content }}{{ m.calls }}<eos>")
     )
-    call = {"role": "assistant", "content": "", "calls": "clock()"}
-    tokens, is_said = mark_turns(ours, [{"role": "user", "content": "Late?"}, call])
-    said = [token for token, is_one in zip(tokens, is_said, strict=True) if is_one]
-    assert ours.decode(said) == "clock()"
+    asked, answered = chat_of("Late?", "")
+    marked = mark_turns(ours, [asked, {**answered, "calls": "clock()"}])
+    assert ours.decode(said(marked)) == "clock()"
 
 
 def test_a_piece_is_read_in_its_context_where_that_leaves_the_prompt_as_it_is():

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from row_writing import SUFFIXES, write_lines, write_rows
+from row_writing import write_lines, write_rows
 from tokenizer_files import BOS, write_tokenizer
 
 from pat_jax.common.errors import UserError
@@ -55,7 +55,6 @@ def assistant(text: str) -> dict[str, str]:
 CHAT = "<im>user:a<eos><im>assistant:b<eos>"
 
 
-@pytest.mark.parametrize("suffix", SUFFIXES)
 @pytest.mark.parametrize(
     ("row", "whole", "learned"),
     [
@@ -67,22 +66,19 @@ CHAT = "<im>user:a<eos><im>assistant:b<eos>"
         ({"text": "ab"}, "<bos>ab<eos>", "ab<eos>"),
     ],
 )
-def test_what_is_learned_of_a_row(tmp_path, chatting, suffix, row, whole, learned):
-    path = write_rows(tmp_path / f"examples{suffix}", [row])
-    (example,) = ExampleReader(chatting, 100).read([path], 0.0).train
-    assert shown(chatting, example) == (whole, learned)
+def test_what_is_learned_of_a_row(tmp_path, chatting, row, whole, learned):
+    for suffix in (".jsonl", ".parquet"):
+        path = write_rows(tmp_path / f"examples{suffix}", [row])
+        (example,) = ExampleReader(chatting, 100).read([path], 0.0).train
+        assert shown(chatting, example) == (whole, learned)
 
 
 def test_without_a_chat_template_texts_follow_one_another(tmp_path, base):
     path = write_lines(tmp_path / "rows.jsonl", {"prompt": "the", "completion": " the"})
     (example,) = ExampleReader(base, 100).read([path], 0.0).train
     assert shown(base, example) == ("<bos>the the<eos>", " the<eos>")
-    assert example.tokens.tolist() == [
-        BOS,
-        *base.encode("the"),
-        *base.encode(" the"),
-        *base.eos_ids,
-    ]
+    tokens = [BOS, *base.encode("the"), *base.encode(" the"), *base.eos_ids]
+    assert example.tokens.tolist() == tokens
     (example,) = ExampleReader(base, 100, completion_only=False).read([path], 0.0).train
     assert shown(base, example) == ("<bos>the the<eos>", "the the<eos>")
 
@@ -105,21 +101,9 @@ def test_columns_of_other_names(tmp_path, chatting):
 def test_a_column_cannot_be_prompt_and_completion(tmp_path, chatting, prompt: str):
     path = write_rows(tmp_path / "rows.json", [{"a": "b", "Q": "d", "x": {"y": "c"}}])
     columns = ExampleColumns(prompt=prompt, completion=prompt.lower())
-    with pytest.raises(
-        UserError, match=r"rows\.json: the column '.*' is to be both prompt and comp"
-    ):
+    message = r"rows\.json: the column '.*' is to be both prompt and completion"
+    with pytest.raises(UserError, match=message):
         ExampleReader(chatting, 100, columns=columns).read([path], 0.0)
-
-
-def test_a_row_whose_answer_the_template_leaves_out_is_refused(tmp_path):
-    template = TEMPLATE.replace("{{ m.content }}", "{{ m.content if m.role == 'user' }}")
-    silent = HuggingFaceTokenizer(
-        write_tokenizer(tmp_path, eos_token="<eos>", chat_template=template)
-    )
-    rows = [{"prompt": "a", "completion": "b"}, {"prompt": "c", "completion": "d"}]
-    path = write_lines(tmp_path / "rows.jsonl", *rows)
-    with pytest.raises(UserError, match=r"rows\.jsonl, line 1, field 'completion': .* leaves out"):
-        ExampleReader(silent, 100).read([path], 0.0)
 
 
 def test_a_text_that_begins_with_the_beginning_has_it_once(tmp_path, base):
@@ -192,12 +176,12 @@ def test_an_epoch_has_each_example_once(count, size, epoch, seed):
 
 
 def test_epochs_and_seeds_differ_in_order():
-    orders = {
-        tuple(int(x.tokens[0]) for x in Examples(numbered(20), seed=seed).draw(20 * epoch, 20))
-        for seed in range(3)
-        for epoch in range(3)
-    }
-    assert len(orders) == 9
+    def order(seed: int, epoch: int) -> tuple[int, ...]:
+        return tuple(
+            int(x.tokens[0]) for x in Examples(numbered(20), seed=seed).draw(20 * epoch, 20)
+        )
+
+    assert len({order(seed, epoch) for seed in range(3) for epoch in range(3)}) == 9
 
 
 @pytest.mark.parametrize(
@@ -205,28 +189,25 @@ def test_epochs_and_seeds_differ_in_order():
     [
         (
             {"prompt": "a", "answer": "b"},
-            ["has the columns prompt, answer", "prompt and completion"],
+            "has the columns prompt, answer.*: expected prompt and comp",
         ),
-        ({"prompt": "a", "completion": 7}, ["row 2, field 'completion', is 7", "text"]),
-        ({"prompt": " ", "completion": "b"}, ["row 2, field 'prompt'", "text that is not empty"]),
-        ({"prompt": "a"}, ["row 2, has no field 'completion'", "which other rows have"]),
+        ({"prompt": "a", "completion": 7}, "row 2, field 'completion', is 7: expected text"),
+        ({"prompt": " ", "completion": "b"}, "row 2, field 'prompt'.*text that is not empty"),
+        ({"prompt": "a"}, "row 2, has no field 'completion', which other rows have"),
         (
             {"prompt": "a", "completion": [user("b")]},
-            ["row 2, field 'completion'", "expected a first message of the assistant"],
+            "'completion'.* a first message of the assist",
         ),
-        (
-            {"prompt": [assistant("a")], "completion": "b"},
-            ["row 2, field 'prompt'", "a last message that the assistant answers"],
-        ),
-        ({"prompt": [], "completion": "b"}, ["row 2, field 'prompt'", "chat messages"]),
-        ({"prompt": "a\ud800", "completion": "b"}, ["expected whole characters"]),
+        ({"prompt": [assistant("a")], "completion": "b"}, "'prompt'.* that the assistant answers"),
+        ({"prompt": [], "completion": "b"}, "row 2, field 'prompt'.*chat messages"),
+        ({"prompt": "a\ud800", "completion": "b"}, "expected whole characters"),
         (
             {"messages": [user("a")]},
-            ["row 2, field 'messages'", "at least one message of the assist"],
+            "row 2, field 'messages'.*at least one message of the assistant",
         ),
-        ({"messages": "a"}, ["row 2, field 'messages', is 'a'", "a list of chat messages"]),
-        ({"messages": [{"role": "user"}]}, ["row 2", "each with text in role and content"]),
-        ({"text": None}, ["row 2, field 'text', is None", "text that is not empty"]),
+        ({"messages": "a"}, "row 2, field 'messages', is 'a'.*a list of chat messages"),
+        ({"messages": [{"role": "user"}]}, "row 2.*each with text in role and content"),
+        ({"text": None}, "row 2, field 'text', is None.*text that is not empty"),
     ],
 )
 def test_a_row_that_cannot_be_is_one_sentence(tmp_path: Path, chatting, row, words):
@@ -235,12 +216,10 @@ def test_a_row_that_cannot_be_is_one_sentence(tmp_path: Path, chatting, row, wor
     rows = [row, row] if "answer" in row else [sound, row]
     path = tmp_path / "rows.json"
     path.write_text(json.dumps(rows))
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(UserError, match=words) as caught:
         ExampleReader(chatting, 100).read([path], 0.0)
     message = str(caught.value)
     assert str(path) in message and "\n" not in message and message.endswith(".")
-    for word in words:
-        assert word in message
 
 
 def test_a_chat_without_a_template_names_the_row(tmp_path: Path, base):
@@ -259,7 +238,6 @@ def test_a_template_that_fails_names_the_row(tmp_path: Path):
 def test_a_column_that_is_named_but_not_there(tmp_path: Path, chatting):
     path = write_lines(tmp_path / "rows.jsonl", {"prompt": "a", "completion": "b"})
     reader = ExampleReader(chatting, 100, columns=ExampleColumns(messages="chat"))
-    with pytest.raises(
-        UserError, match=r"--data.messages_key is 'chat': .* the columns prompt, com"
-    ):
+    message = r"--data.messages_key is 'chat': .* the columns prompt, completion"
+    with pytest.raises(UserError, match=message):
         reader.read([path], 0.0)

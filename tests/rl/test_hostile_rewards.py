@@ -52,11 +52,7 @@ def is_socket(file):
         return False
 
 def pickle_(): write_everywhere(pickle.dumps(Code()))
-def pickle_as_before():
-    content = pickle.dumps(Code())
-    write_everywhere(len(content).to_bytes(4) + content)
 def garbage(): write_everywhere(bytes(range(256)) * 8)
-def no_text(): write_everywhere(b"\\xff\\xfe\\n")
 def deep(): write_everywhere(b"[" * 50_000 + b"\\n")
 def digits(): write_everywhere(b'{"call": ' + b"9" * 10_000 + b"}\\n")
 def another_call():
@@ -68,16 +64,10 @@ def trickle():
     while True:
         write_everywhere(b"x")
         time.sleep(0.001)
-def half_and_sleep():
-    write_everywhere(b'{"call"')
-    time.sleep(1000)
 def fork(): os.fork()
 def fork_and_raise():
     if not os.fork():
         raise RuntimeError
-def fork_and_die():
-    if os.fork():
-        os._exit(7)
 def leave_a_child_and_die():
     if os.fork():
         os._exit(7)
@@ -90,9 +80,6 @@ def keep_files_and_die():
     subprocess.Popen(["sleep", "1000"], close_fds=False)
     os._exit(5)
 def close_everything(): os.closerange(3, 64)
-def close_everything_and_sleep():
-    os.closerange(3, 64)
-    time.sleep(1000)
 def put_a_file_there():
     file = our_socket()
     mine = os.open(HERE / "mine", os.O_CREAT | os.O_RDWR)
@@ -171,39 +158,23 @@ def scorer(folder: Path) -> Iterator[RewardScorer]:
         yield scorer
 
 
+DEEDS = {
+    **dict.fromkeys(("pickle_", "garbage", "deep", "digits", "another_call", "flood"), NOT_ITS_OWN),
+    **dict.fromkeys(("fork", "fork_and_raise", "fork_in_c", "fork_and_stay"), None),
+    **dict.fromkeys(("print_much", "pool"), None),
+    **dict.fromkeys(("close_everything", "put_a_file_there"), CLOSED),
+    **dict.fromkeys(("trickle", "read_everything", "stop_itself"), "took longer than 2 s and was"),
+    "leave_a_child_and_die": "ended its process with code 7",
+    "keep_files_and_die": "ended its process with code 5",
+    "raise_escapes": r"raised ValueError: \\x1b\[2J\\x9b31m x{200,300}",
+    "die_with_a_signal_of_no_name": "ended its process with signal [0-9]+",
+}
+SLOW = ("read_everything", "stop_itself")
+
+
 @pytest.mark.parametrize(
     ("name", "expected"),
-    [
-        ("pickle_", NOT_ITS_OWN),
-        ("pickle_as_before", NOT_ITS_OWN),
-        ("garbage", NOT_ITS_OWN),
-        ("no_text", NOT_ITS_OWN),
-        ("deep", NOT_ITS_OWN),
-        ("digits", NOT_ITS_OWN),
-        ("another_call", NOT_ITS_OWN),
-        ("flood", NOT_ITS_OWN),
-        pytest.param(
-            "half_and_sleep", "took longer than 2 s and was killed", marks=pytest.mark.slow
-        ),
-        ("trickle", "took longer than 2 s and was killed"),
-        ("fork", None),
-        ("fork_and_raise", None),
-        ("fork_and_die", "ended its process with code 7"),
-        ("leave_a_child_and_die", "ended its process with code 7"),
-        ("fork_in_c", None),
-        ("fork_and_stay", None),
-        ("keep_files_and_die", "ended its process with code 5"),
-        ("close_everything", CLOSED),
-        ("put_a_file_there", CLOSED),
-        pytest.param(
-            "read_everything", "took longer than 2 s and was killed", marks=pytest.mark.slow
-        ),
-        pytest.param("stop_itself", "took longer than 2 s and was killed", marks=pytest.mark.slow),
-        ("print_much", None),
-        ("pool", None),
-        ("raise_escapes", r"raised ValueError: \\x1b\[2J\\x9b31m x{200,300}"),
-        ("die_with_a_signal_of_no_name", "ended its process with signal [0-9]+"),
-    ],
+    [pytest.param(*one, marks=[pytest.mark.slow] * (one[0] in SLOW)) for one in DEEDS.items()],
 )
 def test_what_a_function_does_costs_nobody_else(scorer, folder, caplog, name, expected):
     start = time.monotonic()
@@ -216,7 +187,7 @@ def test_what_a_function_does_costs_nobody_else(scorer, folder, caplog, name, ex
     said = [one for one in said if "Traceback" not in one]
     assert len(said) == bool(expected)
     if expected:
-        assert re.search(f"obey' {expected}; this response is left out", said[0])
+        assert re.search(f"obey' {expected}.*; this response is left out", said[0])
     assert scorer.score(["p", "q"], ["1", "12"], {}).tolist() == [1, 2]
     assert not (folder / "ran").exists()
     if name == "put_a_file_there":
@@ -231,7 +202,7 @@ def test_what_is_written_after_the_answer_is_no_answer_to_the_next_call(scorer):
     assert np.isnan(scores).sum() == 1 and np.nansum(scores) in (3, 4, 5)
 
 
-@pytest.mark.parametrize("seconds", [86_400.0, 1e12, 1e308])
+@pytest.mark.parametrize("seconds", [1e12, 1e308])
 def test_the_longest_times_are_no_trouble(folder, serve, seconds):
     judge = serve(lambda question: (200, {"scores": [1] * len(question["prompts"])}))
     with RewardScorer(f"{folder}/functions.py:obey", judge.url, timeout=seconds) as scorer:
@@ -258,8 +229,6 @@ def test_a_process_that_is_killed_once_is_asked_again(folder, caplog):
     ("kills", "message"),
     [
         ("0", ""),
-        ("1", ""),
-        ("0 1", "ended its process with SIGKILL .out of memory.., twice, while it was imported"),
         ("1 2", "ended its process with SIGKILL .out of memory.., twice, while it was imported"),
     ],
 )

@@ -3,7 +3,6 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -86,42 +85,9 @@ def _near_the_clip(new: np.ndarray, old: np.ndarray) -> np.ndarray:
     return np.any([np.isclose(ratio, x, rtol=1e-4) for x in CLIPS], axis=0)
 
 
-@pytest.mark.parametrize("log_ratio", [88.8, 200.0, 1e30])
-@pytest.mark.parametrize("advantage", [1.0, -1.0])
-def test_one_broken_token_leaves_the_gradient_of_the_others(log_ratio, advantage):
-    new = jnp.zeros((1, LENGTH))
-    old = jnp.zeros((1, LENGTH)).at[0, 2].set(-log_ratio)
-    _, _, gradient = loss_and_gradient(new, old, new, jnp.float32(advantage))
-    wanted = np.full(LENGTH, -advantage / LENGTH)
-    wanted[2] = 0
-    np.testing.assert_allclose(gradient[0], wanted, rtol=1e-6)
-
-
 def test_k3_is_clamped_on_both_sides_and_flat_beyond():
     far = jnp.array([[-1e30, -500.0, 500.0, 1e30]])
     value, gradient = jax.value_and_grad(lambda x: estimate_kl(jnp.zeros((1, 4)), x).sum())(far)
     ends = np.expm1(-20.0) + 20, np.expm1(20.0) - 20
     np.testing.assert_allclose(value, 2 * sum(ends), rtol=1e-6)
     np.testing.assert_array_equal(gradient, 0)
-
-
-@pytest.mark.parametrize(("delta", "most"), [(3.0, 3.0), (10.0, 10.0), (0.0, np.exp(20.0))])
-def test_a_token_that_should_not_have_become_likelier_counts_for_so_much(delta, most):
-    """Where the advantage is negative the plain clip bounds nothing."""
-    old = jnp.array([[-19.0, -2.0, 0.0]])
-
-    def loss(new, advantage):
-        one = jnp.ones_like(new)
-        columns = {"advantages": advantage * one, "behavior_logprobs": old, "old_logprobs": old}
-        return PolicyLoss(delta=delta)(new, old, columns, one)
-
-    new = jnp.array([[1.0, -1.5, -1.0]])  # log-ratios 20, 0.5 and -1
-    (value, sums), gradient = jax.value_and_grad(loss, has_aux=True)(new, -1.0)
-    ratios = np.array([most, np.exp(0.5), 0.8])
-    np.testing.assert_allclose(value, ratios.sum(), rtol=1e-6)
-    np.testing.assert_allclose(gradient[0, 1:], [np.exp(0.5), 0], rtol=1e-6)
-    assert (gradient[0, 0] == 0) == (delta > 0)
-    assert sums["clip_fraction"] == 1 + (delta > 0)
-    (value, _), gradient = jax.value_and_grad(loss, has_aux=True)(new, 1.0)
-    np.testing.assert_allclose(value, -(1.2 + 1.2 + np.exp(-1.0)), rtol=1e-6)
-    np.testing.assert_allclose(gradient[0], [0, 0, -np.exp(-1.0)], rtol=1e-6)

@@ -14,7 +14,6 @@ from pat_jax.rl.batches.types import FinishReason
 from pat_jax.rl.data.problem_files import INSTRUCTION
 from pat_jax.rl.rewards.built_in import math_lenient_reward, math_reward
 from pat_jax.rl.rewards.final_answer import final_answer, last_box
-from pat_jax.rl.rewards.math_value import same_value
 
 DATA = Path(__file__).parents[3] / "shared" / "data" / "math"
 STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
@@ -69,37 +68,6 @@ def test_real_answers_are_recognised_however_they_are_written():
     assert len(missed) <= len(rights) / 100 and not earned, (missed, earned)
 
 
-@pytest.mark.parametrize(
-    ("found", "answer", "expected"),
-    [
-        ("x=2 or x=-2", "-2, 2", True),
-        (r"\pm 2", "-2, 2", True),
-        ("10/2 = 5", "5", True),
-        ("6 = 5", "5", False),
-        ("f(2) = 5", "5", True),
-        ("≥5", "5", False),
-        (r"0 \le x < 3", "[0,3)", True),
-        ("(1,234)", "1234", False),
-        ("1 2", "12", False),
-        ("3ab", "3", False),
-        ("5 cm", "5", True),
-        ("(B)", "B", True),
-        ("Monday", r"\text{Friday}", False),
-        ("0.333333", r"\frac13", True),
-        ("0.333", r"\frac13", False),
-        ("", "0", False),
-        (r"\textbf{Friday}", r"\text{Friday}", True),
-        (r"2\sqrt{2} \approx 2.83", r"\sqrt{8}", True),
-        ("≈ 5", "5", True),
-        (r"\textbf{(B)}\ 12", "B", True),
-        (r"(A) or (B)", "B", False),
-        ("12_6", "12_5", False),
-    ],
-)
-def test_values(found, answer, expected):
-    assert same_value(found, answer) is expected
-
-
 # --- which part of a response is its answer ----------------------------------------------------
 
 
@@ -145,54 +113,27 @@ def test_a_number_without_a_form_earns_nothing_unless_lenient(text, value):
 
 PIECES = st.sampled_from(
     [
-        r"\boxed{",
-        r"\fbox",
-        r"{",
-        r"}",
-        r"\frac",
-        r"1",
-        r"12",
-        r".",
-        r",",
-        r"=",
-        r"==",
-        r"x",
-        r"x=",
-        r"<",
-        r"(",
-        r")",
-        r"[",
-        r"]",
-        r"$",
-        r"$$",
-        r"\(",
-        r"\)",
-        r"or",
-        r"\text{",
-        r"\pm",
-        r"+",
-        r"-",
-        r"/",
-        r"^",
-        r"_",
-        r"%",
-        r"∞",
-        r"√",
-        r"|",
-        r"&",
-        r"\\",
-        r"!",
-        r"\le",
-        r"\approx",
-        r"Answer:",
-        r"####",
-        r"<answer>",
-        r"</answer>",
-        r"\begin{pmatrix}",
-        r"\end{pmatrix}",
-        r"é",
-        r"\cup",
-        r"\sqrt",
+        *(r"\boxed{", r"\fbox", "{", "}", "(", ")", "[", "]", "$", "$$", r"\(", r"\)", r"\text{"),
+        *(
+            r"\frac",
+            "1",
+            "12",
+            ".",
+            ",",
+            "=",
+            "==",
+            "x",
+            "x=",
+            "<",
+            "or",
+            r"\pm",
+            "+",
+            "-",
+            "/",
+            "^",
+        ),
+        *("_", "%", "∞", "√", "|", "&", r"\\", "!", r"\le", r"\approx", "é", r"\cup", r"\sqrt"),
+        *("Answer:", "####", "<answer>", "</answer>", r"\begin{pmatrix}", r"\end{pmatrix}"),
     ]
 )
 
@@ -203,39 +144,20 @@ def test_no_text_raises(response, answer):
     assert score(response, answer) in (0, 1)
 
 
-OPENINGS = (
-    r"\boxed{",
-    "<answer>",
-    "</answer>",
-    "<think>",
-    "</think>",
-    "####",
-    "Answer:",
-    "answer ",
-)
-CLOSINGS = (
-    "$",
-    "$$",
-    r"\(",
-    r"\[",
-    "\n$",
-    "{",
-    "}",
-    r"\boxed{1}",
-    r"\boxed{1} and ",
-    r"\text{",
-    " ",
-)
+UNCLOSED = [
+    *(r"\boxed{", "<answer>", "</answer>", "<think>", "</think>", "####", "Answer:", "answer "),
+    *("$", "$$", r"\(", r"\[", "\n$", "{", "}", r"\boxed{1}", r"\boxed{1} and ", r"\text{", " "),
+]
 
 
-@pytest.mark.parametrize("piece", OPENINGS + CLOSINGS)
-def test_a_text_is_read_once(piece):
+def test_a_text_is_read_once():
     """Of 5,400 unclosed boxes, each was once read to the end: 40 s."""
-    for text in (piece * 5400, piece * 5400 + r"\]", piece * 5400 + "$"):
-        start = time.process_time()
-        final_answer(text)
-        last_box(text)
-        assert time.process_time() - start < 1
+    for piece in UNCLOSED:
+        for text in (piece * 5400, piece * 5400 + r"\]", piece * 5400 + "$"):
+            start = time.process_time()
+            final_answer(text)
+            last_box(text)
+            assert time.process_time() - start < 1, piece
 
 
 # --- what must not earn ------------------------------------------------------------------------

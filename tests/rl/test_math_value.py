@@ -29,6 +29,7 @@ SMALL = st.integers(1, 999)
 def test_pairs():
     wrong = [pair for pair in PAIRS if same_value(pair[0], pair[2]) is not (pair[1] == "====")]
     assert wrong == [] and len(PAIRS) > 600
+    assert not same_value("", "0")
 
 
 @given(SMALL, SMALL, st.integers(2, 40))
@@ -69,9 +70,7 @@ def test_a_matrix_is_not_another_with_the_same_entries(entries, row):
     assert not same_value(column, rf"\begin{{pmatrix}}{a} & {b} & {c}\end{{pmatrix}}")
 
 
-@pytest.mark.parametrize(
-    "piece", ["1 ", "cm ", "1/2 ", r"\frac{", "(", "]", r"\\ ", "0.3", r"x \ne "]
-)
+@pytest.mark.parametrize("piece", ["1 ", "cm ", r"\frac{", "(", r"\\ ", "0.3", r"x \ne "])
 def test_a_long_text_is_written_in_one_way_at_once(piece):
     assert len(plain(piece * 3000)) < 100_000  # `timeout` of pytest: quadratic would be minutes
 

@@ -44,6 +44,8 @@ def solved(answer: object) -> str:
     return f"First we think.\nThen \\[x = \\boxed{{{answer}}}.\\]\nThat was it."
 
 
+ASKED = "{}\n{}".format  # with the instruction
+
 # Each as a published file spells it, and what the policy reads: the text, and whether as a chat.
 FORMATS = {
     "DAPO-Math-17k": (verl, chat),
@@ -55,31 +57,26 @@ FORMATS = {
             "problem": text,
             "solution": solved(7),
             "answer": str(answer),
-            "subject": "Algebra",
             "level": 2,
             "unique_id": "test/algebra/1.json",
         },
-        "{}\n{}".format,
+        ASKED,
     ),
     "NuminaMath": (
         lambda text, answer: {"problem": text, "solution": solved(answer), "messages": chat("!")},
-        "{}\n{}".format,
+        ASKED,
     ),
     "AIME 2024": (
         lambda text, answer: {"ID": "2024-I-1", "Problem": text, "Solution": "!", "Answer": answer},
-        "{}\n{}".format,
+        ASKED,
     ),
     "AIME 1983-2024": (
         lambda text, answer: {"Year": 1983, "Question": text, "Answer": answer, "Part": None},
-        "{}\n{}".format,
+        ASKED,
     ),
     "GSM8K": (
         lambda text, answer: {"question": text, "answer": f"So it is.\n#### {answer:,}"},
-        "{}\n{}".format,
-    ),
-    "question, answer": (
-        lambda text, answer: {"question": text, "answer": str(answer)},
-        "{}\n{}".format,
+        ASKED,
     ),
     "messages": (lambda text, answer: {"messages": chat(text), "answer": answer}, chat),
     "ground_truth": (lambda text, answer: {"prompt": text, "ground_truth": answer}, str),
@@ -109,23 +106,9 @@ def test_a_published_format_is_read_as_it_is(tmp_path_factory, name: str, proble
                 assert column == "messages" or row.columns[column] == value
 
 
-def test_columns_reach_reward_functions_as_they_are(tmp_path):
-    (row,) = read(write_rows(tmp_path / "a.parquet", [verl("1 + 1?", 2)]))
-    assert row.columns == {
-        "data_source": "math_dapo",
-        "ability": "MATH",
-        "reward_model": {"ground_truth": "2", "style": "rule"},
-        "extra_info": {"index": "9a9b", "split": "train"},
-        "answer": "2",
-    }
-
-
 def test_columns_that_somebody_names(tmp_path):
-    fields = {
-        "prompt": "not this",
-        "q": {"en": "one?", "de": "eins?"},
-        "a": {"b.c": [{}, 1], "d": 5},
-    }
+    asked = {"en": "one?", "de": "eins?"}
+    fields = {"prompt": "not this", "q": asked, "a": {"b.c": [{}, 1], "d": 5}}
     path = write_lines(tmp_path / "a.jsonl", {**fields, "x.y": "dotted", "answer": "not this"})
     for prompt, answer, expected in (
         ("q.de", "a.d", ("eins?", "5")),
@@ -136,9 +119,7 @@ def test_columns_that_somebody_names(tmp_path):
         assert (row.prompt, row.columns["answer"]) == expected
     (row,) = read(path, Columns("q.en", "a.b.c"), is_compared=False)
     assert row.columns["answer"] == [{}, 1] and row.columns["prompt"] == "not this"
-    with pytest.raises(
-        UserError, match=r"--data\.prompt_key is 'q\.fr': .*a\.jsonl has the columns"
-    ):
+    with pytest.raises(UserError, match=r"prompt_key is 'q\.fr': .*a\.jsonl has the columns"):
         read(path, Columns("q.fr"))
     with pytest.raises(UserError, match=r"--data\.answer_key is 'b'.* column\.field"):
         read(path, Columns("", "b"))
@@ -149,9 +130,8 @@ def test_columns_that_somebody_names(tmp_path):
 )
 def test_a_column_cannot_be_prompt_and_answer(tmp_path, columns):
     path = write_lines(tmp_path / "a.jsonl", {"prompt": "?", "q": "1", "P": "3", "a": {"b": "2"}})
-    with pytest.raises(
-        UserError, match=r"a\.jsonl: the column '.*' is to be both prompt and answer"
-    ):
+    message = r"a\.jsonl: the column '.*' is to be both prompt and answer"
+    with pytest.raises(UserError, match=message):
         read(path, columns)
 
 
@@ -166,14 +146,7 @@ def test_a_named_problem_is_followed_by_the_instruction(tmp_path):
 
 @pytest.mark.parametrize(
     ("value", "expected"),
-    [
-        (70, "70"),
-        (70.0, "70"),
-        (0.5, "0.5"),
-        (" 2 ", "2"),
-        ("033", "033"),
-        (-(10**40), f"-1{'0' * 40}"),
-    ],
+    [(70.0, "70"), (0.5, "0.5"), (" 2 ", "2"), ("033", "033"), (-(10**40), f"-1{'0' * 40}")],
 )
 def test_answers_that_are_compared(tmp_path, value, expected):
     (row,) = read(write(tmp_path / "a.json", [{"problem": "?", "answer": value}]))
@@ -183,34 +156,31 @@ def test_answers_that_are_compared(tmp_path, value, expected):
 UNUSABLE = [["2"], {"a": 1}, True, "", " ", float("nan"), float("inf"), "\ud800", []]
 
 
-@pytest.mark.parametrize("value", UNUSABLE, ids=repr)
-@pytest.mark.parametrize("column", ["prompt", "problem", "question", "messages"])
-@pytest.mark.parametrize("answer", ["answer", "solution", "ground_truth"])
-def test_an_answer_that_could_never_score_is_refused(tmp_path, value, column: str, answer: str):
+@pytest.mark.parametrize(
+    ("column", "answer"),
+    [("prompt", "answer"), ("problem", "solution"), ("messages", "ground_truth")],
+)
+def test_an_answer_that_could_never_score_is_refused(tmp_path, column: str, answer: str):
     prompt = chat("?") if column == "messages" else "?"
-    rows = [{column: prompt, answer: "2"}, {column: prompt, answer: value}]
-    path = write_lines(tmp_path / "a.jsonl", *rows)
-    with pytest.raises(
-        UserError, match=rf"a\.jsonl, line 2, field '{answer}', is .*: expected text"
-    ):
-        read(path)
+    for value in UNUSABLE:
+        rows = [{column: prompt, answer: "2"}, {column: prompt, answer: value}]
+        path = write_lines(tmp_path / "a.jsonl", *rows)
+        message = rf"a\.jsonl, line 2, field '{answer}', is .*: expected text"
+        with pytest.raises(UserError, match=message):
+            read(path)
 
 
-@pytest.mark.parametrize("value", UNUSABLE[:4], ids=repr)
-def test_a_reward_function_of_the_user_may_do_with_any_answer(tmp_path, value):
-    rows = [{"prompt": "?", "answer": "2"}, {"prompt": "?", "answer": value}, {"prompt": "?"}]
-    path = write_lines(tmp_path / "a.jsonl", *rows)
-    assert [row.columns for row in read(path, is_compared=False)] == [
-        {"answer": "2"},
-        {"answer": value},
-        {},
-    ]
+def test_a_reward_function_of_the_user_may_do_with_any_answer(tmp_path):
+    for value in UNUSABLE[:4]:
+        rows = [{"prompt": "?", "answer": "2"}, {"prompt": "?", "answer": value}, {"prompt": "?"}]
+        path = write_lines(tmp_path / "a.jsonl", *rows)
+        told = [row.columns for row in read(path, is_compared=False)]
+        assert told == [{"answer": "2"}, {"answer": value}, {}]
 
 
 @pytest.mark.parametrize("is_compared", [True, False])
-@pytest.mark.parametrize("row", [{"prompt": "?"}, {"problem": "?"}, {"question": "?"}])
-def test_a_null_answer_is_left_out_and_its_place_is_kept(tmp_path, row, is_compared: bool):
-    rows = [{**row, "answer": None}, {**row, "answer": "2"}, {**row, "answer": None}]
+def test_a_null_answer_is_left_out_and_its_place_is_kept(tmp_path, is_compared: bool):
+    rows = [{"question": "?", "answer": answer} for answer in (None, "2", None)]
     path = write_lines(tmp_path / "a.jsonl", *rows)
     file = read_problem_file(path, is_compared=is_compared)
     assert [row.number for row in file.rows] == [2] and file.last_number == 3
@@ -235,20 +205,14 @@ QUESTION = {"question": "Half of 4000?", "answer": "4000 / 2 = 2000\n#### 2,000"
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (
-            [{"text": "a"}],
-            r"a\.json has the columns text: expected one of prompt, problem, question",
-        ),
+        ([{"text": "a"}], r"a\.json has the columns text: expected one of prompt, problem"),
         ([{}], r"a\.json has the columns none: expected one of prompt"),
         ([PROBLEM, {"problem": "a"}], r"row 2, has no field 'answer', which other rows have"),
-        ([{"problem": "a"}, PROBLEM], r"row 1, has no field 'answer', which other rows have"),
         ([PROBLEM, {"prompt": "a"}], "row 1, has no field 'prompt', which other rows have"),
-        ([{**PROBLEM, "problem": 3}], "row 1, field 'problem', is 3: expected text"),
         ([{**PROBLEM, "problem": None}], "row 1, field 'problem', is None: expected text"),
         ([{"prompt": ""}], "row 1, field 'prompt', is '': expected text that is not empty"),
         ([{"prompt": []}], r"row 1, field 'prompt', is \[\]: expected chat messages"),
         ([{"prompt": [{"role": "user"}]}], "row 1, field 'prompt', .* role and content"),
-        ([{"prompt": ["a"]}], "row 1, field 'prompt', .* role and content"),
         ([{"prompt": "a\ud800"}], "row 1, field 'prompt', .* expected whole characters"),
         ([{"prompt": [{"role": "\ud800", "content": "a"}]}], "row 1, .* whole characters"),
         ([{"prompt": [{"role": "a", "content": "a", "x": ["\udfff"]}]}], "row 1, .* whole char"),

@@ -1,9 +1,11 @@
 """Rewards over HTTP, asked of a server right here: up, down, slow, busy, wrong."""
 
+import contextlib
 import re
 import socket
 import threading
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -13,7 +15,6 @@ from judges import Answer, begin, lengths
 from pat_jax.common.errors import UserError
 from pat_jax.rl.batches.types import Prompt
 from pat_jax.rl.rewards.responses import trial_responses
-from pat_jax.rl.rewards.rewards import short_names
 from pat_jax.rl.rewards.scorer import RewardScorer
 
 pytestmark = pytest.mark.usefixtures("soon")
@@ -56,11 +57,7 @@ def test_an_endpoint_that_is_down_costs_the_responses_of_the_call(serve):
 @pytest.mark.parametrize(
     ("answer", "cause", "message"),
     [
-        (
-            (500, "trace"),
-            "exception",
-            r"answered 500 Internal Server Error \('trace'\), in each of 2",
-        ),
+        ((500, "trace"), "exception", r"answered 500 Internal .* \('trace'\), in each of 2"),
         (
             (422, {"detail": "no"}),
             "refused",
@@ -76,7 +73,6 @@ def test_an_endpoint_that_is_down_costs_the_responses_of_the_call(serve):
         ((200, {"scores": 1.0}), "wrong_result", "returned 1.0 where a list of 1 numbers"),
         ((200, {"scores": [1.0, 2.0, 3.0]}), "wrong_result", "returned 3 values where"),
         ((200, {"scores": ["good"]}), "not_a_number", "returned 'good'"),
-        ((200, '{"scores": [1e400]}'), "not_a_number", "returned inf"),
         ((200, '{"scores": [NaN]}'), "not_a_number", "returned nan"),
     ],
     ids=str,
@@ -110,56 +106,44 @@ def test_an_endpoint_that_is_slow_is_left_after_its_time(serve):
     assert scoring.failures[1].text == "took longer than 1 s" and time.monotonic() - start < 30
 
 
-def test_an_answer_that_trickles_has_the_time_of_one_that_does_not_come():
-    with socket.create_server(("127.0.0.1", 0)) as server:
-
-        def trickle() -> None:
-            connected, _ = server.accept()
-            with connected:
-                connected.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n")
-                while True:
-                    try:
-                        connected.sendall(b"x")
-                    except OSError:
-                        return
-                    time.sleep(0.05)
-
-        thread = threading.Thread(target=trickle, daemon=True)
-        thread.start()
-        url = f"http://127.0.0.1:{server.getsockname()[1]}/"
-        with RewardScorer(url, timeout=0.5, retries=3) as scorer:
-            scoring = begin(scorer, ["p"], ["a"])
-            with pytest.raises(UserError, match=r"1 timeout.*took longer than 0\.5 s"):
-                scoring.rewards()
-        thread.join(30)
-        assert not thread.is_alive()
-
-
-@pytest.mark.parametrize(
-    "said", [b"", b"HTTP/1.1 200 OK\r\nContent-Length: 90\r\n\r\n{", b"hello\r\n"]
-)
-def test_a_connection_that_breaks_off_is_tried_again(said):
+@contextlib.contextmanager
+def saying(*pieces: bytes, times: int = 1) -> Iterator[str]:
+    """The address of a server that says these to so many callers, and sees them hang up or hangs up."""
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def answer() -> None:
-            for _ in range(3):
+            for _ in range(times):
                 connected, _ = server.accept()
-                with connected:
+                with connected, contextlib.suppress(OSError):
                     connected.recv(100_000)
-                    connected.sendall(said)
+                    for piece in pieces:
+                        connected.sendall(piece)
+                        time.sleep(0.05 if len(pieces) > 1 else 0)
 
         thread = threading.Thread(target=answer, daemon=True)
         thread.start()
-        with RewardScorer(
-            f"http://127.0.0.1:{server.getsockname()[1]}", timeout=30.0, retries=2
-        ) as it:
-            message = (
-                "1 endpoint.*broke the connection off .*, in each of 3 tries: expected an endpoint"
-            )
-            with pytest.raises(UserError, match=message):
-                it.score(["p"], ["a"], {})
+        yield f"http://127.0.0.1:{server.getsockname()[1]}/"
         thread.join(30)
         assert not thread.is_alive()
+
+
+def score_once(url: str, **options: Any) -> None:
+    with RewardScorer(url, **options) as scorer:
+        scorer.score(["p"], ["a"], {})
+
+
+def test_an_answer_that_trickles_has_the_time_of_one_that_does_not_come():
+    trickle = [b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n", *[b"x"] * 500]
+    message = r"1 timeout.*took longer than 0\.5 s"
+    with saying(*trickle) as url, pytest.raises(UserError, match=message):
+        score_once(url, timeout=0.5, retries=3)
+
+
+def test_a_connection_that_breaks_off_is_tried_again():
+    message = "1 endpoint.*broke the connection off .*, in each of 3 tries: expected an endpoint"
+    broken = b"HTTP/1.1 200 OK\r\nContent-Length: 90\r\n\r\n{"
+    with saying(broken, times=3) as url, pytest.raises(UserError, match=message):
+        score_once(url, timeout=30.0, retries=2)
 
 
 def test_closing_does_not_wait_for_answers(serve):
@@ -197,31 +181,3 @@ def test_an_endpoint_that_is_down_is_found_when_it_is_tried_out():
         pytest.raises(UserError, match=message),
     ):
         scorer.try_out(made_up, 2)
-
-
-@pytest.mark.parametrize(
-    "url",
-    [
-        "http://",
-        "http://host:99999/a",
-        "https://user:secret@host/",
-        "http://a b/",
-        "http://[",
-        "http://ö/",
-    ],
-)
-def test_what_is_no_address_is_refused(url):
-    with pytest.raises(
-        UserError, match=r"option --reward is .*expected an address such as http://"
-    ):
-        RewardScorer(url, timeout=1.0)
-
-
-def test_an_address_is_called_by_its_last_part():
-    names = [
-        "http://a:8000/v1/judge",
-        "https://b/judge/?key=1",
-        "http://host:80",
-        "HTTP://[::1]/#x",
-    ]
-    assert short_names(names) == ["judge", "judge_2", "host_80", "___1_"]

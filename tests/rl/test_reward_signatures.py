@@ -73,12 +73,6 @@ def test_trl_functions_get_token_ids_and_nothing_that_they_do_not_name():
     assert call(awaited, group("a", "bcd")).scores == [1, 3]
 
 
-def test_none_of_a_group_is_a_failure_of_its_own():
-    """TRL: the function does not apply to this response."""
-    (one, none) = call(lambda completions: [1.0, None], group("a", "b")).scores
-    assert one == 1 and isinstance(none, Failure) and none.cause is Cause.NONE
-
-
 def test_calls_share_an_event_loop():
     """A client of a service that a module keeps is bound to the loop of its first call."""
     loops = []

@@ -127,3 +127,10 @@ def test_the_processes_of_the_others_end_where_one_is_not_there(path):
 def test_names_in_metrics_are_short_and_differ():
     names = ["math", "mine.rewards:score", "a/b.py:score", "other:score_2", "math", "m:größe"]
     assert short_names(names) == ["math", "score", "score_2", "score_2_2", "math_2", "gr__e"]
+    addresses = [
+        "http://a:8000/v1/judge",
+        "https://b/judge/?key=1",
+        "http://host:80",
+        "HTTP://[::1]/#x",
+    ]
+    assert short_names(addresses) == ["judge", "judge_2", "host_80", "___1_"]

@@ -1,5 +1,7 @@
 import json
 import sys
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -24,14 +26,9 @@ TEMPLATE = (
 def test_characters_come_back(text):
     tokenizer = CharTokenizer(ALPHABET)
     tokens = tokenizer.encode_prompt(text)
-    assert tokenizer.decode(tokens) == text and len(tokens) == len(text)
+    assert tokenizer.decode([tokenizer.pad_id, *tokens, *tokenizer.eos_ids]) == text
+    assert len(tokens) == len(text)
     assert all(tokenizer.eos_ids[0] < token < tokenizer.vocab_size for token in tokens)
-
-
-def test_characters_without_padding_and_end():
-    tokenizer = CharTokenizer(ALPHABET)
-    tokens = [tokenizer.pad_id, *tokenizer.encode("a+b"), *tokenizer.eos_ids, tokenizer.pad_id]
-    assert tokenizer.decode(tokens) == "a+b"
 
 
 def test_a_checksum_tells_vocabularies_apart(tmp_path):
@@ -42,12 +39,9 @@ def test_a_checksum_tells_vocabularies_apart(tmp_path):
     assert len({first, *others}) == 4
 
 
-def test_an_unknown_character_is_named():
+def test_an_unknown_character_is_named_and_so_is_an_alphabet_that_has_one_twice():
     with pytest.raises(UserError, match="'z'"):
         CharTokenizer(ALPHABET).encode("abz")
-
-
-def test_an_alphabet_has_each_character_once():
     with pytest.raises(ValueError, match="'aba'"):
         CharTokenizer("aba")
 
@@ -87,10 +81,9 @@ def test_a_base_models_prompt_is_the_text_after_its_beginning(tokenizer):
 CONTENTS = "{% for m in messages %}{{ m.content }}{% endfor %}"
 
 
-@pytest.mark.parametrize("text", ["the", "<bos>the", "<bos>", "", " <bos>the", "<im><bos>the"])
 @pytest.mark.parametrize("template", [None, CONTENTS, f"<bos>{CONTENTS}"])
 @pytest.mark.parametrize("adds_it", [True, False])
-def test_a_sequence_has_one_beginning_token(tmp_path, text: str, template, adds_it: bool):
+def test_a_sequence_has_one_beginning_token(tmp_path, template, adds_it: bool):
     """The tokenizer, the template or the text itself."""
     chat = {"chat_template": template} if template else {}
     directory = write_tokenizer(tmp_path, eos_token="<eos>", bos_token="<bos>", **chat)
@@ -98,13 +91,13 @@ def test_a_sequence_has_one_beginning_token(tmp_path, text: str, template, adds_
         path = directory / "tokenizer.json"
         path.write_text(json.dumps(json.loads(path.read_text()) | {"post_processor": None}))
     tokenizer = HuggingFaceTokenizer(directory)
-    bare, has_begun = tokenizer.encode(text), text.startswith("<bos>")
-    begun = bare if has_begun else [BOS, *bare]
-    assert tokenizer.encode_text(text) == (begun if adds_it else bare)
-    if template:
-        assert tokenizer.encode_prompt(text) == (bare if template == CONTENTS else begun)
-    else:
-        assert tokenizer.encode_prompt(text) == tokenizer.encode_text(text)
+    for text in ("the", "<bos>the", "<bos>", "", " <bos>the", "<im><bos>the"):
+        bare = tokenizer.encode(text)
+        begun = bare if text.startswith("<bos>") else [BOS, *bare]
+        of_text = begun if adds_it else bare
+        expected = {None: of_text, CONTENTS: bare}.get(template, begun)
+        assert tokenizer.encode_text(text) == of_text
+        assert tokenizer.encode_prompt(text) == expected
 
 
 def test_several_tokens_that_begin_a_sequence_stand_there_once(tmp_path):
@@ -211,52 +204,37 @@ def test_a_chat_template_without_jinja2_says_what_to_install(tmp_path, monkeypat
         HuggingFaceTokenizer(directory)
 
 
-def test_a_missing_directory(tmp_path):
-    with pytest.raises(UserError, match="absent does not exist"):
-        HuggingFaceTokenizer(tmp_path / "absent")
+def without_vocabulary(folder: Path) -> None:
+    (folder / "tokenizer.json").unlink()
+    (folder / "config.json").write_text('{"model_type": "qwen3"}')
 
 
-def test_a_checkpoint_without_tokenizer_files(tmp_path):
-    (tmp_path / "config.json").write_text('{"model_type": "qwen3"}')
-    with pytest.raises(UserError, match=r"no tokenizer files: expected .* tokenizer\.json"):
-        HuggingFaceTokenizer(tmp_path)
+def replaced(name: str, content: bytes) -> Callable[[Path], object]:
+    return lambda folder: (folder / name).write_bytes(content)
 
 
-@pytest.mark.parametrize("content", ["{ broken", "{}", '{"model": {"type": "BPE"}}'])
-def test_a_broken_tokenizer_file(tmp_path, content):
-    write_tokenizer(tmp_path, eos_token="<eos>")
-    (tmp_path / "tokenizer.json").write_text(content)
-    with pytest.raises(UserError, match="no tokenizer could be read from"):
-        HuggingFaceTokenizer(tmp_path)
+GENERATION = "generation_config.json"
+DAMAGES = [
+    (lambda folder: folder.rename(folder.parent / "moved"), "tokens does not exist"),
+    (without_vocabulary, r"no tokenizer files: expected .* tokenizer\.json"),
+    (replaced("tokenizer.json", b"{ broken"), "no tokenizer could be read from"),
+    (replaced("tokenizer.json", b'{"model": {"type": "BPE"}}'), "no tokenizer could be read from"),
+    (replaced("tokenizer_config.json", b"{}"), "names no end-of-sequence token"),
+    (replaced(GENERATION, b'{"eos_token_id": "<eos>"}'), r"generation_config\.json, field eos_"),
+    (replaced(GENERATION, b"[0]"), r"generation_config\.json is not a JSON object"),
+    (replaced(GENERATION, b"[" * 5000), r"generation_config\.json is not a JSON object"),
+    (replaced(GENERATION, b"9" * 5000), r"generation_config\.json is not a JSON object"),
+    (replaced(GENERATION, b"\xed\xa0\x80"), r"generation_config\.json is not a JSON object"),
+    (lambda folder: (folder / GENERATION).mkdir(), r"generation_config\.json is not a JSON object"),
+]
 
 
-def test_a_tokenizer_without_an_end(tmp_path):
-    with pytest.raises(UserError, match="names no end-of-sequence token"):
-        HuggingFaceTokenizer(write_tokenizer(tmp_path))
-
-
-@pytest.mark.parametrize(
-    "generation",
-    [{"eos_token_id": "<eos>"}, [0], {"eos_token_id": [0, "2"]}, {"eos_token_id": True}],
-)
-def test_a_broken_generation_config(tmp_path, generation):
-    directory = write_tokenizer(tmp_path, generation=generation, eos_token="<eos>")
-    with pytest.raises(UserError, match=r"generation_config\.json"):
-        HuggingFaceTokenizer(directory)
-
-
-@pytest.mark.parametrize("content", ["[" * 5000, '{"eos_token_id": ' + "9" * 5000 + "}", "\ud800"])
-def test_a_generation_config_gone_wild(tmp_path, content: str):
-    directory = write_tokenizer(tmp_path, eos_token="<eos>")
-    (directory / "generation_config.json").write_bytes(content.encode("utf-8", "surrogatepass"))
-    with pytest.raises(UserError, match=r"generation_config\.json is not a JSON object"):
-        HuggingFaceTokenizer(directory)
-
-
-def test_a_folder_in_the_place_of_the_generation_config(tmp_path):
-    directory = write_tokenizer(tmp_path, eos_token="<eos>")
-    (directory / "generation_config.json").mkdir()
-    with pytest.raises(UserError, match=r"generation_config\.json is not a JSON object"):
+@pytest.mark.parametrize(("damage", "message"), DAMAGES, ids=range(len(DAMAGES)))
+def test_files_that_cannot_be_used_are_one_sentence(tmp_path, damage, message: str):
+    (tmp_path / "tokens").mkdir()
+    directory = write_tokenizer(tmp_path / "tokens", eos_token="<eos>")
+    damage(directory)
+    with pytest.raises(UserError, match=message):
         HuggingFaceTokenizer(directory)
 
 
