@@ -2,16 +2,18 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import count
+from itertools import count, pairwise
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from chex import assert_trees_all_equal, assert_trees_all_equal_shapes_and_dtypes
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pat_jax.rl.algorithm.supervised import CrossEntropy, num_learned, to_example_batch
 from pat_jax.rl.batches.batches import (
     COLUMNS,
     MicroBatch,
@@ -22,6 +24,7 @@ from pat_jax.rl.batches.batches import (
 )
 from pat_jax.rl.batches.packing import shapes
 from pat_jax.rl.batches.types import FinishReason, Prompt, Rollout, RolloutGroup
+from pat_jax.rl.data.examples import Example
 
 BUCKETS = (4, 8, 16)
 LONGEST = 11  # tokens that a response may have
@@ -136,6 +139,7 @@ def test_every_response_token_is_there_once_with_its_weight(
         np.testing.assert_allclose(total, wanted, rtol=1e-6)
         assert aggregation == "constant" or wanted == 0 or wanted == pytest.approx(1)
     check_shapes_and_padding(batch, groups, allowed)
+    check_places(batch, groups)
 
 
 @given(LENGTHS, st.sets(st.integers(0, 17)), st.sampled_from(["token", "sequence"]))
@@ -172,14 +176,8 @@ def check_shapes_and_padding(batch: TrainBatch, groups: list[RolloutGroup], allo
             assert not per_token[:, -1].any()
 
 
-@given(LENGTHS, st.integers(1, 4), st.integers(1, 80), st.sampled_from([1, 2, 4]))
-def test_each_example_of_a_row_has_positions_and_a_number_of_its_own(
-    lengths, mini_batch_size, budget, row_multiple
-):
-    """From its prompt's first token on, at the place that the batch says."""
-    groups, advantages = make_groups(lengths)
-    allowed = shapes(BUCKETS, budget, row_multiple)
-    batch = batch_of(groups, advantages, mini_batch_size=mini_batch_size, micro_shapes=allowed)
+def check_places(batch: TrainBatch, groups: list[RolloutGroup]) -> None:
+    """Each example has positions and a number of its own, at the place that the batch says."""
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     known = batch.by_response("behavior_logprobs")
     for rollout, at, logprobs in zip(rollouts, batch.places, known, strict=True):
@@ -242,3 +240,60 @@ def test_the_abstract_micro_batch_is_the_real_one_without_its_values():
     assert_trees_all_equal_shapes_and_dtypes(abstract, real)
     filled = abstract_micro_batch(2, 4, (*COLUMNS, "old_logprobs", "reference_logprobs"))
     assert len(jax.tree.leaves(filled)) == len(jax.tree.leaves(real)) + 2
+
+
+# --- examples to imitate ----------------------------------------------------------------------------
+
+SHAPES = shapes((8, 16), budget=32, row_multiple=1)
+
+
+@st.composite
+def examples(draw) -> list[Example]:
+    found = []
+    for length in draw(st.lists(st.integers(2, 16), min_size=1, max_size=12)):
+        in_loss = np.array(
+            [False, *draw(st.lists(st.booleans(), min_size=length - 1, max_size=length - 1))]
+        )
+        in_loss[-1] |= not in_loss.any()
+        tokens = np.array(
+            draw(st.lists(st.integers(0, 9), min_size=length, max_size=length)), np.int32
+        )
+        found.append(Example(tokens, in_loss))
+    return found
+
+
+@given(examples())
+def test_a_batch_has_each_example_once_and_its_learned_targets_alone(given_examples):
+    batch = to_example_batch(given_examples, SHAPES)
+    (micro_batches,) = batch.mini_batches
+    weight, found = 1 / num_learned(given_examples), []
+    for micro in micro_batches:
+        assert micro.tokens.shape in SHAPES and micro.columns == {}
+        np.testing.assert_array_equal(micro.weights > 0, micro.responses > 0)
+        assert set(np.unique(micro.weights)) <= {0.0, np.float32(weight)}
+        for tokens, positions, weights, responses in zip(
+            micro.tokens, micro.positions, micro.weights, micro.responses, strict=True
+        ):
+            starts = [*np.flatnonzero(positions == 0), len(positions)]
+            numbers = []
+            for start, stop in pairwise(starts):
+                found.append((tokens[start:stop].tolist(), (weights[start:stop] > 0).tolist()))
+                numbers += {*responses[start:stop].tolist()} - {0}
+            assert len(numbers) == len(set(numbers))  # one for each example, and each its own
+    for example in given_examples:
+        targets = [*example.in_loss[1:].tolist(), False]
+        assert (example.tokens.tolist(), targets) in found
+    learned = [one for one in found if any(one[1])]
+    assert len(learned) == len(given_examples)
+    total = sum(micro.weights.sum() for micro in micro_batches)
+    assert total == pytest.approx(1, rel=1e-5)
+    slots = sum(micro.tokens.size for micro in micro_batches)
+    assert batch.padding_efficiency == sum(map(len, given_examples)) / slots
+
+
+def test_the_cross_entropy_is_minus_the_mean_log_probability():
+    logprobs = -jnp.arange(6.0).reshape(2, 3)
+    weights = jnp.array([[0.5, 0.25, 0], [0.25, 0, 0]])
+    loss, sums = CrossEntropy()(logprobs, -logprobs, {}, weights)
+    assert float(loss) == pytest.approx(0.25 * 1 + 0.25 * 3)
+    assert CrossEntropy().summary([jax.device_get(sums)])["entropy"] == pytest.approx(1.0)

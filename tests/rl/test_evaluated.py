@@ -1,11 +1,18 @@
 """From the rewards of samples to the metrics of an evaluation, whole and by set."""
 
+import itertools
 import json
+import math
+from collections import Counter
+from fractions import Fraction
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pat_jax.rl.evaluation import Evaluated, describe_evaluation, report
+from pat_jax.rl.pass_at_k import Estimate, majority_passes, pass_at_k
 from pat_jax.rl.rewards.outcome import Cause, Failure
 from pat_jax.rl.rewards.weighted_sum import FunctionScores
 
@@ -97,3 +104,73 @@ def test_a_report_is_json_without_nan():
     }
     nothing = report(one.part("none", slice(3, 4)), [1])
     assert json.loads(json.dumps(nothing, allow_nan=False))["mean"]["value"] is None
+
+
+# --- pass@k, maj@k and intervals against brute force: every subset, every order ---------------------
+
+ROWS = st.lists(st.booleans(), min_size=1, max_size=9)
+
+
+def one(passes: list[bool], k: int) -> float:
+    return float(pass_at_k(np.array([len(passes)]), np.array([sum(passes)]), k)[0])
+
+
+@given(ROWS, st.integers(1, 9))
+def test_pass_at_k_is_the_share_of_subsets_with_one_that_passes(passes: list[bool], k: int):
+    if k > len(passes):
+        assert math.isnan(one(passes, k))
+        return
+    subsets = [any(subset) for subset in itertools.combinations(passes, k)]
+    assert one(passes, k) == pytest.approx(sum(subsets) / len(subsets), abs=1e-12)
+
+
+@given(st.integers(1, 2000), st.data())
+def test_pass_at_k_is_that_of_exact_combinatorics(n: int, data):
+    c, k = data.draw(st.integers(0, n)), data.draw(st.integers(1, n))
+    exact = 1 - Fraction(math.comb(n - c, k), math.comb(n, k))
+    found = pass_at_k(np.array([n]), np.array([c]), k)[0]
+    assert found == pytest.approx(float(exact), abs=1e-9) and 0 <= found <= 1
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["1", " 1", "2", "3", None]), st.booleans(), st.booleans()),
+        min_size=1,
+        max_size=8,
+    )
+)
+def test_the_majority_is_the_mean_over_the_answers_that_most_samples_have(rows):
+    answers, passes, scored = (list(column) for column in zip(*rows, strict=True))
+    found = majority_passes([answers], np.array([passes]), np.array([scored]))[0]
+    voters = [(a.strip(), p) for a, p, s in rows if a is not None and s]
+    counts = Counter(text for text, _ in voters)
+    if not any(scored):
+        assert math.isnan(found)
+    elif not voters:
+        assert found == 0
+    else:
+        # Whoever draws the answer among the most frequent ones, and one of the samples that gave it.
+        tops = [text for text in counts if counts[text] == max(counts.values())]
+        expected = np.mean([np.mean([p for text, p in voters if text == top]) for top in tops])
+        assert found == pytest.approx(expected)
+
+
+@given(st.lists(st.floats(-10, 10), min_size=2, max_size=30), st.integers(0, 3))
+def test_the_interval_is_the_normal_one_over_problems_that_have_a_value(
+    values: list[float], unknown: int
+):
+    found = Estimate.of(np.array([*values, *[np.nan] * unknown]))
+    n, mean = len(values), math.fsum(values) / len(values)
+    squares = math.fsum((value - mean) ** 2 for value in values)
+    assert found.num_problems == n and found.value == pytest.approx(mean, abs=1e-12)
+    if min(values) == max(values):
+        assert math.isnan(found.half_width)
+    else:
+        expected = 1.96 * math.sqrt(squares / (n * (n - 1)))
+        assert found.half_width == pytest.approx(expected, rel=1e-3, abs=1e-9)
+
+
+def test_of_too_few_problems_there_is_no_interval():
+    assert Estimate.of(np.array([np.nan])).num_problems == 0
+    single = Estimate.of(np.array([0.5]))
+    assert single.value == 0.5 and math.isnan(single.half_width)

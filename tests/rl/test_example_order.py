@@ -106,17 +106,6 @@ def test_a_column_cannot_be_prompt_and_completion(tmp_path, chatting, prompt: st
         ExampleReader(chatting, 100, columns=columns).read([path], 0.0)
 
 
-def test_a_text_that_begins_with_the_beginning_has_it_once(tmp_path, base):
-    rows = [{"prompt": "<bos>the", "completion": " the"}, {"prompt": "the", "completion": " the"}]
-    found = ExampleReader(base, 100).read([write_lines(tmp_path / "a.jsonl", *rows)], 0.0).train
-    texts = ExampleReader(base, 100).read(
-        [write_lines(tmp_path / "b.jsonl", {"text": "<bos>the"}, {"text": "the"})], 0.0
-    )
-    for first, second in (found, texts.train):
-        np.testing.assert_array_equal(first.tokens, second.tokens)
-        np.testing.assert_array_equal(first.in_loss, second.in_loss)
-
-
 def test_long_rows_are_left_out_or_cut(tmp_path, base):
     rows = [{"prompt": "a" * n, "completion": "b" * m} for n, m in ((3, 3), (3, 9), (8, 3), (7, 3))]
     path = write_rows(tmp_path / "rows.json", rows)
@@ -173,15 +162,6 @@ def test_an_epoch_has_each_example_once(count, size, epoch, seed):
         drawn += [int(one.tokens[0]) for one in batch]
         position += len(batch)
     assert Counter(drawn) == Counter(range(count)) and position == (epoch + 1) * count
-
-
-def test_epochs_and_seeds_differ_in_order():
-    def order(seed: int, epoch: int) -> tuple[int, ...]:
-        return tuple(
-            int(x.tokens[0]) for x in Examples(numbered(20), seed=seed).draw(20 * epoch, 20)
-        )
-
-    assert len({order(seed, epoch) for seed in range(3) for epoch in range(3)}) == 9
 
 
 @pytest.mark.parametrize(

@@ -2,19 +2,15 @@
 
 import asyncio
 import contextlib
-import json
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from pat_jax.common.errors import UserError
-from pat_jax.rl.batches.types import Prompt
-from pat_jax.rl.data.problem_files import read_problem_file
 from pat_jax.rl.rewards.outcome import Cause, Failure, Outcome
-from pat_jax.rl.rewards.responses import Response, trial_responses
+from pat_jax.rl.rewards.responses import Response
 from pat_jax.rl.rewards.signatures import PerGroup, PerResponse, recognise
 
 VERL: dict[str, object] = {
@@ -165,31 +161,6 @@ def test_the_ground_truth_is_the_rows(columns, wanted):
 
     call(compute_score, group("a", columns=columns))
     assert told == [(None, wanted, None)]
-
-
-def test_a_file_as_verl_has_it_reaches_its_function(tmp_path: Path):
-    truth = {"style": "rule", "ground_truth": " 07 "}
-    prompt = [{"role": "user", "content": "?"}]
-    row = {
-        "data_source": "lab/set",
-        "prompt": prompt,
-        "reward_model": truth,
-        "extra_info": {"i": 3},
-    }
-    (tmp_path / "train.jsonl").write_text(json.dumps(row))
-    file = read_problem_file(tmp_path / "train.jsonl", is_compared=False)
-    columns = file.rows[0].columns
-    told = []
-    made_up = trial_responses(Prompt(0, (1,), "?", columns), sorted(columns))
-    call(lambda **all_of_it: [told.append(all_of_it), 1], made_up)
-
-    def compute_score(data_source, solution_str, ground_truth, extra_info=None):
-        told.append((data_source, ground_truth, extra_info))
-        return 1
-
-    assert call(compute_score, made_up).scores == [1, 1]
-    assert told[1:] == [("lab/set", " 07 ", {"i": 3})] * 2
-    assert told[0]["answer"] == ["07", "07"]
 
 
 @pytest.mark.parametrize(

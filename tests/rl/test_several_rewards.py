@@ -1,7 +1,6 @@
 """Responses that several functions score at once: weights, functions that fail, that do not apply."""
 
 import os
-import time
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +9,7 @@ from processes import children_of
 
 from pat_jax.common.errors import UserError
 from pat_jax.rl.batches.types import Prompt
-from pat_jax.rl.rewards.responses import Response, trial_responses
+from pat_jax.rl.rewards.responses import trial_responses
 from pat_jax.rl.rewards.rewards import short_names
 from pat_jax.rl.rewards.scorer import RewardScorer
 
@@ -23,11 +22,6 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None):
 
 def digits_only(completions):
     return [float(text) if text.isdigit() else None for text in completions]
-
-def hang(completions):
-    while "hang" in completions:
-        pass
-    return [1.0] * len(completions)
 
 def fail_on_a(completions):
     assert "a" not in completions
@@ -57,25 +51,6 @@ def test_functions_of_every_kind_add_up_with_their_weights(path):
         scores = scorer.score(["p", "p", "q"], ["12", "xyz", "##12"], columns)
     # 0.5 x length + 10 x right - the number, if it is one + 100 x exact
     assert scores.tolist() == [0.5 * 2 + 10 - 12, 1.5, 2]
-
-
-def test_a_function_that_hangs_costs_one_response_and_no_other_function(path, caplog):
-    names = specs(path, "hang", "length")
-    with RewardScorer(*names, timeout=2.0, num_workers=1) as scorer:
-        responses = [
-            Response("pqr"[row], text, {}) for row, text in enumerate(["hang", "bb", "ccc"])
-        ]
-        scoring = scorer.begin(["p", "q", "r"], responses.__getitem__)
-        start = time.monotonic()
-        for row in range(3):
-            scoring.add(row, row)
-        rewards = scoring.rewards()
-        assert time.monotonic() - start < 30
-    np.testing.assert_array_equal(rewards, [np.nan, 3, 4])
-    assert [str(failure.cause) for failure in scoring.failures.values()] == ["timeout"]
-    hung, lengths = scoring.scores
-    assert lengths.scores == [4, 2, 3] and len(hung.failures) == 1
-    assert "was killed; this response is left out: completion 'hang'" in caplog.text
 
 
 def test_a_function_of_weight_zero_is_measured_only(path, caplog):

@@ -5,8 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from row_writing import write_lines, write_rows
 from tokenizer_files import write_tokenizer
 from transformers import AutoTokenizer
@@ -15,7 +13,6 @@ from pat_jax.common.errors import UserError
 from pat_jax.rl.data.examples import ExampleReader
 from pat_jax.rl.data.problem_files import Columns
 from pat_jax.rl.data.problems import ProblemSplits, load_problems
-from pat_jax.rl.data.template_columns import ColumnError, media_columns, template_variables
 from pat_jax.rl.text.tokenizer import Chat, HuggingFaceTokenizer
 
 TEMPLATE = (
@@ -163,20 +160,3 @@ def test_a_column_without_any_is_nothing_to_say(folder, tmp_path):
     path, tokenizer = write_lines(tmp_path / "a.jsonl", *rows), HuggingFaceTokenizer(folder)
     assert "shown" not in str(problems(path, tokenizer))
     assert len(ExampleReader(tokenizer, 99).read([path], 0.0).train) == 4
-
-
-json_values = st.recursive(
-    st.none() | st.booleans() | st.floats() | st.text(st.characters(codec="utf-8")),
-    lambda inner: st.lists(inner) | st.dictionaries(st.text(max_size=5), inner),
-    max_leaves=8,
-)
-
-
-@given(json_values, json_values)
-def test_any_value_is_taken_or_refused_in_words(tools: Any, variables: Any):
-    row = {"tools": tools, "chat_template_kwargs": variables, "images": tools}
-    media_columns(row)
-    try:
-        assert isinstance(template_variables(row), dict)
-    except ColumnError as error:
-        assert error.column in row and error.expected

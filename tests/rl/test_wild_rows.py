@@ -24,7 +24,7 @@ messages = st.lists(
     st.fixed_dictionaries({"role": texts, "content": texts}, optional={"x": values}), max_size=3
 )
 NAMES = ["prompt", "problem", "Question", "messages", "answer", "solution", "reward_model"]
-NAMES += ["ground_truth", "data_source", "finish_reason"]
+NAMES += ["ground_truth", "data_source", "finish_reason", "tools", "chat_template_kwargs", "images"]
 truths = st.dictionaries(st.just("ground_truth"), values)
 rows = st.dictionaries(st.sampled_from(NAMES) | texts, values | messages | truths, max_size=5)
 
