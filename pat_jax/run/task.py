@@ -127,7 +127,7 @@ def find_files(
 
 
 def _check_arithmetic(config: RunConfig, is_directory: bool) -> None:
-    longest = arithmetic.TermCounts().max_prompt_length
+    longest = arithmetic.MAX_PROMPT_LENGTH
     if is_directory:
         raise UserError(
             "option --data is 'arithmetic', which has its own tokenizer, but --model is the "

@@ -4,15 +4,15 @@
     response  b3+8=1;c1*5=5;d5+9=4;#4    letter, value so far, operand copied, new value; answer
 
 A term costs 3 tokens of prompt and 7 of response, so the response's length follows the number of
-terms, which `TermCounts` draws from a power law. The reward is exact (`rewards.exact`), and a
-transformer of less than a million parameters learns the steps in some hundred supervised steps.
-Demonstrations are of mixed quality, as supervised data is (`DemonstrationMix`): a policy that
-imitates them answers about half of the problems, and reinforcement has the rest to gain.
+terms, which is drawn from a power law. The reward is exact (`rewards.exact`), and a transformer of
+less than a million parameters learns the steps in some hundred supervised steps. Demonstrations are
+of mixed quality, as supervised data is: half of them guess, so that a policy which imitates them
+answers about half of the problems, and reinforcement has the rest to gain.
 
 Knows characters, digits and random draws. Does not know models or training.
 """
 
-from dataclasses import dataclass
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -30,62 +30,12 @@ _MULTIPLY_SHARE = 1 / 3
 # Operands 2 … 4: a 0 or 1 would make steps without arithmetic, and each one more is twenty more
 # facts for the policy to learn by heart, which is what the warm start's time goes into.
 _OPERANDS = (2, 5)
+# P(n ≥ k terms) ∝ k^-_TAIL, the mass beyond the most cut off: the median is 4 and the 99th percentile
+# 16, which are full responses of 24 and 108 tokens.
+_FEWEST_TERMS, _MOST_TERMS, _TAIL = 3, 19, 2.2
 _PROMPT_TOKENS_PER_TERM = 3
-
-
-@dataclass(frozen=True)
-class TermCounts:
-    """Number of terms n with P(n ≥ k) ∝ k^-tail on minimum … maximum, the mass beyond cut off.
-
-    The default has median 4 and 99th percentile 16: full responses of 24 and 108 tokens, 129 at
-    most. A smaller `tail` is heavier.
-    """
-
-    minimum: int = 3
-    maximum: int = 19
-    tail: float = 2.2
-
-    def __post_init__(self):
-        if not 2 <= self.minimum <= self.maximum <= len(LETTERS) or self.tail <= 0:
-            raise ValueError(
-                f"{self}: expected 2 <= minimum <= maximum <= {len(LETTERS)} and a positive tail"
-            )
-
-    @property
-    def max_prompt_length(self) -> int:
-        return _PROMPT_TOKENS_PER_TERM * self.maximum
-
-    def draw(self, rng: np.random.Generator) -> int:
-        beyond = ((self.maximum + 1) / self.minimum) ** -self.tail
-        survival = 1 - rng.random() * (1 - beyond)
-        return min(int(self.minimum * survival ** (-1 / self.tail)), self.maximum)
-
-
-@dataclass(frozen=True)
-class DemonstrationMix:
-    """How sloppy the demonstrations are; what is left of the shares is worked without a mistake."""
-
-    guess_share: float = 0.5
-    """Demonstrations that guess a random digit at once, without any working."""
-    slip_share: float = 0.0
-    """Demonstrations that make slips and carry on with the wrong value."""
-    slip_rate: float = 0.3
-    """Chance, in a demonstration with slips, that a step's value is a random digit."""
-
-
-@dataclass(frozen=True)
-class _Step:
-    """`operand` is applied to the value so far, the remainder modulo 10 is the new value."""
-
-    letter: str
-    sign: str
-    operand: int
-
-    def apply(self, value: int) -> int:
-        return (value + self.operand if self.sign == "+" else value * self.operand) % 10
-
-    def write(self, before: int, after: int) -> str:
-        return f"{self.letter}{before}{self.sign}{self.operand}={after};"
+MAX_PROMPT_LENGTH = _PROMPT_TOKENS_PER_TERM * _MOST_TERMS  # its response has 129 tokens
+_GUESS_SHARE = 0.5  # of the demonstrations
 
 
 class ArithmeticProblems:
@@ -96,9 +46,8 @@ class ArithmeticProblems:
     the other are drawn again. A short problem may come back under another index and id.
     """
 
-    def __init__(self, seed: int, split: Subset, term_counts: TermCounts):
+    def __init__(self, seed: int, split: Subset):
         self.split = split
-        self.term_counts = term_counts
         self._entropy = (1,) if split is Subset.HELDOUT else (0, seed)
         self._first_id = HELDOUT_FIRST_ID if split is Subset.HELDOUT else 0
 
@@ -106,9 +55,9 @@ class ArithmeticProblems:
         if index < 0:  # an endless sequence has no end to count from
             raise IndexError(f"index {index}: expected 0 or more")
         rng = np.random.default_rng((*self._entropy, index))
-        text = _draw_text(self.term_counts, rng)
+        text = _draw_text(rng)
         while subset_of(text, HELDOUT_SHARE) is not self.split:
-            text = _draw_text(self.term_counts, rng)
+            text = _draw_text(rng)
         return Prompt(
             id=self._first_id + index,
             tokens=tuple(TOKENIZER.encode_prompt(text)),
@@ -139,59 +88,34 @@ class ArithmeticProblems:
         return self.batch(0, count)
 
 
-def problems(
-    seed: int, split: Subset | str, *, term_counts: TermCounts | None = None
-) -> ArithmeticProblems:
-    return ArithmeticProblems(seed, Subset(split), term_counts or TermCounts())
+def problems(seed: int, split: Subset | str) -> ArithmeticProblems:
+    return ArithmeticProblems(seed, Subset(split))
 
 
 def solve(text: str) -> str:
     """The answer to the prompt `text`, one digit."""
-    value, steps = _parse(text)
-    for step in steps:
-        value = step.apply(value)
-    return str(value)
+    return worked(text)[-1]
 
 
-def demonstration(
-    prompt: Prompt, rng: np.random.Generator, mix: DemonstrationMix | None = None
-) -> tuple[int, ...]:
-    """A completion to imitate, end of sequence included: careful, guessed, or with slips."""
-    mix = mix or DemonstrationMix()
-    value, steps = _parse(prompt.text)
-    style = rng.random()
-    if style < mix.guess_share:
-        working, answer = "", int(rng.integers(10))
-    elif style < mix.guess_share + mix.slip_share:
-        working, answer = _work(value, steps, slips=_Slips(rng, mix.slip_rate))
-    else:
-        working, answer = _work(value, steps)
-    return (*TOKENIZER.encode(f"{working}#{answer}"), TOKENIZER.eos_ids[0])
-
-
-@dataclass(frozen=True)
-class _Slips:
-    rng: np.random.Generator
-    rate: float
-
-    def perturb(self, value: int) -> int:
-        return int(self.rng.integers(10)) if self.rng.random() < self.rate else value
-
-
-def _work(value: int, steps: list[_Step], slips: _Slips | None = None) -> tuple[str, int]:
-    """The written steps from `value` on, and the value they end at."""
-    written = []
-    for step in steps:
-        after = step.apply(value)
-        if slips is not None:
-            after = slips.perturb(after)
-        written.append(step.write(value, after))
+def worked(text: str) -> str:
+    """The response to the prompt `text` without a mistake: every step, and the answer."""
+    value, written = int(text[1]), []
+    for letter, sign, operand in _later_terms(text):
+        after = (value + operand if sign == "+" else value * operand) % 10
+        written.append(f"{letter}{value}{sign}{operand}={after};")
         value = after
-    return "".join(written), value
+    return f"{''.join(written)}#{value}"
 
 
-def _draw_text(term_counts: TermCounts, rng: np.random.Generator) -> str:
-    num_terms = term_counts.draw(rng)
+def demonstration(prompt: Prompt, rng: np.random.Generator) -> tuple[int, ...]:
+    """A completion to imitate, end of sequence included: worked, or a random digit at once."""
+    is_guess = rng.random() < _GUESS_SHARE
+    text = f"#{rng.integers(10)}" if is_guess else worked(prompt.text)
+    return (*TOKENIZER.encode(text), TOKENIZER.eos_ids[0])
+
+
+def _draw_text(rng: np.random.Generator) -> str:
+    num_terms = _draw_num_terms(rng)
     signs = np.where(rng.random(num_terms - 1) < _MULTIPLY_SHARE, "*", "+")
     operands = rng.integers(*_OPERANDS, size=num_terms - 1)
     terms = zip(LETTERS[1:num_terms], signs, operands, strict=True)
@@ -199,9 +123,14 @@ def _draw_text(term_counts: TermCounts, rng: np.random.Generator) -> str:
     return first + "".join(f"{letter}{sign}{operand}" for letter, sign, operand in terms) + "="
 
 
-def _parse(text: str) -> tuple[int, list[_Step]]:
-    """The first term's value, and the steps of the other terms."""
-    terms = text[2:-1]
-    width = _PROMPT_TOKENS_PER_TERM
-    chunks = [terms[start : start + width] for start in range(0, len(terms), width)]
-    return int(text[1]), [_Step(letter, sign, int(digit)) for letter, sign, digit in chunks]
+def _draw_num_terms(rng: np.random.Generator) -> int:
+    beyond = ((_MOST_TERMS + 1) / _FEWEST_TERMS) ** -_TAIL
+    survival = 1 - rng.random() * (1 - beyond)
+    return min(int(_FEWEST_TERMS * survival ** (-1 / _TAIL)), _MOST_TERMS)
+
+
+def _later_terms(text: str) -> Iterator[tuple[str, str, int]]:
+    """Letter, sign and operand of all terms but the first."""
+    for start in range(2, len(text) - 1, _PROMPT_TOKENS_PER_TERM):
+        letter, sign, digit = text[start : start + _PROMPT_TOKENS_PER_TERM]
+        yield letter, sign, int(digit)

@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from math_rewrites import right, wrong
 
-from pat_jax.common.errors import UserError
 from pat_jax.rl.batches.types import FinishReason
 from pat_jax.rl.data.problem_files import INSTRUCTION, read_problem_file
 from pat_jax.rl.rewards.built_in import math_lenient_reward, math_reward
@@ -201,13 +200,6 @@ def test_a_copy_earns_nothing_and_an_answer_that_an_example_had_as_well_does():
     assert score(prompt, "4", prompt=prompt) == score("$2+2$", "4", prompt=prompt) == 0
     assert score("$4$", "4", prompt=prompt) == 1
     assert score("The answer is 5.", "5", prompt="3+2? The answer is 5. 1+4?") == 1
-
-
-def test_the_columns_that_it_needs():
-    with pytest.raises(UserError, match="'math' needs the column 'finish_reason'"):
-        math_reward(["p"], ["c"], answer=["5"])
-    with pytest.raises(UserError, match="'math' needs the column 'answer'"):
-        math_reward(["p"], ["c"], finish_reason=[STOP])
 
 
 # --- values -----------------------------------------------------------------------------------------

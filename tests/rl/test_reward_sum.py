@@ -62,16 +62,6 @@ def test_the_reward_is_the_weighted_sum_of_what_applies(weights: list[float], da
         assert any(score is failures[row] for score in scores)
 
 
-@given(st.lists(SCORES, max_size=6))
-def test_the_reward_of_one_function_is_its_score(scores: list[float | Failure]):
-    rewards, failures = weighted_sum(functions([1.0], [[score] for score in scores]))
-    for row, score in enumerate(scores):
-        if isinstance(score, Failure):
-            assert failures[row] is score
-        else:
-            assert rewards[row] == np.float32(score)  # to the bit, but for -0.0
-
-
 def test_a_sum_that_is_too_large_is_no_reward():
     rewards, failures = weighted_sum(functions([1e6], [[1e38], [1.0]]))
     np.testing.assert_array_equal(rewards, np.array([np.nan, 1e6], np.float32))
@@ -95,11 +85,6 @@ def test_metrics_are_of_the_scored_responses_and_count_the_others_by_cause():
         "reward/failed/none": 1,
         "reward/failed/timeout": 3,
     }
-
-
-def test_fractional_rewards_that_are_equal_are_no_signal():
-    rewards = np.full((50, 8), 0.1, np.float32) * np.arange(1, 51, dtype=np.float32)[:, None]
-    assert describe_rewards(rewards, {}, [])["reward/groups_without_signal"] == 1
 
 
 def test_where_nothing_was_scored_there_is_no_mean():

@@ -78,12 +78,6 @@ def test_the_scorer_refuses_a_module_that_kills_its_process(tmp_path):
         RewardScorer(f"{path}:f", timeout=1.0)
 
 
-def test_a_function_sees_its_group(obey):
-    scores = obey.score(["p", "p", "q"], ["a", "b", "c"], {})
-    assert scores.dtype == np.float32
-    assert scores.tolist() == [2, 2, 1]
-
-
 @pytest.mark.parametrize(
     ("culprit", "reason"),
     [

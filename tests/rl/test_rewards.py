@@ -4,7 +4,7 @@ import pytest
 from pat_jax.common.errors import UserError
 from pat_jax.rl.batches.types import FinishReason, Prompt, Rollout
 from pat_jax.rl.data.arithmetic import TOKENIZER
-from pat_jax.rl.rewards.built_in import exact_reward, math_lenient_reward
+from pat_jax.rl.rewards.built_in import exact_reward, math_lenient_reward, math_reward
 from pat_jax.rl.rewards.responses import Response, response_reader
 from pat_jax.rl.rewards.rewards import resolve_reward
 from pat_jax.rl.rewards.scorer import RewardScorer
@@ -69,14 +69,12 @@ def test_a_reward_is_told_text_columns_and_how_the_response_ended():
         read(rollout(two, 0, "#2", STOP)),
     ]
     once, twice = TOKENIZER.encode("#1"), TOKENIZER.encode("#2")
+    first = {"answer": "1", "level": None, "finish_reason": STOP}
+    second = {"answer": "2", "level": 3, "finish_reason": STOP}
     assert told == [
-        Response(
-            "a1=", "#1", {"answer": "1", "level": None, "finish_reason": STOP}, (5,), [*once, 1]
-        ),
-        Response("a1=", "#1", {"answer": "1", "level": None, "finish_reason": LENGTH}, (5,), once),
-        Response(
-            "a2=", "#2", {"answer": "2", "level": 3, "finish_reason": STOP}, (6,), [*twice, 1]
-        ),
+        Response("a1=", "#1", first, (5,), [*once, 1]),
+        Response("a1=", "#1", first | {"finish_reason": LENGTH}, (5,), once),
+        Response("a2=", "#2", second, (6,), [*twice, 1]),
     ]
     with RewardScorer("exact", timeout=1.0) as scorer:
         scoring = scorer.begin([one.prompt for one in told], told.__getitem__)
@@ -86,12 +84,13 @@ def test_a_reward_is_told_text_columns_and_how_the_response_ended():
     assert scores.dtype == np.float32 and scores.tolist() == [1, 0, 1]
 
 
-@pytest.mark.parametrize("missing", ["answer", "finish_reason"])
-def test_a_column_that_exact_needs(missing):
+@pytest.mark.parametrize("function", [exact_reward, math_reward])
+def test_a_column_that_is_needed_and_not_there_is_named(function):
     columns = {"answer": ["1"], "finish_reason": [STOP]}
-    del columns[missing]
-    with pytest.raises(UserError, match=f"'exact' needs the column '{missing}'"):
-        exact_reward(["p"], ["#1"], **columns)
+    for missing in columns:
+        left = {name: values for name, values in columns.items() if name != missing}
+        with pytest.raises(UserError, match=f"needs the column '{missing}'"):
+            function(["p"], ["#1"], **left)
 
 
 # --- which function ----------------------------------------------------------------------------
@@ -100,10 +99,7 @@ def test_a_column_that_exact_needs(missing):
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        (
-            "accuracy",
-            "option --reward is 'accuracy': expected exact, math, math_lenient, module:function",
-        ),
+        ("accuracy", "reward is 'accuracy': expected exact, math, math_lenient, module:function"),
         ("module:", "option --reward is 'module:'"),
         ("no_such_module:f", "there is no module 'no_such_module'"),
         ("json.no_such_part:f", "there is no module 'json.no_such_part'"),
