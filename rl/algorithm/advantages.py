@@ -12,6 +12,7 @@ Scale = Literal["group", "batch", "none"]
 
 # Of the largest reward: a few units in the last place of float32, in which rewards are kept.
 ROUNDING = 4 * float(np.finfo(np.float32).eps)
+_EPSILON = 1e-6  # in units of the reward: keeps nearly equal ones from being blown up
 
 
 def has_signal(rewards: Float[np.ndarray, "groups samples"]) -> Bool[np.ndarray, " groups"]:
@@ -29,21 +30,14 @@ def has_signal(rewards: Float[np.ndarray, "groups samples"]) -> Bool[np.ndarray,
 def group_advantages(
     rewards: Float[np.ndarray, "groups samples"],
     scale: Scale = "group",
-    eps: float = 1e-6,
     *,
     baseline: Baseline = "group",
     lengths: Int[np.ndarray, "groups samples"] | None = None,
 ) -> Float[np.ndarray, "groups samples"]:
-    """How much better a response is than a baseline, which is that of the other responses to its
-    prompt.
+    """How much better a response is than a baseline b, that of the others to its prompt.
 
         A = r - b                     scale = "none" (Dr. GRPO)
-        A = (r - b) / (σ + eps)       σ of the group's rewards: "group" (GRPO); of all: "batch"
-
-        b = mean(r)                               baseline = "group" (GRPO)
-        b = mean of the others' r                 "leave_one_out" (RLOO)
-        b = Σ length * r / Σ length               "length_weighted" (OPO)
-        b = 0                                     "none"
+        A = (r - b) / (σ + ε)         σ of the group's rewards: "group" (GRPO); of all: "batch"
 
     The paper does not say which standard deviation; here it is the sample's (n - 1), as in the
     common implementations. A group of rewards equal up to rounding, or of one, gives exactly zero
@@ -52,7 +46,6 @@ def group_advantages(
     Args:
       rewards: one row for each prompt, one column for each of its responses; NaN for a response
         that has none, which then is in no mean and no deviation.
-      eps: keeps nearly equal rewards from being blown up; in units of the reward.
       lengths: tokens of each response; needed by "length_weighted" alone.
 
     Returns:
@@ -62,34 +55,33 @@ def group_advantages(
     [[0.5, -0.5, nan], [0.0, 0.0, 0.0]]
 
     Reference: Shao et al. 2024, https://arxiv.org/abs/2402.03300, section 4.1.2;
-    Liu et al. 2025, https://arxiv.org/abs/2503.20783 (no scaling);
-    Ahmadian et al. 2024, https://arxiv.org/abs/2402.14740, section 2.2 (leave one out);
-    Hao et al. 2025, https://arxiv.org/abs/2505.23585 (length-weighted).
+    Liu et al. 2025, https://arxiv.org/abs/2503.20783 (no scaling).
     """
     rewards = np.asarray(rewards, np.float64)
-    _check(rewards)
     is_scored = ~np.isnan(rewards)
     known = np.where(is_scored, rewards, 0.0)
     # The rounded mean of equal numbers can differ from them, so equality is tested, not computed.
     is_compared = is_scored & (has_signal(rewards)[:, None] | (baseline == "none"))
-    centred = np.where(is_compared, known - _baseline(known, is_scored, baseline, lengths), 0.0)
-    match scale:
-        case "none":
-            deviation = np.ones_like(rewards)
-        case "group":
-            deviation = _deviation(known, is_scored, axis=1) + eps
-        case "batch":
-            deviation = _deviation(known, is_scored, axis=None) + eps
-        case _:
-            raise ValueError(f"scale is {scale!r}; expected 'group', 'batch' or 'none'.")
-    advantages = centred / np.where(is_compared, deviation, 1.0)
+    advantages = np.where(is_compared, known - _baseline(known, is_scored, baseline, lengths), 0.0)
+    if scale != "none":
+        deviation = _deviation(known, is_scored, axis=1 if scale == "group" else None)
+        advantages = advantages / (deviation + _EPSILON)
     return np.where(is_scored, advantages, np.nan).astype(np.float32)
 
 
 def _baseline(
     known: np.ndarray, is_scored: np.ndarray, baseline: Baseline, lengths: np.ndarray | None
 ) -> np.ndarray:
-    """Of each response; `known` is 0 where there is no reward."""
+    """b of each response; `known` is 0 where there is no reward.
+
+        b = mean(r)                               "group" (GRPO)
+        b = mean of the others' r                 "leave_one_out" (RLOO)
+        b = Σ length * r / Σ length               "length_weighted" (OPO)
+        b = 0                                     "none"
+
+    Reference: Ahmadian et al. 2024, https://arxiv.org/abs/2402.14740, section 2.2 (leave one out);
+    Hao et al. 2025, https://arxiv.org/abs/2505.23585 (length-weighted).
+    """
     count = is_scored.sum(axis=1, keepdims=True)
     total = known.sum(axis=1, keepdims=True)
     match baseline:
@@ -98,18 +90,12 @@ def _baseline(
         case "leave_one_out":
             return (total - known) / np.maximum(count - 1, 1)
         case "length_weighted":
-            if lengths is None:
-                raise ValueError("baseline 'length_weighted' needs lengths; got none.")
+            assert lengths is not None
             weight = np.where(is_scored, np.asarray(lengths, np.float64), 0.0)
             weighted = (weight * known).sum(axis=1, keepdims=True)
             return weighted / np.maximum(weight.sum(axis=1, keepdims=True), 1.0)
         case "none":
             return np.zeros_like(known)
-        case _:
-            raise ValueError(
-                f"baseline is {baseline!r}; expected 'group', 'leave_one_out', 'length_weighted' or "
-                "'none'."
-            )
 
 
 def _deviation(known: np.ndarray, is_scored: np.ndarray, axis: int | None) -> np.ndarray:
@@ -159,8 +145,7 @@ class AdvantageEstimator:
         """
         num_samples, penalty = rewards.shape[1], [np.zeros(n) for n in lengths.reshape(-1)]
         if self.beta:
-            if kl is None:
-                raise ValueError("an estimator with beta needs the KL of each token; got none.")
+            assert kl is not None
             penalty = [self.beta * np.asarray(each, np.float64) for each in kl]
         total = np.array([each.sum() for each in penalty]).reshape(rewards.shape)
         if self.baseline == "none":
@@ -206,18 +191,3 @@ def overlong_penalty(
     if not buffer:
         return np.zeros(np.shape(lengths))
     return penalty * np.clip((lengths - (cap - buffer)) / buffer, 0.0, 1.0)
-
-
-def _check(rewards: np.ndarray) -> None:
-    if rewards.ndim != 2 or rewards.shape[1] == 0:
-        raise ValueError(
-            f"rewards must have shape (groups, samples) with at least one sample; got "
-            f"{rewards.shape}."
-        )
-    bad = np.argwhere(np.isinf(rewards))
-    if len(bad):
-        group, sample = bad[0]
-        raise ValueError(
-            f"the reward of sample {sample} of group {group} is {rewards[group, sample]}; expected "
-            f"a finite number. Usual cause: a reward function that divides by zero."
-        )

@@ -22,9 +22,7 @@ def token_weights(
 
     Args:
       counts: tokens of each response; 0 of one that is not in the loss.
-
-    Raises:
-      ValueError: the aggregation is none of these, or "constant" without max_completion_length.
+      max_completion_length: tokens of the longest response; needed by "constant" alone.
 
     Reference: Yu et al. 2025, https://arxiv.org/abs/2503.14476, eq. 8 ("token");
     Shao et al. 2024, https://arxiv.org/abs/2402.03300, eq. 3 ("sequence");
@@ -37,11 +35,5 @@ def token_weights(
         case "sequence":
             return [1 / (count * num_sequences) if count else 0.0 for count in counts]
         case "constant":
-            if max_completion_length < 1:
-                raise ValueError("aggregation 'constant' needs max_completion_length; got 0.")
             each = 1 / (max_completion_length * len(counts))
             return [each if count else 0.0 for count in counts]
-        case _:
-            raise ValueError(
-                f"aggregation is {aggregation!r}; expected 'token', 'sequence' or 'constant'."
-            )

@@ -33,8 +33,6 @@ def make_schedule(
 
     The first update of a warm-up is small but not nothing, and so is the last of a cosine.
     """
-    if schedule not in ("constant", "cosine"):
-        raise ValueError(f"schedule is {schedule!r}; expected 'constant' or 'cosine'.")
 
     def rate(count: ArrayLike) -> Array | np.floating:
         np_: Any = (

@@ -10,10 +10,10 @@ from typing import Literal
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array
 
 from pat_jax.rl.algorithm.kl import MAX_LOG_RATIO, Estimator, estimate_kl, log_ratio
 from pat_jax.rl.algorithm.losses import Columns, Loss, PerToken, Reduction, Responses
-from pat_jax.rl.algorithm.segments import sum_by_response
 
 Ratio = Literal["token", "sequence", "trajectory"]
 Surrogate = Literal["ppo", "cispo"]
@@ -185,3 +185,13 @@ class PolicyLoss(Loss):
             "correction_max": weight,
             "correction_capped": is_capped.astype(weight.dtype),
         }
+
+
+def sum_by_response(values: PerToken, responses: Responses) -> PerToken:
+    """At each position the sum of `values` over the positions of its response."""
+
+    def of_row(values: Array, responses: Array) -> Array:
+        # By rows: they are split over devices, and no sum crosses one.
+        return jax.ops.segment_sum(values, responses, len(values))[responses]
+
+    return jax.vmap(of_row)(values, responses)

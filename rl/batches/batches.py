@@ -185,8 +185,6 @@ def to_train_batch(
 def _examples(
     group: RolloutGroup, advantages: np.ndarray | Sequence[np.ndarray], truncated: str
 ) -> list[Example]:
-    if truncated not in ("mask", "score"):
-        raise ValueError(f"truncated is {truncated!r}; expected 'mask' or 'score'.")
     return [
         Example(
             prompt=rollout.prompt.tokens,
@@ -205,7 +203,6 @@ def to_supervised_batch(
     demonstrations: Sequence[tuple[Sequence[int] | np.ndarray, Sequence[int] | np.ndarray]],
     *,
     micro_shapes: Sequence[Shape],
-    aggregation: Aggregation = "token",
 ) -> Sequence[MicroBatch]:
     """One mini-batch of (prompt tokens, response tokens), the end-of-sequence token included.
 
@@ -216,7 +213,7 @@ def to_supervised_batch(
         for prompt, response in demonstrations
         for zeros in [np.zeros(len(response))]
     ]
-    return pack(examples, micro_shapes, aggregation)[0]
+    return pack(examples, micro_shapes, "token")[0]
 
 
 def pack(

@@ -7,7 +7,6 @@ lies before the first of them once, and what each has of its own follows. Everyt
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -66,10 +65,6 @@ def shapes(
       most_rows: that are ever needed, as one for each example of a mini-batch; None: not known.
       most_shapes: more than four there never are.
     """
-    if not buckets or buckets[0] < 1 or any(a >= b for a, b in pairwise(buckets)):
-        raise ValueError(f"buckets must be positive and strictly increasing; got {list(buckets)}.")
-    if row_multiple < 1:
-        raise ValueError(f"row_multiple must be at least 1; got {row_multiple}.")
     *shorter, longest = buckets
     rows = budget // longest // row_multiple
     if most_rows is not None:

@@ -1,11 +1,17 @@
-"""Which limit on tokens would leave out few.
+"""Limits on tokens: which would leave out few, and what surely exceeds one.
 
-Knows lengths. Does not know what they are of, nor what the option of the limit is called.
+Knows lengths. Does not know tokenizers, nor what the option of the limit is called.
 """
 
 from collections.abc import Sequence
 
 A_LIMIT = "a limit of"  # what a limit is called where it has no option
+MOST_CHARACTERS = 256  # of a token; the longest of the usual vocabularies have half as many
+
+
+def has_more_tokens(text: str, count: int) -> bool:
+    """Whether that is sure without a tokenizer, which takes a second for a million characters."""
+    return len(text) > MOST_CHARACTERS * count
 
 
 def keeps_most(num_kept: int, too_long: Sequence[int | None], option: str) -> str:

@@ -13,8 +13,7 @@ from pathlib import Path
 from pat_jax.common.errors import UserError
 from pat_jax.rl.batches.types import Prompt
 from pat_jax.rl.data.epochs import Cursor, Epochs
-from pat_jax.rl.data.limits import A_LIMIT, keeps_most
-from pat_jax.rl.data.plain_text import has_more_tokens
+from pat_jax.rl.data.limits import A_LIMIT, has_more_tokens, keeps_most
 from pat_jax.rl.data.problem_files import Columns, Row, read_problem_file
 from pat_jax.rl.data.subset import Subset, subset_of
 from pat_jax.rl.text.chat_template import ChatTemplateError

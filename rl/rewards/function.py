@@ -18,7 +18,7 @@ from pat_jax.rl.rewards.outcome import Cause, Failure, Outcome
 from pat_jax.rl.rewards.responses import Response
 from pat_jax.rl.rewards.rewards import is_endpoint
 from pat_jax.rl.rewards.shares import groups_of
-from pat_jax.rl.rewards.signatures import recognise
+from pat_jax.rl.rewards.signatures import Recognised
 from pat_jax.rl.rewards.weighted_sum import Score
 from pat_jax.rl.rewards.workers import RewardWorkers
 
@@ -183,17 +183,12 @@ class FunctionScoring:
         self._function, self._do, self._kept = function, do, kept
         calls = [rows for rows in function.calls(prompts) if rows.start in own]
         self._calls = {row: rows for rows in calls for row in rows}
-        self._scores: dict[int, Score] = {}
+        self.by_response: dict[int, Score] = {}  # once they are there
         self.seconds = 0.0  # of scoring so far
 
     @property
     def is_over(self) -> bool:
-        return len(self._scores) == len(self._calls)
-
-    @property
-    def by_response(self) -> Mapping[int, Score]:
-        """Once they are there."""
-        return self._scores
+        return len(self.by_response) == len(self._calls)
 
     def take(self, row: int, responses: Mapping[int, Response]) -> None:
         """Response `row` has ended.
@@ -208,7 +203,7 @@ class FunctionScoring:
             one: kept[name] for one in rows if name in (kept := self._kept.scores.get(one, {}))
         }
         if len(known) == len(rows):
-            self._note(known)
+            self.by_response |= known
         else:
             self._submit(rows, responses)
 
@@ -231,19 +226,16 @@ class FunctionScoring:
         scores = [outcome.failure] * len(rows) if outcome.failure else outcome.scores
         numbers = outcome.numbers or [{}] * len(rows)
         found = dict(zip(rows, zip(scores, numbers, strict=True), strict=True))
-        self._note(found)
+        self.by_response |= found
         for row, score in found.items():
             self._kept.keep(row, self._function.name, score)
-
-    def _note(self, scores: Mapping[int, Score]) -> None:
-        self._scores |= scores
 
 
 class _InProcess:
     """Calls a built-in function right here."""
 
     def __init__(self, spec: str):
-        self._function = recognise(BUILT_IN[spec], spec)
+        self._function = Recognised(BUILT_IN[spec], spec)
 
     def submit(self, responses: Sequence[Response], seconds: float) -> Future[Outcome]:
         del seconds

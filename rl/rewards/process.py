@@ -19,7 +19,7 @@ from pat_jax.rl.rewards.outcome import Outcome
 from pat_jax.rl.rewards.responses import Response
 from pat_jax.rl.rewards.results import failure_of
 from pat_jax.rl.rewards.rewards import resolve_reward
-from pat_jax.rl.rewards.signatures import recognise
+from pat_jax.rl.rewards.signatures import Recognised
 
 
 def serve(spec: str, memory: float, calls_file: int, lifeline: int) -> None:
@@ -38,7 +38,7 @@ def serve(spec: str, memory: float, calls_file: int, lifeline: int) -> None:
     os.environ["JAX_PLATFORMS"] = "cpu"  # a reward that uses jax must not touch the accelerator
     sys.path.append(os.getcwd())
     try:
-        function = recognise(resolve_reward(spec), spec)
+        function = Recognised(resolve_reward(spec), spec)
     except UserError as error:
         answers.send(IMPORT, Outcome(mistake=str(error)))
         return

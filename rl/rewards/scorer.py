@@ -109,7 +109,7 @@ class RewardScorer:
         for name, values in {"completions": completions, **columns}.items():
             if len(values) != len(prompts):
                 raise ValueError(f"{len(prompts)} prompts, but {len(values)} values of {name!r}")
-        scoring = self.begin(prompts, _as_it_is)
+        scoring = self.begin(prompts, lambda response: response)
         for row, (prompt, text) in enumerate(zip(prompts, completions, strict=True)):
             own = {name: values[row] for name, values in columns.items()}
             scoring.add(row, Response(prompt, text, own))
@@ -238,7 +238,3 @@ class Scoring(Generic[Ended]):
         self._seconds += time.perf_counter() - start
         for part in self._parts:
             part.take(row, self._responses)
-
-
-def _as_it_is(response: Response) -> Response:
-    return response

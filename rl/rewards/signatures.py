@@ -12,9 +12,8 @@ returned (`reward_results.py`), nor processes.
 
 import asyncio
 import inspect
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from pat_jax.common.errors import UserError
@@ -25,17 +24,6 @@ from pat_jax.rl.rewards.results import read_results, read_scores
 Function = Callable[..., Any]
 
 _MARK = "solution_str"  # no group's function has a parameter of this name
-
-
-def recognise(function: Function, spec: str) -> "Recognised":
-    """The function as it is called for the responses of a group.
-
-    Args:
-      spec: its name in messages.
-    """
-    names = _Names.of(function)
-    kind = PerResponse if _MARK in names.known else PerGroup
-    return kind(function, names, spec)
 
 
 @dataclass(frozen=True)
@@ -79,32 +67,29 @@ class _Names:
         return wanted
 
 
-@dataclass(frozen=True)
-class Recognised(ABC):
-    """A function as it is called for the responses of a group."""
+class Recognised:
+    """A function as it is called for the responses of a group.
 
-    function: Function
-    names: _Names
-    spec: str  # its name in messages
-    loop: asyncio.Runner = field(default_factory=asyncio.Runner)
+    Args:
+      spec: its name in messages.
+    """
 
-    @abstractmethod
-    def __call__(self, responses: Sequence[Response]) -> Outcome:
-        """
-        Raises:
-          UserError: there is no such argument as the function needs.
-        """
-
-
-class PerGroup(Recognised):
-    """One call for a group of responses, which the function may compare."""
+    def __init__(self, function: Function, spec: str):
+        self._function, self._spec = function, spec
+        self._names, self.loop = _Names.of(function), asyncio.Runner()
 
     def __call__(self, responses: Sequence[Response]) -> Outcome:
         """
         Raises:
           UserError: there is no such argument as the function needs.
-          BaseException: whatever the function raises.
+          BaseException: whatever a function of a group raises.
         """
+        if _MARK in self._names.known:
+            return self._one_by_one(responses)
+        return self._together(responses)
+
+    def _together(self, responses: Sequence[Response]) -> Outcome:
+        """One call for a group of responses, which the function may compare."""
         columns = {name: [one.columns[name] for one in responses] for name in responses[0].columns}
         texts = {
             "prompts": [one.prompt for one in responses],
@@ -115,16 +100,13 @@ class PerGroup(Recognised):
             "completion_ids": [list(one.completion_ids) for one in responses],
             "is_thinking": [one.is_thinking for one in responses],
         }
-        scores = self.function(**self.names.bind(texts | columns, tokens, self.spec))
+        scores = self._function(**self._names.bind(texts | columns, tokens, self._spec))
         if inspect.isawaitable(scores):
             scores = self.loop.run(_wait_for(scores))
         return read_scores(scores, len(responses))
 
-
-class PerResponse(Recognised):
-    """One call for each response; those of an `async` function wait beside each other."""
-
-    def __call__(self, responses: Sequence[Response]) -> Outcome:
+    def _one_by_one(self, responses: Sequence[Response]) -> Outcome:
+        """One call for each response; those of an `async` function wait beside each other."""
         calls = [self._arguments(response) for response in responses]
         results = [self._result(arguments) for arguments in calls]
         if any(map(inspect.isawaitable, results)):
@@ -140,12 +122,12 @@ class PerResponse(Recognised):
             **_ground_truth(columns),
         }
         others = {key: value for key, value in columns.items() if key not in given}
-        return self.names.bind(given, others, self.spec)
+        return self._names.bind(given, others, self._spec)
 
     def _result(self, arguments: Mapping[str, Any]) -> object:
         """What the function returns, or the error that it raises: other responses are scored."""
         try:
-            return self.function(**arguments)
+            return self._function(**arguments)
         # Code of the user may raise anything.
         except Exception as error:
             return error

@@ -11,13 +11,13 @@ REWARDS = np.random.default_rng(0).normal(size=(5, 8))
 def test_matches_the_formula():
     for rewards, scaled, centred in zip(
         REWARDS,
-        group_advantages(REWARDS, scale="group", eps=1e-3),
+        group_advantages(REWARDS, scale="group"),
         group_advantages(REWARDS, scale="none"),
         strict=True,
     ):
         mean = sum(rewards) / len(rewards)
         std = (sum((r - mean) ** 2 for r in rewards) / (len(rewards) - 1)) ** 0.5
-        np.testing.assert_allclose(scaled, [(r - mean) / (std + 1e-3) for r in rewards], rtol=1e-6)
+        np.testing.assert_allclose(scaled, [(r - mean) / (std + 1e-6) for r in rewards], rtol=1e-6)
         np.testing.assert_allclose(centred, [r - mean for r in rewards], rtol=1e-6)
 
 
@@ -26,15 +26,8 @@ def test_matches_the_formula():
 def test_equal_rewards_give_exactly_zero(scale, samples):
     """Though in float32 the rounded mean of 0.1 or 1/3 is another number."""
     rewards = np.full((6, samples), np.array([[0.0], [0.1], [1 / 3], [-7.3], [1e6], [1e6 / 3]]))
-    np.testing.assert_array_equal(group_advantages(rewards, scale=scale, eps=0.0), 0)
+    np.testing.assert_array_equal(group_advantages(rewards, scale=scale), 0)
     assert not has_signal(rewards.astype(np.float32)).any()
-
-
-def test_a_reward_that_is_not_finite_is_named():
-    rewards = np.zeros((2, 3))
-    rewards[1, 2] = np.inf
-    with pytest.raises(ValueError, match="sample 2 of group 1 is inf"):
-        group_advantages(rewards)
 
 
 @given(st.integers(2, 12), st.floats(-1e3, 1e3, allow_subnormal=False), st.integers(0, 2**32 - 1))

@@ -221,19 +221,6 @@ def test_an_example_without_a_prompt_is_refused():
         to_supervised_batch([([], [2, 3])], micro_shapes=[(1, 4)])
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"aggregation": "sum"}, "sum"),  # by the type hook, or by the function without it
-        ({"truncated": "drop"}, "drop"),
-        ({"aggregation": "constant"}, "'constant' needs max_completion_length"),
-    ],
-)
-def test_an_option_that_cannot_be_is_refused(options, message):
-    with pytest.raises(Exception, match=message):
-        batch_of(*make_groups([(1, [(1, FinishReason.STOP)])]), **options)
-
-
 def test_the_abstract_micro_batch_is_the_real_one_without_its_values():
     (real,) = to_supervised_batch([([1, 2], [3])], micro_shapes=[(2, 4)])
     abstract = abstract_micro_batch(2, 4, COLUMNS)

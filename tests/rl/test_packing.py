@@ -39,12 +39,6 @@ def test_shapes_are_no_more_than_buckets_and_share_the_rows_out_evenly(budget, r
     assert math.prod(found[-1]) <= max(budget, row_multiple * BUCKETS[-1])
 
 
-@pytest.mark.parametrize("buckets", [(), (8, 8), (16, 8), (0, 8)])
-def test_buckets_that_do_not_increase_are_refused(buckets):
-    with pytest.raises(ValueError, match="strictly increasing"):
-        shapes(buckets, 64, 1)
-
-
 @given(LENGTHS, st.integers(1, 100), st.sampled_from([1, 2, 4]))
 def test_no_more_than_half_of_the_full_micro_batches_is_empty(lengths, budget, row_multiple):
     """First fit leaves two rows half empty nowhere; what is left over takes one more at most."""

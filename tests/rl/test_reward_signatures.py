@@ -11,7 +11,7 @@ import pytest
 from pat_jax.common.errors import UserError
 from pat_jax.rl.rewards.outcome import Cause, Failure, Outcome
 from pat_jax.rl.rewards.responses import Response
-from pat_jax.rl.rewards.signatures import PerGroup, PerResponse, recognise
+from pat_jax.rl.rewards.signatures import Recognised
 
 VERL: dict[str, object] = {
     "data_source": "openai/gsm8k",
@@ -30,7 +30,7 @@ def group(*texts: str, columns: Mapping[str, object] = VERL) -> list[Response]:
 
 
 def call(function: Callable[..., Any], responses: Sequence[Response]) -> Outcome:
-    recognised = recognise(function, "m:f")
+    recognised = Recognised(function, "m:f")
     with contextlib.closing(recognised.loop):
         return recognised(responses)
 
@@ -77,7 +77,7 @@ def test_calls_share_an_event_loop():
         loops.append(asyncio.get_running_loop())
         return [1.0]
 
-    recognised = recognise(reward, "m:f")
+    recognised = Recognised(reward, "m:f")
     assert [recognised(group("a")).scores for _ in range(2)] == [[1.0]] * 2
     assert loops[0] is loops[1]
     recognised.loop.close()
@@ -182,7 +182,9 @@ def test_functions_are_told_apart_by_their_parameters():
             assert kwargs == {"extra_info": VERL["extra_info"]}
             return 1.0
 
-    assert isinstance(recognise(Judge(), "f"), PerResponse)
-    assert isinstance(recognise(lambda completions: [], "f"), PerGroup)
-    assert isinstance(recognise(max, "f"), PerGroup)  # compiled code that does not say
     assert call(Judge(), group("a")).scores == [1.0]
+    assert call(lambda completions: [2.0], group("a")).scores == [2.0]
+    with pytest.raises(
+        TypeError
+    ):  # compiled code that does not say is given all: no such arguments
+        call(max, group("a"))
