@@ -9,8 +9,7 @@ from typing import Any
 from pat_jax.common.text_table import Cell, percent, text_table
 from pat_jax.evaluation.config import EvaluateConfig
 from pat_jax.evaluation.options import RESULTS_FILE
-from pat_jax.rl.evaluation import Evaluated, report
-from pat_jax.rl.pass_at_k import Estimate
+from pat_jax.rl.evaluation import Estimate, Evaluated, report
 from pat_jax.run.evaluation import Evaluation
 from pat_jax.run.logging.completions import COMPLETIONS_FILE
 from pat_jax.version import __version__

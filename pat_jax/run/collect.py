@@ -16,8 +16,8 @@ from pat_jax.engine.record.report import RolloutReport
 from pat_jax.engine.record.trace import RolloutTrace
 from pat_jax.rl.algorithm.advantages import has_signal
 from pat_jax.rl.batches.types import RolloutGroup
-from pat_jax.rl.rewards.metrics import describe_rewards
 from pat_jax.rl.rewards.outcome import Failure
+from pat_jax.rl.rewards.report import describe_rewards
 from pat_jax.rl.rewards.responses import response_reader
 from pat_jax.rl.rewards.scorer import RewardScorer
 from pat_jax.rl.rewards.weighted_sum import FunctionScores, joined

@@ -11,8 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pat_jax.rl.evaluation import Evaluated, describe_evaluation, report
-from pat_jax.rl.pass_at_k import Estimate, majority_passes, pass_at_k
+from pat_jax.rl.evaluation import (
+    Estimate,
+    Evaluated,
+    describe_evaluation,
+    majority_passes,
+    pass_at_k,
+    report,
+)
 from pat_jax.rl.rewards.outcome import Cause, Failure
 from pat_jax.rl.rewards.weighted_sum import FunctionScores
 

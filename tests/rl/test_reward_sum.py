@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pat_jax.rl.rewards.metrics import describe_rewards, mean_reward
 from pat_jax.rl.rewards.outcome import Cause, Failure
+from pat_jax.rl.rewards.report import describe_rewards, mean_reward
 from pat_jax.rl.rewards.weighted_sum import FunctionScores, weighted_sum
 
 FAILURES = {cause: Failure(cause, f"failed by {cause}") for cause in Cause}
