@@ -48,17 +48,6 @@ def token_logprobs(
     Returns:
       Log-probabilities and entropies in nats, both float32.
     """
-    rows, length, _ = hidden.shape
-    num_chunks = -(-length // chunk)
-    chunk = -(-length // num_chunks)
-    padding = num_chunks * chunk - length
-
-    def split(x):
-        x = jnp.pad(x, ((0, 0), (0, padding)) + ((0, 0),) * (x.ndim - 2))
-        return jnp.moveaxis(x.reshape(rows, num_chunks, chunk, *x.shape[2:]), 1, 0)
-
-    def join(x):
-        return jnp.moveaxis(x, 0, 1).reshape(rows, num_chunks * chunk)[:, :length]
 
     @jax.checkpoint
     def one_chunk(hidden_and_targets):
@@ -68,8 +57,24 @@ def token_logprobs(
         )
         return logprobs, entropy if has_entropy_gradient else jax.lax.stop_gradient(entropy)
 
-    logprobs, entropy = jax.lax.map(one_chunk, (split(hidden), split(targets)))
-    return join(logprobs), join(entropy)
+    return _in_chunks(one_chunk, chunk, hidden, targets)
+
+
+def _in_chunks(function: Callable, most: int, *arrays: Array) -> tuple[Array, ...]:
+    """What the function makes of arrays[rows, length, …], of equal chunks of at most so many positions."""
+    rows, length = arrays[0].shape[:2]
+    num_chunks = -(-length // most)
+    chunk = -(-length // num_chunks)
+    padding = num_chunks * chunk - length
+
+    def split(x: Array) -> Array:
+        x = jnp.pad(x, ((0, 0), (0, padding)) + ((0, 0),) * (x.ndim - 2))
+        return jnp.moveaxis(x.reshape(rows, num_chunks, chunk, *x.shape[2:]), 1, 0)
+
+    def join(x: Array) -> Array:
+        return jnp.moveaxis(x, 0, 1).reshape(rows, num_chunks * chunk)[:, :length]
+
+    return tuple(map(join, jax.lax.map(function, tuple(map(split, arrays)))))
 
 
 def _chunk_logprobs(

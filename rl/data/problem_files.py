@@ -84,19 +84,7 @@ def read_problem_file(
       UserError: the file or one of its rows cannot be used.
     """
     records = read_records(path)
-    columns = columns or Columns()
-    prompt_key = find_column(records, columns.prompt, PROMPTS, "data.prompt_key")
-    answer_key = find_column(records, columns.answer, ANSWERS, "data.answer_key")
-    if not prompt_key:
-        raise UserError(
-            f"{path} has the columns {listed(column_names(records))}: expected one of "
-            f"{', '.join(PROMPTS)}; name the column of the prompts with --data.prompt_key."
-        )
-    if prompt_key == answer_key:
-        raise UserError(
-            f"{path}: the column {prompt_key!r} is to be both prompt and answer: expected two columns; "
-            "name them with --data.prompt_key and --data.answer_key."
-        )
+    prompt_key, answer_key = _keys(path, records, columns or Columns())
     answers = [lookup(record.fields, answer_key) for record in records]
     has_marks = any(isinstance(answer, str) and MARK in answer for answer in answers)
     has_marks = has_marks and answer_key.lower() != SOLUTION
@@ -111,6 +99,23 @@ def read_problem_file(
         media.update(set(media_columns(record.fields)) - {prompt_key, answer_key})
         rows.append(_row(record, prompt_key, answer_key, answer))
     return ProblemFile(rows, records[-1].number, without_answer, media)
+
+
+def _keys(path: Path, records: Sequence[Record], columns: Columns) -> tuple[str, str]:
+    """Of prompts and answers."""
+    prompt_key = find_column(records, columns.prompt, PROMPTS, "data.prompt_key")
+    answer_key = find_column(records, columns.answer, ANSWERS, "data.answer_key")
+    if not prompt_key:
+        raise UserError(
+            f"{path} has the columns {listed(column_names(records))}: expected one of "
+            f"{', '.join(PROMPTS)}; name the column of the prompts with --data.prompt_key."
+        )
+    if prompt_key == answer_key:
+        raise UserError(
+            f"{path}: the column {prompt_key!r} is to be both prompt and answer: expected two columns; "
+            "name them with --data.prompt_key and --data.answer_key."
+        )
+    return prompt_key, answer_key
 
 
 def _row(record: Record, prompt_key: str, answer_key: str, answer: dict[str, object]) -> Row:

@@ -6,7 +6,7 @@ epoch has (`epochs.py`). The built-in task (`arithmetic.py`) has the same `draw`
 
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from pat_jax.common.errors import UserError
 from pat_jax.rl.batches.types import Prompt
 from pat_jax.rl.data.epochs import Cursor, Epochs
 from pat_jax.rl.data.limits import A_LIMIT, has_more_tokens, keeps_most
-from pat_jax.rl.data.problem_files import Columns, Row, read_problem_file
+from pat_jax.rl.data.problem_files import Columns, ProblemFile, Row, read_problem_file
 from pat_jax.rl.data.subset import Subset, subset_of
 from pat_jax.rl.text.chat_template import ChatTemplateError
 from pat_jax.rl.text.tokenizer import Tokenizer, flatten_messages
@@ -150,33 +150,34 @@ def load_problems(
     Raises:
       UserError: a file or one of its rows cannot be used.
     """
+    files = [read_problem_file(path, columns, is_compared=is_compared) for path in paths]
     prompts: dict[Subset, list[Prompt]] = {Subset.TRAIN: [], Subset.HELDOUT: []}
-    without_answer: list[str] = []
-    media: Counter[str] = Counter()
     too_long: list[int | None] = []
-    tokens, num_before = _Tokens(tokenizer, max_prompt_length), 0
-    for path in paths:
-        file = read_problem_file(path, columns, is_compared=is_compared)
-        for row in file.rows:
-            if not isinstance(found := tokens.of(row), tuple):
-                too_long.append(found)
-                continue
-            text = flatten_messages(row.prompt)
-            prompt = Prompt(num_before + row.number, found, text, row.columns)
+    tokens = _Tokens(tokenizer, max_prompt_length)
+    for number, row in _numbered(files):
+        if isinstance(found := tokens.of(row), tuple):
+            prompt = Prompt(number, found, flatten_messages(row.prompt), row.columns)
             prompts[subset_of(row.text, heldout_share)].append(prompt)
-        num_before += file.last_number
-        without_answer += file.without_answer
-        media.update(file.media)
+        else:
+            too_long.append(found)
     name = f"{paths[0]}{f' and {len(paths) - 1} more' if len(paths) > 1 else ''}"
     return ProblemSplits(
         train=Problems(prompts[Subset.TRAIN], seed=seed, name=f"{name} (training split)"),
         heldout=Problems(prompts[Subset.HELDOUT], seed=0, name=f"{name} (held-out split)"),
         max_prompt_length=max_prompt_length,
         too_long=too_long,
-        without_answer=without_answer,
-        media=media,
+        without_answer=[where for file in files for where in file.without_answer],
+        media=sum((Counter(file.media) for file in files), Counter()),
         option=option,
     )
+
+
+def _numbered(files: Iterable[ProblemFile]) -> Iterator[tuple[int, Row]]:
+    """The rows with their numbers, counted on from file to file."""
+    before = 0
+    for file in files:
+        yield from ((before + row.number, row) for row in file.rows)
+        before += file.last_number
 
 
 class _Tokens:

@@ -68,22 +68,8 @@ def read_records(path: Path, *, of: str = "problems") -> list[Record]:
         ".ndjson": _read_json_lines,
         ".parquet": _read_parquet,
     }
-    if path.is_dir():
-        raise UserError(
-            f"data file {path} is a folder: expected a file; give those in it, such as "
-            f"'{path}/*.parquet'."
-        )
-    if path.suffix.lower() not in readers:
-        raise UserError(
-            f"data file {path} ends in {path.suffix or 'no extension'!r}: expected one of "
-            f"{', '.join(readers)}, or the name of a built-in task; convert or rename it."
-        )
-    if not os.path.exists(path):
-        raise UserError(f"data file {path} does not exist: expected a file; check the path.")
-    if not path.is_file():
-        raise UserError(
-            f"data file {path} is a device, a pipe or a socket: expected a file; copy what it gives into one."
-        )
+    if problem := _problem(path, readers):
+        raise UserError(f"data file {path} {problem}")
     try:
         records = list(readers[path.suffix.lower()](path))
     except OSError as error:
@@ -96,6 +82,22 @@ def read_records(path: Path, *, of: str = "problems") -> list[Record]:
             f"{path} holds no {of}: expected at least one row; check that it was written fully."
         )
     return records
+
+
+def _problem(path: Path, suffixes: Iterable[str]) -> str:
+    """Why it cannot be such a file, the end of a sentence; nothing where it can."""
+    if path.is_dir():
+        return f"is a folder: expected a file; give those in it, such as '{path}/*.parquet'."
+    if path.suffix.lower() not in suffixes:
+        return (
+            f"ends in {path.suffix or 'no extension'!r}: expected one of {', '.join(suffixes)}, or the "
+            "name of a built-in task; convert or rename it."
+        )
+    if not os.path.exists(path):
+        return "does not exist: expected a file; check the path."
+    if not path.is_file():
+        return "is a device, a pipe or a socket: expected a file; copy what it gives into one."
+    return ""
 
 
 def listed(names: Iterable[str]) -> str:

@@ -7,7 +7,7 @@ Code of the user runs in the process, and may write to every open file, fork, or
 So nothing that comes from there is unpickled, and an answer has a bound in time and in length and
 names its call; anything else ends the process. Columns hold dates, bytes and decimals, for which
 JSON has no words; to the process they go as pickles, which nobody but the caller can write.
-Does not know how processes start (`reward_workers.py`) or what a function does; imports no jax.
+Does not know how processes start (`workers.py`) or what a function does; imports no jax.
 """
 
 import contextlib

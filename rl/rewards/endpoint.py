@@ -4,7 +4,7 @@
     200  {"scores": [number or null, …]}
 
 Knows questions, time limits, and which answers are worth another try. Does not know connections
-(`endpoint_http.py`), nor which responses one call is for (`scored_function.py`); imports no jax.
+(`endpoint_http.py`), nor which responses one call is for (`function.py`); imports no jax.
 """
 
 import contextlib

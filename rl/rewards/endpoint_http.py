@@ -1,6 +1,6 @@
 """HTTP to a program that scores: its address, a connection, and an answer of bounded length.
 
-Knows sockets and bytes. Does not know what is asked, nor what an answer means (`reward_endpoint.py`);
+Knows sockets and bytes. Does not know what is asked, nor what an answer means (`endpoint.py`);
 imports no jax.
 """
 

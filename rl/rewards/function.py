@@ -1,7 +1,7 @@
 """One reward function and its scores for the responses of a rollout, as they end.
 
 A response that fails must not cost others their scores. Knows which responses one call is for, and
-which are scored again. Does not know processes (`reward_workers.py`), nor other functions.
+which are scored again. Does not know processes (`workers.py`), nor other functions.
 """
 
 import logging

@@ -1,7 +1,7 @@
 """The process that a reward function runs in: how it starts, and one call after the other.
 
-Does not know how the function wants to be called (`reward_signatures.py`), nor time limits or retries
-(`reward_workers.py`, `reward_scorer.py`); imports no jax.
+Does not know how the function wants to be called (`signatures.py`), nor time limits or retries
+(`workers.py`, `scorer.py`); imports no jax.
 """
 
 import os

@@ -1,7 +1,7 @@
 """Reward functions by name: built in, or the user's own from a module or a file.
 
-Knows names. Does not know how a function wants to be called (`reward_signatures.py`), nor processes
-or time limits (`reward_workers.py`), and imports no jax, because reward workers import this module.
+Knows names. Does not know how a function wants to be called (`signatures.py`), nor processes
+or time limits (`workers.py`), and imports no jax, because reward workers import this module.
 """
 
 import importlib
@@ -48,7 +48,7 @@ def resolve_reward(spec: str) -> RewardFunction:
 
 
 def is_endpoint(spec: str) -> bool:
-    """Whether it is an address (`reward_endpoint.py`) and no function."""
+    """Whether it is an address (`endpoint.py`) and no function."""
     return spec.lower().startswith(("http://", "https://"))
 
 

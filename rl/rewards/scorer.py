@@ -2,7 +2,7 @@
 
 One response may send a reward function into an endless loop; it must cost that response its
 reward, and not end the run. Knows when a response is read and when all are scored. Does not know how
-a function is called (`scored_function.py`), how scores add up (`reward_sum.py`), nor jax.
+a function is called (`function.py`), how scores add up (`weighted_sum.py`), nor jax.
 """
 
 import contextlib
@@ -36,12 +36,12 @@ T = TypeVar("T")
 class RewardScorer:
     """Scores responses with the rewards that `specs` name (`rewards.resolve_reward`).
 
-    The reward of a response is the weighted sum of what the functions give it (`reward_sum.py`). One
+    The reward of a response is the weighted sum of what the functions give it (`weighted_sum.py`). One
     that could not be scored is logged and has none.
 
     Args:
       weights: one a function; empty: all are 1.
-      timeout: seconds that a function has for a response (`scored_function.py`).
+      timeout: seconds that a function has for a response (`function.py`).
       num_workers, memory, retries: of each function, see `Limits`.
       shares: of which this process scores one; every process is told of all responses.
 

@@ -7,7 +7,7 @@
 Either may be `async`; all calls of a process share one event loop, as clients of services need. A
 function is told what it names: texts, `completion_ids`, `prompt_ids`, `is_thinking`, and columns of the
 data; with `**columns` all columns. Knows names and arguments. Does not know what may be
-returned (`reward_results.py`), nor processes.
+returned (`results.py`), nor processes.
 """
 
 import asyncio

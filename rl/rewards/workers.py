@@ -1,7 +1,7 @@
 """Processes that score responses and that can be killed, children and all.
 
-Knows processes and time limits. Does not know what they are sent (`reward_channel.py`), which response
-is scored when, or again (`reward_scorer.py`), what a reward means, nor jax.
+Knows processes and time limits. Does not know what they are sent (`channel.py`), which response
+is scored when, or again (`scorer.py`), what a reward means, nor jax.
 """
 
 import contextlib

@@ -140,7 +140,7 @@ def test_a_response_that_fails_costs_no_other_its_score():
         assert isinstance(raised, Failure) and raised.cause is Cause.EXCEPTION
         assert "raised KeyError: 'raise'" in raised.text
         assert "raise KeyError(solution_str)" in raised.traceback
-        assert "/reward_signatures.py" not in raised.traceback
+        assert "rewards/signatures.py" not in raised.traceback
         assert isinstance(odd, Failure) and odd.cause is Cause.NOT_A_NUMBER
 
 

@@ -173,7 +173,7 @@ def test_the_users_traceback_is_logged_once(obey, caplog):
     logged = [record.getMessage() for record in caplog.records]
     [found] = [text for text in logged if "Traceback" in text]
     assert "user_rewards.py" in found and "raise KeyError(completion)" in found
-    assert "process.py" not in found and len(logged) == 3
+    assert "rewards/process.py" not in found and len(logged) == 3
 
 
 def test_lists_of_different_lengths_are_refused(obey):
