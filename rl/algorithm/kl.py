@@ -13,9 +13,8 @@ from jaxtyping import Array
 Estimator = Literal["k1", "k2", "k3"]
 AnyArray = TypeVar("AnyArray", Array, np.ndarray)
 
-MAX_LOG_RATIO = (
-    20.0  # exp of it is 4.9e8: far beyond any ratio that means something, far from infinity
-)
+# exp of it is 4.9e8: far beyond any ratio that means something, far from infinity.
+MAX_LOG_RATIO = 20.0
 
 
 def log_ratio(logprobs: AnyArray, other_logprobs: AnyArray) -> AnyArray:

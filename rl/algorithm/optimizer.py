@@ -35,9 +35,8 @@ def make_schedule(
     """
 
     def rate(count: ArrayLike) -> Array | np.floating:
-        np_: Any = (
-            jnp if isinstance(count, jax.Array) else np
-        )  # on the host nothing compiles for it
+        # On the host nothing compiles for it.
+        np_: Any = jnp if isinstance(count, jax.Array) else np
         step = np_.asarray(count, float)
         warm_up = np_.minimum(1.0, (step + 1.0) / max(warmup_steps, 1))
         progress = np_.clip((step - warmup_steps) / max(total_steps - warmup_steps, 1), 0.0, 1.0)

@@ -151,7 +151,6 @@ def to_train_batch(
     """Mini-batches of whole groups, each cut into micro-batches.
 
     Args:
-      groups: the rollouts of one iteration.
       advantages: one for each rollout or for each of its tokens, in the order of `groups` and of
         their rollouts; the tokens of one without, NaN, have weight 0.
       mini_batch_size: prompts in one mini-batch; the last may hold fewer.
@@ -159,9 +158,8 @@ def to_train_batch(
       aggregation: how tokens are weighted, see `token_weights`.
       truncated: "mask" gives weight 0 to the tokens of responses cut at the longest length.
       max_completion_length: tokens of the longest response, what "constant" divides by.
-      shares_prompts: whether the responses of a group may share their prompt in a row, where this
-        leaves fewer tokens to compute. The attention that runs must know branches
-        (`row_attention.knows_branches`).
+      shares_prompts: whether the responses of a group may share their prompt in a row, where that
+        is less to compute; the attention must know branches (`row_attention.knows_branches`).
     """
     examples_G = [
         _examples(group, row, truncated) for group, row in zip(groups, advantages, strict=True)

@@ -4,6 +4,7 @@ Knows texts that a chat template makes, and tokens. Does not know files or batch
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -51,7 +52,8 @@ def mark_turns(
         follow, so that nobody could tell which tokens are whose, or an answer not at all.
     """
     write = partial(tokenizer.chat_text, variables=variables)
-    pieces = list(_pieces(write, tokenizer.eos_texts, messages, first))
+    chat = _Chat(write, tokenizer.eos_texts, messages, write(messages, is_closed=True))
+    pieces = list(chat.pieces(first))
     return ended(join_pieces(pieces, tokenizer.encode_chat, tokenizer.encode), tokenizer.eos_ids)
 
 
@@ -84,78 +86,71 @@ def join_pieces(pieces: Sequence[Piece], begin: Encode, go_on: Encode) -> Marked
     return Marked(tokens, is_said)
 
 
-def _pieces(
-    write: Write, eos_texts: Sequence[str], messages: Sequence[ChatMessage], first: int
-) -> Iterator[Piece]:
-    whole, done = write(messages, is_closed=True), 0
-    turns = [i for i in range(first, len(messages)) if messages[i]["role"] == ASSISTANT]
-    starts = [_start(write, messages, i, whole) for i in turns]
-    for i, start, limit in zip(turns, starts, [*starts[1:], len(whole)], strict=True):
-        if start < done:
+@dataclass(frozen=True)
+class _Chat:
+    write: Write
+    eos_texts: Sequence[str]
+    messages: Sequence[ChatMessage]
+    whole: str  # as the template writes it
+
+    def pieces(self, first: int) -> Iterator[Piece]:
+        later, done = range(first, len(self.messages)), 0
+        turns = [i for i in later if self.messages[i]["role"] == ASSISTANT]
+        starts = [self._start(i) for i in turns]
+        for i, start, limit in zip(turns, starts, [*starts[1:], len(self.whole)], strict=True):
+            if start < done:
+                raise _untold(i)
+            end = self._end(i, start, limit)
+            self._check_is_said(i, self.whole[start:end])
+            yield Piece(self.whole[done:start], False)
+            yield Piece(self.whole[start:end], True)
+            done = end
+
+    def _start(self, i: int) -> int:
+        """Where the answer `messages[i]` begins in the text of the whole chat."""
+        if i and self.messages[i - 1]["role"] != ASSISTANT:
+            asked = self.write(self.messages[:i], is_closed=False)
+            if self.whole.startswith(asked):
+                return len(asked)
+        # Such as a request for an answer that opens its thoughts, which are not kept in a chat.
+        head, probe, _ = self._probed(i).partition(_PROBE)
+        if not probe:
+            raise _unsaid(i)
+        if not self.whole.startswith(head):
             raise _untold(i)
-        end = _end(write, eos_texts, messages, i, whole, start, limit)
-        _check_is_said(write, eos_texts, messages, i, whole[start:end])
-        yield Piece(whole[done:start], False)
-        yield Piece(whole[start:end], True)
-        done = end
+        return len(head)
 
+    def _end(self, i: int, start: int, limit: int) -> int:
+        """Behind the token that ends the answer, or, where there is none, behind its message."""
+        found = [(self.whole.find(text, start, limit), text) for text in self.eos_texts]
+        ends = [at + len(text) for at, text in found if at >= 0]
+        if ends:
+            return min(ends)
+        if i == len(self.messages) - 1:
+            return len(self.whole)
+        closed = self.write(self.messages[: i + 1], is_closed=True)
+        if not self.whole.startswith(closed):
+            raise _untold(i)
+        return len(closed)
 
-def _start(write: Write, messages: Sequence[ChatMessage], i: int, whole: str) -> int:
-    """Where the answer `messages[i]` begins in the text of the whole chat."""
-    if i and messages[i - 1]["role"] != ASSISTANT:
-        asked = write(messages[:i], is_closed=False)
-        if whole.startswith(asked):
-            return len(asked)
-    # Such as a request for an answer that opens its thoughts, which are not kept in a chat.
-    head, probe, _ = write(_probed(messages, i), is_closed=True).partition(_PROBE)
-    if not probe:
-        raise _unsaid(i)
-    if not whole.startswith(head):
-        raise _untold(i)
-    return len(head)
+    def _probed(self, i: int) -> str:
+        """The whole chat with another text in the place of an answer."""
+        probe = {**self.messages[i], "content": _PROBE}
+        return self.write([*self.messages[:i], probe, *self.messages[i + 1 :]], is_closed=True)
 
+    def _check_is_said(self, i: int, said: str) -> None:
+        """Refuses an answer that the template leaves out: to say nothing would be learned from it.
 
-def _end(
-    write: Write,
-    eos_texts: Sequence[str],
-    messages: Sequence[ChatMessage],
-    i: int,
-    whole: str,
-    start: int,
-    limit: int,
-) -> int:
-    """Behind the token that ends the answer, or, where there is none, behind its message."""
-    found = [(whole.find(text, start, limit), text) for text in eos_texts]
-    ends = [at + len(text) for at, text in found if at >= 0]
-    if ends:
-        return min(ends)
-    if i == len(messages) - 1:
-        return len(whole)
-    closed = write(messages[: i + 1], is_closed=True)
-    if not whole.startswith(closed):
-        raise _untold(i)
-    return len(closed)
-
-
-def _probed(messages: Sequence[ChatMessage], i: int) -> list[ChatMessage]:
-    return [*messages[:i], {**messages[i], "content": _PROBE}, *messages[i + 1 :]]
-
-
-def _check_is_said(
-    write: Write, eos_texts: Sequence[str], messages: Sequence[ChatMessage], i: int, said: str
-) -> None:
-    """Refuses an answer that the template leaves out: to say nothing would be learned from it.
-
-    It may change spaces, drop thoughts and escape characters, so that what differs from the message
-    is asked for again with a text that cannot be there by chance.
-    """
-    for text in eos_texts:
-        said = said.replace(text, "")
-    content, said = ("".join(text.split()) for text in (messages[i]["content"], said))
-    if not content or content == said:
-        return
-    if not said or _PROBE not in write(_probed(messages, i), is_closed=True):
-        raise _unsaid(i)
+        It may change spaces, drop thoughts and escape characters, so that what differs from the
+        message is asked for again with a text that cannot be there by chance.
+        """
+        for text in self.eos_texts:
+            said = said.replace(text, "")
+        content, said = ("".join(x.split()) for x in (self.messages[i]["content"], said))
+        if not content or content == said:
+            return
+        if not said or _PROBE not in self._probed(i):
+            raise _unsaid(i)
 
 
 def _unsaid(i: int) -> ChatTemplateError:

@@ -1,9 +1,11 @@
-"""Which column of a file holds what. Knows names, and the sentence where one is missing."""
+"""Which column of a file holds what. Knows names, and the sentence where a row has nothing to use there."""
 
 from collections.abc import Mapping, Sequence
 
 from pat_jax.common.errors import UserError
+from pat_jax.common.json_text import has_lone_surrogate
 from pat_jax.rl.data.row_files import Record, listed
+from pat_jax.rl.text.tokenizer import PromptText, is_message
 
 ABSENT = object()  # what a row has in a column that it has not
 
@@ -45,6 +47,36 @@ def lookup(fields: Mapping[str, object], key: str) -> object:
     head, _, rest = key.partition(".")
     inner = fields.get(head)
     return lookup(inner, rest) if isinstance(inner, Mapping) else ABSENT
+
+
+def present(record: Record, key: str) -> object:
+    """What a row has in a column that others have.
+
+    Raises:
+      UserError: it has nothing there, or text that nobody can read.
+    """
+    value = lookup(record.fields, key)
+    if value is ABSENT:
+        raise missing(record, key)
+    if has_lone_surrogate(value):
+        raise record.complain(key, value, "whole characters, but it has half of one")
+    return value
+
+
+def text_or_chat(record: Record, key: str) -> PromptText:
+    """What a row has there, which is to be a text or chat messages."""
+    value = present(record, key)
+    if isinstance(value, list):
+        check_messages(record, key, value)
+        return value
+    if not isinstance(value, str) or not value.strip():
+        raise record.complain(key, value, "text that is not empty, or a list of chat messages")
+    return value
+
+
+def check_messages(record: Record, key: str, value: list) -> None:
+    if not value or not all(map(is_message, value)):
+        raise record.complain(key, value, "chat messages, each with text in role and content")
 
 
 def missing(record: Record, key: str) -> UserError:

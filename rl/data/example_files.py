@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from pat_jax.common.errors import UserError
-from pat_jax.common.json_text import has_lone_surrogate
-from pat_jax.rl.data.columns import ABSENT, column_names, find_column, lookup, missing
+from pat_jax.rl.data.columns import check_messages, column_names, find_column, present, text_or_chat
 from pat_jax.rl.data.row_files import Record, listed, read_records
 from pat_jax.rl.data.template_columns import media_columns
 from pat_jax.rl.text.tokenizer import (
@@ -24,7 +23,6 @@ from pat_jax.rl.text.tokenizer import (
     ChatMessage,
     PromptText,
     flatten_messages,
-    is_message,
 )
 
 
@@ -120,7 +118,7 @@ def _where(record: Record, key: str) -> str:
 
 
 def _completion(record: Record, prompt_key: str, completion_key: str) -> Completion:
-    prompt, completion = _said(record, prompt_key), _said(record, completion_key)
+    prompt, completion = text_or_chat(record, prompt_key), text_or_chat(record, completion_key)
     if not isinstance(prompt, str) and prompt[-1]["role"] == ASSISTANT:
         raise record.complain(
             prompt_key, prompt, "a last message that the assistant answers, not one of its own"
@@ -132,41 +130,17 @@ def _completion(record: Record, prompt_key: str, completion_key: str) -> Complet
 
 
 def _conversation(record: Record, key: str) -> Conversation:
-    messages = _value(record, key)
+    messages = present(record, key)
     if not isinstance(messages, list):
         raise record.complain(key, messages, "a list of chat messages")
-    _check_messages(record, key, messages)
+    check_messages(record, key, messages)
     if not any(message["role"] == ASSISTANT for message in messages):
         raise record.complain(key, messages, "at least one message of the assistant to learn from")
     return Conversation(_where(record, key), messages, record.template_variables(key))
 
 
 def _plain_text(record: Record, key: str) -> PlainText:
-    value = _value(record, key)
+    value = present(record, key)
     if not isinstance(value, str) or not value.strip():
         raise record.complain(key, value, "text that is not empty")
     return PlainText(_where(record, key), value)
-
-
-def _said(record: Record, key: str) -> PromptText:
-    value = _value(record, key)
-    if isinstance(value, list):
-        _check_messages(record, key, value)
-        return value
-    if not isinstance(value, str) or not value.strip():
-        raise record.complain(key, value, "text that is not empty, or a list of chat messages")
-    return value
-
-
-def _check_messages(record: Record, key: str, value: list) -> None:
-    if not value or not all(map(is_message, value)):
-        raise record.complain(key, value, "chat messages, each with text in role and content")
-
-
-def _value(record: Record, key: str) -> object:
-    value = lookup(record.fields, key)
-    if value is ABSENT:
-        raise missing(record, key)
-    if has_lone_surrogate(value):
-        raise record.complain(key, value, "whole characters, but it has half of one")
-    return value

@@ -20,12 +20,12 @@ from typing import Any
 
 from pat_jax.common.errors import UserError
 from pat_jax.common.json_text import has_lone_surrogate
-from pat_jax.rl.data.columns import ABSENT, column_names, find_column, lookup, missing
+from pat_jax.rl.data.columns import ABSENT, column_names, find_column, lookup, missing, text_or_chat
 from pat_jax.rl.data.row_files import Record, listed, read_records
 from pat_jax.rl.data.template_columns import media_columns
 from pat_jax.rl.rewards.final_answer import final_answer
 from pat_jax.rl.rewards.math_notation import without_grouping
-from pat_jax.rl.text.tokenizer import PromptText, flatten_messages, is_message
+from pat_jax.rl.text.tokenizer import PromptText, flatten_messages
 
 INSTRUCTION = "Please reason step by step, and put your final answer within \\boxed{}."
 
@@ -137,16 +137,7 @@ def _others(record: Record, prompt_key: str) -> dict[str, object]:
 
 def _prompt(record: Record, key: str) -> tuple[str, PromptText]:
     """The problem's text and what the policy reads."""
-    value = lookup(record.fields, key)
-    if value is ABSENT:
-        raise missing(record, key)
-    if isinstance(value, list):
-        if not value or not all(map(is_message, value)):
-            raise record.complain(key, value, "chat messages, each with text in role and content")
-    elif not isinstance(value, str) or not value.strip():
-        raise record.complain(key, value, "text that is not empty, or a list of chat messages")
-    if has_lone_surrogate(value):
-        raise record.complain(key, value, "whole characters, but it has half of one")
+    value = text_or_chat(record, key)
     text = flatten_messages(value)
     is_stated = isinstance(value, str) and key.rpartition(".")[2].lower() in STATED
     return text, f"{value}\n{INSTRUCTION}" if is_stated else value

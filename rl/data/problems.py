@@ -6,7 +6,7 @@ epoch has (`epochs.py`). The built-in task (`arithmetic.py`) has the same `draw`
 
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -151,15 +151,7 @@ def load_problems(
       UserError: a file or one of its rows cannot be used.
     """
     files = [read_problem_file(path, columns, is_compared=is_compared) for path in paths]
-    prompts: dict[Subset, list[Prompt]] = {Subset.TRAIN: [], Subset.HELDOUT: []}
-    too_long: list[int | None] = []
-    tokens = _Tokens(tokenizer, max_prompt_length)
-    for number, row in _numbered(files):
-        if isinstance(found := tokens.of(row), tuple):
-            prompt = Prompt(number, found, flatten_messages(row.prompt), row.columns)
-            prompts[subset_of(row.text, heldout_share)].append(prompt)
-        else:
-            too_long.append(found)
+    prompts, too_long = _prompts(files, _Tokens(tokenizer, max_prompt_length), heldout_share)
     name = f"{paths[0]}{f' and {len(paths) - 1} more' if len(paths) > 1 else ''}"
     return ProblemSplits(
         train=Problems(prompts[Subset.TRAIN], seed=seed, name=f"{name} (training split)"),
@@ -172,12 +164,23 @@ def load_problems(
     )
 
 
-def _numbered(files: Iterable[ProblemFile]) -> Iterator[tuple[int, Row]]:
-    """The rows with their numbers, counted on from file to file."""
+def _prompts(
+    files: Iterable[ProblemFile], tokens: "_Tokens", heldout_share: float
+) -> tuple[dict[Subset, list[Prompt]], list[int | None]]:
+    """Those that are short enough, and the lengths of the others, where known."""
+    prompts: dict[Subset, list[Prompt]] = {Subset.TRAIN: [], Subset.HELDOUT: []}
+    too_long: list[int | None] = []
     before = 0
     for file in files:
-        yield from ((before + row.number, row) for row in file.rows)
+        for row in file.rows:
+            if isinstance(found := tokens.of(row), tuple):
+                text = flatten_messages(row.prompt)
+                prompt = Prompt(before + row.number, found, text, row.columns)
+                prompts[subset_of(row.text, heldout_share)].append(prompt)
+            else:
+                too_long.append(found)
         before += file.last_number
+    return prompts, too_long
 
 
 class _Tokens:

@@ -51,19 +51,6 @@ class Limits:
     token: str = field(default="", repr=False)  # that endpoints are shown
 
 
-@runtime_checkable  # for the type checks of the tests
-class Caller(Protocol):
-    """Where a function is called."""
-
-    def submit(self, responses: Sequence[Response], seconds: float) -> Future[Outcome]:
-        """One call, which ends when it has run for `seconds` at the latest."""
-        ...
-
-    def close(self) -> None:
-        """Ends all calls; what has not been scored never will be."""
-        ...
-
-
 class ScoredFunction:
     """The function that `spec` names (`rewards.resolve_reward`), or the endpoint at that address.
 
@@ -150,15 +137,6 @@ class KeptScores(Protocol):
     def keep(self, place: int, function: str, score: Score) -> None: ...
 
 
-class NothingKept:
-    """No scores outlive the process."""
-
-    scores: Mapping[int, Mapping[str, Score]] = {}
-
-    def keep(self, place: int, function: str, score: Score) -> None:
-        """Is not interested."""
-
-
 class FunctionScoring:
     """The scores that one function gives; they do not depend on the order in which responses end.
 
@@ -172,13 +150,13 @@ class FunctionScoring:
         prompts: Sequence[str],
         own: Collection[int],
         do: Callable[..., None],
-        kept: KeptScores,
+        kept: KeptScores | None,
     ):
         """
         Args:
           own: the responses to score, in whole groups.
           do: has a step done on that thread, with arguments.
-          kept: scores that need not be found again; is told of those that are found.
+          kept: scores that need not be found again, if any; is told of those that are found.
         """
         self._function, self._do, self._kept = function, do, kept
         calls = [rows for rows in function.calls(prompts) if rows.start in own]
@@ -199,9 +177,8 @@ class FunctionScoring:
         rows, name = self._calls[row], self._function.name
         if not all(one in responses for one in rows):
             return
-        known = {
-            one: kept[name] for one in rows if name in (kept := self._kept.scores.get(one, {}))
-        }
+        kept = {} if self._kept is None else self._kept.scores
+        known = {one: kept[one][name] for one in rows if name in kept.get(one, {})}
         if len(known) == len(rows):
             self.by_response |= known
         else:
@@ -227,8 +204,9 @@ class FunctionScoring:
         numbers = outcome.numbers or [{}] * len(rows)
         found = dict(zip(rows, zip(scores, numbers, strict=True), strict=True))
         self.by_response |= found
-        for row, score in found.items():
-            self._kept.keep(row, self._function.name, score)
+        if self._kept is not None:
+            for row, score in found.items():
+                self._kept.keep(row, self._function.name, score)
 
 
 class _InProcess:
@@ -248,7 +226,7 @@ class _InProcess:
         """There is nothing to end."""
 
 
-def _open(spec: str, limits: Limits) -> Caller:
+def _open(spec: str, limits: Limits) -> "_InProcess | RewardEndpoint | RewardWorkers":
     if spec in _IN_PROCESS:
         return _InProcess(spec)
     if is_endpoint(spec):

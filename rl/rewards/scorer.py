@@ -19,7 +19,6 @@ from pat_jax.rl.rewards.function import (
     FunctionScoring,
     KeptScores,
     Limits,
-    NothingKept,
     ScoredFunction,
 )
 from pat_jax.rl.rewards.outcome import Failure
@@ -94,7 +93,7 @@ class RewardScorer:
           kept: scores that need not be found again.
           read: makes texts of what `Scoring.add` is given; called on a thread, for one at a time.
         """
-        return Scoring(self, prompts, read, kept or NothingKept())
+        return Scoring(self, prompts, read, kept)
 
     def score(
         self,
@@ -155,7 +154,7 @@ class Scoring(Generic[Ended]):
         scorer: RewardScorer,
         prompts: Sequence[str],
         read: Callable[[Ended], Response],
-        kept: KeptScores,
+        kept: KeptScores | None,
     ):
         self._scorer, self._read = scorer, read
         self._own = own_rows(prompts, scorer.shares)
