@@ -161,9 +161,8 @@ def to_train_batch(
       shares_prompts: whether the responses of a group may share their prompt in a row, where that
         is less to compute; the attention must know branches (`row_attention.knows_branches`).
     """
-    examples_G = [
-        _examples(group, row, truncated) for group, row in zip(groups, advantages, strict=True)
-    ]
+    pairs = zip(groups, advantages, strict=True)
+    examples_G = [_examples(group, row, truncated) for group, row in pairs]
     mini_batches, places = [], []
     for i in range(0, len(groups), mini_batch_size):
         chosen = examples_G[i : i + mini_batch_size]

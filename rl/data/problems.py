@@ -102,10 +102,6 @@ class ProblemSplits:
     media: Mapping[str, int]  # columns that no prompt shows, and how many rows have one
     option: str  # of the limit
 
-    @property
-    def num_too_long(self) -> int:
-        return len(self.too_long)
-
     def __str__(self) -> str:
         sets = {"to train on": self.train, "held out": self.heldout}
         counts = (_count(one, what) for what, one in sets.items() if len(one))
@@ -113,7 +109,7 @@ class ProblemSplits:
         unseen = ", ".join(f"{name} ({count} rows)" for name, count in self.media.items())
         hint = keeps_most(len(self.train) + len(self.heldout), self.too_long, self.option)
         return (
-            f"problems: {', '.join(counts) or 'none'}; left out: {self.num_too_long} longer than "
+            f"problems: {', '.join(counts) or 'none'}; left out: {len(self.too_long)} longer than "
             f"{self.max_prompt_length} tokens{hint}, "
             f"{len(self.without_answer)} without an answer{first}"
             + (f"; not shown to the policy, which reads text alone: {unseen}" if unseen else "")

@@ -13,7 +13,6 @@ returned (`results.py`), nor processes.
 import asyncio
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from pat_jax.common.errors import UserError
@@ -26,47 +25,6 @@ Function = Callable[..., Any]
 _MARK = "solution_str"  # no group's function has a parameter of this name
 
 
-@dataclass(frozen=True)
-class _Names:
-    """The parameters of a function."""
-
-    signature: inspect.Signature | None  # None: compiled code that does not say
-
-    @classmethod
-    def of(cls, function: Function) -> "_Names":
-        try:
-            return cls(inspect.signature(function))
-        except ValueError:
-            return cls(None)
-
-    @property
-    def known(self) -> Mapping[str, inspect.Parameter]:
-        return self.signature.parameters if self.signature else {}
-
-    def bind(
-        self, given: Mapping[str, object], more: Mapping[str, object], spec: str
-    ) -> dict[str, Any]:
-        """The arguments that the function names; of `given` all, if it takes any (`**columns`).
-
-        Raises:
-          UserError: it needs one that there is not.
-        """
-        if self.signature is None:
-            return dict(given)
-        takes_any = any(one.kind is one.VAR_KEYWORD for one in self.known.values())
-        wanted = {key: value for key, value in given.items() if takes_any or key in self.known}
-        wanted |= {key: value for key, value in more.items() if key in self.known}
-        try:
-            self.signature.bind(**wanted)
-        except TypeError as error:
-            raise UserError(
-                f"reward {spec!r} cannot be called ({error}): expected a function of some of "
-                f"{', '.join([*given, *more])}, or of **columns; correct its arguments or the data's "
-                "columns."
-            ) from error
-        return wanted
-
-
 class Recognised:
     """A function as it is called for the responses of a group.
 
@@ -75,8 +33,12 @@ class Recognised:
     """
 
     def __init__(self, function: Function, spec: str):
-        self._function, self._spec = function, spec
-        self._names, self.loop = _Names.of(function), asyncio.Runner()
+        self._function, self._spec, self.loop = function, spec, asyncio.Runner()
+        try:
+            self._signature = inspect.signature(function)
+        except ValueError:  # compiled code that does not say
+            self._signature = None
+        self._known = self._signature.parameters if self._signature else {}
 
     def __call__(self, responses: Sequence[Response]) -> Outcome:
         """
@@ -84,7 +46,7 @@ class Recognised:
           UserError: there is no such argument as the function needs.
           BaseException: whatever a function of a group raises.
         """
-        if _MARK in self._names.known:
+        if _MARK in self._known:
             return self._one_by_one(responses)
         return self._together(responses)
 
@@ -100,7 +62,7 @@ class Recognised:
             "completion_ids": [list(one.completion_ids) for one in responses],
             "is_thinking": [one.is_thinking for one in responses],
         }
-        scores = self._function(**self._names.bind(texts | columns, tokens, self._spec))
+        scores = self._function(**self._bind(texts | columns, tokens))
         if inspect.isawaitable(scores):
             scores = self.loop.run(_wait_for(scores))
         return read_scores(scores, len(responses))
@@ -122,7 +84,28 @@ class Recognised:
             **_ground_truth(columns),
         }
         others = {key: value for key, value in columns.items() if key not in given}
-        return self._names.bind(given, others, self._spec)
+        return self._bind(given, others)
+
+    def _bind(self, given: Mapping[str, object], more: Mapping[str, object]) -> dict[str, Any]:
+        """The arguments that the function names; of `given` all, if it takes any (`**columns`).
+
+        Raises:
+          UserError: it needs one that there is not.
+        """
+        if self._signature is None:
+            return dict(given)
+        takes_any = any(one.kind is one.VAR_KEYWORD for one in self._known.values())
+        wanted = {key: value for key, value in given.items() if takes_any or key in self._known}
+        wanted |= {key: value for key, value in more.items() if key in self._known}
+        try:
+            self._signature.bind(**wanted)
+        except TypeError as error:
+            raise UserError(
+                f"reward {self._spec!r} cannot be called ({error}): expected a function of some of "
+                f"{', '.join([*given, *more])}, or of **columns; correct its arguments or the data's "
+                "columns."
+            ) from error
+        return wanted
 
     def _result(self, arguments: Mapping[str, Any]) -> object:
         """What the function returns, or the error that it raises: other responses are scored."""

@@ -12,7 +12,6 @@ from pat_jax.rl.text.tokenizer import NO_TEMPLATE, PromptText, flatten_messages
 class CharTokenizer:
     """One token a character of a fixed alphabet, after padding (0) and end of sequence (1)."""
 
-    pad_id = 0
     eos_ids = (1,)
     _NUM_SPECIAL = 2
 

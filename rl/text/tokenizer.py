@@ -39,9 +39,6 @@ class Tokenizer(Protocol):
         ...
 
     @property
-    def pad_id(self) -> int: ...
-
-    @property
     def checksum(self) -> int:
         """A checksum of what the token ids stand for."""
         ...

@@ -149,7 +149,7 @@ def test_ids_are_line_numbers_whatever_is_left_out(tmp_path):
     path = write(tmp_path / "a.jsonl", text)
     splits = load(path, max_prompt_length=2, heldout_share=0.0)
     assert {prompt.id: prompt.text for prompt in splits.train} == {1: "one", 4: "two\u2028"}
-    assert splits.num_too_long == 1
+    assert len(splits.too_long) == 1
     assert "1 longer than 2 tokens" in str(splits)
 
 
@@ -172,8 +172,8 @@ def test_the_limit_that_would_keep_nearly_all_is_named(tmp_path, lengths, limit)
     assert f" longer than 1 tokens{hint}, 0 without an answer" in str(splits)
     if limit:
         kept = load(path, max_prompt_length=limit)
-        assert kept.num_too_long <= len(lengths) / 100
-        assert load(path, max_prompt_length=limit - 1).num_too_long > len(lengths) / 100
+        assert len(kept.too_long) <= len(lengths) / 100
+        assert len(load(path, max_prompt_length=limit - 1).too_long) > len(lengths) / 100
 
 
 def test_ids_count_on_from_file_to_file(tmp_path):
@@ -219,7 +219,7 @@ def test_a_text_that_is_surely_too_long_is_not_tokenized(tmp_path):
 
     path = write_lines(tmp_path / "a.jsonl", {"prompt": "x" * 10**6}, {"prompt": "y"})
     splits = load_problems([path], Refusing(), seed=0, max_prompt_length=9, heldout_share=0.0)
-    assert [prompt.id for prompt in splits.train] == [2] and splits.num_too_long == 1
+    assert [prompt.id for prompt in splits.train] == [2] and len(splits.too_long) == 1
 
 
 def test_a_prompt_that_comes_again_is_tokenized_once(tmp_path):
@@ -234,7 +234,7 @@ def test_a_prompt_that_comes_again_is_tokenized_once(tmp_path):
     rows = [{"prompt": prompt, "level": i} for i in range(5) for prompt in ("a", "b c", *chats)]
     path, tokenizer = write_lines(tmp_path / "a.jsonl", *rows), Counting()
     found = load_problems([path], tokenizer, seed=0, max_prompt_length=1, heldout_share=0.0)
-    assert tokenizer.count == 4 and found.num_too_long == 5
+    assert tokenizer.count == 4 and len(found.too_long) == 5
     assert sorted((p.id, p.columns["level"]) for p in found.train) == [
         (i + 1, i // 4) for i in range(20) if i % 4 != 1
     ]

@@ -29,7 +29,7 @@ TEMPLATE = (
 def test_characters_come_back(text):
     tokenizer = CharTokenizer(ALPHABET)
     tokens = tokenizer.encode_prompt(text)
-    assert tokenizer.decode([tokenizer.pad_id, *tokens, *tokenizer.eos_ids]) == text
+    assert tokenizer.decode([0, *tokens, *tokenizer.eos_ids]) == text
     assert len(tokens) == len(text)
     assert all(tokenizer.eos_ids[0] < token < tokenizer.vocab_size for token in tokens)
 
