@@ -18,7 +18,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import UTC
 from email.utils import parsedate_to_datetime
-from http.client import HTTPConnection, HTTPException
+from http.client import HTTPConnection, HTTPException, HTTPResponse
 
 from pat_jax.common.json_text import JsonError, parse_json
 from pat_jax.rl.rewards.endpoint_http import LARGEST_ANSWER, Address, TooLongError
@@ -113,8 +113,7 @@ class RewardEndpoint:
         except (OSError, HTTPException, ValueError, OverflowError) as error:
             named = self._secret.hidden(" ".join(str(error).split())) or type(error).__name__
             return _Passing(f"broke the connection off ({named:.{_EXCERPT_LENGTH}})")
-        told = _Answer(answer.status, answer.reason, answer.getheader("Retry-After") or "", text)
-        return _read(told, count, self._secret)
+        return _read(answer, text, count, self._secret)
 
     @contextlib.contextmanager
     def _limited(self, connected: socket.socket, seconds: float) -> Iterator[threading.Event]:
@@ -185,44 +184,41 @@ def _plain(value: object) -> object:
     return value if value is None or isinstance(value, bool | int | float | str) else str(value)
 
 
-@dataclass(frozen=True)
-class _Answer:
-    status: int
-    reason: str
-    retry_after: str
-    text: str
+def _asked_wait(retry_after: str) -> float:
+    """Seconds that `Retry-After` names, as a number or as a date; 0 where it names none.
 
-    @property
-    def asked_wait(self) -> float:
-        """Seconds that `Retry-After` names, as a number or as a date; 0 where it names none.
-
-        Reference: RFC 9110, section 10.2.3.
-        """
-        text = self.retry_after.strip()
-        if text.isascii() and text.isdigit():
-            return float(text)
-        try:
-            moment = parsedate_to_datetime(text)
-            if moment.tzinfo is None:  # dates of HTTP are in GMT
-                moment = moment.replace(tzinfo=UTC)
-            return max(0.0, moment.timestamp() - time.time())
-        except (ValueError, TypeError, IndexError, OverflowError):  # of what is no date
-            return 0.0
+    Reference: RFC 9110, section 10.2.3.
+    """
+    text = retry_after.strip()
+    if text.isascii() and text.isdigit():
+        return float(text)
+    try:
+        moment = parsedate_to_datetime(text)
+        if moment.tzinfo is None:  # dates of HTTP are in GMT
+            moment = moment.replace(tzinfo=UTC)
+        return max(0.0, moment.timestamp() - time.time())
+    except (ValueError, TypeError, IndexError, OverflowError):  # of what is no date
+        return 0.0
 
 
-def _read(answer: _Answer, count: int, secret: Secret) -> "Outcome | _Passing":
-    text, reason = secret.hidden(answer.text), secret.hidden(answer.reason)
-    said = f"answered {answer.status} {reason:.{_EXCERPT_LENGTH}}"
+def _read(answer: HTTPResponse, said: str, count: int, secret: Secret) -> "Outcome | _Passing":
+    """
+    Args:
+      said: the answer's text.
+    """
+    text, reason = secret.hidden(said), secret.hidden(answer.reason)
+    wait = _asked_wait(answer.getheader("Retry-After") or "")
+    status = f"answered {answer.status} {reason:.{_EXCERPT_LENGTH}}"
     if answer.status == _INTERNAL:  # by what it was asked, perhaps: the other responses may do
-        excerpt = f"{said} ({text!r:.{_EXCERPT_LENGTH}})"
-        return _Passing(excerpt, Cause.EXCEPTION, answer.asked_wait)
+        excerpt = f"{status} ({text!r:.{_EXCERPT_LENGTH}})"
+        return _Passing(excerpt, Cause.EXCEPTION, wait)
     if answer.status == _TOO_MANY or answer.status > _INTERNAL:
-        return _Passing(said, asked_wait=answer.asked_wait)
+        return _Passing(status, asked_wait=wait)
     if not 200 <= answer.status < 300:
-        refusal = Failure(Cause.REFUSED, f"{said} ({text!r:.{_EXCERPT_LENGTH}})")
+        refusal = Failure(Cause.REFUSED, f"{status} ({text!r:.{_EXCERPT_LENGTH}})")
         return Outcome(failure=refusal)
     try:
-        value = parse_json(answer.text)
+        value = parse_json(said)
     except JsonError as error:
         wrong = f"answered {error}"
     else:

@@ -22,15 +22,12 @@ _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)  # an escaped brace is a sign of a s
 _BETWEEN_BOXES = re.compile(r"(?:[\s$,;.]|\\[()\[\]]|\\text\{|\}|\band\b|\bor\b)*")
 _ANSWER = re.compile(r"\banswer\b[^\n.:：=]{0,60}?(?:\bis\b|[:：=])[\s*:：]*", re.IGNORECASE)
 _END_OF_SENTENCE = re.compile(r"[.!]\**\s+(?=[A-Z(])")
-_MATH = tuple(
-    (re.compile(opening), closing)
-    for opening, closing in (
-        (r"(?<!\\)\$\$", "$$"),
-        (r"(?<!\\)\$", "$"),
-        (r"\\\(", r"\)"),
-        (r"\\\[", r"\]"),
-    )
-)
+_MATH = [
+    (re.compile(r"(?<!\\)\$\$"), "$$"),
+    (re.compile(r"(?<!\\)\$"), "$"),
+    (re.compile(r"\\\("), r"\)"),
+    (re.compile(r"\\\["), r"\]"),
+]
 _COPY_LENGTH = 40  # in characters; less may be the answer of an example in the prompt, and right
 
 

@@ -26,18 +26,9 @@ logger = logging.getLogger(__name__)
 
 # String comparisons that cannot hang: sending the texts to a process would cost more than scoring.
 _IN_PROCESS = ("exact",)
-# Functions known to look at each response alone need not see its group.
-_ONE_BY_ONE = tuple(BUILT_IN)
 # What no response explains.
 _MISTAKES = "NameError", "UnboundLocalError", "ImportError", "ModuleNotFoundError"
-_FATAL = (
-    Cause.WRONG_RESULT,
-    Cause.TIMEOUT,
-    Cause.OUT_OF_MEMORY,
-    Cause.CRASHED,
-    Cause.ENDPOINT,
-    Cause.REFUSED,
-)
+_FATAL = frozenset(Cause) - {Cause.EXCEPTION, Cause.NONE, Cause.NOT_A_NUMBER}
 
 
 @dataclass(frozen=True)
@@ -74,7 +65,7 @@ class ScoredFunction:
 
     def calls(self, prompts: Sequence[str]) -> list[range]:
         """Which responses the function sees together; each is in one of them."""
-        if self.spec in _ONE_BY_ONE:
+        if self.spec in BUILT_IN:  # these look at each response alone
             return [range(row, row + 1) for row in range(len(prompts))]
         return list(groups_of(prompts))
 
