@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from math_rewrites import right, wrong
 
 from pat_jax.rl.batches.types import FinishReason
 from pat_jax.rl.data.problem_files import INSTRUCTION, read_problem_file
@@ -32,6 +31,31 @@ GOLDS = r"""
 (t-7)(t+7) | 42x\sqrt{5x} | 2001+25i | -i | x = 12 | y=-2x+1 | \$42409 | 20\text{ days} | 17\%
 \text{Friday} | B | \left(-\frac{1}{2}, 3, -\frac{5}{2}\right) | \begin{pmatrix} 1 \\ 2 \end{pmatrix}
 """
+FORMS = [  # of a final answer; `@` is the answer
+    *(r"so \boxed{@}.", r"so \boxed {@}.", r"so \boxed{ @ }", r"so \boxed{@.}", r"so \boxed{$@$}"),
+    *(r"so \boxed{\(@\)}", r"so \boxed{\displaystyle @}", r"so \boxed{\boxed{@}}"),
+    *(r"so **\boxed{@}**", r"so $\boxed{@}$.", r"so $$\boxed{@}$$", r"so \(\boxed{@}\)."),
+    *("so\n\\[\n\\boxed{@}\n\\]\n", "so \\boxed{@}\n\nThis is it, and not 3."),
+    *("so \\boxed{@}\n\n$\\boxed{@}$", r"so \fbox{@}", r"so \fbox{$@$}", r"so \framebox{@}"),
+    "<think>\\boxed{77} or so</think> so <answer>@</answer>",
+    *("so <answer> $@$ </answer>", "so <answer>\n@.\n</answer>", r"so <answer>\boxed{@}</answer>"),
+    *("so\nAnswer: @", "so\nAnswer: $@$.", "so\nanswer: \\(@\\)", "so\n**Answer:** $@$"),
+    *("so\n**Answer**: @", "so\n**Final Answer: @**", "so\nFinal answer: @", "so the answer is @."),
+    "so\nFinal Answer: The final answer is $@$. I hope it is correct.",
+    *("so\n**Final Answer**:\n\n$@$", "so\n### Final Answer\n\n$\\boxed{@}$"),
+    *("so\n#### @", "so\n#### $@$\n", "so\n$@$", "so\n$$@$$.", "so\n\\[\n@\n\\]"),
+]
+OPEN = [  # they say two numbers, or another
+    *(r"\boxed{5} or \boxed{6}", r"$\boxed{6}$, $\boxed{5}$.", "\\boxed{5}\n\\boxed{6}"),
+    *("Answer: 5 or 6", "Answer: between 6 and 5", "Answer: 5 to 6", "Answer: -(5)", "Answer: ±5"),
+    *(
+        "The answer is $5$ or $6$.",
+        "<answer>6 or 5</answer>",
+        "<answer>5\n6</answer>",
+        "#### 5 or 6",
+    ),
+    *(r"Answer: \pm 5", "Answer: +/-5", r"Answer: 5 \pm 1"),
+]
 WRITTEN = [gold.strip() for line in GOLDS.strip().splitlines() for gold in line.split("|")]
 
 
@@ -54,21 +78,24 @@ def gsm8k() -> list[tuple[str, str, str]]:
 # --- how answers are written -------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("gold", WRITTEN)
-def test_every_way_to_write_an_answer_is_recognised_and_none_to_write_a_wrong_one(gold):
-    assert [text for text in right(gold) if not score(text, gold)] == []
-    assert [text for text in wrong(gold) if score(text, gold)] == []
+def forms(gold: str) -> list[str]:
+    return [form.replace("@", gold) for form in FORMS]
+
+
+def test_every_way_to_give_an_answer_is_recognised():
+    cases = [(text, gold) for gold in WRITTEN for text in forms(gold)]
+    assert [case for case in cases if not score(*case)] == []
+    assert score("Answer: 5 clips", "5") == 1
+    assert [text for text in OPEN if score(text, "5")] == []
 
 
 @needs_data
-def test_real_answers_are_recognised_however_they_are_written():
+def test_real_answers_are_recognised_however_they_are_given():
     golds = list(dict.fromkeys(row["answer"] for row in deepscaler()))[::20]
-    rights = [(text, gold) for gold in golds for text in right(gold)]
-    wrongs = [(text, gold) for gold in golds for text in wrong(gold)]
-    missed = [case for case in rights if not score(*case)]
-    earned = [case for case in wrongs if score(*case)]
-    print(f"{1 - len(missed) / len(rights):.2%} of {len(rights)}; {len(earned)} of {len(wrongs)}")
-    assert len(missed) <= len(rights) / 100 and not earned, (missed, earned)
+    cases = [(text, gold) for gold in golds for text in forms(gold)]
+    missed = [case for case in cases if not score(*case)]
+    print(f"{1 - len(missed) / len(cases):.2%} of {len(cases)}")
+    assert len(missed) <= len(cases) / 100, missed
 
 
 # --- which part of a response is its answer ----------------------------------------------------
