@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from row_writing import write_lines, write_rows
-from tokenizer_files import BOS, write_tokenizer
+from tokenizer_files import write_tokenizer
 
 from pat_jax.common.errors import UserError
 from pat_jax.rl.data.example_files import ExampleColumns
@@ -44,6 +44,15 @@ def shown(tokenizer: HuggingFaceTokenizer, example: Example) -> tuple[str, str]:
     return text(example.tokens), text(example.tokens[example.in_loss])
 
 
+def read(
+    folder: Path, tokenizer: HuggingFaceTokenizer, *rows: dict, suffix: str = ".jsonl", **options
+) -> list[tuple[str, str]]:
+    """Of the examples in a file with these rows, as `shown`."""
+    path = write_rows(folder / f"rows{suffix}", rows)
+    found = ExampleReader(tokenizer, 100, **options).read([path], 0.0)
+    return [shown(tokenizer, example) for example in found.train]
+
+
 def user(text: str) -> dict[str, str]:
     return {"role": "user", "content": text}
 
@@ -68,33 +77,19 @@ CHAT = "<im>user:a<eos><im>assistant:b<eos>"
 )
 def test_what_is_learned_of_a_row(tmp_path, chatting, row, whole, learned):
     for suffix in (".jsonl", ".parquet"):
-        path = write_rows(tmp_path / f"examples{suffix}", [row])
-        (example,) = ExampleReader(chatting, 100).read([path], 0.0).train
-        assert shown(chatting, example) == (whole, learned)
+        assert read(tmp_path, chatting, row, suffix=suffix) == [(whole, learned)]
 
 
-def test_without_a_chat_template_texts_follow_one_another(tmp_path, base):
-    path = write_lines(tmp_path / "rows.jsonl", {"prompt": "the", "completion": " the"})
-    (example,) = ExampleReader(base, 100).read([path], 0.0).train
-    assert shown(base, example) == ("<bos>the the<eos>", " the<eos>")
-    tokens = [BOS, *base.encode("the"), *base.encode(" the"), *base.eos_ids]
-    assert example.tokens.tolist() == tokens
-    (example,) = ExampleReader(base, 100, completion_only=False).read([path], 0.0).train
-    assert shown(base, example) == ("<bos>the the<eos>", "the the<eos>")
-
-
-def test_all_of_a_chat_can_be_learned(tmp_path, chatting):
-    rows = [{"messages": [user("a"), assistant("b")]}]
-    path = write_rows(tmp_path / "rows.json", rows)
-    (example,) = ExampleReader(chatting, 100, assistant_only=False).read([path], 0.0).train
-    assert shown(chatting, example) == (CHAT, CHAT.removeprefix("<im>"))
-
-
-def test_columns_of_other_names(tmp_path, chatting):
-    path = write_rows(tmp_path / "rows.json", [{"row": {"q": "a"}, "A": "b", "text": "no"}])
-    columns = ExampleColumns(prompt="row.q", completion="a")
-    (example,) = ExampleReader(chatting, 100, columns=columns).read([path], 0.0).train
-    assert shown(chatting, example) == (CHAT, "b<eos>")
+def test_what_options_change(tmp_path, base, chatting):
+    row = {"prompt": "the", "completion": " the"}  # without a chat template one follows the other
+    assert read(tmp_path, base, row) == [("<bos>the the<eos>", " the<eos>")]
+    every = [("<bos>the the<eos>", "the the<eos>")]
+    assert read(tmp_path, base, row, completion_only=False) == every
+    row = {"messages": [user("a"), assistant("b")]}
+    every = [(CHAT, CHAT.removeprefix("<im>"))]
+    assert read(tmp_path, chatting, row, assistant_only=False) == every
+    row, columns = {"row": {"q": "a"}, "A": "b", "text": "no"}, ExampleColumns("row.q", "a")
+    assert read(tmp_path, chatting, row, columns=columns) == [(CHAT, "b<eos>")]
 
 
 @pytest.mark.parametrize("prompt", ["a", "Q", "x.y"])
@@ -132,8 +127,8 @@ def test_what_is_held_out_depends_on_the_prompt_alone(tmp_path, base):
     one, other = tmp_path / "one.jsonl", tmp_path / "other.jsonl"
     write_lines(one, *rows)
     write_lines(other, *reversed(rows))
-    read = ExampleReader(base, 20)
-    found, again = read.read([one], 0.3), read.read([other], 0.3)
+    reader = ExampleReader(base, 20)
+    found, again = reader.read([one], 0.3), reader.read([other], 0.3)
 
     def texts(examples: list[Example]) -> list[str]:
         return sorted(base.decode(example.tokens.tolist()) for example in examples)
