@@ -24,8 +24,7 @@ from helper import ONE
 def obey(prompts, completions, **columns):
     for completion in completions:
         if completion == "hang":
-            while True:
-                pass
+            time.sleep(1000)
         if completion.startswith("raise"):
             raise KeyError(completion)
         if completion == "exit":
@@ -106,7 +105,7 @@ def test_a_slow_group_has_the_time_of_all_its_responses(obey, caplog):
 
 def test_a_pathological_answer_costs_only_its_own_reward():
     tower = r"\boxed{9^{9^{9^{9}}}}"
-    with RewardScorer("math_lenient", timeout=5.0) as scorer:
+    with RewardScorer("math_lenient", timeout=3.0) as scorer:
         start = time.monotonic()
         scores = scorer.score(
             ["p"] * 3, [r"\boxed{\frac12}", tower, "0.50"], {"answer": ["0.5"] * 3}
