@@ -60,7 +60,7 @@ def test_a_damaged_tokenizer_is_refused(tmp_path: Path, monkeypatch, capfd, name
     monkeypatch.setattr(tokenizer_trial, "LIMITS", Limits(4.0, 2**30))
     began = time.monotonic()
     refused(damaged(tmp_path, DAMAGES[name]))
-    assert time.monotonic() - began < 40
+    assert time.monotonic() - began < 120
     assert "panicked" not in "".join(capfd.readouterr())
 
 
