@@ -1,13 +1,20 @@
+import math
+
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pat_jax.common.errors import UserError
 from pat_jax.rl.batches.types import FinishReason, Prompt, Rollout
 from pat_jax.rl.data.arithmetic import TOKENIZER
 from pat_jax.rl.rewards.built_in import exact_reward, math_lenient_reward, math_reward
+from pat_jax.rl.rewards.outcome import Cause, Failure
+from pat_jax.rl.rewards.report import describe_rewards, mean_reward
 from pat_jax.rl.rewards.responses import Response, response_reader
 from pat_jax.rl.rewards.rewards import resolve_reward
 from pat_jax.rl.rewards.scorer import RewardScorer
+from pat_jax.rl.rewards.weighted_sum import FunctionScores, weighted_sum
 
 STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
 
@@ -129,3 +136,112 @@ def test_a_module_that_does_not_import(tmp_path, code, message):
     path.write_text(code)
     with pytest.raises(UserError, match=message):
         resolve_reward(f"{path}:f")
+
+
+# --- several rewards of one response, added up with their weights -----------------------------------
+
+FAILURES = {cause: Failure(cause, f"failed by {cause}") for cause in Cause}
+SCORES = st.one_of(
+    st.floats(-100, 100),
+    st.just(FAILURES[Cause.NONE]),
+    st.sampled_from([FAILURES[cause] for cause in Cause if cause is not Cause.NONE]),
+)
+
+
+WEIGHTS = st.lists(st.sampled_from([1.0, 0.0, -0.5, 3.25, 1e-3]), min_size=1, max_size=4).filter(
+    any
+)
+
+
+def functions(weights: list[float], rows: list[list[float | Failure]]) -> list[FunctionScores]:
+    return [
+        FunctionScores(f"m:f{i}", f"f{i}", weight, [row[i] for row in rows], [{}] * len(rows))
+        for i, weight in enumerate(weights)
+    ]
+
+
+def reference(weights: list[float], scores: list[float | Failure]) -> float | str | None:
+    """The rule in words: a failure, then nothing that applies, then the sum. One response."""
+    total, applies = 0.0, False
+    for weight, score in zip(weights, scores, strict=True):
+        if weight == 0:
+            continue
+        if isinstance(score, Failure) and score.cause is not Cause.NONE:
+            return "failed"
+    for weight, score in zip(weights, scores, strict=True):
+        if weight != 0 and isinstance(score, float):
+            applies, total = True, total + weight * score
+    return total if applies else None
+
+
+@given(weights=WEIGHTS, data=st.data())
+def test_the_reward_is_the_weighted_sum_of_what_applies(weights: list[float], data: st.DataObject):
+    row = st.lists(SCORES, min_size=len(weights), max_size=len(weights))
+    rows = data.draw(st.lists(row, max_size=6))
+    rewards, failures = weighted_sum(functions(weights, rows))
+    assert rewards.dtype == np.float32 and rewards.shape == (len(rows),)
+    for row, scores in enumerate(rows):
+        wanted = reference(weights, scores)
+        if isinstance(wanted, float):
+            np.testing.assert_allclose(rewards[row], wanted, rtol=1e-6, atol=1e-5)
+            assert row not in failures
+            continue
+        assert math.isnan(rewards[row])
+        assert (failures[row].cause is Cause.NONE) == (wanted is None)
+        assert any(score is failures[row] for score in scores)
+
+
+def test_a_sum_that_is_too_large_is_no_reward():
+    rewards, failures = weighted_sum(functions([1e6], [[1e38], [1.0]]))
+    np.testing.assert_array_equal(rewards, np.array([np.nan, 1e6], np.float32))
+    assert failures.keys() == {0} and failures[0].cause is Cause.NOT_A_NUMBER
+    assert "comes to 1e+44 with its weight, more than float32 holds" in failures[0].text
+
+
+# --- metrics ----------------------------------------------------------------------------------------
+
+
+def test_metrics_are_of_the_scored_responses_and_count_the_others_by_cause():
+    rewards = np.array([[1.0, np.nan, 0.0], [2.0, 2.0, np.nan], [np.nan] * 3], np.float32)
+    causes = [Cause.NONE, Cause.TIMEOUT, Cause.TIMEOUT, Cause.CRASHED, Cause.TIMEOUT]
+    failures = {row: Failure(cause, "…") for row, cause in enumerate(causes)}
+    assert describe_rewards(rewards, failures, []) == {
+        "reward/mean": 1.25,
+        "reward/std": pytest.approx(0.6875**0.5),
+        "reward/groups_without_signal": 2 / 3,
+        "reward/failed": 5,
+        "reward/failed/crashed": 1,
+        "reward/failed/none": 1,
+        "reward/failed/timeout": 3,
+    }
+
+
+def test_where_nothing_was_scored_there_is_no_mean():
+    nothing = np.full((1, 2), np.nan)
+    described = describe_rewards(nothing, {}, [])
+    assert np.isnan(mean_reward(nothing)) and np.isnan(described["reward/std"])
+    assert described["reward/groups_without_signal"] == 1 and described["reward/failed"] == 0
+
+
+def test_several_functions_have_their_own_means_causes_and_numbers():
+    none, slow = Failure(Cause.NONE, "…"), Failure(Cause.TIMEOUT, "…")
+    right = FunctionScores("m:right", "right", 1.0, [1.0, 0.0, slow, none], [{}] * 4)
+    measured = [{"acc": 1.0}, {"acc": 0.0, "two words": 3.0}, {}, {"mean": 9.0}]
+    short = FunctionScores("m:short", "short", -2.0, [0.5, none, 0.25, none], measured)
+    rewards, failures = weighted_sum([right, short])
+    described = describe_rewards(rewards.reshape(2, 2), failures, [right, short])
+    assert described["reward/mean"] == 0 and described["reward/failed"] == 2
+    by_function = {name: x for name, x in described.items() if name.count("/") > 1}
+    assert by_function == {
+        "reward/failed/none": 1,
+        "reward/failed/timeout": 1,
+        "reward/right/mean": 0.5,
+        "reward/right/failed/none": 1,
+        "reward/right/failed/timeout": 1,
+        "reward/short/mean": 0.375,
+        "reward/short/failed/none": 2,
+        "reward/short/acc": 0.5,
+        "reward/short/two_words": 3.0,
+    }
+    alone = describe_rewards(right.array.reshape(2, 2), {2: slow, 3: none}, [right])
+    assert not [name for name in alone if name.startswith("reward/right")]
