@@ -19,18 +19,19 @@ from dataclasses import dataclass, replace
 from datetime import UTC
 from email.utils import parsedate_to_datetime
 from http.client import HTTPConnection, HTTPException, HTTPResponse
+from urllib.parse import quote
 
 from pat_jax.common.json_text import JsonError, parse_json
 from pat_jax.rl.rewards.endpoint_http import LARGEST_ANSWER, Address, TooLongError
 from pat_jax.rl.rewards.outcome import Cause, Failure, Outcome
 from pat_jax.rl.rewards.responses import Response
 from pat_jax.rl.rewards.results import read_scores
-from pat_jax.rl.rewards.secret import Secret
 
 _CONNECT_SECONDS = 10.0
 _FIRST_WAIT, _LONGEST_WAIT = 0.5, 30.0  # seconds between two tries, twice as many each time
 _EXCERPT_LENGTH = 200
 _TOO_MANY, _INTERNAL = 429, 500
+_INSTEAD_OF_TOKEN = "[token]"
 _SHAPE = '{"scores": [a number or null for each response]}'
 
 
@@ -47,7 +48,7 @@ class RewardEndpoint:
     """
 
     def __init__(self, url: str, num_calls: int, retries: int, token: str = ""):
-        self._address, self._retries, self._secret = Address.of(url), retries, Secret(token)
+        self._address, self._retries, self._secret = Address.of(url), retries, _Secret(token)
         self._headers = _HEADERS | ({"Authorization": f"Bearer {token}"} if token else {})
         self._threads = ThreadPoolExecutor(num_calls, thread_name_prefix="reward-endpoint")
         self._is_closed, self._lock = threading.Event(), threading.Lock()
@@ -201,11 +202,37 @@ def _asked_wait(retry_after: str) -> float:
         return 0.0
 
 
-def _read(answer: HTTPResponse, said: str, count: int, secret: Secret) -> "Outcome | _Passing":
-    """
+class _Secret:
+    """A token that messages do not have, though an answer may quote it, and a message the answer.
+
     Args:
-      said: the answer's text.
+      token: empty: there is none to hide.
     """
+
+    def __init__(self, token: str):
+        in_json = json.dumps(token)[1:-1]
+        forms = {token, in_json, in_json.replace("/", r"\/"), quote(token, safe="")}
+        self._forms = sorted(forms - {""}, key=len, reverse=True)
+
+    def hidden(self, text: str) -> str:
+        """A text, whether it quotes the token as it is, as JSON does or as an address does."""
+        for form in self._forms:
+            text = text.replace(form, _INSTEAD_OF_TOKEN)
+        return text
+
+    def hidden_inside(self, value: object) -> object:
+        """A value of JSON, with the texts in it."""
+        if isinstance(value, str):
+            return self.hidden(value)
+        if isinstance(value, list):
+            return [self.hidden_inside(inner) for inner in value]
+        if isinstance(value, Mapping):
+            return {self.hidden(key): self.hidden_inside(inner) for key, inner in value.items()}
+        return value
+
+
+def _read(answer: HTTPResponse, said: str, count: int, secret: _Secret) -> "Outcome | _Passing":
+    """What an answer with the text `said` comes to."""
     text, reason = secret.hidden(said), secret.hidden(answer.reason)
     wait = _asked_wait(answer.getheader("Retry-After") or "")
     status = f"answered {answer.status} {reason:.{_EXCERPT_LENGTH}}"
