@@ -209,13 +209,6 @@ def test_a_row_is_prompt_and_response_and_its_arrays_belong_to_the_targets():
     assert batch.padding_efficiency == 5 / 16
 
 
-def test_a_mini_batch_without_anything_in_the_loss_has_no_weight():
-    groups, advantages = make_groups([(2, [(3, FinishReason.LENGTH), (4, FinishReason.LENGTH)])])
-    batch = batch_of(groups, advantages, aggregation="sequence", truncated="mask")
-    ((micro,),) = batch.mini_batches
-    assert micro.mask.sum() == 7 and not micro.weights.any()
-
-
 def test_an_example_without_a_prompt_is_refused():
     with pytest.raises(ValueError, match="a prompt of at least one token"):
         to_supervised_batch([([], [2, 3])], micro_shapes=[(1, 4)])

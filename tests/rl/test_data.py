@@ -1,8 +1,6 @@
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from row_writing import write, write_lines
 
 from pat_jax.common.errors import UserError
@@ -53,16 +51,6 @@ def ids(batch: list[Prompt]) -> list[int]:
 
 
 # --- order: that of `Epochs`, see test_epochs.py ---------------------------------------------
-
-
-@given(st.data(), st.integers(1, 40), st.integers(0, 2**32 - 1), st.integers(0, 500))
-def test_a_batch_is_a_pure_function_and_holds_no_problem_twice(data, count, seed, step):
-    size = data.draw(st.integers(1, count))
-    source = Problems(prompts(count), seed=seed, name="some")
-    batch = source.batch(step, size)
-    source.batch(step + 1, size)
-    assert batch == Problems(prompts(count), seed=seed, name="").batch(step, size)
-    assert len(set(ids(batch))) == size
 
 
 def test_a_batch_larger_than_the_set_is_refused():

@@ -210,11 +210,3 @@ def test_a_template_that_fails_names_the_row(tmp_path: Path):
     path = write_lines(tmp_path / "rows.jsonl", {"prompt": "a", "completion": "b"})
     with pytest.raises(UserError, match=r"line 1, field 'completion': the chat template fails"):
         ExampleReader(HuggingFaceTokenizer(directory), 100).read([path], 0.0)
-
-
-def test_a_column_that_is_named_but_not_there(tmp_path: Path, chatting):
-    path = write_lines(tmp_path / "rows.jsonl", {"prompt": "a", "completion": "b"})
-    reader = ExampleReader(chatting, 100, columns=ExampleColumns(messages="chat"))
-    message = r"--data.messages_key is 'chat': .* the columns prompt, completion"
-    with pytest.raises(UserError, match=message):
-        reader.read([path], 0.0)

@@ -179,12 +179,6 @@ def test_every_chat_gets_a_system_prompt_and_variables(tmp_path):
         reads(plain, user, thinking=False)
 
 
-def test_a_last_message_of_the_assistant_is_gone_on_with(tmp_path):
-    directory = write_tokenizer(tmp_path, eos_token="<eos>", chat_template=TEMPLATE + "</>")
-    begun = ("user", "the"), ("assistant", "Well, the")
-    assert reads(HuggingFaceTokenizer(directory), *begun) == "<im>user:the<im>assistant:Well, the"
-
-
 def test_what_every_chat_gets_is_refused_where_it_would_be_ignored(tmp_path):
     directory = write_tokenizer(tmp_path, eos_token="<eos>")
     for chat in (Chat("be"), Chat(variables={"enable_thinking": False})):
