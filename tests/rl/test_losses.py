@@ -45,8 +45,8 @@ def jax_arrays(*values):
 def compiled(loss: Loss, logprobs, entropy, columns, weights):
     """The loss and its sums, and its gradients in log-probabilities, entropies and columns."""
 
-    def value(*policy):
-        return loss(*policy, weights)
+    def value(logprobs, entropy, columns):
+        return loss(logprobs, entropy, columns, weights)
 
     with jax.numpy_dtype_promotion("strict"):
         return jax.value_and_grad(value, (0, 1, 2), has_aux=True)(logprobs, entropy, columns)
@@ -202,12 +202,14 @@ def test_nothing_in_the_loss_gives_zero_not_nan():
 
 
 def test_micro_batches_add_up_to_the_mini_batch():
-    whole = jax_arrays(*arrays(9), token_weights("token"))
-    expected_gradient, expected = run_all(*whole)
+    logprobs, old, reference, advantages = jax_arrays(*arrays(9))
+    (weights,) = jax_arrays(token_weights("token"))
+    expected_gradient, expected = run_all(logprobs, old, reference, advantages, weights)
     total, gradients = LOSS.zero_sums(), []
     for rows in ([0, 2], [1, 3]):
         of_rows = np.isin(np.arange(ROWS), rows)[:, None]
-        gradient, sums = run_all(*whole[:-1], jnp.where(of_rows, whole[-1], 0))
+        part = jnp.where(of_rows, weights, 0)
+        gradient, sums = run_all(logprobs, old, reference, advantages, part)
         gradients.append(gradient)
         total = LOSS.add(total, sums)
     np.testing.assert_allclose(sum(gradients), expected_gradient, rtol=1e-6)
