@@ -57,8 +57,8 @@ def token_logprobs(
         )
         return logprobs, entropy if has_entropy_gradient else jax.lax.stop_gradient(entropy)
 
-    logprobs, entropies = _in_chunks(one_chunk, chunk, hidden, targets)
-    return logprobs, entropies
+    logprobs, entropy = _in_chunks(one_chunk, chunk, hidden, targets)
+    return logprobs, entropy
 
 
 def _in_chunks(function: Callable, most: int, *arrays: Array) -> tuple[Array, ...]:

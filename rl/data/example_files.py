@@ -18,12 +18,7 @@ from pat_jax.common.errors import UserError
 from pat_jax.rl.data.columns import check_messages, column_names, find_column, present, text_or_chat
 from pat_jax.rl.data.row_files import Record, listed, read_records
 from pat_jax.rl.data.template_columns import media_columns
-from pat_jax.rl.text.tokenizer import (
-    ASSISTANT,
-    ChatMessage,
-    PromptText,
-    flatten_messages,
-)
+from pat_jax.rl.text.tokenizer import ASSISTANT, ChatMessage, PromptText, flatten_messages
 
 
 @dataclass(frozen=True)

@@ -26,12 +26,7 @@ from pat_jax.rl.data.example_files import (
 from pat_jax.rl.data.limits import A_LIMIT, keeps_most
 from pat_jax.rl.data.subset import Subset, subset_of
 from pat_jax.rl.text.chat_template import ChatTemplateError
-from pat_jax.rl.text.tokenizer import (
-    ASSISTANT,
-    ChatMessage,
-    HuggingFaceTokenizer,
-    PromptText,
-)
+from pat_jax.rl.text.tokenizer import ASSISTANT, ChatMessage, HuggingFaceTokenizer, PromptText
 
 
 @dataclass(frozen=True)

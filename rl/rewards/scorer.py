@@ -108,10 +108,13 @@ class RewardScorer:
         for name, values in {"completions": completions, **columns}.items():
             if len(values) != len(prompts):
                 raise ValueError(f"{len(prompts)} prompts, but {len(values)} values of {name!r}")
-        scoring: Scoring[Response] = self.begin(prompts, lambda response: response)
+        told: list[Response] = []
         for row, (prompt, text) in enumerate(zip(prompts, completions, strict=True)):
             own = {name: values[row] for name, values in columns.items()}
-            scoring.add(row, Response(prompt, text, own))
+            told.append(Response(prompt, text, own))
+        scoring = self.begin(prompts, told.__getitem__)
+        for row in range(len(told)):
+            scoring.add(row, row)
         return scoring.rewards()
 
     def try_out(self, responses: Sequence[Response], group_size: int) -> list[str]:

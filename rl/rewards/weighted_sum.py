@@ -48,10 +48,7 @@ class FunctionScores:
 
 
 def in_order(
-    spec: str,
-    name: str,
-    weight: float,
-    by_response: Mapping[int, Score],
+    spec: str, name: str, weight: float, by_response: Mapping[int, Score]
 ) -> FunctionScores:
     """
     Args:

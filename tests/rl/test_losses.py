@@ -202,14 +202,14 @@ def test_nothing_in_the_loss_gives_zero_not_nan():
 
 
 def test_micro_batches_add_up_to_the_mini_batch():
-    whole = jax_arrays(*arrays(9), token_weights("token"))
-    expected_gradient, expected = run_all(*whole)
+    logprobs, old, reference, advantages = jax_arrays(*arrays(9))
+    (weights,) = jax_arrays(token_weights("token"))
+    expected_gradient, expected = run_all(logprobs, old, reference, advantages, weights)
     total, gradients = LOSS.zero_sums(), []
     for rows in ([0, 2], [1, 3]):
         of_rows = np.isin(np.arange(ROWS), rows)[:, None]
-        logprobs, old, reference, advantages, weights = whole
-        kept = jnp.where(of_rows, weights, 0)
-        gradient, sums = run_all(logprobs, old, reference, advantages, kept)
+        part = jnp.where(of_rows, weights, 0)
+        gradient, sums = run_all(logprobs, old, reference, advantages, part)
         gradients.append(gradient)
         total = LOSS.add(total, sums)
     np.testing.assert_allclose(sum(gradients), expected_gradient, rtol=1e-6)
