@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from fakes import SPLITS, FakeDevice, fake_devices
 
-from pat_jax.engine.layout.layout import Layout, layout_chain
-from pat_jax.engine.layout.mesh import factored_mesh, hosts_of
+from pat_jax.layout.layout import Layout, layout_chain
+from pat_jax.layout.mesh import factored_mesh, hosts_of
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.policy import Policy
 from pat_jax.models.presets import PRESETS

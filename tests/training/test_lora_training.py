@@ -22,14 +22,14 @@ from trainers import (
     updated,
 )
 
-from pat_jax.engine.device.programs.programs import Key
-from pat_jax.engine.layout.layout import Layout
 from pat_jax.engine.sizing.memory import shard_bytes
+from pat_jax.layout.layout import Layout
 from pat_jax.models.adapted_weight import AdaptedWeight, is_adapted
 from pat_jax.models.checkpoints.hf_tensors import hf_tensors
 from pat_jax.models.lora import Adapters, Lora
 from pat_jax.models.policy import Params
 from pat_jax.models.weight_formats import WeightFormat
+from pat_jax.programs.programs import Key
 from pat_jax.rl.algorithm.policy_loss import PolicyLoss
 from pat_jax.training.trainer import Trainer
 from pat_jax.training.update_memory import update_stages

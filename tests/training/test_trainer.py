@@ -19,9 +19,9 @@ from trainers import (
 )
 
 from pat_jax.config.command_line import parse
-from pat_jax.engine.device.programs.programs import Key
-from pat_jax.engine.layout.layout import Layout
+from pat_jax.layout.layout import Layout
 from pat_jax.models.policy import Params
+from pat_jax.programs.programs import Key
 from pat_jax.rl.algorithm.policy_loss import PolicyLoss
 from pat_jax.rl.batches.batches import to_supervised_batch
 from pat_jax.run.setup import build
