@@ -16,12 +16,12 @@ from pat_jax.config.rollout import RolloutConfig
 from pat_jax.engine.device.decode.sampling import sequence_key
 from pat_jax.engine.device.draft.draft_model import DraftSource
 from pat_jax.engine.engine import RolloutEngine
-from pat_jax.engine.layout.buckets import NO_DRAFTS, Drafts
-from pat_jax.engine.layout.layout import Layout, factored_mesh, layout_chain
 from pat_jax.engine.record.report import RolloutReport
 from pat_jax.engine.sequences.earlier import EarlierResponses
 from pat_jax.engine.sequences.responses import Completion, Request
 from pat_jax.engine.sequences.sampling import Sampling
+from pat_jax.layout.buckets import NO_DRAFTS, Drafts
+from pat_jax.layout.layout import Layout, factored_mesh, layout_chain
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.kernels.kernel_choice import Kernels
 from pat_jax.models.lora import Adapters, Lora

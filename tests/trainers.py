@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from pat_jax.engine.layout.layout import Layout, factored_mesh, layout_chain
+from pat_jax.layout.layout import Layout, factored_mesh, layout_chain
 from pat_jax.models.lora import Lora
 from pat_jax.models.policy import Params, Policy
 from pat_jax.models.presets import preset

@@ -20,8 +20,8 @@ import numpy as np
 
 from benchmarks.report import machine, options, write
 from pat_jax.common.devices import configure
-from pat_jax.engine.layout.buckets import Drafts
 from pat_jax.engine.sequences.responses import Completion, Request
+from pat_jax.layout.buckets import Drafts
 from pat_jax.planning.drafts import Acceptance
 from tests.lossless import CARRIES, MODELS, PATHS, Settings, Subject, make_requests, tally
 from tests.near_ties import Tally

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pat_jax.config.rollout import RolloutConfig
-from pat_jax.engine.layout.buckets import NO_DRAFTS, Buckets, Drafts
+from pat_jax.layout.buckets import NO_DRAFTS, Buckets, Drafts
 from pat_jax.models.presets import preset
 from pat_jax.planning.latency.model import LatencyModel
 from pat_jax.planning.types import Split

@@ -13,9 +13,9 @@ from benchmarks.planner.regret_cells import SIZES
 from benchmarks.planner.workloads import LengthData, read
 from benchmarks.speculation.recorded_drafts import SETS, RecordedDrafts, recorded
 from pat_jax.config.speculation import SpeculationConfig
-from pat_jax.engine.layout.buckets import Drafts
 from pat_jax.engine.record.report import RolloutReport
 from pat_jax.engine.sizing.draft_choice import ON_ACCELERATORS
+from pat_jax.layout.buckets import Drafts
 from pat_jax.planning.drafts import Acceptance
 from pat_jax.planning.planner.planner import CostModelPlanner, Planner
 from pat_jax.planning.types import Load, Plan, Split

@@ -35,7 +35,6 @@ from pat_jax.common.devices import Device, configure
 from pat_jax.config.rollout import RolloutConfig
 from pat_jax.engine.device.decode.sampling import sequence_key
 from pat_jax.engine.device.programs.program_specs import page_bytes
-from pat_jax.engine.device.programs.programs import Key
 from pat_jax.engine.engine import RolloutEngine
 from pat_jax.engine.sequences.responses import Request
 from pat_jax.engine.sequences.state import DecodeState, ReservedPages, RowState, Until, seen_shape
@@ -44,6 +43,7 @@ from pat_jax.models.policy import Params, Policy
 from pat_jax.models.presets import preset
 from pat_jax.planning.planner.scripts import FixedLayout
 from pat_jax.planning.types import Split
+from pat_jax.programs.programs import Key
 
 DTYPE = jnp.bfloat16
 ALONE = Split(1, 1)

@@ -18,8 +18,8 @@ from tqdm import tqdm
 
 from pat_jax.common.pytree import on_host, with_sharding
 from pat_jax.engine.engine import RolloutEngine
-from pat_jax.engine.layout.layout import Layout, ManualPartition, layout_chain
 from pat_jax.engine.sizing.memory import shard_bytes
+from pat_jax.layout.layout import Layout, ManualPartition, layout_chain
 from pat_jax.models.policy import Params, Policy
 from pat_jax.planning.memory import GIB, USABLE
 from pat_jax.rl.algorithm.logprobs import next_tokens, token_logprobs

@@ -16,7 +16,6 @@ from pat_jax.common.devices import PROFILE_DIR, Device, configure
 from pat_jax.common.errors import UserError
 from pat_jax.common.hosts.join import join
 from pat_jax.common.hosts.together import company
-from pat_jax.engine.device.programs.programs import Key, ProgramTable
 from pat_jax.engine.engine import RolloutEngine
 from pat_jax.engine.sizing.layout_choice import check_lengths
 from pat_jax.engine.warm_up.warm_up import Warmup
@@ -27,6 +26,7 @@ from pat_jax.profiling.measure.config import ProfileConfig
 from pat_jax.profiling.measure.report import draw_profile, plot_profile, tables
 from pat_jax.profiling.predict.shard_profile import ShardProfiler
 from pat_jax.profiling.predict.targets import Target, paper_devices
+from pat_jax.programs.programs import Key, ProgramTable
 from pat_jax.run.setup import build_engine, model_config, profile_subject, settled_options
 from pat_jax.training.build import DTYPES
 

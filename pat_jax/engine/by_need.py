@@ -9,9 +9,9 @@ compile, the bucket that fits is compiled beside the run. That costs at most twi
 from collections import defaultdict
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from pat_jax.engine.device.programs.programs import Key, ProgramTable
-from pat_jax.engine.layout.buckets import Buckets, Shape
+from pat_jax.layout.buckets import Buckets, Shape
 from pat_jax.planning.types import Split
+from pat_jax.programs.programs import Key, ProgramTable
 
 MOST_WASTE = 4  # times the rows and columns that fit: a larger bucket takes memory as well
 

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from pat_jax.engine.layout.buckets import Shape, Shapes
 from pat_jax.engine.scheduler import Scheduler
 from pat_jax.engine.sequences.block_tables import pages_with
 from pat_jax.engine.sequences.contents import Contents, RowsOutput
 from pat_jax.engine.sequences.page_reserve import PageReserve
 from pat_jax.engine.sequences.prefill_calls import Copies, PageMoves, PrefillWork
 from pat_jax.engine.sequences.state import ReservedPages
+from pat_jax.layout.buckets import Shape, Shapes
 from pat_jax.planning.drafts import Drafted
 from pat_jax.planning.held import most_held
 from pat_jax.planning.planner.planner import Planner

@@ -17,10 +17,8 @@ from pat_jax.engine.controller import Burst, Relocation
 from pat_jax.engine.device.draft.draft_model import DraftCache, DraftModel
 from pat_jax.engine.device.pages.device_pool import DevicePool
 from pat_jax.engine.device.programs.program_specs import ProgramSpecs
-from pat_jax.engine.device.programs.programs import Key, ProgramTable
 from pat_jax.engine.device.programs.weights import Weights
 from pat_jax.engine.executor import Arrival, Executor
-from pat_jax.engine.layout.buckets import Shape
 from pat_jax.engine.relocation.order import Pools, placed
 from pat_jax.engine.sequences.block_tables import BlockTables
 from pat_jax.engine.sequences.contents import RowsOutput
@@ -43,6 +41,8 @@ from pat_jax.engine.sequences.state import (
     seen_shape,
 )
 from pat_jax.engine.sequences.texts import texts
+from pat_jax.layout.buckets import Shape
+from pat_jax.programs.programs import Key, ProgramTable
 
 
 class _Running(NamedTuple):

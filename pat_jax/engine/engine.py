@@ -32,18 +32,18 @@ from pat_jax.engine.device.programs.program_specs import (
     page_bytes,
     pages_per_group,
 )
-from pat_jax.engine.device.programs.programs import ProgramTable
 from pat_jax.engine.device.programs.weights import Weights
 from pat_jax.engine.device_executor import DeviceExecutor
-from pat_jax.engine.layout.buckets import NO_DRAFTS, Buckets, Drafts
-from pat_jax.engine.layout.layout import Layout, factored_mesh, layout_chain
 from pat_jax.engine.record.report import RolloutReport
 from pat_jax.engine.rollout import rollout
 from pat_jax.engine.sequences.earlier import EarlierResponses
 from pat_jax.engine.sequences.responses import Completion, Request, Responses
+from pat_jax.layout.buckets import NO_DRAFTS, Buckets, Drafts
+from pat_jax.layout.layout import Layout, factored_mesh, layout_chain
 from pat_jax.models.policy import Params, Policy
 from pat_jax.planning.planner.planner import Planner
 from pat_jax.planning.types import Split
+from pat_jax.programs.programs import ProgramTable
 
 log = logging.getLogger(__name__)
 

@@ -11,12 +11,12 @@ from pat_jax.common.hosts.together import company
 from pat_jax.config.rollout import RolloutConfig
 from pat_jax.engine.device.decode.sampling import sequence_key
 from pat_jax.engine.engine import RolloutEngine
-from pat_jax.engine.layout.layout import Layout
 from pat_jax.engine.record.report import RolloutReport
 from pat_jax.engine.sequences.earlier import EarlierResponses
 from pat_jax.engine.sequences.responses import Completion, Request
 from pat_jax.engine.sequences.sampling import Sampling
 from pat_jax.engine.session import WINDOW
+from pat_jax.layout.layout import Layout
 from pat_jax.models.policy import Params
 from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.planning.planner.planner import Planner

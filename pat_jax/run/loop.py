@@ -13,9 +13,9 @@ from typing import Any
 
 from pat_jax.common.hosts.together import company
 from pat_jax.common.stopwatch import Stopwatch
-from pat_jax.engine.layout.layout import Layout
 from pat_jax.engine.record.plot import plot_rollout
 from pat_jax.engine.sizing.memory_words import describe_peak
+from pat_jax.layout.layout import Layout
 from pat_jax.models.policy import Params
 from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.planning.planner.planner import CostModelPlanner

@@ -21,8 +21,6 @@ from pat_jax.config.by_model import KnownModel, Options, settled
 from pat_jax.config.run import RunConfig
 from pat_jax.engine.device.draft.draft_model import DraftSource
 from pat_jax.engine.engine import RolloutEngine
-from pat_jax.engine.layout.layout import Layout, layout_chain
-from pat_jax.engine.layout.mesh import factored_mesh, padded_for
 from pat_jax.engine.sizing.draft_choice import DraftChoice, checkpoint_shape, wanted_drafts
 from pat_jax.engine.sizing.draft_memory import Drafter
 from pat_jax.engine.sizing.layout_choice import (
@@ -43,6 +41,8 @@ from pat_jax.engine.sizing.memory import (
     memory_model,
     most_at_once,
 )
+from pat_jax.layout.layout import Layout, layout_chain
+from pat_jax.layout.mesh import factored_mesh, padded_for
 from pat_jax.models.checkpoints.hf_load import load_params
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.kernels.kernel_choice import Kernels

@@ -12,8 +12,8 @@ import optax
 
 from pat_jax.common.pytree import with_sharding
 from pat_jax.engine.device.draft.draft_specs import whole_params
-from pat_jax.engine.layout.layout import Layout
 from pat_jax.engine.sizing.draft_memory import Drafter
+from pat_jax.layout.layout import Layout
 from pat_jax.rl.algorithm.update import TrainState
 
 LEARNING_RATE = 2e-3  # of Adam, after some steps of warm-up: the head begins at zeros

@@ -18,10 +18,10 @@ from pat_jax.common.rules import require
 from pat_jax.config.learning import AlgorithmConfig, OptimizerConfig
 from pat_jax.config.lora import LoraConfig
 from pat_jax.config.run import RunConfig
-from pat_jax.engine.layout.buckets import ladder, largest_length
-from pat_jax.engine.layout.layout import Layout
 from pat_jax.engine.sizing.draft_memory import Drafter
 from pat_jax.engine.sizing.memory import NOTHING
+from pat_jax.layout.buckets import ladder, largest_length
+from pat_jax.layout.layout import Layout
 from pat_jax.models.checkpoints.peft_adapter import read_adapter
 from pat_jax.models.kernels.row_attention import knows_branches
 from pat_jax.models.lora import ALL_LINEAR, Lora

@@ -19,8 +19,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from pat_jax.engine.device.programs.programs import Key, ProgramTable
 from pat_jax.models.policy import Params, Policy
+from pat_jax.programs.programs import Key, ProgramTable
 
 SPREAD = 0x9E3779B9  # 2^32 over the golden ratio, odd: neighbouring places far from each other
 WORD = 2**32

@@ -15,11 +15,11 @@ import numpy as np
 from jaxtyping import Array
 
 from pat_jax.common.pytree import with_sharding
-from pat_jax.engine.device.programs.programs import Key, ProgramTable
-from pat_jax.engine.layout.layout import AutoPartition
+from pat_jax.layout.layout import AutoPartition
 from pat_jax.models.exit_head import ExitHead, exit_hidden
 from pat_jax.models.partition import Whole
 from pat_jax.models.transformer import logits
+from pat_jax.programs.programs import Key, ProgramTable
 from pat_jax.rl.algorithm.losses import Sums
 from pat_jax.rl.algorithm.supervised import CrossEntropy
 from pat_jax.rl.algorithm.update import ModelFunctions, PolicyUpdate, TrainState, zero_gradients

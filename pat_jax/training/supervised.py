@@ -3,8 +3,8 @@
 import numpy as np
 
 from pat_jax.config.sft import SftConfig
-from pat_jax.engine.layout.buckets import ladder, largest_length
-from pat_jax.engine.layout.layout import Layout
+from pat_jax.layout.buckets import ladder, largest_length
+from pat_jax.layout.layout import Layout
 from pat_jax.models.policy import Params, Policy
 from pat_jax.rl.algorithm.supervised import CrossEntropy
 from pat_jax.rl.algorithm.update import PolicyUpdate

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from pat_jax.common.pytree import with_sharding
-from pat_jax.engine.layout.layout import Layout
+from pat_jax.layout.layout import Layout
 from pat_jax.models.lora import Lora
 from pat_jax.models.policy import Policy
 from pat_jax.rl.algorithm.update import PolicyUpdate

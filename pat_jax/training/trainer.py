@@ -20,13 +20,13 @@ from jax.typing import ArrayLike
 from jaxtyping import Array
 
 from pat_jax.common.pytree import with_sharding
-from pat_jax.engine.device.programs.programs import Key, ProgramTable
-from pat_jax.engine.layout.layout import AutoPartition, Layout
+from pat_jax.layout.layout import AutoPartition, Layout
 from pat_jax.models.lora import Lora
 from pat_jax.models.partition import Whole
 from pat_jax.models.policy import Params, Policy
 from pat_jax.models.transformer import logits
 from pat_jax.planning.types import Split
+from pat_jax.programs.programs import Key, ProgramTable
 from pat_jax.rl.algorithm.kl import Estimator, estimate_kl
 from pat_jax.rl.algorithm.losses import Loss, Sums
 from pat_jax.rl.algorithm.update import ModelFunctions, PolicyUpdate, TrainState, zero_gradients

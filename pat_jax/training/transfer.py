@@ -14,15 +14,15 @@ from jaxtyping import Array, Int
 
 from pat_jax.common.pytree import with_sharding
 from pat_jax.engine.device.decode.sampling import sequence_key
-from pat_jax.engine.device.programs.programs import Key, ProgramTable
 from pat_jax.engine.engine import RolloutEngine
-from pat_jax.engine.layout.layout import Layout
 from pat_jax.engine.sequences.responses import Request
 from pat_jax.engine.sequences.sampling import Sampling
+from pat_jax.layout.layout import Layout
 from pat_jax.models.policy import Params, Policy
 from pat_jax.models.weight_formats import QuantizedWeight, is_quantized, stored
 from pat_jax.planning.planner.scripts import FixedLayout
 from pat_jax.planning.types import Split
+from pat_jax.programs.programs import Key, ProgramTable
 from pat_jax.training.checksum import TreeChecksum, array_sums, base_sums
 from pat_jax.training.trained import Trained
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from pat_jax.common.errors import UserError
-from pat_jax.engine.device.programs.programs import Key
 from pat_jax.engine.sizing.memory import gib, shard_bytes
 from pat_jax.planning.memory import USABLE
+from pat_jax.programs.programs import Key
 from pat_jax.training.trainer import Trainer
 
 log = logging.getLogger(__name__)

@@ -5,10 +5,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from pat_jax.common.errors import UserError
-from pat_jax.engine.layout.buckets import NO_DRAFTS, Buckets, Drafts
-from pat_jax.engine.layout.division import padding_of_heads
-from pat_jax.engine.layout.layout import kv_ways
 from pat_jax.engine.sizing.draft_memory import Drafter
+from pat_jax.layout.buckets import NO_DRAFTS, Buckets, Drafts
+from pat_jax.layout.division import padding_of_heads
+from pat_jax.layout.layout import kv_ways
 from pat_jax.models.config import PADDING
 from pat_jax.planning.latency.model import LatencyModel
 from pat_jax.planning.latency.profile import Subject, read_profile

@@ -15,7 +15,7 @@ import numpy as np
 
 from pat_jax.common.errors import UserError, shown
 from pat_jax.config.speculation import SpeculationConfig
-from pat_jax.engine.layout.buckets import Drafts, Pace
+from pat_jax.layout.buckets import Drafts, Pace
 from pat_jax.profiling.simulate.draft_counting import Group, Tokens
 from pat_jax.profiling.simulate.draft_sources import DraftSources
 from pat_jax.profiling.simulate.length_files import find_lengths

@@ -4,12 +4,12 @@ from collections.abc import Sequence
 
 import jax.numpy as jnp
 
-from pat_jax.engine.device.programs.programs import Key
 from pat_jax.engine.sizing.memory import shard_bytes
 from pat_jax.planning.types import Split
 from pat_jax.profiling.capacity.update_report import UpdateMemory
 from pat_jax.profiling.cross_compile.compiled import CompiledProgram
 from pat_jax.profiling.cross_compile.plant import Plant
+from pat_jax.programs.programs import Key
 from pat_jax.training.trainer import Trainer
 from pat_jax.training.update_memory import (
     STEP,

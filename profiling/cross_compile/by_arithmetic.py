@@ -10,7 +10,7 @@ from typing import Any
 
 from pat_jax.common.chips import chips
 from pat_jax.common.errors import UserError
-from pat_jax.engine.layout.buckets import largest_length
+from pat_jax.layout.buckets import largest_length
 from pat_jax.planning.memory import GIB, MemoryModel
 from pat_jax.planning.types import Split
 from pat_jax.profiling.cross_compile.plant import Order, Plant

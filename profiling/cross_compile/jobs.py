@@ -9,13 +9,13 @@ from itertools import pairwise
 
 import jax
 
-from pat_jax.engine.device.programs.programs import Key, ProgramTable
-from pat_jax.engine.layout.buckets import Drafts
 from pat_jax.engine.relocation.rounds import SIZES
+from pat_jax.layout.buckets import Drafts
 from pat_jax.models.config import ModelConfig
 from pat_jax.planning.types import Split
 from pat_jax.profiling.cross_compile.compiled import CompiledProgram
 from pat_jax.profiling.cross_compile.plant import Plant
+from pat_jax.programs.programs import Key, ProgramTable
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pat_jax.engine.layout.layout import Layout, layout_chain
-from pat_jax.engine.layout.mesh import factored_mesh, padded_for
 from pat_jax.engine.warm_up.kernel_cases import Case, Part, cases_of, parts_of
 from pat_jax.engine.warm_up.kernel_check import program_of
+from pat_jax.layout.layout import Layout, layout_chain
+from pat_jax.layout.mesh import factored_mesh, padded_for
 from pat_jax.profiling.cross_compile.plant import model_from_json
 from pat_jax.profiling.cross_compile.worker import devices_of, say, sentence_of, serve
 from pat_jax.profiling.predict.targets import Target

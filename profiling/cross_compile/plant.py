@@ -16,9 +16,6 @@ from pat_jax.config.run import RunConfig
 from pat_jax.engine.device.decode.decode import DecodeFunctions
 from pat_jax.engine.device.draft.draft_specs import DraftSpecs
 from pat_jax.engine.device.programs.program_specs import ProgramSpecs, page_bytes, pages_per_group
-from pat_jax.engine.layout.buckets import Buckets
-from pat_jax.engine.layout.layout import Layout, layout_chain
-from pat_jax.engine.layout.mesh import factored_mesh, padded_for
 from pat_jax.engine.sizing.draft_choice import drafts_of
 from pat_jax.engine.sizing.draft_memory import Drafter
 from pat_jax.engine.sizing.memory import (
@@ -27,6 +24,9 @@ from pat_jax.engine.sizing.memory import (
     memory_alone,
     memory_model,
 )
+from pat_jax.layout.buckets import Buckets
+from pat_jax.layout.layout import Layout, layout_chain
+from pat_jax.layout.mesh import factored_mesh, padded_for
 from pat_jax.models.config import ModelConfig, RopeScaling
 from pat_jax.models.policy import Policy
 from pat_jax.planning.memory import GIB, MemoryModel

@@ -12,11 +12,11 @@ from pat_jax.common.devices import Device
 from pat_jax.config.rollout import RolloutConfig
 from pat_jax.engine.device.decode.sampling import sequence_key
 from pat_jax.engine.engine import RolloutEngine
-from pat_jax.engine.layout.layout import Layout, layout_chain
-from pat_jax.engine.layout.mesh import factored_mesh, padded_for
 from pat_jax.engine.sequences.responses import Completion, Request
 from pat_jax.engine.warm_up.kernel_cases import parts_of
 from pat_jax.engine.warm_up.kernel_check import check_kernels
+from pat_jax.layout.layout import Layout, layout_chain
+from pat_jax.layout.mesh import factored_mesh, padded_for
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.kernels.kernel_choice import Kernels
 from pat_jax.models.policy import Params, Policy

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pat_jax.engine.layout.layout import Layout
+from pat_jax.layout.layout import Layout
 
 SIZES = tuple(2**k for k in range(12, 25, 2))  # bytes a device: 4 KiB to 16 MiB
 RUNS = 3  # of which the fastest counts

@@ -35,8 +35,8 @@ from itertools import permutations
 import numpy as np
 
 from pat_jax.config.rollout import RolloutConfig
-from pat_jax.engine.layout.buckets import NO_DRAFTS, Buckets, Drafts
 from pat_jax.engine.relocation.rounds import SIZES
+from pat_jax.layout.buckets import NO_DRAFTS, Buckets, Drafts
 from pat_jax.models.cache.paged_layer import reads_what_rows_hold
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.kernels import kernel_choice

@@ -14,7 +14,7 @@ from typing import Literal, Protocol
 import yaml
 
 from pat_jax.common.chips import Chip
-from pat_jax.engine.layout.division import prime_factors
+from pat_jax.layout.division import prime_factors
 from pat_jax.profiling.predict.targets import Target
 
 Sums = Literal[

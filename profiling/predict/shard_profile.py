@@ -17,11 +17,11 @@ from pat_jax.common.devices import Device
 from pat_jax.common.errors import UserError
 from pat_jax.config.rollout import RolloutConfig
 from pat_jax.engine.engine import RolloutEngine
-from pat_jax.engine.layout.buckets import Buckets
-from pat_jax.engine.layout.layout import Layout, kv_ways, layout_chain
-from pat_jax.engine.layout.mesh import factored_mesh
 from pat_jax.engine.sizing.memory import engine_memory, kv_bytes, memory_limit
 from pat_jax.engine.warm_up.warm_up import Warmup
+from pat_jax.layout.buckets import Buckets
+from pat_jax.layout.layout import Layout, kv_ways, layout_chain
+from pat_jax.layout.mesh import factored_mesh
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.policy import Policy
 from pat_jax.planning.latency.model import LatencyModel

@@ -12,8 +12,8 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from pat_jax.engine.layout.buckets import LEAST_ROOM
 from pat_jax.engine.sequences.texts import AHEAD_PART
+from pat_jax.layout.buckets import LEAST_ROOM
 
 Tokens = Sequence[int]
 Kind = Literal[

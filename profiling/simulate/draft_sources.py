@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from pat_jax.engine.device.draft.ngram import CONTEXT
-from pat_jax.engine.layout.buckets import Drafts
+from pat_jax.layout.buckets import Drafts
 from pat_jax.planning.drafts import (
     KINDS,
     MOST,

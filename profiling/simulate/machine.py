@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from pat_jax.config.rollout import RolloutConfig
-from pat_jax.engine.layout.buckets import NO_DRAFTS, Buckets, Drafts, Pace, Shapes
 from pat_jax.engine.sequences.page_allocator import num_pages_for
+from pat_jax.layout.buckets import NO_DRAFTS, Buckets, Drafts, Pace, Shapes
 from pat_jax.planning.drafts import Acceptance
 from pat_jax.planning.latency.model import LatencyModel
 from pat_jax.planning.memory import MemoryModel

@@ -23,7 +23,7 @@ from pat_jax.batch_generation.weight_gap import (
 )
 from pat_jax.config.rollout import RolloutConfig
 from pat_jax.engine.engine import RolloutEngine
-from pat_jax.engine.layout.layout import Layout
+from pat_jax.layout.layout import Layout
 from pat_jax.models.policy import Params, Policy
 from pat_jax.models.weight_formats import WeightFormat
 

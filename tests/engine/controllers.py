@@ -5,9 +5,9 @@ from dataclasses import replace
 import numpy as np
 
 from pat_jax.engine.controller import Controller
-from pat_jax.engine.layout.buckets import Buckets, Shapes
 from pat_jax.engine.sequences.contents import Contents
 from pat_jax.engine.sequences.sequence_table import SequenceTable
+from pat_jax.layout.buckets import Buckets, Shapes
 from pat_jax.planning.types import Plan, Split
 
 DP2 = Split(2, 1)

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from fakes import SETTINGS
 
-from pat_jax.engine.layout.layout import Layout
 from pat_jax.engine.warm_up.warm_up import Warmup
+from pat_jax.layout.layout import Layout
 from pat_jax.models.adapted_weight import is_adapted
 from pat_jax.models.lora import Lora
 from pat_jax.models.policy import Policy

@@ -15,9 +15,7 @@ from page_pools import CASES, PAGE_SIZE, assert_pages_arrived, chain, put
 from pat_jax.engine.device.decode.sampling import sequence_key
 from pat_jax.engine.device.pages.migration import Shifting
 from pat_jax.engine.device.pages.pages import pack, shift, unpack
-from pat_jax.engine.device.programs.programs import Key
 from pat_jax.engine.engine import RolloutEngine
-from pat_jax.engine.layout.layout import Layout
 from pat_jax.engine.record.report import RolloutReport
 from pat_jax.engine.relocation.rounds import SHIFT_SIZES, SIZES, shifts
 from pat_jax.engine.scheduler import Scheduler
@@ -27,9 +25,11 @@ from pat_jax.engine.sequences.page_reserve import PageReserve
 from pat_jax.engine.sequences.prefill_calls import PageMoves
 from pat_jax.engine.sequences.responses import Completion, Request, Responses
 from pat_jax.engine.sequences.sequence_table import SequenceTable
+from pat_jax.layout.layout import Layout
 from pat_jax.planning.planner.planner import Planner
 from pat_jax.planning.planner.scripts import FixedLayout
 from pat_jax.planning.types import Load, Plan, Split
+from pat_jax.programs.programs import Key
 from tests.lossless import EOS_IDS
 from tests.near_ties import Tally, compare
 

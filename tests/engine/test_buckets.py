@@ -7,10 +7,10 @@ from fakes import SPLITS, subject
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pat_jax.engine.device.programs.programs import Key, ProgramTable
-from pat_jax.engine.layout.buckets import Buckets, ladder, smallest_at_least
 from pat_jax.engine.relocation.rounds import SIZES
+from pat_jax.layout.buckets import Buckets, ladder, smallest_at_least
 from pat_jax.planning.types import Split
+from pat_jax.programs.programs import Key, ProgramTable
 
 SIX = (Split(6, 1), Split(2, 3), Split(1, 6))
 

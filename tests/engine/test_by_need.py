@@ -14,12 +14,12 @@ from two_devices import CONFIG, POLICY, TP2, engine, generate
 from pat_jax.engine.by_need import ByNeed, decode_key
 from pat_jax.engine.controller import Controller
 from pat_jax.engine.device.decode.sampling import sequence_key
-from pat_jax.engine.device.programs.programs import Key, ProgramTable
 from pat_jax.engine.engine import RolloutEngine
-from pat_jax.engine.layout.buckets import NO_DRAFTS, Buckets, Drafts, Shape
 from pat_jax.engine.sequences.responses import Request
+from pat_jax.layout.buckets import NO_DRAFTS, Buckets, Drafts, Shape
 from pat_jax.planning.planner.scripts import ScriptedPath, Step
 from pat_jax.planning.types import DraftPrediction, Plan, Ran
+from pat_jax.programs.programs import Key, ProgramTable
 from tests.lossless import EOS_IDS
 
 NUMBER = jax.ShapeDtypeStruct((), jnp.float32)

@@ -7,10 +7,10 @@ import pytest
 from controllers import CAP, DP2, PROMPT, SHAPES, at, end, make_controller
 
 from pat_jax.engine.controller import Burst, Collected, Controller
-from pat_jax.engine.layout.buckets import Drafts, Shapes
 from pat_jax.engine.sequences.contents import Contents
 from pat_jax.engine.sequences.page_allocator import NULL_PAGE
 from pat_jax.engine.sequences.sequence_table import SequenceTable
+from pat_jax.layout.buckets import Drafts, Shapes
 from pat_jax.planning.drafts import NONE_DRAFTED
 
 

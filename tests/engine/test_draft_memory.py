@@ -13,15 +13,15 @@ from pat_jax.common.errors import UserError
 from pat_jax.config.command_line import parse
 from pat_jax.engine.device.decode.decode import DecodeFunctions
 from pat_jax.engine.device.programs.program_specs import ProgramSpecs, pages_per_group
-from pat_jax.engine.device.programs.programs import Key, ProgramTable
-from pat_jax.engine.layout.buckets import Buckets, Drafts
-from pat_jax.engine.layout.layout import Layout, factored_mesh, layout_chain
 from pat_jax.engine.sizing.draft_memory import DraftBytes, Drafter, draft_bytes
 from pat_jax.engine.sizing.memory import check_memory, kv_bytes, memory_alone, memory_model
+from pat_jax.layout.buckets import Buckets, Drafts
+from pat_jax.layout.layout import Layout, factored_mesh, layout_chain
 from pat_jax.models.policy import Policy
 from pat_jax.models.presets import PRESETS
 from pat_jax.planning.memory import GIB
 from pat_jax.planning.types import Split
+from pat_jax.programs.programs import Key, ProgramTable
 
 DTYPE = jnp.dtype("float32")
 DRAFTS = Drafts(budgets=(7,), longest=7, most_tokens=64, texts=4)

@@ -19,9 +19,9 @@ from pat_jax.common.hosts.together import Company
 from pat_jax.config.speculation import SpeculationConfig
 from pat_jax.engine.device.draft.draft_model import DraftCache, DraftSource
 from pat_jax.engine.device_executor import Digest
-from pat_jax.engine.layout.buckets import Drafts
 from pat_jax.engine.record.report import RolloutReport
 from pat_jax.engine.sizing.draft_choice import shape_of, wanted_drafts
+from pat_jax.layout.buckets import Drafts
 from pat_jax.models.policy import Params, Policy
 from pat_jax.planning.planner.planner import Planner
 from pat_jax.planning.planner.scripts import Step

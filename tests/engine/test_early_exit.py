@@ -16,11 +16,11 @@ from two_devices import DP2, generate, look_at_pages, reading_pages
 from pat_jax.common.errors import UserError
 from pat_jax.config.speculation import SpeculationConfig
 from pat_jax.engine.device.decode.sampling import sequence_key
-from pat_jax.engine.layout.buckets import Drafts
 from pat_jax.engine.sequences.responses import Completion, Request
 from pat_jax.engine.sequences.sampling import Sampling
 from pat_jax.engine.sizing.draft_choice import wanted_drafts
 from pat_jax.engine.warm_up.warm_up import Warmup
+from pat_jax.layout.buckets import Drafts
 from pat_jax.models.policy import Policy
 from pat_jax.planning.drafts import Acceptance, Drafted
 from pat_jax.planning.planner.scripts import FixedLayout

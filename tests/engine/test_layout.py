@@ -11,9 +11,9 @@ import pytest
 from fakes import SPLITS, FakeDevice, fake_devices
 
 from pat_jax.common.errors import UserError
-from pat_jax.engine.layout.division import prime_factors
-from pat_jax.engine.layout.layout import Layout, find_layout, layout_chain, make_layout
-from pat_jax.engine.layout.mesh import factored_mesh, hosts_of
+from pat_jax.layout.division import prime_factors
+from pat_jax.layout.layout import Layout, find_layout, layout_chain, make_layout
+from pat_jax.layout.mesh import factored_mesh, hosts_of
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.policy import Policy
 from pat_jax.models.presets import PRESETS

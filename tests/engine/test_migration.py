@@ -15,13 +15,13 @@ from page_pools import CASES, PAGE_SIZE, assert_pages_arrived, chain, put
 from pat_jax.engine.device.pages.device_pool import DevicePool
 from pat_jax.engine.device.pages.migration import Migration
 from pat_jax.engine.device.pages.pages import Exchange, pack, put_at_once, put_in_turn, unpack, view
-from pat_jax.engine.device.programs.programs import Key
 from pat_jax.engine.device_executor import DeviceExecutor
-from pat_jax.engine.layout.layout import Layout
 from pat_jax.engine.relocation.order import placed
 from pat_jax.engine.relocation.rounds import ALL, MOST_EMPTY, SIZES, rounds
 from pat_jax.engine.sequences.page_allocator import NULL_PAGE
+from pat_jax.layout.layout import Layout
 from pat_jax.models.cache.kv_cache import KV_AXES
+from pat_jax.programs.programs import Key
 from tests.lossless import make_requests
 
 

@@ -11,9 +11,9 @@ from fakes import fake_devices
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pat_jax.engine.layout.division import MOST_PADDING
-from pat_jax.engine.layout.layout import ManualPartition, layout_chain
-from pat_jax.engine.layout.mesh import factored_mesh, padded_for
+from pat_jax.layout.division import MOST_PADDING
+from pat_jax.layout.layout import ManualPartition, layout_chain
+from pat_jax.layout.mesh import factored_mesh, padded_for
 from pat_jax.models.checkpoints.hf_export import export
 from pat_jax.models.checkpoints.hf_load import load_params
 from pat_jax.models.checkpoints.peft_adapter import export_adapter, load_adapter, read_adapter

@@ -6,7 +6,7 @@ from dataclasses import replace
 import jax
 import pytest
 
-from pat_jax.engine.layout.mesh import padded_for
+from pat_jax.layout.mesh import padded_for
 from pat_jax.models.config import ModelConfig
 from tests.lossless import MODELS, Settings, Subject, make_requests, tally
 from tests.near_ties import Tally, check_lossless

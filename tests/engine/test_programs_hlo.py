@@ -12,12 +12,12 @@ from fakes import SETTINGS, SPLITS, subject
 
 from pat_jax.engine.device.pages import reshard as switch
 from pat_jax.engine.device.pages.pages import Exchange
-from pat_jax.engine.device.programs.programs import Key, ProgramTable
 from pat_jax.engine.engine import RolloutEngine
-from pat_jax.engine.layout.backend import Backend
-from pat_jax.engine.layout.layout import Layout
+from pat_jax.layout.backend import Backend
+from pat_jax.layout.layout import Layout
 from pat_jax.models.weight_formats import WeightFormat
 from pat_jax.profiling.cross_compile.hlo import called, collectives, computations
+from pat_jax.programs.programs import Key, ProgramTable
 from tests.lossless import MODELS
 
 PAIRS = list(permutations(SPLITS, 2))

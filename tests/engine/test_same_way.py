@@ -10,9 +10,9 @@ from two_devices import DP2, TP2, engine, generate, look_at_pages
 from pat_jax.engine.controller import Controller
 from pat_jax.engine.device.decode.sampling import sequence_key
 from pat_jax.engine.engine import RolloutEngine
-from pat_jax.engine.layout.buckets import Shape
 from pat_jax.engine.record.report import RolloutReport
 from pat_jax.engine.sequences.responses import Request
+from pat_jax.layout.buckets import Shape
 from pat_jax.planning.memory import MemoryModel
 from pat_jax.planning.planner.planner import Planner
 from pat_jax.planning.planner.scripts import FixedLayout, ScriptedPath, Step

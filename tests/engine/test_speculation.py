@@ -13,11 +13,11 @@ from two_devices import DP2, TP2, engine, generate, look_at_pages, reading_pages
 from pat_jax.common.hosts.together import Company
 from pat_jax.engine.device.decode.sampling import sequence_key
 from pat_jax.engine.device_executor import Digest
-from pat_jax.engine.layout.buckets import Drafts
 from pat_jax.engine.record.report import RolloutReport
 from pat_jax.engine.sequences.earlier import EarlierResponses
 from pat_jax.engine.sequences.responses import Completion, Request
 from pat_jax.engine.sequences.sampling import Sampling
+from pat_jax.layout.buckets import Drafts
 from pat_jax.planning.drafts import BRANCHES, Acceptance
 from pat_jax.planning.drafts import DRAFTS as DRAFTS_OF_RUNS
 from pat_jax.planning.planner.scripts import FixedLayout, ScriptedPath, Step

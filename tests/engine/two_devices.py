@@ -12,9 +12,9 @@ from fakes import SETTINGS
 from pat_jax.engine.device.decode.decode import DecodeFunctions
 from pat_jax.engine.device_executor import DeviceExecutor
 from pat_jax.engine.engine import RolloutEngine
-from pat_jax.engine.layout.buckets import NO_DRAFTS, Drafts
 from pat_jax.engine.record.report import RolloutReport
 from pat_jax.engine.sequences.responses import Completion, Request
+from pat_jax.layout.buckets import NO_DRAFTS, Drafts
 from pat_jax.models.policy import Params, Policy
 from pat_jax.planning.planner.planner import Planner
 from pat_jax.planning.types import Split

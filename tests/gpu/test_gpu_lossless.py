@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 from one_device import device, kernels, note
 
-from pat_jax.engine.layout.buckets import NO_DRAFTS, Drafts
+from pat_jax.layout.buckets import NO_DRAFTS, Drafts
 from pat_jax.models.kernels.kernel_choice import Kernels
 from pat_jax.planning.drafts import Acceptance
 from tests.lossless import MODELS, Settings, Subject, make_requests, tally

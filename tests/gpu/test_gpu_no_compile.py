@@ -4,7 +4,7 @@ import pytest
 from compilations import counted_compilations
 from fakes import SETTINGS
 
-from pat_jax.engine.layout.buckets import Drafts
+from pat_jax.layout.buckets import Drafts
 from pat_jax.planning.planner.scripts import FixedLayout
 from tests.engine.after_warm_up import measured, run_compiling_nothing
 from tests.engine.iterations import Iterations

@@ -11,12 +11,12 @@ from said_drafts import SOURCE
 from pat_jax.engine.device.decode.sampling import sequence_key
 from pat_jax.engine.device.draft.draft_model import DraftSource
 from pat_jax.engine.engine import RolloutEngine
-from pat_jax.engine.layout.buckets import NO_DRAFTS, Drafts
-from pat_jax.engine.layout.layout import factored_mesh, layout_chain
 from pat_jax.engine.record.report import RolloutReport
 from pat_jax.engine.sequences.earlier import EarlierResponses
 from pat_jax.engine.sequences.responses import Completion, Request
 from pat_jax.engine.sequences.sampling import Sampling
+from pat_jax.layout.buckets import NO_DRAFTS, Drafts
+from pat_jax.layout.layout import factored_mesh, layout_chain
 from pat_jax.models.policy import Policy
 from pat_jax.planning.drafts import Acceptance
 from pat_jax.planning.planner.planner import Planner

@@ -9,7 +9,7 @@ import numpy as np
 import optax
 from safetensors.numpy import load_file
 
-from pat_jax.engine.layout.layout import factored_mesh, layout_chain
+from pat_jax.layout.layout import factored_mesh, layout_chain
 from pat_jax.models.checkpoints.hf_export import export
 from pat_jax.models.checkpoints.hf_load import check_checkpoint, load_params
 from pat_jax.models.policy import Policy

@@ -12,7 +12,7 @@ from chex import assert_trees_all_close
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pat_jax.engine.layout.layout import AutoPartition, factored_mesh, layout_chain
+from pat_jax.layout.layout import AutoPartition, factored_mesh, layout_chain
 from pat_jax.models.kernels import row_attention_tpu
 from pat_jax.models.kernels.kernel_choice import PALLAS, Kernels
 from pat_jax.models.kernels.row_attention import KERNELS, attend_rows

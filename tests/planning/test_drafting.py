@@ -7,7 +7,7 @@ import pytest
 from fakes import make_load
 from made_up_machines import DP8, FASTER_WITH_TP, TP8, lengths_of, machine
 
-from pat_jax.engine.layout.buckets import Drafts
+from pat_jax.layout.buckets import Drafts
 from pat_jax.planning.drafts import KINDS, NONE_DRAFTED, Acceptance, Drafted
 from pat_jax.planning.planner.costs import CostTables
 from pat_jax.planning.planner.planner import CostModelPlanner

@@ -9,13 +9,13 @@ import jax.numpy as jnp
 from pat_jax.engine.device.decode.decode import DecodeFunctions
 from pat_jax.engine.device.draft.draft_specs import DraftSpecs
 from pat_jax.engine.device.programs.program_specs import ProgramSpecs, pages_per_group
-from pat_jax.engine.device.programs.programs import Key, ProgramTable
-from pat_jax.engine.layout.buckets import Buckets, Drafts
-from pat_jax.engine.layout.layout import factored_mesh, layout_chain
+from pat_jax.layout.buckets import Buckets, Drafts
+from pat_jax.layout.layout import factored_mesh, layout_chain
 from pat_jax.models.policy import Policy
 from pat_jax.models.presets import preset
 from pat_jax.profiling.cross_compile.worker import devices_of
 from pat_jax.profiling.predict.targets import Target
+from pat_jax.programs.programs import Key, ProgramTable
 
 LENGTH = 1024  # tokens; of a line 32 rows of 8, with which XLA once ran out of a TPU's vmem
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 from replays import MACHINE
 
-from pat_jax.engine.layout.buckets import Drafts
+from pat_jax.layout.buckets import Drafts
 from pat_jax.planning.drafts import KINDS, MOST, Acceptance
 from pat_jax.profiling.simulate.machine import Machine
 

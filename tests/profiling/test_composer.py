@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pat_jax.engine.layout.buckets import Buckets, Drafts
+from pat_jax.layout.buckets import Buckets, Drafts
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.policy import Policy
 from pat_jax.models.presets import preset

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from pat_jax.engine.device.draft.ngram import CONTEXT
-from pat_jax.engine.layout.buckets import Drafts
+from pat_jax.layout.buckets import Drafts
 from pat_jax.planning.drafts import Acceptance
 from pat_jax.profiling.simulate.draft_counting import Group, Record, Rules, verify
 from pat_jax.profiling.simulate.draft_sources import (

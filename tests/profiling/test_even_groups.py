@@ -6,7 +6,7 @@ from itertools import permutations
 import numpy as np
 from fakes import SPLITS
 
-from pat_jax.engine.layout.buckets import Buckets
+from pat_jax.layout.buckets import Buckets
 from pat_jax.planning.latency.model import ROUNDS, LatencyModel
 from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.planning.planner.planner import CostModelPlanner

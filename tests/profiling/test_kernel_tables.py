@@ -10,7 +10,7 @@ from fakes import SPLITS
 from published import DATA, needs_data
 
 from pat_jax.common.chips import chips
-from pat_jax.engine.layout.buckets import Buckets
+from pat_jax.layout.buckets import Buckets
 from pat_jax.models.presets import preset
 from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.planning.planner.planner import CostModelPlanner

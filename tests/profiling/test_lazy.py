@@ -14,15 +14,15 @@ from runs import TINY
 from pat_jax.config.command_line import parse
 from pat_jax.config.run import RunConfig
 from pat_jax.engine.device.decode.sampling import sequence_key
-from pat_jax.engine.device.programs.background import THREAD_NAME
-from pat_jax.engine.layout.layout import Layout
 from pat_jax.engine.record.report import RolloutReport
 from pat_jax.engine.sequences.responses import Completion, Request
+from pat_jax.layout.layout import Layout
 from pat_jax.models.policy import Params
 from pat_jax.planning.latency.profile import Profile
 from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.planning.planner.planner import CostModelPlanner, Planner
 from pat_jax.planning.planner.scripts import FixedLayout
+from pat_jax.programs.background import THREAD_NAME
 from pat_jax.run.generation import full_load
 from pat_jax.run.setup import Setup, build
 from pat_jax.run.start.lazy_layouts import LazyLayouts, first_layouts

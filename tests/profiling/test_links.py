@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pat_jax.common.chips import chips
-from pat_jax.engine.layout.division import prime_factors
+from pat_jax.layout.division import prime_factors
 from pat_jax.profiling.predict.links import HostLinks, Sums, TorusLinks, links_of, waiting_s
 from pat_jax.profiling.predict.targets import Target
 

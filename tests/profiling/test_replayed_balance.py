@@ -17,9 +17,9 @@ from replays import (
     workloads,
 )
 
-from pat_jax.engine.layout.buckets import Buckets
 from pat_jax.engine.record.report import RolloutReport
 from pat_jax.engine.rollout import rollout
+from pat_jax.layout.buckets import Buckets
 from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.planning.planner.planner import CostModelPlanner
 from pat_jax.planning.planner.scripts import FixedLayout

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pat_jax.common.errors import UserError
 from pat_jax.config.rollout import RolloutConfig
 from pat_jax.engine.engine import RolloutEngine
-from pat_jax.engine.layout.layout import factored_mesh, layout_chain
+from pat_jax.layout.layout import factored_mesh, layout_chain
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.policy import Policy
 from pat_jax.models.presets import preset

@@ -21,7 +21,7 @@ from replays import (
     static_seconds,
 )
 
-from pat_jax.engine.layout.buckets import Buckets
+from pat_jax.layout.buckets import Buckets
 from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.planning.planner.planner import CostModelPlanner
 from pat_jax.planning.planner.scripts import FixedLayout, ScriptedPath, Step

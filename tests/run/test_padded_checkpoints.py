@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from runs import QWEN3, SMALL_ROLLOUT, run, write_checkpoint, write_problems
 
-from pat_jax.engine.layout.mesh import padded_for
+from pat_jax.layout.mesh import padded_for
 from pat_jax.models.checkpoints.hf_load import load_params
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.policy import Policy

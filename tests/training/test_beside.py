@@ -11,16 +11,16 @@ from runs import QWEN3, SMALL_ROLLOUT, TINY, write_checkpoint, write_problems
 from pat_jax.commands import plan
 from pat_jax.common.errors import UserError
 from pat_jax.config.command_line import parse
-from pat_jax.engine.device.programs.programs import Key
-from pat_jax.engine.layout.buckets import Drafts
 from pat_jax.engine.sizing.draft_memory import Drafter, draft_bytes
 from pat_jax.engine.sizing.memory import shard_bytes
+from pat_jax.layout.buckets import Drafts
 from pat_jax.models.presets import preset
 from pat_jax.planning.memory import GIB
 from pat_jax.profiling.capacity.page import plan_text
 from pat_jax.profiling.capacity.plan_config import PlanConfig
 from pat_jax.profiling.capacity.planned import planned
 from pat_jax.profiling.capacity.update_report import UpdateMemory
+from pat_jax.programs.programs import Key
 from pat_jax.run.checkpoints.exit_head_state import learned_head
 from pat_jax.run.setup import Setup, build
 from pat_jax.training.build import micro_shapes

@@ -8,11 +8,11 @@ import jax.numpy as jnp
 import optax
 import pytest
 
-from pat_jax.engine.device.programs.programs import Key
-from pat_jax.engine.layout.layout import factored_mesh, layout_chain
+from pat_jax.layout.layout import factored_mesh, layout_chain
 from pat_jax.models.policy import Policy
 from pat_jax.models.presets import preset
 from pat_jax.planning.types import Split
+from pat_jax.programs.programs import Key
 from pat_jax.rl.algorithm.policy_loss import PolicyLoss
 from pat_jax.rl.algorithm.update import PolicyUpdate
 from pat_jax.training.trainer import Trainer, model_functions

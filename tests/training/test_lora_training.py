@@ -11,14 +11,14 @@ import pytest
 from arrays import assert_same_bits
 from trainers import CHAIN, LENGTH, POLICY, ROWS, host_weights, make_trainer, micro_batches
 
-from pat_jax.engine.device.programs.programs import Key
-from pat_jax.engine.layout.layout import Layout, factored_mesh, layout_chain
 from pat_jax.engine.sizing.memory import shard_bytes
+from pat_jax.layout.layout import Layout, factored_mesh, layout_chain
 from pat_jax.models.adapted_weight import AdaptedWeight, is_adapted
 from pat_jax.models.checkpoints.hf_tensors import hf_tensors
 from pat_jax.models.lora import Adapters, Lora
 from pat_jax.models.policy import Params
 from pat_jax.models.weight_formats import WeightFormat
+from pat_jax.programs.programs import Key
 from pat_jax.rl.algorithm.policy_loss import PolicyLoss
 from pat_jax.rl.batches.batches import TrainBatch
 from pat_jax.training.trainer import Trainer

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from trainers import CONFIG, POLICY, host_weights
 
-from pat_jax.engine.layout.layout import factored_mesh, layout_chain
+from pat_jax.layout.layout import factored_mesh, layout_chain
 from pat_jax.models.policy import Params
 from pat_jax.rl.algorithm.losses import Sums
 from pat_jax.rl.algorithm.policy_loss import Correction, PolicyLoss, Ratio

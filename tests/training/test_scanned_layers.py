@@ -11,11 +11,11 @@ from trainers import CHAIN, CONFIG, POLICY, host_weights, make_trainer, micro_ba
 from pat_jax.common.rules import OptionError
 from pat_jax.config.run import RunConfig
 from pat_jax.config.sft import SftConfig
-from pat_jax.engine.device.programs.programs import Key
 from pat_jax.models.lora import Lora
 from pat_jax.models.presets import preset
 from pat_jax.profiling.cross_compile.plant import Order
 from pat_jax.profiling.predict.targets import Target
+from pat_jax.programs.programs import Key
 from pat_jax.rl.algorithm.losses import Loss
 from pat_jax.rl.algorithm.policy_loss import PolicyLoss
 from pat_jax.rl.algorithm.supervised import CrossEntropy

@@ -9,9 +9,9 @@ from runs import TINY
 from trainers import CHAIN, CONFIG, LENGTH, ROWS, host_weights, make_trainer, micro_batches
 
 from pat_jax.config.command_line import parse
-from pat_jax.engine.device.programs.programs import Key
-from pat_jax.engine.layout.layout import Layout, factored_mesh, layout_chain
+from pat_jax.layout.layout import Layout, factored_mesh, layout_chain
 from pat_jax.models.policy import Params
+from pat_jax.programs.programs import Key
 from pat_jax.rl.algorithm.policy_loss import PolicyLoss
 from pat_jax.rl.batches.batches import TrainBatch, to_supervised_batch
 from pat_jax.run.setup import build

@@ -14,13 +14,13 @@ from runs import TINY
 from trainers import CHAIN, CONFIG, POLICY, host_weights, make_trainer
 
 from pat_jax.config.command_line import parse
-from pat_jax.engine.device.programs.programs import Key
 from pat_jax.engine.engine import RolloutEngine
-from pat_jax.engine.layout.layout import Layout
+from pat_jax.layout.layout import Layout
 from pat_jax.models.policy import Params
 from pat_jax.models.weight_formats import WeightFormat
 from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.planning.planner.scripts import FixedLayout
+from pat_jax.programs.programs import Key
 from pat_jax.run.generation import Generator
 from pat_jax.training.checksum import checksum
 

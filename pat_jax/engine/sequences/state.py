@@ -12,8 +12,8 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from pat_jax.common.pytree import pytree_dataclass
-from pat_jax.engine.layout.layout import Layout
 from pat_jax.engine.sequences.types import RowSampling, num_words
+from pat_jax.layout.layout import Layout
 from pat_jax.models.cache.kv_cache import KV_AXES
 from pat_jax.models.config import ModelConfig
 from pat_jax.planning.drafts import KINDS, MOST

@@ -10,9 +10,9 @@ from pathlib import Path
 from pat_jax.common.hub import local_checkpoint
 from pat_jax.common.rules import OptionError, require
 from pat_jax.config.speculation import EXIT, MODEL, SpeculationConfig
-from pat_jax.engine.layout.buckets import NO_DRAFTS, Drafts
 from pat_jax.engine.sizing.draft_memory import Drafter
 from pat_jax.engine.sizing.draft_vocabulary import other_tokens
+from pat_jax.layout.buckets import NO_DRAFTS, Drafts
 from pat_jax.models.checkpoints.hf_config import read_config
 from pat_jax.models.checkpoints.hf_load import check_checkpoint
 from pat_jax.models.config import ModelConfig

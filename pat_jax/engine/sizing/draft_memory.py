@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 
 from pat_jax.engine.device.draft.draft_specs import DraftSpecs
-from pat_jax.engine.layout.buckets import NO_DRAFTS, Buckets, Drafts
-from pat_jax.engine.layout.layout import Layout, shard_bytes
 from pat_jax.engine.sequences.state import abstract_drafting
+from pat_jax.layout.buckets import NO_DRAFTS, Buckets, Drafts
+from pat_jax.layout.layout import Layout, shard_bytes
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.policy import Policy
 from pat_jax.planning.types import Split

@@ -10,8 +10,8 @@ import jax
 from pat_jax.common.errors import UserError
 from pat_jax.common.rules import check, check_context
 from pat_jax.config.run import RunConfig
-from pat_jax.engine.layout.layout import Layout, find_layout
 from pat_jax.engine.sizing.memory import layouts_without_memory
+from pat_jax.layout.layout import Layout, find_layout
 from pat_jax.models.config import ModelConfig
 from pat_jax.planning.latency.hosts import is_measured, pays_across_hosts
 from pat_jax.planning.latency.model import LatencyModel

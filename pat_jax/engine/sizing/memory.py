@@ -25,10 +25,10 @@ from pat_jax.engine.device.programs.program_specs import (
     unsplit_pages,
 )
 from pat_jax.engine.engine import RolloutEngine
-from pat_jax.engine.layout.buckets import Buckets, largest_length
-from pat_jax.engine.layout.layout import Layout
 from pat_jax.engine.relocation.rounds import SIZES
 from pat_jax.engine.sizing.draft_memory import DraftBytes, Drafter, draft_bytes
+from pat_jax.layout.buckets import Buckets, largest_length
+from pat_jax.layout.layout import Layout
 from pat_jax.models.policy import Policy
 from pat_jax.planning.memory import GIB, USABLE, MemoryModel, beside
 from pat_jax.planning.types import Split

@@ -4,9 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from pat_jax.engine.device.programs.programs import Key
 from pat_jax.engine.engine import RolloutEngine
-from pat_jax.engine.layout.layout import Layout
 from pat_jax.engine.sequences.state import (
     Drafting,
     ModelDrafting,
@@ -16,6 +14,8 @@ from pat_jax.engine.sequences.state import (
     abstract_drafting,
 )
 from pat_jax.engine.sequences.types import NO_TOKEN
+from pat_jax.layout.layout import Layout
+from pat_jax.programs.programs import Key
 
 # Of a timed burst: what a burst does once counts for little, as in a rollout. Where few programs are measured
 # one has to do, and what rollouts take corrects it.

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from pat_jax.engine.layout.layout import Layout
+from pat_jax.layout.layout import Layout
 from pat_jax.models.cache.paged_layer import NULL_PAGE, PagedLayer, takes
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.kernels.kernel_choice import Kernels

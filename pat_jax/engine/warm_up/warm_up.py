@@ -19,9 +19,7 @@ from pat_jax.common.memory import give_back
 from pat_jax.engine.device.pages.migration import Migration, Shifting, Traffic
 from pat_jax.engine.device.pages.pages import Exchange
 from pat_jax.engine.device.programs.program_specs import COPIES
-from pat_jax.engine.device.programs.programs import Key
 from pat_jax.engine.engine import RolloutEngine
-from pat_jax.engine.layout.layout import Layout
 from pat_jax.engine.relocation.rounds import ALL, SHIFT_SIZES, SIZES, Round, Shipment
 from pat_jax.engine.sequences.page_allocator import NULL_PAGE
 from pat_jax.engine.sequences.prefill_calls import PageMoves
@@ -33,10 +31,12 @@ from pat_jax.engine.sequences.state import (
 )
 from pat_jax.engine.warm_up.dummy_bursts import DummyBursts
 from pat_jax.engine.warm_up.recheck import describe, rescaled
+from pat_jax.layout.layout import Layout
 from pat_jax.models.policy import Params
 from pat_jax.planning.drafts import KINDS, MOST
 from pat_jax.planning.latency.model import ROUNDS, TABLES, LatencyModel
 from pat_jax.planning.types import Split
+from pat_jax.programs.programs import Key
 
 log = logging.getLogger(__name__)
 

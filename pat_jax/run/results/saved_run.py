@@ -14,9 +14,9 @@ from pat_jax.common.html.render import rendered
 from pat_jax.common.hub import is_checkpoint, local_checkpoint
 from pat_jax.config.command_line import parse
 from pat_jax.config.run import RunConfig
-from pat_jax.engine.layout.layout import factored_mesh, layout_chain
 from pat_jax.engine.record.plot import draw_rollout
 from pat_jax.engine.record.trace import RolloutTrace
+from pat_jax.layout.layout import factored_mesh, layout_chain
 from pat_jax.models.checkpoints.hf_export import check_export, export
 from pat_jax.models.policy import Policy
 from pat_jax.run.checkpoints.json_state import declared, read_kept

@@ -13,10 +13,10 @@ from pat_jax.common.bars import bar as progress_bar
 from pat_jax.common.bars import note
 from pat_jax.config.run import RunConfig
 from pat_jax.engine.engine import RolloutEngine
-from pat_jax.engine.layout.layout import Layout
 from pat_jax.engine.session import Session
 from pat_jax.engine.sizing.memory import engine_memory
 from pat_jax.engine.warm_up.warm_up import Warmup
+from pat_jax.layout.layout import Layout
 from pat_jax.models.policy import Params
 from pat_jax.planning.latency.profile import Profile, Subject
 from pat_jax.planning.lengths.model import LengthModel

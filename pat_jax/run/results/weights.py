@@ -18,7 +18,7 @@ from pat_jax.common.hub import is_checkpoint, local_adapter, local_checkpoint
 from pat_jax.common.pytree import with_sharding
 from pat_jax.common.rules import require
 from pat_jax.config.run import RunConfig
-from pat_jax.engine.layout.layout import Layout
+from pat_jax.layout.layout import Layout
 from pat_jax.models.adapted_weight import AdaptedWeight
 from pat_jax.models.checkpoints.hf_load import check_checkpoint, load_params
 from pat_jax.models.checkpoints.peft_adapter import load_adapter, read_adapter

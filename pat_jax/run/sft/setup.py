@@ -13,10 +13,10 @@ from pat_jax.common.errors import UserError
 from pat_jax.common.hub import local_checkpoint
 from pat_jax.config.by_model import settled_examples
 from pat_jax.config.sft import SftConfig
-from pat_jax.engine.layout.layout import factored_mesh, layout_chain
 from pat_jax.engine.sizing.draft_choice import checkpoint_shape
 from pat_jax.engine.sizing.memory import memory_limit
 from pat_jax.engine.warm_up.kernel_check import usable_kernels
+from pat_jax.layout.layout import factored_mesh, layout_chain
 from pat_jax.models.checkpoints.hf_load import load_params
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.policy import Params, Policy

@@ -9,8 +9,8 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from pat_jax.config.run import RunConfig
-from pat_jax.engine.layout.division import padding_of_heads
 from pat_jax.engine.sizing.memory_words import describe_memory
+from pat_jax.layout.division import padding_of_heads
 from pat_jax.planning.types import Split
 from pat_jax.run.logging.banner import opening
 from pat_jax.run.logging.progress import Progress

@@ -11,16 +11,16 @@ from typing import Self
 
 from pat_jax.common.hosts.together import company
 from pat_jax.config.run import RunConfig
-from pat_jax.engine.device.programs.background import BackgroundCompiler
 from pat_jax.engine.engine import RolloutEngine
-from pat_jax.engine.layout.layout import Layout
 from pat_jax.engine.warm_up.warm_up import Warmup
+from pat_jax.layout.layout import Layout
 from pat_jax.models.policy import Params
 from pat_jax.planning.latency.model import LatencyModel
 from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.planning.planner.compilation import worth_compiling
 from pat_jax.planning.planner.planner import CostModelPlanner
 from pat_jax.planning.types import Split
+from pat_jax.programs.background import BackgroundCompiler
 from pat_jax.run.generation import full_load
 from pat_jax.run.setup import Setup
 from pat_jax.run.start.prepare import cost_planner

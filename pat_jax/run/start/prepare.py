@@ -8,9 +8,9 @@ from pathlib import Path
 from pat_jax.common.devices import KEPT_DIR, PROFILE_DIR
 from pat_jax.common.hosts.together import company
 from pat_jax.config.run import RunConfig
-from pat_jax.engine.layout.buckets import Drafts
-from pat_jax.engine.layout.layout import Layout
 from pat_jax.engine.warm_up.warm_up import Warmup
+from pat_jax.layout.buckets import Drafts
+from pat_jax.layout.layout import Layout
 from pat_jax.models.policy import Params
 from pat_jax.planning.drafts import Acceptance
 from pat_jax.planning.latency.model import LatencyModel

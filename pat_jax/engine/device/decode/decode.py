@@ -22,8 +22,6 @@ from pat_jax.engine.device.decode.verify_step import verify
 from pat_jax.engine.device.draft.model_proposals import Asked, asking, exiting
 from pat_jax.engine.device.draft.propose import Guess, copied
 from pat_jax.engine.device.draft.token_batch import Counts
-from pat_jax.engine.layout.buckets import NO_DRAFTS, Drafts, Pace
-from pat_jax.engine.layout.layout import Layout, ManualPartition, whole_on_each
 from pat_jax.engine.sequences.page_allocator import num_pages_for
 from pat_jax.engine.sequences.state import (
     BurstOutput,
@@ -38,6 +36,8 @@ from pat_jax.engine.sequences.state import (
     Until,
     own_columns,
 )
+from pat_jax.layout.buckets import NO_DRAFTS, Drafts, Pace
+from pat_jax.layout.layout import Layout, ManualPartition, whole_on_each
 from pat_jax.models.cache.burst_layer import BurstLayer
 from pat_jax.models.cache.draft_layer import DraftCopy
 from pat_jax.models.cache.kv_cache import KV_AXES

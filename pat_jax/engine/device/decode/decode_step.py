@@ -13,7 +13,6 @@ from jaxtyping import Array, Bool, Float, Int, UInt32
 from pat_jax.engine.device.decode.sampling import Ahead, Seen, likeliest, remember, sample
 from pat_jax.engine.device.draft.ngram import put_windows
 from pat_jax.engine.device.draft.token_batch import Counts
-from pat_jax.engine.layout.layout import Layout, ManualPartition
 from pat_jax.engine.sequences.page_allocator import num_pages_for
 from pat_jax.engine.sequences.state import (
     BurstOutput,
@@ -23,6 +22,7 @@ from pat_jax.engine.sequences.state import (
     RowState,
 )
 from pat_jax.engine.sequences.types import NO_TOKEN, RowSampling
+from pat_jax.layout.layout import Layout, ManualPartition
 from pat_jax.models.cache.burst_layer import BurstLayer
 from pat_jax.models.cache.draft_layer import DraftCopy, DraftPages, DraftRows, Line
 from pat_jax.models.cache.paged_layer import NULL_PAGE, PagedLayer

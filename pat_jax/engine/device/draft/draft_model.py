@@ -13,14 +13,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from pat_jax.engine.device.draft.draft_specs import DraftSpecs
-from pat_jax.engine.device.programs.programs import Key, ProgramTable
-from pat_jax.engine.layout.layout import Layout
 from pat_jax.engine.sequences.block_tables import BlockTables
 from pat_jax.engine.sequences.prefill_calls import Spans, prefill_calls
 from pat_jax.engine.sequences.responses import Responses
 from pat_jax.engine.sequences.state import ModelDrafting, Pool
+from pat_jax.layout.layout import Layout
 from pat_jax.models.policy import Params, Policy
 from pat_jax.planning.types import Split
+from pat_jax.programs.programs import Key, ProgramTable
 
 
 @dataclass(frozen=True)

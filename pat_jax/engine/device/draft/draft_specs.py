@@ -12,14 +12,14 @@ import jax
 import jax.numpy as jnp
 
 from pat_jax.engine.device.decode.decode import DecodeFunctions
-from pat_jax.engine.device.programs.programs import Key, ProgramTable
-from pat_jax.engine.layout.buckets import Buckets, Drafts
-from pat_jax.engine.layout.layout import Layout, whole_on_each
 from pat_jax.engine.sequences.page_allocator import num_pages_for
 from pat_jax.engine.sequences.state import ModelDrafting, Pool, abstract_pool
+from pat_jax.layout.buckets import Buckets, Drafts
+from pat_jax.layout.layout import Layout, whole_on_each
 from pat_jax.models.cache.kv_cache import KV_AXES
 from pat_jax.models.policy import Params, Policy
 from pat_jax.planning.types import Split
+from pat_jax.programs.programs import Key, ProgramTable
 
 
 def whole_params(policy: Policy, layout: Layout, dtype: jnp.dtype) -> Params:

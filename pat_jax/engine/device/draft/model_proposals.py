@@ -8,7 +8,7 @@ from jaxtyping import Array, Float, Int, UInt32
 from pat_jax.engine.device.decode.decode_step import DecodeStep, Moving, kept, views
 from pat_jax.engine.device.decode.sampling import NEVER, Ahead
 from pat_jax.engine.device.draft.propose import Guess, one_each, said, two_each
-from pat_jax.engine.layout.layout import Layout, ManualPartition
+from pat_jax.layout.layout import Layout, ManualPartition
 from pat_jax.models.exit_head import ExitHead, exit_hidden
 from pat_jax.models.policy import Params, Policy
 

@@ -10,13 +10,13 @@ import numpy as np
 
 from pat_jax.engine.device.pages.migration import Migration, Shifting, Traffic
 from pat_jax.engine.device.programs.program_specs import COPIES, ProgramSpecs
-from pat_jax.engine.device.programs.programs import Key, ProgramTable
-from pat_jax.engine.layout.layout import Layout
 from pat_jax.engine.relocation.rounds import Shipment
 from pat_jax.engine.sequences.page_allocator import NULL_PAGE
 from pat_jax.engine.sequences.prefill_calls import Copies, PageMoves
 from pat_jax.engine.sequences.state import Pool
+from pat_jax.layout.layout import Layout
 from pat_jax.models.policy import Params
+from pat_jax.programs.programs import Key, ProgramTable
 
 
 class DevicePool:

@@ -11,12 +11,12 @@ import jax
 import numpy as np
 
 from pat_jax.engine.device.pages.pages import Buffer, Exchange, part_bytes
-from pat_jax.engine.device.programs.programs import Key, ProgramTable
-from pat_jax.engine.layout.layout import Layout
 from pat_jax.engine.relocation.rounds import ALL, Shipment, shifts
 from pat_jax.engine.sequences.page_allocator import NULL_PAGE
 from pat_jax.engine.sequences.prefill_calls import PageMoves
 from pat_jax.engine.sequences.state import Pool
+from pat_jax.layout.layout import Layout
+from pat_jax.programs.programs import Key, ProgramTable
 
 
 @dataclass(frozen=True)

@@ -18,10 +18,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from pat_jax.engine.layout.layout import Axes, Layout
 from pat_jax.engine.relocation.rounds import ALL, Round
 from pat_jax.engine.sequences.page_allocator import NULL_PAGE
 from pat_jax.engine.sequences.state import Pool
+from pat_jax.layout.layout import Axes, Layout
 from pat_jax.models.cache.kv_cache import KV_AXES
 
 # Page, KV head, keys and values of every layer, token of the page, head dimension.

@@ -17,9 +17,6 @@ from pat_jax.engine.device.draft.draft_specs import DraftSpecs
 from pat_jax.engine.device.pages import pages
 from pat_jax.engine.device.pages import reshard as switch
 from pat_jax.engine.device.pages.pages import PAGE_AXES, Exchange
-from pat_jax.engine.device.programs.programs import Key, ProgramTable
-from pat_jax.engine.layout.buckets import Buckets, Drafts, Shapes
-from pat_jax.engine.layout.layout import Layout, shard_bytes
 from pat_jax.engine.relocation.rounds import SHIFT_SIZES, SIZES
 from pat_jax.engine.sequences.page_allocator import num_pages_for
 from pat_jax.engine.sequences.state import (
@@ -33,11 +30,14 @@ from pat_jax.engine.sequences.state import (
     abstract_rows,
     abstract_seen,
 )
+from pat_jax.layout.buckets import Buckets, Drafts, Shapes
+from pat_jax.layout.layout import Layout, shard_bytes
 from pat_jax.models.cache.kv_cache import KV_AXES
 from pat_jax.models.cache.paged_layer import reads_what_rows_hold
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.policy import Params
 from pat_jax.planning.types import Reads, Split
+from pat_jax.programs.programs import Key, ProgramTable
 
 COPIES = 64  # pages of a group that one program copies
 SMALLER = 8  # a small prefill call than a large one: on accelerators about one read of the weights

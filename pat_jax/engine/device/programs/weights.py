@@ -5,9 +5,9 @@ import numpy as np
 
 from pat_jax.engine.device.pages import reshard as reslice
 from pat_jax.engine.device.programs.program_specs import ProgramSpecs
-from pat_jax.engine.device.programs.programs import Key, ProgramTable
-from pat_jax.engine.layout.layout import Layout
+from pat_jax.layout.layout import Layout
 from pat_jax.models.policy import Params
+from pat_jax.programs.programs import Key, ProgramTable
 
 
 class Weights:

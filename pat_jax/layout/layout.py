@@ -26,10 +26,10 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Int
 
 from pat_jax.common.errors import UserError
-from pat_jax.engine.layout.backend import Backend
-from pat_jax.engine.layout.division import dividing_run, prime_factors, undivided
-from pat_jax.engine.layout.mesh import factored_mesh, hosts_of
-from pat_jax.engine.layout.rules import RULES, Role
+from pat_jax.layout.backend import Backend
+from pat_jax.layout.division import dividing_run, prime_factors, undivided
+from pat_jax.layout.mesh import factored_mesh, hosts_of
+from pat_jax.layout.rules import RULES, Role
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.kernels.kernel_choice import Kernels
 from pat_jax.models.lora import Lora
@@ -95,7 +95,7 @@ class Layout:
         if name is None:
             return ()
         if name not in RULES[role]:
-            raise ValueError(f"axis name {name!r} has no row in engine/layout/rules.py.")
+            raise ValueError(f"axis name {name!r} has no row in layout/rules.py.")
         field = RULES[role][name]
         return getattr(self, field) if field else ()
 
@@ -110,7 +110,7 @@ class Layout:
             if shared := [axis for axis in part if axis in taken]:
                 raise ValueError(
                     f"layout {self} splits {taken[shared[0]]!r} and {name!r} of one array over the "
-                    f"same mesh axis, {shared[0]}; give one another row in engine/layout/rules.py."
+                    f"same mesh axis, {shared[0]}; give one another row in layout/rules.py."
                 )
             taken |= dict.fromkeys(part, name)
         return PartitionSpec(*(part or None for part in parts))

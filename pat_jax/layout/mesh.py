@@ -10,7 +10,7 @@ from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh
 
 from pat_jax.common.devices import Device
-from pat_jax.engine.layout.division import best_order, prime_factors, with_padding
+from pat_jax.layout.division import best_order, prime_factors, with_padding
 from pat_jax.models.config import ModelConfig
 
 

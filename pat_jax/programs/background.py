@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable, Collection
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from pat_jax.engine.device.programs.programs import Key, ProgramTable
 from pat_jax.planning.types import Split
+from pat_jax.programs.programs import Key, ProgramTable
 
 THREAD_NAME = "background-compile"
 
