@@ -24,10 +24,10 @@ class BurstShapes:
         self.shapes, self.table, self.by_need = shapes, table, by_need
         # What the newest burst would have run in with the plan's drafts, had it been compiled, and the seconds
         # that these were predicted to save.
-        self._lacked: tuple[Shape, float] | None = None
+        self.lacked: tuple[Shape, float] | None = None
 
     def fewest_rows(self, split: Split) -> int:
-        """Of each replica, in the smallest program that holds the live sequences."""
+        """The rows of each replica in the smallest program that holds the live sequences."""
         return self._smallest(split, self.table.fullest, self._reached(0, 0)).rows
 
     def rows_below(self, split: Split, running: Shape | None) -> int:
@@ -53,9 +53,10 @@ class BurstShapes:
         if self.by_need is None or plan.predicted is None:
             return True
         shape, steps = self.next(split, plan.budget)
-        is_there = self.by_need.has(shape)
-        self._lacked = None if is_there else (shape, max(0.0, plan.predicted.saved_s(steps)))
-        return is_there
+        if self.by_need.has(shape):
+            return True
+        self.lacked = shape, max(0.0, plan.predicted.saved_s(steps))
+        return False
 
     def charge(self, split: Split, ran: Ran) -> None:
         """Counts what a burst has lost to programs that are not compiled, if its time goes with its rows."""
@@ -65,9 +66,8 @@ class BurstShapes:
         if self.table.has_work and ran.split == split and rows < ran.rows:
             fitting = Shape(ran.split, rows, ran.length)
             self.by_need.charge(fitting, ran.seconds * (1 - rows / ran.rows))
-        if self._lacked is not None:
-            self.by_need.charge(*self._lacked)
-            self._lacked = None
+        if self.lacked is not None:
+            self.by_need.charge(*self.lacked)
 
     def _smallest(
         self, split: Split, rows: int, length: int, budget: int = 0, most_rows: int = 2**31

@@ -168,6 +168,7 @@ class Controller:
     def _budget(self, plan: Plan) -> int:
         """That of the plan, if each row can have the pages of what it may say up to the next test, and a
         draft model's of what it is to know."""
+        self.bursts.lacked = None
         shapes, table, tables = self.shapes, self.table, self.scheduler.tables
         if plan.budget not in shapes.drafts.of(table.rows_per_group):
             return 0

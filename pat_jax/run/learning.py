@@ -95,7 +95,7 @@ def _advantages(
     lengths: Int[np.ndarray, "groups samples"],
     kl: Sequence[np.ndarray] | None,
 ) -> tuple[list[np.ndarray], dict[str, float]]:
-    """Of each response, 0 where it has none, and their metrics.
+    """The advantages of each response, 0 where it has none, and their metrics.
 
     Args:
       kl: of each token of each response, to be taken off the reward; None: nothing is.

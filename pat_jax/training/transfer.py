@@ -44,7 +44,7 @@ class Receivers:
 
 @dataclass(frozen=True)
 class _SentSums:
-    """Of an array of the trainer's the checksum of what is sent of it."""
+    """The checksum of what is sent of one of the trainer's arrays."""
 
     like: jax.ShapeDtypeStruct | QuantizedWeight  # as the rollout keeps it
     dtype: jnp.dtype

@@ -141,10 +141,12 @@ def test_bursts_whose_drafts_a_model_says_are_built(source: str):
         if draft is None:
             assert taken == 2 * TINY.embed_dim**2  # the exit head
         else:
-            # All of its weights, and a page for nothing besides those of every row at full length.
-            tokens = 16 + here.buckets.rows[split][-1] * (32 + 96)
+            # All of its weights, and a page for nothing besides those of every row at full length, whose
+            # pages and position are told as int32.
+            rows = here.buckets.rows[split][-1]
+            tokens, tables = 16 + rows * (32 + 96), 4 * rows * (1 + (32 + 96) // 16)
             cache = 2 * 2 * tokens * draft.num_kv_heads * draft.head_dim
-            assert taken == weight_bytes(draft, 1) + cache
+            assert taken == weight_bytes(draft, 1) + cache + tables
 
 
 def test_a_program_is_described_as_it_was_built_and_kept_by_its_text(tmp_path: Path):

@@ -34,7 +34,9 @@ def warm_up(
     runs: int = 2, *, recheck: bool = False, known: tuple = (), first: object = None
 ) -> Warmup:
     layouts = {TP2: SimpleNamespace(platform="cpu")}
-    specs: Any = SimpleNamespace(drafts_from="suffix", first=first, layouts=layouts)
+    specs: Any = SimpleNamespace(
+        drafter=SimpleNamespace(come_from="suffix"), first=first, layouts=layouts
+    )
     engine: Any = SimpleNamespace(specs=specs, programs=None, layouts=layouts)
     warmup = Warmup(engine, runs=runs, recheck=recheck)
     warmup.timings.known = {name: {} for name in TABLES} | {

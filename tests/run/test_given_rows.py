@@ -164,7 +164,10 @@ def test_a_second_start_that_fails_takes_none_from_the_first(
     [
         ([{"text": "a"}] * 9, r"^data=\[\.\.\.\] has the columns text: expected one of prompt"),
         ([*ROWS_OF_SUMS, {"prompt": "?"}], r"^data=\[\.\.\.\], row 25, has no field 'answer'"),
-        ([*ROWS_OF_SUMS, {"prompt": 3, "answer": ""}], r"^data=\[\.\.\.\], row 25, field 'prompt'"),
+        (
+            [*ROWS_OF_SUMS, {"prompt": 3, "answer": "1"}],
+            r"^data=\[\.\.\.\], row 25, field 'prompt'",
+        ),
         (ROWS_OF_SUMS[:3], r"^data=\[\.\.\.\] .*fewer than one batch"),
     ],
 )

@@ -16,7 +16,7 @@ from pat_jax.common.errors import UserError
 from pat_jax.config.command_line import parse
 from pat_jax.rl.algorithm.update import TrainState
 from pat_jax.rl.batches.batches import MicroBatch, TrainBatch
-from pat_jax.run import loop
+from pat_jax.run import learning
 from pat_jax.run.checkpoints.skipped_steps import FOLDER, Skipped
 from pat_jax.run.learning import training_batch
 from pat_jax.run.logging.metrics import read_metrics
@@ -112,7 +112,7 @@ def test_optimizer_steps_in_a_row_without_a_gradient_end_a_run(tmp_path, monkeyp
     options += ["--layout", "dp2tp1", "--rollout.compile", "needed"]
     config = parse([*TINY, *options, "--optimizer.max_skipped", "3"])
     spoilt = Spoilt()
-    monkeypatch.setattr(loop, "training_batch", spoilt)
+    monkeypatch.setattr(learning, "training_batch", spoilt)
     setup = build(config, jax.devices()[: config.devices])
     with open_scorer(config, setup.task.rewards) as scorer:
         run = Run(setup, scorer, StopSignals())

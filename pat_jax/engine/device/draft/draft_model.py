@@ -114,7 +114,7 @@ class ModelDrafter(Drafter):
         return self.load_params(shardings, shapes.dtype)
 
     def pages(self, split: Split, shapes: DraftShapes) -> int:
-        """Of its cache in a replica."""
+        """The places of its cache in a replica."""
         return shapes.buckets.draft_pages(split, self.drafts, shapes.page_size)
 
     def pool(self, layout: Layout, shapes: DraftShapes) -> Pool:
@@ -186,7 +186,7 @@ class DraftCache(DraftFeed):
 
     def state(self, layout: Layout, shape: Shape, before: Any) -> Any:
         """The model has seen all but the newest tokens of the live rows, and there are pages for what
-        two bursts may generate. Of a burst behind another nothing is known yet but its rows."""
+        two bursts may generate. Only the row of a burst behind another is known yets."""
         if before is not None:
             return self._with_pages(before, layout, shape.length)
         self.pause()

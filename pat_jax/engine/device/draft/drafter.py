@@ -28,7 +28,7 @@ from pat_jax.programs.programs import ProgramTable
 
 
 class DraftShapes(NamedTuple):
-    """Of the policy and of its programs, as far as drafters ask."""
+    """What drafters ask of the policy and its programs."""
 
     model: ModelConfig  # the policy's
     dtype: jnp.dtype
