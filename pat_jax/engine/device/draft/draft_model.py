@@ -186,7 +186,7 @@ class DraftCache(DraftFeed):
 
     def state(self, layout: Layout, shape: Shape, before: Any) -> Any:
         """The model has seen all but the newest tokens of the live rows, and there are pages for what
-        two bursts may generate. Only the row of a burst behind another is known yets."""
+        two bursts may generate. Only the row of a burst behind another is known yet."""
         if before is not None:
             return self._with_pages(before, layout, shape.length)
         self.pause()
