@@ -96,7 +96,7 @@ def _in_blocks(weight: QuantizedWeight, turned: Array, contracted: int, dtype: j
     num_out, size = values.shape[0], min(values.shape[0], max(1, BLOCK // num_in))
 
     def one_block(i: Array, sums: Array) -> Array:
-        # The last block starts earlier where it is no whole one: both clamp their start alike.
+        # The last block starts earlier where it is not a whole one: both clamp their start alike.
         block = jax.lax.dynamic_slice_in_dim(values, i * size, size).astype(turned.dtype)
         product = jax.lax.optimization_barrier(_dot(block, turned, ((1,), (0,)), jnp.float32))
         return jax.lax.dynamic_update_slice_in_dim(sums, product, i * size, axis=0)

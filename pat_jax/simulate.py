@@ -9,7 +9,7 @@ device. Options that take several values, separated by commas, are combined in e
 
     python -m pat_jax.simulate --trace runs/DATE-TIME/rollout.json
 
-says instead what the path of a run's last rollout has cost over the best one in hindsight.
+says instead what the path of a run's last rollout has cost over the best one in the oracle.
 """
 
 import sys
@@ -23,7 +23,7 @@ from pat_jax.config.from_python import Config, words
 from pat_jax.profiling.capacity.simulate_config import SimulateConfig
 
 if TYPE_CHECKING:
-    from pat_jax.commands.hindsight import PathRegret
+    from pat_jax.commands.oracle import PathRegret
     from pat_jax.commands.simulate import Simulated
 
 read = partial(parse, config_class=SimulateConfig, prog="python -m pat_jax.simulate", presets=None)
@@ -36,7 +36,7 @@ def main() -> None:
 
 def _found(config: SimulateConfig) -> "Simulated | PathRegret":
     # With JAX, once the options are known to be right.
-    from pat_jax.commands.hindsight import path_regret
+    from pat_jax.commands.oracle import path_regret
     from pat_jax.commands.simulate import simulated
 
     return path_regret(config) if config.trace else simulated(config)

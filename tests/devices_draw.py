@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from pat_jax.engine.scheduler import Scheduler
+from pat_jax.engine.cache_manager import CacheManager
 from pat_jax.engine.sequences.page_allocator import NULL_PAGE
 from pat_jax.engine.sequences.state import ReservedPages
 
@@ -11,7 +11,7 @@ def drawn_in_a_burst(
     held: np.ndarray,
     tokens: np.ndarray,
     end: np.ndarray,
-    said: np.ndarray,
+    generated: np.ndarray,
     reserved: ReservedPages,
     drawn: list[int],
     *,
@@ -25,15 +25,15 @@ def drawn_in_a_burst(
       held: pages of each row; 0 in empty ones.
       tokens: in the cache of each.
       end: tokens that each may have, with the one that is not in the cache.
-      said: tokens that each would say, 0 in empty rows.
+      generated: tokens that each would say, 0 in empty rows.
       drawn: of each group, before.
     """
     groups, size = reserved.pages.shape
     new, drawn, done = [[] for _ in held], list(drawn), 0
-    while done < steps and said.max(initial=0) > done:
+    while done < steps and generated.max(initial=0) > done:
         wishes = [[] for _ in range(groups)]
         for row in range(len(held)):
-            if said[row] > done:
+            if generated[row] > done:
                 filled = min(tokens[row] + done + check_every, end[row] - 1)
                 lacking = -(-filled // page_size) - held[row] - len(new[row])
                 wishes[row * groups // len(held)] += [row] * max(lacking, 0)
@@ -48,19 +48,25 @@ def drawn_in_a_burst(
 
 
 def draw_in_a_burst(
-    scheduler: Scheduler, reserved: ReservedPages, said: np.ndarray, *, steps: int, check_every: int
+    cache_manager: CacheManager,
+    reserved: ReservedPages,
+    generated: np.ndarray,
+    *,
+    steps: int,
+    check_every: int,
 ) -> tuple[np.ndarray, int]:
-    """Pages that the rows of a scheduler's live sequences draw, int32[rows, most], and the steps run.
+    """Pages that the rows of a scheduler's running sequences draw, int32[rows, most], and the steps
+    run.
 
     Args:
-      said: int[live], tokens that each sequence would say.
+      generated: int[running], tokens that each sequence would say.
     """
-    table, tables = scheduler.table, scheduler.tables
-    live, rows = table.live, table.num_groups * table.rows_per_group
+    table, tables = cache_manager.table, cache_manager.tables
+    running, rows = table.running, table.num_replicas * table.rows_per_replica
     held, tokens, end, says = (np.zeros(rows, int) for _ in range(4))
-    at = table.row[live]
-    held[at], tokens[at] = tables.count[live], table.length[live] - 1
-    end[at], says[at] = table.end[live], said
+    at = table.row[running]
+    held[at], tokens[at] = tables.count[running], table.length[running] - 1
+    end[at], says[at] = table.end[running], generated
     size = tables.page_size
     new, done = drawn_in_a_burst(
         held,

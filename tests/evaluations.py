@@ -12,7 +12,7 @@ from runs import json_lines
 from pat_jax import evaluate
 from pat_jax.commands import evaluate as body
 from pat_jax.common.run_command import run_command
-from pat_jax.evaluation.exam import Exam
+from pat_jax.evaluation.problem_sets import ProblemSets
 
 SMALL = "--batch 8 --max_prompt_length 160 --max_completion_length 24 --layout dp2tp1 --devices 2"
 REWARD = """
@@ -42,7 +42,7 @@ def evaluate_here(
       fitted: with an engine for these problems alone; else all share their programs.
     """
     if not fitted:
-        monkeypatch.setattr(Exam, "fitted", lambda exam, config, num_devices: config)
+        monkeypatch.setattr(ProblemSets, "fitted", lambda problem_sets, config, num_devices: config)
     (folder / "mine.py").write_text(REWARD)
     argv = ["evaluate", "--out", str(folder / out), *(SMALL.split() if small else ()), *options]
     monkeypatch.setattr(sys, "argv", argv)

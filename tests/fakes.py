@@ -13,7 +13,7 @@ from pat_jax.engine.sequences.responses import Completion, Request
 from pat_jax.models.weight_formats import WeightFormat
 from pat_jax.planning.latency.model import ROUNDS, LatencyModel
 from pat_jax.planning.planner.planner import Planner
-from pat_jax.planning.types import Load, Plan, Ran, Split
+from pat_jax.planning.types import BurstResult, Load, Plan, Split
 from pat_jax.profiling.simulate.machine import Machine
 from tests.lossless import MODELS, PATHS, Settings, Subject, make_requests
 
@@ -52,9 +52,9 @@ def static_run(name: str, seed: int) -> tuple[list[Request], list[Completion]]:
     return requests, one.run(requests, one.static(1))[0]
 
 
-def ran(split: Split, rows: int, length: int, step_s: float) -> Ran:
+def ran(split: Split, rows: int, length: int, step_s: float) -> BurstResult:
     """A burst of one step in which every row of one group holds as much as the bucket has room for."""
-    return Ran(split, rows, length, rows, rows * length, 1, step_s)
+    return BurstResult(split, rows, length, rows, rows * length, 1, step_s)
 
 
 def longest_requests(settings: Settings) -> list[Request]:
@@ -87,7 +87,7 @@ class AtStep(Planner):
         if load.step < self.step:
             return Plan(self.first, threshold=0, reason="not yet")
         if current == self.first:
-            self.context = load.context  # int[live], tokens in the cache at the switch
+            self.context = load.context  # int[running], tokens in the cache at the switch
         return Plan(self.target, threshold=0, reason="now")
 
 
@@ -98,7 +98,7 @@ def made_up_latency(
     step: dict[Split, float],
     per_row: dict[Split, float],
     *,
-    reslice: float,
+    reshard: float,
     migrate_per_token: float,
     prefill: float = 1.0,
     shift_per_token: float | None = None,
@@ -119,7 +119,7 @@ def made_up_latency(
             for n in rows
             for length in lengths
         },
-        reslice_table=dict.fromkeys(pairs, reslice),
+        reshard_table=dict.fromkeys(pairs, reshard),
         migrate_table={
             (source, target, kind): seconds
             for source, target in pairs
@@ -162,15 +162,20 @@ def made_up_machine(
 
 
 def make_load(
-    num_live: int, split: Split, *, generated: int = 0, budget: int = 100, prompt: int = 10
+    num_running: int,
+    split: Split,
+    *,
+    generated: int = 0,
+    remaining_tokens: int = 100,
+    prompt: int = 10,
 ) -> Load:
-    """`num_live` sequences alike, dealt out evenly to the groups of `split`."""
-    per_group = -(-num_live // split.dp)
+    """`num_running` sequences alike, dealt out evenly to the groups of `split`."""
+    per_replica = -(-num_running // split.dp)
     return Load(
-        group=np.arange(num_live) // per_group,
-        generated=np.full(num_live, generated),
-        context=np.full(num_live, prompt + generated - 1),
-        budget=np.full(num_live, budget),
+        replica=np.arange(num_running) // per_replica,
+        generated=np.full(num_running, generated),
+        context=np.full(num_running, prompt + generated - 1),
+        remaining_tokens=np.full(num_running, remaining_tokens),
         step=generated,
     )
 

@@ -81,7 +81,7 @@ class Settings:
     page_size: int = 8
     prefill_blocks: int = 4
     kv_pages: int = 0
-    reslice_chunk_bytes: int = 2**15  # several chunks even of such small models
+    reshard_chunk_bytes: int = 2**15  # several chunks even of such small models
     max_logprobs: int = 0
     weights: WeightFormat = "auto"
     lora_rank: int = 0  # of adapters beside the weights
@@ -165,7 +165,7 @@ class Subject:
             eos_ids=EOS_IDS,
             dtype=dtype,
             layouts=layouts,
-            reslice_chunk_bytes=settings.reslice_chunk_bytes,
+            reshard_chunk_bytes=settings.reshard_chunk_bytes,
             drafter=settings.drafter,
         )
         if is_compiled:
@@ -186,12 +186,12 @@ class Subject:
         planner: Planner,
         exit_head: np.ndarray | None = None,
         earlier: EarlierResponses | None = None,
-        has_enough: Callable[[int, np.ndarray], bool] | None = None,
+        should_stop: Callable[[int, np.ndarray], bool] | None = None,
     ) -> tuple[list[Completion], RolloutReport]:
         none, report = np.zeros(0, int), RolloutReport()
         layout = self.engine.layouts[planner.start(Load(none, none, none, none))]
         self.engine.set_weights(self.weights(layout), layout, exit_head)
-        stream = self.engine.stream(requests, planner, report, has_enough, earlier=earlier)
+        stream = self.engine.stream(requests, planner, report, should_stop, earlier=earlier)
         done = dict(stream)
         self.engine.release_weights()
         return [done[i] for i in range(len(requests))], report
@@ -213,7 +213,7 @@ class Subject:
         splits = {split.tp: split for split in self.engine.layouts}
         at = [num_sequences * (len(path) - i) // len(path) for i in range(1, len(path))]
         below = RECOMPUTE_ALL if carry == "recompute" else MIGRATE_ALL
-        steps = (Step(splits[tp], live, below) for tp, live in zip(path[1:], at, strict=True))
+        steps = (Step(splits[tp], running, below) for tp, running in zip(path[1:], at, strict=True))
         script = Halved if carry == "mixed" else ScriptedPath
         return script(splits[path[0]], tuple(steps))
 

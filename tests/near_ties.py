@@ -174,14 +174,14 @@ def _lead(x: np.ndarray) -> np.ndarray:
 
 
 def _penalize(
-    logits: np.ndarray, prompt: Sequence[int], said: np.ndarray, sampling: Sampling
+    logits: np.ndarray, prompt: Sequence[int], output: np.ndarray, sampling: Sampling
 ) -> np.ndarray:
     """Logits of one token, float64[vocab], by what has been said before it."""
     logits = logits.copy()
-    for token in {*map(int, prompt), *map(int, said)}:
+    for token in {*map(int, prompt), *map(int, output)}:
         by = sampling.repetition_penalty
         logits[token] = logits[token] / by if logits[token] > 0 else logits[token] * by
-    for token in set(map(int, said)):
+    for token in set(map(int, output)):
         logits[token] -= sampling.presence_penalty
     return logits
 

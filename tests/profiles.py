@@ -20,7 +20,7 @@ def save_profile(path: Path, verify: Mapping[int, float] | None = None, **change
     latency = made_up_latency(
         dict(zip(SPLITS, (0.5, 0.4, 0.3, 0.25), strict=True)),
         dict.fromkeys(SPLITS, 0.05),
-        reslice=0.2,
+        reshard=0.2,
         migrate_per_token=1e-4,
         max_rows=8,
         lengths=(64, 128, 256),

@@ -19,7 +19,7 @@ from pat_jax.run.checkpoints.checkpoint import Checkpointer
 from pat_jax.run.process.folder import CHECKPOINTS
 from pat_jax.run.start.adapters import identity
 from pat_jax.training.checksum import base_checksum
-from pat_jax.training.trained import Leaves
+from pat_jax.training.trainable_params import Leaves
 
 
 def policy_of(model: Path) -> Policy:

@@ -14,7 +14,7 @@ from pat_jax.commands.simulate import simulated
 from pat_jax.config.command_line import parse
 from pat_jax.config.sft import SftConfig
 from pat_jax.evaluation.config import EvaluateConfig
-from pat_jax.evaluation.exam import load_exam
+from pat_jax.evaluation.problem_sets import load_problem_sets
 from pat_jax.rl.text.tokenizer import HuggingFaceTokenizer
 from pat_jax.run.sft.setup import build as build_sft
 from pat_jax.simulate import read
@@ -37,10 +37,10 @@ def test_lessons_can_be_learned_and_some_are_held_out(model: Path):
 def test_problems_can_be_asked(model: Path):
     files = ["--model", str(model), "--data", str(EXAMPLES / "problems.jsonl"), "--out", "x"]
     config = parse(files, EvaluateConfig, presets=None)
-    exam = load_exam(config.run_config(QWEN3, 1), HuggingFaceTokenizer(str(model)))
-    (problems,) = exam.sets
+    problem_sets = load_problem_sets(config.run_config(QWEN3, 1), HuggingFaceTokenizer(str(model)))
+    (problems,) = problem_sets.sets
     rows = (EXAMPLES / "problems.jsonl").read_text().splitlines()
-    assert len(problems.prompts) == len(rows) > 10 and exam.rewards == ["math"]
+    assert len(problems.prompts) == len(rows) > 10 and problem_sets.rewards == ["math"]
 
 
 def test_prompts_can_be_continued(model: Path):

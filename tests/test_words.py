@@ -1,7 +1,9 @@
 """Pages and public docstrings use the words of docs/glossary.md, in short sentences and lines."""
 
 import ast
+import io
 import re
+import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 from textwrap import dedent
@@ -17,6 +19,11 @@ LONGEST_LINE = 100  # characters; tables, links and code may be longer
 LONGEST_SENTENCE = 35  # words; aim for 25
 ARGUMENT = re.compile(r"\n +(\*{0,2}\w+(?:, \*{0,2}\w+)*): ")
 Documented = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+# Parts of identifiers that are not used.
+NO_NAMES = re.compile(
+    r"(?i)(^|_)(says?|said|saying|foretell|foretold|foreseen|clairvoyant|hindsight|reslices?|live|spoilt|occupants)"
+    r"($|_)"
+)
 
 GENERATES = "rows?|sequences?|responses?|samples?|siblings?|policy|policies|models?|layers|steps?"
 NOT_USED = {
@@ -145,7 +152,7 @@ def test_docstrings_are_those_of_what_is_public():
 
             Args:
               rows, steps: both.
-              said: a name.
+              output: a name.
             """
             def inside():
                 """Within."""
@@ -176,3 +183,15 @@ def test_long_sentences_and_lines_are_found():
     long, short = " ".join(["word"] * 36), " ".join(["word"] * 35)
     assert long_sentences(f"{short}. It ends.\n\n- {long}.\n") == [f"- {long}."]
     assert long_lines(f"{'x' * 101}\n{'x' * 100}\n| {'x' * 101} |\n") == ["x" * 101]
+
+
+@pytest.mark.parametrize("path", CODE, ids=lambda path: str(path.relative_to(ROOT)))
+def test_names_comments_and_private_docstrings_have_the_words_of_the_glossary(path: Path):
+    code = path.read_text(encoding="utf-8")
+    tokens = list(tokenize.generate_tokens(io.StringIO(code).readline))
+    texts = [token.string.lstrip("# ") for token in tokens if token.type == tokenize.COMMENT]
+    nodes = (node for node in ast.walk(ast.parse(code)) if isinstance(node, Documented))
+    texts += [ast.get_docstring(node) or "" for node in nodes]
+    wrong = [one for one in wrong_words("\n\n".join(texts)) if ": among, for?" not in one]
+    names = {token.string for token in tokens if token.type == tokenize.NAME}
+    assert [*wrong, *filter(NO_NAMES.search, sorted(names))] == []

@@ -19,7 +19,7 @@ from pat_jax.rl.algorithm.policy_loss import PolicyLoss
 from pat_jax.rl.algorithm.update import PolicyUpdate, TrainState
 from pat_jax.rl.batches.batches import MicroBatch, TrainBatch
 from pat_jax.training.passes import model_functions
-from pat_jax.training.trained import Trained
+from pat_jax.training.trainable_params import TrainableParams
 from pat_jax.training.trainer import Trainer, UpdateResult
 from pat_jax.training.transfer import Receivers
 
@@ -57,7 +57,7 @@ def make_trainer(
     kept = POLICY.with_weights(weights)
     update = PolicyUpdate(model, optimizer, CONFIG.vocab_size, loss)
     return Trainer(
-        Trained(POLICY, layout, lora, base_dtype, weight_dtype),
+        TrainableParams(POLICY, layout, lora, base_dtype, weight_dtype),
         update,
         Receivers(
             dtype,

@@ -24,9 +24,9 @@ from pat_jax.engine.device.draft.drafters import drafter_for
 from pat_jax.engine.sequences.responses import Completion, Request
 from pat_jax.layout.buckets import Drafts
 from pat_jax.planning.drafts import Acceptance
+from tests.generated_drafts import DRAFTER
 from tests.lossless import CARRIES, MODELS, PATHS, Settings, Subject, make_requests, tally
 from tests.near_ties import Tally
-from tests.said_drafts import DRAFTER
 
 MODEL, BUDGET = "kv2", 3
 SETTINGS = Settings(
@@ -51,11 +51,11 @@ def stop_of(done: Completion) -> Stop | None:
     return (int(done.tokens[at - 1]), int(done.tokens[at])) if at else None
 
 
-def end_of(said: np.ndarray, stop: Stop | None) -> int | None:
+def end_of(generated: np.ndarray, stop: Stop | None) -> int | None:
     """Tokens up to the end of the first `stop`, None where there is none."""
     if stop is None:
         return None
-    places = np.flatnonzero((said[:-1] == stop[0]) & (said[1:] == stop[1]))
+    places = np.flatnonzero((generated[:-1] == stop[0]) & (generated[1:] == stop[1]))
     return int(places[0]) + 2 if len(places) else None
 
 
@@ -84,24 +84,24 @@ def measure(source: str, seeds: int) -> Iterator[dict]:
     drafter = drafter_for(drafts, DRAFTER.policy, DRAFTER.load_params)
     settings = replace(SETTINGS, drafter=drafter)
     subjects = [Subject(MODELS[MODEL], replace(settings, kv_pages=pages)) for pages in (0, SCARCE)]
-    reach = None if drafts.is_said else Acceptance.unseen().reach
+    accept_prob = None if drafts.is_generated else Acceptance.unseen().accept_prob
     for seed in range(seeds):
         subject = subjects[seed % 2]
         requests = with_stop_tokens(make_requests(SETTINGS, seed))
         # The second ones wait until rows are free: what they will say has been said by then.
-        requests = requests if drafts.is_said else requests * 2
+        requests = requests if drafts.is_generated else requests * 2
         whole, _ = subject.run(requests, subject.static(1))
         stops = [stop_of(done) if i % 3 == 1 else None for i, done in enumerate(whole)]
         static = cut(whole, stops)
 
-        def has_enough(i: int, said: np.ndarray, stops: list[Stop | None] = stops) -> bool:
-            return end_of(said, stops[i]) is not None
+        def should_stop(i: int, generated: np.ndarray, stops: list[Stop | None] = stops) -> bool:
+            return end_of(generated, stops[i]) is not None
 
         for i, path in enumerate(PATHS):
             carry = CARRIES[(seed + i) % len(CARRIES)]
             planner = subject.adaptive(path, carry, SETTINGS.sequences)
-            planner = replace(planner, budget=BUDGET, reach=reach)
-            found, report = subject.run(requests, planner, has_enough=has_enough)
+            planner = replace(planner, num_draft_tokens=BUDGET, accept_prob=accept_prob)
+            found, report = subject.run(requests, planner, should_stop=should_stop)
             found = cut(found, stops)
             yield {
                 "source": source,

@@ -20,7 +20,7 @@ from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.planning.memory import GIB, MemoryModel
 from pat_jax.planning.planner.planner import CostModelPlanner
 from pat_jax.profiling.cross_compile.by_arithmetic import by_arithmetic
-from pat_jax.profiling.cross_compile.plant import Order
+from pat_jax.profiling.cross_compile.target_build import Order
 from pat_jax.profiling.predict.composer import SWITCH_S
 from pat_jax.profiling.predict.targets import Target
 from pat_jax.profiling.simulate.draw import Draw
@@ -111,7 +111,7 @@ class Small:
     counts: tuple[int, ...]  # responses of each
     belief: str = "r1"  # one of `SETS`
     switch_s: float = SWITCH_S  # known to the planner
-    host_us: float = 0.0  # of each live sequence in each step; not known
+    host_us: float = 0.0  # of each running sequence in each step; not known
 
     def __str__(self) -> str:
         responses = " + ".join(f"{n} x {v}" for n, v in zip(self.counts, self.values, strict=True))

@@ -10,7 +10,7 @@ from pat_jax.planning.types import Load, Plan, Split
 
 @dataclass(frozen=True)
 class NaiveThreshold(Planner):
-    """Doubles TP once two merging groups together hold `at` live sequences or fewer.
+    """Doubles TP once two merging groups together hold `at` running sequences or fewer.
 
     The rule of verl's pull request 2158, from the lowest TP on; but it migrates, as the planner it
     is compared with may, where that one recomputes.
@@ -26,7 +26,7 @@ class NaiveThreshold(Planner):
     def decide(self, load: Load, current: Split, options=()) -> Plan:
         for wider in self.splits:
             if wider.tp == 2 * current.tp:
-                merged = np.bincount(load.group % wider.dp, minlength=wider.dp)
+                merged = np.bincount(load.replica % wider.dp, minlength=wider.dp)
                 if merged.max() <= self.at:
                     return Plan(wider, threshold=self.at // 2, reason="naive threshold")
         return Plan(current, threshold=self.at // 2, reason="naive threshold")

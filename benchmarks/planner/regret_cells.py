@@ -21,8 +21,8 @@ from pat_jax.engine.warm_up.recheck import rescaled
 from pat_jax.planning.latency.model import TABLES, LatencyModel
 from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.planning.planner.planner import CostModelPlanner, Planner
-from pat_jax.profiling.simulate.hindsight import clairvoyant
 from pat_jax.profiling.simulate.machine import Machine, Workload
+from pat_jax.profiling.simulate.oracle import oracle
 from pat_jax.profiling.simulate.simulator import replay
 
 SIZES = (128, 512, 2048)
@@ -35,13 +35,13 @@ FOLLOWING = 1_000_000  # seeds of the rollouts that follow one another
 FOLLOWED = 20  # of the first so many replays every other pair goes on to a second rollout
 DEAR, TIMES_DEARER = "switches 20x dearer", 20
 CHECK_SPREAD = 0.08  # of the one run by which the warm-up checks a profile, against the truth
-CLAIRVOYANT, DEAR_CLAIRVOYANT = "clairvoyant", "clairvoyant, dear switches"
+ORACLE, DEAR_ORACLE = "clairvoyant", "clairvoyant, dear switches"
 Beliefs = Callable[["Cell", LatencyModel, int], tuple[LatencyModel, LengthModel]]
 
 
 def best_of(belief: str) -> str:
-    """Which clairvoyant plan it is measured by: the one that pays the same for a switch."""
-    return DEAR_CLAIRVOYANT if belief in (DEAR, checked(DEAR)) else CLAIRVOYANT
+    """Which oracle plan it is measured by: the one that pays the same for a switch."""
+    return DEAR_ORACLE if belief in (DEAR, checked(DEAR)) else ORACLE
 
 
 def checked(belief: str) -> str:
@@ -64,7 +64,7 @@ class Cell:
     lengths: str
     data: Path
     switch_s: float
-    host_us: float = 0.0  # of each live sequence in each step, in every layout; no belief has it
+    host_us: float = 0.0  # of each running sequence in each step, in every layout; no belief has it
     groups: str = ALONE  # one of `GROUPS`; of `RECORDED` lengths: as recorded
 
     def __str__(self) -> str:
@@ -143,7 +143,7 @@ def switches_wrong(cell: Cell, truth: LatencyModel, seed: int) -> tuple[LatencyM
     factor = 3.0 if seed % 2 else 1 / 3
     tables = {
         name: {key: factor * seconds for key, seconds in getattr(truth, name).items()}
-        for name in ("reslice_table", "migrate_table", "prefill_table")
+        for name in ("reshard_table", "migrate_table", "prefill_table")
     }
     return replace(truth, **tables), _own_lengths(cell)
 
@@ -157,8 +157,8 @@ def lengths_wrong(cell: Cell, truth: LatencyModel, seed: int) -> tuple[LatencyMo
 def switches_dear(cell: Cell, truth: LatencyModel, seed: int) -> tuple[LatencyModel, LengthModel]:
     """The fixed part of every switch twenty times too low."""
     seconds = (TIMES_DEARER - 1) * cell.switch_s
-    reslice = {pair: dear_s - seconds for pair, dear_s in truth.reslice_table.items()}
-    return replace(truth, reslice_table=reslice), right(cell, truth, seed)[1]
+    reshard = {pair: dear_s - seconds for pair, dear_s in truth.reshard_table.items()}
+    return replace(truth, reshard_table=reshard), right(cell, truth, seed)[1]
 
 
 def after_check(beliefs: Beliefs) -> Beliefs:
@@ -196,9 +196,7 @@ def run_cell(cell: Cell, num_replays: int, beliefs: Sequence[str]) -> dict[str, 
     """
     cheap, dear = cell.machine(), replace(cell, switch_s=TIMES_DEARER * cell.switch_s).machine()
     wanted = {best_of(name) for name in beliefs}
-    machines = {CLAIRVOYANT: cheap} | (
-        {DEAR_CLAIRVOYANT: dear} if DEAR_CLAIRVOYANT in wanted else {}
-    )
+    machines = {ORACLE: cheap} | ({DEAR_ORACLE: dear} if DEAR_ORACLE in wanted else {})
     seconds: dict[str, list] = {}
 
     def note(name: str, value: float) -> None:
@@ -208,9 +206,9 @@ def run_cell(cell: Cell, num_replays: int, beliefs: Sequence[str]) -> dict[str, 
         workload, then = cell.rollouts(seed)
         goes_on = seed < FOLLOWED and seed % 4 < 2
         for name, machine in machines.items():
-            note(name, clairvoyant(workload, machine).total_s)
+            note(name, oracle(workload, machine).total_s)
             if goes_on:
-                note(following(name), clairvoyant(then, machine).total_s)
+                note(following(name), oracle(then, machine).total_s)
         planners: dict[str, tuple[Planner, Machine]] = {
             name: (planner, cheap) for name, planner in baselines(cell, cheap.truth, seed).items()
         }

@@ -24,7 +24,7 @@ from pat_jax.planning.planner.planner import CostModelPlanner, Planner
 from pat_jax.profiling.capacity.costs import costs_of
 from pat_jax.profiling.capacity.plan_config import PlanConfig
 from pat_jax.profiling.cross_compile.by_arithmetic import by_arithmetic
-from pat_jax.profiling.cross_compile.plant import Order
+from pat_jax.profiling.cross_compile.target_build import Order
 from pat_jax.profiling.predict.targets import Target
 from pat_jax.profiling.simulate.draw import Draw
 from pat_jax.profiling.simulate.machine import Machine
@@ -43,14 +43,14 @@ def machine_of(sequences: int, cap: int, target: Target) -> Machine:
         speculation=SpeculationConfig("none"),
     )
     run: RunConfig = config.run(target)
-    plant = by_arithmetic(Order.of(target, run, preset(MODEL), (2, 4)))
-    costs = costs_of(plant, None, Path("no tables"), "one-shot")
+    build = by_arithmetic(Order.of(target, run, preset(MODEL), (2, 4)))
+    costs = costs_of(build, None, Path("no tables"), "one-shot")
     return Machine.of(
         costs.latency,
-        tuple(plant.layouts),
+        tuple(build.layouts),
         run.rollout,
         capacity=sequences,
-        memory=plant.memory,
+        memory=build.memory,
         runs_ahead=True,
     )
 

@@ -84,9 +84,13 @@ def _zeroeval(name: str, path: Path) -> LengthData:
 
 
 def _uniform(name: str, prompts: np.ndarray, responses: np.ndarray, cap: int) -> LengthData:
-    said = responses >= 1
+    generated = responses >= 1
     return LengthData(
-        name, prompts[said].astype(int), responses[said].astype(int), np.ones(said.sum()), cap
+        name,
+        prompts[generated].astype(int),
+        responses[generated].astype(int),
+        np.ones(generated.sum()),
+        cap,
     )
 
 

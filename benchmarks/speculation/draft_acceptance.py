@@ -24,7 +24,7 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from benchmarks.report import options, write
-from pat_jax.planning.draft_counts import BRANCHES, DRAFTS, KINDS, Drafted
+from pat_jax.planning.draft_counts import BRANCHES, DRAFTS, KINDS, DraftResult
 from pat_jax.profiling.predict.kernel_files import NoData
 from pat_jax.profiling.simulate.draft_counting import Group, Record, Rules, Tokens, verify
 from pat_jax.profiling.simulate.draft_runs import counts_of
@@ -101,19 +101,21 @@ def counted(groups: Sequence[Group], record: Record, drafts: Sequence[int]) -> d
     return found | ({"in other room, drafts of 8": a_step(ROOMS, 8)} if has_earlier else {})
 
 
-def prior_of(counts: Sequence[Drafted]) -> dict[str, list]:
+def prior_of(counts: Sequence[DraftResult]) -> dict[str, list]:
     """Of several sets, which weigh the same, by the names that `planning/drafts.py` has for it."""
-    tried, right, begun, forks = (
+    proposed, accepted, begun, branch_counts = (
         np.sum([getattr(x, name) / x.begun.sum() for x in counts], axis=0)
-        for name in ("tried", "right", "begun", "forks")
+        for name in ("proposed", "accepted", "begun", "branch_counts")
     )
-    rates = np.divide(right, tried, where=tried > 0, out=np.zeros(tried.shape))[:, 1:, :8]
-    total = forks.sum(axis=1, keepdims=True)
-    forks = np.divide(forks, total, where=total > 0, out=np.eye(KINDS))
+    rates = np.divide(accepted, proposed, where=proposed > 0, out=np.zeros(proposed.shape))[
+        :, 1:, :8
+    ]
+    total = branch_counts.sum(axis=1, keepdims=True)
+    branch_counts = np.divide(branch_counts, total, where=total > 0, out=np.eye(KINDS))
     return {
         "PRIOR": rates[DRAFTS].round(2).tolist(),
         "PRIOR_BRANCHES": rates[BRANCHES].round(2).tolist(),
-        "PRIOR_FORKS": forks.round(3).tolist(),
+        "PRIOR_BRANCH_COUNTS": branch_counts.round(3).tolist(),
         "PRIOR_BEGUN": (begun / begun.sum()).round(3).tolist(),
     }
 

@@ -24,7 +24,7 @@ from pat_jax.profiling.simulate.simulator import replay
 
 GPU, LENGTHS = "8xH100", ("r1", "math")
 OPTIONS = SpeculationConfig()
-DRAFTS = Drafts(OPTIONS.budgets, OPTIONS.longest, ON_ACCELERATORS, OPTIONS.texts)
+DRAFTS = Drafts(OPTIONS.num_draft_tokens, OPTIONS.longest, ON_ACCELERATORS, OPTIONS.texts)
 ADAPTIVE, PLANNED, INFORMED = "adaptive", "planned with drafts", "planned, mean acceptance known"
 
 
@@ -66,22 +66,26 @@ def _lengths(data: Path) -> dict[str, LengthData]:
 
 
 @dataclass
-class PinnedBudget(CostModelPlanner):
+class PinnedDraftTokens(CostModelPlanner):
     """One layout and one budget for good; where it has no program, the next smaller one that has, or the
     smallest."""
 
     machine: Machine | None = None
-    budget: int = 0
+    num_draft_tokens: int = 0
 
     def decide(self, load: Load, current: Split, options: Sequence[np.ndarray] = ()) -> Plan:
         plan, machine = super().decide(load, current, options), self.machine
         assert machine is not None and self.acceptance is not None
-        rows = machine.buckets.rows_for(current, int(np.bincount(load.group).max()))
+        rows = machine.buckets.rows_for(current, int(np.bincount(load.replica).max()))
         having = machine.drafts.of(rows)
         if not having:
             return plan
-        budget = max((n for n in having if n <= self.budget), default=min(having))
-        return replace(plan, budget=budget, reach=self.acceptance.reach)
+        num_draft_tokens = max(
+            (n for n in having if n <= self.num_draft_tokens), default=min(having)
+        )
+        return replace(
+            plan, num_draft_tokens=num_draft_tokens, accept_prob=self.acceptance.accept_prob
+        )
 
 
 def undrafted(cell: Cell, machine: Machine) -> Iterator[tuple[str, Planner]]:
@@ -91,17 +95,21 @@ def undrafted(cell: Cell, machine: Machine) -> Iterator[tuple[str, Planner]]:
     yield ADAPTIVE, CostModelPlanner(SPLITS, truth, lengths)
 
 
-def static(split: Split, budget: int = 0) -> str:
-    return f"static tp{split.tp}" + (f", budget {budget}" if budget else "")
+def static(split: Split, num_draft_tokens: int = 0) -> str:
+    return f"static tp{split.tp}" + (f", budget {num_draft_tokens}" if num_draft_tokens else "")
 
 
-def one_budget(budget: int) -> str:
-    return f"planned, budget {budget}"
+def one_number(num_draft_tokens: int) -> str:
+    return f"planned, budget {num_draft_tokens}"
 
 
 STATICS = [static(split) for split in SPLITS]
-BUDGETED = [static(split, budget) for split in SPLITS for budget in DRAFTS.budgets]
-ONE_BUDGET = [one_budget(budget) for budget in DRAFTS.budgets]
+BUDGETED = [
+    static(split, num_draft_tokens)
+    for split in SPLITS
+    for num_draft_tokens in DRAFTS.num_draft_tokens
+]
+ONE_NUMBER = [one_number(num_draft_tokens) for num_draft_tokens in DRAFTS.num_draft_tokens]
 
 
 def drafting(cell: Cell, machine: Machine) -> Iterator[tuple[str, Planner]]:
@@ -110,9 +118,11 @@ def drafting(cell: Cell, machine: Machine) -> Iterator[tuple[str, Planner]]:
     assert machine.acceptance is not None
     known |= {"acceptance": machine.acceptance, "drafts": machine.drafts.limits}
     for split in SPLITS:
-        for budget in machine.drafts.budgets:
-            fixed = PinnedBudget((split,), **known, machine=machine, budget=budget)
-            yield static(split, budget), fixed
+        for num_draft_tokens in machine.drafts.num_draft_tokens:
+            fixed = PinnedDraftTokens(
+                (split,), **known, machine=machine, num_draft_tokens=num_draft_tokens
+            )
+            yield static(split, num_draft_tokens), fixed
     informed = CostModelPlanner(SPLITS, **known)
     yield INFORMED, informed
     yield PLANNED, replace(informed, acceptance=Acceptance.unseen())
@@ -137,23 +147,25 @@ def run_cell(cell: Cell, replays: int) -> dict[str, dict]:
 def replayed(cell: Cell, seed: int) -> dict[str, tuple[Workload, dict[str, RolloutReport]]]:
     """One rollout under every system, of each truth of acceptance."""
     bare, found = cell.machine(), {}
-    alone = {n: cell.machine(replace(DRAFTS, budgets=(n,))) for n in DRAFTS.budgets}
+    alone = {
+        n: cell.machine(replace(DRAFTS, num_draft_tokens=(n,))) for n in DRAFTS.num_draft_tokens
+    }
     alike = cell.known.sample(cell.size, seed)
     plain = {name: replay(alike, x, bare) for name, x in undrafted(cell, bare)}
     for truth, drafts in truths(cell).items():
         machine, workload = replace(bare, acceptance=drafts.pooled), drafts.draw(alike, seed)
         systems = dict(drafting(cell, machine))
         runs = plain | {name: replay(workload, x, machine) for name, x in systems.items()}
-        for budget, other in alone.items():
+        for num_draft_tokens, other in alone.items():
             one = replace(other, acceptance=drafts.pooled)
             planner = dict(drafting(cell, one))[PLANNED]
-            runs[one_budget(budget)] = replay(workload, planner, one)
+            runs[one_number(num_draft_tokens)] = replay(workload, planner, one)
         found[truth] = workload, runs
     return found
 
 
 def _did(workload: Workload, run: RolloutReport) -> dict[str, float | str]:
-    drafted = [burst.steps for burst in run.bursts if burst.budget]
+    drafted = [burst.steps for burst in run.bursts if burst.num_draft_tokens]
     return {
         "tokens_a_step": run.tokens_per_row_step,
         "steps_with_drafts": sum(drafted) / run.decode_steps,

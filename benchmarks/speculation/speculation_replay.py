@@ -17,7 +17,7 @@ built in, then in what it learns. Those that it is compared with know the mean o
     speed-up    time of the best static layout without drafts, chosen afterwards for each replay / time
 
 Beside it is the same planner with programs for one number of draft tokens alone. There is no
-clairvoyant plan: `profiling/simulate/hindsight.py` has all sequences accept alike.
+oracle plan: `profiling/simulate/the oracle.py` has all sequences accept alike.
 """
 
 import json
@@ -39,7 +39,7 @@ from benchmarks.speculation.speculation_cells import (
     BUDGETED,
     GPU,
     INFORMED,
-    ONE_BUDGET,
+    ONE_NUMBER,
     PLANNED,
     STATICS,
     Cell,
@@ -65,7 +65,7 @@ def summary(seconds: Seconds) -> dict[str, Any]:
         "speed_up_of_the_best_static_with_a_fixed_budget": distribution(static / best(BUDGETED)),
         "planned_over_adaptive": distribution(known[ADAPTIVE] / planned),
         "planned_over_the_best_static_with_a_fixed_budget": distribution(best(BUDGETED) / planned),
-        "planned_over_the_best_one_budget": distribution(best(ONE_BUDGET) / planned),
+        "planned_over_the_best_one_budget": distribution(best(ONE_NUMBER) / planned),
     }
 
 

@@ -115,7 +115,7 @@ class Decoder:
         width = self.engine.specs.width(self.length)
         tables = 1 + np.arange(cell.rows * width, dtype=np.int32).reshape(cell.rows, width)
         rows = RowState.empty(cell.rows)
-        rows.live[:], rows.ignore_eos[:] = True, True
+        rows.running[:], rows.ignore_eos[:] = True, True
         rows.position[:] = cell.context - 1
         rows.end[:] = cell.context + cell.new_tokens
         seen = np.zeros(seen_shape(cell.config, cell.rows), np.uint32)

@@ -27,7 +27,7 @@ from pat_jax.planning.types import Split
 from pat_jax.profiling.cross_compile.by_arithmetic import by_arithmetic
 from pat_jax.profiling.cross_compile.compile import DEPTHS, compile_for
 from pat_jax.profiling.cross_compile.compiled import CompiledProgram
-from pat_jax.profiling.cross_compile.plant import Order, Plant
+from pat_jax.profiling.cross_compile.target_build import Order, TargetBuild
 from pat_jax.profiling.predict.targets import Target
 
 CASES = [
@@ -82,10 +82,10 @@ def designed(model: ModelConfig, program: CompiledProgram) -> list[tuple[str, in
     ]
 
 
-def check(here: Plant, programs: Sequence[CompiledProgram]) -> dict[str, Any]:
+def check(here: TargetBuild, programs: Sequence[CompiledProgram]) -> dict[str, Any]:
     """What was asked of each layout, and what came out."""
     layouts, model, memory = {}, here.order.model, here.memory
-    decoding = {x.split: x for x in programs if x.name == "decode" and not x.budget}
+    decoding = {x.split: x for x in programs if x.name == "decode" and not x.num_draft_tokens}
     for split in here.layouts:
         decode = decoding[split]
         weights = weight_bytes(model, split.tp)

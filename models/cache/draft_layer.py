@@ -1,8 +1,8 @@
 """The KV cache of steps that verify drafts: as many new tokens of each row as are worth it, in one line.
 
-A line of tokens holds every live row's newest one and, behind it, some of its draft. What is computed token
-by token takes the line as it is; attention looks at each row's tokens together, so that its keys and values
-are read once for all of them.
+A line of tokens holds every running row's newest one and, behind it, some of its draft. What is
+computed token by token takes the line as it is; attention looks at each row's tokens together, so
+that its keys and values are read once for all of them.
 
 A row's tokens may be two drafts that begin with different tokens, a trunk and a *branch* behind it: each
 sees the newest token and its own. A token's place in the cache is then not its position.
@@ -93,7 +93,7 @@ class DraftPages(NamedTuple):
     ) -> tuple[Float[Array, "1 tokens kv_heads queries_per_kv head_dim"], "DraftPages"]:
         """As `LayerCache.attend`, of all rows in one line."""
         del positions  # the line knows where tokens are
-        # What stands in a place that is not taken is no row's.
+        # What stands in a place that is not taken is not a row's.
         of_token = jnp.where(self.line.is_taken[:, None], self.table[self.line.row], NULL_PAGE)
         each = PagedLayer(self.keys, self.values, of_token)
         keys, values = jnp.swapaxes(keys, 0, 1), jnp.swapaxes(values, 0, 1)

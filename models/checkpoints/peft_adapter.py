@@ -154,7 +154,7 @@ def _stored_tensors(directory: Path) -> dict[str, StoredTensor]:
 
 
 def _check_modules(directory: Path, modules: Set[str], linear: Mapping[str, int]) -> None:
-    """UserError for the first that is no linear layer of the model."""
+    """UserError for the first that is not a linear layer of the model."""
     for module in sorted(modules - linear.keys()):
         if module in NOT_ADAPTED:
             raise _not_implemented(directory / ADAPTER_FILE, f"{_PREFIX}{module}{_A}")

@@ -106,7 +106,7 @@ def _tables(
     of_keys = (before + jnp.clip(query, key, last)).astype(small)
 
     def one_row(x: Array, axis: int) -> Array:
-        """A kernel's grid is no wider than a row; its table counts blocks of all rows."""
+        """A kernel's grid is at most as wide as a row; its table counts blocks of all rows."""
         shape = [1, num_blocks, num_blocks]
         shape[axis] *= rows
         return jnp.reshape(jnp.moveaxis(x, 0, axis - 1), shape)

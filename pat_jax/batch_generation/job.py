@@ -34,7 +34,8 @@ class Entry:
     is_last: bool  # of its line
     ask: LineRequest | None = None
     finder: StopFinder | None = None
-    search: Future[bool] | None = None  # for a stop string, in what was said before the last burst
+    # for a stop string, in what was generated before the last burst
+    search: Future[bool] | None = None
 
 
 class BatchJob:

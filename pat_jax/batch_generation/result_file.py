@@ -7,7 +7,7 @@ from typing import IO, Any, Self, TypeVar
 
 from pat_jax.common.errors import UserError
 from pat_jax.common.files import whole_lines
-from pat_jax.common.hosts.together import company
+from pat_jax.common.hosts.together import process_group
 from pat_jax.common.json_text import parse_json
 
 T = TypeVar("T")
@@ -26,7 +26,7 @@ class ResultFile:
         """
         self.path = path
         self._file: IO[bytes] | None = None
-        self.done = company().agree("results before", lambda: self._open(resume=resume))
+        self.done = process_group().agree("results before", lambda: self._open(resume=resume))
 
     def _open(self, *, resume: bool) -> list[tuple[int, int]]:
         """Line and sample of the results that are there."""

@@ -91,7 +91,8 @@ class TextSession:
 
     @property
     def rollout(self) -> RolloutTrace:
-        """What the engine did for the newest call: its layouts, its switches, how many were live."""
+        """What the engine did for the newest call: its layouts, its switches, how many were
+        running."""
         return self.session.report.trace
 
     def _ask(self, number: int, prompt: PromptLike, sampling: Mapping[str, Any]) -> LineRequest:

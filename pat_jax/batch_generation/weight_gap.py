@@ -25,7 +25,7 @@ from pat_jax.models.policy import Params, Policy
 from pat_jax.planning.memory import GIB, USABLE
 from pat_jax.rl.algorithm.logprobs import next_tokens, token_logprobs
 
-TOKENS_OF_ONE = 512  # of one response, at most: many responses say more than one long one
+TOKENS_OF_ONE = 512  # of one response, at most: many responses tell more than one long one
 CALL_TOKENS = 4096  # of all rows of a call, padding included, where rows are not longer
 SHORTEST = 128  # tokens of a row
 LOGIT_TOKENS = 512  # of a device, whose logits exist at a time

@@ -105,8 +105,8 @@ def _examined(config: DoctorConfig, model: ModelConfig, examination: Examination
 
 def iteration_found(devices: Sequence[Device]) -> Finding:
     """A rollout, rewards and an update of a tiny model by the command that trains."""
-    said = io.StringIO()
-    with tempfile.TemporaryDirectory() as folder, redirect_stderr(said), redirect_stdout(said):
+    output = io.StringIO()
+    with tempfile.TemporaryDirectory() as folder, redirect_stderr(output), redirect_stdout(output):
         row = _iteration(len(devices), Path(folder) / "run")
     names = ("train/grad_norm", "train/behavior_gap", "rollout/tokens_per_s")
     figures = {name: value for name, value in row.items() if name.startswith("timing/")}

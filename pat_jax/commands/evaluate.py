@@ -13,8 +13,8 @@ from pat_jax.config.by_model import settled_dtype
 from pat_jax.engine.sequences.responses import Completion, Request
 from pat_jax.engine.session import Session
 from pat_jax.evaluation.config import EvaluateConfig
-from pat_jax.evaluation.exam import load_exam
 from pat_jax.evaluation.folder import EvaluationFolder
+from pat_jax.evaluation.problem_sets import load_problem_sets
 from pat_jax.evaluation.results import content, words
 from pat_jax.rl.rewards.responses import response_reader
 from pat_jax.run.evaluation import Evaluator
@@ -38,28 +38,30 @@ def evaluate(config: EvaluateConfig) -> None:
         saved.check(model)
     run = config.run_config(model, len(devices))
     tokenizer = checked_tokenizer(run, model)
-    exam = load_exam(run, tokenizer)
-    run = exam.fitted(run, len(devices))
+    problem_sets = load_problem_sets(run, tokenizer)
+    run = problem_sets.fitted(run, len(devices))
     setup = SessionSetup.of(run, model, devices, saved, config.adapter)
     progress = Progress(0)
-    with open_scorer(run, exam.rewards) as scorer:
-        first = exam.sets[0].prompts[0]
-        try_out(scorer, first, exam.columns, config.num_generations, progress)
+    with open_scorer(run, problem_sets.rewards) as scorer:
+        first = problem_sets.sets[0].prompts[0]
+        try_out(scorer, first, problem_sets.columns, config.num_generations, progress)
         with EvaluationFolder(config) as folder:
             if known := len(folder.responses):
                 progress.print(f"{known:,} responses are there already")
             for line in filter(
-                None, (*(saved.notes if saved else ()), setup.headless, *exam.notes)
+                None, (*(saved.notes if saved else ()), setup.headless, *problem_sets.notes)
             ):
                 progress.print(line)
             session = setup.open()
             made_of = tokenizer, folder.path, progress.print
             with Completions(*made_of, is_asked=True) as completions:
-                read = response_reader(exam.columns, tokenizer)
-                evaluator = Evaluator(run, exam.sets, read, scorer, completions, progress)
+                read = response_reader(problem_sets.columns, tokenizer)
+                evaluator = Evaluator(run, problem_sets.sets, read, scorer, completions, progress)
                 ask = partial(folder.responses.ask, partial(_answers, session))
                 found = evaluator.evaluate(None, ask)
-            folder.finish(content(config, found, exam.left_out, folder.responses.num_tokens))
+            folder.finish(
+                content(config, found, problem_sets.left_out, folder.responses.num_tokens)
+            )
     progress.close()
     for line in found.samples:
         print(line)

@@ -48,7 +48,7 @@ def generate(config: GenerateConfig) -> None:
         sampling = config.overrides, parts.recommended
         job = BatchJob(prompts, config.seed, session, tokenizer, *sampling, results)
         job.run(sample.add)
-        if parts.setup.engine.specs.drafts.budgets and session.report.bursts:
+        if parts.setup.engine.specs.drafts.num_draft_tokens and session.report.bursts:
             print(session.drafts.words, file=sys.stderr)
     if config.weights != "auto" and sample.sequences:
         print(gap_words(parts.config, parts.setup, sample), file=sys.stderr)

@@ -31,7 +31,7 @@ from pat_jax.profiling.capacity.recorded_responses import (
 from pat_jax.profiling.capacity.report import PlanReport
 from pat_jax.profiling.cross_compile.by_arithmetic import by_arithmetic, check_room
 from pat_jax.profiling.cross_compile.compile import DEPTHS, Compilation, compile_for, installed
-from pat_jax.profiling.cross_compile.plant import Order
+from pat_jax.profiling.cross_compile.target_build import Order
 from pat_jax.profiling.predict.targets import Target
 from pat_jax.profiling.simulate.comparison import Series
 from pat_jax.rl.text.tokenizer import HuggingFaceTokenizer
@@ -59,7 +59,7 @@ class Planned:
         return self.folder / REPORT_FILE
 
     def plot(self) -> "Figure":
-        """The first of the replayed rollouts: live sequences over time, the layout in force."""
+        """The first of the replayed rollouts: running sequences over time, the layout in force."""
         return draw_rollout(self.report.comparison.traces[0])
 
     def __repr__(self) -> str:
@@ -71,7 +71,7 @@ def made_plan(config: PlanConfig, command: str) -> Planned:
         config = replace(config, run_dir=f"runs/{folder_name(config, datetime.now())}")
     configure(0)
     question = question_of(config, command)
-    config, target = question.options, question.plant.order.target
+    config, target = question.options, question.build.order.target
     run = config.run(target)
     folder = check_run_dir(run)
     if config.compile:
@@ -113,13 +113,13 @@ def question_of(config: PlanConfig, command: str) -> Question:
     draft_model = drafter.policy and drafter.policy.config
     order = Order.of(target, config.run(target), model, DEPTHS[config.layers], draft_model)
     check_room(order, config.model)
-    plant = by_arithmetic(order)
+    build = by_arithmetic(order)
     profile = Path(config.profile) if config.profile else None
-    costs = costs_of(plant, profile, Path(config.data), config.sums)
+    costs = costs_of(build, profile, Path(config.data), config.sums)
     return Question(
         command,
         config.model,
-        plant,
+        build,
         Series(config.draw(config.responses, config.max_completion_length), config.rollouts),
         lengths,
         costs,
@@ -159,7 +159,7 @@ def compiled(question: Question) -> Compilation:
             bar.set_postfix_str(last)
             bar.update(done - bar.n)
 
-        return compile_for(question.plant.order, progress=show)
+        return compile_for(question.build.order, progress=show)
 
 
 def keep(report: PlanReport, folder: Path) -> None:

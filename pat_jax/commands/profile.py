@@ -14,7 +14,7 @@ from pat_jax.common.bars import counting, note
 from pat_jax.common.devices import PROFILE_DIR, Device, configure
 from pat_jax.common.errors import UserError
 from pat_jax.common.hosts.join import join
-from pat_jax.common.hosts.together import company
+from pat_jax.common.hosts.together import process_group
 from pat_jax.engine.engine import RolloutEngine
 from pat_jax.engine.sizing.layout_choice import check_lengths
 from pat_jax.engine.warm_up.warm_up import Warmup
@@ -46,7 +46,7 @@ class Measured:
     path: Path
 
     def plot(self) -> "Figure":
-        """The decode step by live sequences, a panel for each cache length."""
+        """The decode step by running sequences, a panel for each cache length."""
         return draw_profile(self.profile)
 
     def __repr__(self) -> str:
@@ -62,7 +62,7 @@ def measured(config: ProfileConfig) -> Measured:
     config = _settled(config, model, devices)
     subject = profile_subject(config, model, devices)
     path = Path(config.out) if config.out else PROFILE_DIR / subject.file_name
-    us = company()
+    us = process_group()
     known = us.agree("known profile", lambda: known_profile(config, subject, path, shards_of=""))
     rollout = replace(config.rollout, compile="all")  # all of it is to be measured
     engine = build_engine(replace(config, rollout=rollout), model, devices)
@@ -195,7 +195,7 @@ def measure(
     collectives = dict(known.collectives) if known else {}
     if not collectives:
         measured = all_reduce_seconds(layouts, dtype)
-        collectives = company().agree("seconds of sums", lambda: measured)
+        collectives = process_group().agree("seconds of sums", lambda: measured)
     with counting("measuring", disable=False) as show:
         warmup = Warmup(
             engine,

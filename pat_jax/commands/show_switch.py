@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from pat_jax.commands.plan import question_of
-from pat_jax.common.hosts.together import company
+from pat_jax.common.hosts.together import process_group
 from pat_jax.config.command_line import parse
 from pat_jax.engine.record.plot import draw_rollouts
 from pat_jax.profiling.capacity.plan_config import PlanConfig
@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 def show_switch(run: Run) -> None:
     """Changes nothing that the run has learned or saved; a failure costs a line."""
     is_new = run.config.steps > run.steps.first
-    if len(run.setup.layouts) == 1 or not (company().is_alone and is_new):
+    if len(run.setup.layouts) == 1 or not (process_group().is_alone and is_new):
         return
     try:
         shown = replace(same_rollout(run), computed=computed_plan())

@@ -71,7 +71,8 @@ class Simulated:
     told: Sequence[str] = ()  # of drafts, in sentences
 
     def plot(self, number: int = 0) -> "Figure":
-        """The first adaptive rollout of an answer: live sequences over time, the layout in force."""
+        """The first adaptive rollout of an answer: running sequences over time, the layout in
+        force."""
         if number not in range(len(self.answers)):
             raise UserError(
                 f"number is {shown(number)}: expected that of an answer, from 0 to {len(self.answers) - 1}."
@@ -139,21 +140,21 @@ def simulated(config: SimulateConfig) -> Simulated:
 def _drafts(
     config: SimulateConfig, profile: Profile, recorded: RecordedResponses | None, longest: int
 ) -> tuple[Drafter, DraftSources | None, tuple[str, ...]]:
-    """Those that were measured of the ones asked for, their sources, and what is to be said of it.
+    """Those that were measured of the ones asked for, their sources, and what to print about it.
 
     Args:
       longest: tokens of the longest prompt and response.
 
     Raises:
-      UserError: none of those that are insisted on were measured, or nobody can say them.
+      UserError: none of those that are insisted on were measured, or nobody can generate them.
     """
     asked, backend = config.speculation, profile.subject.backend
     wanted = drafter_of(asked, model_of(profile), backend, longest, shape_of)
     drafts, told = measured_drafts(wanted, profile.latency)
-    if asked.source not in ("auto", "none") and not drafts.budgets:
+    if asked.source not in ("auto", "none") and not drafts.num_draft_tokens:
         raise UserError(
             f"option --speculation.source is {asked.source!r}: the profile {config.profile} has no steps that "
-            f"verify drafts of --speculation.budgets ({' '.join(map(str, asked.budgets))}) from {wanted.come_from}; "
+            f"verify drafts of --speculation.num_draft_tokens ({' '.join(map(str, asked.num_draft_tokens))}) from {wanted.come_from}; "
             f"measure them with python -m pat_jax.profile --speculation.source {asked.source}, or leave the "
             "option out."
         )
@@ -175,7 +176,7 @@ def answer(
     host_us: float,
 ) -> Answer:
     series = Series(config.draw(responses, cap), config.rollouts, config.growth)
-    budgets = drafter.drafts.budgets
+    numbers = drafter.drafts.num_draft_tokens
     what_if = WhatIf(
         responses,
         cap,
@@ -185,7 +186,7 @@ def answer(
         config.device_memory_gib,
         config.burst_steps,
         config.check_every,
-        replace(config.speculation, budgets=budgets) if budgets else NO_SPECULATION,
+        replace(config.speculation, num_draft_tokens=numbers) if numbers else NO_SPECULATION,
         drafter.policy and drafter.policy.config,
     )
     machine = machine_of(profile, what_if, sources and sources.of_every_rollout.acceptance)

@@ -4,7 +4,7 @@ from typing import Any
 
 from pat_jax.common.devices import configure
 from pat_jax.common.errors import UserError, shown
-from pat_jax.common.hosts.together import company
+from pat_jax.common.hosts.together import process_group
 from pat_jax.config.run import RunConfig
 from pat_jax.run.loop import Run
 from pat_jax.run.process.distributed import meet
@@ -29,7 +29,7 @@ def run(config: RunConfig, signals: StopSignals, rows: GivenRows) -> str:
         with open_scorer(config, setup.task.rewards) as scorer:
             training = Run(setup, scorer, signals)
             try:
-                company().agree("rows", lambda: rows.keep(config))
+                process_group().agree("rows", lambda: rows.keep(config))
                 training.run()
                 if config.show_switch:
                     from pat_jax.commands.show_switch import (

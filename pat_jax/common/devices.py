@@ -13,7 +13,7 @@ from typing import TypeAlias
 import jax
 
 from pat_jax.common.errors import UserError
-from pat_jax.common.hosts.together import company
+from pat_jax.common.hosts.together import process_group
 
 Device: TypeAlias = jax.Device  # pyright: ignore[reportInvalidTypeForm]  # jaxlib has no stubs
 
@@ -47,7 +47,7 @@ def configure(num_devices: int) -> Sequence[Device]:
     Raises:
       UserError: fewer devices are there than asked for.
     """
-    processes = company().count
+    processes = process_group().count
     if num_devices % processes:
         raise UserError(
             f"option --devices is {num_devices}: expected a multiple of the {processes} processes of this "
@@ -76,7 +76,7 @@ def _set_up(num_cpu: int) -> None:
     # XLA sizes its pool by this variable, but no smaller than the number of devices; the flags alone
     # leave a single device all cores.
     os.environ.setdefault("NPROC", str(num_cpu))
-    # Flags only: XLA stops reading at the first word that is no flag.
+    # Flags only: XLA stops reading at the first word that is not a flag.
     flags = "--xla_cpu_multi_thread_eigen=false"
     if flags not in (given := os.environ.get("XLA_FLAGS", "")):
         os.environ["XLA_FLAGS"] = f"{flags} {given}".strip()

@@ -219,7 +219,7 @@ def _status(error: Exception) -> int | None:
 
 
 def _repo(name: str, option: str, kind: _Kind) -> _Repo | None:
-    """None: it is no name of the Hub, or something here is called so."""
+    """None: it is not a name of the Hub, or something here is called so."""
     found, commit = _NAME.fullmatch(name), _commits.get((kind, name))
     if not found or (found["part"] and kind == "model"):
         return None

@@ -5,8 +5,8 @@ Imports nothing of the project.
 
 import re
 
-# Control characters but for tab and line feed, what changes the direction of text, line separators that
-# are none to a terminal, and halves of characters, which no file takes.
+# Control characters except for tab and line feed, what changes the direction of text, line
+# separators that are none to a terminal, and halves of characters, which no file takes.
 _STEERING = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]"
 )

@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from typing import TextIO
 
 from pat_jax.common.errors import UserError, shortened
-from pat_jax.common.hosts.together import company
+from pat_jax.common.hosts.together import process_group
 from pat_jax.common.printable import printable
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
@@ -74,20 +74,20 @@ def _run_command(main: Callable[[], None]) -> None:
         try:
             with in_one_sentence():
                 main()
-            company().leave()
+            process_group().leave()
         except UserError as error:
             sentence = printable(str(error))  # which quotes files, rewards and answers
-            company().fail(sentence, 2)
+            process_group().fail(sentence, 2)
             print(f"error: {sentence}", file=sys.stderr)
             raise SystemExit(2) from None
         except KeyboardInterrupt:
-            company().fail("it was interrupted", 128 + signal.SIGINT)
+            process_group().fail("it was interrupted", 128 + signal.SIGINT)
             raise SystemExit(128 + signal.SIGINT) from None
         except Exception as error:
-            if not company().is_alone:  # its end would wait for the others
-                if not company().is_ending:
+            if not process_group().is_alone:  # its end would wait for the others
+                if not process_group().is_ending:
                     traceback.print_exc(file=sys.__stderr__)
-                company().fail(f"{type(error).__name__}: {error}", 1)
+                process_group().fail(f"{type(error).__name__}: {error}", 1)
             raise
         finally:
             sys.stdout.flush()  # the interpreter would complain if this failed at its end

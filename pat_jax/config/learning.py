@@ -171,8 +171,8 @@ class OptimizerState(Options):
     """Of the master weights; bfloat16, rounded stochastically at each step, takes 2 bytes a parameter
     instead of 4. Gradients add up in float32 all the same."""
     offload: bool = False
-    """Keep both moments in the host's memory but for the optimizer's step: rollouts and gradients have
-    their room, and each step fetches them and sends them back."""
+    """Keep both moments in the host's memory except for the optimizer's step: rollouts and
+    gradients have their room, and each step fetches them and sends them back."""
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ class RewardOptions(Options):
     """Processes of each reward that score responses at the same time, or calls of an endpoint; 0 takes
     as many as there are cores."""
     reward_memory: float = option(8.0, MEMORY_GIB)
-    """GiB that each of these processes may have, and each of its children; 0 is no limit."""
+    """GiB that each of these processes may have, and each of its children; 0 is not a limit."""
     reward_retries: int = option(3, count(0, 100))
     """Further tries where an endpoint cannot be reached, is too busy (429) or fails (5xx), after 0.5,
     1, 2 … seconds, at most 30, or when their Retry-After says, within the time of a call."""

@@ -36,8 +36,8 @@ class EngineSizes(Options):
     page_size: int = option(16, TOKENS)
     """Tokens in one page of the KV cache."""
     min_rows: int = option(4, RESPONSES)
-    """Smallest row bucket of a data-parallel group, in sequences; smaller buckets follow the live
-    batch further but compile more programs."""
+    """Smallest row bucket of a replica, in sequences; smaller buckets follow the running batch
+    further but compile more programs."""
     min_length: int = option(64, TOKENS)
     """Smallest KV length bucket in tokens; buckets double from here to the longest sequence."""
     check_every: int = option(8, TOKENS)
@@ -83,11 +83,11 @@ class RolloutConfig(SamplingOptions, EngineSizes):
     """How the KV cache of unfinished sequences crosses a switch; auto takes the cheaper of the two
     by the latency model."""
     kv_pages: int = option(0, COUNT_OR_ZERO)
-    """Pages in the KV cache of a data-parallel group where no KV heads are split (a layout that
+    """Pages in the KV cache of a replica where no KV heads are split (a layout that
     splits them in f ways has f times as many, each of 1/f the bytes of a device); 0 takes what the
     memory of a device allows, or what every sequence needs at full length if that is less."""
     prefill_blocks: int = option(64, RESPONSES)
-    """Pages of each data-parallel group computed by one prefill call."""
+    """Pages of each replica computed by one prefill call."""
     compile: Literal["needed", "all", "lazy"] = "needed"
     """Programs compiled before the first iteration. needed: a few of each layout, which are measured;
     rollouts compile the others when they need them. lazy: those of the layout it starts in alone; other

@@ -48,8 +48,8 @@ class RunConfig(RewardOptions, Planned, AnyRun):
     switch_to: str = option("", PATH)
     """Comma-separated layouts of a scripted path (experiments); the planner is off."""
     switch_at: str = ""
-    """Comma-separated live-sequence counts, one for each layout of switch_to, at which the scripted
-    switch happens."""
+    """Comma-separated running-sequence counts, one for each layout of switch_to, at which the
+    scripted switch happens."""
     compute_dtype: ComputeDtype = "auto"
     """Arithmetic of the forward pass; what is trained is kept in --optimizer.weight_dtype. auto:
     bfloat16 for a checkpoint directory or a model of the Hub on GPUs and TPUs, else float32."""
@@ -149,5 +149,5 @@ class RunConfig(RewardOptions, Planned, AnyRun):
         self.need(
             "switch_at",
             len(counts) == len(layouts) and all(re.fullmatch(r"\d{1,7}", n) for n in counts),
-            f"one live-sequence count for each layout of --switch_to ({self.switch_to!r})",
+            f"one running-sequence count for each layout of --switch_to ({self.switch_to!r})",
         )

@@ -25,13 +25,14 @@ class SpeculationConfig(Options):
     source: str = option("auto", SOURCE)
     """Where drafts come from. suffix: what followed the last tokens before, in the response itself, in
     others to its prompt, or in those of earlier iterations. model:DIR: what a smaller model of the same
-    vocabulary says, a Hugging Face checkpoint or owner/name of the Hub. early_exit:LAYER: what the policy would say if it ended
-    behind its first LAYER layers. auto: suffix on accelerators; none on a CPU, where a step takes longer
-    the more tokens it verifies. none: no drafts."""
+    vocabulary generates, a Hugging Face checkpoint or owner/name of the Hub. early_exit:LAYER: what
+    the policy would generate if it ended behind its first LAYER layers. auto: suffix on
+    accelerators; none on a CPU, where a step takes longer the more tokens it verifies. none: no
+    drafts."""
     longest: int = option(7, count(1, LONGEST))
     """Most tokens of a draft."""
-    budgets: tuple[int, ...] = (1, 3, 7)
-    """Tokens of drafts that a step has room for, for each row: a program for each is compiled, and the
+    num_draft_tokens: tuple[int, ...] = (1, 3, 7)
+    """Draft tokens of a step, for each row: a program for each is compiled, and the
     planner chooses by load. The room goes to the tokens that are likeliest right, whoever's they are."""
     texts: int = option(4, count(0, 64))
     """Tokens of other responses that each row drafts from, in lengths of its own context; 0: from its own
@@ -44,25 +45,25 @@ class SpeculationConfig(Options):
     """Tokens of earlier iterations, responses with their prompts, that a training run keeps to draft from
     when a prompt comes again: 4 bytes each, in memory and beside every checkpoint. 0 keeps none."""
     most_tokens: int = option(0, count(0, 2**16))
-    """Tokens, newest ones and drafts, that a step of a data-parallel group may verify; 0 takes as many as
+    """Tokens, newest ones and drafts, that a step of a replica may verify; 0 takes as many as
     read the weights about as long as they compute with them: 256 on accelerators, 64 on a CPU."""
     cache_tokens: int = option(2**16, COUNT)
-    """Tokens of sequences that a draft model's cache holds, of each data-parallel group, and one sequence of
+    """Tokens of sequences that a draft model's cache holds, of each replica, and one sequence of
     full length at least. While the rows of a group hold more, no model drafts."""
 
     def __post_init__(self):
         super().__post_init__()
         self.need(
-            "budgets",
-            len(self.budgets) > 0
-            and list(self.budgets) == sorted(set(self.budgets))
-            and self.budgets[0] >= 1
-            and self.budgets[-1] <= self.longest,
+            "num_draft_tokens",
+            len(self.num_draft_tokens) > 0
+            and list(self.num_draft_tokens) == sorted(set(self.num_draft_tokens))
+            and self.num_draft_tokens[0] >= 1
+            and self.num_draft_tokens[-1] <= self.longest,
             f"one or several numbers, ascending, from 1 to --speculation.longest ({self.longest})",
         )
 
     @property
-    def is_said(self) -> bool:
+    def is_generated(self) -> bool:
         """By a model, token by token."""
         return self.exit_layer > 0 or self.draft_model != ""
 

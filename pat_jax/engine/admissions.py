@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from pat_jax.engine.sequences.block_tables import NO_GROUP, BlockTables
+from pat_jax.engine.sequences.block_tables import NO_REPLICA, BlockTables
 from pat_jax.engine.sequences.contents import Contents
 from pat_jax.engine.sequences.page_allocator import Admitted, num_pages_for
 from pat_jax.engine.sequences.prefill_calls import Copies, PrefillWork, Spans
@@ -15,25 +15,27 @@ class Admissions:
         self.contents, self.table, self.tables = contents, contents.table, tables
         self.turn = np.zeros(len(self.table), np.int64)  # largest for the one admitted last
         self._num_admitted = 0
-        self.forget_homes()
+        self.forget_prefix_replicas()
 
-    def home(self, sequence: int) -> int:
-        """The group in which a sample of its prompt got pages last, or NO_GROUP."""
-        return int(self._home[self.contents.prompt[sequence]])
+    def prefix_replica(self, sequence: int) -> int:
+        """The replica in which a sample of its prompt got pages last, or NO_GROUP."""
+        return int(self._prefix_replica[self.contents.prompt[sequence]])
 
-    def note_home(self, sequence: int, group: int) -> None:
-        self._home[self.contents.prompt[sequence]] = group
+    def note_prefix_replica(self, sequence: int, replica: int) -> None:
+        self._prefix_replica[self.contents.prompt[sequence]] = replica
 
-    def forget_homes(self) -> None:
-        self._home = np.full(int(self.contents.prompt.max(initial=-1)) + 1, NO_GROUP)
+    def forget_prefix_replicas(self) -> None:
+        self._prefix_replica = np.full(int(self.contents.prompt.max(initial=-1)) + 1, NO_REPLICA)
 
-    def admit(self, sequence: int, group: int, steps: int, *, leaving: int = 0) -> Admitted | None:
+    def admit(
+        self, sequence: int, replica: int, steps: int, *, leaving: int = 0
+    ) -> Admitted | None:
         """Pages for what is known of a sequence and `steps` more; None if there are too few.
 
         Args:
           leaving: pages that are to be free then.
         """
-        pool, room = self.tables.pools[group], self._room(sequence, steps)
+        pool, room = self.tables.pools[replica], self._room(sequence, steps)
         known = self.contents.known(sequence)
         if known is None:
             cached = int(self.table.length[sequence]) - 1
@@ -42,13 +44,13 @@ class Admissions:
         else:
             admitted = pool.admit(known, room, leaving=leaving)
         if admitted is not None:
-            self.give(sequence, group, admitted.pages)
+            self.give(sequence, replica, admitted.pages)
             self.turn[sequence] = self._num_admitted = self._num_admitted + 1
         return admitted
 
-    def give(self, sequence: int, group: int, pages: np.ndarray) -> None:
-        self.tables.give(sequence, group, pages)
-        self.note_home(sequence, group)
+    def give(self, sequence: int, replica: int, pages: np.ndarray) -> None:
+        self.tables.give(sequence, replica, pages)
+        self.note_prefix_replica(sequence, replica)
 
     def more_pages(self, sequence: int, steps: int, *, after: int) -> int:
         """Pages that a sequence needs for `steps` tokens and not yet for those `after` which they end."""
@@ -63,45 +65,46 @@ class Admissions:
         i = np.array([i for i, _ in admitted], np.int64)
         start = np.array([given.num_cached for _, given in admitted], np.int64)
         stop = self.table.length[i] - 1
-        group, is_new = self.tables.group[i], start < stop
-        spans = Spans(i[is_new], group[is_new], start[is_new], stop[is_new])
+        replica, is_new = self.tables.replica[i], start < stop
+        spans = Spans(i[is_new], replica[is_new], start[is_new], stop[is_new])
         copies = [
             (g, *given.copy)
-            for g, (_, given) in zip(group.tolist(), admitted, strict=True)
+            for g, (_, given) in zip(replica.tolist(), admitted, strict=True)
             if given.copy is not None
         ]
         return PrefillWork(spans, Copies(*np.array(copies, np.int32).reshape(-1, 3).T))
 
 
 class Filling:
-    """One round of admissions: which groups have room left, and which sequences were admitted."""
+    """One round of admissions: which replicas have room left, and which sequences were admitted."""
 
     def __init__(self, admissions: Admissions, most: int, steps: int, at_once: int):
-        """At most `most` live sequences to a group; `steps` and `at_once` as in `Scheduler.admit`."""
+        """At most `most` running sequences to a replica; `steps` and `at_once` as in
+        `CacheManager.admit`."""
         table = admissions.table
-        live = table.group(table.live)
+        running = table.replica(table.running)
         self.admissions, self.most, self.steps, self.at_once = admissions, most, steps, at_once
-        # Of each group, pages that are to be free.
+        # Of each replica, pages that are to be free.
         self.needed = admissions.tables.lacking(steps).tolist()
-        self.count = np.bincount(live, minlength=table.num_groups).tolist()
+        self.count = np.bincount(running, minlength=table.num_replicas).tolist()
         self.open = {g for g, count in enumerate(self.count) if count < most}
         self.admitted: list[tuple[int, Admitted]] = []
 
-    def take(self, sequence: int, groups: set[int]) -> bool:
-        """Admits it to the one of some open groups that has most pages left, if it has enough."""
+    def take(self, sequence: int, replicas: set[int]) -> bool:
+        """Admits it to the one of some open replicas that has most pages left, if it has enough."""
         pools, needed = self.admissions.tables.pools, self.needed
         later = self.admissions.more_pages(sequence, self.steps, after=self.at_once)
-        for group in sorted(groups, key=lambda g: needed[g] - pools[g].num_free):
-            leaving = needed[group] + later
-            given = self.admissions.admit(sequence, group, self.at_once, leaving=leaving)
+        for replica in sorted(replicas, key=lambda g: needed[g] - pools[g].num_free):
+            leaving = needed[replica] + later
+            given = self.admissions.admit(sequence, replica, self.at_once, leaving=leaving)
             if given is None:
                 # A sequence that needs more pages is not overtaken.
-                self.open.discard(group)
+                self.open.discard(replica)
                 continue
             self.admitted.append((sequence, given))
-            needed[group] = leaving
-            self.count[group] += 1
-            if self.count[group] == self.most:
-                self.open.discard(group)
+            needed[replica] = leaving
+            self.count[replica] += 1
+            if self.count[replica] == self.most:
+                self.open.discard(replica)
             return True
         return False

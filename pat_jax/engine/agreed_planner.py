@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pat_jax.common.hosts.together import company
+from pat_jax.common.hosts.together import process_group
 from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.planning.planner.planner import Planner
 from pat_jax.planning.types import Load, Outcome, Plan, Split
@@ -20,13 +20,13 @@ class AgreedPlanner(Planner):
         self._planner = planner
 
     def start(self, load: Load) -> Split:
-        return company().agree("first layout", lambda: self._planner.start(load))
+        return process_group().agree("first layout", lambda: self._planner.start(load))
 
     def decide(self, load: Load, current: Split, options: Sequence[np.ndarray] = ()) -> Plan:
-        return company().agree("plan", lambda: self._planner.decide(load, current, options))
+        return process_group().agree("plan", lambda: self._planner.decide(load, current, options))
 
     def observe(self, outcome: Outcome) -> None:
-        if company().is_first:  # the others' have decided nothing, and keep no account of it
+        if process_group().is_first:  # the others' have decided nothing, and keep no account of it
             self._planner.observe(outcome)
 
     @property

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from pat_jax.engine.sequences.sequence_table import SequenceTable
 from pat_jax.layout.buckets import Shape, Shapes
-from pat_jax.planning.types import Plan, Ran, Split
+from pat_jax.planning.types import BurstResult, Plan, Split
 
 if TYPE_CHECKING:
     from pat_jax.engine.by_need import ByNeed  # knows programs: simulated rollouts have none
@@ -27,22 +27,26 @@ class BurstShapes:
         self.lacked: tuple[Shape, float] | None = None
 
     def fewest_rows(self, split: Split) -> int:
-        """The rows of each replica in the smallest program that holds the live sequences."""
+        """The rows of each replica in the smallest program that holds the running sequences."""
         return self._smallest(split, self.table.fullest, self._reached(0, 0)).rows
 
-    def rows_below(self, split: Split, running: Shape | None) -> int:
+    def rows_below(self, split: Split, in_flight: Shape | None) -> int:
         """The row bucket to which those that are left are compacted next, 0 where there is none."""
-        rows = self.table.rows_per_group
+        rows = self.table.rows_per_replica
         if self.by_need is None:
             return self.shapes.buckets.rows_below(split, rows)
-        length = running.length if running else self.next(split, 0)[0].length
+        length = in_flight.length if in_flight else self.next(split, 0)[0].length
         return self.by_need.rows_below(split, rows, length)
 
-    def next(self, split: Split, budget: int, tokens_before: int = 0) -> tuple[Shape, int]:
+    def next(
+        self, split: Split, num_draft_tokens: int, tokens_before: int = 0
+    ) -> tuple[Shape, int]:
         """Shape and most steps of a burst, behind one of up to `tokens_before` tokens."""
-        table, pace = self.table, self.shapes.pace(budget)
-        context, rows = table.max_context + tokens_before, table.rows_per_group
-        shape = self._smallest(split, rows, self._reached(budget, tokens_before), budget, rows)
+        table, pace = self.table, self.shapes.pace(num_draft_tokens)
+        context, rows = table.max_context + tokens_before, table.rows_per_replica
+        shape = self._smallest(
+            split, rows, self._reached(num_draft_tokens, tokens_before), num_draft_tokens, rows
+        )
         steps = pace.burst_steps
         if shape.length < self._last_context:
             steps = min(steps, (shape.length - context) // pace.check_tokens * pace.check_every)
@@ -52,13 +56,13 @@ class BurstShapes:
         """Whether there is a program for the plan's drafts."""
         if self.by_need is None or plan.predicted is None:
             return True
-        shape, steps = self.next(split, plan.budget)
+        shape, steps = self.next(split, plan.num_draft_tokens)
         if self.by_need.has(shape):
             return True
         self.lacked = shape, max(0.0, plan.predicted.saved_s(steps))
         return False
 
-    def charge(self, split: Split, ran: Ran) -> None:
+    def charge(self, split: Split, ran: BurstResult) -> None:
         """Counts what a burst has lost to programs that are not compiled, if its time goes with its rows."""
         if self.by_need is None:
             return
@@ -70,19 +74,26 @@ class BurstShapes:
             self.by_need.charge(*self.lacked)
 
     def _smallest(
-        self, split: Split, rows: int, length: int, budget: int = 0, most_rows: int = 2**31
+        self,
+        split: Split,
+        rows: int,
+        length: int,
+        num_draft_tokens: int = 0,
+        most_rows: int = 2**31,
     ) -> Shape:
         """That holds so many rows of so many tokens; among compiled ones if there are any."""
         buckets = self.shapes.buckets
-        fitting = Shape(split, buckets.rows_for(split, rows), buckets.length_for(length), budget)
+        fitting = Shape(
+            split, buckets.rows_for(split, rows), buckets.length_for(length), num_draft_tokens
+        )
         return fitting if self.by_need is None else self.by_need.instead_of(fitting, most_rows)
 
-    def _reached(self, budget: int, tokens_before: int) -> int:
+    def _reached(self, num_draft_tokens: int, tokens_before: int) -> int:
         """Tokens that a row may hold by the first test of a burst behind one of `tokens_before` tokens."""
         context = self.table.max_context + tokens_before
-        return min(self._last_context, context + self.shapes.pace(budget).check_tokens)
+        return min(self._last_context, context + self.shapes.pace(num_draft_tokens).check_tokens)
 
     @property
     def _last_context(self) -> int:
-        """Tokens of the longest live sequence with its budget used up."""
-        return int(self.table.end[self.table.live].max()) - 1
+        """Tokens of the longest running sequence with its limit reached."""
+        return int(self.table.end[self.table.running].max()) - 1

@@ -72,4 +72,6 @@ class ByNeed:
 
 
 def decode_key(shape: Shape) -> Key:
-    return Key("decode", shape.split, shape.rows, shape.length, budget=shape.budget)
+    return Key(
+        "decode", shape.split, shape.rows, shape.length, num_draft_tokens=shape.num_draft_tokens
+    )

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from pat_jax.common.hosts.together import company
+from pat_jax.common.hosts.together import process_group
 from pat_jax.common.stopwatch import Stopwatch
 from pat_jax.engine.device.draft.drafter import Rollout
 from pat_jax.engine.device.pages.device_pool import DevicePool
@@ -55,7 +55,7 @@ class Digest(NamedTuple):
     threshold: int
     is_ahead: bool
     rows: int
-    reach: int
+    accept_prob: int
     drafts: int  # texts that rows draft from, or what a draft model's cache holds
 
 
@@ -97,12 +97,12 @@ class DeviceExecutor(Executor):
         self._feed, self._draft_params = specs.drafter.feed(rollout), draft_params
 
     def prefill(self, work: PrefillWork) -> int:
-        if not len(work.spans.sequence) and not len(work.copies.group):
+        if not len(work.spans.sequence) and not len(work.copies.replica):
             return 0
         specs, size, room = self.specs, self.specs.page_size, 0
         for call in prefill_calls(
             work.spans,
-            num_groups=self.weights.layout.split.dp,
+            num_replicas=self.weights.layout.split.dp,
             sizes=specs.prefill_sizes,
             page_size=size,
         ):
@@ -122,14 +122,14 @@ class DeviceExecutor(Executor):
         program, pages = self.programs[key], self.pool.pages
         self.pool.pages = program(self.weights.params, pages, tokens, start, tables)
 
-    def wipe(self, spoilt: Copies) -> None:
-        self.pool.copy(spoilt)
+    def scrub(self, poisoned: Copies) -> None:
+        self.pool.copy(poisoned)
 
     def launch(self, burst: Burst) -> None:
         if not burst.is_ahead:
             self._feed.prepare(burst.shape)
         if self._checks:
-            company().compare("burst", self._digest(burst))
+            process_group().compare("burst", self._digest(burst))
         if not burst.is_ahead:
             self._put_rows(burst)
         elif self.pool.layout.backend.waits:
@@ -138,12 +138,18 @@ class DeviceExecutor(Executor):
         drafting = self._feed.state(self.pool.layout, burst.shape, before)
         assert self._rows is not None and self._seen is not None and self._tables is not None
         state = DecodeState(self._rows, self._seen, self.pool.pages, *self._tables, drafting)
-        split, rows, length, budget = burst.shape
-        is_copied = budget and not self.specs.drafts.is_said
-        reach = burst.reach.astype(np.float32) if is_copied and burst.reach is not None else None
-        until = Until(np.int32(burst.max_steps), np.int32(burst.threshold), reach)
-        own_params = self._draft_params if budget else None
-        program = self.programs[Key("decode", split, rows, length, budget=budget)]
+        split, rows, length, num_draft_tokens = burst.shape
+        is_copied = num_draft_tokens and not self.specs.drafts.is_generated
+        accept_prob = (
+            burst.accept_prob.astype(np.float32)
+            if is_copied and burst.accept_prob is not None
+            else None
+        )
+        until = Until(np.int32(burst.max_steps), np.int32(burst.threshold), accept_prob)
+        own_params = self._draft_params if num_draft_tokens else None
+        program = self.programs[
+            Key("decode", split, rows, length, num_draft_tokens=num_draft_tokens)
+        ]
         state, output = program(self.weights.params, state, burst.reserved, until, own_params)
         self._rows, self._seen, self.pool.pages = state.rows, state.seen, state.pool
         self._tables, self._drafting = (state.tables, state.drawn), state.drafting
@@ -155,21 +161,27 @@ class DeviceExecutor(Executor):
         if self._rows is None or self._seen is None or self._version != table.version:
             self._rows = layout.put(self.responses.row_state(), "batch")
             self._seen, self._version = self._put_seen(), table.version
-        tables = self.tables.rows(table.occupants, self.specs.width(burst.shape.length))
+        tables = self.tables.rows(table.row_to_sequence, self.specs.width(burst.shape.length))
         none_drawn = np.zeros(layout.split.dp, np.int32)
         self._tables = layout.put((tables, none_drawn), "batch")
 
     def _digest(self, burst: Burst) -> Digest:
         table, reserved = self.responses.table, burst.reserved
-        known = table.occupants, table.length, table.end, self.tables.rows(table.occupants, 1)
+        known = (
+            table.row_to_sequence,
+            table.length,
+            table.end,
+            self.tables.rows(table.row_to_sequence, 1),
+        )
         rows = *known, reserved.pages, reserved.filled
-        sums = map(_checksum, (rows, (burst.reach,), self._feed.told))
+        sums = map(_checksum, (rows, (burst.accept_prob,), self._feed.told))
         return Digest(burst.shape, burst.max_steps, burst.threshold, burst.is_ahead, *sums)
 
     def _put_seen(self) -> jax.Array:
-        """What penalties look at. Where no live row has one any content will do: nothing is sent."""
+        """What penalties look at. Where no running row has one any content will do: nothing is
+        sent."""
         responses, layout = self.responses, self.pool.layout
-        rows = responses.table.num_groups * responses.table.rows_per_group
+        rows = responses.table.num_replicas * responses.table.rows_per_replica
         shape, old = seen_shape(self.specs.functions.policy.config, rows), self._seen
         if (
             old is not None
@@ -196,7 +208,7 @@ class DeviceExecutor(Executor):
         arrivals = placed(moves, self.tables.holds(moves), old, new)
         target = self.specs.layouts[relocation.target]
         traffic = self.pool.migrate(target, arrivals.shipments)
-        weight_bytes, chunk_bytes = self.weights.reslice(target)
+        weight_bytes, chunk_bytes = self.weights.reshard(target)
         sent = MovedBytes(
             weight_bytes + traffic.num_bytes,
             weight_bytes + traffic.least_bytes,

@@ -16,21 +16,21 @@ import numpy as np
 from jax.sharding import Mesh
 
 from pat_jax.common.devices import Device
-from pat_jax.common.hosts.together import company
+from pat_jax.common.hosts.together import process_group
 from pat_jax.common.memory import give_back
 from pat_jax.common.stopwatch import Stopwatch
 from pat_jax.config.rollout import RolloutConfig
 from pat_jax.engine.agreed_planner import AgreedPlanner
 from pat_jax.engine.by_need import ByNeed
-from pat_jax.engine.controller import Controller
 from pat_jax.engine.device.draft.drafter import Drafter
 from pat_jax.engine.device.draft.drafters import NO_DRAFTER
 from pat_jax.engine.device.draft.text_drafter import text_room
-from pat_jax.engine.device.programs.program_specs import RESLICE_CHUNK_BYTES
+from pat_jax.engine.device.programs.program_specs import RESHARD_CHUNK_BYTES
 from pat_jax.engine.device.programs.weights import Weights
 from pat_jax.engine.device_executor import DeviceExecutor
 from pat_jax.engine.record.report import RolloutReport
 from pat_jax.engine.rollout import rollout
+from pat_jax.engine.scheduler import Scheduler
 from pat_jax.engine.sequences.earlier import EarlierResponses
 from pat_jax.engine.sequences.responses import Completion, Request, Responses
 from pat_jax.engine.sizing.pool_pages import pages_within, specs_for
@@ -50,7 +50,7 @@ class RolloutEngine:
     Args:
       capacity: the most sequences that run at once; others wait.
       layouts: the layouts to prepare; every one that divides the model where not given.
-      reslice_chunk_bytes: extra memory that a switch of the weights may take, all devices
+      reshard_chunk_bytes: extra memory that a switch of the weights may take, all devices
         together.
       kv_bytes: what the KV cache may take of a device; it takes less where less is enough.
       runs_ahead: dispatch a burst before the results of the one before it are known, so that
@@ -72,7 +72,7 @@ class RolloutEngine:
         eos_ids: Sequence[int],
         dtype: jnp.dtype = jnp.float32,
         layouts: dict[Split, Layout] | None = None,
-        reslice_chunk_bytes: int = RESLICE_CHUNK_BYTES,
+        reshard_chunk_bytes: int = RESHARD_CHUNK_BYTES,
         kv_bytes: float = math.inf,
         runs_ahead: bool | None = None,
         drafter: Drafter = NO_DRAFTER,
@@ -88,7 +88,7 @@ class RolloutEngine:
         buckets = Buckets.of(tuple(self.layouts), capacity, config)
         pages = pages_within(kv_bytes, config, policy.config, self.layouts, buckets, dtype)
         first = buckets.first(config.max_prompt_length, drafter.drafts) if by_need else None
-        sizes = self.layouts, buckets, pages, reslice_chunk_bytes
+        sizes = self.layouts, buckets, pages, reshard_chunk_bytes
         self.specs = specs_for(
             config, policy, drafter, *sizes, dtype=dtype, eos_ids=eos_ids, first=first
         )
@@ -160,9 +160,9 @@ class RolloutEngine:
             self._weights.delete()
         self._weights = None
 
-    def reslice(self, target: Layout) -> tuple[int, int]:
-        """Moves the weights to `target`; see `Weights.reslice`."""
-        return self.weights.reslice(target)
+    def reshard(self, target: Layout) -> tuple[int, int]:
+        """Moves the weights to `target`; see `Weights.reshard`."""
+        return self.weights.reshard(target)
 
     def rollout(
         self,
@@ -182,7 +182,7 @@ class RolloutEngine:
         requests: Sequence[Request],
         planner: Planner,
         report: RolloutReport,
-        has_enough: Callable[[int, np.ndarray], bool] | None = None,
+        should_stop: Callable[[int, np.ndarray], bool] | None = None,
         expected: np.ndarray | None = None,
         earlier: EarlierResponses | None = None,
     ) -> Generator[tuple[int, Completion], None, None]:
@@ -192,25 +192,25 @@ class RolloutEngine:
 
         Args:
           report: filled in on the way; whole when the last completion has been taken.
-          has_enough: told after each burst what every live request has said, int32[tokens]; where
-            it says True the request ends there.
+          should_stop: told after each burst what every running request has generated,
+            int32[tokens]; where it says True the request ends there.
           expected: float[requests], tokens of the responses: of those that wait the longest begin
             first. In their order where not given.
           earlier: what drafts may be copied from as well; not to be changed before the stream has ended.
             On several processes the same on each.
         """
-        # What a rollout waits for a compiler is no time of a burst or a switch.
+        # What a rollout waits for a compiler is not a time of a burst or a switch.
         clock = Stopwatch(lambda: time.perf_counter() - self.programs.waited_s)
         report.expected, waited_s = expected, self.programs.waited_s
         if self.weights.layout.spans_processes:
             planner = AgreedPlanner(planner)
         with clock("schedule"):
-            responses, controller = self._begin(requests, expected)
-            executor = self._executor(responses, controller, clock, earlier)
+            responses, scheduler = self._begin(requests, expected)
+            executor = self._executor(responses, scheduler, clock, earlier)
             if self.checks and earlier is not None:
-                company().compare("earlier responses", earlier.checksum)
-        enough = has_enough and (lambda i: has_enough(i, responses.response(i)))
-        loop = rollout(controller, executor, planner, report, enough, log.info)
+                process_group().compare("earlier responses", earlier.checksum)
+        enough = should_stop and (lambda i: should_stop(i, responses.response(i)))
+        loop = rollout(scheduler, executor, planner, report, enough, log.info)
         with closing(loop):
             for ended in loop:
                 for i in ended.tolist():
@@ -220,13 +220,13 @@ class RolloutEngine:
     def _executor(
         self,
         responses: Responses,
-        controller: Controller,
+        scheduler: Scheduler,
         clock: Stopwatch,
         earlier: EarlierResponses | None,
     ) -> DeviceExecutor:
         return DeviceExecutor(
             *(self.specs, self.programs, self.weights),
-            *(responses, controller.scheduler.tables, clock),
+            *(responses, scheduler.cache_manager.tables, clock),
             draft_params=self.draft_params,
             checks=self.checks,
             earlier=earlier,
@@ -234,11 +234,11 @@ class RolloutEngine:
 
     def _begin(
         self, requests: Sequence[Request], expected: np.ndarray | None
-    ) -> tuple[Responses, Controller]:
+    ) -> tuple[Responses, Scheduler]:
         split, shapes = self.weights.layout.split, self.specs.shapes
         rows = shapes.buckets.rows[split][-1]
-        responses = Responses.of(requests, num_groups=split.dp, rows_per_group=rows)
-        controller = Controller(
+        responses = Responses.of(requests, num_replicas=split.dp, rows_per_replica=rows)
+        scheduler = Scheduler(
             responses,
             shapes,
             split,
@@ -247,7 +247,7 @@ class RolloutEngine:
             expected=expected,
             by_need=self.by_need,
         )
-        return responses, controller
+        return responses, scheduler
 
 
 def _all_layouts(policy: Policy, devices: Sequence[Device]) -> dict[Split, Layout]:

@@ -1,4 +1,4 @@
-"""The executor: it does what the controller decides, on devices or on a simulated clock."""
+"""The executor: it does what the scheduler decides, on devices or on a simulated clock."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from pat_jax.engine.sequences.prefill_calls import Copies, PrefillWork
 class Arrival:
     """How sequences and weights came to where they were to go."""
 
-    # int[moves], NULL_PAGE: it stayed behind; None: where the scheduler put them.
+    # int[moves], NULL_PAGE: it stayed behind; None: where the cache manager put them.
     new_page: np.ndarray | None = None
     sent: MovedBytes | None = None  # None where nothing really moved
 
@@ -34,7 +34,7 @@ class Executor(ABC):
         """
 
     @abstractmethod
-    def wipe(self, spoilt: Copies) -> None:
+    def scrub(self, poisoned: Copies) -> None:
         """Writes pages over that have a NaN in them."""
 
     @abstractmethod
@@ -51,10 +51,11 @@ class Executor(ABC):
 
     @abstractmethod
     def relocate(self, relocation: Relocation) -> Arrival:
-        """Weights to the layout, and the pages that migrate or go to other groups."""
+        """Weights to the layout, and the pages that migrate or go to other replicas."""
 
     def recompute(self, relocation: Relocation, work: PrefillWork, waits: np.ndarray) -> int:
-        """Recomputes what a relocation left behind, except for sequences that wait, bool[live]."""
+        """Recomputes what a relocation left behind, except for sequences that wait,
+        bool[running]."""
         del relocation, waits
         return self.prefill(work)
 

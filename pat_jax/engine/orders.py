@@ -1,4 +1,4 @@
-"""What the controller orders of an executor, and what came of it."""
+"""What the scheduler orders of an executor, and what came of it."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -8,7 +8,7 @@ import numpy as np
 from pat_jax.engine.sequences.prefill_calls import Copies, PageMoves
 from pat_jax.engine.sequences.state import ReservedPages
 from pat_jax.layout.buckets import Shape
-from pat_jax.planning.drafts import Drafted
+from pat_jax.planning.drafts import DraftResult
 from pat_jax.planning.types import DraftPrediction, Load, Split
 
 
@@ -18,22 +18,22 @@ class Burst:
 
     shape: Shape
     max_steps: int
-    threshold: int  # it ends when no group has more live sequences
+    threshold: int  # it ends when no replica has more running sequences
     is_ahead: bool  # dispatched behind another
-    reach: np.ndarray | None  # of drafts, see Plan
+    accept_prob: np.ndarray | None  # of drafts, see Plan
     predicted: DraftPrediction | None  # of them
     reserved: ReservedPages  # pages for its rows to draw; where they are too few, it ends
 
 
 @dataclass(frozen=True)
 class Relocation:
-    """Live sequences to other groups, of another layout or of the one they are in."""
+    """Running sequences to other replicas, of another layout or of the one they are in."""
 
     source: Split
     target: Split
     load: Load  # as they were before
-    group: np.ndarray  # int[live], of each afterwards
-    is_left: np.ndarray  # bool[live], whose pages are left behind; the others migrate
+    replica: np.ndarray  # int[running], of each afterwards
+    is_left: np.ndarray  # bool[running], whose pages are left behind; the others migrate
     moves: PageMoves
 
 
@@ -42,8 +42,8 @@ class Collected(NamedTuple):
 
     steps: int
     tokens: int
-    live_steps: int  # of single rows
-    drafted: Drafted
-    held: float  # see Ran
+    running_steps: int  # of single rows
+    drafted: DraftResult
+    held: float  # see BurstResult
     ended: np.ndarray  # int[ended], the sequences that it ended
-    spoilt: Copies  # pages to be written over
+    poisoned: Copies  # pages to be written over

@@ -9,14 +9,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from pat_jax.engine.controller import Controller
 from pat_jax.engine.executor import Executor
 from pat_jax.engine.orders import Burst
 from pat_jax.engine.record.report import RolloutReport
+from pat_jax.engine.scheduler import Scheduler
 from pat_jax.planning.planner.planner import Planner
-from pat_jax.planning.types import Moved, Plan, Ran, way
+from pat_jax.planning.types import BurstResult, Moved, Plan, way
 
-Tell = Callable[[str], None]
+Notify = Callable[[str], None]
 HasEnough = Callable[[int], bool]
 
 
@@ -26,63 +26,64 @@ def silent(text: str) -> None:
 
 
 def rollout(
-    controller: Controller,
+    scheduler: Scheduler,
     executor: Executor,
     planner: Planner,
     report: RolloutReport,
-    has_enough: HasEnough | None = None,
-    tell: Tell = silent,
+    should_stop: HasEnough | None = None,
+    notify: Notify = silent,
 ) -> Generator[np.ndarray, None, None]:
     """Yields after each burst the sequences that have ended, int[ended].
 
     Args:
       report: filled in on the way; whole when the last sequences have been taken.
-      has_enough: asked after each burst of every live sequence; where it says True that one ends.
-      tell: hears of plans and switches, a sentence each.
+      should_stop: asked after each burst of every running sequence; where it says True that one
+        ends.
+      notify: hears of plans and switches, a sentence each.
     """
-    loop, running = _Loop(controller, executor, planner, report, tell), None
+    loop, in_flight = _Loop(scheduler, executor, planner, report, notify), None
     try:
-        while controller.has_work:
-            if running is None:
+        while scheduler.has_work:
+            if in_flight is None:
                 loop.admit()
             plan = loop.decide()
-            if running is None:
-                if plan.moves_from(controller.split):
+            if in_flight is None:
+                if plan.moves_from(scheduler.split):
                     plan = loop.move(plan)
-                running = loop.launch(plan)
-            following = loop.launch_behind(running, plan)
-            yield loop.collect(running, has_enough)
-            running = following
+                in_flight = loop.launch(plan)
+            following = loop.launch_behind(in_flight, plan)
+            yield loop.collect(in_flight, should_stop)
+            in_flight = following
     finally:  # also where nobody takes the rest
         executor.release()
-    report.finish(controller, executor.clock)
+    report.finish(scheduler, executor.clock)
     for sentence in report.words:
-        tell(sentence)
+        notify(sentence)
 
 
 @dataclass
 class _Loop:
     """The parts of one rollout, each under its stage of the clock."""
 
-    controller: Controller
+    scheduler: Scheduler
     executor: Executor
     planner: Planner
     report: RolloutReport
-    tell: Tell
+    notify: Notify
     began: float = 0.0  # seconds on the clock when the running burst did
 
     def admit(self) -> None:
         """Pages and rows for the next steps, and the prefill of those that wait."""
         with self.executor.clock("prefill"):
-            work = self.controller.admit()
+            work = self.scheduler.admit()
             self.report.add_prefill(work, self.executor.prefill(work))
 
     def decide(self) -> Plan:
         with self.executor.clock("plan"):
-            plan = self.controller.decide(self.planner)
+            plan = self.scheduler.decide(self.planner)
         if not self.report.first_plan and plan.reason:
             self.report.first_plan = plan.reason
-            self.tell(f"first plan for {len(self.controller.table)} sequences: {plan.reason}")
+            self.notify(f"first plan for {len(self.scheduler.table)} sequences: {plan.reason}")
         return plan
 
     def move(self, plan: Plan) -> Plan:
@@ -91,65 +92,67 @@ class _Loop:
         Returns:
           What is left of the plan, to be decoded.
         """
-        controller, executor, report = self.controller, self.executor, self.report
-        kind = "switch" if plan.group is None else "balance"
-        began, fullest = executor.clock.elapsed, controller.table.fullest
+        scheduler, executor, report = self.scheduler, self.executor, self.report
+        kind = "switch" if plan.replica is None else "balance"
+        began, fullest = executor.clock.elapsed, scheduler.table.fullest
         with executor.clock(kind):
-            relocation = controller.leave(plan)
+            relocation = scheduler.leave(plan)
             arrival = executor.relocate(relocation)
-            work, waits = controller.arrive(relocation, arrival.new_page)
+            work, waits = scheduler.arrive(relocation, arrival.new_page)
             report.add_prefill(work, executor.recompute(relocation, work, waits))
         seconds = executor.clock.elapsed - began
-        carry = way(len(work.spans.sequence) + int(waits.sum()), relocation.load.live)
-        levels = fullest, controller.table.fullest
+        carry = way(len(work.spans.sequence) + int(waits.sum()), relocation.load.running)
+        levels = fullest, scheduler.table.fullest
         report.add_move(plan, relocation, arrival, carry, levels, began, seconds)
-        self.tell(f"{kind}: {plan.reason}; took {seconds:.3f} s")
-        is_whole = plan.group is None or bool((relocation.group == plan.group).all())
+        self.notify(f"{kind}: {plan.reason}; took {seconds:.3f} s")
+        is_whole = plan.replica is None or bool((relocation.replica == plan.replica).all())
         self.planner.observe(Moved(plan, seconds, carry, is_whole))
-        return replace(plan, group=None)
+        return replace(plan, replica=None)
 
     def launch(self, plan: Plan) -> Burst:
         """The next burst, while none runs."""
         with self.executor.clock("schedule"):
-            self.controller.fit()
+            self.scheduler.fit()
         self.began = self.executor.clock.elapsed
         with self.executor.clock("decode"):
-            burst = self.controller.burst(plan)
+            burst = self.scheduler.burst(plan)
             self.executor.launch(burst)
         return burst
 
-    def launch_behind(self, running: Burst, plan: Plan) -> Burst | None:
+    def launch_behind(self, in_flight: Burst, plan: Plan) -> Burst | None:
         """The burst after the running one, before its results are known; None where that cannot be."""
-        controller = self.controller
-        if not controller.runs_ahead or plan.moves_from(controller.split):
+        scheduler = self.scheduler
+        if not scheduler.runs_ahead or plan.moves_from(scheduler.split):
             return None
         with self.executor.clock("schedule"):
-            following = controller.burst_behind(running, plan)
+            following = scheduler.burst_behind(in_flight, plan)
             if following is not None:
                 self.executor.launch(following)
         return following
 
-    def collect(self, running: Burst, has_enough: HasEnough | None) -> np.ndarray:
+    def collect(self, in_flight: Burst, should_stop: HasEnough | None) -> np.ndarray:
         """Takes over what a burst did; returns the sequences that ended, int[ended]."""
-        controller, executor = self.controller, self.executor
-        clock, live = executor.clock, len(controller.table.live)
+        scheduler, executor = self.scheduler, self.executor
+        clock, running = executor.clock, len(scheduler.table.running)
         with clock("decode"):
             output, is_timed = executor.collect()
-            done = controller.collect(output)
-            executor.wipe(done.spoilt)
+            done = scheduler.collect(output)
+            executor.scrub(done.poisoned)
         if done.steps:
-            shape, seconds = running.shape, clock.elapsed - self.began
-            ran = Ran(*shape[:3], live, done.held, done.steps, seconds, shape.budget)
-            self.report.add_burst(ran, self.began, done, running.predicted)
-            controller.charge(ran)
+            shape, seconds = in_flight.shape, clock.elapsed - self.began
+            ran = BurstResult(
+                *shape[:3], running, done.held, done.steps, seconds, shape.num_draft_tokens
+            )
+            self.report.add_burst(ran, self.began, done, in_flight.predicted)
+            scheduler.charge(ran)
             if is_timed:
                 self.planner.observe(ran)
-            if ran.budget:
+            if ran.num_draft_tokens:
                 self.planner.observe(done.drafted)
         ended = done.ended
-        if has_enough is not None:
-            enough, spoilt = controller.end(has_enough)
-            executor.wipe(spoilt)
+        if should_stop is not None:
+            enough, poisoned = scheduler.end(should_stop)
+            executor.scrub(poisoned)
             ended = np.concatenate([ended, enough])
         self.began = clock.elapsed
         return ended

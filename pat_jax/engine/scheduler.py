@@ -1,281 +1,292 @@
-"""The scheduler: which sequences get a row and pages, which wait, and which give them back.
+"""The scheduler: what a rollout does next. It decides on host state alone; an executor does it.
 
-Before each burst: `grow`, then `admit`; after it `release_ended`. In a switch: `leave`, then `arrive`;
-in between `balance`. All on the host.
+Devices execute it (`device_executor.py`), and so does a simulated clock: every rule of a rollout is here,
+in the cache manager, or in the planner, once.
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pat_jax.engine.admissions import Admissions, Filling
-from pat_jax.engine.sequences.balance import options
-from pat_jax.engine.sequences.block_tables import NO_GROUP, BlockTables, Moved
-from pat_jax.engine.sequences.contents import Contents
-from pat_jax.engine.sequences.page_allocator import NULL_PAGE
-from pat_jax.engine.sequences.prefill_calls import Copies, PageMoves, PrefillWork
+from pat_jax.engine.burst_shapes import BurstShapes
+from pat_jax.engine.cache_manager import CacheManager
+from pat_jax.engine.orders import Burst, Collected, Relocation
+from pat_jax.engine.sequences.block_tables import pages_with
+from pat_jax.engine.sequences.contents import Contents, RowsOutput
+from pat_jax.engine.sequences.page_reserve import PageReserve
+from pat_jax.engine.sequences.prefill_calls import Copies, PrefillWork
+from pat_jax.layout.buckets import Shape, Shapes
+from pat_jax.planning.draft_counts import DraftResult
+from pat_jax.planning.held import most_held
+from pat_jax.planning.planner.planner import Planner
+from pat_jax.planning.types import (
+    BurstResult,
+    Plan,
+    Split,
+)
 
-# With all samples of a prompt one after the other, the last one of the longest prompt would begin last of
-# all: on recorded responses a rollout then has up to a third more steps.
-LEADERS = 4
+if TYPE_CHECKING:
+    from pat_jax.engine.by_need import ByNeed  # knows programs: simulated rollouts have none
+
+REFILL_PART = 8
 
 
 class Scheduler:
-    """Decides which sequences of a table have a row and pages.
-
-    Among those that wait, the ones that had to make room come first, then those expected to run
-    longest. After `stagger` the first sample of each prompt comes first, then the second.
-    """
+    """Keeps the accounts of one rollout, which is in one layout at a time."""
 
     def __init__(
         self,
         contents: Contents,
+        shapes: Shapes,
+        split: Split,
         *,
-        num_pages: int,
-        page_size: int,
+        runs_ahead: bool,
+        checks: bool = False,
         expected: np.ndarray | None = None,
+        by_need: "ByNeed | None" = None,
     ):
         """
         Args:
-          num_pages: of each group's pool; enough for the longest sequence alone.
-          expected: float[sequences], tokens of the response; in order of submission where not given.
+          contents: of a table in which all sequences wait, in the replicas of `split`.
+          runs_ahead: dispatch a burst before the results of the one before it are known.
+          checks: `check_integrity` after each burst.
+          expected: float[sequences], tokens of the responses; see CacheManager.
+          by_need: chooses among compiled programs; None: all are compiled.
         """
-        self.contents, self.table = contents, contents.table
-        self.tables = BlockTables(self.table, num_pages=num_pages, page_size=page_size)
-        count = len(self.table)
-        order = np.arange(count) if expected is None else np.argsort(-expected, kind="stable")
-        self._queue = deque(order.tolist())
-        self.admissions = Admissions(contents, self.tables)
+        self.contents, self.table, self.shapes = contents, contents.table, shapes
+        self.bursts = BurstShapes(shapes, self.table, by_need)
+        self.split, self.runs_ahead, self.checks = split, runs_ahead, checks
+        self.cache_manager = CacheManager(
+            contents, num_pages=shapes.pages[split], page_size=shapes.page_size, expected=expected
+        )
+        if shapes.drafts.stagger and shapes.drafts.texts:
+            self.cache_manager.stagger()
+        self.num_preempted = 0
+        # Sums over the beginnings and ends of bursts, of what their sequences hold.
+        self.kv_slots, self.kv_unused = 0, 0  # tokens
+        self._in_flight: deque[Shape] = deque()  # of the bursts dispatched and not collected
+        self._reserve: PageReserve | None = None
+        self._version = -1  # of the rows that the bursts on their way have
 
     @property
-    def queue(self) -> np.ndarray:
-        """int[waiting], sequences in the order in which they get rows."""
-        return np.array(self._queue, np.int64)
+    def has_work(self) -> bool:
+        return self.table.has_work
 
-    def stagger(self) -> None:
-        """The first sample of each prompt gets a row first, then the second, up to so many `LEADERS`; the rest
-        follow as before. Later samples then have finished siblings to draft from.
+    def admit(self) -> PrefillWork:
+        """Pages for the next few steps, and free rows to waiting sequences, to be prefilled."""
+        self._grow()
+        shapes = self.shapes
+        most_rows = shapes.buckets.rows[self.split][-1]
+        return self.cache_manager.admit(most_rows, shapes.burst_steps, at_once=shapes.check_every)
+
+    def _grow(self) -> None:
+        """Before a burst there is room for half of it.
+
+        Bursts that end because pages run out cost round-trips to the host, and pages kept for whole
+        bursts are those of fewer sequences (docs/notebook/benchmarks.md).
         """
-        order = self.queue
-        prompt = self.contents.prompt[order]
-        by_prompt = np.argsort(prompt, kind="stable")
-        rank = np.empty(len(order), np.int64)
-        rank[by_prompt] = np.arange(len(order)) - np.searchsorted(
-            prompt[by_prompt], prompt[by_prompt]
+        at_once = self.shapes.check_every
+        room = max(at_once, self.shapes.burst_steps // 2)
+        self.num_preempted += self.cache_manager.grow(room, at_once=at_once)
+
+    def decide(self, planner: Planner) -> Plan:
+        """The next burst's layout, and where sequences go to other replicas of it."""
+        # What is laid out for bursts on their way is free again before any sequences move.
+        laid_out = self._reserve.left if self._reserve is not None and self._in_flight else 0
+        row_buckets = self.shapes.buckets.rows[self.split]
+        options = self.cache_manager.balance_options(row_buckets, laid_out)
+        return planner.decide(self.table.load(), self.split, options)
+
+    def leave(self, plan: Plan) -> Relocation:
+        """The first half of a plan's move; `arrive` must follow.
+
+        In a switch sequences with fewer tokens than the plan says leave their pages behind, and so does
+        one that finds too few. A sequence that finds too few in another replica of its layout
+        stays.
+        """
+        table, source, target = self.table, self.split, plan.split
+        load = table.load()
+        if plan.replica is not None:
+            replica, moves = self.cache_manager.balance(plan.replica)
+            return Relocation(source, source, load, replica, np.zeros(load.running, bool), moves)
+        is_recomputed = load.context < plan.recompute_below
+        replica = table.regroup(target.dp, is_recomputed)
+        moves, is_left = self.cache_manager.leave(
+            replica,
+            num_replicas=target.dp,
+            num_pages=self.shapes.pages[target],
+            is_recomputed=is_recomputed,
         )
-        self._queue = deque(order[np.argsort(np.minimum(rank, LEADERS), kind="stable")].tolist())
-
-    def grow(self, steps: int, *, at_once: int) -> int:
-        """Room for the next `steps` tokens of every live sequence, and pages for those `at_once`.
-
-        Where pages are too few, the youngest of the group give up their own and their rows, and wait.
-        Returns how many.
-        """
-        tables, num_preempted = self.tables, 0
-        lacking = tables.lacking(steps)
-        for group, pool in enumerate(tables.pools):
-            while lacking[group] > pool.num_free:
-                self._preempt(self._youngest(group))
-                num_preempted, lacking = num_preempted + 1, tables.lacking(steps)
-        tables.extend(at_once)
-        return num_preempted
-
-    def _youngest(self, group: int) -> int:
-        live = self.table.live
-        members = live[self.tables.group[live] == group]
-        return int(members[self.admissions.turn[members].argmax()])
-
-    def _preempt(self, sequence: int) -> None:
-        """Its pages can be found again as long as nobody else needs them."""
-        tables, known = self.tables, self.contents.known(sequence)
-        if known is not None:
-            tables.pools[tables.group[sequence]].index(known, tables.of(sequence))
-        tables.release(np.array([sequence]))
-        self.table.leave(np.array([sequence]))
-        self._queue.appendleft(sequence)
-
-    def admit(self, rows_per_group: int, steps: int, *, at_once: int) -> PrefillWork:
-        """Fills free rows from the queue as long as all that are live then have pages for `steps`.
-
-        Given are those for the next tokens, `at_once`. Groups are kept even, and samples of a prompt
-        together as far as that allows. If any sequence waits, all rows are dealt out anew,
-        `rows_per_group` to each group.
-        """
-        if not self._queue:
-            return self.admissions.work([])
-        table = self.table
-        table.compact(rows_per_group)
-        even = -(-int((~table.is_done).sum()) // table.num_groups)
-        filling = Filling(self.admissions, min(rows_per_group, even), steps, at_once)
-        late = []
-        while self._queue and filling.open:
-            i = self._queue.popleft()
-            home = self.admissions.home(i)
-            if not filling.take(i, filling.open if home == NO_GROUP else filling.open & {home}):
-                late.append(i)
-        # A row that no other sequence wants is not left empty for the sake of a shared prefix.
-        late = [i for i in late if not filling.take(i, filling.open)]
-        self._queue.extendleft(reversed(late))
-        sequences = np.array([i for i, _ in filling.admitted], np.int64)
-        table.enter(sequences, self.tables.group[sequences])
-        return self.admissions.work(filling.admitted)
-
-    def release_ended(self) -> Copies:
-        """The pages of sequences that are done are free again.
-
-        Those with a NaN are to be written over, as the copies say: attention multiplies what it does
-        not see by zero, and a NaN stays one.
-        """
-        tables, spoilt = self.tables, []
-        ended = np.flatnonzero(self.table.is_done & (tables.count > 0))
-        has_failed = np.array([self.contents.has_failed(i) for i in ended.tolist()], bool)
-        tables.release(ended[~has_failed])
-        for i in ended[has_failed].tolist():
-            group = int(tables.group[i])
-            freed = tables.pools[group].discard(tables.of(i))
-            spoilt += [(group, NULL_PAGE, page) for page in freed.tolist()]
-        tables.forget(ended[has_failed])
-        return Copies(*np.array(spoilt, np.int32).reshape(-1, 3).T)
-
-    def wipe(self, group: int) -> Copies:
-        """All free pages of a group are to be written over: there may be a NaN in any of them."""
-        pool = self.tables.pools[group]
-        pool.forget_prefixes()
-        pages = pool.blank
-        return Copies(np.full_like(pages, group), np.full_like(pages, NULL_PAGE), pages)
-
-    def leave(
-        self, group: np.ndarray, *, num_groups: int, num_pages: int, is_recomputed: np.ndarray
-    ) -> tuple[PageMoves, np.ndarray]:
-        """The first half of a switch: pages for what migrates, in the pools of another layout.
-
-        The oldest come first. `arrive` must follow.
-
-        Args:
-          group: int[live], of each sequence there.
-          num_pages: of each new pool.
-          is_recomputed: bool[live], whose pages are left behind.
-
-        Returns:
-          Where pages go, and bool[live], the sequences whose pages are left behind: those that found
-          too few as well.
-        """
-        live, tables = self.table.live, self.tables
-        tables.release(live[is_recomputed])
-        old_pools = tables.pools
-        tables.pools = tables.new_pools(num_groups, num_pages)
-        self.admissions.forget_homes()
-        moved, moves = Moved(old_pools[0].num_pages), []
-        is_left = is_recomputed.copy()
-        by_age = np.argsort(self.admissions.turn[live])
-        for k in by_age[~is_recomputed[by_age]].tolist():
-            i = int(live[k])
-            adopted = tables.adopt(i, int(group[k]), old_pools, moved)
-            if adopted is None:
-                is_left[k] = True
-            else:
-                moves.append(adopted)
-                self.admissions.note_home(i, int(group[k]))
-        tables.forget(live[is_left])
-        return PageMoves.of(moves), is_left
-
-    def settle(self, moves: PageMoves, new_page: np.ndarray) -> np.ndarray:
-        """Pages have arrived at `new_page`, int[moves]; NULL_PAGE where one stayed behind.
-
-        Returns:
-          bool[live], sequences with such a page: they give back the others.
-        """
-        tables, live, stays = self.tables, self.table.live, new_page == NULL_PAGE
-        is_lost = np.zeros((len(tables.pools), tables.pools[0].num_pages), bool)
-        is_lost[moves.new_group[stays], moves.new_page[stays]] = True
-        is_left = np.zeros(len(live), bool)
-        for k in np.flatnonzero(tables.count[live]).tolist() if stays.any() else ():
-            pages, group = tables.of(int(live[k])), tables.group[live[k]]
-            if is_lost[group, pages].any():
-                tables.pools[group].discard(pages)
-                is_left[k] = True
-        tables.forget(live[is_left])
-        tables.renumber(moves.part(~stays), new_page[~stays])
-        return is_left
+        self.split = target
+        return Relocation(source, target, load, replica, is_left, moves)
 
     def arrive(
-        self, group: np.ndarray, is_left: np.ndarray, steps: int
+        self, relocation: Relocation, new_page: np.ndarray | None
     ) -> tuple[PrefillWork, np.ndarray]:
-        """The second half: what was left behind is computed anew, with pages for `steps` tokens more.
-
-        The oldest come first; a sequence that finds too few waits. Rows are dealt out anew, as few as
-        hold the fullest group.
+        """The second half: what was left behind is to be computed anew.
 
         Args:
-          group: int[live], of each sequence.
-          is_left: bool[live], as `leave` has it.
+          new_page: int[moves], where pages have arrived, NULL_PAGE where one found no room; None: where
+            `leave` has put them.
 
         Returns:
-          What is to be computed, and bool[live], the sequences that wait.
+          What is to be computed, and bool[running], the sequences that find no pages and wait.
         """
-        table, live = self.table, self.table.live
-        waits, admitted = is_left.copy(), []
-        by_age = np.argsort(self.admissions.turn[live])
-        for k in by_age[is_left[by_age]].tolist():
-            i, new = int(live[k]), int(group[k])
-            if (given := self.admissions.admit(i, new, steps)) is not None:
-                admitted.append((i, given))
-                waits[k] = False
-        left = live[waits]
-        self._queue.extendleft(left[np.argsort(-self.admissions.turn[left])].tolist())
-        table.leave(left)
-        num_groups = len(self.tables.pools)
-        rows = int(np.bincount(group[~waits], minlength=1).max())
-        table.seat(group[~waits], num_groups=num_groups, rows_per_group=rows)
-        return self.admissions.work(admitted), waits
+        is_left = relocation.is_left
+        if new_page is not None:
+            is_left = is_left | self.cache_manager.settle(relocation.moves, new_page)
+        return self.cache_manager.arrive(relocation.replica, is_left, self.shapes.check_every)
 
-    def balance_options(
-        self, row_buckets: Sequence[int], laid_out: np.ndarray | int
-    ) -> list[np.ndarray]:
-        """The groups in which the live sequences could be, int[live] each: see `balance.options`.
+    def fit(self) -> None:
+        """Pages for the next few steps, and the smallest row bucket that holds the running
+        sequences."""
+        self._grow()
+        rows = self.bursts.fewest_rows(self.split)
+        if rows != self.table.rows_per_replica:
+            self.table.compact(rows)
 
-        Args:
-          laid_out: pages of each group that will be free as well, int[groups].
+    def charge(self, ran: BurstResult) -> None:
+        """Counts what a burst has lost to programs that are not compiled."""
+        self.bursts.charge(self.split, ran)
+
+    def burst(self, plan: Plan) -> Burst:
+        """The next burst of the running sequences; `fit` comes before.
+
+        It ends when the plan's threshold is reached, where rows can be compacted, or when there are rows
+        for those that wait. It has the plan's drafts where rows and pages allow it.
         """
-        tables = self.tables
-        pages = tables.count[self.table.live]
-        return options(self.table, pages, tables.free + laid_out, row_buckets)
+        num_draft_tokens = self._num_draft_tokens(plan)
+        pace = self.shapes.pace(num_draft_tokens)
+        shape, steps = self.bursts.next(self.split, num_draft_tokens)
+        tables = self.cache_manager.tables
+        size = self.shapes.reserve_size(self.table.rows_per_replica, num_draft_tokens)
+        self._reserve, self._version = PageReserve(tables.pools, size), self.table.version
+        self._reserve.fill(tables.lacking(steps * pace.step_tokens))
+        stop_at = self._stop_at(plan.threshold)
+        return self._launched(shape, steps, stop_at, plan, is_ahead=False)
 
-    def balance(self, group: np.ndarray) -> tuple[np.ndarray, PageMoves]:
-        """Pages for live sequences in their `group` of the same layout, int[live]; `arrive` must follow.
+    def _num_draft_tokens(self, plan: Plan) -> int:
+        """That of the plan, if each row can have the pages of what it may generate up to the next
+        test, and a draft model's of what it is to know."""
+        self.bursts.lacked = None
+        shapes, table, tables = self.shapes, self.table, self.cache_manager.tables
+        if plan.num_draft_tokens not in shapes.drafts.of(table.rows_per_replica):
+            return 0
+        if shapes.drafts.has_model:
+            asked = pages_with(table, shapes.asked_ahead, shapes.page_size)
+            most = shapes.buckets.draft_pages(self.split, shapes.drafts, shapes.page_size)
+            if (np.bincount(table.replica(table.running), asked) >= most).any():
+                return 0
+        lacking = tables.lacking(shapes.pace(plan.num_draft_tokens).check_tokens)
+        if (lacking > tables.free).any():
+            return 0
+        return plan.num_draft_tokens if self.bursts.has_drafts(self.split, plan) else 0
 
-        A sequence that finds too few pages there for all that it has stays. No group may both give
-        sequences away and get some: what arrives would lie in what has not left yet.
+    def burst_behind(self, in_flight: Burst, plan: Plan) -> Burst | None:
+        """The burst after `in_flight`, whose results are not known yet.
+
+        It ends at the newest plan's threshold, and where `in_flight` does: if that has come to an
+        end of the kind, it takes no step.
 
         Returns:
-          Where sequences go, int[live], and their pages.
+          None where rows or the number of draft tokens are to change first, pages are too few, or
+          limits say that `in_flight` will reach the threshold.
         """
-        table, tables, group = self.table, self.tables, group.copy()
-        live, pools = table.live, tables.pools
-        moved, moves = Moved(pools[0].num_pages), []
-        old = tables.group[live]
-        assert not set(old[old != group]) & set(group[old != group])
-        for k in np.flatnonzero(old != group).tolist():
-            i, pool = int(live[k]), pools[group[k]]
-            held = tables.of(i).copy()
-            if pool.num_free < len(held):
-                group[k] = old[k]
-                continue
-            adopted = tables.adopt(i, int(group[k]), pools, moved)
-            more = pool.take(len(held) - int(tables.count[i]))
-            assert adopted is not None and more is not None, "counted"
-            self.admissions.give(i, int(group[k]), np.concatenate([tables.of(i), more]))
-            pools[old[k]].release(held)
-            moves.append(adopted)
-        return group, PageMoves.of(moves)
+        table, reserve = self.table, self._reserve
+        assert reserve is not None, "launched"
+        num_draft_tokens = in_flight.shape.num_draft_tokens
+        if table.version != self._version or len(table.waiting):
+            return None
+        if self._num_draft_tokens(plan) != num_draft_tokens:
+            return None
+        running = table.running
+        goes_on = running[table.end[running] - table.length[running] > in_flight.max_steps]
+        fullest = int(np.bincount(table.replica(goes_on), minlength=1).max())
+        threshold = max(in_flight.threshold, self._stop_at(plan.threshold))
+        if fullest <= threshold:
+            return None
+        pace = self.shapes.pace(num_draft_tokens)
+        before = in_flight.max_steps * pace.step_tokens
+        shape, steps = self.bursts.next(self.split, num_draft_tokens, before)
+        needed = self.cache_manager.tables.lacking(before + steps * pace.step_tokens)
+        if shape != in_flight.shape or not reserve.can_hold(needed):
+            return None
+        reserve.fill(needed)
+        return self._launched(shape, steps, threshold, plan, is_ahead=True)
+
+    def _stop_at(self, threshold: int) -> int:
+        fullest = self.table.fullest
+        in_flight = self._in_flight[-1] if self._in_flight else None
+        compact_at = self.bursts.rows_below(self.split, in_flight)
+        # For those that wait a burst ends when an eighth of the fullest replica has ended: on real
+        # lengths that takes fewer decode steps than bursts of 64, and no more where each burst costs
+        # another two (docs/notebook/benchmarks.md).
+        refill_at = fullest - -(-fullest // REFILL_PART) if len(self.table.waiting) else 0
+        return min(max(compact_at, threshold, refill_at), fullest - 1)
+
+    def _launched(
+        self, shape: Shape, steps: int, threshold: int, plan: Plan, *, is_ahead: bool
+    ) -> Burst:
+        assert self._reserve is not None
+        self._count_pages()
+        self._in_flight.append(shape)
+        predicted = plan.predicted if shape.num_draft_tokens else None
+        laid_out = self._reserve.laid_out()
+        return Burst(shape, steps, threshold, is_ahead, plan.accept_prob, predicted, laid_out)
+
+    def collect(self, output: RowsOutput) -> Collected:
+        """Takes over the results of the oldest burst on its way."""
+        table, tables, reserve = self.table, self.cache_manager.tables, self._reserve
+        assert reserve is not None, "launched"
+        running, pace = table.running, self.shapes.pace(self._in_flight.popleft().num_draft_tokens)
+        replica, context, row = (
+            table.replica(running),
+            table.length[running] - 1,
+            table.row[running],
+        )
+        emitted, goes_on, steps = output.emitted[row], output.running[row], int(output.steps)
+        running_steps = output.running_steps[row]
+        reserve.note_drawn(tables.add(output.pages))
+        replicas = self.contents.poisoned_replicas(output)
+        self.contents.take(output)
+        table.advance(emitted, goes_on, steps, running_steps)
+        poisoned = self.cache_manager.release_ended()
+        self._count_pages()
+        if not self._in_flight:
+            reserve.take_back()
+            parts = zip(poisoned, *map(self.cache_manager.scrub, replicas), strict=True)
+            poisoned = Copies(*map(np.concatenate, parts))
+        # What drafts add, half of it on average.
+        held = most_held(
+            context + (emitted - running_steps) / 2, running_steps, replica, steps, pace.check_every
+        )
+        mean_held = float(held.mean()) if steps else 0.0
+        if self.checks:
+            self.check_integrity()
+        drafted = DraftResult(*(np.sum(x, axis=0) for x in output.drafted))
+        counts = int(emitted.sum()), int(running_steps.sum())
+        return Collected(steps, *counts, drafted, mean_held, running[~goes_on], poisoned)
+
+    def end(self, should_stop: Callable[[int], bool]) -> tuple[np.ndarray, Copies]:
+        """Ends the running sequences that have generated enough; returns them, and pages to be
+        written over."""
+        ended = np.array([i for i in self.table.running.tolist() if should_stop(i)], np.int64)
+        if len(ended):
+            self.table.end_now(ended)
+        return ended, self.cache_manager.release_ended()
+
+    def _count_pages(self) -> None:
+        assert self._reserve is not None, "launched"
+        tables = self.cache_manager.tables
+        self.kv_slots += (tables.num_held - int(self._reserve.left.sum())) * tables.page_size
+        self.kv_unused += tables.unused
 
     def check_integrity(self) -> None:
-        """To be called when no burst is on its way.
-
-        Raises:
-          AssertionError: rows, pages and the queue contradict each other.
         """
-        self.table.check_integrity()
-        self.tables.check_integrity()
-        assert sorted(self._queue) == self.table.waiting.tolist(), "the queue is those that wait"
+        Raises:
+          AssertionError: no burst is on its way, and rows, pages and the queue contradict each other.
+        """
+        if not self._in_flight:
+            self.cache_manager.check_integrity()

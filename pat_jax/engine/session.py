@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from pat_jax.common.hosts.together import company
+from pat_jax.common.hosts.together import process_group
 from pat_jax.engine.device.decode.nan_search import where_nans_start
 from pat_jax.engine.device.decode.sampling import sequence_key
 from pat_jax.engine.engine import RolloutEngine
@@ -156,14 +156,14 @@ class Session:
             self.lengths = seen.model()
             self.planner.observe_rollout(self.lengths)
 
-        def has_enough(i: int, tokens: np.ndarray) -> bool:
+        def should_stop(i: int, tokens: np.ndarray) -> bool:
             if seen.has_news():  # of all bursts before this one
                 learn()
             has_ended = watch is not None and watch(index[i], tokens)
             seen.note(i, len(tokens), has_ended=has_ended)
             return has_ended
 
-        for i, done in self.engine.stream(requests, self.planner, self.report, has_enough):
+        for i, done in self.engine.stream(requests, self.planner, self.report, should_stop):
             seen.note(i, len(done.tokens), has_ended=not done.is_truncated)
             if done.error:
                 done = replace(
@@ -177,12 +177,12 @@ class Session:
         begin = requests[: self.engine.capacity]
         none = np.zeros(len(begin), int)
         lengths = np.array([len(request.tokens) for request in begin])
-        budgets = np.array([request.max_new_tokens for request in begin])
-        load = Load(none, none, lengths, budgets, waiting=len(requests) - len(begin))
-        start = company().agree("first layout", lambda: self.planner.start(load))
+        remaining_tokens = np.array([request.max_new_tokens for request in begin])
+        load = Load(none, none, lengths, remaining_tokens, waiting=len(requests) - len(begin))
+        start = process_group().agree("first layout", lambda: self.planner.start(load))
         first = self.engine.layouts[start]
         if first is not self.engine.layout:
-            self.engine.reslice(first)
+            self.engine.reshard(first)
 
     def _where(self, request: Request, done: Completion) -> str:
         if not self.debug_nans:

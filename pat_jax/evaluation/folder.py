@@ -12,7 +12,7 @@ from filelock import BaseFileLock
 from pat_jax.common.errors import UserError
 from pat_jax.common.files import replace_text
 from pat_jax.common.hosts.options import DistributedConfig
-from pat_jax.common.hosts.together import company
+from pat_jax.common.hosts.together import process_group
 from pat_jax.config.command_line import dump
 from pat_jax.evaluation.config import EvaluateConfig
 from pat_jax.evaluation.kept_responses import KeptResponses
@@ -38,8 +38,8 @@ class EvaluationFolder:
         """
         self._option, shared = f"option --out is {config.out!r}", Path(config.out)
         self._lock: BaseFileLock | None = None  # of the first process, which writes there
-        company().agree("folder of the evaluation", lambda: self._begin(config))
-        self.path = company().folder(shared)
+        process_group().agree("folder of the evaluation", lambda: self._begin(config))
+        self.path = process_group().folder(shared)
         try:
             self.responses = KeptResponses(shared / RESPONSES_FILE)
         except OSError as error:
@@ -71,7 +71,7 @@ class EvaluationFolder:
     def finish(self, results: str) -> None:
         """Writes the results. The responses are then in the completions."""
         replace_text(self.path / RESULTS_FILE, results)
-        if company().is_first:
+        if process_group().is_first:
             self.responses.path.unlink()
 
     def __enter__(self) -> Self:

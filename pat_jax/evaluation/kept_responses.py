@@ -13,7 +13,7 @@ import numpy as np
 
 from pat_jax.common.errors import UserError
 from pat_jax.common.files import PatientFile, whole_lines
-from pat_jax.common.hosts.together import company
+from pat_jax.common.hosts.together import process_group
 from pat_jax.common.json_text import parse_json
 from pat_jax.engine.sequences.responses import Completion, Request
 from pat_jax.run.evaluation import Ask
@@ -31,7 +31,7 @@ class KeptResponses:
         self.path = path
         self._file: PatientFile | None = None  # of the first process
         # By the place of the request, with the line and the checksum of the request.
-        self._kept = company().agree("responses before", self._open)
+        self._kept = process_group().agree("responses before", self._open)
         self.num_tokens = 0  # of responses that were not there
 
     def _open(self) -> dict[int, tuple[int, int, Completion]]:
@@ -92,6 +92,7 @@ class KeptResponses:
                 f"{self.path}, line {number}, is no response of an evaluation: expected an object with "
                 "place, request, tokens and truncated; choose another --out."
             ) from None
-        # An evaluation looks at no log-probabilities; whoever did would see that there are none.
+        # An evaluation looks at no log-probabilities; anybody who did would see that there are
+        # none.
         nothing = np.full(len(tokens), np.nan, np.float32)
         return place, (number, checksum, Completion(tokens, nothing, is_truncated))

@@ -38,53 +38,55 @@ LEAST_ROOM = 2**14  # columns, 64 KB a row
 class Drafts:
     """Which drafts have programs."""
 
-    budgets: tuple[int, ...] = ()  # tokens that a step has room for, for each row; ascending
+    # tokens that a step has room for, for each row; ascending
+    num_draft_tokens: tuple[int, ...] = ()
     longest: int = 0  # tokens of a row's draft
-    most_tokens: int = 0  # of a group, that a step verifies: with more they cost what they bring
+    most_tokens: int = 0  # of a replica, that a step verifies: with more they cost what they bring
     texts: int = 0  # tokens beside a row's own text to draft from, in lengths of its context
-    # Who says drafts: the policy's first layers, so many of them, or a draft model; else they are copied
-    # from texts.
+    # Who generates drafts: the policy's first layers, so many of them, or a draft model; else they
+    # are copied from texts.
     exit_layer: int = 0
     has_model: bool = False
-    cache_tokens: int = 2**16  # of a group's sequences, that a draft model's cache has room for
+    cache_tokens: int = 2**16  # of a replica's sequences, that a draft model's cache has room for
     stagger: bool = (
         False  # whether samples of a prompt begin one after the other where sequences wait
     )
 
     def of(self, rows: int) -> tuple[int, ...]:
-        """Budgets that bursts of so many rows of a replica may have: few, so that little is
-        compiled.
+        """Numbers of draft tokens that bursts of so many rows of a replica may have: few, so that
+        little is compiled.
 
         Copied drafts have the two largest that fit, because fewer rows verify more for each. Drafts
         of a model have the two smallest, because each token costs a pass and the first are right
         most often.
         """
-        fitting = tuple(n for n in self.budgets if rows * (1 + n) <= self.most_tokens)
-        return fitting[:2] if self.is_said else fitting[-2:]
+        fitting = tuple(n for n in self.num_draft_tokens if rows * (1 + n) <= self.most_tokens)
+        return fitting[:2] if self.is_generated else fitting[-2:]
 
-    def draft(self, budget: int) -> int:
+    def draft(self, num_draft_tokens: int) -> int:
         """Most tokens of a row's draft. Copied ones share the room of a step by what they are worth."""
-        return self.longest if budget and not self.is_said else budget
+        return self.longest if num_draft_tokens and not self.is_generated else num_draft_tokens
 
     @property
     def most(self) -> int:
         """Tokens of the longest draft."""
-        return self.draft(self.budgets[-1]) if self.budgets else 0
+        return self.draft(self.num_draft_tokens[-1]) if self.num_draft_tokens else 0
 
     @property
     def limits(self) -> DraftLimits:
         return DraftLimits(self.longest, self.cache_tokens if self.has_model else math.inf)
 
     @property
-    def is_said(self) -> bool:
-        """By a model, token by token: every row's draft is as long as the budget."""
+    def is_generated(self) -> bool:
+        """By a model, token by token: every row's draft is as long as the number of draft
+        tokens."""
         return self.exit_layer > 0 or self.has_model
 
     def come_from(self, model: ModelConfig | None) -> str:
-        """What finds or says them, for people; equal where they take the same time.
+        """What finds or generates them, for people; equal where they take the same time.
 
         Args:
-          model: a draft model's configuration, where one says them.
+          model: a draft model's configuration, where one generates them.
         """
         if self.exit_layer:
             return (
@@ -128,9 +130,9 @@ class Shape(NamedTuple):
     """What a burst's program is compiled for."""
 
     split: Split
-    rows: int  # bucket of a group
+    rows: int  # bucket of a replica
     length: int  # tokens that a row's cache may come to hold
-    budget: int = 0  # tokens of drafts that a step has room for, for each row
+    num_draft_tokens: int = 0  # draft tokens of a step, for each row
 
     @property
     def area(self) -> int:
@@ -166,20 +168,20 @@ class Buckets:
         max_length: int,
     ) -> "Buckets":
         """`capacity` sequences in all."""
-        # Groups that are full in the layout with most of them still fit when they have merged.
+        # Replicas that are full in the layout with most of them still fit when they have merged.
         widest = max(split.dp for split in splits)
-        per_group = {split: -(-capacity // widest) * widest // split.dp for split in splits}
-        rows = {split: ladder(min(min_rows, n), n) for split, n in per_group.items()}
+        per_replica = {split: -(-capacity // widest) * widest // split.dp for split in splits}
+        rows = {split: ladder(min(min_rows, n), n) for split, n in per_replica.items()}
         return cls(rows, ladder(min_length, largest_length(max_length, min_length)))
 
     def first(self, prompt_length: int, drafts: Drafts) -> "Buckets":
-        """The few that tell what the others take: the fewest and the most rows, and the most for each budget of
-        drafts, at the length of the first tokens behind a prompt."""
+        """The few that tell what the others take: the fewest and the most rows, and the most for
+        each number of draft tokens, at the length of the first tokens behind a prompt."""
         length = self.length_for(min(prompt_length + 1, self.lengths[-1]))
 
         def few(rows: Sequence[int]) -> tuple[int, ...]:
-            of_budget = {budget: n for n in rows for budget in drafts.of(n)}
-            return tuple(sorted({rows[0], rows[-1], *of_budget.values()}))
+            of_number = {num_draft_tokens: n for n in rows for num_draft_tokens in drafts.of(n)}
+            return tuple(sorted({rows[0], rows[-1], *of_number.values()}))
 
         return Buckets({split: few(rows) for split, rows in self.rows.items()}, (length,))
 
@@ -244,21 +246,22 @@ class Shapes:
     """What the programs of a rollout are compiled for."""
 
     buckets: Buckets
-    pages: Mapping[Split, int]  # of a group's pool in each layout, NULL_PAGE among them
+    pages: Mapping[Split, int]  # of a replica's pool in each layout, NULL_PAGE among them
     page_size: int  # tokens
     burst_steps: int  # most steps of a burst without drafts
     check_every: int  # steps between two of its tests of whether it ends
     drafts: Drafts = NO_DRAFTS
 
-    def pace(self, budget: int) -> Pace:
-        return Pace.of(self.check_every, self.burst_steps, self.drafts.draft(budget))
+    def pace(self, num_draft_tokens: int) -> Pace:
+        return Pace.of(self.check_every, self.burst_steps, self.drafts.draft(num_draft_tokens))
 
     @property
     def asked_ahead(self) -> int:
-        """Tokens of a row that a draft model's cache has room for ahead: those of two bursts, whatever their
-        budgets, so that what a row needs never shrinks."""
-        return 2 * self.pace(max(self.drafts.budgets, default=0)).burst_tokens
+        """Tokens of a row that a draft model's cache has room for ahead: those of two bursts,
+        whatever their number of draft tokens, so that what a row needs never shrinks."""
+        return 2 * self.pace(max(self.drafts.num_draft_tokens, default=0)).burst_tokens
 
-    def reserve_size(self, rows: int, budget: int = 0) -> int:
-        """Pages that `rows` of a group may draw in two bursts, one dispatched behind the other."""
-        return rows * -(-2 * self.pace(budget).burst_tokens // self.page_size)
+    def reserve_size(self, rows: int, num_draft_tokens: int = 0) -> int:
+        """Pages that `rows` of a replica may draw in two bursts, one dispatched behind the
+        other."""
+        return rows * -(-2 * self.pace(num_draft_tokens).burst_tokens // self.page_size)

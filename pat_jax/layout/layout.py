@@ -178,7 +178,8 @@ def _needs(split: Split, needed: str, config: ModelConfig) -> str:
 
 
 def whole_on_each(layout: Layout) -> Layout:
-    """The same groups of devices; each device has all of a model, and computes all rows of its group."""
+    """The same replicas of devices; each device has all of a model, and computes all rows of its
+    replica."""
     return replace(layout, tp_axes=(), kv_axes=(), fsdp_axes=())
 
 

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pat_jax.planning.draft_counts import BRANCHES, DRAFTS, KINDS, MOST, SAID, Drafted
+from pat_jax.planning.draft_counts import BRANCHES, DRAFTS, GENERATED, KINDS, MAX_RUN, DraftResult
 
 # Before anything was seen. Counted on responses of seven models, which weigh the same (own text and
 # siblings, all sets but codegen; `python -m benchmarks.speculation.draft_acceptance`). How often the first, second, …
@@ -42,7 +42,7 @@ PRIOR_BRANCHES = (
 )
 PRIOR_BEGUN = (0.147, 0.325, 0.213, 0.181, 0.098, 0.026, 0.010)  # of the runs with trees of 8 and 8
 # With which matches branches come, none first, by the kind of the run that the draft beside them is a part of.
-PRIOR_FORKS = (
+PRIOR_BRANCH_COUNTS = (
     (1.000, 0.000, 0.000, 0.000, 0.000, 0.000, 0.000),
     (0.221, 0.771, 0.002, 0.002, 0.002, 0.002, 0.000),
     (0.150, 0.288, 0.551, 0.004, 0.004, 0.003, 0.000),
@@ -51,48 +51,49 @@ PRIOR_FORKS = (
     (0.084, 0.155, 0.140, 0.175, 0.227, 0.199, 0.020),
     (0.095, 0.182, 0.164, 0.175, 0.146, 0.105, 0.133),
 )
-# Of drafts that a model says, how often each token is right where those before it are. Nobody has counted them
-# here: high enough that a first burst tries.
-PRIOR_SAID = 0.6
+# Of drafts that a model generates, how often each token is right where those before it are. Nobody
+# has counted them here: high enough that a first burst tries.
+PRIOR_GENERATED = 0.6
 PRIOR_RUNS = 1.0  # that it counts for, of each kind of match and each token
 # Runs after which what was seen counts half: how often matches come changes from burst to burst, as texts
 # grow and begin to repeat; how good they are with the prompt too. What predicted the next burst best.
-BEGUN_HALVE, RIGHT_HALVE = 500.0, 2_000.0
+BEGUN_HALVE, ACCEPTED_HALVE = 500.0, 2_000.0
 MOST_GOES_ON = 0.999  # of the steps at the far end of a run: texts end
 # How likely right a token must be to be verified: what the room of a step comes to.
-BARS = np.concatenate([[0.0], np.geomspace(0.02, 0.97, 15)])
+THRESHOLDS = np.concatenate([[0.0], np.geomspace(0.02, 0.97, 15)])
 
 Numbers = float | np.ndarray
 
 
-def _prior_right(is_said: bool) -> np.ndarray:
-    """float[2, kinds, MOST]"""
+def _prior_accepted(is_generated: bool) -> np.ndarray:
+    """float[2, kinds, MAX_RUN]"""
     nothing = [0.0] * len(PRIOR[0])  # without a match there is no draft
     known = np.array([[nothing, *PRIOR], [nothing, *PRIOR_BRANCHES]])
-    if is_said:
-        known[DRAFTS, SAID] = PRIOR_SAID
-    return np.pad(known, ((0, 0), (0, 0), (0, MOST - known.shape[2])), mode="edge")
+    if is_generated:
+        known[DRAFTS, GENERATED] = PRIOR_GENERATED
+    return np.pad(known, ((0, 0), (0, 0), (0, MAX_RUN - known.shape[2])), mode="edge")
 
 
-def _ahead(reach: np.ndarray, draft: int) -> tuple[np.ndarray, np.ndarray]:
+def _ahead(accept_prob: np.ndarray, draft: int) -> tuple[np.ndarray, np.ndarray]:
     """P(the next tokens are right): of a run, given it has come so far, float[kinds, places, draft]; and of a
     branch beside them, of a second kind, float[kinds, places, kinds, draft]."""
-    places = np.arange(1 + MOST - draft)
-    before = reach[DRAFTS][:, places, None]
-    after = reach[DRAFTS][:, places[:, None] + 1 + np.arange(draft)]
+    places = np.arange(1 + MAX_RUN - draft)
+    before = accept_prob[DRAFTS][:, places, None]
+    after = accept_prob[DRAFTS][:, places[:, None] + 1 + np.arange(draft)]
     of_run = np.divide(after, before, where=before > 0, out=np.zeros(after.shape))
     is_wrong = 1 - of_run[:, :, :1, None]
-    return of_run, is_wrong * reach[BRANCHES, :, 1 : 1 + draft]
+    return of_run, is_wrong * accept_prob[BRANCHES, :, 1 : 1 + draft]
 
 
 class Ways(NamedTuple):
     """What a step of a row comes to, on average over the steps of all runs."""
 
-    verified: np.ndarray  # float[1 + bars], tokens of drafts: none, and the lowest of `BARS` last
-    said: np.ndarray  # float[1 + bars], tokens
+    # float[1 + bars], tokens of drafts: none, and the lowest of `THRESHOLDS` last
+    verified: np.ndarray
+    generated: np.ndarray  # float[1 + bars], tokens
     alone: np.ndarray  # float[1 + draft], said where drafts always have so many tokens
 
-    def tokens(self, budget: Numbers, rows: Numbers) -> Numbers:
+    def tokens(self, num_draft_tokens: Numbers, rows: Numbers) -> Numbers:
         """Tokens that a row generates in a step.
 
         The room goes to the tokens that are likeliest right. With many rows, those that are
@@ -100,17 +101,17 @@ class Ways(NamedTuple):
         is worth. Other numbers of rows lie in between.
 
         Args:
-          budget: tokens of drafts that a step has room for, for each row; one number or several.
+          num_draft_tokens: draft tokens of a step, for each row; one number or several.
           rows: that share the room, as many.
         """
-        together = np.interp(budget, self.verified, self.said)
-        alone = np.interp(budget, np.arange(len(self.alone)), self.alone)
+        together = np.interp(num_draft_tokens, self.verified, self.generated)
+        alone = np.interp(num_draft_tokens, np.arange(len(self.alone)), self.alone)
         return together + (alone - together) / np.maximum(rows, 1.0)
 
-    def drafted(self, budget: Numbers, rows: Numbers) -> Numbers:
+    def drafted(self, num_draft_tokens: Numbers, rows: Numbers) -> Numbers:
         """Tokens of drafts that are verified for it."""
-        together = np.minimum(budget, self.verified[-1])
-        alone = np.minimum(budget, len(self.alone) - 1)
+        together = np.minimum(num_draft_tokens, self.verified[-1])
+        alone = np.minimum(num_draft_tokens, len(self.alone) - 1)
         return together + (alone - together) / np.maximum(rows, 1.0)
 
 
@@ -119,18 +120,20 @@ class Acceptance:
     """How long runs are, by the kind of match with which they begin, and how often each kind comes."""
 
     begun: np.ndarray  # float[kinds], runs
-    tried: np.ndarray  # float[2, kinds, MOST], runs and branches that came to each token
-    right: np.ndarray  # float[2, kinds, MOST], where it was right
-    forks: np.ndarray  # float[kinds, kinds], steps by the kind of the run and of the branch
-    is_said: bool = False  # by a model, not copied
+    proposed: np.ndarray  # float[2, kinds, MAX_RUN], runs and branches that came to each token
+    accepted: np.ndarray  # float[2, kinds, MAX_RUN], where it was right
+    branch_counts: np.ndarray  # float[kinds, kinds], steps by the kind of the run and of the branch
+    is_generated: bool = False  # by a model, not copied
 
     @classmethod
-    def unseen(cls, *, is_said: bool = False) -> "Acceptance":
-        nothing, begun = np.zeros((2, KINDS, MOST)), PRIOR_RUNS * np.array(PRIOR_BEGUN)
-        return cls(begun, nothing, nothing, PRIOR_RUNS * np.array(PRIOR_FORKS), is_said)
+    def unseen(cls, *, is_generated: bool = False) -> "Acceptance":
+        nothing, begun = np.zeros((2, KINDS, MAX_RUN)), PRIOR_RUNS * np.array(PRIOR_BEGUN)
+        return cls(
+            begun, nothing, nothing, PRIOR_RUNS * np.array(PRIOR_BRANCH_COUNTS), is_generated
+        )
 
     def observed(
-        self, drafted: Drafted, *, halve: tuple[float, float] = (BEGUN_HALVE, RIGHT_HALVE)
+        self, drafted: DraftResult, *, halve: tuple[float, float] = (BEGUN_HALVE, ACCEPTED_HALVE)
     ) -> "Acceptance":
         """After a burst with drafts.
 
@@ -144,21 +147,27 @@ class Acceptance:
         return replace(
             self,
             begun=kept_begun * self.begun + drafted.begun,
-            forks=kept_begun * self.forks + drafted.forks,
-            tried=kept * self.tried + drafted.tried,
-            right=kept * self.right + drafted.right,
+            branch_counts=kept_begun * self.branch_counts + drafted.branch_counts,
+            proposed=kept * self.proposed + drafted.proposed,
+            accepted=kept * self.accepted + drafted.accepted,
         )
 
     @cached_property
-    def reach(self) -> np.ndarray:
+    def accept_prob(self) -> np.ndarray:
         """P(the first tokens of a run are right), of none first; and those of a branch, where the draft
-        beside it is wrong from its first token on: float[2, kinds, 1 + MOST]."""
-        rate = (self.right + PRIOR_RUNS * _prior_right(self.is_said)) / (self.tried + PRIOR_RUNS)
-        if self.is_said:  # a model is taken to be as good at a token as at the one before it
-            for i in range(1, MOST):
-                right, tried = (x[DRAFTS, SAID, i] for x in (self.right, self.tried))
-                before = rate[DRAFTS, SAID, i - 1]
-                rate[DRAFTS, SAID, i] = (right + PRIOR_RUNS * before) / (tried + PRIOR_RUNS)
+        beside it is wrong from its first token on: float[2, kinds, 1 + MAX_RUN]."""
+        rate = (self.accepted + PRIOR_RUNS * _prior_accepted(self.is_generated)) / (
+            self.proposed + PRIOR_RUNS
+        )
+        if self.is_generated:  # a model is taken to be as good at a token as at the one before it
+            for i in range(1, MAX_RUN):
+                accepted, proposed = (
+                    x[DRAFTS, GENERATED, i] for x in (self.accepted, self.proposed)
+                )
+                before = rate[DRAFTS, GENERATED, i - 1]
+                rate[DRAFTS, GENERATED, i] = (accepted + PRIOR_RUNS * before) / (
+                    proposed + PRIOR_RUNS
+                )
         return np.cumprod(np.pad(rate, ((0, 0), (0, 0), (1, 0)), constant_values=1.0), axis=2)
 
     @property
@@ -166,24 +175,24 @@ class Acceptance:
         """Part of all runs that begins with each kind of match, float[kinds]."""
         return self.begun / self.begun.sum()
 
-    def tokens(self, budget: Numbers, draft: int, rows: Numbers) -> Numbers:
+    def tokens(self, num_draft_tokens: Numbers, draft: int, rows: Numbers) -> Numbers:
         """Tokens that a row is expected to generate in a step, 1 without drafts: see `Ways.tokens`.
 
         Args:
           draft: most tokens of one draft.
         """
-        if self.is_said:  # every row's draft is as long
-            after = np.cumsum(self.reach[DRAFTS, SAID, : 1 + draft])
-            return np.interp(budget, np.arange(1 + draft), after)
+        if self.is_generated:  # every row's draft is as long
+            after = np.cumsum(self.accept_prob[DRAFTS, GENERATED, : 1 + draft])
+            return np.interp(num_draft_tokens, np.arange(1 + draft), after)
         if draft not in self._known_ways:
-            self._known_ways[draft] = self.ways(draft, self.reach)
-        return self._known_ways[draft].tokens(budget, rows)
+            self._known_ways[draft] = self.ways(draft, self.accept_prob)
+        return self._known_ways[draft].tokens(num_draft_tokens, rows)
 
     def always(self, draft: int, branch: int = 0) -> float:
         """Tokens that a row generates in a step with so many tokens of its draft and of its branch,
         whatever they are worth."""
         longest = max(draft, branch, 1)
-        places = np.zeros((1, KINDS, 1 + MOST - longest, KINDS), np.int64)
+        places = np.zeros((1, KINDS, 1 + MAX_RUN - longest, KINDS), np.int64)
         return float(self._of_steps(places + draft, places + branch, longest)[1][0])
 
     @cached_property
@@ -200,24 +209,24 @@ class Acceptance:
 
         Args:
           draft: most tokens of one draft.
-          believed: `reach` by which the room of a step is given to the tokens of its rows.
+          believed: `accept_prob` by which the room of a step is given to the tokens of its rows.
         """
         of_run, of_branch = _ahead(believed, draft)
         of_run = np.broadcast_to(of_run[:, :, None], of_branch.shape)
         worth = np.concatenate([of_run, of_branch], axis=3)
         rank = np.argsort(np.argsort(-worth, axis=3, kind="stable"), axis=3)
         # In all the ways for each kind of run, place in it and kind of branch: which tokens are verified.
-        is_wanted = (worth >= BARS.reshape(-1, 1, 1, 1, 1)) & (worth > 0) & (rank < draft)
+        is_wanted = (worth >= THRESHOLDS.reshape(-1, 1, 1, 1, 1)) & (worth > 0) & (rank < draft)
         is_first = rank < np.arange(1 + draft).reshape(-1, 1, 1, 1, 1)
         chosen = np.concatenate([is_wanted, is_first])
         lengths = chosen[..., :draft].sum(axis=4), chosen[..., draft:].sum(axis=4)
-        verified, said = self._of_steps(*lengths, draft)
-        bars = len(BARS)
+        verified, generated = self._of_steps(*lengths, draft)
+        bars = len(THRESHOLDS)
         by_room = (
             np.maximum.accumulate([0.0, *verified[:bars][::-1]]),
-            np.array([1.0, *said[:bars][::-1]]),
+            np.array([1.0, *generated[:bars][::-1]]),
         )
-        return Ways(*by_room, said[bars:])
+        return Ways(*by_room, generated[bars:])
 
     def _of_steps(
         self, lengths: np.ndarray, branches: np.ndarray, draft: int
@@ -230,30 +239,33 @@ class Acceptance:
         """
         of_run, of_branch = (
             np.pad(x.cumsum(axis=-1), [(0, 0)] * (x.ndim - 1) + [(1, 0)])
-            for x in _ahead(self.reach, draft)
+            for x in _ahead(self.accept_prob, draft)
         )
-        reach, beside = self.reach[DRAFTS], self.forks / self.forks.sum(axis=1, keepdims=True)
+        accept_prob, beside = (
+            self.accept_prob[DRAFTS],
+            self.branch_counts / self.branch_counts.sum(axis=1, keepdims=True),
+        )
         kind, own = np.arange(KINDS)[:, None], np.arange(KINDS)[None]
         ways, places = len(lengths), lengths.shape[2]
         comes = np.zeros((ways, KINDS, places))
         comes[:, :, 0] = self.share
-        steps, verified, said = (np.zeros(ways) for _ in range(3))
+        steps, verified, generated = (np.zeros(ways) for _ in range(3))
         for place in range(places):
             length, branch = lengths[:, :, place], branches[:, :, place]
             # All are right, and the token after them goes on with the run.
-            then, before = np.minimum(place + length + 1, MOST), reach[kind, place]
+            then, before = np.minimum(place + length + 1, MAX_RUN), accept_prob[kind, place]
             goes_on = np.divide(
-                reach[kind, then], before, where=before > 0, out=np.zeros(then.shape)
+                accept_prob[kind, then], before, where=before > 0, out=np.zeros(then.shape)
             )
             here, last = comes[:, :, place], places - 1
             if place == last:  # further ones are as this one: see `token_batch.met_by`
                 mean = (beside * goes_on).sum(axis=2)
                 here = here / (1 - np.minimum(mean, MOST_GOES_ON))
             here = here[:, :, None] * beside
-            right = of_run[kind, place, length] + of_branch[kind, place, own, branch]
+            accepted = of_run[kind, place, length] + of_branch[kind, place, own, branch]
             steps += here.sum(axis=(1, 2))
             verified += (here * (length + branch)).sum(axis=(1, 2))
-            said += (here * (1 + right)).sum(axis=(1, 2))
+            generated += (here * (1 + accepted)).sum(axis=(1, 2))
             at = np.arange(ways)[:, None, None], kind, np.minimum(place + length + 1, last)
             np.add.at(comes, at, here * goes_on)
-        return verified / steps, said / steps
+        return verified / steps, generated / steps

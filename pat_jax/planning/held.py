@@ -1,4 +1,5 @@
-"""How many tokens the sequences of a group hold while they decode: what kernels read that read no more.
+"""How many tokens the sequences of a replica hold while they decode: what kernels read that read no
+more.
 
 Knows counts of tokens. Does not know what reading them costs.
 """
@@ -7,26 +8,26 @@ import numpy as np
 
 
 def most_held(
-    context: np.ndarray, sampled: np.ndarray, group: np.ndarray, steps: int, every: int
+    context: np.ndarray, sampled: np.ndarray, replica: np.ndarray, steps: int, every: int
 ) -> np.ndarray:
-    """Tokens that the group which reads most reads in a step, float[windows]: the mean over every
+    """Tokens that the replica which reads most reads in a step, float[windows]: the mean over every
     `every` of so many `steps`.
 
     A sequence reads one token more with each that it samples, and nothing any more when it has ended.
 
     Args:
-      context: int[live], tokens in the cache at the first step.
-      sampled: int[live], tokens that each samples, at most one a step.
+      context: int[running], tokens in the cache at the first step.
+      sampled: int[running], tokens that each samples, at most one a step.
     """
     windows = -(-steps // every)
-    if not windows or not len(group):
+    if not windows or not len(replica):
         return np.zeros(windows)
-    groups = int(group.max()) + 1
+    replicas = int(replica.max()) + 1
     last = np.maximum(sampled - 1, 0) // every  # window in which each ends
-    at = group * windows + last
+    at = replica * windows + last
 
     def summed(weights: np.ndarray) -> np.ndarray:
-        return np.bincount(at, weights, groups * windows).reshape(groups, windows)
+        return np.bincount(at, weights, replicas * windows).reshape(replicas, windows)
 
     def going_on(weights: np.ndarray) -> np.ndarray:
         """The sum of `weights` over the sequences that end in a later window."""

@@ -32,9 +32,9 @@ class MemoryModel:
     resident: int  # bytes of what training keeps there during a rollout
     weights: Mapping[Split, int]
     page: Mapping[Split, int]  # of one page
-    pages: Mapping[Split, int]  # of one group's pool, NULL_PAGE among them
+    pages: Mapping[Split, int]  # of one replica's pool, NULL_PAGE among them
     page_size: int  # tokens
-    chunk: int  # bytes, over all devices, of the weights that are re-sliced at once
+    chunk: int  # bytes, over all devices, of the weights that are resharded at once
     staging: int  # bytes of pages on their way from one layout to another, at most
     ahead: int  # tokens that a context needs room for beside its own
     # Of bursts with drafts, nothing where there are none: what drafts come from, and temporaries of a step.
@@ -49,7 +49,7 @@ class MemoryModel:
         return self.page[split] * self.pages[split]
 
     def held(self, split: Split) -> int:
-        """Bytes while it decodes, whatever is live."""
+        """Bytes while it decodes, whatever is running."""
         return self.resident + self.weights[split] + self.pool(split) + self.drafted(split)
 
     def drafted(self, split: Split) -> int:
@@ -66,7 +66,7 @@ class MemoryModel:
         return held + self.page[split] * pages
 
     def needed(self, fullest: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-        """Pages of the fullest group for `fullest` sequences of `tokens`."""
+        """Pages of the fullest replica for `fullest` sequences of `tokens`."""
         return np.ceil(fullest) * np.ceil(tokens / self.page_size)
 
     def has_room(self, splits: Sequence[Split]) -> np.ndarray:
@@ -81,7 +81,7 @@ class MemoryModel:
     def _peaks(self, splits: Sequence[Split]) -> np.ndarray:
         """Most bytes of a switch, [from, to].
 
-        A re-slice frees each old leaf once its new one is there, so the larger of the two sets of
+        A reshard frees each old leaf once its new one is there, so the larger of the two sets of
         weights and one chunk are the most it holds, while pages are still on their way in the pool. No
         burst runs at the time, but what it drafts from lies there still.
         """

@@ -6,14 +6,14 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from pat_jax.planning.draft_counts import Drafted
+from pat_jax.planning.draft_counts import DraftResult
 
 Carry = Literal["migrate", "recompute", "mixed"]  # how the KV cache crosses a switch
 OneWay = Literal["migrate", "recompute"]
 # What a decode step reads of the KV cache: as many tokens for every row as its length bucket has room
 # for, or those that each row holds.
 Reads = Literal["bucket", "held"]
-TEXTS = "texts"  # where drafts are from that no model says
+TEXTS = "texts"  # where drafts are from that no model generates
 MIGRATE_ALL, RECOMPUTE_ALL = 0, 2**31 - 1  # see Plan.recompute_below
 WAYS: dict[int, Carry] = {MIGRATE_ALL: "migrate", RECOMPUTE_ALL: "recompute"}
 
@@ -23,10 +23,10 @@ def recompute_below(way: OneWay) -> int:
     return MIGRATE_ALL if way == "migrate" else RECOMPUTE_ALL
 
 
-def way(recomputed: int, live: int) -> Carry:
-    """What to call a switch in which `recomputed` of `live` sequences are recomputed."""
+def way(recomputed: int, running: int) -> Carry:
+    """What to call a switch in which `recomputed` of `running` sequences are recomputed."""
     if recomputed:
-        return "recompute" if recomputed == live else "mixed"
+        return "recompute" if recomputed == running else "mixed"
     return "migrate"
 
 
@@ -42,37 +42,38 @@ class Split(NamedTuple):
 
 @dataclass(frozen=True)
 class Load:
-    """The live sequences, one entry each, and where they sit."""
+    """The running sequences, one entry each, and where they sit."""
 
-    group: np.ndarray  # int[live], data-parallel group
-    generated: np.ndarray  # int[live], tokens sampled so far
-    context: np.ndarray  # int[live], tokens in the KV cache: prompt and response
-    budget: np.ndarray  # int[live], tokens that may still be sampled
-    prompt: np.ndarray | None = None  # int[live], the same for samples of one prompt; None: unknown
-    waiting: int = 0  # sequences without a row, that get one when a live one ends
+    replica: np.ndarray  # int[running], replica
+    generated: np.ndarray  # int[running], tokens sampled so far
+    context: np.ndarray  # int[running], tokens in the KV cache: prompt and response
+    remaining_tokens: np.ndarray  # int[running], tokens that may still be sampled
+    # int[running], the same for samples of one prompt; None: unknown
+    prompt: np.ndarray | None = None
+    waiting: int = 0  # sequences without a row, that get one when a running one ends
     step: float = 0  # decode steps of the rollout so far, as many as they would be without drafts
 
     @property
-    def live(self) -> int:
-        return len(self.group)
+    def running(self) -> int:
+        return len(self.replica)
 
     @property
     def unfinished(self) -> int:
-        return self.live + self.waiting
+        return self.running + self.waiting
 
 
 @dataclass(frozen=True)
-class Ran:
+class BurstResult:
     """A decode burst that has run: its buckets, what it read, what it took."""
 
     split: Split
-    rows: int  # row bucket of a group
+    rows: int  # row bucket of a replica
     length: int  # length bucket, tokens
-    live: int  # unfinished sequences of all groups when it began
-    held: float  # tokens in the caches of the group that holds most, on average over the steps
+    running: int  # unfinished sequences of all replicas when it began
+    held: float  # tokens in the caches of the replica that holds most, on average over the steps
     steps: int
     seconds: float  # of all steps
-    budget: int = 0  # tokens of drafts that each step had room for, for each row
+    num_draft_tokens: int = 0  # tokens of drafts that each step had room for, for each row
 
     @property
     def step_s(self) -> float:
@@ -81,11 +82,12 @@ class Ran:
 
 @dataclass(frozen=True)
 class Prediction:
-    """What the profile says of taking sequences to another layout, or to other groups of one. Seconds."""
+    """What the profile says of taking sequences to another layout, or to other replicas of one.
+    Seconds."""
 
     source: Split
     target: Split
-    reslice_s: float  # of the weights
+    reshard_s: float  # of the weights
     kv_s: float  # of the KV cache
     step_s: np.ndarray | None = None  # float[layouts], a decode step afterwards; of a switch None
 
@@ -94,7 +96,7 @@ class DraftLimits(NamedTuple):
     tokens: int = 0  # most of one draft
     cached: float = (
         math.inf
-    )  # tokens of a group's sequences, with more no model drafts; one always does
+    )  # tokens of a replica's sequences, with more no model drafts; one always does
 
 
 UNLIMITED = DraftLimits()
@@ -104,7 +106,7 @@ UNLIMITED = DraftLimits()
 class DraftPrediction:
     """What a step with drafts is expected to say and to take."""
 
-    tokens: float  # that a row says
+    tokens: float  # that a row generates
     step_s: float
     plain_s: float  # without drafts
 
@@ -117,15 +119,16 @@ class DraftPrediction:
 class Plan:
     """The planner's decision: where running sequences go, and how the next burst runs.
 
-    They move if `split` is another layout than now, or if there is a `group`.
+    They move if `split` is another layout than now, or if there is a `replica`.
     """
 
     split: Split  # the layout of the next burst
-    threshold: int  # end the burst when the fullest group has this many live sequences or fewer
+    # end the burst when the fullest replica has this many running sequences or fewer
+    threshold: int
     # In a switch, sequences with fewer tokens in the cache are recomputed, the others migrate.
     recompute_below: int = MIGRATE_ALL
-    # int[live], the data-parallel group of each from now on, in a layout that stays; None: where they are.
-    group: np.ndarray | None = field(default=None, compare=False)
+    # int[running], the replica of each from now on, in a layout that stays; None: where they are.
+    replica: np.ndarray | None = field(default=None, compare=False)
     predicted_saving_s: float = (
         0.0  # of decoding to the end, by the move; of a switch less its cost
     )
@@ -134,13 +137,13 @@ class Plan:
     reason: str = ""
     prediction: Prediction | None = None  # where the planner learns from what comes of the move
     # Tokens of drafts that each step of the next burst is to have room for, for each row, and how likely
-    # each is right, by which the room is given to them: see `Acceptance.reach`.
-    budget: int = 0
-    reach: np.ndarray | None = field(default=None, compare=False)
+    # each is right, by which the room is given to them: see `Acceptance.accept_prob`.
+    num_draft_tokens: int = 0
+    accept_prob: np.ndarray | None = field(default=None, compare=False)
     predicted: DraftPrediction | None = None  # of these drafts
 
     def moves_from(self, current: Split) -> bool:
-        return self.group is not None or self.split != current
+        return self.replica is not None or self.split != current
 
 
 @dataclass(frozen=True)
@@ -154,4 +157,4 @@ class Moved:
 
 
 # What came of a decision: a burst that ran and its drafts, or sequences that moved.
-Outcome = Ran | Drafted | Moved
+Outcome = BurstResult | DraftResult | Moved

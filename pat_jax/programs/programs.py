@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from pat_jax.common.hosts.together import company
+from pat_jax.common.hosts.together import process_group
 from pat_jax.planning.types import Split
 
 log = logging.getLogger(__name__)
@@ -24,11 +24,11 @@ class Key(NamedTuple):
 
     name: str
     split: Split
-    rows: int = 0  # of a group, or pages where it moves some
+    rows: int = 0  # of a replica, or pages where it moves some
     length: int = 0
     target: Split | None = None  # of a switch
-    part: int = 0  # of a re-slice in chunks
-    budget: int = 0  # tokens of drafts that a decode step has room for, for each row
+    part: int = 0  # of a reshard in chunks
+    num_draft_tokens: int = 0  # tokens of drafts that a decode step has room for, for each row
 
     @property
     def words(self) -> str:
@@ -82,12 +82,13 @@ class ProgramTable:
             futures = [pool.submit(self.compile, key) for key in self.missing(within) if only(key)]
             for done, future in enumerate(as_completed(futures), start=1):
                 future.result()
-                company().come_to("compiled programs")  # one host may have them all on its disk
+                # one host may have them all on its disk
+                process_group().reach_point("compiled programs")
                 if progress:
                     progress(done, len(futures))
         finally:  # who stops here does not wait for what is still being compiled
             pool.shutdown(wait=False, cancel_futures=True)
-        company().gather("compiled programs", None)
+        process_group().gather("compiled programs", None)
 
     def missing(self, within: Collection[Split] | None = None) -> list[Key]:
         """What is declared and not compiled yet, of these layouts and the switches between them."""
@@ -123,7 +124,7 @@ class ProgramTable:
         Raises:
           KeyError: nothing of that key was declared.
         """
-        company().come_to(key.name)  # who starts a program does not hang
+        process_group().reach_point(key.name)  # who starts a program does not hang
         if key not in self._compiled:
             start = time.perf_counter()
             self.compile(key)

@@ -21,7 +21,7 @@ from pat_jax.rl.rewards.report import describe_rewards
 from pat_jax.rl.rewards.responses import response_reader
 from pat_jax.rl.rewards.scorer import RewardScorer
 from pat_jax.rl.rewards.weighted_sum import FunctionScores, joined
-from pat_jax.run.checkpoints.journal import Iteration, Unfinished
+from pat_jax.run.checkpoints.journal import Iteration, RolloutJournal
 from pat_jax.run.generation import Generator
 from pat_jax.run.logging.completions import Completions
 from pat_jax.run.logging.progress import Progress
@@ -86,7 +86,7 @@ class Collector:
         scorer: RewardScorer,
         completions: Completions,
         progress: Progress,
-        unfinished: Unfinished,
+        unfinished: RolloutJournal,
         totals: Totals,
     ):
         """
@@ -133,15 +133,15 @@ class Collector:
         scoring = self._scorer.begin(texts, self._read, kept)
         with clock("rollout"):  # prompt -> rollout, switching inside; rewards of what has ended
             groups, report = generator.rollout(prompts, number, scoring.add, kept)
-        said = [one for group in groups for one in group.rollouts]
-        with clock("reward"), self._completions.kept(step + 1, "train", said):
+        responses = [one for group in groups for one in group.rollouts]
+        with clock("reward"), self._completions.kept(step + 1, "train", responses):
             rewards = wait_for_rewards(scoring, self._progress)
         kept.keep_all(scoring.scores)
         if kept.taken:
             self._progress.print(
-                f"{kept.taken} of {len(said)} responses were on disk from before, and were not drawn again"
+                f"{kept.taken} of {len(responses)} responses were on disk from before, and were not drawn again"
             )
-        self._completions.write(step + 1, "train", said, rewards, scoring.scores)
+        self._completions.write(step + 1, "train", responses, rewards, scoring.scores)
         self.totals = self.totals.plus(int(sequence_lengths(groups).sum()), after)
         by_group = rewards.reshape(len(groups), -1)
         failures, scores = scoring.failures, scoring.scores
@@ -150,7 +150,7 @@ class Collector:
 
 
 def _describe(drawn: Sequence[Drawn]) -> dict[str, Any]:
-    """Of all batches, but for what only a rollout has, which is of the last."""
+    """Of all batches, except for what only a rollout has, which is of the last."""
     rewards = np.concatenate([one.rewards for one in drawn])
     failures = [failure for one in drawn for failure in one.failures.values()]
     groups = [group for one in drawn for group in one.groups]

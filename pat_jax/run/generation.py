@@ -7,7 +7,7 @@ from functools import partial
 import numpy as np
 
 from pat_jax.common.errors import UserError
-from pat_jax.common.hosts.together import company
+from pat_jax.common.hosts.together import process_group
 from pat_jax.config.rollout import RolloutConfig
 from pat_jax.engine.device.decode.sampling import sequence_key
 from pat_jax.engine.engine import RolloutEngine
@@ -29,7 +29,7 @@ from pat_jax.training.transfer import logprob_gap
 
 TRAIN, EVAL = 0, 1  # streams of sampling keys
 
-OnEnd = Callable[[int, Rollout], None]
+OnFinish = Callable[[int, Rollout], None]
 
 
 @dataclass
@@ -65,7 +65,7 @@ class Generator:
     def _first_layout(self) -> Layout:
         """Where a full rollout begins."""
         load = full_load(self.config, self.engine.capacity)
-        start = company().agree("first layout", lambda: self.planner.start(load))
+        start = process_group().agree("first layout", lambda: self.planner.start(load))
         return self.engine.layouts[start]
 
     @property
@@ -82,15 +82,15 @@ class Generator:
         self,
         prompts: Sequence[Prompt],
         iteration: int,
-        on_end: OnEnd,
+        on_finish: OnFinish,
         kept: Batch | None = None,
     ) -> tuple[list[RolloutGroup], RolloutReport]:
         """Samples a group of responses to each prompt.
 
         Args:
-          kept: the responses that are on disk already; `on_end` is told of the others.
-          on_end: told of each response when it has ended, the others going on: its place among the
-            responses of all groups, one group after the other, and what was generated.
+          kept: the responses that are on disk already; `on_finish` is told of the others.
+          on_finish: told of each response when it has ended, the others going on: its place among
+            the responses of all groups, one group after the other, and what was generated.
         """
         size = self.config.num_generations
         requests = training_requests(self.config, prompts, self.seed, iteration)
@@ -105,7 +105,7 @@ class Generator:
         every = range(len(requests))
         for i, done in kept.completions(requests, ask) if kept else ask(every):
             rollouts[i] = to_rollout(prompts[i // size], i % size, done)
-            on_end(i, rollouts[i])
+            on_finish(i, rollouts[i])
         in_order = [rollouts[i] for i in range(len(requests))]
         self._learn(in_order)
         groups = [
@@ -141,7 +141,7 @@ class Generator:
         # Wherever the rollout before has ended, so that an evaluation or a resumption in between
         # changes nothing.
         if (first := self._first_layout()) is not self.engine.layout:
-            self.engine.reslice(first)
+            self.engine.reshard(first)
         stream = self.engine.stream(
             requests, self.planner, report, expected=expected, earlier=earlier
         )
@@ -159,10 +159,10 @@ class Generator:
 def full_load(config: RolloutConfig, count: int) -> Load:
     """`count` sequences of the longest prompts, which siblings share, before the first token."""
     return Load(
-        group=np.zeros(count, int),
+        replica=np.zeros(count, int),
         generated=np.zeros(count, int),
         context=np.full(count, config.max_prompt_length),
-        budget=np.full(count, config.max_completion_length),
+        remaining_tokens=np.full(count, config.max_completion_length),
         prompt=np.arange(count) // config.num_generations,
     )
 

@@ -17,7 +17,7 @@ from pat_jax.rl.algorithm.update import TrainState
 from pat_jax.rl.batches.batches import TrainBatch, to_train_batch
 from pat_jax.rl.batches.types import FinishReason, RolloutGroup
 from pat_jax.run.checkpoints.exit_head_state import learned_head
-from pat_jax.run.checkpoints.skipped_steps import Skipped
+from pat_jax.run.checkpoints.skipped_steps import NonFiniteSteps
 from pat_jax.run.collect import Experience
 from pat_jax.run.logging.speed import describe_update, sequence_lengths
 from pat_jax.run.process.open_run import OpenRun
@@ -31,8 +31,8 @@ def nothing_to_learn(
     config: RunConfig, groups: Sequence[RolloutGroup], rewards: Float[np.ndarray, "groups samples"]
 ) -> str:
     """Why no response of an iteration is in the loss, in a sentence; empty where one is."""
-    said = [one for group in groups for one in group.rollouts]
-    is_cut = np.array([one.finish is FinishReason.LENGTH for one in said])
+    responses = [one for group in groups for one in group.rollouts]
+    is_cut = np.array([one.finish is FinishReason.LENGTH for one in responses])
     is_masked = is_cut & (config.algorithm.truncated == "mask")
     has_reward = ~np.isnan(rewards.reshape(-1))
     if (has_reward & ~is_masked).any():
@@ -40,9 +40,11 @@ def nothing_to_learn(
     longest, without = config.rollout.max_completion_length, int((~has_reward & ~is_masked).sum())
     others = f", but for {without} that have no reward" if without else ""
     if not is_masked.any():
-        return f"none of the {len(said)} responses of this step has a reward: nothing is learned"
+        return (
+            f"none of the {len(responses)} responses of this step has a reward: nothing is learned"
+        )
     return (
-        f"all {len(said)} responses of this step{others} were cut off at {longest} tokens and are masked "
+        f"all {len(responses)} responses of this step{others} were cut off at {longest} tokens and are masked "
         "(--algorithm.truncated mask): nothing is learned; raise --rollout.max_completion_length"
     )
 
@@ -126,7 +128,7 @@ class Learner:
         layout = setup.trainer.layout
         self._shapes = micro_shapes(config, layout.split.dp, layout.platform)
         self._rates = learning_rates(config)
-        self._skipped = Skipped(run.folder, config.optimizer.max_skipped, run.progress.print)
+        self._skipped = NonFiniteSteps(run.folder, config.optimizer.max_skipped, run.progress.print)
         self.exit_head = learned_head(config, setup, self._shapes)
         head, step = self.exit_head, began.steps_done
         if head and step and (lost := head.restore(step)):

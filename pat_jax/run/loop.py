@@ -9,7 +9,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from pat_jax.common.hosts.together import company
+from pat_jax.common.hosts.together import process_group
 from pat_jax.config.run import RunConfig
 from pat_jax.engine.record.plot import plot_rollout
 from pat_jax.engine.sizing.memory_words import describe_peak
@@ -20,7 +20,7 @@ from pat_jax.planning.planner.planner import CostModelPlanner
 from pat_jax.rl.rewards.responses import response_reader
 from pat_jax.rl.rewards.scorer import RewardScorer
 from pat_jax.run.checkpoints.earlier_texts import earlier_iterations, recall
-from pat_jax.run.checkpoints.journal import Unfinished
+from pat_jax.run.checkpoints.journal import RolloutJournal
 from pat_jax.run.collect import Collector, Drawn, Experience
 from pat_jax.run.evaluation import Evaluator
 from pat_jax.run.generation import Generator
@@ -59,11 +59,11 @@ class Run:
             save_beside=self.save_beside,
         )
         self.steps = Steps(self.open, signals, self.kept)
-        say = self.open.progress.print
-        made_of = setup.task.tokenizer, self.open.folder, say
+        notify = self.open.progress.print
+        made_of = setup.task.tokenizer, self.open.folder, notify
         self.completions = Completions(*made_of, is_asked=config.log_completions)
         self.earlier = earlier_iterations(config, setup)
-        self.unmoved = Unmoved(say, config.rollout.max_completion_length)
+        self.unmoved = Unmoved(notify, config.rollout.max_completion_length)
         self.lazy: LazyLayouts | None = None
 
     @property
@@ -153,7 +153,7 @@ class Run:
     def compile(self) -> None:
         config, setup, progress = self.config, self.setup, self.open.progress
         announce(config, setup, progress)
-        first = company().agree("layouts to compile", lambda: first_layouts(config, setup))
+        first = process_group().agree("layouts to compile", lambda: first_layouts(config, setup))
         self.compiled = compile_run(config, setup, first, progress)
 
     def begin(self) -> None:
@@ -164,7 +164,7 @@ class Run:
         self.steps.first = began.steps_done
         parts = self.scorer, self.completions, progress
         checkpoints = Path(config.run_dir) / CHECKPOINTS
-        unfinished = Unfinished(self.open.folder, checkpoints, is_on=config.keeps_unfinished)
+        unfinished = RolloutJournal(self.open.folder, checkpoints, is_on=config.keeps_unfinished)
         self.collector = Collector(config, setup.task, *parts, unfinished, began.totals)
         read = response_reader(setup.task.columns, setup.task.tokenizer)
         self.evaluator = Evaluator(config, setup.task.heldout, read, *parts)
@@ -181,12 +181,12 @@ class Run:
     def warm_up(self, lengths: LengthModel) -> None:
         """Runs every program of the rollout; the times it takes are the planner's profile."""
         config, setup, folder = self.config, self.setup, self.open.folder
-        first, say = self.compiled.layouts, self.open.progress.print
+        first, notify = self.compiled.layouts, self.open.progress.print
         self.open.progress.stage("warming up")
         start = time.perf_counter()
         warmup = warm_up(config, setup, first, self.weights_in)
-        latency = company().agree(
-            "profile", lambda: frozen(config, setup, folder, warmup.measured, say)
+        latency = process_group().agree(
+            "profile", lambda: frozen(config, setup, folder, warmup.measured, notify)
         )
         planner = setup.scripted or cost_planner(config, setup, latency, lengths)
         if len(first) < len(setup.layouts) and isinstance(planner, CostModelPlanner):
@@ -205,7 +205,7 @@ class Run:
         self.generator.load(params)
         self.generator.compare(params)
         names = ", ".join(map(str, first))
-        say(f"warmed up and profiled {names} in {time.perf_counter() - start:.1f} s")
+        notify(f"warmed up and profiled {names} in {time.perf_counter() - start:.1f} s")
 
     def weights_in(self, layout: Layout) -> Params:
         return self.setup.trainer.transfer(self.learner.state.params, layout)

@@ -9,7 +9,7 @@ from jaxtyping import Float
 
 from pat_jax.common.devices import num_cores
 from pat_jax.common.errors import UserError
-from pat_jax.common.hosts.together import company
+from pat_jax.common.hosts.together import process_group
 from pat_jax.config.run import RunConfig
 from pat_jax.rl.batches.types import Prompt
 from pat_jax.rl.rewards.outcome import describe_causes
@@ -37,7 +37,7 @@ def open_scorer(config: RunConfig, rewards: Sequence[str]) -> RewardScorer:
         memory=config.reward_memory,
         retries=config.reward_retries,
         token=_token(config.reward_token_env),
-        shares=company(),
+        shares=process_group(),
     )
 
 

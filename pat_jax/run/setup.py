@@ -232,7 +232,7 @@ def other_kernels(
     Args:
       also: kernels that are used beside generation's.
     """
-    layouts, drafts = list(engine.layouts.values()), engine.specs.drafts.budgets
+    layouts, drafts = list(engine.layouts.values()), engine.specs.drafts.num_draft_tokens
     kernels = usable_kernels(
         layouts,
         engine.policy.config,

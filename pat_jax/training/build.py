@@ -31,9 +31,9 @@ from pat_jax.rl.algorithm.optimizer import make_optimizer, make_schedule
 from pat_jax.rl.algorithm.policy_loss import PolicyLoss
 from pat_jax.rl.algorithm.update import ModelFunctions, PolicyUpdate
 from pat_jax.rl.batches.packing import MOST_SHAPES, shapes
-from pat_jax.training.beside import beside_training
+from pat_jax.training.drafter_state import drafter_state
 from pat_jax.training.passes import model_functions
-from pat_jax.training.trained import Trained
+from pat_jax.training.trainable_params import TrainableParams
 from pat_jax.training.trainer import Trainer
 from pat_jax.training.transfer import Receivers
 
@@ -76,17 +76,17 @@ def build_trainer(
         supervised=supervised if is_warm else None,
         has_reference=algorithm.beta > 0,
         is_offloaded=config.optimizer.offload,
-        beside=beside_training(drafter, layout, embed, dtype, learns=config.train),
+        beside=drafter_state(drafter, layout, embed, dtype, learns=config.train),
     )
 
 
-def trained_of(config: AnyRun, policy: Policy, layout: Layout) -> Trained:
+def trained_of(config: AnyRun, policy: Policy, layout: Layout) -> TrainableParams:
     """What the options say is trained of a policy.
 
     Raises:
       UserError: adapters are asked for that the model cannot have.
     """
-    return Trained(
+    return TrainableParams(
         policy,
         layout,
         build_lora(config.lora, policy),
@@ -151,9 +151,9 @@ def _updates(
         moment_dtype=config.optimizer.moment_dtype,  # both optimizers' states have one form
     )
     # The advantages of demonstrations are 1: at a ratio of 1 the gradient is that of the cross-entropy.
-    # So where the loss above is on-policy and plain, the two updates are equal but for the optimizer,
-    # and the trainer compiles one set of passes. A ratio of whole responses would weight tokens by
-    # their number.
+    # So where the loss above is on-policy and plain, the two updates are equal except for the
+    # optimizer, and the trainer compiles one set of passes. A ratio of whole responses would weight
+    # tokens by their number.
     cross_entropy = replace(
         loss,
         ratio="token",

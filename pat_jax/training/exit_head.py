@@ -24,9 +24,9 @@ from pat_jax.rl.algorithm.losses import Sums
 from pat_jax.rl.algorithm.supervised import CrossEntropy
 from pat_jax.rl.algorithm.update import ModelFunctions, PolicyUpdate, TrainState, zero_gradients
 from pat_jax.rl.batches.batches import MicroBatch, TrainBatch
-from pat_jax.training.beside import head_optimizer, head_state
+from pat_jax.training.drafter_state import head_optimizer, head_state
 from pat_jax.training.passes import abstract_micro
-from pat_jax.training.trained import Leaves
+from pat_jax.training.trainable_params import Leaves
 from pat_jax.training.trainer import Trainer
 
 

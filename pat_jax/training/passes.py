@@ -20,7 +20,7 @@ from pat_jax.programs.programs import Key, ProgramTable
 from pat_jax.rl.algorithm.losses import Sums
 from pat_jax.rl.algorithm.update import ModelFunctions, PolicyUpdate
 from pat_jax.rl.batches.batches import MicroBatch, abstract_micro_batch
-from pat_jax.training.trained import Trained
+from pat_jax.training.trainable_params import TrainableParams
 
 
 def model_functions(
@@ -57,7 +57,7 @@ class Passes:
     def __init__(
         self,
         table: ProgramTable,
-        trained: Trained,
+        trained: TrainableParams,
         update: PolicyUpdate,
         micro_shapes: Sequence[tuple[int, int]],
         *,

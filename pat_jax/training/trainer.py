@@ -25,10 +25,10 @@ from pat_jax.rl.algorithm.kl import Estimator, estimate_kl
 from pat_jax.rl.algorithm.losses import Loss, Sums
 from pat_jax.rl.algorithm.update import PolicyUpdate, TrainState, zero_gradients
 from pat_jax.rl.batches.batches import MicroBatch, TrainBatch
-from pat_jax.training.beside import Beside
+from pat_jax.training.drafter_state import DrafterState
 from pat_jax.training.passes import Passes
 from pat_jax.training.state_placement import StatePlacement
-from pat_jax.training.trained import Trained
+from pat_jax.training.trainable_params import TrainableParams
 from pat_jax.training.transfer import Receivers, Transfer
 from pat_jax.training.update_seen import update_seen
 
@@ -52,7 +52,7 @@ class Trainer:
 
     def __init__(
         self,
-        trained: Trained,
+        trained: TrainableParams,
         update: PolicyUpdate,
         receivers: Receivers,
         *,
@@ -62,7 +62,7 @@ class Trainer:
         has_reference: bool | None = None,
         has_logprobs: bool = False,
         is_offloaded: bool = False,
-        beside: Beside | None = None,
+        beside: DrafterState | None = None,
     ):
         """
         Args:
@@ -75,7 +75,7 @@ class Trainer:
         """
         self.trained, self.num_iterations = trained, num_iterations
         self.policy, self.layout, self.shardings = trained.policy, trained.layout, trained.shardings
-        self.beside = beside or Beside()
+        self.beside = beside or DrafterState()
         self.placement = StatePlacement(self.shardings, self.layout.sharding(), is_offloaded)
         needs = update.loss.needs
         self.has_reference = REFERENCE in needs if has_reference is None else has_reference
@@ -152,7 +152,7 @@ class Trainer:
             declare(Key(f"{stage}apply", split), update.apply_step, state, grads, **applied)
 
     def _declare_passes(self, micro_shapes: Sequence[tuple[int, int]]) -> None:
-        """Of each stage, unless an earlier one is equal but for the optimizer."""
+        """Of each stage, unless an earlier one is equal except for the optimizer."""
         for stage, update in self.updates.items():
             equal = [one for one in self._passes.values() if update.has_passes_of(one.update)]
             scored = self.scored if stage == REINFORCED else ()

@@ -25,7 +25,7 @@ from pat_jax.planning.planner.scripts import FixedLayout
 from pat_jax.planning.types import Split
 from pat_jax.programs.programs import Key, ProgramTable
 from pat_jax.training.checksum import TreeChecksum, array_sums, base_sums
-from pat_jax.training.trained import Trained
+from pat_jax.training.trainable_params import TrainableParams
 
 PROBE_LENGTH = 8  # tokens of a prompt whose next token's log-probability is compared
 # Nats that the trainer's arithmetic and the rollout's may differ by: the first where products of
@@ -66,7 +66,7 @@ class Transfer:
     def __init__(
         self,
         table: ProgramTable,
-        trained: Trained,
+        trained: TrainableParams,
         receivers: Receivers,
         score: Callable[[Params, Array], Array],
     ):
@@ -117,8 +117,8 @@ class Transfer:
 
         def transfer(frozen: Params, params: Params) -> Params:
             # A copy even where nothing changes: the rollout deletes what it was given. Gathered over
-            # FSDP first, re-sliced after: the partitioner finds no way to do both at once. Quantized
-            # before either, so that every layout gets the same numbers.
+            # FSDP first, resharded after: the partitioner finds no way to do both at once.
+            # Quantized before either, so that every layout gets the same numbers.
             return jax.tree.map(
                 lambda x, whole: jax.lax.with_sharding_constraint(jnp.copy(x), whole),
                 self._stored(frozen, params),

@@ -17,7 +17,7 @@ from pat_jax.training.trainer import Trainer
 
 log = logging.getLogger(__name__)
 STEP = "the optimizer's step"
-OTHER_DRAFTS = "make no drafts that a model says (--speculation.source suffix)"
+OTHER_DRAFTS = "make no drafts that a model generates (--speculation.source suffix)"
 
 
 class StateOptions(Protocol):
@@ -165,8 +165,8 @@ def check_update(stages: Sequence[Stage], limit: float, config: UpdateOptions) -
     log.info("memory of the update, its largest program: %s", most)
     if lacking := shortage(most, limit, config):
         raise UserError(lacking)
-    if said := tightness(most, limit, config):
-        log.warning("%s", said)
+    if notice := tightness(most, limit, config):
+        log.warning("%s", notice)
     return str(most)
 
 

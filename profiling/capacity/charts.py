@@ -65,18 +65,18 @@ def limits(report: PlanReport) -> Bars:
 def steps(report: PlanReport) -> Iterator[Plot]:
     times = report.steps
     known = [1e3 * s for table in times.seconds for line in table for s in line if s is not None]
-    up, across = Axis.over(known, is_log=True), Axis.over(times.live, is_log=True)
+    up, across = Axis.over(known, is_log=True), Axis.over(times.running, is_log=True)
     for context, table in zip(times.contexts, times.seconds, strict=True):
         lines = []
         for i, split in enumerate(times.splits):
-            found = [(n, line[i]) for n, line in zip(times.live, table, strict=True)]
+            found = [(n, line[i]) for n, line in zip(times.running, table, strict=True)]
             points = [(n, 1e3 * s) for n, s in found if s is not None]
             lines += [Line(str(split), points, tp_colour(split.tp))] if points else []
         yield Plot(
             lines,
             across=across,
             up=up,
-            across_words="live sequences, evenly over the replicas",
+            across_words="running sequences, evenly over the replicas",
             up_words=f"ms, contexts of {context:,} tokens",
             note=COMPUTED if times.source != "profile" else "by a measured profile",
         )

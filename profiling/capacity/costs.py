@@ -14,7 +14,7 @@ from pat_jax.planning.latency.model import LatencyModel
 from pat_jax.planning.latency.profile import Subject, read_profile
 from pat_jax.planning.types import Split
 from pat_jax.profiling.capacity.what_if import profile_words, splits_of, sums_of
-from pat_jax.profiling.cross_compile.plant import Order, Plant
+from pat_jax.profiling.cross_compile.target_build import Order, TargetBuild
 from pat_jax.profiling.predict.composer import DRAFTING_S, Composer
 from pat_jax.profiling.predict.kernel_model import BYTES, Source
 from pat_jax.profiling.predict.links import Sums
@@ -34,7 +34,7 @@ class SourcedLatency:
     drafts: Drafts = NO_DRAFTS  # those whose steps are known
 
 
-def costs_of(plant: Plant, profile: Path | None, data: Path, sums: Sums) -> SourcedLatency:
+def costs_of(build: TargetBuild, profile: Path | None, data: Path, sums: Sums) -> SourcedLatency:
     """What every load that the run of a plant may come to takes.
 
     Args:
@@ -43,9 +43,9 @@ def costs_of(plant: Plant, profile: Path | None, data: Path, sums: Sums) -> Sour
         ship stand for them.
       sums: how GPUs sum over NVLink.
     """
-    order, rollout, buckets = plant.order, plant.order.config.rollout, plant.buckets
+    order, rollout, buckets = build.order, build.order.config.rollout, build.buckets
     if profile:
-        return profiled(profile, order, buckets, plant.drafter)
+        return profiled(profile, order, buckets, build.drafter)
     kernels = kernels_for(
         order.target, data, weight_bytes=BYTES if rollout.weights == "auto" else 1, sums=sums
     )
@@ -54,9 +54,9 @@ def costs_of(plant: Plant, profile: Path | None, data: Path, sums: Sums) -> Sour
         order.model,
         page_size=rollout.page_size,
         prefill_blocks=rollout.prefill_blocks,
-        divided=kv_ways(plant.layouts),
+        divided=kv_ways(build.layouts),
     )
-    drafts, draft = plant.drafter.drafts, order.draft_model
+    drafts, draft = build.drafter.drafts, order.draft_model
     # Its weights are never quantized.
     draft_model = draft and Composer(kernels_for(order.target, data, sums=sums), draft)
     return SourcedLatency(
@@ -64,14 +64,14 @@ def costs_of(plant: Plant, profile: Path | None, data: Path, sums: Sums) -> Sour
         kernels.source,
         EXPLAINED[kernels.source],
         lambda split, tokens: composer.decode_links_s(tokens, split.tp),
-        (*_assumed(composer, plant, sums), *_drafts_assumed(plant.drafter)),
+        (*_assumed(composer, build, sums), *_drafts_assumed(build.drafter)),
         range_of(order.target.chip, kernels.source, kernels.weight_bytes),
         drafts,
     )
 
 
-def _assumed(composer: Composer, plant: Plant, sums: Sums) -> Iterator[str]:
-    chip, gaps, model = plant.order.target.chip, composer.unlisted, plant.order.model
+def _assumed(composer: Composer, build: TargetBuild, sums: Sums) -> Iterator[str]:
+    chip, gaps, model = build.order.target.chip, composer.unlisted, build.order.model
     yield (
         f"{composer.switch_s} s of each switch for draining the burst and the host, beside its bytes "
         "(assumed)."
@@ -85,7 +85,7 @@ def _assumed(composer: Composer, plant: Plant, sums: Sums) -> Iterator[str]:
     else:
         yield "A layer's sums go on while its weights are read, as far as they were seen to on a v5e-16."
     yield "The KV cache is in bfloat16: the engine has no other."
-    widest = max(split.tp for split in plant.layouts)
+    widest = max(split.tp for split in build.layouts)
     if (copies := widest // composer.kv_ways(widest)) > 1:
         yield (
             f"At TP{widest} each of {model.num_kv_heads} KV heads is on {copies} devices: the engine "
@@ -96,15 +96,15 @@ def _assumed(composer: Composer, plant: Plant, sums: Sums) -> Iterator[str]:
 
 
 def _drafts_assumed(drafter: Drafter) -> Iterator[str]:
-    if not drafter.drafts.budgets:
+    if not drafter.drafts.num_draft_tokens:
         return
-    said = ""
-    if drafter.drafts.is_said:
-        said = f", and for each of its tokens of drafts a pass of {drafter.come_from}"
+    of_drafter = ""
+    if drafter.drafts.is_generated:
+        of_drafter = f", and for each of its tokens of drafts a pass of {drafter.come_from}"
     yield (
         "A step that verifies drafts is composed as one of as many tokens as it has room for, each "
         f"sequence's KV cache read once, and {1e6 * DRAFTING_S:.3g} us for finding drafts and taking them "
-        f"over (assumed){said}. None was measured."
+        f"over (assumed){of_drafter}. None was measured."
     )
     if drafter.policy:
         yield (
@@ -141,15 +141,15 @@ def profiled(path: Path, order: Order, buckets: Buckets, drafter: Drafter) -> So
 def measured_drafts(drafter: Drafter, latency: LatencyModel) -> tuple[Drafts, tuple[str, ...]]:
     """The drafts asked for whose steps were measured, and what to print if none were."""
     drafts, come_from = drafter.drafts, drafter.come_from
-    if not drafts.budgets:
+    if not drafts.num_draft_tokens:
         return NO_DRAFTS, ()
-    if latency.budgets and latency.drafts_from != come_from:
+    if latency.num_draft_tokens and latency.drafts_from != come_from:
         told = f"The profile's drafts are from {latency.drafts_from}, not from {come_from}: none are made."
         return NO_DRAFTS, (told,)
-    budgets = tuple(n for n in drafts.budgets if n in latency.budgets)
-    if not budgets:
+    numbers = tuple(n for n in drafts.num_draft_tokens if n in latency.num_draft_tokens)
+    if not numbers:
         return NO_DRAFTS, ("The profile has no steps that verify drafts: none are made.",)
-    return replace(drafts, budgets=budgets), ()
+    return replace(drafts, num_draft_tokens=numbers), ()
 
 
 # Fields of a model that say nothing of what a step takes.

@@ -10,10 +10,10 @@ from pat_jax.profiling.simulate.machine import Machine
 
 WORDS = {
     "sums": "sums over the devices of a group: faster links, or a lower TP",
-    "fixed": "what every step costs whatever is live: weights read once, launches",
+    "fixed": "what every step costs whatever is running: weights read once, launches",
     "rows": "work for each row: matrix products and sampling",
     "context": "reading the KV cache",
-    "host": "the host's time for each live sequence",
+    "host": "the host's time for each running sequence",
 }
 NAMES = {
     "sums": "sums over devices",

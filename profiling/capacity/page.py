@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from pat_jax.common.html.render import rendered
-from pat_jax.engine.record.live_plot import live_plot
+from pat_jax.engine.record.running_plot import running_plot
 from pat_jax.planning.memory import GIB
 from pat_jax.profiling.capacity import charts, tables
 from pat_jax.profiling.capacity.report import SOURCES, PlanReport
@@ -26,7 +26,7 @@ def _rendered(report: PlanReport, template: str) -> str:
         report=report,
         tables=tables,
         charts=charts,
-        live_plot=live_plot,
+        running_plot=running_plot,
         SOURCES=SOURCES,
         RELIANCE=RELIANCE,
         GIB=GIB,

@@ -27,7 +27,7 @@ from pat_jax.profiling.capacity.update import PlannedUpdate
 from pat_jax.profiling.capacity.update_report import Update
 from pat_jax.profiling.cross_compile.compile import Compilation
 from pat_jax.profiling.cross_compile.compiled import CompiledProgram
-from pat_jax.profiling.cross_compile.plant import Plant
+from pat_jax.profiling.cross_compile.target_build import TargetBuild
 from pat_jax.profiling.simulate.comparison import Comparison, Series, compare
 from pat_jax.profiling.simulate.draft_sources import DraftSources
 from pat_jax.profiling.simulate.machine import Machine, Workload
@@ -43,7 +43,7 @@ class Question:
 
     command: str
     name: str  # of the model
-    plant: Plant  # on paper
+    build: TargetBuild  # on paper
     series: Series
     lengths: ResponseLengths
     costs: SourcedLatency
@@ -53,7 +53,7 @@ class Question:
 
     @property
     def run(self) -> RunConfig:
-        return self.plant.order.config
+        return self.build.order.config
 
 
 def planned(question: Question, compilation: Compilation | None) -> PlanReport:
@@ -64,13 +64,13 @@ def planned(question: Question, compilation: Compilation | None) -> PlanReport:
     Raises:
       UserError: no layout can be used, or the profile is of something else.
     """
-    plant, run = question.plant, question.run
+    build, run = question.build, question.run
     refused = _refused(question, compilation)
-    used = tuple(split for split in plant.layouts if split not in refused)
+    used = tuple(split for split in build.layouts if split not in refused)
     if not used:
         reasons = "; ".join(f"{split}: {reason}" for split, reason in refused.items())
         raise UserError(
-            f"target {plant.order.target}: no layout of {question.name} can be used: {reasons}"
+            f"target {build.order.target}: no layout of {question.name} can be used: {reasons}"
         )
     machine, sources = _machine(question, used), question.sources
     known = sources.known if sources else ()
@@ -78,13 +78,13 @@ def planned(question: Question, compilation: Compilation | None) -> PlanReport:
     comparison = compare(machine, question.lengths, question.series, sums, known)
     programs = compilation.programs if compilation else ()
     updating = (
-        PlannedUpdate(plant, question.data, programs, question.options) if run.train else None
+        PlannedUpdate(build, question.data, programs, question.options) if run.train else None
     )
     update = updating.of(*_learned(question, comparison)) if updating else None
     return PlanReport(
         question.command,
         _subject(question),
-        _memory(plant, refused, programs),
+        _memory(build, refused, programs),
         programs,
         compilation.versions if compilation else {},
         _steps(machine, question.costs, question.series.draw.sequences),
@@ -105,7 +105,7 @@ def _machine(question: Question, used: tuple[Split, ...]) -> Machine:
         used,
         question.run.rollout,
         capacity=question.series.draw.sequences,
-        memory=_within(question.plant.memory, used),
+        memory=_within(question.build.memory, used),
         runs_ahead=True,
         has_pools=True,
         drafts=costs.drafts,
@@ -117,14 +117,14 @@ def _learned(question: Question, comparison: Comparison) -> tuple[list[Workload]
     """The rollouts that were replayed, and the layout that the adaptive ones begin in."""
     series, first = question.series, comparison.traces[0].layout[0]
     workloads = [series.workload(question.lengths, number) for number in range(series.rollouts)]
-    return workloads, next(split for split in question.plant.layouts if str(split) == first)
+    return workloads, next(split for split in question.build.layouts if str(split) == first)
 
 
 def _refused(question: Question, compilation: Compilation | None) -> dict[Split, str]:
     """Layouts that are not used, and why."""
-    plant, latency = question.plant, question.costs.latency
-    kept, dropped = worth_planning(question.run, plant.layouts, plant.alone, latency)
-    reasons = {split: f"layout {split}: " for split in plant.layouts if split not in kept}
+    build, latency = question.build, question.costs.latency
+    kept, dropped = worth_planning(question.run, build.layouts, build.alone, latency)
+    reasons = {split: f"layout {split}: " for split in build.layouts if split not in kept}
     refused = {
         split: next(reason.removeprefix(start) for reason in dropped if reason.startswith(start))
         for split, start in reasons.items()
@@ -133,7 +133,7 @@ def _refused(question: Question, compilation: Compilation | None) -> dict[Split,
     refused |= {split: "no times of it are known" for split in kept if split not in known}
     for program in compilation.failed if compilation else ():
         if program.name in WHILE_DECODING:
-            named = program.name + " with drafts" * (program.budget > 0)
+            named = program.name + " with drafts" * (program.num_draft_tokens > 0)
             refused.setdefault(program.split, f"{named} does not compile: {program.error}")
     return refused
 
@@ -149,7 +149,7 @@ def _within(memory: MemoryModel, used: tuple[Split, ...]) -> MemoryModel:
 
 
 def _subject(question: Question) -> PlanSubject:
-    order, draw = question.plant.order, question.series.draw
+    order, draw = question.build.order, question.series.draw
     chip = order.target.chip
     return PlanSubject(
         question.name,
@@ -174,19 +174,19 @@ def _subject(question: Question) -> PlanSubject:
 
 
 def _memory(
-    plant: Plant, refused: Mapping[Split, str], programs: tuple[CompiledProgram, ...]
+    build: TargetBuild, refused: Mapping[Split, str], programs: tuple[CompiledProgram, ...]
 ) -> Memory:
-    memory, rollout = plant.memory, plant.order.config.rollout
+    memory, rollout = build.memory, build.order.config.rollout
     running = [one for one in programs if one.name in WHILE_DECODING and not one.error]
     # Bursts with drafts verify as many tokens in every layout: those that are compiled stand for the others.
-    drafting = max((one.taken_bytes for one in running if one.budget), default=0)
-    beside = dict.fromkeys(plant.layouts, drafting)
+    drafting = max((one.taken_bytes for one in running if one.num_draft_tokens), default=0)
+    beside = dict.fromkeys(build.layouts, drafting)
     for program in running:
         beside[program.split] = max(beside[program.split], program.taken_bytes)
     longest = np.array(rollout.max_length - 1)
     sequences = rollout.prompts_per_step * rollout.num_generations
     layouts = []
-    for split in plant.layouts:
+    for split in build.layouts:
         pages = split.dp * (memory.pages[split] - 1)
         whole = min(sequences, int(pages // memory.needed(np.array(1), longest)))
         held = memory.weights[split], memory.resident, memory.pool(split), beside[split]
@@ -197,12 +197,12 @@ def _memory(
         int(memory.limit),
         int(memory.usable),
         tuple(layouts),
-        tuple(plant.chain[1]),
+        tuple(build.chain[1]),
     )
 
 
 def _steps(machine: Machine, costs: SourcedLatency, sequences: int) -> StepTimes:
-    live = tuple(dict.fromkeys([*(1 << k for k in range(sequences.bit_length())), sequences]))
+    running = tuple(dict.fromkeys([*(1 << k for k in range(sequences.bit_length())), sequences]))
     lengths = machine.buckets.lengths
     contexts = tuple(dict.fromkeys((lengths[0], lengths[len(lengths) // 2], lengths[-1])))
     return StepTimes(
@@ -210,21 +210,22 @@ def _steps(machine: Machine, costs: SourcedLatency, sequences: int) -> StepTimes
         costs.explained,
         costs.range,
         machine.splits,
-        live,
+        running,
         contexts,
         tuple(
             tuple(
-                tuple(_step(machine, split, n, context) for split in machine.splits) for n in live
+                tuple(_step(machine, split, n, context) for split in machine.splits)
+                for n in running
             )
             for context in contexts
         ),
     )
 
 
-def _step(machine: Machine, split: Split, live: int, context: int) -> float | None:
-    if live < split.dp:
+def _step(machine: Machine, split: Split, running: int, context: int) -> float | None:
+    if running < split.dp:
         return None
-    return machine.truth.decode_step(split, -(-live // split.dp), context)
+    return machine.truth.decode_step(split, -(-running // split.dp), context)
 
 
 def _lengths(question: Question) -> LengthSummary:
@@ -241,8 +242,8 @@ def _lengths(question: Question) -> LengthSummary:
 
 
 def _warnings(question: Question, update: Update | None) -> Iterator[str]:
-    if update and (said := update.memory.shortage or update.memory.tightness):
-        yield said
+    if update and (notice := update.memory.shortage or update.memory.tightness):
+        yield notice
     lengths, draw = question.lengths, question.series.draw
     cut_at = lengths.cut_at
     if cut_at is not None and draw.scale * cut_at < draw.cap:
@@ -267,7 +268,9 @@ def _notes(
         yield "Prompts as long as the file of lengths says."
     yield "The planner has seen one rollout of the same kind before the first."
     yield "Prompts that samples share are counted for each of them in the KV cache, once in the prefill."
-    depths = [one.compiled_layers[0] for one in programs if one.budget and one.is_extrapolated]
+    depths = [
+        one.compiled_layers[0] for one in programs if one.num_draft_tokens and one.is_extrapolated
+    ]
     if depths and costs.drafts.exit_layer >= depths[0]:
         yield (
             f"In compiled programs {depths[0] - 1} of the first {costs.drafts.exit_layer} layers say "

@@ -26,7 +26,7 @@ TOKENS, TEXTS = ("token_ids", "tokens"), ("text", "response")
 # Which prompt a row is of, the first of them that it has.
 PROMPTS = ("prompt_id", "line", "id", "prompt")
 PROMPT_TOKENS = "prompt_token_ids"
-LENGTHS = "reasoning"  # where nothing else is said
+LENGTHS = "reasoning"  # where nothing else is stated
 Encode = Callable[[str], Sequence[int]]
 
 
@@ -68,10 +68,10 @@ def sources_of(
     Args:
       least: tokens of the shortest bucket of contexts.
     """
-    if not drafts.budgets:
+    if not drafts.num_draft_tokens:
         return None
-    if drafts.is_said:
-        return DraftSources.said(config.speculation.source, config.draft_acceptance)
+    if drafts.is_generated:
+        return DraftSources.generated(config.speculation.source, config.draft_acceptance)
     found = DraftSources.built_in()
     if recorded:
         steps = Pace.of(config.check_every, config.burst_steps, drafts.longest).burst_steps
@@ -94,7 +94,9 @@ def read_responses(path: Path, vocab_size: int, encode: Encode | None) -> Record
             "one response a row; check the name, or leave it out for what is built in."
         )
     reader = _Reader(vocab_size, encode)
-    said: defaultdict[str, defaultdict[int, list[Tokens]]] = defaultdict(lambda: defaultdict(list))
+    responses_of: defaultdict[str, defaultdict[int, list[Tokens]]] = defaultdict(
+        lambda: defaultdict(list)
+    )
     prompts: dict[str, Tokens] = {}
     records = read_records(path, of="responses")
     for row in records:
@@ -102,15 +104,15 @@ def read_responses(path: Path, vocab_size: int, encode: Encode | None) -> Record
             continue
         prompt, response = reader.prompt_of(row), reader.response(row)
         if len(response):
-            said[prompt][reader.epoch(row)].append(response)
+            responses_of[prompt][reader.epoch(row)].append(response)
             if prompt not in prompts:
                 prompts[prompt] = reader.prompt_tokens(row)
-    if not said:
+    if not responses_of:
         raise UserError(
             f"option --responses_file is {str(path)!r}: none of its {len(records):,} rows has a response "
             "with a token, expected some; check what wrote it."
         )
-    groups = [_group(prompts[name], by_epoch) for name, by_epoch in said.items()]
+    groups = [_group(prompts[name], by_epoch) for name, by_epoch in responses_of.items()]
     return RecordedResponses(path, tuple(groups))
 
 

@@ -12,7 +12,7 @@ from pat_jax.common.rules import (
     positive,
 )
 from pat_jax.config.speculation import SpeculationConfig
-from pat_jax.planning.drafts import PRIOR_SAID
+from pat_jax.planning.drafts import PRIOR_GENERATED
 from pat_jax.profiling.simulate.draw import CORRELATION, Draw
 
 
@@ -27,9 +27,10 @@ class ReplayOptions(Options):
     """Recorded responses, several to a prompt, a .jsonl, .json or .parquet file such as python -m
     pat_jax.generate writes: what drafts are worth is counted in them. Token ids, or in `plan` texts, where
     --model is a checkpoint with a tokenizer. Empty takes what is built in."""
-    draft_acceptance: float = option(PRIOR_SAID, FRACTION)
-    """How likely a token of a draft is right where those before it are, of drafts that a model says
-    (--speculation.source model:DIR or early_exit:LAYER); those that are copied are counted."""
+    draft_acceptance: float = option(PRIOR_GENERATED, FRACTION)
+    """How likely a token of a draft is right where those before it are, of drafts that a model
+    generates (--speculation.source model:DIR or early_exit:LAYER); those that are copied are
+    counted."""
     length_scale: float = option(1.0, positive(1000))
     """Times that responses are longer than the file or the distribution says."""
     num_generations: int = option(8, RESPONSES)
@@ -51,8 +52,8 @@ class ReplayOptions(Options):
         super().__post_init__()
         self.need(
             "draft_acceptance",
-            self.speculation.is_said or self.draft_acceptance == PRIOR_SAID,
-            f"{PRIOR_SAID} where no model says drafts; take --speculation.source model:DIR or "
+            self.speculation.is_generated or self.draft_acceptance == PRIOR_GENERATED,
+            f"{PRIOR_GENERATED} where no model generates drafts; take --speculation.source model:DIR or "
             "early_exit:LAYER, or leave it out",
         )
 

@@ -19,7 +19,7 @@ KINDS = {  # what a layout has to do, and the programs that do it
     "prefill": ("prefill",),
     "decode": ("decode",),
     "drafts": ("decode",),  # verified by bursts of their own
-    "re-slice": ("reslice",),
+    "reshard": ("reshard",),
     "migrate": ("pack", "exchange", "exchange_one", "unpack", "view"),
     "weights from training": ("transfer",),
     "training": ("logprobs", "grad", "apply"),  # in one layout, whatever the rollout is in
@@ -92,7 +92,7 @@ class StepTimes:
     explained: str  # what that means
     range: StepRange | None  # where measured steps lay; None: not verified
     splits: tuple[Split, ...]
-    live: tuple[int, ...]  # sequences, evenly over the groups
+    running: tuple[int, ...]  # sequences, evenly over the groups
     contexts: tuple[int, ...]  # tokens
     # [context][live][split]; None where a layout has more groups than there are sequences, or where
     # no bucket is so large
@@ -166,7 +166,7 @@ class PlanReport:
 
     def compiles(self, split: Split) -> dict[str, bool | None]:
         """Whether every program of this kind that uses the layout compiles; None: no program does."""
-        has_drafts = any(program.budget for program in self.programs)
+        has_drafts = any(program.num_draft_tokens for program in self.programs)
         found: dict[str, bool | None] = {}
         for kind, names in KINDS.items():
             is_drafts = kind == "drafts"
@@ -176,7 +176,7 @@ class PlanReport:
                 program
                 for program in self.programs
                 if program.name in names
-                and (program.budget > 0) == is_drafts
+                and (program.num_draft_tokens > 0) == is_drafts
                 and (kind == "training" or split in (program.split, program.target))
             ]
             found[kind] = not any(program.error for program in programs) if programs else None

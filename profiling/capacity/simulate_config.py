@@ -37,8 +37,9 @@ class SimulateConfig(ReplayOptions):
     profile: str = option("profile.json", GIVEN)
     """A file of `python -m pat_jax.profile`: what each step and switch takes."""
     trace: str = ""
-    """The rollout.json of a run: says what its path has cost over the best one in hindsight, by --profile
-    (unless given that of the run), without drafts and with pages for all; replays nothing else."""
+    """The rollout.json of a run: says what its path has cost over the best one in the oracle, by
+    --profile (unless given that of the run), without drafts and with pages for all; replays nothing
+    else."""
     responses: str = option("1024", listed(WHOLE, MOST_REPLAYED, "whole numbers from 1"))
     """Responses of one rollout; several, separated by commas, are each replayed."""
     max_completion_length: str = option("24576", listed(WHOLE, 2**24, "whole numbers from 1"))
@@ -46,8 +47,8 @@ class SimulateConfig(ReplayOptions):
     link_slowdown: str = option("1", listed(NUMBER, 10**6, "numbers"))
     """Times that sums over devices and moves between them take longer; several, by commas."""
     host_us: str = option("0", listed(NUMBER, 10**6, "numbers"))
-    """Microseconds of the host in each decode step for each live sequence, beside what was measured;
-    several, by commas."""
+    """Microseconds of the host in each decode step for each running sequence, beside what was
+    measured; several, by commas."""
     device_memory_gib: float = option(0.0, MEMORY_GIB)
     """Memory of a device: the KV cache takes what the weights leave, and sequences without pages wait
     or are preempted; 0 lets every sequence have its pages."""

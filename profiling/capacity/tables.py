@@ -39,7 +39,7 @@ def compiles(report: PlanReport) -> Table:
 
 def sent(report: PlanReport) -> Table:
     rows = [
-        [str(program.split) + ", drafts" * (program.budget > 0), *cells]
+        [str(program.split) + ", drafts" * (program.num_draft_tokens > 0), *cells]
         for program in report.programs
         if program.name == "decode" and not program.error
         for cells in _collectives(program)
@@ -74,10 +74,10 @@ def steps(times: StepTimes) -> Iterator[Table]:
     """One for each context, in ms, with a star at the fastest layout of each line."""
     for context, table in zip(times.contexts, times.seconds, strict=True):
         rows = [
-            [str(live), *starred([s and 1e3 * s for s in line])]
-            for live, line in zip(times.live, table, strict=True)
+            [str(running), *starred([s and 1e3 * s for s in line])]
+            for running, line in zip(times.running, table, strict=True)
         ]
-        yield Table([f"live, {context:,} tokens", *map(str, times.splits)], rows)
+        yield Table([f"running, {context:,} tokens", *map(str, times.splits)], rows)
 
 
 def gains(report: PlanReport) -> Table:
@@ -108,9 +108,17 @@ def sources(report: PlanReport) -> Table:
 
 def switches(report: PlanReport) -> Table:
     """Switches of the first rollout."""
-    header = ["at s", "switch", "live", "step", "takes s", "expected to save s", "KV cache"]
+    header = ["at s", "switch", "running", "step", "takes s", "expected to save s", "KV cache"]
     rows = [
-        [x.at_s, f"{x.source} to {x.target}", x.live, x.step, x.seconds, x.predicted_saving_s, x.kv]
+        [
+            x.at_s,
+            f"{x.source} to {x.target}",
+            x.running,
+            x.step,
+            x.seconds,
+            x.predicted_saving_s,
+            x.kv,
+        ]
         for x in report.comparison.traces[0].switches
     ]
     return Table(header, rows)

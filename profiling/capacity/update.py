@@ -21,7 +21,7 @@ from pat_jax.planning.types import Split
 from pat_jax.profiling.capacity.update_batches import Packed
 from pat_jax.profiling.capacity.update_report import Batches, Update, UpdateMemory
 from pat_jax.profiling.cross_compile.compiled import CompiledProgram
-from pat_jax.profiling.cross_compile.plant import Plant
+from pat_jax.profiling.cross_compile.target_build import TargetBuild
 from pat_jax.profiling.predict.composer import Composer
 from pat_jax.profiling.predict.kernel_model import BYTES
 from pat_jax.profiling.predict.sources import kernels_for
@@ -60,7 +60,7 @@ SCORED = {OLD: "the policy before its first step", REFERENCE: "the reference"}
 class PlannedUpdate:
     """One run's, on one target."""
 
-    plant: Plant
+    built: TargetBuild
     data: Path | None  # a folder with kernel tables
     programs: Sequence[CompiledProgram]  # what the compiler made of it; empty: nothing was compiled
     options: UpdateOptions  # as the user knows them
@@ -84,7 +84,7 @@ class PlannedUpdate:
         )
         apply = self.times.seconds(self._apply).times(self.run.updates_per_step)
         flops = fmean(map(self._flops, lengths, (np.array(each.shared) for each in packed)))
-        peak = self.plant.order.target.num_devices * self.plant.order.target.chip.flops_s
+        peak = self.built.order.target.num_devices * self.built.order.target.chip.flops_s
         return Update(
             self.trainer.layout.split,
             self.work.fsdp,
@@ -116,7 +116,7 @@ class PlannedUpdate:
         """What is assumed, in sentences."""
         yield (
             "Gradients multiply as fast as the forward pass, and attention in training reaches "
-            f"{percent(ATTENTION[self.plant.order.target.chip.name])} of the peak (assumed)."
+            f"{percent(ATTENTION[self.built.order.target.chip.name])} of the peak (assumed)."
         )
         if self.run.optimizer.offload:
             yield "Moments travel at the published rate of the bus to the host, nothing else at the time (assumed)."
@@ -126,27 +126,27 @@ class PlannedUpdate:
 
     @property
     def run(self) -> RunConfig:
-        return self.plant.order.config
+        return self.built.order.config
 
     @property
     def trainer(self) -> Trainer:
-        return self.plant.whole_trainer
+        return self.built.whole_trainer
 
     @property
     def itemsize(self) -> int:
         """Bytes of a number of the forward pass."""
-        return jnp.dtype(self.plant.dtype).itemsize
+        return jnp.dtype(self.built.dtype).itemsize
 
     @property
     def shapes(self) -> Sequence[Shape]:
-        return self.plant.micro_shapes
+        return self.built.micro_shapes
 
     @cached_property
     def work(self) -> UpdateWork:
         layout, lora = self.trainer.layout, self.trainer.trained.lora
-        is_gpu = self.plant.order.target.chip.platform == "cuda"
+        is_gpu = self.built.order.target.chip.platform == "cuda"
         return UpdateWork(
-            self.plant.order.model,
+            self.built.order.model,
             layout.split.dp,
             layout.size(layout.fsdp_axes),
             self.run.remat,
@@ -157,9 +157,9 @@ class PlannedUpdate:
 
     @cached_property
     def times(self) -> UpdateTimes:
-        target = self.plant.order.target
+        target = self.built.order.target
         kernels = kernels_for(target, self.data, sums="nccl")
-        return UpdateTimes(Composer(kernels, self.plant.order.model), target)
+        return UpdateTimes(Composer(kernels, self.built.order.model), target)
 
     def _pass(self, name: str, packed: Packed) -> Seconds:
         """Of a program over all micro-batches."""
@@ -208,7 +208,7 @@ class PlannedUpdate:
     def _transfer(self, target: Split) -> Seconds:
         """Of transfer and checksums. What was compiled for the layout with the least TP stands for
         those that were not: weights are gathered before they are cut."""
-        weights, source = self.plant.alone.weights, self.trainer.layout.split
+        weights, source = self.built.alone.weights, self.trainer.layout.split
         params = shard_bytes(self.trainer.trained.abstract_frozen) + self._bytes[0]
         whole, kept = weights[source], weights[target]
         work = transfer_work(params, whole, kept, self.work.fsdp)
@@ -223,7 +223,7 @@ class PlannedUpdate:
         Without gradients among the compiled programs, it is the least that these take: a micro-batch's own
         gradients, and each layer's input; or the optimizer's state.
         """
-        trainer, limit = self.trainer, int(self.plant.limit)
+        trainer, limit = self.trainer, int(self.built.limit)
         resident, offloaded = resident_bytes(trainer), fetched_bytes(trainer)
         added = shard_bytes(trainer.trained.abstract_gradients)
         taken = {
@@ -272,13 +272,13 @@ class PlannedUpdate:
         return next((p for p in self.programs if p.name == name and not p.error), None)
 
     def _flops(self, lengths: np.ndarray, shared: np.ndarray) -> float:
-        model, adapters = self.plant.order.model, self.work.adapter_weights
+        model, adapters = self.built.order.model, self.work.adapter_weights
         once = training_flops(model, lengths, shared, adapter_weights=adapters)
         return self.run.algorithm.num_iterations * once
 
 
 def _moved(program: CompiledProgram) -> float:
-    """Bytes of what is no product."""
+    """Bytes of what is not a product."""
     return program.bytes_accessed - program.product_bytes
 
 

@@ -23,7 +23,7 @@ from pat_jax.planning.latency.profile import Profile
 from pat_jax.planning.memory import GIB
 from pat_jax.planning.types import Split
 from pat_jax.profiling.cross_compile.by_arithmetic import by_arithmetic, nearest
-from pat_jax.profiling.cross_compile.plant import Order, Plant, model_from_json
+from pat_jax.profiling.cross_compile.target_build import Order, TargetBuild, model_from_json
 from pat_jax.profiling.predict.targets import Target
 from pat_jax.profiling.simulate.machine import Machine
 
@@ -41,7 +41,7 @@ class WhatIf:
     cap: int  # tokens of a response
     longest_prompt: int
     link_slowdown: float = 1.0  # times that sums, moves of pages and of weights take longer
-    host_us: float = 0.0  # of each decode step, for each live sequence, beside what was measured
+    host_us: float = 0.0  # of each decode step, for each running sequence, beside what was measured
     device_memory_gib: float = 0.0  # 0: every sequence finds pages
     burst_steps: int = 256
     check_every: int = 16
@@ -73,8 +73,8 @@ def machine_of(profile: Profile, what_if: WhatIf, acceptance: Acceptance | None 
     config = _config(profile, what_if)
     memory = None
     if what_if.device_memory_gib:
-        plant = _plant(profile, config, what_if)
-        alone, memory = plant.alone, plant.memory
+        build = _build(profile, config, what_if)
+        alone, memory = build.alone, build.memory
         without_memory = layouts_without_memory(alone, config)
         splits = tuple(split for split in splits if split not in without_memory)
         if not splits:
@@ -94,7 +94,7 @@ def machine_of(profile: Profile, what_if: WhatIf, acceptance: Acceptance | None 
         has_pools=memory is not None,
         host_s_per_sequence=1e-6 * what_if.host_us,
         drafts=drafts,
-        acceptance=acceptance or Acceptance.unseen(is_said=drafts.is_said),
+        acceptance=acceptance or Acceptance.unseen(is_generated=drafts.is_generated),
     )
 
 
@@ -142,12 +142,14 @@ def with_slower_links(profile: Profile, factor: float, exit_layer: int = 0) -> L
     of_drafts = sums_of(profile, exit_layer) if exit_layer else lambda split, rows: 0.0
     tokens = latency.prefill_blocks * latency.page_size
 
-    def verifying(split: Split, rows: int, budget: int) -> float:
-        return sums(split, rows * (1 + budget)) + budget * of_drafts(split, rows)
+    def verifying(split: Split, rows: int, num_draft_tokens: int) -> float:
+        return sums(split, rows * (1 + num_draft_tokens)) + num_draft_tokens * of_drafts(
+            split, rows
+        )
 
     more = factor - 1
     decode, verify = latency.decode_table.items(), latency.verify_table.items()
-    prefill, reslice = latency.prefill_table.items(), latency.reslice_table.items()
+    prefill, reshard = latency.prefill_table.items(), latency.reshard_table.items()
     return replace(
         latency,
         decode_table={(a, n, m): s + more * sums(a, n) for (a, n, m), s in decode},
@@ -155,7 +157,7 @@ def with_slower_links(profile: Profile, factor: float, exit_layer: int = 0) -> L
         prefill_table={(a, m): s + more * sums(a, tokens) for (a, m), s in prefill},
         migrate_table={pair: s * factor for pair, s in latency.migrate_table.items()},
         # Going up in TP sends no weights.
-        reslice_table={(a, b): s * (factor if b.tp < a.tp else 1) for (a, b), s in reslice},
+        reshard_table={(a, b): s * (factor if b.tp < a.tp else 1) for (a, b), s in reshard},
     )
 
 
@@ -218,7 +220,7 @@ def _config(profile: Profile, what_if: WhatIf) -> RolloutConfig:
     )
 
 
-def _plant(profile: Profile, config: RolloutConfig, what_if: WhatIf) -> Plant:
+def _build(profile: Profile, config: RolloutConfig, what_if: WhatIf) -> TargetBuild:
     """The plant of as many devices as were measured, each with the memory that was asked for."""
     subject = profile.subject
     limit = int(what_if.device_memory_gib * GIB)

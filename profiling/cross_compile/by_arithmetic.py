@@ -13,7 +13,7 @@ from pat_jax.common.errors import UserError
 from pat_jax.layout.buckets import largest_length
 from pat_jax.planning.memory import GIB, MemoryModel
 from pat_jax.planning.types import Split
-from pat_jax.profiling.cross_compile.plant import Order, Plant
+from pat_jax.profiling.cross_compile.target_build import Order, TargetBuild
 from pat_jax.profiling.predict.targets import Target, paper_devices
 
 DEPTHS = (1, 2)  # layers of the models that tell what deeper ones need
@@ -21,8 +21,8 @@ MOST_DEVICES = 256  # looked at for what would hold a model
 CACHE_TOKENS = (2**15, 2**14, 2**13, 2**12)  # looked at for what a draft model has pages for
 
 
-def by_arithmetic(order: Order) -> Plant:
-    return Plant(order, paper_devices(order.target))
+def by_arithmetic(order: Order) -> TargetBuild:
+    return TargetBuild(order, paper_devices(order.target))
 
 
 def needs_of(order: Order) -> MemoryModel:

@@ -28,7 +28,7 @@ from pat_jax.common.errors import UserError
 from pat_jax.common.files import replace_text
 from pat_jax.common.json_text import parse_json
 from pat_jax.profiling.cross_compile.compiled import CompiledProgram, at_depth
-from pat_jax.profiling.cross_compile.plant import Order
+from pat_jax.profiling.cross_compile.target_build import Order
 from pat_jax.profiling.predict.targets import Target
 
 PACKAGE = Path(__file__).parents[2]  # the folder pat_jax, through its link to this room
@@ -188,10 +188,10 @@ def answers(
             raise
         if status:
             log.seek(0)
-            said = " ".join(log.read()[-800:].split())
+            tail = " ".join(log.read()[-800:].split())
             raise UserError(
                 f"target {target}: the compiler's process ended with {status} (too little memory is "
-                f"a usual cause of -9); it said: {said or 'nothing'}."
+                f"a usual cause of -9); it said: {tail or 'nothing'}."
             )
 
 

@@ -42,6 +42,10 @@ class Sent(NamedTuple):
         return self.count * sent * per_host / members
 
 
+# What records from before 0.1.0 call them.
+_OLD_KEYS, _OLD_NAMES = {"budget": "num_draft_tokens"}, {"reslice": "reshard"}
+
+
 @dataclass(frozen=True)
 class CompiledProgram:
     """One program, or the parts of a reshard together. Bytes are of one device.
@@ -50,12 +54,12 @@ class CompiledProgram:
     program's text, of matrix products alone and without kernels of attention (see `hlo_costs`).
     """
 
-    name: str  # decode, prefill, reslice, view, pack, exchange, exchange_one, unpack, grad, …
+    name: str  # decode, prefill, reshard, view, pack, exchange, exchange_one, unpack, grad, …
     split: Split
     target: Split | None = None  # of a switch
     rows: int = 0  # of a group; pages where it moves some; of all groups in training
     length: int = 0  # tokens
-    budget: int = 0  # tokens of drafts that a step has room for, for each row
+    num_draft_tokens: int = 0  # draft tokens of a step, for each row
     layers: int = 0  # that these numbers are of
     compiled_layers: tuple[int, ...] = ()  # that were compiled; others than `layers`: extrapolated
     argument_bytes: int = 0
@@ -87,21 +91,23 @@ class CompiledProgram:
     @property
     def identity(self) -> tuple[str, Split, Split | None, int, int, int]:
         """The same at every depth."""
-        return self.name, self.split, self.target, self.rows, self.length, self.budget
+        return self.name, self.split, self.target, self.rows, self.length, self.num_draft_tokens
 
     def __str__(self) -> str:
         towards = f" to {self.target}" if self.target else ""
-        return f"{self.name} {self.split}{towards}{' with drafts' * (self.budget > 0)}"
+        return f"{self.name} {self.split}{towards}{' with drafts' * (self.num_draft_tokens > 0)}"
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> "CompiledProgram":
+        content = {_OLD_KEYS.get(key, key): value for key, value in content.items()}
         target = content["target"]
         return cls(
             **{
                 **content,
+                "name": _OLD_NAMES.get(content["name"], content["name"]),
                 "split": Split(*content["split"]),
                 "target": None if target is None else Split(*target),
                 "compiled_layers": tuple(content["compiled_layers"]),

@@ -87,7 +87,7 @@ def collectives(
     for line, depth, times in _walk(bodies, computation or entry, trips or {}, 0, 1):
         found = _COLLECTIVE.search(line)
         assert found
-        # What starts one has its operands in its type, the results second; but for sums.
+        # What starts one has its operands in its type, the results second; except for sums.
         is_second = found["started"] and found["name"] != "all-reduce"
         shape = _second(found["shape"]) if is_second else found["shape"]
         groups = _groups(line)

@@ -39,9 +39,9 @@ class Code:
         self, loop: Instruction, parts: Mapping[str, str], around: Mapping[str, Instruction]
     ) -> int:
         """Trips of a loop, as the compiler says; else as its counter shows; else 1."""
-        said = _TRIPS.search(loop.line)
-        if said:
-            return int(said[1])
+        stated = _TRIPS.search(loop.line)
+        if stated:
+            return int(stated[1])
         condition, body = (self.instructions(parts[name]) for name in ("condition", "body"))
         test, after = (next(x for x in found.values() if x.is_root) for found in (condition, body))
         if test.opcode != "compare" or "direction=LT" not in test.line or after.opcode != "tuple":

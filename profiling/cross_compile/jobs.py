@@ -14,7 +14,7 @@ from pat_jax.layout.buckets import Drafts
 from pat_jax.models.config import ModelConfig
 from pat_jax.planning.types import Split
 from pat_jax.profiling.cross_compile.compiled import CompiledProgram
-from pat_jax.profiling.cross_compile.plant import Plant
+from pat_jax.profiling.cross_compile.target_build import TargetBuild
 from pat_jax.programs.programs import Key, ProgramTable
 
 
@@ -26,25 +26,25 @@ class CompileJob:
     parts: tuple[Callable[[], jax.stages.Lowered], ...]
 
 
-def jobs_of(plant: Plant) -> list[CompileJob]:
+def jobs_of(build: TargetBuild) -> list[CompileJob]:
     """Everything to compile, at every depth."""
     found = []
-    for layers in plant.order.depths:
-        model = replace(plant.order.model, num_layers=layers)
-        found += _rollout_jobs(plant, model)
-        if plant.order.config.train:
-            found += _training_jobs(plant, model)
+    for layers in build.order.depths:
+        model = replace(build.order.model, num_layers=layers)
+        found += _rollout_jobs(build, model)
+        if build.order.config.train:
+            found += _training_jobs(build, model)
     return found
 
 
-def _rollout_jobs(plant: Plant, model: ModelConfig) -> list[CompileJob]:
+def _rollout_jobs(build: TargetBuild, model: ModelConfig) -> list[CompileJob]:
     """The largest bucket of each program; switches between neighbours, which stand for all."""
-    drafts = _within(plant.drafter.drafts, plant.order.depths)
-    drafter = replace(plant.drafter, drafts=drafts)
-    functions = replace(plant.specs.functions, policy=plant.policy_of(model), drafter=drafter)
-    specs, table = replace(plant.specs, functions=functions), ProgramTable()
+    drafts = _within(build.drafter.drafts, build.order.depths)
+    drafter = replace(build.drafter, drafts=drafts)
+    functions = replace(build.specs.functions, policy=build.policy_of(model), drafter=drafter)
+    specs, table = replace(build.specs, functions=functions), ProgramTable()
     specs.declare(table)
-    layouts, buckets = plant.layouts, plant.buckets
+    layouts, buckets = build.layouts, build.buckets
     length, blocks = buckets.lengths[-1], specs.prefill_sizes[0]
     size, found = SIZES[0], []
     for split in layouts:
@@ -54,15 +54,15 @@ def _rollout_jobs(plant: Plant, model: ModelConfig) -> list[CompileJob]:
             found.append([Key("unpack", split, size)])
     # Two layouts stand for all: such a burst takes as long to compile as one without drafts, or longer.
     ends = dict.fromkeys((next(iter(layouts)), list(layouts)[-1]))
-    found += [_verifying(plant, split, length) for split in ends]
+    found += [_verifying(build, split, length) for split in ends]
     for pair in [p for up in pairwise(layouts) for p in (up, up[::-1])]:
         source, target = pair
         moving = ("pack", "exchange", "exchange_one")
         found += [[Key(name, source, size, target=target)] for name in moving]
         found.append([Key("view", source, target=target)])
-        runs = specs.reslice(layouts[source], layouts[target]).runs
+        runs = specs.reshard(layouts[source], layouts[target]).runs
         parts = range(len(runs))
-        found.append([Key("reslice", source, target=target, part=part) for part in parts])
+        found.append([Key("reshard", source, target=target, part=part) for part in parts])
     return [_job(table, keys, model.num_layers) for keys in found if keys]
 
 
@@ -72,24 +72,26 @@ def _within(drafts: Drafts, depths: Sequence[int]) -> Drafts:
     return replace(drafts, exit_layer=min(drafts.exit_layer, max(1, depths[0] - 1)))
 
 
-def _verifying(plant: Plant, split: Split, length: int) -> list[Key]:
+def _verifying(build: TargetBuild, split: Split, length: int) -> list[Key]:
     """Of the bursts with drafts that which verifies most tokens, of most rows; it stands for all."""
     shapes = [
-        (n, budget) for n in plant.buckets.rows[split] for budget in plant.drafter.drafts.of(n)
+        (n, num_draft_tokens)
+        for n in build.buckets.rows[split]
+        for num_draft_tokens in build.drafter.drafts.of(n)
     ]
     if not shapes:
         return []
-    rows, budget = max(shapes, key=lambda shape: (shape[0] * (1 + shape[1]), shape[0]))
-    return [Key("decode", split, rows, length, budget=budget)]
+    rows, num_draft_tokens = max(shapes, key=lambda shape: (shape[0] * (1 + shape[1]), shape[0]))
+    return [Key("decode", split, rows, length, num_draft_tokens=num_draft_tokens)]
 
 
-def _training_jobs(plant: Plant, model: ModelConfig) -> list[CompileJob]:
+def _training_jobs(build: TargetBuild, model: ModelConfig) -> list[CompileJob]:
     """Log-probabilities, forward and backward of the longest rows, the optimizer's step, the
     transfer to the layouts with the least and the most TP."""
-    trainer = plant.trainer(model)
-    split, longest = trainer.layout.split, plant.micro_shapes[-1]
+    trainer = build.trainer(model)
+    split, longest = trainer.layout.split, build.micro_shapes[-1]
     passes = [Key(name, split, *longest) for name in ("logprobs", "grad")]
-    ends = dict.fromkeys((split, list(plant.layouts)[-1]))
+    ends = dict.fromkeys((split, list(build.layouts)[-1]))
     keys = [*passes, Key("apply", split)]
     keys += [Key("transfer", split, target=target) for target in ends]
     # Not every algorithm scores.
@@ -108,7 +110,7 @@ def _job(table: ProgramTable, keys: Sequence[Key], layers: int) -> CompileJob:
         first.target,
         first.rows,
         first.length,
-        first.budget,
+        first.num_draft_tokens,
         layers=layers,
         compiled_layers=(layers,),
     )

@@ -14,8 +14,8 @@ from pat_jax.engine.warm_up.kernel_cases import Case, Part, cases_of, parts_of
 from pat_jax.engine.warm_up.kernel_check import program_of
 from pat_jax.layout.layout import Layout, layout_chain
 from pat_jax.layout.mesh import factored_mesh, padded_for
-from pat_jax.profiling.cross_compile.plant import model_from_json
-from pat_jax.profiling.cross_compile.worker import devices_of, say, sentence_of, serve
+from pat_jax.profiling.cross_compile.target_build import model_from_json
+from pat_jax.profiling.cross_compile.worker import devices_of, sentence_of, serve, write_line
 from pat_jax.profiling.predict.targets import Target
 
 IN_PROGRAMS = ("triton", "tpu_custom_call")  # what a kernel is in a compiled program
@@ -33,7 +33,7 @@ def _answer(content: dict[str, Any], lines: TextIO) -> None:
     dtype = jnp.dtype(content["dtype"])
     for part in parts_of(chain.values(), model, content["page_size"], dtype):
         for case in cases_of(part, layout.kernels):
-            say(lines, name=case.name, part=str(part), trouble=_trouble(layout, part, case))
+            write_line(lines, name=case.name, part=str(part), trouble=_trouble(layout, part, case))
 
 
 def _trouble(layout: Layout, part: Part, case: Case) -> str:

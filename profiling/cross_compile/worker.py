@@ -29,7 +29,7 @@ from pat_jax.profiling.cross_compile.compiled import CompiledProgram, as_sent, t
 from pat_jax.profiling.cross_compile.hlo import collectives
 from pat_jax.profiling.cross_compile.hlo_loops import loop_trips
 from pat_jax.profiling.cross_compile.jobs import CompileJob, jobs_of
-from pat_jax.profiling.cross_compile.plant import Order, Plant, check
+from pat_jax.profiling.cross_compile.target_build import Order, TargetBuild, check
 from pat_jax.profiling.predict.targets import Target
 
 STEP_LOOPS = 2  # around a decode step, see engine/device/decode/decode.py
@@ -97,7 +97,15 @@ class Compiler:
     def _found(self, job: CompileJob, path: Path, lowered: jax.stages.Lowered) -> CompiledProgram:
         found = self._kept(path) if path.is_file() and self.texts is None else None
         if found is not None:
-            same = ("split", "target", "rows", "length", "budget", "layers", "compiled_layers")
+            same = (
+                "split",
+                "target",
+                "rows",
+                "length",
+                "num_draft_tokens",
+                "layers",
+                "compiled_layers",
+            )
             return replace(found, **{name: getattr(job.record, name) for name in same})
         start = time.perf_counter()
         compiled = lowered.compile()
@@ -159,14 +167,14 @@ def serve(answer: Callable[[dict[str, Any], TextIO], None]) -> None:
         try:
             answer(content, lines)
         except UserError as error:
-            say(lines, refused=str(error))
+            write_line(lines, refused=str(error))
 
 
 def _answer(content: dict[str, Any], lines: TextIO) -> None:
     order = Order.from_json(content["order"])
-    plant = Plant(order, devices_of(order.target))
-    check(plant)
-    jobs = jobs_of(plant)
+    build = TargetBuild(order, devices_of(order.target))
+    check(build)
+    jobs = jobs_of(build)
     chip = order.target.chip
     of_machine = chip.name, chip.description, order.target.topology
     machine = json.dumps([content["versions"], *of_machine, _reading()])
@@ -176,7 +184,7 @@ def _answer(content: dict[str, Any], lines: TextIO) -> None:
     compiler = Compiler(Path(content["kept"]), machine, texts, per_host)
     with ThreadPoolExecutor(content["threads"]) as pool:
         for future in as_completed([pool.submit(compiler.run, job) for job in jobs]):
-            say(lines, program=future.result().to_json(), jobs=len(jobs))
+            write_line(lines, program=future.result().to_json(), jobs=len(jobs))
 
 
 def _reading() -> str:
@@ -185,7 +193,7 @@ def _reading() -> str:
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 
 
-def say(lines: TextIO, **content: Any) -> None:
+def write_line(lines: TextIO, **content: Any) -> None:
     lines.write(json.dumps(content) + "\n")
     lines.flush()
 

@@ -19,7 +19,7 @@ def tables(profile: Profile) -> str:
     calls = f"prefill, one call of {latency.prefill_blocks} pages of {latency.page_size} tokens"
     lists = {
         calls: {f"{split} cache {n}": s for (split, n), s in latency.prefill_table.items()},
-        "re-slice all weights": {f"{a} -> {b}": s for (a, b), s in latency.reslice_table.items()},
+        "reshard all weights": {f"{a} -> {b}": s for (a, b), s in latency.reshard_table.items()},
         f"migrate {latency.round_tokens} tokens a group": {
             _round(*key): s for key, s in latency.migrate_table.items()
         },
@@ -40,7 +40,7 @@ def tables(profile: Profile) -> str:
 def _origin(profile: Profile) -> Iterator[str]:
     if profile.shards_of:
         yield (
-            f"one device measured, with the shards of {profile.shards_of}; collectives, re-slices and "
+            f"one device measured, with the shards of {profile.shards_of}; collectives, reshards and "
             "migrations are computed from its links and memory"
         )
 
@@ -49,12 +49,14 @@ def _decode_table(table: Mapping[tuple[Split, int, int], float]) -> str:
     """One line for each cache length and number of sequences, one column for each layout."""
     splits = list(dict.fromkeys(split for split, _, _ in table))
     rows = []
-    for length, live in sorted({(length, rows * split.dp) for split, rows, length in table}):
-        known = [table.get((s, live // s.dp, length)) if live % s.dp == 0 else None for s in splits]
-        rows.append([length, live, *starred([s and 1e3 * s for s in known])])
-    header = ["cache", "live", *map(str, splits)]
-    said = "decode, ms a step; * the quickest layout of the line"
-    return f"{said}\n{text_table(header, rows)}"
+    for length, running in sorted({(length, rows * split.dp) for split, rows, length in table}):
+        known = [
+            table.get((s, running // s.dp, length)) if running % s.dp == 0 else None for s in splits
+        ]
+        rows.append([length, running, *starred([s and 1e3 * s for s in known])])
+    header = ["cache", "running", *map(str, splits)]
+    caption = "decode, ms a step; * the quickest layout of the line"
+    return f"{caption}\n{text_table(header, rows)}"
 
 
 def _round(source: Split, target: Split, senders: str) -> str:
@@ -69,7 +71,7 @@ def plot_profile(profile: Profile, path: Path) -> None:
 
 
 def draw_profile(profile: Profile) -> "Figure":
-    """The decode step by live sequences, a panel for each cache length."""
+    """The decode step by running sequences, a panel for each cache length."""
     from pat_jax.common.picture import Picture
 
     table = profile.latency.decode_table
@@ -78,13 +80,13 @@ def draw_profile(profile: Profile) -> "Figure":
     panels = figure.subplots(1, len(lengths), sharey=True, squeeze=False)[0]
     for axes, length in zip(panels, lengths, strict=True):
         for split in dict.fromkeys(split for split, _, _ in table):
-            live, seconds = _line(table, split, length)
+            running, seconds = _line(table, split, length)
             options = {"label": str(split), "color": tp_colour(split.tp)}
-            axes.plot(live, seconds, marker="o", markersize=3, **options)
+            axes.plot(running, seconds, marker="o", markersize=3, **options)
         axes.set_xscale("log", base=2)
         axes.set_yscale("log")
         axes.set_title(f"cache of {length:,} tokens", loc="left", fontsize=10)
-        axes.set_xlabel("live sequences, evenly over the groups")
+        axes.set_xlabel("running sequences, evenly over the groups")
         axes.spines[["top", "right"]].set_visible(False)
     panels[0].set_ylabel("ms a decode step")
     panels[-1].legend(frameon=False)
@@ -97,5 +99,5 @@ def _line(table: Mapping, split: Split, length: int) -> tuple[Sequence[int], Seq
     points: Iterable = sorted(
         (r * split.dp, 1e3 * s) for (a, r, n), s in table.items() if (a, n) == (split, length)
     )
-    live, seconds = zip(*points, strict=True)
-    return live, seconds
+    running, seconds = zip(*points, strict=True)
+    return running, seconds

@@ -21,10 +21,10 @@ prefill's. `DRAFTING_S` is assumed for what finds drafts, ranks them and takes o
 These are many kernels with little to do, since a text has four bytes where the cache has some
 hundred thousand. A decode step has none of these.
 
-Where a model proposes drafts, the step begins with a pass for each token of the budget, every row
-live. With early exit the pass is one of the policy's first layers, as a decode step of so many,
-with the matrix of the exit head. With a draft model it is one of the whole model on each device,
-which takes two tokens of a row and draws one.
+Where a model proposes drafts, the step begins with a pass for each token of the number of draft
+tokens, every row running. With early exit the pass is one of the policy's first layers, as a decode
+step of so many, with the matrix of the exit head. With a draft model it is one of the whole model
+on each device, which takes two tokens of a row and draws one.
 """
 
 import math
@@ -64,7 +64,7 @@ StepSeconds = Callable[[Split, int, int], float]  # of a step, by rows of a grou
 class Unlisted:
     """Seconds of a decode step that are in no kernel table."""
 
-    layer: float = 0.0  # of each, whatever is live: launches, gaps between kernels
+    layer: float = 0.0  # of each, whatever is running: launches, gaps between kernels
     row: float = 0.0  # of a group
 
 
@@ -149,12 +149,12 @@ class Composer:
         """Seconds of sampling from so many logits of each row, which every device of a group does."""
         return self.kernels.elementwise(SAMPLING_BYTES * rows * vocab) / 1e3
 
-    def decode_step(self, split: Split, rows: int, length: int, budget: int = 0) -> float:
-        """A step with room for `budget` tokens of drafts for each row, all of it used; who says the
-        drafts is not in it."""
-        each = 1 + budget
+    def decode_step(self, split: Split, rows: int, length: int, num_draft_tokens: int = 0) -> float:
+        """A step with room for `num_draft_tokens` tokens of drafts for each row, all of it used;
+        who says the drafts is not in it."""
+        each = 1 + num_draft_tokens
         seconds = self._pass_s(split.tp, rows, length, each=each, drawn=each)
-        return seconds + DRAFTING_S * (budget > 0)
+        return seconds + DRAFTING_S * (num_draft_tokens > 0)
 
     def _pass_s(
         self, tp: int, rows: int, length: int, *, each: int, drawn: int, layers: int | None = None
@@ -184,17 +184,17 @@ class Composer:
         """A pass of this model that proposes one token of each row's draft for another model."""
         return self._pass_s(1, rows, length, each=2, drawn=1)
 
-    def _attention_ms(self, rows: int, length: int, budget: int, tp: int) -> float:
+    def _attention_ms(self, rows: int, length: int, num_draft_tokens: int, tp: int) -> float:
         """One layer's attention of a step on one device."""
         model, heads = self.model, heads_of(self.model, tp, self.kv_ways(tp))
         attended = max(1, round(length * model.head_dim / HEAD_DIM))  # as many bytes
         read = self.kernels.decode_attention(rows, attended, *heads)
-        if not budget:
+        if not num_draft_tokens:
             return read
         # A query of a prompt sees half of it on average, one of a draft all. Prompts so long that nothing
         # but their pairs of tokens counts.
         whole = self.kernels.prefill_attention(PREFILL_ROWS, LONG_PROMPT, *heads)
-        share = 2 * rows * budget * length / (PREFILL_ROWS * LONG_PROMPT**2)
+        share = 2 * rows * num_draft_tokens * length / (PREFILL_ROWS * LONG_PROMPT**2)
         return read + share * whole * model.head_dim / HEAD_DIM
 
     def prefill_call(self, split: Split, length: int) -> float:
@@ -209,7 +209,7 @@ class Composer:
         layer = self._layer_ms(tokens, tp) + attention * share
         return model.num_layers * layer / 1e3 + self.prefill_links_s(tp)
 
-    def reslice(self, source: Split, target: Split) -> float:
+    def reshard(self, source: Split, target: Split) -> float:
         shard = weight_bytes(self.model, self.kernels.weight_bytes) / target.tp
         if target.tp > source.tp:
             return self.switch_s + 2 * shard / self.kernels.chip.memory_bytes_s
@@ -250,7 +250,7 @@ class Composer:
         self,
         drafts: Drafts,
         draft_model: "Composer | None",
-        budget: int,
+        num_draft_tokens: int,
         split: Split,
         rows: int,
         length: int,
@@ -259,7 +259,7 @@ class Composer:
         proposed = draft_model.asked(rows, length) if draft_model else 0.0
         if drafts.exit_layer:
             proposed = self.early_exit(split, rows, length, drafts.exit_layer)
-        return self.decode_step(split, rows, length, budget) + budget * proposed
+        return self.decode_step(split, rows, length, num_draft_tokens) + num_draft_tokens * proposed
 
     def latency_model(
         self,
@@ -271,22 +271,22 @@ class Composer:
         Args:
           draft_model: on the same chips; where one says drafts.
         """
-        assert drafts.has_model == (draft_model is not None), "who says drafts"
+        assert drafts.has_model == (draft_model is not None), "who generates drafts"
         splits, lengths = tuple(buckets.rows), buckets.lengths
         decode, verify = {}, {}
         for split, rows in buckets.rows.items():
             decode |= self._steps(split, rows, lengths, self.decode_step)
-            for budget in drafts.budgets:
-                verifying = [n for n in rows if budget in drafts.of(n)]
-                drafted = partial(self._drafted_s, drafts, draft_model, budget)
+            for num_draft_tokens in drafts.num_draft_tokens:
+                verifying = [n for n in rows if num_draft_tokens in drafts.of(n)]
+                drafted = partial(self._drafted_s, drafts, draft_model, num_draft_tokens)
                 steps = self._steps(split, verifying, lengths, drafted) if verifying else {}
-                verify |= {(*at, budget): seconds for at, seconds in steps.items()}
+                verify |= {(*at, num_draft_tokens): seconds for at, seconds in steps.items()}
         pairs = list(permutations(splits, 2))
         rounds = {(*pair, kind): self.migrate(*pair) for pair in pairs for kind in ROUNDS}
         rounds |= {(one, one, ROUNDS[0]): self._shift(one) for one in splits if one.dp > 1}
         return LatencyModel(
             decode_table=decode,
-            reslice_table={pair: self.reslice(*pair) for pair in pairs},
+            reshard_table={pair: self.reshard(*pair) for pair in pairs},
             migrate_table=rounds,
             prefill_table={
                 (split, m): self.prefill_call(split, m) for split in splits for m in lengths

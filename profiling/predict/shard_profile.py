@@ -161,7 +161,7 @@ class ShardProfiler:
             }
             for name in ("decode_table", "prefill_table")
         }
-        return replace(self.known, **tables, reslice_table={}, migrate_table={})
+        return replace(self.known, **tables, reshard_table={}, migrate_table={})
 
     def collectives(self) -> dict[tuple[str, int, int], float]:
         """Computed seconds of one sum, by ("all-reduce", devices, bytes a device)."""

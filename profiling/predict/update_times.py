@@ -36,7 +36,7 @@ class Seconds:
 
     products: float = 0.0
     attention: float = 0.0
-    memory: float = 0.0  # what is no product: norms, logits, casts, the optimizer
+    memory: float = 0.0  # what is not a product: norms, logits, casts, the optimizer
     links: float = 0.0  # what collectives add to these
     host: float = 0.0  # moments from the host's memory and back
 

@@ -21,8 +21,8 @@ from pat_jax.profiling.predict.kernel_model import BYTES
 from pat_jax.profiling.predict.model_sizes import layer_weights, num_weights, passes
 
 FORWARD_PRODUCTS, BACKWARD_PRODUCTS = 2, 7  # of attention
-# Times that what is no product of a layer is moved in the backward pass, where the forward pass moves it
-# once.
+# Times that what is not a product of a layer is moved in the backward pass, where the forward pass
+# moves it once.
 BACKWARD_PASSES = 2
 FLOAT32 = 4  # bytes of a logit, of a gradient that is added up, of the embeddings looked up
 # Times that a logit is read or written beside its product; the backward pass computes it anew.
@@ -55,7 +55,7 @@ class Work:
     """Work of one device, in one run of a program."""
 
     flops: float = 0.0  # of matrix products; attention's left out
-    num_bytes: float = 0.0  # read and written by all that is no product
+    num_bytes: float = 0.0  # read and written by all that is not a product
     sent: tuple[Collective, ...] = ()
     attention_flops: float = 0.0
     attention_bytes: float = 0.0

@@ -17,7 +17,7 @@ from pat_jax.planning.drafts import Acceptance
 from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.planning.planner.planner import CostModelPlanner, Planner
 from pat_jax.planning.planner.scripts import FixedLayout
-from pat_jax.planning.types import Ran, Split
+from pat_jax.planning.types import BurstResult, Split
 from pat_jax.profiling.simulate.draft_sources import DraftSource
 from pat_jax.profiling.simulate.draw import Draw
 from pat_jax.profiling.simulate.machine import Machine, Workload
@@ -184,7 +184,7 @@ def _drafting(
     machine: Machine,
     sum_seconds: SumSeconds | None,
 ) -> System:
-    believed = Acceptance.unseen(is_said=machine.drafts.is_said)
+    believed = Acceptance.unseen(is_generated=machine.drafts.is_generated)
     one = replace(planner, acceptance=believed, drafts=machine.drafts.limits)
     return _summed(DRAFTING, _learning(workloads, one, machine), machine, sum_seconds)
 
@@ -233,12 +233,12 @@ def _summed(
 
 
 def step_parts(
-    bursts: Sequence[Ran], machine: Machine, sum_seconds: SumSeconds | None = None
+    bursts: Sequence[BurstResult], machine: Machine, sum_seconds: SumSeconds | None = None
 ) -> StepParts:
     """Where the time of `bursts` goes."""
     totals = np.zeros(5)
     for burst in bursts:
-        physics = machine.truth.verifying(burst.budget).decode[burst.split].physics
+        physics = machine.truth.verifying(burst.num_draft_tokens).decode[burst.split].physics
         rest = np.array(
             [
                 physics.fixed,
@@ -246,9 +246,9 @@ def step_parts(
                 physics.per_token * machine.truth.tokens_read(burst),
             ]
         )
-        tokens = burst.rows * (1 + burst.budget)
+        tokens = burst.rows * (1 + burst.num_draft_tokens)
         sums = sum_seconds(burst.split, tokens) * burst.steps if sum_seconds else 0.0
-        host = machine.host_s_per_sequence * burst.live * burst.steps
+        host = machine.host_s_per_sequence * burst.running * burst.steps
         # The step model has put sums under what they grow with: first the fixed part, then the rows.
         rest *= (burst.seconds - host) / rest.sum()
         sums = min(sums, rest[:2].sum())

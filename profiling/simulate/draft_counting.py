@@ -17,7 +17,7 @@ from pat_jax.layout.buckets import LEAST_ROOM
 Tokens = Sequence[int]
 # Texts of others: siblings that have ended, earlier responses, siblings that have not; the engine drafts from
 # them in this order.
-ENDED, EARLIER, LIVE = range(3)
+ENDED, EARLIER, RUNNING = range(3)
 NOWHERE = -1
 NO_RUN = 0  # the run that nothing is found by
 
@@ -89,7 +89,7 @@ class Record:
         self.stop = np.cumsum(lengths)
         self.start = self.stop - lengths
         prompts = np.array([len(prompt) for _, prompt, _ in found])
-        self.said = self.start + prompts  # where responses begin
+        self.known_tokens = self.start + prompts  # where responses begin
         self.text = np.repeat(np.arange(len(found)), lengths)  # of each place
         parts = [np.array([*prompt, *text], np.int64) for _, prompt, text in found]
         self.tokens = np.concatenate(parts)
@@ -167,7 +167,7 @@ class _Lockstep:
     def __init__(self, record: Record, rules: Rules):
         self.record, self.rules = record, rules
         rows = slice(record.rows)
-        self.at, self.stop = record.said[rows].copy(), record.stop[rows]
+        self.at, self.stop = record.known_tokens[rows].copy(), record.stop[rows]
         self.own = _Seen(record.own_runs, record.tokens)
         # A place counts as soon as its token is there: what follows a run is what it is looked up for.
         self.own.tell(_spans(record.start[rows], self.at))
@@ -192,11 +192,11 @@ class _Lockstep:
         rows = record.rows
         others.forget()
         self.known[:rows], self.known[rows:] = self.at, record.stop[rows:]
-        is_live = np.zeros(1 + record.group.max(), bool)
-        is_live[record.group[:rows][self.at < self.stop]] = True
-        text = np.flatnonzero(is_live[record.group])
+        is_running = np.zeros(1 + record.group.max(), bool)
+        is_running[record.group[:rows][self.at < self.stop]] = True
+        text = np.flatnonzero(is_running[record.group])
         kind = np.full(len(record.group), EARLIER)
-        kind[:rows] = np.where(self.at < self.stop, LIVE, ENDED)
+        kind[:rows] = np.where(self.at < self.stop, RUNNING, ENDED)
         text = text[np.where(kind[text] == EARLIER, self.rules.earlier, self.rules.siblings)]
         kind = kind[text]
         # Earlier ones as they come: by length they draft as well.
@@ -215,19 +215,23 @@ class _Lockstep:
         longest = self._bucket(int((self.stop - record.start[: record.rows]).max()))
         texts = self.rules.room
         room = int(max(texts * bucket, min(LEAST_ROOM, texts * longest)))
-        said = self.known[text] - record.said[text]
-        total = np.bincount(group, said)
+        known_tokens = self.known[text] - record.known_tokens[text]
+        total = np.bincount(group, known_tokens)
         farthest = np.zeros(len(total), np.int64)
-        np.maximum.at(farthest, record.group[going_on], (at - record.said[: record.rows])[going_on])
-        is_cut = total[group] > room
-        said = np.where(
-            is_cut, np.minimum(said, farthest[group] + bucket // self.rules.ahead_part), said
+        np.maximum.at(
+            farthest, record.group[going_on], (at - record.known_tokens[: record.rows])[going_on]
         )
-        self.known[text] = record.said[text] + said
-        before = np.cumsum(said) - said
+        is_cut = total[group] > room
+        known_tokens = np.where(
+            is_cut,
+            np.minimum(known_tokens, farthest[group] + bucket // self.rules.ahead_part),
+            known_tokens,
+        )
+        self.known[text] = record.known_tokens[text] + known_tokens
+        before = np.cumsum(known_tokens) - known_tokens
         begins = np.searchsorted(group, group)  # each group's first
         left = np.maximum(room - (before - before[begins]), 0)
-        return self.known[text] - np.minimum(said, left)
+        return self.known[text] - np.minimum(known_tokens, left)
 
     def _bucket(self, longest: int) -> int:
         """Tokens of a row that the engine's programs have room for."""
@@ -236,35 +240,35 @@ class _Lockstep:
         )
 
     def step(self) -> tuple[np.ndarray, ...]:
-        """Of each live row: its number, and what `Steps` has of it from `matched` on."""
+        """Of each running row: its number, and what `Steps` has of it from `matched` on."""
         record, rules = self.record, self.rules
         row = np.flatnonzero(self.at < self.stop)
         at = self.at[row]
         matched, place = self._longest(at)
         beside, other = self._longest(at, but=np.where(matched > 0, record.tokens[place], NOWHERE))
-        accepted, branched = self._right(row, matched, place), self._right(row, beside, other)
-        right = np.where(accepted > 0, accepted, np.minimum(branched, rules.branch))
-        then = np.minimum(at + right + 1, self.stop[row])
-        said = _spans(at, then)
-        self.own.tell(said)
+        accepted, branched = self._accepted(row, matched, place), self._accepted(row, beside, other)
+        is_accepted = np.where(accepted > 0, accepted, np.minimum(branched, rules.branch))
+        then = np.minimum(at + is_accepted + 1, self.stop[row])
+        known_tokens = _spans(at, then)
+        self.own.tell(known_tokens)
         self.at[row] = then
-        if self.others and not rules.burst:  # what is said in a step no sibling sees in it
-            self.others.tell(said)
+        if self.others and not rules.burst:  # what is generated in a step no sibling sees in it
+            self.others.tell(known_tokens)
             self.known[row] = then
         return row, matched, accepted, beside, branched
 
-    def _right(self, row: np.ndarray, matched: np.ndarray, place: np.ndarray) -> np.ndarray:
+    def _accepted(self, row: np.ndarray, matched: np.ndarray, place: np.ndarray) -> np.ndarray:
         """Tokens of the drafts that begin at a place which the record says too."""
         record, at = self.record, self.at[row]
         # A draft ends where its text does: a row's own now, another's when it was looked at.
         source = record.text[place]
         until = np.where(source == row, at, self.known[source])
         column = np.arange(self.rules.draft)[None]
-        right = self.windows[place] == self.windows[at]
-        right &= place[:, None] + column < until[:, None]
-        right &= at[:, None] + column < self.stop[row][:, None]
-        right &= matched[:, None] > 0
-        return np.cumprod(right, axis=1).sum(axis=1)
+        is_accepted = self.windows[place] == self.windows[at]
+        is_accepted &= place[:, None] + column < until[:, None]
+        is_accepted &= at[:, None] + column < self.stop[row][:, None]
+        is_accepted &= matched[:, None] > 0
+        return np.cumprod(is_accepted, axis=1).sum(axis=1)
 
     def _longest(
         self, at: np.ndarray, but: np.ndarray | None = None

@@ -5,7 +5,14 @@ from typing import NamedTuple
 import numpy as np
 
 from pat_jax.engine.device.draft.ngram import CONTEXT
-from pat_jax.planning.draft_counts import BRANCHES, DRAFTS, KINDS, MATCHES, MOST, Drafted
+from pat_jax.planning.draft_counts import (
+    BRANCHES,
+    DRAFTS,
+    KINDS,
+    MATCH_BIN_EDGES,
+    MAX_RUN,
+    DraftResult,
+)
 from pat_jax.profiling.simulate.draft_counting import Steps
 
 
@@ -32,21 +39,24 @@ class InRuns(NamedTuple):
         needed = np.roll(np.where(steps.accepted == draft, full, 0), 1) * is_next
         goes_on = (needed > 0) & (steps.matched >= needed)
         first = np.maximum.accumulate(np.where(goes_on, 0, np.arange(len(steps))))
-        begun = np.searchsorted(MATCHES, steps.matched, side="right")[first]
-        place = np.minimum((np.arange(len(steps)) - first) * (draft + 1), MOST - draft)
-        last = np.where(needed > 0, np.minimum(np.roll(place, 1) + draft + 1, MOST) - 1, -1)
-        beside = np.searchsorted(MATCHES, steps.beside, side="right")
+        begun = np.searchsorted(MATCH_BIN_EDGES, steps.matched, side="right")[first]
+        place = np.minimum((np.arange(len(steps)) - first) * (draft + 1), MAX_RUN - draft)
+        last = np.where(needed > 0, np.minimum(np.roll(place, 1) + draft + 1, MAX_RUN) - 1, -1)
+        beside = np.searchsorted(MATCH_BIN_EDGES, steps.beside, side="right")
         branches = beside, steps.branched, steps.matched > 0
         return cls(steps.group, steps.step, steps.accepted, begun, place, goes_on, last, *branches)
 
     def counts(self, draft: int, part: np.ndarray, parts: int) -> tuple[np.ndarray, ...]:
-        """Counts of parts of the steps: those of `Drafted` without sources, with a first axis for the parts.
+        """Counts of parts of the steps: those of `DraftResult` without sources, with a first axis
+        for the parts.
 
         Args:
           part: int[steps], from 0.
         """
-        tried, right = np.zeros((2, parts, 2, KINDS, MOST), np.int32)
-        of_drafts, of_branches = ([x[:, one] for x in (tried, right)] for one in (DRAFTS, BRANCHES))
+        proposed, accepted = np.zeros((2, parts, 2, KINDS, MAX_RUN), np.int32)
+        of_drafts, of_branches = (
+            [x[:, one] for x in (proposed, accepted)] for one in (DRAFTS, BRANCHES)
+        )
         (fork,) = np.nonzero(self.is_drafted & (self.beside > 0) & (self.accepted == 0))
         for turn in range(draft):
             at = part, self.begun, self.place + turn
@@ -62,12 +72,12 @@ class InRuns(NamedTuple):
         np.add.at(of_drafts[1], at, self.goes_on[behind])
         begun = np.zeros((parts, KINDS), np.int32)
         np.add.at(begun, (part, self.begun), ~self.goes_on)
-        forks = np.zeros((parts, KINDS, KINDS), np.int32)
-        np.add.at(forks, (part, self.begun, self.beside), self.is_drafted)
-        return begun, tried, right, forks, draft * np.bincount(part, minlength=parts)
+        branch_counts = np.zeros((parts, KINDS, KINDS), np.int32)
+        np.add.at(branch_counts, (part, self.begun, self.beside), self.is_drafted)
+        return begun, proposed, accepted, branch_counts, draft * np.bincount(part, minlength=parts)
 
 
-def counts_of(steps: Steps, draft: int) -> Drafted:
+def counts_of(steps: Steps, draft: int) -> DraftResult:
     """Counts of all steps."""
     of_one = InRuns.of(steps, draft).counts(draft, np.zeros(len(steps), int), 1)
-    return Drafted(*(x[0] for x in of_one))
+    return DraftResult(*(x[0] for x in of_one))

@@ -12,8 +12,8 @@ import numpy as np
 
 from pat_jax.engine.device.draft.ngram import CONTEXT
 from pat_jax.layout.buckets import Drafts
-from pat_jax.planning.draft_counts import KINDS, MOST, SAID
-from pat_jax.planning.drafts import PRIOR_FORKS, Acceptance
+from pat_jax.planning.draft_counts import GENERATED, KINDS, MAX_RUN
+from pat_jax.planning.drafts import PRIOR_BRANCH_COUNTS, Acceptance
 from pat_jax.profiling.simulate.draft_counting import Group, Record, Rules, Steps, verify
 from pat_jax.profiling.simulate.draft_runs import counts_of
 
@@ -21,7 +21,7 @@ OWN, SIBLINGS, EARLIER = "own text", "own text, siblings", "own text, siblings, 
 MOST_COUNTED = 1_000_000  # tokens of recorded responses: some ten seconds for each source
 # How often the tokens of runs are right, and the matches they begin with, as `planning.drafts.PRIOR` has it
 # of own text and siblings: of own text alone.
-OWN_RIGHT = (
+OWN_ACCEPTED = (
     (0.24, 0.47, 0.56, 0.63, 0.65, 0.71, 0.73, 0.77),
     (0.40, 0.51, 0.58, 0.65, 0.67, 0.73, 0.72, 0.75),
     (0.47, 0.57, 0.63, 0.67, 0.71, 0.73, 0.75, 0.75),
@@ -38,7 +38,7 @@ OWN_BRANCHES = (
     (0.68, 0.88, 0.85, 0.84, 0.89, 0.94, 0.94, 0.96),
 )
 OWN_BEGUN = (0.229, 0.400, 0.182, 0.121, 0.052, 0.013, 0.004)
-OWN_FORKS = (
+OWN_BRANCH_COUNTS = (
     (1.000, 0.000, 0.000, 0.000, 0.000, 0.000, 0.000),
     (0.267, 0.727, 0.002, 0.002, 0.001, 0.001, 0.000),
     (0.198, 0.309, 0.484, 0.003, 0.003, 0.003, 0.000),
@@ -74,25 +74,25 @@ class DraftSources:
 
     origin: str  # where what they are worth is from, for people
     known: tuple[DraftSource, ...]
-    told: tuple[str, ...] = ()  # what else is to be said, in sentences
+    told: tuple[str, ...] = ()  # what else to print, in sentences
 
     @classmethod
     def built_in(cls) -> "DraftSources":
-        own = DraftSource(OWN, _sure(OWN_RIGHT, OWN_BRANCHES, OWN_BEGUN, OWN_FORKS))
+        own = DraftSource(OWN, _sure(OWN_ACCEPTED, OWN_BRANCHES, OWN_BEGUN, OWN_BRANCH_COUNTS))
         return cls(BUILT_IN_ORIGIN, (own, DraftSource(SIBLINGS, Acceptance.unseen())))
 
     @classmethod
-    def said(cls, source: str, right: float) -> "DraftSources":
+    def generated(cls, source: str, accepted: float) -> "DraftSources":
         """
         Args:
           source: as `--speculation.source` has it.
-          right: how likely a token of a draft is right where those before it are.
+          accepted: how likely a token of a draft is right where those before it are.
         """
         origin = (
-            f"assumed: each token with a probability of {right:g} where those before it are right "
+            f"assumed: each token with a probability of {accepted:g} where those before it are right "
             "(--draft_acceptance)"
         )
-        return cls(origin, (DraftSource(source, said(right)),))
+        return cls(origin, (DraftSource(source, generated(accepted)),))
 
     @classmethod
     def counted(
@@ -165,31 +165,38 @@ class DraftSources:
         )
 
 
-def said(right: float) -> Acceptance:
-    """Acceptance of drafts by a model: each token is as likely `right`, where those before it are."""
-    begun, tried = np.eye(KINDS)[SAID], np.full((2, KINDS, MOST), SURE)
-    return Acceptance(begun, tried, right * tried, np.array(PRIOR_FORKS), is_said=True)
+def generated(accepted: float) -> Acceptance:
+    """Acceptance of drafts by a model: each token is as likely `accepted`, where those before it
+    are."""
+    begun, proposed = np.eye(KINDS)[GENERATED], np.full((2, KINDS, MAX_RUN), SURE)
+    return Acceptance(
+        begun, proposed, accepted * proposed, np.array(PRIOR_BRANCH_COUNTS), is_generated=True
+    )
 
 
 def acceptance_in(steps: Steps, draft: int) -> Acceptance:
     """As counted in steps whose drafts have at most so many tokens; of tokens that no run came to, what is
     believed before any was seen."""
     counts = counts_of(steps, draft)
-    forks = np.array(PRIOR_FORKS) + SURE * counts.forks
-    return Acceptance(counts.begun.astype(float), SURE * counts.tried, SURE * counts.right, forks)
+    branch_counts = np.array(PRIOR_BRANCH_COUNTS) + SURE * counts.branch_counts
+    return Acceptance(
+        counts.begun.astype(float), SURE * counts.proposed, SURE * counts.accepted, branch_counts
+    )
 
 
 def _sure(
-    right: Sequence[Sequence[float]],
+    accepted: Sequence[Sequence[float]],
     branches: Sequence[Sequence[float]],
     begun: Sequence[float],
-    forks: Sequence[Sequence[float]],
+    branch_counts: Sequence[Sequence[float]],
 ) -> Acceptance:
     """As tables say, whatever is believed before anything was seen."""
-    nothing = [0.0] * len(right[0])
-    of_places = np.array([[nothing, *right], [nothing, *branches]])
-    rate = np.pad(of_places, ((0, 0), (0, 0), (0, MOST - of_places.shape[2])), mode="edge")
-    return Acceptance(np.array(begun), np.full_like(rate, SURE), SURE * rate, np.array(forks))
+    nothing = [0.0] * len(accepted[0])
+    of_places = np.array([[nothing, *accepted], [nothing, *branches]])
+    rate = np.pad(of_places, ((0, 0), (0, 0), (0, MAX_RUN - of_places.shape[2])), mode="edge")
+    return Acceptance(
+        np.array(begun), np.full_like(rate, SURE), SURE * rate, np.array(branch_counts)
+    )
 
 
 def _some(groups: Sequence[Group]) -> list[Group]:

@@ -23,7 +23,7 @@ class Workload:
     responses: np.ndarray  # int[sequences], tokens; what no planner may see
     cap: int  # tokens; longer responses are cut
     prompt_id: np.ndarray | None = None  # int[sequences], equal for samples of a prompt, if known
-    expected: np.ndarray | None = None  # float[sequences], see Scheduler
+    expected: np.ndarray | None = None  # float[sequences], see CacheManager
     # What copied drafts of each sequence are really worth; sequences may share one. None: of all the same,
     # as the machine has it.
     accepts: Sequence[Acceptance] | None = None
@@ -40,10 +40,12 @@ class Workload:
 
     def load(self, capacity: int) -> Load:
         """What is known before the first token, when so many sequences have rows at once."""
-        live = min(self.size, capacity)
-        zeros, budget = np.zeros(live, int), np.full(live, self.cap)
-        prompt = None if self.prompt_id is None else self.prompt_id[:live]
-        return Load(zeros, zeros, self.prompts[:live], budget, prompt, self.size - live)
+        running = min(self.size, capacity)
+        zeros, remaining_tokens = np.zeros(running, int), np.full(running, self.cap)
+        prompt = None if self.prompt_id is None else self.prompt_id[:running]
+        return Load(
+            zeros, zeros, self.prompts[:running], remaining_tokens, prompt, self.size - running
+        )
 
 
 @dataclass(frozen=True)
@@ -58,17 +60,17 @@ class Machine:
     memory: MemoryModel | None = None  # what fits there; None: everything
     runs_ahead: bool = False  # see RolloutEngine
     # The pools are as large as `memory` says: a sequence that finds no pages waits, or makes room.
-    # False: they hold every sequence, and `memory` only tells `hindsight` where weights have room.
+    # False: they hold every sequence, and `memory` only tells `oracle` where weights have room.
     has_pools: bool = False
-    # Of the host in each decode step, for each live sequence of all groups; what `truth` lacks.
+    # Of the host in each decode step, for each running sequence of all groups; what `truth` lacks.
     host_s_per_sequence: float = 0.0
     drafts: Drafts = NO_DRAFTS  # that have programs there
     acceptance: Acceptance | None = None  # what drafts are really worth there; None: there are none
 
     def __post_init__(self):
-        if self.drafts.budgets and self.acceptance is None:
+        if self.drafts.num_draft_tokens and self.acceptance is None:
             raise ValueError("where drafts have programs, it has to be said what they are worth.")
-        if self.acceptance and self.acceptance.is_said != self.drafts.is_said:
+        if self.acceptance and self.acceptance.is_generated != self.drafts.is_generated:
             raise ValueError("copied drafts and those that a model says are not worth the same.")
 
     @classmethod
@@ -97,8 +99,8 @@ class Machine:
             return True
         return bool(self.memory.has_room(self.splits)[self.splits.index(split)])
 
-    def pace(self, budget: int) -> Pace:
-        return Pace.of(self.check_every, self.burst_steps, self.drafts.draft(budget))
+    def pace(self, remaining_tokens: int) -> Pace:
+        return Pace.of(self.check_every, self.burst_steps, self.drafts.draft(remaining_tokens))
 
     def shapes(self, longest: int) -> Shapes:
         """What the programs of a rollout are compiled for whose longest sequence has so many tokens."""

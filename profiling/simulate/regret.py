@@ -1,4 +1,4 @@
-"""What the path that a rollout took cost over the best one in hindsight.
+"""What the path that a rollout took cost over the best one in the oracle.
 
 Knows traces and prices. Does not know how the best path is found.
 """
@@ -12,20 +12,20 @@ import numpy as np
 from pat_jax.engine.record.trace import Move, RolloutTrace
 from pat_jax.planning.planner.planner import Planner
 from pat_jax.planning.types import MIGRATE_ALL, Load, Plan, Split
-from pat_jax.profiling.simulate.hindsight import Hindsight, clairvoyant
 from pat_jax.profiling.simulate.machine import Machine, Workload
+from pat_jax.profiling.simulate.oracle import Oracle, oracle
 from pat_jax.profiling.simulate.simulator import replay
 
 
 @dataclass(frozen=True)
 class Regret:
-    """What the path of a rollout takes, and the best one in hindsight.
+    """What the path of a rollout takes, and the best one in the oracle.
 
     Both by the prices of a machine, not by the clock: a noisy moment is not a wrong decision.
     """
 
     taken_s: float
-    best: Hindsight
+    best: Oracle
 
     @property
     def seconds(self) -> float:
@@ -40,19 +40,20 @@ def regret(workload: Workload, machine: Machine, trace: RolloutTrace) -> Regret:
     splits = {str(split): split for split in machine.splits}
     path = tuple((splits[switch.target], switch) for switch in trace.switches)
     planner = _AsTaken(splits[trace.path[0]], path, trace.balanced, machine.check_every)
-    return Regret(replay(workload, planner, machine).total_s, clairvoyant(workload, machine))
+    return Regret(replay(workload, planner, machine).total_s, oracle(workload, machine))
 
 
 @dataclass(frozen=True)
 class _AsTaken(Planner):
-    """The switches and moves of a trace, each once as few sequences are live and as many steps done.
+    """The switches and moves of a trace, each once as few sequences are running and as many steps
+    done.
 
     Not by one of them alone: a switch may come because the cache has grown while nothing ended.
     """
 
     first: Split
     path: tuple[tuple[Split, Move], ...]
-    moves: tuple[Move, ...]  # between the groups of a layout
+    moves: tuple[Move, ...]  # between the replicas of a layout
     slack: int  # steps by which a replayed burst may end earlier than the real one
 
     def start(self, load: Load) -> Split:
@@ -65,24 +66,26 @@ class _AsTaken(Planner):
         if done:
             split, below = self.path[done - 1][0], self.path[done - 1][1].recompute_below
         moves = self._moves(done)
-        to_come = [switch.live // split.dp for _, switch in self.path[done:]]
+        to_come = [switch.running // split.dp for _, switch in self.path[done:]]
         to_come += [move.fullest[0] for move in moves if move.step > load.step]
-        group = self._group(load, moves, options) if split == current else None
-        return Plan(split, max(to_come, default=0), below, group)
+        replica = self._replica(load, moves, options) if split == current else None
+        return Plan(split, max(to_come, default=0), below, replica)
 
-    def _group(
+    def _replica(
         self, load: Load, moves: Sequence[Move], options: Sequence[np.ndarray]
     ) -> np.ndarray | None:
-        fullest, step = _fullest(load.group), load.step + self.slack
+        fullest, step = _fullest(load.replica), load.step + self.slack
         due = [move for move in moves if move.step <= step and fullest <= move.fullest[0]]
         least = min(due, key=lambda move: move.fullest[1], default=None)
         if not options or least is None or fullest <= least.fullest[1]:
             return None
-        return min(options, key=lambda group: abs(_fullest(group) - least.fullest[1]))
+        return min(options, key=lambda replica: abs(_fullest(replica) - least.fullest[1]))
 
     def _switches_done(self, load: Load) -> int:
         step = load.step + self.slack
-        return sum(load.live <= switch.live and switch.step <= step for _, switch in self.path)
+        return sum(
+            load.running <= switch.running and switch.step <= step for _, switch in self.path
+        )
 
     def _moves(self, done: int) -> list[Move]:
         """Moves between the last of so many switches and the next one."""
@@ -90,6 +93,6 @@ class _AsTaken(Planner):
         return [move for move in self.moves if steps[done] <= move.step <= steps[done + 1]]
 
 
-def _fullest(group: np.ndarray) -> int:
-    """Live sequences of the fullest group."""
-    return int(np.bincount(group).max())
+def _fullest(replica: np.ndarray) -> int:
+    """Running sequences of the fullest replica."""
+    return int(np.bincount(replica).max())

@@ -1,7 +1,7 @@
 """Executes a rollout on a simulated clock: lengths are known, every duration is looked up.
 
 What no latency model knows is free of charge, except for the time that a `Machine` gives its host
-for each live sequence. What rows do in bursts with drafts: `drafted.py`.
+for each running sequence. What rows do in bursts with drafts: `drafted.py`.
 """
 
 from collections import deque
@@ -17,7 +17,7 @@ from pat_jax.engine.orders import Burst, Relocation
 from pat_jax.engine.sequences.block_tables import BlockTables, turns
 from pat_jax.engine.sequences.page_allocator import NULL_PAGE
 from pat_jax.engine.sequences.prefill_calls import Copies, PrefillWork, Spans
-from pat_jax.planning.draft_counts import NONE_DRAFTED, Drafted
+from pat_jax.planning.draft_counts import NONE_DRAFTED, DraftResult
 from pat_jax.planning.drafts import Acceptance
 from pat_jax.planning.held import most_held
 from pat_jax.planning.planner.balance import balance_seconds
@@ -32,11 +32,11 @@ class SimulatedOutput:
     """What a burst did to the rows: see `contents.RowsOutput`."""
 
     emitted: np.ndarray
-    live: np.ndarray
+    running: np.ndarray
     steps: int
     pages: np.ndarray
-    live_steps: np.ndarray
-    drafted: Drafted
+    running_steps: np.ndarray
+    drafted: DraftResult
 
 
 class SimulatedExecutor(Executor):
@@ -58,7 +58,7 @@ class SimulatedExecutor(Executor):
         self.now_s = 0.0
         self.clock = Stopwatch(lambda: self.now_s)
         self._running: deque[Burst] = deque()
-        self._drawn = np.zeros(0, np.int64)  # of each group's reserve
+        self._drawn = np.zeros(0, np.int64)  # of each replica's reserve
         self._drafted = DraftedRows(machine, tables, accepts)
 
     def prefill(self, work: PrefillWork) -> int:
@@ -66,7 +66,7 @@ class SimulatedExecutor(Executor):
         spans, truth = work.spans, self.machine.truth
         if not len(spans.sequence):
             return 0
-        self.now_s += truth.packed(self.split, spans.group, spans.stop - spans.start)
+        self.now_s += truth.packed(self.split, spans.replica, spans.stop - spans.start)
         return self._room(spans)
 
     def _room(self, spans: Spans) -> int:
@@ -74,8 +74,8 @@ class SimulatedExecutor(Executor):
         size = self.tables.page_size
         return int((-(-(spans.stop - spans.start) // size)).sum()) * size
 
-    def wipe(self, spoilt: Copies) -> None:
-        assert not len(spoilt.group), "no logits, no NaNs"
+    def scrub(self, poisoned: Copies) -> None:
+        assert not len(poisoned.replica), "no logits, no NaNs"
 
     def launch(self, burst: Burst) -> None:
         if not burst.is_ahead:
@@ -85,49 +85,53 @@ class SimulatedExecutor(Executor):
 
     def collect(self) -> tuple[SimulatedOutput, bool]:
         burst, table = self._running.popleft(), self.table
-        live = table.live
-        left = self.responses[live] - (table.length - table.prompt_length)[live]
-        if burst.shape.budget:
+        running = table.running
+        left = self.responses[running] - (table.length - table.prompt_length)[running]
+        if burst.shape.num_draft_tokens:
             in_reserve = np.asarray(burst.reserved.filled) - self._drawn
-            steps, said, live_steps, more, drafted = self._drafted.run(burst, left, in_reserve)
+            steps, generated, running_steps, more, drafted = self._drafted.run(
+                burst, left, in_reserve
+            )
         else:
             steps, more = self._plain_steps(burst, left)
-            said = live_steps = np.minimum(left, steps)
+            generated = running_steps = np.minimum(left, steps)
             drafted = NONE_DRAFTED
-        rows = table.num_groups * table.rows_per_group
-        emitted, goes_on, were_live = np.zeros((3, rows), np.int64)
-        at = table.row[live]
-        emitted[at], goes_on[at], were_live[at] = said, left > said, live_steps
+        rows = table.num_replicas * table.rows_per_replica
+        emitted, goes_on, were_running = np.zeros((3, rows), np.int64)
+        at = table.row[running]
+        emitted[at], goes_on[at], were_running[at] = generated, left > generated, running_steps
         if steps:
-            self.now_s += steps * self._step_s(burst, said, live_steps, steps)
+            self.now_s += steps * self._step_s(burst, generated, running_steps, steps)
         pages = self._draw(burst, more)
-        output = SimulatedOutput(emitted, goes_on > 0, steps, pages, were_live, drafted)
+        output = SimulatedOutput(emitted, goes_on > 0, steps, pages, were_running, drafted)
         return output, True
 
-    def _step_s(self, burst: Burst, said: np.ndarray, live_steps: np.ndarray, steps: int) -> float:
+    def _step_s(
+        self, burst: Burst, generated: np.ndarray, running_steps: np.ndarray, steps: int
+    ) -> float:
         """Of the burst, the mean over its steps."""
-        machine, table, live = self.machine, self.table, self.table.live
-        split, rows, length, budget = burst.shape
-        every = machine.pace(budget).check_every
-        # As the controller counts them: of what drafts add, half on average.
-        context = table.length[live] - 1 + (said - live_steps) / 2
-        held = most_held(context, live_steps, table.group(live), steps, every)
-        truth = machine.truth.verifying(budget)
+        machine, table, running = self.machine, self.table, self.table.running
+        split, rows, length, num_draft_tokens = burst.shape
+        every = machine.pace(num_draft_tokens).check_every
+        # As the scheduler counts them: of what drafts add, half on average.
+        context = table.length[running] - 1 + (generated - running_steps) / 2
+        held = most_held(context, running_steps, table.replica(running), steps, every)
+        truth = machine.truth.verifying(num_draft_tokens)
         step_s = fmean(truth.decode_step(split, rows, length, n) for n in held.tolist())
-        return step_s + machine.host_s_per_sequence * len(live)
+        return step_s + machine.host_s_per_sequence * len(running)
 
     def _plain_steps(self, burst: Burst, left: np.ndarray) -> tuple[int, np.ndarray]:
-        """Steps of a burst without drafts, and the pages that each row draws, int[live]."""
+        """Steps of a burst without drafts, and the pages that each row draws, int[running]."""
         every = self.machine.check_every
         until_threshold = self._steps_until(burst.threshold, left)
         steps = min(burst.max_steps, -(-until_threshold // every) * every)
         return self._steps_with_pages(burst, left, steps)
 
     def _steps_until(self, threshold: int, left: np.ndarray) -> int:
-        """Decode steps until no group has more than `threshold` live sequences."""
-        group, steps = self.table.group(self.table.live), 0
-        for number in range(self.table.num_groups):
-            members = left[group == number]
+        """Decode steps until no replica has more than `threshold` running sequences."""
+        replica, steps = self.table.replica(self.table.running), 0
+        for number in range(self.table.num_replicas):
+            members = left[replica == number]
             if len(members) > threshold:
                 at = len(members) - 1 - threshold
                 steps = max(steps, int(np.partition(members, at)[at]))
@@ -136,42 +140,44 @@ class SimulatedExecutor(Executor):
     def _steps_with_pages(
         self, burst: Burst, left: np.ndarray, steps: int
     ) -> tuple[int, np.ndarray]:
-        """The steps for which the reserve lasts, and the pages that each row draws, int[live]."""
+        """The steps for which the reserve lasts, and the pages that each row draws,
+        int[running]."""
         table, check_every = self.table, self.machine.check_every
-        live, groups = table.live, table.num_groups
-        group, whole = table.group(live), -(-left // check_every) * check_every
+        running, replicas = table.running, table.num_replicas
+        replica, whole = table.replica(running), -(-left // check_every) * check_every
         in_reserve = np.asarray(burst.reserved.filled) - self._drawn
         while True:
             # A row that ends has drawn its pages up to the next test.
-            tokens = table.length[live] - 1 + np.minimum(steps, whole)
-            pages = -(-np.minimum(tokens, table.end[live] - 1) // self.tables.page_size)
-            more = np.maximum(pages - self.tables.count[live], 0)
-            if not steps or (np.bincount(group, more, minlength=groups) <= in_reserve).all():
+            tokens = table.length[running] - 1 + np.minimum(steps, whole)
+            pages = -(-np.minimum(tokens, table.end[running] - 1) // self.tables.page_size)
+            more = np.maximum(pages - self.tables.count[running], 0)
+            if not steps or (np.bincount(replica, more, minlength=replicas) <= in_reserve).all():
                 return steps, more if steps else np.zeros_like(more)
             steps -= check_every
 
     def _draw(self, burst: Burst, more: np.ndarray) -> np.ndarray:
-        """Pages of the reserve for the live rows, int32[rows, most]: in turn, as devices draw them."""
+        """Pages of the reserve for the running rows, int32[rows, most]: in turn, as devices draw
+        them."""
         table, ring = self.table, np.asarray(burst.reserved.pages)
-        rows = table.num_groups * table.rows_per_group
+        rows = table.num_replicas * table.rows_per_replica
         counts = np.zeros(rows, np.int64)
-        counts[table.row[table.live]] = more
-        by_group = counts.reshape(table.num_groups, -1)
-        first = (by_group.cumsum(axis=1) - by_group + self._drawn[:, None]).reshape(-1)
+        counts[table.row[table.running]] = more
+        by_replica = counts.reshape(table.num_replicas, -1)
+        first = (by_replica.cumsum(axis=1) - by_replica + self._drawn[:, None]).reshape(-1)
         row, turn = np.repeat(np.arange(rows), counts), turns(counts)
         pages = np.full((rows, int(counts.max(initial=0))), NULL_PAGE, np.int32)
         at = (first[row] + turn) % ring.shape[1]
-        pages[row, turn] = ring[row // table.rows_per_group, at]
-        self._drawn += by_group.sum(axis=1)
+        pages[row, turn] = ring[row // table.rows_per_replica, at]
+        self._drawn += by_replica.sum(axis=1)
         return pages
 
     def relocate(self, relocation: Relocation) -> Arrival:
         truth, source = self.machine.truth, relocation.source
         self.split = relocation.target
         if source != self.split:
-            self.now_s += truth.reslice(source, self.split)
+            self.now_s += truth.reshard(source, self.split)
             return Arrival()
-        pages_s = balance_seconds(truth, source, relocation.load, relocation.group)
+        pages_s = balance_seconds(truth, source, relocation.load, relocation.replica)
         self.now_s += pages_s
         return Arrival()
 

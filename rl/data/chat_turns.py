@@ -22,12 +22,12 @@ class Piece(NamedTuple):
     """A part of a text, in order."""
 
     text: str
-    is_said: bool  # by the assistant
+    is_generated: bool  # by the assistant
 
 
 class Marked(NamedTuple):
     tokens: list[int]
-    is_said: list[bool]
+    is_generated: list[bool]
 
 
 def mark_turns(
@@ -61,7 +61,7 @@ def ended(marked: Marked, eos_ids: Sequence[int]) -> Marked:
     """With an end of sequence, which is learned, unless it has one."""
     if marked.tokens[-1] in eos_ids:
         return marked
-    return Marked([*marked.tokens, eos_ids[0]], [*marked.is_said, True])
+    return Marked([*marked.tokens, eos_ids[0]], [*marked.is_generated, True])
 
 
 def join_pieces(pieces: Sequence[Piece], begin: Encode, go_on: Encode) -> Marked:
@@ -75,15 +75,15 @@ def join_pieces(pieces: Sequence[Piece], begin: Encode, go_on: Encode) -> Marked
       begin: tokens of a text from its beginning.
       go_on: tokens of a text with others before it.
     """
-    tokens, is_said, before = list[int](), list[bool](), ""
+    tokens, is_generated, before = list[int](), list[bool](), ""
     for piece in pieces:
         before += piece.text
         whole = begin(before)
         is_prefix = whole[: len(tokens)] == tokens
         more = whole[len(tokens) :] if is_prefix else go_on(piece.text)
         tokens += more
-        is_said += [piece.is_said] * len(more)
-    return Marked(tokens, is_said)
+        is_generated += [piece.is_generated] * len(more)
+    return Marked(tokens, is_generated)
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class _Chat:
             if start < done:
                 raise _untold(i)
             end = self._end(i, start, limit)
-            self._check_is_said(i, self.whole[start:end])
+            self._check_is_rendered(i, self.whole[start:end])
             yield Piece(self.whole[done:start], False)
             yield Piece(self.whole[start:end], True)
             done = end
@@ -138,18 +138,18 @@ class _Chat:
         probe = {**self.messages[i], "content": _PROBE}
         return self.write([*self.messages[:i], probe, *self.messages[i + 1 :]], is_closed=True)
 
-    def _check_is_said(self, i: int, said: str) -> None:
+    def _check_is_rendered(self, i: int, rendered: str) -> None:
         """Refuses an answer that the template leaves out: to say nothing would be learned from it.
 
         It may change spaces, drop thoughts and escape characters, so that what differs from the
         message is asked for again with a text that cannot be there by chance.
         """
         for text in self.eos_texts:
-            said = said.replace(text, "")
-        content, said = ("".join(x.split()) for x in (self.messages[i]["content"], said))
-        if not content or content == said:
+            rendered = rendered.replace(text, "")
+        content, rendered = ("".join(x.split()) for x in (self.messages[i]["content"], rendered))
+        if not content or content == rendered:
             return
-        if not said or _PROBE not in self._probed(i):
+        if not rendered or _PROBE not in self._probed(i):
             raise _unsaid(i)
 
 

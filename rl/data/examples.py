@@ -185,5 +185,5 @@ class ExampleReader:
         return marked if only else Marked(marked.tokens, [True] * len(marked.tokens))
 
 
-def _messages(said: PromptText, role: str) -> Sequence[ChatMessage]:
-    return [{"role": role, "content": said}] if isinstance(said, str) else said
+def _messages(content: PromptText, role: str) -> Sequence[ChatMessage]:
+    return [{"role": role, "content": content}] if isinstance(content, str) else content

@@ -32,7 +32,7 @@ IMPORT = 0  # the number of the first answer, which nobody asks for: whether the
 _LENGTH_BYTES = 8
 _CHUNK = 2**16
 _LONGEST_POLL = 3600.0  # seconds: poll() takes milliseconds, of which 2**31 are too many
-# What `_read` raises of text that is no answer; of broken JSON the first.
+# What `_read` raises of text that is not an answer; of broken JSON the first.
 _MALFORMED = (ValueError, TypeError, KeyError, OverflowError, AttributeError)
 
 
@@ -202,7 +202,8 @@ def _told(score: float | Failure | None) -> object:
 def _read(text: str, number: int, count: int) -> Outcome:
     """
     Raises:
-      ValueError, TypeError, KeyError, OverflowError, AttributeError: it is no answer to this call.
+      ValueError, TypeError, KeyError, OverflowError, AttributeError: it is not an answer to this
+        call.
     """
     answer: Any = parse_json(text)
     outcome = Outcome(

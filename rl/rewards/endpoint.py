@@ -198,7 +198,7 @@ def _asked_wait(retry_after: str) -> float:
         if moment.tzinfo is None:  # dates of HTTP are in GMT
             moment = moment.replace(tzinfo=UTC)
         return max(0.0, moment.timestamp() - time.time())
-    except (ValueError, TypeError, IndexError, OverflowError):  # of what is no date
+    except (ValueError, TypeError, IndexError, OverflowError):  # of what is not a date
         return 0.0
 
 
@@ -231,9 +231,9 @@ class _Secret:
         return value
 
 
-def _read(answer: HTTPResponse, said: str, count: int, secret: _Secret) -> "Outcome | _Passing":
-    """What an answer with the text `said` comes to."""
-    text, reason = secret.hidden(said), secret.hidden(answer.reason)
+def _read(answer: HTTPResponse, sentence: str, count: int, secret: _Secret) -> "Outcome | _Passing":
+    """What an answer with the text `sentence` comes to."""
+    text, reason = secret.hidden(sentence), secret.hidden(answer.reason)
     wait = _asked_wait(answer.getheader("Retry-After") or "")
     status = f"answered {answer.status} {reason:.{_EXCERPT_LENGTH}}"
     if answer.status == _INTERNAL:  # by what it was asked, perhaps: the other responses may do
@@ -245,7 +245,7 @@ def _read(answer: HTTPResponse, said: str, count: int, secret: _Secret) -> "Outc
         refusal = Failure(Cause.REFUSED, f"{status} ({text!r:.{_EXCERPT_LENGTH}})")
         return Outcome(failure=refusal)
     try:
-        value = parse_json(said)
+        value = parse_json(sentence)
     except JsonError as error:
         wrong = f"answered {error}"
     else:

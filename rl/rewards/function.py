@@ -91,15 +91,17 @@ class ScoredFunction:
         if len(failures) < len(scores):
             return ""
         self.log_traceback(failures[0])
-        said = f"reward {self.spec!r} {failures[0].text} when it was tried out on {len(responses)}"
+        sentence = (
+            f"reward {self.spec!r} {failures[0].text} when it was tried out on {len(responses)}"
+        )
         if failures[0].cause in _FATAL or _is_mistake(failures[0]):
             what = (
                 "start the endpoint or correct it"
                 if is_endpoint(self.spec)
                 else "correct the function"
             )
-            raise UserError(f"{said} made-up responses; {what}.")
-        return f"{said} made-up responses; the run ends if it never scores real ones"
+            raise UserError(f"{sentence} made-up responses; {what}.")
+        return f"{sentence} made-up responses; the run ends if it never scores real ones"
 
     def log_traceback(self, failure: Failure) -> None:
         """Once for each place, whatever the messages."""

@@ -37,7 +37,8 @@ DEGREES = r"\^ ?(?:\{ ?\\circ ?\}|\\circ(?![a-z]))"
 
 
 def _improper(mixed: re.Match[str]) -> str:
-    """A mixed number as one fraction: 5 1/2 is 11/2. What is no mixed number, as 5 3/2, stays a product."""
+    """A mixed number as one fraction: 5 1/2 is 11/2. What is not a mixed number, as 5 3/2, stays a
+    product."""
     whole, numerator, denominator = map(int, mixed.groups())
     if numerator >= denominator:
         return mixed[0]

@@ -78,11 +78,11 @@ def _same(found: str, answer: str) -> bool:
         return same_value(_NAME.sub("", found), answer)  # x = 2 or x = 3
     sides = _EQUALS.split(found)
     if len(sides) > 1 and "=" not in answer and "," not in found:
-        return _says(sides, answer)
+        return _states(sides, answer)
     return _verify(_parse(answer), _parse(found))
 
 
-def _says(sides: Sequence[str], answer: str) -> bool:
+def _states(sides: Sequence[str], answer: str) -> bool:
     """`f(x) = 5` says 5, and so does `10/2 = 5`, but not `6 = 5`."""
     *others, last = [side for side in sides if side.strip()] or [""]
     if not all(_NAMED.search(one) or same_value(last, one) for one in others):

@@ -52,13 +52,13 @@ def never_scored(scores: Sequence[FunctionScores], failures: Mapping[int, Failur
     causes = describe_causes(failures.values())
     count = len(scores[0].scores)
     if len(scores) == 1:
-        said = f"{who} has scored none of {count} responses ({causes}); the first time it"
+        sentence = f"{who} has scored none of {count} responses ({causes}); the first time it"
     else:
-        said = f"none of {count} responses has a reward ({causes}); the first time {who}"
+        sentence = f"none of {count} responses has a reward ({causes}); the first time {who}"
     if failure.cause is Cause.ENDPOINT:
-        return f"{said} {failure.text}: expected an endpoint that answers; start it, then the run again."
+        return f"{sentence} {failure.text}: expected an endpoint that answers; start it, then the run again."
     return (
-        f"{said} {failure.text}: expected one finite number a response; correct the function or its "
+        f"{sentence} {failure.text}: expected one finite number a response; correct the function or its "
         "columns."
     )
 

@@ -24,7 +24,7 @@ MAX_GROWTH = 64  # tokens that a character may become: one has four bytes at mos
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # meant for the command, which ends this process
     requests, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what an import prints is no answer
+    os.dup2(2, 1)  # what an import prints is not an answer
     # PyTorch is missing, which is how it should be.
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     # Threads, of which each takes memory that none of them uses.
@@ -46,7 +46,7 @@ def main() -> None:
         begun = time.process_time()
         try:
             answer = ways[kind](*told), ""
-        # A template may raise anything, and what Rust raises when it panics is no Exception.
+        # A template may raise anything, and what Rust raises when it panics is not an Exception.
         except BaseException as error:
             answer = None, f"{type(error).__name__}: {error}"[:10_000]
         signal.setitimer(signal.ITIMER_PROF, 0)

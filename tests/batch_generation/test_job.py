@@ -34,17 +34,17 @@ class MadeUpSession:
 
     def __init__(self, tokenizer: HuggingFaceTokenizer, *, asks: bool):
         self.tokenizer, self.asks = tokenizer, asks
-        self.num_said: dict[int, int] = {}
+        self.num_generated: dict[int, int] = {}
 
     def stream(self, requests, *, watch, name) -> Iterator[tuple[int, Completion]]:
-        live = {i: self.response(request.key) for i, request in enumerate(requests)}
+        running = {i: self.response(request.key) for i, request in enumerate(requests)}
         for length in range(BURST, MOST + BURST, BURST):
-            for i, tokens in list(live.items()):
+            for i, tokens in list(running.items()):
                 is_over = length >= len(tokens)
                 if is_over or (self.asks and watch(i, tokens[:length])):
-                    said = live.pop(i)[:length]
-                    self.num_said[i] = len(said)
-                    yield i, Completion(said, np.zeros(len(said), np.float32), not is_over)
+                    output = running.pop(i)[:length]
+                    self.num_generated[i] = len(output)
+                    yield i, Completion(output, np.zeros(len(output), np.float32), not is_over)
 
     def complaint(self, request) -> str:
         return "too much." if request.max_new_tokens >= self.max_length else ""
@@ -84,9 +84,9 @@ def test_a_response_runs_a_burst_on_and_its_result_does_not_show_it(tokenizer, t
             assert finder.has_stopped(np.array(line["token_ids"]))
             # Found in the burst that it came in, or said with the one after.
             burst_of_stop = -(-len(line["token_ids"]) // BURST)
-            assert eager.num_said[i] <= (burst_of_stop + 1) * BURST
+            assert eager.num_generated[i] <= (burst_of_stop + 1) * BURST
     assert 10 < num_cut < LINES
-    assert sum(eager.num_said.values()) < sum(never.num_said.values())
+    assert sum(eager.num_generated.values()) < sum(never.num_generated.values())
 
 
 def test_a_file_cut_anywhere_is_completed_to_the_same(tokenizer, tmp_path: Path):
@@ -95,15 +95,15 @@ def test_a_file_cut_anywhere_is_completed_to_the_same(tokenizer, tmp_path: Path)
     ends = [i + 1 for i, byte in enumerate(whole) if byte == 10]
     for size in (0, 5, ends[0], ends[3] + 20, ends[9] - 1, ends[-2] + 1, len(whole)):
         out.write_bytes(whole[:size])
-        session.num_said.clear()
+        session.num_generated.clear()
         assert generate(tmp_path, session, resume=True) == whole
-        assert len(session.num_said) == LINES - sum(end <= size for end in ends)
+        assert len(session.num_generated) == LINES - sum(end <= size for end in ends)
 
 
 def test_texts_from_python_are_those_of_lines(tokenizer, tmp_path: Path):
     session = MadeUpSession(tokenizer, asks=True)
     lines = [json.loads(line) for line in generate(tmp_path, session).splitlines()]
-    said = sum(session.num_said.values())
+    output = sum(session.num_generated.values())
     ours = TextSession(
         cast(Any, session), tokenizer, SamplingOverrides(stop="9"), SamplingOverrides(n=1), seed=3
     )
@@ -112,7 +112,7 @@ def test_texts_from_python_are_those_of_lines(tokenizer, tmp_path: Path):
     assert [[getattr(x, name) for name in names] for (x,) in found] == [
         [line[name] for name in names] for line in lines
     ]
-    assert sum(session.num_said.values()) <= said  # ended at their stop strings, at once
+    assert sum(session.num_generated.values()) <= output  # ended at their stop strings, at once
     (two,) = ours.generate("a", n=2, stop=None)
     assert len(two) == 2 and two[0].text == ours.generate(["a"])[0][0].text != two[1].text
     ids = np.array(tokenizer.encode("a"))
@@ -134,4 +134,4 @@ def test_what_is_wrong_with_a_prompt_is_one_sentence(tokenizer, prompt, sampling
     ours = TextSession(session, tokenizer, SamplingOverrides(), SamplingOverrides(), seed=0)
     with pytest.raises(UserError) as caught:
         ours.generate([[1], {"prompt": "a", **sampling} if prompt == "a" else prompt])
-    assert str(caught.value).startswith(sentence) and not session.num_said
+    assert str(caught.value).startswith(sentence) and not session.num_generated

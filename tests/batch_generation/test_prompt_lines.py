@@ -102,11 +102,11 @@ def test_a_line_wins_over_the_defaults():
 
 @pytest.mark.parametrize("tokens", [71, 70])
 def test_a_recommended_length_is_cut_to_what_fits_and_an_asked_one_is_not(tokens: int):
-    line, said = {"token_ids": [5] * 30}, SamplingOverrides(max_tokens=tokens, top_k=4)
-    recommended = ask(line, None, NOTHING, said)
+    line, output = {"token_ids": [5] * 30}, SamplingOverrides(max_tokens=tokens, top_k=4)
+    recommended = ask(line, None, NOTHING, output)
     assert recommended.max_tokens == min(tokens, 70) and recommended.sampling.top_k == 4
-    assert ask(line, None, said).max_tokens == tokens
-    assert ask(line, None, SamplingOverrides(max_tokens=3), said).max_tokens == 3
+    assert ask(line, None, output).max_tokens == tokens
+    assert ask(line, None, SamplingOverrides(max_tokens=3), output).max_tokens == 3
     asked = {**line, "max_tokens": tokens}
     assert ask(asked, None, NOTHING, SamplingOverrides(max_tokens=5)).max_tokens == tokens
 

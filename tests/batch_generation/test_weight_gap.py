@@ -41,8 +41,8 @@ def test_a_sample_is_the_beginning_of_the_first_responses(lengths: Sequence[int]
     kept = [len(tokens) - prompt for tokens, prompt in sample.sequences]
     assert sample.num_tokens == sum(kept) == min(most, sum(min(n, TOKENS_OF_ONE) for n in lengths))
     for tokens, prompt in sample.sequences:
-        said = [*range(len(tokens) - prompt)]
-        assert tokens.tolist() == [prompt - 1] * prompt + said
+        output = [*range(len(tokens) - prompt)]
+        assert tokens.tolist() == [prompt - 1] * prompt + output
 
 
 def rounded(name: str, weight: np.ndarray, weights: WeightFormat) -> np.ndarray:

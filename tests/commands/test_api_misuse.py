@@ -113,8 +113,8 @@ def test_rows_that_are_none(rows: Any, words: str, tmp_path: Path):
 
 def test_splits_of_rows_are_not_rows():
     splits = Splits(train=[{"prompt": "a"}], test=[{"prompt": "a"}])
-    said = refused(lambda: pat_jax.train(data=splits))
-    assert "Splits of the splits train, test: expected one" in said
+    output = refused(lambda: pat_jax.train(data=splits))
+    assert "Splits of the splits train, test: expected one" in output
 
 
 @pytest.mark.parametrize("value", [*WRONG, *NAMES], ids=named)

@@ -20,7 +20,7 @@ from pat_jax.common.run_command import run_command
 
 
 @pytest.fixture
-def said(monkeypatch, capsys) -> Callable[..., str]:
+def printed(monkeypatch, capsys) -> Callable[..., str]:
     """What a command prints that ends at once, with code 0."""
 
     def call(name: str, *words: str) -> str:
@@ -34,8 +34,8 @@ def said(monkeypatch, capsys) -> Callable[..., str]:
 
 
 @pytest.mark.parametrize("name", CLASSES)
-def test_help_says_what_the_command_does_with_an_example(said, monkeypatch, capsys, name: str):
-    text = said(name, "--help")
+def test_help_says_what_the_command_does_with_an_example(printed, monkeypatch, capsys, name: str):
+    text = printed(name, "--help")
     before, _, after = text.partition("\nusage: ")
     assert re.match(r"[A-Z]\w+s [a-z].+\.", before, re.DOTALL)  # Measures …, Replays …
     assert f"\n    python -m pat_jax.{name} --" in before
@@ -58,8 +58,8 @@ def test_help_says_what_the_command_does_with_an_example(said, monkeypatch, caps
 
 
 @pytest.mark.parametrize("name", CLASSES)
-def test_version(said, name: str):
-    assert said(name, "--steps", "nonsense", "--version") == f"pat_jax {__version__}\n"
+def test_version(printed, name: str):
+    assert printed(name, "--steps", "nonsense", "--version") == f"pat_jax {__version__}\n"
 
 
 def test_the_package_lists_its_commands():

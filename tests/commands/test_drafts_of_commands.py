@@ -75,14 +75,14 @@ def generated(model: Path, tmp_path: Path, monkeypatch) -> Callable[..., list[di
 
 def test_generate_says_what_is_drafted_and_what_came(generated, drafts_pay, capsys):
     plain = generated("--speculation.source", "none")
-    said = capsys.readouterr().err
-    assert "speculation: none asked for" in said and "drafts in" not in said
+    output = capsys.readouterr().err
+    assert "speculation: none asked for" in output and "drafts in" not in output
     assert generated(*SUFFIX) == plain and len(plain) == 6
-    said = capsys.readouterr().err
-    assert REASON in said
-    (came,) = re.findall(r"drafts in (\d+) steps: acceptance length ([\d.]+)", said)
+    output = capsys.readouterr().err
+    assert REASON in output
+    (came,) = re.findall(r"drafts in (\d+) steps: acceptance length ([\d.]+)", output)
     assert int(came[0]) > 0 and float(came[1]) > 1
-    assert re.search(CAME, said)
+    assert re.search(CAME, output)
 
 
 def test_generate_says_why_nothing_is_drafted(generated, capsys, monkeypatch):
@@ -110,12 +110,12 @@ def test_what_was_measured_is_kept_and_of_its_drafts_none_are_made(
         note(self, *programs)
 
     monkeypatch.setattr(Warmup, "_note", counted)
-    said = generated(*SUFFIX)
+    output = generated(*SUFFIX)
     (kept,) = (tmp_path / "kept").iterdir()
     latency = json.loads(kept.read_text())["latency"]
     assert latency["verify_table"] and ran.count("prefill_table") == 1
     ran.clear()
-    assert generated("--speculation.source", "auto") == said
+    assert generated("--speculation.source", "auto") == output
     assert ran == ["decode_table"]
     told = capsys.readouterr().err
     assert "speculation: none on a CPU" in told and "drafts in" not in told.splitlines()[-1]

@@ -116,11 +116,11 @@ def test_published_formats_are_evaluated_as_they_are(run, tmp_path: Path, monkey
     assert found["all"]["problems"] == 70
     table = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in table[1:9]] == [*NAMES, "all"]
-    said = completions(tmp_path / "out")
-    assert len(said) == 210 and {line["data"] for line in said} == set(NAMES)
-    places = [(line["data"], line["id"], line["sample"]) for line in said]
+    printed = completions(tmp_path / "out")
+    assert len(printed) == 210 and {line["data"] for line in printed} == set(NAMES)
+    places = [(line["data"], line["id"], line["sample"]) for line in printed]
     assert places == [(name, i, n) for name in NAMES for i in range(1, 11) for n in range(3)]
-    assert all(line["reward"] == 0 and "step" not in line for line in said)
+    assert all(line["reward"] == 0 and "step" not in line for line in printed)
 
 
 def test_numbers_are_those_of_the_completions(run, tmp_path: Path, capsys):
@@ -128,9 +128,9 @@ def test_numbers_are_those_of_the_completions(run, tmp_path: Path, capsys):
     files = write_formats(tmp_path)[:2]
     options = "--num_generations 5 --pass_at 2 5 --reward mine.py:even mine.py:length"
     found = run("--data", *files, *options.split(), "--reward_weights", "1", "0")
-    said = completions(tmp_path / "out")
+    printed = completions(tmp_path / "out")
     for name, one in [*found["sets"].items(), ("all", found["all"])]:
-        own = [line for line in said if name in (line["data"], "all")]
+        own = [line for line in printed if name in (line["data"], "all")]
         by_problem = defaultdict(list)
         for line in own:
             assert line["rewards"]["even"] == line["reward"]

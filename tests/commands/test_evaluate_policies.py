@@ -50,7 +50,7 @@ def folder(tmp_path_factory) -> Path:
     return folder
 
 
-def said(monkeypatch, tmp_path: Path, folder: Path, *options: str, out: str) -> list[str]:
+def output(monkeypatch, tmp_path: Path, folder: Path, *options: str, out: str) -> list[str]:
     """The responses of an evaluation."""
     data = str(folder / "sums.jsonl")
     evaluate_here(monkeypatch, tmp_path, *options, "--data", data, *OPTIONS.split(), out=out)
@@ -70,9 +70,11 @@ def test_a_policy_says_what_its_export_says(
     monkeypatch, tmp_path: Path, folder: Path, capsys, options: str, export: str
 ):
     paths = [one if one[0] in "-2" else str(folder / one) for one in options.split()]
-    found = said(monkeypatch, tmp_path, folder, *paths, out="found")
+    found = output(monkeypatch, tmp_path, folder, *paths, out="found")
     told = capsys.readouterr().err
-    expected = said(monkeypatch, tmp_path, folder, "--model", str(folder / export), out="expected")
+    expected = output(
+        monkeypatch, tmp_path, folder, "--model", str(folder / export), out="expected"
+    )
     assert found == expected and len(found) == 12
     if export == "full_hf":
         policy = json.loads((tmp_path / "found" / "results.json").read_text())["options"]
@@ -97,7 +99,7 @@ def drafting(monkeypatch, tmp_path: Path, folder: Path, who: str, layer: int) ->
 
         monkeypatch.setattr(SessionSetup, "open", remembered)
         run = ["--run_dir", str(folder / "full"), "--speculation.source", source]
-        said(monkeypatch, tmp_path, folder, *run, out="out")
+        output(monkeypatch, tmp_path, folder, *run, out="out")
         (opened,) = seen
     return np.asarray(opened.engine.weights.exit_head)
 
@@ -145,7 +147,7 @@ def test_mistakes_are_one_sentence_and_write_nothing(
 ):
     asked = options.replace("{}", str(folder)).split()
     with pytest.raises(SystemExit, match="2"):
-        said(monkeypatch, tmp_path, folder, *asked, out="out")
+        output(monkeypatch, tmp_path, folder, *asked, out="out")
     message = capsys.readouterr().err
     assert not (tmp_path / "out").exists() and message.count("\n") == 1, message
     assert all(word.replace("{}", str(folder)) in message for word in words), message

@@ -326,7 +326,7 @@ def test_greedy_agrees_with_transformers(model: Path, write, run, options: dict[
     asked = {names[name]: value for name, value in options.items() if name in names}
     ends = [*HuggingFaceTokenizer(model).eos_ids, *options.get("stop_token_ids", ())]
     for tokens, result in zip(prompts, results, strict=True):
-        said = theirs.generate(
+        output = theirs.generate(
             torch.tensor([tokens]), do_sample=False, max_new_tokens=40, eos_token_id=ends, **asked
         )
-        assert result["token_ids"] == said[0, len(tokens) :].tolist()
+        assert result["token_ids"] == output[0, len(tokens) :].tolist()

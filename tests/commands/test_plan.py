@@ -285,7 +285,7 @@ def test_drafts_are_replayed_beside_rollouts_without(command, report: PlanReport
 def test_bursts_with_drafts_are_compiled_beside_those_without():
     split = Split(8, 1)
     whole = {"layers": 32, "compiled_layers": (2, 4), "temp_bytes": GIB}
-    verifying = CompiledProgram("decode", split, rows=8, length=5120, budget=7, **whole)
+    verifying = CompiledProgram("decode", split, rows=8, length=5120, num_draft_tokens=7, **whole)
     known = compilation()
     report = made(replace(known, programs=(*known.programs, verifying)), source="auto")
     assert report.compiles(split)["drafts"] and report.compiles(Split(4, 2))["drafts"] is None

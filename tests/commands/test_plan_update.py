@@ -48,10 +48,10 @@ def update_of(report: PlanReport) -> Update:
 def alone(options: str = "", programs: Sequence[CompiledProgram] = ()) -> Update:
     """Of one rollout, without its replay."""
     config = config_of(options)
-    plant = plan.question_of(config, "").plant
+    build = plan.question_of(config, "").build
     draw = Draw(config.responses, config.max_completion_length)
     workload = ResponseLengths.built_in("reasoning").draw(draw)
-    return PlannedUpdate(plant, None, programs, config).of([workload], next(iter(plant.layouts)))
+    return PlannedUpdate(build, None, programs, config).of([workload], next(iter(build.layouts)))
 
 
 def program(name: str, **fields: object) -> CompiledProgram:
@@ -133,7 +133,7 @@ def test_what_was_compiled_is_what_counts():
 def test_a_compiler_that_counts_what_arithmetic_does_changes_nothing():
     asked = "--beta 0.1 --responses 24 --mini_batch_size 1"
     config = config_of(asked)
-    work = PlannedUpdate(plan.question_of(config, "").plant, None, (), config).work
+    work = PlannedUpdate(plan.question_of(config, "").build, None, (), config).work
     by_hand, programs = alone(asked), []
     # A smaller shape is among the micro-batches, whose share is arithmetic's.
     assert by_hand.batches.slots % (SHAPE["rows"] * SHAPE["length"])
@@ -174,14 +174,14 @@ def test_an_update_without_room_says_so_and_what_helps(gib: float, words: str):
     size = 20 if gib < 21 else 18
     grad = program("grad", **SHAPE, temp_bytes=size * GIB)
     report = made(f"--device_memory_gib {gib} --remat dots --tokens_per_micro_batch 65536", [grad])
-    said = [line for line in report.warnings if "the update" in line]
+    output = [line for line in report.warnings if "the update" in line]
     if not words:
-        assert said == [] and "it fits." in plan_text(report)
+        assert output == [] and "it fits." in plan_text(report)
         return
-    assert len(said) == 1 and said[0].startswith(words)
+    assert len(output) == 1 and output[0].startswith(words)
     advice = "take --remat full", "lower --tokens_per_micro_batch (65536)", "use more devices"
-    assert all(words in said[0] for words in advice)
-    assert f"Warning: {said[0]}" in plan_text(report) and said[0] in seen_on_page(report)
+    assert all(words in output[0] for words in advice)
+    assert f"Warning: {output[0]}" in plan_text(report) and output[0] in seen_on_page(report)
     assert ("does NOT fit" in plan_text(report)) == ("needs" in words)
 
 
@@ -232,10 +232,10 @@ def test_moments_are_on_the_device_in_the_optimizer_s_step():
 
 def test_moments_that_travel_are_told():
     report, usual = made("--optimizer.offload true"), made()
-    said = "GiB of moments rest in the host"
-    assert said in plan_text(report) and said in seen_on_page(report)
+    output = "GiB of moments rest in the host"
+    assert output in plan_text(report) and output in seen_on_page(report)
     assert any("published rate" in note for note in report.notes)
-    assert said not in plan_text(usual)
+    assert output not in plan_text(usual)
     with_host, without = (
         re.findall(r"seconds  products .*", plan_text(x)) for x in (report, usual)
     )

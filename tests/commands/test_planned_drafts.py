@@ -47,12 +47,12 @@ def test_a_plan_says_what_they_give_and_what_is_assumed(source: str, share: floa
     worse, better = (
         report_of(source, "--draft_acceptance", right, asked=asked) for right in ("0.5", "0.95")
     )
-    said = []
+    output = []
     for report in (worse, better):
         (row,) = report.comparison.by_source
         assert row.name == source and report.comparison.drafting is not None
-        said += row.tokens_per_step
-    assert 1.0 <= said[0] < said[1] <= 4.0  # budgets of 1 and 3
+        output += row.tokens_per_step
+    assert 1.0 <= output[0] < output[1] <= 4.0  # budgets of 1 and 3
     # A pass of Qwen3-0.6B takes more than half of a step in the layout with the most TP.
     assert better.comparison.by_source[0].mean_s < share * better.comparison.adaptive.mean_s
     text = plan_text(better)
@@ -108,7 +108,7 @@ def test_layouts_that_a_draft_model_leaves_no_room_say_so():
         ("model:qwen3-0.6b", (), "a model with the policy's 128 tokens, and this one has 151936"),
         ("early_exit:1", ("--draft_acceptance", "1"), "is 1.0: expected a number in (0, 1)"),
         ("model:tiny", ("--draft_acceptance", "0"), "is 0.0: expected a number in (0, 1)"),
-        ("suffix", ("--draft_acceptance", "0.7"), "expected 0.6 where no model says drafts"),
+        ("suffix", ("--draft_acceptance", "0.7"), "expected 0.6 where no model generates drafts"),
     ],
 )
 def test_every_mistake_is_one_sentence(source: str, options: tuple[str, ...], words: str):
@@ -166,7 +166,10 @@ class TestSimulate:
         with pytest.raises(SystemExit):
             run_command(simulate.main)
         message = capsys.readouterr().err
-        assert "has no steps that verify drafts of --speculation.budgets (1 3 7) from" in message
+        assert (
+            "has no steps that verify drafts of --speculation.num_draft_tokens (1 3 7) from"
+            in message
+        )
         assert f"pat_jax.profile --speculation.source {source}" in message
 
     def test_by_itself_it_drafts_nothing_then_and_says_why(

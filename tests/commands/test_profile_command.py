@@ -79,8 +79,8 @@ def test_training_plans_by_it(measured: tuple[Path, str], tmp_path: Path):
         keys, expected = ([key for key, _ in x[table]] for x in (used, content["latency"]))
         assert keys == expected
     assert all(seconds < 10 for _, seconds in used["reslice_table"])
-    said = "profile: reslice_table of dp2tp1 to dp1tp2 takes 0.0"
-    assert said in (tmp_path / "run" / "run.log").read_text()
+    printed = "profile: reslice_table of dp2tp1 to dp1tp2 takes 0.0"
+    assert printed in (tmp_path / "run" / "run.log").read_text()
 
 
 @pytest.mark.slow  # compiles two engines
@@ -121,7 +121,7 @@ def test_shards_go_on_where_they_were_stopped(monkeypatch, tmp_path: Path):
 
 
 @pytest.fixture
-def said(monkeypatch, refused) -> Callable[..., str]:
+def printed(monkeypatch, refused) -> Callable[..., str]:
     """The sentence that the command refuses with, in this process."""
 
     def call(*options: str) -> str:
@@ -132,15 +132,15 @@ def said(monkeypatch, refused) -> Callable[..., str]:
     return call
 
 
-def test_shards_of_what_nobody_knows_are_refused(said):
-    message = said("--shards", "h1000:8")
+def test_shards_of_what_nobody_knows_are_refused(printed):
+    message = printed("--shards", "h1000:8")
     assert "h1000" in message and "expected one of" in message
 
 
 @pytest.mark.parametrize("shards", [[], ["--shards", "h100:2"]], ids=str)
-def test_lengths_that_the_model_is_not_for_are_not_measured(said, shards: list[str]):
+def test_lengths_that_the_model_is_not_for_are_not_measured(printed, shards: list[str]):
     lengths = ["--rollout.max_prompt_length", "96", "--rollout.max_completion_length", "4001"]
-    message = said(*shards, *lengths)
+    message = printed(*shards, *lengths)
     assert "max_completion_length is 96 + 4001 = 4097: expected at most the 4096" in message
 
 
@@ -148,11 +148,11 @@ def test_lengths_that_the_model_is_not_for_are_not_measured(said, shards: list[s
     ("out", "problem"), [("file/profile.json", "File exists: "), (".", "it is no file")]
 )
 def test_a_place_that_cannot_be_written_is_refused_before_measuring(
-    said, tmp_path: Path, out: str, problem: str
+    printed, tmp_path: Path, out: str, problem: str
 ):
     (tmp_path / "file").write_text("")
     path = tmp_path / out
-    message = said("--out", str(path))
+    message = printed("--out", str(path))
     assert f"profile {path} cannot be written (" in message and problem in message
 
 

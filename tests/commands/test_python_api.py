@@ -47,7 +47,7 @@ tell(exported=str(run.export(f"{folder}/exported")))
 session = pat_jax.session(run=run, max_length=96, batch=4, layout="dp2tp1")
 texts = [[answer.text for answer in answers] for answers in session.generate(["1+2="] * 2, n=2)]
 more = [[answer.text for answer in answers] for answers in session.generate(["1+2="] * 2, n=2)]
-tell(texts=texts, same=texts == more, tokens=sum(session.rollout.live[:1]))
+tell(texts=texts, same=texts == more, tokens=sum(session.rollout.running[:1]))
 try:
     session.generate(["1+2=", "x" * 200])
 except pat_jax.UserError as error:

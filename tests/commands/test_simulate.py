@@ -139,26 +139,29 @@ class TestTrace:
         assert found["best_switches"] and found["best_s"] < 0.9 * done.total_s
         assert found["regret_s"] == pytest.approx(done.total_s - found["best_s"])
         assert found["regret"] == pytest.approx(done.total_s / found["best_s"] - 1)
-        assert f"s ({percent(found['regret'])}) longer than the best one in hindsight" in printed
+        assert f"s ({percent(found['regret'])}) longer than the best one in the oracle" in printed
 
     def test_what_cannot_be_replayed_is_refused(self, command, recorded, tmp_path: Path, refused):
         path, _ = recorded
 
-        def said(*options: str) -> str:
+        def output(*options: str) -> str:
             return refused(lambda: command("--trace", str(path), *options))
 
-        assert "--responses is '8': expected '1024' with --trace" in said("--responses", "8")
-        source = said("--speculation.source", "none")
+        assert "--responses is '8': expected '1024' with --trace" in output("--responses", "8")
+        source = output("--speculation.source", "none")
         assert "--speculation.source is 'none': expected 'auto' with --trace, on which" in source
-        budgets = said("--speculation.budgets", "1", "3")
-        assert "--speculation.budgets" in budgets and "expected '1 3 7' with --trace" in budgets
+        numbers = output("--speculation.num_draft_tokens", "1", "3")
+        assert (
+            "--speculation.num_draft_tokens" in numbers
+            and "expected '1 3 7' with --trace" in numbers
+        )
         trace = RolloutTrace.from_json(path.read_text())
         path.write_text(replace(trace, layout=("dp1tp9",) * len(trace.layout)).to_json())
-        assert "no times of dp1tp9, in which the rollout ran" in said()
+        assert "no times of dp1tp9, in which the rollout ran" in output()
         path.write_text(replace(trace, sequences=()).to_json())
-        assert "does not say how long each response was" in said()
+        assert "does not say how long each response was" in output()
         (tmp_path / "config.yaml").unlink()
-        assert "expected the folder of a run" in said()
+        assert "expected the folder of a run" in output()
 
 
 @pytest.fixture(scope="module")
@@ -182,7 +185,7 @@ class TestDrafts:
         assert len(re.findall(r" own text, siblings +[12]\.", printed)) == 2
         found = json.loads(out.read_text())
         for one in found["answers"]:
-            assert one["what_if"]["speculation"]["budgets"] == [3, 7]
+            assert one["what_if"]["speculation"]["numbers"] == [3, 7]
             names = [system["name"] for system in one["systems"]]
             assert names[:2] == ["adaptive", "adaptive, drafts"]
             plain, drafts = one["systems"][:2]
@@ -200,5 +203,5 @@ class TestDrafts:
         assert "The profile has no steps that verify drafts: none are made." in printed
         with pytest.raises(SystemExit):
             command("--profile", str(profile), "--speculation.source", "suffix", *self.asked)
-        said = "has no steps that verify drafts of --speculation.budgets (1 3 7)"
-        assert said in capsys.readouterr().err
+        output = "has no steps that verify drafts of --speculation.num_draft_tokens (1 3 7)"
+        assert output in capsys.readouterr().err

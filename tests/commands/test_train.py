@@ -169,7 +169,7 @@ def test_bfloat16_several_inner_iterations_and_a_recomputed_cache(tmp_path: Path
     row = read_metrics(tmp_path / "here" / "metrics.jsonl")[1]
     assert row["rollout/layouts"] == "dp2tp1 -> dp1tp2"
     (switch,) = json.loads((tmp_path / "here" / "rollout.json").read_text())["switches"]
-    assert switch["kv"] == "recompute" and 0 < switch["live"] <= 7
+    assert switch["kv"] == "recompute" and 0 < switch["running"] <= 7
     # The later mini-batches and the second pass have moved away from the policy that sampled.
     assert row["train/approx_kl"] > 0
     assert 1e-5 < row["train/behavior_gap_max"] < 0.2

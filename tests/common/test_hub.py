@@ -77,8 +77,8 @@ def test_every_shard_is_there(hub: Hub, tmp_path: Path):
     (folder,) = hub.ask(cache, asked)
     assert len(list(Path(folder).glob("*.safetensors"))) == 2
     Path(folder, "model-00001-of-00002.safetensors").unlink()
-    (said,) = hub.ask(cache, asked, **OFFLINE)
-    assert f"run `hf download owner/sharded --revision {SHA}` where" in said
+    (output,) = hub.ask(cache, asked, **OFFLINE)
+    assert f"run `hf download owner/sharded --revision {SHA}` where" in output
     assert hub.ask(cache, asked) == [folder]
 
 
@@ -124,10 +124,10 @@ def test_what_the_hub_does_not_have(hub: Hub, tmp_path: Path):
         (DATA.replace("sums", "gated"), [f"{hub.endpoint}/datasets/owner/gated and log in with"]),
     ]
     answers = hub.ask(tmp_path / "cache", *(asked for asked, _ in cases))
-    for said, (_, words) in zip(answers, cases, strict=True):
-        assert said.startswith("error: option --")
+    for output, (_, words) in zip(answers, cases, strict=True):
+        assert output.startswith("error: option --")
         for word in words:
-            assert word in said
+            assert word in output
 
 
 @pytest.mark.parametrize(
@@ -141,8 +141,8 @@ def test_no_connection(hub: Hub, tmp_path: Path, env: dict[str, str], words: lis
     model, data = hub.ask(tmp_path / "cache", MODEL, DATA, **env)
     assert "run `hf download owner/tiny` where there is a connection" in model
     assert "run `hf download --repo-type dataset owner/sums` where" in data
-    for said in (model, data):
-        assert said.startswith("error: option --") and all(word in said for word in words)
+    for output in (model, data):
+        assert output.startswith("error: option --") and all(word in output for word in words)
 
 
 @pytest.mark.parametrize(
@@ -178,23 +178,25 @@ def test_what_the_status_of_an_answer_means(hub: Hub, tmp_path: Path):
     ]
     answers = iter(hub.ask(tmp_path / "cache", *asked))
     for words in meanings.values():
-        for said in (next(answers), next(answers)):
-            assert said.startswith("error: option --") and words in said
+        for output in (next(answers), next(answers)):
+            assert output.startswith("error: option --") and words in output
 
 
 @pytest.mark.parametrize("content", [b"[]", b"<html>log in</html>"])
 def test_an_answer_that_is_no_hubs(hub: Hub, tmp_path: Path, content: bytes):
     """Such as that of a proxy to log in at."""
     hub.answers["owner/tiny"] = hub.answers["datasets/owner/sums"] = (200, content)
-    for said in hub.ask(tmp_path / "cache", MODEL, DATA):
-        assert f"and {hub.endpoint} does not give it (" in said and "; run `hf download " in said
+    for output in hub.ask(tmp_path / "cache", MODEL, DATA):
+        assert (
+            f"and {hub.endpoint} does not give it (" in output and "; run `hf download " in output
+        )
 
 
 def test_a_hub_that_is_silent(hub: Hub, tmp_path: Path):
     hub.answers["owner/tiny"] = None
     patience = "[setattr(hub, '_SECONDS', 0.5)]"
-    _, said = hub.ask(tmp_path / "cache", patience, MODEL)
-    assert f"{hub.endpoint} does not give it (" in said and "timed out" in said
+    _, output = hub.ask(tmp_path / "cache", patience, MODEL)
+    assert f"{hub.endpoint} does not give it (" in output and "timed out" in output
 
 
 def test_a_path_wins_and_other_names_are_no_names_of_the_hub(tmp_path: Path, monkeypatch):

@@ -176,7 +176,7 @@ def test_a_quick_start_names_its_model_and_data():
         ),
         (
             "--switch_to dp1tp8",
-            "option --switch_at is '': expected one live-sequence count for each",
+            "option --switch_at is '': expected one running-sequence count for each",
         ),
         ("--resume", "option --run_dir is '': expected with --resume the folder of the run"),
         ("--config nowhere.yaml", "cannot read nowhere.yaml: No such file or directory."),
@@ -338,8 +338,8 @@ def test_commands_that_share_options_share_their_texts_and_rules(capsys):
         size: int | None = option(5, count(1, 9))
 
     assert Replay(size=9).shared(Sized) == {"size": 9} and Replay(size=None).size is None
-    said = r"option --replay.size is 10: expected an integer from 1 to 9"
-    with pytest.raises(OptionError, match=said):
+    output = r"option --replay.size is 10: expected an integer from 1 to 9"
+    with pytest.raises(OptionError, match=output):
         Replay(size=10)
     with pytest.raises(SystemExit):
         cli.parse(["-h"], Replay, presets=None)

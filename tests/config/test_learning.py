@@ -17,8 +17,8 @@ from pat_jax.config.run import RunConfig
 )
 def test_responses_that_cannot_differ_are_refused_where_something_is_trained(option, value):
     rollout = RolloutConfig(**{option: value})
-    said = rf"--rollout\.{option} is .* (at least 2|above 0)"
-    with pytest.raises(OptionError, match=said) as error:
+    output = rf"--rollout\.{option} is .* (at least 2|above 0)"
+    with pytest.raises(OptionError, match=output) as error:
         RunConfig(rollout=rollout)
     assert "an advantage compares the responses to one prompt." in str(error.value)
     assert RunConfig(rollout=rollout, train=False).learning_notes == []
@@ -103,7 +103,7 @@ def test_one_response_is_enough_where_none_is_compared(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "output"),
     [
         (["--lora.alpha", "16"], "--lora.alpha is 16.0"),
         (["--lora.export", "adapter"], "--lora.export is 'adapter'"),
@@ -112,10 +112,10 @@ def test_one_response_is_enough_where_none_is_compared(tmp_path):
         (["--lora.rank", "8", "--optimizer.weight_dtype", "bfloat16"], "float32 with --lora"),
     ],
 )
-def test_options_that_exclude_each_other_are_refused(options: list[str], said: str):
+def test_options_that_exclude_each_other_are_refused(options: list[str], output: str):
     with pytest.raises(UserError) as error:
         parse(options)
-    assert said in str(error.value) and "\n" not in str(error.value)
+    assert output in str(error.value) and "\n" not in str(error.value)
 
 
 def test_what_may_be_together():

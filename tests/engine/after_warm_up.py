@@ -26,26 +26,28 @@ class NowAndThen(ScriptedPath):
     def decide(self, load: Load, current: Split, options=()) -> Plan:
         plan = super().decide(load, current)
         is_with = load.step // 8 % self.every > 0
-        return replace(plan, budget=self.budget if is_with else 0)
+        return replace(plan, num_draft_tokens=self.num_draft_tokens if is_with else 0)
 
 
 def measured(one: Subject) -> CostModelPlanner:
     """After the warm-up. Steps with drafts take no time at all: drafts pay, whatever they are worth."""
     jax.clear_caches()  # what other tests have compiled on their way counts
     specs, latency = one.engine.specs, Warmup(one.engine).measure(one.weights)
-    assert latency.budgets == specs.drafts.budgets
+    assert latency.num_draft_tokens == specs.drafts.num_draft_tokens
     costs = latency.on(specs.buckets.rows, specs.buckets.lengths)
     assert len(costs.verify_table) == len(latency.verify_table) > 0
     return CostModelPlanner(
         tuple(one.engine.layouts),
         replace(costs, verify_table=dict.fromkeys(costs.verify_table, 1e-9)),
         LengthModel.empty(specs.buckets.lengths[-1]),
-        acceptance=Acceptance.unseen(is_said=specs.drafts.is_said),
+        acceptance=Acceptance.unseen(is_generated=specs.drafts.is_generated),
         drafts=specs.drafts.limits,
     )
 
 
-def check_in_all_layouts(one: Subject, requests: Sequence[Request], budget: int) -> RolloutReport:
+def check_in_all_layouts(
+    one: Subject, requests: Sequence[Request], num_draft_tokens: int
+) -> RolloutReport:
     """With drafts, without, and with both, in each layout; returns what a planner did that prices them."""
     splits = [*one.engine.layouts]
     steps = tuple(map(Step, (*splits[1:], splits[0]), (14, 11, 8, 5)))
@@ -53,14 +55,16 @@ def check_in_all_layouts(one: Subject, requests: Sequence[Request], budget: int)
         one,
         requests,
         measured(one),
-        ScriptedPath(splits[0], steps, budget=budget),
+        ScriptedPath(splits[0], steps, num_draft_tokens=num_draft_tokens),
         ScriptedPath(splits[0], steps),
-        NowAndThen(splits[0], steps, budget=budget, every=2),
+        NowAndThen(splits[0], steps, num_draft_tokens=num_draft_tokens, every=2),
     )
     bursts = [burst for _, report in scripted for burst in report.bursts]
-    assert {(x.split, x.budget) for x in bursts} == {(x, n) for x in splits for n in (0, budget)}
-    assert {burst.budget for burst in scripted[-1][1].bursts} == {0, budget}
-    assert budget in {burst.budget for burst in priced.bursts}
+    assert {(x.split, x.num_draft_tokens) for x in bursts} == {
+        (x, n) for x in splits for n in (0, num_draft_tokens)
+    }
+    assert {burst.num_draft_tokens for burst in scripted[-1][1].bursts} == {0, num_draft_tokens}
+    assert num_draft_tokens in {burst.num_draft_tokens for burst in priced.bursts}
     return priced
 
 

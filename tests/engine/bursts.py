@@ -6,10 +6,10 @@ from unittest.mock import patch
 
 import numpy as np
 
+from pat_jax.engine.cache_manager import CacheManager
 from pat_jax.engine.relocation import order
 from pat_jax.engine.relocation.order import Placed, Pools, placed
 from pat_jax.engine.relocation.rounds import Shipment
-from pat_jax.engine.scheduler import Scheduler
 from pat_jax.engine.sequences.contents import Contents
 from pat_jax.engine.sequences.prefill_calls import PageMoves, PrefillWork
 from pat_jax.engine.sequences.responses import Responses
@@ -18,7 +18,7 @@ from pat_jax.planning.draft_counts import NONE_DRAFTED
 
 
 def burst_output(
-    tokens: np.ndarray, logprobs: np.ndarray, emitted: np.ndarray, live: np.ndarray
+    tokens: np.ndarray, logprobs: np.ndarray, emitted: np.ndarray, running: np.ndarray
 ) -> BurstOutput:
     """The likeliest tokens are made up from those sampled, three of each."""
     top = tokens[:, :, None] + np.arange(3)[None, None, :]
@@ -29,7 +29,7 @@ def burst_output(
         logprobs,
         2 * logprobs,
         emitted,
-        live,
+        running,
         steps,
         top,
         -top.astype(np.float32),
@@ -41,10 +41,10 @@ def burst_output(
 
 
 def retire(responses: Responses, output: BurstOutput) -> None:
-    """What the controller does with a burst's results; pages are told apart."""
+    """What the scheduler does with a burst's results; pages are told apart."""
     table = responses.table
-    rows = table.row[table.live]
-    emitted, goes_on = np.asarray(output.emitted)[rows], np.asarray(output.live)[rows]
+    rows = table.row[table.running]
+    emitted, goes_on = np.asarray(output.emitted)[rows], np.asarray(output.running)[rows]
     responses.take(output)
     table.advance(emitted, goes_on, int(output.steps))
 
@@ -56,47 +56,55 @@ def burst(
     tokens: np.ndarray | int = 1,
     steps: int = 4,
 ) -> None:
-    """Each live sequence says one token `emitted` times; int[live], bool[live], int[live]."""
+    """Each running sequence says one token `emitted` times; int[running], bool[running],
+    int[running]."""
     assert isinstance(responses, Responses)
     table = responses.table
-    rows, live = table.num_groups * table.rows_per_group, table.row[table.live]
-    said, is_live = np.zeros(rows, np.int32), np.zeros(rows, bool)
+    rows, running = table.num_replicas * table.rows_per_replica, table.row[table.running]
+    generated, is_running = np.zeros(rows, np.int32), np.zeros(rows, bool)
     all_tokens = np.zeros((rows, steps), np.int32)
-    said[live], is_live[live] = emitted, goes_on
-    all_tokens[live] = np.broadcast_to(tokens, len(live))[:, None]
-    retire(responses, burst_output(all_tokens, -all_tokens.astype(np.float32), said, is_live))
+    generated[running], is_running[running] = emitted, goes_on
+    all_tokens[running] = np.broadcast_to(tokens, len(running))[:, None]
+    retire(
+        responses, burst_output(all_tokens, -all_tokens.astype(np.float32), generated, is_running)
+    )
 
 
 @contextmanager
 def crowded(waits: list[int]) -> Iterator[None]:
     """As many times as there are numbers, `placed` finds that this one of the pages would have to wait
     and may not: as in large pools whose free memory lies scattered."""
-    tried, left = order._tried, list(waits)
+    proposed, left = order._tried, list(waits)
 
     def once(moves: PageMoves, old: Pools, new: Pools) -> Placed | np.ndarray:
         if left and len(moves.old_page):
             return np.array([left.pop() % len(moves.old_page)])
-        return tried(moves, old, new)
+        return proposed(moves, old, new)
 
     with patch.object(order, "_tried", once):
         yield
 
 
 def carry(
-    scheduler: Scheduler, num_groups: int, *, num_pages: int, is_recomputed: np.ndarray, steps: int
+    cache_manager: CacheManager,
+    num_replicas: int,
+    *,
+    num_pages: int,
+    is_recomputed: np.ndarray,
+    steps: int,
 ) -> tuple[list[Shipment], PrefillWork]:
-    """A switch, as the controller and the device executor make it.
+    """A switch, as the scheduler and the device executor make it.
 
     Returns:
       What is to be moved, in this order, then computed.
     """
-    tables = scheduler.tables
-    group = scheduler.table.regroup(num_groups, is_recomputed)
+    tables = cache_manager.tables
+    replica = cache_manager.table.regroup(num_replicas, is_recomputed)
     old = Pools(len(tables.pools), tables.pools[0].num_pages)
-    moves, is_left = scheduler.leave(
-        group, num_groups=num_groups, num_pages=num_pages, is_recomputed=is_recomputed
+    moves, is_left = cache_manager.leave(
+        replica, num_replicas=num_replicas, num_pages=num_pages, is_recomputed=is_recomputed
     )
-    arrivals = placed(moves, tables.holds(moves), old, Pools(num_groups, num_pages))
-    is_left |= scheduler.settle(moves, arrivals.new_page)
-    work, _ = scheduler.arrive(group, is_left, steps)
+    arrivals = placed(moves, tables.holds(moves), old, Pools(num_replicas, num_pages))
+    is_left |= cache_manager.settle(moves, arrivals.new_page)
+    work, _ = cache_manager.arrive(replica, is_left, steps)
     return arrivals.shipments, work

@@ -13,7 +13,7 @@ from pat_jax.engine.sequences.prefill_calls import PageMoves
 class Geometry:
     """A wide page takes one cell of each of its devices, a narrow one `ways` of one device."""
 
-    wide_groups: int
+    wide_replicas: int
     ways: int
     copies: int
     pages: int  # narrow
@@ -25,51 +25,51 @@ class Geometry:
 
     @property
     def narrow(self) -> Pools:
-        return Pools(self.wide_groups * self.members, self.pages)
+        return Pools(self.wide_replicas * self.members, self.pages)
 
     @property
     def wide(self) -> Pools:
-        return Pools(self.wide_groups, self.pages * self.ways)
+        return Pools(self.wide_replicas, self.pages * self.ways)
 
     @property
     def pools(self) -> tuple[Pools, Pools]:
         return (self.narrow, self.wide) if self.is_up else (self.wide, self.narrow)
 
-    def cells(self, pools: Pools, group: int, page: int) -> list[tuple[int, int]]:
-        """(device, cell) of a page; a narrow group stands for its devices, which are alike."""
+    def cells(self, pools: Pools, replica: int, page: int) -> list[tuple[int, int]]:
+        """(device, cell) of a page; a narrow replica stands for its devices, which are alike."""
         if pools == self.narrow and self.members > 1:
-            return [(group, page * self.ways + part) for part in range(self.ways)]
-        return [(g, page) for g in range(group, self.narrow.groups, self.wide_groups)]
+            return [(replica, page * self.ways + part) for part in range(self.ways)]
+        return [(g, page) for g in range(replica, self.narrow.replicas, self.wide_replicas)]
 
 
 def drawn(geometry: Geometry, rng: np.random.Generator, fill: float, skew: float) -> PageMoves:
-    """Pages that leave, each to a group that has room; `fill` of what the pools hold.
+    """Pages that leave, each to a replica that has room; `fill` of what the pools hold.
 
     Args:
-      skew: 0: each group has or gets as many as any other; 1: anything.
+      skew: 0: each replica has or gets as many as any other; 1: anything.
     """
     old, new = geometry.pools
     moves = []
-    room = dict.fromkeys(range(new.groups), int(fill * (new.pages - 1)))
+    room = dict.fromkeys(range(new.replicas), int(fill * (new.pages - 1)))
     if geometry.is_up:
-        share = 1 - skew * rng.random(old.groups)
+        share = 1 - skew * rng.random(old.replicas)
         held = np.minimum(old.pages - 1, fill * old.pages * share).astype(int)
         pages = [
-            (group, page)
-            for group in range(old.groups)
-            for page in (1 + rng.permutation(old.pages - 1)[: held[group]]).tolist()
+            (replica, page)
+            for replica in range(old.replicas)
+            for page in (1 + rng.permutation(old.pages - 1)[: held[replica]]).tolist()
         ]
-        for group, page in (pages[k] for k in rng.permutation(len(pages))):
-            target = group % new.groups
+        for replica, page in (pages[k] for k in rng.permutation(len(pages))):
+            target = replica % new.replicas
             if room[target]:
                 room[target] -= 1
-                moves.append((group, page, target, NULL_PAGE))
+                moves.append((replica, page, target, NULL_PAGE))
     else:
-        weight = 1 - skew * rng.random(new.groups)
-        for group in range(old.groups):
-            members = np.arange(group, new.groups, old.groups)
+        weight = 1 - skew * rng.random(new.replicas)
+        for replica in range(old.replicas):
+            members = np.arange(replica, new.replicas, old.replicas)
             for page in (1 + rng.permutation(old.pages - 1)[: int(fill * old.pages)]).tolist():
-                # Of two groups alike the emptier one.
+                # Of two replicas alike the emptier one.
                 full = [
                     (new.pages - room[g]) / weight[g] + 1e6 * (not room[g])
                     for g in members.tolist()
@@ -77,10 +77,10 @@ def drawn(geometry: Geometry, rng: np.random.Generator, fill: float, skew: float
                 target = int(members[np.argmin(full)])
                 if room[target]:
                     room[target] -= 1
-                    moves.append((group, page, target, NULL_PAGE))
+                    moves.append((replica, page, target, NULL_PAGE))
                 if rng.random() < 0.05 and len(members) > 1:  # a prefix that several share
                     other = int(rng.choice(members[members != target]))
                     if room[other]:
                         room[other] -= 1
-                        moves.append((group, page, other, NULL_PAGE))
+                        moves.append((replica, page, other, NULL_PAGE))
     return PageMoves(*np.array(moves, np.int64).reshape(-1, 4).T)

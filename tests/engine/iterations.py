@@ -23,7 +23,7 @@ from pat_jax.rl.batches.batches import to_train_batch
 from pat_jax.rl.batches.types import Prompt
 from pat_jax.run.generation import Generator
 from pat_jax.training.passes import model_functions
-from pat_jax.training.trained import Trained
+from pat_jax.training.trainable_params import TrainableParams
 from pat_jax.training.trainer import Trainer
 from pat_jax.training.transfer import Receivers
 from tests.lossless import Subject
@@ -86,7 +86,7 @@ class Iterations:
         )
         lora = Lora.of(self.policy, rank=4, alpha=8, targets=["all-linear"])
         return Trainer(
-            Trained(self.policy, layout, lora if self.has_adapters else None),
+            TrainableParams(self.policy, layout, lora if self.has_adapters else None),
             update,
             Receivers(jnp.float32, self.engine.layouts, self.engine.policy),
             micro_shapes=[(8, 64)],

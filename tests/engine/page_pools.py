@@ -66,7 +66,7 @@ def put(x: np.ndarray, layout: Layout):
 
 
 def assert_pages_arrived(found, pages: np.ndarray, expected: np.ndarray, target: Layout) -> None:
-    """On every device that holds a copy of some of `pages`, numbered over all groups."""
+    """On every device that holds a copy of some of `pages`, numbered over all replicas."""
     is_due = np.zeros(len(found[0].keys), bool)
     is_due[pages] = True
     for array, reference in zip(found[0], put(expected, target)[0], strict=True):

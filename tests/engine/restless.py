@@ -10,19 +10,19 @@ from pat_jax.planning.types import Load, Moved, Outcome, Plan, Split
 
 @dataclass(frozen=True)
 class Restless(FixedLayout):
-    """Always moves a sequence of the fullest group to the emptiest one."""
+    """Always moves a sequence of the fullest replica to the emptiest one."""
 
     moved: list[Plan] = field(default_factory=list)
 
     def decide(self, load: Load, current: Split, options=()) -> Plan:
         plan = super().decide(load, current, options)
-        count = np.bincount(load.group, minlength=plan.split.dp)
+        count = np.bincount(load.replica, minlength=plan.split.dp)
         if count.max() == count.min():
             return plan
-        group = load.group.copy()
-        group[np.flatnonzero(group == count.argmax())[0]] = count.argmin()
-        return replace(plan, group=group)
+        replica = load.replica.copy()
+        replica[np.flatnonzero(replica == count.argmax())[0]] = count.argmin()
+        return replace(plan, replica=replica)
 
     def observe(self, outcome: Outcome) -> None:
-        if isinstance(outcome, Moved) and outcome.plan.group is not None:
+        if isinstance(outcome, Moved) and outcome.plan.replica is not None:
             self.moved.append(outcome.plan)

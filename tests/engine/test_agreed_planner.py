@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pat_jax.common.hosts.together import Company
+from pat_jax.common.hosts.together import ProcessGroup
 from pat_jax.engine import agreed_planner
 from pat_jax.engine.agreed_planner import AgreedPlanner
 from pat_jax.planning.planner.scripts import FixedLayout
@@ -26,24 +26,24 @@ class Hears(FixedLayout):
 
 @pytest.mark.parametrize(("index", "heard"), [(0, ["a switch"]), (1, [])])
 def test_who_decides_hears_what_came_of_it(monkeypatch, index: int, heard: list[object]):
-    monkeypatch.setattr(agreed_planner, "company", lambda: Company(index, 2))
+    monkeypatch.setattr(agreed_planner, "company", lambda: ProcessGroup(index, 2))
     planner, outcome = Hears(), "a switch"
     AgreedPlanner(planner).observe(outcome)  # pyright: ignore[reportArgumentType]
     assert planner.heard == heard
 
 
 def test_the_others_move_the_same_sequences(monkeypatch):
-    """The plan of the first process comes to the others as a pickle, its groups included."""
+    """The plan of the first process comes to the others as a pickle, its replicas included."""
 
     class First(FixedLayout):
         def decide(self, load: Load, current: Split, options=()) -> Plan:
             plan = super().decide(load, current, options)
-            return replace(plan, group=options[0], reason=f"{load.live} in {current}")
+            return replace(plan, replica=options[0], reason=f"{load.running} in {current}")
 
     wire = SimpleNamespace(agree=lambda name, make: pickle.loads(pickle.dumps(make())))
     monkeypatch.setattr(agreed_planner, "company", lambda: wire)
     split, zeros = Split(2, 1), np.zeros(3, int)
     planner = AgreedPlanner(First(split))
     plan = planner.decide(Load(zeros, zeros, zeros, zeros), split, [np.array([0, 1, 0])])
-    assert plan.group is not None and plan.group.tolist() == [0, 1, 0]
+    assert plan.replica is not None and plan.replica.tolist() == [0, 1, 0]
     assert plan.moves_from(split) and plan.reason == "3 in dp2tp1"

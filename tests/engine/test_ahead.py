@@ -10,12 +10,12 @@ import pytest
 from fakes import static_run, subject
 from two_devices import CONFIG, DP2, TP2, engine, generate, look_at_pages, reading_pages
 
-from pat_jax.engine.controller import Controller
 from pat_jax.engine.device.decode.sampling import sequence_key
 from pat_jax.engine.device_executor import DeviceExecutor
 from pat_jax.engine.engine import RolloutEngine
 from pat_jax.engine.orders import Burst, Collected
 from pat_jax.engine.record.report import RolloutReport
+from pat_jax.engine.scheduler import Scheduler
 from pat_jax.engine.sequences.contents import RowsOutput
 from pat_jax.engine.sequences.responses import Completion, Request
 from pat_jax.engine.sequences.sampling import Sampling
@@ -28,11 +28,11 @@ from tests.near_ties import Tally, compare
 @pytest.fixture
 def ahead(monkeypatch) -> list[str]:
     """What the host did in which order: bursts dispatched, results taken in."""
-    done, burst_behind, launch = [], Controller.burst_behind, DeviceExecutor.launch
-    collect = Controller.collect
+    done, burst_behind, launch = [], Scheduler.burst_behind, DeviceExecutor.launch
+    collect = Scheduler.collect
 
-    def noted_burst(self: Controller, running: Burst, plan: Plan) -> Burst | None:
-        burst = burst_behind(self, running, plan)
+    def noted_burst(self: Scheduler, in_flight: Burst, plan: Plan) -> Burst | None:
+        burst = burst_behind(self, in_flight, plan)
         if burst is None:
             done.append("no launch")
         return burst
@@ -42,14 +42,14 @@ def ahead(monkeypatch) -> list[str]:
         if burst.is_ahead:
             done.append("launch")
 
-    def noted_collect(self: Controller, output: RowsOutput) -> Collected:
+    def noted_collect(self: Scheduler, output: RowsOutput) -> Collected:
         collected = collect(self, output)
         done.append("collect" if collected.steps else "collect nothing")
         return collected
 
-    monkeypatch.setattr(Controller, "burst_behind", noted_burst)
+    monkeypatch.setattr(Scheduler, "burst_behind", noted_burst)
     monkeypatch.setattr(DeviceExecutor, "launch", noted_launch)
-    monkeypatch.setattr(Controller, "collect", noted_collect)
+    monkeypatch.setattr(Scheduler, "collect", noted_collect)
     return done
 
 
@@ -122,7 +122,8 @@ def test_no_token_changes_where_rows_and_pages_are_scarce(ahead):
     check(requests, expected, found)
     assert report.preempted > 0
     assert {"launch", "no launch"} <= set(ahead)
-    # Two long responses in each group, and pages for one of them and a part of the other: nobody waits.
+    # Two long responses in each replica, and pages for one of them and a part of the other: nobody
+    # waits.
     requests = [Request((3, 4, 5 + i), sequence_key(12, i), 50, ignore_eos=True) for i in range(4)]
     report = checked(small, requests, ahead)
     assert report.preempted > 0 and "launch" in ahead
@@ -144,14 +145,14 @@ def test_who_has_said_enough_is_not_heard_any_more(make, ahead):
         make(),
         requests,
         FixedLayout(DP2),
-        has_enough=lambda i, tokens: i in ended and len(tokens) >= 5,
+        should_stop=lambda i, tokens: i in ended and len(tokens) >= 5,
     )
     kept = [i for i in range(len(requests)) if i not in ended]
     check([requests[i] for i in kept], [expected[i] for i in kept], [found[i] for i in kept])
     for i in ended:
-        said, whole = found[i].tokens.tolist(), expected[i].tokens.tolist()
-        assert said == whole[: len(said)]
-        assert min(5, len(whole)) <= len(said) <= 5 + CONFIG.burst_steps
+        generated, whole = found[i].tokens.tolist(), expected[i].tokens.tolist()
+        assert generated == whole[: len(generated)]
+        assert min(5, len(whole)) <= len(generated) <= 5 + CONFIG.burst_steps
     assert "launch" in ahead and "no launch" in ahead
 
 
@@ -240,7 +241,7 @@ def test_no_nan_reaches_others_through_a_row_that_nobody_heard(ahead):
         requests,
         FixedLayout(DP2),
         damaged(token),
-        has_enough=lambda i, tokens: i == ended and len(tokens) >= 5,
+        should_stop=lambda i, tokens: i == ended and len(tokens) >= 5,
     )
     assert ahead[:2] == ["launch", "collect"]
     assert [*requests[ended].tokens, *found[ended].tokens.tolist()] == texts[ended][: 3 + 8]

@@ -1,4 +1,5 @@
-"""Sequences that move between the groups of a layout: who, with which pages, and what they say then."""
+"""Sequences that move between the replicas of a layout: who, with which pages, and what they say
+then."""
 
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -12,12 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from page_pools import CASES, PAGE_SIZE, Programs, assert_pages_arrived, chain, put
 
+from pat_jax.engine.cache_manager import CacheManager
 from pat_jax.engine.device.decode.sampling import sequence_key
 from pat_jax.engine.device.pages.migration import Shifting
 from pat_jax.engine.engine import RolloutEngine
 from pat_jax.engine.record.report import RolloutReport
 from pat_jax.engine.relocation.rounds import SHIFT_SIZES, SIZES, shifts
-from pat_jax.engine.scheduler import Scheduler
 from pat_jax.engine.sequences.balance import evened, options
 from pat_jax.engine.sequences.page_allocator import NULL_PAGE
 from pat_jax.engine.sequences.page_reserve import PageReserve
@@ -35,24 +36,24 @@ DP8, DP4 = Split(8, 1), Split(4, 2)
 
 @st.composite
 def sequences(draw) -> tuple[np.ndarray, np.ndarray, int]:
-    """Groups and pages of some, and how many groups there are."""
+    """Replicas and pages of some, and how many replicas there are."""
     dp = draw(st.sampled_from([2, 3, 4, 8]))
     members = st.tuples(st.integers(0, dp - 1), st.integers(1, 40))
-    group, pages = np.array(draw(st.lists(members, min_size=1, max_size=40))).T
-    return group, pages, dp
+    replica, pages = np.array(draw(st.lists(members, min_size=1, max_size=40))).T
+    return replica, pages, dp
 
 
 class TestWhoGoesWhere:
     @given(sequences(), st.integers(0, 5))
     def test_as_few_as_can_those_with_fewest_pages(self, given, slack):
-        group, pages, dp = given
-        most = -(-len(group) // dp) + slack
-        before = np.bincount(group, minlength=dp)
-        new = evened(group, pages, np.full(dp, pages.sum()), most)
+        replica, pages, dp = given
+        most = -(-len(replica) // dp) + slack
+        before = np.bincount(replica, minlength=dp)
+        new = evened(replica, pages, np.full(dp, pages.sum()), most)
         assert new is not None and np.bincount(new).max() <= most
         surplus = np.maximum(before - most, 0)
         for g in range(dp):
-            mine = group == g
+            mine = replica == g
             gone = np.sort(pages[mine & (new != g)])
             assert gone.tolist() == np.sort(pages[mine])[: surplus[g]].tolist()
             arrived = ((new == g) & ~mine).sum()
@@ -60,31 +61,31 @@ class TestWhoGoesWhere:
 
     @given(sequences(), st.data())
     def test_no_group_gets_more_pages_than_it_has(self, given, data):
-        group, pages, dp = given
+        replica, pages, dp = given
         free = np.array(data.draw(st.lists(st.integers(0, 60), min_size=dp, max_size=dp)))
         kept = free.copy()
-        new = evened(group, pages, free, -(-len(group) // dp))
+        new = evened(replica, pages, free, -(-len(replica) // dp))
         np.testing.assert_array_equal(free, kept)
         if new is not None:
-            moved = new != group
+            moved = new != replica
             assert (np.bincount(new[moved], pages[moved], minlength=dp) <= free).all()
 
     def test_the_example_of_the_design(self):
         """9, 3, 4 and 2 live: 18 need a bucket of 8, and one sequence is in its way."""
-        group = np.repeat(np.arange(4), [9, 3, 4, 2])
+        replica = np.repeat(np.arange(4), [9, 3, 4, 2])
         pages = np.arange(18)[::-1]
-        new = evened(group, pages, np.full(4, 100), 8)
-        assert new is not None and np.flatnonzero(new != group).tolist() == [8] and new[8] == 3
-        new = evened(group, pages, np.full(4, 100), 5)
+        new = evened(replica, pages, np.full(4, 100), 8)
+        assert new is not None and np.flatnonzero(new != replica).tolist() == [8] and new[8] == 3
+        new = evened(replica, pages, np.full(4, 100), 5)
         assert new is not None and sorted(np.bincount(new)) == [4, 4, 5, 5]
 
     def table(self, counts: list[int], waiting: int = 0) -> SequenceTable:
         ones = np.ones(sum(counts) + waiting, int)
         table = SequenceTable(
-            10 * ones, 50 * ones, num_groups=len(counts), rows_per_group=max(counts)
+            10 * ones, 50 * ones, num_replicas=len(counts), rows_per_replica=max(counts)
         )
         seated = np.arange(sum(counts))
-        table.enter(seated, np.repeat(np.arange(len(counts)), counts))
+        table.add(seated, np.repeat(np.arange(len(counts)), counts))
         return table
 
     @pytest.mark.parametrize(
@@ -103,8 +104,10 @@ class TestWhoGoesWhere:
         self, counts, waiting, buckets
     ):
         table = self.table(counts, waiting)
-        live = table.live
-        found = options(table, np.ones(len(live), int), np.full(len(counts), 100), (1, 2, 4, 8, 16))
+        running = table.running
+        found = options(
+            table, np.ones(len(running), int), np.full(len(counts), 100), (1, 2, 4, 8, 16)
+        )
         assert [int(np.bincount(new).max()) for new in found] == buckets
 
     def test_where_pages_lack_there_is_no_option(self):
@@ -114,31 +117,34 @@ class TestWhoGoesWhere:
 
 class TestPages:
     def test_pages_laid_out_for_bursts_on_their_way_count_as_free(self):
-        """Three in one group, one long in the other, which two fit only when its reserve is back."""
+        """Three in one replica, one long in the other, which two fit only when its reserve is
+        back."""
         known = [tuple(range(10, 50)), (1, 2, 3), (4, 5, 6), (7, 8, 9)]
         requests = [Request(text, np.zeros(2, np.uint32), 9) for text in known]
-        responses = Responses.of(requests, num_groups=2, rows_per_group=4)
-        scheduler = Scheduler(responses, num_pages=16, page_size=4)
-        for i, group in enumerate([0, 1, 1, 1]):
-            assert scheduler.admissions.admit(i, group, 1) is not None
-        responses.table.enter(np.arange(4), np.array([0, 1, 1, 1]))
-        before = scheduler.balance_options((1, 2, 4), 0)
+        responses = Responses.of(requests, num_replicas=2, rows_per_replica=4)
+        cache_manager = CacheManager(responses, num_pages=16, page_size=4)
+        for i, replica in enumerate([0, 1, 1, 1]):
+            assert cache_manager.admissions.admit(i, replica, 1) is not None
+        responses.table.add(np.arange(4), np.array([0, 1, 1, 1]))
+        before = cache_manager.balance_options((1, 2, 4), 0)
         assert [int(np.bincount(new).max()) for new in before] == [2]
-        reserve = PageReserve(scheduler.tables.pools, size=8)
+        reserve = PageReserve(cache_manager.tables.pools, size=8)
         reserve.fill(np.array([5, 5]))
-        assert scheduler.balance_options((1, 2, 4), 0) == []
-        np.testing.assert_array_equal(scheduler.balance_options((1, 2, 4), reserve.left), before)
+        assert cache_manager.balance_options((1, 2, 4), 0) == []
+        np.testing.assert_array_equal(
+            cache_manager.balance_options((1, 2, 4), reserve.left), before
+        )
 
     @given(
         st.lists(st.tuples(st.integers(0, 7), st.integers(1, 7), st.integers(1, 70)), max_size=8)
     )
     def test_every_page_is_shifted_once(self, flows):
         old, far, count = np.array(flows, int).reshape(-1, 3).T
-        group = np.repeat(old, count)
+        replica = np.repeat(old, count)
         target = np.repeat((old + far) % 8, count)
-        pages = 1 + np.arange(len(group))
+        pages = 1 + np.arange(len(replica))
         arrived, sent = [], 0
-        for one in shifts(PageMoves(group, pages, target, pages + 1000), 8):
+        for one in shifts(PageMoves(replica, pages, target, pages + 1000), 8):
             assert one.old_page.shape == one.new_page.shape == (8, one.old_page.shape[1])
             assert one.old_page.shape[1] in SHIFT_SIZES
             sent += one.old_page.shape[1]
@@ -146,34 +152,34 @@ class TestPages:
                 to = (g + one.distance) % 8
                 arrived.append((g, one.old_page[g, slot], to, one.new_page[to, slot]))
             assert (one.new_page != NULL_PAGE).sum() == (one.old_page != NULL_PAGE).sum()
-        expected = zip(group, pages, target, pages + 1000, strict=True)
+        expected = zip(replica, pages, target, pages + 1000, strict=True)
         assert sorted(arrived) == sorted(expected)
-        far = (target - group) % 8
-        most = [int(np.bincount(group[far == d]).max()) for d in np.unique(far)]
+        far = (target - replica) % 8
+        most = [int(np.bincount(replica[far == d]).max()) for d in np.unique(far)]
         assert sum(most) <= sent <= sum(max(2 * n, SHIFT_SIZES[1]) for n in most)
         assert SHIFT_SIZES[0] == SIZES[0]  # a profile's round is one of either
 
 
-def drawn_pages(rng: np.random.Generator, groups: np.ndarray, num_pages: int) -> np.ndarray:
-    """For each entry a page of its group that no other has."""
-    pages = np.empty(len(groups), int)
-    for group in set(groups.tolist()):
-        mine = groups == group
+def drawn_pages(rng: np.random.Generator, replicas: np.ndarray, num_pages: int) -> np.ndarray:
+    """For each entry a page of its replica that no other has."""
+    pages = np.empty(len(replicas), int)
+    for replica in set(replicas.tolist()):
+        mine = replicas == replica
         pages[mine] = 1 + rng.permutation(num_pages - 1)[: mine.sum()]
     return pages
 
 
 def even_to_odd(rng: np.random.Generator, dp: int, num_pages: int, least: int) -> PageMoves:
-    """From `least` to seven pages from each even group to each odd one."""
+    """From `least` to seven pages from each even replica to each odd one."""
     pairs = list(product(range(0, dp, 2), range(1, dp, 2)))
     old, new = np.repeat(pairs, rng.integers(least, 8, len(pairs)), axis=0).T
-    old_page, new_page = (drawn_pages(rng, groups, num_pages) for groups in (old, new))
+    old_page, new_page = (drawn_pages(rng, replicas, num_pages) for replicas in (old, new))
     return PageMoves(old, old_page, new, new_page)
 
 
 @pytest.mark.parametrize("case", [CASES[1], CASES[6]], ids=str)
 def test_pages_arrive_in_their_group_and_no_other_changes(case):
-    """From the even groups to the odd ones, in every layout that has several."""
+    """From the even replicas to the odd ones, in every layout that has several."""
     rng = np.random.default_rng(case)
     for layout in chain(*case).values():
         dp, num_pages = layout.split.dp, 64
@@ -186,7 +192,7 @@ def test_pages_arrive_in_their_group_and_no_other_changes(case):
         shifting = Shifting(Programs(layout), layout)  # type: ignore[arg-type]
         arrived, traffic = shifting.run(put(x, layout), moves)
         assert_pages_arrived(arrived, np.arange(len(x)), expected, layout)
-        # Every device of a group sends its heads of keys and values, copies of heads as well.
+        # Every device of a replica sends its heads of keys and values, copies of heads as well.
         heads = case[1] // layout.size(layout.kv_axes)
         page = 4 * 2 * heads * PAGE_SIZE * 2 * layout.split.tp
         assert traffic.least_bytes == len(old) * page <= traffic.num_bytes
@@ -203,12 +209,13 @@ class Eager(FixedLayout):
         if not options:
             return plan
         self.seen.append((load, options[0]))
-        return replace(plan, group=options[0])
+        return replace(plan, replica=options[0])
 
 
 @cache
 def engine() -> RolloutEngine:
-    """32 sequences: eight groups of four rows or four of eight; each program when it is needed."""
+    """32 sequences: eight replicas of four rows or four of eight; each program when it is
+    needed."""
     every = subject("kv2").engine.layouts
     return RolloutEngine(
         subject("kv2").policy,
@@ -260,12 +267,12 @@ def test_balancing_changes_no_token(split):
     # As many steps, with fewer rows.
     assert (report.tokens, report.decode_steps) == (plain.tokens, plain.decode_steps)
     assert report.total_rows < 0.8 * plain.total_rows
-    for done, (load, group) in zip(report.balanced, planner.seen, strict=True):
-        moved = group != load.group
+    for done, (load, replica) in zip(report.balanced, planner.seen, strict=True):
+        moved = replica != load.replica
         assert done.sequences == moved.sum() > 0
-        assert done.fullest == (np.bincount(load.group).max(), np.bincount(group).max())
+        assert done.fullest == (np.bincount(load.replica).max(), np.bincount(replica).max())
         assert done.fullest[1] < done.fullest[0]
-        # The pages that are filled, less those of a prompt of which the group has some.
+        # The pages that are filled, less those of a prompt of which the replica has some.
         size = engine().specs.page_size
         filled, prompts = -(-load.context[moved] // size), (load.context - load.generated) // size
         assert done.sent is not None and done.sent.total >= done.sent.least

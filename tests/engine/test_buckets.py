@@ -50,11 +50,11 @@ def test_every_load_has_a_bucket(built):
     assert buckets.length_for(longest) >= longest
     for split, rows in buckets.rows.items():
         assert list(rows) == sorted(set(rows))
-        for live in (0, 1, capacity):
-            per_group = -(-live // split.dp)
-            chosen = buckets.rows_for(split, per_group)
-            assert chosen >= max(per_group, 1)
-            assert buckets.rows_below(split, chosen) < max(per_group, 1)
+        for running in (0, 1, capacity):
+            per_replica = -(-running // split.dp)
+            chosen = buckets.rows_for(split, per_replica)
+            assert chosen >= max(per_replica, 1)
+            assert buckets.rows_below(split, chosen) < max(per_replica, 1)
 
 
 @given(buckets)

@@ -8,17 +8,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from compilations import counted_compilations
-from controllers import DP2, SHAPES, at, end, make_controller
+from schedulers import DP2, SHAPES, at, end, make_scheduler
 from two_devices import CONFIG, POLICY, TP2, engine, generate
 
 from pat_jax.engine.by_need import ByNeed, decode_key
-from pat_jax.engine.controller import Controller
 from pat_jax.engine.device.decode.sampling import sequence_key
 from pat_jax.engine.engine import RolloutEngine
+from pat_jax.engine.scheduler import Scheduler
 from pat_jax.engine.sequences.responses import Request
 from pat_jax.layout.buckets import NO_DRAFTS, Buckets, Drafts, Shape
 from pat_jax.planning.planner.scripts import ScriptedPath, Step
-from pat_jax.planning.types import DraftPrediction, Plan, Ran
+from pat_jax.planning.types import BurstResult, DraftPrediction, Plan
 from pat_jax.programs.programs import Key, ProgramTable
 from tests.lossless import EOS_IDS
 
@@ -36,12 +36,12 @@ def declared() -> ProgramTable:
     return table
 
 
-def by_need(controller: Controller, *compiled: tuple[int, int]) -> ByNeed:
-    """Of a controller, with these rows and lengths compiled."""
+def by_need(scheduler: Scheduler, *compiled: tuple[int, int]) -> ByNeed:
+    """Of a scheduler, with these rows and lengths compiled."""
     table = declared()
     for rows, length in compiled:
         table.compile(decode_key(Shape(DP2, rows, length)))
-    needed = controller.bursts.by_need = ByNeed(table, SHAPES.buckets)
+    needed = scheduler.bursts.by_need = ByNeed(table, SHAPES.buckets)
     return needed
 
 
@@ -54,12 +54,12 @@ def wait_for(needed: ByNeed, shape: Shape) -> None:
 
 
 def burst_of(kept: int, *compiled: tuple[int, int]) -> tuple[int, int]:
-    """Rows and length of the next burst with so many live sequences in each group."""
-    controller = make_controller(16)
-    end(controller, kept)
-    by_need(controller, *compiled)
-    controller.fit()
-    return controller.burst(at(0)).shape[1:3]
+    """Rows and length of the next burst with so many running sequences in each replica."""
+    scheduler = make_scheduler(16)
+    end(scheduler, kept)
+    by_need(scheduler, *compiled)
+    scheduler.fit()
+    return scheduler.burst(at(0)).shape[1:3]
 
 
 @pytest.mark.parametrize(
@@ -79,10 +79,10 @@ def test_a_burst_takes_the_smallest_compiled_bucket(kept, compiled, chosen):
 
 def test_a_burst_ends_only_for_a_smaller_bucket_that_is_compiled():
     def threshold(*compiled: tuple[int, int]) -> int:
-        controller = make_controller(16)
-        by_need(controller, *compiled)
-        controller.fit()
-        return controller.burst(at(0)).threshold
+        scheduler = make_scheduler(16)
+        by_need(scheduler, *compiled)
+        scheduler.fit()
+        return scheduler.burst(at(0)).threshold
 
     assert threshold((8, 32), (4, 32)) == 4
     assert threshold((8, 32), (2, 32)) == 2
@@ -90,50 +90,50 @@ def test_a_burst_ends_only_for_a_smaller_bucket_that_is_compiled():
 
 
 def test_a_bucket_that_is_missed_is_compiled_once_its_rent_has_come_to_its_price():
-    controller = make_controller(16)
-    end(controller, 3)
-    needed = by_need(controller, (8, 32))
+    scheduler = make_scheduler(16)
+    end(scheduler, 3)
+    needed = by_need(scheduler, (8, 32))
     needed.programs.compile_seconds[Key("decode", DP2, 8, 32)] = 2.0
     fitting = Shape(DP2, 4, 32)
     # Half of the rows are empty, and so half of the time is lost.
-    ran = Ran(DP2, 8, 32, live=6, held=40.0, steps=4, seconds=1.8)
-    controller.charge(ran)
-    controller.charge(ran)
+    ran = BurstResult(DP2, 8, 32, running=6, held=40.0, steps=4, seconds=1.8)
+    scheduler.charge(ran)
+    scheduler.charge(ran)
     assert not needed.has(fitting) and needed.programs.missing()
-    controller.charge(ran)
+    scheduler.charge(ran)
     wait_for(needed, fitting)
-    controller.fit()
-    assert controller.burst(at(0)).shape[1:3] == (4, 32)
+    scheduler.fit()
+    assert scheduler.burst(at(0)).shape[1:3] == (4, 32)
 
 
 def test_a_bucket_that_fits_is_charged_nothing():
-    controller = make_controller(16)
-    needed = by_need(controller, (8, 32))
+    scheduler = make_scheduler(16)
+    needed = by_need(scheduler, (8, 32))
     needed.programs.compile_seconds[Key("decode", DP2, 8, 32)] = 1e-9
-    controller.charge(Ran(DP2, 8, 32, live=16, held=40.0, steps=4, seconds=100.0))
+    scheduler.charge(BurstResult(DP2, 8, 32, running=16, held=40.0, steps=4, seconds=100.0))
     assert len(needed.programs.missing()) == 5
 
 
 def test_drafts_without_a_program_are_left_out_until_what_they_would_save_has_paid_for_it():
-    drafts = Drafts(budgets=(3,), longest=3, most_tokens=32, texts=1)
-    controller = make_controller(16, replace(SHAPES, drafts=drafts))
-    needed = by_need(controller, (8, 32))
+    drafts = Drafts(num_draft_tokens=(3,), longest=3, most_tokens=32, texts=1)
+    scheduler = make_scheduler(16, replace(SHAPES, drafts=drafts))
+    needed = by_need(scheduler, (8, 32))
     needed.programs.compile_seconds[Key("decode", DP2, 8, 32)] = 0.5
     drafting = Shape(DP2, 8, 32, 3)
     needed.programs.declare(decode_key(drafting), lambda x: x, NUMBER)
     # Each step saves 0.05 s: two tokens at the price of one and a half.
     predicted = DraftPrediction(tokens=2.0, step_s=0.15, plain_s=0.1)
-    plan = Plan(DP2, 0, budget=3, predicted=predicted)
-    controller.fit()
-    burst = controller.burst(plan)
-    assert burst.shape.budget == 0 and burst.max_steps == 16
-    ran = Ran(DP2, 8, 32, live=16, held=40.0, steps=16, seconds=1.6)
+    plan = Plan(DP2, 0, num_draft_tokens=3, predicted=predicted)
+    scheduler.fit()
+    burst = scheduler.burst(plan)
+    assert burst.shape.num_draft_tokens == 0 and burst.max_steps == 16
+    ran = BurstResult(DP2, 8, 32, running=16, held=40.0, steps=16, seconds=1.6)
     # Less than a second is saved by 12 steps with drafts, for which the bucket has room.
-    controller.charge(ran)
+    scheduler.charge(ran)
     assert not needed.has(drafting)
-    controller.charge(ran)
+    scheduler.charge(ran)
     wait_for(needed, drafting)
-    assert controller.burst(plan).shape == drafting
+    assert scheduler.burst(plan).shape == drafting
 
 
 def test_the_first_buckets_span_the_others():
@@ -141,7 +141,7 @@ def test_the_first_buckets_span_the_others():
     buckets = Buckets(rows, (32, 64, 128))
     assert buckets.first(40, NO_DRAFTS) == Buckets({DP2: (2, 16), TP2: (4, 32)}, (64,))
     assert buckets.first(200, NO_DRAFTS).lengths == (128,)
-    drafts = Drafts(budgets=(1, 3, 7), longest=7, most_tokens=64)
+    drafts = Drafts(num_draft_tokens=(1, 3, 7), longest=7, most_tokens=64)
     # 7 for up to 8 rows, 3 for up to 16, 1 for up to 32.
     assert buckets.first(40, drafts).rows == {DP2: (2, 8, 16), TP2: (4, 8, 16, 32)}
 
@@ -191,10 +191,10 @@ def test_rollouts_say_the_same_and_compile_less():
     path = ScriptedPath(DP2, (Step(TP2, 6),))
     expected, _ = generate(engine(), asked(), path)
     began = time.perf_counter()
-    said, report = generate(few, asked(), path)
+    generated, report = generate(few, asked(), path)
     # What a rollout waits for a compiler is in no burst and no switch.
     assert report.total_s + report.compile_s <= time.perf_counter() - began
-    assert [x.tokens.tolist() for x in said] == [x.tokens.tolist() for x in expected]
+    assert [x.tokens.tolist() for x in generated] == [x.tokens.tolist() for x in expected]
     assert [switch.target for switch in report.switches] == ["dp1tp2"]
     assert report.compile_s > 0
     made, left = (

@@ -65,7 +65,7 @@ def test_waiting_and_making_room_change_no_token(below):
         found, report = run(requests, planner)
         check(requests, expected, found)
         assert report.preempted > 0
-        assert max(report.trace.live) <= 4 and report.tokens == sum(len(x.tokens) for x in found)
+        assert max(report.trace.running) <= 4 and report.tokens == sum(len(x.tokens) for x in found)
         known = sum(len(request.tokens) - 1 for request in requests)
         assert report.prefill_tokens > known  # some of it a second time
     assert len(report.switches) == 3
@@ -101,7 +101,8 @@ def test_free_rows_do_not_wait_for_the_end_of_a_burst():
 
 
 def test_a_prompt_is_computed_once_for_its_samples():
-    """Whole pages are shared, a part page copied: once in each group, whatever the number of samples."""
+    """Whole pages are shared, a part page copied: once in each replica, whatever the number of
+    samples."""
     rng = np.random.default_rng(3)
     prompt = tuple(rng.integers(3, 61, 11).tolist())  # a page of eight tokens and two of the next
     samples = [Request(prompt, sequence_key(5, i), 20, ignore_eos=True) for i in range(4)]
@@ -124,13 +125,13 @@ def test_the_pages_of_a_failed_request_spoil_nobody_elses():
 
     params = jax.tree_util.tree_map_with_path(damage, subject("kv2").params)
     good, expected = static_run("kv2", seed=0)
-    # Each fills nearly the whole pool of its group: whoever comes next gets its pages.
+    # Each fills nearly the whole pool of its replica: whoever comes next gets its pages.
     longest = engine().specs.buckets.lengths[-1]
-    spoilt = [
+    poisoned = [
         replace(request, tokens=(padding,) * (longest - 1), max_new_tokens=1)
         for request in good[:2]
     ]
-    found, _ = run([*spoilt, *good], FixedLayout(DP2), params)
+    found, _ = run([*poisoned, *good], FixedLayout(DP2), params)
     assert all(done.error for done in found[:2])
     assert not any(done.error for done in found[2:])
     check(good, expected, found[2:])

@@ -20,7 +20,7 @@ from pat_jax.engine.device.draft.text_drafter import TextDrafter
 from pat_jax.engine.device.programs.program_specs import ProgramSpecs
 from pat_jax.engine.sizing.draft_memory import DraftBytes, draft_bytes
 from pat_jax.engine.sizing.memory import check_memory, kv_bytes, memory_alone, memory_model
-from pat_jax.engine.sizing.pool_pages import pages_per_group
+from pat_jax.engine.sizing.pool_pages import pages_per_replica
 from pat_jax.layout.buckets import Buckets, Drafts
 from pat_jax.layout.layout import factored_mesh, layout_chain
 from pat_jax.models.policy import Policy
@@ -30,7 +30,7 @@ from pat_jax.planning.types import Split
 from pat_jax.programs.programs import Key, ProgramTable
 
 DTYPE = jnp.dtype("float32")
-DRAFTS = Drafts(budgets=(7,), longest=7, most_tokens=64, texts=4)
+DRAFTS = Drafts(num_draft_tokens=(7,), longest=7, most_tokens=64, texts=4)
 DRAFTER = TextDrafter(DRAFTS)
 
 
@@ -41,7 +41,7 @@ def specs_of(vocab_size: int, length: int) -> ProgramSpecs:
         tuple(layouts), capacity=8, min_rows=4, min_length=length, max_length=length
     )
     functions = DecodeFunctions(policy, DTYPE, (0,), 4, 8, 0, DRAFTER)
-    pages = pages_per_group(layouts, buckets, 16)
+    pages = pages_per_replica(layouts, buckets, 16)
     return ProgramSpecs(functions, layouts, buckets, 16, pages, 8)
 
 
@@ -60,8 +60,10 @@ def test_it_is_what_compiled_programs_take_more_than_those_without_drafts(
     specs.declare(table)
     layout = next(iter(specs.layouts.values()))
     sizes = []
-    for budget in (0, 7):
-        compiled = table.lower(Key("decode", layout.split, 4, length, budget=budget)).compile()
+    for num_draft_tokens in (0, 7):
+        compiled = table.lower(
+            Key("decode", layout.split, 4, length, num_draft_tokens=num_draft_tokens)
+        ).compile()
         found = compiled.memory_analysis()
         assert found is not None
         sizes.append((found.argument_size_in_bytes, found.temp_size_in_bytes))
@@ -78,8 +80,8 @@ def test_the_program_that_takes_most_counts_and_none_takes_nothing():
     specs = specs_of(64, 256)
     assert set(bytes_of(specs, NO_DRAFTER).values()) == {DraftBytes(0, 0)}
     few = bytes_of(specs)
-    assert few == bytes_of(specs, TextDrafter(replace(DRAFTS, budgets=(1, 7))))
-    # In dp1tp2 a group has all eight rows: twice the texts of four.
+    assert few == bytes_of(specs, TextDrafter(replace(DRAFTS, num_draft_tokens=(1, 7))))
+    # In dp1tp2 a replica has all eight rows: twice the texts of four.
     (_, least), (_, most) = few.items()
     assert most.source == 2 * least.source
 
@@ -137,13 +139,13 @@ def test_where_it_does_not_fit_the_sentence_says_how_to_do_without():
 
 
 @given(st.integers(1, 300), st.sampled_from([(3,), (1, 3), (1, 3, 7), (1, 2, 4, 8)]))
-def test_of_the_budgets_with_room_few_have_programs(rows: int, budgets: tuple[int, ...]):
+def test_of_the_budgets_with_room_few_have_programs(rows: int, numbers: tuple[int, ...]):
     """The largest of drafts that are copied; the smallest of those that cost a pass for each token."""
-    copied = Drafts(budgets, longest=8, most_tokens=256, texts=4)
-    said = replace(copied, texts=0, exit_layer=1)
-    fitting = [n for n in budgets if rows * (1 + n) <= 256]
-    for drafts in (copied, said):
+    copied = Drafts(numbers, longest=8, most_tokens=256, texts=4)
+    generated = replace(copied, texts=0, exit_layer=1)
+    fitting = [n for n in numbers if rows * (1 + n) <= 256]
+    for drafts in (copied, generated):
         assert set(drafts.of(rows)) <= set(fitting)
         assert len(drafts.of(rows)) == min(2, len(fitting))
     if fitting:
-        assert (copied.of(rows)[-1], said.of(rows)[0]) == (fitting[-1], fitting[0])
+        assert (copied.of(rows)[-1], generated.of(rows)[0]) == (fitting[-1], fitting[0])

@@ -9,9 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from after_warm_up import NowAndThen, check_in_all_layouts
-from restless import Restless
-from runs import QWEN3, SMALL_ROLLOUT, run, write_checkpoint, write_problems
-from said_drafts import (
+from generated_drafts import (
     DRAFTER,
     DRAFTS,
     accepted,
@@ -20,9 +18,11 @@ from said_drafts import (
     requests,
     with_share_of_the_last,
 )
+from restless import Restless
+from runs import QWEN3, SMALL_ROLLOUT, run, write_checkpoint, write_problems
 from two_devices import look_at_pages
 
-from pat_jax.common.hosts.together import Company
+from pat_jax.common.hosts.together import ProcessGroup
 from pat_jax.engine.device.draft.draft_model import DraftCache, ModelDrafter
 from pat_jax.engine.device_executor import Digest
 from pat_jax.layout.buckets import Drafts
@@ -83,19 +83,19 @@ def test_no_token_changes_and_a_model_that_says_the_same_is_right():
     """With switches and bursts without drafts too: it is always right as long as its cache has all that was said."""
     one = subject(0.0)
     # What is drafted behind the last token of a response is for nothing.
-    assert accepted(check(one, replace(one.static(2), budget=3))) > 0.85
+    assert accepted(check(one, replace(one.static(2), num_draft_tokens=3))) > 0.85
     steps = Step(Split(1, 2), 10), Step(Split(2, 1), 4)
     for planner in (
-        replace(one.adaptive((1, 2, 1), "mixed", 16), budget=3),
-        NowAndThen(Split(2, 1), steps, budget=3),
+        replace(one.adaptive((1, 2, 1), "mixed", 16), num_draft_tokens=3),
+        NowAndThen(Split(2, 1), steps, num_draft_tokens=3),
     ):
         report = check(one, planner)
         assert len(report.switches) == 2 and accepted(report) > 0.85
-    assert {burst.budget for burst in report.bursts} == {0, 3}
+    assert {burst.num_draft_tokens for burst in report.bursts} == {0, 3}
 
 
 def test_its_cache_follows_sequences_that_move_between_groups():
-    report = check(subject(0.0), Restless(Split(2, 1), budget=3))
+    report = check(subject(0.0), Restless(Split(2, 1), num_draft_tokens=3))
     assert len(report.balanced) > 2
     assert accepted(report) > 0.85
 
@@ -104,14 +104,14 @@ def test_it_has_pages_for_bursts_that_are_dispatched_behind_others(monkeypatch):
     """Of a chain of bursts the first alone is launched when all that was said is known."""
     one = subject(0.0)
     monkeypatch.setattr(one.engine, "runs_ahead", True)
-    planner = replace(one.adaptive((1, 2, 1), "mixed", 16), budget=3)
+    planner = replace(one.adaptive((1, 2, 1), "mixed", 16), num_draft_tokens=3)
     assert accepted(check(one, planner)) > 0.85
 
 
 def test_what_its_cache_holds_is_compared(monkeypatch):
     """By all processes, before each burst: one that had forgotten what was said would be named."""
     one, told = subject(0.0), []
-    monkeypatch.setattr(Company, "compare", lambda self, name, value: told[-1].append(value))
+    monkeypatch.setattr(ProcessGroup, "compare", lambda self, name, value: told[-1].append(value))
     pause = DraftCache.pause
 
     def forgetting(self: DraftCache) -> None:
@@ -123,7 +123,7 @@ def test_what_its_cache_holds_is_compared(monkeypatch):
         with monkeypatch.context() as patch:
             if forgets:
                 patch.setattr(DraftCache, "pause", forgetting)
-            one.run(requests()[:8], replace(one.static(1), budget=3))
+            one.run(requests()[:8], replace(one.static(1), num_draft_tokens=3))
     known, again, forgot = told
     assert known == again
     first, second = next((a, b) for a, b in zip(known, forgot, strict=True) if a != b)
@@ -134,7 +134,7 @@ def test_what_its_cache_holds_is_compared(monkeypatch):
 
 def test_a_model_that_says_other_things_changes_none():
     one = subject(1.0)
-    report = check(one, replace(one.static(2), budget=3))
+    report = check(one, replace(one.static(2), num_draft_tokens=3))
     assert 2 / 61 < accepted(report) < 0.5
 
 
@@ -145,10 +145,10 @@ def test_a_model_of_fewer_or_more_tokens_changes_none():
     reports = []
     for vocab_size, multiple in ((56, 8), (56, 128), (160, 32)):
         one = with_tokens(vocab_size, multiple)
-        said, _ = one.run(requests(), one.static(1))
-        shares = [np.mean(np.array(done.tokens) >= 56) for done in said]
+        generated, _ = one.run(requests(), one.static(1))
+        shares = [np.mean(np.array(done.tokens) >= 56) for done in generated]
         assert 0.02 < np.mean(shares) < 0.5
-        reports.append(check(one, replace(one.static(2), budget=3)))
+        reports.append(check(one, replace(one.static(2), num_draft_tokens=3)))
     fewer, padded, more = reports
     assert accepted(fewer) > 0.2 and accepted(more) > 0.85
     assert (fewer.drafted, fewer.accepted) == (padded.drafted, padded.accepted)
@@ -161,13 +161,14 @@ def test_after_the_warm_up_nothing_is_compiled():
 
 @pytest.mark.slow  # an engine of its own
 def test_while_a_group_holds_more_than_the_models_cache_it_decodes_without_drafts():
-    """Four sequences of full length have room there: the last four of one group, and of two groups."""
+    """Four sequences of full length have room there: the last four of one replica, and of two
+    replicas."""
     one = subject(0.0, replace(DRAFTS, cache_tokens=4 * 64))
-    together = check(one, replace(one.static(2), budget=3)).bursts
-    assert {burst.live > 4 for burst in together} == {True, False}
-    assert all(burst.budget == (0 if burst.live > 4 else 3) for burst in together)
-    apart = check(one, replace(one.static(1), budget=3))
-    assert {burst.budget for burst in apart.bursts} == {0, 3} and accepted(apart) > 0.85
+    together = check(one, replace(one.static(2), num_draft_tokens=3)).bursts
+    assert {burst.running > 4 for burst in together} == {True, False}
+    assert all(burst.num_draft_tokens == (0 if burst.running > 4 else 3) for burst in together)
+    apart = check(one, replace(one.static(1), num_draft_tokens=3))
+    assert {burst.num_draft_tokens for burst in apart.bursts} == {0, 3} and accepted(apart) > 0.85
 
 
 @pytest.mark.slow  # a whole command
@@ -180,7 +181,7 @@ def test_runs_in_which_somebody_may_say_drafts(tmp_path: Path, who: str):
     output = run(
         *SMALL_ROLLOUT, "--model", str(model), "--data", str(write_problems(tmp_path / "sums.jsonl")),
         *("--rollout.max_prompt_length", "256", "--reward", "math", "--run_dir", str(folder)),
-        *("--speculation.source", source, "--speculation.budgets", "3", "--eval.every", "0"),
+        *("--speculation.source", source, "--speculation.num_draft_tokens", "3", "--eval.every", "0"),
     )  # fmt: skip
     assert "2 steps in" in output
     metrics = read_metrics(folder / "metrics.jsonl")

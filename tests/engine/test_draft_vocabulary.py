@@ -15,7 +15,7 @@ from runs import QWEN3, write_checkpoint
 from pat_jax.common.errors import UserError
 from pat_jax.config.run import RolloutConfig, RunConfig
 from pat_jax.config.speculation import SpeculationConfig
-from pat_jax.engine.device.decode.sampling import NEVER
+from pat_jax.engine.device.decode.sampling import NEG_INF
 from pat_jax.engine.device.draft.draft_model import of_size
 from pat_jax.engine.sizing.draft_choice import drafter_of
 from pat_jax.engine.sizing.draft_vocabulary import is_padding_alone, tokens_in
@@ -70,10 +70,15 @@ def test_other_tokens_are_refused_whatever_the_size(policy: Path, tmp_path: Path
     same = replace(SMALLER, vocab_size=QWEN3.vocab_size)
     with pytest.raises(UserError) as refused:
         chosen(policy, draft(tmp_path, swapped, same))
-    said = str(refused.value)
-    assert said.startswith(f"option --speculation.source is 'model:{tmp_path}/draft': expected ")
-    assert f"whose token 17 is {found[17]!r}, and this one's is {found[40]!r}; take one of" in said
-    assert "\n" not in said
+    generated = str(refused.value)
+    assert generated.startswith(
+        f"option --speculation.source is 'model:{tmp_path}/draft': expected "
+    )
+    assert (
+        f"whose token 17 is {found[17]!r}, and this one's is {found[40]!r}; take one of"
+        in generated
+    )
+    assert "\n" not in generated
     with pytest.raises(UserError, match=r"whose token 100 is '.+', and this one's is '<think>'"):
         chosen(policy, draft(tmp_path / "added", added("<think>", 100), same))
 
@@ -141,4 +146,4 @@ def test_built_in_shapes_may_differ_by_padding():
 def test_what_a_model_does_not_know_it_never_says(size: int):
     found = of_size(jnp.ones((2, 6)), size)
     assert found.shape == (2, size) and (np.asarray(found[:, :6]) == 1).all()
-    assert (np.asarray(found[:, 6:]) == NEVER).all()
+    assert (np.asarray(found[:, 6:]) == NEG_INF).all()

@@ -21,8 +21,8 @@ bounds = st.tuples(st.integers(0, 40), st.integers(0, 12), st.integers(0, 2))
 
 def filled(many, bounds) -> EarlierResponses:
     store = EarlierResponses(*bounds)
-    for prompt, said in many:
-        store.put(prompt, [np.array(x, np.int64) for x in said])
+    for prompt, generated in many:
+        store.put(prompt, [np.array(x, np.int64) for x in generated])
     return store
 
 
@@ -34,8 +34,8 @@ def content(store: EarlierResponses) -> list[tuple[list[int], list[list[int]]]]:
 def test_no_bound_is_ever_passed(many, bounds):
     most, of_prompt, beside = bounds
     store = EarlierResponses(*bounds)
-    for prompt, said in many:
-        store.put(prompt, [np.array(x, np.int32) for x in said])
+    for prompt, generated in many:
+        store.put(prompt, [np.array(x, np.int32) for x in generated])
         held = [(len(asked), list(map(len, found))) for asked, found in store]
         assert store.num_tokens == sum(asked + sum(found) for asked, found in held) <= most
         assert all(sum(found) + beside * len(found) <= of_prompt for _, found in held)
@@ -48,14 +48,14 @@ def test_what_was_said_last_is_kept_first(many, bounds):
     """As far as it finds room; behind it what was said before, the newest first."""
     most, of_prompt, beside = bounds
     store, ever = filled(many, bounds), {}
-    for prompt, said in many:
-        newest = [*said, *ever.get(prompt, [])]
+    for prompt, generated in many:
+        newest = [*generated, *ever.get(prompt, [])]
         ever[prompt] = [x for i, x in enumerate(newest) if x and x not in newest[:i]]
-    for prompt, said in ever.items():
+    for prompt, generated in ever.items():
         found = [x.tolist() for x in store.of(prompt)]
-        assert found == said[: len(found)]
-    prompt, said = many[-1]
-    fresh = [x for i, x in enumerate(said) if x and x not in said[:i]]
+        assert found == generated[: len(found)]
+    prompt, generated = many[-1]
+    fresh = [x for i, x in enumerate(generated) if x and x not in generated[:i]]
     room = np.cumsum([len(x) + beside for x in fresh]) <= of_prompt
     found = [x.tolist() for x in store.of(prompt)]
     assert found[: room.sum()] == fresh[: room.sum()] or len(prompt) + of_prompt > most
@@ -88,12 +88,12 @@ def test_a_checksum_tells_contents_apart(many, others, bounds):
 PROMPT = tuple(range(100, 120))
 
 
-def begun(said: Sequence[Sequence[int]], done: Sequence[int] = ()) -> Responses:
+def begun(generated: Sequence[Sequence[int]], done: Sequence[int] = ()) -> Responses:
     """Samples of `PROMPT` that have said so much; those of `done` have ended."""
-    requests = [Request(PROMPT, sequence_key(0, i), 40) for i in range(len(said))]
-    found = Responses.of(requests, num_groups=1, rows_per_group=len(said))
+    requests = [Request(PROMPT, sequence_key(0, i), 40) for i in range(len(generated))]
+    found = Responses.of(requests, num_replicas=1, rows_per_replica=len(generated))
     table = found.table
-    for i, x in enumerate(said):
+    for i, x in enumerate(generated):
         table.length[i] = len(PROMPT) + len(x)
         found.tokens[i, len(PROMPT) : table.length[i]] = x
         table.row[i] = i
@@ -110,8 +110,8 @@ def others(laid_out: Texts, row: int, room: int) -> list[list[int]]:
     return [x[LEAD:] if x[:LEAD] == lead else x for x in reversed(found) if x]
 
 
-def kept(*said: Sequence[int]) -> EarlierResponses:
-    return filled([(PROMPT, said)], (1000, 1000, 0))
+def kept(*generated: Sequence[int]) -> EarlierResponses:
+    return filled([(PROMPT, generated)], (1000, 1000, 0))
 
 
 def test_a_prompt_with_one_sample_drafts_from_earlier_responses():

@@ -10,7 +10,7 @@ import optax
 import pytest
 from after_warm_up import check_in_all_layouts
 from fakes import made_up_latency
-from said_drafts import accepted, check, requests, with_share_of_the_last
+from generated_drafts import accepted, check, requests, with_share_of_the_last
 from two_devices import DP2, generate, look_at_pages, reading_pages
 
 from pat_jax.engine.device.decode.sampling import sequence_key
@@ -19,7 +19,7 @@ from pat_jax.engine.sequences.responses import Request
 from pat_jax.engine.sequences.sampling import Sampling
 from pat_jax.engine.warm_up.warm_up import Warmup
 from pat_jax.layout.buckets import Drafts
-from pat_jax.planning.draft_counts import Drafted
+from pat_jax.planning.draft_counts import DraftResult
 from pat_jax.planning.drafts import Acceptance
 from pat_jax.planning.planner.scripts import FixedLayout
 from pat_jax.rl.algorithm.supervised import CrossEntropy
@@ -27,12 +27,12 @@ from pat_jax.rl.algorithm.update import PolicyUpdate
 from pat_jax.rl.batches.batches import TrainBatch, to_supervised_batch
 from pat_jax.training.exit_head import ExitHeadTrainer
 from pat_jax.training.passes import model_functions
-from pat_jax.training.trained import Trained
+from pat_jax.training.trainable_params import TrainableParams
 from pat_jax.training.trainer import Trainer
 from pat_jax.training.transfer import Receivers
 from tests.lossless import MODELS, Settings, Subject
 
-DRAFTS = Drafts(budgets=(3,), longest=3, most_tokens=256, exit_layer=1)
+DRAFTS = Drafts(num_draft_tokens=(3,), longest=3, most_tokens=256, exit_layer=1)
 
 
 @pytest.fixture(autouse=True)
@@ -59,13 +59,13 @@ def test_no_token_changes_and_the_nearer_the_first_layers_are_the_more_is_right(
     shares = []
     for share, tp in ((1.0, 1), (0.2, 2), (0.0, 2)):
         one = subject(share)
-        report = check(one, replace(one.static(tp), budget=3))
+        report = check(one, replace(one.static(tp), num_draft_tokens=3))
         shares.append(accepted(report))
-        assert {burst.budget for burst in report.bursts} == {3}
+        assert {burst.num_draft_tokens for burst in report.bursts} == {3}
     # What is drafted behind the last token of a response is for nothing.
     assert 2 / 61 < shares[0] < shares[1] < shares[2] > 0.85  # by chance one of 61
     one = subject(0.2)
-    report = check(one, replace(one.adaptive((1, 2, 1), "mixed", 16), budget=3))
+    report = check(one, replace(one.adaptive((1, 2, 1), "mixed", 16), num_draft_tokens=3))
     assert len(report.switches) == 2 and accepted(report) > 0.3
 
 
@@ -76,7 +76,7 @@ def test_after_the_warm_up_nothing_is_compiled():
 def test_steps_whose_drafts_are_from_elsewhere_are_measured_anew():
     """What says the drafts is in their times."""
     split = next(iter(whole().engine.layouts))
-    known = made_up_latency({split: 1.0}, {split: 0.1}, reslice=0.0, migrate_per_token=0.0)
+    known = made_up_latency({split: 1.0}, {split: 0.1}, reshard=0.0, migrate_per_token=0.0)
     known = replace(known, verify_table={(split, 16, 64, 3): 2.0})
     for source, is_kept in (("texts", False), ("the first layer", True)):
         warmup = Warmup(whole().engine, known=replace(known, drafts_from=source))
@@ -89,7 +89,7 @@ def test_steps_whose_drafts_are_from_elsewhere_are_measured_anew():
 def test_bursts_are_dispatched_ahead_on_pages():
     one = reading_pages(drafts=DRAFTS)
     expected, plain = generate(one, requests(), FixedLayout(DP2))
-    found, report = generate(one, requests(), FixedLayout(DP2, budget=3))
+    found, report = generate(one, requests(), FixedLayout(DP2, num_draft_tokens=3))
     same = [a.tokens.tolist() == b.tokens.tolist() for a, b in zip(expected, found, strict=True)]
     assert np.mean(same) > 0.9 and report.accepted > 30
     assert report.decode_steps < plain.decode_steps
@@ -98,10 +98,10 @@ def test_bursts_are_dispatched_ahead_on_pages():
 def test_what_is_right_is_learned(monkeypatch):
     one, outcomes = subject(0.0), []
     monkeypatch.setattr(FixedLayout, "observe", lambda self, outcome: outcomes.append(outcome))
-    _, report = one.run(requests(), replace(one.static(1), budget=3))
-    known = Acceptance.unseen(is_said=True)
+    _, report = one.run(requests(), replace(one.static(1), num_draft_tokens=3))
+    known = Acceptance.unseen(is_generated=True)
     assert known.tokens(3, 3, 1) == pytest.approx(1 + 0.6 + 0.36 + 0.216)
-    seen = [outcome for outcome in outcomes if isinstance(outcome, Drafted)]
+    seen = [outcome for outcome in outcomes if isinstance(outcome, DraftResult)]
     assert sum(one.verified for one in seen) == report.drafted
     for drafted in seen:
         known = known.observed(drafted)
@@ -117,7 +117,7 @@ def test_a_head_learns_what_its_policy_says():
         model_functions(one.policy, layout, jnp.float32), optax.sgd(0.0), 61, CrossEntropy()
     )
     trainer = Trainer(
-        Trained(one.policy, layout), update, Receivers(jnp.float32), micro_shapes=[shape]
+        TrainableParams(one.policy, layout), update, Receivers(jnp.float32), micro_shapes=[shape]
     )
     learner = ExitHeadTrainer(
         trainer, depth=1, micro_shapes=[shape], dtype=jnp.float32, logit_tokens=512, temperature=0.5
@@ -127,10 +127,10 @@ def test_a_head_learns_what_its_policy_says():
     for seed in range(2, 18):
         asked = sampled_requests(seed)
         done, _ = one.run(asked, one.static(1))
-        said = [(x.tokens, y.tokens) for x, y in zip(asked, done, strict=True)]
-        batch = TrainBatch([to_supervised_batch(said, micro_shapes=[shape])], 1.0)
+        generated = [(x.tokens, y.tokens) for x, y in zip(asked, done, strict=True)]
+        batch = TrainBatch([to_supervised_batch(generated, micro_shapes=[shape])], 1.0)
         losses += [learner.learn(params, batch)["train/exit_head_loss"] for _ in range(8)]
-    planner = replace(one.static(1), budget=3)
+    planner = replace(one.static(1), num_draft_tokens=3)
     before, after = (
         accepted(one.run(sampled_requests(1), planner, head)[1]) for head in (None, learner.head)
     )

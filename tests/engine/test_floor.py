@@ -13,7 +13,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from pat_jax.engine.device.decode.sampling import NEVER, _floor
+from pat_jax.engine.device.decode.sampling import NEG_INF, _floor
 from pat_jax.engine.sequences.sampling import Sampling
 from pat_jax.engine.sequences.types import RowSampling
 
@@ -61,7 +61,7 @@ def assert_survivors(logits: np.ndarray, top_k: int, top_p: float) -> None:
         assert not found[row < row[found].min()].any()  # none is passed over
 
 
-ODD = [0.0, -0.0, 1e-45, -1e-45, 1e-38, -1e-38, 1e-30, 88.0, -88.0, -104.0, NEVER, -1e36, 3e38]
+ODD = [0.0, -0.0, 1e-45, -1e-45, 1e-38, -1e-38, 1e-30, 88.0, -88.0, -104.0, NEG_INF, -1e36, 3e38]
 LOGITS = arrays.arrays(
     np.float32,
     (ROWS, VOCAB),
@@ -105,7 +105,7 @@ def test_the_likeliest_survives_the_smallest_top_p(top_p):
 
 
 def test_where_most_is_forbidden_nothing_else_is_lost():
-    logits = np.full((1, VOCAB), NEVER, np.float32)
+    logits = np.full((1, VOCAB), NEG_INF, np.float32)
     logits[0, [3, 40]] = [1.0, -2.0]
     for top_k, top_p in ((2, 1.0), (30, 1.0), (0, 0.99), (9, 0.99)):
         found = survive(logits, top_k, top_p)[0]

@@ -10,7 +10,7 @@ import pytest
 from sampling_cases import SEQUENCES, chi_square, keys_of, own_noise, rows_of
 
 from pat_jax.engine.device.decode.gumbel import BLOCK, exponentials, position_keys
-from pat_jax.engine.device.decode.sampling import NEVER, sample
+from pat_jax.engine.device.decode.sampling import NEG_INF, sample
 from pat_jax.engine.sequences.sampling import Sampling
 from pat_jax.engine.sequences.types import NO_TOKEN
 from tests.near_ties import NEAR_TIE, perturbed
@@ -47,7 +47,7 @@ def log_softmax(logits: np.ndarray) -> np.ndarray:
 def test_a_token_is_the_best_of_the_best_block(vocab: int, spread: float):
     rng, rows = np.random.default_rng(vocab), 512
     logits = rng.normal(0, spread, (rows, vocab)).astype(np.float32)
-    logits[:, vocab // 3 : vocab // 2] = NEVER  # whole blocks may be empty
+    logits[:, vocab // 3 : vocab // 2] = NEG_INF  # whole blocks may be empty
     tokens, logprobs, _ = drawn(logits, [Sampling()] * rows)
     expected, row = log_softmax(logits), np.arange(rows)
     of_blocks, inside = perturbed(expected, own_noise(SEQUENCES[:rows], vocab))

@@ -142,12 +142,12 @@ def test_tp_fills_a_host_before_it_crosses(per_host):
 def layout_crosses(chain: dict[Split, Layout], split: Split) -> bool:
     """By the model's shards: devices with different parts of a copy, on different hosts."""
     layout = chain[split]
-    groups = {}
+    replicas = {}
     for index, device in np.ndenumerate(layout.mesh.devices):
         names = dict(zip(layout.mesh.axis_names, index, strict=True))
-        group = tuple(names[axis] for axis in layout.dp_axes)
-        groups.setdefault(group, set()).add(device.process_index)
-    return any(len(hosts) > 1 for hosts in groups.values())
+        replica = tuple(names[axis] for axis in layout.dp_axes)
+        replicas.setdefault(replica, set()).add(device.process_index)
+    return any(len(hosts) > 1 for hosts in replicas.values())
 
 
 def test_hosts_of_unequal_size_keep_their_devices_together():

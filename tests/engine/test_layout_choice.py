@@ -22,7 +22,7 @@ EVERYWHERE = {DP8: 0.4, DP4TP2: 0.3, DP2TP4: 0.2, TP8: 0.1}
 
 
 def latency(step: dict[Split, float]) -> LatencyModel:
-    return made_up_latency(step, dict.fromkeys(step, 0.0), reslice=0.1, migrate_per_token=1e-4)
+    return made_up_latency(step, dict.fromkeys(step, 0.0), reshard=0.1, migrate_per_token=1e-4)
 
 
 def chain_of(*per_host: int) -> dict[Split, Layout]:
@@ -88,4 +88,4 @@ def test_a_run_on_two_hosts_says_what_it_leaves_out(monkeypatch):
     assert any("dp1tp8: its TP crosses hosts" in reason for reason in setup.dropped)
     pinned = build(parse([*options, "--layout", "dp1tp8"]), jax.devices())
     assert list(pinned.layouts) == [TP8]
-    assert pinned.scripted is None, "planned by cost, which keeps its groups even"
+    assert pinned.scripted is None, "planned by cost, which keeps its replicas even"

@@ -134,7 +134,8 @@ def test_pages_that_only_a_layout_with_room_can_do_with():
 
 
 def test_prompts_that_begin_where_nothing_goes_on_do_not_rule_out_where_it_does():
-    """The prompts of a rollout have pages in eight groups, where the longest sequence has none."""
+    """The prompts of a rollout have pages in eight replicas, where the longest sequence has
+    none."""
     memory = MemoryModel(
         limit=1000 / USABLE,
         resident=0,

@@ -36,7 +36,7 @@ def test_switching_changes_no_token(name, path, carry):
     assert tuple(tp[switch.target] for switch in report.switches) == path[1:]
     ways = {switch.kv for switch in report.switches}
     assert carry in ways and (carry == "mixed" or len(ways) == 1)
-    assert all(0 < switch.live < len(requests) for switch in report.switches)
+    assert all(0 < switch.running < len(requests) for switch in report.switches)
     check_lossless(subject(name).compared(requests, static, adaptive))
 
 
@@ -49,7 +49,7 @@ def test_a_full_pool_goes_along(name, path):
     planner = AtStep(splits[path[0]], splits[path[1]], step=48)
     adaptive, report = one.run(requests, planner)
     (switch,) = report.switches
-    assert (switch.kv, switch.live) == ("migrate", len(requests))
+    assert (switch.kv, switch.running) == ("migrate", len(requests))
     assert switch.sent is not None and switch.sent.total <= 1.05 * switch.sent.least
     pages, split = one.engine.specs.pages, splits[path[0]]
     held = -(-planner.context // SETTINGS[name].page_size)
@@ -112,7 +112,7 @@ def test_the_comparison_covers_what_it_should(name):
 
 
 def test_a_sequence_does_not_depend_on_its_company():
-    """Half of the requests, in another order and so in other rows, groups and buckets."""
+    """Half of the requests, in another order and so in other rows, replicas and buckets."""
     requests, static = static_run("kv8", seed=0)
     some = [13, 2, 7, 4, 11, 0, 9]
     fewer, one = [requests[i] for i in some], subject("kv8")

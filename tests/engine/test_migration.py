@@ -34,7 +34,7 @@ def test_every_page_arrives_and_no_other_is_lost_on_the_way(case):
         copies = wide.size(exchange.copies)
         pages = 7 * narrow.size(narrow.kv_axes)  # as many bytes in both
         geometry = Geometry(wide.split.dp, ways, copies, pages, exchange.is_up)
-        assert geometry.narrow.groups == narrow.split.dp
+        assert geometry.narrow.replicas == narrow.split.dp
         migration = Migration(Programs(source, target), source, target)  # type: ignore[arg-type]
         seen = jax.jit(view(source, target), donate_argnums=0)
         for skew, fill in ((0.0, 1.0), (1.0, 1.0), (1.0, 0.4)):
@@ -43,10 +43,10 @@ def test_every_page_arrives_and_no_other_is_lost_on_the_way(case):
             arrivals = placed(moves, [*np.arange(len(moves.old_page))[:, None]], old, new)
             assert (arrivals.new_page != NULL_PAGE).all()
             shape = (case[1], PAGE_SIZE, 2)
-            x = rng.normal(size=(old.pages * old.groups, *shape)).astype(np.float32)
-            expected = np.zeros((new.pages * new.groups, *shape), np.float32)
-            at = moves.new_group * new.pages + arrivals.new_page
-            expected[at] = x[moves.old_group * old.pages + moves.old_page]
+            x = rng.normal(size=(old.pages * old.replicas, *shape)).astype(np.float32)
+            expected = np.zeros((new.pages * new.replicas, *shape), np.float32)
+            at = moves.new_replica * new.pages + arrivals.new_page
+            expected[at] = x[moves.old_replica * old.pages + moves.old_page]
             arrived, traffic = migration.run(seen(put(x, source)), arrivals.shipments)
             assert_pages_arrived(arrived, at, expected, target)
             assert traffic.least_bytes <= traffic.num_bytes <= 1.05 * traffic.least_bytes
@@ -54,12 +54,12 @@ def test_every_page_arrives_and_no_other_is_lost_on_the_way(case):
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_members_share_their_number_modulo_the_wide_groups(case):
-    """What the scheduler and the simulator count on."""
+    """What the cache manager and the simulator count on."""
     for source, target in permutations(chain(*case).values(), 2):
         members = Exchange.between(source, target).members
         assert sorted(members.reshape(-1)) == list(range(max(source.split.dp, target.split.dp)))
-        for wide, groups in enumerate(members):
-            assert set(groups % len(members)) == {wide}
+        for wide, replicas in enumerate(members):
+            assert set(replicas % len(members)) == {wide}
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -69,9 +69,9 @@ def test_no_way_to_move_a_page_sends_less(case):
     for source, target in permutations(chain(*case).values(), 2):
         exchange = Exchange.between(source, target)
         rows = exchange.narrow.split.dp
-        place = {}  # of row g, the g-th narrow group's only one
-        for wide, groups in enumerate(exchange.members.tolist()):
-            place |= {g: wide * len(groups) + i for i, g in enumerate(groups)}
+        place = {}  # of row g, the g-th narrow replica's only one
+        for wide, replicas in enumerate(exchange.members.tolist()):
+            place |= {g: wide * len(replicas) + i for i, g in enumerate(replicas)}
         held: dict = {}
         for layout in (source, target):
             sharding = layout.sharding(*KV_AXES)
@@ -156,7 +156,7 @@ def test_rounds_move_everything_and_hardly_more(pages):
     plan = rounds(pages)
     room = np.zeros(len(pages), int)
     for step in plan:
-        room[slice(None) if step.group == ALL else step.group] += step.size
+        room[slice(None) if step.replica == ALL else step.replica] += step.size
     assert (room >= pages).all()
     assert sum(step.slots(len(pages)) for step in plan) <= (1 + MOST_EMPTY) * pages.sum()
 

@@ -127,10 +127,10 @@ def test_the_profile_covers_what_a_rollout_runs(warm):
         for length in buckets.lengths
     }
     pairs = {(a, b) for a in SPLITS for b in SPLITS if a != b}
-    assert set(latency.reslice_table) == pairs
+    assert set(latency.reshard_table) == pairs
     within = {(split, split, ROUNDS[0]) for split in SPLITS if split.dp > 1}
     between = {(*pair, kind) for pair in pairs for kind in ROUNDS}
     assert set(latency.migrate_table) == between | within
     assert set(latency.prefill_table) == {(s, length) for s in SPLITS for length in buckets.lengths}
-    tables = (latency.decode_table, latency.reslice_table, latency.migrate_table)
+    tables = (latency.decode_table, latency.reshard_table, latency.migrate_table)
     assert all(0 < seconds < 60 for table in tables for seconds in table.values())

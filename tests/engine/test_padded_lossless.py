@@ -34,7 +34,7 @@ def check(config: ModelConfig, settings: Settings, num_devices: int, path: Seque
     [
         (9, 3, 48, 6, (1, 3, 6, 1)),
         (28, 4, 64, 8, (1, 8, 4)),
-        (20, 4, 64, 6, (1, 2, 1)),  # three devices of a group would divide nothing
+        (20, 4, 64, 6, (1, 2, 1)),  # three devices of a replica would divide nothing
     ],
 )
 def test_switching_changes_no_token(num_heads, kv_heads, mlp_dim, num_devices, path):

@@ -29,20 +29,20 @@ def test_rows_draw_what_their_next_tokens_need(seed, drawn, left):
     rng = np.random.default_rng(seed)
     tokens = rng.integers(0, 15, ROWS)
     end = tokens + 1 + rng.integers(1, 20, ROWS)
-    said = np.minimum(rng.integers(0, STEPS + 4, ROWS), end - tokens - 1)
-    held = np.where(said > 0, -(-tokens // PAGE) + rng.integers(0, 2, ROWS), 0)
+    generated = np.minimum(rng.integers(0, STEPS + 4, ROWS), end - tokens - 1)
+    held = np.where(generated > 0, -(-tokens // PAGE) + rng.integers(0, 2, ROWS), 0)
     tables = np.where(np.arange(WIDTH) < held[:, None], 100 + np.arange(WIDTH), NULL_PAGE)
     reserved = ReservedPages(
         rng.permutation(SIZE)[None].astype(np.int32) + 1, np.array([drawn + left])
     )
     sizes = {"steps": STEPS, "check_every": CHECK, "page_size": PAGE}
-    expected, steps = drawn_in_a_burst(held, tokens, end, said, reserved, [drawn], **sizes)
+    expected, steps = drawn_in_a_burst(held, tokens, end, generated, reserved, [drawn], **sizes)
 
     now, have, done = jnp.int32(drawn), jnp.asarray(tables, jnp.int32), 0
-    while done < STEPS and (said > done).any():
+    while done < STEPS and (generated > done).any():
         rows = RowState.empty(ROWS)
-        rows.position[:], rows.end[:] = tokens + np.minimum(done, said), end
-        rows.live[:] = said > done
+        rows.position[:], rows.end[:] = tokens + np.minimum(done, generated), end
+        rows.running[:] = generated > done
         more, after, drawn_after = a_few_steps(rows, have, jnp.asarray(reserved.pages[0]), now)
         if int(more) > int(reserved.filled[0]) - int(now):
             break

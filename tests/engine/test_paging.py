@@ -116,15 +116,15 @@ def test_what_is_found_counts_when_pages_are_few():
 
 def test_prefixes_are_forgotten():
     pool = PageAllocator(100, 4)
-    running, done = (pool.admit(tokens_of(number, 9), room=0) for number in (1, 2))
-    assert running and done
+    in_flight, done = (pool.admit(tokens_of(number, 9), room=0) for number in (1, 2))
+    assert in_flight and done
     pool.release(done.pages)
     pool.forget_prefixes()
     for number in (1, 2):
         again = pool.admit(tokens_of(number, 9), room=0)
         assert again and again.num_cached == 0
         pool.release(again.pages)
-    pool.release(running.pages)
+    pool.release(in_flight.pages)
     assert pool.num_free == pool.capacity
 
 
@@ -156,9 +156,9 @@ def test_pages_are_released_once():
 )
 def test_calls_hold_every_token_once_and_lower_positions_first(runs, small, times, page_size):
     large = small * times
-    group, first, count = np.array(runs, int).reshape(-1, 3).T
-    spans = Spans(np.arange(len(runs)), group, first * page_size, first * page_size + count)
-    calls = prefill_calls(spans, num_groups=4, sizes=(large, small), page_size=page_size)
+    replica, first, count = np.array(runs, int).reshape(-1, 3).T
+    spans = Spans(np.arange(len(runs)), replica, first * page_size, first * page_size + count)
+    calls = prefill_calls(spans, num_replicas=4, sizes=(large, small), page_size=page_size)
     seen = []
     reached = np.zeros(4, int)
     for call in calls:
@@ -169,12 +169,12 @@ def test_calls_hold_every_token_once_and_lower_positions_first(runs, small, time
         assert ((call.sequence == NO_SEQUENCE) == (call.length == 0)).all()
         for g, block in zip(*np.nonzero(call.length), strict=True):
             i, start = call.sequence[g, block], call.start[g, block]
-            assert group[i] == g and start % page_size == 0
+            assert replica[i] == g and start % page_size == 0
             seen += [(i, start + k) for k in range(call.length[g, block])]
         assert call.context == max(start + 1 for _, start in seen[-call.length.sum() :])
     wanted = [(i, t) for i in range(len(runs)) for t in range(spans.start[i], spans.stop[i])]
     assert sorted(seen) == wanted
-    pages = np.bincount(group, -(-count // page_size), minlength=4)
+    pages = np.bincount(replica, -(-count // page_size), minlength=4)
     room, most = sum(call.length.shape[1] for call in calls), int(pages.max(initial=0))
     assert most <= room < most + small, "no more than a small call has"
     sizes = [call.length.shape[1] for call in calls]
@@ -187,7 +187,7 @@ def test_little_of_a_prefill_is_padding():
     length = np.random.default_rng(0).lognormal(4.9, 0.4, 128).astype(int)  # median 135 tokens
     none = np.zeros(128, int)
     calls = prefill_calls(
-        Spans(np.arange(128), none, none, length), num_groups=1, sizes=(32, 4), page_size=16
+        Spans(np.arange(128), none, none, length), num_replicas=1, sizes=(32, 4), page_size=16
     )
     assert 1 - length.sum() / sum(call.length.size * 16 for call in calls) < 0.08
 

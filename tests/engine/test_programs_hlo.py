@@ -65,7 +65,7 @@ def test_the_reader_sees_collectives_and_loops():
 @pytest.mark.parametrize("name", MODELS)
 def test_raising_tp_reslices_without_any_communication(name):
     for source, target in pairs(name, up=True):
-        for key in programs(name, "reslice", source, target):
+        for key in programs(name, "reshard", source, target):
             assert collectives(hlo(name, key)) == []
 
 
@@ -94,7 +94,7 @@ def lowering(name: str) -> ProgramTable:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Layout, "backend", replace(Backend.of("cpu"), gathers_on_host=False))
         for source, target in pairs(name, up=False):
-            specs.declare_reslice(table, *(specs.layouts[split] for split in (source, target)))
+            specs.declare_reshard(table, *(specs.layouts[split] for split in (source, target)))
     table.compile_all(threads=2)
     return table
 
@@ -103,7 +103,7 @@ def lowering(name: str) -> ProgramTable:
 def test_lowering_tp_only_gathers_weights(name):
     table = lowering(name)
     for pair in pairs(name, up=False):
-        keys = [key for key in table.keys("reslice") if (key.split, key.target) == pair]
+        keys = [key for key in table.keys("reshard") if (key.split, key.target) == pair]
         assert keys
         for key in keys:
             text = table[key].as_text()
@@ -111,7 +111,7 @@ def test_lowering_tp_only_gathers_weights(name):
 
 
 def part_bytes(name: str, key: Key) -> float:
-    """Of the KV heads that a wide device holds, one round of a group."""
+    """Of the KV heads that a wide device holds, one round of a replica."""
     specs, config = subject(name).engine.specs, MODELS[name]
     assert key.target is not None
     wide = max((key.split, key.target), key=lambda split: split.tp)
@@ -142,7 +142,7 @@ def test_a_round_of_all_groups_sends_its_pages_and_nothing_else(name):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_round_of_one_group_sends_its_pages_alone(name):
-    """One branch for each group, of which one runs."""
+    """One branch for each replica, of which one runs."""
     for key, exchange in exchanges(name, "exchange_one"):
         text = hlo(name, key)
         if not exchange.copies_sent:  # whoever needs a page has it
@@ -231,7 +231,7 @@ def test_a_decode_step_sums_twice_a_layer(name):
 @pytest.mark.parametrize("name", MODELS)
 def test_live_rows_are_counted_once_in_several_steps(name):
     """Before the first step, then in the outer loop, with whether pages suffice: two numbers. One
-    device or group counts for itself."""
+    device or replica counts for itself."""
     for key in programs(name, "decode"):
         rest = [c for c in collectives(hlo(name, key)) if c.depth < 2]
         assert sorted(c.depth for c in rest) == ([0, 1] if key.split.dp > 1 else [])
@@ -257,13 +257,13 @@ def test_a_reslice_holds_one_chunk_more_than_the_weights(name, monkeypatch):
     engine = subject(name).engine
     wait, peaks = jax.block_until_ready, []
 
-    def live() -> int:
+    def running() -> int:
         # On one device alone: views of shards, of arrays that are counted.
         arrays = [x for x in jax.live_arrays() if len(x.devices()) == engine.mesh.size]
         return bytes_a_device(x for x in arrays if id(x) not in held)
 
     def watched(new):
-        peaks.append(live())
+        peaks.append(running())
         return wait(new)
 
     for source, target in permutations(engine.layouts, 2):
@@ -275,11 +275,11 @@ def test_a_reslice_holds_one_chunk_more_than_the_weights(name, monkeypatch):
         peaks.clear()
         with monkeypatch.context() as patch:
             patch.setattr(switch.jax, "block_until_ready", watched)
-            engine.reslice(layouts[1])
+            engine.reshard(layouts[1])
         new = bytes_a_device(jax.tree.leaves(engine.params))
-        left = live()
+        left = running()
         leaves = jax.tree.leaves(engine.params)
-        plan = engine.specs.reslice(*layouts)
+        plan = engine.specs.reshard(*layouts)
         chunk = max(bytes_a_device(leaves[i] for i in run) for run in plan.runs)
         assert len(peaks) == len(plan.runs) > 2
         assert max(peaks) <= max(old, new) + chunk < old + new

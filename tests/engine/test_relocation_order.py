@@ -17,17 +17,17 @@ def replay(geometry: Geometry, moves: PageMoves, result: Placed) -> None:
     """Packs, waits and puts as the devices do."""
     old, new = geometry.pools
     memory = {
-        cell: (group, page)
-        for group, page in zip(moves.old_group.tolist(), moves.old_page.tolist(), strict=True)
-        for cell in geometry.cells(old, group, page)
+        cell: (replica, page)
+        for replica, page in zip(moves.old_replica.tolist(), moves.old_page.tolist(), strict=True)
+        for cell in geometry.cells(old, replica, page)
     }
     waiting: list[list] = []
     arrived = []
     for shipment in result.shipments:
         waiting.append([])
-        by_group = zip(shipment.old_page, shipment.new_page, strict=True)
-        for narrow_group, slots in enumerate(by_group):
-            leaves, arrives = narrow_group, narrow_group % geometry.wide_groups
+        by_replica = zip(shipment.old_page, shipment.new_page, strict=True)
+        for narrow_replica, slots in enumerate(by_replica):
+            leaves, arrives = narrow_replica, narrow_replica % geometry.wide_replicas
             if not geometry.is_up:
                 leaves, arrives = arrives, leaves
             for page, place in zip(*(x.tolist() for x in slots), strict=True):
@@ -41,7 +41,9 @@ def replay(geometry: Geometry, moves: PageMoves, result: Placed) -> None:
             for move in waiting[number]:
                 arrived.append(move)
                 memory |= dict.fromkeys(geometry.cells(new, *move[2:]), ("new", move))
-    expected = zip(moves.old_group, moves.old_page, moves.new_group, result.new_page, strict=True)
+    expected = zip(
+        moves.old_replica, moves.old_page, moves.new_replica, result.new_page, strict=True
+    )
     assert sorted(arrived) == sorted(tuple(map(int, move)) for move in expected)
     assert len({move[2:] for move in arrived}) == len(arrived)
     for move in arrived:
@@ -62,18 +64,19 @@ def check(geometry: Geometry, moves: PageMoves) -> Placed:
     assert np.array_equal(np.unique(kept), np.flatnonzero(goes))
     sub = PageMoves(*(x[goes] for x in moves))
     replay(geometry, sub, Placed(result.new_page[goes], result.shipments))
-    sent = sum(one.round.slots(geometry.narrow.groups) for one in result.shipments)
+    sent = sum(one.round.slots(geometry.narrow.replicas) for one in result.shipments)
     assert sent <= (1 + MOST_EMPTY) * goes.sum()
     assert most_waiting(geometry, result.shipments) <= order.MOST_WAITING
     return result
 
 
 def most_waiting(geometry: Geometry, shipments: list[Shipment]) -> float:
-    """Pages of a group, in rounds that have arrived and not been put; of one group each device gets a part."""
+    """Pages of a replica, in rounds that have arrived and not been put; of one replica each device
+    gets a part."""
     waits: dict[int, float] = {}
     most = 0.0
     for number, one in enumerate(shipments):
-        is_part = geometry.is_up and one.round.group != ALL
+        is_part = geometry.is_up and one.round.replica != ALL
         waits[number] = one.round.size / (geometry.members if is_part else 1)
         for other in one.put:
             del waits[other]
@@ -83,15 +86,15 @@ def most_waiting(geometry: Geometry, shipments: list[Shipment]) -> float:
 
 def fewest(geometry: Geometry, moves: PageMoves) -> int:
     """Rounds, if pools were two memories."""
-    group = moves.old_group if geometry.is_up else moves.new_group
-    return len(rounds(np.bincount(group, minlength=geometry.narrow.groups)))
+    replica = moves.old_replica if geometry.is_up else moves.new_replica
+    return len(rounds(np.bincount(replica, minlength=geometry.narrow.replicas)))
 
 
 @settings(deadline=None, max_examples=150)
 @given(
     st.builds(
         Geometry,
-        wide_groups=st.integers(1, 2),
+        wide_replicas=st.integers(1, 2),
         ways=st.sampled_from([1, 2, 3, 4]),
         copies=st.sampled_from([1, 2]),
         pages=st.integers(2, 60),
@@ -110,7 +113,7 @@ def test_every_page_arrives_and_none_is_overwritten_before_it_left(geometry, fil
 @pytest.mark.parametrize("most", [0, 1, 5])
 def test_what_would_wait_where_it_may_not_stays_behind(monkeypatch, most, is_up):
     monkeypatch.setattr(order, "MOST_WAITING", most)
-    geometry, stay = Geometry(wide_groups=2, ways=4, copies=1, pages=60, is_up=is_up), []
+    geometry, stay = Geometry(wide_replicas=2, ways=4, copies=1, pages=60, is_up=is_up), []
     for seed in range(20):
         moves = drawn(geometry, np.random.default_rng(seed), fill=0.95, skew=0.3)
         stay.append((check(geometry, moves).new_page == NULL_PAGE).mean())
@@ -122,7 +125,7 @@ def test_what_would_wait_where_it_may_not_stays_behind(monkeypatch, most, is_up)
     ("ways", "pages", "fill", "skew"), [(2, 400, 1.0, 0.0), (8, 400, 1.0, 0.0), (8, 500, 0.9, 0.3)]
 )
 def test_a_large_pool_takes_no_more_rounds_than_two_memories(is_up, ways, pages, fill, skew):
-    """Scattered pages included: free memory that eight groups have in common is rare then."""
-    geometry = Geometry(wide_groups=1, ways=ways, copies=1, pages=pages, is_up=is_up)
+    """Scattered pages included: free memory that eight replicas have in common is rare then."""
+    geometry = Geometry(wide_replicas=1, ways=ways, copies=1, pages=pages, is_up=is_up)
     moves = drawn(geometry, np.random.default_rng(0), fill, skew)
     assert len(check(geometry, moves).shipments) == fewest(geometry, moves)

@@ -26,7 +26,7 @@ def every_page_is_free_at_the_end_and_no_nan_in_it(monkeypatch):
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("runs_ahead", [False, True], ids=["in turn", "ahead"])
 def test_the_simulator_goes_the_same_way(runs_ahead, seed, monkeypatch):
-    """Burst for burst: layouts, buckets, live sequences and steps."""
+    """Burst for burst: layouts, buckets, running sequences and steps."""
     monkeypatch.setattr(engine(), "runs_ahead", runs_ahead)
     planner = ScriptedPath(DP2, (Step(TP2, 7), Step(DP2, 4), Step(TP2, 2)))
     check_simulator(engine(), planner, seed, has_pools=False)
@@ -62,7 +62,7 @@ def check_simulator(
     truth = made_up_latency(
         dict.fromkeys(splits, 1.0),
         dict.fromkeys(splits, 0.0),
-        reslice=0.0,
+        reshard=0.0,
         migrate_per_token=0.0,
         max_rows=16,
         lengths=specs.buckets.lengths,
@@ -94,7 +94,7 @@ def check_simulator(
         (b.split, b.rows) for b in report.bursts
     ]
     assert [b.held for b in simulated.bursts] == [b.held for b in report.bursts]
-    assert simulated.trace.live == report.trace.live
+    assert simulated.trace.running == report.trace.running
     assert simulated.trace.steps == report.trace.steps
     assert [s.step for s in simulated.trace.switches] == [s.step for s in report.switches]
     assert simulated.preempted == report.preempted

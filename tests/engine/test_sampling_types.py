@@ -19,15 +19,15 @@ PADDED = 64
     st.lists(st.tuples(*[st.integers(0, PADDED - 1)] * 5), max_size=6),
     st.lists(st.booleans(), min_size=5, max_size=5),
 )
-def test_what_the_device_remembers_is_what_the_host_would_send(prompts, responses, steps, live):
+def test_what_the_device_remembers_is_what_the_host_would_send(prompts, responses, steps, running):
     host = [
         np.stack([token_set([*p, *r], PADDED), token_set(r, PADDED)])
         for p, r in zip(prompts, responses, strict=True)
     ]
     seen, remembers = np.stack(host), jax.jit(remember)
     for tokens in steps:
-        seen = remembers(seen, np.array(tokens, np.int32)[:, None], np.array(live)[:, None])
-        for row in np.flatnonzero(live):
+        seen = remembers(seen, np.array(tokens, np.int32)[:, None], np.array(running)[:, None])
+        for row in np.flatnonzero(running):
             responses[row] = [*responses[row], tokens[row]]
     for row, (prompt, response) in enumerate(zip(prompts, responses, strict=True)):
         for part, expected in enumerate(({*prompt, *response}, {*response})):

@@ -70,12 +70,12 @@ def test_samples_of_a_prompt_differ_and_come_back_with_the_seed(session: Session
     again = session.generate(prompts, [hot, hot], max_tokens=20, num_samples=3, seed=5)
     other = session.generate(prompts, hot, max_tokens=20, num_samples=3, seed=6)
 
-    def said(groups):
+    def generated(groups):
         return [[done.tokens.tolist() for done in group] for group in groups]
 
-    assert said(first) == said(again) != said(other)
+    assert generated(first) == generated(again) != generated(other)
     assert [len(group) for group in first] == [3, 3]
-    assert len({tuple(tokens) for group in said(first) for tokens in group}) == 6
+    assert len({tuple(tokens) for group in generated(first) for tokens in group}) == 6
 
 
 def test_who_has_said_enough_stops_there(session: Session):
@@ -98,7 +98,7 @@ def test_the_planner_learns_how_long_responses_become_while_they_come(session: S
     """One that its watcher has stopped has ended; one that is cut is known to be longer."""
     splits = tuple(session.engine.layouts)
     latency = made_up_latency(
-        dict.fromkeys(splits, 0.1), dict.fromkeys(splits, 0.01), reslice=9, migrate_per_token=9
+        dict.fromkeys(splits, 0.1), dict.fromkeys(splits, 0.01), reshard=9, migrate_per_token=9
     )
     moments: list[int] = []
 

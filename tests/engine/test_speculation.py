@@ -10,7 +10,7 @@ from after_warm_up import measured, run_compiling_nothing
 from restless import Restless
 from two_devices import DP2, TP2, engine, generate, look_at_pages, reading_pages
 
-from pat_jax.common.hosts.together import Company
+from pat_jax.common.hosts.together import ProcessGroup
 from pat_jax.engine.device.decode.sampling import sequence_key
 from pat_jax.engine.device.draft.text_drafter import TextDrafter
 from pat_jax.engine.device_executor import Digest
@@ -27,8 +27,8 @@ from pat_jax.planning.types import MIGRATE_ALL, RECOMPUTE_ALL, Split
 from tests.lossless import MODELS, Settings, Subject, tally
 from tests.near_ties import Tally
 
-DRAFTS = Drafts(budgets=(3,), longest=5, most_tokens=256, texts=8)
-REACH = Acceptance.unseen().reach
+DRAFTS = Drafts(num_draft_tokens=(3,), longest=5, most_tokens=256, texts=8)
+ACCEPT_PROB = Acceptance.unseen().accept_prob
 SETTINGS = Settings(min_rows=16, min_length=64, max_logprobs=2, drafter=TextDrafter(DRAFTS))
 KINDS = (
     Sampling(temperature=0.0),
@@ -76,7 +76,7 @@ def static() -> tuple[list[Request], list[Completion]]:
 def check(found: list[Completion], report: RolloutReport, least: float) -> None:
     """
     Args:
-      least: tokens that a row says in a step, on average.
+      least: tokens that a row generates in a step, on average.
     """
     requests, expected = static()
     total = sum(tally(subject(), requests, expected, [found]).values(), Tally())
@@ -94,10 +94,10 @@ def check(found: list[Completion], report: RolloutReport, least: float) -> None:
 @pytest.mark.parametrize("tp", [1, 4])
 def test_drafts_change_no_token(tp):
     requests, expected = static()
-    planner = replace(subject().static(tp), budget=3, reach=REACH)
+    planner = replace(subject().static(tp), num_draft_tokens=3, accept_prob=ACCEPT_PROB)
     found, report = subject().run(requests, planner)
     check(found, report, least=1.4)
-    assert {burst.budget for burst in report.bursts} == {3}
+    assert {burst.num_draft_tokens for burst in report.bursts} == {3}
     for one, other in zip(expected, found, strict=True):
         if one.tokens.tolist() != other.tokens.tolist():
             continue  # a near-tie
@@ -109,10 +109,10 @@ def test_drafts_change_no_token(tp):
 
 
 def test_a_branch_beside_a_draft_says_the_same_tokens_in_fewer_steps():
-    chains = np.stack([REACH[DRAFTS_OF_RUNS], np.zeros_like(REACH[BRANCHES])])
+    chains = np.stack([ACCEPT_PROB[DRAFTS_OF_RUNS], np.zeros_like(ACCEPT_PROB[BRANCHES])])
     steps, on_branches = [], []
-    for reach in (chains, REACH):
-        planner = replace(subject().static(1), budget=3, reach=reach)
+    for accept_prob in (chains, ACCEPT_PROB):
+        planner = replace(subject().static(1), num_draft_tokens=3, accept_prob=accept_prob)
         found, report = subject().run(static()[0], planner)
         check(found, report, least=1.3)
         steps.append(report.busy_rows)
@@ -123,14 +123,16 @@ def test_a_branch_beside_a_draft_says_the_same_tokens_in_fewer_steps():
 def test_switches_change_no_token_either():
     (requests, _), path = static(), (1, 2, 4, 1)
     planner = subject().adaptive(path, "mixed", len(requests))
-    found, report = subject().run(requests, replace(planner, budget=3, reach=REACH))
+    found, report = subject().run(
+        requests, replace(planner, num_draft_tokens=3, accept_prob=ACCEPT_PROB)
+    )
     assert len(report.switches) == len(path) - 1
     check(found, report, least=1.4)
 
 
 def test_sequences_that_move_between_groups_say_the_same():
     """What drafts have written behind a sequence's newest token is sent by none."""
-    planner = Restless(Split(4, 1), budget=3, reach=REACH)
+    planner = Restless(Split(4, 1), num_draft_tokens=3, accept_prob=ACCEPT_PROB)
     found, report = subject().run(static()[0], planner)
     check(found, report, least=1.4)
     assert len(report.balanced) > 2
@@ -143,9 +145,9 @@ def test_earlier_responses_change_no_token_and_save_steps(samples):
     requests, expected = requests[: 4 * samples], expected[: 4 * samples]
     earlier = EarlierResponses(10_000, subject().engine.text_room)
     for i in range(4):
-        said = [np.asarray(done.tokens) for done in expected[i::4]]
-        earlier.put(requests[i].tokens, said)
-    planner, reports = replace(subject().static(1), budget=3, reach=REACH), []
+        generated = [np.asarray(done.tokens) for done in expected[i::4]]
+        earlier.put(requests[i].tokens, generated)
+    planner, reports = replace(subject().static(1), num_draft_tokens=3, accept_prob=ACCEPT_PROB), []
     for store in (None, earlier):
         found, report = subject().run(requests, planner, earlier=store)
         total = sum(tally(subject(), requests, expected, [found]).values(), Tally())
@@ -179,7 +181,10 @@ def test_samples_that_begin_one_after_the_other_say_the_same():
         for _ in range(3)
     ]
 
-    planner, in_turn = FixedLayout(DP2, budget=3, reach=REACH), replace(DRAFTS, stagger=True)
+    planner, in_turn = (
+        FixedLayout(DP2, num_draft_tokens=3, accept_prob=ACCEPT_PROB),
+        replace(DRAFTS, stagger=True),
+    )
     (plain, together), (found, report) = (
         generate(engine.__wrapped__(24, 8, drafts, min_rows=4), requests, planner)
         for drafts in (DRAFTS, in_turn)
@@ -197,7 +202,7 @@ def test_responses_end_where_they_do_without_drafts():
         for i, x in enumerate(requests)
     ]
     expected, _ = subject().run(requests, subject().static(1))
-    planner = replace(subject().static(1), budget=3, reach=REACH)
+    planner = replace(subject().static(1), num_draft_tokens=3, accept_prob=ACCEPT_PROB)
     found, report = subject().run(requests, planner)
     assert [x.tokens.tolist() for x in found] == [x.tokens.tolist() for x in expected]
     assert [x.is_truncated for x in found] == [x.is_truncated for x in expected]
@@ -209,12 +214,12 @@ def test_after_the_warm_up_nothing_is_compiled():
     one, requests = subject(), static()[0]
     planner = measured(one)
     ((found, report),) = run_compiling_nothing(one, requests, planner)
-    assert {burst.budget for burst in report.bursts} >= {3}
+    assert {burst.num_draft_tokens for burst in report.bursts} >= {3}
     check(found, report, least=1.3)
     assert planner.acceptance is not None
-    assert planner.acceptance.tried.sum() > 100
+    assert planner.acceptance.proposed.sum() > 100
     drafts = report.drafts
-    assert drafts.steps == sum(burst.steps for burst in report.bursts if burst.budget)
+    assert drafts.steps == sum(burst.steps for burst in report.bursts if burst.num_draft_tokens)
     assert drafts.tokens / drafts.steps > 1.3 and drafts.expected_tokens / drafts.steps > 1
     assert drafts.predicted_saving_s > 0 and "acceptance length" in drafts.words
 
@@ -236,7 +241,7 @@ def test_bursts_are_dispatched_ahead_with_drafts(make, sizes):
     assert plain.tokens_per_row_step == 1 and plain.drafted == 0
     for below in (MIGRATE_ALL, RECOMPUTE_ALL):
         steps = Step(TP2, 24, below), Step(DP2, 16, below), Step(TP2, 6, below)
-        planner = ScriptedPath(DP2, steps, budget=3, reach=REACH)
+        planner = ScriptedPath(DP2, steps, num_draft_tokens=3, accept_prob=ACCEPT_PROB)
         found, report = generate(one, requests, planner)
         same = [
             a.tokens.tolist() == b.tokens.tolist() for a, b in zip(expected, found, strict=True)
@@ -248,21 +253,25 @@ def test_bursts_are_dispatched_ahead_with_drafts(make, sizes):
 def test_what_drafts_come_from_is_compared(monkeypatch):
     """By all processes, before each burst: another belief and another text are differences with a name."""
     requests, told = asked_twice(count=8)[:8], []
-    monkeypatch.setattr(Company, "compare", lambda self, name, value: told.append((name, value)))
+    monkeypatch.setattr(
+        ProcessGroup, "compare", lambda self, name, value: told.append((name, value))
+    )
 
-    def digest(reach: np.ndarray = REACH, token: int = 6) -> Digest:
+    def digest(accept_prob: np.ndarray = ACCEPT_PROB, token: int = 6) -> Digest:
         earlier = EarlierResponses(1000, 100)
         earlier.put(requests[0].tokens, [np.array([5, token])])
         told.clear()
         subject().run(
-            requests, replace(subject().static(1), budget=3, reach=reach), earlier=earlier
+            requests,
+            replace(subject().static(1), num_draft_tokens=3, accept_prob=accept_prob),
+            earlier=earlier,
         )
         return next(value for name, value in told if name == "burst")
 
     one = digest()
     for two, other in (
         (digest(), []),
-        (digest(reach=0.9 * REACH), ["reach"]),
+        (digest(accept_prob=0.9 * ACCEPT_PROB), ["accept_prob"]),
         (digest(token=7), ["drafts"]),
     ):
         assert [name for name in one._fields if getattr(one, name) != getattr(two, name)] == other
@@ -271,12 +280,12 @@ def test_what_drafts_come_from_is_compared(monkeypatch):
 
 def test_logits_that_are_no_numbers_end_a_response_with_drafts():
     one = subject()
-    spoilt = jax.tree.map(lambda x: np.array(x), one.params)
-    spoilt["embedding"][17] = np.nan  # whoever says it
+    poisoned = jax.tree.map(lambda x: np.array(x), one.params)
+    poisoned["embedding"][17] = np.nan  # whoever says it
     layout = next(iter(one.engine.layouts.values()))
-    one.engine.set_weights(jax.device_put(spoilt, layout.param_shardings(one.policy)), layout)
+    one.engine.set_weights(jax.device_put(poisoned, layout.param_shardings(one.policy)), layout)
     requests = [replace(x, ignore_eos=True) for x in asked_twice(count=8)]
-    planner = replace(one.static(1), budget=3, reach=REACH)
+    planner = replace(one.static(1), num_draft_tokens=3, accept_prob=ACCEPT_PROB)
     found, _ = one.engine.rollout(requests, planner)
     one.engine.release_weights()
     assert any(done.error for done in found)

@@ -12,7 +12,7 @@ from pat_jax.engine.device.draft.ngram import CONTEXT, Draft, find
 from pat_jax.engine.device.draft.token_batch import Counts, left_by, lengths, line_of, met_by
 from pat_jax.engine.sequences.state import Runs
 from pat_jax.engine.sequences.types import NO_TOKEN
-from pat_jax.planning.draft_counts import BRANCHES, DRAFTS, KINDS, MATCHES, MOST
+from pat_jax.planning.draft_counts import BRANCHES, DRAFTS, KINDS, MATCH_BIN_EDGES, MAX_RUN
 
 few_tokens = st.integers(0, 2)  # so that much repeats
 found_in = jax.jit(find, static_argnames="most")
@@ -43,9 +43,9 @@ def longest_match(
             best, at = run, place
     if not best:
         return [NO_TOKEN] * most, 0
-    said = text[at + 1 : at + 1 + most]
-    said = said[: said.index(NO_TOKEN)] if NO_TOKEN in said else said
-    return said + [NO_TOKEN] * (most - len(said)), best
+    generated = text[at + 1 : at + 1 + most]
+    generated = generated[: generated.index(NO_TOKEN)] if NO_TOKEN in generated else generated
+    return generated + [NO_TOKEN] * (most - len(generated)), best
 
 
 @given(
@@ -60,8 +60,8 @@ def test_a_draft_is_what_followed_the_longest_match(rows):
     text = np.full((len(rows), columns), NO_TOKEN, np.int32)
     newest = np.zeros(len(rows), np.int32)
     for row, (others, own) in enumerate(rows):
-        said = [*others, NO_TOKEN, *own]
-        text[row, : len(said)], newest[row] = said, len(said) - 1
+        generated = [*others, NO_TOKEN, *own]
+        text[row, : len(generated)], newest[row] = generated, len(generated) - 1
     draft, branch = found_in(jnp.asarray(text), jnp.asarray(newest), most=most)
     for row, at in enumerate(newest.tolist()):
         tokens, matched = longest_match(text[row].tolist(), at, most)
@@ -75,29 +75,31 @@ class Drawn(NamedTuple):
     draft: Draft
     branch: Draft
     runs: Runs
-    live: np.ndarray
-    reach: np.ndarray
+    running: np.ndarray
+    accept_prob: np.ndarray
     room: int
 
     @property
     def lengths(self) -> tuple[np.ndarray, np.ndarray]:
         draft, branch = (Draft(*map(jnp.asarray, x)) for x in (self.draft, self.branch))
-        runs, live = Runs(*map(jnp.asarray, self.runs)), jnp.asarray(self.live)
-        found = given_to(draft, branch, runs, live, jnp.asarray(self.reach), room=self.room)
+        runs, running = Runs(*map(jnp.asarray, self.runs)), jnp.asarray(self.running)
+        found = given_to(
+            draft, branch, runs, running, jnp.asarray(self.accept_prob), room=self.room
+        )
         return np.asarray(found[0]), np.asarray(found[1])
 
     def worth(self, row: int) -> tuple[list[float], list[float]]:
         """How likely each token of its draft and of its branch is right."""
         kind, place = self.runs.kind[row], self.runs.place[row]
-        run = self.reach[0, kind, place:] / max(self.reach[0, kind, place], 1e-30)
-        own = self.reach[1, sum(int(self.branch.matched[row]) >= n for n in MATCHES)]
+        run = self.accept_prob[0, kind, place:] / max(self.accept_prob[0, kind, place], 1e-30)
+        own = self.accept_prob[1, sum(int(self.branch.matched[row]) >= n for n in MATCH_BIN_EDGES)]
         many, few = (int((x.tokens[row] >= 0).sum()) for x in (self.draft, self.branch))
         return run[1 : 1 + many].tolist(), ((1 - run[1]) * own[1 : 1 + few]).tolist()
 
 
 @st.composite
 def drafts(draw):
-    # Few shapes, for each compiles; rows that are not live are as if they were not there.
+    # Few shapes, for each compiles; rows that are not running are as if they were not there.
     rows, most = draw(st.sampled_from([(1, 3), (4, 1), (5, 6)]))
 
     def each(low: int, high: int) -> Any:
@@ -106,30 +108,32 @@ def drafts(draw):
         )
 
     seed = draw(st.integers(0, 2**32 - 1))
-    reach = np.cumprod(np.random.default_rng(seed).uniform(0.3, 1, (2, KINDS, 1 + MOST)), axis=2)
-    reach[:, :, 0], reach[:, 0, 1:] = 1, 0
+    accept_prob = np.cumprod(
+        np.random.default_rng(seed).uniform(0.3, 1, (2, KINDS, 1 + MAX_RUN)), axis=2
+    )
+    accept_prob[:, :, 0], accept_prob[:, 0, 1:] = 1, 0
 
     def one(token: int) -> Draft:
         tokens: Any = np.where(np.arange(most)[None] < each(0, most)[:, None], token, NO_TOKEN)
         return Draft(tokens.astype(np.int32), each(0, CONTEXT), each(0, 0))
 
-    runs = Runs(each(0, KINDS - 1), each(0, MOST - most), each(0, CONTEXT))
+    runs = Runs(each(0, KINDS - 1), each(0, MAX_RUN - most), each(0, CONTEXT))
     room = rows + draw(st.sampled_from([0, 2, 3 * rows]))
-    return Drawn(one(1), one(2), runs, each(0, 1) > 0, reach, room)
+    return Drawn(one(1), one(2), runs, each(0, 1) > 0, accept_prob, room)
 
 
 @given(drafts())
 def test_the_room_goes_to_what_is_likeliest_right(drawn):
     """As much is expected to be right as in the best of all ways to give the room away."""
     found, most = drawn.lengths, drawn.draft.tokens.shape[1]
-    left, mine, values = drawn.room - int(drawn.live.sum()), 0.0, []
-    for row in range(len(drawn.live)):
+    left, mine, values = drawn.room - int(drawn.running.sum()), 0.0, []
+    for row in range(len(drawn.running)):
         both, lengths = drawn.worth(row), [int(x[row]) for x in found]
-        assert sum(lengths) <= most and (drawn.live[row] or not sum(lengths))
+        assert sum(lengths) <= most and (drawn.running[row] or not sum(lengths))
         for worth, length in zip(both, lengths, strict=True):
             assert length <= len(worth)
             mine += sum(worth[:length])
-        if drawn.live[row]:
+        if drawn.running[row]:
             likeliest = sorted((x for worth in both for x in worth), reverse=True)
             values += [x for x in likeliest[:most] if x > 0]
     assert sum(x.sum() for x in found) == min(left, len(values))
@@ -138,15 +142,15 @@ def test_the_room_goes_to_what_is_likeliest_right(drawn):
 
 @given(drafts(), st.booleans())
 def test_a_line_has_every_live_row_s_tokens_in_turn(drawn, branches):
-    live, room, turns = drawn.live, drawn.room, 1 + drawn.draft.tokens.shape[1]
+    running, room, turns = drawn.running, drawn.room, 1 + drawn.draft.tokens.shape[1]
     count, of_branch = drawn.lengths
     of_branch = of_branch if branches else 0 * of_branch
-    start = np.arange(len(live), dtype=np.int32) * 10
-    trunk, is_live, at, beside = map(jnp.asarray, (count, live, start, of_branch))
-    line = in_turn(trunk, is_live, at, beside if branches else None, room=room, turns=turns)
+    start = np.arange(len(running), dtype=np.int32) * 10
+    trunk, is_running, at, beside = map(jnp.asarray, (count, running, start, of_branch))
+    line = in_turn(trunk, is_running, at, beside if branches else None, room=room, turns=turns)
     expected = [
         (row, turn, turn if turn <= count[row] else turn - count[row])
-        for row in np.flatnonzero(live).tolist()
+        for row in np.flatnonzero(running).tolist()
         for turn in range(1 + int(count[row] + of_branch[row]))
     ]
     taken = np.asarray(line.is_taken)
@@ -161,27 +165,27 @@ def test_a_line_has_every_live_row_s_tokens_in_turn(drawn, branches):
 def test_a_run_goes_on_while_its_match_grows():
     """A text of 30 tokens is copied by drafts of 3, until a token is another; then runs begin anew."""
     copied, longest = list(range(5, 35)), 3
-    said = [*copied[:2], *copied[2:20], 99, 98, 97]
+    generated = [*copied[:2], *copied[2:20], 99, 98, 97]
     text = np.full((1, 80), NO_TOKEN, np.int32)
     text[0, :30] = copied
     left, counts, at = Runs.none(1), Counts.none(), 1  # two tokens are said: at is the newest one
-    live = jnp.array([True])
+    running = jnp.array([True])
     while at < 19:
-        text[0, 40 : 41 + at] = said[: at + 1]
+        text[0, 40 : 41 + at] = generated[: at + 1]
         draft, _ = find(jnp.asarray(text), jnp.array([40 + at]), most=longest)
         ahead = [int(t) for t in draft.tokens[0]]
-        right = next((i for i, t in enumerate(ahead) if t != said[at + 1 + i]), longest)
+        accepted = next((i for i, t in enumerate(ahead) if t != generated[at + 1 + i]), longest)
         length = jnp.array([longest])
-        counts = counts.with_step(left, draft, length, jnp.array([right]), live)
-        left = left_by(met_by(draft, left), length, jnp.array([right]), ~live)
-        at += right + 1
+        counts = counts.with_step(left, draft, length, jnp.array([accepted]), running)
+        left = left_by(met_by(draft, left), length, jnp.array([accepted]), ~running)
+        at += accepted + 1
     # It began with two tokens matched; tokens 0 … 17 of it were right, and token 18 was not.
-    begun, tried, right = (np.asarray(x)[0] for x in counts[:3])
-    tried, right = tried[DRAFTS], right[DRAFTS]
-    kind = sum(edge <= 2 for edge in MATCHES)
+    begun, proposed, accepted = (np.asarray(x)[0] for x in counts[:3])
+    proposed, accepted = proposed[DRAFTS], accepted[DRAFTS]
+    kind = sum(edge <= 2 for edge in MATCH_BIN_EDGES)
     assert begun.tolist() == [int(k == kind) for k in range(KINDS)]
-    assert tried[kind].tolist() == [1] * 19 + [0] * (MOST - 19)
-    assert right[kind].tolist() == [1] * 18 + [0] * (MOST - 18)
+    assert proposed[kind].tolist() == [1] * 19 + [0] * (MAX_RUN - 19)
+    assert accepted[kind].tolist() == [1] * 18 + [0] * (MAX_RUN - 18)
     assert int(counts.verified[0]) == 15 and int(left.matched[0]) == 0
 
 
@@ -196,14 +200,16 @@ def test_branches_are_counted_where_the_draft_beside_them_is_wrong():
     # been right; nothing matched.
     draft = one([[5, 6, 7]] * 3 + [nothing], [2, 2, 2, 0])
     branch = one([[8, 9, 4]] * 3 + [nothing], [1, 1, 1, 0])
-    length, right, drawn = (jnp.array(x) for x in ([2, 3, 0, 0], [0, 2, 0, 0], [5, 8, 8, 5]))
-    live, runs = jnp.ones(4, bool), met_by(draft, Runs(*jnp.zeros((3, 4), jnp.int32)))
-    counts = Counts.none().with_branches(runs.kind, draft, branch, length, right, drawn, live)
-    of_two, of_one = (sum(edge <= n for edge in MATCHES) for n in (2, 1))
-    forks, tried, good = (np.asarray(x)[0] for x in (counts.forks, counts.tried, counts.right))
-    assert forks[of_two, of_one] == forks.sum() == 3
-    assert tried[BRANCHES, of_one].tolist() == [2, 1, 1] + [0] * (MOST - 3)
-    assert good[BRANCHES, of_one].tolist() == [2, 1, 0] + [0] * (MOST - 3)
-    assert tried.sum() == 4 and int(counts.verified[0]) == 5
-    left = left_by(runs, jnp.zeros(4, jnp.int32), jnp.zeros(4, jnp.int32), right > 0)
+    length, accepted, drawn = (jnp.array(x) for x in ([2, 3, 0, 0], [0, 2, 0, 0], [5, 8, 8, 5]))
+    running, runs = jnp.ones(4, bool), met_by(draft, Runs(*jnp.zeros((3, 4), jnp.int32)))
+    counts = Counts.none().with_branches(runs.kind, draft, branch, length, accepted, drawn, running)
+    of_two, of_one = (sum(edge <= n for edge in MATCH_BIN_EDGES) for n in (2, 1))
+    branch_counts, proposed, good = (
+        np.asarray(x)[0] for x in (counts.branch_counts, counts.proposed, counts.accepted)
+    )
+    assert branch_counts[of_two, of_one] == branch_counts.sum() == 3
+    assert proposed[BRANCHES, of_one].tolist() == [2, 1, 1] + [0] * (MAX_RUN - 3)
+    assert good[BRANCHES, of_one].tolist() == [2, 1, 0] + [0] * (MAX_RUN - 3)
+    assert proposed.sum() == 4 and int(counts.verified[0]) == 5
+    left = left_by(runs, jnp.zeros(4, jnp.int32), jnp.zeros(4, jnp.int32), accepted > 0)
     assert (np.asarray(left.matched) > 0).tolist() == [True, False, True, False]

@@ -1,4 +1,4 @@
-"""Re-slicing the weights against its reference, `jax.device_put` onto the target's shardings."""
+"""resharding the weights against its reference, `jax.device_put` onto the target's shardings."""
 
 from itertools import permutations
 
@@ -18,12 +18,12 @@ def test_reslicing_equals_device_put(which):
     for source, target in permutations(engine.layouts.values(), 2):
         engine.set_weights(one.weights(source), source)
         old = jax.tree.leaves(engine.params)
-        engine.reslice(target)
+        engine.reshard(target)
         assert engine.layout is target
         assert_same_shards(engine.params, one.weights(target))
         kept = {id(leaf) for leaf in jax.tree.leaves(engine.params)}
         assert all(leaf.is_deleted() for leaf in old if id(leaf) not in kept)
-        engine.reslice(source)
+        engine.reshard(source)
         assert_same_shards(engine.params, one.weights(source))
         engine.release_weights()
 
@@ -33,7 +33,7 @@ def test_leaves_that_do_not_change_do_not_move():
     engine = subject("kv8").engine
     engine.set_weights(subject("kv8").weights(engine.layouts[SPLITS[0]]), engine.layouts[SPLITS[0]])
     before = jax.tree.leaves(engine.params)
-    engine.reslice(engine.layouts[SPLITS[3]])
+    engine.reshard(engine.layouts[SPLITS[3]])
     after = jax.tree.leaves(engine.params)
     stayed = [a for a, b in zip(before, after, strict=True) if a is b]
     assert {x.ndim for x in stayed} == {1}
@@ -48,7 +48,7 @@ def test_a_reslice_sends_what_the_devices_lack(which):
     for source, target in permutations(engine.layouts.values(), 2):
         engine.set_weights(one.weights(source), source)
         before = bytes_held(engine.params)
-        sent, _ = engine.reslice(target)
+        sent, _ = engine.reshard(target)
         after = bytes_held(engine.params)
         assert sent == (0 if target.split.tp > source.split.tp else after - before)
         engine.release_weights()
@@ -61,7 +61,7 @@ def test_lowering_tp_on_cpu_copies_each_weight_once(name):
     source, target = engine.layouts[SPLITS[3]], engine.layouts[SPLITS[0]]
     engine.set_weights(subject(name).weights(source), source)
     old = jax.tree.leaves(engine.params)
-    engine.reslice(target)
+    engine.reshard(target)
     for before, after in zip(old, jax.tree.leaves(engine.params), strict=True):
         if after is not before:
             shards = after.addressable_shards

@@ -68,26 +68,26 @@ def test_plain_is_what_nothing_has_changed(options, is_plain):
 def test_a_completion_has_them_where_they_are_others():
     sampling = [PLAIN, Sampling(top_p=0.9)]
     requests = [Request((3, 4), sequence_key(i), 8, each) for i, each in enumerate(sampling)]
-    responses = Responses.of(requests, num_groups=1, rows_per_group=2)
-    responses.table.enter(np.arange(2), np.zeros(2, np.int64))
-    said = []
+    responses = Responses.of(requests, num_replicas=1, rows_per_replica=2)
+    responses.table.add(np.arange(2), np.zeros(2, np.int64))
+    generated = []
     for burst in range(2):
         tokens = np.arange(6, dtype=np.int32).reshape(2, 3) + 10 * burst
         logprobs = -tokens.astype(np.float32)
         emitted = np.array([3, 2], np.int32)
         retire(responses, burst_output(tokens, logprobs, emitted, np.array([True, True])))
         row = responses.table.row[1]
-        said.append(2 * logprobs[row, : emitted[row]])
+        generated.append(2 * logprobs[row, : emitted[row]])
     plain, filtered = responses.completions(eos_ids=())
     assert plain.unfiltered_logprobs is None
-    np.testing.assert_array_equal(filtered.unfiltered_logprobs, np.concatenate(said))
+    np.testing.assert_array_equal(filtered.unfiltered_logprobs, np.concatenate(generated))
     np.testing.assert_array_equal(2 * filtered.logprobs, filtered.unfiltered_logprobs)
 
 
 def test_a_failed_token_is_in_neither():
     requests = [Request((3,), sequence_key(0), 8, Sampling(top_k=2))]
-    responses = Responses.of(requests, num_groups=1, rows_per_group=1)
-    responses.table.enter(np.arange(1), np.zeros(1, np.int64))
+    responses = Responses.of(requests, num_replicas=1, rows_per_replica=1)
+    responses.table.add(np.arange(1), np.zeros(1, np.int64))
     logprobs = np.array([[-1.0, np.nan]], np.float32)
     tokens = np.array([[5, 6]], np.int32)
     retire(responses, burst_output(tokens, logprobs, np.array([2]), np.array([False])))

@@ -4,14 +4,14 @@ import pytest
 
 from pat_jax.config.evaluation import EvalConfig
 from pat_jax.config.run import AlgorithmConfig, RolloutConfig, RunConfig
-from pat_jax.evaluation.exam import Exam
+from pat_jax.evaluation.problem_sets import ProblemSets
 from pat_jax.rl.batches.types import Prompt
 from pat_jax.run.heldout import HeldoutSet
 
 
-def exam(*lengths: int) -> Exam:
+def problem_sets(*lengths: int) -> ProblemSets:
     prompts = [Prompt(i, (5,) * n, "", {}) for i, n in enumerate(lengths)]
-    return Exam(["math"], [HeldoutSet("sums", prompts)], [], [], {})
+    return ProblemSets(["math"], [HeldoutSet("sums", prompts)], [], [], {})
 
 
 def config(num_generations: int) -> RunConfig:
@@ -34,6 +34,6 @@ def config(num_generations: int) -> RunConfig:
     ],
 )
 def test_rows_and_prompts_of_an_evaluation(lengths, samples, rows, longest):
-    fitted = exam(*lengths).fitted(config(samples), num_devices=4)
+    fitted = problem_sets(*lengths).fitted(config(samples), num_devices=4)
     assert fitted.rollout.prompts_per_step == fitted.algorithm.mini_batch_size == rows
     assert fitted.rollout.max_prompt_length == longest

@@ -23,7 +23,7 @@ from pat_jax.evaluation.kept_responses import KeptResponses
 from pat_jax.evaluation.options import RESULTS_FILE
 
 REQUESTS = [Request((5, 6, i), sequence_key(0, i), 9, Sampling(0.5)) for i in range(6)]
-Said = tuple[list[int], bool]
+SavedResponse = tuple[list[int], bool]
 
 
 class Asked:
@@ -40,7 +40,9 @@ class Asked:
             yield i, Completion(tokens, np.zeros(length, np.float32), is_truncated=length == 9)
 
 
-def said(path: Path, requests: Sequence[Request] = REQUESTS) -> tuple[dict[int, Said], Asked]:
+def output(
+    path: Path, requests: Sequence[Request] = REQUESTS
+) -> tuple[dict[int, SavedResponse], Asked]:
     """What was said to each request, in whatever order, and what was asked for it."""
     asked = Asked()
     with closing(KeptResponses(path)) as kept:
@@ -55,16 +57,16 @@ def said(path: Path, requests: Sequence[Request] = REQUESTS) -> tuple[dict[int, 
 def test_what_is_whole_is_kept_and_the_rest_is_asked(data: st.DataObject):
     with TemporaryDirectory() as folder:
         path = Path(folder) / "responses.jsonl"
-        expected, first = said(path)
+        expected, first = output(path)
         assert first.requests == REQUESTS
         content = path.read_bytes()
         size = data.draw(st.integers(0, len(content)), label="bytes that were written")
         path.write_bytes(content[:size])
-        found, again = said(path)
+        found, again = output(path)
         whole = content[:size].count(b"\n")
         assert found == expected and len(again.requests) == len(REQUESTS) - whole
         assert sorted(path.read_bytes().splitlines()) == sorted(content.splitlines())
-        assert said(path)[1].requests == []
+        assert output(path)[1].requests == []
 
 
 def test_a_response_is_on_disk_when_it_is_handed_on(tmp_path: Path):
@@ -86,11 +88,11 @@ def test_a_response_is_on_disk_when_it_is_handed_on(tmp_path: Path):
 )
 def test_responses_to_other_requests_are_refused(tmp_path: Path, other: Request | None):
     path = tmp_path / "responses.jsonl"
-    said(path)
+    output(path)
     before = path.read_bytes()
     changed = [*REQUESTS[:3], *([other] if other else []), *REQUESTS[4:]]
     with pytest.raises(UserError, match=r"line \d, is the response to another problem") as error:
-        said(path, changed)
+        output(path, changed)
     assert "\n" not in str(error.value) and path.read_bytes() == before
 
 

@@ -15,7 +15,7 @@ from tests.lossless import MODELS, Settings, Subject, make_requests, tally
 from tests.near_ties import Tally
 
 pytestmark = pytest.mark.gpu
-DRAFTS = Drafts(budgets=(3,), longest=5, most_tokens=256, texts=8)
+DRAFTS = Drafts(num_draft_tokens=(3,), longest=5, most_tokens=256, texts=8)
 SETTINGS = Settings(sequences=32, min_rows=16, min_length=64)
 # With heads that the kernels over pages take.
 WIDE = replace(MODELS["kv8"], embed_dim=128, num_heads=4, num_kv_heads=2, head_dim=64)
@@ -41,7 +41,7 @@ def compared(way: str, is_wide: bool = False, dtype: str = "float32") -> Tally:
     expected, _ = plain.run(requests, plain.static(1))
     planner, drafts = other.static(1), other.settings.drafter.drafts
     if drafts != NO_DRAFTS:
-        planner = replace(planner, budget=3, reach=Acceptance.unseen().reach)
+        planner = replace(planner, num_draft_tokens=3, accept_prob=Acceptance.unseen().accept_prob)
     found, report = other.run(requests, planner)
     assert (report.preempted > 0) == (other.settings.kv_pages > 0)
     assert (report.drafted > 0) == (drafts != NO_DRAFTS)

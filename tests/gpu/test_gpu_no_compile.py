@@ -15,7 +15,7 @@ pytestmark = pytest.mark.gpu
 DRAFTED = Settings(
     min_rows=16,
     min_length=64,
-    drafter=TextDrafter(Drafts(budgets=(3,), longest=5, most_tokens=256, texts=8)),
+    drafter=TextDrafter(Drafts(num_draft_tokens=(3,), longest=5, most_tokens=256, texts=8)),
 )
 
 

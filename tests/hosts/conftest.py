@@ -9,5 +9,5 @@ from pat_jax.common.hosts import together
 @pytest.fixture
 def ended(monkeypatch) -> list[int]:
     """Exit codes of the processes that would have ended."""
-    monkeypatch.setattr(together, "LAST_WORDS_S", 0.01)
+    monkeypatch.setattr(together, "FAILURE_MESSAGE_S", 0.01)
     return begin_to_end()

@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from said_drafts import DRAFTER
+from generated_drafts import DRAFTER
 
 from pat_jax.engine.device.decode.sampling import sequence_key
 from pat_jax.engine.device.draft.drafter import Drafter
@@ -28,7 +28,9 @@ from tests.lossless import EOS_IDS, MODELS, Settings, lively_params
 
 # The devices of a TP group are of one process, so that sums are rounded as in one; those of a switch are not.
 DP4, DP2TP2 = Split(4, 1), Split(2, 2)
-COPIED = TextDrafter(Drafts(budgets=(3,), longest=5, most_tokens=256, texts=8, stagger=True))
+COPIED = TextDrafter(
+    Drafts(num_draft_tokens=(3,), longest=5, most_tokens=256, texts=8, stagger=True)
+)
 POLICY = Policy.from_config(MODELS["kv2"])
 
 Found = dict[str, Any]
@@ -36,7 +38,7 @@ Found = dict[str, Any]
 
 def rollouts() -> dict[str, Found]:
     """By who drafts, and without drafts."""
-    return {"texts": copied_drafts(), "a draft model": said_drafts(), "nobody": evened()}
+    return {"texts": copied_drafts(), "a draft model": generated_drafts(), "nobody": evened()}
 
 
 def copied_drafts() -> Found:
@@ -47,12 +49,14 @@ def copied_drafts() -> Found:
     for i in range(0, 12, 6):  # of the first two prompts
         earlier.put(asked[i].tokens, [done.tokens for done in once[i : i + 3]])
     script = Step(DP2TP2, 6)
-    planner = ScriptedPath(DP4, (script,), budget=3, reach=Acceptance.unseen().reach)
+    planner = ScriptedPath(
+        DP4, (script,), num_draft_tokens=3, accept_prob=Acceptance.unseen().accept_prob
+    )
     return described(*run(one, asked, planner, earlier))
 
 
-def said_drafts() -> Found:
-    planner = ScriptedPath(DP4, (Step(DP2TP2, 4),), budget=3)
+def generated_drafts() -> Found:
+    planner = ScriptedPath(DP4, (Step(DP2TP2, 4),), num_draft_tokens=3)
     return described(*run(engine(DRAFTER), requests(samples=2), planner))
 
 
@@ -61,7 +65,7 @@ class Even(FixedLayout):
 
     def decide(self, load: Load, current: Split, options=()) -> Plan:
         plan = super().decide(load, current, options)
-        return replace(plan, group=options[0]) if options else plan
+        return replace(plan, replica=options[0]) if options else plan
 
 
 def evened() -> Found:

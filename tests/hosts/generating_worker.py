@@ -13,7 +13,7 @@ from typing import Any
 from pat_jax.common.devices import configure
 from pat_jax.common.hosts.join import join
 from pat_jax.common.hosts.options import DistributedConfig
-from pat_jax.common.hosts.together import company
+from pat_jax.common.hosts.together import process_group
 from pat_jax.common.run_command import run_command
 from pat_jax.config.command_line import parse
 
@@ -40,14 +40,14 @@ def over_all_paths(name: str) -> tuple[dict[Any, Any], int]:
     one, requests = subject(name), make_requests(SETTINGS[name], 0)
     one.engine.compile()
     Warmup(one.engine, runs=1).measure(one.weights)
-    said = {}
+    generated = {}
     with counted_compilations() as compiled:
         for path in [path for model, path in MODEL_PATHS if model == name][:4]:
             for carry in CARRIES:
                 adaptive = one.adaptive(path, carry, len(requests))
                 completions, report = one.run(requests, adaptive)
-                said[path, carry] = completions, [switch.kv for switch in report.switches]
-    return said, len(compiled)
+                generated[path, carry] = completions, [switch.kv for switch in report.switches]
+    return generated, len(compiled)
 
 
 def main() -> None:
@@ -60,7 +60,7 @@ def main() -> None:
         found: object = rollouts()
     else:
         found = over_all_paths(options.what)
-    if company().is_first:
+    if process_group().is_first:
         Path(options.out).write_bytes(pickle.dumps(found))
 
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from pat_jax.common.hosts.link import accept, connect, listen
-from pat_jax.common.hosts.together import Company
+from pat_jax.common.hosts.together import ProcessGroup
 
 
 class Ends:
@@ -34,8 +34,8 @@ def begin_to_end() -> list[int]:
 
 
 @contextmanager
-def companies(count: int, patience_s: float = math.inf) -> Iterator[list[Company]]:
-    found = [Company(i, count, patience_s) for i in range(count)]
+def companies(count: int, patience_s: float = math.inf) -> Iterator[list[ProcessGroup]]:
+    found = [ProcessGroup(i, count, patience_s) for i in range(count)]
     for one in found:
         one.end = _ends.end
     listener, address = listen("localhost")
@@ -51,10 +51,10 @@ def companies(count: int, patience_s: float = math.inf) -> Iterator[list[Company
         one._link.close()
 
 
-def in_each(found: list[Company], do: Callable[[Company], Any]) -> list[Any]:
+def in_each(found: list[ProcessGroup], do: Callable[[ProcessGroup], Any]) -> list[Any]:
     """What each process gives or raises."""
 
-    def guarded(one: Company) -> Any:
+    def guarded(one: ProcessGroup) -> Any:
         try:
             return do(one)
         except BaseException as error:
@@ -64,7 +64,7 @@ def in_each(found: list[Company], do: Callable[[Company], Any]) -> list[Any]:
         return list(pool.map(guarded, found))
 
 
-def begin_in_each(found: list[Company], do: Callable[[Company], Any]) -> None:
+def begin_in_each(found: list[ProcessGroup], do: Callable[[ProcessGroup], Any]) -> None:
     """Of processes of which one ends, the others would wait for ever."""
     for one in found:
         threading.Thread(target=do, args=(one,), daemon=True).start()

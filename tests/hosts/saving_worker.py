@@ -19,7 +19,7 @@ from pat_jax.common.devices import configure
 from pat_jax.common.hosts import waiting
 from pat_jax.common.hosts.join import join
 from pat_jax.common.hosts.options import DistributedConfig
-from pat_jax.common.hosts.together import company
+from pat_jax.common.hosts.together import process_group
 from pat_jax.common.run_command import run_command
 from pat_jax.config.command_line import parse
 from pat_jax.run.checkpoints import orbax_io as checkpoint_orbax
@@ -57,21 +57,21 @@ def spoil(fault: str) -> None:
     }[fault]
     do, calls, is_late = getattr(owner, name), list[int](), fault == "begun"
 
-    def spoilt(*arguments: Any, **options: Any) -> Any:
+    def poisoned(*arguments: Any, **options: Any) -> Any:
         calls.append(1)
         done = do(*arguments, **options) if len(calls) != 2 or is_late else None
         if len(calls) == 2:
             raise OSError(f"a mistake where it is {fault}")
         return done
 
-    setattr(owner, name, spoilt)
+    setattr(owner, name, poisoned)
 
 
 def main() -> None:
     options = parse(sys.argv[1:], Options, presets=None)
     join(options.distributed)
     configure(2)
-    if str(company().index) in options.at.split(","):
+    if str(process_group().index) in options.at.split(","):
         spoil(options.fault)
     mesh = jax.make_mesh((2,), ("a",), axis_types=(AxisType.Auto,))
     sharding = NamedSharding(mesh, PartitionSpec("a"))

@@ -33,7 +33,7 @@ def start_all(
 def ends(processes: Sequence[subprocess.Popen], *, timeout: float = 280) -> list[tuple[int, str]]:
     """Exit code and output of each."""
     outputs = [process.communicate(timeout=timeout)[0] for process in processes]
-    return [(one.returncode, said) for one, said in zip(processes, outputs, strict=True)]
+    return [(one.returncode, generated) for one, generated in zip(processes, outputs, strict=True)]
 
 
 def errors(output: str) -> list[str]:

@@ -8,21 +8,21 @@ from joined import begin_in_each, companies, in_each, wait_for
 
 from pat_jax.common.errors import UserError
 from pat_jax.common.hosts import link
-from pat_jax.common.hosts.together import Company
+from pat_jax.common.hosts.together import ProcessGroup
 from pat_jax.common.rules import OptionError
 
 
 @pytest.mark.parametrize("count", [2, 5])
 def test_the_first_process_decides_for_all(count):
     with companies(count) as found:
-        said = in_each(found, lambda one: one.agree("a plan", lambda: f"by {one.index}"))
-        assert said == ["by 0"] * count
-        said = in_each(found, lambda one: one.gather("numbers", one.index**2))
-        assert said == [[i**2 for i in range(count)]] * count
+        generated = in_each(found, lambda one: one.agree("a plan", lambda: f"by {one.index}"))
+        assert generated == ["by 0"] * count
+        generated = in_each(found, lambda one: one.gather("numbers", one.index**2))
+        assert generated == [[i**2 for i in range(count)]] * count
 
 
 def test_many_decisions_arrive_in_their_order():
-    def decide(one: Company) -> list[int]:
+    def decide(one: ProcessGroup) -> list[int]:
         return [one.agree("a number", lambda i=i: i) for i in range(500)]
 
     with companies(3) as found:
@@ -42,7 +42,7 @@ def test_a_mistake_of_the_first_is_everybodys():
 
 
 def test_alone_nothing_is_asked_of_anybody():
-    alone = Company()
+    alone = ProcessGroup()
     assert alone.agree("x", lambda: 3) == 3 and alone.gather("y", 4) == [4]
     with pytest.raises(OptionError):
         alone.agree("z", lambda: (_ for _ in ()).throw(OptionError("a", 1, "b")))
@@ -75,7 +75,7 @@ def test_processes_that_come_apart_end_with_a_sentence(ended, capfd):
         names = ["a plan", "rewards"]
         begin_in_each(found, lambda one: one.agree(names[one.index], lambda: 1))
         wait_for(lambda: ended)
-    assert "at 'rewards'" in (said := capfd.readouterr().err) and "'a plan'" in said
+    assert "at 'rewards'" in (generated := capfd.readouterr().err) and "'a plan'" in generated
 
 
 def test_another_decision_is_named(ended, capfd):
@@ -92,8 +92,11 @@ def test_a_peer_that_is_gone_is_named(ended, capfd):
         with socket.fromfd(first._connection.fileno(), socket.AF_INET, socket.SOCK_STREAM) as line:
             line.shutdown(socket.SHUT_RDWR)
         wait_for(lambda: len(ended) == 2)
-    said = capfd.readouterr().err
-    assert all(f"error: process {i} on " in said for i in range(2)) and "--resume auto" in said
+    generated = capfd.readouterr().err
+    assert (
+        all(f"error: process {i} on " in generated for i in range(2))
+        and "--resume auto" in generated
+    )
 
 
 def test_a_peer_that_is_silent_is_given_up(ended, capfd, monkeypatch):

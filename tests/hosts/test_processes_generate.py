@@ -24,10 +24,10 @@ def test_several_processes_say_what_one_says(tmp_path, count, name):
     processes = start_all(count, "--what", name, "--out", str(out), program=WORKER)
     for code, output in ends(processes, timeout=800):
         assert code == 0, output
-    said, compiled = pickle.loads(out.read_bytes())
+    generated, compiled = pickle.loads(out.read_bytes())
     assert compiled == 0
     requests, static = static_run(name, seed=0)
-    for (path, carry), (completions, ways) in said.items():
+    for (path, carry), (completions, ways) in generated.items():
         assert len(ways) == len(path) - 1 and carry in (*ways, *CARRIES[1:2])
         found = sum(tally(subject(name), requests, static, [completions]).values(), Tally())
         assert found.compared > 0.9 * found.tokens > 100
@@ -46,8 +46,8 @@ def test_two_processes_draft_and_move_as_one_does(tmp_path):
         start_all(2, "--what", "drafts", "--out", str(out), program=WORKER), timeout=800
     ):
         assert code == 0, output
-    said, expected = pickle.loads(out.read_bytes()), rollouts()
-    assert said == expected
+    generated, expected = pickle.loads(out.read_bytes()), rollouts()
+    assert generated == expected
     copied, model = expected["texts"], expected["a draft model"]
     assert min(accepted for _, accepted, _ in copied["by source"]) > 0
     assert model["accepted"] > 0 and model["drafted"] > model["accepted"]

@@ -40,8 +40,8 @@ def test_two_processes_read_one_file(tmp_path: Path):
     assert [code for code, _ in found] == [1, 1], found
     assert "started with other options than process 0 (--data.files" in found[0][1]
     assert len(errors(found[0][1])) == 1 and not (tmp_path / "run").exists()
-    for code, said in train(tmp_path, 0):
-        assert code == 0, said
+    for code, generated in train(tmp_path, 0):
+        assert code == 0, generated
     assert read_metrics(tmp_path / "run" / "metrics.jsonl")[-1]["step"] == 1
     rows, heldout = sorted((tmp_path / "run" / ROWS).glob("*/*.jsonl"), key=lambda path: path.name)
     counts = [

@@ -28,9 +28,9 @@ def saved(directory: Path) -> list[str]:
 def test_what_all_find_out_is_said_once_and_the_next_step_is_saved(tmp_path, fault, at):
     found = save(tmp_path, fault, at)
     assert [code for code, _ in found] == [0, 0], found
-    said = [line for line in found[0][1].splitlines() if "training goes on" in line]
-    assert len(said) == 1 and f"a mistake where it is {fault})" in said[0], found[0][1]
-    assert "0" in at.split(",") or "(process 1 on " in said[0]
+    generated = [line for line in found[0][1].splitlines() if "training goes on" in line]
+    assert len(generated) == 1 and f"a mistake where it is {fault})" in generated[0], found[0][1]
+    assert "0" in at.split(",") or "(process 1 on " in generated[0]
     assert {"1", "3", "4"} <= {*saved(tmp_path)} <= {"1", "2", "3", "4"}
 
 

@@ -94,24 +94,24 @@ def test_the_port_is_free_afterwards():
 def test_who_does_not_come_is_named_to_all():
     address = f"localhost:{free_port()}"
     began = time.monotonic()
-    said = called(address, [0, 2], 4, 1)
+    fields = called(address, [0, 2], 4, 1)
     assert time.monotonic() - began < 10
-    assert len(set(said)) == 1 and said[0].startswith(
+    assert len(set(fields)) == 1 and fields[0].startswith(
         "processes 1, 3 of 4 did not come to " + address
     )
 
 
 def test_no_first_process():
-    (said,) = called(address := f"localhost:{free_port()}", [1], 2, 0.5)
-    assert said.startswith(
+    (fields,) = called(address := f"localhost:{free_port()}", [1], 2, 0.5)
+    assert fields.startswith(
         f"process 1 did not reach process 0 at {address} within 0.5 s (Connection"
     )
 
 
 def test_a_name_that_nobody_has():
-    said = called("no-such-host.invalid:80", [0, 1], 2, 0.5)
-    assert "process 0 cannot listen at no-such-host.invalid:80" in said[0]
-    assert "process 1 did not reach process 0 at no-such-host.invalid:80" in said[1]
+    fields = called("no-such-host.invalid:80", [0, 1], 2, 0.5)
+    assert "process 0 cannot listen at no-such-host.invalid:80" in fields[0]
+    assert "process 1 did not reach process 0 at no-such-host.invalid:80" in fields[1]
 
 
 def test_a_port_that_is_taken():
@@ -127,15 +127,15 @@ def test_processes_that_count_otherwise():
         lambda: roll_call(Place(address, 0, 2), 20),
         lambda: roll_call(Place(address, 1, 3), 20),
     ]
-    said = outcomes(calls)
-    assert said[0] == said[1] and "started as one of 3 and process 0 as one of 2" in said[0]
+    fields = outcomes(calls)
+    assert fields[0] == fields[1] and "started as one of 3 and process 0 as one of 2" in fields[0]
 
 
 def test_two_with_one_number():
     address = f"localhost:{free_port()}"
-    said = called(address, [0, 1, 1], 3, 1.5)
-    assert sorted("is there already" in one for one in said) == [False, False, True]
-    assert "process 2 of 3 did not come" in said[0]
+    fields = called(address, [0, 1, 1], 3, 1.5)
+    assert sorted("is there already" in one for one in fields) == [False, False, True]
+    assert "process 2 of 3 did not come" in fields[0]
 
 
 def test_strangers_disturb_no_roll_call(monkeypatch):

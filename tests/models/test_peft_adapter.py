@@ -71,7 +71,7 @@ BASE_CHANGED = ("pissa_niter_16", "OLoRA", "loftq", "ours", 1)
 
 
 @pytest.mark.parametrize(
-    ("damage", "said"),
+    ("damage", "generated"),
     [
         (lambda adapter: (adapter / ADAPTER_CONFIG).unlink(), "directory of a PEFT adapter"),
         (lambda adapter: (adapter / ADAPTER_FILE).unlink(), "safe_serialization"),
@@ -97,12 +97,12 @@ BASE_CHANGED = ("pissa_niter_16", "OLoRA", "loftq", "ours", 1)
     ],
 )
 def test_one_that_is_damaged_or_of_another_kind_is_refused(
-    adapter: Path, damage: Callable[[Path], None], said: str
+    adapter: Path, damage: Callable[[Path], None], generated: str
 ):
     damage(adapter)
     with pytest.raises(UserError) as error:
         read_adapter(adapter, POLICY)
-    assert said in str(error.value) and "\n" not in str(error.value)
+    assert generated in str(error.value) and "\n" not in str(error.value)
 
 
 NO_EFFECT = (
@@ -180,17 +180,19 @@ def test_one_of_another_model_is_refused(adapter: Path, other: dict[str, int]):
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "generated"),
     [
         ({"rank": 8}, "--lora.rank is 8: expected 4"),
         ({"alpha": 3.0}, "--lora.alpha is 3.0: expected 8.0"),
         ({"targets": ("q_proj",)}, "--lora.targets is 'q_proj': expected"),
     ],
 )
-def test_options_that_it_contradicts_are_refused(adapter: Path, options: dict[str, Any], said: str):
+def test_options_that_it_contradicts_are_refused(
+    adapter: Path, options: dict[str, Any], generated: str
+):
     with pytest.raises(UserError) as error:
         build_lora(LoraConfig(adapter=str(adapter), **options), POLICY)
-    assert said in str(error.value) and "leave the option out" in str(error.value)
+    assert generated in str(error.value) and "leave the option out" in str(error.value)
 
 
 def test_options_that_agree_or_are_left_out_take_it(adapter: Path):
@@ -241,7 +243,7 @@ def renamed(part: str, other: str) -> Callable[[dict[str, np.ndarray]], None]:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "generated"),
     [
         (no_tensors, "the file holds no tensor"),
         (more("base_model.model.lm_head.lora_A.weight"), "embed_tokens or lm_head"),
@@ -262,14 +264,14 @@ def renamed(part: str, other: str) -> Callable[[dict[str, np.ndarray]], None]:
     ],
 )
 def test_tensors_that_peft_would_not_read_as_they_are_named_are_refused(
-    adapter: Path, change: Callable[[dict[str, np.ndarray]], None], said: str
+    adapter: Path, change: Callable[[dict[str, np.ndarray]], None], generated: str
 ):
     tensors = stored(adapter)
     change(tensors)
     restore(adapter, tensors)
     with pytest.raises(UserError) as error:
         read_adapter(adapter, POLICY)
-    assert said in str(error.value) and "another model" not in str(error.value)
+    assert generated in str(error.value) and "another model" not in str(error.value)
 
 
 @pytest.mark.parametrize("number", [np.nan, np.inf])

@@ -18,12 +18,12 @@ def lengths_of(*ended: tuple[int, int]) -> LengthModel:
 
 
 def machine(
-    step: dict[Split, float], *, reslice=0.5, migrate_per_token=5e-4, per_row=0.0, **options
+    step: dict[Split, float], *, reshard=0.5, migrate_per_token=5e-4, per_row=0.0, **options
 ):
     return made_up_latency(
         step,
         {split: per_row * split.tp for split in step},
-        reslice=reslice,
+        reshard=reshard,
         migrate_per_token=migrate_per_token,
         max_rows=128,
         lengths=(64, 512),

@@ -1,4 +1,4 @@
-"""When it pays to move sequences between groups: against what a step and a move really cost."""
+"""When it pays to move sequences between replicas: against what a step and a move really cost."""
 
 from dataclasses import replace
 
@@ -14,9 +14,9 @@ from pat_jax.planning.planner.planner import CostModelPlanner
 from pat_jax.planning.types import Load, Moved, Plan, Split
 
 DP8, DP4TP2, DP2TP4, TP8 = SPLITS
-ROW_S = 2e-3  # of a step, each live row of the fullest group
+ROW_S = 2e-3  # of a step, each running row of the fullest replica
 GENERATED = 60
-LEFT = CAP - GENERATED  # of every live sequence, as far as is known: 50 tokens or all of them
+LEFT = CAP - GENERATED  # of every running sequence, as far as is known: 50 tokens or all of them
 LENGTHS = lengths_of((50, 95), (CAP, 5))
 GROUP = np.repeat(np.arange(4), [9, 3, 4, 2])
 CONTEXT = np.where(np.arange(18) == 0, 5, 60)
@@ -24,9 +24,9 @@ ONE, FOUR = GROUP.copy(), GROUP.copy()
 ONE[0], FOUR[:4] = 3, [3, 1, 3, 1]
 
 
-def load(group: np.ndarray = GROUP, left: int = LEFT) -> Load:
-    alike = np.ones(len(group), int)
-    return Load(group, GENERATED * alike, CONTEXT[: len(group)], left * alike, step=GENERATED)
+def load(replica: np.ndarray = GROUP, left: int = LEFT) -> Load:
+    alike = np.ones(len(replica), int)
+    return Load(replica, GENERATED * alike, CONTEXT[: len(replica)], left * alike, step=GENERATED)
 
 
 def make_planner(
@@ -50,36 +50,37 @@ def asked(planner: CostModelPlanner, *options: np.ndarray, left: int = LEFT) -> 
 def test_it_takes_what_gains_most():
     """One row less for 5 tokens, or four rows less for 185: a table entry of 64 to 512 tokens."""
     balance = asked(make_planner(1e-4), ONE, FOUR)
-    assert (balance.group == FOUR).all()
+    assert (balance.replica == FOUR).all()
     assert 4 * LEFT * ROW_S * 1.064 < balance.predicted_saving_s < 4 * LEFT * ROW_S * 1.512
     assert balance.predicted_cost_s == pytest.approx(1e-4 * 185)
     balance = asked(make_planner(0.05), ONE, FOUR)
-    assert (balance.group == ONE).all()
+    assert (balance.replica == ONE).all()
     assert LEFT * ROW_S * 1.064 < balance.predicted_saving_s < LEFT * ROW_S * 1.512
     assert balance.predicted_cost_s == pytest.approx(0.05 * 5)
     assert "1 of 18 sequences, from 9 to 8" in balance.reason
 
 
 def test_it_moves_nothing_for_nothing():
-    assert asked(make_planner(1.0), ONE, FOUR).group is None, "dearer than all it saves"
-    assert asked(make_planner(1e-4, row_s=0.0), ONE, FOUR).group is None, "no step is faster"
-    assert asked(make_planner(None), ONE, FOUR).group is None, "nobody knows what it costs"
-    assert asked(make_planner(1e-4)).group is None
+    assert asked(make_planner(1.0), ONE, FOUR).replica is None, "dearer than all it saves"
+    assert asked(make_planner(1e-4, row_s=0.0), ONE, FOUR).replica is None, "no step is faster"
+    assert asked(make_planner(None), ONE, FOUR).replica is None, "nobody knows what it costs"
+    assert asked(make_planner(1e-4)).replica is None
     last = asked(make_planner(1e-3), ONE, FOUR, left=1)
-    assert last.group is None, "one step to go"
+    assert last.replica is None, "one step to go"
 
 
 def test_what_a_switch_will_merge_need_not_be_even():
-    """Most end in ten steps, and the others go to TP8 then: groups are even for those steps alone."""
-    moves = {"row_s": 0.01, "step": FASTER_WITH_TP, "reslice": 1e-6}
+    """Most end in ten steps, and the others go to TP8 then: replicas are even for those steps
+    alone."""
+    moves = {"row_s": 0.01, "step": FASTER_WITH_TP, "reshard": 1e-6}
     plans = []
     for splits in ((DP4TP2,), (DP4TP2, TP8)):
         planner = make_planner(0.05, splits=splits, **moves)
         planner.lengths = lengths_of((GENERATED + 10, 90), (CAP, 10))
         plans.append(asked(planner, ONE))
     stays, merges = plans
-    assert stays.threshold == 0 and stays.group is not None
-    assert merges.threshold > 0 and merges.group is None
+    assert stays.threshold == 0 and stays.replica is not None
+    assert merges.threshold > 0 and merges.replica is None
 
 
 def test_what_moves_took_is_believed():
@@ -90,7 +91,7 @@ def test_what_moves_took_is_believed():
     assert 8 < second.predicted_cost_s / first.predicted_cost_s < 10
     assert second.predicted_saving_s == pytest.approx(first.predicted_saving_s)
     planner.observe(Moved(second, 1e3 * first.predicted_cost_s))
-    assert asked(planner, FOUR).group is None
+    assert asked(planner, FOUR).replica is None
 
 
 def test_nothing_is_learned_of_a_move_of_which_some_stayed():

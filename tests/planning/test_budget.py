@@ -108,7 +108,7 @@ def test_no_budget_is_left_once_a_rollout_has_come_back_to_a_layout():
 
 class TestSober:
     latency = made_up_latency(
-        dict.fromkeys(SPLITS, 0.5), dict.fromkeys(SPLITS, 0.0), reslice=1.0, migrate_per_token=0.0
+        dict.fromkeys(SPLITS, 0.5), dict.fromkeys(SPLITS, 0.0), reshard=1.0, migrate_per_token=0.0
     )
 
     def seen(self, **ratios: float) -> np.ndarray:

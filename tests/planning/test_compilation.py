@@ -12,7 +12,7 @@ from pat_jax.planning.types import Split
 
 DP8, DP4TP2, DP2TP4, TP8 = SPLITS
 CAP, ITERATIONS = 400, 100
-LOAD = make_load(96, DP8, budget=CAP)
+LOAD = make_load(96, DP8, remaining_tokens=CAP)
 LONG_TAIL = LengthModel.empty(CAP, prior_weight=1e-3).updated(
     np.array([50] * 95 + [CAP] * 5), np.zeros(100, bool)
 )
@@ -23,7 +23,7 @@ def make_planner(splits: tuple[Split, ...], **step: float) -> CostModelPlanner:
     seconds = {split: step[str(split)] for split in SPLITS if str(split) in step}
     rows = {split: 0.01 * split.tp for split in seconds}
     latency = made_up_latency(
-        seconds, rows, reslice=0.5, migrate_per_token=5e-4, max_rows=128, lengths=(64, 512)
+        seconds, rows, reshard=0.5, migrate_per_token=5e-4, max_rows=128, lengths=(64, 512)
     )
     return CostModelPlanner(splits, latency, LONG_TAIL)
 

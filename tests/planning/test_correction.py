@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from pat_jax.planning.latency.correction import Correction
 from pat_jax.planning.latency.model import LatencyModel
-from pat_jax.planning.types import Ran, Split
+from pat_jax.planning.types import BurstResult, Split
 
 DP8, _, DP2TP4, TP8 = SPLITS
 MODEL = made_up_latency(
     dict(zip(SPLITS, (1.0, 1.2, 1.4, 1.5), strict=True)),
     dict.fromkeys(SPLITS, 0.1),
-    reslice=1.0,
+    reshard=1.0,
     migrate_per_token=0.1,
 )
 FAST = replace(MODEL, decode_table={k: s / 100 for k, s in MODEL.decode_table.items()})
@@ -96,16 +96,16 @@ def test_more_than_a_factor_of_two_is_not_believed(ratio, limit):
 
 
 class TestShared:
-    """Steps of some 20 ms, to which the host adds 14 µs for each live sequence."""
+    """Steps of some 20 ms, to which the host adds 14 µs for each running sequence."""
 
     HOST_S = 14e-6
 
-    def burst(self, split: Split, rows: int, factor: float = 1.0) -> Ran:
-        live = rows * split.dp * 100
-        seconds = factor * FAST.profiled_step(split, rows, 64) + self.HOST_S * live
-        return replace(ran(split, rows, 64, seconds), live=live)
+    def burst(self, split: Split, rows: int, factor: float = 1.0) -> BurstResult:
+        running = rows * split.dp * 100
+        seconds = factor * FAST.profiled_step(split, rows, 64) + self.HOST_S * running
+        return replace(ran(split, rows, 64, seconds), running=running)
 
-    def seen(self, *bursts: Ran) -> Correction:
+    def seen(self, *bursts: BurstResult) -> Correction:
         model = FAST
         for burst in bursts:
             model = model.observed(burst)

@@ -16,7 +16,7 @@ from pat_jax.planning.types import Split
 LATENCY = made_up_latency(
     {split: 1.0 / split.tp for split in SPLITS},
     {split: 0.01 * split.tp for split in SPLITS},
-    reslice=0.5,
+    reshard=0.5,
     migrate_per_token=0.1,
     prefill=0.3,
     lengths=(64, 100, 128),
@@ -56,8 +56,8 @@ def test_every_price_is_the_latency_models(rows, context):
     fullest = np.array(rows).T
     contexts = context + 30 * np.arange(len(rows))
     steps = TABLES.steps(fullest, contexts, contexts)
-    live = np.array([[8], [4], [3], [2]]) * fullest.max(axis=0)
-    migrations = TABLES.migrations(fullest, live, contexts)
+    running = np.array([[8], [4], [3], [2]]) * fullest.max(axis=0)
+    migrations = TABLES.migrations(fullest, running, contexts)
     recomputations = TABLES.recomputations(fullest, contexts)
     for j, length in enumerate(contexts.tolist()):
         for i, split in enumerate(SPLITS):
@@ -68,7 +68,7 @@ def test_every_price_is_the_latency_models(rows, context):
                 expected = (
                     0.0
                     if i == k
-                    else LATENCY.migrate(split, target, fullest[i, j], live[i, j], length)
+                    else LATENCY.migrate(split, target, fullest[i, j], running[i, j], length)
                 )
                 assert migrations[i, k, j] == pytest.approx(expected)
 
@@ -77,7 +77,7 @@ def test_layouts_may_have_buckets_of_their_own():
     one, two = Split(2, 1), Split(1, 2)
     model = LatencyModel(
         decode_table={(one, 3, 8): 1.0, (one, 5, 8): 2.0, (two, 4, 16): 4.0, (two, 8, 16): 8.0},
-        reslice_table={(one, two): 1.0},
+        reshard_table={(one, two): 1.0},
         migrate_table={(one, two, "all"): 7.0, (one, two, "one"): 5.0},
         prefill_table={(two, 16): 1.0},
         prefill_blocks=1,
@@ -89,12 +89,12 @@ def test_layouts_may_have_buckets_of_their_own():
         prices = tables.steps(np.full((2, 1), rows), np.array([8]), np.array([8]))[:, 0]
         expected = [model.decode_step(split, rows, 8) for split in (one, two)]
         np.testing.assert_allclose(prices, expected)
-    # Three rows of eight tokens, two of them in one group: half a round of both, then of one.
+    # Three rows of eight tokens, two of them in one replica: half a round of both, then of one.
     migrations = tables.migrations(np.full((2, 1), 2), np.full((2, 1), 3), np.array([8]))
     assert migrations[0, 1, 0] == 0.5 * 7.0 + 0.5 * 5.0
     # What nobody measured is priced out of reach, not guessed.
     assert migrations[1, 0, 0] >= LARGE_S / 2
-    assert tables.reslice[1, 0] >= LARGE_S
+    assert tables.reshard[1, 0] >= LARGE_S
 
 
 def test_following_choices():

@@ -8,13 +8,13 @@ from fakes import make_load
 from made_up_machines import DP8, FASTER_WITH_TP, TP8, lengths_of, machine
 
 from pat_jax.layout.buckets import Drafts
-from pat_jax.planning.draft_counts import KINDS, NONE_DRAFTED, Drafted
+from pat_jax.planning.draft_counts import KINDS, NONE_DRAFTED, DraftResult
 from pat_jax.planning.drafts import Acceptance
 from pat_jax.planning.planner.costs import CostTables
 from pat_jax.planning.planner.planner import CostModelPlanner
-from pat_jax.planning.types import Ran
+from pat_jax.planning.types import BurstResult
 
-DRAFTS = Drafts(budgets=(1, 3, 7), longest=7, most_tokens=256)
+DRAFTS = Drafts(num_draft_tokens=(1, 3, 7), longest=7, most_tokens=256)
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
 BASE = machine(FASTER_WITH_TP).on(dict.fromkeys(FASTER_WITH_TP, ROWS), (64, 512))
 
@@ -22,9 +22,9 @@ BASE = machine(FASTER_WITH_TP).on(dict.fromkeys(FASTER_WITH_TP, ROWS), (64, 512)
 def drafting(dearer: float = 1.02):
     """A step takes `dearer` times as long for each token of the budget; rows are free."""
     verify = {
-        (split, rows, length, budget): seconds * dearer**budget
+        (split, rows, length, num_draft_tokens): seconds * dearer**num_draft_tokens
         for (split, rows, length), seconds in BASE.decode_table.items()
-        for budget in DRAFTS.of(rows)
+        for num_draft_tokens in DRAFTS.of(rows)
     }
     return replace(BASE, verify_table=verify)
 
@@ -34,23 +34,25 @@ def planner(acceptance: Acceptance, latency=None) -> CostModelPlanner:
     return CostModelPlanner((TP8,), latency or drafting(), lengths_of((100, 1000)), **beliefs)
 
 
-TRIED = np.full_like(Acceptance.unseen().tried, 1e6)
-NOTHING = replace(Acceptance.unseen(), tried=TRIED, right=1e-3 * TRIED)
+TRIED = np.full_like(Acceptance.unseen().proposed, 1e6)
+NOTHING = replace(Acceptance.unseen(), proposed=TRIED, accepted=1e-3 * TRIED)
 
 
-@pytest.mark.parametrize(("live", "least"), [(2, 3), (8, 3), (30, 3), (50, 1), (100, 1), (129, 0)])
-def test_trials_are_made_with_the_smallest_budget_that_has_a_program(live: int, least: int):
-    one, load = planner(NOTHING), make_load(live, TP8)
-    assert one.decide(load, TP8).budget == 0, "nothing was lost yet that a trial may cost"
-    one.observe(Ran(TP8, 128, 64, live, live * 20.0, 1000, 200.0))
-    assert one.decide(load, TP8).budget == least
+@pytest.mark.parametrize(
+    ("running", "least"), [(2, 3), (8, 3), (30, 3), (50, 1), (100, 1), (129, 0)]
+)
+def test_trials_are_made_with_the_smallest_budget_that_has_a_program(running: int, least: int):
+    one, load = planner(NOTHING), make_load(running, TP8)
+    assert one.decide(load, TP8).num_draft_tokens == 0, "nothing was lost yet that a trial may cost"
+    one.observe(BurstResult(TP8, 128, 64, running, running * 20.0, 1000, 200.0))
+    assert one.decide(load, TP8).num_draft_tokens == least
 
 
 def test_what_came_of_drafts_is_expected_of_the_next_ones():
     one, load = planner(Acceptance.unseen()), make_load(8, TP8)
     before = one.decide(load, TP8).predicted
     assert before is not None and before.tokens > 1.3
-    counts = Drafted(*(np.sum(x, axis=0) for x in NONE_DRAFTED))._replace(
+    counts = DraftResult(*(np.sum(x, axis=0) for x in NONE_DRAFTED))._replace(
         begun=10_000 * np.eye(KINDS)[0]
     )
     one.observe(counts)
@@ -60,7 +62,7 @@ def test_what_came_of_drafts_is_expected_of_the_next_ones():
 
 
 def test_budgets_that_only_other_layouts_have_are_none():
-    """Groups of another layout are so small that their bursts have larger ones."""
+    """Replicas of another layout are so small that their bursts have larger ones."""
     few = {
         key: seconds
         for key, seconds in drafting().verify_table.items()
@@ -69,11 +71,14 @@ def test_budgets_that_only_other_layouts_have_are_none():
     latency = replace(BASE, verify_table=few)
     assert [n for n, _ in CostTables.of(latency, (DP8, TP8)).verifying] == [1, 3, 7]
     assert [n for n, _ in CostTables.of(latency, (TP8,)).verifying] == [3, 7]
-    assert planner(Acceptance.unseen(), latency).decide(make_load(8, TP8), TP8).budget in (3, 7)
+    assert planner(Acceptance.unseen(), latency).decide(
+        make_load(8, TP8), TP8
+    ).num_draft_tokens in (3, 7)
 
 
 def test_the_fewer_rows_of_a_bucket_are_live_the_more_each_is_expected_to_say():
-    """Steps cost the same, whatever is live; 64 rows fill a bucket, 33 leave half of its room."""
+    """Steps cost the same, whatever is running; 64 rows fill a bucket, 33 leave half of its
+    room."""
     one, plain = planner(Acceptance.unseen()), planner(NOTHING)
     seconds = {n: one.decide(make_load(n, TP8), TP8).predicted_remaining_s for n in (33, 45, 64)}
     assert seconds[33] < seconds[45] < seconds[64]
@@ -86,15 +91,15 @@ def test_the_fewer_rows_of_a_bucket_are_live_the_more_each_is_expected_to_say():
 
 
 @pytest.mark.parametrize(
-    ("live", "times", "drafts"), [(8, 2.0, True), (8, 0.5, False), (1, 0.0, True)]
+    ("running", "times", "drafts"), [(8, 2.0, True), (8, 0.5, False), (1, 0.0, True)]
 )
 def test_sequences_that_a_draft_models_cache_has_no_room_for_draft_nothing(
-    live: int, times: float, drafts: bool
+    running: int, times: float, drafts: bool
 ):
     """But the last one, and what there is room for later is in the plan."""
-    load, lengths = make_load(live, TP8, prompt=400), lengths_of((20, 900), (100, 100))
+    load, lengths = make_load(running, TP8, prompt=400), lengths_of((20, 900), (100, 100))
     limits = DRAFTS.limits._replace(cached=times * float(load.context.sum()))
     plain, free = (replace(planner(x), lengths=lengths) for x in (NOTHING, Acceptance.unseen()))
     plan = replace(free, drafts=limits).decide(load, TP8)
-    assert (plan.budget > 0) == drafts
+    assert (plan.num_draft_tokens > 0) == drafts
     assert plan.predicted_remaining_s < plain.decide(load, TP8).predicted_remaining_s

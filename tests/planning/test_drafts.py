@@ -9,14 +9,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pat_jax.planning.draft_counts import BRANCHES, DRAFTS, KINDS, MOST, NONE_DRAFTED, SAID, Drafted
+from pat_jax.planning.draft_counts import (
+    BRANCHES,
+    DRAFTS,
+    GENERATED,
+    KINDS,
+    MAX_RUN,
+    NONE_DRAFTED,
+    DraftResult,
+)
 from pat_jax.planning.drafts import (
     BEGUN_HALVE,
     PRIOR,
     PRIOR_BEGUN,
+    PRIOR_BRANCH_COUNTS,
     PRIOR_BRANCHES,
-    PRIOR_FORKS,
-    PRIOR_SAID,
+    PRIOR_GENERATED,
     Acceptance,
 )
 
@@ -24,22 +32,22 @@ MANY = 1e9  # rows
 
 
 @st.composite
-def drafted(draw) -> Drafted:
+def drafted(draw) -> DraftResult:
     """Of one burst; without a match nothing is right."""
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
-    tried = rng.integers(0, 400, (2, KINDS, MOST)) * (rng.random((2, KINDS, MOST)) < 0.7)
-    right = rng.binomial(tried, rng.random((2, KINDS, 1)))
-    right[:, 0] = 0
-    begun, forks = (
+    proposed = rng.integers(0, 400, (2, KINDS, MAX_RUN)) * (rng.random((2, KINDS, MAX_RUN)) < 0.7)
+    accepted = rng.binomial(proposed, rng.random((2, KINDS, 1)))
+    accepted[:, 0] = 0
+    begun, branch_counts = (
         rng.integers(0, 400, (n, KINDS)) * (rng.random((n, KINDS)) < 0.7) for n in (1, 7)
     )
-    return Drafted(begun[0], tried, right, forks, int(tried.sum()))
+    return DraftResult(begun[0], proposed, accepted, branch_counts, int(proposed.sum()))
 
 
 bursts = st.lists(drafted(), max_size=4)
 
 
-def seen(found: Sequence[Drafted], acceptance: Acceptance | None = None) -> Acceptance:
+def seen(found: Sequence[DraftResult], acceptance: Acceptance | None = None) -> Acceptance:
     acceptance = acceptance or Acceptance.unseen()
     for one in found:
         acceptance = acceptance.observed(one)
@@ -53,18 +61,18 @@ class Row:
         self,
         rng: np.random.Generator,
         begin: np.ndarray,
-        right: np.ndarray,
+        accepted: np.ndarray,
         of_branches: np.ndarray | None = None,
     ):
         """
         Args:
           begin: odds of the kinds of runs, float[kinds].
-          right: odds of a token, by the kind.
+          accepted: odds of a token, by the kind.
           of_branches: the same of branches, of which runs have one of any kind; None: there are none.
         """
-        self.rng, self.begin, self.right, self.of_branches = rng, begin, right, of_branches
-        self.tried, self.good = np.zeros((2, 2, KINDS, MOST), int)
-        self.begun, self.forks = np.zeros(KINDS, int), np.zeros((KINDS, KINDS), int)
+        self.rng, self.begin, self.accepted, self.of_branches = rng, begin, accepted, of_branches
+        self.proposed, self.good = np.zeros((2, 2, KINDS, MAX_RUN), int)
+        self.begun, self.branch_counts = np.zeros(KINDS, int), np.zeros((KINDS, KINDS), int)
         self._begin()
 
     def _begin(self) -> None:
@@ -78,50 +86,50 @@ class Row:
         self.beside = int(self.rng.integers(KINDS)) if has_any else 0
 
     def _is_right(self) -> bool:
-        is_right = bool(self.rng.random() < self.right[self.kind])
-        if self.place < MOST:
-            self.tried[DRAFTS, self.kind, self.place] += 1
-            self.good[DRAFTS, self.kind, self.place] += is_right
-        self.place += is_right
-        return is_right
+        is_accepted = bool(self.rng.random() < self.accepted[self.kind])
+        if self.place < MAX_RUN:
+            self.proposed[DRAFTS, self.kind, self.place] += 1
+            self.good[DRAFTS, self.kind, self.place] += is_accepted
+        self.place += is_accepted
+        return is_accepted
 
     def _on_branch(self, length: int) -> int:
         """Tokens of the branch that are right. Of the first one that is known, verified or not."""
         if not self.beside or self.of_branches is None:
             return 0
         for turn in range(max(length, 1)):
-            is_right = bool(self.rng.random() < self.of_branches[self.beside])
-            self.tried[BRANCHES, self.beside, turn] += 1
-            self.good[BRANCHES, self.beside, turn] += is_right
-            if not is_right:
+            is_accepted = bool(self.rng.random() < self.of_branches[self.beside])
+            self.proposed[BRANCHES, self.beside, turn] += 1
+            self.good[BRANCHES, self.beside, turn] += is_accepted
+            if not is_accepted:
                 return min(turn, length)
         return length
 
     def step(self, length: int, branch: int = 0) -> int:
         """The tokens that it says with so many of a draft and of a branch."""
         if self.kind:
-            self.forks[self.kind, self.beside] += 1
-        for said in range(1, length + 1):
+            self.branch_counts[self.kind, self.beside] += 1
+        for generated in range(1, length + 1):
             if not self._is_right():
-                if said == 1:
-                    said += self._on_branch(branch)
+                if generated == 1:
+                    generated += self._on_branch(branch)
                 self._begin()
-                return said
+                return generated
         if self._is_right():
             self._look()
             return length + 1
-        said = length + 1
+        generated = length + 1
         if not length:  # the draft's first token is drawn, verified or not
-            said += self._on_branch(branch)
+            generated += self._on_branch(branch)
         self._begin()
-        return said
+        return generated
 
     @property
-    def drafted(self) -> Drafted:
-        return Drafted(self.begun, self.tried, self.good, self.forks, 0)
+    def drafted(self) -> DraftResult:
+        return DraftResult(self.begun, self.proposed, self.good, self.branch_counts, 0)
 
 
-def said(
+def generated(
     rows: Sequence[Row], lengths: Callable[[Sequence[Row]], Sequence[Sequence[int]]], steps: int
 ) -> float:
     """Tokens of a step of a row, on average.
@@ -153,27 +161,27 @@ def test_more_room_says_no_less_and_no_step_says_more_than_its_room_and_one(foun
 def test_room_that_is_shared_is_worth_no_less(found):
     """What is likeliest right is verified first."""
     acceptance = seen(found)
-    for budget in (1, 3, 7):
-        shared, alone = (acceptance.tokens(budget, 7, rows) for rows in (MANY, 1))
+    for num_draft_tokens in (1, 3, 7):
+        shared, alone = (acceptance.tokens(num_draft_tokens, 7, rows) for rows in (MANY, 1))
         assert shared >= 0.97 * alone  # between two bars of a table
 
 
 @given(bursts)
 def test_runs_that_did_not_happen_change_nothing(found):
     acceptance = seen(found)
-    after = acceptance.observed(Drafted(*(np.sum(x, axis=0) for x in NONE_DRAFTED)))
-    for name in ("begun", "tried", "right", "forks", "share"):
+    after = acceptance.observed(DraftResult(*(np.sum(x, axis=0) for x in NONE_DRAFTED)))
+    for name in ("begun", "proposed", "accepted", "branch_counts", "share"):
         np.testing.assert_array_equal(getattr(after, name), getattr(acceptance, name))
     assert (acceptance.share > 0).all() and acceptance.share.sum() == pytest.approx(1.0)
 
 
 def test_before_anything_is_seen_it_is_what_was_counted():
-    reach = Acceptance.unseen().reach
-    assert (reach[:, :, 0] == 1).all() and (reach[:, 0, 1:] == 0).all()
-    for mine, known in zip(reach, (PRIOR, PRIOR_BRANCHES), strict=True):
+    accept_prob = Acceptance.unseen().accept_prob
+    assert (accept_prob[:, :, 0] == 1).all() and (accept_prob[:, 0, 1:] == 0).all()
+    for mine, known in zip(accept_prob, (PRIOR, PRIOR_BRANCHES), strict=True):
         for kind, rates in enumerate(known, start=1):
             np.testing.assert_allclose(mine[kind, 1 : 1 + len(rates)], np.cumprod(rates))
-    for shares in (PRIOR_BEGUN, *PRIOR_FORKS):
+    for shares in (PRIOR_BEGUN, *PRIOR_BRANCH_COUNTS):
         assert sum(shares) == pytest.approx(1.0, abs=0.01)
 
 
@@ -182,15 +190,15 @@ def test_runs_drawn_from_known_odds_are_predicted_for_every_draft(seed, learned_
     """Learned with drafts of one length, and right of others too."""
     rng = np.random.default_rng(seed)
     begin = rng.dirichlet(np.full(KINDS, 3.0))
-    right = np.array([0.0, *np.sort(rng.uniform(0.2, 0.85, KINDS - 1))])
-    learner = Row(rng, begin, right)
-    came = said([learner], lambda rows: [[learned_with]], 30_000)
+    accepted = np.array([0.0, *np.sort(rng.uniform(0.2, 0.85, KINDS - 1))])
+    learner = Row(rng, begin, accepted)
+    came = generated([learner], lambda rows: [[learned_with]], 30_000)
     acceptance = seen([learner.drafted])
     # Odds here do not rise along a run as those of texts do: at its far end the prior still counts.
     acceptance = without_branches(acceptance)
     assert acceptance.tokens(learned_with, learned_with, 1) == pytest.approx(came, rel=0.03)
     for draft in (1, 4, 8):
-        came = said([Row(rng, begin, right)], lambda rows, n=draft: [[n]], 20_000)
+        came = generated([Row(rng, begin, accepted)], lambda rows, n=draft: [[n]], 20_000)
         assert acceptance.tokens(draft, draft, 1) == pytest.approx(came, rel=0.04)
 
 
@@ -203,7 +211,7 @@ OF_BRANCHES = np.array([0.0, 0.2, 0.3, 0.5, 0.6, 0.7, 0.8])
 @cache
 def learned(has_branches: bool) -> Acceptance:
     row = new_row(np.random.default_rng(0), has_branches)
-    said([row], lambda rows: [[7, 7]], 30_000)
+    generated([row], lambda rows: [[7, 7]], 30_000)
     return seen([row.drafted])
 
 
@@ -212,50 +220,52 @@ def new_row(rng: np.random.Generator, has_branches: bool) -> Row:
 
 
 @pytest.mark.parametrize(
-    ("branches", "count", "budget"),
+    ("branches", "count", "num_draft_tokens"),
     [(False, 1, 3), (False, 8, 1), (True, 1, 1), (True, 2, 3), (True, 8, 3)],
 )
-def test_rows_that_share_their_room_are_predicted(branches: bool, count: int, budget: int):
+def test_rows_that_share_their_room_are_predicted(
+    branches: bool, count: int, num_draft_tokens: int
+):
     """The room of a step is given to the likeliest tokens of all rows, as `device/draft/token_batch.py` does."""
     rng, draft, acceptance = np.random.default_rng(2), 7, learned(branches)
     ahead = np.arange(1, draft + 1)
 
     def worth(row: Row) -> np.ndarray:
-        own, right = OF_BRANCHES[row.beside] * branches, RIGHT[row.kind]
-        value = np.concatenate([right**ahead, (1 - right) * own**ahead])
+        own, accepted = OF_BRANCHES[row.beside] * branches, RIGHT[row.kind]
+        value = np.concatenate([accepted**ahead, (1 - accepted) * own**ahead])
         value[np.argsort(-value, kind="stable")[draft:]] = 0  # of a row no more than a draft's
         return value
 
     def shared(rows: Sequence[Row]) -> list[tuple[int, int]]:
         value = np.concatenate([worth(row) for row in rows])
-        order = np.argsort(-value, kind="stable")[: budget * len(rows)]
+        order = np.argsort(-value, kind="stable")[: num_draft_tokens * len(rows)]
         chosen = np.bincount(order[value[order] > 0], minlength=len(value)) > 0
         of_row = chosen.reshape(len(rows), 2, draft).sum(axis=2)
         return [(a, b) for a, b in of_row.tolist()]
 
-    came = said([new_row(rng, branches) for _ in range(count)], shared, 24_000 // count)
-    assert acceptance.tokens(budget, draft, count) == pytest.approx(came, rel=0.04)
-    if branches and budget > 1:
-        chains = without_branches(acceptance).tokens(budget, draft, count)
-        assert acceptance.tokens(budget, draft, count) > 1.02 * chains
+    came = generated([new_row(rng, branches) for _ in range(count)], shared, 24_000 // count)
+    assert acceptance.tokens(num_draft_tokens, draft, count) == pytest.approx(came, rel=0.04)
+    if branches and num_draft_tokens > 1:
+        chains = without_branches(acceptance).tokens(num_draft_tokens, draft, count)
+        assert acceptance.tokens(num_draft_tokens, draft, count) > 1.02 * chains
 
 
 @pytest.mark.parametrize("draft, branch", [(1, 1), (3, 2), (2, 6), (7, 7)])
 def test_steps_of_always_the_same_tree_are_predicted(draft: int, branch: int):
     row = new_row(np.random.default_rng(3), has_branches=True)
-    came = said([row], lambda rows: [[draft, branch]], 20_000)
+    came = generated([row], lambda rows: [[draft, branch]], 20_000)
     assert learned(True).always(draft, branch) == pytest.approx(came, rel=0.03)
 
 
 def without_branches(acceptance: Acceptance) -> Acceptance:
-    return replace(acceptance, forks=np.eye(1, KINDS) + np.zeros((KINDS, 1)))
+    return replace(acceptance, branch_counts=np.eye(1, KINDS) + np.zeros((KINDS, 1)))
 
 
-def of_kind(kind: int, runs: int, right: int) -> Drafted:
+def of_kind(kind: int, runs: int, accepted: int) -> DraftResult:
     """Runs of which so many tokens were right, and the next was not."""
-    begun, (tried, good) = np.zeros(KINDS, int), np.zeros((2, 2, KINDS, MOST), int)
-    begun[kind], tried[0, kind, : right + 1], good[0, kind, :right] = runs, runs, runs
-    return Drafted(begun, tried, good, np.zeros((KINDS, KINDS), int), 0)
+    begun, (proposed, good) = np.zeros(KINDS, int), np.zeros((2, 2, KINDS, MAX_RUN), int)
+    begun[kind], proposed[0, kind, : accepted + 1], good[0, kind, :accepted] = runs, runs, runs
+    return DraftResult(begun, proposed, good, np.zeros((KINDS, KINDS), int), 0)
 
 
 def test_a_change_of_kinds_is_followed_within_their_half_life():
@@ -272,23 +282,27 @@ def test_a_change_of_kinds_is_followed_within_their_half_life():
 def test_a_change_of_policy_is_followed():
     good = seen([of_kind(3, 500, 5)] * 40)
     bad = seen([of_kind(3, 500, 0)] * 40, good)
-    assert good.reach[DRAFTS, 3, 4] > 0.9 and bad.reach[DRAFTS, 3, 1] < 0.1
+    assert good.accept_prob[DRAFTS, 3, 4] > 0.9 and bad.accept_prob[DRAFTS, 3, 1] < 0.1
     assert good.tokens(4, 4, 1) > 3 > bad.tokens(4, 4, 1)
 
 
 def test_a_model_is_taken_to_be_as_good_at_a_token_as_at_the_one_before_it():
     """Where short drafts have been verified alone, longer ones are believed in no less."""
-    acceptance, before = Acceptance.unseen(is_said=True), PRIOR_SAID
-    np.testing.assert_allclose(acceptance.reach[DRAFTS, SAID, :4], before ** np.arange(4))
-    begun, (tried, right) = np.zeros(KINDS, int), np.zeros((2, 2, KINDS, MOST), int)
-    forks = np.zeros((KINDS, KINDS), int)
-    begun[SAID] = tried[DRAFTS, SAID, 0] = 10_000
-    right[DRAFTS, SAID, 0] = 9_000
-    first = acceptance.observed(Drafted(begun, tried, right, forks, 10_000))
-    np.testing.assert_allclose(first.reach[DRAFTS, SAID, :4], 0.9 ** np.arange(4), rtol=1e-3)
+    acceptance, before = Acceptance.unseen(is_generated=True), PRIOR_GENERATED
+    np.testing.assert_allclose(
+        acceptance.accept_prob[DRAFTS, GENERATED, :4], before ** np.arange(4)
+    )
+    begun, (proposed, accepted) = np.zeros(KINDS, int), np.zeros((2, 2, KINDS, MAX_RUN), int)
+    branch_counts = np.zeros((KINDS, KINDS), int)
+    begun[GENERATED] = proposed[DRAFTS, GENERATED, 0] = 10_000
+    accepted[DRAFTS, GENERATED, 0] = 9_000
+    first = acceptance.observed(DraftResult(begun, proposed, accepted, branch_counts, 10_000))
+    np.testing.assert_allclose(
+        first.accept_prob[DRAFTS, GENERATED, :4], 0.9 ** np.arange(4), rtol=1e-3
+    )
     # And what is seen of the second one wins.
-    tried[DRAFTS, SAID, 1], right[DRAFTS, SAID, 1] = 9_000, 1_800
-    both = first.observed(Drafted(begun, tried, right, forks, 19_000))
-    _, one, two = both.reach[DRAFTS, SAID, :3]
+    proposed[DRAFTS, GENERATED, 1], accepted[DRAFTS, GENERATED, 1] = 9_000, 1_800
+    both = first.observed(DraftResult(begun, proposed, accepted, branch_counts, 19_000))
+    _, one, two = both.accept_prob[DRAFTS, GENERATED, :3]
     assert two / one == pytest.approx(0.2, rel=0.01)
     assert first.tokens(3, 3, 1) > 3.4 > 2.3 > both.tokens(3, 3, 1)

@@ -1,4 +1,4 @@
-"""Tokens that groups hold while they decode, against counting them step by step."""
+"""Tokens that replicas hold while they decode, against counting them step by step."""
 
 import numpy as np
 from hypothesis import given
@@ -13,15 +13,15 @@ sequences = st.lists(
 
 @given(sequences, st.sampled_from([1, 4, 8]), st.integers(0, 3))
 def test_the_group_that_reads_most_in_each_window(
-    live: list[tuple[int, int, int]], every: int, more: int
+    running: list[tuple[int, int, int]], every: int, more: int
 ):
-    context, sampled, group = np.array(live).T
+    context, sampled, replica = np.array(running).T
     windows = -(-int(sampled.max()) // every) + more
     read = np.zeros((windows, 4))
-    for tokens, said, member in live:
-        for step in range(said):
+    for tokens, output, member in running:
+        for step in range(output):
             read[step // every, member] += tokens + step + 1  # its newest token as well
-    held = most_held(context, sampled, group, windows * every, every)
+    held = most_held(context, sampled, replica, windows * every, every)
     np.testing.assert_allclose(held, read.max(axis=1) / every)  # of no step, none
 
 

@@ -15,7 +15,7 @@ EVERYWHERE = {DP8: 0.4, DP4TP2: 0.3, DP2TP4: 0.2, TP8: 0.1}
 
 def latency(step: dict, per_row: float = 0.0) -> LatencyModel:
     rows = {split: per_row * split.tp for split in step}
-    return made_up_latency(step, rows, reslice=0.1, migrate_per_token=1e-4, max_rows=8)
+    return made_up_latency(step, rows, reshard=0.1, migrate_per_token=1e-4, max_rows=8)
 
 
 @given(st.floats(0.01, 1.0), st.floats(0.0, 0.1))

@@ -22,7 +22,7 @@ MODEL = LatencyModel(
         (DP2, 8, 128): 5.0,
         (TP2, 8, 64): 1.5,
     },
-    reslice_table={(DP2, TP2): 10.0, (TP2, DP2): 20.0},
+    reshard_table={(DP2, TP2): 10.0, (TP2, DP2): 20.0},
     migrate_table={
         (DP2, TP2, "all"): 6.0,
         (DP2, TP2, "one"): 4.0,
@@ -52,22 +52,22 @@ def test_a_decode_step_costs_what_its_bucket_costs(rows, length, seconds):
 
 def test_layouts_have_tables_of_their_own():
     assert MODEL.decode_step(TP2, 4, 64) == 1.5
-    assert (MODEL.reslice(DP2, TP2), MODEL.reslice(TP2, DP2)) == (10.0, 20.0)
+    assert (MODEL.reshard(DP2, TP2), MODEL.reshard(TP2, DP2)) == (10.0, 20.0)
     with pytest.raises(KeyError):
-        MODEL.reslice(DP2, DP2)
+        MODEL.reshard(DP2, DP2)
 
 
 @pytest.mark.parametrize(
-    "fullest, live, context, seconds",
+    "fullest, running, context, seconds",
     [
-        (4, 8, 16, 4 * 6.0),  # alike: both groups in every round
+        (4, 8, 16, 4 * 6.0),  # alike: both replicas in every round
         (5, 8, 16, 3 * 6.0 + 2 * 4.0),  # one has two rows more than the other
         (8, 8, 16, 8 * 4.0),  # all in one
         (4, 8, 40, 4 * 6.0 * 2.5),
     ],
 )
-def test_a_migration_costs_rounds_of_all_groups_and_of_one(fullest, live, context, seconds):
-    assert MODEL.migrate(DP2, TP2, fullest, live, context) == seconds
+def test_a_migration_costs_rounds_of_all_groups_and_of_one(fullest, running, context, seconds):
+    assert MODEL.migrate(DP2, TP2, fullest, running, context) == seconds
 
 
 def test_a_group_splits_evenly():
@@ -87,7 +87,7 @@ def test_recomputing_costs_whole_calls_of_blocks(rows, length, short, long):
 def test_recomputing_costs_the_calls_that_the_engine_makes(rows, length):
     every = np.arange(rows)
     spans = Spans(every, 0 * every, 0 * every, 0 * every + length)
-    calls = prefill_calls(spans, num_groups=1, sizes=(8, 8), page_size=16)
+    calls = prefill_calls(spans, num_replicas=1, sizes=(8, 8), page_size=16)
     expected = sum(0.5 if call.context <= 64 else 0.75 for call in calls)
     assert MODEL.recompute(TP2, rows, length) == pytest.approx(expected)
 
@@ -96,16 +96,16 @@ def test_recomputing_costs_the_calls_that_the_engine_makes(rows, length):
     st.lists(st.tuples(st.integers(0, 3), st.integers(0, 128)), min_size=1, max_size=40),
 )
 def test_prompts_cost_the_calls_that_the_engine_packs_them_into(prompts):
-    """Of any lengths, in any groups; past the last bucket a context is known to the page."""
+    """Of any lengths, in any replicas; past the last bucket a context is known to the page."""
     model = made_up_latency(
-        {SPLITS[1]: 1.0}, {SPLITS[1]: 0.1}, reslice=1.0, migrate_per_token=1.0, lengths=(64, 128)
+        {SPLITS[1]: 1.0}, {SPLITS[1]: 0.1}, reshard=1.0, migrate_per_token=1.0, lengths=(64, 128)
     )
     model = replace(model, prefill_table={(SPLITS[1], 64): 0.5, (SPLITS[1], 128): 0.75})
-    group, tokens = np.array(prompts).T
-    spans = Spans(np.arange(len(group)), group, 0 * tokens, tokens)
-    calls = prefill_calls(spans, num_groups=4, sizes=(8, 8), page_size=16)
+    replica, tokens = np.array(prompts).T
+    spans = Spans(np.arange(len(replica)), replica, 0 * tokens, tokens)
+    calls = prefill_calls(spans, num_replicas=4, sizes=(8, 8), page_size=16)
     expected = sum(model.prefill_call(SPLITS[1], call.context) for call in calls)
-    assert model.packed(SPLITS[1], group, tokens) == pytest.approx(expected)
+    assert model.packed(SPLITS[1], replica, tokens) == pytest.approx(expected)
 
 
 def test_sequences_of_several_lengths_cost_their_tokens():
@@ -118,7 +118,7 @@ def test_more_rows_or_tokens_never_cost_less(rows, more_rows, length, more_lengt
     model = made_up_latency(
         dict.fromkeys(SPLITS, 0.01),
         dict.fromkeys(SPLITS, 0.001),
-        reslice=1.0,
+        reshard=1.0,
         migrate_per_token=0.1,
     )
     rows, more_rows = sorted((rows, more_rows))
@@ -195,7 +195,7 @@ def test_a_model_comes_back_from_json():
     random = made_up_latency(
         {split: float(np.pi) / split.tp for split in SPLITS},
         dict.fromkeys(SPLITS, 1 / 3),
-        reslice=0.1,
+        reshard=0.1,
         migrate_per_token=0.7,
     )
     assert through_json(random) == random
@@ -204,11 +204,11 @@ def test_a_model_comes_back_from_json():
 def test_steps_that_verify_drafts_from_elsewhere_are_not_taken_for_ones_own():
     """What finds or says the drafts is in their times."""
     copied = replace(MODEL, verify_table={(DP2, 4, 64, 3): 1.5})
-    said = replace(copied, drafts_from="the first 2 layers")
-    assert through_json(said) == said != copied
+    output = replace(copied, drafts_from="the first 2 layers")
+    assert through_json(output) == output != copied
     assert copied.of_drafts_from("texts") is copied
-    other = said.of_drafts_from("texts")
-    assert (other.budgets, other.drafts_from) == ((), "texts")
-    assert other.decode_table == said.decode_table
-    assert said.covers(said) and not copied.covers(said) and not said.covers(copied)
-    assert said.covers(MODEL)  # which has none
+    other = output.of_drafts_from("texts")
+    assert (other.num_draft_tokens, other.drafts_from) == ((), "texts")
+    assert other.decode_table == output.decode_table
+    assert output.covers(output) and not copied.covers(output) and not output.covers(copied)
+    assert output.covers(MODEL)  # which has none

@@ -23,17 +23,17 @@ class TestSurvival:
     @given(responses, responses, st.data())
     def test_it_falls_from_one_to_nothing_beyond_the_budget(self, first, second, data):
         model = learned(first, second)
-        live = data.draw(
+        running = data.draw(
             st.lists(
                 st.tuples(st.integers(0, CAP), st.integers(1, 2 * CAP)), min_size=1, max_size=8
             )
         )
-        generated, budget = (np.array(column) for column in zip(*live, strict=True))
-        alive = model.survival(generated, budget, self.moments)
-        assert alive.shape == (len(live), len(self.moments)) and np.isfinite(alive).all()
+        generated, remaining_tokens = (np.array(column) for column in zip(*running, strict=True))
+        alive = model.survival(generated, remaining_tokens, self.moments)
+        assert alive.shape == (len(running), len(self.moments)) and np.isfinite(alive).all()
         np.testing.assert_array_equal(alive[:, 0], 1.0)
         assert (np.diff(alive, axis=1) <= 1e-12).all() and (alive >= 0).all()
-        assert (alive[self.moments[None, :] >= budget[:, None]] == 0).all()
+        assert (alive[self.moments[None, :] >= remaining_tokens[:, None]] == 0).all()
 
     @given(responses, st.integers(0, CAP - 1), st.integers(0, CAP))
     def test_it_is_conditional_on_what_was_generated(self, rollout, generated, moment):
@@ -75,9 +75,11 @@ class TestExpected:
 
 
 def test_budgets_are_kept_to_the_token(experienced):
-    budget, moments = np.arange(1, 1001), np.arange(0, 1200, 7)
-    alive = experienced.survival(np.full(1000, 9), budget, moments)
-    assert (alive[moments[None, :] >= budget[:, None]] == 0).all() and (alive[:, 0] == 1).all()
+    remaining_tokens, moments = np.arange(1, 1001), np.arange(0, 1200, 7)
+    alive = experienced.survival(np.full(1000, 9), remaining_tokens, moments)
+    assert (alive[moments[None, :] >= remaining_tokens[:, None]] == 0).all() and (
+        alive[:, 0] == 1
+    ).all()
 
 
 def test_the_model_is_a_value(experienced):

@@ -15,8 +15,8 @@ from pat_jax.engine.sequences.page_allocator import PageAllocator
 from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.planning.memory import MemoryModel
 from pat_jax.planning.planner.planner import CostModelPlanner
-from pat_jax.profiling.simulate.hindsight import clairvoyant
 from pat_jax.profiling.simulate.machine import Machine, Workload
+from pat_jax.profiling.simulate.oracle import oracle
 from pat_jax.profiling.simulate.simulator import replay
 
 DP8, DP4TP2, DP2TP4, TP8 = SPLITS
@@ -72,7 +72,7 @@ def faster_without_tp(per_row: float = 0.0):
     return made_up_latency(
         {DP8: 0.1, DP4TP2: 0.2, DP2TP4: 0.4, TP8: 0.8},
         {split: per_row * split.tp for split in SPLITS},
-        reslice=0.5,
+        reshard=0.5,
         migrate_per_token=1e-4,
         max_rows=CAPACITY,
         lengths=(64, 128, 256, 512),
@@ -85,25 +85,26 @@ def planner_of(memory: MemoryModel | None) -> CostModelPlanner:
 
 class TestThePlanner:
     def test_it_does_not_start_where_the_weights_do_not_fit(self):
-        load = make_load(8, DP8, budget=480)
+        load = make_load(8, DP8, remaining_tokens=480)
         assert planner_of(None).start(load) == DP8
         assert planner_of(make_memory(1e9)).start(load) == DP8
         assert planner_of(make_memory(3200, page=0)).start(load) == DP8
         assert planner_of(make_memory(500, page=0)).start(load) == DP4TP2
 
     def test_a_pool_that_is_too_small_is_a_price_and_no_reason_to_lose(self):
-        """Eight sequences of 480 tokens in groups of 33 pages each: in dp8 all of them have room, and two
-        in one group take turns, or wait until one finds pages in another. Every TP is slower."""
+        """Eight sequences of 480 tokens in replicas of 33 pages each: in dp8 all of them have room,
+        and two in one replica take turns, or wait until one finds pages in another. Every TP is
+        slower."""
         planner = planner_of(make_memory(1e9, pages=33))
         for generated in (10, 230, 240, 400):
-            load = make_load(2, DP8, generated=generated, budget=480 - generated)
-            load = replace(load, group=np.zeros(2, int))
+            load = make_load(2, DP8, generated=generated, remaining_tokens=480 - generated)
+            load = replace(load, replica=np.zeros(2, int))
             assert planner.decide(load, DP8).split == DP8
 
     @pytest.mark.parametrize("pages", [33, 66, 264])
     def test_no_plan_is_believed_to_lose(self, pages: int):
-        for current, live in product(SPLITS, (1, 8, 32)):
-            load = make_load(live, current, generated=200, budget=280)
+        for current, running in product(SPLITS, (1, 8, 32)):
+            load = make_load(running, current, generated=200, remaining_tokens=280)
             for waiting in (0, 20):
                 planner = planner_of(make_memory(1e9, pages=pages))
                 plan = planner.decide(replace(load, waiting=waiting), current)
@@ -111,7 +112,7 @@ class TestThePlanner:
 
     def test_a_layout_whose_weights_have_no_room_is_no_target(self):
         """It would be the fastest by far."""
-        load = make_load(8, TP8, generated=200, budget=280)
+        load = make_load(8, TP8, generated=200, remaining_tokens=280)
         planner = planner_of(make_memory(1e9, pages=264))
         assert planner.decide(load, TP8).split == DP8
         planner = planner_of(make_memory(500, page=0))
@@ -120,7 +121,7 @@ class TestThePlanner:
         assert planner.decide(load, TP8).split == TP8 and planner.start(load) == TP8
 
     def test_numbers_stay_sane_where_nothing_fits(self):
-        load = make_load(8, DP8, generated=112, budget=368)
+        load = make_load(8, DP8, generated=112, remaining_tokens=368)
         plan = planner_of(make_memory(1.0, pages=2)).decide(load, DP8)
         assert 0 < plan.predicted_remaining_s < 1000 and abs(plan.predicted_saving_s) < 1000
 
@@ -159,10 +160,10 @@ def test_a_replay_in_small_pools_stays_where_it_is_fastest():
 
 def test_hindsight_stays_in_small_pools_too_but_not_where_weights_have_no_room():
     scenario = Scenario(pages=20)
-    best = clairvoyant(scenario.workload, scenario.machine)
+    best = oracle(scenario.workload, scenario.machine)
     assert (best.start, best.switches) == (DP8, ())
     small = replace(scenario.machine, memory=make_memory(500, page=0))
-    assert clairvoyant(scenario.workload, small).start == DP4TP2
+    assert oracle(scenario.workload, small).start == DP4TP2
 
 
 def test_room_for_everything_changes_nothing():

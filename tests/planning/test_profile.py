@@ -25,7 +25,7 @@ PROFILE = Profile(
     made_up_latency(
         {split: 1 / 3 / split.tp for split in SPLITS},
         dict.fromkeys(SPLITS, 1e-3),
-        reslice=0.1,
+        reshard=0.1,
         migrate_per_token=0.01,
     ),
     collectives={("all-reduce", 2, 4096): 1e-4},
@@ -132,7 +132,7 @@ def last_times(table: str, factor: float) -> Callable[[dict], object]:
     ("edit", "words"),
     [
         (lambda c: c.update(version=0), "field version is 0, expected 3"),
-        (lambda c: c["latency"].pop("reslice_table"), "reslice_table"),
+        (lambda c: c["latency"].pop("reshard_table"), "reshard_table"),
         (lambda c: c["subject"].update(model=None), "not as this version writes it"),
         (
             lambda c: c["latency"].update(reads="pages"),
@@ -171,7 +171,7 @@ def test_times_that_no_machine_takes_are_refused(path: Path, table: str, seconds
         ("decode_table", [[8, 0.5], 4, 64]),
         ("decode_table", [4, 4, 64]),
         ("prefill_table", [[8, 1], 64.5]),
-        ("reslice_table", [[8, 1], [4, 2], 3]),
+        ("reshard_table", [[8, 1], [4, 2], 3]),
         ("migrate_table", [[8, 1], [4, 2], 4]),
     ],
 )

@@ -23,38 +23,38 @@ LENGTHS = LengthModel.empty(CAP).updated(SEEN, SEEN >= CAP)
 
 
 def lived(waiting: int, seed: int) -> np.ndarray:
-    """Live sequences after each step, when `waiting` take the rows of those that end."""
+    """Running sequences after each step, when `waiting` take the rows of those that end."""
     rng = np.random.default_rng(seed)
-    left, live = rng.choice(SEEN, ROWS), []
+    left, running = rng.choice(SEEN, ROWS), []
     while len(left):
-        live.append(len(left))
+        running.append(len(left))
         left = left[left > 1] - 1
         entering = min(ROWS - len(left), waiting)
         waiting -= entering
         left = np.concatenate([left, rng.choice(SEEN, entering)])
-    return np.array(live)
+    return np.array(running)
 
 
 @pytest.mark.parametrize("waiting", [20, 200, MOST_TURNS * ROWS])
 def test_rows_are_full_as_long_as_they_are_in_rollouts(waiting):
-    load = replace(make_load(ROWS, TP8, budget=CAP), waiting=waiting)
+    load = replace(make_load(ROWS, TP8, remaining_tokens=CAP), waiting=waiting)
     seen = Forecast.of(load, LENGTHS, SPLITS, TP8, 48)
     longer = Forecast.of(replace(load, waiting=waiting + 1), LENGTHS, SPLITS, TP8, 48)
     assert (longer.steps.sum() > seen.steps.sum()) == (waiting < MOST_TURNS * ROWS)
     rollouts = [lived(waiting, seed) for seed in range(20)]
     moments = np.cumsum(seen.steps) - seen.steps
     for share in (0.95, 0.5, 0.2):
-        expected = np.mean([np.flatnonzero(live >= share * ROWS).max() for live in rollouts])
-        last = np.flatnonzero(seen.live >= share * ROWS).max()
+        expected = np.mean([np.flatnonzero(running >= share * ROWS).max() for running in rollouts])
+        last = np.flatnonzero(seen.running >= share * ROWS).max()
         # Between the two moments around it, give or take a tenth.
         assert moments[last] <= 1.1 * expected
         assert moments[last] + seen.steps[last] >= 0.9 * expected
     assert seen.fullest[:, SPLITS.index(TP8), 0].tolist() == [ROWS] * 3
-    assert (seen.fullest <= ROWS).all() and (seen.live <= ROWS * (1 + 1e-9)).all()
+    assert (seen.fullest <= ROWS).all() and (seen.running <= ROWS * (1 + 1e-9)).all()
 
 
 def test_the_caches_of_a_queue_do_not_grow_with_time():
-    load = make_load(ROWS, TP8, budget=CAP, prompt=10)
+    load = make_load(ROWS, TP8, remaining_tokens=CAP, prompt=10)
     alone = Forecast.of(load, LENGTHS, SPLITS, TP8, 48)
     queued = Forecast.of(replace(load, waiting=2000), LENGTHS, SPLITS, TP8, 48)
     assert alone.mean_context[-1] > 0.9 * CAP
@@ -65,15 +65,15 @@ def test_the_caches_of_a_queue_do_not_grow_with_time():
 
 
 def test_groups_are_filled_evenly():
-    load = replace(make_load(ROWS, DP8, budget=CAP), waiting=500)
+    load = replace(make_load(ROWS, DP8, remaining_tokens=CAP), waiting=500)
     seen = Forecast.of(load, LENGTHS, SPLITS, DP8, 48)
     assert (seen.fullest[:, :, 0] == np.array([8, 16, 32, 64])).all()
-    only_one = replace(load, group=np.zeros(ROWS, int))  # of eight
+    only_one = replace(load, replica=np.zeros(ROWS, int))  # of eight
     assert Forecast.of(only_one, LENGTHS, SPLITS, DP8, 48).fullest[0, 0, 0] == ROWS
 
 
 def test_without_a_queue_nothing_is_refilled():
-    load = make_load(ROWS, TP8, generated=30, budget=CAP - 30)
+    load = make_load(ROWS, TP8, generated=30, remaining_tokens=CAP - 30)
     assert horizon(load, LENGTHS) == CAP - 30
     assert mean_response(load, LENGTHS) == pytest.approx(SEEN.mean(), rel=0.03)
 
@@ -85,12 +85,12 @@ def test_the_layout_of_a_tail_is_left_for_a_queue():
     latency = made_up_latency(
         {DP8: 0.8, TP8: 0.05},
         {DP8: 0.001, TP8: 0.01},
-        reslice=8.0,
+        reshard=8.0,
         migrate_per_token=0.0,
         max_rows=128,
         lengths=(1024,),
     )
-    load = make_load(96, TP8, budget=CAP)
+    load = make_load(96, TP8, remaining_tokens=CAP)
     for waiting, split in ((0, TP8), (600, DP8)):
         planner = CostModelPlanner((DP8, TP8), latency, lengths)
         with patch.object(budget, "SHARE", math.inf):
@@ -104,10 +104,10 @@ def test_a_script_counts_those_that_wait():
     assert planner.decide(replace(load, waiting=4), DP8).split == TP8
 
 
-@pytest.mark.parametrize(("live", "waiting"), [(2, 1), (10, 5), (8, 1)])
-def test_a_queue_behind_sequences_that_are_nearly_through(live, waiting):
+@pytest.mark.parametrize(("running", "waiting"), [(2, 1), (10, 5), (8, 1)])
+def test_a_queue_behind_sequences_that_are_nearly_through(running, waiting):
     """Whoever waits may have ended before the horizon: no moment is without numbers."""
-    near = make_load(live, DP8, generated=CAP - 10, budget=10)
+    near = make_load(running, DP8, generated=CAP - 10, remaining_tokens=10)
     seen = Forecast.of(replace(near, waiting=waiting), LENGTHS, SPLITS, DP8, 48)
-    for name in ("any_live", "live", "context", "mean_context", "fullest"):
+    for name in ("any_running", "running", "context", "mean_context", "fullest"):
         assert np.isfinite(getattr(seen, name)).all()

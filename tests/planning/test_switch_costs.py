@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 from pat_jax.planning.latency.switch_costs import FADING, LEAST, NOISE, OWN, SeenSwitch, SwitchCosts
 
 DP8, DP4TP2, DP2TP4, TP8 = SPLITS
-PROFILE = np.where(np.eye(4, dtype=bool), 0.0, 0.05)  # re-slice, seconds
+PROFILE = np.where(np.eye(4, dtype=bool), 0.0, 0.05)  # reshard, seconds
 
 pairs = st.sampled_from([(a, b) for a in SPLITS for b in SPLITS if a != b])
 seconds = st.floats(0.01, 1.0)
 switches = st.builds(
-    lambda pair, carry, reslice, kv, ratio: SeenSwitch(
-        pair[0], pair[1], carry, reslice, kv, ratio * (reslice + kv)
+    lambda pair, carry, reshard, kv, ratio: SeenSwitch(
+        pair[0], pair[1], carry, reshard, kv, ratio * (reshard + kv)
     ),
     pairs,
     st.sampled_from(["migrate", "recompute"]),
@@ -25,18 +25,18 @@ switches = st.builds(
 )
 
 
-def parts(source, target, carry, reslice_s, kv_s) -> np.ndarray:
+def parts(source, target, carry, reshard_s, kv_s) -> np.ndarray:
     """Of one switch: the fixed part, what is common, that of each pair and of each way."""
     pair = np.zeros((4, 4))
-    pair[SPLITS.index(source), SPLITS.index(target)] = reslice_s
+    pair[SPLITS.index(source), SPLITS.index(target)] = reshard_s
     way = kv_s * np.array([carry == "migrate", carry == "recompute"])
-    return np.concatenate([[1.0, reslice_s + kv_s], pair.ravel(), way])
+    return np.concatenate([[1.0, reshard_s + kv_s], pair.ravel(), way])
 
 
 def regression(seen: tuple[SeenSwitch, ...]) -> np.ndarray:
     """The mean of the parts' sizes given what was seen: ridge regression, float64."""
     features = np.array(
-        [parts(one.source, one.target, one.carry, one.reslice_s, one.kv_s) for one in seen]
+        [parts(one.source, one.target, one.carry, one.reshard_s, one.kv_s) for one in seen]
     )
     size = np.mean([one.profile_s for one in seen])
     prior = np.concatenate([[size, 1.0], np.full(18, OWN)]) ** 2
@@ -52,7 +52,7 @@ def test_it_is_bayesian_regression(seen):
     fixed, common, *own = regression(costs.seen)
     pair, way = np.reshape(own[:16], (4, 4)), {"migrate": own[16], "recompute": own[17]}
     expected = np.maximum(LEAST * PROFILE, PROFILE * (1 + common + pair) + fixed)
-    believed = costs.reslice(SPLITS, PROFILE)
+    believed = costs.reshard(SPLITS, PROFILE)
     np.testing.assert_allclose(believed[PROFILE > 0], expected[PROFILE > 0], rtol=1e-6)
     assert (np.diag(believed) == 0).all()
     for carry in ("migrate", "recompute"):
@@ -60,7 +60,7 @@ def test_it_is_bayesian_regression(seen):
 
 
 def test_unseen_the_profile_is_believed():
-    np.testing.assert_array_equal(SwitchCosts().reslice(SPLITS, PROFILE), PROFILE)
+    np.testing.assert_array_equal(SwitchCosts().reshard(SPLITS, PROFILE), PROFILE)
     assert SwitchCosts().kv("migrate") == SwitchCosts().kv("recompute") == 1.0
 
 
@@ -68,7 +68,7 @@ def test_unseen_the_profile_is_believed():
 def test_one_switch_tells_of_all_others(seen, other, ratio):
     costs = SwitchCosts().observed(SeenSwitch(seen[0], seen[1], "migrate", 0.05, 0.0, 0.05 * ratio))
     at = [tuple(SPLITS.index(split) for split in pair) for pair in (seen, other)]
-    itself, another = (costs.reslice(SPLITS, PROFILE)[i] - 0.05 for i in at)
+    itself, another = (costs.reshard(SPLITS, PROFILE)[i] - 0.05 for i in at)
     excess = 0.05 * (ratio - 1)
     assert abs(itself - excess) <= 0.05 * abs(excess) + 1e-12
     if seen != other:
@@ -81,7 +81,7 @@ def test_switches_of_several_sizes_tell_a_fixed_part_from_a_scale(fixed, scale):
     for kv in (0.01, 0.1, 0.4, 0.01, 0.1, 0.4):
         actual = fixed + scale * (0.05 + kv)
         costs = costs.observed(SeenSwitch(DP8, DP2TP4, "migrate", 0.05, kv, actual))
-    believed = costs.reslice(SPLITS, PROFILE)[0, 2] + costs.kv("migrate") * 0.2
+    believed = costs.reshard(SPLITS, PROFILE)[0, 2] + costs.kv("migrate") * 0.2
     assert believed == pytest.approx(fixed + scale * 0.25, rel=0.1)
 
 
@@ -89,7 +89,7 @@ def test_what_was_seen_long_ago_is_forgotten():
     costs = SwitchCosts().observed(SeenSwitch(DP8, TP8, "migrate", 0.05, 0.0, 1.0))
     believed = []
     for _ in range(300):
-        believed.append(costs.reslice(SPLITS, PROFILE)[0, 3])
+        believed.append(costs.reshard(SPLITS, PROFILE)[0, 3])
         costs = costs.aged()
     assert (np.diff(believed) < 0).all()
     assert believed[0] > 0.95 and believed[10] > 0.8 and believed[-1] < 0.15
@@ -101,7 +101,7 @@ def test_the_past_is_bounded_and_no_switch_is_free(seen):
     for one in seen:
         costs = costs.observed(one)
     assert len(costs.seen) == 32 and costs.seen[-1] == seen[-1]
-    assert (costs.reslice(SPLITS, PROFILE) >= LEAST * PROFILE).all()
+    assert (costs.reshard(SPLITS, PROFILE) >= LEAST * PROFILE).all()
     assert min(costs.kv("migrate"), costs.kv("recompute")) >= LEAST
 
 
@@ -110,5 +110,5 @@ def test_switches_that_the_profile_takes_for_free_are_no_division_by_zero(profil
     model = SwitchCosts()
     for kv_s in profile_s:
         model = model.observed(SeenSwitch(DP8, TP8, "migrate", 0.0, kv_s, actual_s=kv_s))
-    assert np.isfinite(model.reslice(SPLITS, PROFILE)).all()
+    assert np.isfinite(model.reshard(SPLITS, PROFILE)).all()
     assert model.kv("migrate") == pytest.approx(1.0) and np.isfinite(model.pages(0.05))

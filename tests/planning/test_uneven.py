@@ -1,4 +1,4 @@
-"""When groups have been uneven for so long that a move within their row bucket is due."""
+"""When replicas have been uneven for so long that a move within their row bucket is due."""
 
 from dataclasses import replace
 
@@ -20,9 +20,9 @@ def tables(reads: Reads) -> CostTables:
 
 
 def load(step: int, fullest: int = 9) -> Load:
-    group = np.repeat(np.arange(4), [fullest, 3, 3, 3])
-    alike = np.ones(len(group), int)
-    return Load(group, step * alike, (20 + step) * alike, 80 * alike, step=step)
+    replica = np.repeat(np.arange(4), [fullest, 3, 3, 3])
+    alike = np.ones(len(replica), int)
+    return Load(replica, step * alike, (20 + step) * alike, 80 * alike, step=step)
 
 
 def test_what_is_lost_adds_up_until_sequences_move_or_the_layout_changes():
@@ -65,13 +65,13 @@ def test_a_move_within_a_bucket_waits_until_as_much_is_lost_as_it_costs():
     steps = {key: s for key, s in costs.decode_table.items() if key[1] in (1, 2, 4, 8, 16, 32)}
     costs = replace(costs, decode_table=steps, reads="held")
     planner = CostModelPlanner((DP4TP2,), costs, lengths_of((CAP, 1)))
-    group = np.repeat(np.arange(4), [15, 3, 3, 3])
-    evened = group.copy()
+    replica = np.repeat(np.arange(4), [15, 3, 3, 3])
+    evened = replica.copy()
     evened[:6] = [1, 1, 2, 2, 3, 3]
     moved_at = []
     for step in range(1, 40):
-        alike = np.ones(len(group), int)
-        now = Load(group, step * alike, 20 * alike, (CAP - step) * alike, step=step)
-        if planner.decide(now, DP4TP2, [evened]).group is not None:
+        alike = np.ones(len(replica), int)
+        now = Load(replica, step * alike, 20 * alike, (CAP - step) * alike, step=step)
+        if planner.decide(now, DP4TP2, [evened]).replica is not None:
             moved_at.append(step)
     assert moved_at and moved_at == [*range(moved_at[0], 40)] and moved_at[0] > 3

@@ -27,7 +27,7 @@ CONFIG = replace(
 def make_machine(
     step=(0.5, 0.4, 0.3, 0.25),
     per_row=0.02,
-    reslice=0.2,
+    reshard=0.2,
     migrate_per_token=1e-3,
     prefill=1.0,
     reads: Reads = "bucket",
@@ -39,7 +39,7 @@ def make_machine(
         (32, 64, 128, 192),
         step,
         per_row=per_row,
-        reslice=reslice,
+        reshard=reshard,
         migrate_per_token=migrate_per_token,
         prefill=prefill,
         **costs,
@@ -82,26 +82,28 @@ machines = st.builds(
 
 
 def static_seconds(workload: Workload, split: Split, machine: Machine = MACHINE) -> float:
-    """Step by step: the fullest group's live rows in their bucket, the longest cache in its own.
+    """Step by step: the fullest group's running rows in their bucket, the longest cache in its own.
 
     Or what the group that holds most reads, each sequence its own tokens and the newest.
     """
     buckets, latency = machine.buckets, machine.truth
-    group = dealt(workload, split, machine)
-    total = prefill_seconds(workload, split, group, machine)
+    replica = dealt(workload, split, machine)
+    total = prefill_seconds(workload, split, replica, machine)
     for step in range(0, int(workload.responses.max()), machine.check_every):
-        is_live = workload.responses > step
-        fullest = int(np.bincount(group[is_live]).max())
+        is_running = workload.responses > step
+        fullest = int(np.bincount(replica[is_running]).max())
         needed = min(
-            int((workload.prompts + workload.cap)[is_live].max()) - 1,
-            int(workload.prompts[is_live].max()) + step - 1 + machine.check_every,
+            int((workload.prompts + workload.cap)[is_running].max()) - 1,
+            int(workload.prompts[is_running].max()) + step - 1 + machine.check_every,
         )
         length = buckets.length_for(needed)
         rows = buckets.rows_for(split, fullest)
         read = np.zeros(split.dp)
         for at in range(step, step + machine.check_every):
-            said = workload.responses > at
-            read += np.bincount(group[said], (workload.prompts + at)[said], split.dp)
+            is_generated = workload.responses > at
+            read += np.bincount(
+                replica[is_generated], (workload.prompts + at)[is_generated], split.dp
+            )
         held = read.max() / machine.check_every
         total += machine.check_every * latency.decode_step(split, rows, length, held)
     return total
@@ -111,7 +113,7 @@ def dealt(workload: Workload, split: Split, machine: Machine = MACHINE) -> np.nd
     """The group of each sequence, int[sequences]: the one that holds fewest pages, with room for a burst,
     but that of its siblings as long as that is not full."""
     size, even = machine.truth.page_size, -(-workload.size // split.dp)
-    group, held, members = (
+    replica, held, members = (
         np.full(workload.size, -1),
         np.zeros(split.dp, int),
         [set() for _ in range(split.dp)],
@@ -127,7 +129,7 @@ def dealt(workload: Workload, split: Split, machine: Machine = MACHINE) -> np.nd
         if known is not None and prompt[i] in {prompt[j] for j in members[g]}:
             held[g] -= cached // size
         members[g].add(i)
-        group[i] = home[prompt[i]] = g
+        replica[i] = home[prompt[i]] = g
 
     late = []
     for i in range(workload.size):
@@ -136,26 +138,26 @@ def dealt(workload: Workload, split: Split, machine: Machine = MACHINE) -> np.nd
         put(i, at_home) if at_home else late.append(i)
     for i in late:
         put(i, [g for g in range(split.dp) if len(members[g]) < even])
-    return group
+    return replica
 
 
 def prefill_seconds(
-    workload: Workload, split: Split, group: np.ndarray, machine: Machine = MACHINE
+    workload: Workload, split: Split, replica: np.ndarray, machine: Machine = MACHINE
 ) -> float:
     """The engine's own calls, each priced by the longest context in it."""
     latency, every = machine.truth, np.arange(workload.size)
     if workload.prompt_id is not None:  # samples of a prompt in one group share its pages
-        pairs = np.stack([group, workload.prompt_id])
+        pairs = np.stack([replica, workload.prompt_id])
         every = np.sort(np.unique(pairs, axis=1, return_index=True)[1])
-    spans = Spans(every, group[every], 0 * every, workload.prompts[every] - 1)
+    spans = Spans(every, replica[every], 0 * every, workload.prompts[every] - 1)
     sizes = latency.prefill_blocks, latency.prefill_blocks
-    calls = prefill_calls(spans, num_groups=split.dp, sizes=sizes, page_size=latency.page_size)
+    calls = prefill_calls(spans, num_replicas=split.dp, sizes=sizes, page_size=latency.page_size)
     return sum(latency.prefill_call(split, call.context) for call in calls)
 
 
 @dataclass
 class AtSteps(Planner):
-    """Switches at given decode steps, whatever is live."""
+    """Switches at given decode steps, whatever is running."""
 
     first: Split
     switches: tuple[tuple[int, Split], ...]

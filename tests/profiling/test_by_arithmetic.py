@@ -20,7 +20,7 @@ from pat_jax.profiling.cross_compile.by_arithmetic import (
     needs_of,
     what_fits,
 )
-from pat_jax.profiling.cross_compile.plant import Order
+from pat_jax.profiling.cross_compile.target_build import Order
 from pat_jax.profiling.predict.targets import Target
 
 GIB = 2**30
@@ -47,13 +47,13 @@ def test_memory_is_weights_and_cache_by_arithmetic(model: str):
 
 
 def test_heads_that_the_devices_do_not_divide_are_planned_with_padding():
-    plant = by_arithmetic(order("qwen2.5-7b"))
-    assert [split.tp for split in plant.layouts] == [1, 2, 4, 8]
-    notes = costs_of(plant, None, Path("nowhere"), "one-shot").notes
+    build = by_arithmetic(order("qwen2.5-7b"))
+    assert [split.tp for split in build.layouts] == [1, 2, 4, 8]
+    notes = costs_of(build, None, Path("nowhere"), "one-shot").notes
     assert [note for note in notes if note.startswith("28 query heads are padded to 32")]
     # Parameters of the model, and of a query and an output matrix for each of four heads in 28 layers.
     wanted = 2 * (7.616e9 + 28 * 2 * 4 * 128 * 3584)
-    assert needs_of(plant.order).weights[Split(8, 1)] == pytest.approx(wanted, rel=1e-3)
+    assert needs_of(build.order).weights[Split(8, 1)] == pytest.approx(wanted, rel=1e-3)
 
 
 def test_adapters_are_trained_on_a_base_of_two_bytes():
@@ -71,12 +71,12 @@ def test_what_a_deep_model_needs_is_told_by_shallow_ones():
     """Where memory is scarce the accounts of the whole model give the pool no more than those that
     share it need, and a layout without room what it needs."""
     asked = order(layers=6, device_memory_gib=7.0)
-    needs, plant = needs_of(asked), by_arithmetic(asked)
-    memory, (first, second, *_) = plant.memory, plant.layouts
-    assert needs == plant.alone and needs.weights == memory.weights
+    needs, build = needs_of(asked), by_arithmetic(asked)
+    memory, (first, second, *_) = build.memory, build.layouts
+    assert needs == build.alone and needs.weights == memory.weights
     assert needs.held(first) > needs.usable > needs.held(second)
-    pools = {split: max(needs.pool(second), needs.pool(split)) for split in plant.layouts}
-    assert pools == {split: memory.pool(split) for split in plant.layouts}
+    pools = {split: max(needs.pool(second), needs.pool(split)) for split in build.layouts}
+    assert pools == {split: memory.pool(split) for split in build.layouts}
     roomy = by_arithmetic(order(layers=6)).memory
     assert all(roomy.pool(split) > needs.pool(split) for split in memory.weights)
 

@@ -27,7 +27,7 @@ MACHINE = made_up_machine(
     (32, 64, 128, 160),
     (0.5, 0.4, 0.3, 0.25),
     per_row=0.05,
-    reslice=0.2,
+    reshard=0.2,
     migrate_per_token=1e-3,
 )
 TAIL = ResponseLengths("mine", np.array([8, 150]), np.array([15.0, 1.0]))
@@ -72,7 +72,7 @@ def test_sums_and_host_are_told_apart():
         assert (system.parts.sums > 0) == (system.name != "dp8tp1")
         assert system.parts.total_s == pytest.approx(sum(system.decode_s))
         workloads = [SERIES.workload(TAIL, n).responses for n in range(2)]
-        # Whole checks of eight steps for every sequence that is live when a burst begins.
+        # Whole checks of eight steps for every sequence that is running when a burst begins.
         least = 0.01 * sum(responses.sum() for responses in workloads)
         assert least <= system.parts.host <= 6 * least
     plain = compare(MACHINE, TAIL, SERIES)
@@ -91,8 +91,8 @@ def test_what_limits_it_is_what_takes_longest(found: Comparison):
 
 
 def test_where_no_switch_pays_it_says_so():
-    dear = dict.fromkeys(MACHINE.truth.reslice_table, 10000.0)
-    machine = replace(MACHINE, truth=replace(MACHINE.truth, reslice_table=dear))
+    dear = dict.fromkeys(MACHINE.truth.reshard_table, 10000.0)
+    machine = replace(MACHINE, truth=replace(MACHINE.truth, reshard_table=dear))
     found = compare(machine, TAIL, SERIES)
     assert found.share_after_switch == 0 and not any(t.switches for t in found.traces)
     assert any(line.startswith("No switch pays") for line in limits(found, machine))

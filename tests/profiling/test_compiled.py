@@ -24,7 +24,7 @@ sents = st.builds(
 splits = st.builds(Split, st.sampled_from([1, 2, 8]), st.sampled_from([1, 4]))
 programs = st.builds(
     CompiledProgram,
-    st.sampled_from(["decode", "reslice"]),
+    st.sampled_from(["decode", "reshard"]),
     splits,
     st.none() | splits,
     st.integers(0, 64),

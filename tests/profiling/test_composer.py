@@ -110,7 +110,7 @@ def test_steps_read_what_rows_hold_where_the_engines_kernels_do(text: str):
     assert same[0] == same[1]
 
 
-DRAFTS = Drafts(budgets=(1, 3, 7), longest=7, most_tokens=256)
+DRAFTS = Drafts(num_draft_tokens=(1, 3, 7), longest=7, most_tokens=256)
 
 
 @pytest.mark.parametrize("text", ["h100:8", "v5e:2x4"])
@@ -118,10 +118,14 @@ def test_a_step_that_verifies_reads_weights_and_caches_once(text: str):
     """So it takes longer than a step of its rows, and less time than one of as many rows as tokens."""
     composer = Composer(kernels_for(Target.parse(text)), LLAMA)
     for split in (Split(8, 1), Split(1, 8)):
-        for rows, budget in ((1, 7), (16, 3), (32, 7), (128, 1)):
-            steps = [composer.decode_step(split, rows, 4096, n) for n in (0, budget)]
+        for rows, num_draft_tokens in ((1, 7), (16, 3), (32, 7), (128, 1)):
+            steps = [composer.decode_step(split, rows, 4096, n) for n in (0, num_draft_tokens)]
             assert steps[0] == composer.decode_step(split, rows, 4096)
-            assert steps[0] < steps[1] < composer.decode_step(split, rows * (1 + budget), 4096)
+            assert (
+                steps[0]
+                < steps[1]
+                < composer.decode_step(split, rows * (1 + num_draft_tokens), 4096)
+            )
 
 
 def test_what_is_done_token_by_token_is_done_for_drafts_too():
@@ -140,21 +144,21 @@ def test_a_latency_model_has_steps_of_every_budget_that_has_a_program():
     buckets = Buckets.build(splits, capacity=512, min_rows=4, min_length=512, max_length=2048)
     composer = Composer(kernels_for(Target.parse("h100:8")), LLAMA)
     model = composer.latency_model(buckets, DRAFTS)
-    assert model.budgets == DRAFTS.budgets
+    assert model.num_draft_tokens == DRAFTS.num_draft_tokens
     assert set(model.verify_table) == {
-        (split, rows, length, budget)
+        (split, rows, length, num_draft_tokens)
         for split in splits
         for rows in buckets.rows[split]
         for length in buckets.lengths
-        for budget in DRAFTS.of(rows)
+        for num_draft_tokens in DRAFTS.of(rows)
     }
     plain = composer.latency_model(buckets)
-    assert (plain.decode_table, plain.budgets) == (model.decode_table, ())
+    assert (plain.decode_table, plain.num_draft_tokens) == (model.decode_table, ())
     for (split, rows, length, _), seconds in model.verify_table.items():
         assert seconds > model.decode_table[split, rows, length]
 
 
-class TestSaidDrafts:
+class TestGeneratedDrafts:
     """A step that verifies them begins with a pass of whoever says them for each token of the budget."""
 
     composer = Composer(kernels_for(Target.parse("h100:8")), LLAMA)
@@ -171,30 +175,36 @@ class TestSaidDrafts:
         assert few[2] - few[1] == pytest.approx(few[1] - few[0])  # a quarter of the layers
         assert few[0] > 0.2 * step
 
-    @pytest.mark.parametrize("budget", [1, 3])
-    def test_a_draft_model_takes_as_long_in_every_layout(self, budget: int):
+    @pytest.mark.parametrize("num_draft_tokens", [1, 3])
+    def test_a_draft_model_takes_as_long_in_every_layout(self, num_draft_tokens: int):
         """Whole on each device, two tokens of each row, one of them drawn."""
-        drafts = Drafts(budgets=(budget,), longest=7, most_tokens=256, has_model=True)
+        drafts = Drafts(
+            num_draft_tokens=(num_draft_tokens,), longest=7, most_tokens=256, has_model=True
+        )
         model = self.composer.latency_model(self.buckets, drafts, self.small)
         at = (4, 1024)
         for split in self.splits:
-            verified = self.composer.decode_step(split, *at, budget)
-            said = (model.verify_table[split, *at, budget] - verified) / budget
-            assert said == pytest.approx(self.small.asked(*at))
+            verified = self.composer.decode_step(split, *at, num_draft_tokens)
+            output = (
+                model.verify_table[split, *at, num_draft_tokens] - verified
+            ) / num_draft_tokens
+            assert output == pytest.approx(self.small.asked(*at))
         one, two = (self.small.decode_step(Split(1, 1), rows, 1024) for rows in (4, 8))
         assert one < self.small.asked(*at) < two
         assert model.drafts_from == "a model of 4 layers, 1024 and 3072 wide, 32 and 8 heads of 128"
 
     def test_steps_without_drafts_and_of_copied_ones_are_as_they_were(self):
         copied = self.composer.latency_model(self.buckets, DRAFTS)
-        said = self.composer.latency_model(self.buckets, replace(DRAFTS, exit_layer=8))
-        assert said.decode_table == copied.decode_table
-        assert (copied.drafts_from, said.drafts_from) == ("texts", "the first 8 layers")
+        output = self.composer.latency_model(self.buckets, replace(DRAFTS, exit_layer=8))
+        assert output.decode_table == copied.decode_table
+        assert (copied.drafts_from, output.drafts_from) == ("texts", "the first 8 layers")
         both = (
-            said.verify_table.keys() & copied.verify_table.keys()
+            output.verify_table.keys() & copied.verify_table.keys()
         )  # others have programs of one alone
         assert {key[3] for key in both} == {1, 3}
-        for split, rows, length, budget in both:
-            passes = budget * self.composer.early_exit(split, rows, length, 8)
-            known, found = (x.verify_table[split, rows, length, budget] for x in (copied, said))
+        for split, rows, length, num_draft_tokens in both:
+            passes = num_draft_tokens * self.composer.early_exit(split, rows, length, 8)
+            known, found = (
+                x.verify_table[split, rows, length, num_draft_tokens] for x in (copied, output)
+            )
             assert found == pytest.approx(known + passes)

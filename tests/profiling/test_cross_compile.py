@@ -25,7 +25,7 @@ from pat_jax.profiling.cross_compile.by_arithmetic import by_arithmetic
 from pat_jax.profiling.cross_compile.compile import DEPTHS, Compilation, compile_for
 from pat_jax.profiling.cross_compile.compiled import CompiledProgram
 from pat_jax.profiling.cross_compile.jobs import jobs_of
-from pat_jax.profiling.cross_compile.plant import Order, Plant
+from pat_jax.profiling.cross_compile.target_build import Order, TargetBuild
 from pat_jax.profiling.cross_compile.worker import Compiler
 from pat_jax.profiling.predict.targets import Target
 
@@ -46,9 +46,9 @@ CONFIG = RunConfig(
 )
 
 
-def plant(config: RunConfig = CONFIG, model: ModelConfig = TINY, depths=(2,)) -> Plant:
+def build(config: RunConfig = CONFIG, model: ModelConfig = TINY, depths=(2,)) -> TargetBuild:
     """What would run on eight H100, over the CPU devices of the tests."""
-    return Plant(Order.of(TARGET, config, model, depths), jax.devices("cpu")[:8])
+    return TargetBuild(Order.of(TARGET, config, model, depths), jax.devices("cpu")[:8])
 
 
 def weight_bytes(model: ModelConfig, tp: int) -> int:
@@ -88,9 +88,9 @@ def test_layouts_without_room_are_compiled_with_pools_of_their_own():
     rollout = replace(CONFIG.rollout, max_completion_length=4096 - 32, num_generations=1)
     config = replace(CONFIG, rollout=rollout, train=False, compute_dtype="float32")
     config = replace(config, speculation=SpeculationConfig("none"))
-    alone = plant(config).alone
+    alone = build(config).alone
     limit = alone.held(Split(2, 4)) / 0.9 / 2**30
-    tight = plant(replace(config, rollout=replace(rollout, device_memory_gib=1.01 * limit)))
+    tight = build(replace(config, rollout=replace(rollout, device_memory_gib=1.01 * limit)))
     memory, least = tight.memory, math.ceil(4096 / 16) + 1
     fits = {split for split in memory.weights if memory.held(split) <= memory.usable}
     assert fits == {Split(2, 4), Split(1, 8)}
@@ -99,28 +99,34 @@ def test_layouts_without_room_are_compiled_with_pools_of_their_own():
     # Four KV heads: no more than four ways.
     assert memory.pages[Split(1, 8)] == memory.pages[Split(2, 4)] < least + 8
     jobs = jobs_of(tight)
-    decoding = [job for job in jobs if job.record.name == "decode" and not job.record.budget]
+    decoding = [
+        job for job in jobs if job.record.name == "decode" and not job.record.num_draft_tokens
+    ]
     assert [job.record.split for job in decoding] == list(memory.weights)
     assert all(job.parts[0]() for job in decoding[::3])
 
 
 def test_bursts_with_drafts_are_compiled_of_most_tokens_and_those_without_stand_beside_them():
-    here = plant()
-    drafting = [job for job in jobs_of(here) if job.record.budget]
+    here = build()
+    drafting = [job for job in jobs_of(here) if job.record.num_draft_tokens]
     first, *_, last = here.layouts
     assert [job.record.split for job in drafting] == [first, last]
     for job in drafting:
-        split, rows, budget = job.record.split, job.record.rows, job.record.budget
+        split, rows, num_draft_tokens = (
+            job.record.split,
+            job.record.rows,
+            job.record.num_draft_tokens,
+        )
         known = [(n, m) for n in here.buckets.rows[split] for m in here.drafter.drafts.of(n)]
-        assert (rows, budget) in known
+        assert (rows, num_draft_tokens) in known
         assert (
-            rows * (1 + budget)
+            rows * (1 + num_draft_tokens)
             == max(n * (1 + m) for n, m in known)
             <= here.drafter.drafts.most_tokens
         )
     assert drafting[-1].parts[0]()
     none = replace(CONFIG, speculation=SpeculationConfig("none"))
-    assert not any(job.record.budget for job in jobs_of(plant(none)))
+    assert not any(job.record.num_draft_tokens for job in jobs_of(build(none)))
 
 
 @pytest.mark.parametrize("source", ["early_exit:3", "model:small"])
@@ -129,13 +135,13 @@ def test_bursts_whose_drafts_a_model_says_are_built(source: str):
     config = replace(CONFIG, speculation=SpeculationConfig(source))
     draft = replace(TINY, num_layers=1) if source == "model:small" else None
     order = Order.of(TARGET, config, replace(TINY, num_layers=4), (2, 4), draft)
-    here = Plant(order, jax.devices("cpu")[:8])
-    drafting = [job for job in jobs_of(here) if job.record.budget]
+    here = TargetBuild(order, jax.devices("cpu")[:8])
+    drafting = [job for job in jobs_of(here) if job.record.num_draft_tokens]
     assert [job.record.layers for job in drafting] == [2, 2, 4, 4]
     lowered = drafting[1].parts[0]().as_text()
     if draft is None:
         one = replace(order, config=replace(config, speculation=SpeculationConfig("early_exit:1")))
-        by_one = [x for x in jobs_of(Plant(one, here.devices)) if x.record.budget]
+        by_one = [x for x in jobs_of(TargetBuild(one, here.devices)) if x.record.num_draft_tokens]
         assert lowered == by_one[1].parts[0]().as_text()
     for split, taken in here.alone.draft_sources.items():
         if draft is None:
@@ -150,9 +156,11 @@ def test_bursts_whose_drafts_a_model_says_are_built(source: str):
 
 
 def test_a_program_is_described_as_it_was_built_and_kept_by_its_text(tmp_path: Path):
-    here = plant()
+    here = build()
     jobs = {
-        (job.record.name, job.record.split): job for job in jobs_of(here) if not job.record.budget
+        (job.record.name, job.record.split): job
+        for job in jobs_of(here)
+        if not job.record.num_draft_tokens
     }
     compiler, split = Compiler(tmp_path, "a machine"), Split(1, 8)
     job = jobs["decode", split]
@@ -176,7 +184,7 @@ def test_a_program_is_described_as_it_was_built_and_kept_by_its_text(tmp_path: P
 
 
 def test_a_program_that_does_not_compile_is_a_result(tmp_path: Path):
-    job = jobs_of(plant())[0]
+    job = jobs_of(build())[0]
 
     def broken():
         raise RuntimeError("Ran out of memory\n in memory space hbm")
@@ -275,12 +283,12 @@ def test_every_program_of_a_small_model_compiles_for_a_machine_that_is_not_there
     found, here = compile_for(order, folder=tmp_path), by_arithmetic(order)
     assert [(str(program), program.error) for program in found.failed] == []
     names = {program.name for program in found.programs}
-    moving = {"reslice", "view", "pack", "exchange", "exchange_one", "unpack"}
+    moving = {"reshard", "view", "pack", "exchange", "exchange_one", "unpack"}
     assert names >= {"decode", "prefill", "grad", *moving}
-    verifying = [x for x in found.programs if x.budget]
+    verifying = [x for x in found.programs if x.num_draft_tokens]
     # Each row's pages are read once for all of its tokens, by a kernel.
     assert verifying and all(KERNEL.search(" ".join(dict(x.kernels))) for x in verifying)
-    by_name = {(x.name, x.split, x.target): x for x in found.programs if not x.budget}
+    by_name = {(x.name, x.split, x.target): x for x in found.programs if not x.num_draft_tokens}
     for split in here.layouts:
         decode = by_name["decode", split, None]
         held = here.memory.weights[split] + here.memory.pool(split)
@@ -293,7 +301,7 @@ def test_every_program_of_a_small_model_compiles_for_a_machine_that_is_not_there
         assert +sent == (sums if split.tp > 1 else {})
         assert decode.flops > 0 and decode.bytes_accessed > 0
     for narrow, wide in pairwise(here.layouts):
-        assert by_name["reslice", narrow, wide].collectives == ()
+        assert by_name["reshard", narrow, wide].collectives == ()
         for name, kind in (("exchange", "all-to-all"), ("exchange_one", "collective-permute")):
             moved = by_name[name, narrow, wide].collectives
             assert {one.kind for one in moved} == {kind}

@@ -81,12 +81,12 @@ def step_by_step(responses, search, branch: int = 0) -> list[tuple[int, ...]]:
     """
     at, found, step = [0] * len(responses), [], 0
     while any(a < len(x) for a, x in zip(at, responses, strict=True)):
-        said = [x[:a] for a, x in zip(at, responses, strict=True)]
+        output = [x[:a] for a, x in zip(at, responses, strict=True)]
         then = list(at)
         for row, response in enumerate(responses):
             if at[row] == len(response):
                 continue
-            (matched, guess), (beside, other) = search(step, row, said)
+            (matched, guess), (beside, other) = search(step, row, output)
             accepted, branched = (agreeing(x, response[at[row] :]) for x in (guess, other))
             found.append((step, matched, accepted, beside, branched))
             then[row] += (accepted or min(branched, branch)) + 1
@@ -109,29 +109,29 @@ def test_texts_as_they_are_are_what_a_search_finds(prompt, responses, earlier, s
     whole = [spot for text in reversed(earlier) for spot in spots([*prompt, *text])]
     told: list[tuple[int, int]] = []  # the row and the place of each token, as they came
 
-    def search(step, row, said):
-        text = [*prompt, *said[row]]
-        for i, x in enumerate(said if siblings else []):
+    def search(step, row, output):
+        text = [*prompt, *output[row]]
+        for i, x in enumerate(output if siblings else []):
             old = sum(j == i for j, _ in told)
             told.extend((i, place) for place in range(old, len(x)))
-        newest = [([*prompt, *said[i]], len(prompt) + place) for i, place in reversed(told)]
+        newest = [([*prompt, *output[i]], len(prompt) + place) for i, place in reversed(told)]
         return searched(text, [*spots(text), *newest, *whole])
 
     assert as_list(found) == step_by_step(responses, search, branch)
 
 
-def laid_out(prompt, said, responses, earlier) -> np.ndarray:
+def laid_out(prompt, output, responses, earlier) -> np.ndarray:
     """What the engine's rows draft from, when they have said so much of their responses."""
-    known = [np.array([*prompt, *x]) for x in said]
-    rows = np.arange(len(said))
+    known = [np.array([*prompt, *x]) for x in output]
+    rows = np.arange(len(output))
     table = SimpleNamespace(
-        num_groups=1,
-        rows_per_group=len(said),
-        live=rows,
+        num_replicas=1,
+        rows_per_replica=len(output),
+        running=rows,
         row=rows,
         length=np.array([len(x) for x in known]),
-        prompt_length=np.full(len(said), len(prompt)),
-        is_done=np.array([len(x) == len(y) for x, y in zip(said, responses, strict=True)]),
+        prompt_length=np.full(len(output), len(prompt)),
+        is_done=np.array([len(x) == len(y) for x, y in zip(output, responses, strict=True)]),
     )
     fake = SimpleNamespace(
         table=table, prompt=0 * rows, samples=lambda _: rows, known=known.__getitem__
@@ -150,12 +150,12 @@ def test_texts_as_of_launch_are_what_the_engine_finds(prompt, responses, earlier
     found = steps_of(prompt, responses, earlier, rules, context=ENGINE_CONTEXT)
     launched = np.zeros(0)
 
-    def search(step, row, said):
+    def search(step, row, output):
         nonlocal launched
         if step % BURST == 0:
-            launched = laid_out(prompt, said, responses, earlier)
-        text, last = launched[row : row + 1].copy(), ROOM + len(prompt) + len(said[row])
-        text[0, ROOM:last] = [*prompt, *said[row]]
+            launched = laid_out(prompt, output, responses, earlier)
+        text, last = launched[row : row + 1].copy(), ROOM + len(prompt) + len(output[row])
+        text[0, ROOM:last] = [*prompt, *output[row]]
         found = FIND(text, np.array([last - 1], np.int32), most=DRAFT)
         tokens = [np.asarray(x.tokens[0]) for x in found]
         return tuple(
@@ -173,13 +173,13 @@ def test_texts_that_find_no_room_are_not_drafted_from(prompt, responses, earlier
     found = steps_of(prompt, responses, earlier, rules)
     launched = []
 
-    def search(step, row, said):
+    def search(step, row, output):
         if step % BURST == 0:
-            is_done = [len(x) == len(y) for x, y in zip(said, responses, strict=True)]
-            order = sorted(range(len(said)), key=lambda i: -len(said[i]))
-            known = [said[i] for i in order if is_done[i]] + earlier
-            known += [said[i] for i in order if not is_done[i]]
-            farthest = max(len(said[i]) for i in order if not is_done[i])
+            is_done = [len(x) == len(y) for x, y in zip(output, responses, strict=True)]
+            order = sorted(range(len(output)), key=lambda i: -len(output[i]))
+            known = [output[i] for i in order if is_done[i]] + earlier
+            known += [output[i] for i in order if not is_done[i]]
+            farthest = max(len(output[i]) for i in order if not is_done[i])
             longest = max(map(len, responses))
             bucket, largest = (
                 least * 2 ** max(0, math.ceil(math.log2((len(prompt) + most) / least)))
@@ -194,7 +194,7 @@ def test_texts_that_find_no_room_are_not_drafted_from(prompt, responses, earlier
                 # Of a text as far as it goes: none of its places where it began has room.
                 launched.extend(spots([*prompt, *text])[:kept])
                 left -= kept
-        text = [*prompt, *said[row]]
+        text = [*prompt, *output[row]]
         return searched(text, [*spots(text), *launched])
 
     assert as_list(found) == step_by_step(responses, search)

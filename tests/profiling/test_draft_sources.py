@@ -15,7 +15,7 @@ from pat_jax.profiling.simulate.draft_sources import (
     DraftSources,
 )
 
-DRAFTS = Drafts(budgets=(7,), longest=7, most_tokens=64, texts=4)
+DRAFTS = Drafts(num_draft_tokens=(7,), longest=7, most_tokens=64, texts=4)
 
 
 def responses(seed: int, count: int, length: int = 200) -> list[list[int]]:
@@ -79,7 +79,7 @@ def test_rollouts_without_room_or_samples_have_their_own_text_alone():
     found = DraftSources.built_in()
     assert [source.name for source in found.within(DRAFTS, 8).known] == [OWN, SIBLINGS]
     assert [source.name for source in found.within(DRAFTS, 1).known] == [OWN]
-    no_texts = Drafts(DRAFTS.budgets, 7, 64, 0)
+    no_texts = Drafts(DRAFTS.num_draft_tokens, 7, 64, 0)
     assert [source.name for source in found.within(no_texts, 8).known] == [OWN]
 
 
@@ -93,9 +93,9 @@ def test_of_long_records_some_prompts_are_counted(monkeypatch):
 
 
 def test_of_drafts_that_a_model_says_the_acceptance_is_assumed_and_said():
-    found = DraftSources.said("early_exit:9", 0.7)
+    found = DraftSources.generated("early_exit:9", 0.7)
     (source,) = found.known
-    assert found.of_every_rollout is source and source.acceptance.is_said
+    assert found.of_every_rollout is source and source.acceptance.is_generated
     # 1 + p + p² …
     assert source.alone(3) == pytest.approx(1 + 0.7 + 0.49 + 0.343)
     told = " ".join(found.words(7))

@@ -17,25 +17,25 @@ from replays import (
 )
 
 from pat_jax.planning.draft_counts import DRAFTS as OF_RUNS
-from pat_jax.planning.draft_counts import SAID
+from pat_jax.planning.draft_counts import GENERATED
 from pat_jax.planning.drafts import Acceptance
 from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.planning.planner.planner import CostModelPlanner
 from pat_jax.planning.planner.scripts import FixedLayout, ScriptedPath, Step
 from pat_jax.planning.types import Split
-from pat_jax.profiling.simulate.draft_sources import said
-from pat_jax.profiling.simulate.hindsight import clairvoyant
+from pat_jax.profiling.simulate.draft_sources import generated
 from pat_jax.profiling.simulate.machine import Machine, Workload
+from pat_jax.profiling.simulate.oracle import oracle
 from pat_jax.profiling.simulate.simulator import replay
 
 DP8, _, DP2TP4, TP8 = SPLITS
 ALIKE = Workload(np.full(16, 10), np.full(16, 120), CAP)  # two rows in each group of DP8
 EVERY = MACHINE.check_every // 2  # steps between two tests of a burst with drafts
-BELIEVED = HALF.reach  # that none is worth nothing
+BELIEVED = HALF.accept_prob  # that none is worth nothing
 
 
-def fixed(split: Split, budget: int) -> FixedLayout:
-    return FixedLayout(split, budget=budget, reach=BELIEVED)
+def fixed(split: Split, num_draft_tokens: int) -> FixedLayout:
+    return FixedLayout(split, num_draft_tokens=num_draft_tokens, accept_prob=BELIEVED)
 
 
 def planner_of(machine, acceptance: Acceptance, splits=SPLITS) -> CostModelPlanner:
@@ -50,20 +50,20 @@ def test_a_machine_with_drafts_says_what_they_are_worth():
     with pytest.raises(ValueError, match="it has to be said what they are worth"):
         drafting(None)
     with pytest.raises(ValueError, match="are not worth the same"):
-        replace(drafting(HALF), acceptance=said(0.5))
+        replace(drafting(HALF), acceptance=generated(0.5))
 
 
 @pytest.mark.parametrize("split", [DP8, TP8], ids=str)
-@pytest.mark.parametrize("budget", DRAFTS.budgets)
-def test_drafts_that_are_always_right_fill_the_room_of_a_step(split, budget):
+@pytest.mark.parametrize("num_draft_tokens", DRAFTS.num_draft_tokens)
+def test_drafts_that_are_always_right_fill_the_room_of_a_step(split, num_draft_tokens):
     """Rows are full, so that there is room for as many of each; then by hand, 120 tokens of each."""
     machine = drafting(ALL)
     machine = replace(machine, buckets=replace(machine.buckets, lengths=(192,)))
-    done = replay(ALIKE, fixed(split, budget), machine)
-    steps = 120 // (1 + budget)
+    done = replay(ALIKE, fixed(split, num_draft_tokens), machine)
+    steps = 120 // (1 + num_draft_tokens)
     whole = -(-steps // EVERY) * EVERY
     assert (done.decode_steps, done.busy_rows) == (whole, 16 * steps)
-    step_s = machine.truth.verify_table[split, 16 // split.dp, 192, budget]
+    step_s = machine.truth.verify_table[split, 16 // split.dp, 192, num_draft_tokens]
     assert done.spent("decode") == pytest.approx(whole * step_s)
     assert done.accepted == 16 * (120 - steps) == pytest.approx(done.drafted, abs=1)
 
@@ -71,11 +71,13 @@ def test_drafts_that_are_always_right_fill_the_room_of_a_step(split, budget):
 def test_tokens_a_step_are_those_of_the_acceptance():
     """Where the planner believes what is true: of each row within a token."""
     for truth in (HALF, acceptance_of(0.7, 0.6), Acceptance.unseen()):
-        for budget in DRAFTS.budgets:
+        for num_draft_tokens in DRAFTS.num_draft_tokens:
             done = replay(
-                ALIKE, FixedLayout(TP8, budget=budget, reach=truth.reach), drafting(truth)
+                ALIKE,
+                FixedLayout(TP8, num_draft_tokens=num_draft_tokens, accept_prob=truth.accept_prob),
+                drafting(truth),
             )
-            rate = truth.tokens(budget, DRAFTS.longest, 16)
+            rate = truth.tokens(num_draft_tokens, DRAFTS.longest, 16)
             steps = done.busy_rows / 16  # until a sequence has said its 120 tokens
             assert 119 <= rate * steps <= 121 + rate
             assert done.tokens == 16 * 120
@@ -90,8 +92,8 @@ def test_what_is_counted_is_what_planners_learn_from():
         replay(make_workload(seed), planner, machine)
     assert planner.acceptance is not None
     learned = planner.acceptance
-    for budget, rows in ((1, 8), (3, 8), (3, 1)):
-        args = budget, DRAFTS.longest, rows
+    for num_draft_tokens, rows in ((1, 8), (3, 8), (3, 1)):
+        args = num_draft_tokens, DRAFTS.longest, rows
         assert learned.tokens(*args) == pytest.approx(truth.tokens(*args), rel=0.03)
 
 
@@ -103,26 +105,26 @@ def test_counts_of_runs_add_up():
         def observe(self, outcome):
             seen.append(outcome)
 
-    done = replay(ALIKE, Watching(TP8, budget=3, reach=truth.reach), machine)
-    begun, tried, right, *_ = zip(*seen[1::2], strict=True)
+    done = replay(ALIKE, Watching(TP8, num_draft_tokens=3, accept_prob=truth.accept_prob), machine)
+    begun, proposed, accepted, *_ = zip(*seen[1::2], strict=True)
     runs = np.sum(begun, axis=0)
-    tried, right = (np.sum(x, axis=0)[OF_RUNS] for x in (tried, right))
+    proposed, accepted = (np.sum(x, axis=0)[OF_RUNS] for x in (proposed, accepted))
     # A run says what is right of it and a token more.
-    assert runs.sum() + right.sum() == pytest.approx(done.tokens, rel=0.05)
-    assert (right <= tried).all() and (tried[:, 1:] <= right[:, :-1] + 1).all()
-    assert tried[3, 0] == pytest.approx(runs[3], abs=1) and not tried[0].any()
+    assert runs.sum() + accepted.sum() == pytest.approx(done.tokens, rel=0.05)
+    assert (accepted <= proposed).all() and (proposed[:, 1:] <= accepted[:, :-1] + 1).all()
+    assert proposed[3, 0] == pytest.approx(runs[3], abs=1) and not proposed[0].any()
 
 
 kinds = st.builds(acceptance_of, st.floats(0, 1), st.just(0.9)) | st.builds(
-    said, st.floats(0.01, 0.99)
+    generated, st.floats(0.01, 0.99)
 )
 
 
-@given(queued, st.sampled_from(SPLITS), st.sampled_from(DRAFTS.budgets), kinds)
+@given(queued, st.sampled_from(SPLITS), st.sampled_from(DRAFTS.num_draft_tokens), kinds)
 def test_every_sequence_says_all_of_its_tokens_however_good_drafts_are(
-    workload, split, budget, truth
+    workload, split, num_draft_tokens, truth
 ):
-    done = replay(workload, fixed(split, budget), drafting(truth))
+    done = replay(workload, fixed(split, num_draft_tokens), drafting(truth))
     assert done.tokens == workload.responses.sum()
     assert len(done.trace.done_after) == workload.size
     assert done.busy_rows <= done.tokens <= (1 + DRAFTS.longest) * done.busy_rows
@@ -134,19 +136,21 @@ def test_every_sequence_says_all_of_its_tokens_however_good_drafts_are(
 def test_everything_ends_in_pools_of_any_size(workload, pages, runs_ahead):
     workload = replace(workload, prompts=np.minimum(workload.prompts, 20))
     machine = replace(with_pools(drafting(HALF), pages), runs_ahead=runs_ahead)
-    path = ScriptedPath(DP8, (Step(TP8, 12), Step(DP2TP4, 5)), budget=1, reach=BELIEVED)
+    path = ScriptedPath(
+        DP8, (Step(TP8, 12), Step(DP2TP4, 5)), num_draft_tokens=1, accept_prob=BELIEVED
+    )
     for planner in (fixed(TP8, 3), fixed(DP8, 1), path, planner_of(machine, HALF)):
         assert replay(workload, planner, machine).tokens == workload.responses.sum()
 
 
-@pytest.mark.parametrize("budget", DRAFTS.budgets)
-def test_each_sequence_goes_on_as_fast_as_its_own_drafts_are_right(budget):
+@pytest.mark.parametrize("num_draft_tokens", DRAFTS.num_draft_tokens)
+def test_each_sequence_goes_on_as_fast_as_its_own_drafts_are_right(num_draft_tokens):
     """By hand: of 16 that say 120 tokens half get everything right, and half nothing."""
     accepts = [ALL, NOTHING] * 8
-    done = replay(replace(ALIKE, accepts=accepts), fixed(TP8, budget), drafting(HALF))
+    done = replay(replace(ALIKE, accepts=accepts), fixed(TP8, num_draft_tokens), drafting(HALF))
     assert done.tokens == 16 * 120
     # Rows that the first have left are room for the others: of those nothing more comes.
-    fast, slow = 120 // (1 + budget), 120
+    fast, slow = 120 // (1 + num_draft_tokens), 120
     assert done.busy_rows == 8 * (fast + slow)
     assert done.decode_steps == -(-slow // EVERY) * EVERY
 
@@ -161,37 +165,50 @@ def test_one_long_sequence_that_accepts_little_sets_the_end():
     assert seconds[0] > 1.3 * seconds[1] and seconds[2] < 1.1 * seconds[1]
 
 
-class TestSaid:
+class TestGenerated:
     """Drafts that a model says: every row's is as long as the budget, and a run of its own."""
 
-    @pytest.mark.parametrize("budget", DRAFTS.budgets)
-    @pytest.mark.parametrize("right", [0.1, 0.5, 0.8])
-    def test_a_row_says_what_of_its_draft_is_right_and_one_token_more(self, right, budget):
-        """By hand, whatever is live: 1 + p + p² …, of 120 tokens each in steps until the last of them."""
-        rate = sum(right**n for n in range(1 + budget))
+    @pytest.mark.parametrize("num_draft_tokens", DRAFTS.num_draft_tokens)
+    @pytest.mark.parametrize("accepted", [0.1, 0.5, 0.8])
+    def test_a_row_says_what_of_its_draft_is_right_and_one_token_more(
+        self, accepted, num_draft_tokens
+    ):
+        """By hand, whatever is running: 1 + p + p² …, of 120 tokens each in steps until the last of
+        them."""
+        rate = sum(accepted**n for n in range(1 + num_draft_tokens))
         seen = []
 
         class Watching(FixedLayout):
             def observe(self, outcome):
                 seen.append(outcome)
 
-        truth = said(right)
-        done = replay(ALIKE, Watching(TP8, budget=budget, reach=truth.reach), drafting(truth))
+        truth = generated(accepted)
+        done = replay(
+            ALIKE,
+            Watching(TP8, num_draft_tokens=num_draft_tokens, accept_prob=truth.accept_prob),
+            drafting(truth),
+        )
         steps = done.busy_rows / 16
         assert 119 <= rate * steps <= 121 + rate and done.tokens == 16 * 120
-        assert done.drafted == pytest.approx(budget * done.busy_rows, abs=1)
+        assert done.drafted == pytest.approx(num_draft_tokens * done.busy_rows, abs=1)
         begun, *both = (np.sum(x, axis=0) for x in list(zip(*seen[1::2], strict=True))[:3])
-        tried, right_ = (x[OF_RUNS] for x in both)
-        assert begun[SAID] == pytest.approx(done.busy_rows, abs=1) and begun.sum() == begun[SAID]
-        expected = done.busy_rows * right ** np.arange(1 + budget)
-        np.testing.assert_allclose(tried[SAID, :budget], expected[:-1], atol=1)
-        np.testing.assert_allclose(right_[SAID, :budget], expected[1:], atol=1)
-        assert not tried[SAID, budget:].any() and not np.delete(tried, SAID, axis=0).any()
+        proposed, right_ = (x[OF_RUNS] for x in both)
+        assert (
+            begun[GENERATED] == pytest.approx(done.busy_rows, abs=1)
+            and begun.sum() == begun[GENERATED]
+        )
+        expected = done.busy_rows * accepted ** np.arange(1 + num_draft_tokens)
+        np.testing.assert_allclose(proposed[GENERATED, :num_draft_tokens], expected[:-1], atol=1)
+        np.testing.assert_allclose(right_[GENERATED, :num_draft_tokens], expected[1:], atol=1)
+        assert (
+            not proposed[GENERATED, num_draft_tokens:].any()
+            and not np.delete(proposed, GENERATED, axis=0).any()
+        )
 
-    @pytest.mark.parametrize("right", [0.5, 0.8])
-    def test_planners_come_to_the_truth_and_foretell_what_is_said(self, right):
-        machine = drafting(said(right), dearer=1.02)
-        planner = planner_of(machine, Acceptance.unseen(is_said=True))
+    @pytest.mark.parametrize("accepted", [0.5, 0.8])
+    def test_planners_come_to_the_truth_and_foretell_what_is_said(self, accepted):
+        machine = drafting(generated(accepted), dearer=1.02)
+        planner = planner_of(machine, Acceptance.unseen(is_generated=True))
         for seed in range(5):
             replay(make_workload(seed), planner, machine)
         done = replay(make_workload(5), planner, machine)
@@ -200,23 +217,23 @@ class TestSaid:
         assert planner.acceptance is not None
         learned = planner.acceptance
         np.testing.assert_allclose(
-            learned.reach[OF_RUNS, SAID, 1:4], right ** np.arange(1, 4), rtol=0.03
+            learned.accept_prob[OF_RUNS, GENERATED, 1:4], accepted ** np.arange(1, 4), rtol=0.03
         )
 
     def test_nothing_is_drafted_where_it_does_not_pay(self):
-        machine = drafting(said(0.1), dearer=1.15)
-        planner = planner_of(machine, said(0.1))
+        machine = drafting(generated(0.1), dearer=1.15)
+        planner = planner_of(machine, generated(0.1))
         done = replay(make_workload(5), planner, machine)
-        assert {burst.budget for burst in done.bursts} == {0} and done.drafted == 0
+        assert {burst.num_draft_tokens for burst in done.bursts} == {0} and done.drafted == 0
         # It learns so in the first rollout where it believed otherwise.
-        planner = planner_of(machine, Acceptance.unseen(is_said=True))
+        planner = planner_of(machine, Acceptance.unseen(is_generated=True))
         first, later = (replay(make_workload(seed), planner, machine) for seed in (4, 5))
         assert first.drafted > 0 and later.total_s < 1.02 * done.total_s
 
     def test_bursts_go_as_far_as_the_controller_has_pages_for(self):
-        for machine in (drafting(HALF), drafting(said(0.5))):
-            for budget in (0, *DRAFTS.budgets):
-                assert machine.pace(budget) == machine.shapes(CAP).pace(budget)
+        for machine in (drafting(HALF), drafting(generated(0.5))):
+            for num_draft_tokens in (0, *DRAFTS.num_draft_tokens):
+                assert machine.pace(num_draft_tokens) == machine.shapes(CAP).pace(num_draft_tokens)
 
 
 class TestPlanner:
@@ -229,7 +246,7 @@ class TestPlanner:
     def test_drafts_where_they_pay(self):
         machine = drafting(acceptance_of(0.8), dearer=1.05)
         drafted = replay(self.workload, planner_of(machine, Acceptance.unseen()), machine)
-        assert {burst.budget for burst in drafted.bursts} <= set(DRAFTS.budgets)
+        assert {burst.num_draft_tokens for burst in drafted.bursts} <= set(DRAFTS.num_draft_tokens)
         assert drafted.total_s < 0.7 * self.undrafted_s(machine)
 
     def test_and_not_where_they_do_not(self):
@@ -240,16 +257,19 @@ class TestPlanner:
         for seed in range(5):
             replay(make_workload(seed), planner, machine)
         later = replay(self.workload, planner, machine)
-        share = [np.mean([burst.budget > 0 for burst in done.bursts]) for done in (first, later)]
+        share = [
+            np.mean([burst.num_draft_tokens > 0 for burst in done.bursts])
+            for done in (first, later)
+        ]
         assert share[0] > share[1] < 0.2
         assert later.total_s < 1.05 * self.undrafted_s(machine)
 
 
-class TestClairvoyant:
+class TestOracle:
     """In one group, where it knows how fast all go on; each goes by in whole checks."""
 
     @pytest.mark.parametrize("dearer", [1.05, 1.4, 3.0])
-    @pytest.mark.parametrize(("truth", "rows"), [(HALF, 16), (said(0.6), 12)])
+    @pytest.mark.parametrize(("truth", "rows"), [(HALF, 16), (generated(0.6), 12)])
     def test_it_takes_the_cheapest_budget_of_every_moment(self, truth, rows, dearer):
         """120 tokens of each: copied drafts in full rows, those of a model beside rows that they cannot use."""
         alike = Workload(np.full(rows, 10), np.full(rows, 120), CAP)
@@ -257,17 +277,19 @@ class TestClairvoyant:
         step_s = machine.truth.decode_table[TP8, 16, 192]
         each = [step_s * dearer**n / truth.tokens(n, DRAFTS.draft(n), rows) for n in (1, 3)]
         prefill = replay(alike, FixedLayout(TP8), machine).spent("prefill")
-        found = clairvoyant(alike, machine).total_s
+        found = oracle(alike, machine).total_s
         assert found == pytest.approx(prefill + 120 * min(step_s, *each))
 
     @given(st.integers(1, 40), st.floats(0.1, 0.9))
-    def test_no_budget_for_good_is_faster(self, size, right):
+    def test_no_budget_for_good_is_faster(self, size, accepted):
         """It counts rows at each check of tokens, replays at each check of steps: here all end together."""
         workload = Workload(np.full(size, 10), np.full(size, 144), CAP)
-        machine = self.alone(drafting(acceptance_of(right)))
-        best = clairvoyant(workload, machine).total_s
-        for budget in (0, *DRAFTS.budgets):
-            assert replay(workload, fixed(TP8, budget), machine).total_s >= (1 - 1e-9) * best
+        machine = self.alone(drafting(acceptance_of(accepted)))
+        best = oracle(workload, machine).total_s
+        for num_draft_tokens in (0, *DRAFTS.num_draft_tokens):
+            assert (
+                replay(workload, fixed(TP8, num_draft_tokens), machine).total_s >= (1 - 1e-9) * best
+            )
 
     @staticmethod
     def alone(machine: Machine) -> Machine:

@@ -1,4 +1,5 @@
-"""Rollouts whose groups drift apart within a row bucket: how far the planner stays behind hindsight."""
+"""Rollouts whose groups drift apart within a row bucket: how far the planner stays behind the
+oracle."""
 
 from itertools import permutations
 
@@ -9,8 +10,8 @@ from pat_jax.layout.buckets import Buckets
 from pat_jax.planning.latency.model import ROUNDS, LatencyModel
 from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.planning.planner.planner import CostModelPlanner
-from pat_jax.profiling.simulate.hindsight import clairvoyant
 from pat_jax.profiling.simulate.machine import Machine, Workload
+from pat_jax.profiling.simulate.oracle import oracle
 from pat_jax.profiling.simulate.simulator import replay
 
 CAP, SIZE = 2048, 512
@@ -32,8 +33,8 @@ def machine(round_s: float) -> Machine:
     moves = {(*pair, kind): 1e-6 for pair in pairs for kind in ROUNDS}
     moves |= {(split, split, ROUNDS[0]): round_s for split in SPLITS}
     calls = {(split, length): 1e-3 for split in SPLITS for length in BUCKETS.lengths}
-    reslice = dict.fromkeys(pairs, 0.02)
-    tables = steps, reslice, moves, calls
+    reshard = dict.fromkeys(pairs, 0.02)
+    tables = steps, reshard, moves, calls
     truth = LatencyModel(*tables, prefill_blocks=64, page_size=16, round_tokens=1, reads="held")
     return Machine(truth, SPLITS, BUCKETS, runs_ahead=True)
 
@@ -52,7 +53,7 @@ def test_groups_that_drift_apart_cost_less_than_one_percent():
     here, regrets = machine(1e-6), []
     for seed in range(4):
         done = replay(drawn(seed), CostModelPlanner(SPLITS, here.truth, LENGTHS), here)
-        regrets.append(done.total_s / clairvoyant(drawn(seed), here).total_s - 1)
+        regrets.append(done.total_s / oracle(drawn(seed), here).total_s - 1)
         degrees = [int(name[-1]) for name in done.trace.path]
         assert degrees == sorted(degrees) and done.trace.balanced
     assert np.mean(regrets) < 0.01

@@ -129,7 +129,7 @@ def test_a_latency_model_grows_and_crosses_over(target: str):
     # Upward, weights are read and written once, on the device.
     composer = Composer(measured_kernels(target), preset("qwen3-14b"), switch_s=0.0)
     shard = weight_bytes(preset("qwen3-14b")) / 8
-    assert composer.reslice(DP8, TP8) == 2 * shard / composer.kernels.chip.memory_bytes_s
+    assert composer.reshard(DP8, TP8) == 2 * shard / composer.kernels.chip.memory_bytes_s
     assert composer.migrate(DP8, TP8) == pytest.approx(
         composer.round_tokens * 160 * 1024 * 7 / 8 / composer.kernels.chip.link_bytes_s
     )

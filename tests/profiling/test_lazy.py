@@ -71,9 +71,9 @@ class Story:
         self.planner = CostModelPlanner((DP2, TP2), latency, lengths, is_frozen=True)
         self.lazy = LazyLayouts(self.setup, self.planner, warmup, self.first)
         with self.lazy, counted_compilations() as self.threads:
-            self.live_through()
+            self.running_through()
 
-    def live_through(self) -> None:
+    def running_through(self) -> None:
         self.run(self.planner)
         self.lazy.end_rollout(1)
         self.wanted_for_one_more = list(self.lazy.requested)
@@ -116,7 +116,7 @@ def test_only_the_first_layout_is_compiled_at_first(story: Story):
 
 def test_the_wanted_layout_is_switched_to_once_it_is_there(story: Story):
     (switch,) = story.reports[-1].switches
-    assert (switch.source, switch.target) == ("dp2tp1", "dp1tp2") and 0 < switch.live <= 4
+    assert (switch.source, switch.target) == ("dp2tp1", "dp1tp2") and 0 < switch.running <= 4
     assert len(story.lines) == 1 and story.lines[0].startswith("dp1tp2 compiled in the background")
     assert not story.lazy.requested and story.planner.splits == (DP2, TP2)
     assert story.lazy.ready == [DP2, TP2] and story.setup.engine.programs.missing() == []

@@ -14,13 +14,13 @@ from pat_jax.planning.latency.profile import Profile, Subject
 from pat_jax.profiling.capacity.costs import profiled
 from pat_jax.profiling.capacity.plan_config import PlanConfig
 from pat_jax.profiling.cross_compile.by_arithmetic import by_arithmetic
-from pat_jax.profiling.cross_compile.plant import Order
+from pat_jax.profiling.cross_compile.target_build import Order
 from pat_jax.profiling.measure.report import draw_profile
 from pat_jax.profiling.predict.targets import Target
 
 TARGET, MODEL = Target.parse("h100:8"), preset("qwen3-0.6b")
 ASKED = PlanConfig(model="qwen3-0.6b", max_completion_length=24_576)
-PLANT = by_arithmetic(Order.of(TARGET, ASKED.run(TARGET), MODEL, (2, 4)))
+BUILD = by_arithmetic(Order.of(TARGET, ASKED.run(TARGET), MODEL, (2, 4)))
 SUMS = {("all-reduce", n, 4096): 1e-4 for n in (2, 4, 8)}
 SUBJECT = Subject("gpu", "NVIDIA H100", 8, asdict(MODEL), "bfloat16", "0.10.2")
 
@@ -40,19 +40,19 @@ SUBJECT = Subject("gpu", "NVIDIA H100", 8, asdict(MODEL), "bfloat16", "0.10.2")
 )
 def test_a_profile_of_something_else_is_refused(tmp_path: Path, other, words: str):
     steps = dict.fromkeys(SPLITS, 0.1)
-    latency = made_up_latency(steps, steps, reslice=1, migrate_per_token=1, max_rows=2)
+    latency = made_up_latency(steps, steps, reshard=1, migrate_per_token=1, max_rows=2)
     path = tmp_path / "profile.json"
     Profile(SUBJECT, latency, SUMS).save(path)
-    assert profiled(path, PLANT.order, PLANT.buckets, NO_DRAFTER).source == "profile"
+    assert profiled(path, BUILD.order, BUILD.buckets, NO_DRAFTER).source == "profile"
     Profile(replace(SUBJECT, **other), latency, SUMS).save(path)
     with pytest.raises(UserError, match="of something else") as caught:
-        profiled(path, PLANT.order, PLANT.buckets, NO_DRAFTER)
+        profiled(path, BUILD.order, BUILD.buckets, NO_DRAFTER)
     assert words in str(caught.value)
 
 
 def test_its_picture_has_the_colours_of_all_others():
     steps = dict.fromkeys(SPLITS, 0.1)
-    latency = made_up_latency(steps, steps, reslice=1, migrate_per_token=1, max_rows=2)
+    latency = made_up_latency(steps, steps, reshard=1, migrate_per_token=1, max_rows=2)
     axes = draw_profile(Profile(SUBJECT, latency, SUMS)).axes[0]
     colours = {line.get_label(): line.get_color() for line in axes.lines}
     assert colours == {str(split): tp_colour(split.tp) for split in SPLITS}

@@ -1,4 +1,5 @@
-"""Moves between the groups of a layout in replays: what they save and cost, there and in hindsight."""
+"""Moves between the groups of a layout in replays: what they save and cost, there and in the
+oracle."""
 
 from dataclasses import replace
 
@@ -24,8 +25,8 @@ from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.planning.planner.planner import CostModelPlanner
 from pat_jax.planning.planner.scripts import FixedLayout
 from pat_jax.planning.types import Load, Moved, Plan, Split
-from pat_jax.profiling.simulate.hindsight import clairvoyant
 from pat_jax.profiling.simulate.machine import Machine, Workload
+from pat_jax.profiling.simulate.oracle import oracle
 from pat_jax.profiling.simulate.regret import regret
 from pat_jax.profiling.simulate.simulated_executor import SimulatedExecutor
 from pat_jax.profiling.simulate.simulator import replay, waiting
@@ -61,8 +62,8 @@ class TestBalance:
         assert (done.step, done.sequences, done.fullest) == (16, 7, (8, 1))
         # One at a time to each distance, 25 tokens each.
         assert done.seconds == pytest.approx(done.predicted_cost_s) == pytest.approx(7 * 25 * 1e-3)
-        assert {burst.rows for burst in even.bursts if burst.live == 8} == {1}
-        assert {burst.rows for burst in fixed.bursts if burst.live == 8} == {8}
+        assert {burst.rows for burst in even.bursts if burst.running == 8} == {1}
+        assert {burst.rows for burst in fixed.bursts if burst.running == 8} == {8}
         assert even.trace.total_steps == fixed.trace.total_steps
         assert even.total_s == pytest.approx(even.spent("prefill", "decode", "balance"))
         assert even.balance_share == pytest.approx(done.seconds / even.total_s)
@@ -93,20 +94,20 @@ class TestBalance:
     @pytest.mark.parametrize("room", [1, 2])
     def test_the_planner_hears_whether_all_went(self, room):
         """Two are to go to a group that has pages for one of them, or for both."""
-        controller, heard = waiting(self.workload, self.machine, DP8), []
-        pool, tables = controller.scheduler.tables.pools[1], controller.scheduler.tables
+        scheduler, heard = waiting(self.workload, self.machine, DP8), []
+        pool, tables = scheduler.cache_manager.tables.pools[1], scheduler.cache_manager.tables
 
         class Asks(FixedLayout):
             taken: np.ndarray | None = None
 
             def decide(self, load: Load, current: Split, options=()) -> Plan:
                 plan = super().decide(load, current, options)
-                if load.live > 8 or heard:
+                if load.running > 8 or heard:
                     return plan
-                first, second, *_ = tables.count[controller.table.live]
+                first, second, *_ = tables.count[scheduler.table.running]
                 due = first + second * (room == 2)
                 object.__setattr__(self, "taken", pool.take(pool.num_free - due))
-                return replace(plan, group=np.repeat([1, 0], [2, 6]))
+                return replace(plan, replica=np.repeat([1, 0], [2, 6]))
 
             def observe(self, outcome) -> None:
                 if isinstance(outcome, Moved):
@@ -116,8 +117,8 @@ class TestBalance:
 
         report, planner = RolloutReport(), Asks(DP8)
         executor = SimulatedExecutor(self.workload.responses, self.machine, tables, DP8)
-        for _ in rollout(controller, executor, planner, report):
-            controller.check_integrity()
+        for _ in rollout(scheduler, executor, planner, report):
+            scheduler.check_integrity()
         (move,) = report.balanced
         assert heard == [room == 2]
         assert (move.sequences, move.fullest) == (room, (8, 8 - room))
@@ -125,19 +126,19 @@ class TestBalance:
 
     def test_hindsight_spreads_them_too(self):
         machine = in_short_bursts(replace(self.machine, splits=(DP8,)))
-        best, even = clairvoyant(self.workload, machine), self.evened(machine)
+        best, even = oracle(self.workload, machine), self.evened(machine)
         assert (best.evened, best.switches, best.is_exact) == ((16,), (), False)
         # It takes no more for granted than that four of the eight have to leave the first group.
         assert best.total_s == pytest.approx(even.spent("prefill", "decode") + 4 * 25 * 1e-3)
         migrate = {key: s for key, s in machine.truth.migrate_table.items() if key[0] != key[1]}
         unmoved = replace(machine, truth=replace(machine.truth, migrate_table=migrate))
         fixed = replay(self.workload, FixedLayout(DP8), unmoved)
-        best = clairvoyant(self.workload, unmoved)
+        best = oracle(self.workload, unmoved)
         assert (best.evened, best.total_s) == ((), pytest.approx(fixed.total_s))
 
     def test_regret_is_that_of_the_moves_that_were_made(self):
         even = self.evened(self.machine)
-        best = clairvoyant(self.workload, self.machine).total_s
+        best = oracle(self.workload, self.machine).total_s
         found = regret(self.workload, self.machine, even.trace).share
         assert found == pytest.approx(even.total_s / best - 1)
         unmoved = replace(even.trace, moves=())
@@ -160,8 +161,8 @@ class TestBalance:
     @settings(max_examples=25)
     @given(workload=grouped, split=st.sampled_from(SPLITS[:3]), more=st.integers(0, 18))
     def test_they_empty_a_bucket_and_hindsight_knows_of_them(self, scarce, workload, split, more):
-        """Also where pages are scarce and sequences give theirs up; hindsight, which deals sequences out as
-        if they were not, is held against those rollouts where they are not."""
+        """Also where pages are scarce and sequences give theirs up; the oracle, which deals
+        sequences out as if they were not, is held against those rollouts where they are not."""
         machine = replace(make_machine(per_row=0.1, shift_per_token=0.01), splits=(split,))
         machine = with_pools(machine, 13 + scarce + more * (scarce > 0))
         machine = replace(machine, has_pools=scarce > 0)
@@ -170,5 +171,5 @@ class TestBalance:
         for move in done.balanced:
             assert move.fullest[1] < move.fullest[0] and move.sequences > 0
         if not machine.has_pools:
-            best = clairvoyant(workload, machine)
+            best = oracle(workload, machine)
             assert best.total_s <= done.total_s * (1 + 1e-9)

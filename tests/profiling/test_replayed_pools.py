@@ -55,9 +55,9 @@ class TestPools:
             assert done.total_s == pytest.approx(
                 done.spent("prefill", "decode", "switch", "balance")
             )
-            # Every token is said in some step of a burst in which its sequence was live.
-            said = sum(burst.live * burst.steps for burst in done.bursts)
-            assert said >= workload.responses.sum()
+            # Every token is said in some step of a burst in which its sequence was running.
+            output = sum(burst.running * burst.steps for burst in done.bursts)
+            assert output >= workload.responses.sum()
 
     def test_who_gives_way_is_computed_again(self):
         """Two sequences of 160 tokens in twelve pages of 16: one of them waits for the other."""
@@ -67,8 +67,8 @@ class TestPools:
         alone = replace(short, splits=(TP8,), memory=replace(short.memory, pages={TP8: 12}))
         done = replay(workload, FixedLayout(TP8), alone)
         assert done.preempted == 1
-        assert max(burst.live for burst in done.bursts) == 2
-        assert {burst.live for burst in done.bursts[-4:]} == {1}
+        assert max(burst.running for burst in done.bursts) == 2
+        assert {burst.running for burst in done.bursts[-4:]} == {1}
         roomy = replay(workload, FixedLayout(TP8), in_short_bursts(with_pools(MACHINE, 100)))
         assert done.trace.total_steps > 1.4 * roomy.trace.total_steps
         assert done.spent("prefill") > roomy.spent("prefill")

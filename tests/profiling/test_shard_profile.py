@@ -68,7 +68,7 @@ def test_every_program_that_the_target_would_time_has_a_time(profiler: ShardProf
         (split, length) for split in engine.layouts for length in buckets.lengths
     }
     both = (Split(2, 1), Split(1, 2))
-    assert latency.reslice_table.keys() == {both, both[::-1]}
+    assert latency.reshard_table.keys() == {both, both[::-1]}
     assert latency.shift_round(both[0]) > 0.0
     assert latency.round_tokens == 32 * CONFIG.page_size
     assert ticks[-1][0] == ticks[-1][1] and [done for done, _ in ticks] == sorted(

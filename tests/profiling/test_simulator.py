@@ -25,9 +25,9 @@ from pat_jax.layout.buckets import Buckets
 from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.planning.planner.planner import CostModelPlanner
 from pat_jax.planning.planner.scripts import FixedLayout, ScriptedPath, Step
-from pat_jax.planning.types import Load, Outcome, Plan, Ran, Split, recompute_below
-from pat_jax.profiling.simulate.hindsight import clairvoyant
+from pat_jax.planning.types import BurstResult, Load, Outcome, Plan, Split, recompute_below
 from pat_jax.profiling.simulate.machine import Workload
+from pat_jax.profiling.simulate.oracle import oracle
 from pat_jax.profiling.simulate.simulator import replay
 
 DP8, _, DP2TP4, TP8 = SPLITS
@@ -55,7 +55,7 @@ def test_every_sequence_runs_to_its_end(workload, split):
     assert done.trace.total_steps == -(-int(workload.responses.max()) // every) * every
     steps = np.array(done.trace.steps)
     expected = (workload.responses[None, :] > steps[:, None]).sum(axis=1)
-    np.testing.assert_array_equal(done.trace.live, expected)
+    np.testing.assert_array_equal(done.trace.running, expected)
     assert all(burst.steps <= MACHINE.burst_steps for burst in done.bursts)
 
 
@@ -74,8 +74,8 @@ class TestSwitches:
             if carry == "migrate"
             else truth.recompute(target, 32 // target.dp, 73)
         )
-        assert switch.seconds == pytest.approx(truth.reslice(source, target) + kv)
-        assert (switch.step, switch.live, switch.kv) == (64, 32, carry)
+        assert switch.seconds == pytest.approx(truth.reshard(source, target) + kv)
+        assert (switch.step, switch.running, switch.kv) == (64, 32, carry)
         assert done.spent("switch") == switch.seconds
         # 64 steps in one layout and 40 in the other (36 to the end, in whole checks).
         decode = [(s.split, s.rows, s.length, s.steps) for s in done.bursts]
@@ -92,16 +92,16 @@ class TestSwitches:
         prompts = np.repeat([1, 10], [short, 32 - short])
         planner = AtSteps(DP8, ((0, TP8),), recompute_below("recompute"))
         done = replay(Workload(prompts, np.full(32, 20), CAP), planner, MACHINE)
-        assert [(switch.live, switch.kv) for switch in done.switches] == [(32, carry)]
+        assert [(switch.running, switch.kv) for switch in done.switches] == [(32, carry)]
 
-    @pytest.mark.parametrize("live, step", [(24, 16), (20, 32), (4, 56)])
-    def test_a_threshold_ends_a_burst_within_one_check(self, live, step):
-        """Rows of TP8 are compacted at 16 live and below: 24 and 20 are the planner's alone."""
+    @pytest.mark.parametrize("running, step", [(24, 16), (20, 32), (4, 56)])
+    def test_a_threshold_ends_a_burst_within_one_check(self, running, step):
+        """Rows of TP8 are compacted at 16 running and below: 24 and 20 are the planner's alone."""
         responses = np.repeat([10, 30, 50, 100], [8, 4, 16, 4])
         workload = Workload(np.full(32, 5), responses, CAP)
         long_bursts = replace(MACHINE, burst_steps=128, buckets=one_length(MACHINE.buckets))
-        done = replay(workload, ScriptedPath(TP8, (Step(DP8, live),)), long_bursts)
-        assert [(s.step, s.live) for s in done.trace.switches] == [(step, live)]
+        done = replay(workload, ScriptedPath(TP8, (Step(DP8, running),)), long_bursts)
+        assert [(s.step, s.running) for s in done.trace.switches] == [(step, running)]
 
 
 def one_length(buckets: Buckets) -> Buckets:
@@ -124,14 +124,14 @@ def test_a_planner_sees_loads_and_steps_but_no_future():
             return super().decide(load, current)
 
         def observe(self, outcome: Outcome) -> None:
-            if isinstance(outcome, Ran):
+            if isinstance(outcome, BurstResult):
                 seen.append(outcome)
 
     workload = make_workload(3)
     replay(workload, Watching(DP8, ((64, TP8),)), MACHINE)
     loads, steps = seen[::2], seen[1::2]
-    assert all(load.live == (workload.responses > load.generated[0]).sum() for load in loads)
-    assert all((load.generated + load.budget == CAP).all() for load in loads)
+    assert all(load.running == (workload.responses > load.generated[0]).sum() for load in loads)
+    assert all((load.generated + load.remaining_tokens == CAP).all() for load in loads)
     assert {burst.split for burst in steps} == {DP8, TP8}
     assert all(
         burst.step_s
@@ -165,8 +165,8 @@ class TestQueue:
     @pytest.mark.parametrize("split", [DP8, TP8], ids=str)
     def test_every_sequence_gets_a_row(self, split):
         done = replay(self.workload, FixedLayout(split), MACHINE)
-        live = np.array(done.trace.live)
-        assert live.max() == live[0] == CAPACITY
+        running = np.array(done.trace.running)
+        assert running.max() == running[0] == CAPACITY
         assert len(done.trace.done_after) == self.workload.size
         # All rows have work until the queue is empty.
         assert done.trace.total_steps < self.workload.responses.sum() / CAPACITY + 2 * CAP
@@ -175,7 +175,7 @@ class TestQueue:
     def test_nobody_is_in_the_layout_of_the_tail_while_sequences_wait(self):
         """Full, DP8 is a little faster; who sees a tail only begins where it will end."""
         step = (0.5, 9.0, 9.0, 0.1)
-        machine = make_machine(step, per_row=0.006, reslice=5.0, prefill=0.05)
+        machine = make_machine(step, per_row=0.006, reshard=5.0, prefill=0.05)
         seen = make_workload(6, 2000).responses
         lengths = LengthModel.empty(CAP).updated(seen, seen == CAP)
         seeing = Noting((DP8, TP8), machine.truth, lengths)
@@ -203,7 +203,7 @@ def test_the_hosts_time_is_charged_for_every_live_sequence():
     plain = replay(workload, FixedLayout(DP2TP4), MACHINE)
     host = replace(MACHINE, host_s_per_sequence=0.001)
     busy = replay(workload, FixedLayout(DP2TP4), host)
-    more = 0.001 * sum(burst.live * burst.steps for burst in plain.bursts)
+    more = 0.001 * sum(burst.running * burst.steps for burst in plain.bursts)
     assert busy.total_s - plain.total_s == pytest.approx(more)
     alone = replace(host, splits=(DP2TP4,))
-    assert clairvoyant(workload, alone).total_s <= busy.total_s * (1 + 1e-9)
+    assert oracle(workload, alone).total_s <= busy.total_s * (1 + 1e-9)

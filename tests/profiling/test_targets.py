@@ -54,9 +54,9 @@ def test_every_chip_is_described_as_its_compiler_wants_it():
         assert chip.host_link_bytes_s < chip.link_bytes_s < chip.memory_bytes_s
         assert chip.host_link_bytes_s < chip.pcie_bytes_s <= chip.link_bytes_s
         if chip.platform == "cuda":
-            said = dict(re.findall(r"(\w+): (\S+)", chip.description))
-            assert int(said["device_memory_size"]) == chip.memory_bytes
-            assert abs(int(said["memory_bandwidth"]) / chip.memory_bytes_s - 1) < 0.01
+            output = dict(re.findall(r"(\w+): (\S+)", chip.description))
+            assert int(output["device_memory_size"]) == chip.memory_bytes
+            assert abs(int(output["memory_bandwidth"]) / chip.memory_bytes_s - 1) < 0.01
             assert chip.description.count("{") == chip.description.count("}")
             assert chip.largest_host and not chip.dimensions
         else:
@@ -69,7 +69,7 @@ def test_a_device_is_known_by_the_name_that_jax_gives_it():
         for kind in chip.device_kinds:
             assert chip_of(kind) == chip
         if chip.platform == "cuda":  # and to XLA's compiler
-            (said,) = re.findall(r'device_description_str: "(.*)"', chip.description)
-            assert said in chip.device_kinds
+            (output,) = re.findall(r'device_description_str: "(.*)"', chip.description)
+            assert output in chip.device_kinds
     # 756 Tflop/s, not the 989 of its namesake: better none than another's.
     assert chip_of("NVIDIA H100 PCIe") is None and chip_of("cpu") is None

@@ -14,7 +14,7 @@ from pat_jax.config.run import AlgorithmConfig, RolloutConfig, RunConfig
 from pat_jax.models.config import ModelConfig
 from pat_jax.profiling.cross_compile.compile import environment
 from pat_jax.profiling.cross_compile.compiled import CompiledProgram, Sent, at_depth
-from pat_jax.profiling.cross_compile.plant import Order
+from pat_jax.profiling.cross_compile.target_build import Order
 from pat_jax.profiling.predict.targets import Target
 from pat_jax.profiling.predict.update_work import Collective, Rows, UpdateWork
 
@@ -51,7 +51,7 @@ IN_ITS_PROCESS = """
 import json, sys
 from pathlib import Path
 from pat_jax.profiling.cross_compile.jobs import jobs_of
-from pat_jax.profiling.cross_compile.plant import Order, Plant
+from pat_jax.profiling.cross_compile.target_build import Order, Plant
 from pat_jax.profiling.cross_compile.worker import Compiler, devices_of
 
 order = Order.from_json(json.load(sys.stdin))
@@ -91,7 +91,7 @@ def received(sent: Iterable[Sent | Collective]) -> Counter[str]:
 def test_the_products_are_those_of_the_matrices_and_deeper_models_follow(text: str, tmp_path: Path):
     """What models of two and of four layers say of one of six, against one of six."""
     order = Order.of(Target.parse(text), config(4), replace(MODEL, num_layers=6), (2, 4, 6))
-    said = subprocess.run(
+    output = subprocess.run(
         [sys.executable, "-c", IN_ITS_PROCESS, str(tmp_path)],
         env=environment(order.target),
         input=json.dumps(order.to_json()),
@@ -99,7 +99,7 @@ def test_the_products_are_those_of_the_matrices_and_deeper_models_follow(text: s
         text=True,
         check=True,
     ).stdout
-    two, four, six = (CompiledProgram.from_json(json.loads(x)) for x in said.splitlines())
+    two, four, six = (CompiledProgram.from_json(json.loads(x)) for x in output.splitlines())
     told = at_depth((two, four), 6)
     for program in (two, four, six, told):
         assert program.error is None

@@ -22,7 +22,7 @@ DP8, _, _, TP8 = SPLITS
 LATENCY = made_up_latency(
     dict(zip(SPLITS, (0.5, 0.4, 0.3, 0.25), strict=True)),
     dict.fromkeys(SPLITS, 0.01),
-    reslice=0.2,
+    reshard=0.2,
     migrate_per_token=1e-3,
     max_rows=16,
     lengths=(64, 128),
@@ -45,7 +45,7 @@ def test_slower_links_cost_what_their_sums_cost():
         assert slower.decode_table[key] - seconds == pytest.approx(expected)
         assert sums_of(PROFILE)(split, rows) == pytest.approx(expected / 2)
     assert slower.migrate_table == {key: 3 * s for key, s in LATENCY.migrate_table.items()}
-    for (source, target), seconds in slower.reslice_table.items():
+    for (source, target), seconds in slower.reshard_table.items():
         assert seconds == pytest.approx(0.2 * (3 if target.tp < source.tp else 1))
     at = TP8, 16, 128, 3  # 64 tokens
     verifying = replace(LATENCY, verify_table={at: 0.5})
@@ -53,8 +53,8 @@ def test_slower_links_cost_what_their_sums_cost():
     assert slower.verify_table[at] - 0.5 == pytest.approx(2 * 65 * 64 * 2 * SUM_S)
     # Three passes of 16 tokens through eight layers besides.
     slower = with_slower_links(replace(PROFILE, latency=verifying), 3, exit_layer=8)
-    said = 3 * 17 * 16
-    assert slower.verify_table[at] - 0.5 == pytest.approx(2 * (65 * 64 + said) * 2 * SUM_S)
+    output = 3 * 17 * 16
+    assert slower.verify_table[at] - 0.5 == pytest.approx(2 * (65 * 64 + output) * 2 * SUM_S)
     assert with_slower_links(PROFILE, 1).decode_table == pytest.approx(LATENCY.decode_table)
 
 

@@ -15,7 +15,7 @@ from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.planning.planner.budget import SHARE
 from pat_jax.planning.planner.planner import CostModelPlanner
 from pat_jax.planning.planner.scripts import FixedLayout
-from pat_jax.planning.types import Outcome, Ran
+from pat_jax.planning.types import BurstResult, Outcome
 from pat_jax.profiling.simulate.machine import Machine, Workload
 from pat_jax.profiling.simulate.simulator import replay
 
@@ -35,11 +35,11 @@ make_machine = partial(
     CAPACITY,
     (64, 128, 256, 320),
     per_row=0.02,
-    reslice=0.2,
+    reshard=0.2,
     migrate_per_token=5e-4,
     prefill=1.0,
 )
-SWITCH_TABLES = ("reslice_table", "migrate_table", "prefill_table")
+SWITCH_TABLES = ("reshard_table", "migrate_table", "prefill_table")
 
 
 def make_workload(seed: int, size: int) -> Workload:
@@ -63,7 +63,7 @@ machines = st.builds(
     make_machine,
     st.tuples(*[st.floats(0.05, 1.0)] * 4),
     per_row=st.floats(0, 0.1),
-    reslice=st.floats(0.01, 5),
+    reshard=st.floats(0.01, 5),
     migrate_per_token=st.floats(0, 0.5),
     prefill=st.floats(0.01, 3),
 )
@@ -111,10 +111,10 @@ def test_no_wrong_belief_goes_to_and_fro(workload, machine, by_layout, factor, l
 
 def test_a_dear_switch_is_paid_once_and_known_from_then_on():
     """Believed 0.2 s, truly 20 s, in a rollout of 50 s."""
-    machine = make_machine((0.5, 0.4, 0.3, 0.2), per_row=0.03, reslice=20.0)
-    cheap = dict.fromkeys(machine.truth.reslice_table, 0.2)
+    machine = make_machine((0.5, 0.4, 0.3, 0.2), per_row=0.03, reshard=20.0)
+    cheap = dict.fromkeys(machine.truth.reshard_table, 0.2)
     planner = CostModelPlanner(
-        SPLITS, replace(machine.truth, reslice_table=cheap), lengths_of(20, 40, 150)
+        SPLITS, replace(machine.truth, reshard_table=cheap), lengths_of(20, 40, 150)
     )
     switches = []
     for seed in range(4):
@@ -125,7 +125,7 @@ def test_a_dear_switch_is_paid_once_and_known_from_then_on():
 
 def test_a_long_tail_that_nobody_expected_is_left_when_its_rent_is_paid():
     """One response runs to the cap where all had a constant rate of ending, once in 15 tokens."""
-    machine = make_machine((0.5, 0.4, 0.3, 0.2), per_row=0.03, reslice=6.0)
+    machine = make_machine((0.5, 0.4, 0.3, 0.2), per_row=0.03, reshard=6.0)
     seen = np.random.default_rng(0).geometric(1 / 15, 5000)
     lengths = LengthModel.empty(CAP, prior_weight=1e-3).updated(seen, np.zeros(5000, bool))
     workload = Workload(np.full(32, 5), np.array([CAP, *seen[:31]]), CAP)
@@ -145,7 +145,7 @@ class HardOfHearing(CostModelPlanner):
         self.rng, self.is_odd = np.random.default_rng(self.seed), True
 
     def observe(self, outcome: Outcome) -> None:
-        if not isinstance(outcome, Ran):
+        if not isinstance(outcome, BurstResult):
             return super().observe(outcome)
         noise = self.rng.lognormal(0, 0.1)
         if outcome.split == DP2TP4 and self.is_odd:
@@ -168,10 +168,10 @@ def test_noise_and_one_odd_burst_change_little():
 
 @pytest.mark.parametrize("seed", range(2))
 def test_host_time_that_the_profile_does_not_know_costs_little(seed):
-    """At 32 live sequences it doubles a step. As a factor of the layout that was seen with them it
-    would outlive them (seen: up to 13 % of a rollout)."""
+    """At 32 running sequences it doubles a step. As a factor of the layout that was seen with them
+    it would outlive them (seen: up to 13 % of a rollout)."""
     steps = tuple(step / 1000 for step in (0.5, 0.4, 0.3, 0.28))
-    machine = make_machine(steps, per_row=3e-5, reslice=2e-4, migrate_per_token=5e-7, prefill=1e-3)
+    machine = make_machine(steps, per_row=3e-5, reshard=2e-4, migrate_per_token=5e-7, prefill=1e-3)
     workload, lengths = make_workload(seed, CAPACITY), lengths_of(15, 33, 65, 200)
     loaded = replace(machine, host_s_per_sequence=1.5e-5)
     knowing = CostModelPlanner(SPLITS, machine.truth, lengths, is_frozen=True)

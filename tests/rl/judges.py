@@ -28,8 +28,8 @@ class Judge:
                 question = json.loads(self.rfile.read(length))
                 judge.asked.append(question)
                 judge.tokens.append(self.headers["Authorization"])
-                status, said, *headers = judge.answer(question)
-                body = (said if isinstance(said, str) else json.dumps(said)).encode()
+                status, output, *headers = judge.answer(question)
+                body = (output if isinstance(output, str) else json.dumps(output)).encode()
                 with contextlib.suppress(OSError):  # nobody waits for it any more
                     self.send_response(status)
                     self.send_header("Content-Length", str(len(body)))

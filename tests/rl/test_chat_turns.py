@@ -53,7 +53,7 @@ chats = st.builds(
 )
 
 
-def said(marked: Marked) -> list[int]:
+def output(marked: Marked) -> list[int]:
     return [token for token, is_one in zip(*marked, strict=True) if is_one]
 
 
@@ -76,12 +76,12 @@ def test_turns_are_those_that_the_template_tells_transformers(both, chat):
     expected = theirs.apply_chat_template(
         chat, tokenize=True, return_dict=True, return_assistant_tokens_mask=True
     )
-    tokens, is_said = mark_turns(ours, chat)
+    tokens, is_generated = mark_turns(ours, chat)
     # Ours ends with the last answer, theirs with what the template puts behind it.
     assert tokens == expected["input_ids"][: len(tokens)]
-    assert is_said == list(map(bool, expected["assistant_masks"][: len(tokens)]))
+    assert is_generated == list(map(bool, expected["assistant_masks"][: len(tokens)]))
     assert not any(expected["assistant_masks"][len(tokens) :])
-    assert tokens[-1] in ours.eos_ids and is_said[-1]
+    assert tokens[-1] in ours.eos_ids and is_generated[-1]
 
 
 @given(chat=chats)
@@ -90,7 +90,7 @@ def test_a_prompt_is_what_a_rollout_is_given(tmp_path_factory, both, chat):
     if "<think>" in ours.chat_text(chat[:1]):
         return  # a chat has no thoughts where a rollout is asked for them
     marked = mark_turns(ours, chat, len(chat) - 1)
-    assert marked.tokens == ours.encode_prompt(chat[:-1]) + said(marked)
+    assert marked.tokens == ours.encode_prompt(chat[:-1]) + output(marked)
 
 
 def test_turns_before_the_first_are_context(both):
@@ -100,7 +100,7 @@ def test_turns_before_the_first_are_context(both):
         for role in ("user", "assistant", "assistant", "user", "assistant")
     ]
     runs = [mark_turns(ours, chat, first) for first in range(5)]
-    counts = [sum(one.is_said) for one in runs]
+    counts = [sum(one.is_generated) for one in runs]
     assert counts[0] == counts[1] > counts[2] > counts[3] == counts[4] > 0
     assert all(one.tokens == runs[0].tokens for one in runs)
 
@@ -113,14 +113,14 @@ def test_a_turn_goes_to_the_first_of_several_ends(tmp_path: Path):
     )
     ours = HuggingFaceTokenizer(directory)
     marked = mark_turns(ours, chat_of("a", "a") * 2)
-    assert said(marked) == [*ours.encode("a"), 1] * 2 and marked.tokens[-1] == 1
+    assert output(marked) == [*ours.encode("a"), 1] * 2 and marked.tokens[-1] == 1
 
 
 def test_where_no_turn_ends_the_last_one_gets_its_end(tmp_path: Path):
     ours = tokenizer_with(tmp_path, PLAIN, system_prompt="be")
     marked = mark_turns(ours, [*chat_of("a", "b"), *chat_of("c", "d")])
     assert ours.decode(marked.tokens) == "system:beuser:aassistant:buser:cassistant:d"
-    assert said(marked) == [*ours.encode("bd"), ours.eos_ids[0]]
+    assert output(marked) == [*ours.encode("bd"), ours.eos_ids[0]]
     assert marked.tokens[-1] == ours.eos_ids[0]
 
 
@@ -131,7 +131,7 @@ def test_a_template_that_does_not_tell_is_one_sentence(tmp_path: Path):
     with pytest.raises(ChatTemplateError, match=message) as caught:
         mark_turns(ours, chat)
     assert "\n" not in str(caught.value)
-    assert sum(mark_turns(ours, chat, 3).is_said) == 2
+    assert sum(mark_turns(ours, chat, 3).is_generated) == 2
 
 
 USERS = "{% for m in messages %}{% if m.role == 'user' %}<im>user:{{ m.content }}{% endif %}{% endfor %}"
@@ -169,7 +169,7 @@ def test_a_template_that_leaves_out_an_answer_is_refused(tmp_path: Path, name: s
 def test_a_template_may_change_what_it_writes(tmp_path: Path, writes: str):
     ours = tokenizer_with(tmp_path, PLAIN.replace("{{ m.content }}", f"{writes}<eos>"))
     content = '<think>2 and 2</think> it\'s "four" '
-    assert sum(mark_turns(ours, chat_of("2 + 2?", content) * 2).is_said) > 2 * len(" four ")
+    assert sum(mark_turns(ours, chat_of("2 + 2?", content) * 2).is_generated) > 2 * len(" four ")
 
 
 def test_a_call_of_a_tool_has_no_text_to_leave_out(tmp_path: Path):
@@ -178,7 +178,7 @@ def test_a_call_of_a_tool_has_no_text_to_leave_out(tmp_path: Path):
     )
     asked, answered = chat_of("Late?", "")
     marked = mark_turns(ours, [asked, {**answered, "calls": "clock()"}])
-    assert ours.decode(said(marked)) == "clock()"
+    assert ours.decode(output(marked)) == "clock()"
 
 
 def test_a_piece_is_read_in_its_context_where_that_leaves_the_prompt_as_it_is():
@@ -191,7 +191,7 @@ def test_a_piece_is_read_in_its_context_where_that_leaves_the_prompt_as_it_is():
         return [hash(text[i : i + 2]) for i in range(0, len(text), 2)]
 
     pieces = [Piece("abc", False), Piece("de", True)]
-    tokens, is_said = join_pieces(pieces, with_space, with_space)
-    assert tokens == with_space("abcde") and is_said == [False] * 4 + [True] * 2
-    tokens, is_said = join_pieces(pieces, in_pairs, in_pairs)
-    assert tokens == in_pairs("abc") + in_pairs("de") and is_said == [False] * 2 + [True]
+    tokens, is_generated = join_pieces(pieces, with_space, with_space)
+    assert tokens == with_space("abcde") and is_generated == [False] * 4 + [True] * 2
+    tokens, is_generated = join_pieces(pieces, in_pairs, in_pairs)
+    assert tokens == in_pairs("abc") + in_pairs("de") and is_generated == [False] * 2 + [True]

@@ -30,7 +30,7 @@ class Scripted:
     """Says the same bytes to everybody, once it has been asked."""
 
     def __init__(self) -> None:
-        self.said = b""
+        self.output = b""
         self.server = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self.server.getsockname()[1]}/"
         threading.Thread(target=self._serve, daemon=True).start()
@@ -43,7 +43,7 @@ class Scripted:
                 return
             with connected, contextlib.suppress(OSError):
                 _read_question(connected)
-                connected.sendall(self.said)
+                connected.sendall(self.output)
 
 
 def _read_question(connected: socket.socket) -> None:
@@ -63,8 +63,8 @@ def ask() -> Iterator[Ask]:
     scripted = Scripted()
     with contextlib.closing(RewardEndpoint(scripted.url, 1, retries=0, token=TOKEN)) as endpoint:
 
-        def ask(said: bytes, count: int = 1) -> Outcome:
-            scripted.said, start = said, time.monotonic()
+        def ask(output: bytes, count: int = 1) -> Outcome:
+            scripted.output, start = output, time.monotonic()
             outcome = endpoint.submit([Response("p", "a", {})] * count, SECONDS).result()
             assert time.monotonic() - start < 2 * SECONDS
             return outcome
@@ -106,9 +106,9 @@ SAYINGS = [
 ]
 
 
-@pytest.mark.parametrize(("said", "cause", "message"), SAYINGS, ids=range(len(SAYINGS)))
-def test_what_no_server_should_say_is_one_sentence(ask: Ask, said, cause, message):
-    outcome = ask(said)
+@pytest.mark.parametrize(("output", "cause", "message"), SAYINGS, ids=range(len(SAYINGS)))
+def test_what_no_server_should_say_is_one_sentence(ask: Ask, output, cause, message):
+    outcome = ask(output)
     failures = [one for one in (outcome.failure, *outcome.scores) if one not in (None, 3.0, 1.0)]
     assert [getattr(one, "cause", None) for one in failures if one is outcome.failure] == (
         [cause] if cause else []
@@ -140,9 +140,9 @@ TELLING = [
 ]
 
 
-@pytest.mark.parametrize("said", TELLING, ids=range(len(TELLING)))
-def test_no_message_has_the_token(ask: Ask, said):
-    outcome = ask(said)
+@pytest.mark.parametrize("output", TELLING, ids=range(len(TELLING)))
+def test_no_message_has_the_token(ask: Ask, output):
+    outcome = ask(output)
     told = repr((outcome.failure, outcome.scores))
     for form in (TOKEN, json.dumps(TOKEN)[1:-1], quote(TOKEN, safe=""), "s3cret", "t0"):
         assert form not in told
@@ -151,7 +151,7 @@ def test_no_message_has_the_token(ask: Ask, said):
 
 def test_a_token_in_the_numbers_changes_none():
     scripted = Scripted()
-    scripted.said = answer('{"scores": [31]}')
+    scripted.output = answer('{"scores": [31]}')
     with contextlib.closing(RewardEndpoint(scripted.url, 1, retries=0, token="1")) as endpoint:
         outcome = endpoint.submit([Response("p", "a", {})], SECONDS).result()
     scripted.server.close()

@@ -182,12 +182,12 @@ def test_what_a_function_does_costs_nobody_else(scorer, folder, caplog, name, ex
     assert time.monotonic() - start < TIMEOUT + 8
     mine = np.nan if expected else len(f"{name} first")
     np.testing.assert_array_equal(scores, [mine, 4, 5])
-    said = [record.getMessage() for record in caplog.records]
-    assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f]", "".join(said))
-    said = [one for one in said if "Traceback" not in one]
-    assert len(said) == bool(expected)
+    output = [record.getMessage() for record in caplog.records]
+    assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f]", "".join(output))
+    output = [one for one in output if "Traceback" not in one]
+    assert len(output) == bool(expected)
     if expected:
-        assert re.search(f"obey' {expected}.*; this response is left out", said[0])
+        assert re.search(f"obey' {expected}.*; this response is left out", output[0])
     assert scorer.score(["p", "q"], ["1", "12"], {}).tolist() == [1, 2]
     assert not (folder / "ran").exists()
     if name == "put_a_file_there":

@@ -257,8 +257,8 @@ def test_a_token_is_shown_and_told_to_nobody(serve, caplog):
     assert set(judge.tokens) == {"Bearer s3cret-t0ken"}
     (failure,) = scoring.failures.values()
     assert "Bearer [token] is not known" in failure.text
-    said = f"{error.value} {caplog.text} {failure} {scorer.functions[0].__dict__}"
-    assert "s3cret" not in said
+    output = f"{error.value} {caplog.text} {failure} {scorer.functions[0].__dict__}"
+    assert "s3cret" not in output
 
 
 def test_without_a_token_none_is_shown(serve):

@@ -125,9 +125,11 @@ def test_a_column_that_is_prompt_or_answer_is_no_tool(tmp_path, folder):
 
 @pytest.mark.parametrize("rows", ["messages", "prompt and completion"])
 def test_examples_are_learned_with_their_tools(folder, tmp_path, rows: str):
-    said = {"role": "assistant", "content": "It is ten."}
+    output = {"role": "assistant", "content": "It is ten."}
     row = (
-        {"messages": [*ASK, said]} if rows == "messages" else {"prompt": ASK, "completion": [said]}
+        {"messages": [*ASK, output]}
+        if rows == "messages"
+        else {"prompt": ASK, "completion": [output]}
     )
     path = write_lines(tmp_path / "a.jsonl", row | {"tools": [CLOCK]}, row)
     tokenizer = HuggingFaceTokenizer(folder)

@@ -16,7 +16,7 @@ from pat_jax.rl.text.text_worker import Limits
 from pat_jax.rl.text.tokenizer import HuggingFaceTokenizer
 
 REPLACE = {"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}
-NEVER = {"type": "Replace", "pattern": {"Regex": "(a+)+b"}, "content": ""}
+NEG_INF = {"type": "Replace", "pattern": {"Regex": "(a+)+b"}, "content": ""}
 
 
 def damaged(folder: Path, damage: Callable[[dict[str, Any]], object]) -> Path:

@@ -27,13 +27,13 @@ def task(train: list[Prompt], heldout: list[Prompt]) -> Task:
 
 def resumed(now: Task, **meta: Any):
     """What the run has of a checkpoint after three steps, and what it says."""
-    said: list[str] = []
-    run: Any = SimpleNamespace(progress=SimpleNamespace(print=said.append))
+    output: list[str] = []
+    run: Any = SimpleNamespace(progress=SimpleNamespace(print=output.append))
     setup: Any = SimpleNamespace(task=now)
     sizes = ["--rollout.prompts_per_step", "4", "--algorithm.mini_batch_size", "4"]
     known = {"lengths": LengthModel.empty(8).to_json(), "base_checksum": None, **meta}
     found = 3, {"train": "state"}, known
-    return _resumed(parse(sizes), setup, run, found, None), said
+    return _resumed(parse(sizes), setup, run, found, None), output
 
 
 BEFORE = task(prompts(40), prompts(5))
@@ -50,9 +50,9 @@ OPTIONS = {"config": "rollout: {prompts_per_step: 8}"}
     ],
 )
 def test_changed_problems_are_said_in_a_sentence_each(now: Task, words: list[str]):
-    _, said = resumed(now, problems=BEFORE.checksums, cursor={"epoch": 1, "offset": 12})
-    assert len(said) == len(words)
-    for line, part in zip(said, words, strict=True):
+    _, output = resumed(now, problems=BEFORE.checksums, cursor={"epoch": 1, "offset": 12})
+    assert len(output) == len(words)
+    for line, part in zip(output, words, strict=True):
         assert part in line and "\n" not in line
 
 
@@ -63,5 +63,5 @@ def test_it_goes_on_behind_what_was_drawn_with_another_batch_size_too():
 
 
 def test_older_checkpoints_go_on_and_know_of_no_change():
-    began, said = resumed(task(prompts(40), prompts(9)), batches_drawn=7, **OPTIONS)
-    assert began.totals.cursor == Cursor(1, 16) and not said  # of five batches of 8 an epoch
+    began, output = resumed(task(prompts(40), prompts(9)), batches_drawn=7, **OPTIONS)
+    assert began.totals.cursor == Cursor(1, 16) and not output  # of five batches of 8 an epoch

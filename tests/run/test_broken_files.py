@@ -24,7 +24,7 @@ from pat_jax.run.checkpoints.earlier_texts import as_bytes as earlier_bytes
 from pat_jax.run.checkpoints.earlier_texts import put_bytes
 from pat_jax.run.checkpoints.exit_head_state import of_bytes
 from pat_jax.run.checkpoints.files import MANIFEST, damage
-from pat_jax.run.checkpoints.journal import Unfinished
+from pat_jax.run.checkpoints.journal import RolloutJournal
 from pat_jax.run.checkpoints.meta import newest_meta, read_meta
 from pat_jax.run.checkpoints.side_files import sealed
 from pat_jax.run.logging.page.run_page import run_page
@@ -51,7 +51,7 @@ def read_kept(path: Path) -> None:
 
 
 def read_unfinished(path: Path) -> None:
-    kept = Unfinished(path.parent, path.parent / "checkpoints", is_on=True)
+    kept = RolloutJournal(path.parent, path.parent / "checkpoints", is_on=True)
     folder = path.parent / "unfinished"
     folder.mkdir()
     path.rename(folder / "iteration-3.jsonl")
@@ -95,8 +95,8 @@ def read_seal(path: Path) -> None:
     path.rename(path.with_name(MANIFEST))
     (path.parent / "meta").mkdir()
     (path.parent / "meta" / "metadata").write_text("{}")
-    said = damage(path.parent)
-    assert said is None or "\n" not in said
+    output = damage(path.parent)
+    assert output is None or "\n" not in output
 
 
 def read_note(path: Path) -> None:

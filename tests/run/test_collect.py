@@ -17,7 +17,7 @@ from pat_jax.rl.batches.types import FinishReason, Prompt, Rollout, RolloutGroup
 from pat_jax.rl.data.arithmetic import TOKENIZER
 from pat_jax.rl.data.epochs import Cursor
 from pat_jax.rl.rewards.scorer import RewardScorer
-from pat_jax.run.checkpoints.journal import Unfinished
+from pat_jax.run.checkpoints.journal import RolloutJournal
 from pat_jax.run.collect import Collector
 from pat_jax.run.logging.completions import Completions
 from pat_jax.run.logging.progress import Progress
@@ -35,7 +35,7 @@ class Sampler:
 
     policy = 1
 
-    def rollout(self, prompts, iteration, on_end, kept):
+    def rollout(self, prompts, iteration, on_finish, kept):
         del kept
         self.iterations.append(iteration)
         groups, report = [], RolloutReport()
@@ -53,7 +53,7 @@ class Sampler:
             ]
             groups.append(RolloutGroup(prompt, rollouts))
             for s, rollout in enumerate(rollouts):
-                on_end(i * SAMPLES + s, rollout)
+                on_finish(i * SAMPLES + s, rollout)
         report.total_s = 1.0
         return groups, report
 
@@ -94,7 +94,7 @@ def collected(teaches: list[bool], most: int, first: int = 0, train: bool = True
             scorer,
             Completions(TOKENIZER, Path(), is_asked=False),
             Progress(1),
-            Unfinished(Path(), Path(), is_on=False),
+            RolloutJournal(Path(), Path(), is_on=False),
             Totals(first, 1000, Cursor(0, first * WANTED)),
         )
         found = collector.collect(0, sampler, Stopwatch())

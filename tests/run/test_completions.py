@@ -37,10 +37,10 @@ def rollout(text: str, finish: FinishReason = FinishReason.LENGTH) -> Rollout:
 
 
 def test_every_response_is_a_line_with_its_reward(tmp_path: Path):
-    said = [rollout("3", FinishReason.STOP), rollout("12")]
+    output = [rollout("3", FinishReason.STOP), rollout("12")]
     with Completions(TOKENIZER, tmp_path, is_asked=True) as completions:
-        completions.write(1, "train", said, np.array([1.0, np.nan], np.float32))
-        completions.write(2, "eval", said[:1], np.array([0.5], np.float32))
+        completions.write(1, "train", output, np.array([1.0, np.nan], np.float32))
+        completions.write(2, "eval", output[:1], np.array([0.5], np.float32))
     lines = json_lines(tmp_path / "completions.jsonl")
     assert [line["reward"] for line in lines] == [1.0, None, 0.5]
     assert [(line["step"], line["kind"]) for line in lines] == [(1, "train")] * 2 + [(2, "eval")]
@@ -53,10 +53,10 @@ def test_what_each_of_several_functions_gave_is_written_beside_the_reward(tmp_pa
     none = Failure(Cause.NONE, "returned None")
     one = FunctionScores("m:right", "right", 1.0, [1.0, none], [{}, {}])
     two = FunctionScores("m:short", "short", 0.5, [0.25, 2.0], [{}, {}])
-    said, rewards = [rollout("3"), rollout("12")], np.array([1.125, 1.0], np.float32)
+    output, rewards = [rollout("3"), rollout("12")], np.array([1.125, 1.0], np.float32)
     with Completions(TOKENIZER, tmp_path, is_asked=True) as completions:
-        completions.write(1, "train", said, rewards, [one, two])
-        completions.write(1, "train", said, one.array, [one])
+        completions.write(1, "train", output, rewards, [one, two])
+        completions.write(1, "train", output, one.array, [one])
     lines = json_lines(tmp_path / "completions.jsonl")
     assert [line["reward"] for line in lines] == [1.125, 1.0, 1.0, None]
     by_function = [{"right": 1.0, "short": 0.25}, {"right": None, "short": 2.0}]
@@ -69,9 +69,9 @@ def test_responses_are_kept_where_their_rewards_end_the_run(tmp_path: Path, is_a
     with Completions(TOKENIZER, tmp_path, is_asked=is_asked) as completions:
         with completions.kept(1, "train", [rollout("1")]):
             pass
-        said = r"the judge is down\. The responses are kept in .*jsonl"
+        output = r"the judge is down\. The responses are kept in .*jsonl"
         two = [rollout("3"), rollout("12")]
-        with pytest.raises(UserError, match=said), completions.kept(2, "train", two):
+        with pytest.raises(UserError, match=output), completions.kept(2, "train", two):
             raise UserError("the judge is down.")
     lines = json_lines(tmp_path / "completions.jsonl")
     kept = [(line["step"], line["completion"], line["reward"]) for line in lines]
@@ -86,10 +86,10 @@ def test_nobody_asked_and_nothing_is_written(tmp_path: Path):
 
 @pytest.mark.parametrize("count", [0, 1, 5])
 def test_samples_fit_a_terminal_of_100_columns(tmp_path: Path, count: int):
-    said = [rollout("7" * 500), rollout("3", FinishReason.STOP)]
+    output = [rollout("7" * 500), rollout("3", FinishReason.STOP)]
     rewards = np.array([np.nan, 1.0], np.float32)
     completions = Completions(TOKENIZER, tmp_path, is_asked=False)
-    lines = list(completions.samples(said, rewards, count))
+    lines = list(completions.samples(output, rewards, count))
     assert len(lines) == 3 * min(count, 2)
     assert all(len(line) <= 12 + WIDTH <= 100 and "\n" not in line for line in lines)
     if count:
@@ -99,9 +99,9 @@ def test_samples_fit_a_terminal_of_100_columns(tmp_path: Path, count: int):
         assert lines[4:] == ["  response  3", "            reward 1, 2 tokens, stop"]
 
 
-def sample(prompt: str = "1+2=", said: str = "3", **changes) -> Sample:
+def sample(prompt: str = "1+2=", output: str = "3", **changes) -> Sample:
     return Sample(
-        **{"prompt": prompt, "completion": said, "reward": 1.0, "tokens": 2} | changes,
+        **{"prompt": prompt, "completion": output, "reward": 1.0, "tokens": 2} | changes,
         finish="stop",
     )
 
@@ -122,11 +122,11 @@ def test_texts_are_shown_as_they_are_whatever_they_look_like(tmp_path_factory, t
     folder = tmp_path_factory.mktemp("run")
     for resume_step in (None, 2):  # written, and read back by a resumed run
         file = SamplesFile(folder, resume_step)
-        file.add(resume_step or 1, [sample(prompt, said) for prompt, said in texts])
+        file.add(resume_step or 1, [sample(prompt, output) for prompt, output in texts])
     shown = ["".join(each.itertext()) for each in parsed(run_page(folder)).iter("pre")]
     once = []
     for prompt, group in groupby(texts, key=lambda both: both[0]):
-        once += [prompt, *dict.fromkeys(said for _, said in group)]
+        once += [prompt, *dict.fromkeys(output for _, output in group)]
     assert shown == once * 2 and steps_on(folder) == [2, 1]
 
 
@@ -154,16 +154,16 @@ def test_the_newest_comes_first_and_the_oldest_go(tmp_path: Path):
 def test_a_resumed_run_shows_what_it_repeats_once(tmp_path: Path):
     file = SamplesFile(tmp_path, None)
     for step in (1, 20, 40):
-        file.add(step, [sample(said=f"before {step}")])
-    SamplesFile(tmp_path, 40).add(40, [sample(said="again 40")])
+        file.add(step, [sample(output=f"before {step}")])
+    SamplesFile(tmp_path, 40).add(40, [sample(output="again 40")])
     assert steps_on(tmp_path) == [40, 20, 1]
     text = run_page(tmp_path)
     assert "again 40" in text and "before 40" not in text and "before 20" in text
 
 
 def test_of_a_long_text_its_begin_and_its_end_are_shown(tmp_path: Path):
-    said = "b" + "x" * 10 * MOST_CHARACTERS + "e"
-    SamplesFile(tmp_path, None).add(1, [sample(said=said)])
+    output = "b" + "x" * 10 * MOST_CHARACTERS + "e"
+    SamplesFile(tmp_path, None).add(1, [sample(output=output)])
     text = run_page(tmp_path)
     assert "<pre>bxxx" in text and "xxxe</pre>" in text and "characters …]" in text
     assert text.count("x") < 2 * (MOST_CHARACTERS + 200)
@@ -185,8 +185,8 @@ def test_samples_are_of_the_first_prompts_with_their_own_rewards(tmp_path: Path,
     none = Failure(Cause.NONE, "returned None")
     scores = [none, *map(float, range(1, count * size))]
     both = [FunctionScores(f"m:{n}", n, 1.0, scores, [{}] * len(scores)) for n in ("a", "b")]
-    said = groups(count, size)
-    found = Completions(TOKENIZER, tmp_path, is_asked=False).few(said, rewards, both)
+    output = groups(count, size)
+    found = Completions(TOKENIZER, tmp_path, is_asked=False).few(output, rewards, both)
     wanted = [
         (p, i) for p in range(min(count, PROMPTS_SHOWN)) for i in range(min(size, RESPONSES_SHOWN))
     ]

@@ -43,9 +43,9 @@ def rollout(*tokens: int, finish: FinishReason = FinishReason.STOP) -> Rollout:
 def test_rewards_and_files_have_the_same_text(folder, tmp_path, options, text, finish):
     tokenizer = tokenizer_of(folder, *options)
     the, end = tokenizer.encode("the"), [EOS] * (finish is FinishReason.STOP)
-    one, said = rollout(*the, IM, *the, *end, finish=finish), list[str]()
+    one, output = rollout(*the, IM, *the, *end, finish=finish), list[str]()
     assert response_reader([], tokenizer)(one).completion == text
-    with Completions(tokenizer, tmp_path, said.append, is_asked=True) as completions:
+    with Completions(tokenizer, tmp_path, output.append, is_asked=True) as completions:
         completions.write(1, "train", [one, one], np.zeros(2, np.float32))
         completions.write(2, "eval", [one], np.zeros(1, np.float32))
     lines = json_lines(tmp_path / "completions.jsonl")
@@ -54,17 +54,17 @@ def test_rewards_and_files_have_the_same_text(folder, tmp_path, options, text, f
         "2 of 2 responses have special tokens such as '<im>', which rewards and written responses "
         "leave out: --reward_skip_special_tokens false keeps them"
     )
-    assert said == ([] if options else [left_out])
+    assert output == ([] if options else [left_out])
 
 
 def test_beginning_end_and_padding_are_nothing_to_say(folder):
-    said, tokenizer = list[str](), tokenizer_of(folder)
-    dropped = DroppedTokens(tokenizer, said.append)
+    output, tokenizer = list[str](), tokenizer_of(folder)
+    dropped = DroppedTokens(tokenizer, output.append)
     dropped.look([])
     dropped.look([rollout(BOS, *tokenizer.encode("the"), PAD, EOS), rollout(EOS)])
-    assert not said
+    assert not output
     dropped.look([rollout(EOS), rollout(IM, EOS), rollout(IM, IM, EOS)])
     dropped.look([rollout(IM, EOS)])
-    assert len(said) == 1 and said[0].startswith("2 of 3 responses")
-    DroppedTokens(TOKENIZER, said.append).look([rollout(1)])  # of the built-in task
-    assert len(said) == 1
+    assert len(output) == 1 and output[0].startswith("2 of 3 responses")
+    DroppedTokens(TOKENIZER, output.append).look([rollout(1)])  # of the built-in task
+    assert len(output) == 1

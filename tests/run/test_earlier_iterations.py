@@ -39,8 +39,8 @@ stores = st.lists(st.tuples(tokens, st.lists(tokens, max_size=3)), max_size=6)
 
 def filled(many) -> EarlierResponses:
     store = EarlierResponses(*BOUNDS)
-    for prompt, said in many:
-        store.put(prompt, [np.array(x, np.int32) for x in said])
+    for prompt, output in many:
+        store.put(prompt, [np.array(x, np.int32) for x in output])
     return store
 
 
@@ -73,11 +73,11 @@ def iterations(folder: Path, tokenizer: int = 3) -> EarlierIterations:
     return EarlierIterations(files, tokenizer, EarlierResponses(*BOUNDS))
 
 
-def group(number: int, *said: str) -> RolloutGroup:
+def group(number: int, *output: str) -> RolloutGroup:
     prompt = Prompt(number, (number,), "", {})
     rollouts = [
         Rollout(prompt, i, np.array(TOKENIZER.encode(x)), np.zeros(len(x)), FinishReason.STOP)
-        for i, x in enumerate(said)
+        for i, x in enumerate(output)
     ]
     return RolloutGroup(prompt, rollouts)
 
@@ -91,8 +91,8 @@ def test_an_iteration_is_kept_and_comes_back(tmp_path: Path):
     one.save(2)
     assert other.restore(2) == ""
     assert other.responses.checksum == one.responses.checksum
-    said = [TOKENIZER.decode(x.tolist()) for x in other.responses.of([4])]
-    assert said == ["45", "12", "3"]
+    output = [TOKENIZER.decode(x.tolist()) for x in other.responses.of([4])]
+    assert output == ["45", "12", "3"]
 
 
 def test_what_cannot_be_read_is_one_sentence_and_an_empty_beginning(tmp_path: Path):
@@ -109,9 +109,9 @@ def test_what_cannot_be_read_is_one_sentence_and_an_empty_beginning(tmp_path: Pa
         (5, 3, "is damaged (it has another checksum than when it was written)"),
     ]:
         found = iterations(tmp_path, tokenizer)
-        said = found.restore(step)
-        assert said.startswith(f"{tmp_path / FOLDER}/step-{step}.bin {why}: expected ")
-        assert said.count(". ") == 0 and said.endswith("nothing else is lost.")
+        output = found.restore(step)
+        assert output.startswith(f"{tmp_path / FOLDER}/step-{step}.bin {why}: expected ")
+        assert output.count(". ") == 0 and output.endswith("nothing else is lost.")
         assert not len(found.responses)
 
 
@@ -145,8 +145,8 @@ def setup(text_room: int, epoch: int | None) -> Any:
 
 def test_the_bound_is_checked_where_it_is_given():
     for value in ("-1", "3000000000", "many"):
-        said = rf"option --speculation\.earlier is '?{value}'?: expected"
-        with pytest.raises(UserError, match=said):
+        output = rf"option --speculation\.earlier is '?{value}'?: expected"
+        with pytest.raises(UserError, match=output):
             parse(["--speculation.earlier", value])
 
 
@@ -201,8 +201,8 @@ def test_a_resumed_run_drafts_what_the_whole_one_does(tmp_path: Path):
 
     path = halved / FOLDER / "step-4.bin"
     path.write_bytes(path.read_bytes()[:-4])
-    said = go_on(halved, 5)
-    assert f"{path} is damaged" in said and "none of earlier iterations yet" in said
-    assert "resumed after step 4" in said and "checkpoint of step 4 is damaged" not in said
+    output = go_on(halved, 5)
+    assert f"{path} is damaged" in output and "none of earlier iterations yet" in output
+    assert "resumed after step 4" in output and "checkpoint of step 4 is damaged" not in output
     shutil.rmtree(whole / FOLDER)  # as of a version that kept none
     assert "step-4.bin is not there" in go_on(whole, 5)

@@ -92,18 +92,19 @@ def test_a_run_that_errors_end_goes_on_bit_for_bit(tmp_path: Path, reward: list[
     run(*OPTIONS, *reward, "--run_dir", str(whole), "--resume")
     before = 0
     for where, nth, error, code, step in ERRORS:
-        said = fail(broken, where, str(nth), error, code=code, options=reward)
+        printed = fail(broken, where, str(nth), error, code=code, options=reward)
         newest = max(int(path.name) for path in (broken / CHECKPOINTS).iterdir())
-        assert newest >= before and (step is None or newest == step), said
+        assert newest >= before and (step is None or newest == step), printed
         assert (
-            f"the policy after step {newest} is saved; go on with: python -m pat_jax.train" in said
+            f"the policy after step {newest} is saved; go on with: python -m pat_jax.train"
+            in printed
         )
         before = newest
     assert before < 7
     breaks = Path(reward[1].partition(":")[0]).with_name("breaks")
     breaks.touch()
-    said = fail(broken, "os:getcwd", "-1", "None", code=2, options=reward)
-    assert "is saved; go on with" in said and "importing" in said
+    printed = fail(broken, "os:getcwd", "-1", "None", code=2, options=reward)
+    assert "is saved; go on with" in printed and "importing" in printed
     breaks.unlink()
     breaks.with_name("broken").unlink()
     run(*OPTIONS, *reward, "--run_dir", str(broken), "--resume")
@@ -126,15 +127,15 @@ def test_responses_of_the_iteration_that_failed_are_not_drawn_again(tmp_path: Pa
     failing = ("pat_jax.run.learning:training_batch", "1", "RuntimeError")
     finish(start(*failing, *options, program=("-c", FAILING)), code=1)
     process = start(*options, "--resume", "--steps", "10000")
-    said, asked = "", False
+    printed, asked = "", False
     assert process.stdout is not None
     while not asked:
-        said += process.stdout.readline()
-        asked = "step     2/10000" in said
-    assert "8 of 8 responses were on disk from before" in said
+        printed += process.stdout.readline()
+        asked = "step     2/10000" in printed
+    assert "8 of 8 responses were on disk from before" in printed
     process.send_signal(signal.SIGTERM)
-    while "stopping; once more" not in said:
-        said += process.stdout.readline()
+    while "stopping; once more" not in printed:
+        printed += process.stdout.readline()
     process.send_signal(signal.SIGINT)
     last = finish(process, code=130).splitlines()[-1]
     here = f"go on with: python -m pat_jax.train --resume --run_dir {folder}"

@@ -55,10 +55,12 @@ def test_a_resumed_run_goes_on_with_it(tmp_path: Path):
 def test_what_is_not_taken_is_said_and_a_run_begins_anew(tmp_path: Path, step, size, depth, why):
     kept(tmp_path, value=3, depth=4).save(20)
     other = kept(tmp_path, size, value=1, depth=depth)
-    said = other.restore(step)
+    output = other.restore(step)
     state: Any = other.trainer.state
-    assert why in said and said.count(". ") == 0 and "begins to learn anew" in said
-    assert said.endswith("nothing else is lost.") and (state.params == 1).all() and state.step == 1
+    assert why in output and output.count(". ") == 0 and "begins to learn anew" in output
+    assert (
+        output.endswith("nothing else is lost.") and (state.params == 1).all() and state.step == 1
+    )
 
 
 def test_any_damage_is_found_and_nothing_is_taken(tmp_path: Path):
@@ -118,6 +120,8 @@ def test_where_there_is_none_for_them_it_is_said(tmp_path: Path, step: int, draf
     kept(tmp_path, value=3).save(20)
     path = tmp_path / FOLDER / "step-20.bin"
     (tmp_path / FOLDER / "step-40.bin").write_bytes(path.read_bytes()[:-1])
-    head, said = saved_head(checkpoint(tmp_path, step), drafting)
-    assert head is None and said.startswith(f"{tmp_path / FOLDER}/step-{step}.bin {why}")
-    assert said.count(". ") == 0 and said.endswith("with one of zeros, and no token is another.")
+    head, output = saved_head(checkpoint(tmp_path, step), drafting)
+    assert head is None and output.startswith(f"{tmp_path / FOLDER}/step-{step}.bin {why}")
+    assert output.count(". ") == 0 and output.endswith(
+        "with one of zeros, and no token is another."
+    )

@@ -12,9 +12,9 @@ from pat_jax.config.any_run import CheckpointConfig
 from pat_jax.config.run import RunConfig
 from pat_jax.run.results import export as exported
 from pat_jax.run.results.export import check_export_dir, export_policy
-from pat_jax.training.trained import Trained
+from pat_jax.training.trainable_params import TrainableParams
 
-TRAINED = Trained(cast(Any, None), cast(Any, None))
+TRAINED = TrainableParams(cast(Any, None), cast(Any, None))
 
 
 @pytest.fixture(autouse=True)

@@ -96,16 +96,16 @@ def test_a_run_with_several_rewards(tmp_path: Path):
     options += " --warm_start.steps 0 --log_completions --run_dir here"
     output = run(*TINY, *options.split(), cwd=tmp_path)
     lines = json_lines(tmp_path / "here" / "completions.jsonl")
-    said = [line for line in lines if line["kind"] == "train"]
-    assert len(said) == 2 * 8
-    for line in said:
+    printed = [line for line in lines if line["kind"] == "train"]
+    assert len(printed) == 2 * 8
+    for line in printed:
         given, is_cut = line["rewards"], line["finish"] == "length"
         assert given.keys() == {"compute_score", "brevity", "exact"}
         assert given["brevity"] == (line["tokens"] if is_cut else None)
         wanted = 2 * given["compute_score"] - 0.5 * (given["brevity"] or 0) + 8 * given["exact"]
         assert line["reward"] == wanted
     for step, row in enumerate(read_metrics(tmp_path / "here" / "metrics.jsonl")[1:], start=1):
-        mine = [line for line in said if line["step"] == step]
+        mine = [line for line in printed if line["step"] == step]
         assert row["reward/mean"] == pytest.approx(np.mean([line["reward"] for line in mine]))
         for name in ("compute_score", "exact"):
             mean = np.mean([line["rewards"][name] for line in mine])

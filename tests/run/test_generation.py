@@ -67,25 +67,25 @@ def generator(engine: ScriptedEngine) -> Generator:
     return Generator(cast(Any, engine), no_trainer, FixedLayout(SPLIT), CONFIG, 0, lengths)
 
 
-def say(text: str, *, is_truncated: bool = False, error: str = "") -> Completion:
+def notify(text: str, *, is_truncated: bool = False, error: str = "") -> Completion:
     tokens = np.array(TOKENIZER.encode(text) + [TOKENIZER.eos_ids[0]] * (not is_truncated))
     return Completion(tokens, np.zeros(len(tokens), np.float32), is_truncated, error=error)
 
 
 @given(order=st.permutations(range(6)), is_cut=st.lists(st.booleans(), min_size=6, max_size=6))
 def test_responses_are_handed_on_as_they_end_and_grouped_in_order(order, is_cut):
-    said = [say(str(i) * (i + 1), is_truncated=cut) for i, cut in enumerate(is_cut)]
+    output = [notify(str(i) * (i + 1), is_truncated=cut) for i, cut in enumerate(is_cut)]
     handed_on = {}
 
     def script(requests: Sequence[Request]) -> Iterator[tuple[int, Completion]]:
         assert [request.prompt_id for request in requests] == [7, 7, 8, 8, 9, 9]
         for count, i in enumerate(order):
             assert list(handed_on) == order[:count]
-            yield i, said[i]
+            yield i, output[i]
 
     groups, _ = generator(ScriptedEngine(script)).rollout(PROMPTS, 0, handed_on.__setitem__)
     assert [group.prompt for group in groups] == PROMPTS
-    for i, done in enumerate(said):
+    for i, done in enumerate(output):
         rollout = groups[i // 2].rollouts[i % 2]
         assert rollout is handed_on[i]
         assert (rollout.prompt, rollout.sample) == (PROMPTS[i // 2], i % 2)
@@ -100,11 +100,11 @@ def test_a_group_is_scored_before_the_rollout_ends(tmp_path: Path):
     function.write_text(KNOCK.format(door=str(door)))
 
     def script(_: Sequence[Request]) -> Iterator[tuple[int, Completion]]:
-        yield 3, say("bird")
-        yield 2, say("early")
+        yield 3, notify("bird")
+        yield 2, notify("early")
         assert door.read_text() == "early,bird"  # waits for the function: the rollout goes on after
         for i in (5, 0, 4, 1):
-            yield i, say("a" * i)
+            yield i, notify("a" * i)
 
     with RewardScorer(f"{function}:knock", timeout=60.0) as scorer:
         texts = [prompt.text for prompt in PROMPTS for _ in range(2)]
@@ -115,7 +115,7 @@ def test_a_group_is_scored_before_the_rollout_ends(tmp_path: Path):
 
 def test_an_error_over_a_response_ends_the_rollout_at_once():
     def script(_: Sequence[Request]) -> Iterator[tuple[int, Completion]]:
-        yield 1, say("1")
+        yield 1, notify("1")
         raise AssertionError("the rollout went on")
 
     def refuse(place: int, rollout: object) -> None:
@@ -132,10 +132,10 @@ def test_responses_that_could_not_be_sampled_stop_the_run_after_the_others():
 
     def script(_: Sequence[Request]) -> Iterator[tuple[int, Completion]]:
         for i in (4, 5, 3, 0, 1, 2):
-            yield i, say("1", error=f"no logits in {i}" if i in (3, 5) else "")
+            yield i, notify("1", error=f"no logits in {i}" if i in (3, 5) else "")
 
-    said = "2 of 6 responses could not be sampled: no logits in 3; go"
-    with pytest.raises(UserError, match=said):
+    output = "2 of 6 responses could not be sampled: no logits in 3; go"
+    with pytest.raises(UserError, match=output):
         generator(ScriptedEngine(script)).rollout(PROMPTS, 0, lambda i, _: heard.append(i))
     assert heard == [4, 0, 1, 2]
 
@@ -146,7 +146,7 @@ def test_an_evaluation_in_several_rollouts_numbers_its_requests_through():
     def script(requests: Sequence[Request]) -> Iterator[tuple[int, Completion]]:
         asked.append(len(requests))
         for i in reversed(range(len(requests))):
-            yield i, say("1" * requests[i].tokens[0])
+            yield i, notify("1" * requests[i].tokens[0])
 
     prompts = [Prompt(i, (i % 40 + 1,), "p", {}) for i in range(2 * WINDOW + 3)]
     requests = [sampling_request(CONFIG, one, (0, EVAL, 0, one.id, 0), 0.0) for one in prompts]
@@ -157,7 +157,7 @@ def test_an_evaluation_in_several_rollouts_numbers_its_requests_through():
 
 
 @given(st.lists(st.tuples(st.integers(1, 40), st.booleans()), min_size=1, max_size=30))
-def test_lengths_are_those_of_all_responses_and_of_those_that_ended(said: list[tuple[int, bool]]):
+def test_lengths_are_those_of_all_responses_and_of_those_that_ended(output: list[tuple[int, bool]]):
     rollouts = [
         Rollout(
             PROMPTS[0],
@@ -166,12 +166,12 @@ def test_lengths_are_those_of_all_responses_and_of_those_that_ended(said: list[t
             np.zeros(length, np.float32),
             FinishReason.STOP if has_ended else FinishReason.LENGTH,
         )
-        for i, (length, has_ended) in enumerate(said)
+        for i, (length, has_ended) in enumerate(output)
     ]
     report = RolloutReport(total_s=1.0)
     found = describe_rollouts([RolloutGroup(PROMPTS[0], rollouts)], report)
-    ended = [length for length, has_ended in said if has_ended]
-    for name, lengths in {"length": [n for n, _ in said], "ended_length": ended}.items():
+    ended = [length for length, has_ended in output if has_ended]
+    for name, lengths in {"length": [n for n, _ in output], "ended_length": ended}.items():
         own = {key for key in found if key.startswith(f"rollout/{name}_")}
         names = ("min", "mean", "p50", "p90", "p99", "max") if lengths else ()
         assert own == {f"rollout/{name}_{key}" for key in names}
@@ -183,7 +183,7 @@ def test_lengths_are_those_of_all_responses_and_of_those_that_ended(said: list[t
             largest = ("p50", "p90", "p99", "max")
             in_order = [float(found[f"rollout/{name}_{key}"]) for key in largest]
             assert in_order == sorted(in_order)
-    assert found["rollout/truncated"] == pytest.approx(1 - len(ended) / len(said))
+    assert found["rollout/truncated"] == pytest.approx(1 - len(ended) / len(output))
 
 
 @pytest.mark.parametrize("samples, first", [(8, Split(1, 4)), (1, Split(4, 1))])
@@ -192,7 +192,7 @@ def test_a_rollout_begins_where_its_prompts_are_computed_once(samples: int, firs
     latency = made_up_latency(
         {Split(4, 1): 0.2, Split(1, 4): 0.1},
         dict.fromkeys((Split(4, 1), Split(1, 4)), 0.0),
-        reslice=1.0,
+        reshard=1.0,
         migrate_per_token=0.0,
         prefill=20.0,
     )

@@ -183,8 +183,8 @@ def test_sentences_name_the_rows_and_leave_no_folder(tasks, model, tmp_path, row
 
 
 def test_a_model_without_a_tokenizer_is_one_sentence(tasks: list[Task], tmp_path: Path):
-    said = r"option --data is 'data=\[\.\.\.\]', which needs a tokeni"
-    with pytest.raises(UserError, match=said):
+    output = r"option --data is 'data=\[\.\.\.\]', which needs a tokeni"
+    with pytest.raises(UserError, match=output):
         pat_jax.train("demo", data=ROWS_OF_SUMS, run_dir=str(tmp_path / "run"))
 
 

@@ -19,12 +19,12 @@ from pat_jax.engine.record.plot import MOST_TOLD, draw_rollout, plot_rollout
 from pat_jax.engine.record.report import RolloutReport
 from pat_jax.engine.record.trace import DraftTrace, Move, MovedBytes, RolloutTrace
 from pat_jax.engine.sequences.prefill_calls import Copies
-from pat_jax.planning.draft_counts import NONE_DRAFTED, Drafted
-from pat_jax.planning.types import DraftPrediction, Ran, Split
+from pat_jax.planning.draft_counts import NONE_DRAFTED, DraftResult
+from pat_jax.planning.types import BurstResult, DraftPrediction, Split
 
 SWITCH = Move(
     step=128,
-    live=4,
+    running=4,
     source="dp2tp1",
     target="dp1tp2",
     seconds=0.25,
@@ -39,7 +39,7 @@ SWITCH = Move(
 TRACE = RolloutTrace(
     times_s=(0.5, 1.5, 2.5),
     steps=(0, 64, 128),
-    live=(32, 20, 4),
+    running=(32, 20, 4),
     layout=("dp2tp1", "dp2tp1", "dp1tp2"),
     total_s=4.0,
     total_steps=200,
@@ -72,7 +72,7 @@ def test_the_picture_shows_bands_switches_and_live_sequences(tmp_path: Path, dra
     assert drawn["axvline"] == [(2.5,)]
     assert drawn["step"] == [([0.5, 1.5, 2.5, 4.0], [32, 20, 4, 0])]
     assert told(TRACE) == [
-        "1: dp2tp1 to dp1tp2 at 4 live, migrate KV, 3 MiB moved; cost 250 ms (predicted 200 ms), "
+        "1: dp2tp1 to dp1tp2 at 4 running, migrate KV, 3 MiB moved; cost 250 ms (predicted 200 ms), "
         "predicted saving 1.5 s"
     ]
 
@@ -93,14 +93,15 @@ def test_of_a_replay_no_bytes_are_told():
 )
 @settings(max_examples=15, deadline=None)
 def test_nothing_covers_the_curve(ends: list[int], at: list[int]):
-    """Of any curve and switches: no text lies where live sequences are drawn, none leaves the picture."""
+    """Of any curve and switches: no text lies where running sequences are drawn, none leaves the
+    picture."""
     steps = tuple(range(0, 400, 20))
-    live = tuple(sum(end > step for end in ends) for step in steps)
+    running = tuple(sum(end > step for end in ends) for step in steps)
     layout = tuple(f"dp{1 + sum(20 * n <= step for n in at) % 2}tp1" for step in steps)
     trace = RolloutTrace(
         times_s=tuple(0.2 + step / 50 for step in steps),
         steps=steps,
-        live=live,
+        running=running,
         layout=layout,
         total_s=8.3,
         total_steps=400,
@@ -121,7 +122,7 @@ def test_nothing_covers_the_curve(ends: list[int], at: list[int]):
 
 @pytest.mark.parametrize("switches", [(), (SWITCH,)])
 def test_a_computed_picture_says_so_beside_its_title(switches: tuple[Move, ...]):
-    trace = replace(TRACE, moves=switches, total_steps=1_234_567, live=(2048, 1000, 4))
+    trace = replace(TRACE, moves=switches, total_steps=1_234_567, running=(2048, 1000, 4))
     for is_computed in (False, True):
         figure = draw_rollout(replace(trace, is_computed=is_computed))
         figure.draw_without_rendering()
@@ -151,7 +152,7 @@ def test_degrees_of_one_mesh_are_told_apart(chain: tuple[int, ...]):
 
 
 def test_the_curve_falls_where_sequences_end(tmp_path: Path, drawn):
-    trace = replace(TRACE, live=(3, 2, 1), done_after=(32, 128, 164))
+    trace = replace(TRACE, running=(3, 2, 1), done_after=(32, 128, 164))
     plot_rollout(trace, tmp_path / "rollout.png")
     assert drawn["step"] == [([0.5, 1.0, 2.5, 3.25], [3, 2, 1, 0])]
     assert RolloutTrace.from_json((tmp_path / "rollout.json").read_text()) == trace
@@ -165,7 +166,7 @@ def test_a_rollout_without_bursts_or_switches_is_drawn_too(tmp_path: Path):
 
 def test_the_path_begins_where_the_prompts_were_prefilled():
     assert TRACE.path == ["dp2tp1", "dp1tp2"]
-    at_once = replace(SWITCH, step=0, live=32)
+    at_once = replace(SWITCH, step=0, running=32)
     left = replace(TRACE, layout=("dp1tp2",) * 3, moves=(at_once,))
     assert left.path == ["dp2tp1", "dp1tp2"]
     assert replace(left, moves=()).path == ["dp1tp2"]
@@ -174,15 +175,15 @@ def test_the_path_begins_where_the_prompts_were_prefilled():
 
 def test_a_trace_with_entries_missing_is_refused():
     with pytest.raises(ValueError, match="one entry for each burst"):
-        replace(TRACE, live=(1, 2))
+        replace(TRACE, running=(1, 2))
 
 
 def test_drafts_are_a_curve_of_their_own(drawn):
     """What a sequence said in a step, burst by burst; none where nothing was drafted."""
     draw_rollout(replace(TRACE, drafts=DraftTrace((1.0, 1.0, 1.0))))
     draw_rollout(replace(TRACE, drafts=DraftTrace((1.0, 1.8, 2.5))))
-    live, again, drafts = drawn["step"]
-    assert live == again == ([0.5, 1.5, 2.5, 4.0], [32, 20, 4, 0])
+    running, again, drafts = drawn["step"]
+    assert running == again == ([0.5, 1.5, 2.5, 4.0], [32, 20, 4, 0])
     assert drafts == ([0.5, 1.5, 2.5, 4.0], [1.0, 1.8, 2.5, 2.5])
 
 
@@ -267,9 +268,9 @@ def test_a_report_hands_on_what_each_burst_drafted(tmp_path: Path):
     report = RolloutReport()
     for i, (tokens, row_steps) in enumerate([(40, 40), (30, 20), (30, 10)]):
         by_source = np.array(DRAFTS.by_source[i])
-        begun, tried, right, forks, *_ = NONE_DRAFTED
-        drafted = Drafted(begun, tried, right, forks, DRAFTS.drafted[i], by_source)
-        ran = Ran(Split(2, 1), 4, 64, 8, 100, 10, 1.0, budget=3)
+        begun, tried, right, branch_counts, *_ = NONE_DRAFTED
+        drafted = DraftResult(begun, tried, right, branch_counts, DRAFTS.drafted[i], by_source)
+        ran = BurstResult(Split(2, 1), 4, 64, 8, 100, 10, 1.0, num_draft_tokens=3)
         nobody = np.zeros(0, int)
         nothing = Copies(nobody, nobody, nobody)
         done = Collected(10, tokens, row_steps, drafted, 100, nobody, nothing)

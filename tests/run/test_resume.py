@@ -47,7 +47,7 @@ def prefer_tensor_parallelism_for_few(profile: Path) -> None:
             (split, rows, length): 0.1 if split.tp == 1 else 0.001 if rows <= FEW else 1.0
             for split, rows, length in measured.decode_table
         },
-        reslice_table=dict.fromkeys(measured.reslice_table, 1e-4),
+        reshard_table=dict.fromkeys(measured.reshard_table, 1e-4),
         migrate_table=dict.fromkeys(measured.migrate_table, 1e-4),
     )
     profile.write_text(json.dumps(content | {"latency": doctored.to_json()}))

@@ -25,7 +25,7 @@ from pat_jax.run.logging.samples import Sample
 EVIL = '</pre><script>alert("1")</script>&lt;'
 SWITCH = Move(
     step=64,
-    live=40,
+    running=40,
     source="dp2tp1",
     target="dp1tp2",
     seconds=0.0625,
@@ -42,7 +42,7 @@ SWITCH = Move(
 TRACE = RolloutTrace(
     times_s=(0.25, 1.5, 2.5),
     steps=(0, 64, 128),
-    live=(100, 40, 9),
+    running=(100, 40, 9),
     layout=("dp2tp1", "dp1tp2", "dp1tp2"),
     total_s=4.0,
     total_steps=160,
@@ -88,9 +88,9 @@ def write_run(folder: Path, *, steps: int = 4) -> Path:
             page.rollout(step, replace(TRACE, total_s=5.0 if step == 2 else 4.0))
         metrics.write(3, {"reward/mean": math.nan, "rollout/length_p50": math.nan})
         metrics.write(steps, {"eval/reward": 0.5, "eval/reward_ci95": 0.125, "eval/failed": 1})
-        said = Sample("1+2=", "3", 1.0, 2, "stop", answer="3")
-        wrong = replace(said, completion="4", reward=0.0)
-        metrics.samples(1, [said, wrong, said, replace(wrong, reward=None)])
+        output = Sample("1+2=", "3", 1.0, 2, "stop", answer="3")
+        wrong = replace(output, completion="4", reward=0.0)
+        metrics.samples(1, [output, wrong, output, replace(wrong, reward=None)])
         metrics.samples(4, [Sample(EVIL, EVIL, 0.5, 2, EVIL, {EVIL: 1.0}, EVIL)])
     return folder
 

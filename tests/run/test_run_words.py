@@ -52,11 +52,11 @@ def test_the_opening_says_devices_parameters_and_arithmetic():
 
 
 def test_the_closing_claims_nothing_that_is_not_there(tmp_path: Path):
-    def said(config: RunConfig) -> list[str]:
+    def output(config: RunConfig) -> list[str]:
         return closing(config, tmp_path, compile_s=61.23, total_s=3 * 3600 + 120).splitlines()
 
     (tmp_path / "config.yaml").touch()
-    assert said(RunConfig()) == [
+    assert output(RunConfig()) == [
         "whole run 3 h 2 min, 61.2 s of them compiling",
         f"in {tmp_path}: the configuration",
     ]
@@ -66,9 +66,9 @@ def test_the_closing_claims_nothing_that_is_not_there(tmp_path: Path):
         (tmp_path / "checkpoints" / step).mkdir(parents=True)
     export = tmp_path / "export"
     config = RunConfig(checkpoint=CheckpointConfig(export_dir=str(export)))
-    assert said(config)[1:] == [
+    assert output(config)[1:] == [
         f"in {tmp_path}: the configuration, metrics.jsonl, completions.jsonl, rollout.png, the "
         "checkpoints of step 9 and 10"
     ]
     export.mkdir()
-    assert said(config)[2:] == [f"in {export}: the policy as a Hugging Face directory"]
+    assert output(config)[2:] == [f"in {export}: the policy as a Hugging Face directory"]

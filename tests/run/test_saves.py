@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import pytest
 
 from pat_jax.common.errors import UserError
-from pat_jax.common.hosts.together import Company
+from pat_jax.common.hosts.together import ProcessGroup
 from pat_jax.run.checkpoints import schedule as saves
 from pat_jax.run.checkpoints.checkpoint import Checkpointer, SaveError
 from pat_jax.run.checkpoints.schedule import Saves
@@ -57,27 +57,27 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch):
 
 
 def train(disk: FullDisk, steps: int, every: int) -> list[str]:
-    said: list[str] = []
-    kept = Saves(cast(Checkpointer, disk), every, steps, said.append)
+    output: list[str] = []
+    kept = Saves(cast(Checkpointer, disk), every, steps, output.append)
     for step in range(1, steps + 1):
         if kept.is_due(step):
             kept.save(step, {}, {})
     kept.end(steps, {}, {})
-    return said
+    return output
 
 
 def test_a_failed_one_is_said_at_once_and_the_next_step_is_saved():
     disk = FullDisk([True, False, False, *[True] * 9])
-    said = train(disk, steps=12, every=4)
-    lines = [line.split(";")[0] for line in said]
+    output = train(disk, steps=12, every=4)
+    lines = [line.split(";")[0] for line in output]
     assert lines == [f"the checkpoint of step {step} was not written" for step in (8, 9)]
     assert disk.saved == [4, 10, 12]
 
 
 def test_the_last_one_is_tried_several_times():
     disk = FullDisk([False, False, True, True])
-    said = train(disk, steps=2, every=2)
-    assert disk.saved == [2] and len(said) == 2 and "again in 0 s" in said[-1]
+    output = train(disk, steps=2, every=2)
+    assert disk.saved == [2] and len(output) == 2 and "again in 0 s" in output[-1]
 
 
 def test_a_run_that_could_not_save_its_last_step_does_not_end_well():
@@ -109,9 +109,9 @@ def test_a_stopped_run_waits_for_the_checkpoint_that_is_being_written(capsys):
 
 def test_a_stopped_run_that_cannot_be_saved_says_so(capsys):
     stop(signal.SIGTERM, FullDisk([False] * 9), 4)
-    said = capsys.readouterr().err.splitlines()[-1]
-    assert "step 4 was not written; make room" in said and "is saved" not in said
-    assert said.count("; go on with: ") == 1 and ".;" not in said
+    output = capsys.readouterr().err.splitlines()[-1]
+    assert "step 4 was not written; make room" in output and "is saved" not in output
+    assert output.count("; go on with: ") == 1 and ".;" not in output
 
 
 # --- errors ------------------------------------------------------------------------------------
@@ -140,8 +140,8 @@ def test_whatever_error_ends_a_run_its_last_step_is_saved_first(capsys, error):
     disk = FullDisk([True])
     fail(disk, error)
     assert disk.saved == [4]
-    said = "the policy after step 4 is saved; go on with: python -m pat_jax.train --resume"
-    assert capsys.readouterr().err.splitlines()[-1] == f"{said} --run_dir run"
+    output = "the policy after step 4 is saved; go on with: python -m pat_jax.train --resume"
+    assert capsys.readouterr().err.splitlines()[-1] == f"{output} --run_dir run"
 
 
 def test_an_error_is_what_is_raised_though_nothing_can_be_saved(capsys):
@@ -155,8 +155,8 @@ def test_an_error_is_what_is_raised_though_nothing_can_be_saved(capsys):
     disk = Dead([])
     disk.saved = [2]
     fail(disk, Broken())
-    said = "the last whole step was not saved (the device is gone), and the checkpoint of step 2"
-    assert said in capsys.readouterr().err.splitlines()[-1]
+    output = "the last whole step was not saved (the device is gone), and the checkpoint of step 2"
+    assert output in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_a_state_that_went_into_a_failed_update_is_said_to_be_gone(capsys):
@@ -166,8 +166,10 @@ def test_a_state_that_went_into_a_failed_update_is_said_to_be_gone(capsys):
     disk.saved = [2]
     fail(disk, Broken(), state)
     assert disk.saved == [2]
-    said = "step 4 went into an update that failed, and the checkpoint of step 2 stays; go on with"
-    assert said in capsys.readouterr().err.splitlines()[-1]
+    output = (
+        "step 4 went into an update that failed, and the checkpoint of step 2 stays; go on with"
+    )
+    assert output in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_a_signal_does_not_interrupt_the_saving(capfd):
@@ -184,13 +186,13 @@ def test_a_signal_does_not_interrupt_the_saving(capfd):
 
 def test_one_of_several_processes_does_not_save_alone(capsys, monkeypatch):
     """The others are elsewhere, and would never come."""
-    monkeypatch.setattr(open_run_module, "company", lambda: Company(1, 2))
+    monkeypatch.setattr(open_run_module, "company", lambda: ProcessGroup(1, 2))
     disk = FullDisk([])
     disk.saved = [2]
     fail(disk, Broken())
     assert disk.saved == [2]
-    said = "the checkpoint of step 2 stays; start all processes again with --resume auto."
-    assert capsys.readouterr().err.splitlines()[-1] == said
+    output = "the checkpoint of step 2 stays; start all processes again with --resume auto."
+    assert capsys.readouterr().err.splitlines()[-1] == output
 
 
 def test_a_run_whose_output_nobody_reads_is_saved_all_the_same(monkeypatch):

@@ -185,16 +185,17 @@ def test_a_stopped_run_goes_on_bit_for_bit(
         monkeypatch.setattr(setup.examples, "draw", draw_and_stop)
         stopped.run()
     stopped.open.release()
-    said = capsys.readouterr().err
+    printed = capsys.readouterr().err
     assert (
-        f"the policy after step {at} is saved; go on with: python -m pat_jax.sft --resume" in said
+        f"the policy after step {at} is saved; go on with: python -m pat_jax.sft --resume"
+        in printed
     )
 
     config, setup = made("--resume", "--run_dir", str(folder))
     assert not config.checkpoint.export_dir and config.batch_size == 16
     SftRun(replace(setup, trainer=whole.setup.trainer), StopSignals()).run()
-    said = capsys.readouterr().err
-    assert f"resumed after step {at}\n" in said and "other examples" not in said
+    printed = capsys.readouterr().err
+    assert f"resumed after step {at}\n" in printed and "other examples" not in printed
     assert_same_runs(folder, whole)
 
 
@@ -205,9 +206,9 @@ def test_a_run_that_goes_on_with_other_examples_says_so(whole: Whole, tmp_path, 
     run = SftRun(setup, StopSignals())
     run.begin()
     run.open.release()
-    said = capsys.readouterr().err
-    assert "resumed with other options: data.files" in said
-    assert "resumed with other examples than before" in said
+    printed = capsys.readouterr().err
+    assert "resumed with other options: data.files" in printed
+    assert "resumed with other examples than before" in printed
 
 
 @pytest.mark.slow

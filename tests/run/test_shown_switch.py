@@ -21,14 +21,14 @@ from pat_jax.run.results.shown_switch import (
 PLANNED = RolloutTrace(
     times_s=(0.25, 1.0),
     steps=(0, 64),
-    live=(128, 24),
+    running=(128, 24),
     layout=("dp2tp1", "dp2tp1"),
     total_s=2.0,
     total_steps=96,
 )
 SWITCH = Move(
     step=64,
-    live=24,
+    running=24,
     source="dp2tp1",
     target="dp1tp2",
     seconds=0.0625,
@@ -92,11 +92,11 @@ def test_tokens_cost_and_both_rollouts_are_on_the_page(tmp_path: Path):
     told = section(tmp_path, SHOWN)
     assert "The rollout of step 61" in told
     assert "2,999 of 3,000 tokens are the same" in told
-    assert "the switch took 0.062 s (weights resliced, KV cache migrated, 1.0 MiB moved)" in told
+    assert "the switch took 0.062 s (weights resharded, KV cache migrated, 1.0 MiB moved)" in told
     assert "2.50 s with it, 2.00 s as planned" in told
     before, _, after = told.partition("With a forced switch")
-    assert before.count("live sequences, and the layout in force") == 1
-    assert after.count("live sequences, and the layout in force") == 2  # and the computed one
+    assert before.count("running sequences, and the layout in force") == 1
+    assert after.count("running sequences, and the layout in force") == 2  # and the computed one
 
 
 def test_what_was_computed_is_marked_and_comes_with_its_command(tmp_path: Path):
@@ -122,5 +122,5 @@ def test_rollouts_are_drawn_over_the_same_seconds():
     titles = [axes.get_title(loc="left") for axes in figure.axes]
     assert [title.partition(":")[0] for title in titles] == ["as planned", "forced"]
     (told,) = [text.get_text() for text in figure.texts]
-    assert "dp2tp1 to dp1tp2 at 24 live" in told
+    assert "dp2tp1 to dp1tp2 at 24 running" in told
     assert "predicted" not in told  # nothing is, of a switch that no planner has chosen

@@ -17,7 +17,7 @@ from pat_jax.config.command_line import parse
 from pat_jax.rl.algorithm.update import TrainState
 from pat_jax.rl.batches.batches import MicroBatch, TrainBatch
 from pat_jax.run import learning
-from pat_jax.run.checkpoints.skipped_steps import FOLDER, Skipped
+from pat_jax.run.checkpoints.skipped_steps import FOLDER, NonFiniteSteps
 from pat_jax.run.learning import training_batch
 from pat_jax.run.logging.metrics import read_metrics
 from pat_jax.run.loop import Run
@@ -33,7 +33,7 @@ def micro(value: int) -> MicroBatch:
 
 @given(st.lists(st.lists(st.booleans(), min_size=1, max_size=4), max_size=8), st.integers(0, 4))
 def test_it_ends_with_the_first_row_that_is_too_long(tmp_path_factory, steps, most):
-    skipped = Skipped(tmp_path_factory.mktemp("run"), most, lambda _: None)
+    skipped = NonFiniteSteps(tmp_path_factory.mktemp("run"), most, lambda _: None)
     before = ""
     for number, applied in enumerate(steps):
         before += "".join(" " if one else "x" for one in applied)
@@ -46,14 +46,14 @@ def test_it_ends_with_the_first_row_that_is_too_long(tmp_path_factory, steps, mo
 
 
 def test_what_was_to_be_learned_is_there_to_be_looked_into(tmp_path: Path):
-    said: list[str] = []
-    skipped = Skipped(tmp_path, 3, said.append)
+    output: list[str] = []
+    skipped = NonFiniteSteps(tmp_path, 3, output.append)
     # Two optimizer steps, gone through twice.
     skipped.note(1, [[micro(1), micro(2)], [micro(3)]], [True] * 4)
-    assert not said and not (tmp_path / FOLDER).exists()
+    assert not output and not (tmp_path / FOLDER).exists()
     skipped.note(2, [[micro(1), micro(2)], [micro(3)]], [True, True, False, True])
     path = tmp_path / FOLDER / "step-2.npz"
-    assert said == [
+    assert output == [
         "step 2: 1 of 4 optimizer steps left out, their gradient not finite (NaN or infinite); what they "
         f"were to learn is in {path}"
     ]
@@ -66,8 +66,8 @@ def test_what_was_to_be_learned_is_there_to_be_looked_into(tmp_path: Path):
 
 
 def test_the_newest_few_are_kept_and_a_disk_that_takes_none_ends_nothing(tmp_path: Path):
-    said: list[str] = []
-    skipped = Skipped(tmp_path, 2, said.append)
+    output: list[str] = []
+    skipped = NonFiniteSteps(tmp_path, 2, output.append)
     for step in range(9, 14):
         skipped.note(step, [[micro(step)]], [False])
         skipped.note(step, [[micro(step)]], [True])
@@ -75,16 +75,16 @@ def test_the_newest_few_are_kept_and_a_disk_that_takes_none_ends_nothing(tmp_pat
     assert kept == {"step-12.npz", "step-13.npz"}
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / FOLDER).write_text("in the way")
-    Skipped(tmp_path / "other", 2, said.append).note(1, [[micro(1)]], [False])
-    assert said[-1].endswith("not finite (NaN or infinite)")
+    NonFiniteSteps(tmp_path / "other", 2, output.append).note(1, [[micro(1)]], [False])
+    assert output[-1].endswith("not finite (NaN or infinite)")
 
 
 def test_the_sentence_that_ends_a_run(tmp_path: Path):
     with pytest.raises(UserError) as error:
-        Skipped(tmp_path, 0, lambda _: None).note(7, [[micro(0)]], [False])
-    said = str(error.value)
-    assert "\n" not in said and "the last in step 7; what they were to learn is in " in said
-    assert "--optimizer.max_skipped (0); lower --optimizer.learning_rate, or resume" in said
+        NonFiniteSteps(tmp_path, 0, lambda _: None).note(7, [[micro(0)]], [False])
+    output = str(error.value)
+    assert "\n" not in output and "the last in step 7; what they were to learn is in " in output
+    assert "--optimizer.max_skipped (0); lower --optimizer.learning_rate, or resume" in output
 
 
 class Spoilt:
@@ -111,8 +111,8 @@ def test_optimizer_steps_in_a_row_without_a_gradient_end_a_run(tmp_path, monkeyp
     options += ["--warm_start.steps", "0", "--algorithm.mini_batch_size", "2"]
     options += ["--layout", "dp2tp1", "--rollout.compile", "needed"]
     config = parse([*TINY, *options, "--optimizer.max_skipped", "3"])
-    spoilt = Spoilt()
-    monkeypatch.setattr(learning, "training_batch", spoilt)
+    poisoned = Spoilt()
+    monkeypatch.setattr(learning, "training_batch", poisoned)
     setup = build(config, jax.devices()[: config.devices])
     with open_scorer(config, setup.task.rewards) as scorer:
         run = Run(setup, scorer, StopSignals())
@@ -123,9 +123,9 @@ def test_optimizer_steps_in_a_row_without_a_gradient_end_a_run(tmp_path, monkeyp
     assert [(row["step"], row["train/skipped_updates"]) for row in rows] == [(1, 0), (2, 2), (3, 2)]
     assert "step 2: 2 of 2 optimizer steps left out" in capsys.readouterr().err
     # What was learned before is as it was.
-    assert [state.step for state in spoilt.states] == [0, 2, 2]
-    assert_same_bits(jax.device_get(run.learner.state), spoilt.states[1])
-    for step, batch in enumerate(spoilt.batches[1:], start=2):
+    assert [state.step for state in poisoned.states] == [0, 2, 2]
+    assert_same_bits(jax.device_get(run.learner.state), poisoned.states[1])
+    for step, batch in enumerate(poisoned.batches[1:], start=2):
         kept = np.load(tmp_path / "skipped" / f"step-{step}.npz")
         assert len(batch.mini_batches) == 2
         for i, mini in enumerate(batch.mini_batches):

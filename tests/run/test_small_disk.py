@@ -69,15 +69,25 @@ def can_mount() -> bool:
 @pytest.mark.skipif(not can_mount(), reason="this user may not mount a file system")
 @pytest.mark.parametrize("kind", ["full", "read-only"])
 def test_a_run_goes_on_and_saves_when_it_can(tmp_path: Path, kind: str):
-    disk, said = tmp_path / "disk", tmp_path / "said"
+    disk, printed = tmp_path / "disk", tmp_path / "said"
     disk.mkdir()
     options = [*TINY, "--steps", str(STEPS), "--checkpoint.every", "1"]
     command = [sys.executable, *COMMAND, *options]
-    driver = ["unshare", "-rm", sys.executable, "-c", DRIVER, kind, str(disk), str(said), *command]
+    driver = [
+        "unshare",
+        "-rm",
+        sys.executable,
+        "-c",
+        DRIVER,
+        kind,
+        str(disk),
+        str(printed),
+        *command,
+    ]
     done = subprocess.run(driver, cwd=ROOT, capture_output=True, text=True, timeout=500)
-    assert (done.returncode, done.stdout.strip()) == (0, "0"), (done.stderr, said.read_text())
+    assert (done.returncode, done.stdout.strip()) == (0, "0"), (done.stderr, printed.read_text())
 
-    kept, output = tmp_path / "kept", said.read_text()
+    kept, output = tmp_path / "kept", printed.read_text()
     # Where the disk fills up in the middle of a save, Orbax's writers print what they raised.
     assert not re.search(r'File ".*/pat_jax/', output), output
     assert "training goes on, and the next step is saved" in output

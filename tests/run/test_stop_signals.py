@@ -135,9 +135,9 @@ def test_a_run_whose_terminal_has_gone_saves_and_ends(tmp_path: Path):
         start_new_session=True,
     )
     os.close(theirs)
-    said = b""
-    while b"ready" not in said:
-        said += os.read(ours, 1000)
+    printed = b""
+    while b"ready" not in printed:
+        printed += os.read(ours, 1000)
     os.close(ours)
     assert process.wait(timeout=20) == 129
     assert kept.read_text() == "SIGHUP"

@@ -157,8 +157,8 @@ def test_every_problem_needs_what_the_reward_compares_with(load, tmp_path):
 
 
 def test_nothing_left_to_train_on(load):
-    said = r"nothing to train on .*9 longer than 3 tokens \(--rollout.max_prompt_length \d+ keeps"
-    with pytest.raises(UserError, match=said):
+    output = r"nothing to train on .*9 longer than 3 tokens \(--rollout.max_prompt_length \d+ keeps"
+    with pytest.raises(UserError, match=output):
         load("--data", "{a}", "--rollout.max_prompt_length", "3", a=range(9))
 
 

@@ -82,11 +82,11 @@ def calls(folder: Path) -> list[list]:
     return [json.loads(line) for line in (folder / "calls.jsonl").read_text().splitlines()]
 
 
-def track(config: RunConfig, said: list[str] | None = None) -> None:
+def track(config: RunConfig, output: list[str] | None = None) -> None:
     folder = Path(config.run_dir)
     trackers = begin_trackers(config, folder)
-    say = (said if said is not None else []).append
-    with MetricsWriter(folder, trackers=trackers, say=say) as metrics:
+    notify = (output if output is not None else []).append
+    with MetricsWriter(folder, trackers=trackers, notify=notify) as metrics:
         metrics.write(3, {"train/loss": 0.5, "rollout/layouts": "dp2tp1"})
         metrics.samples(3, SAMPLES)
         metrics.write(4, {"train/loss": float("nan")})
@@ -130,9 +130,9 @@ def test_a_resumed_run_goes_on_in_its_own_charts(fakes):
 
 
 def test_a_tracker_that_fails_is_said_once_and_ends_nothing(fakes):
-    folder, said = fakes(fails=True), []
-    track(configuration(folder), said)
-    assert said == [
+    folder, output = fakes(fails=True), []
+    track(configuration(folder), output)
+    assert output == [
         f"tracker {name} failed (ConnectionError: nobody): the run goes on, and metrics.jsonl has its metrics."
         for name in ("wandb", "trackio")
     ]
@@ -142,8 +142,8 @@ def test_a_tracker_that_fails_is_said_once_and_ends_nothing(fakes):
 
 def test_a_tracker_that_cannot_begin_is_one_sentence(fakes):
     folder = fakes(no_login=True)
-    said = r"RuntimeError: No API key .*wandb login.*WANDB_MODE"
-    with pytest.raises(UserError, match=said) as error:
+    output = r"RuntimeError: No API key .*wandb login.*WANDB_MODE"
+    with pytest.raises(UserError, match=output) as error:
         begin_trackers(configuration(folder), folder / "mine")
     assert "\n" not in str(error.value)
 
@@ -160,12 +160,12 @@ def test_a_package_that_is_not_there_is_one_sentence_before_anything_begins(tmp_
     hidden += "from pat_jax.train import main\n"
     hidden += "from pat_jax.common.run_command import run_command\n"
     program = ("-c", f"{hidden}run_command(main)")
-    said = finish(
+    output = finish(
         start("--trackers", name, "--run_dir", "here", cwd=tmp_path, program=program), code=2
     )
     assert not (tmp_path / "here").exists()
     expected = f"error: option --trackers is '{name}': expected the package {name}, which is not installed; "
-    assert said.strip() == expected + f"run pip install -e '.[{name}]', or leave {name} out."
+    assert output.strip() == expected + f"run pip install -e '.[{name}]', or leave {name} out."
 
 
 @pytest.mark.parametrize("names", [["mlflow"], ["wandb", "wandb"], ["tensorboard"]])

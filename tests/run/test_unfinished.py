@@ -16,7 +16,7 @@ from pat_jax.engine.sequences.sampling import Sampling
 from pat_jax.rl.rewards.outcome import Cause, Failure
 from pat_jax.rl.rewards.responses import Response
 from pat_jax.rl.rewards.scorer import RewardScorer
-from pat_jax.run.checkpoints.journal import FOLDER, Iteration, Unfinished
+from pat_jax.run.checkpoints.journal import FOLDER, Iteration, RolloutJournal
 
 BATCHES, SIZE, POLICY = 2, 4, 0xFFFFFFFF
 SCORES = 0.1, None, -3.0, 1e30  # of a function that does not apply to one
@@ -85,8 +85,8 @@ def assert_same(one: Completion, other: Completion) -> None:
             assert ours.dtype == theirs.dtype and ours.tobytes() == theirs.tobytes()
 
 
-def folders(folder: str | Path) -> Unfinished:
-    return Unfinished(Path(folder), Path(folder) / "checkpoints", is_on=True)
+def folders(folder: str | Path) -> RolloutJournal:
+    return RolloutJournal(Path(folder), Path(folder) / "checkpoints", is_on=True)
 
 
 @given(st.data())
@@ -150,7 +150,7 @@ def test_an_iteration_is_forgotten_when_a_checkpoint_covers_it(tmp_path: Path):
 def test_a_disk_that_takes_nothing_costs_no_response(tmp_path: Path):
     (tmp_path / FOLDER).write_text("in the way")
     assert len(iterate(folders(tmp_path).iteration(0, POLICY))[0].asked) == SIZE
-    switched_off = Unfinished(tmp_path / "off", tmp_path, is_on=False)
+    switched_off = RolloutJournal(tmp_path / "off", tmp_path, is_on=False)
     assert len(iterate(switched_off.iteration(0, POLICY))[0].asked) == SIZE
     assert not (tmp_path / "off").exists()
 

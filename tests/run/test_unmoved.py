@@ -64,13 +64,13 @@ def test_a_gradient_that_is_never_there_is_said(gradient: float | None):
 
 
 def test_it_is_said_once_and_logged(caplog):
-    said: list[str] = []
-    unmoved = Unmoved(said.append, 160)
+    printed: list[str] = []
+    unmoved = Unmoved(printed.append, 160)
     with caplog.at_level(logging.WARNING):
         for step in range(1, 3 * STEPS):
             unmoved.note(step, STILL)
-    assert [line.partition(":")[0] for line in said] == ["step 10"]
-    assert [record.getMessage() for record in caplog.records] == said
+    assert [line.partition(":")[0] for line in printed] == ["step 10"]
+    assert [record.getMessage() for record in caplog.records] == printed
 
 
 @pytest.mark.parametrize("share", [0.2, NAN, None])
@@ -79,17 +79,17 @@ def test_few_that_are_cut_need_no_advice(share: float | None):
 
 
 def test_many_that_are_cut_in_the_first_step_are_said_once(caplog):
-    said: list[str] = []
-    unmoved, late = Unmoved(said.append, 1600), Unmoved(said.append, 1600)
+    printed: list[str] = []
+    unmoved, late = Unmoved(printed.append, 1600), Unmoved(printed.append, 1600)
     with caplog.at_level(logging.WARNING):
         for step, share in ((7, 0.43), (8, 0.9)):
             unmoved.note(step, {CUT: share})
             late.note(step, {CUT: share - 0.3})
-    (line,) = said
+    (line,) = printed
     assert line.startswith(
         "step 7: 43 % of the responses were cut at 1,600 tokens (--rollout.max_completion_length); "
     )
-    assert [record.getMessage() for record in caplog.records] == said
+    assert [record.getMessage() for record in caplog.records] == printed
 
 
 STOP, CUT_OFF = FinishReason.STOP, FinishReason.LENGTH
@@ -139,8 +139,8 @@ def test_a_run_that_learns_nothing(tmp_path: Path):
     output = run(*TINY, *options, "--run_dir", str(tmp_path / "run"))
     lines = [x for x in output.splitlines() if "were cut off at 2 tokens and are masked" in x]
     assert [line.split(":")[0] for line in lines[:2]] == ["step 1", "step 2"]
-    (said,) = (line for line in output.splitlines() if "0 or none: nothing is learned" in line)
-    assert said.startswith("step 10: the gradient")
+    (printed,) = (line for line in output.splitlines() if "0 or none: nothing is learned" in line)
+    assert printed.startswith("step 10: the gradient")
     assert (tmp_path / "run" / "run.log").read_text().count("0 or none: nothing is learned") == 1
     assert "NaN or Inf" not in output and " nan" not in output
     learned = [row for row in json_lines(tmp_path / "run/metrics.jsonl") if "train/loss" in row]

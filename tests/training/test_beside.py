@@ -102,7 +102,7 @@ def test_where_no_burst_drafts_they_are_there_as_well():
     """Too many rows for drafts: a draft model is loaded all the same, without a cache."""
     one = setup("--speculation.source", "none")
     specs, policy = one.engine.specs, one.policy
-    few = Drafts(budgets=(7,), longest=7, most_tokens=1, has_model=True)
+    few = Drafts(num_draft_tokens=(7,), longest=7, most_tokens=1, has_model=True)
     found = draft_bytes(specs.layouts, specs.draft_shapes, ModelDrafter(few, policy))
     weights = sum(4 * x.size for x in jax.tree.leaves(policy.abstract(jnp.float32)))
     assert {tuple(each) for each in found.values()} == {(weights, 0)}
@@ -110,9 +110,11 @@ def test_where_no_burst_drafts_they_are_there_as_well():
 
 def test_a_shortage_says_what_drafts_take_and_how_to_do_without():
     config = parse([*TINY, "--run_dir", "unused"])
-    said = shortage(Stage("a pass", 3 * GIB, GIB, drafts=GIB), GIB, config)
-    assert "training state and gradients 2 GiB, drafts 1 GiB, activations" in said
-    assert "make no drafts that a model says (--speculation.source suffix), or use more" in said
+    output = shortage(Stage("a pass", 3 * GIB, GIB, drafts=GIB), GIB, config)
+    assert "training state and gradients 2 GiB, drafts 1 GiB, activations" in output
+    assert (
+        "make no drafts that a model generates (--speculation.source suffix), or use more" in output
+    )
     assert "drafts" not in shortage(Stage("a pass", 3 * GIB, GIB), GIB, config)
 
 

@@ -16,7 +16,7 @@ from pat_jax.programs.programs import Key
 from pat_jax.rl.algorithm.policy_loss import PolicyLoss
 from pat_jax.rl.algorithm.update import PolicyUpdate
 from pat_jax.training.passes import model_functions
-from pat_jax.training.trained import Trained
+from pat_jax.training.trainable_params import TrainableParams
 from pat_jax.training.trainer import Trainer
 from pat_jax.training.transfer import Receivers
 
@@ -47,7 +47,7 @@ def test_the_head_is_gathered_once(split: Split):
         logit_tokens=16,
     )
     trainer = Trainer(
-        Trained(POLICY, layout),
+        TrainableParams(POLICY, layout),
         update,
         Receivers(jnp.float32, {split: layout}),
         micro_shapes=[(8, 64)],

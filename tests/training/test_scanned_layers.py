@@ -13,7 +13,7 @@ from pat_jax.common.rules import OptionError
 from pat_jax.config.run import RunConfig
 from pat_jax.config.sft import SftConfig
 from pat_jax.models.presets import preset
-from pat_jax.profiling.cross_compile.plant import Order
+from pat_jax.profiling.cross_compile.target_build import Order
 from pat_jax.profiling.predict.targets import Target
 from pat_jax.programs.programs import Key
 from pat_jax.training.build import functions_of, scans_layers

@@ -189,8 +189,8 @@ class TestTheLogProbability:
             shards = [shard.data for shard in x.addressable_shards]
             for i in range(8 - layout.split.tp, 8):
                 shards[i] = jax.device_put(-np.array(shards[i]), shards[i].device)
-            spoilt = jax.make_array_from_single_device_arrays(x.shape, x.sharding, shards)
-            return jax.tree.unflatten(tree, [spoilt if leaf is x else leaf for leaf in leaves])
+            poisoned = jax.make_array_from_single_device_arrays(x.shape, x.sharding, shards)
+            return jax.tree.unflatten(tree, [poisoned if leaf is x else leaf for leaf in leaves])
 
         monkeypatch.setattr(Transfer, "__call__", one_copy_spoilt)
         generator.load(params)

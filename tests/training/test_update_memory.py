@@ -66,8 +66,10 @@ def test_the_stages_hold_what_is_there_and_take_what_their_programs_say(trainer:
 
 def test_the_largest_stage_decides():
     stages = [Stage("small", 2 * GIB, GIB), Stage("large", GIB, 3 * GIB)]
-    said = "large: 4 GiB of a device, 3 GiB of them while it runs"
-    assert check_update(stages, math.inf, CONFIG) == check_update(stages, 5 * GIB, CONFIG) == said
+    printed = "large: 4 GiB of a device, 3 GiB of them while it runs"
+    assert (
+        check_update(stages, math.inf, CONFIG) == check_update(stages, 5 * GIB, CONFIG) == printed
+    )
     with pytest.raises(UserError, match="the update needs 4 GiB of a device for large") as error:
         check_update(stages, 3.9 * GIB, CONFIG)
     message = str(error.value)
@@ -81,8 +83,8 @@ def test_the_largest_stage_decides():
 def test_what_would_help_most_is_said_first():
     def advised(stage: Stage, *options: str) -> list[str]:
         config = parse([*TINY, "--run_dir", "unused", *options])
-        said = shortage(stage, 1.0, config).rpartition("; ")[2]
-        found = {said.find(name): name for name in OF_ROWS + OF_STATE}
+        printed = shortage(stage, 1.0, config).rpartition("; ")[2]
+        found = {printed.find(name): name for name in OF_ROWS + OF_STATE}
         return [name for at, name in sorted(found.items()) if at >= 0]
 
     state, rows = Stage("a pass", 3 * GIB, GIB), Stage("a pass", GIB, 3 * GIB)

@@ -20,7 +20,7 @@ from pat_jax.common.hosts.options import DistributedConfig
 from pat_jax.common.hosts.place import Place, find_place, located
 from pat_jax.common.hosts.roll_call import roll_call
 from pat_jax.common.hosts.sockets import split
-from pat_jax.common.hosts.together import Company, company, found
+from pat_jax.common.hosts.together import ProcessGroup, found, process_group
 
 # JAX ends a process whose coordinator has been silent for so long; ours speaks up before (`link.py`).
 HEARTBEAT_S = 60
@@ -28,15 +28,15 @@ SHUTDOWN_S = 30
 _MEETING = "pat_jax/meeting"  # key of the first process's address
 
 
-def join(config: DistributedConfig) -> Company:
+def join(config: DistributedConfig) -> ProcessGroup:
     """Meets the other processes of this run, if there are any.
 
     Raises:
       UserError: they cannot be reached.
     """
     place = find_place(config, os.environ)
-    if place is None or not company().is_alone:
-        return company()
+    if place is None or not process_group().is_alone:
+        return process_group()
     if place.coordinator is None:
         place = located(config.wait, os.environ)
     bind = roll_call(place, config.wait)
@@ -73,7 +73,7 @@ def _arguments(place: Place) -> dict[str, Any]:
     }
 
 
-def _meet(us: Company, wait_s: int) -> None:
+def _meet(us: ProcessGroup, wait_s: int) -> None:
     store, coordinator = global_state.client, global_state.coordinator_address
     assert store is not None and coordinator is not None, "initialized"
     if us.is_first:
@@ -83,5 +83,6 @@ def _meet(us: Company, wait_s: int) -> None:
     else:
         text = store.blocking_key_value_get_bytes(_MEETING, 1000 * wait_s).decode()
         us.meet(connect(Address(*ast.literal_eval(text)), us.index))
-        # The first process speaks for all; why this one ends it says by itself (`Company.fail`).
+        # The first process speaks for all; why this one ends it says by itself
+        # (`ProcessGroup.fail`).
         sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115  # until the process ends

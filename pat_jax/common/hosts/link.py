@@ -20,7 +20,13 @@ from multiprocessing.connection import Connection
 from typing import Any, Literal, NamedTuple
 
 from pat_jax.common.errors import UserError
-from pat_jax.common.hosts.sockets import GREETING_S, hear, open_port, say, visitors
+from pat_jax.common.hosts.sockets import (
+    GREETING_S,
+    open_port,
+    receive_fields,
+    send_fields,
+    visitors,
+)
 from pat_jax.common.hosts.waiting import At
 
 SILENCE_S = 20.0
@@ -171,13 +177,13 @@ def accept(listener: socket.socket, key: bytes, count: int, wait_s: float) -> li
 
     def greet(visitor: socket.socket, until: float) -> Peer:
         asked = secrets.token_hex(32)
-        say(visitor, prove=asked)
-        said = hear(visitor, until)
-        index, host, proof = said.get("index"), said.get("host"), said.get("proof")
+        send_fields(visitor, prove=asked)
+        fields = receive_fields(visitor, until)
+        index, host, proof = fields.get("index"), fields.get("host"), fields.get("proof")
         if type(index) is not int or not isinstance(host, str):
             raise ValueError("no process of this run")
         _check(key, proof, f"{index} {host} {asked}")
-        say(visitor, host=socket.gethostname(), proof=_proof(key, f"{said.get('prove')}"))
+        send_fields(visitor, host=socket.gethostname(), proof=_proof(key, f"{fields.get('prove')}"))
         visitor.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return Peer(Connection(visitor.detach()), key, index, host)
 
@@ -206,10 +212,12 @@ def connect(address: Address, index: int) -> list[Peer]:
         reached = socket.create_connection((address.host, address.port), timeout=GREETING_S)
         with closing(reached) as first:
             until = time.monotonic() + GREETING_S
-            proof = _proof(address.key, f"{index} {host} {hear(first, until).get('prove')}")
-            say(first, index=index, host=host, prove=asked, proof=proof)
-            said = hear(first, until)
-            _check(address.key, said.get("proof"), asked)
+            proof = _proof(
+                address.key, f"{index} {host} {receive_fields(first, until).get('prove')}"
+            )
+            send_fields(first, index=index, host=host, prove=asked, proof=proof)
+            fields = receive_fields(first, until)
+            _check(address.key, fields.get("proof"), asked)
             first.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             connection = Connection(first.detach())
     except (OSError, ValueError, EOFError) as error:
@@ -217,7 +225,7 @@ def connect(address: Address, index: int) -> list[Peer]:
             f"process {index} did not reach process 0 at {address.host}:{address.port} ({error}): expected a port "
             "that every process can reach; see that nothing between the hosts closes it."
         ) from None
-    return [Peer(connection, address.key, 0, str(said.get("host")))]
+    return [Peer(connection, address.key, 0, str(fields.get("host")))]
 
 
 _CODE_BYTES = 32

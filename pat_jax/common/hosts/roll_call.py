@@ -17,10 +17,10 @@ from pat_jax.common.errors import UserError
 from pat_jax.common.hosts.place import Place
 from pat_jax.common.hosts.sockets import (
     BROKEN,
-    hear,
     is_everywhere,
     open_port,
-    say,
+    receive_fields,
+    send_fields,
     split,
     visitors,
 )
@@ -66,7 +66,7 @@ def _call(place: Place, coordinator: str, until: float, wait_s: float) -> str | 
     if missing and not sentence:
         sentence = f"{_listed(missing)} of {place.count} did not come to {coordinator} within {wait_s:g} s: {_ADVICE}"
     for visitor in there.values():
-        _say_last(visitor, sentence)
+        _send_verdict(visitor, sentence)
     if sentence:
         raise UserError(sentence)
     return alone
@@ -77,13 +77,13 @@ def _gathered(place: Place, came: Iterable[Visitor]) -> tuple[dict[int, socket.s
     there: dict[int, socket.socket] = {}
     if place.count == 1:
         return there, ""
-    for visitor, said in came:
-        if sentence := _complaint(place, said):
-            _say_last(visitor, sentence)
+    for visitor, fields in came:
+        if sentence := _complaint(place, fields):
+            _send_verdict(visitor, sentence)
             return there, sentence
-        index = said["index"]
+        index = fields["index"]
         if index in there and _is_open(there[index]):
-            _say_last(visitor, f"process {index} of this run is there already: {_ADVICE}")
+            _send_verdict(visitor, f"process {index} of this run is there already: {_ADVICE}")
             continue
         there[index] = visitor
         # Who has come may have gone again.
@@ -104,25 +104,27 @@ _ADVICE = (
 )
 
 
-def _say_last(visitor: socket.socket, sentence: str) -> None:
+def _send_verdict(visitor: socket.socket, sentence: str) -> None:
     """Lets a process go on, or tells it why it cannot."""
     with closing(visitor):
         try:
-            say(visitor, go=not sentence, sentence=sentence)
+            send_fields(visitor, go=not sentence, sentence=sentence)
         except OSError:
             return
 
 
 def _greet(visitor: socket.socket, until: float) -> Visitor:
-    say(visitor, hello=_HELLO)
-    said = hear(visitor, until)
-    if said.get("hello") != _HELLO or not {type(said.get(x)) for x in ("index", "count")} == {int}:
+    send_fields(visitor, hello=_HELLO)
+    fields = receive_fields(visitor, until)
+    if fields.get("hello") != _HELLO or not {type(fields.get(x)) for x in ("index", "count")} == {
+        int
+    }:
         raise ValueError("no process of a run")
-    return visitor, said
+    return visitor, fields
 
 
-def _complaint(place: Place, said: Mapping[str, Any]) -> str:
-    index, count = said["index"], said["count"]
+def _complaint(place: Place, fields: Mapping[str, Any]) -> str:
+    index, count = fields["index"], fields["count"]
     if count == place.count and 0 < index < count:
         return ""
     return f"process {index} was started as one of {count} and process 0 as one of {place.count}: {_ADVICE}"
@@ -146,10 +148,13 @@ def _answer(place: Place, coordinator: str, until: float, wait_s: float) -> None
     while (left := until - time.monotonic()) > 0:
         try:
             with socket.create_connection((host, port), timeout=min(left, 10)) as connection:
-                if hear(connection, time.monotonic() + min(left, 10)).get("hello") != _HELLO:
+                if (
+                    receive_fields(connection, time.monotonic() + min(left, 10)).get("hello")
+                    != _HELLO
+                ):
                     raise ValueError("what answers there is no pat_jax")
-                say(connection, hello=_HELLO, index=place.index, count=place.count)
-                last = hear(connection, until + _GRACE_S)
+                send_fields(connection, hello=_HELLO, index=place.index, count=place.count)
+                last = receive_fields(connection, until + _GRACE_S)
         except BROKEN as error:
             why = getattr(error, "strerror", None) or str(error)
             time.sleep(_AGAIN_S)

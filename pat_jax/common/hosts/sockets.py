@@ -78,11 +78,11 @@ def _bound(kind: int, place: tuple[Any, ...]) -> socket.socket:
     return listener
 
 
-def say(to: socket.socket, **fields: Any) -> None:
+def send_fields(to: socket.socket, **fields: Any) -> None:
     to.sendall(json.dumps(fields).encode() + b"\n")
 
 
-def hear(of: socket.socket, until: float) -> dict[str, Any]:
+def receive_fields(of: socket.socket, until: float) -> dict[str, Any]:
     """One line.
 
     Args:

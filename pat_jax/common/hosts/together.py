@@ -26,11 +26,11 @@ from pat_jax.common.hosts.waiting import START_AGAIN, At, Stall, Wait
 
 T = TypeVar("T")
 
-LAST_WORDS_S = 2.0  # for a sentence to reach the others before its sender is gone
+FAILURE_MESSAGE_S = 2.0  # for a sentence to reach the others before its sender is gone
 FAILED = 1  # exit code where another process was lost
 
 
-class Company:
+class ProcessGroup:
     """The processes of this run, seen from one of them."""
 
     def __init__(self, index: int = 0, count: int = 1, patience_s: float = math.inf):
@@ -50,9 +50,9 @@ class Company:
         return f"process {self.index} on {socket.gethostname()}"
 
     def meet(self, peers: list[Peer]) -> None:
-        self._link = Link(peers, self._hear, self._lose, lambda: self._beat(peers))
+        self._link = Link(peers, self._handle, self._lose, lambda: self._beat(peers))
 
-    def come_to(self, name: str) -> None:
+    def reach_point(self, name: str) -> None:
         """Says, in the next heartbeat, that this process goes on, so that who waits for it has patience."""
         self._at, self._thread = self._at.next(name), threading.get_ident()
 
@@ -81,7 +81,7 @@ class Company:
         """
         if self.is_alone:
             return make()
-        self.come_to(name)
+        self.reach_point(name)
         return self._decide(name, make)
 
     def gather(self, name: str, value: T, *, trouble: str = "") -> list[T]:
@@ -93,20 +93,20 @@ class Company:
         """
         if self.is_alone:
             return [value]
-        self.come_to(name)
+        self.reach_point(name)
         if self.is_first:
-            said = [self._receive(peer, name, trouble).content for peer in self._peers]
-            return self._decide(name, lambda: [value, *said], is_gathered=True)
+            answers = [self._receive(peer, name, trouble).content for peer in self._peers]
+            return self._decide(name, lambda: [value, *answers], is_gathered=True)
         self._send_value(name, value)
         return self._decide(name, list, is_gathered=True, trouble=trouble)
 
     def compare(self, name: str, value: object) -> None:
         """Ends all processes where one has come to another `value` than the first, to be looked into."""
-        said = self.gather(name, value)
-        if others := [i for i, one in enumerate(said) if one != said[0]]:
+        answers = self.gather(name, value)
+        if others := [i for i, one in enumerate(answers) if one != answers[0]]:
             self.fail(
                 f"process {others[0]} has come to another decision than process 0 ({name}: "
-                f"{said[others[0]]}, not {said[0]}): please report it.",
+                f"{answers[others[0]]}, not {answers[0]}): please report it.",
                 FAILED,
             )
 
@@ -146,7 +146,7 @@ class Company:
         if self._link is not None:
             with self._ends:
                 print(f"error: {sentence}", file=sys.__stderr__, flush=True)
-                self._tell(sentence, code)
+                self._notify(sentence, code)
 
     @property
     def _peers(self) -> list[Peer]:
@@ -218,7 +218,7 @@ class Company:
                 self._give_up(sentence, FAILED)
         return at
 
-    def _hear(self, peer: Peer, message: Message) -> None:
+    def _handle(self, peer: Peer, message: Message) -> None:
         if message.kind == "stop":
             self.stop_number = message.content
             return
@@ -237,13 +237,13 @@ class Company:
         if self._ends.acquire(blocking=False):
             print(f"error: {sentence}", file=sys.__stderr__, flush=True)
             if self.is_first:
-                self._tell(sentence, code)
+                self._notify(sentence, code)
             self.end(code)
 
-    def _tell(self, sentence: str, code: int) -> None:
+    def _notify(self, sentence: str, code: int) -> None:
         assert self._link is not None
         self._link.send(Message("failed", content=(self.index, sentence, code)))
-        time.sleep(LAST_WORDS_S)
+        time.sleep(FAILURE_MESSAGE_S)
         self.end(code)
 
 
@@ -253,16 +253,16 @@ def _end(code: int) -> None:
     os._exit(code)
 
 
-_company = Company()
+_process_group = ProcessGroup()
 
 
-def company() -> Company:
+def process_group() -> ProcessGroup:
     """The processes of this run; alone before `join`."""
-    return _company
+    return _process_group
 
 
-def found(index: int, count: int, patience_s: float) -> Company:
+def found(index: int, count: int, patience_s: float) -> ProcessGroup:
     """Makes it one of several processes."""
-    global _company
-    _company = Company(index, count, patience_s)
-    return _company
+    global _process_group
+    _process_group = ProcessGroup(index, count, patience_s)
+    return _process_group

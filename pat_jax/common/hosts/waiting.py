@@ -72,7 +72,7 @@ class Wait:
         self._patience_s = min(patience_s, TROUBLE_S) if trouble else patience_s
         self._trouble = trouble
         self._progress: tuple[int, int | None] | None = None
-        self._since = self._said = time.monotonic()
+        self._since = self._logged_at = time.monotonic()
 
     @property
     def look_s(self) -> float:
@@ -94,9 +94,9 @@ class Wait:
 
     def line(self, at: At) -> str:
         """What is waited for, each time that nothing was printed for long enough; else empty."""
-        if (now := time.monotonic()) - self._said < LINE_S:
+        if (now := time.monotonic()) - self._logged_at < LINE_S:
             return ""
-        self._said = now
+        self._logged_at = now
         whom = f", which waits for process {at.waits_for}" if at.waits_for is not None else ""
         return f"{self._me} waits at {self._name!r} for {self._other}, {at}{whom}"
 
@@ -136,12 +136,12 @@ class Stall:
         if len(named) in (0, len(ats)):
             named, rest = list(ats), ""
         if len(named) == 1:
-            return self._said(f"{named[0]} has", f", {ats[named[0]]}{rest}")
+            return self._sentence(f"{named[0]} has", f", {ats[named[0]]}{rest}")
         shown = "; ".join(f"{who}: {ats[who]}" for who in named[:_SHOWN])
         more = f"; and {len(named) - _SHOWN} more" if len(named) > _SHOWN else ""
-        return self._said("processes have", f" ({shown}{more}){rest}")
+        return self._sentence("processes have", f" ({shown}{more}){rest}")
 
-    def _said(self, who: str, where: str) -> str:
+    def _sentence(self, who: str, where: str) -> str:
         return f"{who} come to nothing new for {self._patience_s:.0f} s{where}{_ADVICE}"
 
 

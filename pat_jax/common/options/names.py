@@ -1,7 +1,9 @@
 """What somebody may have meant by a name that is not there: a slip, or a neighbour's word for it."""
 
+import logging
 from collections.abc import Collection, Sequence
 from difflib import get_close_matches
+from functools import cache
 from pathlib import Path
 
 import yaml
@@ -11,6 +13,26 @@ from pat_jax.common.errors import UserError
 _TABLE = yaml.safe_load(Path(__file__).parents[1].joinpath("option_names.yaml").read_text("utf-8"))
 _SAME: Sequence[Sequence[str]] = [line.split() for line in _TABLE["same"]]
 _NOT_OFFERED = frozenset(_TABLE["not_offered"].split())
+
+
+log = logging.getLogger(__name__)
+
+# Names before 0.1.0, accepted for one version.
+RENAMED = {"speculation.budgets": "speculation.num_draft_tokens"}
+
+
+def renamed(name: str, options: Collection[str]) -> str:
+    """The option's name now; where it had another one, with a hint."""
+    new = RENAMED.get(name, name)
+    if name in options or new == name or new not in options:
+        return name
+    hint_once(name, new)
+    return new
+
+
+@cache
+def hint_once(old: str, new: str) -> None:
+    log.warning("option --%s is now --%s.", old, new)
 
 
 def unknown(name: str, options: Collection[str], where: str = "") -> UserError:

@@ -1,4 +1,5 @@
-"""A picture of one rollout: live sequences over time, the layout in force, the switches, and what drafts gave.
+"""A picture of one rollout: running sequences over time, the layout in force, the switches, and
+what drafts gave.
 
 Knows `RolloutTrace` and matplotlib, which is imported only when a picture is drawn.
 """
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pat_jax.common.picture_style import COMPUTED, layout_colour
-from pat_jax.engine.record.live_plot import layout_runs, live_curve
+from pat_jax.engine.record.running_plot import layout_runs, running_curve
 from pat_jax.engine.record.trace import DraftTrace, Move, RolloutTrace
 
 if TYPE_CHECKING:
@@ -19,7 +20,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _INK, _GREY, _DRAFTS = "#1f2933", "#6b7785", "#b4232c"
-# What is behind the tokens of drafts that were said: `draft_counts.SOURCES`, and whoever else says or finds them.
+# What is behind the tokens of drafts that were accepted: `draft_counts.SOURCES`, and other
+# drafters.
 _SOURCES = {
     "own text": "#b8651b",
     "siblings": "#3f9b8f",
@@ -80,12 +82,12 @@ def _draw_on(axes: "Axes", trace: RolloutTrace, name: str = "", right: float = 0
       right: where the axis ends at least.
     """
     edges = [*trace.times_s, trace.total_s]  # of bursts
-    at, live = live_curve(trace, edges)
+    at, running = running_curve(trace, edges)
     axes.set_xlim(0, max(edges[-1], right) or 1)
-    axes.set_ylim(0, HEADROOM * max(*live, 1))
+    axes.set_ylim(0, HEADROOM * max(*running, 1))
     _draw_bands(axes, trace, edges)
-    axes.fill_between(at, live, step="post", color=_INK, alpha=0.08, linewidth=0)
-    axes.step(at, live, where="post", color=_INK, linewidth=1.8)
+    axes.fill_between(at, running, step="post", color=_INK, alpha=0.08, linewidth=0)
+    axes.step(at, running, where="post", color=_INK, linewidth=1.8)
     for number, switch in enumerate(trace.switches, start=1):
         _draw_switch(axes, switch, edges[bisect_left(trace.steps, switch.step)], number)
     _dress(axes, trace, name)
@@ -94,20 +96,20 @@ def _draw_on(axes: "Axes", trace: RolloutTrace, name: str = "", right: float = 0
 
 
 def _draw_drafts(axes: "Axes", trace: RolloutTrace, edges: list[float]) -> None:
-    """What a sequence said in a step, by a scale of its own on the right: one token, and those of drafts by
-    what they are from."""
+    """What a sequence generated in a step, by a scale of its own on the right: one token, and those
+    of drafts by what they are from."""
     right = axes.twinx()
     drafts = trace.drafts
-    said = [*drafts.tokens_per_step, drafts.tokens_per_step[-1]]
-    bottom = np.ones(len(said))
+    per_step = [*drafts.tokens_per_step, drafts.tokens_per_step[-1]]
+    bottom = np.ones(len(per_step))
     for name, counts in _accepted_by_source(drafts).items():
-        part = np.array(counts) / np.maximum(drafts.accepted, 1) * (np.array(said[:-1]) - 1)
+        part = np.array(counts) / np.maximum(drafts.accepted, 1) * (np.array(per_step[:-1]) - 1)
         top = bottom + np.append(part, part[-1])
         options = {"label": name, "color": _SOURCES[name], "alpha": 0.5, "linewidth": 0}
         right.fill_between(edges, bottom, top, step="post", **options)
         bottom = top
-    right.step(edges, said, where="post", color=_DRAFTS, linewidth=1.2)
-    right.set_ylim(0, HEADROOM * max(said))
+    right.step(edges, per_step, where="post", color=_DRAFTS, linewidth=1.2)
+    right.set_ylim(0, HEADROOM * max(per_step))
     right.set_ylabel("tokens a step and sequence", color=_DRAFTS)
     right.tick_params(colors=_DRAFTS, labelsize=9)
     right.spines[["top", "left", "bottom"]].set_visible(False)
@@ -118,7 +120,7 @@ def _draw_drafts(axes: "Axes", trace: RolloutTrace, edges: list[float]) -> None:
 
 
 def _accepted_by_source(drafts: DraftTrace) -> dict[str, list[int]]:
-    """Tokens of drafts that were said, in each burst, for each source that has given any."""
+    """Tokens of drafts that were accepted, in each burst, for each source that has given any."""
     *copied, others = _SOURCES
     known = {name: [burst[i][1] for burst in drafts.by_source] for i, name in enumerate(copied)}
     rest = [all_of - sum(of) for all_of, *of in zip(drafts.accepted, *known.values(), strict=True)]
@@ -185,7 +187,7 @@ def _draw_switch(axes: "Axes", switch: Move, x: float, number: int) -> None:
 def _switch_words(switch: Move, number: int) -> str:
     moved = "" if switch.sent is None else f", {_bytes(switch.sent.total)} moved"
     told = (
-        f"{number}: {switch.source} to {switch.target} at {switch.live:,} live, {switch.kv} KV{moved}; "
+        f"{number}: {switch.source} to {switch.target} at {switch.running:,} running, {switch.kv} KV{moved}; "
         f"cost {_seconds(switch.seconds)}"
     )
     if not switch.predicted_cost_s:  # scripted
@@ -214,11 +216,11 @@ def _tell(figure: "Figure", told: Sequence[str]) -> None:
 def _dress(axes: "Axes", trace: RolloutTrace, name: str) -> None:
     below = "seconds since the rollout began"
     axes.set_xlabel(below, loc="left" if any(trace.drafts.accepted) else "center")
-    axes.set_ylabel("live sequences")
+    axes.set_ylabel("running sequences")
     switches = len(trace.switches)
     pad = 18 if switches else 6  # above the numbers of the switches
     axes.set_title(
-        f"{name}{': ' * bool(name)}{max(trace.live, default=0):,} responses in {_seconds(trace.total_s)}:"
+        f"{name}{': ' * bool(name)}{max(trace.running, default=0):,} responses in {_seconds(trace.total_s)}:"
         f" {trace.total_steps:,} decode steps, {switches} switch{'' if switches == 1 else 'es'}",
         loc="left",
         fontsize=10,

@@ -10,13 +10,13 @@ from dataclasses import dataclass, field, fields
 import numpy as np
 
 from pat_jax.common.stopwatch import Stopwatch
-from pat_jax.engine.controller import Controller
 from pat_jax.engine.executor import Arrival
 from pat_jax.engine.orders import Collected, Relocation
 from pat_jax.engine.record.trace import DraftTrace, Move, MovedBytes, RolloutTrace
+from pat_jax.engine.scheduler import Scheduler
 from pat_jax.engine.sequences.prefill_calls import PrefillWork
 from pat_jax.planning.draft_counts import NO_SOURCES
-from pat_jax.planning.types import Carry, DraftPrediction, Plan, Ran
+from pat_jax.planning.types import BurstResult, Carry, DraftPrediction, Plan
 
 MIB = 2**20
 
@@ -38,7 +38,7 @@ class DraftSums:
         sums = (getattr(self, each.name) + getattr(other, each.name) for each in fields(self))
         return DraftSums(*sums)
 
-    def add(self, burst: Ran, predicted: DraftPrediction, tokens: float) -> None:
+    def add(self, burst: BurstResult, predicted: DraftPrediction, tokens: float) -> None:
         """A burst in whose steps a row generated so many `tokens` each, on average."""
         self.steps += burst.steps
         self.expected_tokens += burst.steps * predicted.tokens
@@ -58,7 +58,7 @@ class DraftSums:
 
 
 @dataclass(frozen=True, kw_only=True)
-class BurstRecord(Ran):
+class BurstRecord(BurstResult):
     """A burst as it went, in its place in the rollout."""
 
     began_s: float  # since the rollout began
@@ -89,8 +89,8 @@ class RolloutReport:
     drafts: DraftSums = field(default_factory=DraftSums)
     prefill_tokens: int = 0
     prefill_room: int = 0  # tokens that the calls had room for
-    # Room without a token, as part of what live sequences' pages have room for, averaged over the
-    # beginnings and ends of bursts. Pages laid out to be drawn are free.
+    # Room without a token, as part of what running sequences' pages have room for, averaged over
+    # the beginnings and ends of bursts. Pages laid out to be drawn are free.
     kv_waste: float = math.nan
     preempted: int = 0  # times that a sequence gave up its pages, to be recomputed
     expected: np.ndarray | None = None  # float[sequences], tokens of the responses, as was believed
@@ -102,7 +102,7 @@ class RolloutReport:
     is_computed: bool = False  # see RolloutTrace
 
     def add_burst(
-        self, ran: Ran, began_s: float, done: Collected, predicted: DraftPrediction | None
+        self, ran: BurstResult, began_s: float, done: Collected, predicted: DraftPrediction | None
     ) -> None:
         """A burst that began then, what came of it, and what was predicted of its drafts."""
         burst = BurstRecord(
@@ -110,7 +110,7 @@ class RolloutReport:
             began_s=began_s,
             step=self.decode_steps,
             tokens=done.tokens,
-            row_steps=done.live_steps,
+            row_steps=done.running_steps,
             drafted=int(done.drafted.verified),
             by_source=tuple(map(tuple, done.drafted.by_source.tolist())),
         )
@@ -131,13 +131,13 @@ class RolloutReport:
         """
         Args:
           carry: what has become of the KV cache.
-          fullest: live sequences of the fullest replica, before and after.
+          fullest: running sequences of the fullest replica, before and after.
         """
         load, is_switch = relocation.load, relocation.source != relocation.target
-        moved = load.live if is_switch else int((relocation.group != load.group).sum())
+        moved = load.running if is_switch else int((relocation.replica != load.replica).sum())
         move = Move(
             step=self.decode_steps,
-            live=load.live,
+            running=load.running,
             source=str(relocation.source),
             target=str(relocation.target),
             seconds=seconds,
@@ -214,7 +214,7 @@ class RolloutReport:
 
     @property
     def balance_share(self) -> float:
-        """Part of the rollout's seconds in which sequences moved between groups of a layout."""
+        """Part of the rollout's seconds in which sequences moved between replicas of a layout."""
         return _ratio(self.spent("balance"), self.total_s)
 
     @property
@@ -227,12 +227,12 @@ class RolloutReport:
         self.prefill_tokens += int((work.spans.stop - work.spans.start).sum())
         self.prefill_room += room
 
-    def finish(self, controller: Controller, clock: Stopwatch) -> None:
+    def finish(self, scheduler: Scheduler, clock: Stopwatch) -> None:
         """When the last sequence has ended."""
-        self.preempted = controller.num_preempted
-        self.kv_waste = _ratio(controller.kv_unused, controller.kv_slots)
+        self.preempted = scheduler.num_preempted
+        self.kv_waste = _ratio(scheduler.kv_unused, scheduler.kv_slots)
         self.total_s, self.seconds = clock.elapsed, clock.seconds
-        self.done_after = np.sort(controller.table.done_after).tolist()
+        self.done_after = np.sort(scheduler.table.done_after).tolist()
 
     def spent(self, *stages: str) -> float:
         """Seconds of some stages together: `rollout.rollout` names them."""
@@ -252,7 +252,7 @@ class RolloutReport:
         return RolloutTrace(
             times_s=tuple(burst.began_s for burst in bursts),
             steps=tuple(burst.step for burst in bursts),
-            live=tuple(burst.live for burst in bursts),
+            running=tuple(burst.running for burst in bursts),
             layout=tuple(str(burst.split) for burst in bursts),
             total_s=self.total_s,
             total_steps=self.decode_steps,
@@ -269,7 +269,7 @@ class RolloutReport:
             yield _describe_switch(switch, self.total_s)
         if moves := self.balanced:
             yield (
-                f"balance: {sum(move.sequences for move in moves)} sequences moved between groups in "
+                f"balance: {sum(move.sequences for move in moves)} sequences moved between replicas in "
                 f"{len(moves)} moves, {100 * self.balance_share:.2f} % of the rollout's time; "
                 f"{sum(move.predicted_saving_s for move in moves):.2f} s were to be saved"
             )

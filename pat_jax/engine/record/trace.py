@@ -25,7 +25,7 @@ class Move:
     """Running sequences to another layout, or to other replicas of theirs: predicted and actual."""
 
     step: int  # decode steps done when it happened
-    live: int  # unfinished sequences at that moment
+    running: int  # unfinished sequences at that moment
     source: str  # such as dp2tp1
     target: str  # the same where only replicas change
     seconds: float  # what it took
@@ -34,7 +34,7 @@ class Move:
     kv: Carry
     reason: str
     sequences: int  # that moved
-    fullest: tuple[int, int]  # live sequences of the fullest replica, before and after
+    fullest: tuple[int, int]  # running sequences of the fullest replica, before and after
     sent: MovedBytes | None = None  # None of a replay, which moves none
     recompute_below: int = MIGRATE_ALL  # see Plan
     at_s: float = 0.0  # when it began, since the rollout began
@@ -69,13 +69,13 @@ class DraftTrace:
 class RolloutTrace:
     """One entry for each burst, all taken when the burst began.
 
-    The last burst ends at `total_s` with no live sequence; the time between two bursts is the
+    The last burst ends at `total_s` with no running sequence; the time between two bursts is the
     host's, moves included.
     """
 
     times_s: tuple[float, ...]  # since the rollout began
     steps: tuple[int, ...]  # decode steps done
-    live: tuple[int, ...]  # unfinished sequences, over all replicas
+    running: tuple[int, ...]  # unfinished sequences, over all replicas
     layout: tuple[str, ...]  # in force during the burst
     total_s: float
     total_steps: int
@@ -89,7 +89,7 @@ class RolloutTrace:
     is_computed: bool = False  # on a simulated clock: nothing ran
 
     def __post_init__(self):
-        lengths = {len(self.times_s), len(self.steps), len(self.live), len(self.layout)}
+        lengths = {len(self.times_s), len(self.steps), len(self.running), len(self.layout)}
         if len(lengths) > 1:
             raise ValueError(f"a trace needs one entry for each burst: got lengths {lengths}.")
 
@@ -134,8 +134,11 @@ def _move(fields: dict[str, Any]) -> Move:
     return Move(**rest, sent=None if sent is None else MovedBytes(**sent))
 
 
+_NEW_KEYS = {"live": "running"}  # of traces from before 0.1.0
+
+
 def _with_tuples(fields: dict[str, Any]) -> dict[str, Any]:
-    return {name: _as_tuple(x) for name, x in fields.items()}
+    return {_NEW_KEYS.get(name, name): _as_tuple(x) for name, x in fields.items()}
 
 
 def _as_tuple(value: Any) -> Any:
@@ -146,8 +149,8 @@ def _of_today(fields: dict[str, Any]) -> dict[str, Any]:
     """Of an older trace: its switches and balances differed in form, drafts lay beside them."""
     fields = dict(fields)
     moves = [*map(_switch, fields.pop("switches"))]
-    live = dict(zip(fields["steps"], fields["live"], strict=True))
-    moves += [_balance(one, live) for one in fields.pop("balanced", ())]
+    running = dict(zip(fields["steps"], fields["live"], strict=True))
+    moves += [_balance(one, running) for one in fields.pop("balanced", ())]
     fields["moves"] = sorted(moves, key=lambda move: move["step"])
     drafts = {"draft_saving_s": "saving_s", "predicted_draft_saving_s": "predicted_saving_s"}
     drafts |= {name: name for name in ("tokens_per_step", "drafted", "accepted", "by_source")}
@@ -159,15 +162,15 @@ def _switch(older: dict[str, Any]) -> dict[str, Any]:
     return _sent(older) | {"sequences": older["live"], "fullest": (0, 0)}  # not known
 
 
-def _balance(older: dict[str, Any], live: dict[int, int]) -> dict[str, Any]:
+def _balance(older: dict[str, Any], running: dict[int, int]) -> dict[str, Any]:
     """
     Args:
-      live: unfinished sequences, by the decode steps done.
+      running: unfinished sequences, by the decode steps done.
     """
     retired = ("layout", "pages", "pages_sent", "steps_between")
     move = {name: x for name, x in _sent(older).items() if name not in retired}
     layout = {"source": older["layout"], "target": older["layout"]}
-    return move | layout | {"live": live.get(older["step"], 0), "kv": "migrate", "reason": ""}
+    return move | layout | {"live": running.get(older["step"], 0), "kv": "migrate", "reason": ""}
 
 
 def _sent(older: dict[str, Any]) -> dict[str, Any]:

@@ -3,10 +3,10 @@
 A round packs its pages before any of them is unpacked, so that they make room for each other. One
 whose pages find no room waits in the buffers in which it arrived, until later ones have been packed:
 a pool may be full to its last page. Pages leave from the last to the first, so that the end of the
-memory gets free in all groups alike. Where what is free lies so scattered that too many would wait, a
-few sequences stay behind and are recomputed. NumPy, on the host.
+memory gets free in all replicas alike. Where what is free lies so scattered that too many would
+wait, a few sequences stay behind and are recomputed. NumPy, on the host.
 
-Groups share devices with those congruent modulo the fewer groups; see `SequenceTable.regroup`.
+Replicas share devices with those congruent modulo the fewer replicas; see `SequenceTable.regroup`.
 """
 
 from collections import Counter
@@ -19,15 +19,16 @@ from pat_jax.engine.relocation.rounds import ALL, SIZES, Round, Shipment, rounds
 from pat_jax.engine.sequences.page_allocator import NULL_PAGE
 from pat_jax.engine.sequences.prefill_calls import PageMoves
 
-NOBODY = -1
-MOST_WAITING = 2 * SIZES[0]  # pages of a group, in rounds that wait: the buffers of the two largest
+NO_MOVE = -1
+# pages of a replica, in rounds that wait: the buffers of the two largest
+MOST_WAITING = 2 * SIZES[0]
 
 
 class Pools(NamedTuple):
     """The pools of a layout. They take the same bytes of a device in each layout."""
 
-    groups: int
-    pages: int  # of each group, NULL_PAGE among them
+    replicas: int
+    pages: int  # of each replica, NULL_PAGE among them
 
 
 class Placed(NamedTuple):
@@ -43,7 +44,7 @@ def placed(moves: PageMoves, holds: Sequence[np.ndarray], old: Pools, new: Pools
     Where more would, a sequence with a page among those stays behind, the shortest, and so on.
 
     Args:
-      moves: one for each page that arrives, to as many as the pools of the new groups hold;
+      moves: one for each page that arrives, to as many as the pools of the new replicas hold;
         `new_page` is not looked at.
       holds: which moves bring the pages of each sequence, int[pages]; several may share one.
     """
@@ -71,12 +72,12 @@ def _tried(moves: PageMoves, old: Pools, new: Pools) -> Placed | np.ndarray:
     waiting: dict[int, np.ndarray] = {}  # moves of rounds, which are numbered
     puts = []
     for number, mine in enumerate(slots):
-        waiting[number] = mine[mine != NOBODY]
+        waiting[number] = mine[mine != NO_MOVE]
         room.leave(waiting[number])
         puts.append([])
         for other in list(waiting):
             sent = waiting[other]
-            if (places := room.take(moves.new_group[sent])) is not None:
+            if (places := room.take(moves.new_replica[sent])) is not None:
                 new_page[sent] = places
                 del waiting[other]
                 puts[-1].append(other)
@@ -91,53 +92,57 @@ def _tried(moves: PageMoves, old: Pools, new: Pools) -> Placed | np.ndarray:
 
 
 class _Leaving:
-    """The moves by narrow group: that is who takes part in a round."""
+    """The moves by narrow replica: that is who takes part in a round."""
 
     def __init__(self, moves: PageMoves, old: Pools, new: Pools):
-        self.is_up = old.groups >= new.groups
-        self.group = moves.old_group if self.is_up else moves.new_group
-        self.num_groups, self.num_wide = max(old.groups, new.groups), min(old.groups, new.groups)
-        self.num_members = self.num_groups // self.num_wide
+        self.is_up = old.replicas >= new.replicas
+        self.replica = moves.old_replica if self.is_up else moves.new_replica
+        self.num_replicas, self.num_wide = (
+            max(old.replicas, new.replicas),
+            min(old.replicas, new.replicas),
+        )
+        self.num_members = self.num_replicas // self.num_wide
         self.old_page = moves.old_page
 
     def rounds(self) -> list[Round]:
-        """What some groups have more than others goes while it takes little memory of the others.
+        """What some replicas have more than others goes while it takes little memory of the others.
 
         Going up that is at the beginning: all devices get a part of what one of them loses. Going
         down it is at the end.
         """
-        plan = rounds(np.bincount(self.group, minlength=self.num_groups))
+        plan = rounds(np.bincount(self.replica, minlength=self.num_replicas))
         return plan[::-1] if self.is_up else plan
 
     def slots(self, plan: Sequence[Round]) -> Iterator[np.ndarray]:
-        """Which move each slot of each round has, int[narrow groups, size]; the last pages first."""
-        queue = [np.flatnonzero(self.group == g) for g in range(self.num_groups)]
+        """Which move each slot of each round has, int[narrow replicas, size]; the last pages
+        first."""
+        queue = [np.flatnonzero(self.replica == g) for g in range(self.num_replicas)]
         queue = [mine[np.argsort(-self.old_page[mine], kind="stable")] for mine in queue]
         for step in plan:
-            slots = np.full((self.num_groups, step.size), NOBODY)
-            for g in range(self.num_groups) if step.group == ALL else (step.group,):
+            slots = np.full((self.num_replicas, step.size), NO_MOVE)
+            for g in range(self.num_replicas) if step.replica == ALL else (step.replica,):
                 now, queue[g] = np.split(queue[g], [step.size])
                 slots[g, : len(now)] = now
             yield slots
 
     def waiting(self, step: Round) -> float:
         """What a round takes of a device's memory while it waits, in pages of the largest rounds."""
-        is_part = self.is_up and step.group != ALL
+        is_part = self.is_up and step.replica != ALL
         return step.size / self.num_members if is_part else step.size
 
 
 def _pages(slots: np.ndarray, page: np.ndarray) -> np.ndarray:
-    return np.where(slots == NOBODY, NULL_PAGE, np.append(page, NULL_PAGE)[slots])
+    return np.where(slots == NO_MOVE, NULL_PAGE, np.append(page, NULL_PAGE)[slots])
 
 
 class _Room:
-    """The pages of the new groups in whose memory nothing lies that has still to leave."""
+    """The pages of the new replicas in whose memory nothing lies that has still to leave."""
 
     def __init__(self, moves: PageMoves, old: Pools, new: Pools):
         self.moves, self.old, self.new = moves, old, new
-        self.fewer = min(old.groups, new.groups)
+        self.fewer = min(old.replicas, new.replicas)
         self.due = np.zeros(old, np.int64)  # moves of each old page to come
-        np.add.at(self.due, (moves.old_group, moves.old_page), 1)
+        np.add.at(self.due, (moves.old_replica, moves.old_page), 1)
         self.in_the_way = np.zeros(new, np.int64)  # old pages in the memory of each new one
         np.add.at(self.in_the_way, self._beside(*np.nonzero(self.due)), 1)
         self.free = [np.flatnonzero(row == 0).tolist() for row in self.in_the_way]
@@ -147,31 +152,35 @@ class _Room:
 
     def leave(self, sent: np.ndarray) -> None:
         """The moves `sent`, int[sent], have been packed."""
-        at = self.moves.old_group[sent], self.moves.old_page[sent]
+        at = self.moves.old_replica[sent], self.moves.old_page[sent]
         np.subtract.at(self.due, at, 1)
         left = np.unique(np.stack(at), axis=1)
         beside = self._beside(*left[:, self.due[tuple(left)] == 0])
         np.subtract.at(self.in_the_way, beside, 1)
-        group, page = np.unique(np.stack(beside), axis=1)
-        is_free = (self.in_the_way[group, page] == 0) & (page != NULL_PAGE)
-        for g, number in zip(group[is_free].tolist(), page[is_free].tolist(), strict=True):
+        replica, page = np.unique(np.stack(beside), axis=1)
+        is_free = (self.in_the_way[replica, page] == 0) & (page != NULL_PAGE)
+        for g, number in zip(replica[is_free].tolist(), page[is_free].tolist(), strict=True):
             self.free[g].append(number)
 
-    def take(self, group: np.ndarray) -> np.ndarray | None:
-        """A free page for each entry of `group`, int[pages]; None, and none is taken, if some lack."""
-        wanted = Counter(group.tolist())
+    def take(self, replica: np.ndarray) -> np.ndarray | None:
+        """A free page for each entry of `replica`, int[pages]; None, and none is taken, if some
+        lack."""
+        wanted = Counter(replica.tolist())
         if any(n > len(self.free[g]) for g, n in wanted.items()):
             return None
-        return np.array([self.free[g].pop() for g in group.tolist()], np.int64)
+        return np.array([self.free[g].pop() for g in replica.tolist()], np.int64)
 
-    def _beside(self, group: np.ndarray, page: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Groups and pages of the new layout in whose memory some old pages lie, on any device."""
+    def _beside(self, replica: np.ndarray, page: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Replicas and pages of the new layout in whose memory some old pages lie, on any
+        device."""
         old, new = self.old.pages, self.new.pages
         first, last = page * new // old, ((page + 1) * new - 1) // old
         pages = first[:, None] + np.arange(-(-new // old) + 1)
-        groups = (group % self.fewer)[:, None] + np.arange(0, self.new.groups, self.fewer)
-        shape = len(group), groups.shape[1], pages.shape[1]
+        replicas = (replica % self.fewer)[:, None] + np.arange(0, self.new.replicas, self.fewer)
+        shape = len(replica), replicas.shape[1], pages.shape[1]
         is_there = np.broadcast_to((pages <= last[:, None])[:, None], shape)
-        where = (np.broadcast_to(x, shape)[is_there] for x in (groups[:, :, None], pages[:, None]))
-        group, page = where
-        return group, page
+        where = (
+            np.broadcast_to(x, shape)[is_there] for x in (replicas[:, :, None], pages[:, None])
+        )
+        replica, page = where
+        return replica, page

@@ -1,4 +1,5 @@
-"""What the sequences of a rollout say, as far as the scheduler asks: which begin alike, and which have failed.
+"""What the sequences of a rollout generate, as far as the cache manager asks: which begin alike,
+and which have failed.
 
 On the host. `responses.py` knows every token; a replay knows lengths alone, and which prompts are alike.
 """
@@ -8,7 +9,7 @@ from typing import Protocol
 import numpy as np
 
 from pat_jax.engine.sequences.sequence_table import SequenceTable
-from pat_jax.planning.draft_counts import Drafted
+from pat_jax.planning.draft_counts import DraftResult
 
 
 class RowsOutput(Protocol):
@@ -18,7 +19,7 @@ class RowsOutput(Protocol):
     def emitted(self) -> np.ndarray: ...  # int[rows], tokens sampled
 
     @property
-    def live(self) -> np.ndarray: ...  # bool[rows], that go on
+    def running(self) -> np.ndarray: ...  # bool[rows], that go on
 
     @property
     def steps(self) -> int | np.integer: ...  # decode steps
@@ -29,10 +30,10 @@ class RowsOutput(Protocol):
     ) -> np.ndarray: ...  # int32[rows, most], that each drew; NULL_PAGE after the last
 
     @property
-    def live_steps(self) -> np.ndarray: ...  # int[rows], in which each was live
+    def running_steps(self) -> np.ndarray: ...  # int[rows], in which each was running
 
     @property
-    def drafted(self) -> Drafted: ...  # of drafts, of each group
+    def drafted(self) -> DraftResult: ...  # of drafts, of each replica
 
 
 class Contents:
@@ -60,11 +61,13 @@ class Contents:
         del i
         return False
 
-    def spoilt_groups(self, output: RowsOutput) -> list[int]:
-        """Groups with a row that drew from logits that are no numbers after it had been given up."""
+    def poisoned_replicas(self, output: RowsOutput) -> list[int]:
+        """Replicas with a row that drew from logits that are no numbers after it had been given
+        up."""
         del output
         return []
 
     def take(self, output: RowsOutput) -> None:
-        """Notes the tokens that a burst generated for the live sequences, before the table is told."""
+        """Notes the tokens that a burst generated for the running sequences, before the table is
+        told."""
         del output

@@ -124,8 +124,8 @@ class PageAllocator:
         """
         data = np.ascontiguousarray(tokens[:-1], np.int32).tobytes()
         found = self.prefixes.find(data)
-        # Where another sequence has said the same, its pages are found. To go on from them with these
-        # would be to find pages whose holder does not hold those before them.
+        # Where another sequence has generated the same, its pages are found. To go on from them
+        # with these would be to find pages whose holder does not hold those before them.
         if found == pages[: len(found)].tolist():
             self.prefixes.enter(data, pages, since=len(found))
 

@@ -11,13 +11,13 @@ from pat_jax.models.cache.paged_layer import NULL_PAGE
 
 
 class PageReserve:
-    """Every group has one. From the first burst that is dispatched to the last one collected, pages leave
-    the pools for nothing else."""
+    """Every replica has one. From the first burst that is dispatched to the last one collected,
+    pages leave the pools for nothing else."""
 
     def __init__(self, pools: list[PageAllocator], size: int):
         """
         Args:
-          size: pages that the reserve of a group may hold at a time.
+          size: pages that the reserve of a replica may hold at a time.
         """
         self.pools = pools
         self._ring = np.full((len(pools), size), NULL_PAGE, np.int32)
@@ -26,29 +26,29 @@ class PageReserve:
 
     @property
     def left(self) -> np.ndarray:
-        """Pages of each group that are not drawn, as far as is known; int[groups]."""
+        """Pages of each replica that are not drawn, as far as is known; int[replicas]."""
         return self._filled - self._drawn
 
     def can_hold(self, pages: np.ndarray) -> bool:
-        """Whether there are as many, int[groups], laid out or free."""
+        """Whether there are as many, int[replicas], laid out or free."""
         return bool((self.left + [pool.num_free for pool in self.pools] >= pages).all())
 
     def fill(self, pages: np.ndarray) -> None:
-        """Lays out as many, int[groups], or as many as there are."""
-        for group, (pool, ring) in enumerate(zip(self.pools, self._ring, strict=True)):
-            more = min(int(pages[group] - self.left[group]), pool.num_free)
+        """Lays out as many, int[replicas], or as many as there are."""
+        for replica, (pool, ring) in enumerate(zip(self.pools, self._ring, strict=True)):
+            more = min(int(pages[replica] - self.left[replica]), pool.num_free)
             if more > 0:
                 taken = pool.take(more)
                 assert taken is not None, "counted"
-                ring[(self._filled[group] + np.arange(more)) % len(ring)] = taken
-                self._filled[group] += more
+                ring[(self._filled[replica] + np.arange(more)) % len(ring)] = taken
+                self._filled[replica] += more
 
     def laid_out(self) -> ReservedPages:
         """For the devices."""
         return ReservedPages(self._ring.copy(), self._filled.astype(np.int32))
 
     def note_drawn(self, pages: np.ndarray) -> None:
-        """That so many more of each group are drawn, int[groups]."""
+        """That so many more of each replica are drawn, int[replicas]."""
         self._drawn += pages
 
     def take_back(self) -> None:

@@ -1,6 +1,6 @@
 """What is due before a burst: tokens to be prefilled, packed into calls, pages to be copied or moved.
 
-Host accounts in NumPy. The scheduler says which sequences and which pages.
+Host accounts in NumPy. The cache manager says which sequences and which pages.
 """
 
 from collections.abc import Sequence
@@ -12,9 +12,9 @@ from pat_jax.engine.sequences.sequence_table import NO_SEQUENCE
 
 
 class Copies(NamedTuple):
-    """Pages to be copied within their group, when all is prefilled."""
+    """Pages to be copied within their replica, when all is prefilled."""
 
-    group: np.ndarray  # int32[copies]
+    replica: np.ndarray  # int32[copies]
     source: np.ndarray  # int32[copies], page
     target: np.ndarray  # int32[copies], page
 
@@ -22,29 +22,29 @@ class Copies(NamedTuple):
 class Move(NamedTuple):
     """Where pages of one sequence go, int[pages] each."""
 
-    old_group: int
+    old_replica: int
     old_page: np.ndarray
-    new_group: int
+    new_replica: int
     new_page: np.ndarray
 
 
 class PageMoves(NamedTuple):
-    """Where pages go, int[pages] each; in a switch one page may go to several groups."""
+    """Where pages go, int[pages] each; in a switch one page may go to several replicas."""
 
-    old_group: np.ndarray
+    old_replica: np.ndarray
     old_page: np.ndarray
-    new_group: np.ndarray
+    new_replica: np.ndarray
     new_page: np.ndarray
 
     @classmethod
     def of(cls, moves: Sequence[Move]) -> "PageMoves":
         counts = [len(move.old_page) for move in moves]
-        groups = np.array([(move.old_group, move.new_group) for move in moves], np.int64)
-        old_group, new_group = np.repeat(groups.reshape(-1, 2), counts, axis=0).T
+        replicas = np.array([(move.old_replica, move.new_replica) for move in moves], np.int64)
+        old_replica, new_replica = np.repeat(replicas.reshape(-1, 2), counts, axis=0).T
         none = np.zeros(0, np.int64)
         old_page = np.concatenate([none, *(move.old_page for move in moves)])
         new_page = np.concatenate([none, *(move.new_page for move in moves)])
-        return cls(old_group, old_page, new_group, new_page)
+        return cls(old_replica, old_page, new_replica, new_page)
 
     def part(self, which: np.ndarray) -> "PageMoves":
         """Some of them, bool[pages]."""
@@ -55,7 +55,7 @@ class Spans(NamedTuple):
     """Runs of tokens to be prefilled, one of each of some sequences."""
 
     sequence: np.ndarray  # int[spans]
-    group: np.ndarray  # int[spans], data-parallel group
+    replica: np.ndarray  # int[spans], replica
     start: np.ndarray  # int[spans], position of the first token: on a page's edge
     stop: np.ndarray  # int[spans], and of the first one not to be prefilled
 
@@ -68,11 +68,11 @@ class PrefillWork(NamedTuple):
 
 
 class PrefillCall(NamedTuple):
-    """What one call prefills: in each group, pages of any of its sequences."""
+    """What one call prefills: in each replica, pages of any of its sequences."""
 
-    sequence: np.ndarray  # int32[groups, blocks]; NO_SEQUENCE in blocks left empty
-    start: np.ndarray  # int32[groups, blocks], position of each block's first token
-    length: np.ndarray  # int32[groups, blocks], tokens that each block has; 0 in those left empty
+    sequence: np.ndarray  # int32[replicas, blocks]; NO_SEQUENCE in blocks left empty
+    start: np.ndarray  # int32[replicas, blocks], position of each block's first token
+    length: np.ndarray  # int32[replicas, blocks], tokens that each block has; 0 in those left empty
 
     @property
     def context(self) -> int:
@@ -80,7 +80,7 @@ class PrefillCall(NamedTuple):
         return int((self.start + self.length).max())
 
     def tokens(self, known: np.ndarray, page_size: int) -> np.ndarray:
-        """The tokens of each block, int32[groups * blocks, page_size], zeros behind the last.
+        """The tokens of each block, int32[replicas * blocks, page_size], zeros behind the last.
 
         Args:
           known: int[sequences, tokens].
@@ -93,7 +93,7 @@ class PrefillCall(NamedTuple):
 
 
 def prefill_calls(
-    spans: Spans, *, num_groups: int, sizes: tuple[int, int], page_size: int
+    spans: Spans, *, num_replicas: int, sizes: tuple[int, int], page_size: int
 ) -> list[PrefillCall]:
     """Packs the pages of all spans into calls of a few fixed sizes.
 
@@ -101,21 +101,21 @@ def prefill_calls(
     its own sequence's or another's that it shares, and most calls see short contexts only.
 
     Args:
-      sizes: blocks of a large and of a small call, pages in each group. Small calls take what is left
-        by large ones, as long as they have fewer blocks together than another large one.
+      sizes: blocks of a large and of a small call, pages in each replica. Small calls take what is
+        left by large ones, as long as they have fewer blocks together than another large one.
     """
     counts = -(-(spans.stop - spans.start) // page_size)
     of = np.repeat(np.arange(len(counts)), counts)  # the span of each block
     turn = np.arange(len(of)) - np.repeat(np.cumsum(counts) - counts, counts)
     start = spans.start[of] + turn * page_size
-    order = np.lexsort((start, spans.group[of]))
+    order = np.lexsort((start, spans.replica[of]))
     of, start = of[order], start[order]
-    group = spans.group[of]
-    place = np.arange(len(of)) - np.searchsorted(group, np.arange(num_groups))[group]
+    replica = spans.replica[of]
+    place = np.arange(len(of)) - np.searchsorted(replica, np.arange(num_replicas))[replica]
     blocks = _call_blocks(int(place.max(initial=-1) + 1), *sizes)
-    packed = np.zeros((3, num_groups, sum(blocks)), np.int32)
+    packed = np.zeros((3, num_replicas, sum(blocks)), np.int32)
     packed[0] = NO_SEQUENCE
-    packed[:, group, place] = (
+    packed[:, replica, place] = (
         spans.sequence[of],
         start,
         np.minimum(spans.stop[of] - start, page_size),
@@ -125,7 +125,7 @@ def prefill_calls(
 
 
 def _call_blocks(most: int, large: int, small: int) -> list[int]:
-    """The size of each call, for the group with `most` blocks."""
+    """The size of each call, for the replica with `most` blocks."""
     num_large, left = divmod(most, large)
     num_small = -(-left // small)
     if num_small * small >= large:

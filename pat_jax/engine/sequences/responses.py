@@ -71,7 +71,7 @@ class Responses(Contents):
 
     @classmethod
     def of(
-        cls, requests: Sequence[Request], *, num_groups: int, rows_per_group: int
+        cls, requests: Sequence[Request], *, num_replicas: int, rows_per_replica: int
     ) -> "Responses":
         """With a table in which all of them wait."""
         ids = [r.prompt_id for r in requests if r.prompt_id is not None]
@@ -79,8 +79,8 @@ class Responses(Contents):
             np.array([len(r.tokens) for r in requests], np.int32),
             np.array([r.max_new_tokens for r in requests], np.int32),
             prompt_id=np.array(ids, np.int64) if len(ids) == len(requests) else None,
-            num_groups=num_groups,
-            rows_per_group=rows_per_group,
+            num_replicas=num_replicas,
+            rows_per_replica=rows_per_replica,
         )
         return cls(requests, table)
 
@@ -96,13 +96,13 @@ class Responses(Contents):
     def row_state(self) -> RowState:
         """The host's copy of every row's numbers, to be put on the devices."""
         table = self.table
-        rows = RowState.empty(table.num_groups * table.rows_per_group)
-        for i in table.live:
+        rows = RowState.empty(table.num_replicas * table.rows_per_replica)
+        for i in table.running:
             request, row = self.requests[i], table.row[i]
             rows.last_token[row] = self.tokens[i, table.length[i] - 1]
             rows.position[row] = table.length[i] - 1
             rows.end[row] = table.end[i]
-            rows.live[row] = True
+            rows.running[row] = True
             rows.ignore_eos[row] = request.ignore_eos
             rows.key[row] = request.key
             rows.sampling.put(int(row), request.sampling, len(request.tokens))
@@ -111,36 +111,37 @@ class Responses(Contents):
     def runs_of_rows(self) -> Runs:
         """The host's copy of what each row's last step has left."""
         table = self.table
-        rows = Runs.none(table.num_groups * table.rows_per_group)
+        rows = Runs.none(table.num_replicas * table.rows_per_replica)
         for of_row, of_sequence in zip(rows, self.runs, strict=True):
-            of_row[table.row[table.live]] = of_sequence[table.live]
+            of_row[table.row[table.running]] = of_sequence[table.running]
         return rows
 
     @property
     def has_penalties(self) -> bool:
-        """Some live sequence is drawn by which tokens occurred."""
-        return any(self.requests[i].sampling.has_penalty for i in self.table.live)
+        """Some running sequence is drawn by which tokens occurred."""
+        return any(self.requests[i].sampling.has_penalty for i in self.table.running)
 
     def seen(self, shape: tuple[int, int, int]) -> np.ndarray:
         """The tokens of each row's text and response as bits, for rows with a penalty; see sampling."""
         table, words = self.table, np.zeros(shape, np.uint32)
-        for i in table.live:
+        for i in table.running:
             if self.requests[i].sampling.has_penalty:
                 for part, tokens in enumerate((self.known(i), self.response(i))):
                     words[table.row[i], part] = token_set(tokens, 32 * shape[-1])
         return words
 
     def take(self, output: BurstOutput) -> None:
-        """Notes the tokens that a burst generated for the live sequences, before the table is told.
+        """Notes the tokens that a burst generated for the running sequences, before the table is
+        told.
 
         Tokens of rows that were given up since it began do not matter any more.
         """
         table = self.table
-        rows, length = table.row[table.live], table.length[table.live]
+        rows, length = table.row[table.running], table.length[table.running]
         counts = np.asarray(output.emitted)[rows]
         for of_sequence, of_row in zip(self.runs, output.runs, strict=True):
-            of_sequence[table.live] = np.asarray(of_row)[rows]
-        for i, row, start, count in zip(table.live, rows, length, counts, strict=True):
+            of_sequence[table.running] = np.asarray(of_row)[rows]
+        for i, row, start, count in zip(table.running, rows, length, counts, strict=True):
             at, sampling = slice(start, start + count), self.requests[i].sampling
             self.tokens[i, at] = output.tokens[row, :count]
             self.logprobs[i, at] = output.logprobs[row, :count]
@@ -150,12 +151,15 @@ class Responses(Contents):
                 likeliest = output.top_tokens, output.top_logprobs
                 self.top[i].append(tuple(one[row, :count, :wanted] for one in likeliest))
 
-    def spoilt_groups(self, output: BurstOutput) -> list[int]:
-        """Groups with a row that drew from logits that are no numbers after it had been given up."""
+    def poisoned_replicas(self, output: BurstOutput) -> list[int]:
+        """Replicas with a row that drew from logits that are no numbers after it had been given
+        up."""
         table = self.table
-        rows = np.flatnonzero((table.occupants == NO_SEQUENCE) & (np.asarray(output.emitted) > 0))
-        is_spoilt = [np.isnan(output.logprobs[row, : output.emitted[row]]).any() for row in rows]
-        return np.unique(rows[np.array(is_spoilt, bool)] // table.rows_per_group).tolist()
+        rows = np.flatnonzero(
+            (table.row_to_sequence == NO_SEQUENCE) & (np.asarray(output.emitted) > 0)
+        )
+        is_poisoned = [np.isnan(output.logprobs[row, : output.emitted[row]]).any() for row in rows]
+        return np.unique(rows[np.array(is_poisoned, bool)] // table.rows_per_replica).tolist()
 
     def response(self, i: int) -> np.ndarray:
         """What sequence i has said so far, int32[tokens]; not a copy."""
@@ -164,8 +168,8 @@ class Responses(Contents):
     def has_failed(self, i: int) -> bool:
         """The newest token of sequence i was drawn from logits that are no numbers."""
         length = self.table.length[i]
-        has_said = length > self.table.prompt_length[i]
-        return bool(has_said and np.isnan(self.logprobs[i, length - 1]))
+        has_generated = length > self.table.prompt_length[i]
+        return bool(has_generated and np.isnan(self.logprobs[i, length - 1]))
 
     def completions(self, eos_ids: Sequence[int]) -> list[Completion]:
         return [self.completion(i, eos_ids) for i in range(len(self.requests))]

@@ -14,8 +14,8 @@ NO_SEQUENCE = -1
 class SequenceTable:
     """One entry for each sequence; not what it says: see `contents.py`.
 
-    A sequence waits (it has no row), is live, or is done. All wait at first. Rows of group g are
-    g·R … (g + 1)·R - 1.
+    A sequence waits (it has no row), is running, or is done. All wait at first. Rows of replica g
+    are g·R … (g + 1)·R - 1.
     """
 
     def __init__(
@@ -24,10 +24,10 @@ class SequenceTable:
         max_new_tokens: np.ndarray,  # int[sequences]
         *,
         prompt_id: np.ndarray | None = None,  # int[sequences], where every prompt is known
-        num_groups: int,
-        rows_per_group: int,
+        num_replicas: int,
+        rows_per_replica: int,
     ):
-        self.num_groups, self.rows_per_group = num_groups, rows_per_group
+        self.num_replicas, self.rows_per_replica = num_replicas, rows_per_replica
         self.prompt_length = np.asarray(prompt_length, np.int32)
         self.end = self.prompt_length + np.asarray(max_new_tokens, np.int32)
         self.length = self.prompt_length.copy()
@@ -36,38 +36,38 @@ class SequenceTable:
         ids = np.zeros(0, np.int64) if prompt_id is None else prompt_id
         self.prompt_id, self.sibling = np.unique(ids, return_inverse=True)
         self.num_steps = 0  # decode steps so far
-        # Tokens by which a sequence that is live all along has gone on, on average: with drafts more
-        # than steps.
+        # Tokens by which a sequence that is running all along has gone on, on average: with drafts
+        # more than steps.
         self.progress = 0.0
         self.done_after = np.zeros(len(self.length), np.int64)  # decode steps, of those done
         self.row = np.full(len(self.length), NO_ROW, np.int64)
         # Counts what the host has changed of the rows. A copy of them that was made under another
         # version is out of date; what a burst changes its own copy knows.
         self.version = 0
-        self._live: np.ndarray | None = None
+        self._running: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.length)
 
     @property
-    def live(self) -> np.ndarray:
+    def running(self) -> np.ndarray:
         """Indices of the sequences in rows."""
-        if self._live is None:
-            self._live = np.flatnonzero(self.row != NO_ROW)
-        return self._live
+        if self._running is None:
+            self._running = np.flatnonzero(self.row != NO_ROW)
+        return self._running
 
     @property
     def waiting(self) -> np.ndarray:
-        """Indices of the sequences that are neither live nor done."""
+        """Indices of the sequences that are neither running nor done."""
         return np.flatnonzero((self.row == NO_ROW) & ~self.is_done)
 
     @property
-    def occupants(self) -> np.ndarray:
-        """The sequence in each row, int[groups · rows]; NO_SEQUENCE in empty ones."""
-        occupants = np.full(self.num_groups * self.rows_per_group, NO_SEQUENCE, np.int64)
-        live = self.live
-        occupants[self.row[live]] = live
-        return occupants
+    def row_to_sequence(self) -> np.ndarray:
+        """The sequence in each row, int[replicas · rows]; NO_SEQUENCE in empty ones."""
+        row_to_sequence = np.full(self.num_replicas * self.rows_per_replica, NO_SEQUENCE, np.int64)
+        running = self.running
+        row_to_sequence[self.row[running]] = running
+        return row_to_sequence
 
     @property
     def has_work(self) -> bool:
@@ -75,120 +75,121 @@ class SequenceTable:
 
     @property
     def fullest(self) -> int:
-        """Live sequences of the fullest group."""
-        return int(np.bincount(self.group(self.live), minlength=1).max())
+        """Running sequences of the fullest replica."""
+        return int(np.bincount(self.replica(self.running), minlength=1).max())
 
     @property
     def max_context(self) -> int:
-        """Tokens in the cache of the longest live sequence."""
-        return int(self.length[self.live].max()) - 1
+        """Tokens in the cache of the longest running sequence."""
+        return int(self.length[self.running].max()) - 1
 
     def load(self) -> Load:
-        live = self.live
+        running = self.running
         return Load(
-            group=self.group(live),
-            generated=self.length[live] - self.prompt_length[live],
-            context=self.length[live] - 1,
-            budget=self.end[live] - self.length[live],
-            prompt=self.sibling[live] if self.has_prompt_ids else None,
+            replica=self.replica(running),
+            generated=self.length[running] - self.prompt_length[running],
+            context=self.length[running] - 1,
+            remaining_tokens=self.end[running] - self.length[running],
+            prompt=self.sibling[running] if self.has_prompt_ids else None,
             waiting=len(self.waiting),
             step=self.progress,
         )
 
-    def group(self, sequences: np.ndarray) -> np.ndarray:
-        """The replica of each of some live sequences."""
-        return self.row[sequences] // self.rows_per_group
+    def replica(self, sequences: np.ndarray) -> np.ndarray:
+        """The replica of each of some running sequences."""
+        return self.row[sequences] // self.rows_per_replica
 
-    def enter(self, sequences: np.ndarray, group: np.ndarray) -> None:
-        """Waiting sequences get the first free rows of their `group`, int[sequences] each."""
-        for number in np.unique(group).tolist():
-            members = sequences[group == number]
-            rows = number * self.rows_per_group + np.arange(self.rows_per_group)
+    def add(self, sequences: np.ndarray, replica: np.ndarray) -> None:
+        """Waiting sequences get the first free rows of their `replica`, int[sequences] each."""
+        for number in np.unique(replica).tolist():
+            members = sequences[replica == number]
+            rows = number * self.rows_per_replica + np.arange(self.rows_per_replica)
             free = np.setdiff1d(rows, self.row, assume_unique=True)
             if len(free) < len(members):
                 raise ValueError(
-                    f"{len(members)} sequences do not fit the {len(free)} free rows of a group."
+                    f"{len(members)} sequences do not fit the {len(free)} free rows of a replica."
                 )
             self.row[members] = free[: len(members)]
         self._changed()
 
-    def leave(self, sequences: np.ndarray) -> None:
-        """Live sequences give up their rows and wait."""
+    def remove(self, sequences: np.ndarray) -> None:
+        """Running sequences give up their rows and wait."""
         self.row[sequences] = NO_ROW
         self._changed()
 
     def advance(
         self,
         emitted: np.ndarray,
-        still_live: np.ndarray,
+        still_running: np.ndarray,
         steps: int,
-        live_steps: np.ndarray | None = None,
+        running_steps: np.ndarray | None = None,
     ) -> None:
-        """After a burst of `steps`: int[live] new tokens, bool[live]; the ended give up their rows.
+        """After a burst of `steps`: int[running] new tokens, bool[running]; the ended give up their
+        rows.
 
         Args:
-          live_steps: int[live], in which each was live; one a token where not given.
+          running_steps: int[running], in which each was running; one a token where not given.
         """
-        live, live_steps = self.live, emitted if live_steps is None else live_steps
-        self.length[live] += emitted
-        self.is_done[live] = ~still_live
-        self.done_after[live] = self.num_steps + live_steps
+        running, running_steps = self.running, emitted if running_steps is None else running_steps
+        self.length[running] += emitted
+        self.is_done[running] = ~still_running
+        self.done_after[running] = self.num_steps + running_steps
         self.num_steps += steps
-        self.progress += steps * float(emitted.sum()) / max(1, float(live_steps.sum()))
-        self.row[live[~still_live]] = NO_ROW
-        self._live = live[still_live]
+        self.progress += steps * float(emitted.sum()) / max(1, float(running_steps.sum()))
+        self.row[running[~still_running]] = NO_ROW
+        self._running = running[still_running]
 
     def end_now(self, sequences: np.ndarray) -> None:
-        """Live sequences that are to say nothing more."""
+        """Running sequences that are to say nothing more."""
         self.is_done[sequences] = True
         self.done_after[sequences] = self.num_steps
         self.row[sequences] = NO_ROW
         self._changed()
 
     def compact(self, new_rows: int) -> None:
-        """Moves the live sequences of each group to its first rows, of a new row bucket."""
-        live = self.live[np.argsort(self.row[self.live])]
-        group = self.row[live] // self.rows_per_group
-        turn = np.arange(len(live)) - np.searchsorted(group, group)
-        self.row[live] = group * new_rows + turn
-        self.rows_per_group = new_rows
+        """Moves the running sequences of each replica to its first rows, of a new row bucket."""
+        running = self.running[np.argsort(self.row[self.running])]
+        replica = self.row[running] // self.rows_per_replica
+        index = np.arange(len(running)) - np.searchsorted(replica, replica)
+        self.row[running] = replica * new_rows + index
+        self.rows_per_replica = new_rows
         self._changed()
 
-    def regroup(self, num_groups: int, is_recomputed: np.ndarray) -> np.ndarray:
-        """The group that each live sequence gets in a switch to `num_groups`, int[live].
+    def regroup(self, num_replicas: int, is_recomputed: np.ndarray) -> np.ndarray:
+        """The replica that each running sequence gets in a switch to `num_replicas`, int[running].
 
-        A sequence that migrates stays with devices that hold a part of it. Groups merge with those
-        congruent modulo the number of groups afterwards, and split into those congruent modulo the
-        number before. One that is recomputed, bool[live], goes wherever most room is. Longest first,
-        so that those likely to run longest go to different groups.
+        A sequence that migrates stays with devices that hold a part of it. Replicas merge with
+        those congruent modulo the number of replicas afterwards, and split into those congruent
+        modulo the number before. One that is recomputed, bool[running], goes wherever most room is.
+        Longest first, so that those likely to run longest go to different replicas.
         """
-        live, before = self.live, self.num_groups
-        old = self.group(live)
-        new, filled = np.empty(len(live), np.int64), np.zeros(num_groups, np.int64)
-        everywhere = np.arange(num_groups)
-        for i in np.lexsort((-self.length[live], is_recomputed)):
-            choice = everywhere if is_recomputed[i] else everywhere[old[i] % num_groups :: before]
+        running, before = self.running, self.num_replicas
+        old = self.replica(running)
+        new, filled = np.empty(len(running), np.int64), np.zeros(num_replicas, np.int64)
+        everywhere = np.arange(num_replicas)
+        for i in np.lexsort((-self.length[running], is_recomputed)):
+            choice = everywhere if is_recomputed[i] else everywhere[old[i] % num_replicas :: before]
             new[i] = choice[filled[choice].argmin()]
             filled[new[i]] += 1
         return new
 
-    def seat(self, group: np.ndarray, *, num_groups: int, rows_per_group: int) -> None:
-        """Gives every live sequence a row of its `group`, int[live]; longest first."""
-        live = self.live
-        order = np.lexsort((-self.length[live], group))
-        start = np.searchsorted(group[order], np.arange(num_groups))
-        turn = np.arange(len(live)) - start[group[order]]
-        if len(live) and turn.max() >= rows_per_group:
+    def assign_rows(self, replica: np.ndarray, *, num_replicas: int, rows_per_replica: int) -> None:
+        """Gives every running sequence a row of its `replica`, int[running]; longest first."""
+        running = self.running
+        order = np.lexsort((-self.length[running], replica))
+        start = np.searchsorted(replica[order], np.arange(num_replicas))
+        index = np.arange(len(running)) - start[replica[order]]
+        if len(running) and index.max() >= rows_per_replica:
             raise ValueError(
-                f"{turn.max() + 1} sequences do not fit a group of {rows_per_group} rows."
+                f"{index.max() + 1} sequences do not fit a replica of {rows_per_replica} rows."
             )
-        self.row[live[order]] = group[order] * rows_per_group + turn
-        self.num_groups, self.rows_per_group = num_groups, rows_per_group
+        self.row[running[order]] = replica[order] * rows_per_replica + index
+        self.num_replicas, self.rows_per_replica = num_replicas, rows_per_replica
         self._changed()
 
     def _changed(self) -> None:
         """The host has changed rows."""
-        self._live = None
+        self._running = None
         self.version += 1
 
     def check_integrity(self) -> None:
@@ -196,9 +197,12 @@ class SequenceTable:
         Raises:
           AssertionError: rows and lengths contradict each other.
         """
-        live, rows = np.flatnonzero(self.row != NO_ROW), self.num_groups * self.rows_per_group
-        assert np.array_equal(self.live, live), "the live sequences are those with a row"
-        assert not self.is_done[live].any(), "a sequence that is done has no row"
-        assert len(np.unique(self.row[live])) == len(live), "two sequences share a row"
-        assert (self.row[live] < rows).all(), "a row is not one of a group"
+        running, rows = (
+            np.flatnonzero(self.row != NO_ROW),
+            self.num_replicas * self.rows_per_replica,
+        )
+        assert np.array_equal(self.running, running), "the running sequences are those with a row"
+        assert not self.is_done[running].any(), "a sequence that is done has no row"
+        assert len(np.unique(self.row[running])) == len(running), "two sequences share a row"
+        assert (self.row[running] < rows).all(), "a row is not one of a replica"
         assert (self.prompt_length <= self.length).all() and (self.length <= self.end).all()

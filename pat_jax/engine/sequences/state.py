@@ -16,7 +16,7 @@ from pat_jax.engine.sequences.types import RowSampling, num_words
 from pat_jax.layout.layout import Layout
 from pat_jax.models.cache.kv_cache import KV_AXES
 from pat_jax.models.config import ModelConfig
-from pat_jax.planning.draft_counts import KINDS, MOST, Drafted
+from pat_jax.planning.draft_counts import KINDS, MAX_RUN, DraftResult
 
 
 @pytree_dataclass
@@ -26,14 +26,14 @@ class RowState:
     last_token: Int[Array, " rows"]  # the newest token, not yet in the cache
     position: Int[Array, " rows"]  # its index in prompt + response = tokens in the cache
     end: Int[Array, " rows"]  # prompt + response may not grow longer than this
-    live: Bool[Array, " rows"]  # still sampling; False in empty rows
+    running: Bool[Array, " rows"]  # still sampling; False in empty rows
     ignore_eos: Bool[Array, " rows"]  # sample on to `end` (forced lengths of a benchmark)
     key: UInt32[Array, "rows 2"]  # of the sequence, see gumbel.position_keys
     sampling: RowSampling
 
     @classmethod
     def empty(cls, rows: int) -> "RowState":
-        """Host arrays of unused rows, for the scheduler to fill in."""
+        """Host arrays of unused rows, for the cache manager to fill in."""
 
         def full(dtype: type, value: float = 0, columns: tuple[int, ...] = ()) -> Any:
             return np.full((rows, *columns), value, dtype)
@@ -42,7 +42,7 @@ class RowState:
             last_token=full(np.int32),
             position=full(np.int32),
             end=full(np.int32),
-            live=full(bool),
+            running=full(bool),
             ignore_eos=full(bool),
             key=full(np.uint32, columns=(2,)),
             sampling=RowSampling.empty(rows),
@@ -96,27 +96,27 @@ class DecodeState:
     pool: Pool
     # From one burst to another that is dispatched behind it; else the host has them anew.
     tables: Int[Array, "rows width"]  # the pages of each row, see PagedLayer
-    drawn: Int[Array, " groups"]  # pages of the reserve that rows have taken
+    drawn: Int[Array, " replicas"]  # pages of the reserve that rows have taken
     drafting: Any = None  # what drafts come from: `Drafting`, `ModelDrafting`, or nothing
 
 
 @pytree_dataclass
 class ReservedPages:
-    """Pages of each group that rows draw from as they grow, in turn."""
+    """Pages of each replica that rows draw from as they grow, in turn."""
 
-    pages: Int[Array | np.ndarray, "groups size"]  # rings: page n, counted from 0, is at n % size
-    filled: Int[Array | np.ndarray, " groups"]  # pages laid out so far, those drawn among them
+    pages: Int[Array | np.ndarray, "replicas size"]  # rings: page n, counted from 0, is at n % size
+    filled: Int[Array | np.ndarray, " replicas"]  # pages laid out so far, those drawn among them
 
 
 @pytree_dataclass
 class Until:
-    """When a burst ends: after `steps`, when the fullest group has `threshold` live rows, or when the
-    reserve of a group is too small for the steps up to the next test."""
+    """When a burst ends: after `steps`, when the fullest replica has `threshold` running rows, or
+    when the reserve of a replica is too small for the steps up to the next test."""
 
     steps: Int[Array | np.integer, ""]
     threshold: Int[Array | np.integer, ""]
-    # How likely runs are right so far, see `Acceptance.reach`; None where nothing is drafted.
-    reach: Float[Array | np.ndarray, "2 kinds places"] | None = None
+    # How likely runs are right so far, see `Acceptance.accept_prob`; None where nothing is drafted.
+    accept_prob: Float[Array | np.ndarray, "2 kinds places"] | None = None
 
 
 @pytree_dataclass
@@ -129,34 +129,34 @@ class BurstOutput:
         Array | np.ndarray, "rows burst"
     ]  # log-probabilities too, see sampling.sample
     emitted: Int[Array | np.ndarray, " rows"]
-    live: Bool[Array | np.ndarray, " rows"]  # that go on
+    running: Bool[Array | np.ndarray, " rows"]  # that go on
     steps: Int[Array | np.integer, ""]  # decode steps that the device ran
     top_tokens: Int[Array | np.ndarray, "rows burst top"]  # see sampling.likeliest
     top_logprobs: Float[Array | np.ndarray, "rows burst top"]
     pages: Int[Array | np.ndarray, "rows most"]  # that each row drew, NULL_PAGE after the last
-    live_steps: Int[Array | np.ndarray, " rows"]  # steps in which each row was live
-    drafted: Drafted  # of each group
+    running_steps: Int[Array | np.ndarray, " rows"]  # steps in which each row was running
+    drafted: DraftResult  # of each replica
     runs: Runs  # of the rows that go on
 
 
-def abstract_rows(layout: Layout, rows_per_group: int) -> RowState:
-    rows, each = RowState.empty(rows_per_group * layout.split.dp), layout.sharding("batch")
+def abstract_rows(layout: Layout, rows_per_replica: int) -> RowState:
+    rows, each = RowState.empty(rows_per_replica * layout.split.dp), layout.sharding("batch")
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=each), rows)
 
 
-def abstract_index(layout: Layout, rows_per_group: int, *columns: int) -> Any:
+def abstract_index(layout: Layout, rows_per_replica: int, *columns: int) -> Any:
     """Integers of each replica's rows."""
-    shape = (rows_per_group * layout.split.dp, *columns)
+    shape = (rows_per_replica * layout.split.dp, *columns)
     return jax.ShapeDtypeStruct(shape, jnp.int32, sharding=layout.sharding("batch"))
 
 
-def abstract_seen(config: ModelConfig, layout: Layout, rows_per_group: int) -> Any:
-    shape = seen_shape(config, rows_per_group * layout.split.dp)
+def abstract_seen(config: ModelConfig, layout: Layout, rows_per_replica: int) -> Any:
+    shape = seen_shape(config, rows_per_replica * layout.split.dp)
     return jax.ShapeDtypeStruct(shape, jnp.uint32, sharding=layout.sharding("batch"))
 
 
-def abstract_reach(layout: Layout) -> Any:
-    return jax.ShapeDtypeStruct((2, KINDS, 1 + MOST), jnp.float32, sharding=layout.sharding())
+def abstract_accept_prob(layout: Layout) -> Any:
+    return jax.ShapeDtypeStruct((2, KINDS, 1 + MAX_RUN), jnp.float32, sharding=layout.sharding())
 
 
 def seen_shape(config: ModelConfig, rows: int) -> tuple[int, int, int]:
@@ -164,8 +164,8 @@ def seen_shape(config: ModelConfig, rows: int) -> tuple[int, int, int]:
 
 
 def abstract_pool(
-    config: ModelConfig, layout: Layout, pages_per_group: int, page_size: int, dtype: jnp.dtype
+    config: ModelConfig, layout: Layout, pages_per_replica: int, page_size: int, dtype: jnp.dtype
 ) -> Pool:
-    shape = pages_per_group * layout.split.dp, config.num_kv_heads, page_size, config.head_dim
+    shape = pages_per_replica * layout.split.dp, config.num_kv_heads, page_size, config.head_dim
     array: Any = jax.ShapeDtypeStruct(shape, dtype, sharding=layout.sharding(*KV_AXES))
     return (LayerPages(array, array),) * config.num_layers

@@ -1,4 +1,5 @@
-"""The texts that live sequences draft from, laid out for the devices: see `device/draft/ngram.py`.
+"""The texts that running sequences draft from, laid out for the devices: see
+`device/draft/ngram.py`.
 
 All on the host, in NumPy. A burst drafts from what others had generated when it was launched, from
 what was generated in earlier iterations, and from what its own rows generate on the way.
@@ -44,10 +45,10 @@ def texts(
       earlier: where there are some.
     """
     table = responses.table
-    rows = table.num_groups * table.rows_per_group
+    rows = table.num_replicas * table.rows_per_replica
     laid_out = Texts(np.full((rows, room + own), NO_TOKEN, np.int32), np.zeros((rows, 2), np.int32))
     shared: dict[int, Texts] = {}
-    for i in table.live.tolist():
+    for i in table.running.tolist():
         prompt, row = int(responses.prompt[i]), table.row[i]
         if prompt not in shared:
             found = _of_prompt(responses, prompt, earlier)
@@ -74,14 +75,14 @@ def _of_prompt(
     by_length = samples[np.argsort(-table.length[samples], kind="stable")]
     is_done = table.is_done[by_length]
 
-    def said(ones: np.ndarray) -> Iterator[np.ndarray]:
+    def behind(ones: np.ndarray) -> Iterator[np.ndarray]:
         for i in ones.tolist():
             if table.length[i] > length:
                 yield responses.known(i)[max(0, length - LEAD) :]
 
     before = earlier.of(asked) if earlier is not None else ()
     whole = [np.concatenate([asked[-LEAD:], text]) for text in before]
-    return [list(said(by_length[is_done])), whole, list(said(by_length[~is_done]))]
+    return [list(behind(by_length[is_done])), whole, list(behind(by_length[~is_done]))]
 
 
 def _farthest(responses: Responses, prompt: int) -> int:

@@ -7,7 +7,7 @@ from typing import Protocol
 import jax
 
 from pat_jax.common.devices import Device
-from pat_jax.common.hosts.together import company
+from pat_jax.common.hosts.together import process_group
 from pat_jax.common.memory import machine_memory
 from pat_jax.planning.memory import GIB
 
@@ -24,7 +24,7 @@ def memory_limit(config: MemoryOption, devices: Sequence[Device]) -> float:
     if config.device_memory_gib:
         return config.device_memory_gib * GIB
     limits = [stats.get("bytes_limit", math.inf) for stats in _memory_stats(devices)]
-    return min(company().gather("memory", min(limits)))
+    return min(process_group().gather("memory", min(limits)))
 
 
 def cache_limit(config: MemoryOption, devices: Sequence[Device]) -> float:
@@ -37,7 +37,9 @@ def cache_limit(config: MemoryOption, devices: Sequence[Device]) -> float:
     if not math.isinf(limit) or devices[0].platform != "cpu":
         return limit
     own = sum(device.process_index == jax.process_index() for device in devices)
-    return min(company().gather("machine memory", MACHINE_SHARE * machine_memory() / max(1, own)))
+    return min(
+        process_group().gather("machine memory", MACHINE_SHARE * machine_memory() / max(1, own))
+    )
 
 
 def peak_bytes(devices: Iterable[Device]) -> int | None:

@@ -40,10 +40,10 @@ def drafts_of(config: SpeculationConfig, platform: str) -> Drafts:
         return NO_DRAFTS
     most = config.most_tokens or (ON_CPU if platform == "cpu" else ON_ACCELERATORS)
     return Drafts(
-        config.budgets,
+        config.num_draft_tokens,
         config.longest,
         most,
-        texts=0 if config.is_said else config.texts,
+        texts=0 if config.is_generated else config.texts,
         exit_layer=config.exit_layer,
         has_model=config.draft_model != "",
         cache_tokens=config.cache_tokens,
@@ -133,13 +133,13 @@ def wanted_drafts(
 
 def _source_words(config: SpeculationConfig, drafter: Drafter, model: ModelConfig) -> str:
     drafts, own = drafter.drafts, drafter.policy
-    if not drafts.is_said:
+    if not drafts.is_generated:
         others = " and others to its prompt" * (drafts.texts > 0)
         return f"{drafts.longest} tokens from a response's own text{others}"
-    said_by = f"the first {drafts.exit_layer} of {model.num_layers} layers"
+    proposed_by = f"the first {drafts.exit_layer} of {model.num_layers} layers"
     if own is not None:
-        said_by = f"{config.draft_model} ({own.config.num_layers} layers)"
-    return f"{drafts.budgets[-1]} tokens, said by {said_by}"
+        proposed_by = f"{config.draft_model} ({own.config.num_layers} layers)"
+    return f"{drafts.num_draft_tokens[-1]} tokens, said by {proposed_by}"
 
 
 def shape_of(draft_model: str) -> ModelConfig:

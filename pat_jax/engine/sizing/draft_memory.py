@@ -17,7 +17,8 @@ from pat_jax.models.config import ModelConfig
 from pat_jax.planning.types import Split
 
 # Arrays of the size of a line's logits, in float32, that sampling keeps at a time in compiled programs: 5 on a
-# CPU, 4.0 to 4.3 for an H100, 5.6 to 6.6 for a TPU v5e (the vocabulary of Qwen3, 32 rows, budgets of 3 and 7).
+# CPU, 4.0 to 4.3 for an H100, 5.6 to 6.6 for a TPU v5e (the vocabulary of Qwen3, 32 rows, number of
+# draft tokens of 3 and 7).
 LOGITS = 6
 FLOAT = 4  # bytes
 SCORES = 2  # of attention, as large and in float32, where no kernel keeps them to itself
@@ -42,9 +43,9 @@ def draft_bytes(
         longest, found = buckets.lengths[-1], [DraftBytes(fixed)]
         length = num_pages_for(longest, size) * size
         for rows in buckets.rows[layout.split]:
-            for budget in drafts.of(rows):
+            for num_draft_tokens in drafts.of(rows):
                 source = fixed + _bytes(drafter.state(layout, rows, longest, shapes))
-                steps = _of_steps(shapes, layout, (rows, budget, length), drafts)
+                steps = _of_steps(shapes, layout, (rows, num_draft_tokens, length), drafts)
                 found.append(DraftBytes(source, steps))
         return max(found, key=sum)
 
@@ -56,13 +57,13 @@ def _of_steps(
 ) -> int:
     """
     Args:
-      shape: rows of a group, budget, tokens of a row.
+      shape: rows of a replica, number of draft tokens, tokens of a row.
     """
-    (rows, budget, length), model = shape, shapes.model
-    # Whole on every device of a group: each draws the same tokens.
-    steps = LOGITS * FLOAT * rows * (1 + budget) * model.padded_vocab_size
+    (rows, num_draft_tokens, length), model = shape, shapes.model
+    # Whole on every device of a replica: each draws the same tokens.
+    steps = LOGITS * FLOAT * rows * (1 + num_draft_tokens) * model.padded_vocab_size
     if layout.backend.cache == "copy":
-        turns = 1 + drafts.draft(budget)
+        turns = 1 + drafts.draft(num_draft_tokens)
         heads = model.padded_num_heads // layout.split.tp
         scores = SCORES * FLOAT * rows * turns * heads * (length + turns)
         # Of a step attention comes first, and leaves its memory to sampling.

@@ -18,7 +18,7 @@ from pat_jax.config.rollout import RolloutConfig
 from pat_jax.engine.device.draft.drafter import Drafter, DraftShapes
 from pat_jax.engine.device.draft.drafters import NO_DRAFTER
 from pat_jax.engine.device.pages.pages import Exchange
-from pat_jax.engine.device.programs.program_specs import RESLICE_CHUNK_BYTES, ProgramSpecs
+from pat_jax.engine.device.programs.program_specs import RESHARD_CHUNK_BYTES, ProgramSpecs
 from pat_jax.engine.engine import RolloutEngine
 from pat_jax.engine.relocation.rounds import SIZES
 from pat_jax.engine.sizing.device_memory import cache_limit, memory_limit
@@ -78,7 +78,7 @@ def kv_bytes(
     most = max(weights[split] + beside(*drafted[split], limit) for split in layouts)
     left = USABLE * limit - shard_bytes(resident) - most
     one_page = page_bytes(policy.config, config.page_size, dtype)
-    # Pages on their way between groups of a layout: packed, and arrived.
+    # Pages on their way between replicas of a layout: packed, and arrived.
     shifted = max(2 * (split.dp > 1) for split in layouts) * SIZES[0] * one_page
     if len(layouts) == 1:
         return max(0.0, left - shifted)
@@ -87,7 +87,7 @@ def kv_bytes(
         for exchange in (Exchange.between(*pair) for pair in combinations(layouts.values(), 2))
     )
     # A switch holds a chunk of the weights twice, and pages on their way.
-    left -= _chunk(jax.tree.leaves(policy.abstract(dtype)), RESLICE_CHUNK_BYTES)
+    left -= _chunk(jax.tree.leaves(policy.abstract(dtype)), RESHARD_CHUNK_BYTES)
     return max(0.0, left - max(shifted, SIZES[0] * most_parts * one_page))
 
 
@@ -123,7 +123,7 @@ def _by_part(drafted: Mapping[Split, DraftBytes]) -> dict[str, dict[Split, int]]
 
 
 def _chunk(leaves: Sequence[Any], limit: int) -> int:
-    """Bytes, over all devices, of the largest chunk of the weights that is re-sliced at once."""
+    """Bytes, over all devices, of the largest chunk of the weights that is resharded at once."""
     sizes = [x.size * x.dtype.itemsize for x in leaves]
     return min(max(limit, *sizes), sum(sizes))
 
@@ -185,7 +185,7 @@ def memory_model(
         page={split: pools[split] // specs.pages[split] for split in pools},
         pages=specs.pages,
         page_size=specs.page_size,
-        chunk=_chunk(leaves, specs.reslice_chunk_bytes),
+        chunk=_chunk(leaves, specs.reshard_chunk_bytes),
         staging=specs.staging_bytes,
         ahead=config.check_every,
         **_by_part(draft_bytes(specs.layouts, specs.draft_shapes, specs.drafter)),

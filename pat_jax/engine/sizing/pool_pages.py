@@ -9,7 +9,7 @@ from pat_jax.common.errors import UserError
 from pat_jax.config.rollout import RolloutConfig
 from pat_jax.engine.device.decode.decode import DecodeFunctions
 from pat_jax.engine.device.draft.drafter import Drafter
-from pat_jax.engine.device.programs.program_specs import RESLICE_CHUNK_BYTES, ProgramSpecs
+from pat_jax.engine.device.programs.program_specs import RESHARD_CHUNK_BYTES, ProgramSpecs
 from pat_jax.engine.sequences.page_allocator import num_pages_for
 from pat_jax.layout.buckets import Buckets
 from pat_jax.layout.layout import Layout
@@ -25,7 +25,7 @@ def specs_for(
     layouts: dict[Split, Layout],
     buckets: Buckets,
     pages: dict[Split, int],
-    reslice_chunk_bytes: int = RESLICE_CHUNK_BYTES,
+    reshard_chunk_bytes: int = RESHARD_CHUNK_BYTES,
     *,
     dtype: jnp.dtype,
     eos_ids: Sequence[int],
@@ -34,7 +34,7 @@ def specs_for(
     """The programs of a rollout with these options; the others are `ProgramSpecs`'."""
     steps = config.check_every, config.burst_steps, config.max_logprobs
     functions = DecodeFunctions(policy, dtype, tuple(eos_ids), *steps, drafter)
-    sizes = config.page_size, pages, config.prefill_blocks, reslice_chunk_bytes
+    sizes = config.page_size, pages, config.prefill_blocks, reshard_chunk_bytes
     return ProgramSpecs(functions, layouts, buckets, *sizes, first)
 
 
@@ -46,12 +46,12 @@ def pages_within(
     buckets: Buckets,
     dtype: jnp.dtype,
 ) -> dict[Split, int]:
-    """As `pages_per_group`, of what the KV cache may take of a device."""
+    """As `pages_per_replica`, of what the KV cache may take of a device."""
     most, unsplit = kv_bytes // page_bytes(model, config.page_size, dtype), config.kv_pages
-    return pages_per_group(layouts, buckets, config.page_size, unsplit=unsplit, most=most)
+    return pages_per_replica(layouts, buckets, config.page_size, unsplit=unsplit, most=most)
 
 
-def pages_per_group(
+def pages_per_replica(
     layouts: Mapping[Split, Layout],
     buckets: Buckets,
     page_size: int,
@@ -62,10 +62,10 @@ def pages_per_group(
     """Pages of each layout's pools, NULL_PAGE among them.
 
     A device has the same bytes of them in every layout: one that splits the KV heads in f ways has f
-    times as many pages in a group.
+    times as many pages in a replica.
 
     Args:
-      unsplit: pages of a group whose KV heads are not split; 0: as many as let every row of every
+      unsplit: pages of a replica whose KV heads are not split; 0: as many as let every row of every
         layout's largest bucket grow to its full length, but no more than `most`.
 
     Returns:
@@ -90,7 +90,7 @@ def pages_per_group(
 
 
 def unsplit_pages(layout: Layout, rows: int, length: int, page_size: int) -> int:
-    """Pages with all KV heads that are as many bytes of a device as a group of `layout` needs for
+    """Pages with all KV heads that are as many bytes of a device as a replica of `layout` needs for
     `rows` sequences of `length` tokens and NULL_PAGE."""
     pages = rows * num_pages_for(length, page_size) + 1
     return -(-pages // layout.size(layout.kv_axes))

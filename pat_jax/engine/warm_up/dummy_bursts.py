@@ -1,4 +1,5 @@
-"""What decode programs are warmed up with: rows that are all live and near the end of their pages."""
+"""What decode programs are warmed up with: rows that are all running and near the end of their
+pages."""
 
 import time
 from collections.abc import Callable
@@ -21,7 +22,7 @@ from pat_jax.engine.sequences.state import (
 )
 from pat_jax.engine.warm_up.timings import Timed
 from pat_jax.layout.layout import Layout
-from pat_jax.planning.draft_counts import KINDS, MOST
+from pat_jax.planning.draft_counts import KINDS, MAX_RUN
 from pat_jax.programs.programs import Key
 
 # Of a timed burst: what a burst does once counts for little, as in a rollout. Where few programs are measured
@@ -49,17 +50,18 @@ class DummyBursts:
         self._blank = self._blank_drafting()
         self._tables = dummy_tables(self.specs, layout, rows, length)
 
-    def timed(self, budget: int) -> Timed:
-        """A burst with so many draft tokens for each row: every row live and near the end of its pages."""
+    def timed(self, num_draft_tokens: int) -> Timed:
+        """A burst with so many draft tokens for each row: every row running and near the end of its
+        pages."""
         at = self.layout.split, self.rows, self.length
-        program = self.programs[Key("decode", *at, budget=budget)]
-        steps, state, reserved = self._burst(budget)
-        is_copied = budget > 0 and not self.specs.drafts.is_said
-        reach = np.zeros((2, KINDS, 1 + MOST), np.float32) if is_copied else None
-        until = Until(np.int32(steps), np.int32(0), reach)
-        once = partial(self._run, program, state, reserved, until, has_drafts=budget > 0)
-        if budget:
-            return Timed("verify_table", (*at, budget), once, per=steps)
+        program = self.programs[Key("decode", *at, num_draft_tokens=num_draft_tokens)]
+        steps, state, reserved = self._burst(num_draft_tokens)
+        is_copied = num_draft_tokens > 0 and not self.specs.drafts.is_generated
+        accept_prob = np.zeros((2, KINDS, 1 + MAX_RUN), np.float32) if is_copied else None
+        until = Until(np.int32(steps), np.int32(0), accept_prob)
+        once = partial(self._run, program, state, reserved, until, has_drafts=num_draft_tokens > 0)
+        if num_draft_tokens:
+            return Timed("verify_table", (*at, num_draft_tokens), once, per=steps)
         return Timed("decode_table", at, once, per=steps)
 
     def _run(
@@ -88,25 +90,29 @@ class DummyBursts:
         self.pool = carried.pool
         return time.perf_counter() - start
 
-    def _burst(self, budget: int) -> tuple[int, RowState, ReservedPages]:
+    def _burst(self, num_draft_tokens: int) -> tuple[int, RowState, ReservedPages]:
         """The steps of a burst that is timed, its rows, and their pages: it never runs out of them."""
-        pace, dp, length = self.specs.functions.pace(budget), self.layout.split.dp, self.length
+        pace, dp, length = (
+            self.specs.functions.pace(num_draft_tokens),
+            self.layout.split.dp,
+            self.length,
+        )
         checks = 1 if self.specs.first else BURST_CHECKS
         steps = min(pace.burst_steps, checks * pace.check_every)
         state = RowState.empty(self.rows * dp)
-        state.live[:], state.ignore_eos[:] = True, True
+        state.running[:], state.ignore_eos[:] = True, True
         state.position[:], state.end[:] = max(0, length - steps), length + steps
         # The tables are full, and rows may run past their ends.
-        ring = np.zeros((dp, self.specs.shapes.reserve_size(self.rows, budget)), np.int32)
+        ring = np.zeros((dp, self.specs.shapes.reserve_size(self.rows, num_draft_tokens)), np.int32)
         return steps, state, ReservedPages(ring, np.full(dp, 2**30, np.int32))
 
     def _blank_drafting(self) -> Callable[[], Any]:
         """Makes what the drafter proposes from; bursts take it over."""
-        drafter, num_groups = self.specs.drafter, self.layout.split.dp
+        drafter, num_replicas = self.specs.drafter, self.layout.split.dp
         like = drafter.state(self.layout, self.rows, self.length, self.specs.draft_shapes)
 
         def blank() -> Any:
             zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), like)
-            return drafter.blank(zeros, num_groups)
+            return drafter.blank(zeros, num_replicas)
 
         return jax.jit(blank, out_shardings=jax.tree.map(lambda x: x.sharding, like))

@@ -141,7 +141,7 @@ def _verify(part: Part) -> list[np.ndarray]:
 
 def _rows(part: Part, platform: str) -> list[np.ndarray]:
     """Queries, keys, values, gradients and positions of rows with several sequences."""
-    rng, kv, group, dim = (
+    rng, kv, replica, dim = (
         np.random.default_rng(1),
         part.kv_heads,
         part.queries_per_kv,
@@ -152,7 +152,7 @@ def _rows(part: Part, platform: str) -> list[np.ndarray]:
     positions = np.zeros((2, TOKENS), np.int32)
     positions[0, : len(first)] = first
     positions[1, : TOKENS - 1] = np.arange(TOKENS - 1)
-    queries, context = (2, TOKENS, kv, group, dim), (2, kv, TOKENS, dim)
+    queries, context = (2, TOKENS, kv, replica, dim), (2, kv, TOKENS, dim)
     shapes = queries, context, context, queries
     arrays = [rng.normal(size=shape).astype(np.float32) for shape in shapes]
     return [SHARP * arrays[0], *arrays[1:], positions]

@@ -21,7 +21,7 @@ import numpy as np
 
 from pat_jax.common.devices import CACHE_DIR, Device
 from pat_jax.common.files import replace_text
-from pat_jax.common.hosts.together import company
+from pat_jax.common.hosts.together import process_group
 from pat_jax.common.json_text import JsonError, parse_json
 from pat_jax.engine.warm_up.kernel_cases import Case, Part, cases_of, parts_of
 from pat_jax.layout.layout import Layout, factored_mesh
@@ -85,7 +85,7 @@ def usable_kernels(
             log.warning("%s", one.sentence(device.device_kind))
         return frozenset(wrong)
 
-    return wanted.without(company().agree("kernels", look))
+    return wanted.without(process_group().agree("kernels", look))
 
 
 def check_kernels(
@@ -120,8 +120,8 @@ def check_kernel(device: Device, part: Part, case: Case, kernels: Kernels) -> Ch
     try:
         got = _computed(device, case, kernels, rounded)
     except Exception as error:  # a compiler or a driver raises what it likes
-        said = " ".join(f"{type(error).__name__}: {error}".split())
-        trouble = f"does not run ({said[:LONGEST]})"
+        message = " ".join(f"{type(error).__name__}: {error}".split())
+        trouble = f"does not run ({message[:LONGEST]})"
         return Checked(case.name, case.kernel, part, float("nan"), trouble)
     seconds = time.perf_counter() - start
     exact = [x.astype(np.float32) if x.dtype == part.dtype else x for x in rounded]

@@ -51,7 +51,7 @@ def describe(name: str, known: Table, again: Table) -> list[str]:
 
 def _named(layouts: Layouts) -> str:
     if len(layouts) > len(set(layouts)):
-        return f"{layouts[0]}, between its groups,"
+        return f"{layouts[0]}, between its replicas,"
     return " to ".join(map(str, layouts))
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from itertools import product
 from typing import Any, NamedTuple
 
-from pat_jax.common.hosts.together import company
+from pat_jax.common.hosts.together import process_group
 from pat_jax.engine.device.programs.program_specs import ProgramSpecs
 from pat_jax.engine.relocation.rounds import SIZES
 from pat_jax.engine.warm_up.recheck import describe, rescaled
@@ -44,7 +44,7 @@ class Timings:
         self.known, self.new, self.again = ({name: {} for name in TABLES} for _ in range(3))
         self.sample: Split | None = None  # whose bursts tell how all known layouts have changed
         self.drafts_from = specs.drafter.come_from
-        if known and not specs.drafts.budgets:
+        if known and not specs.drafts.num_draft_tokens:
             self.drafts_from = known.drafts_from  # what is known of others' drafts is kept
         if known:
             self.known |= self._usable(known.of_drafts_from(self.drafts_from))
@@ -96,7 +96,9 @@ class Timings:
                 if nth > runs or sum(took[0 if self.is_brief else 1 :]) >= ENOUGH_S:
                     continue
                 here_s = program.once()
-                took.append(company().agree("seconds of a program", lambda here_s=here_s: here_s))
+                took.append(
+                    process_group().agree("seconds of a program", lambda here_s=here_s: here_s)
+                )
         for program, known, runs, took in zip(programs, is_known, wanted, seconds, strict=True):
             if runs:
                 noted = self.again if known else self.new
@@ -114,7 +116,11 @@ class Timings:
         if not all((split, length) in known["prefill_table"] for length in measured.lengths):
             return False
         at = [(split, *one) for one in product(measured.rows[split], measured.lengths)]
-        drafting = [(*one, budget) for one in at for budget in self.specs.drafts.of(one[1])]
+        drafting = [
+            (*one, num_draft_tokens)
+            for one in at
+            for num_draft_tokens in self.specs.drafts.of(one[1])
+        ]
         tables = (known["decode_table"], at), (known["verify_table"], drafting)
         return all(one in table for table, ones in tables for one in ones)
 

@@ -103,7 +103,7 @@ class Warmup:
             give_back()
         for one, other in combinations([*new, *old], 2):
             if one in new or other in new:
-                self._reslice(one, other, load_weights)
+                self._reshard(one, other, load_weights)
                 give_back()
         timings.log_changes()
         return timings.measured
@@ -160,16 +160,19 @@ class Warmup:
         return pool
 
     def _decode(self, layout: Layout, rows: int, length: int, pool: Pool) -> Pool:
-        """Times steps with each budget of drafts, every row live and near the end of its pages."""
-        budgets = self.specs.drafts.of(rows)
+        """Times steps with each number of draft tokens, every row running and near the end of its
+        pages."""
+        numbers = self.specs.drafts.of(rows)
         at = layout.split, rows, length
         is_known = self.timings.are_taken("decode_table", at)
-        is_known &= self.timings.are_taken("verify_table", *((*at, budget) for budget in budgets))
+        is_known &= self.timings.are_taken(
+            "verify_table", *((*at, num_draft_tokens) for num_draft_tokens in numbers)
+        )
         if is_known and rows > self.specs.measured.rows[layout.split][0]:
             self._count()
             return pool
         bursts = DummyBursts(self.engine, layout, rows, length, pool)
-        self._note(*map(bursts.timed, (0, *budgets)))
+        self._note(*map(bursts.timed, (0, *numbers)))
         return bursts.pool
 
     def _pages(self, layout: Layout, pool: Pool) -> Pool:
@@ -182,7 +185,7 @@ class Warmup:
 
     def _migrate(self, source: Layout, target: Layout) -> None:
         """Times rounds of pages; what the pool holds does not matter."""
-        num_groups = Exchange.between(source, target).narrow.split.dp
+        num_replicas = Exchange.between(source, target).narrow.split.dp
         pair = source.split, target.split
         if self.timings.are_taken("migrate_table", *((*pair, kind) for kind in ROUNDS)):
             return
@@ -190,8 +193,8 @@ class Warmup:
             pool = self.programs[Key("allocate", source.split)]()
             pool = self.programs[Key("view", source.split, target=target.split)](pool)
         migration = Migration(self.programs, source, target)
-        for size, kinds in product(SIZES, ((ALL,), range(num_groups))):
-            pages = np.full((num_groups, size), NULL_PAGE)
+        for size, kinds in product(SIZES, ((ALL,), range(num_replicas))):
+            pages = np.full((num_replicas, size), NULL_PAGE)
             rounds = [Shipment(Round(kind, size), pages, pages, put=(0,)) for kind in kinds]
             moves = [partial(migration.run, shipments=[one]) for one in rounds]
             key = (source.split, target.split, ROUNDS[kinds[0] != ALL])
@@ -199,14 +202,14 @@ class Warmup:
         _delete(pool)
 
     def _shift(self, layout: Layout, pool: Pool) -> Pool:
-        """Times a round between the groups of a layout; what the pool holds does not matter."""
+        """Times a round between the replicas of a layout; what the pool holds does not matter."""
         split, shifting = layout.split, Shifting(self.programs, layout)
         if self.timings.are_taken("migrate_table", (split, split, ROUNDS[0])):
             return pool
         for size in SHIFT_SIZES if split.dp > 1 else ():
-            groups, pages = np.zeros(size, int), np.full(size, NULL_PAGE)
+            replicas, pages = np.zeros(size, int), np.full(size, NULL_PAGE)
             # DP axes count outermost first, innermost mesh axis first: neighbours are farthest apart.
-            far = [PageMoves(groups, pages, groups + i, pages) for i in range(1, split.dp)]
+            far = [PageMoves(replicas, pages, replicas + i, pages) for i in range(1, split.dp)]
             moves = [partial(shifting.run, moves=one) for one in far]
             key = (split, split, ROUNDS[0]) if size == SHIFT_SIZES[0] else None
             pool = self._rounds(key, moves, pool)
@@ -230,7 +233,7 @@ class Warmup:
             self._warm(partial(once, moves[0]))
         return pool
 
-    def _reslice(
+    def _reshard(
         self, one: Layout, other: Layout, load_weights: Callable[[Layout], Params]
     ) -> None:
         """Times both ways, of the same weights there and back."""
@@ -243,7 +246,7 @@ class Warmup:
                 self.engine.release_weights()
                 self.engine.set_weights(jax.block_until_ready(load_weights(source)), source)
             start = time.perf_counter()
-            self.engine.reslice(target)
+            self.engine.reshard(target)
             return time.perf_counter() - start
 
         self._note(

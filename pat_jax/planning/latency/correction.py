@@ -26,12 +26,12 @@ MOST = 2.0  # times; a machine further than this from its profile needs a new on
 
 @dataclass(frozen=True, eq=False)
 class Correction:
-    """measured = factor[split] · profiled + per_sequence_s · live
+    """measured = factor[split] · profiled + per_sequence_s · running
 
-    What every layout pays for each live sequence (the host's work, above all) is a term of its own. As
-    a factor it would outlive the sequences, and a layout that ran with many of them would look slow
-    when few are left. A term for each step could not be told from the factors: where few sequences
-    are left, most of a step is fixed as well.
+    What every layout pays for each running sequence (the host's work, above all) is a term of its
+    own. As a factor it would outlive the sequences, and a layout that ran with many of them would
+    look slow when few are left. A term for each step could not be told from the factors: where few
+    sequences are left, most of a step is fixed as well.
 
     Both are followed by one Kalman filter (Harvey 1989, section 3.2) of the ratio of measured to
     profiled time. At first the term takes nearly all of what is unexpected, which favours no layout;
@@ -46,7 +46,7 @@ class Correction:
 
     @property
     def per_sequence_s(self) -> float:
-        """Seconds of each step for each live sequence of all groups, in every layout."""
+        """Seconds of each step for each running sequence of all replicas, in every layout."""
         return float(self.mean[0])
 
     @cached_property
@@ -77,9 +77,11 @@ class Correction:
         covariance = np.pad(self.covariance, (0, len(unseen)))
         return Correction((*self.splits, *unseen), mean, covariance, self.odd)
 
-    def observed(self, split: Split, live: int, profiled_s: float, seconds: float) -> "Correction":
+    def observed(
+        self, split: Split, running: int, profiled_s: float, seconds: float
+    ) -> "Correction":
         """The correction after a burst whose steps take `profiled_s` by the profile and took `seconds`."""
-        load = live / profiled_s
+        load = running / profiled_s
         splits, mean, covariance = self._with(split)
         at = 1 + splits.index(split)
         covariance[at, at] += DRIFT**2

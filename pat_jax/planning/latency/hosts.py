@@ -15,8 +15,8 @@ def is_measured(latency: LatencyModel, split: Split) -> bool:
 def pays_across_hosts(latency: LatencyModel, crossing: Split, inside: Split) -> bool:
     """Whether a decode step of `crossing` is faster than one of `inside` in any measured bucket.
 
-    Compared at equal rows of a group and equal cache lengths: a wider layout has at least as many
-    rows in its fullest group, so where it is slower even so, it never pays.
+    Compared at equal rows of a replica and equal cache lengths: a wider layout has at least as many
+    rows in its fullest replica, so where it is slower even so, it never pays.
     """
     table = latency.decode_table
     both = [key[1:] for key in table if key[0] == crossing and (inside, *key[1:]) in table]

@@ -14,11 +14,12 @@ import numpy as np
 
 from pat_jax.planning.latency.correction import Correction
 from pat_jax.planning.latency.step_model import Surface
-from pat_jax.planning.types import TEXTS, Ran, Reads, Split
+from pat_jax.planning.types import TEXTS, BurstResult, Reads, Split
 
 Numbers = float | np.ndarray
-ROUNDS = ("all", "one")  # rounds of a migration: every group takes part, or one
-TABLES = ("decode_table", "reslice_table", "migrate_table", "prefill_table", "verify_table")
+ROUNDS = ("all", "one")  # rounds of a migration: every replica takes part, or one
+TABLES = ("decode_table", "reshard_table", "migrate_table", "prefill_table", "verify_table")
+OLD_KEYS = {"reslice_table": "reshard_table"}  # of profiles from before 0.1.0
 SHAPE = ("prefill_blocks", "page_size", "round_tokens")  # what one entry of a table does
 READS = "reads"  # and what of the KV cache its steps read
 DRAFTS_FROM = "drafts_from"  # and where the drafts are from that they verify
@@ -30,18 +31,18 @@ def migration(
     everybody: Numbers,
     one: Numbers,
     fullest: Numbers,
-    live: Numbers,
+    running: Numbers,
 ) -> Numbers:
-    """Seconds of a migration of `live` sequences with the pages of one round each.
+    """Seconds of a migration of `running` sequences with the pages of one round each.
 
-    As far as groups are alike they move pages in the same rounds, of `everybody` seconds; the others
-    move `one` by one (`engine/relocation/rounds.py`). The fullest group and the mean are known here: the
-    emptiest is taken to lack what the fullest has more. Groups split evenly.
+    As far as replicas are alike they move pages in the same rounds, of `everybody` seconds; the
+    others move `one` by one (`engine/relocation/rounds.py`). The fullest replica and the mean are
+    known here: the emptiest is taken to lack what the fullest has more. Replicas split evenly.
     """
-    groups = np.maximum(source_dp, target_dp)
-    mean = live / groups
+    replicas = np.maximum(source_dp, target_dp)
+    mean = running / replicas
     alike = np.where(target_dp > source_dp, mean, np.maximum(0.0, 2 * mean - fullest))
-    return alike * everybody + (live - groups * alike) * one
+    return alike * everybody + (running - replicas * alike) * one
 
 
 @dataclass(frozen=True)
@@ -49,17 +50,17 @@ class LatencyModel:
     """Seconds. Rows are those of one replica, lengths are cache lengths in tokens."""
 
     decode_table: Mapping[tuple[Split, int, int], float]  # (split, rows, length): one decode step
-    reslice_table: Mapping[tuple[Split, Split], float]  # (from, to): all weights
+    reshard_table: Mapping[tuple[Split, Split], float]  # (from, to): all weights
     migrate_table: Mapping[
         tuple[Split, Split, str], float
-    ]  # (from, to, ROUNDS): one round of pages; (layout, itself, "all"): to another group of it
+    ]  # (from, to, ROUNDS): one round of pages; (layout, itself, "all"): to another replica of it
     prefill_table: Mapping[tuple[Split, int], float]  # (split, length): one prefill call
-    prefill_blocks: int  # pages of a group that one call computes
+    prefill_blocks: int  # pages of a replica that one call computes
     page_size: int  # tokens
-    round_tokens: int  # of a group, that one round of a migration moves
+    round_tokens: int  # of a replica, that one round of a migration moves
     reads: Reads = "bucket"
-    # (split, rows, length, budget): one step with room for so many tokens of drafts for each row.
-    # What finds or says these drafts is in it.
+    # (split, rows, length, number of draft tokens): one step with room for so many tokens of drafts
+    # for each row. What finds or says these drafts is in it.
     verify_table: Mapping[tuple[Split, int, int, int], float] = field(default_factory=dict)
     drafts_from: str = TEXTS  # of `verify_table`, for people; equal where its entries mean the same
     # What a run has seen of step times.
@@ -82,27 +83,27 @@ class LatencyModel:
         return {split: Surface(known) for split, known in points.items()}
 
     @cached_property
-    def budgets(self) -> tuple[int, ...]:
+    def num_draft_tokens(self) -> tuple[int, ...]:
         """Those of drafts whose steps were measured, ascending."""
-        return tuple(sorted({budget for *_, budget in self.verify_table}))
+        return tuple(sorted({num_draft_tokens for *_, num_draft_tokens in self.verify_table}))
 
     @cached_property
     def _verifying(self) -> dict[int, "LatencyModel"]:
         tables = defaultdict(dict)
-        for (*at, budget), seconds in self.verify_table.items():
-            tables[budget][tuple(at)] = seconds
+        for (*at, num_draft_tokens), seconds in self.verify_table.items():
+            tables[num_draft_tokens][tuple(at)] = seconds
         return {
-            budget: replace(self, decode_table=table, verify_table={})
-            for budget, table in tables.items()
+            num_draft_tokens: replace(self, decode_table=table, verify_table={})
+            for num_draft_tokens, table in tables.items()
         }
 
-    def verifying(self, budget: int) -> "LatencyModel":
+    def verifying(self, num_draft_tokens: int) -> "LatencyModel":
         """The same machine, whose steps have room for so many tokens of drafts for each row; 0: itself.
 
         Raises:
           KeyError: none was measured.
         """
-        return self._verifying[budget] if budget else self
+        return self._verifying[num_draft_tokens] if num_draft_tokens else self
 
     def of_drafts_from(self, source: str) -> "LatencyModel":
         """The same, without steps that verify drafts from elsewhere: those take another time."""
@@ -111,14 +112,15 @@ class LatencyModel:
         return replace(self, verify_table={}, drafts_from=source)
 
     def decode_step(self, split: Split, rows: int, length: int, held: float | None = None) -> float:
-        """One decode step with `rows` live rows in the fullest group and contexts up to `length`.
+        """One decode step with `rows` running rows in the fullest replica and contexts up to
+        `length`.
 
         Rows between two buckets run in the larger one, and cost what that one costs; so do lengths,
-        where it is buckets that are read. What all layouts pay for each live sequence comes on top
-        (`Correction.per_sequence_s`).
+        where it is buckets that are read. What all layouts pay for each running sequence comes on
+        top (`Correction.per_sequence_s`).
 
         Args:
-          held: tokens in the caches of the group that holds most; `length` in each row where not
+          held: tokens in the caches of the replica that holds most; `length` in each row where not
             given.
         """
         return self.profiled_step(split, rows, length, held) * self.correction.factor(split)
@@ -133,27 +135,29 @@ class LatencyModel:
             return surface(bucket, covered)
         return surface.reading(bucket, length, rows * length if held is None else held)
 
-    def tokens_read(self, burst: Ran) -> float:
-        """Tokens of the KV cache that the group which reads most reads in a step of the burst."""
+    def tokens_read(self, burst: BurstResult) -> float:
+        """Tokens of the KV cache that the replica which reads most reads in a step of the burst."""
         return burst.rows * burst.length if self.reads == "bucket" else burst.held
 
-    def reslice(self, source: Split, target: Split) -> float:
-        return self.reslice_table[(source, target)]
+    def reshard(self, source: Split, target: Split) -> float:
+        return self.reshard_table[(source, target)]
 
     def migrate(
-        self, source: Split, target: Split, fullest: Numbers, live: Numbers, context: Numbers
+        self, source: Split, target: Split, fullest: Numbers, running: Numbers, context: Numbers
     ) -> Numbers:
-        """The pages of `live` sequences of `context` tokens, `fullest` in one group of `source`."""
+        """The pages of `running` sequences of `context` tokens, `fullest` in one replica of
+        `source`."""
         everybody, one = (self.migrate_table[(source, target, kind)] for kind in ROUNDS)
-        seconds = migration(source.dp, target.dp, everybody, one, fullest, live)
+        seconds = migration(source.dp, target.dp, everybody, one, fullest, running)
         return context / self.round_tokens * seconds
 
     def shift_round(self, split: Split) -> float:
-        """One round of pages from groups of a layout to others of it; infinite if not measured."""
+        """One round of pages from replicas of a layout to others of it; infinite if not
+        measured."""
         return self.migrate_table.get((split, split, "all"), math.inf)
 
     def recompute(self, target: Split, rows: float, length: int) -> float:
-        """Prefill of `rows` rows a group, each of `length` tokens, in `target`.
+        """Prefill of `rows` rows a replica, each of `length` tokens, in `target`.
 
         Lower positions come first, so most calls see shorter contexts than `length`. What is left
         for smaller calls is priced as a whole one.
@@ -168,7 +172,7 @@ class LatencyModel:
             done = upto
         return seconds + (calls - done) * self.prefill_call(target, length)
 
-    def packed(self, split: Split, group: np.ndarray, tokens: np.ndarray) -> float:
+    def packed(self, split: Split, replica: np.ndarray, tokens: np.ndarray) -> float:
         """Prefill of sequences of so many `tokens`, int[sequences], in their replicas.
 
         A call is filled with pages of any sequences, lower positions first, in all replicas at once
@@ -178,10 +182,10 @@ class LatencyModel:
         pages = -(-tokens // self.page_size)
         if not pages.any():
             return 0.0
-        size = (int(group.max()) + 1, int(pages.max()))
+        size = (int(replica.max()) + 1, int(pages.max()))
         is_last = np.zeros((size[0], size[1] + 1))
-        np.add.at(is_last, (group, pages), 1)
-        # How many blocks a group has up to each position, in pages.
+        np.add.at(is_last, (replica, pages), 1)
+        # How many blocks a replica has up to each position, in pages.
         blocks = is_last[:, ::-1].cumsum(axis=1)[:, -2::-1].cumsum(axis=1)
         most = blocks[:, -1:]
         until = np.arange(1, math.ceil(most.max() / self.prefill_blocks) + 1) * self.prefill_blocks
@@ -197,18 +201,19 @@ class LatencyModel:
         )
 
     def prefill_call(self, split: Split, length: int) -> float:
-        """One call of `prefill_blocks` blocks a group, in contexts of up to `length` tokens."""
+        """One call of `prefill_blocks` blocks a replica, in contexts of up to `length` tokens."""
         surface = self.prefill[split]
         return surface(self.prefill_blocks, surface.cover(0, length)[1])
 
     def _on_drafts(
         self, rows: Mapping[Split, Sequence[int]], lengths: Sequence[int]
     ) -> dict[tuple[Split, int, int, int], float]:
-        """`verify_table` for these buckets, up to as many rows as were measured with each budget."""
+        """`verify_table` for these buckets, up to as many rows as were measured with each number of
+        draft tokens."""
         return {
-            (split, n, length, budget): surface(n, length)
-            for budget in self.budgets
-            for split, surface in self.verifying(budget).decode.items()
+            (split, n, length, num_draft_tokens): surface(n, length)
+            for num_draft_tokens in self.num_draft_tokens
+            for split, surface in self.verifying(num_draft_tokens).decode.items()
             for n in rows.get(split, ())
             if n <= surface.rows[-1]
             for length in lengths
@@ -242,12 +247,12 @@ class LatencyModel:
             verify_table=self._on_drafts(rows, lengths),
         )
 
-    def observed(self, burst: Ran) -> "LatencyModel":
+    def observed(self, burst: BurstResult) -> "LatencyModel":
         """Corrected by what the steps of a burst took: drift, heat, a noisy neighbour, the host."""
-        profiled = self.verifying(burst.budget).profiled_step(
+        profiled = self.verifying(burst.num_draft_tokens).profiled_step(
             burst.split, burst.rows, burst.length, burst.held
         )
-        seen = self.correction.observed(burst.split, burst.live, profiled, burst.step_s)
+        seen = self.correction.observed(burst.split, burst.running, profiled, burst.step_s)
         model = replace(self, correction=seen)
         # The tables are the same: sorted and fitted once.
         model.__dict__.update(decode=self.decode, _verifying=self._verifying)
@@ -256,7 +261,7 @@ class LatencyModel:
     def covers(self, other: "LatencyModel") -> bool:
         """Whether every time that `other` knows is known here.
 
-        Not of moves between groups of a layout: where none is known, none is made.
+        Not of moves between replicas of a layout: where none is known, none is made.
         """
         alike = (*SHAPE, READS, *[DRAFTS_FROM] * bool(other.verify_table))
         return all(getattr(self, name) == getattr(other, name) for name in alike) and all(
@@ -275,6 +280,7 @@ class LatencyModel:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "LatencyModel":
+        data = {OLD_KEYS.get(key, key): value for key, value in data.items()}
         tables: dict[str, Any] = {
             name: {_from_plain(key): seconds for key, seconds in data[name]} for name in TABLES
         }

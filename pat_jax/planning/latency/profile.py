@@ -32,7 +32,7 @@ LEAST_SHARE = 0.25
 MOST_S, MOST_SIZE = 1e6, 2**31 - 1  # no program takes so long, nor so many rows or tokens
 KEYS: dict[str, tuple[int, int, tuple[str, ...]]] = {  # layouts, sizes and a word name an entry
     "decode_table": (1, 2, ()),
-    "reslice_table": (2, 0, ()),
+    "reshard_table": (2, 0, ()),
     "migrate_table": (2, 0, ROUNDS),
     "prefill_table": (1, 1, ()),
     "verify_table": (1, 3, ()),
@@ -146,8 +146,8 @@ def _parsed(path: Path) -> Profile:
         subject = Subject(**content["subject"])
         # Profiles from before it was written down: kernels read pages where they were not measured on a CPU.
         read = "bucket" if subject.backend == "cpu" else "held"
-        # Those from before drafts have no steps that verify any, those from before a model said some have
-        # copied ones; the other tables have to be there.
+        # Those from before drafts have no steps that verify any, those from before models generated
+        # some have copied ones; the other tables have to be there.
         before = {READS: read, "verify_table": [], DRAFTS_FROM: TEXTS}
         latency = LatencyModel.from_json(before | content["latency"])
         rounds = {key: s for key, s in latency.migrate_table.items() if key[-1] not in RETIRED}

@@ -26,7 +26,7 @@ class SeenSwitch:
     source: Split
     target: Split
     carry: Carry
-    reslice_s: float  # what the profile says of its weights
+    reshard_s: float  # what the profile says of its weights
     kv_s: float  # and of its KV cache
     actual_s: float
     age: int = 0  # rollouts since
@@ -35,12 +35,12 @@ class SeenSwitch:
     def of(cls, predicted: Prediction, carry: Carry, seconds: float) -> "SeenSwitch":
         """One that took so long, and went so."""
         layouts = predicted.source, predicted.target
-        profile_s = predicted.reslice_s, predicted.kv_s
+        profile_s = predicted.reshard_s, predicted.kv_s
         return cls(*layouts, carry, *profile_s, seconds)
 
     @property
     def profile_s(self) -> float:
-        return self.reslice_s + self.kv_s
+        return self.reshard_s + self.kv_s
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class SwitchCosts:
         """A rollout later: what was seen counts less, and in time the profile is tried again."""
         return SwitchCosts(tuple(replace(one, age=one.age + 1) for one in self.seen))
 
-    def reslice(self, splits: Sequence[Split], profile_s: np.ndarray) -> np.ndarray:
+    def reshard(self, splits: Sequence[Split], profile_s: np.ndarray) -> np.ndarray:
         """Believed seconds of the weights, float[from, to], what all switches share included.
 
         Args:
@@ -74,7 +74,7 @@ class SwitchCosts:
         factor = np.full_like(profile_s, 1 + self._common)
         for one, weight in zip(self.seen, self._weights, strict=True):
             at = splits.index(one.source), splits.index(one.target)
-            factor[at] += OWN**2 * one.reslice_s * weight
+            factor[at] += OWN**2 * one.reshard_s * weight
         believed = np.maximum(LEAST * profile_s, factor * profile_s + self._extra)
         return np.where(profile_s > 0, believed, 0.0)
 
@@ -122,13 +122,13 @@ class SwitchCosts:
     def _weights(self) -> np.ndarray:
         """What each seen switch pulls by, float[seen]: inverse covariance times the excess."""
         seen, profile_s = self.seen, self._profile_s
-        reslice_s, kv_s = (
-            np.array([getattr(one, x) for one in seen]) for x in ("reslice_s", "kv_s")
+        reshard_s, kv_s = (
+            np.array([getattr(one, x) for one in seen]) for x in ("reshard_s", "kv_s")
         )
         pairs, ways = [(one.source, one.target) for one in seen], [one.carry for one in seen]
         same_pair, same_way = (np.array([[a == b for b in x] for a in x]) for x in (pairs, ways))
         covariance = self._size**2 + np.outer(profile_s, profile_s)
-        covariance += OWN**2 * same_pair * np.outer(reslice_s, reslice_s)
+        covariance += OWN**2 * same_pair * np.outer(reshard_s, reshard_s)
         covariance += OWN**2 * same_way * np.outer(kv_s, kv_s)
         noise = (
             NOISE

@@ -62,20 +62,20 @@ class LengthModel:
         return replace(self, baseline=baseline, prompts=prompts)
 
     def survival(
-        self, generated: np.ndarray, budget: np.ndarray, moments: np.ndarray
+        self, generated: np.ndarray, remaining_tokens: np.ndarray, moments: np.ndarray
     ) -> np.ndarray:
-        """P(still live after so many more steps | live now), float64[live, moments].
+        """P(still running after so many more steps | running now), float64[running, moments].
 
         Live with t tokens means longer than t.
 
         Args:
-          generated: int[live], tokens so far of sequences that are live with them.
-          budget: int[live], tokens they may still sample; nothing lives beyond.
+          generated: int[running], tokens so far of sequences that are running with them.
+          remaining_tokens: int[running], tokens they may still sample; nothing runs beyond.
           moments: int[moments], steps from now.
         """
         tokens = np.minimum(generated[:, None] + moments[None, :], self.cap)
         alive = self._alive[tokens] / self._alive[np.minimum(generated, self.cap)][:, None]
-        return np.where(moments[None, :] < budget[:, None], alive, 0.0)
+        return np.where(moments[None, :] < remaining_tokens[:, None], alive, 0.0)
 
     def expected(self, prompt: np.ndarray) -> np.ndarray:
         """Tokens of the next response to each prompt, float64[prompts], by their ids, int[prompts]."""

@@ -8,17 +8,17 @@ from pat_jax.planning.latency.model import LatencyModel
 from pat_jax.planning.types import Load, Plan, Prediction, Split
 
 
-def balance_seconds(latency: LatencyModel, split: Split, load: Load, group: np.ndarray) -> float:
-    """Profiled seconds until every sequence of `load` is in its `group`, int[live], at least one of
-    them another than now; infinite where no such move was measured.
+def balance_seconds(latency: LatencyModel, split: Split, load: Load, replica: np.ndarray) -> float:
+    """Profiled seconds until every sequence of `load` is in its `replica`, int[running], at least
+    one of them another than now; infinite where no such move was measured.
 
-    Pages that go equally far go together (`engine/relocation/rounds.py`): of each distance the group
-    that has most to send sets the number of rounds.
+    Pages that go equally far go together (`engine/relocation/rounds.py`): of each distance the
+    replica that has most to send sets the number of rounds.
     """
-    moved = np.flatnonzero(group != load.group)
+    moved = np.flatnonzero(replica != load.replica)
     tokens = np.zeros((split.dp, split.dp))
-    distance = (group - load.group)[moved] % split.dp
-    np.add.at(tokens, (distance, load.group[moved]), load.context[moved])
+    distance = (replica - load.replica)[moved] % split.dp
+    np.add.at(tokens, (distance, load.replica[moved]), load.context[moved])
     rounds = int(np.ceil(tokens.max(axis=1) / latency.round_tokens).sum())
     return rounds * latency.shift_round(split)
 
@@ -26,12 +26,12 @@ def balance_seconds(latency: LatencyModel, split: Split, load: Load, group: np.n
 def balance_plan(
     plan: Plan,
     load: Load,
-    group: np.ndarray,
+    replica: np.ndarray,
     remaining_s: tuple[float, float],
     cost_s: tuple[float, float],
     step_s: np.ndarray,
 ) -> Plan:
-    """The same plan, with every sequence of `load` in its `group` before.
+    """The same plan, with every sequence of `load` in its `replica` before.
 
     Args:
       remaining_s: without and with the move, whose cost is not in it.
@@ -39,14 +39,14 @@ def balance_plan(
       step_s: float[layouts], a decode step afterwards, as profiled.
     """
     (stay, left), (profile_s, predicted_s), split = remaining_s, cost_s, plan.split
-    fullest, after = (int(np.bincount(x).max()) for x in (load.group, group))
+    fullest, after = (int(np.bincount(x).max()) for x in (load.replica, replica))
     what = (
-        f"{int((group != load.group).sum())} of {load.live} sequences, from {fullest} to {after} "
-        f"in the fullest group of {split}"
+        f"{int((replica != load.replica).sum())} of {load.running} sequences, from {fullest} to {after} "
+        f"in the fullest replica of {split}"
     )
     return replace(
         plan,
-        group=group,
+        replica=replica,
         predicted_saving_s=stay - left,
         predicted_cost_s=predicted_s,
         reason=f"{what}: saves {stay - left:.2f} s of {stay:.2f} s, costs {predicted_s:.3f} s",

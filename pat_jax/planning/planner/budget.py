@@ -9,7 +9,7 @@ itself looks ahead.
              without it, layouts not seen yet getting no benefit of the doubt.
     rent     Where another layout was faster for so long that a switch there would have been paid
              for, it is time to go: break-even, as between renting and buying skis (Karlin et al.
-             1988: never more than twice what hindsight would have spent). Where the plan predicts
+             1988: never more than twice what the oracle would have spent). Where the plan predicts
              a loss, the rent must have outgrown that, too, up to `MOST_RENT` times the switch: the
              better the plan, the less the rule may spoil (Purohit et al. 2018).
 
@@ -27,7 +27,7 @@ from pat_jax.planning.types import Split
 
 SHARE = 0.02  # of the rollout's predicted time
 MULTIPLE = 0.5  # of its cost that a switch past the budget has to save, beside that cost
-MOST_RENT = 3.0  # times its cost: so much rent is due for a switch whatever the plan foresees
+MOST_RENT = 3.0  # times its cost: so much rent is due for a switch whatever the plan predicts
 DOUBT = 3.0  # times as much is asked after each switch past the budget or back
 FASTER = 0.02  # of a step: less is noise, no rent is due for it
 
@@ -49,7 +49,7 @@ class RegretBudget:
 
     prefill_s: np.ndarray  # of all prompts in each
     start: int
-    switches_s: float = 0.0  # what the switches took, and moves between groups
+    switches_s: float = 0.0  # what the switches took, and moves between replicas
     doubt: float = 1.0  # times that a switch must pay for itself
     rent_s: np.ndarray = field(init=False)  # corrected; lost of late by not being in each
     _been: set[int] = field(init=False)  # layouts that it has been in
@@ -92,7 +92,8 @@ class RegretBudget:
         self.rent_s[:] = 0.0
 
     def balance(self, seconds: float, step_s: np.ndarray) -> None:
-        """Sequences moved between the groups of a layout: from now on steps take `step_s` in each."""
+        """Sequences moved between the replicas of a layout: from now on steps take `step_s` in
+        each."""
         assert self._expected is not None, "planned"
         self.switches_s += seconds
         self._expected = step_s, self._expected[1]

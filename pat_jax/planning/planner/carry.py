@@ -32,15 +32,15 @@ def carried_seconds(
     """Seconds to bring every sequence of `load` along.
 
     Args:
-      is_recomputed: bool[live]; the others migrate.
-      is_carried: bool[live], those that are brought along at all; all where not given.
+      is_recomputed: bool[running]; the others migrate.
+      is_carried: bool[running], those that are brought along at all; all where not given.
       believed: over profiled seconds of migrating and of recomputing.
     """
     migrates, seconds = ~is_recomputed, 0.0
     if is_carried is not None:
         migrates, is_recomputed = migrates & is_carried, is_recomputed & is_carried
     if migrates.any():
-        fullest = int(np.bincount(load.group[migrates]).max())
+        fullest = int(np.bincount(load.replica[migrates]).max())
         mean_context = float(load.context[migrates].mean())
         count = int(migrates.sum())
         pages_s = float(latency.migrate(source, target, fullest, count, mean_context))
@@ -80,13 +80,13 @@ def switch_plan(
     costs: Costs,
     load: Load,
     pair: tuple[int, int],
-    reslice_s: float,
+    reshard_s: float,
 ) -> Plan:
     """The plan of a switch now, in the cheapest way; without what it saves.
 
     Args:
       pair: places of two layouts in the tables.
-      reslice_s: of the weights, as profiled.
+      reshard_s: of the weights, as profiled.
     """
     source, target = (costs.tables.splits[i] for i in pair)
     only = costs.only_way(0, *pair)
@@ -96,12 +96,12 @@ def switch_plan(
         below = recompute_below(only)
     way: Carry = WAYS.get(below, "mixed")
     kv_s = carried_seconds(latency, source, target, load, load.context < below)
-    cost = kv_s * seen.kv(way) + float(costs.tables.reslice[pair])
+    cost = kv_s * seen.kv(way) + float(costs.tables.reshard[pair])
     return Plan(
         target,
         threshold=0,
         recompute_below=below,
         predicted_cost_s=cost,
         reason=f"costs {cost:.2f} s ({way})",
-        prediction=Prediction(source, target, reslice_s, kv_s),
+        prediction=Prediction(source, target, reshard_s, kv_s),
     )

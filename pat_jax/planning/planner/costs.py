@@ -21,20 +21,20 @@ class CostTables:
     """
 
     splits: tuple[Split, ...]
-    rows: np.ndarray  # int[rows], buckets of one data-parallel group
+    rows: np.ndarray  # int[rows], buckets of one replica
     lengths: np.ndarray  # int[lengths], cache lengths in tokens
     decode: np.ndarray  # [split, rows, lengths], one decode step
     decode_physics: np.ndarray  # [split, part], how it grows past the last bucket
-    reslice: np.ndarray  # [from, to]; 0 on the diagonal
+    reshard: np.ndarray  # [from, to]; 0 on the diagonal
     migrate: np.ndarray  # [ROUNDS, from, to], one round; 0 on the diagonal
-    round_tokens: int  # of a group, that one round moves
+    round_tokens: int  # of a replica, that one round moves
     prefill: np.ndarray  # [split, lengths], one call
     prefill_physics: np.ndarray  # [split, part]
-    prefill_blocks: int  # pages of a group that one call computes
+    prefill_blocks: int  # pages of a replica that one call computes
     page_size: int  # tokens
     capacity: int  # sequences that have rows at once, whatever the layout
     reads: Reads
-    # Of steps that verify drafts, by their budget; rows up to those measured.
+    # Of steps that verify drafts, by their number of draft tokens; rows up to those measured.
     verifying: tuple[tuple[int, "CostTables"], ...] = ()
 
     @classmethod
@@ -42,11 +42,11 @@ class CostTables:
         rows = np.array(sorted({n for split, n, _ in latency.decode_table if split in splits}))
         lengths = np.array(sorted({n for split, _, n in latency.decode_table if split in splits}))
         pairs = [(i, j) for i in range(len(splits)) for j in range(len(splits)) if i != j]
-        reslice = np.zeros((len(splits),) * 2)
-        migrate = np.zeros((len(ROUNDS), *reslice.shape))
+        reshard = np.zeros((len(splits),) * 2)
+        migrate = np.zeros((len(ROUNDS), *reshard.shape))
         for i, j in pairs:
             pair = splits[i], splits[j]
-            reslice[i, j] = latency.reslice_table.get(pair, LARGE_S)
+            reshard[i, j] = latency.reshard_table.get(pair, LARGE_S)
             migrate[:, i, j] = [latency.migrate_table.get((*pair, n), LARGE_S) for n in ROUNDS]
         return cls(
             tuple(splits),
@@ -59,7 +59,7 @@ class CostTables:
                 ]
             ),
             _physics(latency.decode, splits),
-            reslice,
+            reshard,
             migrate,
             latency.round_tokens,
             np.array([[_known(latency.prefill_call, s, n) for n in lengths] for s in splits]),
@@ -70,7 +70,7 @@ class CostTables:
             latency.reads,
             tuple(
                 (n, cls.of(latency.verifying(n), splits))
-                for n in latency.budgets
+                for n in latency.num_draft_tokens
                 if any(at[0] in splits and at[-1] == n for at in latency.verify_table)
             ),
         )
@@ -79,7 +79,7 @@ class CostTables:
         """Seconds of one decode step, [..., split, moment], as `LatencyModel.decode_step`.
 
         Args:
-          fullest: rows of the fullest group, [..., split, moment].
+          fullest: rows of the fullest replica, [..., split, moment].
           context: tokens in the cache of the longest row, at most.
           mean: of a row.
         """
@@ -110,12 +110,14 @@ class CostTables:
         growth = growth / _seconds(self.decode_physics, self.rows[row], known)
         return ((1 - share) * shorter + share * longer) * growth
 
-    def migrations(self, fullest: np.ndarray, live: np.ndarray, context: np.ndarray) -> np.ndarray:
-        """Seconds, [from, to, moment], of the KV cache of `live` rows, both [from, moment]."""
+    def migrations(
+        self, fullest: np.ndarray, running: np.ndarray, context: np.ndarray
+    ) -> np.ndarray:
+        """Seconds, [from, to, moment], of the KV cache of `running` rows, both [from, moment]."""
         dp = np.array([split.dp for split in self.splits])
         everybody, one = self.migrate[..., None]
         seconds = migration(
-            dp[:, None, None], dp[:, None], everybody, one, fullest[:, None], live[:, None]
+            dp[:, None, None], dp[:, None], everybody, one, fullest[:, None], running[:, None]
         )
         return seconds * (context / self.round_tokens)
 

@@ -8,7 +8,7 @@ import numpy as np
 from pat_jax.planning.drafts import Acceptance
 from pat_jax.planning.planner.costs import LARGE_S, CostTables
 from pat_jax.planning.planner.forecast import WEIGHTS, Forecast
-from pat_jax.planning.planner.turns import Turns
+from pat_jax.planning.planner.pool_pressure import PoolPressure
 from pat_jax.planning.types import DraftLimits, DraftPrediction
 
 LEAST_GAIN = 0.02  # of a token's time: less is noise, not a reason
@@ -16,29 +16,32 @@ LEAST_GAIN = 0.02  # of a token's time: less is noise, not a reason
 # share of the time since the last one.
 TRIAL_SHARE = 0.005
 TRIAL_STEPS = 32  # of such a burst
-FILLED = np.array([1.0, 0.7, 0.5, 0.3, 0.1])  # parts of a bucket at which is looked
+OCCUPANCIES = np.array([1.0, 0.7, 0.5, 0.3, 0.1])  # parts of a bucket at which is looked
 
 
 @dataclass(frozen=True)
 class Drafting:
     """Drafts of the next burst, in each split."""
 
-    best: np.ndarray  # int[split], the budget with which a token costs least; 0: no drafts
-    least: np.ndarray  # int[split], the smallest budget that there is now; 0: there is none
+    # int[split], the number of draft tokens with which a token costs least; 0: no drafts
+    best: np.ndarray
+    # int[split], the smallest number of draft tokens that there is now; 0: there is none
+    least: np.ndarray
     trial_s: np.ndarray  # float[split], what a burst with it is expected to lose
     plain_s: np.ndarray  # float[split], a step without drafts
-    # By budget: float[split] each, seconds of a step and what a row is expected to say in it.
+    # By number of draft tokens: float[split] each, seconds of a step and what a row is expected to
+    # generate in it.
     steps: Mapping[int, tuple[np.ndarray, np.ndarray]]
 
-    def predicted(self, split: int, budget: int, times: float) -> DraftPrediction:
+    def predicted(self, split: int, num_draft_tokens: int, times: float) -> DraftPrediction:
         """
         Args:
           times: as long as priced that steps take in the split.
         """
-        step_s, tokens = (float(x[split]) for x in self.steps[budget])
+        step_s, tokens = (float(x[split]) for x in self.steps[num_draft_tokens])
         return DraftPrediction(tokens, times * step_s, times * float(self.plain_s[split]))
 
-    def budget(self, split: int, undrafted_s: float) -> int:
+    def num_draft_tokens(self, split: int, undrafted_s: float) -> int:
         """
         Args:
           undrafted_s: seconds of decoding since a burst had drafts.
@@ -51,13 +54,13 @@ class Drafting:
 
 def cheapest_steps(
     tables: CostTables,
-    turns: Turns,
+    pressure: PoolPressure,
     forecast: Forecast,
     acceptance: Acceptance | None,
     limits: DraftLimits,
 ) -> tuple[np.ndarray, Drafting]:
-    """Expected seconds in which each live sequence goes on by a token, float[split, moments], with the
-    drafts that are cheapest at each moment.
+    """Expected seconds in which each running sequence goes on by a token, float[split, moments],
+    with the drafts that are cheapest at each moment.
 
     Args:
       acceptance: what drafts are worth; None: there are none.
@@ -65,7 +68,7 @@ def cheapest_steps(
     """
 
     def priced(one: CostTables) -> np.ndarray:
-        steps = one.steps(turns.rows, turns.context, forecast.mean_context)
+        steps = one.steps(pressure.rows, pressure.context, forecast.mean_context)
         return np.tensordot(WEIGHTS, steps, axes=1)
 
     plain = best = priced(tables)
@@ -74,17 +77,17 @@ def cheapest_steps(
     known: dict[int, tuple[np.ndarray, np.ndarray]] = {}
     if acceptance is None:
         return best, Drafting(choice, least, trial_s, plain[:, 0], known)
-    for budget, verifying in tables.verifying:
-        may_draft = _may_draft(tables, verifying, turns, forecast, limits)
-        most = budget if acceptance.is_said else limits.tokens
-        tokens = _tokens(acceptance, budget, most, verifying.rows, turns, tables)
+    for num_draft_tokens, verifying in tables.verifying:
+        may_draft = _may_draft(tables, verifying, pressure, forecast, limits)
+        most = num_draft_tokens if acceptance.is_generated else limits.tokens
+        tokens = _tokens(acceptance, num_draft_tokens, most, verifying.rows, pressure, tables)
         steps = np.where(may_draft, priced(verifying), LARGE_S)
-        known[budget] = steps[:, 0], tokens[:, 0]
+        known[num_draft_tokens] = steps[:, 0], tokens[:, 0]
         is_better = steps / tokens < np.minimum(best, (1 - LEAST_GAIN) * plain)
-        choice = np.where(is_better[:, 0], budget, choice)
+        choice = np.where(is_better[:, 0], num_draft_tokens, choice)
         best = np.where(is_better, steps / tokens, best)
         is_least = may_draft[:, 0] & (least == 0)
-        least = np.where(is_least, budget, least)
+        least = np.where(is_least, num_draft_tokens, least)
         trial_s[is_least] = TRIAL_STEPS * np.maximum(steps - tokens * plain, 0.0)[is_least, 0]
     return best, Drafting(choice, least, trial_s, plain[:, 0], known)
 
@@ -92,48 +95,48 @@ def cheapest_steps(
 def _may_draft(
     tables: CostTables,
     verifying: CostTables,
-    turns: Turns,
+    pressure: PoolPressure,
     forecast: Forecast,
     limits: DraftLimits,
 ) -> np.ndarray:
     """Whether there is a program and room in a draft model's cache, bool[split, moments]."""
-    rows = turns.rows.max(axis=0)
+    rows = pressure.rows.max(axis=0)
     is_cached = (rows <= 1) | (rows * forecast.mean_context <= limits.cached)
-    # With few rows small budgets have no programs, with many large ones: see `Drafts.of`.
+    # With few rows small numbers have no programs, with many large ones: see `Drafts.of`.
     bucket = np.append(tables.rows, 0)[np.searchsorted(tables.rows, rows)]
     return is_cached & np.isin(bucket, verifying.rows)
 
 
 def _tokens(
     acceptance: Acceptance,
-    budget: int,
+    num_draft_tokens: int,
     draft: int,
     rows: np.ndarray,
-    turns: Turns,
+    pressure: PoolPressure,
     tables: CostTables,
 ) -> np.ndarray:
-    """What a row is expected to say in a step, float[split, moments]: the fewer of a bucket's rows are live, the
-    more room each of them has.
+    """What a row is expected to generate in a step, float[split, moments]: the fewer of a bucket's
+    rows are running, the more room each of them has.
 
     Args:
-      rows: int[rows], buckets that have the budget.
+      rows: int[rows], buckets that have the number of draft tokens.
     """
-    place = np.minimum(np.searchsorted(rows, turns.rows[0]), len(rows) - 1)
-    said = _of_buckets(acceptance, budget, draft, rows)
+    place = np.minimum(np.searchsorted(rows, pressure.rows[0]), len(rows) - 1)
+    tokens_of = _of_buckets(acceptance, num_draft_tokens, draft, rows)
     dp = np.array([split.dp for split in tables.splits])[:, None]
-    filled = np.clip(turns.live / dp / rows[place], FILLED[-1], FILLED[0])
+    filled = np.clip(pressure.running / dp / rows[place], OCCUPANCIES[-1], OCCUPANCIES[0])
     # Between two parts a straight line.
-    part = np.clip(np.searchsorted(-FILLED, -filled), 1, len(FILLED) - 1)
-    share = (FILLED[part - 1] - filled) / (FILLED[part - 1] - FILLED[part])
-    return (1 - share) * said[place, part - 1] + share * said[place, part]
+    part = np.clip(np.searchsorted(-OCCUPANCIES, -filled), 1, len(OCCUPANCIES) - 1)
+    share = (OCCUPANCIES[part - 1] - filled) / (OCCUPANCIES[part - 1] - OCCUPANCIES[part])
+    return (1 - share) * tokens_of[place, part - 1] + share * tokens_of[place, part]
 
 
-def _of_buckets(one: Acceptance, budget: int, draft: int, rows: np.ndarray) -> np.ndarray:
-    """What a row says in a step with so many of a bucket's `rows` live, float[rows, FILLED]: remembered, for
-    most plans ask what others have asked."""
-    key = budget, draft, rows.tobytes()
+def _of_buckets(one: Acceptance, num_draft_tokens: int, draft: int, rows: np.ndarray) -> np.ndarray:
+    """What a row generates in a step with so many of a bucket's `rows` running, float[rows,
+    OCCUPANCIES]: remembered, for most plans ask what others have asked."""
+    key = num_draft_tokens, draft, rows.tobytes()
     if key not in one.remembered:
-        live = np.maximum(1.0, FILLED * rows[:, None])
-        room = rows[:, None] * (1 + budget) / live - 1
-        one.remembered[key] = np.asarray(one.tokens(room, draft, live))
+        running = np.maximum(1.0, OCCUPANCIES * rows[:, None])
+        room = rows[:, None] * (1 + num_draft_tokens) / running - 1
+        one.remembered[key] = np.asarray(one.tokens(room, draft, running))
     return one.remembered[key]

@@ -1,10 +1,10 @@
 """Planners decide the layout of every moment of a rollout, and never touch an array of the model.
 
 `CostModelPlanner` walks a grid of future moments. The length model predicts how many sequences will
-still be live at each. The latency model predicts what a decode step will cost there in each layout,
-and what a switch costs. Dynamic programming over (moment x layout) gives the cheapest path to the
-end. Only its first step is carried out: the plan is made anew at every burst, with what really
-happened. What it may cost where it was wrong is kept within a budget (`budget.py`).
+still be running at each. The latency model predicts what a decode step will cost there in each
+layout, and what a switch costs. Dynamic programming over (moment x layout) gives the cheapest path
+to the end. Only its first step is carried out: the plan is made anew at every burst, with what
+really happened. What it may cost where it was wrong is kept within a budget (`budget.py`).
 """
 
 import math
@@ -15,7 +15,7 @@ from typing import Literal
 
 import numpy as np
 
-from pat_jax.planning.draft_counts import Drafted
+from pat_jax.planning.draft_counts import DraftResult
 from pat_jax.planning.drafts import Acceptance
 from pat_jax.planning.latency.correction import Correction
 from pat_jax.planning.latency.model import LatencyModel
@@ -31,13 +31,13 @@ from pat_jax.planning.planner.priced import SAFETY, Costs, follow
 from pat_jax.planning.planner.uneven import Unevenness, is_within_bucket
 from pat_jax.planning.types import (
     UNLIMITED,
+    BurstResult,
     DraftLimits,
     Load,
     Moved,
     OneWay,
     Outcome,
     Plan,
-    Ran,
     Split,
 )
 
@@ -48,14 +48,16 @@ GRID = 48  # future moments looked at
 class Planner(ABC):
     @abstractmethod
     def start(self, load: Load) -> Split:
-        """The layout in which a rollout of `load` begins (all groups counted as one: group 0)."""
+        """The layout in which a rollout of `load` begins (all replicas counted as one: replica
+        0)."""
 
     @abstractmethod
     def decide(self, load: Load, current: Split, options: Sequence[np.ndarray] = ()) -> Plan:
-        """The layout of the next burst, when to end it, and which sequences go to other groups.
+        """The layout of the next burst, when to end it, and which sequences go to other replicas.
 
         Args:
-          options: int[live] each, groups of the live sequences in the current layout, evener than now.
+          options: int[running] each, replicas of the running sequences in the current layout,
+            evener than now.
         """
 
     def observe(self, outcome: Outcome) -> None:
@@ -85,7 +87,7 @@ class CostModelPlanner(Planner):
     acceptance: Acceptance | None = None  # what drafts are worth; None: there are none
     drafts: DraftLimits = UNLIMITED
     switch_costs: SwitchCosts = field(default_factory=SwitchCosts)  # as this run has seen them
-    balance_costs: SwitchCosts = field(default_factory=SwitchCosts)  # of moves between groups
+    balance_costs: SwitchCosts = field(default_factory=SwitchCosts)  # of moves between replicas
     _regret_budget: RegretBudget | None = field(default=None, init=False, repr=False)
     _uneven: Unevenness = field(default_factory=Unevenness, init=False, repr=False)
     _undrafted_s: float = field(default=0.0, init=False, repr=False)  # since a burst had drafts
@@ -93,7 +95,7 @@ class CostModelPlanner(Planner):
     _tables: tuple[object, CostTables] | None = field(default=None, init=False, repr=False)
 
     def start(self, load: Load) -> Split:
-        # Does not count on even groups: short rollouts end before any move that evens them pays.
+        # Does not count on even replicas: short rollouts end before any move that evens them pays.
         forecast = Forecast.of(load, self.lengths, self.splits, None, GRID)
         costs = self._costs(forecast)
         total, choices = costs.cheapest()
@@ -124,12 +126,17 @@ class CostModelPlanner(Planner):
     def _drafted(self, plan: Plan, costs: Costs) -> Plan:
         """The same, with drafts where they pay."""
         there = self.splits.index(plan.split)
-        budget = costs.drafting.budget(there, self._undrafted_s)
-        if not budget or self.acceptance is None:
+        num_draft_tokens = costs.drafting.num_draft_tokens(there, self._undrafted_s)
+        if not num_draft_tokens or self.acceptance is None:
             return plan
         times = self.latency.correction.factor(plan.split)
-        predicted = costs.drafting.predicted(there, budget, times)
-        return replace(plan, budget=budget, reach=self.acceptance.reach, predicted=predicted)
+        predicted = costs.drafting.predicted(there, num_draft_tokens, times)
+        return replace(
+            plan,
+            num_draft_tokens=num_draft_tokens,
+            accept_prob=self.acceptance.accept_prob,
+            predicted=predicted,
+        )
 
     def _path(self, load: Load, current: Split, forecast: Forecast, costs: Costs) -> Plan:
         here = self.splits.index(current)
@@ -140,9 +147,9 @@ class CostModelPlanner(Planner):
         leaves = choices[:, here] != here
         pays = bool(leaves.any()) and stay - total >= MIN_SAVING * stay
         at = int(leaves.argmax())
-        there, live = int(choices[at, here]), int(forecast.fullest[0, here, at])
+        there, running = int(choices[at, here]), int(forecast.fullest[0, here, at])
         saves = f"saves {stay - total:.2f} s of {stay:.2f} s"
-        why = f"{current} to {self.splits[there]} at {live} live in the fullest group: {saves}"
+        why = f"{current} to {self.splits[there]} at {running} running in the fullest replica: {saves}"
         if pays and at == 0:
             if self._may_switch(costs, here, path, total):
                 return self._switch(load, costs, (here, there), stay, total, why)
@@ -153,7 +160,7 @@ class CostModelPlanner(Planner):
             why = f"{current} to {self.splits[due]}: more lost by not being there than going costs"
             return self._switch(load, costs, (here, due), stay, total, why)
         if pays:
-            return Plan(current, threshold=live, predicted_remaining_s=total, reason=why)
+            return Plan(current, threshold=running, predicted_remaining_s=total, reason=why)
         other = f"no other saves any of {stay:.2f} s"
         if leaves.any():
             other = f"{self.splits[there]} {saves}"
@@ -162,12 +169,14 @@ class CostModelPlanner(Planner):
 
     def observe(self, outcome: Outcome) -> None:
         match outcome:
-            case Ran() if not self.is_frozen:
+            case BurstResult() if not self.is_frozen:
                 self.latency = self.latency.observed(outcome)
-                self._undrafted_s = 0.0 if outcome.budget else self._undrafted_s + outcome.seconds
-            case Drafted() if self.acceptance is not None and not self.is_frozen:
+                self._undrafted_s = (
+                    0.0 if outcome.num_draft_tokens else self._undrafted_s + outcome.seconds
+                )
+            case DraftResult() if self.acceptance is not None and not self.is_frozen:
                 self.acceptance = self.acceptance.observed(outcome)
-            case Moved() if outcome.plan.group is None:
+            case Moved() if outcome.plan.replica is None:
                 self._observe_switch(outcome)
             case Moved():
                 self._observe_balance(outcome)
@@ -206,24 +215,24 @@ class CostModelPlanner(Planner):
         """The same with the cheapest of the `options`, if one saves more than the `safety` times its cost."""
         split = plan.split
         self._uneven.see(load, split, self._dense(), self.latency.correction.factor(split))
-        options = [group for group in options if self._may_pay(load, split, group)]
+        options = [replica for replica in options if self._may_pay(load, split, replica)]
         if not options or self.latency.shift_round(split) == math.inf:
             return plan
         stay, _ = self._remaining(load, plan)
         best, most = plan, 0.0
-        for group in options:
-            left, then_s = self._remaining(replace(load, group=group), plan)
-            pages_s = balance_seconds(self.latency, split, load, group)
+        for replica in options:
+            left, then_s = self._remaining(replace(load, replica=replica), plan)
+            pages_s = balance_seconds(self.latency, split, load, replica)
             cost_s = self.balance_costs.pages(pages_s)
             if (gain := stay - left - SAFETY * cost_s) > most:
-                best = balance_plan(plan, load, group, (stay, left), (pages_s, cost_s), then_s)
+                best = balance_plan(plan, load, replica, (stay, left), (pages_s, cost_s), then_s)
                 most = gain
         return best
 
-    def _may_pay(self, load: Load, split: Split, group: np.ndarray) -> bool:
-        if not is_within_bucket(self._dense(), load.group, group):
+    def _may_pay(self, load: Load, split: Split, replica: np.ndarray) -> bool:
+        if not is_within_bucket(self._dense(), load.replica, replica):
             return True
-        cost_s = self.balance_costs.pages(balance_seconds(self.latency, split, load, group))
+        cost_s = self.balance_costs.pages(balance_seconds(self.latency, split, load, replica))
         return self._uneven.lost_s + self._uneven.next_s > SAFETY * cost_s
 
     def _remaining(self, load: Load, plan: Plan) -> tuple[float, np.ndarray]:
@@ -236,7 +245,7 @@ class CostModelPlanner(Planner):
         return seconds, costs.profile_step_s
 
     def _evens(self, load: Load) -> bool:
-        """Whether sequences move between the groups of a layout where those are uneven."""
+        """Whether sequences move between the replicas of a layout where those are uneven."""
         return not load.waiting and all(
             self.latency.shift_round(split) < math.inf for split in self.splits if split.dp > 1
         )
@@ -246,15 +255,15 @@ class CostModelPlanner(Planner):
     ) -> tuple[Forecast, Costs]:
         """What is expected and what it costs, without what has no room."""
         # A sequence that waits although there are rows waits for pages.
-        waits_for_rows = self.memory is None or load.live >= self._dense().capacity
+        waits_for_rows = self.memory is None or load.running >= self._dense().capacity
         kind = {"rows_vary": not waits_for_rows, "is_evened": is_evened}
         forecast = Forecast.of(load, self.lengths, self.splits, current, GRID, **kind)
         return forecast, self._costs(forecast)
 
     def _costs(self, forecast: Forecast) -> Costs:
         tables, memory = self._dense(), self.memory
-        reslice = self.switch_costs.reslice(self.splits, tables.reslice)
-        tables = replace(tables, reslice=reslice)
+        reshard = self.switch_costs.reshard(self.splits, tables.reshard)
+        tables = replace(tables, reshard=reshard)
         seen, drafts = self.switch_costs, (self.acceptance, self.drafts)
         costs = Costs.of(tables, self.latency, forecast, self.carry, seen, memory, *drafts)
         if memory is None:
@@ -287,8 +296,8 @@ class CostModelPlanner(Planner):
     def _switch(
         self, load: Load, costs: Costs, pair: tuple[int, int], stay: float, total: float, why: str
     ) -> Plan:
-        reslice_s = float(self._dense().reslice[pair])
-        plan = switch_plan(self.latency, self.switch_costs, costs, load, pair, reslice_s)
+        reshard_s = float(self._dense().reshard[pair])
+        plan = switch_plan(self.latency, self.switch_costs, costs, load, pair, reshard_s)
         predicted = {"predicted_saving_s": stay - total, "predicted_remaining_s": total}
         return replace(plan, **predicted, reason=f"{why}, {plan.reason}")
 

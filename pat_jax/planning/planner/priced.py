@@ -13,7 +13,7 @@ from pat_jax.planning.memory import MemoryModel
 from pat_jax.planning.planner.costs import LARGE_S, CostTables
 from pat_jax.planning.planner.drafting import Drafting, cheapest_steps
 from pat_jax.planning.planner.forecast import Forecast
-from pat_jax.planning.planner.turns import Turns
+from pat_jax.planning.planner.pool_pressure import PoolPressure
 from pat_jax.planning.types import UNLIMITED, DraftLimits, OneWay
 
 SAFETY = 1.2  # a predicted cost of a move is counted this many times
@@ -24,7 +24,7 @@ class Costs:
     """A forecast, priced: what running and switching will cost at each of its moments."""
 
     tables: CostTables
-    any_live: np.ndarray  # float[moments], probability that it comes to that
+    any_running: np.ndarray  # float[moments], probability that it comes to that
     run: np.ndarray  # float[split, moments], expected seconds until the next moment
     migrate: np.ndarray  # float[from, to, moments], seconds
     recompute: np.ndarray  # float[to, moments], seconds
@@ -53,19 +53,19 @@ class Costs:
           acceptance: what drafts are expected to be worth; none are made where not given.
           limits: of those.
         """
-        turns = Turns.of(forecast, tables.splits, memory)
-        step, drafting = cheapest_steps(tables, turns, forecast, acceptance, limits)
-        fullest, context = np.broadcast_arrays(turns.rows[0], forecast.mean_context)
-        run, shared = _running(tables, latency.correction, forecast, turns, step)
-        migrate = tables.migrations(fullest, turns.live, forecast.mean_context)
+        pressure = PoolPressure.of(forecast, tables.splits, memory)
+        step, drafting = cheapest_steps(tables, pressure, forecast, acceptance, limits)
+        fullest, context = np.broadcast_arrays(pressure.rows[0], forecast.mean_context)
+        run, shared = _running(tables, latency.correction, forecast, pressure, step)
+        migrate = tables.migrations(fullest, pressure.running, forecast.mean_context)
         migrate = _allowed("migrate", carry, migrate, switch_costs)
         recompute = tables.recomputations(fullest, context)
         recompute = _allowed("recompute", carry, recompute, switch_costs)
-        switch = np.minimum(migrate, recompute[None]) + tables.reslice[:, :, None]
+        switch = np.minimum(migrate, recompute[None]) + tables.reshard[:, :, None]
         switch[np.diag_indices(len(switch))] = 0.0
         return cls(
             tables,
-            forecast.any_live,
+            forecast.any_running,
             run,
             migrate,
             recompute,
@@ -101,7 +101,7 @@ class Costs:
     def cheapest(self) -> tuple[np.ndarray, np.ndarray]:
         """Expected seconds to the end from each split, and the split to run in, int[moments, from]."""
         # options[j, a, b]: at moment j go from a to b (or stay), run there, go on as is best after.
-        options = self.switch * (SAFETY * self.any_live)[:, None, None] + self.run.T[:, None, :]
+        options = self.switch * (SAFETY * self.any_running)[:, None, None] + self.run.T[:, None, :]
         after = np.zeros(len(self.run))
         for at in options[::-1]:
             at += after
@@ -111,7 +111,7 @@ class Costs:
     def seconds(self, start: int, path: np.ndarray) -> float:
         """Expected seconds of a path from `start`, int[moments]."""
         at, before = np.arange(len(path)), np.concatenate([[start], path[:-1]])
-        switches = self.switch[at, before, path] * self.any_live
+        switches = self.switch[at, before, path] * self.any_running
         return float(self.run[path, at].sum() + SAFETY * switches.sum())
 
 
@@ -125,7 +125,11 @@ def _allowed(
 
 
 def _running(
-    tables: CostTables, correction: Correction, forecast: Forecast, turns: Turns, step: np.ndarray
+    tables: CostTables,
+    correction: Correction,
+    forecast: Forecast,
+    pressure: PoolPressure,
+    step: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray]:
     """`Costs.run` and `Costs.shared`.
 
@@ -134,10 +138,10 @@ def _running(
     """
     factors = np.array([correction.factor(split) for split in tables.splits])
     one = np.ones_like(step)
-    again = turns.again * tables.recomputations(one, forecast.mean_context * one)
-    # All sequences have to make all their steps, whoever waits for whom.
-    shared = correction.per_sequence_s * forecast.live * forecast.steps * forecast.any_live
-    run = (factors[:, None] * step + again) * turns.steps * forecast.any_live + shared
+    again = pressure.again * tables.recomputations(one, forecast.mean_context * one)
+    # All sequences have to make all their steps, no matter who waits.
+    shared = correction.per_sequence_s * forecast.running * forecast.steps * forecast.any_running
+    run = (factors[:, None] * step + again) * pressure.steps * forecast.any_running + shared
     return run, shared
 
 

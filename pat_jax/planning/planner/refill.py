@@ -1,6 +1,6 @@
 """What sequences that wait do to a forecast: rows that become free are filled again.
 
-Each moment at which rows are filled gives a class of sequences that live from then on. A queue that
+Each moment at which rows are filled gives a class of sequences that run from then on. A queue that
 fills all rows many times is looked at for `MOST_TURNS` of them: what comes later is far off, and
 moments would be too far apart to tell when it ends.
 """
@@ -17,47 +17,50 @@ MOST_TURNS = 8
 
 @dataclass(frozen=True)
 class Refill:
-    """Those that are admitted at each moment and are still live at the next, on average."""
+    """Those that are admitted at each moment and are still running at the next, on average."""
 
     count: np.ndarray  # float[moments], sequences
     context: np.ndarray  # int[moments], tokens in the cache of each, had they begun now
-    survive: np.ndarray  # float[moments, moments], P(live at the second | admitted at the first)
+    survive: np.ndarray  # float[moments, moments], P(running at the second | admitted at the first)
     is_queued: np.ndarray  # bool[moments], sequences wait, so that all rows are full
 
 
 def mean_response(load: Load, lengths: LengthModel) -> float:
-    """Tokens of a response of which nothing is known, at most the load's largest budget."""
-    budget = _budget(load)
-    moments = mean_moments(budget)
+    """Tokens of a response of which nothing is known, at most the largest number that may
+    remain."""
+    remaining_tokens = _remaining_tokens(load)
+    moments = mean_moments(remaining_tokens)
     return float(
-        mean_tokens(lengths.survival(np.zeros(1, int), np.array([budget]), moments), moments)[0]
+        mean_tokens(
+            lengths.survival(np.zeros(1, int), np.array([remaining_tokens]), moments), moments
+        )[0]
     )
 
 
 def horizon(load: Load, lengths: LengthModel) -> int:
     """Decode steps until the last sequence may end, if those that wait run as long as most do."""
     if not load.waiting:
-        return int(load.budget.max())
-    return int(_queue(load) / load.live * mean_response(load, lengths)) + _budget(load)
+        return int(load.remaining_tokens.max())
+    return int(_queue(load) / load.running * mean_response(load, lengths)) + _remaining_tokens(load)
 
 
 def refill(load: Load, lengths: LengthModel, running: np.ndarray, moments: np.ndarray) -> Refill:
     """As many as have ended take a row at each moment, while any wait.
 
     Args:
-      running: float[moments], how many of those that are live now are expected to be so.
+      running: float[moments], how many of those that are running now are expected to be so.
       moments: int[moments], steps from now.
     """
     after, where = np.unique(
         np.maximum(moments[None, :] - moments[:, None], 0), return_inverse=True
     )
-    alive = lengths.survival(np.zeros(1, int), np.array([_budget(load)]), after)[0]
+    alive = lengths.survival(np.zeros(1, int), np.array([_remaining_tokens(load)]), after)[0]
     survive = np.triu(alive[where.reshape(len(moments), -1)])
     mean, steps = mean_response(load, lengths), np.diff(moments, prepend=0)
     count, is_queued = np.zeros(len(moments)), np.zeros(len(moments), bool)
     running, left = running.astype(float), _queue(load)
     for j in range(len(moments)):
-        free = min(max(load.live - running[j], 0.0), left)
+        free = min(max(load.running - running[j], 0.0), left)
         count[j] = free
         running += free * survive[j]
         # Of the rows that became free some changed hands more than once.
@@ -70,9 +73,9 @@ def refill(load: Load, lengths: LengthModel, running: np.ndarray, moments: np.nd
 
 def _queue(load: Load) -> float:
     """Sequences that wait, as far as they are looked at."""
-    return float(min(load.waiting, MOST_TURNS * load.live))
+    return float(min(load.waiting, MOST_TURNS * load.running))
 
 
-def _budget(load: Load) -> int:
+def _remaining_tokens(load: Load) -> int:
     """Tokens that a sequence that waits may sample."""
-    return int((load.generated + load.budget).max())
+    return int((load.generated + load.remaining_tokens).max())

@@ -16,8 +16,8 @@ class FixedLayout(Planner):
 
     split: Split
     reason: str = "pinned"
-    budget: int = 0  # of drafts, see Plan
-    reach: np.ndarray | None = None
+    num_draft_tokens: int = 0  # of drafts, see Plan
+    accept_prob: np.ndarray | None = None
 
     def start(self, load: Load) -> Split:
         del load
@@ -26,15 +26,19 @@ class FixedLayout(Planner):
     def decide(self, load: Load, current: Split, options: Sequence[np.ndarray] = ()) -> Plan:
         del load, current, options
         return Plan(
-            self.split, threshold=0, reason=self.reason, budget=self.budget, reach=self.reach
+            self.split,
+            threshold=0,
+            reason=self.reason,
+            num_draft_tokens=self.num_draft_tokens,
+            accept_prob=self.accept_prob,
         )
 
 
 class Step(NamedTuple):
-    """A script's step: go to `split` once `live` or fewer sequences are unfinished."""
+    """A script's step: go to `split` once `running` or fewer sequences are unfinished."""
 
     split: Split
-    live: int
+    running: int
     recompute_below: int = MIGRATE_ALL  # see Plan
 
 
@@ -44,8 +48,8 @@ class ScriptedPath(Planner):
 
     first: Split
     steps: tuple[Step, ...]
-    budget: int = 0  # of drafts, see Plan
-    reach: np.ndarray | None = None
+    num_draft_tokens: int = 0  # of drafts, see Plan
+    accept_prob: np.ndarray | None = None
 
     def start(self, load: Load) -> Split:
         del load
@@ -53,16 +57,16 @@ class ScriptedPath(Planner):
 
     def decide(self, load: Load, current: Split, options: Sequence[np.ndarray] = ()) -> Plan:
         del current, options
-        due = [step for step in self.steps if load.unfinished <= step.live]
-        to_come = [step.live for step in self.steps if load.unfinished > step.live]
+        due = [step for step in self.steps if load.unfinished <= step.running]
+        to_come = [step.running for step in self.steps if load.unfinished > step.running]
         now = due[-1] if due else Step(self.first, 0)
-        # Stop when the groups' fullest could mean that the total has been reached.
+        # Stop when the replicas' fullest could mean that the total has been reached.
         threshold = max(to_come, default=0) // now.split.dp
         return Plan(
             now.split,
             threshold,
             now.recompute_below,
             reason="scripted",
-            budget=self.budget,
-            reach=self.reach,
+            num_draft_tokens=self.num_draft_tokens,
+            accept_prob=self.accept_prob,
         )

@@ -17,7 +17,7 @@ import jax
 import orbax.checkpoint as ocp
 
 from pat_jax.common.errors import UserError
-from pat_jax.common.hosts.together import FAILED, company
+from pat_jax.common.hosts.together import FAILED, process_group
 from pat_jax.common.hosts.waiting import START_AGAIN
 from pat_jax.run.checkpoints.files import (
     checkpoints_in,
@@ -106,11 +106,13 @@ class Checkpointer:
             return
         content = {"fingerprint": self._fingerprint, "meta": dict(meta)}
         num_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
-        if short := company().agree("room on disk", lambda: lacking(self._directory, num_bytes)):
+        if short := process_group().agree(
+            "room on disk", lambda: lacking(self._directory, num_bytes)
+        ):
             raise self._failure(step, short)
         self._begin(step, state, content)
         self._pending = step, self._writer.submit(self._manager.wait_until_finished)
-        if not company().is_alone:
+        if not process_group().is_alone:
             self.wait()  # what one process finds out in the background the others would not know
 
     def _begin(self, step: int, state: Any, content: Mapping[str, Any]) -> None:
@@ -122,7 +124,7 @@ class Checkpointer:
             self._manager.save(step, args=args)
         except MISTAKES as raised:
             error = raised
-        us = company()
+        us = process_group()
         trouble = (
             f"{us} could not begin the checkpoint of step {step} ({first_line(error)})"
             if error
@@ -153,7 +155,7 @@ class Checkpointer:
         if error is not None and not isinstance(error, MISTAKES):
             raise error
         outcome = None if error is None else reason(error)
-        if found := [one for one in company().gather("checkpoint", outcome) if one]:
+        if found := [one for one in process_group().gather("checkpoint", outcome) if one]:
             # Who has only waited knows less than whom it has waited for.
             self._abandon(step, min(found)[1], error)
 
@@ -166,7 +168,7 @@ class Checkpointer:
         """The newest complete checkpoint, or the one being written; None when there is none."""
         if self._pending is not None:
             return self._pending[0]
-        return company().agree("newest checkpoint", self.newest_on_disk)
+        return process_group().agree("newest checkpoint", self.newest_on_disk)
 
     def newest_on_disk(self) -> int | None:
         """The newest complete checkpoint, as this process finds it."""
@@ -190,7 +192,7 @@ class Checkpointer:
         """
         self.wait()
         self._close_manager()
-        us = company()
+        us = process_group()
         us.agree("what is no checkpoint", self._move_strays)
         for path in reversed(us.agree("checkpoints", lambda: checkpoints_in(self._directory))):
             why = us.agree("a checkpoint's files", lambda path=path: damage(path))
@@ -236,7 +238,7 @@ class Checkpointer:
     def _clear(self, step: int) -> None:
         """What a failed save has left: its room may be what the next one needs."""
         self._close_manager()  # which would wait for the failed one again
-        if not company().is_first:
+        if not process_group().is_first:
             return
         for path in self._directory.glob(f"{step}{UNFINISHED}*"):
             shutil.rmtree(path, ignore_errors=True)

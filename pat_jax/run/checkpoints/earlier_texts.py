@@ -84,7 +84,7 @@ def recall(
     setup: Setup,
     earlier: EarlierIterations | None,
     step: int,
-    say: Callable[[str], None],
+    notify: Callable[[str], None],
 ) -> None:
     """Brings back the responses of earlier iterations, and says what drafts are copied from.
 
@@ -92,10 +92,10 @@ def recall(
       step: iterations that the run has behind it.
     """
     if step and earlier is not None and (lost := earlier.restore(step)):
-        say(lost)
+        notify(lost)
     drafts = setup.engine.specs.drafts
-    if drafts.budgets and not drafts.is_said:
-        say(describe_sources(config, earlier and earlier.responses))
+    if drafts.num_draft_tokens and not drafts.is_generated:
+        notify(describe_sources(config, earlier and earlier.responses))
 
 
 def describe_sources(config: RunConfig, earlier: EarlierResponses | None) -> str:
@@ -139,9 +139,9 @@ def put_bytes(content: bytes, tokenizer: int, responses: EarlierResponses) -> No
             raise ValueError(DAMAGED)
         stops = np.cumsum(each, dtype=int)
         parts = iter(np.split(numbers, stops))
-        said = [[next(parts) for _ in lengths] for lengths in told["lengths"]]
-        prompts = [prompt for prompt, *_ in said]
+        texts_of_prompts = [[next(parts) for _ in lengths] for lengths in told["lengths"]]
+        prompts = [prompt for prompt, *_ in texts_of_prompts]
     except (TypeError, KeyError, OverflowError, StopIteration):
         raise ValueError(DAMAGED) from None
-    for prompt, (_, *texts) in zip(prompts, said, strict=True):
+    for prompt, (_, *texts) in zip(prompts, texts_of_prompts, strict=True):
         responses.put(prompt, texts)

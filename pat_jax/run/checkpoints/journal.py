@@ -19,7 +19,7 @@ from typing import Any, Self
 import numpy as np
 
 from pat_jax.common.files import PatientFile, whole_lines
-from pat_jax.common.hosts.together import company
+from pat_jax.common.hosts.together import process_group
 from pat_jax.common.json_text import parse_json
 from pat_jax.engine.sequences.responses import Completion, Request
 from pat_jax.rl.rewards.outcome import Cause, Failure
@@ -34,7 +34,7 @@ Scores = dict[str, Score]  # of a response, by function
 
 
 @dataclass(frozen=True)
-class Said:
+class SavedResponse:
     """What is on disk of one response."""
 
     request: int  # its checksum
@@ -42,7 +42,7 @@ class Said:
     scores: Scores
 
 
-class Unfinished:
+class RolloutJournal:
     """The iterations of one run.
 
     Args:
@@ -64,19 +64,21 @@ class Unfinished:
             return Iteration(policy)
         path = self._folder / f"iteration-{step}.jsonl"
         opened: list[PatientFile] = []  # by the first process
-        before = company().agree("unfinished responses", lambda: self._open(path, policy, opened))
+        before = process_group().agree(
+            "unfinished responses", lambda: self._open(path, policy, opened)
+        )
         return Iteration(policy, before, *opened)
 
     def finish(self) -> None:
         """The last checkpoint is there."""
-        if self._is_on and company().is_first:
+        if self._is_on and process_group().is_first:
             self._forget()
             if self._folder.is_dir():
                 self._folder.rmdir()
 
     def _open(
         self, path: Path, policy: int, opened: list[PatientFile]
-    ) -> dict[tuple[int, int], Said]:
+    ) -> dict[tuple[int, int], SavedResponse]:
         try:
             self._folder.mkdir(exist_ok=True)
             saved = [int(one.name) for one in checkpoints_in(self._checkpoints)]
@@ -103,14 +105,16 @@ class Iteration:
     def __init__(
         self,
         policy: int,
-        before: dict[tuple[int, int], Said] | None = None,
+        before: dict[tuple[int, int], SavedResponse] | None = None,
         file: PatientFile | None = None,
     ):
         self.policy, self._before, self._file = policy, before or {}, file
         self._writes = threading.Lock()  # scores come from a thread of their own
 
     def batch(self, number: int) -> "Batch":
-        before = {place: said for (batch, place), said in self._before.items() if batch == number}
+        before = {
+            place: earlier for (batch, place), earlier in self._before.items() if batch == number
+        }
         return Batch(number, self, before)
 
     def write(self, row: dict[str, Any]) -> None:
@@ -135,7 +139,7 @@ class Batch:
 
     number: int
     iteration: Iteration
-    before: dict[int, Said]  # by place among the requests
+    before: dict[int, SavedResponse]  # by place among the requests
     scores: dict[int, Scores] = field(default_factory=dict)  # of those taken from the disk
     taken: int = 0  # responses, from the disk
     # Places and functions of the scores that are there.
@@ -152,14 +156,14 @@ class Batch:
         """
         left = []
         for place, request in enumerate(requests):
-            said = self.before.get(place)
-            if said is None or said.request != request.checksum:
+            earlier = self.before.get(place)
+            if earlier is None or earlier.request != request.checksum:
                 left.append(place)
                 continue
             self.taken += 1
-            self.scores[place] = said.scores
-            self._kept |= {(place, function) for function in said.scores}
-            yield place, said.completion
+            self.scores[place] = earlier.scores
+            self._kept |= {(place, function) for function in earlier.scores}
+            yield place, earlier.completion
         if left:
             for place, done in ask(left):
                 self._write(place, requests[place], done)
@@ -199,10 +203,10 @@ class Batch:
         self.iteration.write({"batch": self.number, "place": place} | row)
 
 
-def _read(lines: Sequence[bytes], policy: int) -> dict[tuple[int, int], Said]:
+def _read(lines: Sequence[bytes], policy: int) -> dict[tuple[int, int], SavedResponse]:
     """Responses of this policy by batch and place, with their scores; whatever else is there is not
     ours to use."""
-    found: dict[tuple[int, int], Said] = {}
+    found: dict[tuple[int, int], SavedResponse] = {}
     for line in lines:
         try:
             row: Any = parse_json(line)
@@ -210,7 +214,7 @@ def _read(lines: Sequence[bytes], policy: int) -> dict[tuple[int, int], Said]:
             if "function" not in row:
                 found.pop(at, None)  # drawn anew since
                 if row["policy"] == policy:
-                    found[at] = Said(int(row["request"]), _completion(row), {})
+                    found[at] = SavedResponse(int(row["request"]), _completion(row), {})
             elif at in found:
                 found[at].scores[row["function"]] = _score(row)
         except (ValueError, TypeError, KeyError, OverflowError, AttributeError) as error:

@@ -10,7 +10,7 @@ from typing import Any
 import orbax.checkpoint as ocp
 
 from pat_jax.common.errors import UserError
-from pat_jax.common.hosts.together import company
+from pat_jax.common.hosts.together import process_group
 from pat_jax.run.checkpoints.files import seal
 
 WRITE_S = 1200  # that one process waits in vain for the part of another: less than a run's patience
@@ -60,8 +60,8 @@ def reason(error: BaseException) -> tuple[bool, str]:
         mistake = mistake.__cause__ or mistake.__context__
     if mistake is None:
         return True, f"it took longer than {WRITE_S} s"
-    us, said = company(), first_line(mistake)
-    return False, said if us.is_alone else f"{us}: {said}"
+    us, message = process_group(), first_line(mistake)
+    return False, message if us.is_alone else f"{us}: {message}"
 
 
 def _is_wait(error: BaseException) -> bool:

@@ -20,9 +20,14 @@ class Saves:
     """
 
     def __init__(
-        self, checkpoints: Checkpointer, every: int, steps: int, say: Callable[[str], None]
+        self, checkpoints: Checkpointer, every: int, steps: int, notify: Callable[[str], None]
     ):
-        self._checkpoints, self._every, self._steps, self._say = checkpoints, every, steps, say
+        self._checkpoints, self._every, self._steps, self._notify = (
+            checkpoints,
+            every,
+            steps,
+            notify,
+        )
         self._has_failed = False
 
     def is_due(self, step: int) -> bool:
@@ -49,7 +54,7 @@ class Saves:
             except SaveError as error:
                 if pause is None:
                     raise UserError(f"{error}; make room, then go on with --resume.") from None
-                self._say(f"{error}; it is tried again in {pause:.0f} s")
+                self._notify(f"{error}; it is tried again in {pause:.0f} s")
                 time.sleep(pause)
 
     def stop(self, step: int, state: Any, meta: Mapping[str, Any]) -> str:
@@ -84,4 +89,4 @@ class Saves:
             attempt()
         except SaveError as error:
             self._has_failed = True
-            self._say(f"{error}; training goes on, and the next step is saved.")
+            self._notify(f"{error}; training goes on, and the next step is saved.")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pat_jax.common.files import replace_bytes
-from pat_jax.common.hosts.together import company
+from pat_jax.common.hosts.together import process_group
 from pat_jax.common.json_text import parse_json
 from pat_jax.run.checkpoints.files import checkpoints_in
 from pat_jax.run.process.folder import CHECKPOINTS
@@ -38,7 +38,7 @@ class SideFiles:
 
     def write(self, step: int, content: bytes) -> None:
         """By the first process; a disk that takes nothing costs one line of the log."""
-        if not company().is_first:
+        if not process_group().is_first:
             return
         try:
             self._folder.mkdir(exist_ok=True)
@@ -57,7 +57,7 @@ class SideFiles:
         Returns:
           A sentence about why there is none; empty where all is well.
         """
-        content, why = company().agree(self._what, lambda: _content(self.path(step)))
+        content, why = process_group().agree(self._what, lambda: _content(self.path(step)))
         if content is not None:
             try:
                 take(content)

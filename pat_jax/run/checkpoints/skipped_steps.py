@@ -19,17 +19,17 @@ FOLDER = "skipped"  # in that of the run
 log = logging.getLogger(__name__)
 
 
-class Skipped:
+class NonFiniteSteps:
     """Those of one run, one after the other.
 
     Args:
       run: its folder.
       most: more than so many in a row end the run; as many files are kept, the newest.
-      say: to a person.
+      notify: to a person.
     """
 
-    def __init__(self, run: Path, most: int, say: Callable[[str], None]):
-        self._folder, self._most, self._say = run / FOLDER, most, say
+    def __init__(self, run: Path, most: int, notify: Callable[[str], None]):
+        self._folder, self._most, self._notify = run / FOLDER, most, notify
         self._in_a_row = 0
 
     def note(
@@ -53,7 +53,7 @@ class Skipped:
         path = self._folder / f"step-{step}.npz"
         where = self._keep(path, [mini_batches[i % len(mini_batches)] for i in skipped])
         what = f"step {step}: {len(skipped)} of {len(applied)} optimizer steps left out, their gradient not"
-        self._say(f"{what} finite (NaN or infinite){where}")
+        self._notify(f"{what} finite (NaN or infinite){where}")
         if longest > self._most:
             raise UserError(
                 f"{longest} optimizer steps in a row had a gradient that is not finite (NaN or "

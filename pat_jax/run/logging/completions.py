@@ -36,9 +36,9 @@ class DroppedTokens:
     """Says once that a policy generates special tokens that texts leave out, others than those of beginning,
     end and padding."""
 
-    def __init__(self, tokenizer: Tokenizer, say: Callable[[str], None]):
+    def __init__(self, tokenizer: Tokenizer, notify: Callable[[str], None]):
         is_known = isinstance(tokenizer, HuggingFaceTokenizer)
-        self._texts, self._say = dict(tokenizer.dropped) if is_known else {}, say
+        self._texts, self._notify = dict(tokenizer.dropped) if is_known else {}, notify
 
     def look(self, rollouts: Sequence[Rollout]) -> None:
         if not self._texts or not rollouts:
@@ -47,7 +47,7 @@ class DroppedTokens:
         found = tokens[np.isin(tokens, list(self._texts))]
         if found.size:
             many = sum(bool(np.isin(one.tokens, found).any()) for one in rollouts)
-            self._say(
+            self._notify(
                 f"{many} of {len(rollouts)} responses have special tokens such as "
                 f"{self._texts[int(found[0])]!r}, which rewards and written responses leave out: "
                 "--reward_skip_special_tokens false keeps them"
@@ -59,7 +59,7 @@ class Completions:
     """
     Args:
       folder: of the run, where the file goes.
-      say: told once that texts leave out special tokens of responses.
+      notify: told once that texts leave out special tokens of responses.
       is_asked: for a file of all responses; otherwise it has those alone that an error would lose.
     """
 
@@ -67,11 +67,11 @@ class Completions:
         self,
         tokenizer: Tokenizer,
         folder: Path,
-        say: Callable[[str], None] = log.warning,
+        notify: Callable[[str], None] = log.warning,
         *,
         is_asked: bool,
     ):
-        self._dropped = DroppedTokens(tokenizer, say)
+        self._dropped = DroppedTokens(tokenizer, notify)
         self._tokenizer, self._path = tokenizer, folder / COMPLETIONS_FILE
         self._file = open_lines(self._path) if is_asked else None
 

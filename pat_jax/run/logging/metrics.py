@@ -36,7 +36,7 @@ class MetricsWriter:
         `resume` line is appended, and readers drop what the interrupted run had written from this
         step on.
       trackers: beside TensorBoard, by name; closed with this.
-      say: told once of each tracker that fails.
+      notify: told once of each tracker that fails.
     """
 
     def __init__(
@@ -45,14 +45,14 @@ class MetricsWriter:
         *,
         resume_step: int | None = None,
         trackers: Mapping[str, Tracker] | None = None,
-        say: Callable[[str], None] = log.warning,
+        notify: Callable[[str], None] = log.warning,
     ):
         folder = Path(run_dir)
         folder.mkdir(parents=True, exist_ok=True)
         self._file = open_lines(folder / METRICS_FILE)
         self._tensorboard = TensorBoard(folder / "tensorboard", resume_step)
         every = {"tensorboard": self._tensorboard, **(trackers or {})}
-        self._trackers = [Guarded(name, tracker, say) for name, tracker in every.items()]
+        self._trackers = [Guarded(name, tracker, notify) for name, tracker in every.items()]
         self._samples = SamplesFile(folder, resume_step)
         if resume_step is not None:
             self.event("resume", step=resume_step)

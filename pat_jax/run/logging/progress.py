@@ -42,7 +42,7 @@ class Progress:
         self._bar.initial = self._bar.n = self._bar.last_print_n = done
 
     def stage(self, text: str) -> None:
-        """Show what is going on within a step, such as `rollout dp2tp1 live 12` (bars only)."""
+        """Show what is going on within a step, such as `rollout dp2tp1 running 12` (bars only)."""
         self._bar.set_description_str(printable(text))
 
     def step(self, step: int, metrics: Mapping[str, Any]) -> None:

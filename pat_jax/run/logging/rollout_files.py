@@ -36,7 +36,7 @@ class KeptRollouts:
 
     def add(self, step: int, trace: RolloutTrace) -> None:
         """One that decoded nothing is none."""
-        if not trace.live:
+        if not trace.running:
             return
         one, slowest = KeptRollout(step, trace), self._kept.get(SLOWEST)
         self._kept.setdefault(FIRST, one)

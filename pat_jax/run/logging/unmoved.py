@@ -20,25 +20,25 @@ log = logging.getLogger(__name__)
 class Unmoved:
     """
     Args:
-      say: to a person.
+      notify: to a person.
       longest: response, in tokens.
     """
 
-    def __init__(self, say: Callable[[str], None], longest: int):
-        self._say, self._longest, self._has_said = say, longest, False
+    def __init__(self, notify: Callable[[str], None], longest: int):
+        self._notify, self._longest, self._has_warned = notify, longest, False
         self._rows: deque[Mapping[str, Any]] = deque(maxlen=STEPS)
 
     def note(self, step: int, metrics: Mapping[str, Any]) -> None:
         if not self._rows:
             self._tell(step, advice_on_length(metrics, self._longest))
         self._rows.append(metrics)
-        if not self._has_said and (sentence := advice(list(self._rows))):
-            self._has_said = True
+        if not self._has_warned and (sentence := advice(list(self._rows))):
+            self._has_warned = True
             self._tell(step, sentence)
 
     def _tell(self, step: int, sentence: str) -> None:
         if sentence:
-            self._say(f"step {step}: {sentence}")
+            self._notify(f"step {step}: {sentence}")
             log.warning("step %d: %s", step, sentence)
 
 

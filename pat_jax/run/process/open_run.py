@@ -17,7 +17,7 @@ from filelock import BaseFileLock
 
 from pat_jax.common.files import replace_text
 from pat_jax.common.hosts.options import DistributedConfig
-from pat_jax.common.hosts.together import company
+from pat_jax.common.hosts.together import process_group
 from pat_jax.common.hosts.waiting import START_AGAIN
 from pat_jax.config.any_run import AnyRun
 from pat_jax.config.command_line import dump
@@ -69,7 +69,7 @@ class OpenRun:
     ):
         self._config, self._command, self._started = config, command, time.perf_counter()
         self._save_beside = save_beside
-        shared, us = Path(config.run_dir), company()
+        shared, us = Path(config.run_dir), process_group()
         self._lock: BaseFileLock | None = None  # of the first process, which writes there
         self._changed = us.agree("the run's folder", lambda: self._hold(shared))
         self.folder = folder = us.folder(shared)
@@ -126,8 +126,8 @@ class OpenRun:
           first_step: how many steps are done.
         """
         resume_step = first_step + 1 if self._config.resume else None
-        trackers, say = self._trackers, self.progress.print
-        return MetricsWriter(self.folder, resume_step=resume_step, trackers=trackers, say=say)
+        trackers, notify = self._trackers, self.progress.print
+        return MetricsWriter(self.folder, resume_step=resume_step, trackers=trackers, notify=notify)
 
     def save(self, step: int, kept: Kept, metrics: MetricsWriter) -> None:
         """After the step's metrics are written: a run resumed from here does not repeat it."""
@@ -159,10 +159,10 @@ class OpenRun:
             raise
         except BaseException:
             signals.hold()
-            if company().is_alone:
-                self._say_last(f"{self._saved(last)}; {self._again}")
+            if process_group().is_alone:
+                self._notify_last(f"{self._saved(last)}; {self._again}")
             else:  # the others are elsewhere: a state that is spread over all of them cannot be saved
-                self._say_last(f"{self.saves.on_disk()}{START_AGAIN}")
+                self._notify_last(f"{self.saves.on_disk()}{START_AGAIN}")
             raise
 
     def _saved(self, last: Callable[[], tuple[int, Kept]]) -> str:
@@ -185,7 +185,7 @@ class OpenRun:
         else:
             what = self.saves.stop(done, *self._whole(done, kept()))
         self.checkpoints.close()
-        self._say_last(f"stopped by {stopped.name}: {what}; {self._again}")
+        self._notify_last(f"stopped by {stopped.name}: {what}; {self._again}")
 
     def last_words(self) -> str:
         """What is kept, and how to go on, at any moment."""
@@ -196,7 +196,7 @@ class OpenRun:
         folder = shlex.quote(str(self.folder))
         return f"go on with: python -m pat_jax.{self._command} --resume --run_dir {folder}"
 
-    def _say_last(self, text: str) -> None:
+    def _notify_last(self, text: str) -> None:
         # Nobody may read it any more, which may be why the run ends.
         with suppress(OSError):
             self.progress.close()

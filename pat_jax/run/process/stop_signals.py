@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import NoReturn, Self
 
-from pat_jax.common.hosts.together import Company, company
+from pat_jax.common.hosts.together import ProcessGroup, process_group
 
 
 class Stopped(BaseException):
@@ -43,7 +43,7 @@ class StopSignals:
         self._num_asked = 0  # by people and schedulers
         self._is_held = False
         self._owns_process = owns_process
-        self._us = company()
+        self._us = process_group()
         # What is kept, and how to go on, for one who does not wait; asked at any moment.
         self.last_words: Callable[[], str] = lambda: "nothing is saved yet"
 
@@ -75,7 +75,7 @@ class StopSignals:
         """For good: the run is ending by itself."""
         self._is_held = True
 
-    def stop_all(self, us: Company) -> None:
+    def stop_all(self, us: ProcessGroup) -> None:
         """From now on a signal to one of several processes stops all, where they next agree and no step
         is torn apart."""
 
@@ -123,7 +123,7 @@ def _silence(terminals: list[int]) -> None:
 def leave(exit_code: int) -> NoReturn:
     """Ends the process without waiting for threads, such as one that compiles for later. It waits for the
     other processes of the run."""
-    company().leave()
+    process_group().leave()
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError):  # such as a pipe whose reader has gone
             stream.flush()

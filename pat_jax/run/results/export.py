@@ -13,7 +13,7 @@ import jax
 
 from pat_jax.common.errors import UserError
 from pat_jax.common.files import replace_text
-from pat_jax.common.hosts.together import company
+from pat_jax.common.hosts.together import process_group
 from pat_jax.common.hub import is_checkpoint, local_checkpoint
 from pat_jax.common.json_text import parse_json
 from pat_jax.common.pytree import on_host
@@ -21,7 +21,7 @@ from pat_jax.config.any_run import AnyRun
 from pat_jax.models.checkpoints.hf_export import attend, check_export, export
 from pat_jax.models.checkpoints.peft_adapter import export_adapter
 from pat_jax.training.build import DTYPES
-from pat_jax.training.trained import Leaves, Trained
+from pat_jax.training.trainable_params import Leaves, TrainableParams
 
 _NOTE = "exported.json"  # in the run's folder: where to, and the policy of which step
 
@@ -39,7 +39,7 @@ def check_export_dir(config: AnyRun) -> None:
         check_export(name)
 
 
-def export_policy(config: AnyRun, trained: Trained, params: Leaves, step: int) -> None:
+def export_policy(config: AnyRun, trained: TrainableParams, params: Leaves, step: int) -> None:
     """Writes the policy of `step`; what this run wrote there earlier is kept beside it.
 
     Args:
@@ -50,7 +50,7 @@ def export_policy(config: AnyRun, trained: Trained, params: Leaves, step: int) -
     """
     folder, directory = Path(config.run_dir), Path(config.checkpoint.export_dir)
     form = config.lora.export
-    earlier = company().agree("export before", lambda: _written(folder, directory))
+    earlier = process_group().agree("export before", lambda: _written(folder, directory))
     if earlier == step:
         return
     source = local_checkpoint(config.model, weights=False) if is_checkpoint(config.model) else None
@@ -59,7 +59,7 @@ def export_policy(config: AnyRun, trained: Trained, params: Leaves, step: int) -
         params = jax.tree.map(on_host, params)
     else:
         params = trained.whole(trained.frozen, params)
-    if not company().is_first:
+    if not process_group().is_first:
         if form == "merged":
             attend(trained.policy, params, dtype)
         return

@@ -46,8 +46,8 @@ def _forced(run: Run, requests: Sequence[Request]) -> tuple[list[Completion], Ro
     """With one switch: in the tail, or at once where all responses end together."""
     narrow, wide = two_layouts(run)
 
-    def switched(live: int) -> tuple[list[Completion], RolloutReport]:
-        planner = ScriptedPath(narrow, (Step(wide, live),))
+    def switched(running: int) -> tuple[list[Completion], RolloutReport]:
+        planner = ScriptedPath(narrow, (Step(wide, running),))
         found = _rollout(run, planner, requests)
         # The first run of a program takes longer.
         return _rollout(run, planner, requests) if found[1].compile_s else found
@@ -73,7 +73,7 @@ def _rollout(
     engine, report = run.setup.engine, RolloutReport()
     first = engine.layouts[planner.start(full_load(run.config.rollout, engine.capacity))]
     if first is not engine.layout:
-        engine.reslice(first)
+        engine.reshard(first)
     stream = engine.stream(requests, planner, report)
     done = dict(sampled(stream, len(requests), "see the run's last steps"))
     return [done[i] for i in range(len(requests))], report

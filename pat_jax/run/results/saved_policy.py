@@ -22,7 +22,7 @@ from pat_jax.run.checkpoints.orbax_io import read_part
 from pat_jax.run.process.folder import CHECKPOINTS
 from pat_jax.run.start.adapters import lora_of
 from pat_jax.run.start.hub_names import go_on_with_names
-from pat_jax.training.trained import Leaves
+from pat_jax.training.trainable_params import Leaves
 
 _OF_A_MODEL = [field.name for field in fields(ModelConfig)]
 

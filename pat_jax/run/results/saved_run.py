@@ -97,7 +97,7 @@ class SavedRun:
         return read_rollouts(self.folder)
 
     def plot_rollout(self, name: str | None = None) -> "Figure":
-        """Live sequences over time, the layout in force, the switches.
+        """Running sequences over time, the layout in force, the switches.
 
         Args:
           name: of `rollouts`; None: the last of a run that has come to its end.

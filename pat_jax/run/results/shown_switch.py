@@ -70,11 +70,11 @@ class ShownSwitch:
         sent = switch.sent.total if switch.sent else 0
         yield (
             f"one rollout of {self.responses} responses, made twice: as planned "
-            f"({' -> '.join(self.planned.path)}), and with a switch forced at {switch.live} live "
+            f"({' -> '.join(self.planned.path)}), and with a switch forced at {switch.running} running "
             f"({switch.source} -> {switch.target}): {self.same_tokens:,} of {self.tokens:,} tokens are the same"
         )
         yield (
-            f"the switch took {switch.seconds:.3f} s (weights resliced, KV cache {CARRIED[switch.kv]}, "
+            f"the switch took {switch.seconds:.3f} s (weights resharded, KV cache {CARRIED[switch.kv]}, "
             f"{sent / 2**20:.1f} MiB moved); the rollout took {self.forced.total_s:.2f} s with "
             f"it, {self.planned.total_s:.2f} s as planned (one run each)"
         )

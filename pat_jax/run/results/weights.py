@@ -30,7 +30,7 @@ from pat_jax.run.results.saved_policy import SavedPolicy
 from pat_jax.run.start.adapters import check_base
 from pat_jax.training.build import DTYPES
 from pat_jax.training.checksum import base_checksum
-from pat_jax.training.trained import Leaves
+from pat_jax.training.trainable_params import Leaves
 
 # The weights as a policy keeps them, in a data type where it quantizes none, on the shards of a layout.
 Load = Callable[[jnp.dtype, Policy, Layout], Params]

@@ -12,7 +12,7 @@ import numpy as np
 
 from pat_jax.rl.algorithm.supervised import num_learned, to_example_batch
 from pat_jax.rl.data.examples import Example
-from pat_jax.run.checkpoints.skipped_steps import Skipped
+from pat_jax.run.checkpoints.skipped_steps import NonFiniteSteps
 from pat_jax.run.logging.banner import introduction
 from pat_jax.run.logging.speed import describe_memory, describe_update
 from pat_jax.run.process.open_run import Kept, OpenRun
@@ -60,8 +60,8 @@ class SftRun:
         self.learning_rate = schedule_of(config.optimizer_in_use, setup.steps)
         self.open = OpenRun(config, "sft", steps=setup.steps, fingerprint=setup.fingerprint)
         self.steps = Steps(self.open, signals, self.kept)
-        most, say = config.optimizer.max_skipped, self.open.progress.print
-        self.skipped = Skipped(self.open.folder, most, say)
+        most, notify = config.optimizer.max_skipped, self.open.progress.print
+        self.skipped = NonFiniteSteps(self.open.folder, most, notify)
 
     def run(self) -> None:
         with self.steps.kept_at_a_stop():
@@ -72,16 +72,16 @@ class SftRun:
             self.finish()
 
     def compile(self) -> None:
-        setup, say = self.setup, self.open.progress.print
+        setup, notify = self.setup, self.open.progress.print
         for line in setup.note.splitlines():
-            say(line)
+            notify(line)
         learning, lora = "supervised fine-tuning", self.trainer.trained.lora
-        say(introduction(self.config, setup.policy, setup.devices, learning, lora=lora))
-        say(f"run folder {self.config.run_dir}; layout {self.trainer.layout.split}")
+        notify(introduction(self.config, setup.policy, setup.devices, learning, lora=lora))
+        notify(f"run folder {self.config.run_dir}; layout {self.trainer.layout.split}")
         start = time.perf_counter()
         compile_update(self.trainer, setup.memory, self.config, self.open.progress)
         self.compile_s = time.perf_counter() - start
-        say(f"compiled in {self.compile_s:.1f} s")
+        notify(f"compiled in {self.compile_s:.1f} s")
 
     def begin(self) -> None:
         """Parameters, optimizer and what has been drawn: from the checkpoint, or from the start."""

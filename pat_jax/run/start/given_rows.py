@@ -17,7 +17,7 @@ from filelock import FileLock, Timeout
 
 from pat_jax.common.errors import UserError, shown
 from pat_jax.common.files import replace_bytes
-from pat_jax.common.hosts.together import company
+from pat_jax.common.hosts.together import process_group
 from pat_jax.config.run import RunConfig
 from pat_jax.run.process.folder import CONFIG_FILE, LOCK_FILE, ROWS, name_of_rows
 
@@ -77,7 +77,7 @@ class GivenRows:
         existed = run.exists()
         new = [path for path in files.values() if not path.exists()]
         try:
-            company().agree("rows", lambda: self._write(files))
+            process_group().agree("rows", lambda: self._write(files))
             yield _with_paths(config, run, files)
         except UserError as error:
             sentence = self._worded(str(error), files)
@@ -85,7 +85,7 @@ class GivenRows:
                 raise
             raise UserError(sentence) from error
         finally:
-            if company().is_first:
+            if process_group().is_first:
                 _remove_unused(run, new, existed=existed)
 
     def keep(self, config: RunConfig) -> None:

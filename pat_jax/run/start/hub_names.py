@@ -13,7 +13,7 @@ from pat_jax.common import hub
 from pat_jax.common.files import replace_text
 from pat_jax.run.checkpoints.json_state import gone_on_with, read_kept
 
-NAMES_FILE = ".hub.json"  # hidden: it is no sign of a run (`folder.is_used`)
+NAMES_FILE = ".hub.json"  # hidden: it is not a sign of a run (`folder.is_used`)
 
 
 def keep_names(folder: Path) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Self
 
-from pat_jax.common.hosts.together import company
+from pat_jax.common.hosts.together import process_group
 from pat_jax.config.run import RunConfig
 from pat_jax.engine.engine import RolloutEngine
 from pat_jax.engine.warm_up.warm_up import Warmup
@@ -74,7 +74,7 @@ class LazyLayouts:
         if self.requested or not compile_s:
             return
         asked = self.planner, self.load, compile_s, iterations_left
-        for split in company().agree("wanted layouts", lambda: worth_compiling(*asked)):
+        for split in process_group().agree("wanted layouts", lambda: worth_compiling(*asked)):
             log.info(
                 "wanted: %s, %.1f s to compile, %d iterations left",
                 split,
@@ -86,7 +86,7 @@ class LazyLayouts:
 
     def due(self) -> list[Split]:
         """What has been compiled meanwhile, by every process."""
-        return sorted(set.intersection(*company().gather("compiled", self.compiler.finished)))
+        return sorted(set.intersection(*process_group().gather("compiled", self.compiler.finished)))
 
     def bring_in(self, due: Sequence[Split], load_weights: Callable[[Layout], Params]) -> list[str]:
         """Warms up and measures layouts that are `due`; the engine holds no weights meanwhile.

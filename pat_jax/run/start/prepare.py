@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from pat_jax.common.devices import KEPT_DIR, PROFILE_DIR
-from pat_jax.common.hosts.together import company
+from pat_jax.common.hosts.together import process_group
 from pat_jax.config.run import RunConfig
 from pat_jax.engine.warm_up.warm_up import Warmup
 from pat_jax.layout.buckets import Drafts
@@ -45,7 +45,7 @@ def keep_profile(
     """For the next start on this machine, where `python -m pat_jax.profile` has measured none: few bursts of few
     programs, which it would take for its own."""
     measured_in_full = PROFILE_DIR / subject.file_name
-    if config.profile != "auto" or measured_in_full.exists() or not company().is_first:
+    if config.profile != "auto" or measured_in_full.exists() or not process_group().is_first:
         return
     try:
         replace(known or Profile(subject, measured), latency=measured).save(
@@ -73,7 +73,7 @@ def cost_planner(
 
 def unseen_acceptance(drafts: Drafts) -> Acceptance | None:
     """Before any draft was verified; None where there are none, though a profile may know of some."""
-    return Acceptance.unseen(is_said=drafts.is_said) if drafts.budgets else None
+    return Acceptance.unseen(is_generated=drafts.is_generated) if drafts.num_draft_tokens else None
 
 
 def frozen(
@@ -81,7 +81,7 @@ def frozen(
     setup: Setup,
     folder: Path,
     measured: LatencyModel,
-    say: Callable[[str], None],
+    notify: Callable[[str], None],
 ) -> LatencyModel:
     """The profile to plan by: under `--deterministic` the one that the run began with."""
     path = folder / "profile.json"
@@ -89,6 +89,6 @@ def frozen(
         kept = load_profile(path, setup.subject).latency
         if kept.covers(measured):
             return kept
-        say(f"{path} is of other shapes: measured anew")
+        notify(f"{path} is of other shapes: measured anew")
     Profile(setup.subject, measured).save(path)
     return measured

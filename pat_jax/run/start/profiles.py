@@ -8,7 +8,7 @@ from pathlib import Path
 import jax
 
 from pat_jax.common.devices import KEPT_DIR, PROFILE_DIR, Device
-from pat_jax.common.hosts.together import company
+from pat_jax.common.hosts.together import process_group
 from pat_jax.config.run import RunConfig
 from pat_jax.models.config import ModelConfig
 from pat_jax.planning.latency.profile import Profile, ProfileError, Subject, load_profile
@@ -34,8 +34,8 @@ def find_profile(config: RunConfig, subject: Subject) -> Profile | None:
     if config.profile == "none":
         return None
     if config.profile != "auto":
-        return company().agree("profile", lambda: load_profile(Path(config.profile), subject))
-    return company().agree("profile", lambda: _profile_of(subject))
+        return process_group().agree("profile", lambda: load_profile(Path(config.profile), subject))
+    return process_group().agree("profile", lambda: _profile_of(subject))
 
 
 def _profile_of(subject: Subject) -> Profile | None:

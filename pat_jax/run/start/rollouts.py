@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import jax.numpy as jnp
 
 from pat_jax.common.devices import Device
-from pat_jax.common.hosts.together import company
+from pat_jax.common.hosts.together import process_group
 from pat_jax.config.run import RunConfig
 from pat_jax.engine.device.draft.drafter import Drafter
 from pat_jax.engine.engine import RolloutEngine
@@ -90,5 +90,7 @@ class Rollouts:
             drafter=self.drafter,
             drafting=drafts.reason,
             # Which programs there are would depend on the clock, or differ from one process to another.
-            by_need=rollout.compile != "all" and not config.deterministic and company().count == 1,
+            by_need=rollout.compile != "all"
+            and not config.deterministic
+            and process_group().count == 1,
         )

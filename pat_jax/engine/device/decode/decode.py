@@ -2,8 +2,8 @@
 
 Each is written for one device's shard and wrapped in `shard_map`, so that every collective in the
 compiled program is written here or in the model. These are two sums a layer, one for the embedding,
-one gather of the logits, and one sum every `check_every` steps: how many rows are live, and whether
-there are pages for more.
+one gather of the logits, and one sum every `check_every` steps: how many rows are running, and
+whether there are pages for more.
 """
 
 from collections.abc import Callable
@@ -42,7 +42,7 @@ from pat_jax.models.cache.draft_layer import DraftCopy
 from pat_jax.models.cache.kv_cache import KV_AXES
 from pat_jax.models.cache.paged_layer import PagedLayer
 from pat_jax.models.policy import Params, Policy
-from pat_jax.planning.draft_counts import Drafted
+from pat_jax.planning.draft_counts import DraftResult
 
 # What steps change, tables of the rows' pages, how many of the reserved ones are drawn, and what says whether to go on.
 _Carry = tuple[Moving, Array, Array, Array]
@@ -67,8 +67,8 @@ class _Loop:
         at_once = num_pages_for(self.pace.check_tokens, self.page_size)
 
         def keep_going(carry: _Carry) -> Array:
-            moving, _, _, (live, is_short) = carry
-            is_on = (live > self.until.threshold) & (moving.output.steps < self.until.steps)
+            moving, _, _, (running, is_short) = carry
+            is_on = (running > self.until.threshold) & (moving.output.steps < self.until.steps)
             return is_on & (is_short == 0)
 
         def several_steps(carry: _Carry) -> _Carry:
@@ -87,9 +87,10 @@ class _Loop:
         return lacking(rows, tables, steps=self.pace.check_tokens, page_size=self.page_size)
 
     def _outlook(self, rows: RowState, tables: Array, drawn: Array) -> Int[Array, "2"]:
-        """Live rows of the fullest group; 1 where some group has too few reserved pages, else 0."""
+        """Running rows of the fullest replica; 1 where some replica has too few reserved pages,
+        else 0."""
         is_short = jnp.sum(self._wanted(rows, tables)) > self.filled - drawn
-        mine = jnp.stack([jnp.sum(rows.live, dtype=jnp.int32), is_short.astype(jnp.int32)])
+        mine = jnp.stack([jnp.sum(rows.running, dtype=jnp.int32), is_short.astype(jnp.int32)])
         return jax.lax.pmax(mine, self.layout.dp_axes) if self.layout.dp_axes else mine
 
 
@@ -110,17 +111,18 @@ class DecodeFunctions:
         return self.drafter.drafts
 
     def burst(
-        self, layout: Layout, budget: int = 0, drafting: Any = None
+        self, layout: Layout, num_draft_tokens: int = 0, drafting: Any = None
     ) -> Callable[
         [Params, DecodeState, ReservedPages, Until, Any],
         tuple[DecodeState, BurstOutput],
     ]:
-        """Decodes until `until`, or until a group has no reserved page left; rows draw pages from it as they grow.
+        """Decodes until `until`, or until a replica has no reserved page left; rows draw pages from
+        it as they grow.
 
         The state is to be donated. The last argument is the drafter's weights, None where it has none.
 
         Args:
-          budget: tokens of drafts that a step has room for, for each row.
+          num_draft_tokens: draft tokens of a step, for each row.
           drafting: shapes of the drafter's state, None where it has none.
         """
         # A spec stands for all arrays below its place in the tree.
@@ -129,33 +131,33 @@ class DecodeFunctions:
         scalar: Any = layout.spec()
         drafted = jax.tree.map(lambda x: x.sharding.spec, drafting)
         state = DecodeState(rows, rows, pool, rows, rows, drafted)
-        said = scalar if layout.spans_processes else rows
-        output: Any = dict.fromkeys((x.name for x in fields(BurstOutput)), said)
+        placement = scalar if layout.spans_processes else rows
+        output: Any = dict.fromkeys((x.name for x in fields(BurstOutput)), placement)
 
         def run(*args: Any) -> tuple[DecodeState, BurstOutput]:
-            return self._burst(layout, budget, *args)
+            return self._burst(layout, num_draft_tokens, *args)
 
         taken = layout.param_specs(self.policy), state, rows, scalar, scalar
         given = state, BurstOutput(**output | {"steps": scalar})
         return by_shard(layout, run, taken, given)
 
-    def pace(self, budget: int) -> Pace:
-        return Pace.of(self.check_every, self.burst_steps, self.drafts.draft(budget))
+    def pace(self, num_draft_tokens: int) -> Pace:
+        return Pace.of(self.check_every, self.burst_steps, self.drafts.draft(num_draft_tokens))
 
     def _burst(
         self,
         layout: Layout,
-        budget: int,
+        num_draft_tokens: int,
         params: Params,
         state: DecodeState,
         reserved: ReservedPages,
         until: Until,
         own_params: Any,
     ) -> tuple[DecodeState, BurstOutput]:
-        pace, rows, page_size = self.pace(budget), state.rows, state.pool[0].keys.shape[2]
+        pace, rows, page_size = self.pace(num_draft_tokens), state.rows, state.pool[0].keys.shape[2]
         most, start = num_pages_for(pace.burst_tokens, page_size), rows.position
-        output = self._nothing_said(rows, pace, most)
-        (ring,), (filled,) = reserved.pages, reserved.filled  # one group
+        output = self._nothing_generated(rows, pace, most)
+        (ring,), (filled,) = reserved.pages, reserved.filled  # one replica
         loop = _Loop(layout, pace, page_size, ring, filled, until)
         # The keys of all steps at once: one by one they cost more than the rest of sampling.
         ahead = start[None, :] + 1 + jnp.arange(pace.burst_tokens)[:, None]
@@ -164,10 +166,12 @@ class DecodeFunctions:
         one = DecodeStep(self.policy, layout, self.dtype, self.eos_ids, self.max_logprobs)
 
         def step(tables: Array, moving: Moving) -> Moving:
-            if not budget:
+            if not num_draft_tokens:
                 return one.plain(params, keys, tables, moving)
             length = tables.shape[1] * page_size
-            asked = Asked(one, params, own_params, keys, tables, until.reach, length, budget)
+            asked = Asked(
+                one, params, own_params, keys, tables, until.accept_prob, length, num_draft_tokens
+            )
             return verify(self.drafter, asked, moving)
 
         caches = self._begin(layout, state.pool, tables, start, pace)
@@ -176,13 +180,13 @@ class DecodeFunctions:
         done, tables, drawn = loop.run(step, moving, tables, drawn)
         rows, seen, drafting, counts, caches, output = done
         runs = drafting.runs if isinstance(drafting, Drafting) else output.runs
-        pages, told = added(tables, held, most=most), Drafted(*jax.tree.leaves(counts))
+        pages, told = added(tables, held, most=most), DraftResult(*jax.tree.leaves(counts))
         output = replace(output, pages=pages, runs=runs, drafted=told)
         pool = self._end(caches, state.pool, tables, start, rows.position, pace)
         state = DecodeState(rows, seen, pool, tables, drawn[None], drafting)
         return state, _told(output, layout)
 
-    def _nothing_said(self, rows: RowState, pace: Pace, pages: int) -> BurstOutput:
+    def _nothing_generated(self, rows: RowState, pace: Pace, pages: int) -> BurstOutput:
         """
         Args:
           pages: most that a row draws in a burst.
@@ -192,19 +196,19 @@ class DecodeFunctions:
         def zeros(*shape: int, dtype: Any = jnp.int32) -> Array:
             return jnp.zeros(shape, dtype)
 
-        said, top = (count, pace.burst_tokens), self.max_logprobs
+        shape, top = (count, pace.burst_tokens), self.max_logprobs
         return BurstOutput(
-            tokens=zeros(*said),
-            logprobs=zeros(*said, dtype=jnp.float32),
-            unfiltered=zeros(*said, dtype=jnp.float32),
+            tokens=zeros(*shape),
+            logprobs=zeros(*shape, dtype=jnp.float32),
+            unfiltered=zeros(*shape, dtype=jnp.float32),
             emitted=zeros(count),
-            live=rows.live,
+            running=rows.running,
             steps=jnp.int32(0),
-            top_tokens=zeros(*said, top),
-            top_logprobs=zeros(*said, top, dtype=jnp.float32),
+            top_tokens=zeros(*shape, top),
+            top_logprobs=zeros(*shape, top, dtype=jnp.float32),
             pages=zeros(count, pages),
-            live_steps=zeros(count),
-            drafted=Drafted(*jax.tree.leaves(Counts.none())),
+            running_steps=zeros(count),
+            drafted=DraftResult(*jax.tree.leaves(Counts.none())),
             runs=Runs(*[zeros(count)] * len(Runs._fields)),
         )
 
@@ -247,7 +251,7 @@ class DecodeFunctions:
 
 
 def _told(output: BurstOutput, layout: Layout) -> BurstOutput:
-    """To every process what all groups have said: a host reads its own devices alone."""
+    """To every process what all replicas have generated: a host reads its own devices alone."""
     if not (layout.spans_processes and layout.dp_axes):
         return output
     by_rows = [field.name for field in fields(output) if field.name != "steps"]

@@ -67,7 +67,7 @@ class DecodeStep:
         """One token of each row."""
         rows, seen, _, counts, caches, output = moving
         # What a row that has ended had may be another one's by now.
-        own = jnp.where(rows.live[:, None], tables, NULL_PAGE)
+        own = jnp.where(rows.running[:, None], tables, NULL_PAGE)
         logits, caches = self.logits(
             params,
             rows.last_token[:, None],
@@ -78,11 +78,12 @@ class DecodeStep:
             key = jax.lax.dynamic_index_in_dim(keys, output.steps, keepdims=False)
             endings = self.endings(rows)
             drawn = self.draw(logits[:, 0], key, rows.position, rows.sampling, seen, endings, None)
-        # A log-probability that is no number has come from such logits: nothing good would follow.
+        # A log-probability that is not a number has come from such logits: nothing good would
+        # follow.
         failed = jnp.isnan(drawn.logprobs)
         stopped = jnp.any(drawn.tokens[:, None] == endings, axis=1) | failed
         after = advance(rows, drawn.tokens, stopped, failed)
-        seen = remember(seen, drawn.tokens[:, None], rows.live[:, None])
+        seen = remember(seen, drawn.tokens[:, None], rows.running[:, None])
         drawn = jax.tree.map(lambda x: x[:, None], drawn)
         return Moving(after, seen, None, counts, caches, noted(output, drawn, rows, after))
 
@@ -149,12 +150,12 @@ def views(
     line: Line,
     turns: int,
 ) -> tuple[DraftRows | DraftPages, ...]:
-    """The caches for a line; pages by tables of live rows that reach as far as the last of `turns` of a
-    row that is near its end."""
+    """The caches for a line; pages by tables of running rows that reach as far as the last of
+    `turns` of a row that is near its end."""
     if isinstance(caches[0], DraftCopy):
         return tuple(DraftRows(x, line) for x in caches if isinstance(x, DraftCopy))
     pages = [_pages(x) for x in caches]
-    own = jnp.where(rows.live[:, None], tables, NULL_PAGE)
+    own = jnp.where(rows.running[:, None], tables, NULL_PAGE)
     behind = num_pages_for(turns, pages[0].keys.shape[2])
     table = jnp.pad(own, ((0, 0), (0, behind)), constant_values=NULL_PAGE)
     return tuple(DraftPages(*x, table, line) for x in pages)
@@ -176,16 +177,16 @@ def advance(
     stopped: Bool[Array, " rows"],
     failed: Bool[Array, " rows"],
 ) -> RowState:
-    """Rows that are not live stand still: they decode, but nothing reads what comes of it.
+    """Rows that are not running stand still: they decode, but nothing reads what comes of it.
 
     Those that failed do not go on to the token after, so that no NaN counts as one of theirs.
     """
-    position = rows.position + (rows.live & ~failed)
+    position = rows.position + (rows.running & ~failed)
     return replace(
         rows,
-        last_token=jnp.where(rows.live, tokens, rows.last_token),
+        last_token=jnp.where(rows.running, tokens, rows.last_token),
         position=position,
-        live=rows.live & ~stopped & (position + 1 < rows.end),
+        running=rows.running & ~stopped & (position + 1 < rows.end),
     )
 
 
@@ -194,22 +195,23 @@ def noted(
     drawn: Drawn,
     rows: RowState,
     after: RowState,
-    said: Int[Array, " rows"] | None = None,
+    num_generated: Int[Array, " rows"] | None = None,
 ) -> BurstOutput:
     """Writes each row's new tokens: one in the column of the step, or, where rows generate different
-    numbers of tokens, `said` of them at the row's own offset. What lies behind is written over."""
+    numbers of tokens, `num_generated` of them at the row's own offset. What lies behind is written
+    over."""
 
     def put(name: str) -> Array:
         buffer, new = getattr(output, name), getattr(drawn, name)
-        if said is None:
+        if num_generated is None:
             return jax.lax.dynamic_update_slice_in_dim(buffer, new, output.steps, axis=1)
         return put_windows(buffer, new, jnp.asarray(output.emitted))
 
     return replace(
         output,
         **{name: put(name) for name in Drawn._fields},
-        emitted=output.emitted + (rows.live if said is None else said),
-        live_steps=output.live_steps + rows.live,
-        live=after.live,
+        emitted=output.emitted + (rows.running if num_generated is None else num_generated),
+        running_steps=output.running_steps + rows.running,
+        running=after.running,
         steps=output.steps + 1,
     )

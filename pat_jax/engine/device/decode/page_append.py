@@ -1,7 +1,7 @@
 """Pages for the tokens of a burst: rows draw them on the devices, from a reserve that the host lays out.
 
-So a row holds pages for its next few tokens, not for a burst that it may not live to see. Functions of
-one replica's arrays; `page_reserve.py` says which pages are in the reserve.
+So a row holds pages for its next few tokens, not for a burst that it may not running to see.
+Functions of one replica's arrays; `page_reserve.py` says which pages are in the reserve.
 """
 
 import jax.numpy as jnp
@@ -14,10 +14,11 @@ from pat_jax.models.cache.paged_layer import NULL_PAGE
 def lacking(
     rows: RowState, tables: Int[Array, "rows width"], *, steps: int, page_size: int
 ) -> Int[Array, " rows"]:
-    """Pages that each live row needs besides its own for its next `steps` tokens, or up to its end."""
+    """Pages that each running row needs besides its own for its next `steps` tokens, or up to its
+    end."""
     tokens = jnp.minimum(rows.position + steps, rows.end - 1)
     missing = -(-tokens // page_size) - num_held(tables)
-    return jnp.where(rows.live, jnp.maximum(missing, 0), 0)
+    return jnp.where(rows.running, jnp.maximum(missing, 0), 0)
 
 
 def num_held(tables: Int[Array, "rows width"]) -> Int[Array, " rows"]:

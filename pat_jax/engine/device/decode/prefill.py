@@ -19,7 +19,7 @@ from pat_jax.models.policy import Params, Policy
 def prefill(
     policy: Policy, layout: Layout, dtype: jnp.dtype
 ) -> Callable[[Params, Pool, Array, Array, Array], Pool]:
-    """Computes pages of known tokens, `tokens[blocks, page_size]`, of any sequences of a group.
+    """Computes pages of known tokens, `tokens[blocks, page_size]`, of any sequences of a replica.
 
     Block i begins at position `start[i]`, a multiple of the page size, of the sequence whose pages
     are `tables[i]`. All blocks are in their pages before any of them attends: those of one
@@ -41,7 +41,7 @@ def prefill(
 
 
 def copy_pages(layout: Layout) -> Callable[[Pool, Array, Array], Pool]:
-    """Copies page `source[i]` of each group to its page `target[i]`; no page is both.
+    """Copies page `source[i]` of each replica to its page `target[i]`; no page is both.
 
     Pairs of NULL_PAGE are empty. The pool is to be donated.
     """

@@ -21,7 +21,7 @@ from jaxtyping import Array, Bool, Float, Int, UInt32
 from pat_jax.engine.device.decode.gumbel import draw, log_prob, scaled
 from pat_jax.engine.sequences.types import RowSampling
 
-NEVER = -1e30  # a finite minus infinity
+NEG_INF = -1e30  # a finite minus infinity
 
 # The tokens of prompt and response, and of the response alone, as in `types.token_set`.
 Seen = UInt32[Array, "rows 2 words"]
@@ -31,7 +31,8 @@ class Ahead(NamedTuple):
     """Tokens that are drawn before it is known whether those before them are accepted."""
 
     row: Int[Array, " rows"]  # the row of `Seen` of each
-    said: Int[Array, "rows few"]  # the tokens of its response behind those, negative ones for none
+    # the tokens of its response behind those, negative ones for none
+    num_generated: Int[Array, "rows few"]
 
 
 def sequence_key(*ids: int) -> np.ndarray:
@@ -122,7 +123,7 @@ def _in_vocab(logits: Array, vocab_size: int) -> Array:
     logits = logits.astype(jnp.float32)
     if vocab_size == logits.shape[-1]:
         return logits
-    return jnp.where(jnp.arange(logits.shape[-1])[None, :] < vocab_size, logits, NEVER)
+    return jnp.where(jnp.arange(logits.shape[-1])[None, :] < vocab_size, logits, NEG_INF)
 
 
 def _penalize(logits: Array, options: RowSampling, seen: Seen, ahead: Ahead | None) -> Array:
@@ -131,8 +132,8 @@ def _penalize(logits: Array, options: RowSampling, seen: Seen, ahead: Ahead | No
         seen = seen[ahead.row]
     in_text, in_response = (_unpack(seen[:, i], logits.shape[-1]) for i in (0, 1))
     if ahead is not None:
-        is_said = _any_of(ahead.said, logits.shape[-1])
-        in_text, in_response = in_text | is_said, in_response | is_said
+        is_ahead = _any_of(ahead.num_generated, logits.shape[-1])
+        in_text, in_response = in_text | is_ahead, in_response | is_ahead
     factor = jnp.where(in_text, options.repetition_penalty[:, None], 1.0)
     logits = jnp.where(logits > 0, logits / factor, logits * factor)
     return logits - jnp.where(in_response, options.presence_penalty[:, None], 0.0)
@@ -145,7 +146,7 @@ def _unpack(words: UInt32[Array, "rows words"], length: int) -> Bool[Array, "row
 
 def _forbid(logits: Array, forbidden: Int[Array, "rows some"]) -> Array:
     is_forbidden = _any_of(forbidden, logits.shape[-1])
-    return jnp.where(is_forbidden & ~jnp.isnan(logits), NEVER, logits)
+    return jnp.where(is_forbidden & ~jnp.isnan(logits), NEG_INF, logits)
 
 
 def _any_of(tokens: Int[Array, "rows some"], vocab: int) -> Bool[Array, "rows vocab"]:
@@ -170,14 +171,14 @@ def _filter(logits: Array, divisor: Array, options: RowSampling) -> Array:
     is_cut = is_sampled & _is_cut(options)
     kept = jax.lax.cond(
         jnp.any(is_cut),
-        lambda x: jnp.where(is_cut[:, None] & (x < _floor(x, divisor, options)), NEVER, x),
+        lambda x: jnp.where(is_cut[:, None] & (x < _floor(x, divisor, options)), NEG_INF, x),
         lambda x: x,
         logits,
     )
     # The likeliest token survives top-k and top-p: what is left of the sum makes no difference.
     below = scaled(logits, jnp.max(logits, axis=-1), divisor)
     is_low = below < jnp.log(options.min_p)[:, None]
-    return jnp.where(is_sampled[:, None] & is_low, NEVER, kept)
+    return jnp.where(is_sampled[:, None] & is_low, NEG_INF, kept)
 
 
 def _floor(logits: Array, divisor: Array, options: RowSampling) -> Float[Array, "rows 1"]:

@@ -23,7 +23,7 @@ from pat_jax.engine.device.decode.decode_step import (
     views,
 )
 from pat_jax.engine.device.decode.sampling import Ahead, remember
-from pat_jax.engine.device.draft.drafter import Accepted, Asked, Drafter, Guess
+from pat_jax.engine.device.draft.drafter import Accepted, Asked, Drafter, Proposal
 from pat_jax.engine.device.draft.token_batch import line_of
 from pat_jax.engine.sequences.state import RowState
 from pat_jax.engine.sequences.types import NO_TOKEN
@@ -34,11 +34,16 @@ def verify(drafter: Drafter, asked: Asked, moving: Moving) -> Moving:
     """As many tokens of each row as its draft gets right, and one more."""
     step, rows = asked.step, moving.rows
     with jax.named_scope("draft"):
-        guess, moving = drafter.propose(asked, moving)
-        turns, room = 1 + guess.draft.tokens.shape[1], len(rows.live) * (1 + asked.budget)
-        of_branch = None if guess.branch is None else guess.branch[1]
-        line = line_of(guess.length, rows.live, rows.position, of_branch, room=room, turns=turns)
-        path = _paths(guess, line)
+        proposal, moving = drafter.propose(asked, moving)
+        turns, room = (
+            1 + proposal.draft.tokens.shape[1],
+            len(rows.running) * (1 + asked.num_draft_tokens),
+        )
+        of_branch = None if proposal.branch is None else proposal.branch[1]
+        line = line_of(
+            proposal.length, rows.running, rows.position, of_branch, room=room, turns=turns
+        )
+        path = _paths(proposal, line)
         known = _known(rows, line, path)
     position = line.start[line.row] + line.depth
     lines = views(moving.caches, asked.tables, rows, line, turns)
@@ -53,14 +58,14 @@ def verify(drafter: Drafter, asked: Asked, moving: Moving) -> Moving:
         failed = jnp.isnan(drawn.logprobs)
         stopped = jnp.any(drawn.tokens[:, None] == endings, axis=1) | failed
     with jax.named_scope("accept"):
-        taken = _is_branch_right(guess, drawn.tokens[line.place[:, 0]])
+        taken = _is_branch_accepted(proposal, drawn.tokens[line.place[:, 0]])
         place = line.place
-        if guess.branch is not None:
+        if proposal.branch is not None:
             caches = _on_branches(caches, asked.tables, rows, line, turns, taken)
             behind = jnp.take_along_axis(place, 1 + line.moved(taken), axis=1)
             place = jnp.concatenate([place[:, :1], behind], axis=1)
         by_row = jax.tree.map(lambda x: x[place], (drawn, stopped, failed))
-        return _accept(drafter, asked, moving._replace(caches=caches), guess, taken, *by_row)
+        return _accept(drafter, asked, moving._replace(caches=caches), proposal, taken, *by_row)
 
 
 def _known(rows: RowState, line: Line, path: Int[Array, "tokens draft"]) -> Int[Array, " tokens"]:
@@ -75,7 +80,7 @@ def _accept(
     drafter: Drafter,
     asked: Asked,
     moving: Moving,
-    guess: Guess,
+    proposal: Proposal,
     taken: Bool[Array, " rows"],
     drawn: Drawn,
     stopped: Bool[Array, "rows turns"],
@@ -83,22 +88,22 @@ def _accept(
 ) -> Moving:
     """
     Args:
-      moving: of before the step, but for the caches.
+      moving: of before the step, except for the caches.
       taken: rows whose branch is right.
       drawn, stopped, failed: along each row's draft, or along its branch where that is taken.
     """
     rows, tokens = moving.rows, drawn.tokens
-    right = jnp.where(taken, 0, _agreeing(guess.draft.tokens, tokens, guess.length))
-    on_branch = jnp.zeros_like(right)
-    if guess.branch is not None:
-        branch, length = guess.branch
+    num_agreeing = jnp.where(taken, 0, _agreeing(proposal.draft.tokens, tokens, proposal.length))
+    on_branch = jnp.zeros_like(num_agreeing)
+    if proposal.branch is not None:
+        branch, length = proposal.branch
         on_branch = jnp.where(taken, _agreeing(branch.tokens, tokens, length), 0)
-    count = _said(rows, right + on_branch, stopped)
+    count = _num_generated(rows, num_agreeing + on_branch, stopped)
     after = _advance_by(rows, count, tokens, stopped, failed)
-    is_said = jnp.arange(tokens.shape[1])[None] < count[:, None]
-    seen = remember(moving.seen, tokens, is_said)
-    accepted = Accepted(tokens, count, right, on_branch, taken)
-    drafting, counts = drafter.catch_up(asked, moving, guess, accepted)
+    is_generated = jnp.arange(tokens.shape[1])[None] < count[:, None]
+    seen = remember(moving.seen, tokens, is_generated)
+    accepted = Accepted(tokens, count, num_agreeing, on_branch, taken)
+    drafting, counts = drafter.catch_up(asked, moving, proposal, accepted)
     output = noted(moving.output, drawn, rows, after, count)
     return Moving(after, seen, drafting, counts, moving.caches, output)
 
@@ -120,53 +125,54 @@ def _on_branches(
     return jax.lax.fori_loop(0, jnp.any(taken).astype(jnp.int32), move, caches)
 
 
-def _paths(guess: Guess, line: Line) -> Int[Array, "tokens draft"]:
+def _paths(proposal: Proposal, line: Line) -> Int[Array, "tokens draft"]:
     """The draft that each token is of."""
-    path = guess.draft.tokens[line.row]
-    if guess.branch is None:
+    path = proposal.draft.tokens[line.row]
+    if proposal.branch is None:
         return path
-    return jnp.where(line.is_branch[:, None], guess.branch[0].tokens[line.row], path)
+    return jnp.where(line.is_branch[:, None], proposal.branch[0].tokens[line.row], path)
 
 
-def _is_branch_right(guess: Guess, drawn: Int[Array, " rows"]) -> Bool[Array, " rows"]:
+def _is_branch_accepted(proposal: Proposal, drawn: Int[Array, " rows"]) -> Bool[Array, " rows"]:
     """Whether it was verified and begins with what was drawn."""
-    if guess.branch is None:
+    if proposal.branch is None:
         return jnp.zeros(drawn.shape, bool)
-    branch, length = guess.branch
+    branch, length = proposal.branch
     return (length > 0) & (branch.tokens[:, 0] == drawn)
 
 
 def _agreeing(
-    guesses: Int[Array, "rows draft"],
+    proposed: Int[Array, "rows draft"],
     tokens: Int[Array, "rows turns"],
     length: Int[Array, " rows"],
 ) -> Int[Array, " rows"]:
     """Guesses of each row, from its first to its last that was verified, that are what was drawn."""
-    is_verified = jnp.arange(guesses.shape[1])[None] < length[:, None]
-    agrees = is_verified & (guesses == tokens[:, :-1])
+    is_verified = jnp.arange(proposed.shape[1])[None] < length[:, None]
+    agrees = is_verified & (proposed == tokens[:, :-1])
     return jnp.sum(jnp.cumprod(agrees, axis=1), axis=1, dtype=jnp.int32)
 
 
-def _said(
-    rows: RowState, right: Int[Array, " rows"], stopped: Bool[Array, "rows turns"]
+def _num_generated(
+    rows: RowState, num_agreeing: Int[Array, " rows"], stopped: Bool[Array, "rows turns"]
 ) -> Int[Array, " rows"]:
-    """Tokens that each row says: the right guesses and one more, or up to its end."""
+    """Tokens that each row generates: the accepted ones and one more, or up to its end."""
     going_on = jnp.sum(jnp.cumprod(~stopped, axis=1), axis=1, dtype=jnp.int32)
     room = rows.end - 1 - rows.position
-    return jnp.where(rows.live, jnp.minimum(jnp.minimum(right, going_on) + 1, room), 0)
+    return jnp.where(rows.running, jnp.minimum(jnp.minimum(num_agreeing, going_on) + 1, room), 0)
 
 
 def _advance_by(
     rows: RowState,
-    said: Int[Array, " rows"],
+    num_generated: Int[Array, " rows"],
     tokens: Int[Array, "rows queries"],
     stopped: Bool[Array, "rows queries"],
     failed: Bool[Array, "rows queries"],
 ) -> RowState:
-    """`_advance` by the first `said` tokens of each row, of which the last alone may have ended it."""
-    last = jnp.maximum(said - 1, 0)[:, None]
+    """`_advance` by the first `num_generated` tokens of each row, of which the last alone may have
+    ended it."""
+    last = jnp.maximum(num_generated - 1, 0)[:, None]
     token, stops, fails = (
         jnp.take_along_axis(x, last, axis=1)[:, 0] for x in (tokens, stopped, failed)
     )
-    before = replace(rows, position=rows.position + jnp.maximum(said - 1, 0))
+    before = replace(rows, position=rows.position + jnp.maximum(num_generated - 1, 0))
     return advance(before, token, stops, fails)

@@ -19,14 +19,14 @@ from jaxtyping import Array, Bool, Float, Int
 
 from pat_jax.engine.device.decode.decode_step import Moving, kept, views
 from pat_jax.engine.device.decode.prefill import prefill
-from pat_jax.engine.device.decode.sampling import NEVER
+from pat_jax.engine.device.decode.sampling import NEG_INF
 from pat_jax.engine.device.draft.drafter import (
     Accepted,
     Asked,
     Drafter,
     DraftFeed,
     DraftShapes,
-    Guess,
+    Proposal,
     Rollout,
 )
 from pat_jax.engine.device.draft.generated import counted, generated
@@ -65,16 +65,16 @@ class ModelDrafter(Drafter):
         assert self.policy is not None, "a draft model"
         return self.policy
 
-    def propose(self, asked: Asked, moving: Moving) -> tuple[Guess, Moving]:
+    def propose(self, asked: Asked, moving: Moving) -> tuple[Proposal, Moving]:
         """Each pass takes a row's newest token and the one before it: after a fully accepted draft its last
         token has not been in a pass. Where one of them is beyond the model's vocabulary its
         embedding is zeros (`Transformer._embed`).
         """
         step, rows, drafting = asked.step, moving.rows, moving.drafting
-        row, padded = jnp.arange(len(rows.live)), step.policy.config.padded_vocab_size
+        row, padded = jnp.arange(len(rows.running)), step.policy.config.padded_vocab_size
 
         def pass_(recent: tuple[Array, Array], position: Array, caches: tuple) -> tuple:
-            line = two_each(rows.live, position)
+            line = two_each(rows.running, position)
             tokens = jnp.stack(recent, axis=1)
             tokens = jnp.where((position == 0)[:, None], tokens[:, 1:], tokens)
             model = self.model.bind(asked.own_params)
@@ -82,7 +82,7 @@ class ModelDrafter(Drafter):
             hidden, written = model(
                 jnp.reshape(tokens, (1, -1)),
                 line.slots[None],
-                views(caches, drafting.tables, rows, line, 1 + asked.budget),
+                views(caches, drafting.tables, rows, line, 1 + asked.num_draft_tokens),
                 partition=partition,
                 dtype=step.dtype,
             )
@@ -92,14 +92,18 @@ class ModelDrafter(Drafter):
             logits = of_size(model.logits(newest, partition)[:, :known], padded)
             return logits, tuple(map(kept, written))
 
-        guess, written = generated(asked, moving, drafting.previous, pass_, drafting.pool)
-        return guess, moving._replace(drafting=drafting._replace(pool=written))
+        proposal, written = generated(asked, moving, drafting.previous, pass_, drafting.pool)
+        return proposal, moving._replace(drafting=drafting._replace(pool=written))
 
     def catch_up(
-        self, asked: Asked, moving: Moving, guess: Guess, accepted: Accepted
+        self, asked: Asked, moving: Moving, proposal: Proposal, accepted: Accepted
     ) -> tuple[ModelDrafting, Counts]:
         del asked
-        counts, drafting, count = counted(moving, guess, accepted), moving.drafting, accepted.count
+        counts, drafting, count = (
+            counted(moving, proposal, accepted),
+            moving.drafting,
+            accepted.count,
+        )
         before = jnp.concatenate([moving.rows.last_token[:, None], accepted.tokens], axis=1)
         before = jnp.take_along_axis(before, jnp.maximum(count - 1, 0)[:, None], axis=1)[:, 0]
         previous = jnp.where(count > 0, before, drafting.previous)
@@ -125,9 +129,9 @@ class ModelDrafter(Drafter):
         tables = abstract_index(layout, rows, shapes.width(length))
         return ModelDrafting(self.pool(layout, shapes), tables, abstract_index(layout, rows))
 
-    def blank(self, zeros: ModelDrafting, num_groups: int) -> ModelDrafting:
+    def blank(self, zeros: ModelDrafting, num_replicas: int) -> ModelDrafting:
         """Every row other pages, as far as there are as many."""
-        pages = len(zeros.pool[0].keys) // num_groups
+        pages = len(zeros.pool[0].keys) // num_replicas
         tables = jnp.arange(zeros.tables.size, dtype=jnp.int32) % (pages - 1) + 1
         return zeros._replace(tables=jnp.reshape(tables, zeros.tables.shape))
 
@@ -155,17 +159,18 @@ class ModelDrafter(Drafter):
         return DraftCache(self, rollout)
 
 
-def two_each(live: Bool[Array, " rows"], position: Int[Array, " rows"]) -> Line:
+def two_each(running: Bool[Array, " rows"], position: Int[Array, " rows"]) -> Line:
     """The line of each row's token at `position` and the one before it; of a first one, of that behind it."""
-    row, turn = jnp.repeat(jnp.arange(len(live)), 2), jnp.tile(jnp.arange(2), len(live))
-    place = jnp.reshape(jnp.arange(2 * len(live)), (-1, 2))
-    return Line(row, jnp.repeat(live, 2), turn, place, jnp.maximum(position - 1, 0))
+    row, turn = jnp.repeat(jnp.arange(len(running)), 2), jnp.tile(jnp.arange(2), len(running))
+    place = jnp.reshape(jnp.arange(2 * len(running)), (-1, 2))
+    return Line(row, jnp.repeat(running, 2), turn, place, jnp.maximum(position - 1, 0))
 
 
 def of_size(logits: Float[Array, "rows vocab"], size: int) -> Float[Array, "rows size"]:
-    """Another model's logits, of more or fewer tokens: those that it does not know it never says."""
+    """Another model's logits, of more or fewer tokens: those that it does not know it never
+    generates."""
     more = max(0, size - logits.shape[1])
-    return jnp.pad(logits[:, :size], ((0, 0), (0, more)), constant_values=NEVER)
+    return jnp.pad(logits[:, :size], ((0, 0), (0, more)), constant_values=NEG_INF)
 
 
 class DraftCache(DraftFeed):
@@ -185,23 +190,23 @@ class DraftCache(DraftFeed):
         return (self.known,)
 
     def state(self, layout: Layout, shape: Shape, before: Any) -> Any:
-        """The model has seen all but the newest tokens of the live rows, and there are pages for what
-        two bursts may generate. Only the row of a burst behind another is known yet."""
+        """The model has seen all but the newest tokens of the running rows, and there are pages for
+        what two bursts may generate. Only the row of a burst behind another is known yet."""
         if before is not None:
             return self._with_pages(before, layout, shape.length)
         self.pause()
-        if not shape.budget:
+        if not shape.num_draft_tokens:
             return None
         if layout.split != self._split:
             self._begin(layout)
         self._give_pages()
         self._catch_up(layout)
         table = self.responses.table
-        previous = np.zeros(len(table.occupants), np.int32)
-        for i in table.live.tolist():
+        previous = np.zeros(len(table.row_to_sequence), np.int32)
+        for i in table.running.tolist():
             known = self.responses.known(i)
             previous[table.row[i]] = known[max(0, len(known) - 2)]
-        self._drafting = table.live
+        self._drafting = table.running
         tables = self._put_tables(layout, shape.length)
         return ModelDrafting(self._pool, tables, layout.put(previous, "batch"))
 
@@ -212,8 +217,8 @@ class DraftCache(DraftFeed):
         return before._replace(tables=self._put_tables(layout, length))
 
     def _put_tables(self, layout: Layout, length: int) -> jax.Array:
-        occupants = self.responses.table.occupants
-        return layout.put(self.tables.rows(occupants, self.shapes.width(length)), "batch")
+        row_to_sequence = self.responses.table.row_to_sequence
+        return layout.put(self.tables.rows(row_to_sequence, self.shapes.width(length)), "batch")
 
     @property
     def tables(self) -> BlockTables:
@@ -226,8 +231,8 @@ class DraftCache(DraftFeed):
             self._pool = state.pool
 
     def pause(self) -> None:
-        """Bursts with drafts are over, and collected: what they have said is in the pages, but perhaps for
-        the last token of a draft that was right to its end."""
+        """Bursts with drafts are over, and collected: what they have generated is in the pages, but
+        perhaps for the last token of a draft that was right to its end."""
         seen = self.responses.table.length[self._drafting] - 2
         self.known[self._drafting] = np.maximum(seen, 0)
         self._drafting = np.zeros(0, np.int64)
@@ -241,24 +246,24 @@ class DraftCache(DraftFeed):
 
     def _give_pages(self) -> None:
         table, tables = self.responses.table, self.tables
-        live, group = table.live, table.group(table.live)
+        running, replica = table.running, table.replica(table.running)
         is_here = np.zeros(len(table), bool)
-        is_here[live[tables.group[live] == group]] = True
+        is_here[running[tables.replica[running] == replica]] = True
         gone = np.flatnonzero((tables.count > 0) & ~is_here)
         tables.release(gone)
         self.known[gone] = 0
-        tables.group[live] = group
+        tables.replica[running] = replica
         tables.extend(self.shapes.ahead)
 
     def _catch_up(self, layout: Layout) -> None:
         table, shapes = self.responses.table, self.shapes
-        live, size, blocks = table.live, shapes.page_size, shapes.prefill_blocks
-        start = self.known[live] // size * size
-        stop = table.length[live] - 1
-        is_behind = self.known[live] < stop
-        spans = Spans(*(x[is_behind] for x in (live, table.group(live), start, stop)))
+        running, size, blocks = table.running, shapes.page_size, shapes.prefill_blocks
+        start = self.known[running] // size * size
+        stop = table.length[running] - 1
+        is_behind = self.known[running] < stop
+        spans = Spans(*(x[is_behind] for x in (running, table.replica(running), start, stop)))
         calls = prefill_calls(
-            spans, num_groups=layout.split.dp, sizes=(blocks, blocks), page_size=size
+            spans, num_replicas=layout.split.dp, sizes=(blocks, blocks), page_size=size
         )
         for call in calls:
             length = shapes.buckets.length_for(call.context)

@@ -46,7 +46,7 @@ class DraftShapes(NamedTuple):
         return self.width(length) * self.page_size
 
 
-class Guess(NamedTuple):
+class Proposal(NamedTuple):
     """What a step proposes."""
 
     draft: Draft
@@ -64,9 +64,9 @@ class Asked(NamedTuple):
     own_params: Any  # the drafter's, see `Drafter.params`
     keys: UInt32[Array, "tokens rows 2"]
     tables: Int[Array, "rows width"]
-    reach: Float[Array | np.ndarray, "2 kinds places"] | None  # see `token_batch.lengths`
+    accept_prob: Float[Array | np.ndarray, "2 kinds places"] | None  # see `token_batch.lengths`
     length: int  # tokens of a row's table
-    budget: int  # tokens of drafts that a step has room for, for each row
+    num_draft_tokens: int  # draft tokens of a step, for each row
 
 
 class Accepted(NamedTuple):
@@ -74,7 +74,7 @@ class Accepted(NamedTuple):
 
     tokens: Int[Array, "rows turns"]  # drawn along each row's draft, or along its branch
     count: Int[Array, " rows"]  # of these, that the row generates
-    right: Int[Array, " rows"]  # tokens of its draft
+    on_draft: Int[Array, " rows"]  # tokens of its draft
     on_branch: Int[Array, " rows"]  # right tokens of its branch
     taken: Bool[Array, " rows"]  # rows whose branch is right
 
@@ -129,12 +129,12 @@ class Drafter(ABC):
         return self.drafts.come_from(self.policy and self.policy.config)
 
     @abstractmethod
-    def propose(self, asked: Asked, moving: Moving) -> tuple[Guess, Moving]:
-        """Drafts of the live rows, inside a step."""
+    def propose(self, asked: Asked, moving: Moving) -> tuple[Proposal, Moving]:
+        """Drafts of the running rows, inside a step."""
 
     @abstractmethod
     def catch_up(
-        self, asked: Asked, moving: Moving, guess: Guess, accepted: Accepted
+        self, asked: Asked, moving: Moving, proposal: Proposal, accepted: Accepted
     ) -> tuple[Any, Counts]:
         """The drafter's state and the counts behind a step; `moving` is of before it."""
 
@@ -146,9 +146,9 @@ class Drafter(ABC):
         """Shapes of what a burst of `rows` of a replica is handed; None where that is nothing."""
         del layout, rows, length, shapes
 
-    def blank(self, zeros: Any, num_groups: int) -> Any:
+    def blank(self, zeros: Any, num_replicas: int) -> Any:
         """A state to time bursts with, made of one of zeros."""
-        del num_groups
+        del num_replicas
         return zeros
 
     def declare(self, table: ProgramTable, layout: Layout, shapes: DraftShapes) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Array
 
 from pat_jax.engine.device.decode.decode_step import Moving, kept, views
-from pat_jax.engine.device.draft.drafter import Accepted, Asked, Drafter, DraftShapes, Guess
+from pat_jax.engine.device.draft.drafter import Accepted, Asked, Drafter, DraftShapes, Proposal
 from pat_jax.engine.device.draft.generated import counted, generated
 from pat_jax.engine.device.draft.token_batch import Counts
 from pat_jax.layout.layout import Layout
@@ -25,17 +25,17 @@ class EarlyExit(Drafter):
     writes. So it has nothing to catch up with.
     """
 
-    def propose(self, asked: Asked, moving: Moving) -> tuple[Guess, Moving]:
+    def propose(self, asked: Asked, moving: Moving) -> tuple[Proposal, Moving]:
         step, rows, depth = asked.step, moving.rows, self.drafts.exit_layer
 
         def pass_(recent: tuple[Array, Array], position: Array, caches: tuple) -> tuple:
             model, partition = step.policy.bind(asked.params), ManualPartition(step.layout)
-            row = jnp.arange(len(rows.live))
-            line = Line(row, rows.live, jnp.zeros_like(row), row[:, None], position)
+            row = jnp.arange(len(rows.running))
+            line = Line(row, rows.running, jnp.zeros_like(row), row[:, None], position)
             hidden, written = model(
                 recent[1][None],
                 position[None],
-                views(caches, asked.tables, rows, line, 1 + asked.budget),
+                views(caches, asked.tables, rows, line, 1 + asked.num_draft_tokens),
                 partition=partition,
                 dtype=step.dtype,
                 depth=depth,
@@ -45,14 +45,14 @@ class EarlyExit(Drafter):
             return logits, tuple(map(kept, written))
 
         no_matter, caches = rows.last_token, moving.caches
-        guess, written = generated(asked, moving, no_matter, pass_, caches[:depth])
-        return guess, moving._replace(caches=(*written, *caches[depth:]))
+        proposal, written = generated(asked, moving, no_matter, pass_, caches[:depth])
+        return proposal, moving._replace(caches=(*written, *caches[depth:]))
 
     def catch_up(
-        self, asked: Asked, moving: Moving, guess: Guess, accepted: Accepted
+        self, asked: Asked, moving: Moving, proposal: Proposal, accepted: Accepted
     ) -> tuple[None, Counts]:
         del asked
-        return None, counted(moving, guess, accepted)
+        return None, counted(moving, proposal, accepted)
 
     def params(self, layout: Layout, shapes: DraftShapes) -> jax.ShapeDtypeStruct:
         """The head, whole on every device, as the activations that it is multiplied by are."""

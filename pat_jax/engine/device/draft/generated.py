@@ -13,7 +13,7 @@ from jaxtyping import Array, Float, Int
 
 from pat_jax.engine.device.decode.decode_step import Moving
 from pat_jax.engine.device.decode.sampling import Ahead
-from pat_jax.engine.device.draft.drafter import Accepted, Asked, Guess
+from pat_jax.engine.device.draft.drafter import Accepted, Asked, Proposal
 from pat_jax.engine.device.draft.ngram import Draft
 from pat_jax.engine.device.draft.token_batch import Counts, met_by
 from pat_jax.engine.sequences.state import Runs
@@ -25,7 +25,7 @@ Pass = Callable[[tuple[Array, Array], Array, tuple], tuple[Float[Array, "rows vo
 
 def generated(
     asked: Asked, moving: Moving, previous: Int[Array, " rows"], pass_: Pass, caches: Sequence
-) -> tuple[Guess, tuple]:
+) -> tuple[Proposal, tuple]:
     """As many tokens of each row as the budget has, one behind the other.
 
     Every draft is a run of its own, of the first kind: the model is not asked what would follow its
@@ -35,22 +35,22 @@ def generated(
       previous: the token before each row's newest one, where `pass_` looks at it.
       caches: that `pass_` writes to.
     """
-    rows, count = moving.rows, asked.budget
-    num_rows = len(rows.live)
+    rows, count = moving.rows, asked.num_draft_tokens
+    num_rows = len(rows.running)
 
     def one_more(turn: Int[Array, ""], carry: tuple) -> tuple:
-        previous, newest, guesses, caches = carry
+        previous, newest, proposed, caches = carry
         position = rows.position + turn
         logits, caches = pass_((previous, newest), position, caches)
-        token = _drawn(asked, moving, logits, position, turn, guesses)
-        return newest, token, guesses.at[:, turn].set(token), caches
+        token = _drawn(asked, moving, logits, position, turn, proposed)
+        return newest, token, proposed.at[:, turn].set(token), caches
 
     nothing = jnp.full((num_rows, count), NO_TOKEN, jnp.int32)
     carry = previous, rows.last_token, nothing, tuple(caches)
-    _, _, guesses, written = jax.lax.fori_loop(0, count, one_more, carry)
-    draft = Draft(guesses, *jnp.asarray([[1], [0]], jnp.int32).repeat(num_rows, axis=1))
+    _, _, proposed, written = jax.lax.fori_loop(0, count, one_more, carry)
+    draft = Draft(proposed, *jnp.asarray([[1], [0]], jnp.int32).repeat(num_rows, axis=1))
     runs = met_by(draft, Runs(*jnp.zeros((3, num_rows), jnp.int32)))
-    return Guess(draft, runs, jnp.where(rows.live, count, 0)), written
+    return Proposal(draft, runs, jnp.where(rows.running, count, 0)), written
 
 
 def _drawn(
@@ -59,17 +59,19 @@ def _drawn(
     logits: Float[Array, "rows vocab"],
     position: Int[Array, " rows"],
     turn: Int[Array, ""],
-    guesses: Int[Array, "rows draft"],
+    proposed: Int[Array, "rows draft"],
 ) -> Int[Array, " rows"]:
     """The token of each row behind `position`, as the policy would draw it from these logits."""
-    step, rows, row = asked.step, moving.rows, jnp.arange(len(guesses))
-    key, ahead = asked.keys[moving.output.emitted + turn, row], Ahead(row, guesses)
+    step, rows, row = asked.step, moving.rows, jnp.arange(len(proposed))
+    key, ahead = asked.keys[moving.output.emitted + turn, row], Ahead(row, proposed)
     endings = step.endings(rows)
     return step.sample(logits, key, position, rows.sampling, moving.seen, endings, ahead)[0]
 
 
-def counted(moving: Moving, guess: Guess, accepted: Accepted) -> Counts:
+def counted(moving: Moving, proposal: Proposal, accepted: Accepted) -> Counts:
     """No run goes on from one step to the next."""
-    left = Runs(*jnp.zeros_like(jnp.stack(guess.runs)))
-    live = moving.rows.live
-    return moving.counts.with_step(left, guess.draft, guess.length, accepted.right, live)
+    left = Runs(*jnp.zeros_like(jnp.stack(proposal.runs)))
+    running = moving.rows.running
+    return moving.counts.with_step(
+        left, proposal.draft, proposal.length, accepted.on_draft, running
+    )

@@ -1,4 +1,5 @@
-"""Drafts without a model: what followed, somewhere in the texts of a row, the tokens it has said last.
+"""Drafts without a model: what followed, somewhere in the texts of a row, the tokens it has
+generated last.
 
 A row's text is one array: first texts that the host has laid out (of the same prompt, from siblings and
 earlier iterations), then the row's own tokens, each at its position behind them. Entries that are no

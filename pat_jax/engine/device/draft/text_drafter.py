@@ -14,7 +14,7 @@ from pat_jax.engine.device.draft.drafter import (
     Drafter,
     DraftFeed,
     DraftShapes,
-    Guess,
+    Proposal,
     Rollout,
 )
 from pat_jax.engine.device.draft.ngram import append, find
@@ -30,32 +30,34 @@ from pat_jax.layout.layout import Layout
 class TextDrafter(Drafter):
     """Copies what followed the longest match of each row's newest tokens."""
 
-    def propose(self, asked: Asked, moving: Moving) -> tuple[Guess, Moving]:
+    def propose(self, asked: Asked, moving: Moving) -> tuple[Proposal, Moving]:
         rows, drafting = moving.rows, moving.drafting
         newest = self._own(asked, drafting) + rows.position
         draft, branch = find(drafting.text, newest, most=self.drafts.longest)
-        runs, room = met_by(draft, drafting.runs), len(rows.live) * (1 + asked.budget)
-        reach = jnp.asarray(asked.reach)
-        length, of_branch = lengths(draft, branch, runs, rows.live, reach, room=room)
-        return Guess(draft, runs, length, (branch, of_branch)), moving
+        runs, room = met_by(draft, drafting.runs), len(rows.running) * (1 + asked.num_draft_tokens)
+        accept_prob = jnp.asarray(asked.accept_prob)
+        length, of_branch = lengths(draft, branch, runs, rows.running, accept_prob, room=room)
+        return Proposal(draft, runs, length, (branch, of_branch)), moving
 
     def catch_up(
-        self, asked: Asked, moving: Moving, guess: Guess, accepted: Accepted
+        self, asked: Asked, moving: Moving, proposal: Proposal, accepted: Accepted
     ) -> tuple[Drafting, Counts]:
         rows, drafting, own = moving.rows, moving.drafting, self._own(asked, moving.drafting)
-        draft, runs, length, branch = guess
-        tokens, count, right, on_branch, taken = accepted
+        draft, runs, length, branch = proposal
+        tokens, count, on_draft, on_branch, taken = accepted
         assert branch is not None, "texts have branches"
-        counts = moving.counts.with_step(drafting.runs, draft, length, right, rows.live)
-        counts = counts.with_branches(runs.kind, draft, *branch, on_branch, tokens[:, 0], rows.live)
-        said = jnp.maximum(count - 1, 0)
+        counts = moving.counts.with_step(drafting.runs, draft, length, on_draft, rows.running)
+        counts = counts.with_branches(
+            runs.kind, draft, *branch, on_branch, tokens[:, 0], rows.running
+        )
+        num_accepted = jnp.maximum(count - 1, 0)
         both = (draft, length, ~taken), (*branch, taken)
-        for place, (one, verified, is_right) in enumerate(both):
-            accepted_of_one = jnp.where(is_right, said, 0)
+        for place, (one, verified, is_accepted) in enumerate(both):
+            accepted_of_one = jnp.where(is_accepted, num_accepted, 0)
             source = source_of(one, drafting.borders, own)
             counts = counts.with_sources(source, verified, accepted_of_one, is_branch=place > 0)
         text = append(drafting.text, tokens, count, own + rows.position + 1)
-        return Drafting(text, left_by(runs, length, right, taken), drafting.borders), counts
+        return Drafting(text, left_by(runs, length, on_draft, taken), drafting.borders), counts
 
     def _own(self, asked: Asked, drafting: Drafting) -> int:
         """The column at which a row's own text begins."""
@@ -69,9 +71,9 @@ class TextDrafter(Drafter):
             abstract_index(layout, rows, columns), runs, abstract_index(layout, rows, 2)
         )
 
-    def blank(self, zeros: Drafting, num_groups: int) -> Drafting:
+    def blank(self, zeros: Drafting, num_replicas: int) -> Drafting:
         """Nothing to copy drafts from: a step takes as long whatever it finds."""
-        del num_groups
+        del num_replicas
         return zeros._replace(text=zeros.text + NO_TOKEN)
 
     def feed(self, rollout: Rollout) -> DraftFeed:
@@ -91,7 +93,7 @@ class TextFeed(DraftFeed):
 
     def prepare(self, shape: Shape) -> None:
         self._laid_out = None
-        if shape.budget:
+        if shape.num_draft_tokens:
             shapes, responses = self.rollout.shapes, self.rollout.responses
             own = own_columns(shapes.tokens(shape.length), self.drafts)
             room = text_room(self.drafts, shape.length, shapes)

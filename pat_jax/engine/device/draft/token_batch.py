@@ -1,4 +1,5 @@
-"""Which tokens a step verifies: every live row's newest one, and of the drafts those likeliest to be right.
+"""Which tokens a step verifies: every running row's newest one, and of the drafts those likeliest
+to be right.
 
 A step has room for a line of so many tokens. What drafts are worth differs by row: behind a long match
 eight tokens are likelier right than two behind a short one. So the room goes to the tokens that are
@@ -19,7 +20,7 @@ from jaxtyping import Array, Bool, Float, Int
 from pat_jax.engine.device.draft.ngram import CONTEXT, Draft
 from pat_jax.engine.sequences.state import Runs
 from pat_jax.models.cache.draft_layer import Line
-from pat_jax.planning.draft_counts import BRANCHES, DRAFTS, MATCHES, MOST, NONE_DRAFTED
+from pat_jax.planning.draft_counts import BRANCHES, DRAFTS, MATCH_BIN_EDGES, MAX_RUN, NONE_DRAFTED
 
 
 def goes_on(left: Runs, draft: Draft) -> Bool[Array, " rows"]:
@@ -30,37 +31,37 @@ def goes_on(left: Runs, draft: Draft) -> Bool[Array, " rows"]:
 def met_by(draft: Draft, left: Runs) -> Runs:
     """The runs that the drafts are parts of: those that go on, or new ones."""
     is_old, longest = goes_on(left, draft), draft.tokens.shape[1]
-    place = jnp.minimum(left.place, MOST - longest)
+    place = jnp.minimum(left.place, MAX_RUN - longest)
     kind = jnp.where(is_old, left.kind, kind_of(draft))
     return Runs(kind, jnp.where(is_old, place, 0), draft.matched)
 
 
 def kind_of(draft: Draft) -> Int[Array, " rows"]:
     """By its match."""
-    return jnp.sum(draft.matched[:, None] >= jnp.asarray(MATCHES)[None], axis=1)
+    return jnp.sum(draft.matched[:, None] >= jnp.asarray(MATCH_BIN_EDGES)[None], axis=1)
 
 
 def left_by(
     runs: Runs,
     length: Int[Array, " rows"],
-    right: Int[Array, " rows"],
+    accepted: Int[Array, " rows"],
     on_branch: Bool[Array, " rows"],
 ) -> Runs:
     """When so many tokens were verified, and so many of them right: then one more was drawn. A branch that is
     right ends its draft's run."""
     more = length + 1
     matched = jnp.minimum(runs.matched + more, CONTEXT)
-    may_go_on = (runs.matched > 0) & (right == length) & ~on_branch
+    may_go_on = (runs.matched > 0) & (accepted == length) & ~on_branch
     return Runs(runs.kind, runs.place + more, jnp.where(may_go_on, matched, 0))
 
 
 class Counts(NamedTuple):
-    """Counts of runs, see `planning.draft_counts.Drafted`."""
+    """Counts of runs, see `planning.draft_counts.DraftResult`."""
 
     begun: Int[Array, "1 kinds"]
-    tried: Int[Array, "1 2 kinds places"]
-    right: Int[Array, "1 2 kinds places"]
-    forks: Int[Array, "1 kinds kinds"]
+    proposed: Int[Array, "1 2 kinds places"]
+    accepted: Int[Array, "1 2 kinds places"]
+    branch_counts: Int[Array, "1 kinds kinds"]
     verified: Int[Array, " 1"]
     by_source: Int[Array, "1 sources 3"]
 
@@ -73,8 +74,8 @@ class Counts(NamedTuple):
         left: Runs,
         draft: Draft,
         length: Int[Array, " rows"],
-        right: Int[Array, " rows"],
-        live: Bool[Array, " rows"],
+        accepted: Int[Array, " rows"],
+        running: Bool[Array, " rows"],
     ) -> "Counts":
         """
         Args:
@@ -82,11 +83,11 @@ class Counts(NamedTuple):
         """
         is_old, met = goes_on(left, draft), met_by(draft, left)
         # The token drawn last is one of its run's if the match is as long as it has to be.
-        was_tried = live & (left.matched > 0)
-        last = jnp.minimum(left.place, MOST) - 1
+        was_proposed = running & (left.matched > 0)
+        last = jnp.minimum(left.place, MAX_RUN) - 1
         turn = jnp.arange(draft.tokens.shape[1])[None]
-        came_to = live[:, None] & (turn < length[:, None]) & (turn <= right[:, None])
-        is_right = came_to & (turn < right[:, None])
+        came_to = running[:, None] & (turn < length[:, None]) & (turn <= accepted[:, None])
+        is_accepted = came_to & (turn < accepted[:, None])
         at = 0, DRAFTS, met.kind[:, None], met.place[:, None] + turn
 
         def more(x: Array, of_last: Array, of_draft: Array) -> Array:
@@ -94,10 +95,10 @@ class Counts(NamedTuple):
             return x.at[at].add(of_draft.astype(x.dtype))
 
         return self._replace(
-            begun=self.begun.at[0, met.kind].add((live & ~is_old).astype(self.begun.dtype)),
-            tried=more(self.tried, was_tried, came_to),
-            right=more(self.right, was_tried & is_old, is_right),
-            verified=self.verified + jnp.sum(jnp.where(live, length, 0)),
+            begun=self.begun.at[0, met.kind].add((running & ~is_old).astype(self.begun.dtype)),
+            proposed=more(self.proposed, was_proposed, came_to),
+            accepted=more(self.accepted, was_proposed & is_old, is_accepted),
+            verified=self.verified + jnp.sum(jnp.where(running, length, 0)),
         )
 
     def with_branches(
@@ -106,31 +107,33 @@ class Counts(NamedTuple):
         draft: Draft,
         branch: Draft,
         length: Int[Array, " rows"],
-        right: Int[Array, " rows"],
+        accepted: Int[Array, " rows"],
         drawn: Int[Array, " rows"],
-        live: Bool[Array, " rows"],
+        running: Bool[Array, " rows"],
     ) -> "Counts":
         """
         Args:
           kind: of the run that each row's draft is a part of.
-          length, right: tokens of its branch that were verified, and that were right.
+          length, accepted: tokens of its branch that were verified, and that were right.
           drawn: the first sampled token. It shows whether a branch's first token would have been accepted,
             even if it was not verified.
         """
-        has_draft, own = live & (draft.matched > 0), kind_of(branch)
-        is_fork = has_draft & (branch.matched > 0) & (draft.tokens[:, 0] != drawn)
+        has_draft, own = running & (draft.matched > 0), kind_of(branch)
+        has_branch = has_draft & (branch.matched > 0) & (draft.tokens[:, 0] != drawn)
         turn = jnp.arange(branch.tokens.shape[1])[None]
         is_first = (branch.tokens[:, 0] == drawn)[:, None] & (turn == 0)
-        came_to = is_fork[:, None] & (
-            (turn == 0) | ((turn < length[:, None]) & (turn <= right[:, None]))
+        came_to = has_branch[:, None] & (
+            (turn == 0) | ((turn < length[:, None]) & (turn <= accepted[:, None]))
         )
-        is_right = came_to & (is_first | (turn < right[:, None]))
+        is_accepted = came_to & (is_first | (turn < accepted[:, None]))
         at = 0, BRANCHES, own[:, None], turn
         return self._replace(
-            tried=self.tried.at[at].add(came_to.astype(self.tried.dtype)),
-            right=self.right.at[at].add(is_right.astype(self.right.dtype)),
-            forks=self.forks.at[0, kind, own].add(has_draft.astype(self.forks.dtype)),
-            verified=self.verified + jnp.sum(jnp.where(live, length, 0)),
+            proposed=self.proposed.at[at].add(came_to.astype(self.proposed.dtype)),
+            accepted=self.accepted.at[at].add(is_accepted.astype(self.accepted.dtype)),
+            branch_counts=self.branch_counts.at[0, kind, own].add(
+                has_draft.astype(self.branch_counts.dtype)
+            ),
+            verified=self.verified + jnp.sum(jnp.where(running, length, 0)),
         )
 
     def with_sources(
@@ -168,8 +171,8 @@ def lengths(
     draft: Draft,
     branch: Draft,
     runs: Runs,
-    live: Bool[Array, " rows"],
-    reach: Float[Array, "2 kinds places"],
+    running: Bool[Array, " rows"],
+    accept_prob: Float[Array, "2 kinds places"],
     *,
     room: int,
 ) -> tuple[Int[Array, " rows"], Int[Array, " rows"]]:
@@ -177,21 +180,21 @@ def lengths(
 
     Args:
       runs: that the drafts are parts of.
-      reach: how likely the first tokens of a run are right, of none first, by its kind; and those of a branch
-        where the draft's first token is wrong.
+      accept_prob: how likely the first tokens of a run are right, of none first, by its kind; and
+        those of a branch where the draft's first token is wrong.
       room: tokens of a line; at least one for each row.
     """
     most = draft.tokens.shape[1]
     turn = jnp.arange(most)[None]
     ahead = runs.place[:, None] + 1 + turn
-    before = reach[DRAFTS, runs.kind, runs.place][:, None]
-    of_draft = reach[DRAFTS, runs.kind[:, None], ahead] / jnp.maximum(before, 1e-30)
-    of_branch = (1 - of_draft[:, :1]) * reach[BRANCHES, kind_of(branch)[:, None], 1 + turn]
+    before = accept_prob[DRAFTS, runs.kind, runs.place][:, None]
+    of_draft = accept_prob[DRAFTS, runs.kind[:, None], ahead] / jnp.maximum(before, 1e-30)
+    of_branch = (1 - of_draft[:, :1]) * accept_prob[BRANCHES, kind_of(branch)[:, None], 1 + turn]
     is_there = jnp.concatenate([draft.tokens, branch.tokens], axis=1) >= 0
     value = jnp.concatenate([of_draft, of_branch], axis=1)
-    value = jnp.where(is_there & live[:, None], value, 0.0)
+    value = jnp.where(is_there & running[:, None], value, 0.0)
     value = jnp.where(_rank(value) < most, value, 0.0)
-    is_chosen = jnp.reshape(_rank(jnp.ravel(value)), value.shape) < room - jnp.sum(live)
+    is_chosen = jnp.reshape(_rank(jnp.ravel(value)), value.shape) < room - jnp.sum(running)
     chosen = (is_chosen & (value > 0)).astype(jnp.int32)
     return jnp.sum(chosen[:, :most], axis=1), jnp.sum(chosen[:, most:], axis=1)
 
@@ -207,20 +210,20 @@ def _rank(value: Float[Array, "*rest values"]) -> Int[Array, "*rest values"]:
 
 def line_of(
     lengths: Int[Array, " rows"],
-    live: Bool[Array, " rows"],
+    running: Bool[Array, " rows"],
     start: Int[Array, " rows"],
     branches: Int[Array, " rows"] | None = None,
     *,
     room: int,
     turns: int,
 ) -> Line:
-    """The line of the live rows' newest tokens, their drafts and, behind those, their branches.
+    """The line of the running rows' newest tokens, their drafts and, behind those, their branches.
 
     Args:
       lengths, branches: tokens of them.
       turns: most tokens of a row.
     """
-    count = jnp.where(live, 1 + lengths + (0 if branches is None else branches), 0)
+    count = jnp.where(running, 1 + lengths + (0 if branches is None else branches), 0)
     stop = jnp.cumsum(count)
     first, at = stop - count, jnp.arange(room)
     is_taken = at < stop[-1]

@@ -1,6 +1,6 @@
 """The pages of the KV cache on the devices, and the programs that move them.
 
-The host's scheduler says which pages.
+The host's cache manager says which pages.
 """
 
 from collections.abc import Sequence
@@ -26,10 +26,10 @@ class DevicePool:
         self.pages: Pool = programs[Key("allocate", layout.split)]()
 
     def copy(self, copies: Copies) -> None:
-        """Pages to others of their group."""
+        """Pages to others of their replica."""
         split = self.layout.split
         program = self.programs[Key("copy_pages", split)]
-        queues = [np.flatnonzero(copies.group == g) for g in range(split.dp)]
+        queues = [np.flatnonzero(copies.replica == g) for g in range(split.dp)]
         for begin in range(0, max(map(len, queues)), COPIES):
             pairs = np.full((2, split.dp, COPIES), NULL_PAGE, np.int32)
             for g, queue in enumerate(queues):
@@ -38,7 +38,7 @@ class DevicePool:
             self.pages = program(self.pages, *pairs.reshape(2, -1))
 
     def migrate(self, target: Layout, shipments: Sequence[Shipment]) -> Traffic:
-        """To the groups of another layout; what is not among the shipments is lost."""
+        """To the replicas of another layout; what is not among the shipments is lost."""
         source, self.layout = self.layout, target
         self.pages = self.programs[Key("view", source.split, target=target.split)](self.pages)
         migration = Migration(self.programs, source, target)
@@ -46,7 +46,7 @@ class DevicePool:
         return traffic
 
     def shift(self, moves: PageMoves) -> Traffic:
-        """To other groups of the same layout."""
+        """To other replicas of the same layout."""
         self.pages, traffic = Shifting(self.programs, self.layout).run(self.pages, moves)
         return traffic
 

@@ -1,6 +1,6 @@
-"""Carries the KV cache of running sequences to another layout, or another group: live pages only.
+"""Carries the KV cache of running sequences to another layout, or another replica: live pages only.
 
-Knows the programs and in which order they run. The scheduler says which sequences
+Knows the programs and in which order they run. The cache manager says which sequences
 go where, `relocation/order.py` which pages go together.
 """
 
@@ -47,7 +47,7 @@ class Migration:
           pool: as the target sees the memory of the source's (`pages.view`); consumed. No page that
             arrives lies in the memory of one that has not been packed when it is unpacked.
         """
-        num_groups, exchange = self.exchange.narrow.split.dp, self.exchange
+        num_replicas, exchange = self.exchange.narrow.split.dp, self.exchange
         sent, due, most_parts = 0, 0, 0
         waiting: dict[int, tuple[Buffer, ...]] = {}
         for number, shipment in enumerate(shipments):
@@ -57,21 +57,21 @@ class Migration:
             waiting[number] = self._send(shipment, pool)
             for other in shipment.put:
                 pool = self._put(shipments[other], waiting.pop(other), pool)
-            sent += shipment.round.slots(num_groups)
+            sent += shipment.round.slots(num_replicas)
             due += int((shipment.old_page != NULL_PAGE).sum())
         part = exchange.part_bytes(pool)
         sent, due = (part * exchange.copies_sent * pages for pages in (sent, due))
         return pool, Traffic(sent, due, part * most_parts)
 
     def _send(self, shipment: Shipment, pool: Pool) -> tuple[Buffer, ...]:
-        size, group = shipment.round.size, shipment.round.group
+        size, replica = shipment.round.size, shipment.round.replica
         pack = self.programs[Key("pack", self.source, size, target=self.target)]
         pages = self._by_buffer(shipment, shipment.old_page, is_wide=not self.exchange.is_up)
         # An empty slot sends what happens to be in the null page, and arrives nowhere.
         packed = tuple(pack(pool, _flat(one)) for one in pages)
-        name = "exchange" if group == ALL else "exchange_one"
+        name = "exchange" if replica == ALL else "exchange_one"
         exchange = self.programs[Key(name, self.source, size, target=self.target)]
-        arrived = exchange(packed) if group == ALL else exchange(np.int32(group), packed)
+        arrived = exchange(packed) if replica == ALL else exchange(np.int32(replica), packed)
         if self.waits:
             jax.block_until_ready(arrived)
         return arrived
@@ -86,24 +86,25 @@ class Migration:
     def _by_buffer(
         self, shipment: Shipment, pages: np.ndarray, *, is_wide: bool
     ) -> list[np.ndarray]:
-        """Pages of each buffer, int[groups, size], by the groups of the layout that has them."""
-        group = shipment.round.group
+        """Pages of each buffer, int[replicas, size], by the replicas of the layout that has
+        them."""
+        replica = shipment.round.replica
         if not is_wide:
             return [pages]
-        if group == ALL:
-            return [pages[groups] for groups in self.members.T]
-        home = (self.members == group).any(axis=1)[:, None]
-        return [np.where(home, pages[group], NULL_PAGE)]
+        if replica == ALL:
+            return [pages[replicas] for replicas in self.members.T]
+        home = (self.members == replica).any(axis=1)[:, None]
+        return [np.where(home, pages[replica], NULL_PAGE)]
 
 
 class Shifting:
-    """Between the groups of a layout."""
+    """Between the replicas of a layout."""
 
     def __init__(self, programs: ProgramTable, layout: Layout):
         self.programs, self.layout, self.waits = programs, layout, layout.backend.waits
 
     def run(self, pool: Pool, moves: PageMoves) -> tuple[Pool, Traffic]:
-        """Copies the pages of `moves` to their new groups.
+        """Copies the pages of `moves` to their new replicas.
 
         Only dispatched, except on CPU, like a migration.
 

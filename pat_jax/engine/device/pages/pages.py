@@ -55,12 +55,13 @@ class Exchange:
 
     @property
     def members(self) -> np.ndarray:
-        """The narrow groups of each wide group, int[wide groups, members], in order of `all`."""
-        # Narrow groups count (heads, copies, remaining DP), outermost first; the gather over
+        """The narrow replicas of each wide replica, int[wide replicas, members], in order of
+        `all`."""
+        # Narrow replicas count (heads, copies, remaining DP), outermost first; the gather over
         # `copies` comes last and so lies outside the all-to-all over `heads`.
         heads, copies = self.num_heads, self.wide.size(self.copies)
-        groups = np.arange(self.narrow.split.dp).reshape(heads, copies, self.wide.split.dp)
-        return groups.transpose(2, 1, 0).reshape(self.wide.split.dp, copies * heads)
+        replicas = np.arange(self.narrow.split.dp).reshape(heads, copies, self.wide.split.dp)
+        return replicas.transpose(2, 1, 0).reshape(self.wide.split.dp, copies * heads)
 
     @property
     def staged(self) -> int:
@@ -72,7 +73,7 @@ class Exchange:
         """Parts of a page that a device holds of a round that waits to be unpacked."""
         if not self.is_up:
             return self.num_heads
-        return self.members.shape[1] if step.group == ALL else 1
+        return self.members.shape[1] if step.replica == ALL else 1
 
     @property
     def most_staged(self) -> int:
@@ -93,7 +94,7 @@ class Exchange:
         return part_bytes(self.wide, pool)
 
     def all(self) -> Callable[[tuple[Buffer, ...]], tuple[Buffer, ...]]:
-        """A round in which every narrow group takes part.
+        """A round in which every narrow replica takes part.
 
         Going up, one buffer becomes one for each member; going down it is the reverse.
         """
@@ -120,23 +121,24 @@ class Exchange:
         return self._mapped(up if self.is_up else down)
 
     def one(self) -> Callable[[Int[Array, ""], tuple[Buffer, ...]], tuple[Buffer, ...]]:
-        """A round in which one narrow group, given when it runs, takes part: nobody else sends anything.
+        """A round in which one narrow replica, given when it runs, takes part: nobody else sends
+        anything.
 
         What the others' buffers hold afterwards does not matter.
         """
-        # A program for each group would be one more for each device; a branch costs next to nothing.
-        # Only a GPU's host has to wait until the number of the group is read.
-        branches = [self._of(group) for group in range(self.narrow.split.dp)]
+        # A program for each replica would be one more for each device; a branch costs next to
+        # nothing. Only a GPU's host has to wait until the number of the replica is read.
+        branches = [self._of(replica) for replica in range(self.narrow.split.dp)]
 
-        def run(group: Int[Array, ""], buffers: tuple[Buffer, ...]) -> tuple[Buffer, ...]:
-            return jax.lax.switch(group, branches, buffers)
+        def run(replica: Int[Array, ""], buffers: tuple[Buffer, ...]) -> tuple[Buffer, ...]:
+            return jax.lax.switch(replica, branches, buffers)
 
         return self._mapped(run, num_scalars=1)
 
-    def _of(self, group: int) -> Callable[[tuple[Buffer, ...]], tuple[Buffer, ...]]:
-        """What every device does in a round of `group`."""
+    def _of(self, replica: int) -> Callable[[tuple[Buffer, ...]], tuple[Buffer, ...]]:
+        """What every device does in a round of `replica`."""
         num_heads, dp_axes = self.num_heads, self.narrow.dp_axes
-        members = next(row for row in self.members.tolist() if group in row)
+        members = next(row for row in self.members.tolist() if replica in row)
         axes, place = _in_mesh_order(self.narrow)
 
         def sent(x: Buffer, source: int, target: int) -> Buffer:
@@ -148,15 +150,15 @@ class Exchange:
             parts = jnp.split(buffers[0], num_heads, axis=1)
             received = jnp.zeros_like(parts[0])
             for i, target in enumerate(members):
-                part = sent(parts[i % num_heads], group, target)
+                part = sent(parts[i % num_heads], replica, target)
                 received = jnp.where(me == target, part, received)
             return (received,)
 
         def down(buffers: tuple[Buffer, ...]) -> tuple[Buffer, ...]:
-            # Of the devices that hold a copy, those send that take the group's own place.
-            first = members.index(group) // num_heads * num_heads
+            # Of the devices that hold a copy, those send that take the replica's own place.
+            first = members.index(replica) // num_heads * num_heads
             senders = members[first : first + num_heads]
-            parts = [sent(buffers[0], sender, group) for sender in senders]
+            parts = [sent(buffers[0], sender, replica) for sender in senders]
             return (jnp.concatenate(parts, axis=1),)
 
         return up if self.is_up else down
@@ -175,18 +177,18 @@ def part_bytes(layout: Layout, pool: Pool) -> int:
 
 
 def shift(layout: Layout) -> Callable[[Int[Array, ""], Buffer], Buffer]:
-    """Each group's buffer to the group so many further on, from the last on to the first.
+    """Each replica's buffer to the replica so many further on, from the last on to the first.
 
-    The distance, 1 to groups - 1, is given when it runs.
+    The distance, 1 to replicas - 1, is given when it runs.
     """
     axes, place = _in_mesh_order(layout)
-    groups = len(place)
+    replicas = len(place)
 
     def by(distance: int) -> Callable[[Buffer], Buffer]:
-        pairs = [(at, place[(group + distance) % groups]) for group, at in enumerate(place)]
+        pairs = [(at, place[(replica + distance) % replicas]) for replica, at in enumerate(place)]
         return lambda buffer: jax.lax.ppermute(buffer, axes, pairs)
 
-    branches = [by(distance) for distance in range(1, groups)]
+    branches = [by(distance) for distance in range(1, replicas)]
     buffers = layout.spec(*PAGE_AXES)
 
     def run(distance: Int[Array, ""], buffer: Buffer) -> Buffer:
@@ -196,7 +198,7 @@ def shift(layout: Layout) -> Callable[[Int[Array, ""], Buffer], Buffer]:
 
 
 def _in_mesh_order(layout: Layout) -> tuple[Axes, list[int]]:
-    """The DP axes, and the place of each group, int[groups], as `ppermute` numbers them.
+    """The DP axes, and the place of each replica, int[replicas], as `ppermute` numbers them.
 
     It does so in the order of the mesh, whatever the order of its axes.
     """
@@ -231,7 +233,7 @@ def _seen_by(holder: Layout, other: Layout, x: Array) -> Array:
 
 
 def pack(source: Layout, target: Layout) -> Callable[[Pool, Array], Buffer]:
-    """Copies the source's pages `pages[i]` of each group out of a pool that the target sees."""
+    """Copies the source's pages `pages[i]` of each replica out of a pool that the target sees."""
 
     def run(pool: Pool, pages: Int[Array, " pages"]) -> Buffer:
         seen = [_seen_by(target, source, x) for x in jax.tree.leaves(pool)]
@@ -243,7 +245,7 @@ def pack(source: Layout, target: Layout) -> Callable[[Pool, Array], Buffer]:
 
 
 def unpack(layout: Layout) -> Callable[[Pool, Buffer, Array], Pool]:
-    """Writes a buffer to the pages `pages[i]` of each group; what goes to NULL_PAGE is dropped.
+    """Writes a buffer to the pages `pages[i]` of each replica; what goes to NULL_PAGE is dropped.
 
     The pool is to be donated.
     """

@@ -28,7 +28,7 @@ def chunks(leaves: Sequence[int], leaf_bytes: Sequence[int], max_bytes: int) -> 
     return runs
 
 
-def reslice(
+def reshard(
     params: Params,
     runs: Sequence[Sequence[int]],
     programs: Sequence[Callable[[list[jax.Array]], list[jax.Array]]],
@@ -47,7 +47,7 @@ def reslice(
     return jax.tree.unflatten(tree, leaves)
 
 
-def reslice_on_host(params: Params, shardings: Params, moving: Sequence[int]) -> Params:
+def reshard_on_host(params: Params, shardings: Params, moving: Sequence[int]) -> Params:
     """The leaves `moving` onto `shardings` by copies in the host's memory; `params` is consumed.
 
     For CPU devices, whose memory that is. One leaf after the other, and devices that are to hold the

@@ -22,9 +22,9 @@ from pat_jax.engine.sequences.state import (
     Pool,
     ReservedPages,
     Until,
+    abstract_accept_prob,
     abstract_index,
     abstract_pool,
-    abstract_reach,
     abstract_rows,
     abstract_seen,
 )
@@ -36,13 +36,13 @@ from pat_jax.models.policy import Params
 from pat_jax.planning.types import Reads, Split
 from pat_jax.programs.programs import Key, ProgramTable
 
-COPIES = 64  # pages of a group that one program copies
+COPIES = 64  # pages of a replica that one program copies
 SMALLER = 8  # a small prefill call than a large one: on accelerators about one read of the weights
-RESLICE_CHUNK_BYTES = 512 * 2**20  # of whole float32 leaves; bounds the extra memory of a switch
+RESHARD_CHUNK_BYTES = 512 * 2**20  # of whole float32 leaves; bounds the extra memory of a switch
 
 
 @dataclass(frozen=True)
-class Reslice:
+class Reshard:
     """How the weights go from one layout to another."""
 
     runs: list[list[int]]  # chunks of the leaves that the two hold differently; others stay
@@ -57,9 +57,9 @@ class ProgramSpecs:
     layouts: dict[Split, Layout]
     buckets: Buckets
     page_size: int  # tokens
-    pages: dict[Split, int]  # of one group, NULL_PAGE among them
-    prefill_blocks: int  # pages of a group that a large prefill call computes
-    reslice_chunk_bytes: int = RESLICE_CHUNK_BYTES
+    pages: dict[Split, int]  # of one replica, NULL_PAGE among them
+    prefill_blocks: int  # pages of a replica that a large prefill call computes
+    reshard_chunk_bytes: int = RESHARD_CHUNK_BYTES
     first: Buckets | None = None  # whose bursts are compiled and measured first; None: all are
 
     @property
@@ -140,7 +140,7 @@ class ProgramSpecs:
 
     @property
     def prefill_sizes(self) -> tuple[int, int]:
-        """Pages of a group in a large and in a small prefill call."""
+        """Pages of a replica in a large and in a small prefill call."""
         return self.prefill_blocks, max(1, self.prefill_blocks // SMALLER)
 
     def width(self, length: int) -> int:
@@ -151,8 +151,8 @@ class ProgramSpecs:
         split, params, pool = layout.split, self.params(layout), self.pool(layout)
         for length in self.buckets.lengths:
             for rows in self.buckets.rows[split]:
-                for budget in (0, *self.drafts.of(rows)):
-                    self._declare_burst(table, layout, rows, length, budget)
+                for num_draft_tokens in (0, *self.drafts.of(rows)):
+                    self._declare_burst(table, layout, rows, length, num_draft_tokens)
             for blocks in set(self.prefill_sizes):
                 table.declare(
                     Key("prefill", split, blocks, length),
@@ -166,25 +166,29 @@ class ProgramSpecs:
                 )
 
     def _declare_burst(
-        self, table: ProgramTable, layout: Layout, rows: int, length: int, budget: int
+        self, table: ProgramTable, layout: Layout, rows: int, length: int, num_draft_tokens: int
     ) -> None:
         scalar, each = _scalar(layout), abstract_index(layout, 1)
         seen = abstract_seen(self.functions.policy.config, layout, rows)
         tables = abstract_index(layout, rows, self.width(length))
-        ring = abstract_index(layout, 1, self.shapes.reserve_size(rows, budget))
+        ring = abstract_index(layout, 1, self.shapes.reserve_size(rows, num_draft_tokens))
         drafting, own_params, shapes = None, None, self.draft_shapes
-        if budget:
+        if num_draft_tokens:
             drafting = self.drafter.state(layout, rows, length, shapes)
             own_params = self.drafter.params(layout, shapes)
-        reach = abstract_reach(layout) if budget and not self.drafts.is_said else None
+        accept_prob = (
+            abstract_accept_prob(layout)
+            if num_draft_tokens and not self.drafts.is_generated
+            else None
+        )
         rows_state = abstract_rows(layout, rows)
         table.declare(
-            Key("decode", layout.split, rows, length, budget=budget),
-            self.functions.burst(layout, budget, drafting),
+            Key("decode", layout.split, rows, length, num_draft_tokens=num_draft_tokens),
+            self.functions.burst(layout, num_draft_tokens, drafting),
             self.params(layout),
             DecodeState(rows_state, seen, self.pool(layout), tables, each, drafting),
             ReservedPages(ring, each),
-            Until(scalar, scalar, reach),
+            Until(scalar, scalar, accept_prob),
             own_params,
             donate_argnums=1,
         )
@@ -212,7 +216,7 @@ class ProgramSpecs:
             table.declare(Key("shift", split, size), pages.shift(layout), _scalar(layout), buffer)
 
     def buffer(self, layout: Layout, size: int) -> jax.ShapeDtypeStruct:
-        """Staged pages of each group."""
+        """Staged pages of each replica."""
         config = self.functions.policy.config
         shape = (size * layout.split.dp, config.num_kv_heads, 2 * config.num_layers)
         return jax.ShapeDtypeStruct(
@@ -235,30 +239,30 @@ class ProgramSpecs:
             table.declare(key, exchange.all(), (packed,) * down)
             key = key._replace(name="exchange_one")
             table.declare(key, exchange.one(), _scalar(source), (packed,))
-        if not self.reslice(source, target).is_on_host:
-            self.declare_reslice(table, source, target)
+        if not self.reshard(source, target).is_on_host:
+            self.declare_reshard(table, source, target)
 
-    def declare_reslice(self, table: ProgramTable, source: Layout, target: Layout) -> None:
+    def declare_reshard(self, table: ProgramTable, source: Layout, target: Layout) -> None:
         leaves = jax.tree.leaves(self.params(source))
         out = [x.sharding for x in jax.tree.leaves(self.params(target))]
-        for part, run in enumerate(self.reslice(source, target).runs):
+        for part, run in enumerate(self.reshard(source, target).runs):
             table.declare(
-                Key("reslice", source.split, target=target.split, part=part),
+                Key("reshard", source.split, target=target.split, part=part),
                 lambda leaves: leaves,
                 [leaves[i] for i in run],
                 out_shardings=[out[i] for i in run],
             )
 
-    def reslice(self, source: Layout, target: Layout) -> Reslice:
-        return self._reslices[source.split, target.split]
+    def reshard(self, source: Layout, target: Layout) -> Reshard:
+        return self._reshards[source.split, target.split]
 
     @cached_property
-    def _reslices(self) -> dict[tuple[Split, Split], Reslice]:
+    def _reshards(self) -> dict[tuple[Split, Split], Reshard]:
         """Looked at leaf by leaf once for each pair: a switch asks for it again."""
         pairs = permutations(self.layouts.values(), 2)
-        return {(a.split, b.split): self._reslice(a, b) for a, b in pairs}
+        return {(a.split, b.split): self._reshard(a, b) for a, b in pairs}
 
-    def _reslice(self, source: Layout, target: Layout) -> Reslice:
+    def _reshard(self, source: Layout, target: Layout) -> Reshard:
         before, after = (jax.tree.leaves(self.params(layout)) for layout in (source, target))
         moving = [
             i
@@ -275,8 +279,8 @@ class ProgramSpecs:
             runs = [[i] for i in moving]
             extra = [n + w // source.mesh.size for n, w in zip(needed, whole, strict=True)]
         else:
-            runs = switch.chunks(moving, whole, self.reslice_chunk_bytes)
-        return Reslice(
+            runs = switch.chunks(moving, whole, self.reshard_chunk_bytes)
+        return Reshard(
             runs,
             is_on_host,
             sent_bytes=sum(max(needed[i] - held[i], 0) for i in moving) * source.mesh.size,

@@ -3,7 +3,7 @@
 import jax
 import numpy as np
 
-from pat_jax.engine.device.pages import reshard as reslice
+from pat_jax.engine.device.pages import reshard as reshard
 from pat_jax.engine.device.programs.program_specs import ProgramSpecs
 from pat_jax.layout.layout import Layout
 from pat_jax.models.policy import Params
@@ -31,24 +31,24 @@ class Weights:
         self.params, self.layout = params, layout
         self.exit_head = specs.drafter.learned(layout, specs.draft_shapes, exit_head)
 
-    def reslice(self, target: Layout) -> tuple[int, int]:
+    def reshard(self, target: Layout) -> tuple[int, int]:
         """Moves the weights to `target`.
 
         Returns:
           The bytes that went from device to device, and the most that one device held besides its
           old shards.
         """
-        plan = self.specs.reslice(self.layout, target)
+        plan = self.specs.reshard(self.layout, target)
         if plan.is_on_host:
             shardings = target.param_shardings(self.specs.functions.policy)
             leaves = [leaf for (leaf,) in plan.runs]
-            self.params = reslice.reslice_on_host(self.params, shardings, leaves)
+            self.params = reshard.reshard_on_host(self.params, shardings, leaves)
         else:
             programs = [
-                self.programs[Key("reslice", self.layout.split, target=target.split, part=part)]
+                self.programs[Key("reshard", self.layout.split, target=target.split, part=part)]
                 for part in range(len(plan.runs))
             ]
-            self.params = reslice.reslice(self.params, plan.runs, programs)
+            self.params = reshard.reshard(self.params, plan.runs, programs)
         self.layout = target
         return plan.sent_bytes, plan.extra_bytes
 

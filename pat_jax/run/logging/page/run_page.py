@@ -17,7 +17,7 @@ import yaml
 
 from pat_jax.common.files import replace_text
 from pat_jax.common.html.render import rendered
-from pat_jax.engine.record.live_plot import live_plot
+from pat_jax.engine.record.running_plot import running_plot
 from pat_jax.engine.record.trace import RolloutTrace
 from pat_jax.run.logging.metrics import METRICS_FILE, read_metrics
 from pat_jax.run.logging.page import curves, numbers
@@ -90,7 +90,7 @@ def run_page(folder: Path) -> str:
         by_title=_by_title,
         asked=_asked,
         rewards_range=_rewards_range,
-        live_plot=live_plot,
+        running_plot=running_plot,
         read_rollouts=lambda: read_rollouts(folder),
         read_samples=lambda: read_samples(folder),
         read_switch=lambda: read_switch(folder),

@@ -23,8 +23,8 @@ class Tracker(Protocol):
 class Guarded:
     """A tracker that ends no run: its first failure is printed, and it is tried again with each write."""
 
-    def __init__(self, name: str, tracker: Tracker, say: Callable[[str], None]):
-        self._name, self._tracker, self._say = name, tracker, say
+    def __init__(self, name: str, tracker: Tracker, notify: Callable[[str], None]):
+        self._name, self._tracker, self._notify = name, tracker, notify
         self._has_failed = False
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -42,7 +42,7 @@ class Guarded:
         except Exception as error:  # what trackers raise has no common class
             log.info("tracker %s", self._name, exc_info=error)
             if not self._has_failed:
-                self._say(
+                self._notify(
                     f"tracker {self._name} failed ({describe_error(error)}): the run goes on, and "
                     "metrics.jsonl has its metrics."
                 )

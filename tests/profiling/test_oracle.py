@@ -27,8 +27,8 @@ from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.planning.planner.planner import CostModelPlanner
 from pat_jax.planning.planner.scripts import FixedLayout, ScriptedPath, Step
 from pat_jax.planning.types import MIGRATE_ALL, RECOMPUTE_ALL, Load, Plan, Split
-from pat_jax.profiling.simulate.hindsight import clairvoyant
 from pat_jax.profiling.simulate.machine import Machine, Workload
+from pat_jax.profiling.simulate.oracle import oracle
 from pat_jax.profiling.simulate.regret import regret
 from pat_jax.profiling.simulate.simulator import replay
 
@@ -52,7 +52,7 @@ class Restless(AtSteps):
 @given(grouped, st.sampled_from(SPLITS))
 def test_without_a_choice_it_is_the_static_replay(machine, workload, split):
     alone = Machine.of(machine.truth, (split,), CONFIG, capacity=CAPACITY)
-    best = clairvoyant(workload, alone)
+    best = oracle(workload, alone)
     assert best.total_s == pytest.approx(static_seconds(workload, split, alone))
     assert (best.start, best.switches) == (split, ())
 
@@ -60,7 +60,7 @@ def test_without_a_choice_it_is_the_static_replay(machine, workload, split):
 @settings(max_examples=15)
 @given(queued, machines, st.data())
 def test_no_planner_is_faster(workload, machine, data):
-    best = clairvoyant(workload, machine).total_s
+    best = oracle(workload, machine).total_s
     lengths = LengthModel.empty(CAP)
     moments = st.lists(st.integers(0, CAP), max_size=4).map(sorted)
     path = tuple((at, data.draw(st.sampled_from(SPLITS))) for at in data.draw(moments))
@@ -80,7 +80,7 @@ def test_no_planner_is_faster(workload, machine, data):
 @given(workloads, machines)
 def test_its_path_costs_what_it_says(workload, machine):
     machine = in_short_bursts(machine)  # groups are dealt by the pages for a burst
-    best = clairvoyant(workload, machine)
+    best = oracle(workload, machine)
     done = replay(workload, AtSteps(best.start, best.switches), machine)
     if best.is_exact:
         assert done.total_s == pytest.approx(best.total_s)
@@ -92,7 +92,7 @@ def test_it_switches_when_that_pays():
     """0.5 s against 0.25 s a step for 100 steps, and 0.25 s for the switch."""
     workload = Workload(np.full(8, 5), np.array([100, *[8] * 7]), CAP)
     machine = make_machine((0.5, 9.0, 9.0, 0.25), per_row=0.05)
-    best = clairvoyant(workload, machine)
+    best = oracle(workload, machine)
     assert (best.start, best.switches, best.is_exact) == (DP8, ((8, TP8),), True)
     assert best.total_s < static_seconds(workload, DP8, machine)
     assert best.total_s < static_seconds(workload, TP8, machine)
@@ -102,7 +102,7 @@ def test_it_switches_when_that_pays():
 @given(workloads, machines, st.integers(0, 3))
 def test_regret_is_that_of_the_path_that_was_taken(workload, machine, start):
     fixed = replay(workload, FixedLayout(SPLITS[start]), machine)
-    best = clairvoyant(workload, machine).total_s
+    best = oracle(workload, machine).total_s
     assert regret(workload, machine, fixed.trace).share == pytest.approx(fixed.total_s / best - 1)
     later = SPLITS[start:][-1]
     script = ScriptedPath(SPLITS[0], (Step(later, workload.size // 3),) if start else ())

@@ -1,4 +1,4 @@
-"""A rollout over time, as a chart of a page: live sequences above the layouts in force."""
+"""A rollout over time, as a chart of a page: running sequences above the layouts in force."""
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby
@@ -10,17 +10,17 @@ from pat_jax.common.picture_style import COMPUTED, colour, layout_colour
 from pat_jax.engine.record.trace import RolloutTrace
 
 
-def live_plot(trace: RolloutTrace) -> Plot:
+def running_plot(trace: RolloutTrace) -> Plot:
     edges = [*trace.times_s, trace.total_s]
-    at, live = live_curve(trace, edges)
+    at, running = running_curve(trace, edges)
     bands = [Band("prefill", 0, edges[0], colour(6))] if edges[0] > 0 else []
     bands += [Band(*each, layout_colour(each[0])) for each in layout_runs(trace, edges)]
     return Plot(
-        [Line("", [*zip(at, live, strict=True)], "currentColor", is_step=True)],
+        [Line("", [*zip(at, running, strict=True)], "currentColor", is_step=True)],
         across=Axis.over(edges),
-        up=Axis.over(live),
+        up=Axis.over(running),
         across_words="seconds since the rollout began",
-        up_words="live sequences, and the layout in force",
+        up_words="running sequences, and the layout in force",
         bands=bands,
         marks=[switch.at_s for switch in trace.switches],
         note=COMPUTED if trace.is_computed else "",
@@ -36,14 +36,14 @@ def layout_runs(trace: RolloutTrace, edges: Sequence[float]) -> Iterator[tuple[s
         start = stop
 
 
-def live_curve(trace: RolloutTrace, edges: list[float]) -> tuple[list[float], list[int]]:
-    """Where the number of live sequences changes, and what it is from there on.
+def running_curve(trace: RolloutTrace, edges: list[float]) -> tuple[list[float], list[int]]:
+    """Where the number of running sequences changes, and what it is from there on.
 
     Args:
       edges: where each burst begins and the last one ends, in seconds or decode steps.
     """
     if not trace.done_after:
-        return edges, [*trace.live, 0]
-    num_live = len(trace.done_after)
+        return edges, [*trace.running, 0]
+    num_running = len(trace.done_after)
     ends = np.interp(trace.done_after, [*trace.steps, trace.total_steps], edges)
-    return [edges[0], *ends.tolist()], list(range(num_live, -1, -1))
+    return [edges[0], *ends.tolist()], list(range(num_running, -1, -1))

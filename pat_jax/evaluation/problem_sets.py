@@ -14,7 +14,7 @@ from pat_jax.run.task import check_sets, columns_of, problem_reader, read_sets, 
 
 
 @dataclass(frozen=True)
-class Exam:
+class ProblemSets:
     rewards: Sequence[str]
     sets: Sequence[HeldoutSet]
     columns: Sequence[str]  # that any problem has
@@ -34,7 +34,7 @@ class Exam:
         )
 
 
-def load_exam(config: RunConfig, tokenizer: Tokenizer) -> Exam:
+def load_problem_sets(config: RunConfig, tokenizer: Tokenizer) -> ProblemSets:
     """
     Raises:
       UserError: a file is unusable, with this tokenizer or at all.
@@ -44,7 +44,7 @@ def load_exam(config: RunConfig, tokenizer: Tokenizer) -> Exam:
     splits = read_sets("data", config.eval.data, read)
     check_sets(splits, rewards, "raise --max_prompt_length, or give other files")
     most = config.eval.num_prompts
-    return Exam(
+    return ProblemSets(
         rewards,
         [HeldoutSet.of(name, one.heldout, most) for name, one in splits.items()],
         columns_of(prompt for one in splits.values() for prompt in one.heldout),

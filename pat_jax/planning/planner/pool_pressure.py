@@ -14,54 +14,56 @@ from pat_jax.planning.types import Split
 
 
 @dataclass(frozen=True)
-class Turns:
+class PoolPressure:
     """A forecast layout by layout, each with its pools. Moments are those of the forecast: as far as
     all sequences have come by then, however many steps it takes."""
 
     steps: np.ndarray  # float[splits, moments], decode steps until the next moment
-    live: np.ndarray  # float[splits, moments], sequences that run at once
-    rows: np.ndarray  # float[outcomes, splits, moments], of the fullest group
+    running: np.ndarray  # float[splits, moments], sequences that run at once
+    rows: np.ndarray  # float[outcomes, splits, moments], of the fullest replica
     context: np.ndarray  # float[splits, moments], tokens in the cache of the longest sequence
     again: np.ndarray  # float[splits, moments], sequences that are computed anew, in each step
 
     @classmethod
-    def of(cls, forecast: Forecast, splits: Sequence[Split], memory: MemoryModel | None) -> "Turns":
+    def of(
+        cls, forecast: Forecast, splits: Sequence[Split], memory: MemoryModel | None
+    ) -> "PoolPressure":
         """
         Args:
           memory: pools of every size where not given.
         """
-        turns = np.ones(forecast.fullest.shape[1:])
+        pressure = np.ones(forecast.fullest.shape[1:])
         if memory is not None:
-            turns = _turns(forecast, splits, memory)
-        steps = turns * forecast.steps
-        even = forecast.live / _dp(splits)
-        rows = even / turns + (forecast.fullest - even) / np.sqrt(turns)
+            pressure = _pressure(forecast, splits, memory)
+        steps = pressure * forecast.steps
+        even = forecast.running / _dp(splits)
+        rows = even / pressure + (forecast.fullest - even) / np.sqrt(pressure)
         # The first to begin goes on at every step: the longest are ahead of where all are on average.
         ahead = np.cumsum(steps - forecast.steps, axis=1) - (steps - forecast.steps)
-        longest = forecast.context[forecast.any_live > 0.5].max()
+        longest = forecast.context[forecast.any_running > 0.5].max()
         context = np.maximum(np.minimum(forecast.context + ahead, longest), forecast.context)
         # Each new token takes the place of one of those that gave way, as far as pools overflow.
-        is_full = np.maximum(0.0, 1 - 1 / turns)
-        live = forecast.live / turns
-        again = is_full * live / np.maximum(forecast.mean_context, 1)
-        return cls(steps, live, np.maximum(rows, 1), context, again)
+        is_full = np.maximum(0.0, 1 - 1 / pressure)
+        running = forecast.running / pressure
+        again = is_full * running / np.maximum(forecast.mean_context, 1)
+        return cls(steps, running, np.maximum(rows, 1), context, again)
 
 
-def _turns(forecast: Forecast, splits: Sequence[Split], memory: MemoryModel) -> np.ndarray:
-    """Steps that it takes until every live sequence has made one, float[splits, moments].
+def _pressure(forecast: Forecast, splits: Sequence[Split], memory: MemoryModel) -> np.ndarray:
+    """Steps that it takes until every running sequence has made one, float[splits, moments].
 
     Where they hold more than the pools, some wait while others run. All that a rollout's sequences
-    hold, summed over all steps, is the same whoever waits for whom: as many times as they exceed the
+    hold, summed over all steps, is the same no matter who waits: as many times as they exceed the
     pools there are as many times the steps, with fewer rows each. Less than one where others wait and
     will find room because each holds less than now.
     """
     pools = np.array([memory.page_size * (memory.pages[split] - 1) for split in splits])
     each = forecast.mean_context + memory.page_size / 2  # the last page is half empty
-    # The last gap of a group is too small for who is next: by half of what one holds.
+    # The last gap of a replica is too small for who is next: by half of what one holds.
     room = np.maximum(pools[:, None] - each / 2, each)
-    turns = forecast.live * each / (_dp(splits) * room)
-    least = np.where(forecast.takes_turns, np.minimum(1.0, each / each[0]), 1.0)
-    return np.maximum(least, turns)
+    pressure = forecast.running * each / (_dp(splits) * room)
+    least = np.where(forecast.is_pressed, np.minimum(1.0, each / each[0]), 1.0)
+    return np.maximum(least, pressure)
 
 
 def _dp(splits: Sequence[Split]) -> np.ndarray:

@@ -21,7 +21,7 @@ Leaves = Any  # the tree of the policy's parameters, or that of its adapters
 
 
 @dataclass
-class Trained:
+class TrainableParams:
     """A trainer's parameters are what is trained; what is frozen goes to every program beside them."""
 
     policy: Policy

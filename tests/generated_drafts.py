@@ -38,7 +38,7 @@ def first_layer(shardings: Params | None, dtype: jnp.dtype) -> Params:
     return jax.device_put(own, shardings)
 
 
-DRAFTS = Drafts(budgets=(3,), longest=3, most_tokens=256, has_model=True)
+DRAFTS = Drafts(num_draft_tokens=(3,), longest=3, most_tokens=256, has_model=True)
 DRAFTER = ModelDrafter(DRAFTS, DRAFT, first_layer)
 
 

@@ -21,16 +21,16 @@ WARM_UP = 5
 
 
 @dataclass(frozen=True)
-class Beside:
+class DrafterState:
     """Trees of shapes with shardings, all of them whole on every device."""
 
     always: Any = ()  # in rollouts as well
     in_updates: Any = ()  # alone: an account of rollouts has it among what drafts take there
 
 
-def beside_training(
+def drafter_state(
     drafter: Drafter, layout: Layout, embed_dim: int, dtype: jnp.dtype, *, learns: bool
-) -> Beside:
+) -> DrafterState:
     """
     Args:
       drafter: of the rollouts.
@@ -40,7 +40,7 @@ def beside_training(
     """
     head = head_state(layout, embed_dim) if learns and drafter.drafts.exit_layer else ()
     draft_model = drafter.policy and whole_params(drafter.policy, layout, dtype)
-    return Beside(head, draft_model or ())
+    return DrafterState(head, draft_model or ())
 
 
 def head_optimizer() -> optax.GradientTransformation:

@@ -1,4 +1,4 @@
-"""The best path in hindsight: what a planner that knew every response length could have done.
+"""The best path in the oracle: what a planner that knew every response length could have done.
 
 Dynamic programming over (moment x state), with the true lengths and the true costs. A state is a
 layout and who shares a replica with whom:
@@ -13,11 +13,11 @@ So the result is exact for every path that only rises by migration, and a lower 
 others: no planner that follows the engine's rules is faster. Pages are there for all, in every
 layout whose weights have room: where sequences have to wait for pages it is out of reach.
 
-With drafts, moments are tokens of each sequence, and each goes by in the budget that is cheapest
-there. All sequences are taken to go on alike, as fast as a replica with the mean of the live rows
-does. That is exact for one replica and near for several, whose emptier ones go on faster: it is not
-a bound. Nor is it one where sequences accept drafts unlike each other (`Workload.accepts`): it
-knows what the machine's are worth alone.
+With drafts, moments are tokens of each sequence, and each goes by in the number of draft tokens
+that is cheapest there. All sequences are taken to go on alike, as fast as a replica with the mean
+of the running rows does. That is exact for one replica and near for several, whose emptier ones go
+on faster: it is not a bound. Nor is it one where sequences accept drafts unlike each other
+(`Workload.accepts`): it knows what the machine's are worth alone.
 """
 
 import math
@@ -37,11 +37,11 @@ CHUNK = 256  # moments at which all sequences are looked at together
 
 
 @dataclass(frozen=True)
-class Hindsight:
+class Oracle:
     total_s: float
     start: Split
     switches: tuple[tuple[int, Split], ...]  # (decode step, layout switched to)
-    evened: tuple[int, ...]  # decode steps at which sequences go to other groups
+    evened: tuple[int, ...]  # decode steps at which sequences go to other replicas
     is_exact: bool  # the path rises by migration only: the engine can follow it
 
 
@@ -51,7 +51,7 @@ class _State:
     dealt: Split | None  # the layout of the start; None: even
 
 
-def clairvoyant(workload: Workload, machine: Machine) -> Hindsight:
+def oracle(workload: Workload, machine: Machine) -> Oracle:
     """The cheapest path, switches allowed at every test of the stop condition."""
     world = _World(workload, machine)
     splits = [split for split in machine.splits if machine.has_room(split)]
@@ -79,7 +79,7 @@ def clairvoyant(workload: Workload, machine: Machine) -> Hindsight:
 
 def _follow(
     world: "_World", states: list[_State], totals: np.ndarray, choices: np.ndarray
-) -> Hindsight:
+) -> Oracle:
     prefill = {split: world.prefill(split) for split in world.machine.splits}
     starts = [i for i, state in enumerate(states) if state.split == state.dealt]
     at = min(starts, key=lambda i: totals[i] + prefill[states[i].split])
@@ -95,7 +95,7 @@ def _follow(
         else:
             switches.append((moment, states[at].split))
     is_exact = all(states[i].dealt is not None for i in path)
-    return Hindsight(total, start, tuple(switches), tuple(evened), is_exact)
+    return Oracle(total, start, tuple(switches), tuple(evened), is_exact)
 
 
 class _World:
@@ -107,13 +107,13 @@ class _World:
         self.begin, self.row = _seats(workload.responses, self.num_rows)
         self.end = self.begin + workload.responses
         self.moments = np.arange(0, int(self.end.max()), every)
-        self.live = self._live(np.ones(workload.size, bool))
+        self.running = self._running(np.ones(workload.size, bool))
         ahead = workload.prompts - self.begin - 1  # of the moment: tokens in the cache of each
-        self.longest_prompt = self._of_live(np.maximum, workload.prompts)
+        self.longest_prompt = self._of_running(np.maximum, workload.prompts)
         # Tokens in the longest cache, the shortest and on average.
-        self.context = self._of_live(np.maximum, ahead) + self.moments
-        self.least_context = self._of_live(np.minimum, ahead) + self.moments
-        self.mean_context = self._of_live(np.add, ahead) / self.live + self.moments
+        self.context = self._of_running(np.maximum, ahead) + self.moments
+        self.least_context = self._of_running(np.minimum, ahead) + self.moments
+        self.mean_context = self._of_running(np.add, ahead) / self.running + self.moments
         self.length = self._lengths(every)
         self.dealt = {split: self._dealt(split) for split in machine.splits}
         self.recompute = {split: self._recompute(split) for split in machine.splits}
@@ -123,43 +123,44 @@ class _World:
         return self.num_rows < self.workload.size
 
     def _dealt(self, split: Split) -> np.ndarray:
-        """The groups of those that begin first, as the scheduler deals them out, in their order; int[rows].
+        """The replicas of those that begin first, as the cache manager deals them out, in their
+        order; int[rows].
 
         With a queue a sequence may be overtaken by others: then a row is not that of the sequence."""
-        controller = waiting(self.workload, replace(self.machine, has_pools=False), split)
-        controller.admit()
-        return controller.table.group(controller.table.live)
+        scheduler = waiting(self.workload, replace(self.machine, has_pools=False), split)
+        scheduler.admit()
+        return scheduler.table.replica(scheduler.table.running)
 
-    def _of_live(self, which: np.ufunc, value: np.ndarray) -> np.ndarray:
-        """Largest, smallest or sum of `value`, int[sequences], of those live at each moment."""
+    def _of_running(self, which: np.ufunc, value: np.ndarray) -> np.ndarray:
+        """Largest, smallest or sum of `value`, int[sequences], of those running at each moment."""
         least, most = np.iinfo(np.int64).min, np.iinfo(np.int64).max
         nothing = {np.maximum: least, np.minimum: most, np.add: 0}[which]
         parts = []
         for some in np.array_split(self.moments, -(-len(self.moments) // CHUNK)):
-            is_live = (self.begin <= some[:, None]) & (some[:, None] < self.end)
-            parts.append(which.reduce(np.where(is_live, value, nothing), axis=1))
+            is_running = (self.begin <= some[:, None]) & (some[:, None] < self.end)
+            parts.append(which.reduce(np.where(is_running, value, nothing), axis=1))
         return np.concatenate(parts)
 
     def fullest(self, state: _State) -> np.ndarray:
-        """Live sequences of the fullest group."""
+        """Running sequences of the fullest replica."""
         if state.dealt is None:
-            return -(-self.live // state.split.dp)
-        group = self._group(state)
-        return np.max([self._live(group == g) for g in range(state.split.dp)], axis=0)
+            return -(-self.running // state.split.dp)
+        replica = self._replica(state)
+        return np.max([self._running(replica == g) for g in range(state.split.dp)], axis=0)
 
-    def _group(self, state: _State) -> np.ndarray:
-        """int[sequences]; one group where they are even."""
+    def _replica(self, state: _State) -> np.ndarray:
+        """int[sequences]; one replica where they are even."""
         if state.dealt is None:
             return np.zeros(self.workload.size, int)
         return self.dealt[state.dealt][self.row] % state.split.dp
 
     def _held(self, state: _State) -> np.ndarray:
-        """Tokens in the caches of the group that holds most, until the next moment."""
+        """Tokens in the caches of the replica that holds most, until the next moment."""
         if self.has_queue:
-            return self.live * self.mean_context / state.split.dp
+            return self.running * self.mean_context / state.split.dp
         prompts, responses = self.workload.prompts, self.workload.responses
-        every, group = self.machine.check_every, self._group(state)
-        most = most_held(prompts - 1, responses, group, every * len(self.moments), every)
+        every, replica = self.machine.check_every, self._replica(state)
+        most = most_held(prompts - 1, responses, replica, every * len(self.moments), every)
         return most / (state.split.dp if state.dealt is None else 1)
 
     def decode(self, state: _State, fullest: np.ndarray) -> np.ndarray:
@@ -171,27 +172,31 @@ class _World:
 
         def steps(one: CostTables) -> np.ndarray:
             step = one.steps(rows[None], self.length, held / rows)[0]
-            return step + self.machine.host_s_per_sequence * self.live
+            return step + self.machine.host_s_per_sequence * self.running
 
         token = steps(tables)
-        for budget, verifying in tables.verifying:
-            said = self._tokens(split, rows, budget)
+        for num_draft_tokens, verifying in tables.verifying:
+            generated = self._tokens(split, rows, num_draft_tokens)
             seconds = np.divide(
-                steps(verifying), said, where=said > 0, out=np.full(len(said), np.inf)
+                steps(verifying),
+                generated,
+                where=generated > 0,
+                out=np.full(len(generated), np.inf),
             )
             token = np.minimum(token, seconds)
         return self.machine.check_every * token
 
-    def _tokens(self, split: Split, rows: np.ndarray, budget: int) -> np.ndarray:
-        """What a row says in a step on average, float[moments]; 0 where no program has the budget."""
+    def _tokens(self, split: Split, rows: np.ndarray, num_draft_tokens: int) -> np.ndarray:
+        """What a row generates in a step on average, float[moments]; 0 where no program has the
+        number of draft tokens."""
         drafts, acceptance = self.machine.drafts, self.machine.acceptance
         if acceptance is None:
             return np.zeros(len(rows))
-        live = np.maximum(1.0, self.live / split.dp)
-        room = rows * (1 + budget) / live - 1
-        has_program = [n for n in np.unique(rows).tolist() if budget in drafts.of(n)]
-        said = acceptance.tokens(room, drafts.draft(budget), live)
-        return np.where(np.isin(rows, has_program), said, 0.0)
+        running = np.maximum(1.0, self.running / split.dp)
+        room = rows * (1 + num_draft_tokens) / running - 1
+        has_program = [n for n in np.unique(rows).tolist() if num_draft_tokens in drafts.of(n)]
+        generated = acceptance.tokens(room, drafts.draft(num_draft_tokens), running)
+        return np.where(np.isin(rows, has_program), generated, 0.0)
 
     def ways(self, source: _State, target: _State, fullest: np.ndarray) -> Iterator[np.ndarray]:
         """Seconds of each way from one state to another, at every moment."""
@@ -201,23 +206,23 @@ class _World:
             if source.dealt is not None and target.dealt is None and is_measured:
                 yield self._shift(a, fullest)
             return
-        reslice, is_up = self.truth.reslice(a, b), b.tp > a.tp
+        reshard, is_up = self.truth.reshard(a, b), b.tp > a.tp
         if source.dealt == target.dealt if is_up else target.dealt is None:
-            pages = self.truth.migrate(a, b, fullest, self.live, self.mean_context)
-            yield np.asarray(reslice + pages)
+            pages = self.truth.migrate(a, b, fullest, self.running, self.mean_context)
+            yield np.asarray(reshard + pages)
         if target.dealt is None:
-            yield reslice + self.recompute[b]
-            yield reslice + self._mixed(a, b)
+            yield reshard + self.recompute[b]
+            yield reshard + self._mixed(a, b)
 
     def _shift(self, split: Split, fullest: np.ndarray) -> np.ndarray:
-        """What moves between the groups of a layout cost at least.
+        """What moves between the replicas of a layout cost at least.
 
-        They are made for a smaller row bucket, or for groups as even as can be. Sequences that the
-        fullest group has too many for either leave one after another, each as short as the shortest,
-        in however many directions.
+        They are made for a smaller row bucket, or for replicas as even as can be. Sequences that
+        the fullest replica has too many for either leave one after another, each as short as the
+        shortest, in however many directions.
         """
         rows = np.array([0, *self.machine.buckets.rows[split]])
-        fewer = np.maximum(rows[np.searchsorted(rows, fullest) - 1], -(-self.live // split.dp))
+        fewer = np.maximum(rows[np.searchsorted(rows, fullest) - 1], -(-self.running // split.dp))
         rounds = (fullest - fewer) * self.least_context / self.truth.round_tokens
         rounds = np.maximum(rounds, 1.0)
         return np.where(fewer < fullest, rounds * self.truth.shift_round(split), np.inf)
@@ -226,32 +231,32 @@ class _World:
         """What recomputing some sequences and migrating the others costs at least.
 
         Every sequence is either a share of the calls of a full prefill, as short as the shortest, or
-        of the rounds of groups that are alike; and there is one call.
+        of the rounds of replicas that are alike; and there is one call.
         """
-        truth, groups = self.truth, max(source.dp, target.dp)
+        truth, replicas = self.truth, max(source.dp, target.dp)
         one_call = min(truth.prefill_call(target, n) for n in truth.prefill[target].lengths)
-        pages = self.live / target.dp * -(-self.least_context // truth.page_size)
+        pages = self.running / target.dp * -(-self.least_context // truth.page_size)
         calls = one_call * pages / truth.prefill_blocks
-        even = self.live / groups
-        rounds = truth.migrate(source, target, even, self.live, self.least_context)
+        even = self.running / replicas
+        rounds = truth.migrate(source, target, even, self.running, self.least_context)
         return np.maximum(one_call, np.minimum(calls, rounds))
 
     def prefill(self, split: Split) -> float:
-        """Of all prompts, those of several samples in one group once; dealt evenly of a queue, and
-        filling each other's calls whenever they come.
+        """Of all prompts, those of several samples in one replica once; dealt evenly of a queue,
+        and filling each other's calls whenever they come.
         """
         tokens, prompt_id = self.workload.prompts - 1, self.workload.prompt_id
-        group = self._group(_State(split, split))
+        replica = self._replica(_State(split, split))
         if prompt_id is not None:
-            pairs = np.stack([0 * group if self.has_queue else group, prompt_id])
+            pairs = np.stack([0 * replica if self.has_queue else replica, prompt_id])
             first = np.unique(pairs, axis=1, return_index=True)[1]
-            group, tokens = group[first], tokens[first]
+            replica, tokens = replica[first], tokens[first]
         if self.has_queue:
             tokens = np.sort(tokens)[::-1]
-            group = np.arange(len(tokens)) % split.dp
-        return self.truth.packed(split, group, tokens)
+            replica = np.arange(len(tokens)) % split.dp
+        return self.truth.packed(split, replica, tokens)
 
-    def _live(self, which: np.ndarray) -> np.ndarray:
+    def _running(self, which: np.ndarray) -> np.ndarray:
         """How many of those, bool[sequences], have begun and not ended at each moment."""
         begun, ended = (
             np.searchsorted(np.sort(steps[which]), self.moments, side="right")
@@ -269,7 +274,7 @@ class _World:
     def _recompute(self, split: Split) -> np.ndarray:
         """As many tokens as all hold, in rows of the longest."""
         longest = np.maximum(self.context, 1)
-        rows = self.live * self.mean_context / (longest * split.dp)
+        rows = self.running * self.mean_context / (longest * split.dp)
         return np.array(
             [
                 self.truth.recompute(split, n, m)

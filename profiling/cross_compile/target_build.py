@@ -113,7 +113,7 @@ def _with_tuples(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Plant:
+class TargetBuild:
     """A target's devices, and what would be run on them."""
 
     order: Order
@@ -224,11 +224,11 @@ class Plant:
         return specs_for(*made_of, dtype=self.dtype, eos_ids=EOS)
 
 
-def check(plant: Plant) -> None:
+def check(built: TargetBuild) -> None:
     """
     Raises:
       UserError: no layout of these devices divides the model.
     """
-    layouts, dropped = plant.chain
+    layouts, dropped = built.chain
     if not layouts:
-        raise UserError(f"target {plant.order.target}: no layout divides the model; {dropped[0]}")
+        raise UserError(f"target {built.order.target}: no layout divides the model; {dropped[0]}")
