@@ -69,7 +69,7 @@ def test_only_what_is_missing_is_measured(measured: tuple[Path, str], tmp_path: 
 def test_training_plans_by_it(measured: tuple[Path, str], tmp_path: Path):
     """As it is, but for what takes longer or shorter now."""
     content = json.loads(measured[0].read_text())
-    for entry in content["latency"]["reslice_table"]:
+    for entry in content["latency"]["reshard_table"]:
         entry[1] += 100.0  # of a machine on which nobody could want to switch
     path = tmp_path / "profile.json"
     path.write_text(json.dumps(content))
@@ -78,8 +78,8 @@ def test_training_plans_by_it(measured: tuple[Path, str], tmp_path: Path):
     for table in ("decode_table", "prefill_table", "migrate_table"):
         keys, expected = ([key for key, _ in x[table]] for x in (used, content["latency"]))
         assert keys == expected
-    assert all(seconds < 10 for _, seconds in used["reslice_table"])
-    printed = "profile: reslice_table of dp2tp1 to dp1tp2 takes 0.0"
+    assert all(seconds < 10 for _, seconds in used["reshard_table"])
+    printed = "profile: reshard_table of dp2tp1 to dp1tp2 takes 0.0"
     assert printed in (tmp_path / "run" / "run.log").read_text()
 
 

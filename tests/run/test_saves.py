@@ -186,7 +186,7 @@ def test_a_signal_does_not_interrupt_the_saving(capfd):
 
 def test_one_of_several_processes_does_not_save_alone(capsys, monkeypatch):
     """The others are elsewhere, and would never come."""
-    monkeypatch.setattr(open_run_module, "company", lambda: ProcessGroup(1, 2))
+    monkeypatch.setattr(open_run_module, "process_group", lambda: ProcessGroup(1, 2))
     disk = FullDisk([])
     disk.saved = [2]
     fail(disk, Broken())

@@ -55,7 +55,7 @@ class Timings:
 
     def _usable(self, known: LatencyModel) -> dict[str, dict]:
         """The known tables whose entries mean here what they meant there."""
-        specs, names = self.specs, {"decode_table", "verify_table", "reslice_table"}
+        specs, names = self.specs, {"decode_table", "verify_table", "reshard_table"}
         if known.round_tokens == self._round_tokens:
             names.add("migrate_table")
         one_call = (specs.prefill_blocks, specs.page_size)

@@ -238,7 +238,7 @@ class Warmup:
     ) -> None:
         """Times both ways, of the same weights there and back."""
         ways = ((one, other), (other, one))
-        if self.timings.are_taken("reslice_table", *((a.split, b.split) for a, b in ways)):
+        if self.timings.are_taken("reshard_table", *((a.split, b.split) for a, b in ways)):
             return
 
         def once(source: Layout, target: Layout) -> float:
@@ -250,7 +250,7 @@ class Warmup:
             return time.perf_counter() - start
 
         self._note(
-            *(Timed("reslice_table", (a.split, b.split), partial(once, a, b)) for a, b in ways)
+            *(Timed("reshard_table", (a.split, b.split), partial(once, a, b)) for a, b in ways)
         )
         self.engine.release_weights()
 
