@@ -9,7 +9,7 @@ device. Options that take several values, separated by commas, are combined in e
 
     python -m pat_jax.simulate --trace runs/DATE-TIME/rollout.json
 
-says instead what the path of a run's last rollout has cost over the best one in the oracle.
+prints instead what the path of a run's last rollout has cost over the oracle's.
 """
 
 import sys

@@ -128,7 +128,7 @@ class _Scorer:
         return np.concatenate([found[place] for place in range(len(found))])
 
     def calls(self, sample: Sample) -> list[tuple[list[int], Int[np.ndarray, "rows length"]]]:
-        """Places in the sample, and their tokens: rows of like length, as many in every group."""
+        """Places in the sample, and their tokens: rows of like length, as many in every replica."""
         by_length: defaultdict[int, list[int]] = defaultdict(list)
         for place, (tokens, _) in enumerate(sample.sequences):
             by_length[max(SHORTEST, 1 << (len(tokens) - 1).bit_length())].append(place)

@@ -1,4 +1,4 @@
-"""What the path of a recorded rollout cost over the best one in the oracle: `simulate --trace`."""
+"""What the path of a recorded rollout cost over the oracle's: `simulate --trace`."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,7 +34,7 @@ class PathRegret:
         row = [" -> ".join(trace.path), trace.total_s, found.taken_s, found.best.total_s]
         words = (
             f"By the prices of {self.profile}, the path of this rollout takes {found.seconds:.3g} s "
-            f"({percent(found.share)}) longer than the best one in the oracle, {best}. "
+            f"({percent(found.share)}) longer than the oracle's, {best}. "
             "All sequences are taken to find pages in the KV cache."
         )
         if any(trace.drafts.drafted):

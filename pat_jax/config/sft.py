@@ -36,7 +36,7 @@ class SftDataConfig(ChatOptions):
     prompt_key: str = ""
     """Column of the prompt, text or chat messages; `a.b` is field b of column a. Empty: prompt."""
     completion_key: str = ""
-    """Column of what is to be said, text or chat messages. Empty: completion."""
+    """Column of the completion, text or chat messages. Empty: completion."""
     messages_key: str = ""
     """Column of chats. Empty: messages."""
     text_key: str = ""

@@ -49,7 +49,7 @@ class Planned(Options):
     """How the layouts of a rollout are found."""
 
     layout: str = option("auto", ONE_LAYOUT)
-    """auto plans the layout of every moment; `dp2tp4` pins one, whose groups are still kept even."""
+    """auto plans the layout of every moment; `dp2tp4` pins one, whose replicas are still kept even."""
     profile: str = option("auto", GIVEN)
     """What the planner plans by: a file of `python -m pat_jax.profile`; auto takes the one that was
     measured for this model on these devices, if any; none measures a quick one while warming up."""

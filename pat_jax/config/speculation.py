@@ -49,7 +49,7 @@ class SpeculationConfig(Options):
     read the weights about as long as they compute with them: 256 on accelerators, 64 on a CPU."""
     cache_tokens: int = option(2**16, COUNT)
     """Tokens of sequences that a draft model's cache holds, of each replica, and one sequence of
-    full length at least. While the rows of a group hold more, no model drafts."""
+    full length at least. While the rows of a replica hold more, no model drafts."""
 
     def __post_init__(self):
         super().__post_init__()

@@ -18,7 +18,7 @@ class Admissions:
         self.forget_prefix_replicas()
 
     def prefix_replica(self, sequence: int) -> int:
-        """The replica in which a sample of its prompt got pages last, or NO_GROUP."""
+        """The replica in which a sample of its prompt got pages last, or NO_REPLICA."""
         return int(self._prefix_replica[self.contents.prompt[sequence]])
 
     def note_prefix_replica(self, sequence: int, replica: int) -> None:

@@ -1,6 +1,6 @@
 """Executes a rollout on devices: prefill, bursts dispatched one behind another, and the moves between.
 
-Follows the host's accounts with device arrays. Decides nothing: `controller.py` does.
+Follows the host's accounts with device arrays. Decides nothing: `scheduler.py` does.
 """
 
 import zlib

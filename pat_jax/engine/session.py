@@ -24,7 +24,7 @@ from pat_jax.planning.types import Load
 
 WINDOW = 32  # times the engine's capacity: requests that it is handed at once
 
-Watch = Callable[[int, np.ndarray], bool]  # (request, its tokens so far) -> it has said enough
+Watch = Callable[[int, np.ndarray], bool]  # (request, its tokens so far) -> it has generated enough
 
 
 class Session:

@@ -91,7 +91,7 @@ class Ways(NamedTuple):
     # float[1 + bars], tokens of drafts: none, and the lowest of `THRESHOLDS` last
     verified: np.ndarray
     generated: np.ndarray  # float[1 + bars], tokens
-    alone: np.ndarray  # float[1 + draft], said where drafts always have so many tokens
+    alone: np.ndarray  # float[1 + draft], generated where drafts always have so many tokens
 
     def tokens(self, num_draft_tokens: Numbers, rows: Numbers) -> Numbers:
         """Tokens that a row generates in a step.
@@ -231,7 +231,7 @@ class Acceptance:
     def _of_steps(
         self, lengths: np.ndarray, branches: np.ndarray, draft: int
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Tokens verified and said in a step, on average over the steps of all runs, float[ways].
+        """Tokens verified and generated in a step, on average over the steps of all runs, float[ways].
 
         Args:
           lengths, branches: int[ways, kinds, places, kinds], of the draft at each place of a run, and of the

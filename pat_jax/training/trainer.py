@@ -2,7 +2,7 @@
 
 Parameters and optimizer state are split over all devices (FSDP over the data-parallel axes, TP over
 the others). Hands the policy to the rollout as one compiled transfer. Its parameters are those that
-are trained, with LoRA the adapters (`trained.py`).
+are trained, with LoRA the adapters (`trainable_params.py`).
 """
 
 import math

@@ -1,6 +1,6 @@
 """The programs that hand the trainer's parameters to the rollout, and those that check what arrived.
 
-Bits by a checksum; what the rollout makes of them by one log-probability in each of its groups.
+Bits by a checksum; what the rollout makes of them by one log-probability in each of its replicas.
 """
 
 from collections.abc import Callable, Mapping
@@ -165,14 +165,14 @@ class Transfer:
 def logprob_gap(
     engine: RolloutEngine, score: Callable[[Int[np.ndarray, "rows length"]], Array], rows: int
 ) -> float:
-    """|log π(token)| of the rollout less the trainer's, in nats: the largest over the groups.
+    """|log π(token)| of the rollout less the trainer's, in nats: the largest over the replicas.
 
-    Each group of the engine's layout answers a prompt with its likeliest token, by the programs
+    Each replica of the engine's layout answers a prompt with its likeliest token, by the programs
     that a rollout runs. NaN where the policy itself gives no numbers: its rollout will say so.
 
     Args:
       score: log-probabilities of next tokens by the trainer.
-      rows: that it takes, one for each of its own groups; the rollout has no more.
+      rows: that it takes, one for each of its own replicas; the rollout has no more.
 
     Raises:
       RuntimeError: they differ by more than rounding does.

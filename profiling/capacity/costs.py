@@ -28,7 +28,7 @@ class SourcedLatency:
     latency: LatencyModel
     source: Source
     explained: str
-    sum_seconds: Callable[[Split, int], float]  # what a step's devices send, by rows of a group
+    sum_seconds: Callable[[Split, int], float]  # what a step's devices send, by rows of a replica
     notes: tuple[str, ...]  # what is assumed, in sentences
     range: StepRange | None  # where measured steps lay; None: not verified
     drafts: Drafts = NO_DRAFTS  # those whose steps are known
@@ -79,7 +79,7 @@ def _assumed(composer: Composer, build: TargetBuild, sums: Sums) -> Iterator[str
     if chip.platform == "cuda":
         yield f"GPUs of a host sum as {sums} kernels do; --sums has others."
         yield (
-            f"{1e6 * gaps.layer:.3g} us of each layer and {1e6 * gaps.row:.3g} us of each row of a group "
+            f"{1e6 * gaps.layer:.3g} us of each layer and {1e6 * gaps.row:.3g} us of each row of a replica "
             "in a step are in no kernel (what steps composed for an H100 lack of measured ones)."
         )
     else:

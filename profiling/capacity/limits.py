@@ -9,7 +9,7 @@ from pat_jax.profiling.simulate.comparison import Comparison, StepParts
 from pat_jax.profiling.simulate.machine import Machine
 
 WORDS = {
-    "sums": "sums over the devices of a group: faster links, or a lower TP",
+    "sums": "sums over the devices of a replica: faster links, or a lower TP",
     "fixed": "what every step costs whatever is running: weights read once, launches",
     "rows": "work for each row: matrix products and sampling",
     "context": "reading the KV cache",

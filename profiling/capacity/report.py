@@ -92,9 +92,9 @@ class StepTimes:
     explained: str  # what that means
     range: StepRange | None  # where measured steps lay; None: not verified
     splits: tuple[Split, ...]
-    running: tuple[int, ...]  # sequences, evenly over the groups
+    running: tuple[int, ...]  # sequences, evenly over the replicas
     contexts: tuple[int, ...]  # tokens
-    # [context][live][split]; None where a layout has more groups than there are sequences, or where
+    # [context][running][split]; None where a layout has more replicas than there are sequences, or where
     # no bucket is so large
     seconds: tuple[tuple[tuple[float | None, ...], ...], ...]
 

@@ -37,7 +37,7 @@ class SimulateConfig(ReplayOptions):
     profile: str = option("profile.json", GIVEN)
     """A file of `python -m pat_jax.profile`: what each step and switch takes."""
     trace: str = ""
-    """The rollout.json of a run: says what its path has cost over the best one in the oracle, by
+    """The rollout.json of a run: prints what its path has cost over the oracle's, by
     --profile (unless given that of the run), without drafts and with pages for all; replays nothing
     else."""
     responses: str = option("1024", listed(WHOLE, MOST_REPLAYED, "whole numbers from 1"))

@@ -129,7 +129,7 @@ def unmeasured(profile: Profile, machine: Machine) -> str:
 def with_slower_links(profile: Profile, factor: float, exit_layer: int = 0) -> LatencyModel:
     """Every sum over TP devices, and every move of pages or weights, takes `factor` times as long.
 
-    A layer sums twice over the devices of a group, the embedding once, rows x embed_dim numbers each;
+    A layer sums twice over the devices of a replica, the embedding once, rows x embed_dim numbers each;
     what one such sum takes was measured, and what it takes more is added to each step.
 
     Args:
@@ -162,7 +162,7 @@ def with_slower_links(profile: Profile, factor: float, exit_layer: int = 0) -> L
 
 
 def sums_of(profile: Profile, layers: int = 0) -> Callable[[Split, int], float]:
-    """Seconds of all sums over devices in a decode step, by tokens of a group: its rows, without drafts.
+    """Seconds of all sums over devices in a decode step, by tokens of a replica: its rows, without drafts.
 
     Args:
       layers: that it goes through; 0: all.
@@ -174,7 +174,7 @@ def sums_of(profile: Profile, layers: int = 0) -> Callable[[Split, int], float]:
 
 
 def _sum_seconds(profile: Profile, split: Split) -> Callable[[int], float]:
-    """Seconds of one sum over the devices of a group, by bytes of a device: straight lines between
+    """Seconds of one sum over the devices of a replica, by bytes of a device: straight lines between
     measured sizes, in proportion to bytes past the last.
     """
     if split.tp == 1:

@@ -57,7 +57,7 @@ class CompiledProgram:
     name: str  # decode, prefill, reshard, view, pack, exchange, exchange_one, unpack, grad, …
     split: Split
     target: Split | None = None  # of a switch
-    rows: int = 0  # of a group; pages where it moves some; of all groups in training
+    rows: int = 0  # of a replica; pages where it moves some; of all replicas in training
     length: int = 0  # tokens
     num_draft_tokens: int = 0  # draft tokens of a step, for each row
     layers: int = 0  # that these numbers are of

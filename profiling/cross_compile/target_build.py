@@ -206,7 +206,7 @@ class TargetBuild:
 
     @property
     def _pages(self) -> dict[Split, int]:
-        """Pages of a group in every layout: those with room share a pool, the others have what they need."""
+        """Pages of a replica in every layout: those with room share a pool, the others have what they need."""
         config = self.order.config.rollout
         without_memory = layouts_without_memory(self.alone, config)
         kept = {split: x for split, x in self.layouts.items() if split not in without_memory}

@@ -52,12 +52,12 @@ LOGIT_BYTES = 4  # gathered in float32
 SWITCH_S = 0.05  # assumed: draining the burst, launching, host accounts
 DRAFTING_S = 5e-5  # assumed, of a step: some twenty kernels of 2 to 3 us
 SAMPLING_BYTES = 16  # of a logit: read, laid out as rows, and read twice
-PREFILL_BLOCKS = 128  # pages of a group in one call
+PREFILL_BLOCKS = 128  # pages of a replica in one call
 PREFILL_ROWS = 16  # prompts of the measured attention
 LONG_PROMPT = 8192  # tokens
 PAGE_SIZE = RolloutConfig().page_size
 
-StepSeconds = Callable[[Split, int, int], float]  # of a step, by rows of a group and length
+StepSeconds = Callable[[Split, int, int], float]  # of a step, by rows of a replica and length
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Unlisted:
     """Seconds of a decode step that are in no kernel table."""
 
     layer: float = 0.0  # of each, whatever is running: launches, gaps between kernels
-    row: float = 0.0  # of a group
+    row: float = 0.0  # of a replica
 
 
 # A burst runs on the device: no host schedules its steps. What composed kernels lack of whole steps of
@@ -81,9 +81,9 @@ class Composer:
     model: ModelConfig
     switch_s: float = SWITCH_S
     page_size: int = PAGE_SIZE  # tokens
-    prefill_blocks: int = PREFILL_BLOCKS  # pages of a group in one call
+    prefill_blocks: int = PREFILL_BLOCKS  # pages of a replica in one call
     # In how many ways the KV heads are divided at a TP degree, where that is not as many as divide both; the
-    # other devices of a group have copies.
+    # other devices of a replica have copies.
     divided: Mapping[int, int] = field(default_factory=dict)
 
     @property
@@ -92,7 +92,7 @@ class Composer:
 
     @property
     def round_tokens(self) -> int:
-        """Tokens of a group that one round of a migration moves."""
+        """Tokens of a replica that one round of a migration moves."""
         return SIZES[0] * self.page_size
 
     @property
@@ -105,7 +105,7 @@ class Composer:
         return "held" if is_held else "bucket"
 
     def kv_ways(self, tp: int) -> int:
-        """In how many ways a group divides the KV heads."""
+        """In how many ways a replica divides the KV heads."""
         return self.divided.get(tp) or math.gcd(tp, self.model.num_kv_heads)
 
     def products_ms(self, tokens: int, tp: int) -> float:
@@ -146,7 +146,7 @@ class Composer:
         return 2 * self.model.num_layers * self._sum_ms(tokens, tp) / 1e3 if tp > 1 else 0.0
 
     def sampling_s(self, rows: int, vocab: int) -> float:
-        """Seconds of sampling from so many logits of each row, which every device of a group does."""
+        """Seconds of sampling from so many logits of each row, which every device of a replica does."""
         return self.kernels.elementwise(SAMPLING_BYTES * rows * vocab) / 1e3
 
     def decode_step(self, split: Split, rows: int, length: int, num_draft_tokens: int = 0) -> float:
@@ -217,18 +217,18 @@ class Composer:
         return self.switch_s + shard * (1 - target.tp / source.tp) / rate
 
     def migrate(self, source: Split, target: Split) -> float:
-        """A round of pages; each device of a merging group keeps the part it holds in both layouts.
+        """A round of pages; each device of a merging replica keeps the part it holds in both layouts.
 
-        Whether all groups send or one: the link of a device is what takes the time.
+        Whether all replicas send or one: the link of a device is what takes the time.
         """
         narrow, wide = sorted((source.tp, target.tp))
         held = self.round_tokens * self.model.kv_bytes_per_token / self.kv_ways(wide)
         return held * (wide // narrow - 1) / self.kernels.exchange_bytes_s(wide)
 
     def _shift(self, split: Split) -> float:
-        """A round of pages to other groups of a layout.
+        """A round of pages to other replicas of a layout.
 
-        Each device of a group packs its part of all of them, sends it, and unpacks what comes.
+        Each device of a replica packs its part of all of them, sends it, and unpacks what comes.
         """
         sent = self.round_tokens * self.model.kv_bytes_per_token / self.kv_ways(split.tp)
         packed_s = 4 * sent / self.kernels.chip.memory_bytes_s

@@ -27,7 +27,7 @@ from pat_jax.profiling.simulate.simulator import replay
 ADAPTIVE, DRAFTING = "adaptive", "adaptive, drafts"
 SumSeconds = Callable[
     [Split, int], float
-]  # of a decode step's sums over devices, by tokens of a group: its rows, without drafts
+]  # of a decode step's sums over devices, by tokens of a replica: its rows, without drafts
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class StepParts:
     (`planning/latency/step_model.py`).
     """
 
-    sums: float = 0.0  # over the devices of a group; among the others where they are not known
+    sums: float = 0.0  # over the devices of a replica; among the others where they are not known
     fixed: float = 0.0  # weights read once, launches
     rows: float = 0.0  # matrix products and sampling of each row
     context: float = 0.0  # the KV cache of each live token
@@ -57,7 +57,7 @@ class System:
     total_s: tuple[float, ...]
     prefill_s: tuple[float, ...]
     decode_s: tuple[float, ...]
-    switch_s: tuple[float, ...]  # moves between groups of a layout included
+    switch_s: tuple[float, ...]  # moves between replicas of a layout included
     num_preempted: tuple[int, ...]
     tokens_per_step: tuple[float, ...]  # of a sequence: 1 without drafts
     parts: StepParts  # of all rollouts together
@@ -209,7 +209,7 @@ def _with(lengths: LengthModel, workload: Workload) -> LengthModel:
 def _static(
     split: Split, workloads: Sequence[Workload], machine: Machine, learned: LengthModel
 ) -> list[RolloutReport]:
-    """In one layout throughout; its groups are kept even where that was measured, as in training."""
+    """In one layout throughout; its replicas are kept even where that was measured, as in training."""
     planner: Planner = FixedLayout(split)
     if machine.truth.shift_round(split) < math.inf:
         planner = CostModelPlanner((split,), machine.truth, learned, memory=machine.memory)

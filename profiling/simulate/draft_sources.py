@@ -159,7 +159,7 @@ class DraftSources:
         yours = " Your texts may repeat more or less: --responses_file counts yours."
         return (
             origin + yours * (self.origin == BUILT_IN_ORIGIN),
-            f"A sequence alone says so many tokens a step with drafts of {draft}: {alone}.",
+            f"A sequence alone generates so many tokens a step with drafts of {draft}: {alone}.",
             *self.told,
             *[MET_AGAIN] * (self.known[-1].name == EARLIER),
         )

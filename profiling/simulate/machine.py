@@ -62,7 +62,7 @@ class Machine:
     # The pools are as large as `memory` says: a sequence that finds no pages waits, or makes room.
     # False: they hold every sequence, and `memory` only tells `oracle` where weights have room.
     has_pools: bool = False
-    # Of the host in each decode step, for each running sequence of all groups; what `truth` lacks.
+    # Of the host in each decode step, for each running sequence of all replicas; what `truth` lacks.
     host_s_per_sequence: float = 0.0
     drafts: Drafts = NO_DRAFTS  # that have programs there
     acceptance: Acceptance | None = None  # what drafts are really worth there; None: there are none

@@ -1,4 +1,4 @@
-"""The best path in the oracle: what a planner that knew every response length could have done.
+"""The oracle, the best path: what a planner that knew every response length could have done.
 
 Dynamic programming over (moment x state), with the true lengths and the true costs. A state is a
 layout and who shares a replica with whom:

@@ -1,4 +1,4 @@
-"""What the path that a rollout took cost over the best one in the oracle.
+"""What the path that a rollout took cost over the oracle's.
 
 Knows traces and prices. Does not know how the best path is found.
 """
@@ -19,7 +19,7 @@ from pat_jax.profiling.simulate.simulator import replay
 
 @dataclass(frozen=True)
 class Regret:
-    """What the path of a rollout takes, and the best one in the oracle.
+    """What the path of a rollout takes, and the oracle's.
 
     Both by the prices of a machine, not by the clock: a noisy moment is not a wrong decision.
     """

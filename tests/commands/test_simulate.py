@@ -139,7 +139,7 @@ class TestTrace:
         assert found["best_switches"] and found["best_s"] < 0.9 * done.total_s
         assert found["regret_s"] == pytest.approx(done.total_s - found["best_s"])
         assert found["regret"] == pytest.approx(done.total_s / found["best_s"] - 1)
-        assert f"s ({percent(found['regret'])}) longer than the best one in the oracle" in printed
+        assert f"s ({percent(found['regret'])}) longer than the oracle's" in printed
 
     def test_what_cannot_be_replayed_is_refused(self, command, recorded, tmp_path: Path, refused):
         path, _ = recorded

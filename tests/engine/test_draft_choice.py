@@ -58,7 +58,7 @@ def test_models_that_may_draft(tmp_path: Path, change: dict[str, Any], words: st
         return
     choice = chosen(f"model:{folder}")
     assert choice.drafter.policy is not None and choice.drafter.policy.config.num_layers == 1
-    assert f"said by {folder} (1 layers)" in choice.reason
+    assert f"proposed by {folder} (1 layers)" in choice.reason
 
 
 def test_a_shape_that_is_not_built_in():

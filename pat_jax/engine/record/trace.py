@@ -58,7 +58,7 @@ class DraftTrace:
     tokens_per_step: tuple[float, ...] = ()  # of a sequence; above 1 with drafts
     drafted: tuple[int, ...] = ()  # draft tokens verified
     accepted: tuple[int, ...] = ()  # of these
-    # For each of `drafts.SOURCES`: tokens verified, accepted, and accepted on branches; zeros of drafts
+    # For each of `draft_counts.SOURCES`: tokens verified, accepted, and accepted on branches; zeros of drafts
     # that are not copied.
     by_source: tuple[tuple[tuple[int, ...], ...], ...] = ()
     saving_s: float | None = None  # of bursts whose drafts were priced; None: there were none

@@ -117,7 +117,7 @@ class PageAllocator:
         return Admitted(pages, num_cached, copy)
 
     def index(self, tokens: np.ndarray, pages: np.ndarray) -> None:
-        """A sequence that gives up its `pages` can find them again, what it has said included.
+        """A sequence that gives up its `pages` can find them again, what it has generated included.
 
         Args:
           tokens: int[known]; all but the newest are in the pages.

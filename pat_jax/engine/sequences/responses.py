@@ -1,4 +1,4 @@
-"""What each sequence was asked and what it has said, from requests to completions.
+"""What each sequence was asked and what it has generated, from requests to completions.
 
 All on the host, in NumPy. Decides nothing about layouts and touches no device array.
 """
@@ -162,7 +162,7 @@ class Responses(Contents):
         return np.unique(rows[np.array(is_poisoned, bool)] // table.rows_per_replica).tolist()
 
     def response(self, i: int) -> np.ndarray:
-        """What sequence i has said so far, int32[tokens]; not a copy."""
+        """What sequence i has generated so far, int32[tokens]; not a copy."""
         return self.known(i)[self.table.prompt_length[i] :]
 
     def has_failed(self, i: int) -> bool:
@@ -175,7 +175,7 @@ class Responses(Contents):
         return [self.completion(i, eos_ids) for i in range(len(self.requests))]
 
     def completion(self, i: int, eos_ids: Sequence[int]) -> Completion:
-        """What sequence i has said."""
+        """What sequence i has generated."""
         table, request = self.table, self.requests[i]
         at = slice(table.prompt_length[i], table.length[i])
         tokens, logprobs = self.tokens[i, at].copy(), self.logprobs[i, at].copy()

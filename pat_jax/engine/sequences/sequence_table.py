@@ -140,7 +140,7 @@ class SequenceTable:
         self._running = running[still_running]
 
     def end_now(self, sequences: np.ndarray) -> None:
-        """Running sequences that are to say nothing more."""
+        """Running sequences that are to generate nothing more."""
         self.is_done[sequences] = True
         self.done_after[sequences] = self.num_steps
         self.row[sequences] = NO_ROW

@@ -139,7 +139,7 @@ def _source_words(config: SpeculationConfig, drafter: Drafter, model: ModelConfi
     proposed_by = f"the first {drafts.exit_layer} of {model.num_layers} layers"
     if own is not None:
         proposed_by = f"{config.draft_model} ({own.config.num_layers} layers)"
-    return f"{drafts.num_draft_tokens[-1]} tokens, said by {proposed_by}"
+    return f"{drafts.num_draft_tokens[-1]} tokens, proposed by {proposed_by}"
 
 
 def shape_of(draft_model: str) -> ModelConfig:

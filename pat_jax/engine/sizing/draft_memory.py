@@ -17,8 +17,8 @@ from pat_jax.models.config import ModelConfig
 from pat_jax.planning.types import Split
 
 # Arrays of the size of a line's logits, in float32, that sampling keeps at a time in compiled programs: 5 on a
-# CPU, 4.0 to 4.3 for an H100, 5.6 to 6.6 for a TPU v5e (the vocabulary of Qwen3, 32 rows, number of
-# draft tokens of 3 and 7).
+# CPU, 4.0 to 4.3 for an H100, 5.6 to 6.6 for a TPU v5e (the vocabulary of Qwen3, 32 rows, 3 and 7
+# draft tokens).
 LOGITS = 6
 FLOAT = 4  # bytes
 SCORES = 2  # of attention, as large and in float32, where no kernel keeps them to itself

@@ -66,7 +66,7 @@ class LengthModel:
     ) -> np.ndarray:
         """P(still running after so many more steps | running now), float64[running, moments].
 
-        Live with t tokens means longer than t.
+        Running with t tokens means longer than t.
 
         Args:
           generated: int[running], tokens so far of sequences that are running with them.

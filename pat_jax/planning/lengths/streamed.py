@@ -29,12 +29,12 @@ class StreamedLengths:
         self._due_at = 1
 
     def note(self, i: int, tokens: int, *, has_ended: bool) -> None:
-        """Request i has said so many tokens so far, and perhaps ended by itself."""
+        """Request i has generated so many tokens so far, and perhaps ended by itself."""
         self.tokens[i] = tokens
         self.has_ended[i] |= has_ended
 
     def has_news(self) -> bool:
-        """So many more have ended since it said so last that `model` is worth its time."""
+        """So many more have ended since the last news that `model` is worth its time."""
         count = int(self.has_ended.sum())
         if count < self._due_at:
             return False

@@ -212,7 +212,7 @@ class CostModelPlanner(Planner):
             self.balance_costs = self.balance_costs.observed(seen)
 
     def _evened(self, load: Load, plan: Plan, options: Sequence[np.ndarray]) -> Plan:
-        """The same with the cheapest of the `options`, if one saves more than the `safety` times its cost."""
+        """The same with the cheapest of the `options`, if one saves more than `SAFETY` times its cost."""
         split = plan.split
         self._uneven.see(load, split, self._dense(), self.latency.correction.factor(split))
         options = [replica for replica in options if self._may_pay(load, split, replica)]

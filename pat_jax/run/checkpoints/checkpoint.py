@@ -1,7 +1,7 @@
 """Checkpoints of everything that a resumed run needs, written in the background by Orbax.
 
 Knows pytrees, their shardings and JSON, and which checkpoint is to be used. Does not know what the
-state or the metadata mean, nor how damage shows in files (`checkpoint_files.py`).
+state or the metadata mean, nor how damage shows in files (`files.py`).
 """
 
 import logging

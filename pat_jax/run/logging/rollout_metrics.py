@@ -45,7 +45,7 @@ def describe_rollouts(
 
 
 def _describe_sources(by_source: Sequence[Sequence[int]]) -> dict[str, int]:
-    """Tokens of drafts that were verified and said, by what they were copied from."""
+    """Tokens of drafts that were verified and accepted, by what they were copied from."""
     names = "own", "siblings", "earlier"
     found = zip(names, by_source, strict=True)
     return {

@@ -114,6 +114,6 @@ class SessionSetup:
 
 
 def _is_alone(engine: RolloutEngine) -> bool:
-    """Whether nothing is to be planned: one layout, no groups to keep even, no drafts."""
+    """Whether nothing is to be planned: one layout, no replicas to keep even, no drafts."""
     first, *others = engine.layouts
     return first.dp == 1 and not others and not engine.specs.drafts.num_draft_tokens

@@ -1,6 +1,6 @@
 """Pages for the tokens of a burst: rows draw them on the devices, from a reserve that the host lays out.
 
-So a row holds pages for its next few tokens, not for a burst that it may not running to see.
+So a row holds pages for its next few tokens, not for a burst whose end it may not reach.
 Functions of one replica's arrays; `page_reserve.py` says which pages are in the reserve.
 """
 

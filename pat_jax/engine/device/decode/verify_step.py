@@ -168,7 +168,7 @@ def _advance_by(
     stopped: Bool[Array, "rows queries"],
     failed: Bool[Array, "rows queries"],
 ) -> RowState:
-    """`_advance` by the first `num_generated` tokens of each row, of which the last alone may have
+    """`advance` by the first `num_generated` tokens of each row, of which the last alone may have
     ended it."""
     last = jnp.maximum(num_generated - 1, 0)[:, None]
     token, stops, fails = (

@@ -26,7 +26,7 @@ Pass = Callable[[tuple[Array, Array], Array, tuple], tuple[Float[Array, "rows vo
 def generated(
     asked: Asked, moving: Moving, previous: Int[Array, " rows"], pass_: Pass, caches: Sequence
 ) -> tuple[Proposal, tuple]:
-    """As many tokens of each row as the budget has, one behind the other.
+    """As many tokens of each row as drafts have, one behind the other.
 
     Every draft is a run of its own, of the first kind: the model is not asked what would follow its
     last token.
