@@ -111,7 +111,7 @@ def _of_csv(path: Path, text: str) -> Elements:
                 f"lengths {path}, {where}: {len(row)} columns, expected the {len(names)} of the "
                 "first line."
             )
-        yield where, dict(zip(names, row, strict=True))
+        yield where, dict(reversed([*zip(names, row, strict=True)]))  # of equal names the first
 
 
 def _is_name(text: str) -> bool:

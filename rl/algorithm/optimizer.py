@@ -32,7 +32,12 @@ def make_schedule(
         decay = (1 + cos(π (step - warmup) / (total - warmup))) / 2          "cosine"
 
     The first update of a warm-up is small but not nothing, and so is the last of a cosine.
+
+    Raises:
+      ValueError: there is no such schedule.
     """
+    if schedule not in ("constant", "cosine"):
+        raise ValueError(f"schedule is {schedule!r}; expected 'constant' or 'cosine'.")
 
     def rate(count: ArrayLike) -> Array | np.floating:
         # On the host nothing compiles for it.

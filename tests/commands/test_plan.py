@@ -196,7 +196,7 @@ def test_a_layout_that_does_not_compile_is_not_used():
     assert refused == {"dp1tp8": "decode does not compile: too much scalar memory"}
     assert [system.name for system in report.comparison.static] == list(NAMES[:3])
     compiles = report.compiles(Split(1, 8))
-    assert (compiles["prefill"], compiles["decode"], compiles["re-slice"]) == (True, False, None)
+    assert (compiles["prefill"], compiles["decode"], compiles["reshard"]) == (True, False, None)
     assert report.compiles(Split(2, 4))["decode"] is True
     for text in (plan_text(report), seen_on_page(report)):
         assert "refused: decode dp1tp8: too much scalar memory" in text

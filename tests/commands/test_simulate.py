@@ -185,7 +185,7 @@ class TestDrafts:
         assert len(re.findall(r" own text, siblings +[12]\.", printed)) == 2
         found = json.loads(out.read_text())
         for one in found["answers"]:
-            assert one["what_if"]["speculation"]["numbers"] == [3, 7]
+            assert one["what_if"]["speculation"]["num_draft_tokens"] == [3, 7]
             names = [system["name"] for system in one["systems"]]
             assert names[:2] == ["adaptive", "adaptive, drafts"]
             plain, drafts = one["systems"][:2]

@@ -45,7 +45,7 @@ class Restless(AtSteps):
         plan = super().decide(load, current, options)
         if plan.split != current or not options:
             return plan
-        return replace(plan, group=options[self.drawn % len(options)])
+        return replace(plan, replica=options[self.drawn % len(options)])
 
 
 @pytest.mark.parametrize("machine", [MACHINE, make_machine(reads="held")], ids=["bucket", "held"])

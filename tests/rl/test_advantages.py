@@ -60,3 +60,8 @@ def test_a_group_of_one_reward_or_of_none_has_no_signal():
     np.testing.assert_array_equal(
         group_advantages(rewards)[:3], [[np.nan, 0, np.nan], [np.nan] * 3, [0, 0, np.nan]]
     )
+
+
+def test_an_infinite_reward_is_named():
+    with pytest.raises(ValueError, match="the reward of sample 0 of group 1 is inf"):
+        group_advantages(np.array([[1, 0], [np.inf, 0]]))
