@@ -12,8 +12,8 @@ Axes = tuple[str | None, ...]  # names of an array's dimensions
 
 @pytree_dataclass
 class AdaptedWeight:
-    """weight + b · a, which a product with it never multiplies out. In the place of arrays may be shapes,
-    axis names or shardings."""
+    """weight + b · a, which a product with it never multiplies out. In the place of arrays may be
+    shapes, axis names or shardings."""
 
     weight: Any  # [*out, *in]; a `QuantizedWeight` where it only generates
     a: Any  # [rank, *in]
@@ -28,7 +28,8 @@ class AdaptedWeight:
 
 
 def adapter_axes(axes: Axes, contracted: int) -> tuple[Axes, Axes]:
-    """Axes of a and b beside a weight of `axes`: those of its own dimensions; the rank is never split.
+    """Axes of a and b beside a weight of `axes`: those of its own dimensions; the rank is never
+    split.
 
     Args:
       contracted: trailing dimensions of the weight that a product sums over.

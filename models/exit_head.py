@@ -1,7 +1,7 @@
 """A small head behind one of a policy's layers: what it would generate if it ended there.
 
-After AdaDecode (arXiv 2506.03700): the policy's own final norm and logits, and between them one matrix that
-is learned. A matrix of zeros changes nothing.
+After AdaDecode (arXiv 2506.03700): the policy's own final norm and logits, and between them one
+matrix that is learned. A matrix of zeros changes nothing.
 """
 
 from jaxtyping import Array, Float

@@ -26,8 +26,8 @@ def unrolled(run: Run, layers: Sequence[Params], x: Array) -> Array:
 def scanned(run: Run, layers: Sequence[Params], x: Array) -> Array:
     """The same, neighbours that are alike in one loop (`jax.lax.scan`).
 
-    A loop reads their parameters from a copy, in x's dtype: a layer casts them to it before anything
-    else. Its gradients come as such a copy, too.
+    A loop reads their parameters from a copy, in x's dtype: a layer casts them to it before
+    anything else. Its gradients come as such a copy, too.
     """
     dtype = x.dtype
     for alike in _alike(layers):

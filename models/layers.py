@@ -1,4 +1,5 @@
-"""The mathematics of a decoder layer: products with weights, RMS norm, rotary positions, attention."""
+"""The mathematics of a decoder layer: products with weights, RMS norm, rotary positions,
+attention."""
 
 import math
 from functools import partial
@@ -37,9 +38,9 @@ def linear(
     """x · weightᵀ over the last `contracted` dimensions of both, cast to x's dtype.
 
     Args:
-      weight: [*out, *in], so that what one output sums over lies together in memory. If it is quantized,
-        the sums over its values are scaled, in float32. If it is adapted, (x · aᵀ) · bᵀ is added to
-        the result.
+      weight: [*out, *in], so that what one output sums over lies together in memory. If it is
+        quantized, the sums over its values are scaled, in float32. If it is adapted, (x · aᵀ) · bᵀ
+        is added to the result.
       dtype: of the sums and the result; x's where not given.
     """
     if isinstance(weight, AdaptedWeight):
@@ -134,7 +135,8 @@ def rms_norm(x: Float[Array, "... dim"], scale: Float[Array, " dim"], eps: float
 
 
 def rope_frequencies(config: ModelConfig) -> np.ndarray:
-    """Radians per position of each rotary pair, float64[head_dim / 2] (arXiv 2104.09864, §3.4.2)."""
+    """Radians per position of each rotary pair, float64[head_dim / 2] (arXiv 2104.09864,
+    §3.4.2)."""
     exponents = np.arange(0, config.head_dim, 2, dtype=np.float64) / config.head_dim
     frequencies = config.rope_theta**-exponents
     if config.rope_scaling is None:
@@ -240,11 +242,12 @@ def sees(
     start: Int[Array, "*shape"],
     trunk: Int[Array, "*shape"] | None,
 ) -> Bool[Array, "*shape"]:
-    """Whether the query in turn behind a row's first, which is in column `start`, sees the key in a column.
+    """Whether the query in turn behind a row's first, which is in column `start`, sees the key in a
+    column.
 
     Args:
-      trunk: the queries behind so many behind the first are a branch: it begins behind the first, and does
-        not see those. None: no row branches.
+      trunk: the queries behind so many behind the first are a branch: it begins behind the first,
+        and does not see those. None: no row branches.
     """
     is_before = column <= start + turn
     if trunk is None:

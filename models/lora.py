@@ -1,7 +1,7 @@
 """Low-rank adapters of a policy's linear layers (LoRA, arXiv 2106.09685).
 
-Knows which parameters have an adapter and what a policy with them is. Does not know how adapters are
-trained or stored (`peft_adapter.py`).
+Knows which parameters have an adapter and what a policy with them is. Does not know how adapters
+are trained or stored (`peft_adapter.py`).
 """
 
 import math
@@ -28,8 +28,8 @@ _STREAM = 0x10A  # of random keys: none is the key of a parameter of the base
 
 @pytree_dataclass
 class Adapter:
-    """What is trained in place of one weight [*out, *in]: float32 arrays, or in their place shapes, axes
-    or shardings."""
+    """What is trained in place of one weight [*out, *in]: float32 arrays, or in their place shapes,
+    axes or shardings."""
 
     a: Any  # [rank, *in]
     b: Any  # [*out, rank]
@@ -111,8 +111,8 @@ class Lora:
         )
 
     def init(self, seed: int, shardings: Adapters | None = None) -> Adapters:
-        """a uniform in ±1/√fan_in, as PEFT has it (Kaiming's with a slope of √5), and b of zeros: at
-        first the policy is its base. What pads a weight has zeros in both."""
+        """a uniform in ±1/√fan_in, as PEFT has it (Kaiming's with a slope of √5), and b of zeros:
+        at first the policy is its base. What pads a weight has zeros in both."""
         key = jax.random.fold_in(jax.random.key(seed), _STREAM)
         made: Adapters = {}
         unpadded = self.unpadded
@@ -150,7 +150,8 @@ class Lora:
         return self.beside_each(ones, factors)
 
     def beside(self, kept: Policy) -> Policy:
-        """`kept`, which is this policy in whatever format, as one that has adapters beside its weights."""
+        """`kept`, which is this policy in whatever format, as one that has adapters beside its
+        weights."""
         shapes = jax.eval_shape(self.attach, kept.abstract_params, self.abstract_params)
         return replace(kept, abstract_params=shapes)
 

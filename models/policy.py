@@ -1,4 +1,5 @@
-"""A transformer taken apart: what is static, what is learned, and how the learned arrays are named."""
+"""A transformer taken apart: what is static, what is learned, and how the learned arrays are
+named."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace

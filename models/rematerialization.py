@@ -31,8 +31,9 @@ def rematerialized(function: Callable, remat: str) -> Callable:
     https://arxiv.org/abs/1604.06174).
 
     Args:
-      remat: `none` keeps all; `full` the arguments alone; `attention` what `kept_of_attention` names
-        as well; `dots` also every product with a weight, whose operands share no batch dimension.
+      remat: `none` keeps all; `full` the arguments alone; `attention` what `kept_of_attention`
+        names as well; `dots` also every product with a weight, whose operands share no batch
+        dimension.
     """
     return function if remat == NONE else jax.checkpoint(function, policy=POLICIES[remat])
 

@@ -1,9 +1,9 @@
 """The one transformer, in Flax NNX. Parameters and activations carry axis names, no mesh.
 
 Query heads are stored as [kv_heads, queries_per_kv]: head h reads KV head h // queries_per_kv, and
-a layout may split the two axes separately (KV heads first, then the queries that share one). What pads
-the queries of a KV head is heads of zeros: nothing reads them, and nothing trains them. Weights are
-stored [*out, *in], as in checkpoints: see `layers.linear`.
+a layout may split the two axes separately (KV heads first, then the queries that share one). What
+pads the queries of a KV head is heads of zeros: nothing reads them, and nothing trains them.
+Weights are stored [*out, *in], as in checkpoints: see `layers.linear`.
 """
 
 from functools import partial
@@ -194,9 +194,9 @@ class Transformer(nnx.Module):
 
         Without a cache a row holds sequences one behind the other, whose positions begin at 0: a
         token sees those before it in its own. With one it sees everything in its row up to its own
-        position. With `depth` the model is as if it had so many layers. `remat` is what the backward
-        pass keeps of each layer (`rematerialization.py`); with `scan_layers`, and without a cache,
-        they run as a loop (`layer_loop.py`).
+        position. With `depth` the model is as if it had so many layers. `remat` is what the
+        backward pass keeps of each layer (`rematerialization.py`); with `scan_layers`, and without
+        a cache, they run as a loop (`layer_loop.py`).
         """
         partition = partition or Whole()
         x = self._embed(tokens, partition).astype(dtype)

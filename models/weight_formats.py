@@ -1,12 +1,12 @@
 """Weights in eight bits, for a copy that only generates.
 
-Weight-only quantization of linear layers: values in int8 or float8_e4m3fn and a float32 scale for each
-output, so that a weight is values · scale and a product x · valuesᵀ is scaled once, after its sum. A
-scale belongs to all inputs of its output: where a layout splits the inputs, the partial sums of its
-shards have the same scale.
+Weight-only quantization of linear layers: values in int8 or float8_e4m3fn and a float32 scale for
+each output, so that a weight is values · scale and a product x · valuesᵀ is scaled once, after its
+sum. A scale belongs to all inputs of its output: where a layout splits the inputs, the partial sums
+of its shards have the same scale.
 
-The embedding and the output head stay as they are, as vLLM, SGLang and torchao leave them: errors of
-the head are errors of the logits, and looking up a row reads little. So do norms and biases.
+The embedding and the output head stay as they are, as vLLM, SGLang and torchao leave them: errors
+of the head are errors of the logits, and looking up a row reads little. So do norms and biases.
 """
 
 from collections.abc import Callable
@@ -53,7 +53,8 @@ def abstract_weight(
 
 
 def quantize(weight: Float[Array, "..."], like: QuantizedWeight) -> QuantizedWeight:
-    """The nearest values of a weight[*out, *in], with scales that make the largest magnitude of an output the largest value.
+    """The nearest values of a weight[*out, *in], with scales that make the largest magnitude of an
+    output the largest value.
 
     Off by half a step at most: scale / 2 in int8, 1/16 of a weight (or scale / 1024) in fp8. Takes
     maxima and quotients only: whatever is split, the same numbers come out. A weight that is not
@@ -75,8 +76,8 @@ def stored(
     like: jax.ShapeDtypeStruct | QuantizedWeight,
     dtype: jnp.dtype,
 ) -> Array | QuantizedWeight:
-    """A float32 parameter as it is kept: in `dtype`, or quantized like `like`; one that is quantized
-    already as it is."""
+    """A float32 parameter as it is kept: in `dtype`, or quantized like `like`; one that is
+    quantized already as it is."""
     if isinstance(weight, QuantizedWeight):
         return weight
     return quantize(weight, like) if isinstance(like, QuantizedWeight) else weight.astype(dtype)

@@ -1,9 +1,11 @@
-"""pat_jax: reinforcement learning of language models whose rollout changes its layout while it runs.
+"""pat_jax: reinforcement learning of language models whose rollout changes its layout while it
+runs.
 
     import pat_jax
     run = pat_jax.train("demo", steps=20)
 
-Each name is imported when it is first used: `import pat_jax` alone loads nothing and starts no device.
+Each name is imported when it is first used: `import pat_jax` alone loads nothing and starts no
+device.
 """
 
 from importlib import import_module

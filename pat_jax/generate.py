@@ -35,13 +35,15 @@ def main() -> None:
 def session(
     config: Config = None, *, run: "SavedRun | str | Path | None" = None, **options: Any
 ) -> "TextSession":
-    """An engine to generate with, any number of times: `session(model=DIR).generate(["Once"], n=4)`.
+    """An engine to generate with, any number of times: `session(model=DIR).generate(["Once"],
+    n=4)`.
 
     Args:
       config: a YAML file, or a dictionary of options.
       run: generates with the policy that this run has learned, in the place of --model.
-      options: win over `config`, by the names that `python -m pat_jax.generate --help` lists, except those
-        of its files. How to sample is where `TextSession.generate` does not say otherwise.
+      options: win over `config`, by the names that `python -m pat_jax.generate --help` lists,
+        except those of its files. How to sample is where `TextSession.generate` does not say
+        otherwise.
 
     Raises:
       UserError: one sentence about what is wrong.

@@ -1,10 +1,11 @@
 """`python -m pat_jax.plan`: what adaptive TP would give on machines that are not there.
 
-    python -m pat_jax.plan --model llama-3.1-8b --target h100:8 --responses 1024 --max_completion_length 24576
+    python -m pat_jax.plan --model llama-3.1-8b --target h100:8 --responses 1024
+    --max_completion_length 24576
 
 Compiles the engine's own programs with the target's own compiler, counts what they hold and send,
-predicts what steps and updates take, and replays rollouts with the planner that ships. Leaves a table here,
-and a report as JSON, pictures and one HTML page in the run folder.
+predicts what steps and updates take, and replays rollouts with the planner that ships. Leaves a
+table here, and a report as JSON, pictures and one HTML page in the run folder.
 """
 
 import shlex
@@ -32,7 +33,8 @@ def main() -> None:
 
 
 def plan(config: Config = None, **options: Any) -> "Planned":
-    """What adaptive TP would give on machines that are not there, as `python -m pat_jax.plan` says it.
+    """What adaptive TP would give on machines that are not there, as `python -m pat_jax.plan` says
+    it.
 
         pat_jax.plan(model="llama-3.1-8b", target="h100:8", responses=1024, compile=False)
 

@@ -32,8 +32,8 @@ def profile(config: Config = None, **options: Any) -> "Measured":
 
     Args:
       config: the name of a preset, a YAML file, or a dictionary of options.
-      options: win over `config`, by the names that `python -m pat_jax.profile --help` lists; sections are
-        dictionaries.
+      options: win over `config`, by the names that `python -m pat_jax.profile --help` lists;
+        sections are dictionaries.
 
     Raises:
       UserError: one sentence about what is wrong.

@@ -1,4 +1,5 @@
-"""`python -m pat_jax.sft`: supervised fine-tuning on files of prompts and completions, chats or texts.
+"""`python -m pat_jax.sft`: supervised fine-tuning on files of prompts and completions, chats or
+texts.
 
 What happens is in `run/sft/loop.py`.
 """

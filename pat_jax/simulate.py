@@ -3,9 +3,9 @@
     python -m pat_jax.simulate --profile examples/profile.json --responses 64,128 \\
         --prompt_tokens 60 --max_completion_length 132 --link_slowdown 1,4
 
-The planner that ships runs on a simulated clock whose durations are those of a profile, with response
-lengths from a file or a built-in distribution, against every layout for good. Nothing runs on a
-device. Options that take several values, separated by commas, are combined in every way.
+The planner that ships runs on a simulated clock whose durations are those of a profile, with
+response lengths from a file or a built-in distribution, against every layout for good. Nothing runs
+on a device. Options that take several values, separated by commas, are combined in every way.
 
     python -m pat_jax.simulate --trace runs/DATE-TIME/rollout.json
 
@@ -49,8 +49,8 @@ def simulate(config: Config = None, **options: Any) -> "Simulated | PathRegret":
 
     Args:
       config: a YAML file, or a dictionary of options.
-      options: win over `config`, by the names that `python -m pat_jax.simulate --help` lists. Several values
-        are a text with commas, as there.
+      options: win over `config`, by the names that `python -m pat_jax.simulate --help` lists.
+        Several values are a text with commas, as there.
 
     Raises:
       UserError: one sentence about what is wrong.

@@ -40,18 +40,20 @@ def train(
 ) -> "SavedRun":
     """Improves a language model by reinforcement learning, as `python -m pat_jax.train` does.
 
-        run = pat_jax.train("demo", reward=lambda completions, **columns: [-len(x) for x in completions])
-        run = pat_jax.train(model=folder, data=[{"prompt": "What is 2 + 3?", "answer": "5"}, ...])
+        run = pat_jax.train("demo", reward=lambda completions, **columns: [-len(x) for x in
+        completions]) run = pat_jax.train(model=folder, data=[{"prompt": "What is 2 + 3?", "answer":
+        "5"}, ...])
 
     Args:
       config: the name of a preset, a YAML file, or a dictionary of options.
-      reward: what `--reward` names, functions of this program, or several of both. Functions are sent to
-        processes of their own, with what they refer to as it is now: there they have --reward_timeout,
-        --reward_memory and --reward_workers, and what they change there is not changed here.
-      options: win over `config`, by the names that `python -m pat_jax.train --help` lists; sections are
-        dictionaries: `steps=20, rollout={"top_p": 0.9}`. Rows can stand in the place of the files of `data` and
-        of `eval={"data": ...}`: a list of dictionaries, or a datasets.Dataset. The run's folder keeps them: a
-        resumed run need not be given them again.
+      reward: what `--reward` names, functions of this program, or several of both. Functions are
+        sent to processes of their own, with what they refer to as it is now: there they have
+        --reward_timeout, --reward_memory and --reward_workers, and what they change there is not
+        changed here.
+      options: win over `config`, by the names that `python -m pat_jax.train --help` lists; sections
+        are dictionaries: `steps=20, rollout={"top_p": 0.9}`. Rows can stand in the place of the
+        files of `data` and of `eval={"data": ...}`: a list of dictionaries, or a datasets.Dataset.
+        The run's folder keeps them: a resumed run need not be given them again.
 
     Returns:
       What the run has left in its folder.

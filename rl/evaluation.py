@@ -1,5 +1,5 @@
-"""What several samples of each held-out problem say of a policy: pass@k, majority votes, how sure that
-is, and the metrics `eval/*`.
+"""What several samples of each held-out problem say of a policy: pass@k, majority votes, how sure
+that is, and the metrics `eval/*`.
 
 Plain values; pure functions. Does not know who generated or scored.
 """
@@ -32,9 +32,9 @@ class Estimate:
 
             SE = √(Σᵢ (vᵢ - v̄)² / (n (n - 1)))
 
-        Samples of one problem are not independent: all of its samples together give a problem's value,
-        and problems are what is counted. Where all values are equal (none solved, say)
-        the formula gives 0, as if nothing were uncertain: there is no interval then.
+        Samples of one problem are not independent: all of its samples together give a problem's
+        value, and problems are what is counted. Where all values are equal (none solved, say) the
+        formula gives 0, as if nothing were uncertain: there is no interval then.
 
         Args:
           values: one a problem; NaN where there is none.
@@ -215,8 +215,8 @@ def majority_passes(
       is_scored: False where it is not known whether a sample passes; its answer has no vote either.
 
     Returns:
-      One a problem: 0 or 1, or between them by ties and by samples of one answer of which some pass; 0
-      where nothing is answered; NaN where nothing is scored.
+      One a problem: 0 or 1, or between them by ties and by samples of one answer of which some
+      pass; 0 where nothing is answered; NaN where nothing is scored.
 
     Reference: Wang et al. 2022, https://arxiv.org/abs/2203.11171.
     """

@@ -1,15 +1,16 @@
-"""The KV cache of steps that verify drafts: as many new tokens of each row as are worth it, in one line.
+"""The KV cache of steps that verify drafts: as many new tokens of each row as are worth it, in one
+line.
 
 A line of tokens holds every running row's newest one and, behind it, some of its draft. What is
 computed token by token takes the line as it is; attention looks at each row's tokens together, so
 that its keys and values are read once for all of them.
 
-A row's tokens may be two drafts that begin with different tokens, a trunk and a *branch* behind it: each
-sees the newest token and its own. A token's place in the cache is then not its position.
+A row's tokens may be two drafts that begin with different tokens, a trunk and a *branch* behind it:
+each sees the newest token and its own. A token's place in the cache is then not its position.
 
-Rows go on by different numbers of tokens. What a step writes of tokens that are not accepted lies behind
-the row's newest one, where nothing sees it, until the next step writes over it. A branch that is accepted
-moves to where the trunk was.
+Rows go on by different numbers of tokens. What a step writes of tokens that are not accepted lies
+behind the row's newest one, where nothing sees it, until the next step writes over it. A branch
+that is accepted moves to where the trunk was.
 """
 
 import functools
@@ -66,7 +67,8 @@ class Line(NamedTuple):
         return self.start[self.row] + self.turn
 
     def moved(self, taken: Bool[Array, " rows"]) -> Int[Array, "rows draft"]:
-        """Which token behind a row's first goes where, so that a branch that is taken is in front."""
+        """Which token behind a row's first goes where, so that a branch that is taken is in
+        front."""
         assert self.trunk is not None, "a line with branches"
         draft = self.place.shape[1] - 1
         return (jnp.arange(draft)[None] + jnp.where(taken, self.trunk, 0)[:, None]) % draft
@@ -117,7 +119,8 @@ class DraftPages(NamedTuple):
 @functools.partial(jax.tree_util.register_dataclass, data_fields=("keys", "values"), meta_fields=())
 @dataclass(frozen=True)
 class DraftCopy:
-    """A copy of the rows' pages in one piece, as `BurstLayer` has it, but each token at its position."""
+    """A copy of the rows' pages in one piece, as `BurstLayer` has it, but each token at its
+    position."""
 
     keys: Float[Array, "rows*kv_heads head_dim columns"]
     values: Float[Array, "rows*kv_heads columns head_dim"]
@@ -139,7 +142,8 @@ class DraftCopy:
         stop: Int[Array, " rows"],
         most: int,
     ) -> PagedLayer:
-        """Copies the new tokens to the pages: `start[r]` … `stop[r] - 1` of each row r, at `most` so many."""
+        """Copies the new tokens to the pages: `start[r]` … `stop[r] - 1` of each row r, at `most`
+        so many."""
         keys = _write_pages(layer.keys, self.keys, layer.table, start, stop, most=most, turned=True)
         values = _write_pages(
             layer.values, self.values, layer.table, start, stop, most=most, turned=False

@@ -1,12 +1,12 @@
 """The KV cache in pages: one layer's pool, and the table that says which pages a row has.
 
 A page holds `page_size` consecutive tokens of one sequence. Entry w of a row's table is the page of
-its tokens w * page_size … (w + 1) * page_size - 1. Page NULL_PAGE belongs to no sequence: entries beyond
-a row's tokens name it, and empty rows read and write it; it stays zero.
+its tokens w * page_size … (w + 1) * page_size - 1. Page NULL_PAGE belongs to no sequence: entries
+beyond a row's tokens name it, and empty rows read and write it; it stays zero.
 
-The plain way to attend over pages, on any back end, gathers each row's pages and attends over them as
-over dense rows. On a TPU or an NVIDIA GPU kernels read the pages where they
-lie: `paged_decode` for single tokens, `paged_prefill` for several. Which way it is `Kernels` says.
+The plain way to attend over pages, on any back end, gathers each row's pages and attends over them
+as over dense rows. On a TPU or an NVIDIA GPU kernels read the pages where they lie: `paged_decode`
+for single tokens, `paged_prefill` for several. Which way it is `Kernels` says.
 """
 
 from collections.abc import Callable, Mapping

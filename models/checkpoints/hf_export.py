@@ -90,7 +90,8 @@ def export(
 
 
 def attend(policy: Policy, params: Params, dtype: jnp.dtype) -> None:
-    """A process's part in an export that another one writes: every tensor, which they bring together."""
+    """A process's part in an export that another one writes: every tensor, which they bring
+    together."""
     for tensor, array in _tensors(policy, params):
         _to_host(tensor, array, np.dtype(dtype))
 

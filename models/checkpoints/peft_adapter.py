@@ -1,7 +1,8 @@
-"""Adapters in the format of PEFT: a directory with adapter_config.json and adapter_model.safetensors.
+"""Adapters in the format of PEFT: a directory with adapter_config.json and
+adapter_model.safetensors.
 
-Everything that can be wrong with one is found from the configuration and the file's header, before any
-tensor is read.
+Everything that can be wrong with one is found from the configuration and the file's header, before
+any tensor is read.
 """
 
 import math

@@ -87,8 +87,8 @@ class PeftConfig:
     alpha: float
 
     def targets(self, linear: Iterable[str]) -> set[str] | None:
-        """Which modules it adapts, of the `linear` ones of a model and of `NOT_ADAPTED`; None where a
-        regular expression says it, which could run for ever: only the tensors tell."""
+        """Which modules it adapts, of the `linear` ones of a model and of `NOT_ADAPTED`; None where
+        a regular expression says it, which could run for ever: only the tensors tell."""
         targets, excluded = self.fields["target_modules"], self.fields["exclude_modules"] or []
         if isinstance(excluded, str) or (isinstance(targets, str) and targets != "all-linear"):
             return None

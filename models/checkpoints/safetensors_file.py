@@ -1,4 +1,5 @@
-"""The safetensors container: headers checked, tensors as views of the file, files written in a stream.
+"""The safetensors container: headers checked, tensors as views of the file, files written in a
+stream.
 
 The format is eight bytes of header length, a JSON header (name -> dtype, shape, data_offsets) and
 the tensors' bytes, little-endian, back to back. Reading maps one tensor at a time and copies
@@ -39,7 +40,8 @@ class StoredTensor:
     offset: int  # of its first byte in the file
 
     def view(self) -> np.ndarray:
-        """The tensor, mapped and not read: bytes come in where it is indexed, and go when it is dropped."""
+        """The tensor, mapped and not read: bytes come in where it is indexed, and go when it is
+        dropped."""
         return np.memmap(self.path, DTYPES[self.dtype_name], "r", self.offset, self.shape)
 
 
@@ -131,7 +133,8 @@ def write_file(
     dtype: jnp.dtype,
     arrays: Iterable[np.ndarray],
 ) -> None:
-    """Writes one file; `arrays` yields the tensors in the order of `shapes`, each dropped once written."""
+    """Writes one file; `arrays` yields the tensors in the order of `shapes`, each dropped once
+    written."""
     dtype_name = next(name for name, known in DTYPES.items() if known == dtype)
     header: dict[str, object] = {
         "__metadata__": {"format": "pt"}

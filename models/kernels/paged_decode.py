@@ -1,9 +1,9 @@
 """Decode attention that reads pages where they lie: one query a row.
 
-On a GPU it is the kernel of prefill with the keys of a row in parts. On a TPU it is JAX's, which wants a
-pool as [kv_heads, pages, page_size, head_dim]. Ours, [pages, kv_heads, …], is handed over without moving
-anything as a pool of one KV head and pages * kv_heads pages, and every (row, KV head) as a sequence of
-its own with its own table.
+On a GPU it is the kernel of prefill with the keys of a row in parts. On a TPU it is JAX's, which
+wants a pool as [kv_heads, pages, page_size, head_dim]. Ours, [pages, kv_heads, …], is handed over
+without moving anything as a pool of one KV head and pages * kv_heads pages, and every (row, KV
+head) as a sequence of its own with its own table.
 """
 
 import jax.numpy as jnp

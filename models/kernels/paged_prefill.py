@@ -1,9 +1,9 @@
 """Prefill attention that reads pages where they lie: many blocks of queries, each within one page.
 
-Flash attention (arXiv 2307.08691) with a block table, since no kernel that JAX maintains fits. On a GPU
-none reads pages; there the keys of a row may be split over programs, as decoding wants them. The one for
-a TPU, `ragged_paged_attention`, wants a pool as [pages, page_size, 2 * kv_heads, head_dim] with keys and
-values by turns, which ours cannot be seen as.
+Flash attention (arXiv 2307.08691) with a block table, since no kernel that JAX maintains fits. On a
+GPU none reads pages; there the keys of a row may be split over programs, as decoding wants them.
+The one for a TPU, `ragged_paged_attention`, wants a pool as [pages, page_size, 2 * kv_heads,
+head_dim] with keys and values by turns, which ours cannot be seen as.
 """
 
 import functools
@@ -142,7 +142,8 @@ def attend_blocks_on_tpu(
     start: Int[Array, " rows"],
     trunk: Int[Array, " rows"] | None = None,
 ) -> Float[Array, "rows length kv_heads queries_per_kv head_dim"]:
-    """Does what `attend_blocks_on_gpu` does; one program for each row fetches pages with all their heads."""
+    """Does what `attend_blocks_on_gpu` does; one program for each row fetches pages with all their
+    heads."""
     rows, length, heads, group, dim = queries.shape
     page_size = keys.shape[2]
     flat = _by_head(queries, LEAST_SIDE)

@@ -1,8 +1,9 @@
 """Attention within rows of several sequences, without a cache: what training runs.
 
-Knows arrays alone. Positions say all that is masked. Position 0 begins a sequence. Any other that is
-not one above the position before begins a branch of it. A token at position p sees the p tokens before
-it: those of its own branch, and those of the sequence's beginning up to where the branch begins.
+Knows arrays alone. Positions say all that is masked. Position 0 begins a sequence. Any other that
+is not one above the position before begins a branch of it. A token at position p sees the p tokens
+before it: those of its own branch, and those of the sequence's beginning up to where the branch
+begins.
 """
 
 from collections.abc import Callable, Mapping
@@ -44,8 +45,8 @@ def attend_rows(
     """Softmax attention of each token over its own sequence up to itself.
 
     Args:
-      positions: of each token in its sequence. They count up by 1; 0 begins the next one, and another
-        number than the next a branch, where the platform's kernel `knows_branches`.
+      positions: of each token in its sequence. They count up by 1; 0 begins the next one, and
+        another number than the next a branch, where the platform's kernel `knows_branches`.
       kernels: what it is computed by; plain operations where not given. Compilers cannot split
         kernels: inside `shard_map` alone, or on one device.
     """

@@ -29,8 +29,8 @@ def attend_in_blocks(
 
     Scores are float32 and exist for a block of queries at a time; the backward pass computes them
     anew. Blocks of keys that none of a block's queries sees in any row are not computed: those that
-    come after, and those of other sequences and branches (Dao et al. 2022, https://arxiv.org/abs/2205.14135,
-    algorithms 1 and 4, by blocks).
+    come after, and those of other sequences and branches (Dao et al. 2022,
+    https://arxiv.org/abs/2205.14135, algorithms 1 and 4, by blocks).
     """
     return _forward(queries, keys, values, positions)[0]
 

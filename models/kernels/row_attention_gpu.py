@@ -1,9 +1,9 @@
 """Attention within rows of several sequences on a GPU, forward and backward, by kernels of our own.
 
 FlashAttention-2 (Dao 2023, https://arxiv.org/abs/2307.08691, algorithms 1 and 2). A loop over keys
-begins at the first one that a query of its block sees. A loop over queries ends at the last that sees
-a key of its block. Queries that share a KV head read it where it lies. `docs/targets.md` says why it is none of
-the libraries'.
+begins at the first one that a query of its block sees. A loop over queries ends at the last that
+sees a key of its block. Queries that share a KV head read it where it lies. `docs/targets.md` says
+why it is none of the libraries'.
 """
 
 import functools
@@ -202,7 +202,8 @@ class _ByQueries:
 
 
 class _ByKeys:
-    """One program for each block of keys, KV head and row; it sees all queries that share the head."""
+    """One program for each block of keys, KV head and row; it sees all queries that share the
+    head."""
 
     def __init__(self, queries: Queries, tile: Tile):
         rows, length, heads, group, dim = queries.shape

@@ -1,8 +1,8 @@
 """Attention within rows of several sequences on a TPU: JAX's splash attention.
 
-With a causal mask the kernel leaves out the upper triangle, by tables of the blocks that it looks at; what a
-segment hides it computes and masks. Here the tables are made of the positions: they leave
-out the blocks of other sequences as well, which are not even fetched.
+With a causal mask the kernel leaves out the upper triangle, by tables of the blocks that it looks
+at; what a segment hides it computes and masks. Here the tables are made of the positions: they
+leave out the blocks of other sequences as well, which are not even fetched.
 """
 
 from collections.abc import Callable
@@ -34,7 +34,7 @@ def attend_on_tpu(
     whole = num_blocks * size
 
     def one_row(x: Array, axis: int) -> Array:
-        """[heads, rows * whole, head_dim]: all rows one behind the other, those of a head together."""
+        """[heads, rows * whole, head_dim]: all rows one behind the other, by head."""
         filling = [(0, 0)] * x.ndim
         filling[axis], filling[-1] = (0, whole - length), (0, -dim % LANES)
         by_head = jnp.moveaxis(jnp.pad(x, filling), (0, axis), (-3, -2))

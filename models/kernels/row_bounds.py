@@ -1,8 +1,8 @@
 """Which keys each query sees in packed rows, and which blocks of keys a block of queries sees.
 
-What a query sees is two stretches of its row: its own, up to itself, and, where it is of a branch, the
-beginning of its sequence. Within a row neither of them ever begins before that of the query ahead: so
-the first query of a block says where all of it begins to see.
+What a query sees is two stretches of its row: its own, up to itself, and, where it is of a branch,
+the beginning of its sequence. Within a row neither of them ever begins before that of the query
+ahead: so the first query of a block says where all of it begins to see.
 """
 
 from typing import NamedTuple
@@ -26,8 +26,8 @@ class Seen(NamedTuple):
 def seen_keys(positions: Int[Array, "rows length"]) -> Seen:
     """
     Args:
-      positions: 0 begins a sequence; another one that does not follow upon the position before begins
-        a branch, which goes on from the sequence's first tokens, as many as it says.
+      positions: 0 begins a sequence; another one that does not follow upon the position before
+        begins a branch, which goes on from the sequence's first tokens, as many as it says.
     """
     at = jnp.broadcast_to(
         jnp.arange(positions.shape[1], dtype=positions.dtype)[None], positions.shape
@@ -39,14 +39,15 @@ def seen_keys(positions: Int[Array, "rows length"]) -> Seen:
 
 
 def is_seen(seen: Seen, query: Int[Array, "..."], key: Int[Array, "..."]) -> Array:
-    """Whether each query sees each key, by indices in the row; all arrays as wide as one another."""
+    """Whether each query sees each key, by indices in the row; all arrays as wide as one
+    another."""
     begins = (key >= seen.own) | ((key >= seen.first) & (key < seen.shared))
     return begins & (key <= query)
 
 
 class Blocks(NamedTuple):
-    """The blocks of keys that each block of queries sees: `first` … `shared` - 1, and `own` … the one
-    that holds the last of the queries."""
+    """The blocks of keys that each block of queries sees: `first` … `shared` - 1, and `own` … the
+    one that holds the last of the queries."""
 
     own: Int[Array, "rows query_blocks"]
     first: Int[Array, "rows query_blocks"]
@@ -61,7 +62,8 @@ def key_blocks(seen: Seen, *, queries: int, keys: int) -> Blocks:
 
 
 def end_blocks(seen: Seen, *, queries: int, keys: int) -> Int[Array, "rows key_blocks"]:
-    """For each block of so many keys, the block of queries behind the last one that sees any of them.
+    """For each block of so many keys, the block of queries behind the last one that sees any of
+    them.
 
     The first one has the first of the keys as a query, and all between them see one.
     """

@@ -48,11 +48,11 @@ class GenerateConfig(ChatOptions, Generating):
     """
 
     model: str = option("demo", GIVEN)
-    """A Hugging Face checkpoint directory, a model of the Hugging Face Hub (owner/name), or the name of
-    a built-in shape with random weights (and no tokenizer: token ids only)."""
+    """A Hugging Face checkpoint directory, a model of the Hugging Face Hub (owner/name), or the
+    name of a built-in shape with random weights (and no tokenizer: token ids only)."""
     prompts: str = option("prompts.jsonl", GIVEN)
-    """JSON lines, each with one of prompt (a text to continue), messages (a chat) or token_ids, and if
-    need be id, metadata, tools, stop_token_ids and any of the sampling options."""
+    """JSON lines, each with one of prompt (a text to continue), messages (a chat) or token_ids, and
+    if need be id, metadata, tools, stop_token_ids and any of the sampling options."""
     out: str = option("results.jsonl", GIVEN)
     """Where the results go, one JSON line for each sample, in the order of the prompts."""
     resume: bool = False
@@ -82,18 +82,19 @@ class GenerateConfig(ChatOptions, Generating):
     num_generations: int | None = option(None, RESPONSES)
     """Samples of each prompt; `n` in a line."""
     seed: int = option(0, SEED)
-    """Seed of sampling and of random weights. A line's own seed makes its samples independent of its
-    place in the file."""
+    """Seed of sampling and of random weights. A line's own seed makes its samples independent of
+    its place in the file."""
     max_length: int = option(2048, count(2, 2**24))
     """Longest prompt and response together in tokens, at most the model's context."""
     max_logprobs: int = option(5, COUNT_OR_ZERO)
-    """How many of the likeliest tokens a line may ask for, where --logprobs does not ask for more."""
+    """How many of the likeliest tokens a line may ask for, where --logprobs does not ask for
+    more."""
     compute_dtype: ComputeDtype = "auto"
-    """Weights and arithmetic. auto: bfloat16 for a checkpoint directory or a model of the Hub on GPUs and
-    TPUs, else float32."""
+    """Weights and arithmetic. auto: bfloat16 for a checkpoint directory or a model of the Hub on
+    GPUs and TPUs, else float32."""
     gap_tokens: int = option(4096, COUNT_OR_ZERO)
-    """Of quantized weights, at the end: tokens, the first ones generated, whose log-probabilities are
-    set beside those by the full weights, which are loaded for it; 0 leaves that out."""
+    """Of quantized weights, at the end: tokens, the first ones generated, whose log-probabilities
+    are set beside those by the full weights, which are loaded for it; 0 leaves that out."""
     debug_nans: bool = False
     """Name the layer where the logits of a failed request cease to be numbers."""
 

@@ -68,7 +68,8 @@ class BatchJob:
     def run(self, show: Show | None = None) -> None:
         """
         Args:
-          show: told of every response without an error, in their order: prompt and response, token ids.
+          show: told of every response without an error, in their order: prompt and response, token
+            ids.
         """
         start, self.show = time.perf_counter(), show
         total = sum(1 for _ in read_lines(self.path))

@@ -1,4 +1,5 @@
-"""How to sample, where options, lines of a file and a checkpoint may each say it or leave it open."""
+"""How to sample, where options, lines of a file and a checkpoint may each say it or leave it
+open."""
 
 from dataclasses import dataclass, fields, replace
 from typing import Any

@@ -3,7 +3,8 @@
     {"prompt": text} | {"messages": [{"role": …, "content": …}, …]} | {"token_ids": [ints]}
 
 besides `id`, `metadata` (both copied to the results), `tools` and `chat_template_kwargs` (beside
-messages) and any field of `SamplingOverrides`. Knows what can be wrong with a line; does not know engines.
+messages) and any field of `SamplingOverrides`. Knows what can be wrong with a line; does not know
+engines.
 """
 
 import codecs
@@ -99,14 +100,16 @@ def parse_object(line: bytes) -> dict[str, Any]:
 
 
 def reach(path: Path, parse: Callable[[Mapping[str, Any]], LineRequest], most: Reach) -> Reach:
-    """What a short file of prompts asks for at most, so that an engine is built no larger than that.
+    """What a short file of prompts asks for at most, so that an engine is built no larger than
+    that.
 
     Args:
       parse: what a line asks for; raises ValueError where that cannot be.
       most: of the engine that the options describe.
 
     Returns:
-      `most` where the file fills it, or has a line that is wrong: its sentence names the limits of the options.
+      `most` where the file fills it, or has a line that is wrong: its sentence names the limits of
+      the options.
     """
     rows = length = 0
     for _, line in read_lines(path):

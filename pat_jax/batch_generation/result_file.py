@@ -71,7 +71,8 @@ class ResultFile:
             ) from None
 
     def check(self, index: int, line: int, sample: int) -> None:
-        """Refuses to go on where result `index` belongs to another sample than the one that is due there."""
+        """Refuses to go on where result `index` belongs to another sample than the one that is due
+        there."""
         if self.done[index] != (line, sample):
             was = "line {}, sample {}".format(*self.done[index])
             raise UserError(

@@ -1,7 +1,7 @@
 """Texts in, texts out, any number of times: a session of an engine beside its tokenizer.
 
-Asks and samples as a file of prompts does, line by line, and draws the same. Does not know where weights
-come from.
+Asks and samples as a file of prompts does, line by line, and draws the same. Does not know where
+weights come from.
 """
 
 from collections.abc import Mapping, Sequence
@@ -58,10 +58,10 @@ class TextSession:
         """The samples of each prompt, as its line in a file of prompts would get them.
 
         Args:
-          prompts: texts to go on with, chats, token ids, or dictionaries such as lines are, whose own
-            sampling wins.
-          sampling: by the names of a line: `n`, `max_tokens`, `temperature`, `top_p`, `stop`, `seed`,
-            `logprobs` …
+          prompts: texts to go on with, chats, token ids, or dictionaries such as lines are, whose
+            own sampling wins.
+          sampling: by the names of a line: `n`, `max_tokens`, `temperature`, `top_p`, `stop`,
+            `seed`, `logprobs` …
 
         Raises:
           UserError: one sentence about the first prompt that cannot be; nothing is generated.

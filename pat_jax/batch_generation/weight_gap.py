@@ -1,8 +1,8 @@
 """How far a policy with quantized weights is from the one with its full weights.
 
 Both are asked for the log-probability of the same tokens by the model alone: what drew them
-(temperature, filters, penalties) has no part in it. Knows policies, layouts and tokens; does not know
-files, nor where full weights come from.
+(temperature, filters, penalties) has no part in it. Knows policies, layouts and tokens; does not
+know files, nor where full weights come from.
 """
 
 from collections import defaultdict
@@ -77,8 +77,8 @@ def measure_gap(
 ) -> Gap | NoRoom:
     """The gap of an engine that has generated `sample`; its weights are gone afterwards.
 
-    First the quantized weights are asked, then freed, then the full ones loaded: no device ever holds
-    both, nor the KV cache.
+    First the quantized weights are asked, then freed, then the full ones loaded: no device ever
+    holds both, nor the KV cache.
 
     Args:
       load_weights: gives the weights of a policy in a layout, in the engine's data type.

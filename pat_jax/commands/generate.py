@@ -1,4 +1,5 @@
-"""An engine to generate with, and a file of prompts that goes through it, once the options are read."""
+"""An engine to generate with, and a file of prompts that goes through it, once the options are
+read."""
 
 import logging
 import sys
@@ -146,7 +147,8 @@ def recommended_overrides(directory: Path) -> SamplingOverrides:
 
 
 def gap_words(config: GenerateConfig, setup: SessionSetup, sample: Sample) -> str:
-    """How far the results are from those of the full weights; the engine's weights are freed for them."""
+    """How far the results are from those of the full weights; the engine's weights are freed for
+    them."""
     engine = setup.engine
     limit = memory_limit(setup.config.rollout, list(engine.mesh.devices.flat))
     gap = measure_gap(engine, sample, partial(setup.load, engine.dtype), limit=limit)

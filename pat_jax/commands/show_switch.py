@@ -1,4 +1,5 @@
-"""What `--show_switch` adds to a run that has ended: a switch here, and a plan for devices that are not there."""
+"""What `--show_switch` adds to a run that has ended: a switch here, and a plan for devices that are
+not there."""
 
 import logging
 import shlex

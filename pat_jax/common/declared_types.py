@@ -7,7 +7,8 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 
 def has_declared_types(value: Any) -> bool:
-    """Checks every field, down to plain values. An integer is a float as well; a bool is neither."""
+    """Checks every field, down to plain values. An integer is a float as well; a bool is
+    neither."""
     hints = get_type_hints(type(value))
     return all(_is(getattr(value, field.name), hints[field.name]) for field in fields(value))
 

@@ -11,9 +11,9 @@ _LONG_WORD = re.compile(r"\S{301,}")  # more than most paths have
 class UserError(Exception):
     """A mistake in the input: one sentence saying what, where, what was expected, what to do.
 
-    Commands print it after `error:` and exit with code 2; nothing has been written by then. Under the cell
-    of a notebook it is that line too. Whatever of the input it repeats, it is one line of at most
-    `MOST_CHARACTERS`.
+    Commands print it after `error:` and exit with code 2; nothing has been written by then. Under
+    the cell of a notebook it is that line too. Whatever of the input it repeats, it is one line of
+    at most `MOST_CHARACTERS`.
     """
 
     def __init__(self, sentence: str):

@@ -67,7 +67,8 @@ def _inside(value: object) -> Iterator[object]:
 
 
 def has_lone_surrogate(value: object) -> bool:
-    """Whether a text, at any depth, has half of a character: JSON can say it, no tokenizer reads it."""
+    """Whether a text, at any depth, has half of a character: JSON can say it, no tokenizer reads
+    it."""
     if isinstance(value, Mapping):
         return any(has_lone_surrogate(pair) for pair in value.items())
     if isinstance(value, list | tuple):

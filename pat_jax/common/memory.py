@@ -22,10 +22,11 @@ def machine_memory() -> float:
 
 
 def give_back() -> None:
-    """To be called where much has been freed that is not needed soon: after a compiler, after measurements.
+    """To be called where much has been freed that is not needed soon: after a compiler, after
+    measurements.
 
-    The C library of Linux keeps what was freed for allocations to come, in small pieces between others.
-    Elsewhere this does nothing.
+    The C library of Linux keeps what was freed for allocations to come, in small pieces between
+    others. Elsewhere this does nothing.
     """
     if sys.platform != "linux":
         return

@@ -1,4 +1,5 @@
-"""Files by a pattern of their names, found within a time: one such as `/**` has the whole machine to look at."""
+"""Files by a pattern of their names, found within a time: one such as `/**` has the whole machine
+to look at."""
 
 import subprocess
 import sys

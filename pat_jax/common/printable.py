@@ -1,4 +1,5 @@
-"""Text of somebody else on its way to a terminal: what would steer the terminal is shown, not obeyed.
+"""Text of somebody else on its way to a terminal: what would steer the terminal is shown, not
+obeyed.
 
 Imports nothing of the project.
 """

@@ -48,8 +48,8 @@ def in_one_sentence() -> Iterator[None]:
 def run_command(main: Callable[[], None]) -> None:
     """Run a command; a `UserError` becomes `error: …` on stderr and exit code 2.
 
-    It ends without a message when the reader of its output has gone (`| head`) and on Ctrl-C, as other
-    programs do. A disk without room is one sentence as well.
+    It ends without a message when the reader of its output has gone (`| head`) and on Ctrl-C, as
+    other programs do. A disk without room is one sentence as well.
     """
     try:
         _run_command(main)

@@ -40,13 +40,13 @@ class AnyRun(UpdateOptions, OnDevices):
     run_dir: str = ""
     """Folder of the run; empty makes runs/<date-time>."""
     trackers: tuple[str, ...] = option((), KNOWN_TRACKERS)
-    """Where metrics go beside metrics.jsonl and TensorBoard: wandb, trackio or both. Offline by their own
-    settings (WANDB_MODE=offline; Trackio keeps to this machine by itself)."""
+    """Where metrics go beside metrics.jsonl and TensorBoard: wandb, trackio or both. Offline by
+    their own settings (WANDB_MODE=offline; Trackio keeps to this machine by itself)."""
     tracker_project: str = option("pat_jax", GIVEN)
     """Name of the project there; a run is called like its folder."""
     resume: bool = False
-    """Continue the run in run_dir from its last checkpoint; with `auto` if there is a run, else begin
-    it: one command for the first start and every restart."""
+    """Continue the run in run_dir from its last checkpoint; with `auto` if there is a run, else
+    begin it: one command for the first start and every restart."""
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     lora: LoraConfig = field(default_factory=LoraConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
@@ -83,7 +83,8 @@ class AnyRun(UpdateOptions, OnDevices):
 
     @property
     def optimizer_in_use(self) -> OptimizerConfig:
-        """With a learning rate; adapters take ten times as much (https://thinkingmachines.ai/blog/lora/)."""
+        """With a learning rate; adapters take ten times as much
+        (https://thinkingmachines.ai/blog/lora/)."""
         if self.optimizer.learning_rate is not None:
             return self.optimizer
         rate = 10 * self.LEARNING_RATE if self.lora.is_on else self.LEARNING_RATE

@@ -1,8 +1,8 @@
 """Options that are open until the model and the devices are known, and what they are then.
 
 A checkpoint, a directory or a model of the Hugging Face Hub, brings lengths for real questions and
-answers, and bfloat16 on accelerators. A built-in shape has those of the small demonstration. What is
-written wins: on the command line, in a file or in a preset. Does not know how a model is found.
+answers, and bfloat16 on accelerators. A built-in shape has those of the small demonstration. What
+is written wins: on the command line, in a file or in a preset. Does not know how a model is found.
 """
 
 from collections.abc import Mapping
@@ -83,7 +83,8 @@ def _with_lengths(
 
 
 def shortened(name: str, context: int, section: str, lengths: Mapping[str, tuple[int, int]]) -> str:
-    """What a person is told where a model's context is too short for the usual lengths; else nothing.
+    """What a person is told where a model's context is too short for the usual lengths; else
+    nothing.
 
     Args:
       lengths: of each option that was open, what it is and what it usually is.

@@ -45,12 +45,12 @@ def parse(
 
     Args:
       argv: `--name value`, `--name=value`, or `--name` alone for a boolean; `-` stands for `_`.
-      config_class: a frozen dataclass of bool, int, float, str, Literal, tuple[str, int or float, ...] or
-        nested dataclass fields, each with a default, or of these or None.
+      config_class: a frozen dataclass of bool, int, float, str, Literal, tuple[str, int or float,
+        ...] or nested dataclass fields, each with a default, or of these or None.
       prog: how the command is called, for the usage in --help.
       presets: the folder of the YAML files that --preset can name; None offers none.
-      only: the options that are looked at, where the others may not fit without those of a file that is
-        still to be found; None looks at all.
+      only: the options that are looked at, where the others may not fit without those of a file
+        that is still to be found; None looks at all.
 
     Raises:
       UserError: with one sentence about the first mistake.

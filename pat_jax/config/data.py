@@ -20,8 +20,8 @@ class DataConfig(ChatOptions):
     owner/name:config, owner/name:split or owner/name:config/split (openai/gsm8k:main/test); unless
     named, the configuration is default or main, the split train, to evaluate on test."""
     prompt_key: str = ""
-    """Column of the prompt, text or chat messages; `a.b` is field b of column a. Empty takes prompt,
-    problem, question or messages, the first that is there."""
+    """Column of the prompt, text or chat messages; `a.b` is field b of column a. Empty takes
+    prompt, problem, question or messages, the first that is there."""
     answer_key: str = ""
     """Column of the answer, which rewards get as `answer`. Empty takes answer,
     reward_model.ground_truth, ground_truth or solution, the first that is there."""

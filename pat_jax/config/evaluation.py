@@ -19,8 +19,8 @@ class EvalSchedule(Options):
     SECTION = "eval."
 
     every: int = option(20, STEPS)
-    """Iterations, or steps of fine-tuning, between two evaluations; 0 evaluates never. The first and
-    the last policy are always evaluated otherwise."""
+    """Iterations, or steps of fine-tuning, between two evaluations; 0 evaluates never. The first
+    and the last policy are always evaluated otherwise."""
     data: tuple[str, ...] = option((), NAMES)
 
     def __post_init__(self):
@@ -37,9 +37,11 @@ class EvalConfig(EvalSchedule):
     """Held-out prompts, kept apart from training; of several --eval.data files so many of each."""
     data: tuple[str, ...] = option((), NAMES)
     """Files of problems to evaluate on, or datasets of the Hugging Face Hub (the split test, unless
-    named), read like those of --data, each with metrics of its own; none holds out a tenth of --data."""
+    named), read like those of --data, each with metrics of its own; none holds out a tenth of
+    --data."""
     num_generations: int = option(1, RESPONSES)
-    """Responses sampled for each of these prompts; of k there are eval/pass@k and eval/maj@k too."""
+    """Responses sampled for each of these prompts; of k there are eval/pass@k and eval/maj@k
+    too."""
     temperature: float = option(1.0, TEMPERATURE)
     """Sampling temperature of the evaluation; 0 is greedy."""
     pass_threshold: float = option(1.0, REWARD)

@@ -1,9 +1,10 @@
 """Options from Python: the words that a shell would have given the command.
 
-    words("demo", {"steps": 5, "rollout": {"top_p": 0.9}})  ->  --preset=demo --steps=5 --rollout.top_p=0.9
+    words("demo", {"steps": 5, "rollout": {"top_p": 0.9}})  ->  --preset=demo --steps=5
+    --rollout.top_p=0.9
 
-Knows Python's values. Does not know what an option means, nor what it may be: `command_line.parse` reads
-the words, and refuses them in the same sentences.
+Knows Python's values. Does not know what an option means, nor what it may be: `command_line.parse`
+reads the words, and refuses them in the same sentences.
 """
 
 import json
@@ -31,8 +32,8 @@ def words(
     """
     Args:
       config: the name of a preset, a YAML file, or options.
-      options: win over `config`; by their names as the command has them, a section as a mapping. None is
-        an option that is not given.
+      options: win over `config`; by their names as the command has them, a section as a mapping.
+        None is an option that is not given.
       presets: the folder of the YAML files that a preset can be; None: there are none.
 
     Raises:

@@ -56,15 +56,16 @@ class AlgorithmConfig(Options):
     """Probability ratio to the policy before the update: of each token (GRPO), the geometric mean
     over the tokens of a response (GSPO), or their product (RLOO)."""
     surrogate: Literal["ppo", "cispo"] = "ppo"
-    """What the clip bounds: the gain, which cuts gradients (PPO), or the weight of a token, which cuts
-    none (CISPO)."""
+    """What the clip bounds: the gain, which cuts gradients (PPO), or the weight of a token, which
+    cuts none (CISPO)."""
     epsilon: float = option(0.2, LOWER_CLIP)
     """Lower clip of the probability ratio, at 1 - epsilon."""
     epsilon_high: float = option(0.2, positive(1000))
     """Upper clip of the probability ratio, at 1 + epsilon_high (DAPO's clip-higher when above
     epsilon)."""
     delta: float = option(3.0, DELTA)
-    """Most that the ratio counts for where the advantage is negative (dual-clip PPO); 0: no bound."""
+    """Most that the ratio counts for where the advantage is negative (dual-clip PPO); 0: no
+    bound."""
     beta: float = option(0.0, not_negative(1000))
     """Weight of the KL penalty to the frozen reference policy; 0 keeps no reference in memory."""
     kl_in: Literal["loss", "reward"] = "loss"
@@ -98,8 +99,8 @@ class AlgorithmConfig(Options):
     """Token budget (rows x padded length, all devices together) of one forward-backward pass;
     gradients accumulate over the rest."""
     share_prompts: bool = True
-    """Compute the prompt of several responses in a row once, where this leaves fewer tokens; off: each
-    response brings its own. The loss and its gradient are the same."""
+    """Compute the prompt of several responses in a row once, where this leaves fewer tokens; off:
+    each response brings its own. The loss and its gradient are the same."""
     loss_aggregation: Literal["token", "sequence", "constant"] = "token"
     """Average the loss over all tokens of a mini-batch (DAPO), over the tokens of each response and
     then over responses (GRPO's paper), or add it up and divide by a constant, the responses times
@@ -168,8 +169,8 @@ class OptimizerState(Options):
     moment_dtype: Literal["float32", "bfloat16"] = "float32"
     """Of both moments; bfloat16, rounded stochastically, takes 4 bytes a parameter instead of 8."""
     weight_dtype: Literal["float32", "bfloat16"] = "float32"
-    """Of the master weights; bfloat16, rounded stochastically at each step, takes 2 bytes a parameter
-    instead of 4. Gradients add up in float32 all the same."""
+    """Of the master weights; bfloat16, rounded stochastically at each step, takes 2 bytes a
+    parameter instead of 4. Gradients add up in float32 all the same."""
     offload: bool = False
     """Keep both moments in the host's memory except for the optimizer's step: rollouts and
     gradients have their room, and each step fetches them and sends them back."""
@@ -180,8 +181,8 @@ class OptimizerConfig(OptimizerState):
     """AdamW with linear warm-up, then a constant or cosine rate."""
 
     learning_rate: float | None = option(None, LEARNING_RATE)
-    """Peak learning rate; where not given 1e-6 of a training run and 2e-5 of supervised fine-tuning, ten
-    times that with --lora.rank or --lora.adapter (docs/lora.md)."""
+    """Peak learning rate; where not given 1e-6 of a training run and 2e-5 of supervised
+    fine-tuning, ten times that with --lora.rank or --lora.adapter (docs/lora.md)."""
     schedule: Literal["constant", "cosine"] = "constant"
     """What follows the warm-up."""
     warmup_steps: int = option(0, STEPS)
@@ -195,8 +196,8 @@ class OptimizerConfig(OptimizerState):
     max_grad_norm: float = option(1.0, positive(10**6))
     """Global-norm gradient clipping."""
     max_skipped: int = option(8, COUNT_OR_ZERO)
-    """Optimizer steps in a row that may be left out because their gradient is not finite; one more ends
-    the run. What they were to learn is kept in the folder skipped of the run."""
+    """Optimizer steps in a row that may be left out because their gradient is not finite; one more
+    ends the run. What they were to learn is kept in the folder skipped of the run."""
 
 
 @dataclass(frozen=True)

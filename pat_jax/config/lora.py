@@ -18,17 +18,17 @@ class LoraConfig(Options):
     rank: int = option(0, count(0, MOST_RANK))
     """Rank of the adapters; 0 trains all of the policy, or takes that of adapter."""
     alpha: float = option(0.0, not_negative(10**6))
-    """The adapters' product is multiplied by alpha / rank; 0 stands for twice the rank, or for that of
-    adapter."""
+    """The adapters' product is multiplied by alpha / rank; 0 stands for twice the rank, or for that
+    of adapter."""
     targets: tuple[str, ...] = option((), NAMES)
-    """Linear layers that have an adapter, by the ends of their names in a checkpoint (q_proj, mlp.up_proj,
-    layers.0.self_attn.o_proj); none stands for all-linear, or for those of adapter."""
+    """Linear layers that have an adapter, by the ends of their names in a checkpoint (q_proj,
+    mlp.up_proj, layers.0.self_attn.o_proj); none stands for all-linear, or for those of adapter."""
     adapter: str = ""
-    """A PEFT adapter directory, or one of the Hugging Face Hub (owner/name), to go on from; empty begins
-    with new adapters, which change nothing."""
+    """A PEFT adapter directory, or one of the Hugging Face Hub (owner/name), to go on from; empty
+    begins with new adapters, which change nothing."""
     export: Literal["merged", "adapter"] = "merged"
-    """What is written to --checkpoint.export_dir: the policy with its adapters merged into it, or the
-    adapters alone, as PEFT loads them."""
+    """What is written to --checkpoint.export_dir: the policy with its adapters merged into it, or
+    the adapters alone, as PEFT loads them."""
 
     def __post_init__(self):
         super().__post_init__()

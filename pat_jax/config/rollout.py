@@ -45,8 +45,9 @@ class EngineSizes(Options):
     burst_steps: int = option(64, TOKENS)
     """Most decode steps in one on-device burst."""
     device_memory_gib: float = option(0.0, MEMORY_GIB)
-    """Memory of one device in GiB; 0 asks the device. A layout is used only while it fits. KV caches of a
-    CPU's devices take a quarter of the machine's memory at most unless this is given."""
+    """Memory of one device in GiB; 0 asks the device. A layout is used only while it fits. KV
+    caches of a CPU's devices take a quarter of the machine's memory at most unless this is
+    given."""
 
     def __post_init__(self):
         super().__post_init__()
@@ -67,18 +68,20 @@ class RolloutConfig(SamplingOptions, EngineSizes):
     num_generations: int = option(8, RESPONSES)
     """Responses sampled for each prompt (the group of GRPO)."""
     max_prompt_length: int = auto(TOKENS)
-    """Longest prompt in tokens; longer ones are filtered out and counted. auto: 512 for a checkpoint
-    directory or a model of the Hub, at most half of its context; 96 for a built-in shape."""
+    """Longest prompt in tokens; longer ones are filtered out and counted. auto: 512 for a
+    checkpoint directory or a model of the Hub, at most half of its context; 96 for a built-in
+    shape."""
     max_completion_length: int = auto(TOKENS)
-    """Longest response in tokens, cut there; with the longest prompt at most the model's context. auto:
-    1,024 for a checkpoint directory or a model of the Hub, at most what the prompt leaves of its
-    context; 160 for a built-in shape."""
+    """Longest response in tokens, cut there; with the longest prompt at most the model's context.
+    auto: 1,024 for a checkpoint directory or a model of the Hub, at most what the prompt leaves of
+    its context; 160 for a built-in shape."""
     max_logprobs: int = option(0, COUNT_OR_ZERO)
     """Likeliest tokens whose log-probabilities a request may ask for; 0 compiles none in."""
     weights: Literal["auto", "int8", "fp8"] = "auto"
     """How the rollout keeps its copy of the weights: auto in compute_dtype; int8 and fp8 (e4m3)
     quantize those of linear layers, with a scale for each output. Responses then come from another
-    policy than the trained one, by train/behavior_gap; --algorithm.rollout_correction corrects for it."""
+    policy than the trained one, by train/behavior_gap; --algorithm.rollout_correction corrects for
+    it."""
     kv_carry: Literal["auto", "migrate", "recompute"] = "auto"
     """How the KV cache of unfinished sequences crosses a switch; auto takes the cheaper of the two
     by the latency model."""
@@ -89,18 +92,18 @@ class RolloutConfig(SamplingOptions, EngineSizes):
     prefill_blocks: int = option(64, RESPONSES)
     """Pages of each replica computed by one prefill call."""
     compile: Literal["needed", "all", "lazy"] = "needed"
-    """Programs compiled before the first iteration. needed: a few of each layout, which are measured;
-    rollouts compile the others when they need them. lazy: those of the layout it starts in alone; other
-    layouts follow in the background once the planner finds that they would pay. all: every one, as
-    under --deterministic and with several processes."""
+    """Programs compiled before the first iteration. needed: a few of each layout, which are
+    measured; rollouts compile the others when they need them. lazy: those of the layout it starts
+    in alone; other layouts follow in the background once the planner finds that they would pay.
+    all: every one, as under --deterministic and with several processes."""
     keep_unfinished: bool = True
-    """Write the responses of an iteration to the run folder as they end, with their scores: a run that is
-    killed and resumed draws none of them again. Not under --deterministic, where what is left of a
-    rollout would run in other rows, and round otherwise."""
+    """Write the responses of an iteration to the run folder as they end, with their scores: a run
+    that is killed and resumed draws none of them again. Not under --deterministic, where what is
+    left of a rollout would run in other rows, and round otherwise."""
     check_integrity: bool = False
     """Check the accounts of rows and pages of the KV cache after each burst, and before it that all
-    processes of the run are about to do the same, drafts and what they come from included; and after each
-    transfer of weights what the rollout says of a token. For debugging."""
+    processes of the run are about to do the same, drafts and what they come from included; and
+    after each transfer of weights what the rollout says of a token. For debugging."""
 
     @property
     def max_length(self) -> int:

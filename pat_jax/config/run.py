@@ -1,7 +1,7 @@
 """Every option of a run: one frozen dataclass per concern, checked where it is declared.
 
-Knows names, units, defaults and bounds. Does not know how they are parsed (`command_line.py`) or used.
-The string under a field is its help text on the command line.
+Knows names, units, defaults and bounds. Does not know how they are parsed (`command_line.py`) or
+used. The string under a field is its help text on the command line.
 """
 
 import re
@@ -37,8 +37,8 @@ class RunConfig(RewardOptions, Planned, AnyRun):
 
     model: str = option("demo", GIVEN)
     """A Hugging Face checkpoint directory; a model of the Hugging Face Hub, owner/name or
-    owner/name@revision, which is taken from the cache of its client or downloaded there; or the name of
-    a built-in shape that starts from random weights."""
+    owner/name@revision, which is taken from the cache of its client or downloaded there; or the
+    name of a built-in shape that starts from random weights."""
     steps: int = option(100, STEPS)
     """Iterations: rollout, reward, update."""
     train: bool = True
@@ -54,14 +54,16 @@ class RunConfig(RewardOptions, Planned, AnyRun):
     """Arithmetic of the forward pass; what is trained is kept in --optimizer.weight_dtype. auto:
     bfloat16 for a checkpoint directory or a model of the Hub on GPUs and TPUs, else float32."""
     log_completions: bool = False
-    """Write every response with its prompt and its reward to completions.jsonl in the run folder."""
+    """Write every response with its prompt and its reward to completions.jsonl in the run
+    folder."""
     log_samples_every: int = option(20, COUNT_OR_ZERO)
     """Iterations between two looks at the responses to two prompts, with their rewards: on the page
-    run.html in the run folder and in the trackers. The first iteration is shown too; 0 shows none."""
+    run.html in the run folder and in the trackers. The first iteration is shown too; 0 shows
+    none."""
     show_switch: bool = False
-    """After the run, on at least two devices of one process, make the next rollout twice, as planned and
-    with a forced switch of layout, and show it on run.html beside a computed plan of eight H100s; nothing
-    is learned of it."""
+    """After the run, on at least two devices of one process, make the next rollout twice, as
+    planned and with a forced switch of layout, and show it on run.html beside a computed plan of
+    eight H100s; nothing is learned of it."""
     deterministic: bool = False
     """Frozen profile and simulated planner clock: a resumed run repeats bit for bit (CPU,
     float32)."""

@@ -49,7 +49,8 @@ class SftEvalConfig(EvalSchedule):
 
     every: int = option(100, STEPS)
     data: tuple[str, ...] = option((), NAMES)
-    """Files of examples to evaluate on, read like those of --data; none holds out a share of --data."""
+    """Files of examples to evaluate on, read like those of --data; none holds out a share of
+    --data."""
     share: float = option(0.05, FRACTION)
     """Share of --data that is held out, by the hash of the prompt, the chat or the text."""
     num_examples: int = option(256, RESPONSES)
@@ -58,8 +59,8 @@ class SftEvalConfig(EvalSchedule):
 
 @dataclass(frozen=True)
 class SftConfig(AnyRun):
-    """Teaches a language model by examples: completions of prompts, chats or texts, packed into rows.
-    `python -m pat_jax.train --model taught` can go on from what this exports.
+    """Teaches a language model by examples: completions of prompts, chats or texts, packed into
+    rows. `python -m pat_jax.train --model taught` can go on from what this exports.
 
         python -m pat_jax.sft --model Qwen/Qwen2.5-0.5B --data examples/lessons.jsonl \\
             --checkpoint.export_dir taught
@@ -74,7 +75,8 @@ class SftConfig(AnyRun):
     steps: int = option(0, STEPS)
     """Optimizer steps; 0 takes --epochs."""
     batch_size: int = option(32, RESPONSES)
-    """Examples in one optimizer step. The loss is the mean over all their tokens that are learned."""
+    """Examples in one optimizer step. The loss is the mean over all their tokens that are
+    learned."""
     max_length: int = auto(count(2, 2**24))
     """Longest example in tokens, at most the model's context; longer ones are left out and counted.
     auto: 1,024, or the context if that is shorter."""

@@ -1,7 +1,7 @@
 """The options that several commands share: one class for each set of them.
 
-Knows names, units, defaults and bounds. Does not know how they are parsed (`command_line.py`) or used.
-The string under a field is its help text on the command line.
+Knows names, units, defaults and bounds. Does not know how they are parsed (`command_line.py`) or
+used. The string under a field is its help text on the command line.
 """
 
 import json
@@ -49,7 +49,8 @@ class Planned(Options):
     """How the layouts of a rollout are found."""
 
     layout: str = option("auto", ONE_LAYOUT)
-    """auto plans the layout of every moment; `dp2tp4` pins one, whose replicas are still kept even."""
+    """auto plans the layout of every moment; `dp2tp4` pins one, whose replicas are still kept
+    even."""
     profile: str = option("auto", GIVEN)
     """What the planner plans by: a file of `python -m pat_jax.profile`; auto takes the one that was
     measured for this model on these devices, if any; none measures a quick one while warming up."""
@@ -63,8 +64,8 @@ class ChatOptions(Options):
     system_prompt: str = option("", WHOLE_TEXT)
     """System message of chats that have none."""
     chat_template_kwargs: str = option("", JSON_OBJECT)
-    """Variables of the chat template, a JSON object such as '{"enable_thinking": false}'; those that a row
-    of the data has itself win."""
+    """Variables of the chat template, a JSON object such as '{"enable_thinking": false}'; those
+    that a row of the data has itself win."""
 
     @property
     def template_variables(self) -> Mapping[str, Any]:
@@ -76,10 +77,11 @@ class UpdateOptions(Options):
     """How the layers of an update run."""
 
     remat: Literal["full", "attention", "dots", "none"] = "full"
-    """What the backward pass keeps of each layer, the rest being computed anew: its input alone (full),
-    the output of attention too, so that its kernel runs forward once (attention), the products with
-    weights as well (dots), or all (none). Least memory first, least arithmetic last."""
+    """What the backward pass keeps of each layer, the rest being computed anew: its input alone
+    (full), the output of attention too, so that its kernel runs forward once (attention), the
+    products with weights as well (dots), or all (none). Least memory first, least arithmetic
+    last."""
     scan_layers: Literal["auto", "true", "false"] = "auto"
-    """Run the layers of an update as a loop, which compiles in the time of one layer but reads their
-    parameters from a copy in compute_dtype; auto does on TPUs, and on CPUs in float32, for models of at
-    least 8 layers."""
+    """Run the layers of an update as a loop, which compiles in the time of one layer but reads
+    their parameters from a copy in compute_dtype; auto does on TPUs, and on CPUs in float32, for
+    models of at least 8 layers."""

@@ -23,27 +23,28 @@ class SpeculationConfig(Options):
     SECTION = "speculation."
 
     source: str = option("auto", SOURCE)
-    """Where drafts come from. suffix: what followed the last tokens before, in the response itself, in
-    others to its prompt, or in those of earlier iterations. model:DIR: what a smaller model of the same
-    vocabulary generates, a Hugging Face checkpoint or owner/name of the Hub. early_exit:LAYER: what
-    the policy would generate if it ended behind its first LAYER layers. auto: suffix on
-    accelerators; none on a CPU, where a step takes longer the more tokens it verifies. none: no
-    drafts."""
+    """Where drafts come from. suffix: what followed the last tokens before, in the response itself,
+    in others to its prompt, or in those of earlier iterations. model:DIR: what a smaller model of
+    the same vocabulary generates, a Hugging Face checkpoint or owner/name of the Hub.
+    early_exit:LAYER: what the policy would generate if it ended behind its first LAYER layers.
+    auto: suffix on accelerators; none on a CPU, where a step takes longer the more tokens it
+    verifies. none: no drafts."""
     longest: int = option(7, count(1, LONGEST))
     """Most tokens of a draft."""
     num_draft_tokens: tuple[int, ...] = (1, 3, 7)
-    """Draft tokens of a step, for each row: a program for each is compiled, and the
-    planner chooses by load. The room goes to the tokens that are likeliest right, whoever's they are."""
+    """Draft tokens of a step, for each row: a program for each is compiled, and the planner chooses
+    by load. The room goes to the tokens that are likeliest right, whoever's they are."""
     texts: int = option(4, count(0, 64))
-    """Tokens of other responses that each row drafts from, in lengths of its own context; 0: from its own
-    text alone."""
+    """Tokens of other responses that each row drafts from, in lengths of its own context; 0: from
+    its own text alone."""
     stagger: Literal["auto", "on", "off"] = "off"
-    """on: where more sequences are asked for than run at once, the first few samples of each prompt begin
-    one after the other, so that later ones draft from finished siblings. off: all samples of a prompt
-    begin together. auto is off, for older configurations."""
+    """on: where more sequences are asked for than run at once, the first few samples of each prompt
+    begin one after the other, so that later ones draft from finished siblings. off: all samples of
+    a prompt begin together. auto is off, for older configurations."""
     earlier: int = option(2**24, COUNT_OR_ZERO)
-    """Tokens of earlier iterations, responses with their prompts, that a training run keeps to draft from
-    when a prompt comes again: 4 bytes each, in memory and beside every checkpoint. 0 keeps none."""
+    """Tokens of earlier iterations, responses with their prompts, that a training run keeps to
+    draft from when a prompt comes again: 4 bytes each, in memory and beside every checkpoint. 0
+    keeps none."""
     most_tokens: int = option(0, count(0, 2**16))
     """Tokens, newest ones and drafts, that a step of a replica may verify; 0 takes as many as
     read the weights about as long as they compute with them: 256 on accelerators, 64 on a CPU."""

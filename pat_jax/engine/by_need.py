@@ -1,9 +1,10 @@
-"""Which programs a rollout has compiled while it goes on, where they were not all compiled before it.
+"""Which programs a rollout has compiled while it goes on, where they were not all compiled before
+it.
 
-A burst runs in the smallest compiled bucket that holds it; where none does, the bucket that fits is compiled
-at once. A larger bucket costs time in every burst: rent. Once the rent has come to what a program takes to
-compile, the bucket that fits is compiled beside the run. That costs at most twice the best choice
-(Karlin, Manasse, Rudolph and Sleator 1988).
+A burst runs in the smallest compiled bucket that holds it; where none does, the bucket that fits is
+compiled at once. A larger bucket costs time in every burst: rent. Once the rent has come to what a
+program takes to compile, the bucket that fits is compiled beside the run. That costs at most twice
+the best choice (Karlin, Manasse, Rudolph and Sleator 1988).
 """
 
 from collections import defaultdict
@@ -36,7 +37,8 @@ class ByNeed:
         return decode_key(shape) in self.programs
 
     def instead_of(self, fitting: Shape, most_rows: int) -> Shape:
-        """The smallest compiled bucket that holds what `fitting` holds; itself where there is none."""
+        """The smallest compiled bucket that holds what `fitting` holds; itself where there is
+        none."""
         if self.has(fitting):
             return fitting
         larger = [

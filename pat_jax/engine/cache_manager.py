@@ -1,7 +1,7 @@
 """The cache manager: which sequences get a row and pages, which wait, and which give them back.
 
-Before each burst: `grow`, then `admit`; after it `release_ended`. In a switch: `leave`, then `arrive`;
-in between `balance`. All on the host.
+Before each burst: `grow`, then `admit`; after it `release_ended`. In a switch: `leave`, then
+`arrive`; in between `balance`. All on the host.
 """
 
 from collections import deque
@@ -39,7 +39,8 @@ class CacheManager:
         """
         Args:
           num_pages: of each replica's pool; enough for the longest sequence alone.
-          expected: float[sequences], tokens of the response; in order of submission where not given.
+          expected: float[sequences], tokens of the response; in order of submission where not
+            given.
         """
         self.contents, self.table = contents, contents.table
         self.tables = BlockTables(self.table, num_pages=num_pages, page_size=page_size)
@@ -54,8 +55,9 @@ class CacheManager:
         return np.array(self._queue, np.int64)
 
     def stagger(self) -> None:
-        """The first sample of each prompt gets a row first, then the second, up to so many `LEADERS`; the rest
-        follow as before. Later samples then have finished siblings to draft from.
+        """The first sample of each prompt gets a row first, then the second, up to so many
+        `LEADERS`; the rest follow as before. Later samples then have finished siblings to draft
+        from.
         """
         order = self.queue
         prompt = self.contents.prompt[order]
@@ -128,8 +130,8 @@ class CacheManager:
     def release_ended(self) -> Copies:
         """The pages of sequences that are done are free again.
 
-        Those with a NaN are to be written over, as the copies say: attention multiplies what it does
-        not see by zero, and a NaN stays one.
+        Those with a NaN are to be written over, as the copies say: attention multiplies what it
+        does not see by zero, and a NaN stays one.
         """
         tables, poisoned = self.tables, []
         ended = np.flatnonzero(self.table.is_done & (tables.count > 0))
@@ -206,10 +208,11 @@ class CacheManager:
     def arrive(
         self, replica: np.ndarray, is_left: np.ndarray, steps: int
     ) -> tuple[PrefillWork, np.ndarray]:
-        """The second half: what was left behind is computed anew, with pages for `steps` tokens more.
+        """The second half: what was left behind is computed anew, with pages for `steps` tokens
+        more.
 
-        The oldest come first; a sequence that finds too few waits. Rows are dealt out anew, as few as
-        hold the fullest replica.
+        The oldest come first; a sequence that finds too few waits. Rows are dealt out anew, as few
+        as hold the fullest replica.
 
         Args:
           replica: int[running], of each sequence.

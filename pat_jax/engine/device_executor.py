@@ -1,4 +1,5 @@
-"""Executes a rollout on devices: prefill, bursts dispatched one behind another, and the moves between.
+"""Executes a rollout on devices: prefill, bursts dispatched one behind another, and the moves
+between.
 
 Follows the host's accounts with device arrays. Decides nothing: `scheduler.py` does.
 """
@@ -48,7 +49,8 @@ class _Running(NamedTuple):
 
 
 class Digest(NamedTuple):
-    """A burst, and checksums of all that the host tells the devices of it: what processes compare."""
+    """A burst, and checksums of all that the host tells the devices of it: what processes
+    compare."""
 
     shape: Shape
     max_steps: int

@@ -1,6 +1,7 @@
 """The engine: one policy on a list of devices, from requests to completions.
 
-Knows devices and programs. Knows nothing about text, rewards or how a plan is made; the loop is `rollout.py`.
+Knows devices and programs. Knows nothing about text, rewards or how a plan is made; the loop is
+`rollout.py`.
 """
 
 import logging
@@ -103,8 +104,8 @@ class RolloutEngine:
         progress: Callable[[int, int], None] | None = None,
         within: Collection[Split] | None = None,
     ) -> None:
-        """Every program, or those of the layouts `within` and of the switches between them, of bursts as many
-        as come first; the draft model, where there is one, is loaded before."""
+        """Every program, or those of the layouts `within` and of the switches between them, of
+        bursts as many as come first; the draft model, where there is one, is loaded before."""
         if self._draft_model is None:
             some = next(iter(self.layouts.values()))
             self._draft_model = self.specs.drafter.load(some, self.specs.draft_shapes)
@@ -118,7 +119,8 @@ class RolloutEngine:
 
     @property
     def text_room(self) -> int:
-        """Tokens of others' texts that a row drafts from, at most; 0 where drafts are not copied."""
+        """Tokens of others' texts that a row drafts from, at most; 0 where drafts are not
+        copied."""
         return text_room(self.specs.drafts, self.specs.buckets.lengths[-1], self.specs.draft_shapes)
 
     @property
@@ -149,8 +151,8 @@ class RolloutEngine:
         A stream that has begun goes on with the weights that it began with.
 
         Args:
-          exit_head: float[embed, embed], see `models/exit_head.py`; zeros where not given. It is used
-            where the policy's first layers propose drafts.
+          exit_head: float[embed, embed], see `models/exit_head.py`; zeros where not given. It is
+            used where the policy's first layers propose drafts.
         """
         self._weights = Weights(self.specs, self.programs, params, layout, exit_head)
 
@@ -196,8 +198,8 @@ class RolloutEngine:
             int32[tokens]; where it says True the request ends there.
           expected: float[requests], tokens of the responses: of those that wait the longest begin
             first. In their order where not given.
-          earlier: what drafts may be copied from as well; not to be changed before the stream has ended.
-            On several processes the same on each.
+          earlier: what drafts may be copied from as well; not to be changed before the stream has
+            ended. On several processes the same on each.
         """
         # What a rollout waits for a compiler is not a time of a burst or a switch.
         clock = Stopwatch(lambda: time.perf_counter() - self.programs.waited_s)

@@ -28,7 +28,8 @@ class Executor(ABC):
 
     @abstractmethod
     def prefill(self, work: PrefillWork) -> int:
-        """Computes pages of known tokens, then copies pages; returns tokens that its calls had room for.
+        """Computes pages of known tokens, then copies pages; returns tokens that its calls had room
+        for.
 
         The newest token of a sequence is left to the first decode step, so no logits are needed.
         """

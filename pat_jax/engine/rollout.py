@@ -1,7 +1,7 @@
 """The loop of a rollout: from sequences that wait to sequences that are done, moving on the way.
 
-The planner decides, a move carries its decision out, a burst runs, the report has what came of both.
-Knows nothing about text or rewards, nor whether it runs on devices or on a simulated clock.
+The planner decides, a move carries its decision out, a burst runs, the report has what came of
+both. Knows nothing about text or rewards, nor whether it runs on devices or on a simulated clock.
 """
 
 from collections.abc import Callable, Generator

@@ -1,7 +1,7 @@
 """The scheduler: what a rollout does next. It decides on host state alone; an executor does it.
 
-Devices execute it (`device_executor.py`), and so does a simulated clock: every rule of a rollout is here,
-in the cache manager, or in the planner, once.
+Devices execute it (`device_executor.py`), and so does a simulated clock: every rule of a rollout is
+here, in the cache manager, or in the planner, once.
 """
 
 from collections import deque
@@ -102,8 +102,8 @@ class Scheduler:
     def leave(self, plan: Plan) -> Relocation:
         """The first half of a plan's move; `arrive` must follow.
 
-        In a switch sequences with fewer tokens than the plan says leave their pages behind, and so does
-        one that finds too few. A sequence that finds too few in another replica of its layout
+        In a switch sequences with fewer tokens than the plan says leave their pages behind, and so
+        does one that finds too few. A sequence that finds too few in another replica of its layout
         stays.
         """
         table, source, target = self.table, self.split, plan.split
@@ -128,8 +128,8 @@ class Scheduler:
         """The second half: what was left behind is to be computed anew.
 
         Args:
-          new_page: int[moves], where pages have arrived, NULL_PAGE where one found no room; None: where
-            `leave` has put them.
+          new_page: int[moves], where pages have arrived, NULL_PAGE where one found no room; None:
+            where `leave` has put them.
 
         Returns:
           What is to be computed, and bool[running], the sequences that find no pages and wait.
@@ -154,8 +154,8 @@ class Scheduler:
     def burst(self, plan: Plan) -> Burst:
         """The next burst of the running sequences; `fit` comes before.
 
-        It ends when the plan's threshold is reached, where rows can be compacted, or when there are rows
-        for those that wait. It has the plan's drafts where rows and pages allow it.
+        It ends when the plan's threshold is reached, where rows can be compacted, or when there are
+        rows for those that wait. It has the plan's drafts where rows and pages allow it.
         """
         num_draft_tokens = self._num_draft_tokens(plan)
         pace = self.shapes.pace(num_draft_tokens)
@@ -286,7 +286,8 @@ class Scheduler:
     def check_integrity(self) -> None:
         """
         Raises:
-          AssertionError: no burst is on its way, and rows, pages and the queue contradict each other.
+          AssertionError: no burst is on its way, and rows, pages and the queue contradict each
+            other.
         """
         if not self._in_flight:
             self.cache_manager.check_integrity()

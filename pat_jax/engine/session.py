@@ -1,8 +1,8 @@
 """Any number of requests through one engine: each checked, generated, and yielded as it ends.
 
 A request that cannot be generated gets one sentence in its own completion; the others go on. The
-engine is handed many times as many requests as run at once, so that its rows stay full, but never all
-of a long file. What comes out does not depend on the cuts: sampling keys belong to requests.
+engine is handed many times as many requests as run at once, so that its rows stay full, but never
+all of a long file. What comes out does not depend on the cuts: sampling keys belong to requests.
 """
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence

@@ -27,26 +27,26 @@ from pat_jax.models.config import ModelConfig
 
 @dataclass(frozen=True)
 class EvaluateConfig(SamplingOptions, RewardOptions, Generating):
-    """Evaluates a model on files of problems: the rewards of several samples of each, pass@k, majority
-    votes, and how sure they are.
+    """Evaluates a model on files of problems: the rewards of several samples of each, pass@k,
+    majority votes, and how sure they are.
 
         python -m pat_jax.evaluate --model Qwen/Qwen2.5-0.5B-Instruct \\
             --data examples/problems.jsonl --num_generations 8
     """
 
     model: str = ""
-    """A Hugging Face checkpoint directory, such as a run's export, or a model of the Hugging Face Hub
-    (owner/name); with --run_dir, unless given, the one that the run began with."""
+    """A Hugging Face checkpoint directory, such as a run's export, or a model of the Hugging Face
+    Hub (owner/name); with --run_dir, unless given, the one that the run began with."""
     run_dir: str = ""
-    """Folder of a run of `python -m pat_jax.train` or `pat_jax.sft` whose policy is evaluated, from its
-    checkpoint; nothing there is changed, and the run may be going on."""
+    """Folder of a run of `python -m pat_jax.train` or `pat_jax.sft` whose policy is evaluated, from
+    its checkpoint; nothing there is changed, and the run may be going on."""
     checkpoint: int | None = option(None, STEPS)
     """Step of the run's checkpoint. Unless given the newest that is whole."""
     out: str = ""
     """Folder for results.json and completions.jsonl; empty makes evaluations/<date-time>."""
     resume: bool = False
-    """Go on with the evaluation in --out that was killed, by the options that it was begun with: behind
-    the responses that are there. The rewards are asked anew."""
+    """Go on with the evaluation in --out that was killed, by the options that it was begun with:
+    behind the responses that are there. The rewards are asked anew."""
     num_prompts: int = option(0, COUNT_OR_ZERO)
     """Problems of each file, always the same ones; 0 takes all."""
     num_generations: int = option(1, RESPONSES)
@@ -57,15 +57,15 @@ class EvaluateConfig(SamplingOptions, RewardOptions, Generating):
     pass_threshold: float = option(1.0, REWARD)
     """Reward from which on a sample passes, for pass@k and maj@k."""
     max_prompt_length: int = auto(TOKENS)
-    """Longest prompt in tokens; problems with longer ones are left out and counted. auto: 1,024, or half
-    of the model's context if that is less."""
+    """Longest prompt in tokens; problems with longer ones are left out and counted. auto: 1,024, or
+    half of the model's context if that is less."""
     max_completion_length: int = auto(TOKENS)
-    """Longest response in tokens, cut there. auto: 2,048, or what the prompt leaves of the context if
-    that is less."""
+    """Longest response in tokens, cut there. auto: 2,048, or what the prompt leaves of the context
+    if that is less."""
     batch: int = option(64, RESPONSES)
     compute_dtype: ComputeDtype = "auto"
-    """Weights and arithmetic. auto: with --run_dir those of the run, else bfloat16 on GPUs and TPUs and
-    float32 on CPUs."""
+    """Weights and arithmetic. auto: with --run_dir those of the run, else bfloat16 on GPUs and TPUs
+    and float32 on CPUs."""
     num_completions_to_print: int = option(0, COUNT_OR_ZERO)
     """Responses shown at the end."""
     data: DataConfig = field(default_factory=partial(DataConfig, files=()))

@@ -1,4 +1,5 @@
-"""The folder of one evaluation: what lies where, whether one may begin or go on there, and its lock.
+"""The folder of one evaluation: what lies where, whether one may begin or go on there, and its
+lock.
 
 Knows files and the options that they were written with. Does not know what an evaluation computes.
 """
@@ -33,8 +34,8 @@ class EvaluationFolder:
     def __init__(self, config: EvaluateConfig):
         """
         Raises:
-          UserError: it cannot be made or written, another process evaluates there, or what lies there
-            is of something else.
+          UserError: it cannot be made or written, another process evaluates there, or what lies
+            there is of something else.
         """
         self._option, shared = f"option --out is {config.out!r}", Path(config.out)
         self._lock: BaseFileLock | None = None  # of the first process, which writes there

@@ -45,8 +45,8 @@ class KeptResponses:
         return len(self._kept)
 
     def ask(self, ask: Ask, requests: Sequence[Request]) -> Iterator[tuple[int, Completion]]:
-        """Places of requests and their completions: first those on disk, then those that `ask` generates
-        for the others, each on disk before it is handed on.
+        """Places of requests and their completions: first those on disk, then those that `ask`
+        generates for the others, each on disk before it is handed on.
 
         Raises:
           UserError: what is on disk belongs to other requests.

@@ -1,4 +1,5 @@
-"""The options of an evaluation that begins or goes on, and whether its folder is a place for that."""
+"""The options of an evaluation that begins or goes on, and whether its folder is a place for
+that."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace

@@ -1,4 +1,5 @@
-"""What came of an evaluation: results.json, and a table for people. Knows numbers, not how they come about."""
+"""What came of an evaluation: results.json, and a table for people. Knows numbers, not how they
+come about."""
 
 import json
 import math

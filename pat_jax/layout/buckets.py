@@ -1,4 +1,5 @@
-"""The few shapes that programs are compiled for: row buckets of each layout, lengths of contexts."""
+"""The few shapes that programs are compiled for: row buckets of each layout, lengths of
+contexts."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -64,7 +65,8 @@ class Drafts:
         return fitting[:2] if self.is_generated else fitting[-2:]
 
     def draft(self, num_draft_tokens: int) -> int:
-        """Most tokens of a row's draft. Copied ones share the room of a step by what they are worth."""
+        """Most tokens of a row's draft. Copied ones share the room of a step by what they are
+        worth."""
         return self.longest if num_draft_tokens and not self.is_generated else num_draft_tokens
 
     @property

@@ -40,8 +40,8 @@ def dividing_run(sizes: Sizes, number: int) -> int:
 def undivided(model: ModelConfig, tp: Sizes) -> str | None:
     """What of a model tensor parallelism over such axes does not divide; None: it divides it.
 
-    KV heads are divided by the axes of their `dividing_run` and copied over the others, which divide
-    the queries of each.
+    KV heads are divided by the axes of their `dividing_run` and copied over the others, which
+    divide the queries of each.
     """
     queries = math.prod(tp[dividing_run(tp, model.num_kv_heads) :])
     ways, heads = math.prod(tp), model.padded_queries_per_kv
@@ -63,8 +63,8 @@ def degrees_of(model: ModelConfig, sizes: Sizes) -> set[int]:
 
 
 def best_order(model: ModelConfig, across: Sizes, inside: Sizes) -> tuple[list[int], list[int]]:
-    """The axes in the order with the most layouts, the most of them without padded heads; of several
-    that are as good the first, which is the ascending one if it is among them.
+    """The axes in the order with the most layouts, the most of them without padded heads; of
+    several that are as good the first, which is the ascending one if it is among them.
 
     Args:
       across: prime factors of the number of hosts.
@@ -86,10 +86,11 @@ def best_order(model: ModelConfig, across: Sizes, inside: Sizes) -> tuple[list[i
 def with_padding(
     model: ModelConfig, across: Sizes, inside: Sizes, degrees: Collection[int] = ()
 ) -> ModelConfig:
-    """The same model, padded so that these axes divide it in the most layouts, alike in all of them.
+    """The same model, padded so that these axes divide it in the most layouts, alike in all of
+    them.
 
-    Its vocabulary always; the query heads of each KV head by as few as open the most layouts, and by
-    no more than MOST_PADDING of them.
+    Its vocabulary always; the query heads of each KV head by as few as open the most layouts, and
+    by no more than MOST_PADDING of them.
 
     Args:
       across, inside: as of `best_order`.

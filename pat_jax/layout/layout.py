@@ -1,9 +1,10 @@
 """Layouts: which mesh axes split the batch, which the model. The one place with partition specs.
 
 The devices of a rollout form one mesh whose axes are the prime factors of their number, the fastest
-links innermost, else in the order that gives the model the most layouts (`division.py`). A layout takes the trailing axes for tensor parallelism (TP), innermost first, and
-leaves the rest to data parallelism (DP). Raising TP takes axes over from DP, so every wider TP shard
-is part of the shard that its device already holds. With a mesh of axes (a, b, c):
+links innermost, else in the order that gives the model the most layouts (`division.py`). A layout
+takes the trailing axes for tensor parallelism (TP), innermost first, and leaves the rest to data
+parallelism (DP). Raising TP takes axes over from DP, so every wider TP shard is part of the shard
+that its device already holds. With a mesh of axes (a, b, c):
 
     dp8tp1   batch over (c, b, a)
     dp4tp2   batch over (b, a)      model over (c)
@@ -70,7 +71,8 @@ class Layout:
 
     @property
     def spans_processes(self) -> bool:
-        """Whether some of its devices are another process's, whose parts of an array this one cannot read."""
+        """Whether some of its devices are another process's, whose parts of an array this one
+        cannot read."""
         return len({device.process_index for device in self.mesh.devices.flat}) > 1
 
     @property
@@ -117,7 +119,8 @@ class Layout:
         return NamedSharding(self.mesh, self.spec(*names, role=role))
 
     def put(self, tree: Any, *names: str | None) -> Any:
-        """Arrays of the host onto the devices; every process has all of them, and puts its own parts there.
+        """Arrays of the host onto the devices; every process has all of them, and puts its own
+        parts there.
 
         Over several processes `jax.device_put` would compare their arrays at each call.
         """
@@ -186,8 +189,8 @@ def whole_on_each(layout: Layout) -> Layout:
 def layout_chain(
     mesh: Mesh, config: ModelConfig, kernels: Kernels | None = None
 ) -> tuple[dict[Split, Layout], list[str]]:
-    """Every layout of a mesh's devices that divides the model, lowest TP first, and why the others were
-    dropped.
+    """Every layout of a mesh's devices that divides the model, lowest TP first, and why the others
+    were dropped.
 
     They share one mesh, whose axes come in the order that gives the most layouts: `factored_mesh`.
 

@@ -18,9 +18,9 @@ def hosts_of(devices: Sequence[Device]) -> list[int]:
     """The host of each device, as a number: devices of one host are joined by fast links.
 
     A TPU slice is one whatever number of machines it spans, and JAX numbers the hosts of GPUs the
-    same way (`slice_index`, where a host may have several processes); elsewhere a process is a host.
-    So it is with GPUs that are only compiled for: all of them say 0, and none has a hardware id. Those
-    of other processes have none either, so that one of ours among them tells.
+    same way (`slice_index`, where a host may have several processes); elsewhere a process is a
+    host. So it is with GPUs that are only compiled for: all of them say 0, and none has a hardware
+    id. Those of other processes have none either, so that one of ours among them tells.
     """
     is_absent = all(getattr(device, "local_hardware_id", 0) is None for device in devices)
     counts = [getattr(device, "slice_index", None) for device in devices]
@@ -41,7 +41,8 @@ def factored_mesh(devices: Sequence[Device], config: ModelConfig | None = None) 
 
     Args:
       config: the model whose layouts are to be as many as can be: the axes, those inside a host and
-        those across hosts each among themselves, come in the order that gives them. None: ascending.
+        those across hosts each among themselves, come in the order that gives them. None:
+        ascending.
     """
     hosts = _hosts(devices)
     across, inside = prime_factors(len(hosts)), prime_factors(len(hosts[0]))

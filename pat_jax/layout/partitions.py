@@ -14,7 +14,8 @@ from pat_jax.models.partition import Names, Partition, Whole
 
 @dataclass(frozen=True)
 class ManualPartition(Partition):
-    """Inside `shard_map`: arrays are shards, sums and gathers are collectives over the layout's axes."""
+    """Inside `shard_map`: arrays are shards, sums and gathers are collectives over the layout's
+    axes."""
 
     layout: Layout
 
@@ -70,8 +71,9 @@ class AutoPartition(Whole):
     def by_rows(self, function: Callable[..., Any], whole: Any, *rows: Array) -> Any:
         """What `function` makes of each data-parallel shard of rows and of `whole`, which all have.
 
-        Communication over data parallelism comes before and after it, never inside: `whole` is brought
-        together once, and its gradient summed once. Tensor parallelism is left to the compiler.
+        Communication over data parallelism comes before and after it, never inside: `whole` is
+        brought together once, and its gradient summed once. Tensor parallelism is left to the
+        compiler.
         """
         dp_axes = self.layout.dp_axes
         if not dp_axes:

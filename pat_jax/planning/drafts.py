@@ -117,7 +117,8 @@ class Ways(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Acceptance:
-    """How long runs are, by the kind of match with which they begin, and how often each kind comes."""
+    """How long runs are, by the kind of match with which they begin, and how often each kind
+    comes."""
 
     begun: np.ndarray  # float[kinds], runs
     proposed: np.ndarray  # float[2, kinds, MAX_RUN], runs and branches that came to each token
@@ -138,7 +139,8 @@ class Acceptance:
         """After a burst with drafts.
 
         Args:
-          halve: runs after which what was seen counts half, of how often matches come and of how good they are.
+          halve: runs after which what was seen counts half, of how often matches come and of how
+            good they are.
         """
         runs = float(drafted.begun.sum())
         if not runs:
@@ -154,8 +156,8 @@ class Acceptance:
 
     @cached_property
     def accept_prob(self) -> np.ndarray:
-        """P(the first tokens of a run are right), of none first; and those of a branch, where the draft
-        beside it is wrong from its first token on: float[2, kinds, 1 + MAX_RUN]."""
+        """P(the first tokens of a run are right), of none first; and those of a branch, where the
+        draft beside it is wrong from its first token on: float[2, kinds, 1 + MAX_RUN]."""
         rate = (self.accepted + PRIOR_RUNS * _prior_accepted(self.is_generated)) / (
             self.proposed + PRIOR_RUNS
         )

@@ -13,7 +13,8 @@ def most_held(
     """Tokens that the replica which reads most reads in a step, float[windows]: the mean over every
     `every` of so many `steps`.
 
-    A sequence reads one token more with each that it samples, and nothing any more when it has ended.
+    A sequence reads one token more with each that it samples, and nothing any more when it has
+    ended.
 
     Args:
       context: int[running], tokens in the cache at the first step.

@@ -1,4 +1,5 @@
-"""How many bytes of a device each layout takes, how many pages that leaves, and where there is room.
+"""How many bytes of a device each layout takes, how many pages that leaves, and where there is
+room.
 
 Knows bytes and the engine's order of moves. Does not know arrays, where a limit is from, or what it
 costs that pages are few (`turns.py`).
@@ -53,8 +54,8 @@ class MemoryModel:
         return self.resident + self.weights[split] + self.pool(split) + self.drafted(split)
 
     def drafted(self, split: Split) -> int:
-        """Bytes that the largest burst with drafts needs beside these: what they come from, and what of its
-        temporaries does not fit where those of all programs have room."""
+        """Bytes that the largest burst with drafts needs beside these: what they come from, and
+        what of its temporaries does not fit where those of all programs have room."""
         source, steps = self.draft_sources.get(split, 0), self.draft_steps.get(split, 0)
         return beside(source, steps, self.limit)
 
@@ -70,7 +71,8 @@ class MemoryModel:
         return np.ceil(fullest) * np.ceil(tokens / self.page_size)
 
     def has_room(self, splits: Sequence[Split]) -> np.ndarray:
-        """Whether the weights and the pool fit, bool[split]; where none fits, True for the one that lacks least."""
+        """Whether the weights and the pool fit, bool[split]; where none fits, True for the one that
+        lacks least."""
         held = np.array([self.held(split) for split in splits])
         return held <= max(self.usable, held.min())
 

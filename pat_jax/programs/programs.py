@@ -1,4 +1,5 @@
-"""Every compiled program, by name. Compiled ahead of time and in parallel, or when it is first looked up."""
+"""Every compiled program, by name. Compiled ahead of time and in parallel, or when it is first
+looked up."""
 
 import hashlib
 import logging
@@ -72,10 +73,11 @@ class ProgramTable:
         within: Collection[Split] | None = None,
         only: Callable[[Key], bool] = lambda key: True,
     ) -> None:
-        """Compiles what is declared and not compiled yet, or as much of it as is `within` layouts and `only`
-        says.
+        """Compiles what is declared and not compiled yet, or as much of it as is `within` layouts
+        and `only` says.
 
-        Returns when every process has: one that first communicates waits half a minute for the others.
+        Returns when every process has: one that first communicates waits half a minute for the
+        others.
         """
         pool = ThreadPoolExecutor(threads)
         try:
@@ -144,8 +146,8 @@ class ProgramTable:
         return [key for key in self if key.name == name]
 
     def bytes_taken(self, key: Key) -> int | None:
-        """Bytes of a device while that program runs, beside its arguments: temporaries, and results that
-        take no argument's place. None where the backend does not tell."""
+        """Bytes of a device while that program runs, beside its arguments: temporaries, and results
+        that take no argument's place. None where the backend does not tell."""
         stats = self[key].memory_analysis()  # pyright: ignore[reportFunctionMemberAccess]
         if stats is None:
             return None

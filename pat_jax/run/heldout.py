@@ -31,8 +31,8 @@ class HeldoutSet:
 
 
 def set_names(words: Sequence[str]) -> list[str]:
-    """A name for each file, or pattern of files: its own, or the nearest folder's that says something;
-    counted on where several have the same.
+    """A name for each file, or pattern of files: its own, or the nearest folder's that says
+    something; counted on where several have the same.
 
     >>> set_names(["gsm8k/main/test-*.parquet", "MATH-500/test.jsonl", "aime.jsonl", "old/aime.json"])
     ['gsm8k', 'MATH-500', 'aime', 'aime_2']

@@ -119,7 +119,8 @@ def _advantages(
 
 
 class Learner:
-    """The policy of a run and what it learns with: optimizer, reference, the head of its first layers."""
+    """The policy of a run and what it learns with: optimizer, reference, the head of its first
+    layers."""
 
     def __init__(self, config: RunConfig, setup: Setup, began: Beginning, run: OpenRun):
         self._config, self._setup, self._trainer = config, setup, setup.trainer

@@ -1,4 +1,5 @@
-"""The rewards of a run: the scorer that its options ask for, and what a person is told of failures."""
+"""The rewards of a run: the scorer that its options ask for, and what a person is told of
+failures."""
 
 import os
 from collections.abc import Sequence
@@ -71,7 +72,8 @@ def try_out(
 
 
 def wait_for_rewards(scoring: Scoring[Any], progress: Progress) -> Float[np.ndarray, " responses"]:
-    """All rewards, once the last one is there; NaN for responses that are left out, which it reports."""
+    """All rewards, once the last one is there; NaN for responses that are left out, which it
+    reports."""
     progress.stage("waiting for rewards")
     rewards, failures = scoring.rewards(), scoring.failures.values()
     if failures:

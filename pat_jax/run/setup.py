@@ -80,9 +80,9 @@ class Setup:
 def build(config: RunConfig, devices: Sequence[Device]) -> Setup:
     """Raises UserError for whatever in the configuration or its files cannot work.
 
-    Cheap checks come first: options, headers of files, layouts. Then come the tokenizer and the data,
-    which take seconds, and the kernels on these devices. Weights, which may have to be downloaded,
-    come last.
+    Cheap checks come first: options, headers of files, layouts. Then come the tokenizer and the
+    data, which take seconds, and the kernels on these devices. Weights, which may have to be
+    downloaded, come last.
     """
     setup = _built(config, devices)
     kernels = other_kernels(setup.config, setup.engine, also=("rows",))
@@ -156,8 +156,8 @@ def _fingerprint(config: RunConfig, policy: Policy) -> Mapping[str, object]:
 
 
 def build_engine(config: RunConfig, model: ModelConfig, devices: Sequence[Device]) -> RolloutEngine:
-    """The rollout's part of a run alone, without its data. Raises UserError as `build` does, except for
-    the weights of `config.model`, which not every caller needs."""
+    """The rollout's part of a run alone, without its data. Raises UserError as `build` does, except
+    for the weights of `config.model`, which not every caller needs."""
     engine = _built_engine(config, model, devices)
     scores = ("rows",) if config.rollout.weights != "auto" else ()  # the gap to the full weights
     kernels = other_kernels(config, engine, also=scores)
@@ -219,7 +219,8 @@ def model_config(config: RunConfig, devices: Sequence[Device]) -> ModelConfig:
 def settled_options(
     config: Options, model: ModelConfig, devices: Sequence[Device]
 ) -> tuple[Options, str]:
-    """The options with what this model and these devices bring where nothing is written; see `settled`."""
+    """The options with what this model and these devices bring where nothing is written; see
+    `settled`."""
     context, platform = model.max_position, devices[0].platform
     return settled(config, KnownModel(config.model, is_checkpoint(config.model), context, platform))
 

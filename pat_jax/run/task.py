@@ -45,7 +45,8 @@ class Task:
 
     @cached_property
     def checksums(self) -> dict[str, int]:
-        """Checksums of the training and the held-out problems: a resumed run should have the same."""
+        """Checksums of the training and the held-out problems: a resumed run should have the
+        same."""
         heldout = checksum_of(prompt for one in self.heldout for prompt in one.prompts)
         return {"train": self.train.checksum, "heldout": heldout}
 

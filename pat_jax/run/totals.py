@@ -34,7 +34,8 @@ class Totals:
     ) -> "Totals":
         """
         Args:
-          meta: of a checkpoint; one that was written before there were totals, or cursors, has none.
+          meta: of a checkpoint; one that was written before there were totals, or cursors, has
+            none.
           step: the iterations it has behind it: of a batch each, where no batches were added.
           size: prompts of its batches, where the checkpoint does not say that either.
           after: where a run is that has drawn so many batches of so many prompts.

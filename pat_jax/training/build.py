@@ -97,7 +97,8 @@ def trained_of(config: AnyRun, policy: Policy, layout: Layout) -> TrainableParam
 
 
 def rollout_policy(config: RunConfig, policy: Policy) -> Policy:
-    """`policy` as the rollout keeps it: in its format, with adapters beside the weights that have one.
+    """`policy` as the rollout keeps it: in its format, with adapters beside the weights that have
+    one.
 
     Merged into bfloat16 weights, an update smaller than their last bits would not arrive.
     """
@@ -196,7 +197,8 @@ def scans_layers(option: str, num_layers: int, platform: str, compute_dtype: str
 
 
 def logit_tokens(policy: Policy, layout: Layout) -> int:
-    """Tokens of one shard of rows whose logits exist at a time, split over its tensor parallelism."""
+    """Tokens of one shard of rows whose logits exist at a time, split over its tensor
+    parallelism."""
     return max(1, LOGIT_BYTES * layout.split.tp // (4 * policy.config.padded_vocab_size))
 
 
@@ -259,7 +261,8 @@ def shares_prompts(config: RunConfig, platform: str) -> bool:
 def micro_shapes(config: RunConfig, num_shards: int, platform: str) -> list[tuple[int, int]]:
     """Rows and length of each micro-batch that an update of this run may have, smallest first.
 
-    Where responses share prompts, a row is as long as a whole group, if the budget has room for such rows.
+    Where responses share prompts, a row is as long as a whole group, if the budget has room for
+    such rows.
 
     Args:
       num_shards: that the rows are split into.

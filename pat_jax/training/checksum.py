@@ -1,12 +1,13 @@
 """Checksums of policies: of the bits of each array and of their places, the same in every layout.
 
-    Σ_arrays (2 · number + 1) · Σ_values mix(bits ^ SPREAD · place)   modulo 2^32, place counted in its array
+    Σ_arrays (2 · number + 1) · Σ_values mix(bits ^ SPREAD · place)   modulo 2^32, place counted in
+    its array
 
 As `mix` is one to one, a single value that differs always shows. Values that changed places, as the
 shards of a wrong resharding, show except in one case of 2^32.
 
-One program for each kind of array, which layers share: one program for all arrays of a model takes as
-long to compile as a training step.
+One program for each kind of array, which layers share: one program for all arrays of a model takes
+as long to compile as a training step.
 """
 
 import math
@@ -51,8 +52,8 @@ class TreeChecksum:
         Args:
           key: of the programs; they differ by its `part`.
           shapes: of the trees, with shardings.
-          sums: of each array the sum over its values, or those of the arrays that are made of it. Equal
-            ones share a program.
+          sums: of each array the sum over its values, or those of the arrays that are made of it.
+            Equal ones share a program.
         """
         self.table, self.keys = table, list[Key]()
         leaves, parts = jax.tree.leaves(shapes), dict[Any, int]()

@@ -1,4 +1,5 @@
-"""What drafts keep on the devices beside training: a draft model, or what the head of first layers has learned.
+"""What drafts keep on the devices beside training: a draft model, or what the head of first layers
+has learned.
 
 Knows shapes and shardings. Does not know how a head learns (`exit_head.py`).
 """

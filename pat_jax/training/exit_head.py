@@ -1,8 +1,9 @@
 """Keeps the head behind the policy's first layers near the policy, by the policy's own samples.
 
-The head (`models/exit_head.py`) is all that is trained here: the layers before it are the policy's own and change
-with it. Its loss is the cross-entropy of the policy's own samples, so its optimum is the policy's distribution
-as far as those layers know it. Drafts change no token: nothing of this touches the policy.
+The head (`models/exit_head.py`) is all that is trained here: the layers before it are the policy's
+own and change with it. Its loss is the cross-entropy of the policy's own samples, so its optimum is
+the policy's distribution as far as those layers know it. Drafts change no token: nothing of this
+touches the policy.
 """
 
 from collections.abc import Sequence

@@ -13,8 +13,8 @@ def training_flops(
     *,
     adapter_weights: int | None = None,
 ) -> float:
-    """Floating-point operations of one forward and backward pass over sequences of n tokens each, of
-    which the first s are computed with another sequence.
+    """Floating-point operations of one forward and backward pass over sequences of n tokens each,
+    of which the first s are computed with another sequence.
 
         6 · (weights of matrix products) · Σ (n - s)  +  6 · layers · heads · head_dim · Σ (n² - s²)
 
@@ -22,8 +22,9 @@ def training_flops(
 
         (4 · (weights of matrix products) + 6 · adapter_weights) · Σ (n - s)  +  …
 
-    The second is causal attention: a token sees those before it, on average half of them. Looking up
-    an embedding, padding, recomputed layers and passes that only give log-probabilities are no part.
+    The second is causal attention: a token sees those before it, on average half of them. Looking
+    up an embedding, padding, recomputed layers and passes that only give log-probabilities are no
+    part.
 
     Args:
       lengths: n, of each sequence.
@@ -42,7 +43,8 @@ def training_flops(
 
 
 def matrix_weights(model: ModelConfig) -> int:
-    """Weights that each token is multiplied with: all but norms, biases, and embeddings looked up."""
+    """Weights that each token is multiplied with: all but norms, biases, and embeddings looked
+    up."""
     heads = 2 * model.num_heads + 2 * model.num_kv_heads  # queries and output, keys and values
     layer = model.embed_dim * (heads * model.head_dim + 3 * model.mlp_dim)
     return model.num_layers * layer + model.embed_dim * model.vocab_size

@@ -1,6 +1,7 @@
 """The passes of an update over its micro-batches, forward and backward, as compiled programs.
 
-Knows shapes of micro-batches. Does not know optimizers, nor which passes make an update (`trainer.py`).
+Knows shapes of micro-batches. Does not know optimizers, nor which passes make an update
+(`trainer.py`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -68,7 +69,8 @@ class Passes:
 
         Args:
           stage: what the names of the programs begin with.
-          scored: columns of log-probabilities, which one program computes; none: there is no such program.
+          scored: columns of log-probabilities, which one program computes; none: there is no such
+            program.
         """
         self.update, self._table, self._trained, self._stage = update, table, trained, stage
         layout = trained.layout

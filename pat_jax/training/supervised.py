@@ -1,4 +1,5 @@
-"""The trainer of supervised fine-tuning. Knows options. Does not know data, checkpoints or devices."""
+"""The trainer of supervised fine-tuning. Knows options. Does not know data, checkpoints or
+devices."""
 
 import numpy as np
 

@@ -96,8 +96,8 @@ class Trainer:
     ) -> None:
         """
         Args:
-          by_need: of the passes over micro-batches those of the largest alone; the others are compiled when
-            the first such micro-batch comes.
+          by_need: of the passes over micro-batches those of the largest alone; the others are
+            compiled when the first such micro-batch comes.
         """
         asked = self._is_first if by_need else lambda key: True
         threads = os.cpu_count() or 1
@@ -209,7 +209,8 @@ class Trainer:
     def supervised_step(
         self, state: TrainState, micro_batches: Sequence[MicroBatch]
     ) -> tuple[TrainState, UpdateResult]:
-        """One optimizer step on demonstrations; `train/cross_entropy` is that of their responses."""
+        """One optimizer step on demonstrations; `train/cross_entropy` is that of their
+        responses."""
         loss = self.updates[SUPERVISED].loss
         mini = [replace(micro, columns=loss.read(micro.columns)) for micro in micro_batches]
         state, record = self._step(SUPERVISED, state, mini)

@@ -1,4 +1,5 @@
-"""The programs that hand the trainer's parameters to the rollout, and those that check what arrived.
+"""The programs that hand the trainer's parameters to the rollout, and those that check what
+arrived.
 
 Bits by a checksum; what the rollout makes of them by one log-probability in each of its replicas.
 """
@@ -58,9 +59,9 @@ class _SentSums:
 class Transfer:
     """The policy on its way to the rollout, checked: what arrives has the bits that were sent.
 
-    Declares `transfer` to each layout, each `checksum` of what is sent and of what is there, and the
-    `score` of tokens by what is sent: the policy, adapters beside the weights that have one. Where
-    nobody receives it, none of these.
+    Declares `transfer` to each layout, each `checksum` of what is sent and of what is there, and
+    the `score` of tokens by what is sent: the policy, adapters beside the weights that have one.
+    Where nobody receives it, none of these.
     """
 
     def __init__(

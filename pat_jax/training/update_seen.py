@@ -23,8 +23,9 @@ def update_seen(
 
         ⟨Δr, Δt⟩ / ⟨Δt, Δt⟩,   Δ = b₁a₁ - b₀a₀ = (b₁ - b₀) a₁ + b₀ (a₁ - a₀),   over all adapters
 
-    1: all of it is seen; 0: none of it, or what is seen has nothing to do with it. NaN where nothing
-    was learned. Nothing is multiplied out: an inner product of b·a and d·c is that of bᵀd and a·cᵀ.
+    1: all of it is seen; 0: none of it, or what is seen has nothing to do with it. NaN where
+    nothing was learned. Nothing is multiplied out: an inner product of b·a and d·c is that of bᵀd
+    and a·cᵀ.
 
     Args:
       scale: of the products.

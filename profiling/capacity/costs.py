@@ -117,7 +117,8 @@ def profiled(path: Path, order: Order, buckets: Buckets, drafter: Drafter) -> So
     """From a profile of the user's own; without drafts where it has no steps with them.
 
     Raises:
-      UserError: it cannot be read, or is of another model, arithmetic, or number or kind of devices.
+      UserError: it cannot be read, or is of another model, arithmetic, or number or kind of
+        devices.
     """
     profile = read_profile(path)
     _check(path, profile.subject, order)

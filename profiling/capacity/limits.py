@@ -1,4 +1,5 @@
-"""What keeps a rollout from being faster, in sentences: from a comparison, never from a rule of thumb."""
+"""What keeps a rollout from being faster, in sentences: from a comparison, never from a rule of
+thumb."""
 
 from collections.abc import Iterator
 from itertools import pairwise

@@ -36,14 +36,16 @@ class PlanConfig(ReplayOptions, UpdateOptions, EngineSizes):
 
     model: str = option("llama-3.1-8b", GIVEN)
     """A Hugging Face checkpoint directory, a model of the Hugging Face Hub (owner/name), of which
-    config.json and tokenizer are downloaded, or the name of a built-in shape such as llama-3.1-8b."""
+    config.json and tokenizer are downloaded, or the name of a built-in shape such as
+    llama-3.1-8b."""
     target: str = option("h100:8", GIVEN)
-    """Accelerators and how many: h100:8, h100:8x4 (eight on each of four hosts), v5e:2x4, v5p:2x2x2."""
+    """Accelerators and how many: h100:8, h100:8x4 (eight on each of four hosts), v5e:2x4,
+    v5p:2x2x2."""
     responses: int = option(1024, count(1, MOST_REPLAYED))
     """Responses of one rollout."""
     max_completion_length: int = auto(TOKENS)
-    """The cap in tokens at which a response is cut; with the longest prompt at most the model's context.
-    auto: 24,576, or what the prompt leaves of the context if that is less."""
+    """The cap in tokens at which a response is cut; with the longest prompt at most the model's
+    context. auto: 24,576, or what the prompt leaves of the context if that is less."""
     max_prompt_length: int = option(1024, TOKENS)
     """Longest prompt in tokens."""
     rollouts: int = option(3, ROLLOUTS)
@@ -52,17 +54,17 @@ class PlanConfig(ReplayOptions, UpdateOptions, EngineSizes):
     """The same devices train: master weights and the optimizer stay there, and the training step is
     compiled."""
     lora_rank: int = option(0, count(0, MOST_RANK))
-    """Adapters of this rank are trained, of all linear layers, and the policy under them is frozen; 0
-    trains all of it. See --lora.rank of train."""
+    """Adapters of this rank are trained, of all linear layers, and the policy under them is frozen;
+    0 trains all of it. See --lora.rank of train."""
     beta: float = option(0.0, not_negative(1000))
-    """Weight of the KL penalty to a frozen reference policy, which is kept in memory and scores every
-    response; 0 keeps none. See --algorithm.beta of train."""
+    """Weight of the KL penalty to a frozen reference policy, which is kept in memory and scores
+    every response; 0 keeps none. See --algorithm.beta of train."""
     mini_batch_size: int = option(0, COUNT_OR_ZERO)
-    """Prompts in one optimizer step; 0 takes all of a rollout. Before the first of several steps the
-    policy scores every response. See --algorithm.mini_batch_size of train."""
+    """Prompts in one optimizer step; 0 takes all of a rollout. Before the first of several steps
+    the policy scores every response. See --algorithm.mini_batch_size of train."""
     tokens_per_micro_batch: int = option(0, COUNT_OR_ZERO)
-    """Tokens of one forward and backward pass, all devices together; 0 is one row of full length on each.
-    See --algorithm.tokens_per_micro_batch of train."""
+    """Tokens of one forward and backward pass, all devices together; 0 is one row of full length on
+    each. See --algorithm.tokens_per_micro_batch of train."""
     weights: Literal["auto", "int8", "fp8"] = "auto"
     """How the rollout keeps its copy of the weights; see --rollout.weights of train."""
     compute_dtype: Literal["float32", "bfloat16"] = "bfloat16"
@@ -73,8 +75,8 @@ class PlanConfig(ReplayOptions, UpdateOptions, EngineSizes):
     compile: bool = True
     """Compile the engine's programs for the target; false counts shapes alone and takes seconds."""
     layers: Literal["few", "all"] = "few"
-    """few compiles models of two and of four layers and takes all numbers to be affine in the layers;
-    all compiles the whole model."""
+    """few compiles models of two and of four layers and takes all numbers to be affine in the
+    layers; all compiles the whole model."""
     profile: str = ""
     """A file of `python -m pat_jax.profile` for this model on as many devices; empty composes steps
     from kernel times."""
@@ -82,8 +84,8 @@ class PlanConfig(ReplayOptions, UpdateOptions, EngineSizes):
     """A folder with calibration/, tables of measured kernel times; where it is not there,
     coefficients derived from them stand for it."""
     sums: Literal["one-shot", "nccl", "ungraphed"] = "one-shot"
-    """How GPUs of a host sum: small sums by kernels of their own, by NCCL in a CUDA graph, or by NCCL
-    outside of one."""
+    """How GPUs of a host sum: small sums by kernels of their own, by NCCL in a CUDA graph, or by
+    NCCL outside of one."""
     run_dir: str = ""
     """Folder of the plan; empty makes runs/plan-MODEL-TARGET-<date-time>."""
     optimizer: OptimizerState = field(default_factory=OptimizerState)

@@ -1,7 +1,7 @@
 """Files of recorded responses: one row a response, with its prompt and its tokens or its text.
 
-What `python -m pat_jax.generate` writes can be read as it is. Knows fields and what can be wrong with
-them. Does not know what is counted in them.
+What `python -m pat_jax.generate` writes can be read as it is. Knows fields and what can be wrong
+with them. Does not know what is counted in them.
 """
 
 from collections import defaultdict

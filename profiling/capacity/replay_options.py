@@ -1,4 +1,5 @@
-"""The options of every command that replays rollouts: what is drawn, and how long its bursts are."""
+"""The options of every command that replays rollouts: what is drawn, and how long its bursts
+are."""
 
 from dataclasses import dataclass, field
 
@@ -21,12 +22,12 @@ class ReplayOptions(Options):
     """Rollouts that are drawn and replayed."""
 
     lengths: str = ""
-    """Response lengths: a .csv, .json or .jsonl file, or reasoning, pat, math or short; empty takes those of
-    --responses_file, or reasoning."""
+    """Response lengths: a .csv, .json or .jsonl file, or reasoning, pat, math or short; empty takes
+    those of --responses_file, or reasoning."""
     responses_file: str = ""
     """Recorded responses, several to a prompt, a .jsonl, .json or .parquet file such as python -m
-    pat_jax.generate writes: what drafts are worth is counted in them. Token ids, or in `plan` texts, where
-    --model is a checkpoint with a tokenizer. Empty takes what is built in."""
+    pat_jax.generate writes: what drafts are worth is counted in them. Token ids, or in `plan`
+    texts, where --model is a checkpoint with a tokenizer. Empty takes what is built in."""
     draft_acceptance: float = option(PRIOR_GENERATED, FRACTION)
     """How likely a token of a draft is right where those before it are, of drafts that a model
     generates (--speculation.source model:DIR or early_exit:LAYER); those that are copied are
@@ -38,8 +39,8 @@ class ReplayOptions(Options):
     correlation: float = option(CORRELATION, FRACTION_OR_ZERO)
     """Correlation of the normal scores of two responses to one prompt; 0 makes them strangers."""
     prompt_tokens: int = option(256, TOKENS)
-    """Tokens of every prompt, where the file of --lengths or --responses_file does not say; in `plan` at
-    most --max_prompt_length."""
+    """Tokens of every prompt, where the file of --lengths or --responses_file does not say; in
+    `plan` at most --max_prompt_length."""
     seed: int = option(0, SEED)
     """Seed of the rollouts drawn."""
     burst_steps: int = option(256, TOKENS)

@@ -133,7 +133,8 @@ class LengthSummary:
 
 @dataclass(frozen=True)
 class Iteration:
-    """Seconds of one iteration, in the mean of those replayed; rewards and the host's work are left out."""
+    """Seconds of one iteration, in the mean of those replayed; rewards and the host's work are left
+    out."""
 
     name: str  # of a system
     rollout_s: float
@@ -165,7 +166,8 @@ class PlanReport:
     version: int = field(default=VERSION)
 
     def compiles(self, split: Split) -> dict[str, bool | None]:
-        """Whether every program of this kind that uses the layout compiles; None: no program does."""
+        """Whether every program of this kind that uses the layout compiles; None: no program
+        does."""
         has_drafts = any(program.num_draft_tokens for program in self.programs)
         found: dict[str, bool | None] = {}
         for kind, names in KINDS.items():
@@ -188,7 +190,8 @@ class PlanReport:
 
     @property
     def iterations(self) -> list[Iteration]:
-        """Rollout and update of every system, the adaptive ones first; none where nothing is trained."""
+        """Rollout and update of every system, the adaptive ones first; none where nothing is
+        trained."""
         if self.update is None:
             return []
         update_s = self.update.total_s

@@ -27,8 +27,8 @@ def listed(pattern: str, most: int, what: str) -> Rule:
 
 @dataclass(frozen=True)
 class SimulateConfig(ReplayOptions):
-    """Replays rollouts of a measured machine: other batches, caps and links. Options that take several
-    values, separated by commas, are combined in every way.
+    """Replays rollouts of a measured machine: other batches, caps and links. Options that take
+    several values, separated by commas, are combined in every way.
 
         python -m pat_jax.simulate --profile examples/profile.json --responses 64,128 \\
             --prompt_tokens 60 --max_completion_length 132 --link_slowdown 1,4
@@ -50,8 +50,8 @@ class SimulateConfig(ReplayOptions):
     """Microseconds of the host in each decode step for each running sequence, beside what was
     measured; several, by commas."""
     device_memory_gib: float = option(0.0, MEMORY_GIB)
-    """Memory of a device: the KV cache takes what the weights leave, and sequences without pages wait
-    or are preempted; 0 lets every sequence have its pages."""
+    """Memory of a device: the KV cache takes what the weights leave, and sequences without pages
+    wait or are preempted; 0 lets every sequence have its pages."""
     rollouts: int = option(1, ROLLOUTS)
     """Rollouts that follow one another; the planner learns from each."""
     growth: float = 0.0

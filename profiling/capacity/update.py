@@ -1,8 +1,9 @@
-"""The update of an iteration on the machine that is planned: its seconds, its memory, its utilisation.
+"""The update of an iteration on the machine that is planned: its seconds, its memory, its
+utilisation.
 
-Batches are packed by the trainer's own code, of the lengths that the rollouts are replayed with. What a
-program does is counted by the target's compiler where it compiled it, for the largest micro-batch, else by
-arithmetic; what smaller ones do is arithmetic's share of that.
+Batches are packed by the trainer's own code, of the lengths that the rollouts are replayed with.
+What a program does is counted by the target's compiler where it compiled it, for the largest
+micro-batch, else by arithmetic; what smaller ones do is arithmetic's share of that.
 """
 
 from collections.abc import Iterator, Sequence

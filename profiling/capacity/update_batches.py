@@ -1,4 +1,5 @@
-"""The micro-batches of an iteration, packed by the trainer's own code from the lengths that are replayed."""
+"""The micro-batches of an iteration, packed by the trainer's own code from the lengths that are
+replayed."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

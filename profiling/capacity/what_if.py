@@ -115,7 +115,8 @@ def splits_of(latency: LatencyModel) -> tuple[Split, ...]:
 
 
 def unmeasured(profile: Profile, machine: Machine) -> str:
-    """What of a machine's buckets lies beyond all measured ones, for people; empty if nothing does."""
+    """What of a machine's buckets lies beyond all measured ones, for people; empty if nothing
+    does."""
     table = profile.latency.decode_table
     longest, asked = max(length for _, _, length in table), machine.buckets.lengths[-1]
     words = [f"contexts beyond {longest:,} tokens (up to {asked:,})"] if asked > longest else []
@@ -129,8 +130,8 @@ def unmeasured(profile: Profile, machine: Machine) -> str:
 def with_slower_links(profile: Profile, factor: float, exit_layer: int = 0) -> LatencyModel:
     """Every sum over TP devices, and every move of pages or weights, takes `factor` times as long.
 
-    A layer sums twice over the devices of a replica, the embedding once, rows x embed_dim numbers each;
-    what one such sum takes was measured, and what it takes more is added to each step.
+    A layer sums twice over the devices of a replica, the embedding once, rows x embed_dim numbers
+    each; what one such sum takes was measured, and what it takes more is added to each step.
 
     Args:
       exit_layer: layers that say drafts in steps that verify some, token by token; 0: others do.
@@ -162,7 +163,8 @@ def with_slower_links(profile: Profile, factor: float, exit_layer: int = 0) -> L
 
 
 def sums_of(profile: Profile, layers: int = 0) -> Callable[[Split, int], float]:
-    """Seconds of all sums over devices in a decode step, by tokens of a replica: its rows, without drafts.
+    """Seconds of all sums over devices in a decode step, by tokens of a replica: its rows, without
+    drafts.
 
     Args:
       layers: that it goes through; 0: all.

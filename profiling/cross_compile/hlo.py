@@ -79,8 +79,10 @@ def collectives(
     computation.
 
     Args:
-      per_host: devices of each host, in the order of the program's partitions; 0: there is one host.
-      trips: how often the bodies of loops run, by name (`hlo_loops.loop_trips`); once where not given.
+      per_host: devices of each host, in the order of the program's partitions; 0: there is one
+        host.
+      trips: how often the bodies of loops run, by name (`hlo_loops.loop_trips`); once where not
+        given.
     """
     entry, bodies = computations(text)
     every = []

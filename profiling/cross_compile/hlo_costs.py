@@ -1,11 +1,11 @@
 """Counts what a compiled program multiplies and what it reads and writes, from its text.
 
 A GPU's compiler reports neither; a TPU's counts every loop's body once, and both sides of every
-choice. Here a loop whose trips the compiler knows, or whose counter goes from one constant to another,
-counts as often; one whose trips only the run knows counts once. The cheapest of several branches counts:
-a search for top-p, say, is only for those who ask for it. Left out are elementwise arithmetic, what stays
-in a TPU's vector memory, and kernels that are not XLA's own (paged attention reads as much as the
-sequences are long, which no text says).
+choice. Here a loop whose trips the compiler knows, or whose counter goes from one constant to
+another, counts as often; one whose trips only the run knows counts once. The cheapest of several
+branches counts: a search for top-p, say, is only for those who ask for it. Left out are elementwise
+arithmetic, what stays in a TPU's vector memory, and kernels that are not XLA's own (paged attention
+reads as much as the sequences are long, which no text says).
 """
 
 import math
@@ -62,8 +62,8 @@ def count(text: str, *, inside: int = 0) -> Counts:
     """What an HLO module does in one run.
 
     Args:
-      inside: only what lies in as many loops or more, once for a trip of the innermost of them: of a
-        decode burst, whose steps are in two, `inside=2` counts one step.
+      inside: only what lies in as many loops or more, once for a trip of the innermost of them: of
+        a decode burst, whose steps are in two, `inside=2` counts one step.
     """
     entry, bodies = computations(text)
     return _Module(Code(bodies), inside).of(entry, 0)

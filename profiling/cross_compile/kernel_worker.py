@@ -1,7 +1,7 @@
 """The child process that compiles what each kernel is asked for a machine that is not there.
 
-Its environment, set by the parent, decides which compiler there is. Reads a target and a model from standard
-input, and prints one JSON line for each kernel at each shape.
+Its environment, set by the parent, decides which compiler there is. Reads a target and a model from
+standard input, and prints one JSON line for each kernel at each shape.
 """
 
 from typing import Any, TextIO

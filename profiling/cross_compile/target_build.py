@@ -200,7 +200,8 @@ class TargetBuild:
 
     @cached_property
     def memory(self) -> MemoryModel:
-        """Memory of the whole model: layouts with room have the pool of a run, the others what they need."""
+        """Memory of the whole model: layouts with room have the pool of a run, the others what they
+        need."""
         rollout = self.order.config.rollout
         return memory_model(self.specs, rollout, limit=self.limit, resident=self.resident)
 

@@ -1,4 +1,5 @@
-"""The child process of `compile.py`: compiles an order's programs and prints one JSON line for each.
+"""The child process of `compile.py`: compiles an order's programs and prints one JSON line for
+each.
 
 Its environment, set by the parent, decides which compiler there is. Reads the order from standard
 input; what libraries print goes to standard error.

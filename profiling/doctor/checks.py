@@ -1,4 +1,5 @@
-"""What devices are made to do: send, compute with kernels, switch. Small, and held against what is right."""
+"""What devices are made to do: send, compute with kernels, switch. Small, and held against what is
+right."""
 
 import time
 from collections.abc import Sequence
@@ -37,7 +38,8 @@ LEAST_EQUAL = 0.5  # of the responses that lived through a switch: others may ha
 
 
 def links_found(devices: Sequence[Device], dtype: jnp.dtype) -> Finding:
-    """Sums over the devices of each TP degree: one of few bytes, which waits, and one of many, which sends."""
+    """Sums over the devices of each TP degree: one of few bytes, which waits, and one of many,
+    which sends."""
     chain, _ = layout_chain(factored_mesh(devices), preset(MODEL))
     seconds = all_reduce_seconds(chain.values(), dtype, (SIZES[0], SIZES[-1]))
     if not seconds:
@@ -90,8 +92,8 @@ def kernels_compiled(
 
 
 def switch_found(devices: Sequence[Device]) -> Finding:
-    """From the least TP to the most and back, amid responses; the second time is told, for the first one warms
-    up."""
+    """From the least TP to the most and back, amid responses; the second time is told, for the
+    first one warms up."""
     engine, params = _engine(devices)
     first, *_, last = [*engine.layouts] * 2
     if first == last:

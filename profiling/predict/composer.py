@@ -141,12 +141,14 @@ class Composer:
         return ((layers or self.model.num_layers) * layer + one + gather) / 1e3
 
     def prefill_links_s(self, tp: int) -> float:
-        """Seconds of the sums of a prefill call. Its products do not wait for memory, so they come on top."""
+        """Seconds of the sums of a prefill call. Its products do not wait for memory, so they come
+        on top."""
         tokens = self.prefill_blocks * self.page_size
         return 2 * self.model.num_layers * self._sum_ms(tokens, tp) / 1e3 if tp > 1 else 0.0
 
     def sampling_s(self, rows: int, vocab: int) -> float:
-        """Seconds of sampling from so many logits of each row, which every device of a replica does."""
+        """Seconds of sampling from so many logits of each row, which every device of a replica
+        does."""
         return self.kernels.elementwise(SAMPLING_BYTES * rows * vocab) / 1e3
 
     def decode_step(self, split: Split, rows: int, length: int, num_draft_tokens: int = 0) -> float:
@@ -217,7 +219,8 @@ class Composer:
         return self.switch_s + shard * (1 - target.tp / source.tp) / rate
 
     def migrate(self, source: Split, target: Split) -> float:
-        """A round of pages; each device of a merging replica keeps the part it holds in both layouts.
+        """A round of pages; each device of a merging replica keeps the part it holds in both
+        layouts.
 
         Whether all replicas send or one: the link of a device is what takes the time.
         """

@@ -1,7 +1,7 @@
 """Kernel times from a few coefficients a chip: how much of its peaks each kind of kernel reaches.
 
-    product      floor + (memory^p + compute^p)^(1/p): its bytes at a share of the memory's rate, its
-                 operations at a share of the peak
+    product      floor + (memory^p + compute^p)^(1/p): its bytes at a share of the memory's rate,
+                 its operations at a share of the peak
     attention    the same of the KV cache, page by page; a floor that grows until work is split
     elementwise  floor + bytes
 
@@ -47,8 +47,8 @@ def _shares(name: str) -> dict[str, Any]:
 class ModelledKernels:
     """The kernels of a target's devices, from coefficients.
 
-    Milliseconds of one layer on one device, inside a CUDA graph or a TPU program. `KernelTables` answers
-    the same questions from measurements.
+    Milliseconds of one layer on one device, inside a CUDA graph or a TPU program. `KernelTables`
+    answers the same questions from measurements.
     """
 
     target: Target

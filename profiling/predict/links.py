@@ -90,7 +90,8 @@ class HostLinks:
         return seconds
 
     def exchange_bytes_s(self, devices: int) -> float:
-        """Bytes a second that one device sends, one way, to the others of its block of `devices`."""
+        """Bytes a second that one device sends, one way, to the others of its block of
+        `devices`."""
         fits = devices <= self.devices_per_host
         return self.chip.link_bytes_s if fits else self.chip.host_link_bytes_s
 

@@ -47,7 +47,8 @@ def layouts_of(target: Target, model: ModelConfig) -> dict[Split, Layout]:
 
 
 def shard_of(model: ModelConfig, layout: Layout) -> ModelConfig:
-    """What one device of a replica computes, as a model of its own: its part of the padding included."""
+    """What one device of a replica computes, as a model of its own: its part of the padding
+    included."""
     tp = layout.split.tp
     return replace(
         model,

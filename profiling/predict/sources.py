@@ -1,4 +1,5 @@
-"""Where the kernel times of a target come from: measurements where they are at hand, else the model."""
+"""Where the kernel times of a target come from: measurements where they are at hand, else the
+model."""
 
 from dataclasses import dataclass
 from functools import lru_cache
@@ -45,8 +46,8 @@ def precision_of(weight_bytes: float) -> str:
 
 
 def range_of(chip: Chip, source: Source, weight_bytes: float = BYTES) -> StepRange | None:
-    """Where a step would lie that is predicted to take 1; None where none was measured: of this kind
-    of chip, or of its platform with such weights.
+    """Where a step would lie that is predicted to take 1; None where none was measured: of this
+    kind of chip, or of its platform with such weights.
 
     Args:
       weight_bytes: of one number of a weight matrix.

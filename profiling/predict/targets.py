@@ -1,6 +1,7 @@
 """Machines that need not be there: which accelerators, how many, and what their maker says of one.
 
-Knows how a target is written. Does not know how anything is compiled for one, nor how fast anything is.
+Knows how a target is written. Does not know how anything is compiled for one, nor how fast anything
+is.
 """
 
 import math

@@ -1,12 +1,13 @@
 """What the programs of an update take on a machine that is not here. Seconds.
 
-Composed: products at the rate that this model's own products of as many tokens have in the kernels of
-the chip. Everything else runs at the memory's rate, as its elementwise kernels do. Collectives follow the
-links' model (`links.py`), on GPUs NCCL's large ones. Attention runs at a share of the peak.
+Composed: products at the rate that this model's own products of as many tokens have in the kernels
+of the chip. Everything else runs at the memory's rate, as its elementwise kernels do. Collectives
+follow the links' model (`links.py`), on GPUs NCCL's large ones. Attention runs at a share of the
+peak.
 
-Assumed: those shares (`ATTENTION`); that gradients multiply as fast as the forward pass; that on a GPU
-nothing goes on while devices send, and on a TPU as much as `links.added` says. What a host takes to
-launch programs and to pack rows is left out.
+Assumed: those shares (`ATTENTION`); that gradients multiply as fast as the forward pass; that on a
+GPU nothing goes on while devices send, and on a TPU as much as `links.added` says. What a host
+takes to launch programs and to pack rows is left out.
 """
 
 from collections.abc import Mapping

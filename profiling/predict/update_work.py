@@ -195,12 +195,13 @@ class UpdateWork:
 def apply_work(params: int, gradients: int, optimizer: int, *, offloaded: int = 0) -> Work:
     """One optimizer step, and the zeros that gradients are then added to.
 
-    Gradients are read for their norm and for the step, parameters and the optimizer's state read and
-    written.
+    Gradients are read for their norm and for the step, parameters and the optimizer's state read
+    and written.
 
     Args:
       params, gradients, optimizer: bytes on one device.
-      offloaded: of the optimizer's, those that come from the host's memory before and go back after.
+      offloaded: of the optimizer's, those that come from the host's memory before and go back
+        after.
     """
     num_bytes = 2.0 * (params + optimizer) + 3.0 * gradients
     return Work(num_bytes=num_bytes, host_bytes=2.0 * offloaded)

@@ -151,7 +151,8 @@ def compare(
 
     Args:
       sum_seconds: what of a decode step is sums over devices, to be told apart.
-      sources: of drafts that are replayed each; one that is worth what the machine's are is not replayed twice.
+      sources: of drafts that are replayed each; one that is worth what the machine's are is not
+        replayed twice.
     """
     seen = series.workload(lengths, -1)
     learned = _with(LengthModel.empty(series.draw.cap), seen)

@@ -71,7 +71,8 @@ class Steps:
 
 
 class Record:
-    """The texts of some prompts in one array: each response behind its prompt, then earlier ones alike.
+    """The texts of some prompts in one array: each response behind its prompt, then earlier ones
+    alike.
 
     A place is a column of that array; the run before it are the newest tokens when it came.
 
@@ -96,7 +97,8 @@ class Record:
 
     @cached_property
     def own_runs(self) -> np.ndarray:
-        """int[places, context]: equal where the last tokens are, as many as the column says, in a text."""
+        """int[places, context]: equal where the last tokens are, as many as the column says, in a
+        text."""
         return self._runs(self.text)
 
     @cached_property
@@ -126,8 +128,8 @@ class Record:
 
 
 class _Seen:
-    """Where each run was seen last, and where before another token than there: of places that are told in
-    the order in which they count."""
+    """Where each run was seen last, and where before another token than there: of places that are
+    told in the order in which they count."""
 
     def __init__(self, runs: np.ndarray, tokens: np.ndarray):
         self.runs, self.tokens = runs, tokens

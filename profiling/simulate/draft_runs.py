@@ -1,4 +1,5 @@
-"""The runs that verification steps are parts of, as the engine counts them (`planning/drafts.py`)."""
+"""The runs that verification steps are parts of, as the engine counts them
+(`planning/drafts.py`)."""
 
 from typing import NamedTuple
 
@@ -17,7 +18,8 @@ from pat_jax.profiling.simulate.draft_counting import Steps
 
 
 class InRuns(NamedTuple):
-    """What the engine knows of each step (`engine/device/draft/token_batch.py`), in the order of rows and their steps."""
+    """What the engine knows of each step (`engine/device/draft/token_batch.py`), in the order of
+    rows and their steps."""
 
     group: np.ndarray
     step: np.ndarray  # of the lockstep

@@ -101,7 +101,8 @@ class DraftSources:
         """
         Args:
           name: of what was recorded.
-          burst_steps: most steps of a burst with drafts, throughout which siblings are as at its launch.
+          burst_steps: most steps of a burst with drafts, throughout which siblings are as at its
+            launch.
           least: tokens of the shortest bucket of contexts: rows have room for others by them.
         """
         some = _some(groups)
@@ -145,7 +146,8 @@ class DraftSources:
 
     @property
     def of_every_rollout(self) -> DraftSource:
-        """As much as each of them has: earlier responses are there where a run meets a prompt again."""
+        """As much as each of them has: earlier responses are there where a run meets a prompt
+        again."""
         return [source for source in self.known if source.name != EARLIER][-1]
 
     def words(self, draft: int) -> tuple[str, ...]:
@@ -175,8 +177,8 @@ def generated(accepted: float) -> Acceptance:
 
 
 def acceptance_in(steps: Steps, draft: int) -> Acceptance:
-    """As counted in steps whose drafts have at most so many tokens; of tokens that no run came to, what is
-    believed before any was seen."""
+    """As counted in steps whose drafts have at most so many tokens; of tokens that no run came to,
+    what is believed before any was seen."""
     counts = counts_of(steps, draft)
     branch_counts = np.array(PRIOR_BRANCH_COUNTS) + SURE * counts.branch_counts
     return Acceptance(

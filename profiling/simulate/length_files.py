@@ -1,7 +1,7 @@
 """Files of response lengths: CSV, JSON or JSON lines; one response an entry, or a histogram.
 
-An entry is a whole number of tokens, or has it under one of `LENGTHS`. With one of `COUNTS` beside it the
-entry stands for so many responses; one of `PROMPTS` says how long the prompt was. What
+An entry is a whole number of tokens, or has it under one of `LENGTHS`. With one of `COUNTS` beside
+it the entry stands for so many responses; one of `PROMPTS` says how long the prompt was. What
 `python -m pat_jax.generate` writes can be read as it is. Responses of no token are left out.
 """
 

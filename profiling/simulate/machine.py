@@ -50,7 +50,8 @@ class Workload:
 
 @dataclass(frozen=True)
 class Machine:
-    """Where a rollout is replayed: what things really cost there, and the shapes compiled for it."""
+    """Where a rollout is replayed: what things really cost there, and the shapes compiled for
+    it."""
 
     truth: LatencyModel
     splits: tuple[Split, ...]
@@ -103,7 +104,8 @@ class Machine:
         return Pace.of(self.check_every, self.burst_steps, self.drafts.draft(remaining_tokens))
 
     def shapes(self, longest: int) -> Shapes:
-        """What the programs of a rollout are compiled for whose longest sequence has so many tokens."""
+        """What the programs of a rollout are compiled for whose longest sequence has so many
+        tokens."""
         size, rows = self.truth.page_size, self.buckets.rows
         pages: Mapping[Split, int] = {
             split: rows[split][-1] * num_pages_for(longest, size) + 1 for split in self.splits

@@ -1,8 +1,8 @@
 """How long responses become: a distribution, from a file or built in, and rollouts drawn from it.
 
-Knows numbers of tokens. Does not know machines or planners. The built-in ones are quantiles of public
-sets; no response of theirs is kept here. Between two quantiles the logarithm of the length is a straight
-line over the normal score, as in a lognormal distribution.
+Knows numbers of tokens. Does not know machines or planners. The built-in ones are quantiles of
+public sets; no response of theirs is kept here. Between two quantiles the logarithm of the length
+is a straight line over the normal score, as in a lognormal distribution.
 """
 
 from collections.abc import Mapping
@@ -98,7 +98,8 @@ class ResponseLengths:
 
     @property
     def cut_at(self) -> int | None:
-        """The longest length, if responses pile up there as where a cap cuts them; None: they thin out."""
+        """The longest length, if responses pile up there as where a cap cuts them; None: they thin
+        out."""
         longest = int(self.tokens[-1])
         pile = float(self.counts[self.tokens == longest].sum())
         near = self.counts[(self.tokens >= NEAR * longest) & (self.tokens < longest)].sum()
@@ -116,8 +117,8 @@ class ResponseLengths:
     def draw(self, draw: Draw) -> Workload:
         """One rollout; the same for an equal `draw`, with other prompts for another seed.
 
-        Samples of a prompt are alike: their normal scores are √ρ·θ + √(1 - ρ)·ε with one θ a prompt,
-        so that every single length has this distribution whatever ρ is (a Gaussian copula).
+        Samples of a prompt are alike: their normal scores are √ρ·θ + √(1 - ρ)·ε with one θ a
+        prompt, so that every single length has this distribution whatever ρ is (a Gaussian copula).
         """
         rng = np.random.default_rng((draw.seed, draw.sequences, draw.samples_per_prompt))
         num_prompts = -(-draw.sequences // draw.samples_per_prompt)

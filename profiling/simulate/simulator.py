@@ -1,7 +1,7 @@
 """A rollout on a simulated clock: the planner and the scheduler that ship, known response lengths.
 
-Every duration is looked up in a latency model, the truth; the planner may believe in another one. Pools
-hold every sequence, or as much as the machine's memory says.
+Every duration is looked up in a latency model, the truth; the planner may believe in another one.
+Pools hold every sequence, or as much as the machine's memory says.
 """
 
 import numpy as np

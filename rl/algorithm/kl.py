@@ -1,4 +1,5 @@
-"""Estimates of a KL divergence from log-probabilities of sampled tokens. Works on JAX and NumPy arrays.
+"""Estimates of a KL divergence from log-probabilities of sampled tokens. Works on JAX and NumPy
+arrays.
 
 Reference: Schulman 2020, http://joschu.net/blog/kl-approx.html.
 """

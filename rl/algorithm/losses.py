@@ -1,8 +1,9 @@
 """What a loss is. Knows log-probabilities and weights, not models, tokens or batches.
 
 Per-token arrays are [rows, length]; position t belongs to the target, the token after position t.
-Every loss is a plain sum over tokens times `weights`, which are computed once for a whole mini-batch
-(`batches.py`): adding the gradients of its micro-batches gives exactly the mini-batch's gradient.
+Every loss is a plain sum over tokens times `weights`, which are computed once for a whole
+mini-batch (`batches.py`): adding the gradients of its micro-batches gives exactly the mini-batch's
+gradient.
 """
 
 import math
@@ -53,8 +54,8 @@ class Reduction(Enum):
         return joined(one, other)
 
     def of_steps(self, values: Sequence[float], weights: Sequence[float]) -> float:
-        """The statistic over optimizer steps that have tokens in the loss, on the host: the extreme, or the
-        mean over steps; NaN where there is none."""
+        """The statistic over optimizer steps that have tokens in the loss, on the host: the
+        extreme, or the mean over steps; NaN where there is none."""
         counted = [(x, w) for x, w in zip(values, weights, strict=True) if w > 0]
         if not counted:
             return math.nan
@@ -156,8 +157,8 @@ class Loss(ABC):
         return {**joined, "weight": sums["weight"] + other["weight"]}
 
     def summary(self, steps: Sequence[Mapping[str, Float[np.ndarray, ""]]]) -> dict[str, float]:
-        """The metrics of optimizer steps from the sums of each, on the host; NaN where none of them has a
-        token in the loss."""
+        """The metrics of optimizer steps from the sums of each, on the host; NaN where none of them
+        has a token in the loss."""
         weights = [float(sums["weight"]) for sums in steps]
         return {
             name: how.of_steps([float(sums[name]) for sums in steps], weights)

@@ -24,9 +24,9 @@ def kept_in_bfloat16(
 ) -> optax.GradientTransformationExtraArgs:
     """`inner`, whose float32 state is kept in bfloat16, each update rounded stochastically.
 
-    Rounded to nearest, what changes by less than half of its last bit would never change: of a moment
-    that decays by 0.1 % a step that is every change. Rounded stochastically it is right in the mean
-    (Gupta et al. 2015, https://arxiv.org/abs/1502.02551, section 3.1).
+    Rounded to nearest, what changes by less than half of its last bit would never change: of a
+    moment that decays by 0.1 % a step that is every change. Rounded stochastically it is right in
+    the mean (Gupta et al. 2015, https://arxiv.org/abs/1502.02551, section 3.1).
     """
     exact = optax.with_extra_args_support(inner)
 
@@ -44,8 +44,8 @@ def kept_in_bfloat16(
 
 
 def round_stochastically(x: Float[Array, "*shape"], key: Key[Array, ""]) -> Float[Array, "*shape"]:
-    """Float32 values as bfloat16: one of the two neighbours, the nearer the likelier, so that the mean
-    is the value itself. What is not finite, and what bfloat16 has, stays."""
+    """Float32 values as bfloat16: one of the two neighbours, the nearer the likelier, so that the
+    mean is the value itself. What is not finite, and what bfloat16 has, stays."""
     bits = jax.lax.bitcast_convert_type(x, jnp.uint32)
     drawn = jax.random.bits(key, x.shape, jnp.uint16).astype(jnp.uint32)
     # bfloat16 is the upper half of a float32. What the lower half holds, and a draw over all that it

@@ -1,7 +1,7 @@
 """The losses of policy-gradient algorithms, as a composition of parts that each paper chooses.
 
-Knows log-probabilities and advantages. Does not know what an advantage is made of (`advantages.py`),
-nor how tokens are weighted (`aggregation.token_weights`).
+Knows log-probabilities and advantages. Does not know what an advantage is made of
+(`advantages.py`), nor how tokens are weighted (`aggregation.token_weights`).
 """
 
 from collections.abc import Mapping
@@ -48,9 +48,9 @@ class PolicyLoss(Loss):
     1 / (tokens of its sequence * sequences), over each sequence first (GRPO); with
     1 / (longest response * sequences), by a constant (Dr. GRPO): see `aggregation.token_weights`.
 
-    Exponents are clamped to ±20, which keeps loss and gradient finite: exp of an unbounded log-ratio
-    overflows, and its gradient is NaN even where the clip cuts it. Beyond the clamp there is no
-    gradient.
+    Exponents are clamped to ±20, which keeps loss and gradient finite: exp of an unbounded
+    log-ratio overflows, and its gradient is NaN even where the clip cuts it. Beyond the clamp there
+    is no gradient.
 
     Columns, log-probabilities in nats:
       advantages: A.

@@ -120,9 +120,9 @@ class PolicyUpdate:
     ) -> tuple[TrainState, Float[Array, ""], Bool[Array, ""]]:
         """One optimizer step, left out altogether when a gradient is not finite.
 
-        It is computed in float32. Weights that are kept in bfloat16 are rounded stochastically. A step of
-        AdamW is about the learning rate, mostly less than half of a weight's last bit: rounded to
-        nearest, no weight would ever move (`low_precision.py`).
+        It is computed in float32. Weights that are kept in bfloat16 are rounded stochastically. A
+        step of AdamW is about the learning rate, mostly less than half of a weight's last bit:
+        rounded to nearest, no weight would ever move (`low_precision.py`).
 
         Returns:
           The new state, the gradient's global norm before clipping, and whether it was applied.

@@ -1,11 +1,12 @@
 """From responses to arrays of a few fixed shapes. Knows tokens, lengths and weights, no model.
 
 A row holds examples, prompt + response, one behind the other (`packing.py`), and token 0 behind the
-last. Where examples share their prompt, it lies there once, and each has its own copy of the prompt's
-last token before its response: the one that predicts the first token of it. The per-token arrays have the shape of `tokens` and belong to its *targets*: position t
-describes the token at t + 1, the one that the hidden state at t predicts. Hence a response of n
-tokens after a prompt of p occupies the n positions from that of the prompt's last token on, and
-the last column is always empty. Everything here runs on the host.
+last. Where examples share their prompt, it lies there once, and each has its own copy of the
+prompt's last token before its response: the one that predicts the first token of it. The per-token
+arrays have the shape of `tokens` and belong to its *targets*: position t describes the token at t +
+1, the one that the hidden state at t predicts. Hence a response of n tokens after a prompt of p
+occupies the n positions from that of the prompt's last token on, and the last column is always
+empty. Everything here runs on the host.
 """
 
 from collections.abc import Iterable, Sequence

@@ -1,7 +1,8 @@
 """Which rows of which micro-batches hold which examples. Knows lengths and shapes alone.
 
-A row holds several examples, one behind the other. Those that begin alike may share that beginning: it
-lies before the first of them once, and what each has of its own follows. Everything here runs on the host.
+A row holds several examples, one behind the other. Those that begin alike may share that beginning:
+it lies before the first of them once, and what each has of its own follows. Everything here runs on
+the host.
 """
 
 import math
@@ -51,10 +52,10 @@ def shapes(
 ) -> list[Shape]:
     """Every (rows, length) a micro-batch can have, smallest first: compile these ahead of time.
 
-    The largest has the budget's tokens in rows of the longest bucket, but no more rows than needed. Each other has about half of
-    the next larger one's: half of its rows, or as many rows of a shorter bucket where these cannot
-    be halved. They hold what is left over when larger ones are full; less than an eighth of the
-    largest is not worth a program.
+    The largest has the budget's tokens in rows of the longest bucket, but no more rows than needed.
+    Each other has about half of the next larger one's: half of its rows, or as many rows of a
+    shorter bucket where these cannot be halved. They hold what is left over when larger ones are
+    full; less than an eighth of the largest is not worth a program.
 
     Args:
       buckets: lengths in tokens, strictly increasing; the last must hold the longest example. There
@@ -91,14 +92,14 @@ def pack_rows(
 ) -> Packing:
     """Every example in one place, with little left empty.
 
-    Full micro-batches of the largest shape come first, each row filled up with what fits. What remains
-    goes into the smallest shape that holds it, or into a full smaller one and others, where these have
-    together fewer tokens.
+    Full micro-batches of the largest shape come first, each row filled up with what fits. What
+    remains goes into the smallest shape that holds it, or into a full smaller one and others, where
+    these have together fewer tokens.
 
-    An example goes to the first row that has its prefix and room for the rest of it, else to the first
-    with room for all of it. A prefix that is too much for one row is in several. Three ways are tried:
-    in the order of lengths, in that of prefixes, longest first, and rows that share nothing. The one
-    with the fewest tokens in all is taken.
+    An example goes to the first row that has its prefix and room for the rest of it, else to the
+    first with room for all of it. A prefix that is too much for one row is in several. Three ways
+    are tried: in the order of lengths, in that of prefixes, longest first, and rows that share
+    nothing. The one with the fewest tokens in all is taken.
 
     Args:
       lengths: tokens of each example.

@@ -1,4 +1,5 @@
-"""Which column of a file holds what. Knows names, and the sentence where a row has nothing to use there."""
+"""Which column of a file holds what. Knows names, and the sentence where a row has nothing to use
+there."""
 
 from collections.abc import Mapping, Sequence
 

@@ -23,9 +23,9 @@ START = Cursor()
 class Epochs:
     """A new random order every epoch, in which rows that are alike stand as far apart as they can.
 
-    A batch holds no two that are alike, unless there are fewer different rows than it has places. What
-    it passes over, and the last rows of an epoch where they fill no batch, waits for a later epoch:
-    others in every one.
+    A batch holds no two that are alike, unless there are fewer different rows than it has places.
+    What it passes over, and the last rows of an epoch where they fill no batch, waits for a later
+    epoch: others in every one.
     """
 
     def __init__(self, keys: Sequence[Hashable], *, seed: int):

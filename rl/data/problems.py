@@ -180,7 +180,8 @@ def _prompts(
 
 
 class _Tokens:
-    """Tokens of prompts, worked out once for each: DAPO-Math-17k has every prompt a hundred times."""
+    """Tokens of prompts, worked out once for each: DAPO-Math-17k has every prompt a hundred
+    times."""
 
     def __init__(self, tokenizer: Tokenizer, max_length: int):
         self._tokenizer, self._max_length = tokenizer, max_length

@@ -1,13 +1,13 @@
 """What the process of a reward and its caller tell each other, over a pair of sockets.
 
-    caller → process    8 bytes, how long; then number and responses of a call, pickled
-    process → caller    {"call": number, "seconds": …, "scores": [number or failure, …], …}, a line of JSON
+    caller → process    8 bytes, how long; then number and responses of a call, pickled process →
+    caller    {"call": number, "seconds": …, "scores": [number or failure, …], …}, a line of JSON
 
-Code of the user runs in the process, and may write to every open file, fork, or close what it finds.
-So nothing that comes from there is unpickled, and an answer has a bound in time and in length and
-names its call; anything else ends the process. Columns hold dates, bytes and decimals, for which
-JSON has no words; to the process they go as pickles, which nobody but the caller can write.
-Does not know how processes start (`workers.py`) or what a function does; imports no jax.
+Code of the user runs in the process, and may write to every open file, fork, or close what it
+finds. So nothing that comes from there is unpickled, and an answer has a bound in time and in
+length and names its call; anything else ends the process. Columns hold dates, bytes and decimals,
+for which JSON has no words; to the process they go as pickles, which nobody but the caller can
+write. Does not know how processes start (`workers.py`) or what a function does; imports no jax.
 """
 
 import contextlib

@@ -32,7 +32,8 @@ class Address:
     def of(cls, url: str) -> "Address":
         """
         Raises:
-          UserError: it is not an address, or has a password, which would be written down with the options.
+          UserError: it is not an address, or has a password, which would be written down with the
+            options.
         """
         is_plain = url.isascii() and url.isprintable() and " " not in url
         with contextlib.suppress(ValueError):  # of a port or a host that cannot be
@@ -69,8 +70,8 @@ class _Answer(HTTPResponse):
 
 
 class _Bounded(io.RawIOBase):
-    """Raises TooLongError in the place of more than an answer may have, at any read, and however much at
-    once: a chunk of size -1 asks for all that ever comes."""
+    """Raises TooLongError in the place of more than an answer may have, at any read, and however
+    much at once: a chunk of size -1 asks for all that ever comes."""
 
     def __init__(self, raw: Any):
         self._raw, self._left = raw, LARGEST_ANSWER

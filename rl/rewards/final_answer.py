@@ -9,9 +9,9 @@ The forms, the first that a response has is the one that counts:
     $x$   $$x$$   \(x\)   \[x\]          as the whole of the last line
 
 Where a form occurs several times, the last counts. What a model has thought (`<think>…</think>`)
-never counts, nor does what it only repeats of its prompt. A chat template may have opened the thought
-at the end of the prompt. Reads each text once, whatever it holds. Knows text, not what it is worth
-(`math_value.py`).
+never counts, nor does what it only repeats of its prompt. A chat template may have opened the
+thought at the end of the prompt. Reads each text once, whatever it holds. Knows text, not what it
+is worth (`math_value.py`).
 """
 
 import re

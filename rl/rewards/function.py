@@ -134,7 +134,8 @@ class FunctionScoring:
     """The scores that one function gives; they do not depend on the order in which responses end.
 
     Each call begins when the last of its responses has ended. One that fails, such as by taking too
-    long, is made again for each of its responses alone, unless an endpoint is down. Everything here happens on one thread.
+    long, is made again for each of its responses alone, unless an endpoint is down. Everything here
+    happens on one thread.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 r"""One way to write a mathematical answer for the many that people and models use.
 
-Knows notation: signs, spaces, roots, decimals that repeat, intervals, families of solutions. Does not
-know values (`math_value.py`) nor units (`math_units.py`). Reads each text once.
+Knows notation: signs, spaces, roots, decimals that repeat, intervals, families of solutions. Does
+not know values (`math_value.py`) nor units (`math_units.py`). Reads each text once.
 """
 
 import re
@@ -134,7 +134,8 @@ def plain(text: str) -> str:
 
 
 def without_grouping(text: str) -> str:
-    """Without the commas between groups of three digits: `1,234` is 1234, `1, 234` and `12,34` stay."""
+    """Without the commas between groups of three digits: `1,234` is 1234, `1, 234` and `12,34`
+    stay."""
     return _GROUPED.sub(lambda number: number[0].replace(",", ""), text)
 
 

@@ -88,13 +88,15 @@ def split_unit(plain: str) -> tuple[str, str | None]:
 
 
 def split_attached(plain: str, unit: str) -> str:
-    """The value of `5cm`, where the other answer has this unit: alone it would be 5 times c times m."""
+    """The value of `5cm`, where the other answer has this unit: alone it would be 5 times c times
+    m."""
     found = _ATTACHED.fullmatch(plain)
     return found["value"] if found and _name(found["unit"]) == unit else plain
 
 
 def is_other_unit(unit: str, other: str) -> bool:
-    """Measures are to be the same; of other things one name in common is enough: paper clips, clips."""
+    """Measures are to be the same; of other things one name in common is enough: paper clips,
+    clips."""
     measures = [[word for word in name.split() if _is_measure(word)] for name in (unit, other)]
     if any(measures):
         return measures[0] != measures[1]

@@ -1,7 +1,8 @@
 r"""Whether two mathematical answers have the same value, however they are written.
 
 Knows what leaves an answer open or denies it; `math_verify` knows mathematics, `math_notation.py`
-notation, `math_units.py` units. May take for ever (`9^{9^{9^{9}}}`): for processes that can be killed.
+notation, `math_units.py` units. May take for ever (`9^{9^{9^{9}}}`): for processes that can be
+killed.
 """
 
 import functools

@@ -33,8 +33,8 @@ def read_scores(scores: object, count: int) -> Outcome:
 
 
 def read_results(results: Iterable[object]) -> Outcome:
-    """Reads what was returned, or raised, for each response alone: a number, or a dict as of verl, whose
-    `score` is the reward and whose other numbers are measured beside it."""
+    """Reads what was returned, or raised, for each response alone: a number, or a dict as of verl,
+    whose `score` is the reward and whose other numbers are measured beside it."""
     scores: list[float | Failure] = []
     numbers: list[Mapping[str, float]] = []
     for result in results:

@@ -53,8 +53,8 @@ def is_endpoint(spec: str) -> bool:
 
 
 def short_names(specs: Sequence[str]) -> list[str]:
-    """What metrics call the functions: each its own name, or the last part of its address, counted on
-    where several have the same."""
+    """What metrics call the functions: each its own name, or the last part of its address, counted
+    on where several have the same."""
     names: list[str] = []
     for spec in specs:
         own = spec.rpartition(":")[2]

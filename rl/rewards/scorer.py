@@ -1,8 +1,8 @@
 """Scoring the responses of a rollout from the moment they end, while others are still generated.
 
-One response may send a reward function into an endless loop; it must cost that response its
-reward, and not end the run. Knows when a response is read and when all are scored. Does not know how
-a function is called (`function.py`), how scores add up (`weighted_sum.py`), nor jax.
+One response may send a reward function into an endless loop; it must cost that response its reward,
+and not end the run. Knows when a response is read and when all are scored. Does not know how a
+function is called (`function.py`), how scores add up (`weighted_sum.py`), nor jax.
 """
 
 import contextlib
@@ -35,8 +35,8 @@ T = TypeVar("T")
 class RewardScorer:
     """Scores responses with the rewards that `specs` name (`rewards.resolve_reward`).
 
-    The reward of a response is the weighted sum of what the functions give it (`weighted_sum.py`). One
-    that could not be scored is logged and has none.
+    The reward of a response is the weighted sum of what the functions give it (`weighted_sum.py`).
+    One that could not be scored is logged and has none.
 
     Args:
       weights: one a function; empty: all are 1.

@@ -1,12 +1,12 @@
 """How a reward function wants to be called, told by the names of its parameters.
 
-    fn(prompts, completions, **columns) -> [number, …]          this project's and TRL's: once a group
-    compute_score(data_source, solution_str, ground_truth, extra_info=None) -> number or dict
-                                                                verl's: once a response
+    fn(prompts, completions, **columns) -> [number, …]          this project's and TRL's: once a
+    group compute_score(data_source, solution_str, ground_truth, extra_info=None) -> number or dict
+    verl's: once a response
 
 Either may be `async`; all calls of a process share one event loop, as clients of services need. A
-function is told what it names: texts, `completion_ids`, `prompt_ids`, `is_thinking`, and columns of the
-data; with `**columns` all columns. Knows names and arguments. Does not know what may be
+function is told what it names: texts, `completion_ids`, `prompt_ids`, `is_thinking`, and columns of
+the data; with `**columns` all columns. Knows names and arguments. Does not know what may be
 returned (`results.py`), nor processes.
 """
 

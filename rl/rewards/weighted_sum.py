@@ -71,8 +71,9 @@ def weighted_sum(
 ) -> tuple[Float[np.ndarray, " responses"], dict[int, Failure]]:
     """Σ weightᵢ · scoreᵢ over the functions that apply to a response.
 
-    A function that returned None does not apply. One of weight 0 is measured only: neither its score
-    nor its failure changes anything. Where another fails, or none applies, there is no reward.
+    A function that returned None does not apply. One of weight 0 is measured only: neither its
+    score nor its failure changes anything. Where another fails, or none applies, there is no
+    reward.
 
     Args:
       functions: at least one, all of the same responses.

@@ -1,9 +1,9 @@
 """The process that runs what came with the weights: a script, started by `text_worker.py`.
 
-A chat template is a program, and a tokenizer nearly one. It may not end, fill the memory or end the process:
-this one ends itself after so many seconds of work, and gets no more than so many bytes. It is asked in
-pickles, and answers each in a line of JSON: a text or null, what was raised, and the seconds that it took.
-Imports nothing of the project.
+A chat template is a program, and a tokenizer nearly one. It may not end, fill the memory or end the
+process: this one ends itself after so many seconds of work, and gets no more than so many bytes. It
+is asked in pickles, and answers each in a line of JSON: a text or null, what was raised, and the
+seconds that it took. Imports nothing of the project.
 """
 
 import json

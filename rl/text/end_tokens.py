@@ -18,8 +18,8 @@ _SECTIONS = ("text_config", "decoder", "generator")  # of the text's model, wher
 def named_eos_ids(directory: Path) -> tuple[int, ...]:
     """Those of generation_config.json; where it names none, those of config.json.
 
-    transformers and vLLM take config.json where the other file is missing. Where it is there without
-    the field, their responses would not end at all.
+    transformers and vLLM take config.json where the other file is missing. Where it is there
+    without the field, their responses would not end at all.
 
     Raises:
       UserError: a file does not hold a JSON object, or its field does not hold integers.

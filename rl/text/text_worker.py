@@ -1,5 +1,5 @@
-"""A process that does with what came with the weights (a chat template, a tokenizer) what may not end, or may
-end the process: within limits, and with an answer or none.
+"""A process that does with what came with the weights (a chat template, a tokenizer) what may not
+end, or may end the process: within limits, and with an answer or none.
 
 Knows the process and its limits (`chat_worker.py` is what it runs). Does not know what is asked.
 """

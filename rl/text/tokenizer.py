@@ -164,7 +164,8 @@ class HuggingFaceTokenizer:
 
     def encode_text(self, text: str) -> list[int]:
         """Tokens of a text to go on with: no chat template, but unlike `encode` with the
-        beginning-of-sequence token that a base model expects, once: by the template, the text or the tokenizer.
+        beginning-of-sequence token that a base model expects, once: by the template, the text or
+        the tokenizer.
         """
         return self.special.begun_once(self._tokenizer.encode(text))
 

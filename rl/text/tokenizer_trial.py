@@ -1,7 +1,8 @@
 """A tokenizer is tried out in a process that can be lost, before this one reads it.
 
-`tokenizer.json` is read by a library in Rust, which may panic, never return or take all memory: on the file
-itself, or on the texts that its rules make of others. Knows the files. Does not know what tokens are for.
+`tokenizer.json` is read by a library in Rust, which may panic, never return or take all memory: on
+the file itself, or on the texts that its rules make of others. Knows the files. Does not know what
+tokens are for.
 """
 
 import signal

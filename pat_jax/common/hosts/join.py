@@ -1,9 +1,9 @@
 """How the processes of a run find each other: by their cluster, by variables, or by options.
 
-Must come before anything asks JAX for devices. Uses JAX's own service and its key-value store, but not
-`jax.experimental.multihost_utils`. Its `broadcast_one_to_all` and `process_allgather` run programs on the
-devices (9 ms against 0.5 ms) and take arrays only. When a process is gone they wait for ever, or abort in
-C++. Messages between processes (`link.py`) end them all with a sentence.
+Must come before anything asks JAX for devices. Uses JAX's own service and its key-value store, but
+not `jax.experimental.multihost_utils`. Its `broadcast_one_to_all` and `process_allgather` run
+programs on the devices (9 ms against 0.5 ms) and take arrays only. When a process is gone they wait
+for ever, or abort in C++. Messages between processes (`link.py`) end them all with a sentence.
 """
 
 import ast

@@ -1,10 +1,10 @@
 """Messages between the processes of a run, beside what their devices send each other.
 
 A star: every process has one connection to the first. Each end sends a heartbeat four times a
-`SILENCE_S`, with the place of its main thread. A peer that is silent for so long, or whose connection
-breaks before it has taken its leave, is given up. Values of Python are sent as pickles, each with a code
-that only a process of this run can make: nothing is unpickled before that is checked. Does not know what
-the messages mean.
+`SILENCE_S`, with the place of its main thread. A peer that is silent for so long, or whose
+connection breaks before it has taken its leave, is given up. Values of Python are sent as pickles,
+each with a code that only a process of this run can make: nothing is unpickled before that is
+checked. Does not know what the messages mean.
 """
 
 import hmac
@@ -107,7 +107,8 @@ class Link:
                 self._try_send(peer, pickled)
 
     def post(self, message: Message) -> None:
-        """The same, soon and by another thread: a signal's handler must not wait for one that sends."""
+        """The same, soon and by another thread: a signal's handler must not wait for one that
+        sends."""
         self._posted.put(message)
 
     def close(self) -> None:
@@ -151,7 +152,8 @@ class Link:
 
 
 class Address(NamedTuple):
-    """Where the first process listens, for the others to find; handed on by the one that starts them."""
+    """Where the first process listens, for the others to find; handed on by the one that starts
+    them."""
 
     host: str
     port: int

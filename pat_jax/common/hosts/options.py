@@ -18,7 +18,8 @@ class DistributedConfig(Options):
     SECTION = "distributed."
 
     coordinator: str = option("", _PLACE)
-    """host:port of process 0, which the others can reach; empty finds the processes by the cluster."""
+    """host:port of process 0, which the others can reach; empty finds the processes by the
+    cluster."""
     num_processes: int = option(1, count(1, MOST_PROCESSES))
     """How many processes there are; with coordinator."""
     process_id: int = 0

@@ -1,6 +1,8 @@
-"""Which process of a run this one is: by the options, else by the variables of whatever has started it.
+"""Which process of a run this one is: by the options, else by the variables of whatever has started
+it.
 
-Knows variables. Asks nothing of JAX but where it finds the processes of a cluster by itself (`located`).
+Knows variables. Asks nothing of JAX but where it finds the processes of a cluster by itself
+(`located`).
 """
 
 import re
@@ -38,7 +40,8 @@ class Place(NamedTuple):
 
 
 def find_place(config: DistributedConfig, variables: Mapping[str, str]) -> Place | None:
-    """By the options; else by torchrun's variables; else by the cluster's, which JAX reads. None: alone.
+    """By the options; else by torchrun's variables; else by the cluster's, which JAX reads. None:
+    alone.
 
     Raises:
       UserError: some of them are missing, or are not what they have to be.

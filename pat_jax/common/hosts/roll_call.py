@@ -1,9 +1,9 @@
-"""Checks that all processes of a run are there, before JAX does. If one is missing, JAX aborts the process in
-C++, without a message for the user.
+"""Checks that all processes of a run are there, before JAX does. If one is missing, JAX aborts the
+process in C++, without a message for the user.
 
-The first process listens at the coordinator's address until every other one has given its name, and tells
-all to go on, or why not. Then the port is JAX's. The messages decide nothing else: no secret is told, and
-only JSON is read.
+The first process listens at the coordinator's address until every other one has given its name, and
+tells all to go on, or why not. Then the port is JAX's. The messages decide nothing else: no secret
+is told, and only JSON is read.
 """
 
 import errno

@@ -1,8 +1,8 @@
 """Ports that the processes of a run open, and their first messages: one line of JSON at a time.
 
-Anybody may connect: a scanner, a browser, a process of another run. So only short JSON is read, and each
-visitor has a thread and a few seconds of its own. One that sends nothing or the wrong thing is dropped.
-Knows sockets. Does not know what the messages mean.
+Anybody may connect: a scanner, a browser, a process of another run. So only short JSON is read, and
+each visitor has a thread and a few seconds of its own. One that sends nothing or the wrong thing is
+dropped. Knows sockets. Does not know what the messages mean.
 """
 
 import errno
@@ -36,8 +36,8 @@ def split(address: str) -> tuple[str, int]:
 
 
 def open_port(host: str, port: int = 0) -> socket.socket:
-    """Listens where `host` is reached: on that address alone where it is one of this machine, else on all
-    interfaces, as behind the name of a service.
+    """Listens where `host` is reached: on that address alone where it is one of this machine, else
+    on all interfaces, as behind the name of a service.
 
     Raises:
       OSError: the port is taken, or `host` has no address.
@@ -112,7 +112,8 @@ def receive_fields(of: socket.socket, until: float) -> dict[str, Any]:
 def visitors(
     listener: socket.socket, greet: Callable[[socket.socket, float], T], until: float
 ) -> Generator[T, None, None]:
-    """What `greet` finds of each visitor that it does not refuse by one of `BROKEN`; ends with `until`.
+    """What `greet` finds of each visitor that it does not refuse by one of `BROKEN`; ends with
+    `until`.
 
     Args:
       greet: told the connection, and until when the visitor has to have said all.

@@ -1,9 +1,9 @@
 """What the processes of a run do together: decide once, gather, stop, and end.
 
-Every process runs the same program on the same inputs, and issues the same programs to its devices in
-the same order. What does not follow from the inputs (a plan, which looks at clocks; what a file system
-says; that somebody was told to stop) the first process decides and the others are told: `agree`. What
-each has worked out of its own share comes together by `gather`.
+Every process runs the same program on the same inputs, and issues the same programs to its devices
+in the same order. What does not follow from the inputs (a plan, which looks at clocks; what a file
+system says; that somebody was told to stop) the first process decides and the others are told:
+`agree`. What each has worked out of its own share comes together by `gather`.
 
 There is one such company a process, as there is one `jax.process_index()`; alone it costs nothing.
 """
@@ -53,7 +53,8 @@ class ProcessGroup:
         self._link = Link(peers, self._handle, self._lose, lambda: self._beat(peers))
 
     def reach_point(self, name: str) -> None:
-        """Says, in the next heartbeat, that this process goes on, so that who waits for it has patience."""
+        """Says, in the next heartbeat, that this process goes on, so that who waits for it has
+        patience."""
         self._at, self._thread = self._at.next(name), threading.get_ident()
 
     @property
@@ -70,7 +71,8 @@ class ProcessGroup:
         return self._ends.locked()
 
     def agree(self, name: str, make: Callable[[], T]) -> T:
-        """What `make` gives in the first process, in every one. All must call it, in the same order.
+        """What `make` gives in the first process, in every one. All must call it, in the same
+        order.
 
         Args:
           name: what it is, for the sentence of a mismatch.
@@ -88,8 +90,8 @@ class ProcessGroup:
         """What each process gives, in the order of their indices, in every one.
 
         Args:
-          trouble: what this process could not do, where others may not come here because of it: they have
-            a minute to.
+          trouble: what this process could not do, where others may not come here because of it:
+            they have a minute to.
         """
         if self.is_alone:
             return [value]
@@ -101,7 +103,8 @@ class ProcessGroup:
         return self._decide(name, list, is_gathered=True, trouble=trouble)
 
     def compare(self, name: str, value: object) -> None:
-        """Ends all processes where one has come to another `value` than the first, to be looked into."""
+        """Ends all processes where one has come to another `value` than the first, to be looked
+        into."""
         answers = self.gather(name, value)
         if others := [i for i, one in enumerate(answers) if one != answers[0]]:
             self.fail(
@@ -111,8 +114,9 @@ class ProcessGroup:
             )
 
     def folder(self, path: Path) -> Path:
-        """Where this process writes what the first writes into `path`: the others into a folder of their
-        own, which goes with them, so that each file has one writer and every process runs one code."""
+        """Where this process writes what the first writes into `path`: the others into a folder of
+        their own, which goes with them, so that each file has one writer and every process runs one
+        code."""
         if self.is_first:
             return path
         if self._scratch is None:
@@ -141,8 +145,8 @@ class ProcessGroup:
             jax.distributed.shutdown()
 
     def fail(self, sentence: str, code: int) -> None:
-        """This process cannot go on: it says why, tells the others, and all end. Returns where there are
-        no others."""
+        """This process cannot go on: it says why, tells the others, and all end. Returns where
+        there are no others."""
         if self._link is not None:
             with self._ends:
                 print(f"error: {sentence}", file=sys.__stderr__, flush=True)

@@ -107,7 +107,8 @@ def _short(value: float) -> str:
 
 @dataclass(frozen=True)
 class Plot:
-    """Lines over shaded bands. Its methods give paths of SVG in a square of 100, up from the bottom."""
+    """Lines over shaded bands. Its methods give paths of SVG in a square of 100, up from the
+    bottom."""
 
     lines: Sequence[Line]
     across: Axis

@@ -20,7 +20,8 @@ SHARED = Path(__file__).parent
 def rendered(template: Path, **values: Any) -> str:
     """
     Args:
-      template: `*.html.jinja` or `*.txt.jinja`. It can extend and import templates beside it and here.
+      template: `*.html.jinja` or `*.txt.jinja`. It can extend and import templates beside it and
+        here.
       values: its variables.
     """
     environment = _environment(template.parent, ".html" in template.suffixes)

@@ -1,7 +1,7 @@
 """Options as the fields of a configuration class declare them.
 
-Knows dataclasses: names, types and defaults come from the fields, explanations from the string under
-each. Does not know where values are written, nor what an option means.
+Knows dataclasses: names, types and defaults come from the fields, explanations from the string
+under each. Does not know where values are written, nor what an option means.
 """
 
 import ast
@@ -43,7 +43,8 @@ def option(default: Any, rule: Rule, **metadata: Any) -> Any:
 def auto(rule: Rule) -> Any:
     """The default of a number that is None until the model is known; `auto` is the word for it.
 
-    Nothing reads the field before that (`config/by_model.py`), so that its type is that of the number.
+    Nothing reads the field before that (`config/by_model.py`), so that its type is that of the
+    number.
     """
     return option(None, rule, **{_IS_AUTO: True})
 

@@ -48,7 +48,8 @@ def read_yaml(path: Path, title: str, options: Mapping[str, Option]) -> dict[str
       title: the file's name in messages.
 
     Raises:
-      UserError: it cannot be read, is not a YAML mapping, or has an option that is not in `options`.
+      UserError: it cannot be read, is not a YAML mapping, or has an option that is not in
+        `options`.
     """
     if os.path.exists(path) and not os.path.isfile(path):
         raise UserError(f"cannot read {title}: it is no file; expected one of YAML text.")

@@ -1,4 +1,5 @@
-"""What somebody may have meant by a name that is not there: a slip, or a neighbour's word for it."""
+"""What somebody may have meant by a name that is not there: a slip, or a neighbour's word for
+it."""
 
 import logging
 from collections.abc import Collection, Sequence

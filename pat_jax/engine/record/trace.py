@@ -115,7 +115,8 @@ class RolloutTrace:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Self:
-        """Raises ValueError, TypeError, KeyError or AttributeError where `to_json` has not written it."""
+        """Raises ValueError, TypeError, KeyError or AttributeError where `to_json` has not written
+        it."""
         fields: Any = parse_json(text)
         return cls.from_fields(fields)
 

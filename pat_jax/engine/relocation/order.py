@@ -1,10 +1,10 @@
 """In which order pages leave in a switch, and where they arrive: old and new pools are one memory.
 
 A round packs its pages before any of them is unpacked, so that they make room for each other. One
-whose pages find no room waits in the buffers in which it arrived, until later ones have been packed:
-a pool may be full to its last page. Pages leave from the last to the first, so that the end of the
-memory gets free in all replicas alike. Where what is free lies so scattered that too many would
-wait, a few sequences stay behind and are recomputed. NumPy, on the host.
+whose pages find no room waits in the buffers in which it arrived, until later ones have been
+packed: a pool may be full to its last page. Pages leave from the last to the first, so that the end
+of the memory gets free in all replicas alike. Where what is free lies so scattered that too many
+would wait, a few sequences stay behind and are recomputed. NumPy, on the host.
 
 Replicas share devices with those congruent modulo the fewer replicas; see `SequenceTable.regroup`.
 """

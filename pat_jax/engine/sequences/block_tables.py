@@ -90,7 +90,8 @@ class BlockTables:
 
         Args:
           sequences: int[sequences]; a row of NO_SEQUENCE has NULL_PAGE alone.
-          width: for decoding enough for all that they hold; a prefill needs those of its context only.
+          width: for decoding enough for all that they hold; a prefill needs those of its context
+            only.
         """
         rows = np.full((len(sequences), width), NULL_PAGE, np.int32)
         is_there = sequences != NO_SEQUENCE
@@ -184,7 +185,8 @@ class BlockTables:
         return Move(old, filled[num_found:], replica, pages[num_found:])
 
     def holds(self, moves: PageMoves) -> list[np.ndarray]:
-        """Which of `moves`, all that arrives in new pools, bring the pages of each that has some."""
+        """Which of `moves`, all that arrives in new pools, bring the pages of each that has
+        some."""
         number = np.zeros((len(self.pools), self.pools[0].num_pages), np.int64)
         number[moves.new_replica, moves.new_page] = np.arange(len(moves.new_page))
         held = np.flatnonzero(self.count).tolist()

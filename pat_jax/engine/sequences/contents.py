@@ -1,7 +1,8 @@
 """What the sequences of a rollout generate, as far as the cache manager asks: which begin alike,
 and which have failed.
 
-On the host. `responses.py` knows every token; a replay knows lengths alone, and which prompts are alike.
+On the host. `responses.py` knows every token; a replay knows lengths alone, and which prompts are
+alike.
 """
 
 from typing import Protocol
@@ -48,7 +49,8 @@ class Contents:
     def known(self, i: int) -> np.ndarray | None:
         """Tokens so far, int32[length], by which pages are found again; None: no others are alike.
 
-        Here made up: the prompt's are the same in all its samples, the response's are nobody else's.
+        Here made up: the prompt's are the same in all its samples, the response's are nobody
+        else's.
         """
         if not self.table.has_prompt_ids:
             return None

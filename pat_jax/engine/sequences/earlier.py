@@ -1,4 +1,5 @@
-"""Responses of earlier iterations, by prompt: what drafts are copied from when a prompt comes again.
+"""Responses of earlier iterations, by prompt: what drafts are copied from when a prompt comes
+again.
 
 All on the host, in NumPy. Bounded in tokens, and a function of what was put in alone. Does not know
 which policy generated them, nor files.
@@ -21,7 +22,8 @@ class EarlierResponses:
     Args:
       most: tokens in all, those of prompts among them.
       of_prompt: tokens of the responses to one prompt.
-      beside: tokens that a response takes beside its own where it is laid out: they count for `of_prompt`.
+      beside: tokens that a response takes beside its own where it is laid out: they count for
+        `of_prompt`.
     """
 
     def __init__(self, most: int, of_prompt: int, beside: int = 0):
@@ -49,7 +51,8 @@ class EarlierResponses:
             self.num_tokens -= _tokens(*self._texts.popitem(last=False))
 
     def of(self, prompt: Prompt) -> Sequence[np.ndarray]:
-        """int32[tokens] of each response, the best to draft from first; none where none are kept."""
+        """int32[tokens] of each response, the best to draft from first; none where none are
+        kept."""
         return self._texts.get(_key(prompt), ())
 
     def __len__(self) -> int:
@@ -61,8 +64,8 @@ class EarlierResponses:
         return sum(map(len, self._texts.values()))
 
     def __iter__(self) -> Iterator[tuple[np.ndarray, Sequence[np.ndarray]]]:
-        """Prompts, int32[tokens], with their responses; putting them in another one in this order makes
-        the same of it."""
+        """Prompts, int32[tokens], with their responses; putting them in another one in this order
+        makes the same of it."""
         for key, texts in self._texts.items():
             yield np.frombuffer(key, np.int32), texts
 

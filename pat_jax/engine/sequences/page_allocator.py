@@ -1,9 +1,10 @@
-"""The pages of a pool of the KV cache: how many sequences hold each, and by which tokens it is found.
+"""The pages of a pool of the KV cache: how many sequences hold each, and by which tokens it is
+found.
 
 Host accounts, in NumPy and plain Python.
 
-A page holds a run of `page_size` tokens of one sequence, or of several that begin alike: `prefixes.py`
-finds it again by its tokens.
+A page holds a run of `page_size` tokens of one sequence, or of several that begin alike:
+`prefixes.py` finds it again by its tokens.
 """
 
 import math
@@ -35,8 +36,8 @@ class PageAllocator:
     """The pages of one replica, counted by their holders.
 
     A page of known tokens that nobody holds any more can still be found, until it is needed for
-    something else: the one let go longest ago first. A sequence lets go its last pages first, and the
-    holder of a page holds those before it: no page is ever found without those before it.
+    something else: the one let go longest ago first. A sequence lets go its last pages first, and
+    the holder of a page holds those before it: no page is ever found without those before it.
 
     A round of admissions is to be prefilled, then copied, before anything is released: pages found
     may be of a sequence admitted in the same round.
@@ -138,8 +139,8 @@ class PageAllocator:
 
         Args:
           pages: int32[pages], those of the sequence that hold tokens, in `origin`.
-          moved: int32[pages of origin], where they have come to in this pool so far, NULL_PAGE where
-            they have not; updated.
+          moved: int32[pages of origin], where they have come to in this pool so far, NULL_PAGE
+            where they have not; updated.
 
         Returns:
           int32[pages], and how many of them, the first, need no move; None, and nothing is changed,
@@ -204,7 +205,8 @@ class PageAllocator:
         self._push(free[~can_be_found])
 
     def discard(self, pages: np.ndarray) -> np.ndarray:
-        """Releases pages whose content is spoilt; returns those that nobody holds now, int32[pages].
+        """Releases pages whose content is spoilt; returns those that nobody holds now,
+        int32[pages].
 
         Nothing admitted before is found any more: what follows a spoilt page is spoilt as well.
         """

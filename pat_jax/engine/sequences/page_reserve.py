@@ -1,6 +1,7 @@
 """Pages that the host has laid out for rows to draw during bursts, and what it knows to be drawn.
 
-Host accounts in NumPy; the devices draw by `device/decode/page_append.py`. The host learns of it a burst later.
+Host accounts in NumPy; the devices draw by `device/decode/page_append.py`. The host learns of it a
+burst later.
 """
 
 import numpy as np

@@ -1,4 +1,5 @@
-"""What is due before a burst: tokens to be prefilled, packed into calls, pages to be copied or moved.
+"""What is due before a burst: tokens to be prefilled, packed into calls, pages to be copied or
+moved.
 
 Host accounts in NumPy. The cache manager says which sequences and which pages.
 """

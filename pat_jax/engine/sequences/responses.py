@@ -122,7 +122,8 @@ class Responses(Contents):
         return any(self.requests[i].sampling.has_penalty for i in self.table.running)
 
     def seen(self, shape: tuple[int, int, int]) -> np.ndarray:
-        """The tokens of each row's text and response as bits, for rows with a penalty; see sampling."""
+        """The tokens of each row's text and response as bits, for rows with a penalty; see
+        sampling."""
         table, words = self.table, np.zeros(shape, np.uint32)
         for i in table.running:
             if self.requests[i].sampling.has_penalty:

@@ -30,8 +30,9 @@ def memory_limit(config: MemoryOption, devices: Sequence[Device]) -> float:
 def cache_limit(config: MemoryOption, devices: Sequence[Device]) -> float:
     """Bytes of a device by which KV caches are sized.
 
-    A CPU's devices have no memory of their own: each counts on its part of a quarter of the machine's. Its
-    bursts read a contiguous copy of what they decode, and what is trained has to fit beside both.
+    A CPU's devices have no memory of their own: each counts on its part of a quarter of the
+    machine's. Its bursts read a contiguous copy of what they decode, and what is trained has to fit
+    beside both.
     """
     limit = memory_limit(config, devices)
     if not math.isinf(limit) or devices[0].platform != "cpu":

@@ -20,11 +20,13 @@ PADDED_TO, PADDED_FROM = 512, 16 * 512
 
 
 def other_tokens(own: ModelConfig, own_folder: str, policy: ModelConfig, policy_folder: str) -> str:
-    """Why ids of a draft model are other tokens than the policy's, in words; empty where they are the same.
+    """Why ids of a draft model are other tokens than the policy's, in words; empty where they are
+    the same.
 
-    Where both have a tokenizer, ids that both know are compared, whatever the sizes of the embeddings: one that the
-    policy alone knows is never drafted, and one that it does not know never drawn. Where there is none to compare,
-    embeddings may differ by padding, see `is_padding_alone`.
+    Where both have a tokenizer, ids that both know are compared, whatever the sizes of the
+    embeddings: one that the policy alone knows is never drafted, and one that it does not know
+    never drawn. Where there is none to compare, embeddings may differ by padding, see
+    `is_padding_alone`.
 
     Args:
       own_folder, policy_folder: of their checkpoints; without a folder there is no tokenizer.
@@ -52,13 +54,15 @@ def other_tokens(own: ModelConfig, own_folder: str, policy: ModelConfig, policy_
 
 
 def is_padding_alone(one: int, other: int) -> bool:
-    """Whether embeddings of so many rows may be of the same tokens: they are, or differ by less than embeddings are
-    padded by, and have so many rows that it is hardly anything else (`PADDED_TO`)."""
+    """Whether embeddings of so many rows may be of the same tokens: they are, or differ by less
+    than embeddings are padded by, and have so many rows that it is hardly anything else
+    (`PADDED_TO`)."""
     return one == other or (abs(one - other) < PADDED_TO and min(one, other) >= PADDED_FROM)
 
 
 def tokens_in(folder: str) -> Mapping[int, str] | None:
-    """Each id's token in the tokenizer of a checkpoint, added ones too; None where it has no such file.
+    """Each id's token in the tokenizer of a checkpoint, added ones too; None where it has no such
+    file.
 
     Raises:
       UserError: the file cannot be read.

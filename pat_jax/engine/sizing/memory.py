@@ -38,8 +38,8 @@ def most_at_once(
     dtype: jnp.dtype,
     devices: Sequence[Device],
 ) -> int:
-    """Sequences that run at once, others wait: those of an iteration, on a CPU no more than have room for
-    the contiguous copies of their caches that its bursts read."""
+    """Sequences that run at once, others wait: those of an iteration, on a CPU no more than have
+    room for the contiguous copies of their caches that its bursts read."""
     wanted = config.prompts_per_step * config.num_generations
     if devices[0].platform != "cpu" or math.isinf(limit := cache_limit(config, devices)):
         return wanted
@@ -63,7 +63,8 @@ def kv_bytes(
     resident: Any,
     drafter: Drafter = NO_DRAFTER,
 ) -> float:
-    """Bytes of a device that the KV cache may take, in all of `layouts` and in switches between them.
+    """Bytes of a device that the KV cache may take, in all of `layouts` and in switches between
+    them.
 
     Args:
       resident: a tree of shapes with shardings, of what stays on the devices during a rollout.
@@ -138,8 +139,8 @@ def memory_alone(
     resident: Any,
     drafter: Drafter = NO_DRAFTER,
 ) -> MemoryModel:
-    """What each of `layouts` takes of a device where it is the only one: its own smallest pool, which
-    holds the longest sequence or is as large as the options say, and nothing for switches.
+    """What each of `layouts` takes of a device where it is the only one: its own smallest pool,
+    which holds the longest sequence or is as large as the options say, and nothing for switches.
 
     Args:
       resident: a tree of shapes with shardings, of what stays on the devices during a rollout.
@@ -209,8 +210,8 @@ def shard_bytes(tree: Any) -> int:
 
 
 def check_memory(memory: MemoryModel, starts: Sequence[Split], options: str) -> None:
-    """One of the layouts that a rollout may start in has to hold its weights and its pool; sequences
-    without pages wait.
+    """One of the layouts that a rollout may start in has to hold its weights and its pool;
+    sequences without pages wait.
 
     Args:
       memory: what each takes alone.

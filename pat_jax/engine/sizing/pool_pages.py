@@ -61,8 +61,8 @@ def pages_per_replica(
 ) -> dict[Split, int]:
     """Pages of each layout's pools, NULL_PAGE among them.
 
-    A device has the same bytes of them in every layout: one that splits the KV heads in f ways has f
-    times as many pages in a replica.
+    A device has the same bytes of them in every layout: one that splits the KV heads in f ways has
+    f times as many pages in a replica.
 
     Args:
       unsplit: pages of a replica whose KV heads are not split; 0: as many as let every row of every

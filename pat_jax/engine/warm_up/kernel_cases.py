@@ -1,7 +1,7 @@
 """What each kernel is asked to compute where it is held against plain operations.
 
-One device's part of the attention of a model: random numbers over rows that begin, end and branch at
-pages' borders and elsewhere. Does not know whether a kernel is right.
+One device's part of the attention of a model: random numbers over rows that begin, end and branch
+at pages' borders and elsewhere. Does not know whether a kernel is right.
 """
 
 from collections.abc import Callable, Iterable, Sequence

@@ -1,7 +1,7 @@
 """Whether the kernels that a run is about to use compile on its devices and are right.
 
-Each is held against plain operations in float32 on the same numbers and the same device. One that is
-not right is replaced for the run. What was right is kept, so that an accelerator is asked once.
+Each is held against plain operations in float32 on the same numbers and the same device. One that
+is not right is replaced for the run. What was right is kept, so that an accelerator is asked once.
 """
 
 import hashlib
@@ -138,7 +138,8 @@ def tolerance(part: Part, platform: str) -> float:
 
 
 def program_of(layout: Layout, case: Case, kernels: Kernels) -> Callable[..., Any]:
-    """To be jitted: each device of the layout computes the same, as inside of the engine's programs."""
+    """To be jitted: each device of the layout computes the same, as inside of the engine's
+    programs."""
     whole = layout.spec()
     return jax.shard_map(
         partial(case.run, kernels, case.kernel),

@@ -13,7 +13,8 @@ Layouts = tuple[Split, ...]
 
 
 def changes(known: Table, again: Table) -> dict[Layouts, float]:
-    """By what factor the times of a layout, or of a switch, differ from a table's by more than noise.
+    """By what factor the times of a layout, or of a switch, differ from a table's by more than
+    noise.
 
     All times of one are taken to have changed alike, by the median of those that were run again:
     one odd run changes nothing where there are several.

@@ -1,7 +1,8 @@
 """Measures this machine while it warms up: every program of a rollout, run until its time is known.
 
-The first run of a program creates communicators and pages memory in, so at least one other is timed. What
-comes out is the latency model that the planner reads, so warming up and profiling are one thing.
+The first run of a program creates communicators and pages memory in, so at least one other is
+timed. What comes out is the latency model that the planner reads, so warming up and profiling are
+one thing.
 """
 
 import time

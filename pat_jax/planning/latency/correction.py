@@ -34,9 +34,9 @@ class Correction:
     sequences are left, most of a step is fixed as well.
 
     Both are followed by one Kalman filter (Harvey 1989, section 3.2) of the ratio of measured to
-    profiled time. At first the term takes nearly all of what is unexpected, which favours no layout;
-    as sequences end, it must fall with them, and what does not is the layout's. Surprises are
-    clipped (Masreliez and Martin 1977); the third in turn to the same side is believed.
+    profiled time. At first the term takes nearly all of what is unexpected, which favours no
+    layout; as sequences end, it must fall with them, and what does not is the layout's. Surprises
+    are clipped (Masreliez and Martin 1977); the third in turn to the same side is believed.
     """
 
     splits: tuple[Split, ...] = ()  # those seen
@@ -67,8 +67,8 @@ class Correction:
         return float(np.exp(min(errors.mean(), -0.5 * np.sqrt((errors**2).mean()))))
 
     def soberly(self, splits: Sequence[Split]) -> "Correction":
-        """The same without the benefit of the doubt: of `splits`, those not seen yet are taken to be
-        off as the others are in the mean."""
+        """The same without the benefit of the doubt: of `splits`, those not seen yet are taken to
+        be off as the others are in the mean."""
         unseen = [split for split in splits if split not in self.splits]
         if not self.splits or not unseen:
             return self
@@ -80,7 +80,8 @@ class Correction:
     def observed(
         self, split: Split, running: int, profiled_s: float, seconds: float
     ) -> "Correction":
-        """The correction after a burst whose steps take `profiled_s` by the profile and took `seconds`."""
+        """The correction after a burst whose steps take `profiled_s` by the profile and took
+        `seconds`."""
         load = running / profiled_s
         splits, mean, covariance = self._with(split)
         at = 1 + splits.index(split)

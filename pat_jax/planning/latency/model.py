@@ -98,7 +98,8 @@ class LatencyModel:
         }
 
     def verifying(self, num_draft_tokens: int) -> "LatencyModel":
-        """The same machine, whose steps have room for so many tokens of drafts for each row; 0: itself.
+        """The same machine, whose steps have room for so many tokens of drafts for each row; 0:
+        itself.
 
         Raises:
           KeyError: none was measured.

@@ -1,8 +1,8 @@
 """Seconds of a call between the points at which they were measured, and past the last of them.
 
 Between points a step is a straight line in rows and in length: so it is in the physics below, and
-the regime that it is in (which kernel, whose cache) is its neighbours'. Past the last point it grows
-as the physics does that fits all points best.
+the regime that it is in (which kernel, whose cache) is its neighbours'. Past the last point it
+grows as the physics does that fits all points best.
 """
 
 from bisect import bisect_left

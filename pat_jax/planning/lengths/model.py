@@ -1,7 +1,8 @@
 """How long will it go on? Survival of the running responses, from all that was seen so far.
 
 Two parts, each in a file of its own: the `Baseline` distribution of lengths (Kaplan-Meier, with a
-prior), and the `PromptMeans`, by which those that wait are put in order. Plans nothing; knows no device.
+prior), and the `PromptMeans`, by which those that wait are put in order. Plans nothing; knows no
+device.
 """
 
 from dataclasses import dataclass, field, replace
@@ -42,7 +43,8 @@ class LengthModel:
         return self.baseline.cap
 
     def with_cap(self, cap: int) -> "LengthModel":
-        """What was seen, under another cap: a response that was cut is known to be longer, no more."""
+        """What was seen, under another cap: a response that was cut is known to be longer, no
+        more."""
         return replace(self, baseline=self.baseline.with_cap(cap))
 
     def updated(
@@ -78,7 +80,8 @@ class LengthModel:
         return np.where(moments[None, :] < remaining_tokens[:, None], alive, 0.0)
 
     def expected(self, prompt: np.ndarray) -> np.ndarray:
-        """Tokens of the next response to each prompt, float64[prompts], by their ids, int[prompts]."""
+        """Tokens of the next response to each prompt, float64[prompts], by their ids,
+        int[prompts]."""
         moments = mean_moments(self.cap)
         whole = self.survival(np.zeros(1, int), np.array([self.cap + 1]), moments)
         return self.prompts.expected(prompt, float(mean_tokens(whole, moments)[0]))

@@ -18,7 +18,8 @@ class PromptMeans:
     mean: np.ndarray = field(default_factory=lambda: np.zeros(0))  # float64[prompts], tokens
 
     def expected(self, prompt: np.ndarray, otherwise: np.ndarray | float) -> np.ndarray:
-        """Tokens of the next response to each prompt, float64[prompts]; of unknown ones `otherwise`."""
+        """Tokens of the next response to each prompt, float64[prompts]; of unknown ones
+        `otherwise`."""
         at, is_known = self._find(prompt)
         mean = np.full(len(prompt), otherwise)
         mean[is_known] = self.mean[at[is_known]]
@@ -27,8 +28,9 @@ class PromptMeans:
     def updated(self, lengths: np.ndarray, prompt: np.ndarray) -> "PromptMeans":
         """After a rollout: int[responses] tokens, and the id of each one's prompt.
 
-        What came before counts as much as this rollout. A new prompt is remembered while there is room. The oldest
-        is not dropped for it: where prompts come round in turn, each would be dropped shortly before it is needed.
+        What came before counts as much as this rollout. A new prompt is remembered while there is
+        room. The oldest is not dropped for it: where prompts come round in turn, each would be
+        dropped shortly before it is needed.
         """
         ids, of = np.unique(prompt, return_inverse=True)
         mean = np.bincount(of, lengths) / np.bincount(of)

@@ -63,7 +63,8 @@ class RegretBudget:
         self.rent_s, self._ran, self._stayed = (np.zeros_like(self.prefill_s) for _ in range(3))
 
     def expect(self, here: int, step_s: np.ndarray, step: float, correction: np.ndarray) -> None:
-        """Books the bursts since the last plan, in layout `here`; from now on steps take `step_s` in each.
+        """Books the bursts since the last plan, in layout `here`; from now on steps take `step_s`
+        in each.
 
         Args:
           step: decode steps of the rollout so far.

@@ -1,7 +1,7 @@
 """Whether to compile a layout that is not compiled yet: one rule.
 
-What a rollout is predicted to save with the layout, over the iterations that are left, must outweigh
-the seconds of compiling it. No plan leads to the layout before.
+What a rollout is predicted to save with the layout, over the iterations that are left, must
+outweigh the seconds of compiling it. No plan leads to the layout before.
 """
 
 from collections.abc import Mapping

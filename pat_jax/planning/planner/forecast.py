@@ -111,7 +111,8 @@ class Forecast:
 
 @dataclass(frozen=True)
 class _Prospects:
-    """Classes of sequences: first those that run, then those that wait and will begin at a moment."""
+    """Classes of sequences: first those that run, then those that wait and will begin at a
+    moment."""
 
     count: np.ndarray  # float[replicas, classes], members by replica
     context: (

@@ -1,4 +1,5 @@
-"""A forecast in pools that do not hold every sequence at once: some run while others wait for pages.
+"""A forecast in pools that do not hold every sequence at once: some run while others wait for
+pages.
 
 Knows tokens and pools. Does not know what a step costs.
 """
@@ -15,8 +16,8 @@ from pat_jax.planning.types import Split
 
 @dataclass(frozen=True)
 class PoolPressure:
-    """A forecast layout by layout, each with its pools. Moments are those of the forecast: as far as
-    all sequences have come by then, however many steps it takes."""
+    """A forecast layout by layout, each with its pools. Moments are those of the forecast: as far
+    as all sequences have come by then, however many steps it takes."""
 
     steps: np.ndarray  # float[splits, moments], decode steps until the next moment
     running: np.ndarray  # float[splits, moments], sequences that run at once

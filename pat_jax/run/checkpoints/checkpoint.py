@@ -54,8 +54,8 @@ def is_gone(state: Any) -> bool:
 class Checkpointer:
     """The checkpoints of one run: `directory/STEP`, each complete or not there at all.
 
-    What else lies in the folder, and checkpoints that are damaged, are moved to the folder `DAMAGED`
-    beside it when the newest is restored.
+    What else lies in the folder, and checkpoints that are damaged, are moved to the folder
+    `DAMAGED` beside it when the newest is restored.
 
     Args:
       directory: where they lie; made when missing.
@@ -180,9 +180,9 @@ class Checkpointer:
 
         Args:
           abstract_state: the structure wanted: a pytree of `jax.ShapeDtypeStruct` with shardings,
-            which need not be those it was saved with. Where a shape is larger than what was saved, zeros
-            are added; where it is smaller, what is behind is left out: both are padding, as all else of
-            the fingerprint agrees.
+            which need not be those it was saved with. Where a shape is larger than what was saved,
+            zeros are added; where it is smaller, what is behind is left out: both are padding, as
+            all else of the fingerprint agrees.
 
         Returns:
           Its step, state and metadata.

@@ -1,7 +1,8 @@
 """The head of a policy's first layers in a run, and what of it a resumed run goes on with.
 
-A file is one line with a checksum of all behind it, one of JSON with the layer, and the state of learning as NumPy
-writes it, by the names of its leaves. Knows options and files. Does not know how a head learns.
+A file is one line with a checksum of all behind it, one of JSON with the layer, and the state of
+learning as NumPy writes it, by the names of its leaves. Knows options and files. Does not know how
+a head learns.
 """
 
 import io
@@ -34,7 +35,8 @@ class LearnedHead:
         self.trainer, self._files = trainer, files
 
     def save(self, step: int) -> None:
-        """Writes it before the checkpoint of `step` is; not one that was lost in a failed step of its own."""
+        """Writes it before the checkpoint of `step` is; not one that was lost in a failed step of
+        its own."""
         if is_gone(self.trainer.state):
             return
         self._files.write(step, as_bytes(self.trainer.depth, _named(self.trainer.state)))
@@ -97,8 +99,9 @@ def saved_head(saved: SavedPolicy, engine: RolloutEngine) -> tuple[np.ndarray | 
     """What the engine's first layers draft with, where its weights are those of a run's checkpoint.
 
     Returns:
-      float32[embed, embed], what the run had learned by then; None where nothing is known of it, or they do
-      not draft. And a sentence about why nothing is known; empty where it is, or they do not.
+      float32[embed, embed], what the run had learned by then; None where nothing is known of it, or
+      they do not draft. And a sentence about why nothing is known; empty where it is, or they do
+      not.
     """
     depth, embed = engine.specs.drafts.exit_layer, engine.policy.config.embed_dim
     if not depth:

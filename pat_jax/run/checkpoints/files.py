@@ -1,4 +1,5 @@
-"""The folders of checkpoints, and whether their files are as they were written: sizes and checksums.
+"""The folders of checkpoints, and whether their files are as they were written: sizes and
+checksums.
 
 Knows files and bytes. Does not know what is in them (`checkpoint.py`).
 """
@@ -46,9 +47,9 @@ def move_aside(path: Path, folder: Path) -> Path:
 
 
 def lacking(directory: Path, num_bytes: int) -> str:
-    """Why nothing can be written, in words. Found here, it is one sentence. A disk that turns out full
-    while it is written to costs hundreds of lines of tracebacks. A folder that Orbax cannot make
-    leaves its threads waiting, and a process that does not end."""
+    """Why nothing can be written, in words. Found here, it is one sentence. A disk that turns out
+    full while it is written to costs hundreds of lines of tracebacks. A folder that Orbax cannot
+    make leaves its threads waiting, and a process that does not end."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=_PROBE, dir=directory):

@@ -1,7 +1,8 @@
-"""The responses of iterations that no checkpoint covers yet, on disk as they end, with their scores.
+"""The responses of iterations that no checkpoint covers yet, on disk as they end, with their
+scores.
 
-A run that goes on after a kill generates none of them again. One is taken from the disk if the request is
-the same, and the policy that would answer it is the same bit for bit. Knows requests,
+A run that goes on after a kill generates none of them again. One is taken from the disk if the
+request is the same, and the policy that would answer it is the same bit for bit. Knows requests,
 scores and files. Does not know what generates, nor what scores.
 """
 
@@ -148,8 +149,8 @@ class Batch:
     def completions(
         self, requests: Sequence[Request], ask: Ask
     ) -> Iterator[tuple[int, Completion]]:
-        """Places of requests and their completions: first those on disk, then those that `ask` generates
-        for the others, each on disk before it is handed on.
+        """Places of requests and their completions: first those on disk, then those that `ask`
+        generates for the others, each on disk before it is handed on.
 
         Args:
           ask: answers the requests at these places.

@@ -56,7 +56,8 @@ def declared(value: Found) -> Found:
 def gone_on_with(
     read: Callable[[Path], Mapping[Key, Value]], folder: Path, what: str
 ) -> Mapping[Key, Value]:
-    """What a resumed run has of a file in its folder: no run needs it, so a damaged one is as none."""
+    """What a resumed run has of a file in its folder: no run needs it, so a damaged one is as
+    none."""
     try:
         return read(folder)
     except (UserError, OSError) as error:

@@ -1,7 +1,7 @@
 """What a checkpoint says of itself: the fingerprint of its run's model, and the run's metadata.
 
-Reads a small file of JSON beside the arrays, starts no backend and writes nothing. Does not know what
-the metadata mean.
+Reads a small file of JSON beside the arrays, starts no backend and writes nothing. Does not know
+what the metadata mean.
 """
 
 import json

@@ -50,7 +50,8 @@ def open_manager(directory: Path, max_to_keep: int) -> ocp.CheckpointManager:
 
 
 def reason(error: BaseException) -> tuple[bool, str]:
-    """Why a checkpoint was not written, and before it whether this process only waited for others in vain.
+    """Why a checkpoint was not written, and before it whether this process only waited for others
+    in vain.
 
     A process that cannot write its part goes on to wait for the others, who wait for that part, and
     raises at last that it did.

@@ -1,4 +1,5 @@
-"""Files beside a run's checkpoints, one for each: what a resumed run would miss, but could do without.
+"""Files beside a run's checkpoints, one for each: what a resumed run would miss, but could do
+without.
 
 Knows files. Does not know what is in them.
 """
@@ -21,8 +22,8 @@ DAMAGED = "is damaged (it has another checksum than when it was written)"
 
 
 class SideFiles:
-    """`RUN/NAME/step-N.bin` for the checkpoint of step N, written before it: where that is complete, so is
-    the file.
+    """`RUN/NAME/step-N.bin` for the checkpoint of step N, written before it: where that is
+    complete, so is the file.
 
     Args:
       run: the run's folder.
@@ -91,7 +92,8 @@ def of_file(what: str, content: bytes) -> tuple[Any, bytes]:
 
 
 def sealed(what: str, body: bytes) -> bytes:
-    """A file's content: one line that says what is in it and a checksum of all behind it, and `body`."""
+    """A file's content: one line that says what is in it and a checksum of all behind it, and
+    `body`."""
     return f"pat_jax {what}, version 1, CRC-32 {zlib.crc32(body):08x}\n".encode() + body
 
 

@@ -33,8 +33,8 @@ Rewards = Float[np.ndarray, " responses"]
 
 
 class DroppedTokens:
-    """Says once that a policy generates special tokens that texts leave out, others than those of beginning,
-    end and padding."""
+    """Says once that a policy generates special tokens that texts leave out, others than those of
+    beginning, end and padding."""
 
     def __init__(self, tokenizer: Tokenizer, notify: Callable[[str], None]):
         is_known = isinstance(tokenizer, HuggingFaceTokenizer)

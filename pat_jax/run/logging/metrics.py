@@ -1,7 +1,8 @@
-"""What a run measured: metrics.jsonl, one flushed line per write, and whatever tracks the run beside it.
+"""What a run measured: metrics.jsonl, one flushed line per write, and whatever tracks the run
+beside it.
 
-Knows names and numbers. Does not know what they mean (`progress.py` shows some of them, docs/metrics.md
-explains all).
+Knows names and numbers. Does not know what they mean (`progress.py` shows some of them,
+docs/metrics.md explains all).
 
 Names are `namespace/name`: `reward/*`, `rollout/*`, `train/*`, `eval/*`, `progress/*`, `memory/*`,
 `timing/*` (seconds).
@@ -58,7 +59,8 @@ class MetricsWriter:
             self.event("resume", step=resume_step)
 
     def write(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """Write the metrics of `step`: numbers, scalar arrays, or text (which trackers do not get)."""
+        """Write the metrics of `step`: numbers, scalar arrays, or text (which trackers do not
+        get)."""
         row = {name: _plain(name, value) for name, value in metrics.items()}
         self._append({"step": step, "time": time.time()} | row)
         numbers = {
@@ -70,7 +72,8 @@ class MetricsWriter:
             tracker.write(step, numbers)
 
     def samples(self, step: int, samples: Sequence[Sample]) -> None:
-        """Keep a few responses of `step` for the run's page, and show them where the trackers do."""
+        """Keep a few responses of `step` for the run's page, and show them where the trackers
+        do."""
         try:
             self._samples.add(step, samples)
         except OSError as error:  # such as a full disk: the file of the next time has these as well

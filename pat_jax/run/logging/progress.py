@@ -1,5 +1,5 @@
-"""What a person sees of a run: a progress bar on a terminal or under a notebook's cell, elsewhere one line a
-step.
+"""What a person sees of a run: a progress bar on a terminal or under a notebook's cell, elsewhere
+one line a step.
 
 Knows which metrics are worth a glance. Does not know how they are measured or stored.
 """
@@ -36,8 +36,8 @@ class Progress:
         )
 
     def start(self, done: int = 0) -> None:
-        """The first step of this start begins, `done` of them lie behind it: by what came before nobody can tell
-        how long steps take."""
+        """The first step of this start begins, `done` of them lie behind it: by what came before
+        nobody can tell how long steps take."""
         self._bar.reset()
         self._bar.initial = self._bar.n = self._bar.last_print_n = done
 
@@ -107,7 +107,8 @@ def _is_nan(value: object) -> bool:
 
 
 def wrapped(line: str, columns: int) -> str:
-    """A line of parts that begin with a word, two spaces between them, broken where it is too long."""
+    """A line of parts that begin with a word, two spaces between them, broken where it is too
+    long."""
     lines = [""]
     for part in re.split(r"  (?=[a-z])", line):
         if len(lines[-1]) + 2 + len(part) > columns and lines[-1]:

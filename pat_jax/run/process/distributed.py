@@ -1,4 +1,5 @@
-"""The processes of a run meet: who they are, that they were started alike, and how one signal stops all.
+"""The processes of a run meet: who they are, that they were started alike, and how one signal stops
+all.
 
 Alone, a process meets nobody.
 """
@@ -26,8 +27,8 @@ def meet(config: Options, signals: StopSignals) -> Options:
       The options, with the folder of the first process, which alone names one where none is given.
 
     Raises:
-      UserError: the processes do not find each other, were started with other options, or cannot write
-        what is to be written.
+      UserError: the processes do not find each other, were started with other options, or cannot
+        write what is to be written.
     """
     us = join(config.distributed)
     signals.stop_all(us)

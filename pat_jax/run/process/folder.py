@@ -186,7 +186,8 @@ def changed_options(config: AnyRun, folder: Path) -> list[str]:
 
 
 def name_of_rows(path: str) -> str:
-    """What a file of given rows is called in its run's folder, wherever that lies; empty of any other path.
+    """What a file of given rows is called in its run's folder, wherever that lies; empty of any
+    other path.
 
     The name follows from the rows: files of one name have the same.
     """

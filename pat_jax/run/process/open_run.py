@@ -52,7 +52,8 @@ class OpenRun:
       command: that makes such runs, as in `python -m pat_jax.COMMAND`.
       steps: of the whole run.
       fingerprint: what its checkpoints have to share with those of a resumption.
-      save_beside: called before each checkpoint is written, with its step: writes what is not part of it.
+      save_beside: called before each checkpoint is written, with its step: writes what is not part
+        of it.
 
     Raises:
       UserError: the folder is another run's, or a tracker cannot begin.
@@ -148,7 +149,8 @@ class OpenRun:
     def saved_at_an_error(
         self, signals: StopSignals, last: Callable[[], tuple[int, Kept]]
     ) -> Iterator[None]:
-        """Whatever error ends what is done inside, the last whole step is saved before anybody else hears of it.
+        """Whatever error ends what is done inside, the last whole step is saved before anybody else
+        hears of it.
 
         Args:
           last: that step and what is kept of it; asked for at the error.

@@ -38,7 +38,8 @@ class Steps:
 
     @contextmanager
     def going_on(self) -> Iterator[None]:
-        """Steps are made while it is entered; whatever error ends them, the last whole one is saved."""
+        """Steps are made while it is entered; whatever error ends them, the last whole one is
+        saved."""
         run, first = self._open, self.first
         run.progress.start(first)
         with (
@@ -49,7 +50,8 @@ class Steps:
             yield
 
     def has_learned(self, step: int, measured: Mapping[str, Any]) -> None:
-        """From here on this is the step that is saved, whatever fails; what is measured later is added."""
+        """From here on this is the step that is saved, whatever fails; what is measured later is
+        added."""
         self.done, self._unwritten = step, measured
 
     def write(self, step: int, measured: dict[str, Any]) -> None:

@@ -28,14 +28,14 @@ class StoppedAtOnce(KeyboardInterrupt):
 
 
 class StopSignals:
-    """While entered, SIGTERM, SIGINT and SIGHUP raise `Stopped`; the second SIGTERM or SIGINT ends the process
-    at once. A terminal that closes sends SIGHUP several times, which asks for nothing more; where it is
-    ignored, as under nohup, it stays so.
+    """While entered, SIGTERM, SIGINT and SIGHUP raise `Stopped`; the second SIGTERM or SIGINT ends
+    the process at once. A terminal that closes sends SIGHUP several times, which asks for nothing
+    more; where it is ignored, as under nohup, it stays so.
 
     Args:
-      owns_process: False: in a program that goes on after the run, such as a notebook, the second SIGINT
-        ends the run at once and not the process. Outside of the main thread, where Python gives signals to
-        nobody, none is taken.
+      owns_process: False: in a program that goes on after the run, such as a notebook, the second
+        SIGINT ends the run at once and not the process. Outside of the main thread, where Python
+        gives signals to nobody, none is taken.
     """
 
     def __init__(self, *, owns_process: bool = True) -> None:
@@ -76,8 +76,8 @@ class StopSignals:
         self._is_held = True
 
     def stop_all(self, us: ProcessGroup) -> None:
-        """From now on a signal to one of several processes stops all, where they next agree and no step
-        is torn apart."""
+        """From now on a signal to one of several processes stops all, where they next agree and no
+        step is torn apart."""
 
         def stop(number: int) -> NoReturn:
             raise Stopped(number)
@@ -121,8 +121,8 @@ def _silence(terminals: list[int]) -> None:
 
 
 def leave(exit_code: int) -> NoReturn:
-    """Ends the process without waiting for threads, such as one that compiles for later. It waits for the
-    other processes of the run."""
+    """Ends the process without waiting for threads, such as one that compiles for later. It waits
+    for the other processes of the run."""
     process_group().leave()
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError):  # such as a pipe whose reader has gone

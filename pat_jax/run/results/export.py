@@ -1,8 +1,8 @@
-"""The policy as a Hugging Face directory, or its adapters as PEFT's: where a run may write them, and
-what it wrote before.
+"""The policy as a Hugging Face directory, or its adapters as PEFT's: where a run may write them,
+and what it wrote before.
 
-Knows the run's folder and the export's. Does not know the formats (`models/checkpoints/hf_export.py`,
-`models/checkpoints/peft_adapter.py`).
+Knows the run's folder and the export's. Does not know the formats
+(`models/checkpoints/hf_export.py`, `models/checkpoints/peft_adapter.py`).
 """
 
 import json

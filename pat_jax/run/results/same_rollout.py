@@ -1,4 +1,5 @@
-"""The next rollout of a run that has ended, made twice: as planned, and with a switch forced in its tail.
+"""The next rollout of a run that has ended, made twice: as planned, and with a switch forced in its
+tail.
 
 Nothing is learned of it: no update, no metric, no length; its random numbers are the requests' own.
 """
@@ -57,7 +58,8 @@ def _forced(run: Run, requests: Sequence[Request]) -> tuple[list[Completion], Ro
 
 
 def two_layouts(run: Run) -> tuple[Split, Split]:
-    """The ones with the least and the most TP that this run has compiled; of one layout, it and another."""
+    """The ones with the least and the most TP that this run has compiled; of one layout, it and
+    another."""
     ready = run.lazy.ready if run.lazy else run.compiled.layouts
     splits = list(run.setup.engine.layouts)
     chosen = [split for split in splits if split in ready]

@@ -1,7 +1,7 @@
 """The policy in a checkpoint of a run, for those who do not go on with the run: found, and read.
 
-Nothing is written or moved: the run may still be going on. Knows the run's folder and what a checkpoint
-says of itself. Does not know how weights are used.
+Nothing is written or moved: the run may still be going on. Knows the run's folder and what a
+checkpoint says of itself. Does not know how weights are used.
 """
 
 from collections.abc import Mapping, Sequence

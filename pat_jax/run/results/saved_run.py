@@ -93,7 +93,8 @@ class SavedRun:
 
     @property
     def rollouts(self) -> Mapping[str, KeptRollout]:
-        """What the `first`, the `slowest` and the `newest` rollout did, as far as the page has them."""
+        """What the `first`, the `slowest` and the `newest` rollout did, as far as the page has
+        them."""
         return read_rollouts(self.folder)
 
     def plot_rollout(self, name: str | None = None) -> "Figure":

@@ -1,8 +1,8 @@
 """Reward functions of a program that is running, such as one of a notebook's cell: into a file.
 
-The processes that score cannot import what was typed into a cell, and there a function that hangs costs one
-response its reward and not the run. So it goes to them by value, as cloudpickle writes it: with what it has
-closed over as that is now. What it changes there is not changed here.
+The processes that score cannot import what was typed into a cell, and there a function that hangs
+costs one response its reward and not the run. So it goes to them by value, as cloudpickle writes
+it: with what it has closed over as that is now. What it changes there is not changed here.
 """
 
 import hashlib
@@ -21,8 +21,8 @@ REWARDS = CACHE_DIR.parent / "rewards"  # where those lie that this user's progr
 
 
 def check_shipped(rewards: Iterable[str]) -> None:
-    """Refuses functions of programs that are no one's here: such a file is code, and the folder of a
-    run may name one that came with it.
+    """Refuses functions of programs that are no one's here: such a file is code, and the folder of
+    a run may name one that came with it.
 
     Raises:
       UserError: a reward is in a file that no program of this user has written.

@@ -1,4 +1,5 @@
-"""An engine that only generates, from its options to a session: compiled, warmed up, its weights in.
+"""An engine that only generates, from its options to a session: compiled, warmed up, its weights
+in.
 
 Knows options and engines. Does not know what is asked of the session.
 """

@@ -1,4 +1,5 @@
-"""One rollout that was made twice, as planned and with a forced switch, as files and sentences have it.
+"""One rollout that was made twice, as planned and with a forced switch, as files and sentences have
+it.
 
 Knows numbers and names. Does not know how a rollout is made (`same_rollout.py`).
 """

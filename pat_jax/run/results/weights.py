@@ -1,8 +1,8 @@
-"""The weights of an engine that only generates: of a checkpoint directory, with a PEFT adapter of it, of a
-run's checkpoint, or random ones of a built-in shape.
+"""The weights of an engine that only generates: of a checkpoint directory, with a PEFT adapter of
+it, of a run's checkpoint, or random ones of a built-in shape.
 
-Knows files and layouts. Does not know what is generated. All that can be wrong with the files is found
-before anything is compiled, so that what is loaded later loads.
+Knows files and layouts. Does not know what is generated. All that can be wrong with the files is
+found before anything is compiled, so that what is loaded later loads.
 """
 
 from collections.abc import Callable
@@ -71,7 +71,8 @@ def weights_of_model(config: RunConfig, model: ModelConfig, adapter: str) -> Loa
 
 
 def weights_of_run(config: RunConfig, saved: SavedPolicy, policy: Policy, layout: Layout) -> Load:
-    """Weights of a run's checkpoint; with LoRA its adapters, merged into their base, which is --model.
+    """Weights of a run's checkpoint; with LoRA its adapters, merged into their base, which is
+    --model.
 
     Args:
       policy: of that model; nothing of it is quantized.

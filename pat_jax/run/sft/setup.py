@@ -1,5 +1,5 @@
-"""Puts a run of supervised fine-tuning together. Everything that can be wrong is found out here, before
-anything is compiled or written."""
+"""Puts a run of supervised fine-tuning together. Everything that can be wrong is found out here,
+before anything is compiled or written."""
 
 import math
 from collections.abc import Mapping, Sequence

@@ -48,7 +48,8 @@ def identity(lora: Lora | None) -> dict[str, object]:
 
 
 def lora_of(fingerprint: Mapping[str, Any], policy: Policy) -> Lora | None:
-    """The adapters that a checkpoint of `policy` has, from its fingerprint; None: all is trained."""
+    """The adapters that a checkpoint of `policy` has, from its fingerprint; None: all is
+    trained."""
     if "lora.rank" not in fingerprint:
         return None
     rank, alpha, modules = (fingerprint[f"lora.{name}"] for name in ("rank", "alpha", "modules"))

@@ -48,8 +48,8 @@ def announce(config: RunConfig, setup: Setup, progress: Progress) -> None:
 def compile_run(
     config: RunConfig, setup: Setup, layouts: Sequence[Split], progress: Progress
 ) -> Compiled:
-    """The programs of the run, in parallel: every one, or where they are compiled as they are needed those of
-    the first steps.
+    """The programs of the run, in parallel: every one, or where they are compiled as they are
+    needed those of the first steps.
 
     Args:
       layouts: those of the rollout that are compiled now.

@@ -89,8 +89,8 @@ class GivenRows:
                 _remove_unused(run, new, existed=existed)
 
     def keep(self, config: RunConfig) -> None:
-        """Has them there still, now that this process holds the folder: another one that was given the same, and
-        failed, may have removed them."""
+        """Has them there still, now that this process holds the folder: another one that was given
+        the same, and failed, may have removed them."""
         run = Path(config.run_dir).absolute()
         files = {name: run / name for name in self._rows}
         lost = {name: path for name, path in files.items() if str(path) in _files(config)}

@@ -1,4 +1,5 @@
-"""Names of the Hub in a run's folder: what they were when it began, whatever is called so here since.
+"""Names of the Hub in a run's folder: what they were when it began, whatever is called so here
+since.
 
 Knows one file. Does not know which options have names.
 """

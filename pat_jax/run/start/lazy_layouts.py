@@ -1,4 +1,5 @@
-"""Layouts that come into a run while it goes on: compiled beside it, measured between two iterations.
+"""Layouts that come into a run while it goes on: compiled beside it, measured between two
+iterations.
 
 Before the first iteration only the layout in which rollouts start is compiled, and what pays by the
 profile (`planner/compilation.py`). Nothing is compiled while an iteration waits for it.
@@ -31,7 +32,8 @@ log = logging.getLogger(__name__)
 def first_layouts(config: RunConfig, setup: Setup) -> tuple[Split, ...]:
     """The layouts to compile before the first iteration.
 
-    With a profile: where a rollout starts by it, and what is worth compiling. Without: the lowest TP.
+    With a profile: where a rollout starts by it, and what is worth compiling. Without: the lowest
+    TP.
     """
     engine, profile, rollout = setup.engine, setup.profile, config.rollout
     splits = tuple(engine.layouts)

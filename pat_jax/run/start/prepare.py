@@ -42,8 +42,8 @@ def warm_up(
 def keep_profile(
     config: RunConfig, subject: Subject, known: Profile | None, measured: LatencyModel
 ) -> None:
-    """For the next start on this machine, where `python -m pat_jax.profile` has measured none: few bursts of few
-    programs, which it would take for its own."""
+    """For the next start on this machine, where `python -m pat_jax.profile` has measured none: few
+    bursts of few programs, which it would take for its own."""
     measured_in_full = PROFILE_DIR / subject.file_name
     if config.profile != "auto" or measured_in_full.exists() or not process_group().is_first:
         return
@@ -72,7 +72,8 @@ def cost_planner(
 
 
 def unseen_acceptance(drafts: Drafts) -> Acceptance | None:
-    """Before any draft was verified; None where there are none, though a profile may know of some."""
+    """Before any draft was verified; None where there are none, though a profile may know of
+    some."""
     return Acceptance.unseen(is_generated=drafts.is_generated) if drafts.num_draft_tokens else None
 
 

@@ -119,7 +119,8 @@ class DecodeFunctions:
         """Decodes until `until`, or until a replica has no reserved page left; rows draw pages from
         it as they grow.
 
-        The state is to be donated. The last argument is the drafter's weights, None where it has none.
+        The state is to be donated. The last argument is the drafter's weights, None where it has
+        none.
 
         Args:
           num_draft_tokens: draft tokens of a step, for each row.

@@ -1,5 +1,6 @@
-"""One decode step of the rows of a device: a token each. What it has in common with one that verifies drafts
-(`verify_step.py`): how logits come about, how tokens are drawn from them, and how rows go on.
+"""One decode step of the rows of a device: a token each. What it has in common with one that
+verifies drafts (`verify_step.py`): how logits come about, how tokens are drawn from them, and how
+rows go on.
 """
 
 from collections.abc import Sequence
@@ -197,9 +198,9 @@ def noted(
     after: RowState,
     num_generated: Int[Array, " rows"] | None = None,
 ) -> BurstOutput:
-    """Writes each row's new tokens: one in the column of the step, or, where rows generate different
-    numbers of tokens, `num_generated` of them at the row's own offset. What lies behind is written
-    over."""
+    """Writes each row's new tokens: one in the column of the step, or, where rows generate
+    different numbers of tokens, `num_generated` of them at the row's own offset. What lies behind
+    is written over."""
 
     def put(name: str) -> Array:
         buffer, new = getattr(output, name), getattr(drawn, name)

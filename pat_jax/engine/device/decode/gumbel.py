@@ -1,11 +1,13 @@
 """Draws of tokens with noise of their own: Gumbel-max on two levels, the same in every layout.
 
-    m_b = Σ_{v in b} p_v;  block = argmax_b (log m_b + G_b);  token = argmax_{v in block} (log p_v + G_v)
+    m_b = Σ_{v in b} p_v;  block = argmax_b (log m_b + G_b);  token = argmax_{v in block} (log p_v +
+    G_v)
 
-The G are independent Gumbel variables, so the token has exactly the distribution p. They are a function of
-the position's key, the block and the token's place in its block alone. Two distributions that are drawn from
-with the same noise agree on each level with a probability of at least (1 - d) / (1 + d), d being their total
-variation distance there (arXiv 2408.07978). One level would need noise for the whole vocabulary.
+The G are independent Gumbel variables, so the token has exactly the distribution p. They are a
+function of the position's key, the block and the token's place in its block alone. Two
+distributions that are drawn from with the same noise agree on each level with a probability of at
+least (1 - d) / (1 + d), d being their total variation distance there (arXiv 2408.07978). One level
+would need noise for the whole vocabulary.
 
 Knows logits, temperatures and keys. Knows nothing of penalties, filters or rows that share a step.
 """
@@ -20,7 +22,8 @@ BLOCK = 128  # tokens, at most, of a block; the padded vocabulary is a multiple 
 def position_keys(
     keys: UInt32[Array, "rows 2"], positions: Int[Array, " rows"]
 ) -> UInt32[Array, "rows 2"]:
-    """The key of each row's noise, from its sequence's key and the position of the token to be drawn."""
+    """The key of each row's noise, from its sequence's key and the position of the token to be
+    drawn."""
 
     def one(key: Array, position: Array) -> Array:
         return jax.random.key_data(jax.random.fold_in(jax.random.wrap_key_data(key), position))
@@ -29,9 +32,11 @@ def position_keys(
 
 
 def exponentials(keys: UInt32[Array, "rows 2"], count: int) -> Float[Array, "rows count"]:
-    """Exponential variables E of mean 1, whose Gumbel variables are -log E: the i-th is a function of key and i.
+    """Exponential variables E of mean 1, whose Gumbel variables are -log E: the i-th is a function
+    of key and i.
 
-    Their smallest value is 2**-33: what has less than 1e-9 of the largest mass is as good as never drawn.
+    Their smallest value is 2**-33: what has less than 1e-9 of the largest mass is as good as never
+    drawn.
     """
 
     def bits(key: Array) -> Array:
@@ -48,10 +53,11 @@ def draw(
     keys: UInt32[Array, "rows 2"],
     is_greedy: Bool[Array, " rows"],
 ) -> tuple[Int[Array, " rows"], Float[Array, " rows"]]:
-    """A token a row from softmax(logits / divisor), or the likeliest; and its log-probability there.
+    """A token a row from softmax(logits / divisor), or the likeliest; and its log-probability
+    there.
 
-    First the block of the vocabulary, then the token in it, for both: the logits are read twice, and no
-    array of their size is written. argmax(log p + G) is argmax(p / E).
+    First the block of the vocabulary, then the token in it, for both: the logits are read twice,
+    and no array of their size is written. argmax(log p + G) is argmax(p / E).
 
     Args:
       keys: see `position_keys`.
@@ -95,8 +101,8 @@ def scaled(
 ) -> Float[Array, "rows ..."]:
     """Logits below the largest one, over the temperature: exactly 0 for that one.
 
-    The other way round, XLA may fuse one quotient with the difference, and round the two apart by as much as
-    1e-7 of their size. At a temperature of 1e-6 that is more than a nat.
+    The other way round, XLA may fuse one quotient with the difference, and round the two apart by
+    as much as 1e-7 of their size. At a temperature of 1e-6 that is more than a nat.
     """
     shape = (-1, *[1] * (logits.ndim - 1))
     return (logits - jnp.reshape(largest, shape)) / jnp.reshape(divisor, shape)

@@ -1,4 +1,5 @@
-"""Pages for the tokens of a burst: rows draw them on the devices, from a reserve that the host lays out.
+"""Pages for the tokens of a burst: rows draw them on the devices, from a reserve that the host lays
+out.
 
 So a row holds pages for its next few tokens, not for a burst whose end it may not reach.
 Functions of one replica's arrays; `page_reserve.py` says which pages are in the reserve.
@@ -34,7 +35,8 @@ def draw(
     *,
     most: int,
 ) -> tuple[Int[Array, "rows width"], Int[Array, ""]]:
-    """The tables with `more` pages of the ring in each row, at most `most`, and how many are drawn then."""
+    """The tables with `more` pages of the ring in each row, at most `most`, and how many are drawn
+    then."""
     column, held = jnp.arange(tables.shape[1])[None], num_held(tables)
     first = drawn + jnp.cumsum(more) - more
     for n in range(most):
@@ -47,6 +49,7 @@ def draw(
 def added(
     tables: Int[Array, "rows width"], held: Int[Array, " rows"], *, most: int
 ) -> Int[Array, "rows most"]:
-    """What each row has drawn since it held so many pages, at most `most`; NULL_PAGE after the last."""
+    """What each row has drawn since it held so many pages, at most `most`; NULL_PAGE after the
+    last."""
     at = held[:, None] + jnp.arange(most)[None]
     return jnp.take_along_axis(tables, at, axis=1, mode="fill", fill_value=NULL_PAGE)

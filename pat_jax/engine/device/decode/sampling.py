@@ -4,8 +4,8 @@ Every option is an array with one entry a row, so that no option compiles anythi
 a token is drawn with is a function of its sequence's key and its position alone. Row, device and
 batch of a sequence cannot change what is sampled.
 
-Where any row has an option, another program sums up the probabilities of all. Its values are the same up
-to rounding, so that a row without one may draw another token at a near-tie.
+Where any row has an option, another program sums up the probabilities of all. Its values are the
+same up to rounding, so that a row without one may draw another token at a near-tie.
 
 A logit that is not a number makes every log-probability of its row NaN, whatever the options are:
 filters are written so that a NaN survives them.
@@ -36,7 +36,8 @@ class Ahead(NamedTuple):
 
 
 def sequence_key(*ids: int) -> np.ndarray:
-    """The sampling key of one sequence, uint32[2], from (seed, stream, iteration, prompt, sample)."""
+    """The sampling key of one sequence, uint32[2], from (seed, stream, iteration, prompt,
+    sample)."""
     return np.random.SeedSequence(ids).generate_state(2, np.uint32)
 
 
@@ -50,7 +51,8 @@ def sample(
     *,
     vocab_size: int,
 ) -> tuple[Int[Array, " rows"], Float[Array, " rows"], Float[Array, " rows"]]:
-    """Draws a token a row from p = softmax(filter(penalize(logits)) / temperature), as `gumbel.draw` says.
+    """Draws a token a row from p = softmax(filter(penalize(logits)) / temperature), as
+    `gumbel.draw` says.
 
     Args:
       keys: of each token's noise, see `gumbel.position_keys`.
@@ -60,9 +62,9 @@ def sample(
       vocab_size: tokens from here on are padding and never drawn.
 
     Returns:
-      The tokens; their log-probabilities in nats under the distribution drawn from; and under softmax(logits /
-      temperature) alone, the policy that a trainer knows, of a greedy token at temperature 1. Never above 0;
-      NaN where a logit is NaN or infinite.
+      The tokens; their log-probabilities in nats under the distribution drawn from; and under
+      softmax(logits / temperature) alone, the policy that a trainer knows, of a greedy token at
+      temperature 1. Never above 0; NaN where a logit is NaN or infinite.
     """
     is_greedy = options.temperature <= 0
     divisor = jnp.where(is_greedy, 1.0, options.temperature)

@@ -1,10 +1,10 @@
 """A decode step that verifies drafts: as many tokens of each row as are accepted.
 
-A draft is verified by drawing every position's token with its own noise, as without a draft, for as long as
-the token drawn is the draft's. With a branch beside the draft, the first token drawn chooses between them.
-So the output does not depend on the drafts: a proposal only chooses which logits to compute ahead. For
-n-gram drafts this accepts as often as rejection sampling does
-(arXiv 2211.17192, with a draft distribution of one token).
+A draft is verified by drawing every position's token with its own noise, as without a draft, for as
+long as the token drawn is the draft's. With a branch beside the draft, the first token drawn
+chooses between them. So the output does not depend on the drafts: a proposal only chooses which
+logits to compute ahead. For n-gram drafts this accepts as often as rejection sampling does (arXiv
+2211.17192, with a draft distribution of one token).
 """
 
 from dataclasses import replace

@@ -1,11 +1,11 @@
 """A draft model: its weights, its cache, and how it catches up with new tokens.
 
-Every device has all of its weights, in every layout: it is small, and so reads them sooner than two sums a layer
-would take. So a switch moves nothing of it.
+Every device has all of its weights, in every layout: it is small, and so reads them sooner than two
+sums a layer would take. So a switch moves nothing of it.
 
-Bursts without drafts, switches and preemptions leave tokens out of its cache. These are computed before
-the next burst with drafts. For a small model that is cheaper than to keep up with large batches
-whose drafts would not pay.
+Bursts without drafts, switches and preemptions leave tokens out of its cache. These are computed
+before the next burst with drafts. For a small model that is cheaper than to keep up with large
+batches whose drafts would not pay.
 """
 
 from collections.abc import Callable
@@ -66,9 +66,9 @@ class ModelDrafter(Drafter):
         return self.policy
 
     def propose(self, asked: Asked, moving: Moving) -> tuple[Proposal, Moving]:
-        """Each pass takes a row's newest token and the one before it: after a fully accepted draft its last
-        token has not been in a pass. Where one of them is beyond the model's vocabulary its
-        embedding is zeros (`Transformer._embed`).
+        """Each pass takes a row's newest token and the one before it: after a fully accepted draft
+        its last token has not been in a pass. Where one of them is beyond the model's vocabulary
+        its embedding is zeros (`Transformer._embed`).
         """
         step, rows, drafting = asked.step, moving.rows, moving.drafting
         row, padded = jnp.arange(len(rows.running)), step.policy.config.padded_vocab_size
@@ -160,7 +160,8 @@ class ModelDrafter(Drafter):
 
 
 def two_each(running: Bool[Array, " rows"], position: Int[Array, " rows"]) -> Line:
-    """The line of each row's token at `position` and the one before it; of a first one, of that behind it."""
+    """The line of each row's token at `position` and the one before it; of a first one, of that
+    behind it."""
     row, turn = jnp.repeat(jnp.arange(len(running)), 2), jnp.tile(jnp.arange(2), len(running))
     place = jnp.reshape(jnp.arange(2 * len(running)), (-1, 2))
     return Line(row, jnp.repeat(running, 2), turn, place, jnp.maximum(position - 1, 0))

@@ -1,8 +1,9 @@
 """Drafts that a model generates: what the policy's first layers and a draft model have in common.
 
-A generated draft costs a pass of the model for each of its tokens. Each is drawn with its position's
-own noise, as the policy will draw its own: the nearer the two distributions are to each other, the more
-often both draw the same token. So drafts at temperature 1 are accepted more often than the likeliest tokens.
+A generated draft costs a pass of the model for each of its tokens. Each is drawn with its
+position's own noise, as the policy will draw its own: the nearer the two distributions are to each
+other, the more often both draw the same token. So drafts at temperature 1 are accepted more often
+than the likeliest tokens.
 """
 
 from collections.abc import Callable, Sequence

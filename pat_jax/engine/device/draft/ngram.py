@@ -1,12 +1,12 @@
 """Drafts without a model: what followed, somewhere in the texts of a row, the tokens it has
 generated last.
 
-A row's text is one array: first texts that the host has laid out (of the same prompt, from siblings and
-earlier iterations), then the row's own tokens, each at its position behind them. Entries that are no
-token are negative; what they separate is never matched across.
+A row's text is one array: first texts that the host has laid out (of the same prompt, from siblings
+and earlier iterations), then the row's own tokens, each at its position behind them. Entries that
+are no token are negative; what they separate is never matched across.
 
-The longest match of the last tokens is found without a suffix tree: every place of the text is compared
-at once. Functions of one device's rows.
+The longest match of the last tokens is found without a suffix tree: every place of the text is
+compared at once. Functions of one device's rows.
 """
 
 from typing import NamedTuple
@@ -29,8 +29,8 @@ class Draft(NamedTuple):
 def find(
     text: Int[Array, "rows columns"], newest: Int[Array, " rows"], *, most: int
 ) -> tuple[Draft, Draft]:
-    """What came after the longest match of the tokens up to column `newest`; of equal ones the last. And
-    after the longest behind which another token came: a branch.
+    """What came after the longest match of the tokens up to column `newest`; of equal ones the
+    last. And after the longest behind which another token came: a branch.
 
     Args:
       most: tokens of a draft.
@@ -68,7 +68,8 @@ def append(
     count: Int[Array, " rows"],
     at: Int[Array, " rows"],
 ) -> Int[Array, "rows columns"]:
-    """The text with the first `count` of a row's `tokens` from column `at` on, and nothing behind them."""
+    """The text with the first `count` of a row's `tokens` from column `at` on, and nothing behind
+    them."""
     is_new = jnp.arange(tokens.shape[1])[None] < count[:, None]
     return put_windows(text, jnp.where(is_new, tokens, NO_TOKEN), at)
 

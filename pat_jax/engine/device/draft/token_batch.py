@@ -1,14 +1,15 @@
 """Which tokens a step verifies: every running row's newest one, and of the drafts those likeliest
 to be right.
 
-A step has room for a line of so many tokens. What drafts are worth differs by row: behind a long match
-eight tokens are likelier right than two behind a short one. So the room goes to the tokens that are
-likeliest right, of any row; a token behind another of its draft is never likelier than that one. A row's
-branch begins with another token than its draft. It gets room where a token of it is likelier right than
-one far behind in a draft. The two are a tree, of which one path at most is right.
+A step has room for a line of so many tokens. What drafts are worth differs by row: behind a long
+match eight tokens are likelier right than two behind a short one. So the room goes to the tokens
+that are likeliest right, of any row; a token behind another of its draft is never likelier than
+that one. A row's branch begins with another token than its draft. It gets room where a token of it
+is likelier right than one far behind in a draft. The two are a tree, of which one path at most is
+right.
 
-How likely that is follows from the run that a draft is a part of (`planning/drafts.py`): the match with which
-it began, and how many of its tokens have been right.
+How likely that is follows from the run that a draft is a part of (`planning/drafts.py`): the match
+with which it began, and how many of its tokens have been right.
 """
 
 from typing import NamedTuple
@@ -47,8 +48,8 @@ def left_by(
     accepted: Int[Array, " rows"],
     on_branch: Bool[Array, " rows"],
 ) -> Runs:
-    """When so many tokens were verified, and so many of them right: then one more was drawn. A branch that is
-    right ends its draft's run."""
+    """When so many tokens were verified, and so many of them right: then one more was drawn. A
+    branch that is right ends its draft's run."""
     more = length + 1
     matched = jnp.minimum(runs.matched + more, CONTEXT)
     may_go_on = (runs.matched > 0) & (accepted == length) & ~on_branch
@@ -115,8 +116,8 @@ class Counts(NamedTuple):
         Args:
           kind: of the run that each row's draft is a part of.
           length, accepted: tokens of its branch that were verified, and that were right.
-          drawn: the first sampled token. It shows whether a branch's first token would have been accepted,
-            even if it was not verified.
+          drawn: the first sampled token. It shows whether a branch's first token would have been
+            accepted, even if it was not verified.
         """
         has_draft, own = running & (draft.matched > 0), kind_of(branch)
         has_branch = has_draft & (branch.matched > 0) & (draft.tokens[:, 0] != drawn)
@@ -176,7 +177,8 @@ def lengths(
     *,
     room: int,
 ) -> tuple[Int[Array, " rows"], Int[Array, " rows"]]:
-    """How many tokens of each row's draft and of its branch are verified: together no more than a draft has.
+    """How many tokens of each row's draft and of its branch are verified: together no more than a
+    draft has.
 
     Args:
       runs: that the drafts are parts of.

@@ -1,4 +1,5 @@
-"""Carries the KV cache of running sequences to another layout, or another replica: pages in use only.
+"""Carries the KV cache of running sequences to another layout, or another replica: pages in use
+only.
 
 Knows the programs and in which order they run. The cache manager says which sequences
 go where, `relocation/order.py` which pages go together.

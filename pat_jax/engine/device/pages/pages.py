@@ -65,7 +65,8 @@ class Exchange:
 
     @property
     def staged(self) -> int:
-        """Parts of a page that a device holds while it moves, a part being a wide device's heads."""
+        """Parts of a page that a device holds while it moves, a part being a wide device's
+        heads."""
         # A narrow buffer, and as many wide ones as there are members, packed and concatenated.
         return self.num_heads + 2 * self.members.shape[1]
 

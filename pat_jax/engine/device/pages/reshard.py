@@ -33,10 +33,12 @@ def reshard(
     runs: Sequence[Sequence[int]],
     programs: Sequence[Callable[[list[jax.Array]], list[jax.Array]]],
 ) -> Params:
-    """The weights onto the target's shards, one bounded chunk after the other; `params` is consumed.
+    """The weights onto the target's shards, one bounded chunk after the other; `params` is
+    consumed.
 
-    Each chunk is sliced, waited for, and its old leaves deleted before the next one starts: donation
-    cannot free them (the shards differ in size), so peak memory is the old weights and one chunk.
+    Each chunk is sliced, waited for, and its old leaves deleted before the next one starts:
+    donation cannot free them (the shards differ in size), so peak memory is the old weights and one
+    chunk.
     """
     leaves, tree = jax.tree.flatten(params)
     for run, program in zip(runs, programs, strict=True):
@@ -50,8 +52,9 @@ def reshard(
 def reshard_on_host(params: Params, shardings: Params, moving: Sequence[int]) -> Params:
     """The leaves `moving` onto `shardings` by copies in the host's memory; `params` is consumed.
 
-    For CPU devices, whose memory that is. One leaf after the other, and devices that are to hold the
-    same share one buffer, as with every `jax.device_put` from the host: no program may be donated it.
+    For CPU devices, whose memory that is. One leaf after the other, and devices that are to hold
+    the same share one buffer, as with every `jax.device_put` from the host: no program may be
+    donated it.
     """
     leaves, tree = jax.tree.flatten(params)
     onto = jax.tree.leaves(shardings)

@@ -59,8 +59,8 @@ class RunPage:
         self.write()
 
     def write(self) -> None:
-        """If that takes no more than SHARE of the time. A failure, such as a full disk, costs a line of the
-        log."""
+        """If that takes no more than SHARE of the time. A failure, such as a full disk, costs a
+        line of the log."""
         start = time.monotonic()
         if start < self._not_before:
             return

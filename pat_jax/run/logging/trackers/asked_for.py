@@ -1,7 +1,7 @@
 """The trackers of --trackers: whether they can be used, and what they are told.
 
-Weights & Biases writes online, or by WANDB_MODE=offline into the run's folder; Trackio into a database on
-this machine, or what its environment variables name.
+Weights & Biases writes online, or by WANDB_MODE=offline into the run's folder; Trackio into a
+database on this machine, or what its environment variables name.
 """
 
 import math

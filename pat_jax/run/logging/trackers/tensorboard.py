@@ -14,7 +14,8 @@ _PATIENT = "patient"  # the prefix of paths that TensorBoard's writer is to open
 
 
 class _PatientRecords:
-    """Without it a full disk ends the writer's thread, and the run with it where its queue is full."""
+    """Without it a full disk ends the writer's thread, and the run with it where its queue is
+    full."""
 
     def open(self, path: str) -> PatientFile:
         return PatientFile(path.removeprefix(f"{_PATIENT}:"))

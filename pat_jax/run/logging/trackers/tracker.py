@@ -21,7 +21,8 @@ class Tracker(Protocol):
 
 
 class Guarded:
-    """A tracker that ends no run: its first failure is printed, and it is tried again with each write."""
+    """A tracker that ends no run: its first failure is printed, and it is tried again with each
+    write."""
 
     def __init__(self, name: str, tracker: Tracker, notify: Callable[[str], None]):
         self._name, self._tracker, self._notify = name, tracker, notify
