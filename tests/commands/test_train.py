@@ -168,7 +168,7 @@ def test_bfloat16_several_inner_iterations_and_a_recomputed_cache(tmp_path: Path
     run(*TINY, *options.split(), "--steps", "1", "--run_dir", "here", cwd=tmp_path)
     row = read_metrics(tmp_path / "here" / "metrics.jsonl")[1]
     assert row["rollout/layouts"] == "dp2tp1 -> dp1tp2"
-    (switch,) = json.loads((tmp_path / "here" / "rollout.json").read_text())["switches"]
+    (switch,) = json.loads((tmp_path / "here" / "rollout.json").read_text())["moves"]
     assert switch["kv"] == "recompute" and 0 < switch["running"] <= 7
     # The later mini-batches and the second pass have moved away from the policy that sampled.
     assert row["train/approx_kl"] > 0

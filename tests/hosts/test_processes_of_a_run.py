@@ -119,7 +119,7 @@ run_command(train.main)
 # The others wait for its share of the rewards, or on their devices for its part of the update.
 @pytest.mark.parametrize(
     ("gone", "module", "function"),
-    [(1, "collect", "wait_for_rewards"), (0, "loop", "training_batch")],
+    [(1, "collect", "wait_for_rewards"), (0, "learning", "training_batch")],
 )
 def test_where_the_main_thread_of_one_hangs_both_end_with_a_sentence(
     tmp_path, gone, module, function

@@ -111,7 +111,7 @@ class Checkpointer:
         ):
             raise self._failure(step, short)
         self._begin(step, state, content)
-        self._pending = step, self._writer.submit(self._manager.wait_until_finished)
+        self._pending = step, self._writer.submit(self._finish)
         if not process_group().is_alone:
             self.wait()  # what one process finds out in the background the others would not know
 
@@ -227,6 +227,9 @@ class Checkpointer:
     @property
     def _damaged(self) -> Path:
         return self._directory.with_name(DAMAGED)
+
+    def _finish(self) -> None:
+        self._manager.wait_until_finished()
 
     def _failure(self, step: int, why: str) -> SaveError:
         kept = self.latest_step()
