@@ -68,7 +68,7 @@ def without_drafts(one: Subject) -> list[Completion]:
 
 
 def check(one: Subject, planner: Planner) -> RolloutReport:
-    """Under the plan no token is another than without drafts."""
+    """Under the plan the tokens are those without drafts."""
     found, report = one.run(requests(), planner)
     total = sum(tally(one, requests(), without_drafts(one), [found]).values(), Tally())
     assert total.unexplained == total.judge_disagrees == 0

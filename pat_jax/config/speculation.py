@@ -33,7 +33,7 @@ class SpeculationConfig(Options):
     """Most tokens of a draft."""
     num_draft_tokens: tuple[int, ...] = (1, 3, 7)
     """Draft tokens of a step, for each row: a program for each is compiled, and the planner chooses
-    by load. The room goes to the tokens that are likeliest right, whoever's they are."""
+    by load. The room goes to the tokens that are likeliest right, in any row."""
     texts: int = option(4, count(0, 64))
     """Tokens of other responses that each row drafts from, in lengths of its own context; 0: from
     its own text alone."""

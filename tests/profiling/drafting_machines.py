@@ -33,7 +33,7 @@ def drafting(
     machine: Machine = MACHINE,
     drafts: Drafts = DRAFTS,
 ) -> Machine:
-    """A step takes `dearer` times as long for each token of the budget, whoever says the drafts."""
+    """A step takes `dearer` times as long for each token of the budget of any drafter."""
     truth = machine.truth
     verify = {
         (split, rows, length, num_draft_tokens): seconds * dearer**num_draft_tokens

@@ -159,7 +159,7 @@ def test_a_latency_model_has_steps_of_every_budget_that_has_a_program():
 
 
 class TestGeneratedDrafts:
-    """A step that verifies them begins with a pass of whoever says them for each token of the budget."""
+    """A step that verifies them begins with a pass of the drafter for each token of the budget."""
 
     composer = Composer(kernels_for(Target.parse("h100:8")), LLAMA)
     small = Composer(composer.kernels, replace(LLAMA, num_layers=4, embed_dim=1024, mlp_dim=3072))

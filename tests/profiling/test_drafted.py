@@ -145,7 +145,7 @@ def test_everything_ends_in_pools_of_any_size(workload, pages, runs_ahead):
 
 @pytest.mark.parametrize("num_draft_tokens", DRAFTS.num_draft_tokens)
 def test_each_sequence_goes_on_as_fast_as_its_own_drafts_are_right(num_draft_tokens):
-    """By hand: of 16 that say 120 tokens half get everything right, and half nothing."""
+    """By hand: of 16 that generate 120 tokens half get everything right, and half nothing."""
     accepts = [ALL, NOTHING] * 8
     done = replay(replace(ALIKE, accepts=accepts), fixed(TP8, num_draft_tokens), drafting(HALF))
     assert done.tokens == 16 * 120

@@ -114,7 +114,7 @@ def saved_head(saved: SavedPolicy, engine: RolloutEngine) -> tuple[np.ndarray | 
             raise ValueError("is the head of another model")
         heads.append(head)
 
-    lost = f"the head of the policy's first {depth} layers; they draft with one of zeros, and no token is another"
+    lost = f"the head of the policy's first {depth} layers; they draft with one of zeros, and the tokens stay the same"
     why = SideFiles(saved.run, FOLDER, _KEPT).restore(saved.step, take, lost)
     return next(iter(heads), None), why
 
