@@ -75,8 +75,9 @@ def profiles_of_their_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 @pytest.fixture(autouse=True)
 def logging_as_it_was() -> Iterator[None]:
-    """A command that ran in this process keeps its log from nobody else."""
+    """A command that ran in this process, for a module's tests too, keeps its log from nobody else."""
     package = logging.getLogger("pat_jax")
+    package.propagate = True
     before = package.handlers[:], package.level, package.propagate, logging.raiseExceptions
     yield
     for handler in package.handlers:
