@@ -142,11 +142,9 @@ class DeviceExecutor(Executor):
         state = DecodeState(self._rows, self._seen, self.pool.pages, *self._tables, drafting)
         split, rows, length, num_draft_tokens = burst.shape
         is_copied = num_draft_tokens and not self.specs.drafts.is_generated
-        accept_prob = (
-            burst.accept_prob.astype(np.float32)
-            if is_copied and burst.accept_prob is not None
-            else None
-        )
+        accept_prob = burst.accept_prob if is_copied else None
+        if accept_prob is not None:
+            accept_prob = accept_prob.astype(np.float32)
         until = Until(np.int32(burst.max_steps), np.int32(burst.threshold), accept_prob)
         own_params = self._draft_params if num_draft_tokens else None
         program = self.programs[

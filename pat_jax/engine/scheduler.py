@@ -241,11 +241,8 @@ class Scheduler:
         table, tables, reserve = self.table, self.cache_manager.tables, self._reserve
         assert reserve is not None, "launched"
         running, pace = table.running, self.shapes.pace(self._in_flight.popleft().num_draft_tokens)
-        replica, context, row = (
-            table.replica(running),
-            table.length[running] - 1,
-            table.row[running],
-        )
+        replica, row = table.replica(running), table.row[running]
+        context = table.length[running] - 1
         emitted, goes_on, steps = output.emitted[row], output.running[row], int(output.steps)
         running_steps = output.running_steps[row]
         reserve.note_drawn(tables.add(output.pages))

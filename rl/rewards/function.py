@@ -90,18 +90,15 @@ class ScoredFunction:
             failures = [failure for failure in failures if failure.cause is not Cause.NONE]
         if len(failures) < len(scores):
             return ""
-        self.log_traceback(failures[0])
-        sentence = (
-            f"reward {self.spec!r} {failures[0].text} when it was tried out on {len(responses)}"
-        )
-        if failures[0].cause in _FATAL or _is_mistake(failures[0]):
-            what = (
-                "start the endpoint or correct it"
-                if is_endpoint(self.spec)
-                else "correct the function"
-            )
-            raise UserError(f"{sentence} made-up responses; {what}.")
-        return f"{sentence} made-up responses; the run ends if it never scores real ones"
+        first = failures[0]
+        self.log_traceback(first)
+        tried = f"when it was tried out on {len(responses)} made-up responses"
+        sentence = f"reward {self.spec!r} {first.text} {tried}"
+        if first.cause in _FATAL or _is_mistake(first):
+            is_asked = is_endpoint(self.spec)
+            what = "start the endpoint or correct it" if is_asked else "correct the function"
+            raise UserError(f"{sentence}; {what}.")
+        return f"{sentence}; the run ends if it never scores real ones"
 
     def log_traceback(self, failure: Failure) -> None:
         """Once for each place, whatever the messages."""

@@ -97,11 +97,8 @@ class _Leaving:
     def __init__(self, moves: PageMoves, old: Pools, new: Pools):
         self.is_up = old.replicas >= new.replicas
         self.replica = moves.old_replica if self.is_up else moves.new_replica
-        self.num_replicas, self.num_wide = (
-            max(old.replicas, new.replicas),
-            min(old.replicas, new.replicas),
-        )
-        self.num_members = self.num_replicas // self.num_wide
+        self.num_replicas = max(old.replicas, new.replicas)
+        self.num_members = self.num_replicas // min(old.replicas, new.replicas)
         self.old_page = moves.old_page
 
     def rounds(self) -> list[Round]:
@@ -179,8 +176,5 @@ class _Room:
         replicas = (replica % self.fewer)[:, None] + np.arange(0, self.new.replicas, self.fewer)
         shape = len(replica), replicas.shape[1], pages.shape[1]
         is_there = np.broadcast_to((pages <= last[:, None])[:, None], shape)
-        where = (
-            np.broadcast_to(x, shape)[is_there] for x in (replicas[:, :, None], pages[:, None])
-        )
-        replica, page = where
-        return replica, page
+        replica = np.broadcast_to(replicas[:, :, None], shape)[is_there]
+        return replica, np.broadcast_to(pages[:, None], shape)[is_there]

@@ -197,10 +197,8 @@ class SequenceTable:
         Raises:
           AssertionError: rows and lengths contradict each other.
         """
-        running, rows = (
-            np.flatnonzero(self.row != NO_ROW),
-            self.num_replicas * self.rows_per_replica,
-        )
+        running = np.flatnonzero(self.row != NO_ROW)
+        rows = self.num_replicas * self.rows_per_replica
         assert np.array_equal(self.running, running), "the running sequences are those with a row"
         assert not self.is_done[running].any(), "a sequence that is done has no row"
         assert len(np.unique(self.row[running])) == len(running), "two sequences share a row"

@@ -126,9 +126,8 @@ class BurstOutput:
 
     tokens: Int[Array | np.ndarray, "rows burst"]
     logprobs: Float[Array | np.ndarray, "rows burst"]
-    unfiltered: Float[
-        Array | np.ndarray, "rows burst"
-    ]  # log-probabilities too, see sampling.sample
+    # log-probabilities too, see sampling.sample
+    unfiltered: Float[Array | np.ndarray, "rows burst"]
     emitted: Int[Array | np.ndarray, " rows"]
     running: Bool[Array | np.ndarray, " rows"]  # that go on
     steps: Int[Array | np.integer, ""]  # decode steps that the device ran

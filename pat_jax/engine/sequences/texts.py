@@ -24,9 +24,7 @@ AHEAD_PART = 4
 
 class Texts(NamedTuple):
     columns: np.ndarray  # int32[rows, room + own], see `texts`
-    borders: (
-        np.ndarray
-    )  # int32[rows, 2]: the columns from and before which there are earlier responses
+    borders: np.ndarray  # int32[rows, 2], columns from and before which earlier responses lie
 
 
 def texts(

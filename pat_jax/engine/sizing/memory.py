@@ -72,10 +72,8 @@ def kv_bytes(
     """
     if math.isinf(limit):
         return math.inf
-    weights, drafted = (
-        _weights(policy, layouts, dtype),
-        _drafted(policy, layouts, config, dtype, drafter),
-    )
+    weights = _weights(policy, layouts, dtype)
+    drafted = _drafted(policy, layouts, config, dtype, drafter)
     most = max(weights[split] + beside(*drafted[split], limit) for split in layouts)
     left = USABLE * limit - shard_bytes(resident) - most
     one_page = page_bytes(policy.config, config.page_size, dtype)

@@ -84,19 +84,15 @@ class DummyBursts:
         jax.block_until_ready((rows, drafting))
         carried = DecodeState(rows, seen, self.pool, pages, drawn, drafting)
         start = time.perf_counter()
-        carried, _ = jax.block_until_ready(
-            program(self.engine.params, carried, reserved, until, own_params)
-        )
+        given = self.engine.params, carried, reserved, until, own_params
+        carried, _ = jax.block_until_ready(program(*given))
         self.pool = carried.pool
         return time.perf_counter() - start
 
     def _burst(self, num_draft_tokens: int) -> tuple[int, RowState, ReservedPages]:
         """The steps of a burst that is timed, its rows, and their pages: it never runs out of them."""
-        pace, dp, length = (
-            self.specs.functions.pace(num_draft_tokens),
-            self.layout.split.dp,
-            self.length,
-        )
+        pace = self.specs.functions.pace(num_draft_tokens)
+        dp, length = self.layout.split.dp, self.length
         checks = 1 if self.specs.first else BURST_CHECKS
         steps = min(pace.burst_steps, checks * pace.check_every)
         state = RowState.empty(self.rows * dp)

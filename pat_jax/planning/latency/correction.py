@@ -13,14 +13,10 @@ import numpy as np
 from pat_jax.planning.types import Split
 
 FACTOR_SPREAD = 0.15  # standard deviation of a layout's factor before it was seen
-SHARED_SPREAD_S = (
-    50e-6  # of the shared term before anything was seen: a host's work is microseconds
-)
+SHARED_SPREAD_S = 50e-6  # of the shared term before it was seen: a host's work is microseconds
 NOISE = 0.1  # of a burst, over its time
 DRIFT = 0.02  # of a layout's factor, from one of its bursts to the next
-ODD = (
-    1.5  # standard deviations; a burst further than this from what was expected counts as this far
-)
+ODD = 1.5  # standard deviations; a burst further from what was expected counts as this far
 MOST = 2.0  # times; a machine further than this from its profile needs a new one
 
 

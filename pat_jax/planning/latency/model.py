@@ -51,9 +51,8 @@ class LatencyModel:
 
     decode_table: Mapping[tuple[Split, int, int], float]  # (split, rows, length): one decode step
     reshard_table: Mapping[tuple[Split, Split], float]  # (from, to): all weights
-    migrate_table: Mapping[
-        tuple[Split, Split, str], float
-    ]  # (from, to, ROUNDS): one round of pages; (layout, itself, "all"): to another replica of it
+    # (from, to, ROUNDS): one round of pages; (layout, itself, "all"): to another replica of it
+    migrate_table: Mapping[tuple[Split, Split, str], float]
     prefill_table: Mapping[tuple[Split, int], float]  # (split, length): one prefill call
     prefill_blocks: int  # pages of a replica that one call computes
     page_size: int  # tokens

@@ -115,9 +115,8 @@ class _Prospects:
     moment."""
 
     count: np.ndarray  # float[replicas, classes], members by replica
-    context: (
-        np.ndarray
-    )  # int[classes], tokens in the cache of the longest member, had all begun now
+    # int[classes], tokens in the cache of the longest member, had all begun now
+    context: np.ndarray
     mean: np.ndarray  # float[classes], and of all
     survive: np.ndarray  # float[classes, moments], P(running)
     num_running: int  # classes of those that run
@@ -170,9 +169,8 @@ class _Prospects:
     def longest(self, load: Load, moments: np.ndarray) -> np.ndarray:
         """The longest context that is still expected to be running, or the likeliest to be,
         int[moments]."""
-        is_running = (self.survive > 0.5 / load.running) | (
-            self.survive == self.survive.max(axis=0)
-        )
+        is_likeliest = self.survive == self.survive.max(axis=0)
+        is_running = (self.survive > 0.5 / load.running) | is_likeliest
         context = np.where(is_running, self.context[:, None], 0).max(axis=0) + moments
         return np.minimum(context, (load.context + load.remaining_tokens).max())
 

@@ -131,12 +131,8 @@ class CostModelPlanner(Planner):
             return plan
         times = self.latency.correction.factor(plan.split)
         predicted = costs.drafting.predicted(there, num_draft_tokens, times)
-        return replace(
-            plan,
-            num_draft_tokens=num_draft_tokens,
-            accept_prob=self.acceptance.accept_prob,
-            predicted=predicted,
-        )
+        drafts = {"num_draft_tokens": num_draft_tokens, "accept_prob": self.acceptance.accept_prob}
+        return replace(plan, **drafts, predicted=predicted)
 
     def _path(self, load: Load, current: Split, forecast: Forecast, costs: Costs) -> Plan:
         here = self.splits.index(current)
@@ -171,9 +167,8 @@ class CostModelPlanner(Planner):
         match outcome:
             case BurstResult() if not self.is_frozen:
                 self.latency = self.latency.observed(outcome)
-                self._undrafted_s = (
-                    0.0 if outcome.num_draft_tokens else self._undrafted_s + outcome.seconds
-                )
+                undrafted_s = self._undrafted_s + outcome.seconds
+                self._undrafted_s = 0.0 if outcome.num_draft_tokens else undrafted_s
             case DraftResult() if self.acceptance is not None and not self.is_frozen:
                 self.acceptance = self.acceptance.observed(outcome)
             case Moved() if outcome.plan.replica is None:
@@ -289,9 +284,8 @@ class CostModelPlanner(Planner):
         assert self._regret_budget is not None
         step_s = costs.profile_step_s * without_optimism(self.latency, self.splits)
         cost_s = costs.switch[0, here]
-        return self._regret_budget.due(
-            here, step_s, cost_s, SAFETY * cost_s + totals - totals[here]
-        )
+        loss_s = SAFETY * cost_s + totals - totals[here]
+        return self._regret_budget.due(here, step_s, cost_s, loss_s)
 
     def _switch(
         self, load: Load, costs: Costs, pair: tuple[int, int], stay: float, total: float, why: str

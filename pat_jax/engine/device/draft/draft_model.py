@@ -99,11 +99,8 @@ class ModelDrafter(Drafter):
         self, asked: Asked, moving: Moving, proposal: Proposal, accepted: Accepted
     ) -> tuple[ModelDrafting, Counts]:
         del asked
-        counts, drafting, count = (
-            counted(moving, proposal, accepted),
-            moving.drafting,
-            accepted.count,
-        )
+        counts = counted(moving, proposal, accepted)
+        drafting, count = moving.drafting, accepted.count
         before = jnp.concatenate([moving.rows.last_token[:, None], accepted.tokens], axis=1)
         before = jnp.take_along_axis(before, jnp.maximum(count - 1, 0)[:, None], axis=1)[:, 0]
         previous = jnp.where(count > 0, before, drafting.previous)
