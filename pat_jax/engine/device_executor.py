@@ -25,20 +25,9 @@ from pat_jax.engine.relocation.order import Pools, placed
 from pat_jax.engine.sequences.block_tables import BlockTables
 from pat_jax.engine.sequences.contents import RowsOutput
 from pat_jax.engine.sequences.earlier import EarlierResponses
-from pat_jax.engine.sequences.prefill_calls import (
-    Copies,
-    PrefillCall,
-    PrefillWork,
-    prefill_calls,
-)
+from pat_jax.engine.sequences.prefill_calls import Copies, PrefillCall, PrefillWork, prefill_calls
 from pat_jax.engine.sequences.responses import Responses
-from pat_jax.engine.sequences.state import (
-    BurstOutput,
-    DecodeState,
-    RowState,
-    Until,
-    seen_shape,
-)
+from pat_jax.engine.sequences.state import BurstOutput, DecodeState, RowState, Until, seen_shape
 from pat_jax.layout.buckets import Shape
 from pat_jax.programs.programs import Key, ProgramTable
 

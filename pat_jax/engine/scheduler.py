@@ -21,11 +21,7 @@ from pat_jax.layout.buckets import Shape, Shapes
 from pat_jax.planning.draft_counts import DraftResult
 from pat_jax.planning.held import most_held
 from pat_jax.planning.planner.planner import Planner
-from pat_jax.planning.types import (
-    BurstResult,
-    Plan,
-    Split,
-)
+from pat_jax.planning.types import BurstResult, Plan, Split
 
 if TYPE_CHECKING:
     from pat_jax.engine.by_need import ByNeed  # knows programs: simulated rollouts have none

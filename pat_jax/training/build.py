@@ -156,12 +156,7 @@ def _updates(
     # optimizer, and the trainer compiles one set of passes. A ratio of whole responses would weight
     # tokens by their number.
     cross_entropy = replace(
-        loss,
-        ratio="token",
-        beta=0.0,
-        entropy_coef=0.0,
-        correction="none",
-        is_on_policy=True,
+        loss, ratio="token", beta=0.0, entropy_coef=0.0, correction="none", is_on_policy=True
     )
     return update, replace(update, optimizer=supervised, loss=cross_entropy, temperature=1.0)
 

@@ -94,11 +94,7 @@ class HuggingFaceTokenizer:
     """The tokenizer of a Hugging Face checkpoint directory, read from local files only."""
 
     def __init__(
-        self,
-        directory: str | Path,
-        chat: Chat | None = None,
-        *,
-        skip_special_tokens: bool = True,
+        self, directory: str | Path, chat: Chat | None = None, *, skip_special_tokens: bool = True
     ):
         """
         Args:

@@ -110,12 +110,7 @@ def _load(name: str, policy: Policy, shardings: Params, dtype: jnp.dtype) -> Par
 
 
 def wanted_drafts(
-    config: SpeculationConfig,
-    policy: Policy,
-    platform: str,
-    max_length: int,
-    *,
-    folder: str = "",
+    config: SpeculationConfig, policy: Policy, platform: str, max_length: int, *, folder: str = ""
 ) -> DraftChoice:
     """Those of a run, which `auto` makes on accelerators alone; see `drafter_of`."""
     if config.source == "none":
@@ -168,11 +163,7 @@ def checkpoint_shape(name: str, option: str) -> ModelConfig | None:
 
 
 def _check_draft_model(
-    config: SpeculationConfig,
-    own: ModelConfig,
-    policy: ModelConfig,
-    max_length: int,
-    folder: str,
+    config: SpeculationConfig, own: ModelConfig, policy: ModelConfig, max_length: int, folder: str
 ) -> None:
     asked, expected = "speculation.source", other_tokens(own, config.draft_model, policy, folder)
     require(not expected, asked, config.source, f"{expected}; take one of the same family")

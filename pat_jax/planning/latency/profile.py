@@ -14,14 +14,7 @@ from typing import Any, get_args
 from pat_jax.common.errors import UserError, shortened, shown
 from pat_jax.common.files import replace_text
 from pat_jax.common.json_text import parse_json
-from pat_jax.planning.latency.model import (
-    DRAFTS_FROM,
-    READS,
-    ROUNDS,
-    SHAPE,
-    TABLES,
-    LatencyModel,
-)
+from pat_jax.planning.latency.model import DRAFTS_FROM, READS, ROUNDS, SHAPE, TABLES, LatencyModel
 from pat_jax.planning.types import TEXTS, Reads, Split
 
 VERSION = 3

@@ -113,8 +113,7 @@ class DecodeFunctions:
     def burst(
         self, layout: Layout, num_draft_tokens: int = 0, drafting: Any = None
     ) -> Callable[
-        [Params, DecodeState, ReservedPages, Until, Any],
-        tuple[DecodeState, BurstOutput],
+        [Params, DecodeState, ReservedPages, Until, Any], tuple[DecodeState, BurstOutput]
     ]:
         """Decodes until `until`, or until a replica has no reserved page left; rows draw pages from
         it as they grow.

@@ -84,9 +84,7 @@ def draw(
 
 
 def log_prob(
-    logits: Float[Array, "rows vocab"],
-    divisor: Float[Array, " rows"],
-    tokens: Int[Array, " rows"],
+    logits: Float[Array, "rows vocab"], divisor: Float[Array, " rows"], tokens: Int[Array, " rows"]
 ) -> Float[Array, " rows"]:
     """Log-probability of each row's token under softmax(logits / divisor), nats; never above 0."""
     largest = jnp.max(logits, axis=-1)
@@ -95,9 +93,7 @@ def log_prob(
 
 
 def scaled(
-    logits: Float[Array, "rows ..."],
-    largest: Float[Array, " rows"],
-    divisor: Float[Array, " rows"],
+    logits: Float[Array, "rows ..."], largest: Float[Array, " rows"], divisor: Float[Array, " rows"]
 ) -> Float[Array, "rows ..."]:
     """Logits below the largest one, over the temperature: exactly 0 for that one.
 
