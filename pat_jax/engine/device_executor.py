@@ -20,12 +20,17 @@ from pat_jax.engine.device.programs.program_specs import ProgramSpecs
 from pat_jax.engine.device.programs.weights import Weights
 from pat_jax.engine.executor import Arrival, Executor
 from pat_jax.engine.orders import Burst, Relocation
-from pat_jax.engine.record.trace import MovedBytes
 from pat_jax.engine.relocation.order import Pools, placed
 from pat_jax.engine.sequences.block_tables import BlockTables
 from pat_jax.engine.sequences.contents import RowsOutput
 from pat_jax.engine.sequences.earlier import EarlierResponses
-from pat_jax.engine.sequences.prefill_calls import Copies, PrefillCall, PrefillWork, prefill_calls
+from pat_jax.engine.sequences.prefill_calls import (
+    Copies,
+    MovedBytes,
+    PrefillCall,
+    PrefillWork,
+    prefill_calls,
+)
 from pat_jax.engine.sequences.responses import Responses
 from pat_jax.engine.sequences.state import BurstOutput, DecodeState, RowState, Until, seen_shape
 from pat_jax.layout.buckets import Shape
@@ -188,21 +193,15 @@ class DeviceExecutor(Executor):
 
     def relocate(self, relocation: Relocation) -> Arrival:
         if relocation.source == relocation.target:
-            traffic = self.pool.shift(relocation.moves)
-            sent = MovedBytes(traffic.num_bytes, traffic.least_bytes, traffic.staging_bytes)
-            return Arrival(None, sent)
+            return Arrival(None, self.pool.shift(relocation.moves))
         pages, splits = self.specs.shapes.pages, (relocation.source, relocation.target)
         old, new = (Pools(split.dp, pages[split]) for split in splits)
         moves = relocation.moves
         arrivals = placed(moves, self.tables.holds(moves), old, new)
         target = self.specs.layouts[relocation.target]
-        traffic = self.pool.migrate(target, arrivals.shipments)
-        weight_bytes, chunk_bytes = self.weights.reshard(target)
-        sent = MovedBytes(
-            weight_bytes + traffic.num_bytes,
-            weight_bytes + traffic.least_bytes,
-            traffic.staging_bytes + chunk_bytes,
-        )
+        kv = self.pool.migrate(target, arrivals.shipments)
+        weights, chunk = self.weights.reshard(target)
+        sent = MovedBytes(weights + kv.total, weights + kv.least, kv.extra + chunk)
         return Arrival(arrivals.new_page, sent)
 
     def recompute(self, relocation: Relocation, work: PrefillWork, waits: np.ndarray) -> int:

@@ -7,9 +7,8 @@ import numpy as np
 
 from pat_jax.common.stopwatch import Stopwatch
 from pat_jax.engine.orders import Burst, Relocation
-from pat_jax.engine.record.trace import MovedBytes
 from pat_jax.engine.sequences.contents import RowsOutput
-from pat_jax.engine.sequences.prefill_calls import Copies, PrefillWork
+from pat_jax.engine.sequences.prefill_calls import Copies, MovedBytes, PrefillWork
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ import numpy as np
 from pat_jax.common.stopwatch import Stopwatch
 from pat_jax.engine.executor import Arrival
 from pat_jax.engine.orders import Collected, Relocation
-from pat_jax.engine.record.trace import DraftTrace, Move, MovedBytes, RolloutTrace
+from pat_jax.engine.record.trace import DraftTrace, Move, RolloutTrace
 from pat_jax.engine.scheduler import Scheduler
-from pat_jax.engine.sequences.prefill_calls import PrefillWork
+from pat_jax.engine.sequences.prefill_calls import MovedBytes, PrefillWork
 from pat_jax.planning.draft_counts import NO_SOURCES
 from pat_jax.planning.types import BurstResult, Carry, DraftPrediction, Plan
 

@@ -8,16 +8,8 @@ from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 from pat_jax.common.json_text import parse_json
+from pat_jax.engine.sequences.prefill_calls import MovedBytes
 from pat_jax.planning.types import MIGRATE_ALL, Carry
-
-
-@dataclass(frozen=True)
-class MovedBytes:
-    """What a move sent, weights and KV cache together."""
-
-    total: int = 0  # from device to device, all devices; empty slots of buffers included
-    least: int = 0  # of these, what no other way of moving the same could save
-    extra: int = 0  # of one device, at most, beside what it held before
 
 
 @dataclass(frozen=True)

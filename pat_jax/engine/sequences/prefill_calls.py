@@ -5,6 +5,7 @@ Host accounts in NumPy. The cache manager says which sequences and which pages.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -50,6 +51,15 @@ class PageMoves(NamedTuple):
     def part(self, which: np.ndarray) -> "PageMoves":
         """Some of them, bool[pages]."""
         return PageMoves(*(x[which] for x in self))
+
+
+@dataclass(frozen=True)
+class MovedBytes:
+    """What a move sent, weights and KV cache together."""
+
+    total: int = 0  # from device to device, all devices; empty slots of buffers included
+    least: int = 0  # of these, what no other way of moving the same could save
+    extra: int = 0  # of one device, at most, beside what it held before
 
 
 class Spans(NamedTuple):

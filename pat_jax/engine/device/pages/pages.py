@@ -90,10 +90,6 @@ class Exchange:
         sent = self.members.shape[1] if self.is_up else self.num_heads
         return (sent - 1) * self.narrow.split.tp
 
-    def part_bytes(self, pool: Pool) -> int:
-        """Bytes that one wide device holds of a page."""
-        return part_bytes(self.wide, pool)
-
     def all(self) -> Callable[[tuple[Buffer, ...]], tuple[Buffer, ...]]:
         """A round in which every narrow replica takes part.
 

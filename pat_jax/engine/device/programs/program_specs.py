@@ -134,7 +134,7 @@ class ProgramSpecs:
         """Most bytes of one device for pages on their way between any two layouts or replicas."""
         layouts = self.layouts.values()
         exchanges = [Exchange.between(a, b) for a, b in permutations(layouts, 2)]
-        sizes = [x.most_staged * x.part_bytes(self.pool(x.wide)) for x in exchanges]
+        sizes = [x.most_staged * pages.part_bytes(x.wide, self.pool(x.wide)) for x in exchanges]
         # Packed, and arrived.
         sizes += [2 * pages.part_bytes(x, self.pool(x)) for x in layouts if x.split.dp > 1]
         return SIZES[0] * max(sizes, default=0)
