@@ -184,7 +184,7 @@ class CacheManager:
                 moves.append(adopted)
                 self.admissions.note_prefix_replica(i, int(replica[k]))
         tables.forget(running[is_left])
-        return PageMoves.of(moves), is_left
+        return PageMoves.joined(moves), is_left
 
     def settle(self, moves: PageMoves, new_page: np.ndarray) -> np.ndarray:
         """Pages have arrived at `new_page`, int[moves]; NULL_PAGE where one stayed behind.
@@ -277,7 +277,7 @@ class CacheManager:
             self.admissions.give(i, int(replica[k]), np.concatenate([tables.of(i), more]))
             pools[old[k]].release(held)
             moves.append(adopted)
-        return replica, PageMoves.of(moves)
+        return replica, PageMoves.joined(moves)
 
     def check_integrity(self) -> None:
         """To be called when no burst is on its way.

@@ -24,13 +24,7 @@ from pat_jax.engine.relocation.order import Pools, placed
 from pat_jax.engine.sequences.block_tables import BlockTables
 from pat_jax.engine.sequences.contents import RowsOutput
 from pat_jax.engine.sequences.earlier import EarlierResponses
-from pat_jax.engine.sequences.prefill_calls import (
-    Copies,
-    MovedBytes,
-    PrefillCall,
-    PrefillWork,
-    prefill_calls,
-)
+from pat_jax.engine.sequences.prefill_calls import Copies, MovedBytes, PrefillWork
 from pat_jax.engine.sequences.responses import Responses
 from pat_jax.engine.sequences.state import BurstOutput, DecodeState, RowState, Until, seen_shape
 from pat_jax.layout.buckets import Shape
@@ -95,28 +89,15 @@ class DeviceExecutor(Executor):
     def prefill(self, work: PrefillWork) -> int:
         if not len(work.spans.sequence) and not len(work.copies.replica):
             return 0
-        specs, size, room = self.specs, self.specs.page_size, 0
-        for call in prefill_calls(
-            work.spans,
-            num_replicas=self.weights.layout.split.dp,
-            sizes=specs.prefill_sizes,
-            page_size=size,
-        ):
-            self._prefill(call)
-            room += call.length.size * size
+        sizes, room = self.specs.prefill_sizes, 0
+        calls = self.tables.prefills(work.spans, self.responses.tokens, sizes, self.specs.buckets)
+        for blocks, length, given in calls:
+            program = self.programs[Key("prefill", self.pool.layout.split, blocks, length)]
+            self.pool.pages = program(self.weights.params, self.pool.pages, *given)
+            room += given[0].size
         self.pool.copy(work.copies)
         self.pool.settle()
         return room
-
-    def _prefill(self, call: PrefillCall) -> None:
-        specs, size = self.specs, self.specs.page_size
-        length = specs.shapes.buckets.length_for(call.context)
-        sequence, start = call.sequence.reshape(-1), call.start.reshape(-1)
-        tokens = call.tokens(self.responses.tokens, size)
-        tables = self.tables.rows(sequence, specs.width(length))
-        key = Key("prefill", self.pool.layout.split, call.start.shape[1], length)
-        program, pages = self.programs[key], self.pool.pages
-        self.pool.pages = program(self.weights.params, pages, tokens, start, tables)
 
     def scrub(self, poisoned: Copies) -> None:
         self.pool.copy(poisoned)

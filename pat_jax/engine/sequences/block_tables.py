@@ -3,11 +3,14 @@
 The cache manager says who gets pages and who has to give them back.
 """
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from pat_jax.engine.sequences.page_allocator import NULL_PAGE, PageAllocator, num_pages_for
-from pat_jax.engine.sequences.prefill_calls import Move, PageMoves
+from pat_jax.engine.sequences.prefill_calls import PageMoves, Spans, prefill_calls
 from pat_jax.engine.sequences.sequence_table import NO_SEQUENCE, SequenceTable
+from pat_jax.layout.buckets import Buckets
 
 NO_REPLICA = -1
 
@@ -99,6 +102,21 @@ class BlockTables:
         rows[is_there, : pages.shape[1]] = pages
         return rows
 
+    def prefills(
+        self, spans: Spans, known: np.ndarray, sizes: tuple[int, int], buckets: Buckets
+    ) -> Iterator[tuple[int, int, tuple[np.ndarray, ...]]]:
+        """Blocks and length bucket of each call (`prefill_calls`), and what its program is given.
+
+        Args:
+          known: int[sequences, tokens].
+        """
+        size, dp = self.page_size, len(self.pools)
+        for call in prefill_calls(spans, num_replicas=dp, sizes=sizes, page_size=size):
+            length = buckets.length_for(call.context)
+            sequence, start = call.sequence.reshape(-1), call.start.reshape(-1)
+            rows = self.rows(sequence, num_pages_for(length, size))
+            yield call.start.shape[1], length, (call.tokens(known, size), start, rows)
+
     def lacking(self, steps: int) -> np.ndarray:
         """Pages that the running sequences of each replica need besides their own for `steps`
         tokens."""
@@ -169,7 +187,7 @@ class BlockTables:
 
     def adopt(
         self, sequence: int, replica: int, origin: list[PageAllocator], moved: Moved
-    ) -> Move | None:
+    ) -> PageMoves | None:
         """Pages in a `replica` for what a sequence has in one of the pools of its `origin`.
 
         Returns:
@@ -182,7 +200,9 @@ class BlockTables:
             return None
         pages, num_found = adopted
         self.give(sequence, replica, pages)
-        return Move(old, filled[num_found:], replica, pages[num_found:])
+        old_page, new_page = filled[num_found:], pages[num_found:]
+        count = len(old_page)
+        return PageMoves(np.full(count, old), old_page, np.full(count, replica), new_page)
 
     def holds(self, moves: PageMoves) -> list[np.ndarray]:
         """Which of `moves`, all that arrives in new pools, bring the pages of each that has

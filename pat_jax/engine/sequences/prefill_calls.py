@@ -21,15 +21,6 @@ class Copies(NamedTuple):
     target: np.ndarray  # int32[copies], page
 
 
-class Move(NamedTuple):
-    """Where pages of one sequence go, int[pages] each."""
-
-    old_replica: int
-    old_page: np.ndarray
-    new_replica: int
-    new_page: np.ndarray
-
-
 class PageMoves(NamedTuple):
     """Where pages go, int[pages] each; in a switch one page may go to several replicas."""
 
@@ -39,14 +30,9 @@ class PageMoves(NamedTuple):
     new_page: np.ndarray
 
     @classmethod
-    def of(cls, moves: Sequence[Move]) -> "PageMoves":
-        counts = [len(move.old_page) for move in moves]
-        replicas = np.array([(move.old_replica, move.new_replica) for move in moves], np.int64)
-        old_replica, new_replica = np.repeat(replicas.reshape(-1, 2), counts, axis=0).T
-        none = np.zeros(0, np.int64)
-        old_page = np.concatenate([none, *(move.old_page for move in moves)])
-        new_page = np.concatenate([none, *(move.new_page for move in moves)])
-        return cls(old_replica, old_page, new_replica, new_page)
+    def joined(cls, moves: Sequence["PageMoves"]) -> "PageMoves":
+        none = np.zeros((4, 0), np.int64)
+        return cls(*map(np.concatenate, zip(none, *moves, strict=True)))
 
     def part(self, which: np.ndarray) -> "PageMoves":
         """Some of them, bool[pages]."""

@@ -172,9 +172,6 @@ class Responses(Contents):
         has_generated = length > self.table.prompt_length[i]
         return bool(has_generated and np.isnan(self.logprobs[i, length - 1]))
 
-    def completions(self, eos_ids: Sequence[int]) -> list[Completion]:
-        return [self.completion(i, eos_ids) for i in range(len(self.requests))]
-
     def completion(self, i: int, eos_ids: Sequence[int]) -> Completion:
         """What sequence i has generated."""
         table, request = self.table, self.requests[i]

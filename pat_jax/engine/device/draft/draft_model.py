@@ -32,7 +32,7 @@ from pat_jax.engine.device.draft.drafter import (
 from pat_jax.engine.device.draft.generated import counted, generated
 from pat_jax.engine.device.draft.token_batch import Counts
 from pat_jax.engine.sequences.block_tables import BlockTables
-from pat_jax.engine.sequences.prefill_calls import Spans, prefill_calls
+from pat_jax.engine.sequences.prefill_calls import Spans
 from pat_jax.engine.sequences.state import ModelDrafting, Pool, abstract_index, abstract_pool
 from pat_jax.layout.buckets import Shape
 from pat_jax.layout.layout import Layout, whole_on_each
@@ -255,21 +255,16 @@ class DraftCache(DraftFeed):
 
     def _catch_up(self, layout: Layout) -> None:
         table, shapes = self.responses.table, self.shapes
-        running, size, blocks = table.running, shapes.page_size, shapes.prefill_blocks
+        running, size = table.running, shapes.page_size
         start = self.known[running] // size * size
         stop = table.length[running] - 1
         is_behind = self.known[running] < stop
         spans = Spans(*(x[is_behind] for x in (running, table.replica(running), start, stop)))
-        calls = prefill_calls(
-            spans, num_replicas=layout.split.dp, sizes=(blocks, blocks), page_size=size
-        )
-        for call in calls:
-            length = shapes.buckets.length_for(call.context)
-            sequence, at = call.sequence.reshape(-1), call.start.reshape(-1)
-            tokens = call.tokens(self.responses.tokens, size)
-            tables = self.tables.rows(sequence, shapes.width(length))
+        sizes = shapes.prefill_blocks, shapes.prefill_blocks
+        calls = self.tables.prefills(spans, self.responses.tokens, sizes, shapes.buckets)
+        for blocks, length, given in calls:
             program = self.programs[Key("draft_prefill", layout.split, blocks, length)]
-            self._pool = program(self.params, self._pool, tokens, at, tables)
+            self._pool = program(self.params, self._pool, *given)
 
     def delete(self) -> None:
         for leaf in jax.tree.leaves(self._pool):
