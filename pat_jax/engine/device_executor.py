@@ -18,8 +18,7 @@ from pat_jax.engine.device.draft.drafter import Rollout
 from pat_jax.engine.device.pages.device_pool import DevicePool
 from pat_jax.engine.device.programs.program_specs import ProgramSpecs
 from pat_jax.engine.device.programs.weights import Weights
-from pat_jax.engine.executor import Arrival, Executor
-from pat_jax.engine.orders import Burst, Relocation
+from pat_jax.engine.executor import Arrival, Burst, Executor, Relocation
 from pat_jax.engine.relocation.order import Pools, placed
 from pat_jax.engine.sequences.block_tables import BlockTables
 from pat_jax.engine.sequences.contents import RowsOutput

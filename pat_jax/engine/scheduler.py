@@ -12,7 +12,7 @@ import numpy as np
 
 from pat_jax.engine.burst_shapes import BurstShapes
 from pat_jax.engine.cache_manager import CacheManager
-from pat_jax.engine.orders import Burst, Collected, Relocation
+from pat_jax.engine.executor import Burst, Collected, Relocation
 from pat_jax.engine.sequences.block_tables import pages_with
 from pat_jax.engine.sequences.contents import Contents, RowsOutput
 from pat_jax.engine.sequences.page_reserve import PageReserve
@@ -21,7 +21,7 @@ from pat_jax.layout.buckets import Shape, Shapes
 from pat_jax.planning.draft_counts import DraftResult
 from pat_jax.planning.held import most_held
 from pat_jax.planning.planner.planner import Planner
-from pat_jax.planning.types import BurstResult, Plan, Split
+from pat_jax.planning.types import Plan, Split
 
 if TYPE_CHECKING:
     from pat_jax.engine.by_need import ByNeed  # knows programs: simulated rollouts have none
@@ -65,10 +65,6 @@ class Scheduler:
         self._in_flight: deque[Shape] = deque()  # of the bursts dispatched and not collected
         self._reserve: PageReserve | None = None
         self._version = -1  # of the rows that the bursts on their way have
-
-    @property
-    def has_work(self) -> bool:
-        return self.table.has_work
 
     def admit(self) -> PrefillWork:
         """Pages for the next few steps, and free rows to waiting sequences, to be prefilled."""
@@ -142,10 +138,6 @@ class Scheduler:
         rows = self.bursts.fewest_rows(self.split)
         if rows != self.table.rows_per_replica:
             self.table.compact(rows)
-
-    def charge(self, ran: BurstResult) -> None:
-        """Counts what a burst has lost to programs that are not compiled."""
-        self.bursts.charge(self.split, ran)
 
     def burst(self, plan: Plan) -> Burst:
         """The next burst of the running sequences; `fit` comes before.

@@ -10,8 +10,7 @@ from dataclasses import dataclass, field, fields
 import numpy as np
 
 from pat_jax.common.stopwatch import Stopwatch
-from pat_jax.engine.executor import Arrival
-from pat_jax.engine.orders import Collected, Relocation
+from pat_jax.engine.executor import Arrival, Collected, Relocation
 from pat_jax.engine.record.trace import DraftTrace, Move, RolloutTrace
 from pat_jax.engine.scheduler import Scheduler
 from pat_jax.engine.sequences.prefill_calls import MovedBytes, PrefillWork
