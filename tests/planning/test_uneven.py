@@ -7,9 +7,9 @@ import pytest
 from fakes import SPLITS
 from made_up_machines import CAP, FASTER_WITH_TP, SLOWER_WITH_TP, lengths_of, machine
 
+from pat_jax.planning.planner.balance import Unevenness, is_within_bucket
 from pat_jax.planning.planner.costs import CostTables
 from pat_jax.planning.planner.planner import CostModelPlanner
-from pat_jax.planning.planner.uneven import Unevenness, is_within_bucket
 from pat_jax.planning.types import Load, Reads
 
 DP8, DP4TP2, *_ = SPLITS

@@ -22,13 +22,17 @@ from pat_jax.planning.latency.model import LatencyModel
 from pat_jax.planning.latency.switch_costs import SeenSwitch, SwitchCosts
 from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.planning.memory import MemoryModel
-from pat_jax.planning.planner.balance import balance_plan, balance_seconds
+from pat_jax.planning.planner.balance import (
+    Unevenness,
+    balance_plan,
+    balance_seconds,
+    is_within_bucket,
+)
 from pat_jax.planning.planner.budget import RegretBudget, without_optimism
 from pat_jax.planning.planner.carry import switch_plan
 from pat_jax.planning.planner.costs import CostTables
 from pat_jax.planning.planner.forecast import Forecast
 from pat_jax.planning.planner.priced import SAFETY, Costs, follow
-from pat_jax.planning.planner.uneven import Unevenness, is_within_bucket
 from pat_jax.planning.types import (
     UNLIMITED,
     BurstResult,
