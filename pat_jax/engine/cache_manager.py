@@ -10,11 +10,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from pat_jax.engine.admissions import Admissions, Filling
-from pat_jax.engine.sequences.balance import options
 from pat_jax.engine.sequences.block_tables import NO_REPLICA, BlockTables, Moved
 from pat_jax.engine.sequences.contents import Contents
 from pat_jax.engine.sequences.page_allocator import NULL_PAGE
 from pat_jax.engine.sequences.prefill_calls import Copies, PageMoves, PrefillWork
+from pat_jax.engine.sequences.sequence_table import options
 
 # With all samples of a prompt one after the other, the last one of the longest prompt would begin last of
 # all: on recorded responses a rollout then has up to a third more steps.
@@ -241,7 +241,7 @@ class CacheManager:
         self, row_buckets: Sequence[int], laid_out: np.ndarray | int
     ) -> list[np.ndarray]:
         """The replicas in which the running sequences could be, int[running] each: see
-        `balance.options`.
+        `sequence_table.options`.
 
         Args:
           laid_out: pages of each replica that will be free as well, int[replicas].

@@ -19,12 +19,11 @@ from pat_jax.engine.device.pages.migration import shifted
 from pat_jax.engine.engine import RolloutEngine
 from pat_jax.engine.record.report import RolloutReport
 from pat_jax.engine.relocation.rounds import SHIFT_SIZES, SIZES, shifts
-from pat_jax.engine.sequences.balance import evened, options
 from pat_jax.engine.sequences.page_allocator import NULL_PAGE
 from pat_jax.engine.sequences.page_reserve import PageReserve
 from pat_jax.engine.sequences.prefill_calls import PageMoves
 from pat_jax.engine.sequences.responses import Completion, Request, Responses
-from pat_jax.engine.sequences.sequence_table import SequenceTable
+from pat_jax.engine.sequences.sequence_table import SequenceTable, evened, options
 from pat_jax.engine.sizing.pool_pages import page_bytes
 from pat_jax.planning.planner.planner import Planner
 from pat_jax.planning.planner.scripts import FixedLayout

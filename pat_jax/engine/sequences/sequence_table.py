@@ -3,6 +3,8 @@
 All on the host, in NumPy. Decides nothing about layouts and touches no device array.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from pat_jax.planning.types import Load
@@ -204,3 +206,49 @@ class SequenceTable:
         assert len(np.unique(self.row[running])) == len(running), "two sequences share a row"
         assert (self.row[running] < rows).all(), "a row is not one of a replica"
         assert (self.prompt_length <= self.length).all() and (self.length <= self.end).all()
+
+
+def options(
+    table: SequenceTable, pages: np.ndarray, free: np.ndarray, row_buckets: Sequence[int]
+) -> list[np.ndarray]:
+    """Where sequences would be, int[running]: for each smaller row bucket that could hold every
+    replica, and as evenly as they can be.
+
+    None while sequences wait: they get the rows that become free, and keep the replicas even.
+
+    Args:
+      pages: int[running], that each sequence holds.
+      free: int[replicas], that each replica can still give out.
+      row_buckets: rows of one replica.
+    """
+    if table.num_replicas == 1 or len(table.waiting) or not len(table.running):
+        return []
+    replica = table.replica(table.running)
+    even = -(-len(replica) // table.num_replicas)
+    smaller = {rows for rows in (even, *row_buckets) if even <= rows < table.fullest}
+    found = (evened(replica, pages, free, rows) for rows in sorted(smaller))
+    return [new for new in found if new is not None]
+
+
+def evened(
+    replica: np.ndarray, pages: np.ndarray, free: np.ndarray, most: int
+) -> np.ndarray | None:
+    """The replica of each sequence, int[running], when none has more than `most`; None if pages
+    lack.
+
+    As few move as can, those with fewest pages, each to the emptiest replica that has as many. No
+    replica both gives sequences away and gets some: pages that leave make no room for pages that
+    arrive.
+    """
+    count, new, free = np.bincount(replica, minlength=len(free)), replica.copy(), free.copy()
+    for i in np.argsort(pages, kind="stable"):
+        if count[replica[i]] <= most:
+            continue
+        fits = np.flatnonzero((count < most) & (free >= pages[i]))
+        if not len(fits):
+            return None
+        new[i] = target = fits[np.lexsort((-free[fits], count[fits]))[0]]
+        count[replica[i]] -= 1
+        count[target] += 1
+        free[target] -= pages[i]
+    return new
