@@ -62,16 +62,14 @@ class Correction:
         errors = np.log(self.mean[1:])
         return float(np.exp(min(errors.mean(), -0.5 * np.sqrt((errors**2).mean()))))
 
-    def soberly(self, splits: Sequence[Split]) -> "Correction":
-        """The same without the benefit of the doubt: of `splits`, those not seen yet are taken to
-        be off as the others are in the mean."""
-        unseen = [split for split in splits if split not in self.splits]
-        if not self.splits or not unseen:
-            return self
-        typical = np.exp(np.log(self.mean[1:]).mean())
-        mean = np.append(self.mean, np.full(len(unseen), typical))
-        covariance = np.pad(self.covariance, (0, len(unseen)))
-        return Correction((*self.splits, *unseen), mean, covariance, self.odd)
+    def sober_factors(self, splits: Sequence[Split]) -> np.ndarray:
+        """The factors without the benefit of the doubt, float[splits].
+
+        A layout not seen yet is taken to be off as the others are in the mean: trying it costs a
+        switch, or two.
+        """
+        typical = float(np.exp(np.log(self.mean[1:]).mean())) if self.splits else 1.0
+        return np.array([self.factors.get(split, typical) for split in splits])
 
     def observed(
         self, split: Split, running: int, profiled_s: float, seconds: float

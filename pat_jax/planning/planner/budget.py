@@ -17,29 +17,15 @@ Each switch past the budget, and each back to a layout that was left, triples wh
 have paid or promise. So a plan that goes to and fro on wrong beliefs comes to rest.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-
-from pat_jax.planning.latency.model import LatencyModel
-from pat_jax.planning.types import Split
 
 SHARE = 0.02  # of the rollout's predicted time
 MULTIPLE = 0.5  # of its cost that a switch past the budget has to save, beside that cost
 MOST_RENT = 3.0  # times its cost: so much rent is due for a switch whatever the plan predicts
 DOUBT = 3.0  # times as much is asked after each switch past the budget or back
 FASTER = 0.02  # of a step: less is noise, no rent is due for it
-
-
-def without_optimism(latency: LatencyModel, splits: Sequence[Split]) -> np.ndarray:
-    """Measured over profiled step time, float[layouts], without the benefit of the doubt.
-
-    A layout not seen yet is taken to be off as the others are in the mean, where the latency model
-    hopes for better: trying it costs a switch, or two.
-    """
-    sober = latency.correction.soberly(splits)
-    return np.array([sober.factor(split) for split in splits])
 
 
 @dataclass

@@ -28,7 +28,7 @@ from pat_jax.planning.planner.balance import (
     balance_seconds,
     is_within_bucket,
 )
-from pat_jax.planning.planner.budget import RegretBudget, without_optimism
+from pat_jax.planning.planner.budget import RegretBudget
 from pat_jax.planning.planner.carry import switch_plan
 from pat_jax.planning.planner.costs import CostTables
 from pat_jax.planning.planner.forecast import Forecast
@@ -122,7 +122,7 @@ class CostModelPlanner(Planner):
         forecast, costs = self._outlook(load, current, is_evened=self._evens(load))
         here = self.splits.index(current)
         self._regret_budget = self._regret_budget or RegretBudget(costs.prefill, here)
-        correction = without_optimism(self.latency, self.splits)
+        correction = self.latency.correction.sober_factors(self.splits)
         self._regret_budget.expect(here, costs.profile_step_s, load.step, correction)
         plan = self._drafted(self._path(load, current, forecast, costs), costs)
         return self._evened(load, plan, options) if plan.split == current else plan
@@ -192,7 +192,7 @@ class CostModelPlanner(Planner):
         assert self._regret_budget is not None and plan.prediction is not None, "planned here"
         seconds = plan.predicted_cost_s if self.is_frozen else outcome.seconds
         remaining_s = plan.predicted_remaining_s - plan.predicted_cost_s
-        correction = without_optimism(self.latency, self.splits)
+        correction = self.latency.correction.sober_factors(self.splits)
         self._regret_budget.switch(self.splits.index(plan.split), seconds, remaining_s, correction)
         if not self.is_frozen:
             # Where pages lack, sequences that were to migrate are not: it went another way than planned.
@@ -273,7 +273,7 @@ class CostModelPlanner(Planner):
         """Within the budget; or it pays several times over, unseen layouts taken soberly."""
         account, cost = self._regret_budget, float(costs.switch[0, here, path[0]])
         assert account is not None
-        correction = without_optimism(self.latency, self.splits)
+        correction = self.latency.correction.sober_factors(self.splits)
         if account.affords(cost, remaining_s, correction):
             return True
         hoped = np.array([self.latency.correction.factor(split) for split in self.splits])
@@ -286,7 +286,7 @@ class CostModelPlanner(Planner):
     def _due(self, here: int, costs: Costs, totals: np.ndarray) -> int | None:
         """A layout whose rent has paid for the switch there, and for what the plan says it loses."""
         assert self._regret_budget is not None
-        step_s = costs.profile_step_s * without_optimism(self.latency, self.splits)
+        step_s = costs.profile_step_s * self.latency.correction.sober_factors(self.splits)
         cost_s = costs.switch[0, here]
         loss_s = SAFETY * cost_s + totals - totals[here]
         return self._regret_budget.due(here, step_s, cost_s, loss_s)
