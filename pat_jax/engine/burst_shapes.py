@@ -63,8 +63,7 @@ class BurstShapes:
         return False
 
     def charge(self, split: Split, ran: BurstResult) -> None:
-        """Counts what a burst has lost to programs that are not compiled, if its time goes with its
-        rows."""
+        """Counts what a burst has lost to missing programs, if its time goes with its rows."""
         if self.by_need is None:
             return
         rows = self.shapes.buckets.rows_for(split, self.table.fullest)

@@ -69,8 +69,7 @@ class CacheManager:
         self._queue = deque(order[np.argsort(np.minimum(rank, LEADERS), kind="stable")].tolist())
 
     def grow(self, steps: int, *, at_once: int) -> int:
-        """Room for the next `steps` tokens of every running sequence, and pages for those
-        `at_once`.
+        """Room for the next `steps` tokens of every running sequence, pages for those `at_once`.
 
         Where pages are too few, the youngest of the replica give up their own and their rows, and
         wait. Returns how many.
@@ -99,8 +98,7 @@ class CacheManager:
         self._queue.appendleft(sequence)
 
     def admit(self, rows_per_replica: int, steps: int, *, at_once: int) -> PrefillWork:
-        """Fills free rows from the queue as long as all that are running then have pages for
-        `steps`.
+        """Fills free rows from the queue while all that run then have pages for `steps`.
 
         Given are those for the next tokens, `at_once`. Replicas are kept even, and samples of a
         prompt together as far as that allows. If any sequence waits, all rows are dealt out anew,
@@ -208,8 +206,7 @@ class CacheManager:
     def arrive(
         self, replica: np.ndarray, is_left: np.ndarray, steps: int
     ) -> tuple[PrefillWork, np.ndarray]:
-        """The second half: what was left behind is computed anew, with pages for `steps` tokens
-        more.
+        """The second half: what was left behind is computed anew, with pages for `steps` more.
 
         The oldest come first; a sequence that finds too few waits. Rows are dealt out anew, as few
         as hold the fullest replica.
@@ -240,8 +237,7 @@ class CacheManager:
     def balance_options(
         self, row_buckets: Sequence[int], laid_out: np.ndarray | int
     ) -> list[np.ndarray]:
-        """The replicas in which the running sequences could be, int[running] each: see
-        `sequence_table.options`.
+        """Where the running sequences could be, int[running] each: see `sequence_table.options`.
 
         Args:
           laid_out: pages of each replica that will be free as well, int[replicas].
@@ -251,8 +247,7 @@ class CacheManager:
         return options(self.table, pages, tables.free + laid_out, row_buckets)
 
     def balance(self, replica: np.ndarray) -> tuple[np.ndarray, PageMoves]:
-        """Pages for running sequences in their `replica` of the same layout, int[running]; `arrive`
-        must follow.
+        """Pages in the `replica` of each running sequence, int[running]; `arrive` must follow.
 
         A sequence that finds too few pages there for all that it has stays. No replica may both
         give sequences away and get some: what arrives would lie in what has not left yet.

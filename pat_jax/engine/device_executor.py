@@ -1,5 +1,4 @@
-"""Executes a rollout on devices: prefill, bursts dispatched one behind another, and the moves
-between.
+"""Executes a rollout on devices: prefill, bursts dispatched one behind another, and moves.
 
 Follows the host's accounts with device arrays. Decides nothing: `scheduler.py` does.
 """
@@ -36,8 +35,7 @@ class _Running(NamedTuple):
 
 
 class Digest(NamedTuple):
-    """A burst, and checksums of all that the host tells the devices of it: what processes
-    compare."""
+    """A burst, with checksums of all that the devices are told of it: what processes compare."""
 
     shape: Shape
     max_steps: int
@@ -152,8 +150,7 @@ class DeviceExecutor(Executor):
         return Digest(burst.shape, burst.max_steps, burst.threshold, burst.is_ahead, *sums)
 
     def _put_seen(self) -> jax.Array:
-        """What penalties look at. Where no running row has one any content will do: nothing is
-        sent."""
+        """What penalties look at; nothing is sent where no running row has one."""
         responses, layout = self.responses, self.pool.layout
         rows = responses.table.num_replicas * responses.table.rows_per_replica
         shape, old = seen_shape(self.specs.functions.policy.config, rows), self._seen

@@ -146,8 +146,7 @@ class RolloutEngine:
 
     @property
     def text_room(self) -> int:
-        """Tokens of others' texts that a row drafts from, at most; 0 where drafts are not
-        copied."""
+        """Tokens of others' texts that a row drafts from, at most; 0 where none are copied."""
         return text_room(self.specs.drafts, self.specs.buckets.lengths[-1], self.specs.draft_shapes)
 
     @property

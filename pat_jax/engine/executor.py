@@ -68,8 +68,7 @@ class Executor(ABC):
 
     @abstractmethod
     def prefill(self, work: PrefillWork) -> int:
-        """Computes pages of known tokens, then copies pages; returns tokens that its calls had room
-        for.
+        """Computes pages of known tokens, then copies pages; returns tokens its calls had room for.
 
         The newest token of a sequence is left to the first decode step, so no logits are needed.
         """
@@ -95,8 +94,7 @@ class Executor(ABC):
         """Weights to the layout, and the pages that migrate or go to other replicas."""
 
     def recompute(self, relocation: Relocation, work: PrefillWork, waits: np.ndarray) -> int:
-        """Recomputes what a relocation left behind, except for sequences that wait,
-        bool[running]."""
+        """Recomputes what a relocation left, except for sequences that wait, bool[running]."""
         del relocation, waits
         return self.prefill(work)
 

@@ -132,8 +132,7 @@ class Scheduler:
         return self.cache_manager.arrive(relocation.replica, is_left, self.shapes.check_every)
 
     def fit(self) -> None:
-        """Pages for the next few steps, and the smallest row bucket that holds the running
-        sequences."""
+        """Pages for the next few steps, and the smallest row bucket that holds what runs."""
         self._grow()
         rows = self.bursts.fewest_rows(self.split)
         if rows != self.table.rows_per_replica:
@@ -255,8 +254,7 @@ class Scheduler:
         return Collected(steps, *counts, drafted, mean_held, running[~goes_on], poisoned)
 
     def end(self, should_stop: Callable[[int], bool]) -> tuple[np.ndarray, Copies]:
-        """Ends the running sequences that have generated enough; returns them, and pages to be
-        written over."""
+        """Ends sequences that have generated enough; returns them, and pages to be written over."""
         ended = np.array([i for i in self.table.running.tolist() if should_stop(i)], np.int64)
         if len(ended):
             self.table.end_now(ended)

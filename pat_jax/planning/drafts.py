@@ -117,8 +117,7 @@ class Ways(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Acceptance:
-    """How long runs are, by the kind of match with which they begin, and how often each kind
-    comes."""
+    """How long runs are, by the match with which they begin, and how often each kind comes."""
 
     begun: np.ndarray  # float[kinds], runs
     proposed: np.ndarray  # float[2, kinds, MAX_RUN], runs and branches that came to each token
@@ -185,8 +184,7 @@ class Acceptance:
         return self._known_ways[draft].tokens(num_draft_tokens, rows)
 
     def always(self, draft: int, branch: int = 0) -> float:
-        """Tokens that a row generates in a step with so many tokens of its draft and of its branch,
-        whatever they are worth."""
+        """Tokens that a row generates in a step which verifies so many of its draft and branch."""
         longest = max(draft, branch, 1)
         places = np.zeros((1, KINDS, 1 + MAX_RUN - longest, KINDS), np.int64)
         return float(self._of_steps(places + draft, places + branch, longest)[1][0])

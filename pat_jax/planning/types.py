@@ -82,8 +82,7 @@ class BurstResult:
 
 @dataclass(frozen=True)
 class Prediction:
-    """What the profile says of taking sequences to another layout, or to other replicas of one.
-    Seconds."""
+    """What the profile says of a move to another layout, or to other replicas. Seconds."""
 
     source: Split
     target: Split

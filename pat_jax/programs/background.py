@@ -45,8 +45,7 @@ class BackgroundCompiler:
         return self._jobs.pop(split).result()
 
     def close(self) -> None:
-        """Waits for the program that is being compiled, which cannot be interrupted; no other
-        begins."""
+        """Waits for the program that is being compiled, and begins no other."""
         self._stopped.set()
         self._pool.shutdown(wait=True, cancel_futures=True)
 

@@ -1,5 +1,4 @@
-"""Every compiled program, by name. Compiled ahead of time and in parallel, or when it is first
-looked up."""
+"""Every compiled program, by name: compiled ahead of time in parallel, or when looked up."""
 
 import hashlib
 import logging
@@ -73,8 +72,7 @@ class ProgramTable:
         within: Collection[Split] | None = None,
         only: Callable[[Key], bool] = lambda key: True,
     ) -> None:
-        """Compiles what is declared and not compiled yet, or as much of it as is `within` layouts
-        and `only` says.
+        """Compiles what is declared and not compiled yet, `within` layouts, where `only` says so.
 
         Returns when every process has: one that first communicates waits half a minute for the
         others.

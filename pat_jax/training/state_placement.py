@@ -37,8 +37,7 @@ class StatePlacement:
         return self._placed(state, self.params)
 
     def on_devices(self, state: TrainState) -> TrainState | tuple[Any, ...]:
-        """What of a state is there between two steps: without moments that are in the host's
-        memory."""
+        """What of a state is there between two steps: without moments in the host's memory."""
         moments = {id(tree) for tree in self.offloaded(state)}
         opt_state = jax.tree.map(
             lambda node: None if id(node) in moments else node,
@@ -48,8 +47,7 @@ class StatePlacement:
         return state.params, opt_state, state.step
 
     def offloaded(self, state: TrainState) -> list[Params]:
-        """The part of a state that comes from the host's memory before a step and goes back after
-        it."""
+        """The part of a state that is in the host's memory except during a step."""
         if not self.is_offloaded:
             return []
         nodes = jax.tree.leaves(state.opt_state, is_leaf=self._is_like_params)

@@ -209,8 +209,7 @@ class Trainer:
     def supervised_step(
         self, state: TrainState, micro_batches: Sequence[MicroBatch]
     ) -> tuple[TrainState, UpdateResult]:
-        """One optimizer step on demonstrations; `train/cross_entropy` is that of their
-        responses."""
+        """One optimizer step on demonstrations; `train/cross_entropy` is of their responses."""
         loss = self.updates[SUPERVISED].loss
         mini = [replace(micro, columns=loss.read(micro.columns)) for micro in micro_batches]
         state, record = self._step(SUPERVISED, state, mini)

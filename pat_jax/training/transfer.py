@@ -1,5 +1,4 @@
-"""The programs that hand the trainer's parameters to the rollout, and those that check what
-arrived.
+"""The programs that hand the trainer's parameters to the rollout, and check what arrived.
 
 Bits by a checksum; what the rollout makes of them by one log-probability in each of its replicas.
 """

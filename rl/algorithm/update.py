@@ -70,8 +70,7 @@ class PolicyUpdate:
     logit_tokens: int = 4096  # of one shard of rows, whose logits exist at a time
 
     def has_passes_of(self, other: "PolicyUpdate") -> bool:
-        """Whether all but the optimizers is equal: `grad_step` and `loss.zero_sums` are then the
-        same programs."""
+        """Whether all but the optimizers is equal: then the passes are the same programs."""
         return self == replace(other, optimizer=self.optimizer)
 
     def init(self, params: Params) -> TrainState:

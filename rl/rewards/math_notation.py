@@ -30,8 +30,7 @@ DEGREES = r"\^ ?(?:\{ ?\\circ ?\}|\\circ(?![a-z]))"
 
 
 def _improper(mixed: re.Match[str]) -> str:
-    """A mixed number as one fraction: 5 1/2 is 11/2. What is not a mixed number, as 5 3/2, stays a
-    product."""
+    """A mixed number as one fraction: 5 1/2 is 11/2. Others, as 5 3/2, stay products."""
     whole, numerator, denominator = map(int, mixed.groups())
     if numerator >= denominator:
         return mixed[0]
@@ -127,8 +126,7 @@ def plain(text: str) -> str:
 
 
 def without_grouping(text: str) -> str:
-    """Without the commas between groups of three digits: `1,234` is 1234, `1, 234` and `12,34`
-    stay."""
+    """Without commas between groups of three digits: `1,234` is 1234, `12,34` stays."""
     return _GROUPED.sub(lambda number: number[0].replace(",", ""), text)
 
 

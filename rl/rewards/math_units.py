@@ -53,15 +53,13 @@ def split_unit(plain: str) -> tuple[str, str | None]:
 
 
 def split_attached(plain: str, unit: str) -> str:
-    """The value of `5cm`, where the other answer has this unit: alone it would be 5 times c times
-    m."""
+    """The value of `5cm`, where the other answer has this unit: alone it is a product."""
     found = _ATTACHED.fullmatch(plain)
     return found["value"] if found and _name(found["unit"]) == unit else plain
 
 
 def is_other_unit(unit: str, other: str) -> bool:
-    """Measures are to be the same; of other things one name in common is enough: paper clips,
-    clips."""
+    """Measures are to be the same; of other things (paper clips) one name in common is enough."""
     measures = [[word for word in name.split() if _is_measure(word)] for name in (unit, other)]
     if any(measures):
         return measures[0] != measures[1]

@@ -176,8 +176,7 @@ class HuggingFaceTokenizer:
 
     @cached_property
     def dropped(self) -> Mapping[int, str]:
-        """Special tokens that `decode` leaves out, with their text, except the usual ones: those of
-        beginning, end and padding."""
+        """Special tokens that `decode` drops, with text, except beginning, end and padding."""
         usual = {*self.eos_ids, self.pad_id, *self.special.beginning}
         texts = self.special.texts if self._skips_special else {}
         return {token: text for token, text in texts.items() if token not in usual}

@@ -1,5 +1,4 @@
-"""A picture of one rollout: running sequences over time, the layout in force, the switches, and
-what drafts gave.
+"""A picture of one rollout: running sequences, the layout in force, switches, what drafts gave.
 
 Knows `RolloutTrace` and matplotlib, which is imported only when a picture is drawn.
 """

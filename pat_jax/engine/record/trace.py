@@ -107,8 +107,7 @@ class RolloutTrace:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Self:
-        """Raises ValueError, TypeError, KeyError or AttributeError where `to_json` has not written
-        it."""
+        """Raises ValueError, TypeError, KeyError or AttributeError where it is of another form."""
         fields: Any = parse_json(text)
         return cls.from_fields(fields)
 

@@ -111,8 +111,7 @@ class _Leaving:
         return plan[::-1] if self.is_up else plan
 
     def slots(self, plan: Sequence[Round]) -> Iterator[np.ndarray]:
-        """Which move each slot of each round has, int[narrow replicas, size]; the last pages
-        first."""
+        """Which move each slot of each round has, int[narrow replicas, size]; last pages first."""
         queue = [np.flatnonzero(self.replica == g) for g in range(self.num_replicas)]
         queue = [mine[np.argsort(-self.old_page[mine], kind="stable")] for mine in queue]
         for step in plan:
@@ -160,16 +159,14 @@ class _Room:
             self.free[g].append(number)
 
     def take(self, replica: np.ndarray) -> np.ndarray | None:
-        """A free page for each entry of `replica`, int[pages]; None, and none is taken, if some
-        lack."""
+        """A free page for each entry of `replica`, int[pages]; None, taking none, if some lack."""
         wanted = Counter(replica.tolist())
         if any(n > len(self.free[g]) for g, n in wanted.items()):
             return None
         return np.array([self.free[g].pop() for g in replica.tolist()], np.int64)
 
     def _beside(self, replica: np.ndarray, page: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Replicas and pages of the new layout in whose memory some old pages lie, on any
-        device."""
+        """Replicas and pages of the new layout in whose memory old pages lie, on any device."""
         old, new = self.old.pages, self.new.pages
         first, last = page * new // old, ((page + 1) * new - 1) // old
         pages = first[:, None] + np.arange(-(-new // old) + 1)

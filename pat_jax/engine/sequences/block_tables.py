@@ -16,8 +16,7 @@ NO_REPLICA = -1
 
 
 class Moved(dict[tuple[int, int], np.ndarray]):
-    """Where pages have come to, int32[pages], by (old replica, new replica); NULL_PAGE: nowhere
-    yet."""
+    """Where pages have come to, int32[pages], by (old, new replica); NULL_PAGE: nowhere yet."""
 
     def __init__(self, num_pages: int):
         super().__init__()
@@ -29,8 +28,7 @@ class Moved(dict[tuple[int, int], np.ndarray]):
 
 
 def pages_with(table: SequenceTable, tokens: int, page_size: int) -> np.ndarray:
-    """Pages that hold each running sequence with so many `tokens` more, int[running], or up to its
-    end."""
+    """Pages of each running sequence with `tokens` more, or up to its end, int[running]."""
     running = table.running
     most = np.minimum(table.length[running] - 1 + tokens, table.end[running] - 1)
     return -(-most // page_size)
@@ -74,8 +72,7 @@ class BlockTables:
 
     @property
     def num_held(self) -> int:
-        """Pages of all replicas that sequences hold, and that are laid out; a shared one counts
-        once."""
+        """Pages of all replicas that sequences hold or that are laid out, each counted once."""
         return sum(pool.capacity - pool.num_free for pool in self.pools)
 
     @property
@@ -118,8 +115,7 @@ class BlockTables:
             yield call.start.shape[1], length, (call.tokens(known, size), start, rows)
 
     def lacking(self, steps: int) -> np.ndarray:
-        """Pages that the running sequences of each replica need besides their own for `steps`
-        tokens."""
+        """Pages that the running sequences of each replica lack for `steps` tokens."""
         running = self.table.running
         more = self._missing(steps)
         return np.bincount(self.replica[running], more, minlength=len(self.pools)).astype(np.int64)
@@ -205,8 +201,7 @@ class BlockTables:
         return PageMoves(np.full(count, old), old_page, np.full(count, replica), new_page)
 
     def holds(self, moves: PageMoves) -> list[np.ndarray]:
-        """Which of `moves`, all that arrives in new pools, bring the pages of each that has
-        some."""
+        """Which of `moves`, all that arrive in new pools, bring each sequence's pages."""
         number = np.zeros((len(self.pools), self.pools[0].num_pages), np.int64)
         number[moves.new_replica, moves.new_page] = np.arange(len(moves.new_page))
         held = np.flatnonzero(self.count).tolist()

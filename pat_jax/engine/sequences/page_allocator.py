@@ -1,5 +1,4 @@
-"""The pages of a pool of the KV cache: how many sequences hold each, and by which tokens it is
-found.
+"""The pages of a pool: how many sequences hold each, and by which tokens it is found.
 
 Host accounts, in NumPy and plain Python.
 
@@ -76,8 +75,7 @@ class PageAllocator:
         return np.concatenate([self._blank[: self._num_blank], untouched])
 
     def take(self, num_pages: int, *, leaving: int = 0) -> np.ndarray | None:
-        """Pages that nothing is known of, int32[num_pages]; None, and nothing is changed, if there
-        are too few.
+        """Pages without content, int32[num_pages]; None, and nothing is changed, if too few.
 
         Args:
           leaving: pages that are to be free then.
@@ -205,8 +203,7 @@ class PageAllocator:
         self._push(free[~can_be_found])
 
     def discard(self, pages: np.ndarray) -> np.ndarray:
-        """Releases pages whose content is spoilt; returns those that nobody holds now,
-        int32[pages].
+        """Releases pages whose content is spoilt; returns those nobody holds now, int32[pages].
 
         Nothing admitted before is found any more: what follows a spoilt page is spoilt as well.
         """

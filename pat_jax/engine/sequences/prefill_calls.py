@@ -1,5 +1,4 @@
-"""What is due before a burst: tokens to be prefilled, packed into calls, pages to be copied or
-moved.
+"""What is due before a burst: tokens to prefill, packed into calls, pages to copy or move.
 
 Host accounts in NumPy. The cache manager says which sequences and which pages.
 """

@@ -126,8 +126,7 @@ class SequenceTable:
         steps: int,
         running_steps: np.ndarray | None = None,
     ) -> None:
-        """After a burst of `steps`: int[running] new tokens, bool[running]; the ended give up their
-        rows.
+        """After a burst of `steps`: int[running] new tokens, bool[running]; ended ones lose rows.
 
         Args:
           running_steps: int[running], in which each was running; one a token where not given.
@@ -233,8 +232,7 @@ def options(
 def evened(
     replica: np.ndarray, pages: np.ndarray, free: np.ndarray, most: int
 ) -> np.ndarray | None:
-    """The replica of each sequence, int[running], when none has more than `most`; None if pages
-    lack.
+    """The replica of each sequence, int[running], with at most `most` each; None if pages lack.
 
     As few move as can, those with fewest pages, each to the emptiest replica that has as many. No
     replica both gives sequences away and gets some: pages that leave make no room for pages that

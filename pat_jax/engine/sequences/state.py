@@ -60,8 +60,7 @@ Pool = tuple[LayerPages, ...]
 
 
 class Runs(NamedTuple):
-    """What each row's last step has left: a run that goes on, if the match is as long as it has to
-    be."""
+    """What each row's last step has left: a run that goes on, if its match is long enough."""
 
     kind: Int[Array, " rows"]  # of the match with which it began
     place: Int[Array, " rows"]  # tokens of it that are right if it goes on

@@ -1,5 +1,4 @@
-"""The texts that running sequences draft from, laid out for the devices: see
-`device/draft/ngram.py`.
+"""The texts that running sequences draft from, laid out for `device/draft/ngram.py`.
 
 All on the host, in NumPy. A burst drafts from what others had generated when it was launched, from
 what was generated in earlier iterations, and from what its own rows generate on the way.

@@ -138,8 +138,7 @@ def _source_words(config: SpeculationConfig, drafter: Drafter, model: ModelConfi
 
 
 def shape_of(draft_model: str) -> ModelConfig:
-    """The configuration of a checkpoint's folder or of a built-in shape: enough where nothing is
-    computed.
+    """The configuration of a checkpoint's folder or a built-in shape, where nothing is computed.
 
     Raises:
       UserError: the name is neither.

@@ -1,5 +1,4 @@
-"""What decode programs are warmed up with: rows that are all running and near the end of their
-pages."""
+"""What decode programs are warmed up with: running rows near the end of their pages."""
 
 import time
 from collections.abc import Callable
@@ -51,8 +50,7 @@ class DummyBursts:
         self._tables = dummy_tables(self.specs, layout, rows, length)
 
     def timed(self, num_draft_tokens: int) -> Timed:
-        """A burst with so many draft tokens for each row: every row running and near the end of its
-        pages."""
+        """A burst with so many draft tokens for each row, all of which are running."""
         at = self.layout.split, self.rows, self.length
         program = self.programs[Key("decode", *at, num_draft_tokens=num_draft_tokens)]
         steps, state, reserved = self._burst(num_draft_tokens)

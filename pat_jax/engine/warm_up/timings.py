@@ -1,6 +1,7 @@
 """The seconds of an engine's programs: those known before, and those that a warm-up measures.
 
-Known ones still hold where a run takes as long; else they are rescaled. Knows tables and runs of programs. Does not know what a program does.
+Known ones hold where a run takes as long; else they are rescaled. Knows tables and runs of programs.
+Does not know what a program does.
 """
 
 import logging
@@ -135,8 +136,7 @@ class Timings:
 
 
 def changes(known: Table, again: Table) -> dict[Layouts, float]:
-    """By what factor the times of a layout, or of a switch, differ from a table's by more than
-    noise.
+    """By what factor times of a layout or a switch differ from a table's by more than noise.
 
     All times of one are taken to have changed alike, by the median of those that were run again:
     one odd run changes nothing where there are several.

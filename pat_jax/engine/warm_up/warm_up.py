@@ -161,8 +161,7 @@ class Warmup:
         return pool
 
     def _decode(self, layout: Layout, rows: int, length: int, pool: Pool) -> Pool:
-        """Times steps with each number of draft tokens, every row running and near the end of its
-        pages."""
+        """Times steps with each number of draft tokens, all rows running."""
         numbers = self.specs.drafts.of(rows)
         at = layout.split, rows, length
         is_known = self.timings.are_taken("decode_table", at)

@@ -74,8 +74,7 @@ class Correction:
     def observed(
         self, split: Split, running: int, profiled_s: float, seconds: float
     ) -> "Correction":
-        """The correction after a burst whose steps take `profiled_s` by the profile and took
-        `seconds`."""
+        """The correction after a burst whose steps took `seconds`, by the profile `profiled_s`."""
         load = running / profiled_s
         splits, mean, covariance = self._with(split)
         at = 1 + splits.index(split)

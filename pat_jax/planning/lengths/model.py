@@ -1,7 +1,7 @@
 """How long will it go on? Survival of the running responses, from all that was seen so far.
 
-Two parts: the `Baseline` distribution of lengths (Kaplan-Meier, with a prior), in a file of its own,
-and the `PromptMeans`, by which those that wait are put in order. Plans nothing; knows no device.
+Two parts: the `Baseline` distribution of lengths (Kaplan-Meier, with a prior, `baseline.py`), and
+the `PromptMeans`, by which those that wait are put in order. Plans nothing; knows no device.
 """
 
 from dataclasses import dataclass, field, replace
@@ -28,8 +28,7 @@ class PromptMeans:
     mean: np.ndarray = field(default_factory=lambda: np.zeros(0))  # float64[prompts], tokens
 
     def expected(self, prompt: np.ndarray, otherwise: np.ndarray | float) -> np.ndarray:
-        """Tokens of the next response to each prompt, float64[prompts]; of unknown ones
-        `otherwise`."""
+        """Tokens of the next response to each prompt, float64[prompts]; or `otherwise`."""
         at, is_known = self._find(prompt)
         mean = np.full(len(prompt), otherwise)
         mean[is_known] = self.mean[at[is_known]]
@@ -84,8 +83,7 @@ class LengthModel:
         return self.baseline.cap
 
     def with_cap(self, cap: int) -> "LengthModel":
-        """What was seen, under another cap: a response that was cut is known to be longer, no
-        more."""
+        """What was seen, under another cap; of a response that was cut no more is known."""
         return replace(self, baseline=self.baseline.with_cap(cap))
 
     def updated(
@@ -121,8 +119,7 @@ class LengthModel:
         return np.where(moments[None, :] < remaining_tokens[:, None], alive, 0.0)
 
     def expected(self, prompt: np.ndarray) -> np.ndarray:
-        """Tokens of the next response to each prompt, float64[prompts], by their ids,
-        int[prompts]."""
+        """Tokens of the next response to each prompt, float64[prompts], by id, int[prompts]."""
         moments = mean_moments(self.cap)
         whole = self.survival(np.zeros(1, int), np.array([self.cap + 1]), moments)
         return self.prompts.expected(prompt, float(mean_tokens(whole, moments)[0]))

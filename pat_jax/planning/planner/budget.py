@@ -30,8 +30,7 @@ FASTER = 0.02  # of a step: less is noise, no rent is due for it
 
 @dataclass
 class RegretBudget:
-    """One rollout's account. Float[layouts], seconds; those of bursts are the profile's,
-    uncorrected."""
+    """One rollout's account, float[layouts] seconds; of bursts the profile's, uncorrected."""
 
     prefill_s: np.ndarray  # of all prompts in each
     start: int
@@ -49,8 +48,7 @@ class RegretBudget:
         self.rent_s, self._ran, self._stayed = (np.zeros_like(self.prefill_s) for _ in range(3))
 
     def expect(self, here: int, step_s: np.ndarray, step: float, correction: np.ndarray) -> None:
-        """Books the bursts since the last plan, in layout `here`; from now on steps take `step_s`
-        in each.
+        """Books the bursts since the last plan, in layout `here`; from now on steps take `step_s`.
 
         Args:
           step: decode steps of the rollout so far.
@@ -79,8 +77,7 @@ class RegretBudget:
         self.rent_s[:] = 0.0
 
     def balance(self, seconds: float, step_s: np.ndarray) -> None:
-        """Sequences moved between the replicas of a layout: from now on steps take `step_s` in
-        each."""
+        """Sequences moved between replicas of a layout: from now on steps take `step_s`."""
         assert self._expected is not None, "planned"
         self.switches_s += seconds
         self._expected = step_s, self._expected[1]

@@ -111,8 +111,7 @@ class Forecast:
 
 @dataclass(frozen=True)
 class _Prospects:
-    """Classes of sequences: first those that run, then those that wait and will begin at a
-    moment."""
+    """Classes of sequences: first those that run, then those that wait and begin later."""
 
     count: np.ndarray  # float[replicas, classes], members by replica
     # int[classes], tokens in the cache of the longest member, had all begun now
@@ -167,8 +166,7 @@ class _Prospects:
         return self.mean @ weight / weight.sum(axis=0)
 
     def longest(self, load: Load, moments: np.ndarray) -> np.ndarray:
-        """The longest context that is still expected to be running, or the likeliest to be,
-        int[moments]."""
+        """The longest context that is expected, or the likeliest, to be running, int[moments]."""
         is_likeliest = self.survive == self.survive.max(axis=0)
         is_running = (self.survive > 0.5 / load.running) | is_likeliest
         context = np.where(is_running, self.context[:, None], 0).max(axis=0) + moments

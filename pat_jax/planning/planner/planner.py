@@ -52,8 +52,7 @@ GRID = 48  # future moments looked at
 class Planner(ABC):
     @abstractmethod
     def start(self, load: Load) -> Split:
-        """The layout in which a rollout of `load` begins (all replicas counted as one: replica
-        0)."""
+        """The layout in which a rollout of `load` begins; its sequences are all of replica 0."""
 
     @abstractmethod
     def decide(self, load: Load, current: Split, options: Sequence[np.ndarray] = ()) -> Plan:

@@ -1,5 +1,4 @@
-"""A forecast in pools that do not hold every sequence at once: some run while others wait for
-pages.
+"""A forecast in pools that do not hold every sequence at once: others wait for pages.
 
 Knows tokens and pools. Does not know what a step costs.
 """

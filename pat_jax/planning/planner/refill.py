@@ -26,8 +26,7 @@ class Refill:
 
 
 def mean_response(load: Load, lengths: LengthModel) -> float:
-    """Tokens of a response of which nothing is known, at most the largest number that may
-    remain."""
+    """Tokens of a response of which nothing is known, at most what may remain."""
     remaining_tokens = _remaining_tokens(load)
     moments = mean_moments(remaining_tokens)
     alive = lengths.survival(np.zeros(1, int), np.array([remaining_tokens]), moments)

@@ -87,8 +87,7 @@ class _Loop:
         return lacking(rows, tables, steps=self.pace.check_tokens, page_size=self.page_size)
 
     def _outlook(self, rows: RowState, tables: Array, drawn: Array) -> Int[Array, "2"]:
-        """Running rows of the fullest replica; 1 where some replica has too few reserved pages,
-        else 0."""
+        """Running rows of the fullest replica; 1 where a replica lacks reserved pages, else 0."""
         is_short = jnp.sum(self._wanted(rows, tables)) > self.filled - drawn
         mine = jnp.stack([jnp.sum(rows.running, dtype=jnp.int32), is_short.astype(jnp.int32)])
         return jax.lax.pmax(mine, self.layout.dp_axes) if self.layout.dp_axes else mine
@@ -115,8 +114,7 @@ class DecodeFunctions:
     ) -> Callable[
         [Params, DecodeState, ReservedPages, Until, Any], tuple[DecodeState, BurstOutput]
     ]:
-        """Decodes until `until`, or until a replica has no reserved page left; rows draw pages from
-        it as they grow.
+        """Decodes until `until`, or until a replica has no reserved page left for its rows.
 
         The state is to be donated. The last argument is the drafter's weights, None where it has
         none.

@@ -166,8 +166,7 @@ def _advance_by(
     stopped: Bool[Array, "rows queries"],
     failed: Bool[Array, "rows queries"],
 ) -> RowState:
-    """`advance` by the first `num_generated` tokens of each row, of which the last alone may have
-    ended it."""
+    """`advance` by the first `num_generated` tokens of each row; the last may have ended it."""
     last = jnp.maximum(num_generated - 1, 0)[:, None]
     token, stops, fails = (
         jnp.take_along_axis(x, last, axis=1)[:, 0] for x in (tokens, stopped, failed)

@@ -157,16 +157,14 @@ class ModelDrafter(Drafter):
 
 
 def two_each(running: Bool[Array, " rows"], position: Int[Array, " rows"]) -> Line:
-    """The line of each row's token at `position` and the one before it; of a first one, of that
-    behind it."""
+    """The line of each row's token at `position` and the one before it, or behind a first one."""
     row, turn = jnp.repeat(jnp.arange(len(running)), 2), jnp.tile(jnp.arange(2), len(running))
     place = jnp.reshape(jnp.arange(2 * len(running)), (-1, 2))
     return Line(row, jnp.repeat(running, 2), turn, place, jnp.maximum(position - 1, 0))
 
 
 def of_size(logits: Float[Array, "rows vocab"], size: int) -> Float[Array, "rows size"]:
-    """Another model's logits, of more or fewer tokens: those that it does not know it never
-    generates."""
+    """Another model's logits, of more or fewer tokens: unknown ones are never generated."""
     more = max(0, size - logits.shape[1])
     return jnp.pad(logits[:, :size], ((0, 0), (0, more)), constant_values=NEG_INF)
 

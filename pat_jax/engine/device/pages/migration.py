@@ -1,5 +1,4 @@
-"""Carries the KV cache of running sequences to another layout, or another replica: pages in use
-only.
+"""Carries pages in use of running sequences to another layout, or another replica.
 
 Knows the programs and in which order they run. The cache manager says which sequences
 go where, `relocation/order.py` which pages go together.
@@ -77,8 +76,7 @@ class Migration:
     def _by_buffer(
         self, shipment: Shipment, pages: np.ndarray, *, is_wide: bool
     ) -> list[np.ndarray]:
-        """Pages of each buffer, int[replicas, size], by the replicas of the layout that has
-        them."""
+        """Pages of each buffer, int[replicas, size], by the replicas of the layout with it."""
         replica = shipment.round.replica
         if not is_wide:
             return [pages]

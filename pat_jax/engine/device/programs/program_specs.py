@@ -82,8 +82,7 @@ class ProgramSpecs:
         return self.first or self.buckets
 
     def is_first(self, key: Key) -> bool:
-        """Whether a program is compiled before the first rollout; others are when they are
-        needed."""
+        """Whether a program is compiled before the first rollout; others are when needed."""
         if self.first is None or not key.length:
             return True
         has_rows = key.name != "decode" or key.rows in self.first.rows[key.split]
