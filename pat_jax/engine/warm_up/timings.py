@@ -1,7 +1,7 @@
 """The seconds of an engine's programs: those known before, and those that a warm-up measures.
 
-Known ones hold where a run takes as long; else they are rescaled. Knows tables and runs of programs.
-Does not know what a program does.
+Known ones hold where a run takes as long, else they are rescaled. Knows tables and runs. Does not
+know what a program does.
 """
 
 import logging
