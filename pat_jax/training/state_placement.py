@@ -27,9 +27,7 @@ class StatePlacement:
 
     def at_rest(self, state: TrainState) -> TrainState:
         """Shardings of a state with these shapes, between two steps."""
-        if not self.is_offloaded:
-            return self._placed(state, self.params)
-        there = jax.tree.map(in_host_memory, self.params)
+        there = jax.tree.map(in_host_memory, self.params) if self.is_offloaded else self.params
         return self._placed(state, there)
 
     def in_a_step(self, state: TrainState) -> TrainState:

@@ -48,16 +48,15 @@ class CostTables:
             pair = splits[i], splits[j]
             reshard[i, j] = latency.reshard_table.get(pair, LARGE_S)
             migrate[:, i, j] = [latency.migrate_table.get((*pair, n), LARGE_S) for n in ROUNDS]
+        at = [[(split, n) for n in rows] for split in splits]
+        decode = [
+            [[_known(latency.decode_step, *one, n) for n in lengths] for one in x] for x in at
+        ]
         return cls(
             tuple(splits),
             rows,
             lengths,
-            np.array(
-                [
-                    [[_known(latency.decode_step, s, r, n) for n in lengths] for r in rows]
-                    for s in splits
-                ]
-            ),
+            np.array(decode),
             _physics(latency.decode, splits),
             reshard,
             migrate,
