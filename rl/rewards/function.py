@@ -4,9 +4,10 @@ A response that fails must not cost others their scores. Knows which responses o
 which are scored again. Does not know processes (`workers.py`), nor other functions.
 """
 
+import itertools
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Protocol, runtime_checkable
@@ -17,7 +18,6 @@ from pat_jax.rl.rewards.endpoint import RewardEndpoint
 from pat_jax.rl.rewards.outcome import Cause, Failure, Outcome
 from pat_jax.rl.rewards.responses import Response
 from pat_jax.rl.rewards.rewards import is_endpoint
-from pat_jax.rl.rewards.shares import groups_of
 from pat_jax.rl.rewards.signatures import Recognised
 from pat_jax.rl.rewards.weighted_sum import Score
 from pat_jax.rl.rewards.workers import RewardWorkers
@@ -29,6 +29,15 @@ _IN_PROCESS = ("exact",)
 # What no response explains.
 _MISTAKES = "NameError", "UnboundLocalError", "ImportError", "ModuleNotFoundError"
 _FATAL = frozenset(Cause) - {Cause.EXCEPTION, Cause.NONE, Cause.NOT_A_NUMBER}
+
+
+def groups_of(prompts: Sequence[str]) -> Iterator[range]:
+    """Runs of equal prompts: the responses that a function may compare, and one process scores."""
+    start = 0
+    for _, group in itertools.groupby(prompts):
+        stop = start + len(list(group))
+        yield range(start, stop)
+        start = stop
 
 
 @dataclass(frozen=True)
