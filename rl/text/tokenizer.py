@@ -16,8 +16,12 @@ from typing import Any, Protocol, runtime_checkable
 
 from pat_jax.common.errors import UserError
 from pat_jax.rl.text.chat_template import ChatTemplate, ChatTemplateError
-from pat_jax.rl.text.end_tokens import GENERATION_CONFIG, MODEL_CONFIG, named_eos_ids
-from pat_jax.rl.text.special_tokens import SpecialTokens
+from pat_jax.rl.text.special_tokens import (
+    GENERATION_CONFIG,
+    MODEL_CONFIG,
+    SpecialTokens,
+    named_eos_ids,
+)
 from pat_jax.rl.text.tokenizer_trial import TokenizerTrial
 
 ChatMessage = Mapping[str, Any]  # {"role": text, "content": text}, and what else the template knows
