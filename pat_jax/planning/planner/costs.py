@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass
+from itertools import permutations
 
 import numpy as np
 
@@ -41,16 +42,14 @@ class CostTables:
     def of(cls, latency: LatencyModel, splits: Sequence[Split]) -> "CostTables":
         rows = np.array(sorted({n for split, n, _ in latency.decode_table if split in splits}))
         lengths = np.array(sorted({n for split, _, n in latency.decode_table if split in splits}))
-        pairs = [(i, j) for i in range(len(splits)) for j in range(len(splits)) if i != j]
         reshard = np.zeros((len(splits),) * 2)
         migrate = np.zeros((len(ROUNDS), *reshard.shape))
-        for i, j in pairs:
+        for i, j in permutations(range(len(splits)), 2):
             pair = splits[i], splits[j]
             reshard[i, j] = latency.reshard_table.get(pair, LARGE_S)
             migrate[:, i, j] = [latency.migrate_table.get((*pair, n), LARGE_S) for n in ROUNDS]
-        at = [[(split, n) for n in rows] for split in splits]
         decode = [
-            [[_known(latency.decode_step, *one, n) for n in lengths] for one in x] for x in at
+            [[_known(latency.decode_step, s, r, n) for n in lengths] for r in rows] for s in splits
         ]
         return cls(
             tuple(splits),
