@@ -92,9 +92,3 @@ def step_seconds(tables: CostTables, split: Split, load: Load, fullest: int) -> 
     rows = np.full((len(tables.splits), 1), float(fullest))
     context, mean = np.full_like(rows, load.context.max()), np.full_like(rows, load.context.mean())
     return float(tables.steps(rows, context, mean)[tables.splits.index(split), 0])
-
-
-def is_within_bucket(tables: CostTables, before: np.ndarray, after: np.ndarray) -> bool:
-    """Whether the fullest replica needs as many rows in either; int[running], replicas."""
-    fullest = np.array([np.bincount(replica).max() for replica in (before, after)])
-    return len(np.unique(np.searchsorted(tables.rows, fullest))) == 1

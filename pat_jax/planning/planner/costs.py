@@ -135,6 +135,11 @@ class CostTables:
         growth /= _seconds(self.prefill_physics, blocks, np.maximum(0 * context, last))
         return seconds + (calls - over[-1]) * self.prefill[:, -1, None] * growth
 
+    def is_within_bucket(self, before: np.ndarray, after: np.ndarray) -> bool:
+        """Whether the fullest replica needs as many rows in either; int[running], replicas."""
+        fullest = np.array([np.bincount(replica).max() for replica in (before, after)])
+        return len(np.unique(np.searchsorted(self.rows, fullest))) == 1
+
     @staticmethod
     def _bucket(steps: np.ndarray, needed: np.ndarray) -> np.ndarray:
         return np.minimum(np.searchsorted(steps, needed), len(steps) - 1)

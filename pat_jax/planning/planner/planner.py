@@ -22,12 +22,7 @@ from pat_jax.planning.latency.model import LatencyModel
 from pat_jax.planning.latency.switch_costs import SeenSwitch, SwitchCosts
 from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.planning.memory import MemoryModel
-from pat_jax.planning.planner.balance import (
-    Unevenness,
-    balance_plan,
-    balance_seconds,
-    is_within_bucket,
-)
+from pat_jax.planning.planner.balance import Unevenness, balance_plan, balance_seconds
 from pat_jax.planning.planner.budget import RegretBudget
 from pat_jax.planning.planner.carry import switch_plan
 from pat_jax.planning.planner.costs import CostTables
@@ -118,7 +113,9 @@ class CostModelPlanner(Planner):
         return float((costs.cheapest()[0] + costs.prefill).min())
 
     def decide(self, load: Load, current: Split, options: Sequence[np.ndarray] = ()) -> Plan:
-        forecast, costs = self._outlook(load, current, is_evened=self._evens(load))
+        # Sequences move between the replicas of a layout where those are uneven.
+        moves = (self.latency.shift_round(one) < math.inf for one in self.splits if one.dp > 1)
+        forecast, costs = self._outlook(load, current, is_evened=not load.waiting and all(moves))
         here = self.splits.index(current)
         self._regret_budget = self._regret_budget or RegretBudget(costs.prefill, here)
         correction = self.latency.correction.sober_factors(self.splits)
@@ -228,7 +225,7 @@ class CostModelPlanner(Planner):
         return best
 
     def _may_pay(self, load: Load, split: Split, replica: np.ndarray) -> bool:
-        if not is_within_bucket(self._dense(), load.replica, replica):
+        if not self._dense().is_within_bucket(load.replica, replica):
             return True
         cost_s = self.balance_costs.pages(balance_seconds(self.latency, split, load, replica))
         return self._uneven.lost_s + self._uneven.next_s > SAFETY * cost_s
@@ -241,12 +238,6 @@ class CostModelPlanner(Planner):
         if plan.threshold:
             seconds = costs.seconds(here, follow(costs.cheapest()[1], here))
         return seconds, costs.profile_step_s
-
-    def _evens(self, load: Load) -> bool:
-        """Whether sequences move between the replicas of a layout where those are uneven."""
-        return not load.waiting and all(
-            self.latency.shift_round(split) < math.inf for split in self.splits if split.dp > 1
-        )
 
     def _outlook(
         self, load: Load, current: Split, *, is_evened: bool = False
