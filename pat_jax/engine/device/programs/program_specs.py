@@ -176,11 +176,8 @@ class ProgramSpecs:
         if num_draft_tokens:
             drafting = self.drafter.state(layout, rows, length, shapes)
             own_params = self.drafter.params(layout, shapes)
-        accept_prob = (
-            abstract_accept_prob(layout)
-            if num_draft_tokens and not self.drafts.is_generated
-            else None
-        )
+        is_copied = num_draft_tokens and not self.drafts.is_generated
+        accept_prob = abstract_accept_prob(layout) if is_copied else None
         rows_state = abstract_rows(layout, rows)
         table.declare(
             Key("decode", layout.split, rows, length, num_draft_tokens=num_draft_tokens),
