@@ -267,10 +267,6 @@ class Scheduler:
         self.kv_unused += tables.unused
 
     def check_integrity(self) -> None:
-        """
-        Raises:
-          AssertionError: no burst is on its way, and rows, pages and the queue contradict each
-            other.
-        """
+        """Raises AssertionError where, between bursts, rows, pages and queue disagree."""
         if not self._in_flight:
             self.cache_manager.check_integrity()

@@ -158,10 +158,7 @@ class BackgroundCompiler:
     """One thread: most of compiling runs without Python's lock, and the cores have other work."""
 
     def __init__(self, programs: ProgramTable, only: Callable[[Key], bool] = lambda key: True):
-        """
-        Args:
-          only: the programs to compile; others come when they are needed.
-        """
+        """`only`: the programs to compile; others come when they are needed."""
         self.programs, self.only = programs, only
         self._pool = ThreadPoolExecutor(1, thread_name_prefix=THREAD_NAME)
         self._stopped = Event()

@@ -83,10 +83,7 @@ class StatePlacement:
 
 
 def check_offload(config: OptimizerConfig, devices: Sequence[Device]) -> None:
-    """
-    Raises:
-      OptionError: moments are to rest in a memory that these devices do not have.
-    """
+    """Raises OptionError where moments are to rest in a memory that these devices lack."""
     require(
         not config.offload or has_host_memory(devices),
         "optimizer.offload",

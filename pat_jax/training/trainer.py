@@ -94,11 +94,7 @@ class Trainer:
     def compile(
         self, progress: Callable[[int, int], None] | None = None, *, by_need: bool = False
     ) -> None:
-        """
-        Args:
-          by_need: of the passes over micro-batches those of the largest alone; the others are
-            compiled when the first such micro-batch comes.
-        """
+        """`by_need`: of the passes those of the largest micro-batch; others when one comes."""
         asked = self._is_first if by_need else lambda key: True
         threads = os.cpu_count() or 1
         self.programs.compile_all(threads=threads, progress=progress, only=asked)

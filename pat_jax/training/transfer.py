@@ -70,10 +70,7 @@ class Transfer:
         receivers: Receivers,
         score: Callable[[Params, Array], Array],
     ):
-        """
-        Args:
-          score: log-probabilities of tokens[rows, length], as `PolicyUpdate.score_step`.
-        """
+        """`score`: log-probabilities of tokens[rows, length], as `PolicyUpdate.score_step`."""
         self._table, self._trained, self._dtype = table, trained, receivers.dtype
         self._policy = receivers.policy or trained.policy
         self.sent: int | None = None  # checksum of the policy that a rollout was handed last

@@ -86,11 +86,7 @@ def update_stages(trainer: Trainer) -> list[Stage]:
 
 
 def stages_of(trainer: Trainer, taken: Mapping[Key, int]) -> list[Stage]:
-    """
-    Args:
-      taken: bytes of a device that each program takes beside what it is given. The gradients of a
-        micro-batch are among them, beside those that they are added to.
-    """
+    """`taken`: bytes of each program beside what it is given, such as its own gradients."""
     state, drafts = resident_bytes(trainer), _draft_bytes(trainer)
     gradients = shard_bytes(trainer.trained.abstract_gradients)
     in_step = state + gradients + fetched_bytes(trainer)

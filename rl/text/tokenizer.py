@@ -100,10 +100,7 @@ class HuggingFaceTokenizer:
     def __init__(
         self, directory: str | Path, chat: Chat | None = None, *, skip_special_tokens: bool = True
     ):
-        """
-        Args:
-          skip_special_tokens: texts of tokens are without special ones.
-        """
+        """`skip_special_tokens`: texts of tokens are without special ones."""
         self.chat, self._skips_special = chat or Chat(), skip_special_tokens
         self.directory = Path(directory)
         self._tokenizer = _load_auto_tokenizer(self.directory)

@@ -71,11 +71,7 @@ def draw_rollouts(traces: Mapping[str, RolloutTrace], *, height: float = 3.2) ->
 
 
 def _draw_on(axes: "Axes", trace: RolloutTrace, name: str, right: float) -> None:
-    """
-    Args:
-      name: of the rollout, in the title.
-      right: where the axis ends at least.
-    """
+    """`right`: where the axis ends at least."""
     edges = [*trace.times_s, trace.total_s]  # of bursts
     at, running = running_curve(trace, edges)
     axes.set_xlim(0, max(edges[-1], right) or 1)

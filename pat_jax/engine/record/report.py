@@ -127,11 +127,7 @@ class RolloutReport:
         began_s: float,
         seconds: float,
     ) -> None:
-        """
-        Args:
-          carry: what has become of the KV cache.
-          fullest: running sequences of the fullest replica, before and after.
-        """
+        """`carry`: of the KV cache; `fullest`: running in the fullest replica, before and after."""
         load, is_switch = relocation.load, relocation.source != relocation.target
         moved = load.running if is_switch else int((relocation.replica != load.replica).sum())
         move = Move(

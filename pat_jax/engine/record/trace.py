@@ -155,10 +155,7 @@ def _switch(older: dict[str, Any]) -> dict[str, Any]:
 
 
 def _balance(older: dict[str, Any], running: dict[int, int]) -> dict[str, Any]:
-    """
-    Args:
-      running: unfinished sequences, by the decode steps done.
-    """
+    """`running`: unfinished sequences, by the decode steps done."""
     retired = ("layout", "pages", "pages_sent", "steps_between")
     move = {name: x for name, x in _sent(older).items() if name not in retired}
     layout = {"source": older["layout"], "target": older["layout"]}

@@ -38,10 +38,7 @@ class BlockTables:
     """The pages of a table's sequences; each replica has a pool of them."""
 
     def __init__(self, table: SequenceTable, *, num_pages: int, page_size: int):
-        """
-        Args:
-          num_pages: of each replica's pool; enough for the longest sequence alone.
-        """
+        """`num_pages`: of each replica's pool; enough for the longest sequence alone."""
         self.table, self.page_size = table, page_size
         self.pools = self.new_pools(table.num_replicas, num_pages)
         most = num_pages_for(int(table.end.max(initial=1)) - 1, page_size)
@@ -53,10 +50,7 @@ class BlockTables:
         self.replica = np.full(len(table), NO_REPLICA, np.int64)  # where each has or had its pages
 
     def new_pools(self, num_replicas: int, num_pages: int) -> list[PageAllocator]:
-        """
-        Raises:
-          ValueError: they do not hold the longest sequence.
-        """
+        """Raises ValueError where they do not hold the longest sequence."""
         longest = int(self.table.end.max(initial=1)) - 1
         if num_pages_for(longest, self.page_size) >= num_pages:
             raise ValueError(

@@ -43,11 +43,7 @@ class PageAllocator:
     """
 
     def __init__(self, num_pages: int, page_size: int):
-        """
-        Args:
-          num_pages: NULL_PAGE among them.
-          page_size: tokens.
-        """
+        """`num_pages` of `page_size` tokens, NULL_PAGE among them."""
         if num_pages < 2 or page_size < 1:
             raise ValueError(f"a pool of {num_pages} pages of {page_size} tokens holds nothing.")
         self.num_pages, self.page_size = num_pages, page_size

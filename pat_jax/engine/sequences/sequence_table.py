@@ -194,10 +194,7 @@ class SequenceTable:
         self.version += 1
 
     def check_integrity(self) -> None:
-        """
-        Raises:
-          AssertionError: rows and lengths contradict each other.
-        """
+        """Raises AssertionError where rows and lengths contradict each other."""
         running = np.flatnonzero(self.row != NO_ROW)
         rows = self.num_replicas * self.rows_per_replica
         assert np.array_equal(self.running, running), "the running sequences are those with a row"

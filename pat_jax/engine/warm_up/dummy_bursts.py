@@ -40,10 +40,7 @@ class DummyBursts:
     """Bursts of so many rows of a layout, each of up to `length` tokens."""
 
     def __init__(self, engine: RolloutEngine, layout: Layout, rows: int, length: int, pool: Pool):
-        """
-        Args:
-          pool: overwritten by every burst.
-        """
+        """`pool`: overwritten by every burst."""
         self.engine, self.programs, self.specs = engine, engine.programs, engine.specs
         self.layout, self.rows, self.length, self.pool = layout, rows, length, pool
         self._blank = self._blank_drafting()

@@ -41,10 +41,7 @@ class Timings:
     def __init__(
         self, specs: ProgramSpecs, known: LatencyModel | None, *, recheck: bool, runs: int
     ):
-        """
-        Args:
-          recheck, runs: see `Warmup`.
-        """
+        """`recheck` and `runs`: see `Warmup`."""
         self.specs, self.recheck, self.runs = specs, recheck, runs
         self.known, self.new, self.again = ({name: {} for name in TABLES} for _ in range(3))
         self.sample: Split | None = None  # whose bursts tell how all known layouts have changed

@@ -171,11 +171,7 @@ class StreamedLengths:
     """
 
     def __init__(self, before: LengthModel, count: int):
-        """
-        Args:
-          before: what was known when the stream began; `model` starts from it each time.
-          count: requests of the stream.
-        """
+        """`before`: what was known when the stream of `count` requests began."""
         self.before = before
         self.tokens = np.zeros(count, int)
         self.has_ended = np.zeros(count, bool)  # by itself: what was cut has not

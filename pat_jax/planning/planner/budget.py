@@ -66,10 +66,7 @@ class RegretBudget:
     def switch(
         self, there: int, seconds: float, remaining_s: float, correction: np.ndarray
     ) -> None:
-        """
-        Args:
-          remaining_s: predicted, from then on.
-        """
+        """`remaining_s`: predicted, from then on."""
         if not self.affords(seconds, remaining_s, correction) or there in self._been:
             self.doubt *= DOUBT
         self._been.add(there)

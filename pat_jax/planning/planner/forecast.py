@@ -29,11 +29,7 @@ class SequenceClasses:
 
     @classmethod
     def of(cls, load: Load, kind: np.ndarray, most: int) -> "SequenceClasses":
-        """
-        Args:
-          kind: int[running], the same for sequences of one class.
-          most: the most classes.
-        """
+        """At most `most` classes by `kind`, int[running], equal for sequences of one class."""
         # In few bits, which NumPy sorts by radix: several times as fast.
         order = np.argsort(kind.astype(np.min_scalar_type(kind.max())), kind="stable")
         ordered = kind[order]

@@ -28,10 +28,7 @@ class PoolPressure:
     def of(
         cls, forecast: Forecast, splits: Sequence[Split], memory: MemoryModel | None
     ) -> "PoolPressure":
-        """
-        Args:
-          memory: pools of every size where not given.
-        """
+        """`memory`: pools of every size where not given."""
         pressure = np.ones(forecast.fullest.shape[1:])
         if memory is not None:
             pressure = _pressure(forecast, splits, memory)

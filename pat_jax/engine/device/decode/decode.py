@@ -185,10 +185,7 @@ class DecodeFunctions:
         return state, _told(output, layout)
 
     def _nothing_generated(self, rows: RowState, pace: Pace, pages: int) -> BurstOutput:
-        """
-        Args:
-          pages: most that a row draws in a burst.
-        """
+        """`pages`: most that a row draws in a burst."""
         count = len(rows.position)
 
         def zeros(*shape: int, dtype: Any = jnp.int32) -> Array:

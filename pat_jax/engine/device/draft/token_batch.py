@@ -77,10 +77,7 @@ class Counts(NamedTuple):
         accepted: Int[Array, " rows"],
         running: Bool[Array, " rows"],
     ) -> "Counts":
-        """
-        Args:
-          left: what the step before had left.
-        """
+        """`left`: what the step before had left."""
         is_old, met = goes_on(left, draft), met_by(draft, left)
         # The token drawn last is one of its run's if the match is as long as it has to be.
         was_proposed = running & (left.matched > 0)
