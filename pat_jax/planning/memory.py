@@ -1,7 +1,7 @@
 """How many bytes of a device each layout takes, how many pages that leaves, where there is room.
 
 Knows bytes and the engine's order of moves. Does not know arrays, where a limit is from, or what it
-costs that pages are few (`turns.py`).
+costs that pages are few (`pool_pressure.py`).
 """
 
 from collections.abc import Mapping, Sequence
