@@ -17,7 +17,7 @@ from benchmarks.planner.prompt_groups import (
     recorded_groups,
 )
 from benchmarks.planner.workloads import LengthData, read
-from pat_jax.engine.warm_up.recheck import rescaled
+from pat_jax.engine.warm_up.timings import rescaled
 from pat_jax.planning.latency.model import TABLES, LatencyModel
 from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.planning.planner.planner import CostModelPlanner, Planner

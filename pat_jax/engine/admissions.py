@@ -1,5 +1,4 @@
-"""Who has pages: what a sequence is given when it begins or goes on, and where its prompt has
-some."""
+"""Who has pages: what sequences are given as they begin or go on, and where prompts have some."""
 
 import numpy as np
 
@@ -54,8 +53,7 @@ class Admissions:
         self.note_prefix_replica(sequence, replica)
 
     def more_pages(self, sequence: int, steps: int, *, after: int) -> int:
-        """Pages that a sequence needs for `steps` tokens and not yet for those `after` which they
-        end."""
+        """Pages that a sequence needs for `steps` tokens, beside those for `after` tokens."""
         cached, size = int(self.table.length[sequence]) - 1, self.tables.page_size
         now, then = (cached + self._room(sequence, n) for n in (after, steps))
         return num_pages_for(then, size) - num_pages_for(now, size)

@@ -17,10 +17,7 @@ class BurstShapes:
     """The shapes of one rollout's bursts."""
 
     def __init__(self, shapes: Shapes, table: SequenceTable, by_need: "ByNeed | None"):
-        """
-        Args:
-          by_need: chooses among compiled programs; None: all are compiled.
-        """
+        """`by_need` chooses among compiled programs; None: all are compiled."""
         self.shapes, self.table, self.by_need = shapes, table, by_need
         # What the newest burst would have run in with the plan's drafts, had it been compiled, and the seconds
         # that these were predicted to save.
@@ -63,8 +60,7 @@ class BurstShapes:
         return False
 
     def charge(self, split: Split, ran: BurstResult) -> None:
-        """Counts what a burst has lost to programs that are not compiled, if its time goes with its
-        rows."""
+        """Counts what a burst has lost to missing programs, if its time goes with its rows."""
         if self.by_need is None:
             return
         rows = self.shapes.buckets.rows_for(split, self.table.fullest)

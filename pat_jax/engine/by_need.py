@@ -1,5 +1,4 @@
-"""Which programs a rollout has compiled while it goes on, where they were not all compiled before
-it.
+"""Which programs a rollout has compiled while it goes on, where not all were compiled before.
 
 A burst runs in the smallest compiled bucket that holds it; where none does, the bucket that fits is
 compiled at once. A larger bucket costs time in every burst: rent. Once the rent has come to what a
@@ -37,8 +36,7 @@ class ByNeed:
         return decode_key(shape) in self.programs
 
     def instead_of(self, fitting: Shape, most_rows: int) -> Shape:
-        """The smallest compiled bucket that holds what `fitting` holds; itself where there is
-        none."""
+        """The smallest compiled bucket that holds what `fitting` does; itself where none is."""
         if self.has(fitting):
             return fitting
         larger = [

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from pat_jax.engine.admissions import Admissions, Filling
-from pat_jax.engine.sequences.balance import options
 from pat_jax.engine.sequences.block_tables import NO_REPLICA, BlockTables, Moved
 from pat_jax.engine.sequences.contents import Contents
 from pat_jax.engine.sequences.page_allocator import NULL_PAGE
 from pat_jax.engine.sequences.prefill_calls import Copies, PageMoves, PrefillWork
+from pat_jax.engine.sequences.sequence_table import options
 
 # With all samples of a prompt one after the other, the last one of the longest prompt would begin last of
 # all: on recorded responses a rollout then has up to a third more steps.
@@ -69,8 +69,7 @@ class CacheManager:
         self._queue = deque(order[np.argsort(np.minimum(rank, LEADERS), kind="stable")].tolist())
 
     def grow(self, steps: int, *, at_once: int) -> int:
-        """Room for the next `steps` tokens of every running sequence, and pages for those
-        `at_once`.
+        """Room for the next `steps` tokens of every running sequence, pages for those `at_once`.
 
         Where pages are too few, the youngest of the replica give up their own and their rows, and
         wait. Returns how many.
@@ -99,8 +98,7 @@ class CacheManager:
         self._queue.appendleft(sequence)
 
     def admit(self, rows_per_replica: int, steps: int, *, at_once: int) -> PrefillWork:
-        """Fills free rows from the queue as long as all that are running then have pages for
-        `steps`.
+        """Fills free rows from the queue while all that run then have pages for `steps`.
 
         Given are those for the next tokens, `at_once`. Replicas are kept even, and samples of a
         prompt together as far as that allows. If any sequence waits, all rows are dealt out anew,
@@ -184,7 +182,7 @@ class CacheManager:
                 moves.append(adopted)
                 self.admissions.note_prefix_replica(i, int(replica[k]))
         tables.forget(running[is_left])
-        return PageMoves.of(moves), is_left
+        return PageMoves.joined(moves), is_left
 
     def settle(self, moves: PageMoves, new_page: np.ndarray) -> np.ndarray:
         """Pages have arrived at `new_page`, int[moves]; NULL_PAGE where one stayed behind.
@@ -208,8 +206,7 @@ class CacheManager:
     def arrive(
         self, replica: np.ndarray, is_left: np.ndarray, steps: int
     ) -> tuple[PrefillWork, np.ndarray]:
-        """The second half: what was left behind is computed anew, with pages for `steps` tokens
-        more.
+        """The second half: what was left behind is computed anew, with pages for `steps` more.
 
         The oldest come first; a sequence that finds too few waits. Rows are dealt out anew, as few
         as hold the fullest replica.
@@ -240,8 +237,7 @@ class CacheManager:
     def balance_options(
         self, row_buckets: Sequence[int], laid_out: np.ndarray | int
     ) -> list[np.ndarray]:
-        """The replicas in which the running sequences could be, int[running] each: see
-        `balance.options`.
+        """Where the running sequences could be, int[running] each: see `sequence_table.options`.
 
         Args:
           laid_out: pages of each replica that will be free as well, int[replicas].
@@ -251,8 +247,7 @@ class CacheManager:
         return options(self.table, pages, tables.free + laid_out, row_buckets)
 
     def balance(self, replica: np.ndarray) -> tuple[np.ndarray, PageMoves]:
-        """Pages for running sequences in their `replica` of the same layout, int[running]; `arrive`
-        must follow.
+        """Pages in the `replica` of each running sequence, int[running]; `arrive` must follow.
 
         A sequence that finds too few pages there for all that it has stays. No replica may both
         give sequences away and get some: what arrives would lie in what has not left yet.
@@ -277,7 +272,7 @@ class CacheManager:
             self.admissions.give(i, int(replica[k]), np.concatenate([tables.of(i), more]))
             pools[old[k]].release(held)
             moves.append(adopted)
-        return replica, PageMoves.of(moves)
+        return replica, PageMoves.joined(moves)
 
     def check_integrity(self) -> None:
         """To be called when no burst is on its way.

@@ -1,5 +1,4 @@
-"""Executes a rollout on devices: prefill, bursts dispatched one behind another, and the moves
-between.
+"""Executes a rollout on devices: prefill, bursts dispatched one behind another, and moves.
 
 Follows the host's accounts with device arrays. Decides nothing: `scheduler.py` does.
 """
@@ -18,27 +17,14 @@ from pat_jax.engine.device.draft.drafter import Rollout
 from pat_jax.engine.device.pages.device_pool import DevicePool
 from pat_jax.engine.device.programs.program_specs import ProgramSpecs
 from pat_jax.engine.device.programs.weights import Weights
-from pat_jax.engine.executor import Arrival, Executor
-from pat_jax.engine.orders import Burst, Relocation
-from pat_jax.engine.record.trace import MovedBytes
+from pat_jax.engine.executor import Arrival, Burst, Executor, Relocation
 from pat_jax.engine.relocation.order import Pools, placed
 from pat_jax.engine.sequences.block_tables import BlockTables
 from pat_jax.engine.sequences.contents import RowsOutput
 from pat_jax.engine.sequences.earlier import EarlierResponses
-from pat_jax.engine.sequences.prefill_calls import (
-    Copies,
-    PrefillCall,
-    PrefillWork,
-    prefill_calls,
-)
+from pat_jax.engine.sequences.prefill_calls import Copies, MovedBytes, PrefillWork
 from pat_jax.engine.sequences.responses import Responses
-from pat_jax.engine.sequences.state import (
-    BurstOutput,
-    DecodeState,
-    RowState,
-    Until,
-    seen_shape,
-)
+from pat_jax.engine.sequences.state import BurstOutput, DecodeState, RowState, Until, seen_shape
 from pat_jax.layout.buckets import Shape
 from pat_jax.programs.programs import Key, ProgramTable
 
@@ -49,8 +35,7 @@ class _Running(NamedTuple):
 
 
 class Digest(NamedTuple):
-    """A burst, and checksums of all that the host tells the devices of it: what processes
-    compare."""
+    """A burst, with checksums of all that the devices are told of it: what processes compare."""
 
     shape: Shape
     max_steps: int
@@ -101,28 +86,15 @@ class DeviceExecutor(Executor):
     def prefill(self, work: PrefillWork) -> int:
         if not len(work.spans.sequence) and not len(work.copies.replica):
             return 0
-        specs, size, room = self.specs, self.specs.page_size, 0
-        for call in prefill_calls(
-            work.spans,
-            num_replicas=self.weights.layout.split.dp,
-            sizes=specs.prefill_sizes,
-            page_size=size,
-        ):
-            self._prefill(call)
-            room += call.length.size * size
+        sizes, room = self.specs.prefill_sizes, 0
+        calls = self.tables.prefills(work.spans, self.responses.tokens, sizes, self.specs.buckets)
+        for blocks, length, given in calls:
+            program = self.programs[Key("prefill", self.pool.layout.split, blocks, length)]
+            self.pool.pages = program(self.weights.params, self.pool.pages, *given)
+            room += given[0].size
         self.pool.copy(work.copies)
         self.pool.settle()
         return room
-
-    def _prefill(self, call: PrefillCall) -> None:
-        specs, size = self.specs, self.specs.page_size
-        length = specs.shapes.buckets.length_for(call.context)
-        sequence, start = call.sequence.reshape(-1), call.start.reshape(-1)
-        tokens = call.tokens(self.responses.tokens, size)
-        tables = self.tables.rows(sequence, specs.width(length))
-        key = Key("prefill", self.pool.layout.split, call.start.shape[1], length)
-        program, pages = self.programs[key], self.pool.pages
-        self.pool.pages = program(self.weights.params, pages, tokens, start, tables)
 
     def scrub(self, poisoned: Copies) -> None:
         self.pool.copy(poisoned)
@@ -142,11 +114,9 @@ class DeviceExecutor(Executor):
         state = DecodeState(self._rows, self._seen, self.pool.pages, *self._tables, drafting)
         split, rows, length, num_draft_tokens = burst.shape
         is_copied = num_draft_tokens and not self.specs.drafts.is_generated
-        accept_prob = (
-            burst.accept_prob.astype(np.float32)
-            if is_copied and burst.accept_prob is not None
-            else None
-        )
+        accept_prob = burst.accept_prob if is_copied else None
+        if accept_prob is not None:
+            accept_prob = accept_prob.astype(np.float32)
         until = Until(np.int32(burst.max_steps), np.int32(burst.threshold), accept_prob)
         own_params = self._draft_params if num_draft_tokens else None
         program = self.programs[
@@ -180,8 +150,7 @@ class DeviceExecutor(Executor):
         return Digest(burst.shape, burst.max_steps, burst.threshold, burst.is_ahead, *sums)
 
     def _put_seen(self) -> jax.Array:
-        """What penalties look at. Where no running row has one any content will do: nothing is
-        sent."""
+        """What penalties look at; nothing is sent where no running row has one."""
         responses, layout = self.responses, self.pool.layout
         rows = responses.table.num_replicas * responses.table.rows_per_replica
         shape, old = seen_shape(self.specs.functions.policy.config, rows), self._seen
@@ -201,21 +170,15 @@ class DeviceExecutor(Executor):
 
     def relocate(self, relocation: Relocation) -> Arrival:
         if relocation.source == relocation.target:
-            traffic = self.pool.shift(relocation.moves)
-            sent = MovedBytes(traffic.num_bytes, traffic.least_bytes, traffic.staging_bytes)
-            return Arrival(None, sent)
+            return Arrival(None, self.pool.shift(relocation.moves))
         pages, splits = self.specs.shapes.pages, (relocation.source, relocation.target)
         old, new = (Pools(split.dp, pages[split]) for split in splits)
         moves = relocation.moves
         arrivals = placed(moves, self.tables.holds(moves), old, new)
         target = self.specs.layouts[relocation.target]
-        traffic = self.pool.migrate(target, arrivals.shipments)
-        weight_bytes, chunk_bytes = self.weights.reshard(target)
-        sent = MovedBytes(
-            weight_bytes + traffic.num_bytes,
-            weight_bytes + traffic.least_bytes,
-            traffic.staging_bytes + chunk_bytes,
-        )
+        kv = self.pool.migrate(target, arrivals.shipments)
+        weights, chunk = self.weights.reshard(target)
+        sent = MovedBytes(weights + kv.total, weights + kv.least, kv.extra + chunk)
         return Arrival(arrivals.new_page, sent)
 
     def recompute(self, relocation: Relocation, work: PrefillWork, waits: np.ndarray) -> int:

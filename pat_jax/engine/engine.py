@@ -21,7 +21,6 @@ from pat_jax.common.hosts.together import process_group
 from pat_jax.common.memory import give_back
 from pat_jax.common.stopwatch import Stopwatch
 from pat_jax.config.rollout import RolloutConfig
-from pat_jax.engine.agreed_planner import AgreedPlanner
 from pat_jax.engine.by_need import ByNeed
 from pat_jax.engine.device.draft.drafter import Drafter
 from pat_jax.engine.device.draft.drafters import NO_DRAFTER
@@ -38,11 +37,39 @@ from pat_jax.engine.sizing.pool_pages import pages_within, specs_for
 from pat_jax.layout.buckets import Buckets
 from pat_jax.layout.layout import Layout, factored_mesh, layout_chain
 from pat_jax.models.policy import Params, Policy
+from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.planning.planner.planner import Planner
-from pat_jax.planning.types import Split
+from pat_jax.planning.types import Load, Outcome, Plan, Split
 from pat_jax.programs.programs import ProgramTable
 
 log = logging.getLogger(__name__)
+
+
+class AgreedPlanner(Planner):
+    """What `planner` of the first process says, in every process.
+
+    The loads are the same everywhere; what differs is what each has seen of time.
+    """
+
+    def __init__(self, planner: Planner):
+        self._planner = planner
+
+    def start(self, load: Load) -> Split:
+        return process_group().agree("first layout", lambda: self._planner.start(load))
+
+    def decide(self, load: Load, current: Split, options: Sequence[np.ndarray] = ()) -> Plan:
+        return process_group().agree("plan", lambda: self._planner.decide(load, current, options))
+
+    def observe(self, outcome: Outcome) -> None:
+        if process_group().is_first:  # the others' have decided nothing, and keep no account of it
+            self._planner.observe(outcome)
+
+    @property
+    def expects(self) -> LengthModel | None:
+        return self._planner.expects
+
+    def observe_rollout(self, lengths: LengthModel) -> None:
+        self._planner.observe_rollout(lengths)
 
 
 class RolloutEngine:
@@ -119,8 +146,7 @@ class RolloutEngine:
 
     @property
     def text_room(self) -> int:
-        """Tokens of others' texts that a row drafts from, at most; 0 where drafts are not
-        copied."""
+        """Tokens of others' texts that a row drafts from, at most; 0 where none are copied."""
         return text_room(self.specs.drafts, self.specs.buckets.lengths[-1], self.specs.draft_shapes)
 
     @property
@@ -208,7 +234,13 @@ class RolloutEngine:
             planner = AgreedPlanner(planner)
         with clock("schedule"):
             responses, scheduler = self._begin(requests, expected)
-            executor = self._executor(responses, scheduler, clock, earlier)
+            executor = DeviceExecutor(
+                *(self.specs, self.programs, self.weights),
+                *(responses, scheduler.cache_manager.tables, clock),
+                draft_params=self.draft_params,
+                checks=self.checks,
+                earlier=earlier,
+            )
             if self.checks and earlier is not None:
                 process_group().compare("earlier responses", earlier.checksum)
         enough = should_stop and (lambda i: should_stop(i, responses.response(i)))
@@ -218,21 +250,6 @@ class RolloutEngine:
                 for i in ended.tolist():
                     yield i, responses.completion(i, self.eos_ids)
         report.compile_s = self.programs.waited_s - waited_s
-
-    def _executor(
-        self,
-        responses: Responses,
-        scheduler: Scheduler,
-        clock: Stopwatch,
-        earlier: EarlierResponses | None,
-    ) -> DeviceExecutor:
-        return DeviceExecutor(
-            *(self.specs, self.programs, self.weights),
-            *(responses, scheduler.cache_manager.tables, clock),
-            draft_params=self.draft_params,
-            checks=self.checks,
-            earlier=earlier,
-        )
 
     def _begin(
         self, requests: Sequence[Request], expected: np.ndarray | None

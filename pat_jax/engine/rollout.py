@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from pat_jax.engine.executor import Executor
-from pat_jax.engine.orders import Burst
+from pat_jax.engine.executor import Burst, Executor
 from pat_jax.engine.record.report import RolloutReport
 from pat_jax.engine.scheduler import Scheduler
 from pat_jax.planning.planner.planner import Planner
@@ -20,18 +19,13 @@ Notify = Callable[[str], None]
 HasEnough = Callable[[int], bool]
 
 
-def silent(text: str) -> None:
-    """For replays."""
-    del text
-
-
 def rollout(
     scheduler: Scheduler,
     executor: Executor,
     planner: Planner,
     report: RolloutReport,
     should_stop: HasEnough | None = None,
-    notify: Notify = silent,
+    notify: Notify = lambda text: None,
 ) -> Generator[np.ndarray, None, None]:
     """Yields after each burst the sequences that have ended, int[ended].
 
@@ -43,7 +37,7 @@ def rollout(
     """
     loop, in_flight = _Loop(scheduler, executor, planner, report, notify), None
     try:
-        while scheduler.has_work:
+        while scheduler.table.has_work:
             if in_flight is None:
                 loop.admit()
             plan = loop.decide()
@@ -144,7 +138,7 @@ class _Loop:
                 *shape[:3], running, done.held, done.steps, seconds, shape.num_draft_tokens
             )
             self.report.add_burst(ran, self.began, done, in_flight.predicted)
-            scheduler.charge(ran)
+            scheduler.bursts.charge(scheduler.split, ran)
             if is_timed:
                 self.planner.observe(ran)
             if ran.num_draft_tokens:

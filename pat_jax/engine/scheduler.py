@@ -12,7 +12,7 @@ import numpy as np
 
 from pat_jax.engine.burst_shapes import BurstShapes
 from pat_jax.engine.cache_manager import CacheManager
-from pat_jax.engine.orders import Burst, Collected, Relocation
+from pat_jax.engine.executor import Burst, Collected, Relocation
 from pat_jax.engine.sequences.block_tables import pages_with
 from pat_jax.engine.sequences.contents import Contents, RowsOutput
 from pat_jax.engine.sequences.page_reserve import PageReserve
@@ -21,11 +21,7 @@ from pat_jax.layout.buckets import Shape, Shapes
 from pat_jax.planning.draft_counts import DraftResult
 from pat_jax.planning.held import most_held
 from pat_jax.planning.planner.planner import Planner
-from pat_jax.planning.types import (
-    BurstResult,
-    Plan,
-    Split,
-)
+from pat_jax.planning.types import Plan, Split
 
 if TYPE_CHECKING:
     from pat_jax.engine.by_need import ByNeed  # knows programs: simulated rollouts have none
@@ -69,10 +65,6 @@ class Scheduler:
         self._in_flight: deque[Shape] = deque()  # of the bursts dispatched and not collected
         self._reserve: PageReserve | None = None
         self._version = -1  # of the rows that the bursts on their way have
-
-    @property
-    def has_work(self) -> bool:
-        return self.table.has_work
 
     def admit(self) -> PrefillWork:
         """Pages for the next few steps, and free rows to waiting sequences, to be prefilled."""
@@ -140,16 +132,11 @@ class Scheduler:
         return self.cache_manager.arrive(relocation.replica, is_left, self.shapes.check_every)
 
     def fit(self) -> None:
-        """Pages for the next few steps, and the smallest row bucket that holds the running
-        sequences."""
+        """Pages for the next few steps, and the smallest row bucket that holds what runs."""
         self._grow()
         rows = self.bursts.fewest_rows(self.split)
         if rows != self.table.rows_per_replica:
             self.table.compact(rows)
-
-    def charge(self, ran: BurstResult) -> None:
-        """Counts what a burst has lost to programs that are not compiled."""
-        self.bursts.charge(self.split, ran)
 
     def burst(self, plan: Plan) -> Burst:
         """The next burst of the running sequences; `fit` comes before.
@@ -241,11 +228,8 @@ class Scheduler:
         table, tables, reserve = self.table, self.cache_manager.tables, self._reserve
         assert reserve is not None, "launched"
         running, pace = table.running, self.shapes.pace(self._in_flight.popleft().num_draft_tokens)
-        replica, context, row = (
-            table.replica(running),
-            table.length[running] - 1,
-            table.row[running],
-        )
+        replica, row = table.replica(running), table.row[running]
+        context = table.length[running] - 1
         emitted, goes_on, steps = output.emitted[row], output.running[row], int(output.steps)
         running_steps = output.running_steps[row]
         reserve.note_drawn(tables.add(output.pages))
@@ -270,8 +254,7 @@ class Scheduler:
         return Collected(steps, *counts, drafted, mean_held, running[~goes_on], poisoned)
 
     def end(self, should_stop: Callable[[int], bool]) -> tuple[np.ndarray, Copies]:
-        """Ends the running sequences that have generated enough; returns them, and pages to be
-        written over."""
+        """Ends sequences that have generated enough; returns them, and pages to be written over."""
         ended = np.array([i for i in self.table.running.tolist() if should_stop(i)], np.int64)
         if len(ended):
             self.table.end_now(ended)
@@ -284,10 +267,6 @@ class Scheduler:
         self.kv_unused += tables.unused
 
     def check_integrity(self) -> None:
-        """
-        Raises:
-          AssertionError: no burst is on its way, and rows, pages and the queue contradict each
-            other.
-        """
+        """Raises AssertionError where, between bursts, rows, pages and queue disagree."""
         if not self._in_flight:
             self.cache_manager.check_integrity()

@@ -17,8 +17,7 @@ from pat_jax.engine.engine import RolloutEngine
 from pat_jax.engine.record.report import DraftSums, RolloutReport
 from pat_jax.engine.sequences.responses import Completion, Request
 from pat_jax.engine.sequences.sampling import PLAIN, Sampling
-from pat_jax.planning.lengths.model import LengthModel
-from pat_jax.planning.lengths.streamed import StreamedLengths
+from pat_jax.planning.lengths.model import LengthModel, StreamedLengths
 from pat_jax.planning.planner.planner import Planner
 from pat_jax.planning.types import Load
 

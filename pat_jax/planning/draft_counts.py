@@ -1,5 +1,4 @@
-"""What bursts count of their drafts: the kinds and places that devices, plans and replays tell
-apart.
+"""What bursts count of drafts: kinds and places that devices, plans and replays tell apart.
 
 A *run* is what a draft without end would get right at once: see `drafts.py`.
 """

@@ -117,8 +117,7 @@ class Ways(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Acceptance:
-    """How long runs are, by the kind of match with which they begin, and how often each kind
-    comes."""
+    """How long runs are, by the match with which they begin, and how often each kind comes."""
 
     begun: np.ndarray  # float[kinds], runs
     proposed: np.ndarray  # float[2, kinds, MAX_RUN], runs and branches that came to each token
@@ -129,9 +128,8 @@ class Acceptance:
     @classmethod
     def unseen(cls, *, is_generated: bool = False) -> "Acceptance":
         nothing, begun = np.zeros((2, KINDS, MAX_RUN)), PRIOR_RUNS * np.array(PRIOR_BEGUN)
-        return cls(
-            begun, nothing, nothing, PRIOR_RUNS * np.array(PRIOR_BRANCH_COUNTS), is_generated
-        )
+        branches = PRIOR_RUNS * np.array(PRIOR_BRANCH_COUNTS)
+        return cls(begun, nothing, nothing, branches, is_generated)
 
     def observed(
         self, drafted: DraftResult, *, halve: tuple[float, float] = (BEGUN_HALVE, ACCEPTED_HALVE)
@@ -158,18 +156,13 @@ class Acceptance:
     def accept_prob(self) -> np.ndarray:
         """P(the first tokens of a run are right), of none first; and those of a branch, where the
         draft beside it is wrong from its first token on: float[2, kinds, 1 + MAX_RUN]."""
-        rate = (self.accepted + PRIOR_RUNS * _prior_accepted(self.is_generated)) / (
-            self.proposed + PRIOR_RUNS
-        )
+        prior = PRIOR_RUNS * _prior_accepted(self.is_generated)
+        rate = (self.accepted + prior) / (self.proposed + PRIOR_RUNS)
         if self.is_generated:  # a model is taken to be as good at a token as at the one before it
             for i in range(1, MAX_RUN):
-                accepted, proposed = (
-                    x[DRAFTS, GENERATED, i] for x in (self.accepted, self.proposed)
-                )
-                before = rate[DRAFTS, GENERATED, i - 1]
-                rate[DRAFTS, GENERATED, i] = (accepted + PRIOR_RUNS * before) / (
-                    proposed + PRIOR_RUNS
-                )
+                at, before = (DRAFTS, GENERATED, i), rate[DRAFTS, GENERATED, i - 1]
+                seen = self.proposed[at] + PRIOR_RUNS
+                rate[at] = (self.accepted[at] + PRIOR_RUNS * before) / seen
         return np.cumprod(np.pad(rate, ((0, 0), (0, 0), (1, 0)), constant_values=1.0), axis=2)
 
     @property
@@ -191,8 +184,7 @@ class Acceptance:
         return self._known_ways[draft].tokens(num_draft_tokens, rows)
 
     def always(self, draft: int, branch: int = 0) -> float:
-        """Tokens that a row generates in a step with so many tokens of its draft and of its branch,
-        whatever they are worth."""
+        """Tokens that a row generates in a step which verifies so many of its draft and branch."""
         longest = max(draft, branch, 1)
         places = np.zeros((1, KINDS, 1 + MAX_RUN - longest, KINDS), np.int64)
         return float(self._of_steps(places + draft, places + branch, longest)[1][0])
@@ -224,11 +216,8 @@ class Acceptance:
         lengths = chosen[..., :draft].sum(axis=4), chosen[..., draft:].sum(axis=4)
         verified, generated = self._of_steps(*lengths, draft)
         bars = len(THRESHOLDS)
-        by_room = (
-            np.maximum.accumulate([0.0, *verified[:bars][::-1]]),
-            np.array([1.0, *generated[:bars][::-1]]),
-        )
-        return Ways(*by_room, generated[bars:])
+        by_room = np.maximum.accumulate([0.0, *verified[:bars][::-1]])
+        return Ways(by_room, np.array([1.0, *generated[:bars][::-1]]), generated[bars:])
 
     def _of_steps(
         self, lengths: np.ndarray, branches: np.ndarray, draft: int
@@ -243,10 +232,8 @@ class Acceptance:
             np.pad(x.cumsum(axis=-1), [(0, 0)] * (x.ndim - 1) + [(1, 0)])
             for x in _ahead(self.accept_prob, draft)
         )
-        accept_prob, beside = (
-            self.accept_prob[DRAFTS],
-            self.branch_counts / self.branch_counts.sum(axis=1, keepdims=True),
-        )
+        accept_prob = self.accept_prob[DRAFTS]
+        beside = self.branch_counts / self.branch_counts.sum(axis=1, keepdims=True)
         kind, own = np.arange(KINDS)[:, None], np.arange(KINDS)[None]
         ways, places = len(lengths), lengths.shape[2]
         comes = np.zeros((ways, KINDS, places))

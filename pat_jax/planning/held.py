@@ -1,5 +1,4 @@
-"""How many tokens the sequences of a replica hold while they decode: what kernels read that read no
-more.
+"""How many tokens a replica's sequences hold while they decode: what some kernels read.
 
 Knows counts of tokens. Does not know what reading them costs.
 """
@@ -10,8 +9,7 @@ import numpy as np
 def most_held(
     context: np.ndarray, sampled: np.ndarray, replica: np.ndarray, steps: int, every: int
 ) -> np.ndarray:
-    """Tokens that the replica which reads most reads in a step, float[windows]: the mean over every
-    `every` of so many `steps`.
+    """Tokens read in a step by the replica that reads most, float[windows] of `every` steps.
 
     A sequence reads one token more with each that it samples, and nothing any more when it has
     ended.

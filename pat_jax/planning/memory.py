@@ -1,8 +1,7 @@
-"""How many bytes of a device each layout takes, how many pages that leaves, and where there is
-room.
+"""How many bytes of a device each layout takes, how many pages that leaves, where there is room.
 
 Knows bytes and the engine's order of moves. Does not know arrays, where a limit is from, or what it
-costs that pages are few (`turns.py`).
+costs that pages are few (`pool_pressure.py`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -71,8 +70,7 @@ class MemoryModel:
         return np.ceil(fullest) * np.ceil(tokens / self.page_size)
 
     def has_room(self, splits: Sequence[Split]) -> np.ndarray:
-        """Whether the weights and the pool fit, bool[split]; where none fits, True for the one that
-        lacks least."""
+        """Whether weights and pool fit, bool[split]; where none fits, True for the nearest."""
         held = np.array([self.held(split) for split in splits])
         return held <= max(self.usable, held.min())
 

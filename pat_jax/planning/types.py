@@ -82,8 +82,7 @@ class BurstResult:
 
 @dataclass(frozen=True)
 class Prediction:
-    """What the profile says of taking sequences to another layout, or to other replicas of one.
-    Seconds."""
+    """What the profile says of a move to another layout, or to other replicas. Seconds."""
 
     source: Split
     target: Split
@@ -94,9 +93,8 @@ class Prediction:
 
 class DraftLimits(NamedTuple):
     tokens: int = 0  # most of one draft
-    cached: float = (
-        math.inf
-    )  # tokens of a replica's sequences, with more no model drafts; one always does
+    # tokens of a replica's sequences, with more no model drafts; one always does
+    cached: float = math.inf
 
 
 UNLIMITED = DraftLimits()
@@ -129,9 +127,7 @@ class Plan:
     recompute_below: int = MIGRATE_ALL
     # int[running], the replica of each from now on, in a layout that stays; None: where they are.
     replica: np.ndarray | None = field(default=None, compare=False)
-    predicted_saving_s: float = (
-        0.0  # of decoding to the end, by the move; of a switch less its cost
-    )
+    predicted_saving_s: float = 0.0  # of decoding to the end; of a switch less its cost
     predicted_cost_s: float = 0.0  # of the move
     predicted_remaining_s: float = 0.0  # of the whole plan
     reason: str = ""

@@ -1,13 +1,12 @@
-"""Every compiled program, by name. Compiled ahead of time and in parallel, or when it is first
-looked up."""
+"""Every compiled program, by name: compiled ahead of time in parallel, or when looked up."""
 
 import hashlib
 import logging
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor, as_completed
-from threading import Lock
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from threading import Event, Lock
 from typing import Any, NamedTuple
 
 import jax
@@ -18,6 +17,7 @@ from pat_jax.planning.types import Split
 log = logging.getLogger(__name__)
 
 Program = Callable[..., Any]
+THREAD_NAME = "background-compile"
 
 
 class Key(NamedTuple):
@@ -73,8 +73,7 @@ class ProgramTable:
         within: Collection[Split] | None = None,
         only: Callable[[Key], bool] = lambda key: True,
     ) -> None:
-        """Compiles what is declared and not compiled yet, or as much of it as is `within` layouts
-        and `only` says.
+        """Compiles what is declared and not compiled yet, `within` layouts, where `only` says so.
 
         Returns when every process has: one that first communicates waits half a minute for the
         others.
@@ -153,3 +152,44 @@ class ProgramTable:
             return None
         results = stats.output_size_in_bytes - stats.alias_size_in_bytes
         return stats.temp_size_in_bytes + max(0, results)
+
+
+class BackgroundCompiler:
+    """One thread: most of compiling runs without Python's lock, and the cores have other work."""
+
+    def __init__(self, programs: ProgramTable, only: Callable[[Key], bool] = lambda key: True):
+        """`only`: the programs to compile; others come when they are needed."""
+        self.programs, self.only = programs, only
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix=THREAD_NAME)
+        self._stopped = Event()
+        self._jobs: dict[Split, Future[float]] = {}
+
+    def start(self, split: Split, beside: Collection[Split]) -> None:
+        """Compiles the programs of `split` and of the switches between it and those `beside` it."""
+        self._jobs[split] = self._pool.submit(self._compile, {split, *beside})
+
+    @property
+    def finished(self) -> set[Split]:
+        """Layouts compiled and not taken yet."""
+        return {split for split, job in self._jobs.items() if job.done()}
+
+    def take(self, split: Split) -> float:
+        """Seconds that a finished layout took.
+
+        Raises:
+          Exception: whatever compiling it raised.
+        """
+        return self._jobs.pop(split).result()
+
+    def close(self) -> None:
+        """Waits for the program that is being compiled, and begins no other."""
+        self._stopped.set()
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def _compile(self, within: Collection[Split]) -> float:
+        start = time.perf_counter()
+        for key in filter(self.only, self.programs.missing(within)):
+            if self._stopped.is_set():
+                break
+            self.programs.compile(key)
+        return time.perf_counter() - start

@@ -97,8 +97,7 @@ def trained_of(config: AnyRun, policy: Policy, layout: Layout) -> TrainableParam
 
 
 def rollout_policy(config: RunConfig, policy: Policy) -> Policy:
-    """`policy` as the rollout keeps it: in its format, with adapters beside the weights that have
-    one.
+    """`policy` as the rollout keeps it: in its format, adapters beside their weights.
 
     Merged into bfloat16 weights, an update smaller than their last bits would not arrive.
     """
@@ -156,12 +155,7 @@ def _updates(
     # optimizer, and the trainer compiles one set of passes. A ratio of whole responses would weight
     # tokens by their number.
     cross_entropy = replace(
-        loss,
-        ratio="token",
-        beta=0.0,
-        entropy_coef=0.0,
-        correction="none",
-        is_on_policy=True,
+        loss, ratio="token", beta=0.0, entropy_coef=0.0, correction="none", is_on_policy=True
     )
     return update, replace(update, optimizer=supervised, loss=cross_entropy, temperature=1.0)
 
@@ -197,8 +191,7 @@ def scans_layers(option: str, num_layers: int, platform: str, compute_dtype: str
 
 
 def logit_tokens(policy: Policy, layout: Layout) -> int:
-    """Tokens of one shard of rows whose logits exist at a time, split over its tensor
-    parallelism."""
+    """Tokens of a shard of rows whose logits, split over its TP, exist at a time."""
     return max(1, LOGIT_BYTES * layout.split.tp // (4 * policy.config.padded_vocab_size))
 
 

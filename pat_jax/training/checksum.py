@@ -76,8 +76,7 @@ def checksum(params: Any) -> int:
 
 
 def base_checksum(policy: Policy, params: Params) -> int:
-    """The checksum of a frozen policy's values: the same in bfloat16 and float32, and however many
-    devices it is padded for."""
+    """The checksum of a frozen policy's values: the same in both dtypes, whatever the padding."""
     leaves = jax.tree.leaves(params)
     return _total(one(x) for one, x in zip(base_sums(policy), leaves, strict=True))
 

@@ -1,5 +1,4 @@
-"""What drafts keep on the devices beside training: a draft model, or what the head of first layers
-has learned.
+"""What drafts keep on the devices beside training: a draft model, or a head that learns.
 
 Knows shapes and shardings. Does not know how a head learns (`exit_head.py`).
 """

@@ -43,8 +43,7 @@ def training_flops(
 
 
 def matrix_weights(model: ModelConfig) -> int:
-    """Weights that each token is multiplied with: all but norms, biases, and embeddings looked
-    up."""
+    """Weights that each token is multiplied with: no norms, biases or looked-up embeddings."""
     heads = 2 * model.num_heads + 2 * model.num_kv_heads  # queries and output, keys and values
     layer = model.embed_dim * (heads * model.head_dim + 3 * model.mlp_dim)
     return model.num_layers * layer + model.embed_dim * model.vocab_size

@@ -27,9 +27,7 @@ class StatePlacement:
 
     def at_rest(self, state: TrainState) -> TrainState:
         """Shardings of a state with these shapes, between two steps."""
-        if not self.is_offloaded:
-            return self._placed(state, self.params)
-        there = jax.tree.map(in_host_memory, self.params)
+        there = jax.tree.map(in_host_memory, self.params) if self.is_offloaded else self.params
         return self._placed(state, there)
 
     def in_a_step(self, state: TrainState) -> TrainState:
@@ -37,8 +35,7 @@ class StatePlacement:
         return self._placed(state, self.params)
 
     def on_devices(self, state: TrainState) -> TrainState | tuple[Any, ...]:
-        """What of a state is there between two steps: without moments that are in the host's
-        memory."""
+        """What of a state is there between two steps: without moments in the host's memory."""
         moments = {id(tree) for tree in self.offloaded(state)}
         opt_state = jax.tree.map(
             lambda node: None if id(node) in moments else node,
@@ -48,8 +45,7 @@ class StatePlacement:
         return state.params, opt_state, state.step
 
     def offloaded(self, state: TrainState) -> list[Params]:
-        """The part of a state that comes from the host's memory before a step and goes back after
-        it."""
+        """The part of a state that is in the host's memory except during a step."""
         if not self.is_offloaded:
             return []
         nodes = jax.tree.leaves(state.opt_state, is_leaf=self._is_like_params)
@@ -87,10 +83,7 @@ class StatePlacement:
 
 
 def check_offload(config: OptimizerConfig, devices: Sequence[Device]) -> None:
-    """
-    Raises:
-      OptionError: moments are to rest in a memory that these devices do not have.
-    """
+    """Raises OptionError where moments are to rest in a memory that these devices lack."""
     require(
         not config.offload or has_host_memory(devices),
         "optimizer.offload",

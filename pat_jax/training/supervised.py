@@ -1,5 +1,4 @@
-"""The trainer of supervised fine-tuning. Knows options. Does not know data, checkpoints or
-devices."""
+"""The trainer of supervised fine-tuning. Knows options, no data, checkpoints or devices."""
 
 import numpy as np
 

@@ -1,5 +1,4 @@
-"""What of a policy is trained, and what is frozen: all of it and nothing, or adapters and their
-base.
+"""What of a policy is trained and what is frozen: all and nothing, or adapters and their base.
 
 Knows shapes, shardings and how the two together are a policy. Does not know losses or optimizers.
 """
@@ -23,8 +22,7 @@ Leaves = Any  # the tree of the policy's parameters, or that of its adapters
 
 @dataclass
 class TrainableParams:
-    """A trainer's parameters are what is trained; what is frozen goes to every program beside
-    them."""
+    """A trainer's parameters are what is trained; every program is given the frozen ones too."""
 
     policy: Policy
     layout: Layout

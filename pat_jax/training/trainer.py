@@ -94,11 +94,7 @@ class Trainer:
     def compile(
         self, progress: Callable[[int, int], None] | None = None, *, by_need: bool = False
     ) -> None:
-        """
-        Args:
-          by_need: of the passes over micro-batches those of the largest alone; the others are
-            compiled when the first such micro-batch comes.
-        """
+        """`by_need`: of the passes those of the largest micro-batch; others when one comes."""
         asked = self._is_first if by_need else lambda key: True
         threads = os.cpu_count() or 1
         self.programs.compile_all(threads=threads, progress=progress, only=asked)
@@ -209,8 +205,7 @@ class Trainer:
     def supervised_step(
         self, state: TrainState, micro_batches: Sequence[MicroBatch]
     ) -> tuple[TrainState, UpdateResult]:
-        """One optimizer step on demonstrations; `train/cross_entropy` is that of their
-        responses."""
+        """One optimizer step on demonstrations; `train/cross_entropy` is of their responses."""
         loss = self.updates[SUPERVISED].loss
         mini = [replace(micro, columns=loss.read(micro.columns)) for micro in micro_batches]
         state, record = self._step(SUPERVISED, state, mini)

@@ -1,5 +1,4 @@
-"""The programs that hand the trainer's parameters to the rollout, and those that check what
-arrived.
+"""The programs that hand the trainer's parameters to the rollout, and check what arrived.
 
 Bits by a checksum; what the rollout makes of them by one log-probability in each of its replicas.
 """
@@ -71,10 +70,7 @@ class Transfer:
         receivers: Receivers,
         score: Callable[[Params, Array], Array],
     ):
-        """
-        Args:
-          score: log-probabilities of tokens[rows, length], as `PolicyUpdate.score_step`.
-        """
+        """`score`: log-probabilities of tokens[rows, length], as `PolicyUpdate.score_step`."""
         self._table, self._trained, self._dtype = table, trained, receivers.dtype
         self._policy = receivers.policy or trained.policy
         self.sent: int | None = None  # checksum of the policy that a rollout was handed last

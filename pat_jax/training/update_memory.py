@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from pat_jax.common.errors import UserError
+from pat_jax.config.learning import OptimizerState
 from pat_jax.engine.sizing.memory import gib, shard_bytes
 from pat_jax.planning.memory import USABLE
 from pat_jax.programs.programs import Key
@@ -20,24 +21,11 @@ STEP = "the optimizer's step"
 OTHER_DRAFTS = "make no drafts that a model generates (--speculation.source suffix)"
 
 
-class StateOptions(Protocol):
-    """How the state of training is kept."""
-
-    @property
-    def moment_dtype(self) -> str: ...
-
-    @property
-    def weight_dtype(self) -> str: ...
-
-    @property
-    def offload(self) -> bool: ...
-
-
 class UpdateOptions(Protocol):
     """What a run can change where its update does not fit."""
 
     @property
-    def optimizer(self) -> StateOptions: ...
+    def optimizer(self) -> OptimizerState: ...
 
     @property
     def trains_adapters(self) -> bool:
@@ -86,11 +74,7 @@ def update_stages(trainer: Trainer) -> list[Stage]:
 
 
 def stages_of(trainer: Trainer, taken: Mapping[Key, int]) -> list[Stage]:
-    """
-    Args:
-      taken: bytes of a device that each program takes beside what it is given. The gradients of a
-        micro-batch are among them, beside those that they are added to.
-    """
+    """`taken`: bytes of each program beside what it is given, such as its own gradients."""
     state, drafts = resident_bytes(trainer), _draft_bytes(trainer)
     gradients = shard_bytes(trainer.trained.abstract_gradients)
     in_step = state + gradients + fetched_bytes(trainer)
@@ -223,7 +207,7 @@ def _smaller_rows(config: UpdateOptions) -> Iterator[str]:
     yield f"allow shorter {config.learned_from}"
 
 
-def _smaller_state(stage: Stage, optimizer: StateOptions) -> Iterator[str]:
+def _smaller_state(stage: Stage, optimizer: OptimizerState) -> Iterator[str]:
     if not optimizer.offload and stage.name != STEP:  # for which moments come back
         yield "take --optimizer.offload true, which keeps moments in the host's memory"
     if optimizer.moment_dtype == "float32":

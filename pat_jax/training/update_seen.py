@@ -11,9 +11,8 @@ from jaxtyping import Array, Float
 
 from pat_jax.models.lora import Adapter, Adapters
 
-Factors = tuple[
-    Array, Array
-]  # [modules, *out, 2 rank] and [modules, 2 rank, *in] of a low-rank matrix
+# [modules, *out, 2 rank] and [modules, 2 rank, *in] of a low-rank matrix
+Factors = tuple[Array, Array]
 
 
 def update_seen(

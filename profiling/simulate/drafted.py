@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pat_jax.engine.orders import Burst
+from pat_jax.engine.executor import Burst
 from pat_jax.engine.sequences.block_tables import BlockTables
 from pat_jax.planning.draft_counts import DRAFTS, GENERATED, KINDS, MAX_RUN, NO_SOURCES, DraftResult
 from pat_jax.planning.drafts import Acceptance, Ways

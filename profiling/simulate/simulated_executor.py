@@ -12,8 +12,7 @@ from statistics import fmean
 import numpy as np
 
 from pat_jax.common.stopwatch import Stopwatch
-from pat_jax.engine.executor import Arrival, Executor
-from pat_jax.engine.orders import Burst, Relocation
+from pat_jax.engine.executor import Arrival, Burst, Executor, Relocation
 from pat_jax.engine.sequences.block_tables import BlockTables, turns
 from pat_jax.engine.sequences.page_allocator import NULL_PAGE
 from pat_jax.engine.sequences.prefill_calls import Copies, PrefillWork, Spans

@@ -1,5 +1,4 @@
-"""Estimates of a KL divergence from log-probabilities of sampled tokens. Works on JAX and NumPy
-arrays.
+"""Estimates of a KL divergence from log-probabilities of samples, on JAX or NumPy arrays.
 
 Reference: Schulman 2020, http://joschu.net/blog/kl-approx.html.
 """

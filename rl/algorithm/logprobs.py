@@ -52,9 +52,8 @@ def token_logprobs(
     @jax.checkpoint
     def one_chunk(hidden_and_targets):
         hidden, targets = hidden_and_targets
-        logprobs, entropy = _chunk_logprobs(
-            logits_fn(hidden), targets, vocab_size, temperature or 1.0
-        )
+        logits, divisor = logits_fn(hidden), temperature or 1.0
+        logprobs, entropy = _chunk_logprobs(logits, targets, vocab_size, divisor)
         return logprobs, entropy if has_entropy_gradient else jax.lax.stop_gradient(entropy)
 
     logprobs, entropy = _in_chunks(one_chunk, chunk, hidden, targets)

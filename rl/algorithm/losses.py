@@ -157,8 +157,7 @@ class Loss(ABC):
         return {**joined, "weight": sums["weight"] + other["weight"]}
 
     def summary(self, steps: Sequence[Mapping[str, Float[np.ndarray, ""]]]) -> dict[str, float]:
-        """The metrics of optimizer steps from the sums of each, on the host; NaN where none of them
-        has a token in the loss."""
+        """The metrics of optimizer steps from the sums of each, on the host; NaN without tokens."""
         weights = [float(sums["weight"]) for sums in steps]
         return {
             name: how.of_steps([float(sums[name]) for sums in steps], weights)

@@ -19,9 +19,7 @@ class KeptState(NamedTuple):
     count: Int[Array, ""]  # of updates: rounding draws anew at each
 
 
-def kept_in_bfloat16(
-    inner: optax.GradientTransformation,
-) -> optax.GradientTransformationExtraArgs:
+def kept_in_bfloat16(inner: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
     """`inner`, whose float32 state is kept in bfloat16, each update rounded stochastically.
 
     Rounded to nearest, what changes by less than half of its last bit would never change: of a

@@ -24,14 +24,6 @@ Params = Any  # a pytree of float32 or bfloat16 arrays, the master weights
 _SEED = 0xB16  # of the rounding of weights: not that of moments, whose draws would be the same
 
 
-def _all_of_them(params: Params) -> Params:
-    return params
-
-
-def _at_once(function: Callable, head: Any, *rows: Array) -> tuple[PerToken, PerToken]:
-    return function(head, *rows)
-
-
 @dataclass(frozen=True)
 class ModelFunctions:
     """A model as an update wants it."""
@@ -39,9 +31,11 @@ class ModelFunctions:
     # params, tokens[rows, length] and their positions -> hidden states
     forward: Callable[[Params, Array, Array], Array]
     logits: Callable[[Any, Array], Array]  # head, hidden states -> logits, padding included
-    head: Callable[[Params], Any] = _all_of_them  # what `logits` is given of the parameters
+    head: Callable[[Params], Any] = lambda params: (
+        params
+    )  # what `logits` is given of the parameters
     # (function, head, arrays of rows) -> what the function makes of them, shard of rows by shard
-    by_rows: Callable[..., tuple[PerToken, PerToken]] = _at_once
+    by_rows: Callable[..., tuple[PerToken, PerToken]] = lambda function, *given: function(*given)
 
 
 @pytree_dataclass
@@ -70,8 +64,7 @@ class PolicyUpdate:
     logit_tokens: int = 4096  # of one shard of rows, whose logits exist at a time
 
     def has_passes_of(self, other: "PolicyUpdate") -> bool:
-        """Whether all but the optimizers is equal: `grad_step` and `loss.zero_sums` are then the
-        same programs."""
+        """Whether all but the optimizers is equal: then the passes are the same programs."""
         return self == replace(other, optimizer=self.optimizer)
 
     def init(self, params: Params) -> TrainState:

@@ -71,19 +71,14 @@ class TrainBatch:
 
     def with_column(self, column: str, values: Sequence[Float[np.ndarray, " _"]]) -> "TrainBatch":
         """With these values in a column, given as `by_response` returns them."""
-        filled = [
-            [np.zeros(micro.tokens.shape, np.float32) for micro in mini]
-            for mini in self.mini_batches
-        ]
+
+        def with_zeros(micro: MicroBatch) -> MicroBatch:
+            zeros = np.zeros(micro.tokens.shape, np.float32)
+            return replace(micro, columns={**micro.columns, column: zeros})
+
+        minis = [list(map(with_zeros, mini)) for mini in self.mini_batches]
         for at, each in zip(self.places, values, strict=True):
-            filled[at.mini][at.micro][at.row, at.targets] = each
-        minis = [
-            [
-                replace(micro, columns={**micro.columns, column: one})
-                for micro, one in zip(mini, ones, strict=True)
-            ]
-            for mini, ones in zip(self.mini_batches, filled, strict=True)
-        ]
+            minis[at.mini][at.micro].columns[column][at.row, at.targets] = each
         return replace(self, mini_batches=minis)
 
 

@@ -86,9 +86,7 @@ def shapes(
 
 
 def pack_rows(
-    lengths: Sequence[int],
-    micro_shapes: Sequence[Shape],
-    prefixes: Sequence[Prefix] | None = None,
+    lengths: Sequence[int], micro_shapes: Sequence[Shape], prefixes: Sequence[Prefix] | None = None
 ) -> Packing:
     """Every example in one place, with little left empty.
 

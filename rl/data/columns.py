@@ -1,5 +1,4 @@
-"""Which column of a file holds what. Knows names, and the sentence where a row has nothing to use
-there."""
+"""Which column of a file holds what. Knows names, and what to say of a row without."""
 
 from collections.abc import Mapping, Sequence
 

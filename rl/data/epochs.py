@@ -29,10 +29,7 @@ class Epochs:
     """
 
     def __init__(self, keys: Sequence[Hashable], *, seed: int):
-        """
-        Args:
-          keys: of each row; those that are alike have the same.
-        """
+        """`keys`: of each row; those that are alike have the same."""
         numbers: dict[Hashable, int] = {}
         self._alike = np.array([numbers.setdefault(key, len(numbers)) for key in keys], np.int64)
         self.num_different = len(numbers)

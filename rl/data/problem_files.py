@@ -68,10 +68,7 @@ class ProblemFile:
 
 
 def read_problem_file(
-    path: Path,
-    columns: Columns | None = None,
-    *,
-    is_compared: bool = True,
+    path: Path, columns: Columns | None = None, *, is_compared: bool = True
 ) -> ProblemFile:
     """Every row of the file that has an answer.
 

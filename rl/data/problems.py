@@ -45,8 +45,7 @@ class Problems:
         return self._epochs.num_different
 
     def draw(self, at: Cursor, size: int) -> tuple[list[Prompt], Cursor]:
-        """The `size` prompts of the batch that begins there, and where the next one begins: a pure
-        function.
+        """A pure function: the `size` prompts from there, and where the next batch begins.
 
         Raises:
           UserError: there are fewer than `size`.
@@ -180,8 +179,7 @@ def _prompts(
 
 
 class _Tokens:
-    """Tokens of prompts, worked out once for each: DAPO-Math-17k has every prompt a hundred
-    times."""
+    """Tokens of prompts, worked out once each: DAPO-Math-17k repeats every one a hundred times."""
 
     def __init__(self, tokenizer: Tokenizer, max_length: int):
         self._tokenizer, self._max_length = tokenizer, max_length

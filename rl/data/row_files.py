@@ -175,9 +175,8 @@ def _num_bytes(column: Any) -> int:
 def _check_size(path: Path, num_rows: int, num_bytes: int) -> None:
     """A few kilobytes of Parquet may stand for more equal rows than fit into memory."""
     if num_rows > MOST_ROWS or num_bytes > MOST_BYTES:
-        size = (
-            f"{num_rows:,} rows" if num_rows else f"{num_bytes / 2**30:.1f} GiB of values and more"
-        )
+        values = f"{num_bytes / 2**30:.1f} GiB of values and more"
+        size = f"{num_rows:,} rows" if num_rows else values
         raise UserError(
             f"{path} has {size}: expected at most {MOST_ROWS:,} rows and {MOST_BYTES / 2**30:g} GiB in a file, as "
             "all of them are held in memory; take a part of it."

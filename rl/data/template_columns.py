@@ -1,5 +1,4 @@
-"""What a row tells its chat template beside the messages, as in TRL: `tools` and
-`chat_template_kwargs`.
+"""What a row tells its chat template, as in TRL: `tools` and `chat_template_kwargs`.
 
 Each is the value itself or its JSON text. Knows values. Does not know where the row is from, nor
 which variables a template has.

@@ -200,11 +200,7 @@ def _told(score: float | Failure | None) -> object:
 
 
 def _read(text: str, number: int, count: int) -> Outcome:
-    """
-    Raises:
-      ValueError, TypeError, KeyError, OverflowError, AttributeError: it is not an answer to this
-        call.
-    """
+    """Raises one of `_MALFORMED` where it is not an answer to this call."""
     answer: Any = parse_json(text)
     outcome = Outcome(
         scores=[_score(score) for score in answer["scores"]],

@@ -30,11 +30,7 @@ class Address:
 
     @classmethod
     def of(cls, url: str) -> "Address":
-        """
-        Raises:
-          UserError: it is not an address, or has a password, which would be written down with the
-            options.
-        """
+        """Raises UserError where it is not an address, or has a password, which would be kept."""
         is_plain = url.isascii() and url.isprintable() and " " not in url
         with contextlib.suppress(ValueError):  # of a port or a host that cannot be
             parts = urlsplit(url)
@@ -52,10 +48,7 @@ class Address:
         )
 
     def connection(self, timeout: float) -> HTTPConnection:
-        """
-        Args:
-          timeout: in seconds, of connecting.
-        """
+        """`timeout`: seconds, of connecting."""
         kind = HTTPSConnection if self.is_secure else HTTPConnection
         opened = kind(self.host, self.port, timeout=timeout)
         opened.response_class = _Answer

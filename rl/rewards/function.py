@@ -4,9 +4,10 @@ A response that fails must not cost others their scores. Knows which responses o
 which are scored again. Does not know processes (`workers.py`), nor other functions.
 """
 
+import itertools
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Protocol, runtime_checkable
@@ -17,7 +18,6 @@ from pat_jax.rl.rewards.endpoint import RewardEndpoint
 from pat_jax.rl.rewards.outcome import Cause, Failure, Outcome
 from pat_jax.rl.rewards.responses import Response
 from pat_jax.rl.rewards.rewards import is_endpoint
-from pat_jax.rl.rewards.shares import groups_of
 from pat_jax.rl.rewards.signatures import Recognised
 from pat_jax.rl.rewards.weighted_sum import Score
 from pat_jax.rl.rewards.workers import RewardWorkers
@@ -29,6 +29,15 @@ _IN_PROCESS = ("exact",)
 # What no response explains.
 _MISTAKES = "NameError", "UnboundLocalError", "ImportError", "ModuleNotFoundError"
 _FATAL = frozenset(Cause) - {Cause.EXCEPTION, Cause.NONE, Cause.NOT_A_NUMBER}
+
+
+def groups_of(prompts: Sequence[str]) -> Iterator[range]:
+    """Runs of equal prompts: the responses that a function may compare, and one process scores."""
+    start = 0
+    for _, group in itertools.groupby(prompts):
+        stop = start + len(list(group))
+        yield range(start, stop)
+        start = stop
 
 
 @dataclass(frozen=True)
@@ -90,18 +99,15 @@ class ScoredFunction:
             failures = [failure for failure in failures if failure.cause is not Cause.NONE]
         if len(failures) < len(scores):
             return ""
-        self.log_traceback(failures[0])
-        sentence = (
-            f"reward {self.spec!r} {failures[0].text} when it was tried out on {len(responses)}"
-        )
-        if failures[0].cause in _FATAL or _is_mistake(failures[0]):
-            what = (
-                "start the endpoint or correct it"
-                if is_endpoint(self.spec)
-                else "correct the function"
-            )
-            raise UserError(f"{sentence} made-up responses; {what}.")
-        return f"{sentence} made-up responses; the run ends if it never scores real ones"
+        first = failures[0]
+        self.log_traceback(first)
+        tried = f"when it was tried out on {len(responses)} made-up responses"
+        sentence = f"reward {self.spec!r} {first.text} {tried}"
+        if first.cause in _FATAL or _is_mistake(first):
+            is_asked = is_endpoint(self.spec)
+            what = "start the endpoint or correct it" if is_asked else "correct the function"
+            raise UserError(f"{sentence}; {what}.")
+        return f"{sentence}; the run ends if it never scores real ones"
 
     def log_traceback(self, failure: Failure) -> None:
         """Once for each place, whatever the messages."""

@@ -12,17 +12,10 @@ _SIGNS = str.maketrans(
         **dict.fromkeys("−‐‑‒–—－", "-"),
         **dict.fromkeys("\u00a0\u2002\u2003\u2009\u202f", r"\,"),
         **{"×": r"\times ", "·": r"\cdot ", "⋅": r"\cdot ", "÷": "/", "⁄": "/", "∕": "/"},
-        **{
-            "≈": r"\approx ",
-            "≤": r"\le ",
-            "≥": r"\ge ",
-            "≠": r"\ne ",
-            "±": r"\pm ",
-            "∓": r"\mp ",
-            "∞": r"\infty ",
-        },
+        **{"≈": r"\approx ", "≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ", "∞": r"\infty "},
         **{"π": r"\pi ", "θ": r"\theta ", "α": r"\alpha ", "β": r"\beta ", "λ": r"\lambda "},
         **{"∪": r"\cup ", "∩": r"\cap ", "∈": r"\in ", "∅": r"\emptyset ", "°": r"^{\circ}"},
+        **{"±": r"\pm ", "∓": r"\mp "},
         **{"²": "^2", "³": "^3", "½": r"\frac{1}{2}", "¼": r"\frac{1}{4}", "¾": r"\frac{3}{4}"},
         **{"％": "%", "，": ",", "（": "(", "）": ")", "ℝ": r"\mathbb{R}", "ℤ": r"\mathbb{Z}"},
         **{"√": r"\sqrt", "∛": r"\sqrt[3]", "…": "...", "∖": r"\setminus "},
@@ -37,8 +30,7 @@ DEGREES = r"\^ ?(?:\{ ?\\circ ?\}|\\circ(?![a-z]))"
 
 
 def _improper(mixed: re.Match[str]) -> str:
-    """A mixed number as one fraction: 5 1/2 is 11/2. What is not a mixed number, as 5 3/2, stays a
-    product."""
+    """A mixed number as one fraction: 5 1/2 is 11/2. Others, as 5 3/2, stay products."""
     whole, numerator, denominator = map(int, mixed.groups())
     if numerator >= denominator:
         return mixed[0]
@@ -134,8 +126,7 @@ def plain(text: str) -> str:
 
 
 def without_grouping(text: str) -> str:
-    """Without the commas between groups of three digits: `1,234` is 1234, `1, 234` and `12,34`
-    stay."""
+    """Without commas between groups of three digits: `1,234` is 1234, `12,34` stays."""
     return _GROUPED.sub(lambda number: number[0].replace(",", ""), text)
 
 

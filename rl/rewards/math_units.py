@@ -7,53 +7,18 @@ import re
 
 from pat_jax.rl.rewards.math_notation import DEGREES, TEXT
 
-_NAMES = {  # the name of a unit, and other ways to write it
-    "mm": "millimeter millimetre",
-    "cm": "centimeter centimetre",
-    "dm": "decimeter decimetre",
-    "m": "meter metre",
-    "km": "kilometer kilometre",
-    "in": "inch inche",
-    "ft": "foot feet",
-    "yd": "yard",
-    "mi": "mile",
-    "mg": "milligram",
-    "g": "gram gm",
-    "kg": "kilogram kilo",
-    "t": "ton tonne",
-    "oz": "ounce",
-    "lb": "pound £ gbp",
-    "ml": "milliliter millilitre",
-    "l": "liter litre",
-    "gal": "gallon",
-    "s": "sec second",
-    "min": "minute",
-    "h": "hr hour",
-    "day": "",
-    "week": "wk",
-    "month": "",
-    "year": "yr",
-    "mi/h": "mph",
-    "km/h": "kmh kph",
-    "degree": "deg",
-    "degree_c": "",
-    "degree_f": "",
-    "radian": "rad",
-    "dollar": "$ usd buck",
-    "cent": "¢",
-    "euro": "€ eur",
-    "rupee": "₹ rs inr",
-    "yen": "¥ jpy",
-    "am": "a.m",
-    "pm": "p.m",
-    "n": "newton",
-    "j": "joule",
-    "w": "watt",
-    "hz": "hertz",
-}
-_KNOWN = {name: name for name in _NAMES} | {
-    other: name for name, others in _NAMES.items() for other in others.split()
-}
+# The name of each unit, and other ways to write it.
+_UNITS = """\
+mm millimeter millimetre; cm centimeter centimetre; dm decimeter decimetre; m meter metre
+km kilometer kilometre; in inch inche; ft foot feet; yd yard; mi mile
+mg milligram; g gram gm; kg kilogram kilo; t ton tonne; oz ounce; lb pound £ gbp
+ml milliliter millilitre; l liter litre; gal gallon
+s sec second; min minute; h hr hour; day; week wk; month; year yr; am a.m; pm p.m
+mi/h mph; km/h kmh kph
+degree deg; degree_c; degree_f; radian rad
+dollar $ usd buck; cent ¢; euro € eur; rupee ₹ rs inr; yen ¥ jpy
+n newton; j joule; w watt; hz hertz"""
+_KNOWN = {word: words[0] for words in map(str.split, re.split("[;\n]", _UNITS)) for word in words}
 # Without a name of its own, and so no other than any: 5 units are 5.
 _NO_UNIT = {"unit", "unit^2", "unit^3"}
 _POWER = r"(?:\^ ?\{? ?[23] ?\}?)?"
@@ -88,15 +53,13 @@ def split_unit(plain: str) -> tuple[str, str | None]:
 
 
 def split_attached(plain: str, unit: str) -> str:
-    """The value of `5cm`, where the other answer has this unit: alone it would be 5 times c times
-    m."""
+    """The value of `5cm`, where the other answer has this unit: alone it is a product."""
     found = _ATTACHED.fullmatch(plain)
     return found["value"] if found and _name(found["unit"]) == unit else plain
 
 
 def is_other_unit(unit: str, other: str) -> bool:
-    """Measures are to be the same; of other things one name in common is enough: paper clips,
-    clips."""
+    """Measures are to be the same; of other things (paper clips) one name in common is enough."""
     measures = [[word for word in name.split() if _is_measure(word)] for name in (unit, other)]
     if any(measures):
         return measures[0] != measures[1]

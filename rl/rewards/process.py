@@ -23,8 +23,7 @@ from pat_jax.rl.rewards.signatures import Recognised
 
 
 def serve(spec: str, memory: float, calls_file: int, lifeline: int) -> None:
-    """Answers each call with an Outcome, until there are no more; first says what is wrong, if
-    anything is.
+    """First says what is wrong, if anything is; then answers each call with an Outcome.
 
     Args:
       memory: GiB that this process may have, and each of its children; 0: no limit.

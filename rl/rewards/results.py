@@ -95,9 +95,5 @@ def _number(value: object) -> float | None:
 
 
 def _wrong(text: str, count: int) -> Outcome:
-    return Outcome(
-        failure=Failure(
-            Cause.WRONG_RESULT,
-            f"{text} where a list of {count} numbers, one a response, was expected",
-        )
-    )
+    what = f"{text} where a list of {count} numbers, one a response, was expected"
+    return Outcome(failure=Failure(Cause.WRONG_RESULT, what))

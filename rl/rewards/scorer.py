@@ -10,7 +10,7 @@ import time
 from collections import ChainMap
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 
@@ -20,16 +20,52 @@ from pat_jax.rl.rewards.function import (
     KeptScores,
     Limits,
     ScoredFunction,
+    groups_of,
 )
 from pat_jax.rl.rewards.outcome import Failure
 from pat_jax.rl.rewards.report import log_failures, never_scored
 from pat_jax.rl.rewards.responses import Response
 from pat_jax.rl.rewards.rewards import short_names
-from pat_jax.rl.rewards.shares import Alone, Shares, own_rows, together
 from pat_jax.rl.rewards.weighted_sum import FunctionScores, in_order, weighted_sum
 
 Ended = TypeVar("Ended")
 T = TypeVar("T")
+
+
+@runtime_checkable
+class Shares(Protocol):
+    """The processes that score together, each a share of the groups."""
+
+    @property
+    def index(self) -> int: ...
+
+    @property
+    def count(self) -> int: ...
+
+    def gather(self, name: str, value: T) -> list[T]:
+        """What each process gives, in every one."""
+        ...
+
+
+class Alone:
+    """One process, which scores everything."""
+
+    index, count = 0, 1
+
+    def gather(self, name: str, value: T) -> list[T]:
+        del name
+        return [value]
+
+
+def own_rows(prompts: Sequence[str], shares: Shares) -> set[int]:
+    """The responses that this process scores: whole groups, every `shares.count`th."""
+    groups = list(groups_of(prompts))
+    return {row for group in groups[shares.index :: shares.count] for row in group}
+
+
+def together(shares: Shares, name: str, own: Mapping[int, T]) -> dict[int, T]:
+    """What each process has by response, in one."""
+    return {row: value for part in shares.gather(name, own) for row, value in part.items()}
 
 
 class RewardScorer:

@@ -41,11 +41,7 @@ class Recognised:
         self._known = self._signature.parameters if self._signature else {}
 
     def __call__(self, responses: Sequence[Response]) -> Outcome:
-        """
-        Raises:
-          UserError: there is no such argument as the function needs.
-          BaseException: whatever a function of a group raises.
-        """
+        """Raises UserError where an argument is missing, and whatever a group's function raises."""
         if _MARK in self._known:
             return self._one_by_one(responses)
         return self._together(responses)

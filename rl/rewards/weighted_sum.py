@@ -50,10 +50,7 @@ class FunctionScores:
 def in_order(
     spec: str, name: str, weight: float, by_response: Mapping[int, Score]
 ) -> FunctionScores:
-    """
-    Args:
-      by_response: of each response its score, and what was measured beside it.
-    """
+    """`by_response`: of each response its score, and what was measured beside it."""
     pairs = [by_response[row] for row in range(len(by_response))]
     scores, numbers = zip(*pairs, strict=True) if pairs else ((), ())
     return FunctionScores(spec, name, weight, list(scores), list(numbers))

@@ -180,8 +180,7 @@ class _Worker:
                 self._running.kill()
 
     def end(self, patience: float = 0.0) -> int | None:
-        """Ends the process, unless it ends by itself in `patience` seconds. Returns its exit code, if it
-        has."""
+        """Ends the process, unless it ends in `patience` seconds; then returns its exit code."""
         with self._lock:
             running, self._running = self._running, None
         return running.end(patience) if running else None

@@ -72,7 +72,7 @@ class ChatTemplate:
             "continue_final_message": is_begun,
         }
         told = self._template, {**self._constants, **(variables or {}), **how}, given
-        worker = self._running()
+        self._worker = worker = self._worker or take()
         worker.begin(self._limits, "render", *told)
         try:
             text, error, seconds = worker.answer()
@@ -95,11 +95,6 @@ class ChatTemplate:
                 f"the chat template has worked for {self._seconds:.0f} s on {self._texts} texts: expected less "
                 f"than {EACH_S:g} s for each; correct the template or the messages."
             )
-
-    def _running(self) -> TextWorker:
-        if self._worker is None:
-            self._worker = take()
-        return self._worker
 
     def _died(self, death: WorkerDied) -> ChatTemplateError:
         """The next text gets another process."""

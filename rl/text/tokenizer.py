@@ -16,8 +16,12 @@ from typing import Any, Protocol, runtime_checkable
 
 from pat_jax.common.errors import UserError
 from pat_jax.rl.text.chat_template import ChatTemplate, ChatTemplateError
-from pat_jax.rl.text.end_tokens import GENERATION_CONFIG, MODEL_CONFIG, named_eos_ids
-from pat_jax.rl.text.special_tokens import SpecialTokens
+from pat_jax.rl.text.special_tokens import (
+    GENERATION_CONFIG,
+    MODEL_CONFIG,
+    SpecialTokens,
+    named_eos_ids,
+)
 from pat_jax.rl.text.tokenizer_trial import TokenizerTrial
 
 ChatMessage = Mapping[str, Any]  # {"role": text, "content": text}, and what else the template knows
@@ -94,16 +98,9 @@ class HuggingFaceTokenizer:
     """The tokenizer of a Hugging Face checkpoint directory, read from local files only."""
 
     def __init__(
-        self,
-        directory: str | Path,
-        chat: Chat | None = None,
-        *,
-        skip_special_tokens: bool = True,
+        self, directory: str | Path, chat: Chat | None = None, *, skip_special_tokens: bool = True
     ):
-        """
-        Args:
-          skip_special_tokens: texts of tokens are without special ones.
-        """
+        """`skip_special_tokens`: texts of tokens are without special ones."""
         self.chat, self._skips_special = chat or Chat(), skip_special_tokens
         self.directory = Path(directory)
         self._tokenizer = _load_auto_tokenizer(self.directory)
@@ -180,8 +177,7 @@ class HuggingFaceTokenizer:
 
     @cached_property
     def dropped(self) -> Mapping[int, str]:
-        """Special tokens that `decode` leaves out, with their text, except the usual ones: those of
-        beginning, end and padding."""
+        """Special tokens that `decode` drops, with text, except beginning, end and padding."""
         usual = {*self.eos_ids, self.pad_id, *self.special.beginning}
         texts = self.special.texts if self._skips_special else {}
         return {token: text for token, text in texts.items() if token not in usual}

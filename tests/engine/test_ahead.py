@@ -13,7 +13,7 @@ from two_devices import CONFIG, DP2, TP2, engine, generate, look_at_pages, readi
 from pat_jax.engine.device.decode.sampling import sequence_key
 from pat_jax.engine.device_executor import DeviceExecutor
 from pat_jax.engine.engine import RolloutEngine
-from pat_jax.engine.orders import Burst, Collected
+from pat_jax.engine.executor import Burst, Collected
 from pat_jax.engine.record.report import RolloutReport
 from pat_jax.engine.scheduler import Scheduler
 from pat_jax.engine.sequences.contents import RowsOutput

@@ -7,8 +7,7 @@ import jax.numpy as jnp
 import pytest
 from fakes import SPLITS
 
-from pat_jax.programs.background import BackgroundCompiler
-from pat_jax.programs.programs import Key, ProgramTable
+from pat_jax.programs.programs import BackgroundCompiler, Key, ProgramTable
 
 DP8, DP4TP2, DP2TP4, TP8 = SPLITS
 NUMBER = jax.ShapeDtypeStruct((), jnp.float32)

@@ -15,16 +15,15 @@ from page_pools import CASES, PAGE_SIZE, Programs, assert_pages_arrived, chain, 
 
 from pat_jax.engine.cache_manager import CacheManager
 from pat_jax.engine.device.decode.sampling import sequence_key
-from pat_jax.engine.device.pages.migration import Shifting
+from pat_jax.engine.device.pages.migration import shifted
 from pat_jax.engine.engine import RolloutEngine
 from pat_jax.engine.record.report import RolloutReport
 from pat_jax.engine.relocation.rounds import SHIFT_SIZES, SIZES, shifts
-from pat_jax.engine.sequences.balance import evened, options
 from pat_jax.engine.sequences.page_allocator import NULL_PAGE
 from pat_jax.engine.sequences.page_reserve import PageReserve
 from pat_jax.engine.sequences.prefill_calls import PageMoves
 from pat_jax.engine.sequences.responses import Completion, Request, Responses
-from pat_jax.engine.sequences.sequence_table import SequenceTable
+from pat_jax.engine.sequences.sequence_table import SequenceTable, evened, options
 from pat_jax.engine.sizing.pool_pages import page_bytes
 from pat_jax.planning.planner.planner import Planner
 from pat_jax.planning.planner.scripts import FixedLayout
@@ -189,13 +188,13 @@ def test_pages_arrive_in_their_group_and_no_other_changes(case):
         x = rng.normal(size=(num_pages * dp, case[1], PAGE_SIZE, 2)).astype(np.float32)
         expected = x.copy()
         expected[new * num_pages + new_page] = x[old * num_pages + old_page]
-        shifting = Shifting(Programs(layout), layout)  # type: ignore[arg-type]
-        arrived, traffic = shifting.run(put(x, layout), moves)
+        programs = Programs(layout)
+        arrived, sent = shifted(programs, layout, put(x, layout), moves)  # type: ignore[arg-type]
         assert_pages_arrived(arrived, np.arange(len(x)), expected, layout)
         # Every device of a replica sends its heads of keys and values, copies of heads as well.
         heads = case[1] // layout.size(layout.kv_axes)
         page = 4 * 2 * heads * PAGE_SIZE * 2 * layout.split.tp
-        assert traffic.least_bytes == len(old) * page <= traffic.num_bytes
+        assert sent.least == len(old) * page <= sent.total
 
 
 @dataclass(frozen=True)

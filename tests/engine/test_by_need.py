@@ -97,10 +97,10 @@ def test_a_bucket_that_is_missed_is_compiled_once_its_rent_has_come_to_its_price
     fitting = Shape(DP2, 4, 32)
     # Half of the rows are empty, and so half of the time is lost.
     ran = BurstResult(DP2, 8, 32, running=6, held=40.0, steps=4, seconds=1.8)
-    scheduler.charge(ran)
-    scheduler.charge(ran)
+    scheduler.bursts.charge(DP2, ran)
+    scheduler.bursts.charge(DP2, ran)
     assert not needed.has(fitting) and needed.programs.missing()
-    scheduler.charge(ran)
+    scheduler.bursts.charge(DP2, ran)
     wait_for(needed, fitting)
     scheduler.fit()
     assert scheduler.burst(at(0)).shape[1:3] == (4, 32)
@@ -110,7 +110,9 @@ def test_a_bucket_that_fits_is_charged_nothing():
     scheduler = make_scheduler(16)
     needed = by_need(scheduler, (8, 32))
     needed.programs.compile_seconds[Key("decode", DP2, 8, 32)] = 1e-9
-    scheduler.charge(BurstResult(DP2, 8, 32, running=16, held=40.0, steps=4, seconds=100.0))
+    scheduler.bursts.charge(
+        DP2, BurstResult(DP2, 8, 32, running=16, held=40.0, steps=4, seconds=100.0)
+    )
     assert len(needed.programs.missing()) == 5
 
 
@@ -129,9 +131,9 @@ def test_drafts_without_a_program_are_left_out_until_what_they_would_save_has_pa
     assert burst.shape.num_draft_tokens == 0 and burst.max_steps == 16
     ran = BurstResult(DP2, 8, 32, running=16, held=40.0, steps=16, seconds=1.6)
     # Less than a second is saved by 12 steps with drafts, for which the bucket has room.
-    scheduler.charge(ran)
+    scheduler.bursts.charge(DP2, ran)
     assert not needed.has(drafting)
-    scheduler.charge(ran)
+    scheduler.bursts.charge(DP2, ran)
     wait_for(needed, drafting)
     assert scheduler.burst(plan).shape == drafting
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from schedulers import CAP, DP2, PROMPT, SHAPES, at, end, make_scheduler
 
-from pat_jax.engine.orders import Burst, Collected
+from pat_jax.engine.executor import Burst, Collected
 from pat_jax.engine.scheduler import Scheduler
 from pat_jax.engine.sequences.contents import Contents
 from pat_jax.engine.sequences.page_allocator import NULL_PAGE

@@ -103,7 +103,7 @@ def test_a_completion_says_how_it_ended(case):
     tokens = np.array([case.tokens], np.int32)
     logprobs, goes_on = np.zeros((1, 2), np.float32), np.array([False])
     retire(responses, burst_output(tokens, logprobs, np.array([2]), goes_on))
-    (done,) = responses.completions(eos_ids=(0,))
+    done = responses.completion(0, eos_ids=(0,))
     assert done.is_truncated == case.is_truncated
     assert not table.has_work and table.load().running == 0
 

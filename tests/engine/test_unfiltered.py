@@ -78,7 +78,7 @@ def test_a_completion_has_them_where_they_are_others():
         retire(responses, burst_output(tokens, logprobs, emitted, np.array([True, True])))
         row = responses.table.row[1]
         generated.append(2 * logprobs[row, : emitted[row]])
-    plain, filtered = responses.completions(eos_ids=())
+    plain, filtered = (responses.completion(i, eos_ids=()) for i in range(2))
     assert plain.unfiltered_logprobs is None
     np.testing.assert_array_equal(filtered.unfiltered_logprobs, np.concatenate(generated))
     np.testing.assert_array_equal(2 * filtered.logprobs, filtered.unfiltered_logprobs)
@@ -91,6 +91,6 @@ def test_a_failed_token_is_in_neither():
     logprobs = np.array([[-1.0, np.nan]], np.float32)
     tokens = np.array([[5, 6]], np.int32)
     retire(responses, burst_output(tokens, logprobs, np.array([2]), np.array([False])))
-    (done,) = responses.completions(eos_ids=())
+    done = responses.completion(0, eos_ids=())
     assert done.error and done.logprobs.tolist() == [-1.0]
     assert jnp.asarray(done.unfiltered_logprobs).tolist() == [-2.0]

@@ -14,7 +14,6 @@ from pat_jax.planning.planner.budget import (
     MULTIPLE,
     SHARE,
     RegretBudget,
-    without_optimism,
 )
 
 DP8, DP4TP2, DP2TP4, TP8 = SPLITS
@@ -118,7 +117,7 @@ class TestSober:
                 split = next(split for split in SPLITS if str(split) == name)
                 seconds = ratio * self.latency.decode_step(split, 4, 64)
                 latency = latency.observed(ran(split, 4, 64, seconds))
-        return without_optimism(latency, SPLITS)
+        return latency.correction.sober_factors(SPLITS)
 
     def test_nothing_seen_the_profile_holds(self):
         np.testing.assert_array_equal(self.seen(), NONE)

@@ -6,7 +6,7 @@ from fakes import SPLITS, made_up_latency
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pat_jax.planning.latency.hosts import is_measured, pays_across_hosts
+from pat_jax.engine.sizing.layout_choice import is_measured, pays_across_hosts
 from pat_jax.planning.latency.model import LatencyModel
 
 DP8, DP4TP2, DP2TP4, TP8 = SPLITS

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from pat_jax.planning.lengths import prompt_means
-from pat_jax.planning.lengths.prompt_means import PromptMeans
+from pat_jax.planning.lengths import model
+from pat_jax.planning.lengths.model import PromptMeans
 
 
 def test_a_prompt_is_expected_to_be_as_it_was_and_a_stranger_as_all_are():
@@ -26,7 +26,7 @@ def test_what_is_learned_of_some_leaves_the_others():
 
 
 def test_memory_is_bounded_and_keeps_the_first(monkeypatch):
-    monkeypatch.setattr(prompt_means, "MAX_PROMPTS", 3)
+    monkeypatch.setattr(model, "MAX_PROMPTS", 3)
     means = PromptMeans().updated(np.array([1, 2]), np.array([9, 4]))
     means = means.updated(np.array([3, 4, 5]), np.array([1, 2, 9]))
     assert means.prompt.tolist() == [1, 4, 9]

@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from pat_jax.planning.lengths.model import LengthModel
-from pat_jax.planning.lengths.streamed import StreamedLengths
+from pat_jax.planning.lengths.model import LengthModel, StreamedLengths
 
 CAP, ROWS, MEDIAN = 4096, 64, 400
 

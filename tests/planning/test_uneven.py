@@ -7,9 +7,9 @@ import pytest
 from fakes import SPLITS
 from made_up_machines import CAP, FASTER_WITH_TP, SLOWER_WITH_TP, lengths_of, machine
 
+from pat_jax.planning.planner.balance import Unevenness
 from pat_jax.planning.planner.costs import CostTables
 from pat_jax.planning.planner.planner import CostModelPlanner
-from pat_jax.planning.planner.uneven import Unevenness, is_within_bucket
 from pat_jax.planning.types import Load, Reads
 
 DP8, DP4TP2, *_ = SPLITS
@@ -49,10 +49,9 @@ def test_what_is_lost_adds_up_until_sequences_move_or_the_layout_changes():
 def test_nothing_is_lost_where_a_bucket_is_read_whatever_it_holds():
     """Five rows and nine need the bucket of sixteen."""
     coarse = np.array([4, 16])
-    assert is_within_bucket(
-        _with_rows(coarse), np.repeat([0, 1], [9, 1]), np.repeat([0, 1], [5, 5])
-    )
-    assert not is_within_bucket(_with_rows(coarse), np.repeat([0, 1], [6, 2]), np.repeat([0, 1], 4))
+    tables = _with_rows(coarse)
+    assert tables.is_within_bucket(np.repeat([0, 1], [9, 1]), np.repeat([0, 1], [5, 5]))
+    assert not tables.is_within_bucket(np.repeat([0, 1], [6, 2]), np.repeat([0, 1], 4))
 
 
 def _with_rows(rows: np.ndarray) -> CostTables:

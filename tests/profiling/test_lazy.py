@@ -22,7 +22,7 @@ from pat_jax.planning.latency.profile import Profile
 from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.planning.planner.planner import CostModelPlanner, Planner
 from pat_jax.planning.planner.scripts import FixedLayout
-from pat_jax.programs.background import THREAD_NAME
+from pat_jax.programs.programs import THREAD_NAME
 from pat_jax.run.generation import full_load
 from pat_jax.run.setup import Setup, build
 from pat_jax.run.start.lazy_layouts import LazyLayouts, first_layouts

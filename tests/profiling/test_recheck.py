@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pat_jax.engine.warm_up.recheck import NOISE, changes, rescaled
+from pat_jax.engine.warm_up.timings import NOISE, changes, rescaled
 from pat_jax.planning.types import Split
 
 DP2, TP2 = Split(2, 1), Split(1, 2)

@@ -14,7 +14,7 @@ from transformers import GenerationConfig
 
 from pat_jax.common.errors import UserError
 from pat_jax.rl.text.char_tokenizer import CharTokenizer
-from pat_jax.rl.text.end_tokens import named_eos_ids
+from pat_jax.rl.text.special_tokens import named_eos_ids
 from pat_jax.rl.text.tokenizer import Chat, HuggingFaceTokenizer, check_vocabulary
 
 pytestmark = pytest.mark.usefixtures("one_process")

@@ -14,7 +14,7 @@ from matplotlib.image import imread
 from matplotlib.legend import Legend
 
 from pat_jax.common.picture_style import tp_colour
-from pat_jax.engine.orders import Collected
+from pat_jax.engine.executor import Collected
 from pat_jax.engine.record.plot import MOST_TOLD, draw_rollout, plot_rollout
 from pat_jax.engine.record.report import RolloutReport
 from pat_jax.engine.record.trace import DraftTrace, Move, MovedBytes, RolloutTrace

@@ -1,11 +1,10 @@
-"""A picture of one rollout: running sequences over time, the layout in force, the switches, and
-what drafts gave.
+"""A picture of one rollout: running sequences, the layout in force, switches, what drafts gave.
 
 Knows `RolloutTrace` and matplotlib, which is imported only when a picture is drawn.
 """
 
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -48,39 +47,31 @@ def plot_rollout(trace: RolloutTrace, path: str | Path) -> None:
 
 
 def draw_rollout(trace: RolloutTrace) -> "Figure":
-    from pat_jax.common.picture import Picture
-
-    told = _told(trace)
-    figure = Picture(9.0, 3.8 + 0.16 * len(told))
-    _draw_on(figure.add_subplot(), trace)
-    _tell(figure, told)
-    return figure
+    return draw_rollouts({"": trace}, height=3.8)
 
 
-def draw_rollouts(traces: Mapping[str, RolloutTrace]) -> "Figure":
+def draw_rollouts(traces: Mapping[str, RolloutTrace], *, height: float = 3.2) -> "Figure":
     """One below the other, over the same seconds.
 
     Args:
       traces: by their titles.
+      height: of each, inches.
     """
     from pat_jax.common.picture import Picture
 
     told = [line for trace in traces.values() for line in _told(trace)]
-    figure = Picture(9.0, 3.2 * len(traces) + 0.16 * len(told))
+    figure = Picture(9.0, height * len(traces) + 0.16 * len(told))
     longest = max(trace.total_s for trace in traces.values())
     for place, (name, trace) in enumerate(traces.items(), start=1):
         axes = figure.add_subplot(len(traces), 1, place)
         _draw_on(axes, trace, name, right=longest)
-    _tell(figure, told)
+    if told:
+        figure.supxlabel("\n".join(told), x=0.01, ha="left", fontsize=8, color=_INK)
     return figure
 
 
-def _draw_on(axes: "Axes", trace: RolloutTrace, name: str = "", right: float = 0.0) -> None:
-    """
-    Args:
-      name: of the rollout, in the title.
-      right: where the axis ends at least.
-    """
+def _draw_on(axes: "Axes", trace: RolloutTrace, name: str, right: float) -> None:
+    """`right`: where the axis ends at least."""
     edges = [*trace.times_s, trace.total_s]  # of bursts
     at, running = running_curve(trace, edges)
     axes.set_xlim(0, max(edges[-1], right) or 1)
@@ -143,29 +134,25 @@ def _draft_words(drafts: DraftTrace) -> str:
 
 def _draw_bands(axes: "Axes", trace: RolloutTrace, edges: list[float]) -> None:
     """One band for the prefill and for each run of bursts under the same layout."""
-    if edges[0] > 0:
-        _draw_band(axes, 0, edges[0], "prefill", _PREFILL)
-    for layout, left, right in layout_runs(trace, edges):
-        _draw_band(axes, left, right, layout, layout_colour(layout))
-
-
-def _draw_band(axes: "Axes", left: float, right: float, name: str, colour: str) -> None:
-    axes.axvspan(left, right, color=colour, alpha=_PALE, linewidth=0, zorder=0)
-    share = (right - left) / axes.get_xlim()[1]
-    if share < 0.02:  # no room for a name
-        return
-    axes.text(
-        (left + right) / 2,
-        0.975,
-        name,
-        transform=axes.get_xaxis_transform(),
-        rotation=90 if share < 0.08 else 0,
-        ha="center",
-        va="top",
-        fontsize=9,
-        fontweight="bold",
-        color=_INK,
-    )
+    prefill = [("prefill", 0.0, edges[0])] if edges[0] > 0 else []
+    for name, left, right in (*prefill, *layout_runs(trace, edges)):
+        colour = _PREFILL if name == "prefill" else layout_colour(name)
+        axes.axvspan(left, right, color=colour, alpha=_PALE, linewidth=0, zorder=0)
+        share = (right - left) / axes.get_xlim()[1]
+        if share < 0.02:  # no room for a name
+            continue
+        axes.text(
+            (left + right) / 2,
+            0.975,
+            name,
+            transform=axes.get_xaxis_transform(),
+            rotation=90 if share < 0.08 else 0,
+            ha="center",
+            va="top",
+            fontsize=9,
+            fontweight="bold",
+            color=_INK,
+        )
 
 
 def _draw_switch(axes: "Axes", switch: Move, x: float, number: int) -> None:
@@ -206,11 +193,6 @@ def _told(trace: RolloutTrace) -> list[str]:
     if any(trace.drafts.drafted):
         told.append(_draft_words(trace.drafts))
     return told
-
-
-def _tell(figure: "Figure", told: Sequence[str]) -> None:
-    if told:
-        figure.supxlabel("\n".join(told), x=0.01, ha="left", fontsize=8, color=_INK)
 
 
 def _dress(axes: "Axes", trace: RolloutTrace, name: str) -> None:

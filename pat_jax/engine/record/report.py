@@ -10,11 +10,10 @@ from dataclasses import dataclass, field, fields
 import numpy as np
 
 from pat_jax.common.stopwatch import Stopwatch
-from pat_jax.engine.executor import Arrival
-from pat_jax.engine.orders import Collected, Relocation
-from pat_jax.engine.record.trace import DraftTrace, Move, MovedBytes, RolloutTrace
+from pat_jax.engine.executor import Arrival, Collected, Relocation
+from pat_jax.engine.record.trace import DraftTrace, Move, RolloutTrace
 from pat_jax.engine.scheduler import Scheduler
-from pat_jax.engine.sequences.prefill_calls import PrefillWork
+from pat_jax.engine.sequences.prefill_calls import MovedBytes, PrefillWork
 from pat_jax.planning.draft_counts import NO_SOURCES
 from pat_jax.planning.types import BurstResult, Carry, DraftPrediction, Plan
 
@@ -128,11 +127,7 @@ class RolloutReport:
         began_s: float,
         seconds: float,
     ) -> None:
-        """
-        Args:
-          carry: what has become of the KV cache.
-          fullest: running sequences of the fullest replica, before and after.
-        """
+        """`carry`: of the KV cache; `fullest`: running in the fullest replica, before and after."""
         load, is_switch = relocation.load, relocation.source != relocation.target
         moved = load.running if is_switch else int((relocation.replica != load.replica).sum())
         move = Move(

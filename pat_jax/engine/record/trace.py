@@ -8,16 +8,8 @@ from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 from pat_jax.common.json_text import parse_json
+from pat_jax.engine.sequences.prefill_calls import MovedBytes
 from pat_jax.planning.types import MIGRATE_ALL, Carry
-
-
-@dataclass(frozen=True)
-class MovedBytes:
-    """What a move sent, weights and KV cache together."""
-
-    total: int = 0  # from device to device, all devices; empty slots of buffers included
-    least: int = 0  # of these, what no other way of moving the same could save
-    extra: int = 0  # of one device, at most, beside what it held before
 
 
 @dataclass(frozen=True)
@@ -115,8 +107,7 @@ class RolloutTrace:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Self:
-        """Raises ValueError, TypeError, KeyError or AttributeError where `to_json` has not written
-        it."""
+        """Raises ValueError, TypeError, KeyError or AttributeError where it is of another form."""
         fields: Any = parse_json(text)
         return cls.from_fields(fields)
 
@@ -164,10 +155,7 @@ def _switch(older: dict[str, Any]) -> dict[str, Any]:
 
 
 def _balance(older: dict[str, Any], running: dict[int, int]) -> dict[str, Any]:
-    """
-    Args:
-      running: unfinished sequences, by the decode steps done.
-    """
+    """`running`: unfinished sequences, by the decode steps done."""
     retired = ("layout", "pages", "pages_sent", "steps_between")
     move = {name: x for name, x in _sent(older).items() if name not in retired}
     layout = {"source": older["layout"], "target": older["layout"]}

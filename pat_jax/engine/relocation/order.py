@@ -97,11 +97,8 @@ class _Leaving:
     def __init__(self, moves: PageMoves, old: Pools, new: Pools):
         self.is_up = old.replicas >= new.replicas
         self.replica = moves.old_replica if self.is_up else moves.new_replica
-        self.num_replicas, self.num_wide = (
-            max(old.replicas, new.replicas),
-            min(old.replicas, new.replicas),
-        )
-        self.num_members = self.num_replicas // self.num_wide
+        self.num_replicas = max(old.replicas, new.replicas)
+        self.num_members = self.num_replicas // min(old.replicas, new.replicas)
         self.old_page = moves.old_page
 
     def rounds(self) -> list[Round]:
@@ -114,8 +111,7 @@ class _Leaving:
         return plan[::-1] if self.is_up else plan
 
     def slots(self, plan: Sequence[Round]) -> Iterator[np.ndarray]:
-        """Which move each slot of each round has, int[narrow replicas, size]; the last pages
-        first."""
+        """Which move each slot of each round has, int[narrow replicas, size]; last pages first."""
         queue = [np.flatnonzero(self.replica == g) for g in range(self.num_replicas)]
         queue = [mine[np.argsort(-self.old_page[mine], kind="stable")] for mine in queue]
         for step in plan:
@@ -163,24 +159,19 @@ class _Room:
             self.free[g].append(number)
 
     def take(self, replica: np.ndarray) -> np.ndarray | None:
-        """A free page for each entry of `replica`, int[pages]; None, and none is taken, if some
-        lack."""
+        """A free page for each entry of `replica`, int[pages]; None, taking none, if some lack."""
         wanted = Counter(replica.tolist())
         if any(n > len(self.free[g]) for g, n in wanted.items()):
             return None
         return np.array([self.free[g].pop() for g in replica.tolist()], np.int64)
 
     def _beside(self, replica: np.ndarray, page: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Replicas and pages of the new layout in whose memory some old pages lie, on any
-        device."""
+        """Replicas and pages of the new layout in whose memory old pages lie, on any device."""
         old, new = self.old.pages, self.new.pages
         first, last = page * new // old, ((page + 1) * new - 1) // old
         pages = first[:, None] + np.arange(-(-new // old) + 1)
         replicas = (replica % self.fewer)[:, None] + np.arange(0, self.new.replicas, self.fewer)
         shape = len(replica), replicas.shape[1], pages.shape[1]
         is_there = np.broadcast_to((pages <= last[:, None])[:, None], shape)
-        where = (
-            np.broadcast_to(x, shape)[is_there] for x in (replicas[:, :, None], pages[:, None])
-        )
-        replica, page = where
-        return replica, page
+        replica = np.broadcast_to(replicas[:, :, None], shape)[is_there]
+        return replica, np.broadcast_to(pages[:, None], shape)[is_there]

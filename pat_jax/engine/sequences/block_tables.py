@@ -3,18 +3,20 @@
 The cache manager says who gets pages and who has to give them back.
 """
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from pat_jax.engine.sequences.page_allocator import NULL_PAGE, PageAllocator, num_pages_for
-from pat_jax.engine.sequences.prefill_calls import Move, PageMoves
+from pat_jax.engine.sequences.prefill_calls import PageMoves, Spans, prefill_calls
 from pat_jax.engine.sequences.sequence_table import NO_SEQUENCE, SequenceTable
+from pat_jax.layout.buckets import Buckets
 
 NO_REPLICA = -1
 
 
 class Moved(dict[tuple[int, int], np.ndarray]):
-    """Where pages have come to, int32[pages], by (old replica, new replica); NULL_PAGE: nowhere
-    yet."""
+    """Where pages have come to, int32[pages], by (old, new replica); NULL_PAGE: nowhere yet."""
 
     def __init__(self, num_pages: int):
         super().__init__()
@@ -26,8 +28,7 @@ class Moved(dict[tuple[int, int], np.ndarray]):
 
 
 def pages_with(table: SequenceTable, tokens: int, page_size: int) -> np.ndarray:
-    """Pages that hold each running sequence with so many `tokens` more, int[running], or up to its
-    end."""
+    """Pages of each running sequence with `tokens` more, or up to its end, int[running]."""
     running = table.running
     most = np.minimum(table.length[running] - 1 + tokens, table.end[running] - 1)
     return -(-most // page_size)
@@ -37,10 +38,7 @@ class BlockTables:
     """The pages of a table's sequences; each replica has a pool of them."""
 
     def __init__(self, table: SequenceTable, *, num_pages: int, page_size: int):
-        """
-        Args:
-          num_pages: of each replica's pool; enough for the longest sequence alone.
-        """
+        """`num_pages`: of each replica's pool; enough for the longest sequence alone."""
         self.table, self.page_size = table, page_size
         self.pools = self.new_pools(table.num_replicas, num_pages)
         most = num_pages_for(int(table.end.max(initial=1)) - 1, page_size)
@@ -52,10 +50,7 @@ class BlockTables:
         self.replica = np.full(len(table), NO_REPLICA, np.int64)  # where each has or had its pages
 
     def new_pools(self, num_replicas: int, num_pages: int) -> list[PageAllocator]:
-        """
-        Raises:
-          ValueError: they do not hold the longest sequence.
-        """
+        """Raises ValueError where they do not hold the longest sequence."""
         longest = int(self.table.end.max(initial=1)) - 1
         if num_pages_for(longest, self.page_size) >= num_pages:
             raise ValueError(
@@ -71,8 +66,7 @@ class BlockTables:
 
     @property
     def num_held(self) -> int:
-        """Pages of all replicas that sequences hold, and that are laid out; a shared one counts
-        once."""
+        """Pages of all replicas that sequences hold or that are laid out, each counted once."""
         return sum(pool.capacity - pool.num_free for pool in self.pools)
 
     @property
@@ -99,9 +93,23 @@ class BlockTables:
         rows[is_there, : pages.shape[1]] = pages
         return rows
 
+    def prefills(
+        self, spans: Spans, known: np.ndarray, sizes: tuple[int, int], buckets: Buckets
+    ) -> Iterator[tuple[int, int, tuple[np.ndarray, ...]]]:
+        """Blocks and length bucket of each call (`prefill_calls`), and what its program is given.
+
+        Args:
+          known: int[sequences, tokens].
+        """
+        size, dp = self.page_size, len(self.pools)
+        for call in prefill_calls(spans, num_replicas=dp, sizes=sizes, page_size=size):
+            length = buckets.length_for(call.context)
+            sequence, start = call.sequence.reshape(-1), call.start.reshape(-1)
+            rows = self.rows(sequence, num_pages_for(length, size))
+            yield call.start.shape[1], length, (call.tokens(known, size), start, rows)
+
     def lacking(self, steps: int) -> np.ndarray:
-        """Pages that the running sequences of each replica need besides their own for `steps`
-        tokens."""
+        """Pages that the running sequences of each replica lack for `steps` tokens."""
         running = self.table.running
         more = self._missing(steps)
         return np.bincount(self.replica[running], more, minlength=len(self.pools)).astype(np.int64)
@@ -169,7 +177,7 @@ class BlockTables:
 
     def adopt(
         self, sequence: int, replica: int, origin: list[PageAllocator], moved: Moved
-    ) -> Move | None:
+    ) -> PageMoves | None:
         """Pages in a `replica` for what a sequence has in one of the pools of its `origin`.
 
         Returns:
@@ -182,11 +190,12 @@ class BlockTables:
             return None
         pages, num_found = adopted
         self.give(sequence, replica, pages)
-        return Move(old, filled[num_found:], replica, pages[num_found:])
+        old_page, new_page = filled[num_found:], pages[num_found:]
+        count = len(old_page)
+        return PageMoves(np.full(count, old), old_page, np.full(count, replica), new_page)
 
     def holds(self, moves: PageMoves) -> list[np.ndarray]:
-        """Which of `moves`, all that arrives in new pools, bring the pages of each that has
-        some."""
+        """Which of `moves`, all that arrive in new pools, bring each sequence's pages."""
         number = np.zeros((len(self.pools), self.pools[0].num_pages), np.int64)
         number[moves.new_replica, moves.new_page] = np.arange(len(moves.new_page))
         held = np.flatnonzero(self.count).tolist()

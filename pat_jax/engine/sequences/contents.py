@@ -1,5 +1,4 @@
-"""What the sequences of a rollout generate, as far as the cache manager asks: which begin alike,
-and which have failed.
+"""What the cache manager asks of generated texts: which begin alike, and which have failed.
 
 On the host. `responses.py` knows every token; a replay knows lengths alone, and which prompts are
 alike.
@@ -64,12 +63,10 @@ class Contents:
         return False
 
     def poisoned_replicas(self, output: RowsOutput) -> list[int]:
-        """Replicas with a row that drew from logits that are no numbers after it had been given
-        up."""
+        """Replicas with a row that drew from NaN logits after it had been given up."""
         del output
         return []
 
     def take(self, output: RowsOutput) -> None:
-        """Notes the tokens that a burst generated for the running sequences, before the table is
-        told."""
+        """Notes what a burst generated for the running sequences, before the table is told."""
         del output

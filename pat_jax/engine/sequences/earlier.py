@@ -1,5 +1,4 @@
-"""Responses of earlier iterations, by prompt: what drafts are copied from when a prompt comes
-again.
+"""Responses of earlier iterations, by prompt: drafts are copied from them when it comes again.
 
 All on the host, in NumPy. Bounded in tokens, and a function of what was put in alone. Does not know
 which policy generated them, nor files.
@@ -51,8 +50,7 @@ class EarlierResponses:
             self.num_tokens -= _tokens(*self._texts.popitem(last=False))
 
     def of(self, prompt: Prompt) -> Sequence[np.ndarray]:
-        """int32[tokens] of each response, the best to draft from first; none where none are
-        kept."""
+        """int32[tokens] of each response kept, the best to draft from first."""
         return self._texts.get(_key(prompt), ())
 
     def __len__(self) -> int:
@@ -64,8 +62,7 @@ class EarlierResponses:
         return sum(map(len, self._texts.values()))
 
     def __iter__(self) -> Iterator[tuple[np.ndarray, Sequence[np.ndarray]]]:
-        """Prompts, int32[tokens], with their responses; putting them in another one in this order
-        makes the same of it."""
+        """Prompts, int32[tokens], with responses, in the order that makes another one the same."""
         for key, texts in self._texts.items():
             yield np.frombuffer(key, np.int32), texts
 

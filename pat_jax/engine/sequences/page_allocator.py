@@ -1,5 +1,4 @@
-"""The pages of a pool of the KV cache: how many sequences hold each, and by which tokens it is
-found.
+"""The pages of a pool: how many sequences hold each, and by which tokens it is found.
 
 Host accounts, in NumPy and plain Python.
 
@@ -44,11 +43,7 @@ class PageAllocator:
     """
 
     def __init__(self, num_pages: int, page_size: int):
-        """
-        Args:
-          num_pages: NULL_PAGE among them.
-          page_size: tokens.
-        """
+        """`num_pages` of `page_size` tokens, NULL_PAGE among them."""
         if num_pages < 2 or page_size < 1:
             raise ValueError(f"a pool of {num_pages} pages of {page_size} tokens holds nothing.")
         self.num_pages, self.page_size = num_pages, page_size
@@ -76,8 +71,7 @@ class PageAllocator:
         return np.concatenate([self._blank[: self._num_blank], untouched])
 
     def take(self, num_pages: int, *, leaving: int = 0) -> np.ndarray | None:
-        """Pages that nothing is known of, int32[num_pages]; None, and nothing is changed, if there
-        are too few.
+        """Pages without content, int32[num_pages]; None, and nothing is changed, if too few.
 
         Args:
           leaving: pages that are to be free then.
@@ -205,8 +199,7 @@ class PageAllocator:
         self._push(free[~can_be_found])
 
     def discard(self, pages: np.ndarray) -> np.ndarray:
-        """Releases pages whose content is spoilt; returns those that nobody holds now,
-        int32[pages].
+        """Releases pages whose content is spoilt; returns those nobody holds now, int32[pages].
 
         Nothing admitted before is found any more: what follows a spoilt page is spoilt as well.
         """

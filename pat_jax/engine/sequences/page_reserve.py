@@ -16,10 +16,7 @@ class PageReserve:
     pages leave the pools for nothing else."""
 
     def __init__(self, pools: list[PageAllocator], size: int):
-        """
-        Args:
-          size: pages that the reserve of a replica may hold at a time.
-        """
+        """`size`: pages that the reserve of a replica may hold at a time."""
         self.pools = pools
         self._ring = np.full((len(pools), size), NULL_PAGE, np.int32)
         self._filled = np.zeros(len(pools), np.int64)

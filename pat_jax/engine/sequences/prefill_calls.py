@@ -1,10 +1,10 @@
-"""What is due before a burst: tokens to be prefilled, packed into calls, pages to be copied or
-moved.
+"""What is due before a burst: tokens to prefill, packed into calls, pages to copy or move.
 
 Host accounts in NumPy. The cache manager says which sequences and which pages.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -20,15 +20,6 @@ class Copies(NamedTuple):
     target: np.ndarray  # int32[copies], page
 
 
-class Move(NamedTuple):
-    """Where pages of one sequence go, int[pages] each."""
-
-    old_replica: int
-    old_page: np.ndarray
-    new_replica: int
-    new_page: np.ndarray
-
-
 class PageMoves(NamedTuple):
     """Where pages go, int[pages] each; in a switch one page may go to several replicas."""
 
@@ -38,18 +29,22 @@ class PageMoves(NamedTuple):
     new_page: np.ndarray
 
     @classmethod
-    def of(cls, moves: Sequence[Move]) -> "PageMoves":
-        counts = [len(move.old_page) for move in moves]
-        replicas = np.array([(move.old_replica, move.new_replica) for move in moves], np.int64)
-        old_replica, new_replica = np.repeat(replicas.reshape(-1, 2), counts, axis=0).T
-        none = np.zeros(0, np.int64)
-        old_page = np.concatenate([none, *(move.old_page for move in moves)])
-        new_page = np.concatenate([none, *(move.new_page for move in moves)])
-        return cls(old_replica, old_page, new_replica, new_page)
+    def joined(cls, moves: Sequence["PageMoves"]) -> "PageMoves":
+        none = np.zeros((4, 0), np.int64)
+        return cls(*map(np.concatenate, zip(none, *moves, strict=True)))
 
     def part(self, which: np.ndarray) -> "PageMoves":
         """Some of them, bool[pages]."""
         return PageMoves(*(x[which] for x in self))
+
+
+@dataclass(frozen=True)
+class MovedBytes:
+    """What a move sent, weights and KV cache together."""
+
+    total: int = 0  # from device to device, all devices; empty slots of buffers included
+    least: int = 0  # of these, what no other way of moving the same could save
+    extra: int = 0  # of one device, at most, beside what it held before
 
 
 class Spans(NamedTuple):

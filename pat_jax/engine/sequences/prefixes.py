@@ -52,16 +52,14 @@ class Prefixes:
             before = numbers[turn]
 
     def alike(self, page: int, origin: "Prefixes", before: int) -> int:
-        """A page here, after `before`, with what a full `page` of another pool holds, or
-        NULL_PAGE."""
+        """A page here, after `before`, with what a full `page` elsewhere holds, or NULL_PAGE."""
         prefix = origin._prefix.get(page)
         if prefix is None or len(prefix[1]) < self._bytes:
             return NULL_PAGE
         return self._page.get((before, prefix[1]), NULL_PAGE)
 
     def adopt(self, page: int, origin: "Prefixes", old_page: int, before: int) -> None:
-        """That a page, after `before`, holds what `old_page` of another pool does, if none does
-        yet."""
+        """That a page, after `before`, holds what `old_page` elsewhere does, if none does yet."""
         prefix = before, origin._prefix[old_page][1]
         if prefix not in self._page:
             self.note(page, prefix)

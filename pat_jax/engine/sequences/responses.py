@@ -122,8 +122,7 @@ class Responses(Contents):
         return any(self.requests[i].sampling.has_penalty for i in self.table.running)
 
     def seen(self, shape: tuple[int, int, int]) -> np.ndarray:
-        """The tokens of each row's text and response as bits, for rows with a penalty; see
-        sampling."""
+        """The tokens of each row's text and response as bits (`Seen`), for rows with a penalty."""
         table, words = self.table, np.zeros(shape, np.uint32)
         for i in table.running:
             if self.requests[i].sampling.has_penalty:
@@ -132,8 +131,7 @@ class Responses(Contents):
         return words
 
     def take(self, output: BurstOutput) -> None:
-        """Notes the tokens that a burst generated for the running sequences, before the table is
-        told.
+        """Notes what a burst generated for the running sequences, before the table is told.
 
         Tokens of rows that were given up since it began do not matter any more.
         """
@@ -153,8 +151,7 @@ class Responses(Contents):
                 self.top[i].append(tuple(one[row, :count, :wanted] for one in likeliest))
 
     def poisoned_replicas(self, output: BurstOutput) -> list[int]:
-        """Replicas with a row that drew from logits that are no numbers after it had been given
-        up."""
+        """Replicas with a row that drew from NaN logits after it had been given up."""
         table = self.table
         rows = np.flatnonzero(
             (table.row_to_sequence == NO_SEQUENCE) & (np.asarray(output.emitted) > 0)
@@ -171,9 +168,6 @@ class Responses(Contents):
         length = self.table.length[i]
         has_generated = length > self.table.prompt_length[i]
         return bool(has_generated and np.isnan(self.logprobs[i, length - 1]))
-
-    def completions(self, eos_ids: Sequence[int]) -> list[Completion]:
-        return [self.completion(i, eos_ids) for i in range(len(self.requests))]
 
     def completion(self, i: int, eos_ids: Sequence[int]) -> Completion:
         """What sequence i has generated."""

@@ -3,6 +3,8 @@
 All on the host, in NumPy. Decides nothing about layouts and touches no device array.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from pat_jax.planning.types import Load
@@ -124,8 +126,7 @@ class SequenceTable:
         steps: int,
         running_steps: np.ndarray | None = None,
     ) -> None:
-        """After a burst of `steps`: int[running] new tokens, bool[running]; the ended give up their
-        rows.
+        """After a burst of `steps`: int[running] new tokens, bool[running]; ended ones lose rows.
 
         Args:
           running_steps: int[running], in which each was running; one a token where not given.
@@ -193,16 +194,56 @@ class SequenceTable:
         self.version += 1
 
     def check_integrity(self) -> None:
-        """
-        Raises:
-          AssertionError: rows and lengths contradict each other.
-        """
-        running, rows = (
-            np.flatnonzero(self.row != NO_ROW),
-            self.num_replicas * self.rows_per_replica,
-        )
+        """Raises AssertionError where rows and lengths contradict each other."""
+        running = np.flatnonzero(self.row != NO_ROW)
+        rows = self.num_replicas * self.rows_per_replica
         assert np.array_equal(self.running, running), "the running sequences are those with a row"
         assert not self.is_done[running].any(), "a sequence that is done has no row"
         assert len(np.unique(self.row[running])) == len(running), "two sequences share a row"
         assert (self.row[running] < rows).all(), "a row is not one of a replica"
         assert (self.prompt_length <= self.length).all() and (self.length <= self.end).all()
+
+
+def options(
+    table: SequenceTable, pages: np.ndarray, free: np.ndarray, row_buckets: Sequence[int]
+) -> list[np.ndarray]:
+    """Where sequences would be, int[running]: for each smaller row bucket that could hold every
+    replica, and as evenly as they can be.
+
+    None while sequences wait: they get the rows that become free, and keep the replicas even.
+
+    Args:
+      pages: int[running], that each sequence holds.
+      free: int[replicas], that each replica can still give out.
+      row_buckets: rows of one replica.
+    """
+    if table.num_replicas == 1 or len(table.waiting) or not len(table.running):
+        return []
+    replica = table.replica(table.running)
+    even = -(-len(replica) // table.num_replicas)
+    smaller = {rows for rows in (even, *row_buckets) if even <= rows < table.fullest}
+    found = (evened(replica, pages, free, rows) for rows in sorted(smaller))
+    return [new for new in found if new is not None]
+
+
+def evened(
+    replica: np.ndarray, pages: np.ndarray, free: np.ndarray, most: int
+) -> np.ndarray | None:
+    """The replica of each sequence, int[running], with at most `most` each; None if pages lack.
+
+    As few move as can, those with fewest pages, each to the emptiest replica that has as many. No
+    replica both gives sequences away and gets some: pages that leave make no room for pages that
+    arrive.
+    """
+    count, new, free = np.bincount(replica, minlength=len(free)), replica.copy(), free.copy()
+    for i in np.argsort(pages, kind="stable"):
+        if count[replica[i]] <= most:
+            continue
+        fits = np.flatnonzero((count < most) & (free >= pages[i]))
+        if not len(fits):
+            return None
+        new[i] = target = fits[np.lexsort((-free[fits], count[fits]))[0]]
+        count[replica[i]] -= 1
+        count[target] += 1
+        free[target] -= pages[i]
+    return new

@@ -60,8 +60,7 @@ Pool = tuple[LayerPages, ...]
 
 
 class Runs(NamedTuple):
-    """What each row's last step has left: a run that goes on, if the match is as long as it has to
-    be."""
+    """What each row's last step has left: a run that goes on, if its match is long enough."""
 
     kind: Int[Array, " rows"]  # of the match with which it began
     place: Int[Array, " rows"]  # tokens of it that are right if it goes on
@@ -126,9 +125,8 @@ class BurstOutput:
 
     tokens: Int[Array | np.ndarray, "rows burst"]
     logprobs: Float[Array | np.ndarray, "rows burst"]
-    unfiltered: Float[
-        Array | np.ndarray, "rows burst"
-    ]  # log-probabilities too, see sampling.sample
+    # log-probabilities too, see sampling.sample
+    unfiltered: Float[Array | np.ndarray, "rows burst"]
     emitted: Int[Array | np.ndarray, " rows"]
     running: Bool[Array | np.ndarray, " rows"]  # that go on
     steps: Int[Array | np.integer, ""]  # decode steps that the device ran

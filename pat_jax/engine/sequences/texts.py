@@ -1,5 +1,4 @@
-"""The texts that running sequences draft from, laid out for the devices: see
-`device/draft/ngram.py`.
+"""The texts that running sequences draft from, laid out for `device/draft/ngram.py`.
 
 All on the host, in NumPy. A burst drafts from what others had generated when it was launched, from
 what was generated in earlier iterations, and from what its own rows generate on the way.
@@ -24,9 +23,7 @@ AHEAD_PART = 4
 
 class Texts(NamedTuple):
     columns: np.ndarray  # int32[rows, room + own], see `texts`
-    borders: (
-        np.ndarray
-    )  # int32[rows, 2]: the columns from and before which there are earlier responses
+    borders: np.ndarray  # int32[rows, 2], columns from and before which earlier responses lie
 
 
 def texts(

@@ -59,8 +59,7 @@ class RowSampling:
 
 
 def token_set(tokens: np.ndarray | Sequence[int], vocab_size: int) -> np.ndarray:
-    """Which tokens occur, as bits: uint32[⌈vocab / 32⌉], token t being bit t mod 32 of word t //
-    32."""
+    """Which tokens occur, uint32[⌈vocab / 32⌉]: token t is bit t mod 32 of word t // 32."""
     is_in = np.zeros(num_words(vocab_size) * 32, bool)
     is_in[np.asarray(tokens, np.int64)] = True
     return np.packbits(is_in, bitorder="little").view("<u4").astype(np.uint32)

@@ -110,12 +110,7 @@ def _load(name: str, policy: Policy, shardings: Params, dtype: jnp.dtype) -> Par
 
 
 def wanted_drafts(
-    config: SpeculationConfig,
-    policy: Policy,
-    platform: str,
-    max_length: int,
-    *,
-    folder: str = "",
+    config: SpeculationConfig, policy: Policy, platform: str, max_length: int, *, folder: str = ""
 ) -> DraftChoice:
     """Those of a run, which `auto` makes on accelerators alone; see `drafter_of`."""
     if config.source == "none":
@@ -143,8 +138,7 @@ def _source_words(config: SpeculationConfig, drafter: Drafter, model: ModelConfi
 
 
 def shape_of(draft_model: str) -> ModelConfig:
-    """The configuration of a checkpoint's folder or of a built-in shape: enough where nothing is
-    computed.
+    """The configuration of a checkpoint's folder or a built-in shape, where nothing is computed.
 
     Raises:
       UserError: the name is neither.
@@ -168,11 +162,7 @@ def checkpoint_shape(name: str, option: str) -> ModelConfig | None:
 
 
 def _check_draft_model(
-    config: SpeculationConfig,
-    own: ModelConfig,
-    policy: ModelConfig,
-    max_length: int,
-    folder: str,
+    config: SpeculationConfig, own: ModelConfig, policy: ModelConfig, max_length: int, folder: str
 ) -> None:
     asked, expected = "speculation.source", other_tokens(own, config.draft_model, policy, folder)
     require(not expected, asked, config.source, f"{expected}; take one of the same family")

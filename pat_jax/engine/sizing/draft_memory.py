@@ -55,10 +55,7 @@ def draft_bytes(
 def _of_steps(
     shapes: DraftShapes, layout: Layout, shape: tuple[int, int, int], drafts: Drafts
 ) -> int:
-    """
-    Args:
-      shape: rows of a replica, number of draft tokens, tokens of a row.
-    """
+    """`shape`: rows of a replica, number of draft tokens, tokens of a row."""
     (rows, num_draft_tokens, length), model = shape, shapes.model
     # Whole on every device of a replica: each draws the same tokens.
     steps = LOGITS * FLOAT * rows * (1 + num_draft_tokens) * model.padded_vocab_size

@@ -20,8 +20,7 @@ PADDED_TO, PADDED_FROM = 512, 16 * 512
 
 
 def other_tokens(own: ModelConfig, own_folder: str, policy: ModelConfig, policy_folder: str) -> str:
-    """Why ids of a draft model are other tokens than the policy's, in words; empty where they are
-    the same.
+    """Why a draft model's ids are other tokens than the policy's, in words; empty if they are not.
 
     Where both have a tokenizer, ids that both know are compared, whatever the sizes of the
     embeddings: one that the policy alone knows is never drafted, and one that it does not know
@@ -61,8 +60,7 @@ def is_padding_alone(one: int, other: int) -> bool:
 
 
 def tokens_in(folder: str) -> Mapping[int, str] | None:
-    """Each id's token in the tokenizer of a checkpoint, added ones too; None where it has no such
-    file.
+    """Each id's token in a checkpoint's tokenizer, added ones too; None where there is no file.
 
     Raises:
       UserError: the file cannot be read.

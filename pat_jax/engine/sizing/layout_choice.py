@@ -13,7 +13,6 @@ from pat_jax.config.run import RunConfig
 from pat_jax.engine.sizing.memory import layouts_without_memory
 from pat_jax.layout.layout import Layout, find_layout
 from pat_jax.models.config import ModelConfig
-from pat_jax.planning.latency.hosts import is_measured, pays_across_hosts
 from pat_jax.planning.latency.model import LatencyModel
 from pat_jax.planning.memory import MemoryModel
 from pat_jax.planning.planner.planner import Planner
@@ -110,6 +109,23 @@ def within_hosts(
         else:
             kept[split] = layouts[split]
     return {split: layouts[split] for split in layouts if split in kept}, dropped
+
+
+def is_measured(latency: LatencyModel, split: Split) -> bool:
+    return any(key[0] == split for key in latency.decode_table)
+
+
+def pays_across_hosts(latency: LatencyModel, crossing: Split, inside: Split) -> bool:
+    """Whether a decode step of `crossing` is faster than one of `inside` in any measured bucket.
+
+    Links between hosts are slower than those inside one by an order of magnitude, and a layout
+    costs its compilation and warm-up before it can be found slow. So only what was measured counts.
+    Compared at equal rows of a replica and equal cache lengths: a wider layout has at least as many
+    rows in its fullest replica, so where it is slower even so, it never pays.
+    """
+    table = latency.decode_table
+    both = [key[1:] for key in table if key[0] == crossing and (inside, *key[1:]) in table]
+    return any(table[(crossing, *at)] < table[(inside, *at)] for at in both)
 
 
 def scripted_planner(config: RunConfig, layouts: dict[Split, Layout]) -> Planner | None:

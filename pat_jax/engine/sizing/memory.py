@@ -63,8 +63,7 @@ def kv_bytes(
     resident: Any,
     drafter: Drafter = NO_DRAFTER,
 ) -> float:
-    """Bytes of a device that the KV cache may take, in all of `layouts` and in switches between
-    them.
+    """Bytes of a device that the KV cache may take, in all of `layouts` and in their switches.
 
     Args:
       resident: a tree of shapes with shardings, of what stays on the devices during a rollout.
@@ -72,10 +71,8 @@ def kv_bytes(
     """
     if math.isinf(limit):
         return math.inf
-    weights, drafted = (
-        _weights(policy, layouts, dtype),
-        _drafted(policy, layouts, config, dtype, drafter),
-    )
+    weights = _weights(policy, layouts, dtype)
+    drafted = _drafted(policy, layouts, config, dtype, drafter)
     most = max(weights[split] + beside(*drafted[split], limit) for split in layouts)
     left = USABLE * limit - shard_bytes(resident) - most
     one_page = page_bytes(policy.config, config.page_size, dtype)
@@ -200,8 +197,7 @@ def engine_memory(engine: RolloutEngine, config: RolloutConfig) -> MemoryModel:
 
 
 def shard_bytes(tree: Any) -> int:
-    """Bytes that one device holds of a tree of shapes with shardings, copies counted, but not what
-    rests in its host's memory."""
+    """Bytes that one device holds of a tree of shapes with shardings, without its host's memory."""
     return sum(
         math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
         for x in jax.tree.leaves(tree)
@@ -210,8 +206,7 @@ def shard_bytes(tree: Any) -> int:
 
 
 def check_memory(memory: MemoryModel, starts: Sequence[Split], options: str) -> None:
-    """One of the layouts that a rollout may start in has to hold its weights and its pool;
-    sequences without pages wait.
+    """A layout that a rollout may start in has to hold its weights and pool; sequences may wait.
 
     Args:
       memory: what each takes alone.

@@ -32,9 +32,8 @@ def describe_memory(memory: MemoryModel, config: RolloutConfig) -> list[str]:
             "sequences at full length)"
         )
         if source := memory.draft_sources.get(split):
-            lines[-1] += (
-                f", drafts {gib(source)} and {gib(memory.draft_steps[split])} while a step runs"
-            )
+            step = gib(memory.draft_steps[split])
+            lines[-1] += f", drafts {gib(source)} and {step} while a step runs"
         if whole < sequences:
             lines[-1] += "; others wait or are preempted while it is full"
     return lines

@@ -1,5 +1,4 @@
-"""What decode programs are warmed up with: rows that are all running and near the end of their
-pages."""
+"""What decode programs are warmed up with: running rows near the end of their pages."""
 
 import time
 from collections.abc import Callable
@@ -41,18 +40,14 @@ class DummyBursts:
     """Bursts of so many rows of a layout, each of up to `length` tokens."""
 
     def __init__(self, engine: RolloutEngine, layout: Layout, rows: int, length: int, pool: Pool):
-        """
-        Args:
-          pool: overwritten by every burst.
-        """
+        """`pool`: overwritten by every burst."""
         self.engine, self.programs, self.specs = engine, engine.programs, engine.specs
         self.layout, self.rows, self.length, self.pool = layout, rows, length, pool
         self._blank = self._blank_drafting()
         self._tables = dummy_tables(self.specs, layout, rows, length)
 
     def timed(self, num_draft_tokens: int) -> Timed:
-        """A burst with so many draft tokens for each row: every row running and near the end of its
-        pages."""
+        """A burst with so many draft tokens for each row, all of which are running."""
         at = self.layout.split, self.rows, self.length
         program = self.programs[Key("decode", *at, num_draft_tokens=num_draft_tokens)]
         steps, state, reserved = self._burst(num_draft_tokens)
@@ -84,19 +79,15 @@ class DummyBursts:
         jax.block_until_ready((rows, drafting))
         carried = DecodeState(rows, seen, self.pool, pages, drawn, drafting)
         start = time.perf_counter()
-        carried, _ = jax.block_until_ready(
-            program(self.engine.params, carried, reserved, until, own_params)
-        )
+        given = self.engine.params, carried, reserved, until, own_params
+        carried, _ = jax.block_until_ready(program(*given))
         self.pool = carried.pool
         return time.perf_counter() - start
 
     def _burst(self, num_draft_tokens: int) -> tuple[int, RowState, ReservedPages]:
         """The steps of a burst that is timed, its rows, and their pages: it never runs out of them."""
-        pace, dp, length = (
-            self.specs.functions.pace(num_draft_tokens),
-            self.layout.split.dp,
-            self.length,
-        )
+        pace = self.specs.functions.pace(num_draft_tokens)
+        dp, length = self.layout.split.dp, self.length
         checks = 1 if self.specs.first else BURST_CHECKS
         steps = min(pace.burst_steps, checks * pace.check_every)
         state = RowState.empty(self.rows * dp)

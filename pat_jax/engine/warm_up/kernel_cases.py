@@ -19,9 +19,7 @@ from pat_jax.models.config import ModelConfig
 from pat_jax.models.kernels.kernel_choice import Kernels
 from pat_jax.models.kernels.row_attention import attend_rows, knows_branches
 
-TOKENS = (
-    320  # of a row: more keys than a kernel of a GPU takes at once, a block and a part of a TPU's
-)
+TOKENS = 320  # of a row: more keys than a GPU's kernel takes at once, a block and more of a TPU's
 ENDS = [1, 2, 3, 5, 17, 33, 200, TOKENS]  # of rows that decode: in short ones each key shows
 TURNS = 6  # tokens of a row that a step verifies
 SHARP = 2.0  # of scores: with more even ones a key too few would not show
@@ -141,18 +139,13 @@ def _verify(part: Part) -> list[np.ndarray]:
 
 def _rows(part: Part, platform: str) -> list[np.ndarray]:
     """Queries, keys, values, gradients and positions of rows with several sequences."""
-    rng, kv, replica, dim = (
-        np.random.default_rng(1),
-        part.kv_heads,
-        part.queries_per_kv,
-        part.head_dim,
-    )
+    rng, kv, dim = np.random.default_rng(1), part.kv_heads, part.head_dim
     branching = [*range(100), *range(60, 110), *range(60, 150)]
     first = branching if knows_branches(platform) else [*range(100), *range(140)]
     positions = np.zeros((2, TOKENS), np.int32)
     positions[0, : len(first)] = first
     positions[1, : TOKENS - 1] = np.arange(TOKENS - 1)
-    queries, context = (2, TOKENS, kv, replica, dim), (2, kv, TOKENS, dim)
+    queries, context = (2, TOKENS, kv, part.queries_per_kv, dim), (2, kv, TOKENS, dim)
     shapes = queries, context, context, queries
     arrays = [rng.normal(size=shape).astype(np.float32) for shape in shapes]
     return [SHARP * arrays[0], *arrays[1:], positions]

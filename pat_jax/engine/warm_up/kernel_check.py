@@ -138,8 +138,7 @@ def tolerance(part: Part, platform: str) -> float:
 
 
 def program_of(layout: Layout, case: Case, kernels: Kernels) -> Callable[..., Any]:
-    """To be jitted: each device of the layout computes the same, as inside of the engine's
-    programs."""
+    """To be jitted: each device computes the same, as inside of the engine's programs."""
     whole = layout.spec()
     return jax.shard_map(
         partial(case.run, kernels, case.kernel),

@@ -1,17 +1,19 @@
 """The seconds of an engine's programs: those known before, and those that a warm-up measures.
 
-Knows tables and runs of programs. Does not know what a program does.
+Known ones hold where a run takes as long, else they are rescaled. Knows tables and runs. Does not
+know what a program does.
 """
 
 import logging
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Mapping
 from itertools import product
+from statistics import median
 from typing import Any, NamedTuple
 
 from pat_jax.common.hosts.together import process_group
 from pat_jax.engine.device.programs.program_specs import ProgramSpecs
 from pat_jax.engine.relocation.rounds import SIZES
-from pat_jax.engine.warm_up.recheck import describe, rescaled
 from pat_jax.layout.layout import Layout
 from pat_jax.planning.latency.model import ROUNDS, TABLES, LatencyModel
 from pat_jax.planning.types import Split
@@ -19,6 +21,9 @@ from pat_jax.planning.types import Split
 log = logging.getLogger(__name__)
 
 ENOUGH_S = 1.0  # of runs of one program behind its first
+NOISE = 1.1  # times longer or shorter: one run differs as much from the next
+Table = Mapping[Any, float]  # seconds, by a tuple with one layout in it, or the two of a switch
+Layouts = tuple[Split, ...]
 
 
 class Timed(NamedTuple):
@@ -36,10 +41,7 @@ class Timings:
     def __init__(
         self, specs: ProgramSpecs, known: LatencyModel | None, *, recheck: bool, runs: int
     ):
-        """
-        Args:
-          recheck, runs: see `Warmup`.
-        """
+        """`recheck` and `runs`: see `Warmup`."""
         self.specs, self.recheck, self.runs = specs, recheck, runs
         self.known, self.new, self.again = ({name: {} for name in TABLES} for _ in range(3))
         self.sample: Split | None = None  # whose bursts tell how all known layouts have changed
@@ -128,3 +130,50 @@ class Timings:
         for name in TABLES:
             for line in describe(name, self.known[name], self.again[name]):
                 log.info("%s", line)
+
+
+def changes(known: Table, again: Table) -> dict[Layouts, float]:
+    """By what factor times of a layout or a switch differ from a table's by more than noise.
+
+    All times of one are taken to have changed alike, by the median of those that were run again:
+    one odd run changes nothing where there are several.
+
+    Args:
+      again: seconds of some entries of `known`, measured now.
+    """
+    ratios = defaultdict(list)
+    for key, seconds in again.items():
+        ratios[_layouts(key)].append(seconds / known[key])
+    factors = {layouts: median(seen) for layouts, seen in ratios.items()}
+    return {k: factor for k, factor in factors.items() if not 1 / NOISE <= factor <= NOISE}
+
+
+def rescaled(known: Table, again: Table, sample: Split | None = None) -> dict[Any, float]:
+    """The `known` seconds, with those put right that have changed.
+
+    Args:
+      sample: the layout that stands for those of which nothing was run again.
+    """
+    factors, ran = changes(known, again), set(map(_layouts, again))
+    for key in known:
+        if sample is not None and (layouts := _layouts(key)) not in ran:
+            factors[layouts] = factors.get((sample,), 1.0)
+    return {key: seconds * factors.get(_layouts(key), 1.0) for key, seconds in known.items()}
+
+
+def describe(name: str, known: Table, again: Table) -> list[str]:
+    """A line for each change, for the log."""
+    return [
+        f"profile: {name} of {_named(layouts)} takes {factor:.2f} times as long now"
+        for layouts, factor in changes(known, again).items()
+    ]
+
+
+def _named(layouts: Layouts) -> str:
+    if len(layouts) > len(set(layouts)):
+        return f"{layouts[0]}, between its replicas,"
+    return " to ".join(map(str, layouts))
+
+
+def _layouts(key: tuple) -> Layouts:
+    return tuple(part for part in key if isinstance(part, Split))

@@ -14,13 +14,13 @@ import jax
 import numpy as np
 
 from pat_jax.common.memory import give_back
-from pat_jax.engine.device.pages.migration import Migration, Shifting, Traffic
+from pat_jax.engine.device.pages.migration import Migration, shifted
 from pat_jax.engine.device.pages.pages import Exchange
 from pat_jax.engine.device.programs.program_specs import COPIES
 from pat_jax.engine.engine import RolloutEngine
 from pat_jax.engine.relocation.rounds import ALL, SHIFT_SIZES, SIZES, Round, Shipment
 from pat_jax.engine.sequences.page_allocator import NULL_PAGE
-from pat_jax.engine.sequences.prefill_calls import PageMoves
+from pat_jax.engine.sequences.prefill_calls import MovedBytes, PageMoves
 from pat_jax.engine.sequences.state import Pool
 from pat_jax.engine.warm_up.dummy_bursts import DummyBursts, dummy_tables
 from pat_jax.engine.warm_up.timings import Timed, Timings
@@ -30,7 +30,7 @@ from pat_jax.planning.latency.model import ROUNDS, LatencyModel
 from pat_jax.planning.types import Split
 from pat_jax.programs.programs import Key
 
-Move = Callable[[Pool], tuple[Pool, Traffic]]  # one round of pages
+Move = Callable[[Pool], tuple[Pool, MovedBytes]]  # one round of pages
 
 
 class Warmup:
@@ -161,8 +161,7 @@ class Warmup:
         return pool
 
     def _decode(self, layout: Layout, rows: int, length: int, pool: Pool) -> Pool:
-        """Times steps with each number of draft tokens, every row running and near the end of its
-        pages."""
+        """Times steps with each number of draft tokens, all rows running."""
         numbers = self.specs.drafts.of(rows)
         at = layout.split, rows, length
         is_known = self.timings.are_taken("decode_table", at)
@@ -204,14 +203,14 @@ class Warmup:
 
     def _shift(self, layout: Layout, pool: Pool) -> Pool:
         """Times a round between the replicas of a layout; what the pool holds does not matter."""
-        split, shifting = layout.split, Shifting(self.programs, layout)
+        split, run = layout.split, partial(shifted, self.programs, layout)
         if self.timings.are_taken("migrate_table", (split, split, ROUNDS[0])):
             return pool
         for size in SHIFT_SIZES if split.dp > 1 else ():
             replicas, pages = np.zeros(size, int), np.full(size, NULL_PAGE)
             # DP axes count outermost first, innermost mesh axis first: neighbours are farthest apart.
             far = [PageMoves(replicas, pages, replicas + i, pages) for i in range(1, split.dp)]
-            moves = [partial(shifting.run, moves=one) for one in far]
+            moves = [partial(run, moves=one) for one in far]
             key = (split, split, ROUNDS[0]) if size == SHIFT_SIZES[0] else None
             pool = self._rounds(key, moves, pool)
         return pool

@@ -13,14 +13,10 @@ import numpy as np
 from pat_jax.planning.types import Split
 
 FACTOR_SPREAD = 0.15  # standard deviation of a layout's factor before it was seen
-SHARED_SPREAD_S = (
-    50e-6  # of the shared term before anything was seen: a host's work is microseconds
-)
+SHARED_SPREAD_S = 50e-6  # of the shared term before it was seen: a host's work is microseconds
 NOISE = 0.1  # of a burst, over its time
 DRIFT = 0.02  # of a layout's factor, from one of its bursts to the next
-ODD = (
-    1.5  # standard deviations; a burst further than this from what was expected counts as this far
-)
+ODD = 1.5  # standard deviations; a burst further from what was expected counts as this far
 MOST = 2.0  # times; a machine further than this from its profile needs a new one
 
 
@@ -66,22 +62,19 @@ class Correction:
         errors = np.log(self.mean[1:])
         return float(np.exp(min(errors.mean(), -0.5 * np.sqrt((errors**2).mean()))))
 
-    def soberly(self, splits: Sequence[Split]) -> "Correction":
-        """The same without the benefit of the doubt: of `splits`, those not seen yet are taken to
-        be off as the others are in the mean."""
-        unseen = [split for split in splits if split not in self.splits]
-        if not self.splits or not unseen:
-            return self
-        typical = np.exp(np.log(self.mean[1:]).mean())
-        mean = np.append(self.mean, np.full(len(unseen), typical))
-        covariance = np.pad(self.covariance, (0, len(unseen)))
-        return Correction((*self.splits, *unseen), mean, covariance, self.odd)
+    def sober_factors(self, splits: Sequence[Split]) -> np.ndarray:
+        """The factors without the benefit of the doubt, float[splits].
+
+        A layout not seen yet is taken to be off as the others are in the mean: trying it costs a
+        switch, or two.
+        """
+        typical = float(np.exp(np.log(self.mean[1:]).mean())) if self.splits else 1.0
+        return np.array([self.factors.get(split, typical) for split in splits])
 
     def observed(
         self, split: Split, running: int, profiled_s: float, seconds: float
     ) -> "Correction":
-        """The correction after a burst whose steps take `profiled_s` by the profile and took
-        `seconds`."""
+        """The correction after a burst whose steps took `seconds`, by the profile `profiled_s`."""
         load = running / profiled_s
         splits, mean, covariance = self._with(split)
         at = 1 + splits.index(split)

@@ -51,9 +51,8 @@ class LatencyModel:
 
     decode_table: Mapping[tuple[Split, int, int], float]  # (split, rows, length): one decode step
     reshard_table: Mapping[tuple[Split, Split], float]  # (from, to): all weights
-    migrate_table: Mapping[
-        tuple[Split, Split, str], float
-    ]  # (from, to, ROUNDS): one round of pages; (layout, itself, "all"): to another replica of it
+    # (from, to, ROUNDS): one round of pages; (layout, itself, "all"): to another replica of it
+    migrate_table: Mapping[tuple[Split, Split, str], float]
     prefill_table: Mapping[tuple[Split, int], float]  # (split, length): one prefill call
     prefill_blocks: int  # pages of a replica that one call computes
     page_size: int  # tokens
@@ -98,8 +97,7 @@ class LatencyModel:
         }
 
     def verifying(self, num_draft_tokens: int) -> "LatencyModel":
-        """The same machine, whose steps have room for so many tokens of drafts for each row; 0:
-        itself.
+        """The same machine whose steps verify so many draft tokens for each row; 0: itself.
 
         Raises:
           KeyError: none was measured.
@@ -113,8 +111,7 @@ class LatencyModel:
         return replace(self, verify_table={}, drafts_from=source)
 
     def decode_step(self, split: Split, rows: int, length: int, held: float | None = None) -> float:
-        """One decode step with `rows` running rows in the fullest replica and contexts up to
-        `length`.
+        """One decode step: `rows` running in the fullest replica, contexts up to `length`.
 
         Rows between two buckets run in the larger one, and cost what that one costs; so do lengths,
         where it is buckets that are read. What all layouts pay for each running sequence comes on
@@ -146,15 +143,13 @@ class LatencyModel:
     def migrate(
         self, source: Split, target: Split, fullest: Numbers, running: Numbers, context: Numbers
     ) -> Numbers:
-        """The pages of `running` sequences of `context` tokens, `fullest` in one replica of
-        `source`."""
+        """The pages of `running` sequences of `context` tokens, `fullest` in one replica."""
         everybody, one = (self.migrate_table[(source, target, kind)] for kind in ROUNDS)
         seconds = migration(source.dp, target.dp, everybody, one, fullest, running)
         return context / self.round_tokens * seconds
 
     def shift_round(self, split: Split) -> float:
-        """One round of pages from replicas of a layout to others of it; infinite if not
-        measured."""
+        """One round of pages between replicas of a layout; infinite if not measured."""
         return self.migrate_table.get((split, split, "all"), math.inf)
 
     def recompute(self, target: Split, rows: float, length: int) -> float:
@@ -209,8 +204,7 @@ class LatencyModel:
     def _on_drafts(
         self, rows: Mapping[Split, Sequence[int]], lengths: Sequence[int]
     ) -> dict[tuple[Split, int, int, int], float]:
-        """`verify_table` for these buckets, up to as many rows as were measured with each number of
-        draft tokens."""
+        """`verify_table` for these buckets, up to the rows measured with each number of tokens."""
         return {
             (split, n, length, num_draft_tokens): surface(n, length)
             for num_draft_tokens in self.num_draft_tokens

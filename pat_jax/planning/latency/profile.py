@@ -14,14 +14,7 @@ from typing import Any, get_args
 from pat_jax.common.errors import UserError, shortened, shown
 from pat_jax.common.files import replace_text
 from pat_jax.common.json_text import parse_json
-from pat_jax.planning.latency.model import (
-    DRAFTS_FROM,
-    READS,
-    ROUNDS,
-    SHAPE,
-    TABLES,
-    LatencyModel,
-)
+from pat_jax.planning.latency.model import DRAFTS_FROM, READS, ROUNDS, SHAPE, TABLES, LatencyModel
 from pat_jax.planning.types import TEXTS, Reads, Split
 
 VERSION = 3
@@ -192,17 +185,13 @@ def _problems(profile: Profile) -> Iterable[str]:
                     f"field {name} has an entry {_words(key)}, expected {num_layouts} layouts "
                     f"and {num_sizes} sizes of at least 1{' and a word of ' * bool(words)}{', '.join(words)}"
                 )
-                return
     if latency.reads not in get_args(Reads):
         yield f"field {READS} is {latency.reads!r}, expected one of {', '.join(get_args(Reads))}"
-        return
     if not isinstance(latency.drafts_from, str):
         yield f"field {DRAFTS_FROM} is {shown(latency.drafts_from)}, expected a text"
-        return
     for name in SHAPE:
         if not _is_count(size := getattr(latency, name)):
             yield f"field {name} is {shown(size)}, expected an integer of at least 1"
-            return
     tables |= {"collectives": profile.collectives, "compile_s": profile.compile_s}
     for name, table in tables.items():
         for key, seconds in table.items():
@@ -211,7 +200,6 @@ def _problems(profile: Profile) -> Iterable[str]:
                     f"field {name}, entry {_words(key)}, is {shown(seconds)}, expected a positive "
                     "number of seconds"
                 )
-                return
     yield from _drops("decode_table", latency.decode_table)
     yield from _drops("prefill_table", latency.prefill_table)
 
@@ -249,7 +237,6 @@ def _drops(name: str, table: Mapping[tuple, float]) -> Iterable[str]:
                     f"field {name}, entry {_words(key)}, is {table[key]} s, expected at least "
                     f"{LEAST_SHARE} of the {slowest} s of a smaller one"
                 )
-                return
             slowest = max(slowest, table[key])
 
 

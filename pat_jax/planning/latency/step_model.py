@@ -52,10 +52,7 @@ class Surface:
     """Seconds over (rows, length), from the points where they are known."""
 
     def __init__(self, points: Mapping[tuple[int, int], float]):
-        """
-        Args:
-          points: {(rows, length): seconds}, at least one; a grid of them may have holes.
-        """
+        """`points`: {(rows, length): seconds}, at least one; a grid of them may have holes."""
         self.points = points
         lines: dict[int, list[int]] = defaultdict(list)
         for rows, length in sorted(points):

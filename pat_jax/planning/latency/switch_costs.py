@@ -122,18 +122,13 @@ class SwitchCosts:
     def _weights(self) -> np.ndarray:
         """What each seen switch pulls by, float[seen]: inverse covariance times the excess."""
         seen, profile_s = self.seen, self._profile_s
-        reshard_s, kv_s = (
-            np.array([getattr(one, x) for one in seen]) for x in ("reshard_s", "kv_s")
-        )
+        reshard_s, kv_s = np.array([(one.reshard_s, one.kv_s) for one in seen]).T
         pairs, ways = [(one.source, one.target) for one in seen], [one.carry for one in seen]
         same_pair, same_way = (np.array([[a == b for b in x] for a in x]) for x in (pairs, ways))
         covariance = self._size**2 + np.outer(profile_s, profile_s)
         covariance += OWN**2 * same_pair * np.outer(reshard_s, reshard_s)
         covariance += OWN**2 * same_way * np.outer(kv_s, kv_s)
-        noise = (
-            NOISE
-            * np.maximum(profile_s, SHORTEST)
-            * (1 + FADING * np.array([one.age for one in seen]))
-        )
+        fading = 1 + FADING * np.array([one.age for one in seen])
+        noise = NOISE * np.maximum(profile_s, SHORTEST) * fading
         excess = np.array([one.actual_s for one in seen]) - profile_s
         return np.linalg.solve(covariance + np.diag(noise**2), excess)

@@ -1,8 +1,7 @@
 """How long will it go on? Survival of the running responses, from all that was seen so far.
 
-Two parts, each in a file of its own: the `Baseline` distribution of lengths (Kaplan-Meier, with a
-prior), and the `PromptMeans`, by which those that wait are put in order. Plans nothing; knows no
-device.
+Two parts: the `Baseline` distribution of lengths (Kaplan-Meier, with a prior, `baseline.py`), and
+the `PromptMeans`, by which those that wait are put in order. Plans nothing; knows no device.
 """
 
 from dataclasses import dataclass, field, replace
@@ -13,11 +12,52 @@ import numpy as np
 
 from pat_jax.common.errors import UserError
 from pat_jax.planning.lengths.baseline import BINS_PER_EFOLD, FIRST_TOKEN, Baseline
-from pat_jax.planning.lengths.prompt_means import PromptMeans
 
 VERSION = 3  # of the JSON; 2 is read as well
 SMALLEST = 1e-300  # survival below this is not told apart
 MEAN_POINTS = 257  # lengths at which a curve is looked at for its mean
+MAX_PROMPTS = 16_384  # remembered; the first ones seen (see `PromptMeans.updated`)
+GROWTH = 1.125  # times as many of a stream that have ended, until there is news again
+
+
+@dataclass(frozen=True)
+class PromptMeans:
+    """The running mean length of each prompt that was seen."""
+
+    prompt: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))  # ids, ascending
+    mean: np.ndarray = field(default_factory=lambda: np.zeros(0))  # float64[prompts], tokens
+
+    def expected(self, prompt: np.ndarray, otherwise: np.ndarray | float) -> np.ndarray:
+        """Tokens of the next response to each prompt, float64[prompts]; or `otherwise`."""
+        at, is_known = self._find(prompt)
+        mean = np.full(len(prompt), otherwise)
+        mean[is_known] = self.mean[at[is_known]]
+        return mean
+
+    def updated(self, lengths: np.ndarray, prompt: np.ndarray) -> "PromptMeans":
+        """After a rollout: int[responses] tokens, and the id of each one's prompt.
+
+        What came before counts as much as this rollout. A new prompt is remembered while there is
+        room. The oldest is not dropped for it: where prompts come round in turn, each would be
+        dropped shortly before it is needed.
+        """
+        ids, of = np.unique(prompt, return_inverse=True)
+        mean = np.bincount(of, lengths) / np.bincount(of)
+        mean = np.round((self.expected(ids, mean) + mean) / 2, 1)  # short in a checkpoint
+        at, is_known = self._find(ids)
+        means = self.mean.copy()
+        means[at[is_known]] = mean[is_known]
+        new = np.flatnonzero(~is_known)[: MAX_PROMPTS - len(self.prompt)]
+        prompts, means = np.append(self.prompt, ids[new]), np.append(means, mean[new])
+        order = np.argsort(prompts)
+        return PromptMeans(prompts[order], means[order])
+
+    def _find(self, prompt: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Where each prompt is among the known ones, and whether it is."""
+        at = np.searchsorted(self.prompt, prompt)
+        is_known = at < len(self.prompt)
+        is_known[is_known] = self.prompt[at[is_known]] == prompt[is_known]
+        return at, is_known
 
 
 @dataclass(frozen=True)
@@ -43,8 +83,7 @@ class LengthModel:
         return self.baseline.cap
 
     def with_cap(self, cap: int) -> "LengthModel":
-        """What was seen, under another cap: a response that was cut is known to be longer, no
-        more."""
+        """What was seen, under another cap; of a response that was cut no more is known."""
         return replace(self, baseline=self.baseline.with_cap(cap))
 
     def updated(
@@ -80,8 +119,7 @@ class LengthModel:
         return np.where(moments[None, :] < remaining_tokens[:, None], alive, 0.0)
 
     def expected(self, prompt: np.ndarray) -> np.ndarray:
-        """Tokens of the next response to each prompt, float64[prompts], by their ids,
-        int[prompts]."""
+        """Tokens of the next response to each prompt, float64[prompts], by id, int[prompts]."""
         moments = mean_moments(self.cap)
         whole = self.survival(np.zeros(1, int), np.array([self.cap + 1]), moments)
         return self.prompts.expected(prompt, float(mean_tokens(whole, moments)[0]))
@@ -123,6 +161,38 @@ class LengthModel:
         if "prompts" in data:
             prompts = PromptMeans(np.array(data["prompts"], np.int64), np.array(data["means"]))
         return cls(replace(baseline, ended=ended, cut=cut), prompts, data["keep"])
+
+
+class StreamedLengths:
+    """One stream's responses, and the length model that follows from them at any moment.
+
+    Short ones end first: alone they would make all look short. So those that run count as well, as
+    cut where they are now (staggered entry: Kalbfleisch and Prentice 2002, section 3.2).
+    """
+
+    def __init__(self, before: LengthModel, count: int):
+        """`before`: what was known when the stream of `count` requests began."""
+        self.before = before
+        self.tokens = np.zeros(count, int)
+        self.has_ended = np.zeros(count, bool)  # by itself: what was cut has not
+        self._due_at = 1
+
+    def note(self, i: int, tokens: int, *, has_ended: bool) -> None:
+        """Request i has generated so many tokens so far, and perhaps ended by itself."""
+        self.tokens[i] = tokens
+        self.has_ended[i] |= has_ended
+
+    def has_news(self) -> bool:
+        """So many more have ended since the last news that `model` is worth its time."""
+        count = int(self.has_ended.sum())
+        if count < self._due_at:
+            return False
+        self._due_at = int(GROWTH * count) + 1
+        return True
+
+    def model(self) -> LengthModel:
+        has_begun = self.tokens > 0
+        return self.before.updated(self.tokens[has_begun], ~self.has_ended[has_begun])
 
 
 def _counts(data: dict[str, Any], name: str, size: int) -> np.ndarray:

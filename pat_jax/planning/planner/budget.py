@@ -17,13 +17,9 @@ Each switch past the budget, and each back to a layout that was left, triples wh
 have paid or promise. So a plan that goes to and fro on wrong beliefs comes to rest.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-
-from pat_jax.planning.latency.model import LatencyModel
-from pat_jax.planning.types import Split
 
 SHARE = 0.02  # of the rollout's predicted time
 MULTIPLE = 0.5  # of its cost that a switch past the budget has to save, beside that cost
@@ -32,20 +28,9 @@ DOUBT = 3.0  # times as much is asked after each switch past the budget or back
 FASTER = 0.02  # of a step: less is noise, no rent is due for it
 
 
-def without_optimism(latency: LatencyModel, splits: Sequence[Split]) -> np.ndarray:
-    """Measured over profiled step time, float[layouts], without the benefit of the doubt.
-
-    A layout not seen yet is taken to be off as the others are in the mean, where the latency model
-    hopes for better: trying it costs a switch, or two.
-    """
-    sober = latency.correction.soberly(splits)
-    return np.array([sober.factor(split) for split in splits])
-
-
 @dataclass
 class RegretBudget:
-    """One rollout's account. Float[layouts], seconds; those of bursts are the profile's,
-    uncorrected."""
+    """One rollout's account, float[layouts] seconds; of bursts the profile's, uncorrected."""
 
     prefill_s: np.ndarray  # of all prompts in each
     start: int
@@ -63,8 +48,7 @@ class RegretBudget:
         self.rent_s, self._ran, self._stayed = (np.zeros_like(self.prefill_s) for _ in range(3))
 
     def expect(self, here: int, step_s: np.ndarray, step: float, correction: np.ndarray) -> None:
-        """Books the bursts since the last plan, in layout `here`; from now on steps take `step_s`
-        in each.
+        """Books the bursts since the last plan, in layout `here`; from now on steps take `step_s`.
 
         Args:
           step: decode steps of the rollout so far.
@@ -82,10 +66,7 @@ class RegretBudget:
     def switch(
         self, there: int, seconds: float, remaining_s: float, correction: np.ndarray
     ) -> None:
-        """
-        Args:
-          remaining_s: predicted, from then on.
-        """
+        """`remaining_s`: predicted, from then on."""
         if not self.affords(seconds, remaining_s, correction) or there in self._been:
             self.doubt *= DOUBT
         self._been.add(there)
@@ -93,8 +74,7 @@ class RegretBudget:
         self.rent_s[:] = 0.0
 
     def balance(self, seconds: float, step_s: np.ndarray) -> None:
-        """Sequences moved between the replicas of a layout: from now on steps take `step_s` in
-        each."""
+        """Sequences moved between replicas of a layout: from now on steps take `step_s`."""
         assert self._expected is not None, "planned"
         self.switches_s += seconds
         self._expected = step_s, self._expected[1]

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass
+from itertools import permutations
 
 import numpy as np
 
@@ -41,23 +42,20 @@ class CostTables:
     def of(cls, latency: LatencyModel, splits: Sequence[Split]) -> "CostTables":
         rows = np.array(sorted({n for split, n, _ in latency.decode_table if split in splits}))
         lengths = np.array(sorted({n for split, _, n in latency.decode_table if split in splits}))
-        pairs = [(i, j) for i in range(len(splits)) for j in range(len(splits)) if i != j]
         reshard = np.zeros((len(splits),) * 2)
         migrate = np.zeros((len(ROUNDS), *reshard.shape))
-        for i, j in pairs:
+        for i, j in permutations(range(len(splits)), 2):
             pair = splits[i], splits[j]
             reshard[i, j] = latency.reshard_table.get(pair, LARGE_S)
             migrate[:, i, j] = [latency.migrate_table.get((*pair, n), LARGE_S) for n in ROUNDS]
+        decode = [
+            [[_known(latency.decode_step, s, r, n) for n in lengths] for r in rows] for s in splits
+        ]
         return cls(
             tuple(splits),
             rows,
             lengths,
-            np.array(
-                [
-                    [[_known(latency.decode_step, s, r, n) for n in lengths] for r in rows]
-                    for s in splits
-                ]
-            ),
+            np.array(decode),
             _physics(latency.decode, splits),
             reshard,
             migrate,
@@ -136,6 +134,11 @@ class CostTables:
         growth = _seconds(self.prefill_physics, blocks, np.maximum(context, last))
         growth /= _seconds(self.prefill_physics, blocks, np.maximum(0 * context, last))
         return seconds + (calls - over[-1]) * self.prefill[:, -1, None] * growth
+
+    def is_within_bucket(self, before: np.ndarray, after: np.ndarray) -> bool:
+        """Whether the fullest replica needs as many rows in either; int[running], replicas."""
+        fullest = np.array([np.bincount(replica).max() for replica in (before, after)])
+        return len(np.unique(np.searchsorted(self.rows, fullest))) == 1
 
     @staticmethod
     def _bucket(steps: np.ndarray, needed: np.ndarray) -> np.ndarray:

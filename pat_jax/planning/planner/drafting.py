@@ -34,18 +34,12 @@ class Drafting:
     steps: Mapping[int, tuple[np.ndarray, np.ndarray]]
 
     def predicted(self, split: int, num_draft_tokens: int, times: float) -> DraftPrediction:
-        """
-        Args:
-          times: as long as priced that steps take in the split.
-        """
+        """`times`: as long as priced that steps take in the split."""
         step_s, tokens = (float(x[split]) for x in self.steps[num_draft_tokens])
         return DraftPrediction(tokens, times * step_s, times * float(self.plain_s[split]))
 
     def num_draft_tokens(self, split: int, undrafted_s: float) -> int:
-        """
-        Args:
-          undrafted_s: seconds of decoding since a burst had drafts.
-        """
+        """`undrafted_s`: seconds of decoding since a burst had drafts."""
         best, least = int(self.best[split]), int(self.least[split])
         if best or not least:
             return best

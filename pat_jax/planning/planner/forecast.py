@@ -29,11 +29,7 @@ class SequenceClasses:
 
     @classmethod
     def of(cls, load: Load, kind: np.ndarray, most: int) -> "SequenceClasses":
-        """
-        Args:
-          kind: int[running], the same for sequences of one class.
-          most: the most classes.
-        """
+        """At most `most` classes by `kind`, int[running], equal for sequences of one class."""
         # In few bits, which NumPy sorts by radix: several times as fast.
         order = np.argsort(kind.astype(np.min_scalar_type(kind.max())), kind="stable")
         ordered = kind[order]
@@ -111,13 +107,11 @@ class Forecast:
 
 @dataclass(frozen=True)
 class _Prospects:
-    """Classes of sequences: first those that run, then those that wait and will begin at a
-    moment."""
+    """Classes of sequences: first those that run, then those that wait and begin later."""
 
     count: np.ndarray  # float[replicas, classes], members by replica
-    context: (
-        np.ndarray
-    )  # int[classes], tokens in the cache of the longest member, had all begun now
+    # int[classes], tokens in the cache of the longest member, had all begun now
+    context: np.ndarray
     mean: np.ndarray  # float[classes], and of all
     survive: np.ndarray  # float[classes, moments], P(running)
     num_running: int  # classes of those that run
@@ -168,11 +162,9 @@ class _Prospects:
         return self.mean @ weight / weight.sum(axis=0)
 
     def longest(self, load: Load, moments: np.ndarray) -> np.ndarray:
-        """The longest context that is still expected to be running, or the likeliest to be,
-        int[moments]."""
-        is_running = (self.survive > 0.5 / load.running) | (
-            self.survive == self.survive.max(axis=0)
-        )
+        """The longest context that is expected, or the likeliest, to be running, int[moments]."""
+        is_likeliest = self.survive == self.survive.max(axis=0)
+        is_running = (self.survive > 0.5 / load.running) | is_likeliest
         context = np.where(is_running, self.context[:, None], 0).max(axis=0) + moments
         return np.minimum(context, (load.context + load.remaining_tokens).max())
 

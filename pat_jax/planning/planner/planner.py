@@ -22,13 +22,12 @@ from pat_jax.planning.latency.model import LatencyModel
 from pat_jax.planning.latency.switch_costs import SeenSwitch, SwitchCosts
 from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.planning.memory import MemoryModel
-from pat_jax.planning.planner.balance import balance_plan, balance_seconds
-from pat_jax.planning.planner.budget import RegretBudget, without_optimism
+from pat_jax.planning.planner.balance import Unevenness, balance_plan, balance_seconds
+from pat_jax.planning.planner.budget import RegretBudget
 from pat_jax.planning.planner.carry import switch_plan
 from pat_jax.planning.planner.costs import CostTables
 from pat_jax.planning.planner.forecast import Forecast
 from pat_jax.planning.planner.priced import SAFETY, Costs, follow
-from pat_jax.planning.planner.uneven import Unevenness, is_within_bucket
 from pat_jax.planning.types import (
     UNLIMITED,
     BurstResult,
@@ -48,8 +47,7 @@ GRID = 48  # future moments looked at
 class Planner(ABC):
     @abstractmethod
     def start(self, load: Load) -> Split:
-        """The layout in which a rollout of `load` begins (all replicas counted as one: replica
-        0)."""
+        """The layout in which a rollout of `load` begins; its sequences are all of replica 0."""
 
     @abstractmethod
     def decide(self, load: Load, current: Split, options: Sequence[np.ndarray] = ()) -> Plan:
@@ -115,10 +113,12 @@ class CostModelPlanner(Planner):
         return float((costs.cheapest()[0] + costs.prefill).min())
 
     def decide(self, load: Load, current: Split, options: Sequence[np.ndarray] = ()) -> Plan:
-        forecast, costs = self._outlook(load, current, is_evened=self._evens(load))
+        # Sequences move between the replicas of a layout where those are uneven.
+        moves = (self.latency.shift_round(one) < math.inf for one in self.splits if one.dp > 1)
+        forecast, costs = self._outlook(load, current, is_evened=not load.waiting and all(moves))
         here = self.splits.index(current)
         self._regret_budget = self._regret_budget or RegretBudget(costs.prefill, here)
-        correction = without_optimism(self.latency, self.splits)
+        correction = self.latency.correction.sober_factors(self.splits)
         self._regret_budget.expect(here, costs.profile_step_s, load.step, correction)
         plan = self._drafted(self._path(load, current, forecast, costs), costs)
         return self._evened(load, plan, options) if plan.split == current else plan
@@ -131,12 +131,8 @@ class CostModelPlanner(Planner):
             return plan
         times = self.latency.correction.factor(plan.split)
         predicted = costs.drafting.predicted(there, num_draft_tokens, times)
-        return replace(
-            plan,
-            num_draft_tokens=num_draft_tokens,
-            accept_prob=self.acceptance.accept_prob,
-            predicted=predicted,
-        )
+        drafts = {"num_draft_tokens": num_draft_tokens, "accept_prob": self.acceptance.accept_prob}
+        return replace(plan, **drafts, predicted=predicted)
 
     def _path(self, load: Load, current: Split, forecast: Forecast, costs: Costs) -> Plan:
         here = self.splits.index(current)
@@ -171,9 +167,8 @@ class CostModelPlanner(Planner):
         match outcome:
             case BurstResult() if not self.is_frozen:
                 self.latency = self.latency.observed(outcome)
-                self._undrafted_s = (
-                    0.0 if outcome.num_draft_tokens else self._undrafted_s + outcome.seconds
-                )
+                undrafted_s = self._undrafted_s + outcome.seconds
+                self._undrafted_s = 0.0 if outcome.num_draft_tokens else undrafted_s
             case DraftResult() if self.acceptance is not None and not self.is_frozen:
                 self.acceptance = self.acceptance.observed(outcome)
             case Moved() if outcome.plan.replica is None:
@@ -193,7 +188,7 @@ class CostModelPlanner(Planner):
         assert self._regret_budget is not None and plan.prediction is not None, "planned here"
         seconds = plan.predicted_cost_s if self.is_frozen else outcome.seconds
         remaining_s = plan.predicted_remaining_s - plan.predicted_cost_s
-        correction = without_optimism(self.latency, self.splits)
+        correction = self.latency.correction.sober_factors(self.splits)
         self._regret_budget.switch(self.splits.index(plan.split), seconds, remaining_s, correction)
         if not self.is_frozen:
             # Where pages lack, sequences that were to migrate are not: it went another way than planned.
@@ -230,7 +225,7 @@ class CostModelPlanner(Planner):
         return best
 
     def _may_pay(self, load: Load, split: Split, replica: np.ndarray) -> bool:
-        if not is_within_bucket(self._dense(), load.replica, replica):
+        if not self._dense().is_within_bucket(load.replica, replica):
             return True
         cost_s = self.balance_costs.pages(balance_seconds(self.latency, split, load, replica))
         return self._uneven.lost_s + self._uneven.next_s > SAFETY * cost_s
@@ -243,12 +238,6 @@ class CostModelPlanner(Planner):
         if plan.threshold:
             seconds = costs.seconds(here, follow(costs.cheapest()[1], here))
         return seconds, costs.profile_step_s
-
-    def _evens(self, load: Load) -> bool:
-        """Whether sequences move between the replicas of a layout where those are uneven."""
-        return not load.waiting and all(
-            self.latency.shift_round(split) < math.inf for split in self.splits if split.dp > 1
-        )
 
     def _outlook(
         self, load: Load, current: Split, *, is_evened: bool = False
@@ -274,7 +263,7 @@ class CostModelPlanner(Planner):
         """Within the budget; or it pays several times over, unseen layouts taken soberly."""
         account, cost = self._regret_budget, float(costs.switch[0, here, path[0]])
         assert account is not None
-        correction = without_optimism(self.latency, self.splits)
+        correction = self.latency.correction.sober_factors(self.splits)
         if account.affords(cost, remaining_s, correction):
             return True
         hoped = np.array([self.latency.correction.factor(split) for split in self.splits])
@@ -287,11 +276,10 @@ class CostModelPlanner(Planner):
     def _due(self, here: int, costs: Costs, totals: np.ndarray) -> int | None:
         """A layout whose rent has paid for the switch there, and for what the plan says it loses."""
         assert self._regret_budget is not None
-        step_s = costs.profile_step_s * without_optimism(self.latency, self.splits)
+        step_s = costs.profile_step_s * self.latency.correction.sober_factors(self.splits)
         cost_s = costs.switch[0, here]
-        return self._regret_budget.due(
-            here, step_s, cost_s, SAFETY * cost_s + totals - totals[here]
-        )
+        loss_s = SAFETY * cost_s + totals - totals[here]
+        return self._regret_budget.due(here, step_s, cost_s, loss_s)
 
     def _switch(
         self, load: Load, costs: Costs, pair: tuple[int, int], stay: float, total: float, why: str

@@ -1,5 +1,4 @@
-"""A forecast in pools that do not hold every sequence at once: some run while others wait for
-pages.
+"""A forecast in pools that do not hold every sequence at once: others wait for pages.
 
 Knows tokens and pools. Does not know what a step costs.
 """
@@ -29,10 +28,7 @@ class PoolPressure:
     def of(
         cls, forecast: Forecast, splits: Sequence[Split], memory: MemoryModel | None
     ) -> "PoolPressure":
-        """
-        Args:
-          memory: pools of every size where not given.
-        """
+        """`memory`: pools of every size where not given."""
         pressure = np.ones(forecast.fullest.shape[1:])
         if memory is not None:
             pressure = _pressure(forecast, splits, memory)

@@ -1,5 +1,4 @@
-"""A forecast, priced: what running, switching and beginning cost, and the cheapest path through
-it."""
+"""A forecast, priced: what running, switching and beginning cost, and the cheapest path."""
 
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -100,8 +99,7 @@ class Costs:
         return "migrate" if self.recompute[target, at] >= LARGE_S else None
 
     def cheapest(self) -> tuple[np.ndarray, np.ndarray]:
-        """Expected seconds to the end from each split, and the split to run in, int[moments,
-        from]."""
+        """Expected seconds to the end from each split, and where to run, int[moments, from]."""
         # options[j, a, b]: at moment j go from a to b (or stay), run there, go on as is best after.
         options = self.switch * (SAFETY * self.any_running)[:, None, None] + self.run.T[:, None, :]
         after = np.zeros(len(self.run))

@@ -26,15 +26,11 @@ class Refill:
 
 
 def mean_response(load: Load, lengths: LengthModel) -> float:
-    """Tokens of a response of which nothing is known, at most the largest number that may
-    remain."""
+    """Tokens of a response of which nothing is known, at most what may remain."""
     remaining_tokens = _remaining_tokens(load)
     moments = mean_moments(remaining_tokens)
-    return float(
-        mean_tokens(
-            lengths.survival(np.zeros(1, int), np.array([remaining_tokens]), moments), moments
-        )[0]
-    )
+    alive = lengths.survival(np.zeros(1, int), np.array([remaining_tokens]), moments)
+    return float(mean_tokens(alive, moments)[0])
 
 
 def horizon(load: Load, lengths: LengthModel) -> int:
@@ -51,9 +47,8 @@ def refill(load: Load, lengths: LengthModel, running: np.ndarray, moments: np.nd
       running: float[moments], how many of those that are running now are expected to be so.
       moments: int[moments], steps from now.
     """
-    after, where = np.unique(
-        np.maximum(moments[None, :] - moments[:, None], 0), return_inverse=True
-    )
+    between = np.maximum(moments[None, :] - moments[:, None], 0)
+    after, where = np.unique(between, return_inverse=True)
     alive = lengths.survival(np.zeros(1, int), np.array([_remaining_tokens(load)]), after)[0]
     survive = np.triu(alive[where.reshape(len(moments), -1)])
     mean, steps = mean_response(load, lengths), np.diff(moments, prepend=0)

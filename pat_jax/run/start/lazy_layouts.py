@@ -21,7 +21,7 @@ from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.planning.planner.compilation import worth_compiling
 from pat_jax.planning.planner.planner import CostModelPlanner
 from pat_jax.planning.types import Split
-from pat_jax.programs.background import BackgroundCompiler
+from pat_jax.programs.programs import BackgroundCompiler
 from pat_jax.run.generation import full_load
 from pat_jax.run.setup import Setup
 from pat_jax.run.start.prepare import cost_planner

@@ -87,8 +87,7 @@ class _Loop:
         return lacking(rows, tables, steps=self.pace.check_tokens, page_size=self.page_size)
 
     def _outlook(self, rows: RowState, tables: Array, drawn: Array) -> Int[Array, "2"]:
-        """Running rows of the fullest replica; 1 where some replica has too few reserved pages,
-        else 0."""
+        """Running rows of the fullest replica; 1 where a replica lacks reserved pages, else 0."""
         is_short = jnp.sum(self._wanted(rows, tables)) > self.filled - drawn
         mine = jnp.stack([jnp.sum(rows.running, dtype=jnp.int32), is_short.astype(jnp.int32)])
         return jax.lax.pmax(mine, self.layout.dp_axes) if self.layout.dp_axes else mine
@@ -113,11 +112,9 @@ class DecodeFunctions:
     def burst(
         self, layout: Layout, num_draft_tokens: int = 0, drafting: Any = None
     ) -> Callable[
-        [Params, DecodeState, ReservedPages, Until, Any],
-        tuple[DecodeState, BurstOutput],
+        [Params, DecodeState, ReservedPages, Until, Any], tuple[DecodeState, BurstOutput]
     ]:
-        """Decodes until `until`, or until a replica has no reserved page left; rows draw pages from
-        it as they grow.
+        """Decodes until `until`, or until a replica has no reserved page left for its rows.
 
         The state is to be donated. The last argument is the drafter's weights, None where it has
         none.
@@ -188,10 +185,7 @@ class DecodeFunctions:
         return state, _told(output, layout)
 
     def _nothing_generated(self, rows: RowState, pace: Pace, pages: int) -> BurstOutput:
-        """
-        Args:
-          pages: most that a row draws in a burst.
-        """
+        """`pages`: most that a row draws in a burst."""
         count = len(rows.position)
 
         def zeros(*shape: int, dtype: Any = jnp.int32) -> Array:

@@ -112,25 +112,12 @@ class DecodeStep:
         endings: Int[Array, "rows endings"],
         ahead: Ahead | None,
     ) -> Drawn:
-        vocab_size = self.policy.config.vocab_size
-        drawn = self.sample(logits, keys, position, sampling, seen, endings, ahead)
-        top = likeliest(logits, sampling.wants_top, count=self.max_logprobs, vocab_size=vocab_size)
-        return Drawn(*drawn, *top)
-
-    def sample(
-        self,
-        logits: Float[Array, "rows vocab"],
-        keys: UInt32[Array, "rows 2"],
-        position: Int[Array, " rows"],
-        sampling: RowSampling,
-        seen: Seen,
-        endings: Int[Array, "rows endings"],
-        ahead: Ahead | None,
-    ) -> tuple[Array, Array, Array]:
         may_end = position + 1 >= sampling.may_end_at
         forbidden = jnp.where(may_end[:, None], NO_TOKEN, endings)
-        vocab_size = self.policy.config.vocab_size
-        return sample(logits, keys, sampling, seen, forbidden, ahead, vocab_size=vocab_size)
+        size = self.policy.config.vocab_size
+        drawn = sample(logits, keys, sampling, seen, forbidden, ahead, vocab_size=size)
+        top = likeliest(logits, sampling.wants_top, count=self.max_logprobs, vocab_size=size)
+        return Drawn(*drawn, *top)
 
     def endings(self, rows: RowState) -> Int[Array, "rows endings"]:
         """The tokens that end each row's response, NO_TOKEN where there are fewer."""

@@ -22,8 +22,7 @@ BLOCK = 128  # tokens, at most, of a block; the padded vocabulary is a multiple 
 def position_keys(
     keys: UInt32[Array, "rows 2"], positions: Int[Array, " rows"]
 ) -> UInt32[Array, "rows 2"]:
-    """The key of each row's noise, from its sequence's key and the position of the token to be
-    drawn."""
+    """The key of each row's noise, from its sequence's key and the position of the token."""
 
     def one(key: Array, position: Array) -> Array:
         return jax.random.key_data(jax.random.fold_in(jax.random.wrap_key_data(key), position))
@@ -53,8 +52,7 @@ def draw(
     keys: UInt32[Array, "rows 2"],
     is_greedy: Bool[Array, " rows"],
 ) -> tuple[Int[Array, " rows"], Float[Array, " rows"]]:
-    """A token a row from softmax(logits / divisor), or the likeliest; and its log-probability
-    there.
+    """A token a row from softmax(logits / divisor), or the likeliest, and its log-probability.
 
     First the block of the vocabulary, then the token in it, for both: the logits are read twice,
     and no array of their size is written. argmax(log p + G) is argmax(p / E).
@@ -84,9 +82,7 @@ def draw(
 
 
 def log_prob(
-    logits: Float[Array, "rows vocab"],
-    divisor: Float[Array, " rows"],
-    tokens: Int[Array, " rows"],
+    logits: Float[Array, "rows vocab"], divisor: Float[Array, " rows"], tokens: Int[Array, " rows"]
 ) -> Float[Array, " rows"]:
     """Log-probability of each row's token under softmax(logits / divisor), nats; never above 0."""
     largest = jnp.max(logits, axis=-1)
@@ -95,9 +91,7 @@ def log_prob(
 
 
 def scaled(
-    logits: Float[Array, "rows ..."],
-    largest: Float[Array, " rows"],
-    divisor: Float[Array, " rows"],
+    logits: Float[Array, "rows ..."], largest: Float[Array, " rows"], divisor: Float[Array, " rows"]
 ) -> Float[Array, "rows ..."]:
     """Logits below the largest one, over the temperature: exactly 0 for that one.
 

@@ -1,5 +1,4 @@
-"""Pages for the tokens of a burst: rows draw them on the devices, from a reserve that the host lays
-out.
+"""Pages for the tokens of a burst: rows draw them on the devices, from a reserve of the host's.
 
 So a row holds pages for its next few tokens, not for a burst whose end it may not reach.
 Functions of one replica's arrays; `page_reserve.py` says which pages are in the reserve.
@@ -15,8 +14,7 @@ from pat_jax.models.cache.paged_layer import NULL_PAGE
 def lacking(
     rows: RowState, tables: Int[Array, "rows width"], *, steps: int, page_size: int
 ) -> Int[Array, " rows"]:
-    """Pages that each running row needs besides its own for its next `steps` tokens, or up to its
-    end."""
+    """Pages that each running row lacks for its next `steps` tokens, or up to its end."""
     tokens = jnp.minimum(rows.position + steps, rows.end - 1)
     missing = -(-tokens // page_size) - num_held(tables)
     return jnp.where(rows.running, jnp.maximum(missing, 0), 0)
@@ -35,8 +33,7 @@ def draw(
     *,
     most: int,
 ) -> tuple[Int[Array, "rows width"], Int[Array, ""]]:
-    """The tables with `more` pages of the ring in each row, at most `most`, and how many are drawn
-    then."""
+    """The tables with `more` pages of the ring in each row, and how many are drawn then."""
     column, held = jnp.arange(tables.shape[1])[None], num_held(tables)
     first = drawn + jnp.cumsum(more) - more
     for n in range(most):
@@ -49,7 +46,6 @@ def draw(
 def added(
     tables: Int[Array, "rows width"], held: Int[Array, " rows"], *, most: int
 ) -> Int[Array, "rows most"]:
-    """What each row has drawn since it held so many pages, at most `most`; NULL_PAGE after the
-    last."""
+    """What each row has drawn since it `held` so many, at most `most`; NULL_PAGE after the last."""
     at = held[:, None] + jnp.arange(most)[None]
     return jnp.take_along_axis(tables, at, axis=1, mode="fill", fill_value=NULL_PAGE)

@@ -36,8 +36,7 @@ class Ahead(NamedTuple):
 
 
 def sequence_key(*ids: int) -> np.ndarray:
-    """The sampling key of one sequence, uint32[2], from (seed, stream, iteration, prompt,
-    sample)."""
+    """The sampling key of one sequence, uint32[2], from (seed, stream, iteration, prompt, …)."""
     return np.random.SeedSequence(ids).generate_state(2, np.uint32)
 
 
@@ -51,8 +50,7 @@ def sample(
     *,
     vocab_size: int,
 ) -> tuple[Int[Array, " rows"], Float[Array, " rows"], Float[Array, " rows"]]:
-    """Draws a token a row from p = softmax(filter(penalize(logits)) / temperature), as
-    `gumbel.draw` says.
+    """Draws a token a row from softmax(filter(penalize(logits)) / temperature): `gumbel.draw`.
 
     Args:
       keys: of each token's noise, see `gumbel.position_keys`.

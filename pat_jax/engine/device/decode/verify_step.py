@@ -35,10 +35,8 @@ def verify(drafter: Drafter, asked: Asked, moving: Moving) -> Moving:
     step, rows = asked.step, moving.rows
     with jax.named_scope("draft"):
         proposal, moving = drafter.propose(asked, moving)
-        turns, room = (
-            1 + proposal.draft.tokens.shape[1],
-            len(rows.running) * (1 + asked.num_draft_tokens),
-        )
+        turns = 1 + proposal.draft.tokens.shape[1]
+        room = len(rows.running) * (1 + asked.num_draft_tokens)
         of_branch = None if proposal.branch is None else proposal.branch[1]
         line = line_of(
             proposal.length, rows.running, rows.position, of_branch, room=room, turns=turns
@@ -168,8 +166,7 @@ def _advance_by(
     stopped: Bool[Array, "rows queries"],
     failed: Bool[Array, "rows queries"],
 ) -> RowState:
-    """`advance` by the first `num_generated` tokens of each row, of which the last alone may have
-    ended it."""
+    """`advance` by the first `num_generated` tokens of each row; the last may have ended it."""
     last = jnp.maximum(num_generated - 1, 0)[:, None]
     token, stops, fails = (
         jnp.take_along_axis(x, last, axis=1)[:, 0] for x in (tokens, stopped, failed)

@@ -32,7 +32,7 @@ from pat_jax.engine.device.draft.drafter import (
 from pat_jax.engine.device.draft.generated import counted, generated
 from pat_jax.engine.device.draft.token_batch import Counts
 from pat_jax.engine.sequences.block_tables import BlockTables
-from pat_jax.engine.sequences.prefill_calls import Spans, prefill_calls
+from pat_jax.engine.sequences.prefill_calls import Spans
 from pat_jax.engine.sequences.state import ModelDrafting, Pool, abstract_index, abstract_pool
 from pat_jax.layout.buckets import Shape
 from pat_jax.layout.layout import Layout, whole_on_each
@@ -99,11 +99,8 @@ class ModelDrafter(Drafter):
         self, asked: Asked, moving: Moving, proposal: Proposal, accepted: Accepted
     ) -> tuple[ModelDrafting, Counts]:
         del asked
-        counts, drafting, count = (
-            counted(moving, proposal, accepted),
-            moving.drafting,
-            accepted.count,
-        )
+        counts = counted(moving, proposal, accepted)
+        drafting, count = moving.drafting, accepted.count
         before = jnp.concatenate([moving.rows.last_token[:, None], accepted.tokens], axis=1)
         before = jnp.take_along_axis(before, jnp.maximum(count - 1, 0)[:, None], axis=1)[:, 0]
         previous = jnp.where(count > 0, before, drafting.previous)
@@ -160,16 +157,14 @@ class ModelDrafter(Drafter):
 
 
 def two_each(running: Bool[Array, " rows"], position: Int[Array, " rows"]) -> Line:
-    """The line of each row's token at `position` and the one before it; of a first one, of that
-    behind it."""
+    """The line of each row's token at `position` and the one before it, or behind a first one."""
     row, turn = jnp.repeat(jnp.arange(len(running)), 2), jnp.tile(jnp.arange(2), len(running))
     place = jnp.reshape(jnp.arange(2 * len(running)), (-1, 2))
     return Line(row, jnp.repeat(running, 2), turn, place, jnp.maximum(position - 1, 0))
 
 
 def of_size(logits: Float[Array, "rows vocab"], size: int) -> Float[Array, "rows size"]:
-    """Another model's logits, of more or fewer tokens: those that it does not know it never
-    generates."""
+    """Another model's logits, of more or fewer tokens: unknown ones are never generated."""
     more = max(0, size - logits.shape[1])
     return jnp.pad(logits[:, :size], ((0, 0), (0, more)), constant_values=NEG_INF)
 
@@ -258,21 +253,16 @@ class DraftCache(DraftFeed):
 
     def _catch_up(self, layout: Layout) -> None:
         table, shapes = self.responses.table, self.shapes
-        running, size, blocks = table.running, shapes.page_size, shapes.prefill_blocks
+        running, size = table.running, shapes.page_size
         start = self.known[running] // size * size
         stop = table.length[running] - 1
         is_behind = self.known[running] < stop
         spans = Spans(*(x[is_behind] for x in (running, table.replica(running), start, stop)))
-        calls = prefill_calls(
-            spans, num_replicas=layout.split.dp, sizes=(blocks, blocks), page_size=size
-        )
-        for call in calls:
-            length = shapes.buckets.length_for(call.context)
-            sequence, at = call.sequence.reshape(-1), call.start.reshape(-1)
-            tokens = call.tokens(self.responses.tokens, size)
-            tables = self.tables.rows(sequence, shapes.width(length))
+        sizes = shapes.prefill_blocks, shapes.prefill_blocks
+        calls = self.tables.prefills(spans, self.responses.tokens, sizes, shapes.buckets)
+        for blocks, length, given in calls:
             program = self.programs[Key("draft_prefill", layout.split, blocks, length)]
-            self._pool = program(self.params, self._pool, tokens, at, tables)
+            self._pool = program(self.params, self._pool, *given)
 
     def delete(self) -> None:
         for leaf in jax.tree.leaves(self._pool):

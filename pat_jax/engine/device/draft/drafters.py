@@ -11,11 +11,7 @@ NO_DRAFTER: Drafter = TextDrafter(NO_DRAFTS)
 
 
 def drafter_for(drafts: Drafts, policy: Policy | None = None, load: Load | None = None) -> Drafter:
-    """
-    Args:
-      policy: of a draft model, where one proposes.
-      load: its weights; None where bursts are compiled alone.
-    """
+    """A draft model has a `policy`, and `load` of its weights unless bursts are compiled alone."""
     if drafts.has_model:
         assert policy is not None, "a draft model"
         return ModelDrafter(drafts, policy, load)

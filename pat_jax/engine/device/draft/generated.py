@@ -66,7 +66,8 @@ def _drawn(
     step, rows, row = asked.step, moving.rows, jnp.arange(len(proposed))
     key, ahead = asked.keys[moving.output.emitted + turn, row], Ahead(row, proposed)
     endings = step.endings(rows)
-    return step.sample(logits, key, position, rows.sampling, moving.seen, endings, ahead)[0]
+    # The likeliest tokens, which nobody looks at, are not computed.
+    return step.draw(logits, key, position, rows.sampling, moving.seen, endings, ahead).tokens
 
 
 def counted(moving: Moving, proposal: Proposal, accepted: Accepted) -> Counts:

@@ -1,5 +1,4 @@
-"""Drafts without a model: what followed, somewhere in the texts of a row, the tokens it has
-generated last.
+"""Drafts without a model: what followed, somewhere in a row's texts, the tokens generated last.
 
 A row's text is one array: first texts that the host has laid out (of the same prompt, from siblings
 and earlier iterations), then the row's own tokens, each at its position behind them. Entries that
@@ -68,8 +67,7 @@ def append(
     count: Int[Array, " rows"],
     at: Int[Array, " rows"],
 ) -> Int[Array, "rows columns"]:
-    """The text with the first `count` of a row's `tokens` from column `at` on, and nothing behind
-    them."""
+    """The text with the first `count` of a row's `tokens` from column `at` on, and no more."""
     is_new = jnp.arange(tokens.shape[1])[None] < count[:, None]
     return put_windows(text, jnp.where(is_new, tokens, NO_TOKEN), at)
 

@@ -1,5 +1,4 @@
-"""Which tokens a step verifies: every running row's newest one, and of the drafts those likeliest
-to be right.
+"""Which tokens a step verifies: each running row's newest one, and the likeliest of the drafts.
 
 A step has room for a line of so many tokens. What drafts are worth differs by row: behind a long
 match eight tokens are likelier right than two behind a short one. So the room goes to the tokens
@@ -78,10 +77,7 @@ class Counts(NamedTuple):
         accepted: Int[Array, " rows"],
         running: Bool[Array, " rows"],
     ) -> "Counts":
-        """
-        Args:
-          left: what the step before had left.
-        """
+        """`left`: what the step before had left."""
         is_old, met = goes_on(left, draft), met_by(draft, left)
         # The token drawn last is one of its run's if the match is as long as it has to be.
         was_proposed = running & (left.matched > 0)
@@ -177,8 +173,7 @@ def lengths(
     *,
     room: int,
 ) -> tuple[Int[Array, " rows"], Int[Array, " rows"]]:
-    """How many tokens of each row's draft and of its branch are verified: together no more than a
-    draft has.
+    """Tokens of each row's draft and branch that are verified: together at most a draft's.
 
     Args:
       runs: that the drafts are parts of.

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 
-from pat_jax.engine.device.pages.migration import Migration, Shifting, Traffic
+from pat_jax.engine.device.pages.migration import Migration, shifted
 from pat_jax.engine.device.programs.program_specs import COPIES, ProgramSpecs
 from pat_jax.engine.relocation.rounds import Shipment
 from pat_jax.engine.sequences.page_allocator import NULL_PAGE
-from pat_jax.engine.sequences.prefill_calls import Copies, PageMoves
+from pat_jax.engine.sequences.prefill_calls import Copies, MovedBytes, PageMoves
 from pat_jax.engine.sequences.state import Pool
 from pat_jax.layout.layout import Layout
 from pat_jax.programs.programs import Key, ProgramTable
@@ -37,18 +37,18 @@ class DevicePool:
                 pairs[:, g, : len(now)] = copies.source[now], copies.target[now]
             self.pages = program(self.pages, *pairs.reshape(2, -1))
 
-    def migrate(self, target: Layout, shipments: Sequence[Shipment]) -> Traffic:
+    def migrate(self, target: Layout, shipments: Sequence[Shipment]) -> MovedBytes:
         """To the replicas of another layout; what is not among the shipments is lost."""
         source, self.layout = self.layout, target
         self.pages = self.programs[Key("view", source.split, target=target.split)](self.pages)
         migration = Migration(self.programs, source, target)
-        self.pages, traffic = migration.run(self.pages, shipments)
-        return traffic
+        self.pages, sent = migration.run(self.pages, shipments)
+        return sent
 
-    def shift(self, moves: PageMoves) -> Traffic:
+    def shift(self, moves: PageMoves) -> MovedBytes:
         """To other replicas of the same layout."""
-        self.pages, traffic = Shifting(self.programs, self.layout).run(self.pages, moves)
-        return traffic
+        self.pages, sent = shifted(self.programs, self.layout, self.pages, moves)
+        return sent
 
     def settle(self) -> None:
         """Waits until the pages are there."""

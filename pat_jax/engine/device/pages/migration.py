@@ -1,12 +1,10 @@
-"""Carries the KV cache of running sequences to another layout, or another replica: pages in use
-only.
+"""Carries pages in use of running sequences to another layout, or another replica.
 
 Knows the programs and in which order they run. The cache manager says which sequences
 go where, `relocation/order.py` which pages go together.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import jax
 import numpy as np
@@ -14,19 +12,10 @@ import numpy as np
 from pat_jax.engine.device.pages.pages import Buffer, Exchange, part_bytes
 from pat_jax.engine.relocation.rounds import ALL, Shipment, shifts
 from pat_jax.engine.sequences.page_allocator import NULL_PAGE
-from pat_jax.engine.sequences.prefill_calls import PageMoves
+from pat_jax.engine.sequences.prefill_calls import MovedBytes, PageMoves
 from pat_jax.engine.sequences.state import Pool
 from pat_jax.layout.layout import Layout
 from pat_jax.programs.programs import Key, ProgramTable
-
-
-@dataclass(frozen=True)
-class Traffic:
-    """What a migration sent between devices, and what it had to."""
-
-    num_bytes: int = 0  # empty pages included
-    least_bytes: int = 0  # of the live pages
-    staging_bytes: int = 0  # of one device, at most, besides the pool
 
 
 class Migration:
@@ -39,7 +28,7 @@ class Migration:
         self.members = self.exchange.members
         self.waits = source.backend.waits
 
-    def run(self, pool: Pool, shipments: Sequence[Shipment]) -> tuple[Pool, Traffic]:
+    def run(self, pool: Pool, shipments: Sequence[Shipment]) -> tuple[Pool, MovedBytes]:
         """Copies pages to where they belong in the target.
 
         Only dispatched, except on CPU: the caller waits for the pool that it gets back.
@@ -60,9 +49,9 @@ class Migration:
                 pool = self._put(shipments[other], waiting.pop(other), pool)
             sent += shipment.round.slots(num_replicas)
             due += int((shipment.old_page != NULL_PAGE).sum())
-        part = exchange.part_bytes(pool)
+        part = part_bytes(exchange.wide, pool)
         sent, due = (part * exchange.copies_sent * pages for pages in (sent, due))
-        return pool, Traffic(sent, due, part * most_parts)
+        return pool, MovedBytes(sent, due, part * most_parts)
 
     def _send(self, shipment: Shipment, pool: Pool) -> tuple[Buffer, ...]:
         size, replica = shipment.round.size, shipment.round.replica
@@ -87,8 +76,7 @@ class Migration:
     def _by_buffer(
         self, shipment: Shipment, pages: np.ndarray, *, is_wide: bool
     ) -> list[np.ndarray]:
-        """Pages of each buffer, int[replicas, size], by the replicas of the layout that has
-        them."""
+        """Pages of each buffer, int[replicas, size], by the replicas of the layout with it."""
         replica = shipment.round.replica
         if not is_wide:
             return [pages]
@@ -98,33 +86,29 @@ class Migration:
         return [np.where(home, pages[replica], NULL_PAGE)]
 
 
-class Shifting:
-    """Between the replicas of a layout."""
+def shifted(
+    programs: ProgramTable, layout: Layout, pool: Pool, moves: PageMoves
+) -> tuple[Pool, MovedBytes]:
+    """Copies the pages of `moves` to other replicas of a layout.
 
-    def __init__(self, programs: ProgramTable, layout: Layout):
-        self.programs, self.layout, self.waits = programs, layout, layout.backend.waits
+    Only dispatched, except on CPU, like a migration.
 
-    def run(self, pool: Pool, moves: PageMoves) -> tuple[Pool, Traffic]:
-        """Copies the pages of `moves` to their new replicas.
-
-        Only dispatched, except on CPU, like a migration.
-
-        Args:
-          pool: consumed. No page that arrives lies in one that leaves.
-        """
-        split, part = self.layout.split, part_bytes(self.layout, pool)
-        sent, largest = 0, 0
-        for shift in shifts(moves, split.dp):
-            size = shift.old_page.shape[1]
-            pack = self.programs[Key("pack", split, size, target=split)]
-            send = self.programs[Key("shift", split, size)]
-            arrived = send(np.int32(shift.distance), pack(pool, _flat(shift.old_page)))
-            if self.waits:
-                jax.block_until_ready(arrived)
-            pool = self.programs[Key("unpack", split, size)](pool, arrived, _flat(shift.new_page))
-            sent, largest = sent + shift.old_page.size, max(largest, size)
-        sent, due = (part * split.tp * pages for pages in (sent, len(moves.old_page)))
-        return pool, Traffic(sent, due, 2 * part * largest)
+    Args:
+      pool: consumed. No page that arrives lies in one that leaves.
+    """
+    split, part = layout.split, part_bytes(layout, pool)
+    sent, largest = 0, 0
+    for shift in shifts(moves, split.dp):
+        size = shift.old_page.shape[1]
+        pack = programs[Key("pack", split, size, target=split)]
+        send = programs[Key("shift", split, size)]
+        arrived = send(np.int32(shift.distance), pack(pool, _flat(shift.old_page)))
+        if layout.backend.waits:
+            jax.block_until_ready(arrived)
+        pool = programs[Key("unpack", split, size)](pool, arrived, _flat(shift.new_page))
+        sent, largest = sent + shift.old_page.size, max(largest, size)
+    sent, due = (part * split.tp * pages for pages in (sent, len(moves.old_page)))
+    return pool, MovedBytes(sent, due, 2 * part * largest)
 
 
 def _flat(x: np.ndarray) -> np.ndarray:

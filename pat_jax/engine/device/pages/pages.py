@@ -55,8 +55,7 @@ class Exchange:
 
     @property
     def members(self) -> np.ndarray:
-        """The narrow replicas of each wide replica, int[wide replicas, members], in order of
-        `all`."""
+        """The narrow replicas of each wide one, int[wide replicas, members], in order of `all`."""
         # Narrow replicas count (heads, copies, remaining DP), outermost first; the gather over
         # `copies` comes last and so lies outside the all-to-all over `heads`.
         heads, copies = self.num_heads, self.wide.size(self.copies)
@@ -65,8 +64,7 @@ class Exchange:
 
     @property
     def staged(self) -> int:
-        """Parts of a page that a device holds while it moves, a part being a wide device's
-        heads."""
+        """Parts of a page, a wide device's heads each, that a device holds while it moves."""
         # A narrow buffer, and as many wide ones as there are members, packed and concatenated.
         return self.num_heads + 2 * self.members.shape[1]
 
@@ -89,10 +87,6 @@ class Exchange:
         """
         sent = self.members.shape[1] if self.is_up else self.num_heads
         return (sent - 1) * self.narrow.split.tp
-
-    def part_bytes(self, pool: Pool) -> int:
-        """Bytes that one wide device holds of a page."""
-        return part_bytes(self.wide, pool)
 
     def all(self) -> Callable[[tuple[Buffer, ...]], tuple[Buffer, ...]]:
         """A round in which every narrow replica takes part.
@@ -122,8 +116,7 @@ class Exchange:
         return self._mapped(up if self.is_up else down)
 
     def one(self) -> Callable[[Int[Array, ""], tuple[Buffer, ...]], tuple[Buffer, ...]]:
-        """A round in which one narrow replica, given when it runs, takes part: nobody else sends
-        anything.
+        """A round of one narrow replica, given when it runs: nobody else sends anything.
 
         What the others' buffers hold afterwards does not matter.
         """

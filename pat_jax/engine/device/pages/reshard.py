@@ -33,8 +33,7 @@ def reshard(
     runs: Sequence[Sequence[int]],
     programs: Sequence[Callable[[list[jax.Array]], list[jax.Array]]],
 ) -> Params:
-    """The weights onto the target's shards, one bounded chunk after the other; `params` is
-    consumed.
+    """The weights onto the target's shards, one bounded chunk at a time; `params` is consumed.
 
     Each chunk is sliced, waited for, and its old leaves deleted before the next one starts:
     donation cannot free them (the shards differ in size), so peak memory is the old weights and one

@@ -82,8 +82,7 @@ class ProgramSpecs:
         return self.first or self.buckets
 
     def is_first(self, key: Key) -> bool:
-        """Whether a program is compiled before the first rollout; others are when they are
-        needed."""
+        """Whether a program is compiled before the first rollout; others are when needed."""
         if self.first is None or not key.length:
             return True
         has_rows = key.name != "decode" or key.rows in self.first.rows[key.split]
@@ -134,7 +133,7 @@ class ProgramSpecs:
         """Most bytes of one device for pages on their way between any two layouts or replicas."""
         layouts = self.layouts.values()
         exchanges = [Exchange.between(a, b) for a, b in permutations(layouts, 2)]
-        sizes = [x.most_staged * x.part_bytes(self.pool(x.wide)) for x in exchanges]
+        sizes = [x.most_staged * pages.part_bytes(x.wide, self.pool(x.wide)) for x in exchanges]
         # Packed, and arrived.
         sizes += [2 * pages.part_bytes(x, self.pool(x)) for x in layouts if x.split.dp > 1]
         return SIZES[0] * max(sizes, default=0)
@@ -177,11 +176,8 @@ class ProgramSpecs:
         if num_draft_tokens:
             drafting = self.drafter.state(layout, rows, length, shapes)
             own_params = self.drafter.params(layout, shapes)
-        accept_prob = (
-            abstract_accept_prob(layout)
-            if num_draft_tokens and not self.drafts.is_generated
-            else None
-        )
+        is_copied = num_draft_tokens and not self.drafts.is_generated
+        accept_prob = abstract_accept_prob(layout) if is_copied else None
         rows_state = abstract_rows(layout, rows)
         table.declare(
             Key("decode", layout.split, rows, length, num_draft_tokens=num_draft_tokens),
