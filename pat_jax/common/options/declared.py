@@ -181,19 +181,15 @@ def ordered_fields(config: Any) -> "list[Field[Any]]":
     return sorted(fields(config), key=lambda field: names.index(field.name))
 
 
-def build(config: Any, texts: Mapping[str, Sequence[str]], options: Mapping[str, Option]) -> Any:
-    """`config` with the options that `texts` sets; raises OptionError for the first mistake."""
-    return _build(config, texts, options, "")
-
-
-def _build(
-    config: Any, texts: Mapping[str, Sequence[str]], options: Mapping[str, Option], prefix: str
+def build(
+    config: Any, texts: Mapping[str, Sequence[str]], options: Mapping[str, Option], prefix: str = ""
 ) -> Any:
+    """`config` with the options that `texts` sets; raises OptionError for the first mistake."""
     values = {}
     for field in fields(config):
         name, value = prefix + field.name, getattr(config, field.name)
         if is_dataclass(value):
-            values[field.name] = _build(value, texts, options, f"{name}.")
+            values[field.name] = build(value, texts, options, f"{name}.")
         elif name in texts:
             values[field.name] = options[name].convert(texts[name])
     return replace(config, **values)
