@@ -67,7 +67,7 @@ class SavedRun:
     @property
     def samples(self) -> "Samples":
         """Responses with their rewards, of the steps that `--log_samples_every` chose."""
-        return Samples(read_samples(self.folder))
+        return Samples(sorted(read_samples(self.folder).items()))
 
     @property
     def rollout(self) -> RolloutTrace:
@@ -141,20 +141,8 @@ class SavedRun:
         return f"run in {self.folder}\n{summarize(self.metrics)}"
 
 
-class Samples(Mapping[int, Sequence[Sample]]):
+class Samples(dict[int, Sequence[Sample]]):
     """Samples by step, shown as a table where a cell of a notebook ends in them."""
-
-    def __init__(self, by_step: Mapping[int, Sequence[Sample]]):
-        self._by_step = dict(sorted(by_step.items()))
-
-    def __getitem__(self, step: int) -> Sequence[Sample]:
-        return self._by_step[step]
-
-    def __iter__(self):
-        return iter(self._by_step)
-
-    def __len__(self) -> int:
-        return len(self._by_step)
 
     def __repr__(self) -> str:
         return "\n".join(
@@ -164,8 +152,7 @@ class Samples(Mapping[int, Sequence[Sample]]):
         )
 
     def _repr_html_(self) -> str:
-        template = PAGE / "samples_table.html.jinja"
-        return rendered(template, by_step=self._by_step)
+        return rendered(PAGE / "samples_table.html.jinja", by_step=self)
 
 
 def read_trace(path: Path) -> RolloutTrace:
