@@ -24,8 +24,7 @@ from pat_jax.run.logging.curves import PANELS, Panel, draw_curves
 from pat_jax.run.logging.metrics import METRICS_FILE, read_metrics
 from pat_jax.run.logging.progress import summarize
 from pat_jax.run.logging.rollout_files import KeptRollout, read_rollouts
-from pat_jax.run.logging.samples import Sample
-from pat_jax.run.logging.samples_file import read_samples
+from pat_jax.run.logging.samples import Sample, read_samples
 from pat_jax.run.process.folder import CONFIG_FILE
 from pat_jax.run.results.saved_policy import find_policy
 from pat_jax.run.results.weights import weights_of_run

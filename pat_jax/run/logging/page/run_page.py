@@ -22,8 +22,7 @@ from pat_jax.engine.record.trace import RolloutTrace
 from pat_jax.run.logging.metrics import METRICS_FILE, read_metrics
 from pat_jax.run.logging.page import curves, numbers
 from pat_jax.run.logging.rollout_files import KeptRollout, KeptRollouts, read_rollouts
-from pat_jax.run.logging.samples import Sample
-from pat_jax.run.logging.samples_file import read_samples
+from pat_jax.run.logging.samples import Sample, read_samples
 from pat_jax.run.process.folder import CONFIG_FILE, PAGE_FILE
 from pat_jax.run.results.shown_switch import read_switch
 
