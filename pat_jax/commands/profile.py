@@ -207,11 +207,8 @@ def measure(
         def so_far() -> Profile:
             return Profile(subject, warmup.measured, collectives, compiled)
 
-        warmup.measure(
-            lambda layout: engine.policy.init(
-                config.seed, layout.param_shardings(engine.policy), dtype
-            )
-        )
+        policy, seed = engine.policy, config.seed
+        warmup.measure(lambda layout: policy.init(seed, layout.param_shardings(policy), dtype))
     return so_far()
 
 

@@ -29,10 +29,7 @@ def matches(pattern: str, option: str) -> list[str]:
         found = subprocess.run(command, stdout=subprocess.PIPE, timeout=SECONDS, check=True).stdout
     except subprocess.TimeoutExpired:
         raise _too_wide(option, pattern, f"looking took {SECONDS:g} s") from None
-    except (
-        subprocess.CalledProcessError,
-        OSError,
-    ):  # such as a pattern that is longer than any path
+    except (subprocess.CalledProcessError, OSError):  # such as for a pattern longer than any path
         return []
     names = sorted(found.decode("utf-8", "surrogateescape").split("\0")[:-1])
     if len(names) > MOST_FILES:

@@ -114,9 +114,7 @@ class Evaluator:
         self, rollouts: Sequence[Rollout], rewards: np.ndarray, scoring: Scoring[Rollout]
     ) -> Evaluated:
         shape = (-1, self._config.eval.num_generations)
-        answers = scoring.each(
-            lambda responses: final_answer(responses.completion, responses.prompt)
-        )
+        answers = scoring.each(lambda x: final_answer(x.completion, x.prompt))
         lengths = np.array([len(one.tokens) for one in rollouts])
         is_cut = np.array([one.finish is FinishReason.LENGTH for one in rollouts])
         return Evaluated(

@@ -40,9 +40,8 @@ def nothing_to_learn(
     longest, without = config.rollout.max_completion_length, int((~has_reward & ~is_masked).sum())
     others = f", but for {without} that have no reward" if without else ""
     if not is_masked.any():
-        return (
-            f"none of the {len(responses)} responses of this step has a reward: nothing is learned"
-        )
+        none = f"none of the {len(responses)} responses of this step has a reward"
+        return f"{none}: nothing is learned"
     return (
         f"all {len(responses)} responses of this step{others} were cut off at {longest} tokens and are masked "
         "(--algorithm.truncated mask): nothing is learned; raise --rollout.max_completion_length"

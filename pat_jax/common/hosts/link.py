@@ -214,9 +214,8 @@ def connect(address: Address, index: int) -> list[Peer]:
         reached = socket.create_connection((address.host, address.port), timeout=GREETING_S)
         with closing(reached) as first:
             until = time.monotonic() + GREETING_S
-            proof = _proof(
-                address.key, f"{index} {host} {receive_fields(first, until).get('prove')}"
-            )
+            question = receive_fields(first, until).get("prove")
+            proof = _proof(address.key, f"{index} {host} {question}")
             send_fields(first, index=index, host=host, prove=asked, proof=proof)
             fields = receive_fields(first, until)
             _check(address.key, fields.get("proof"), asked)
@@ -242,7 +241,6 @@ def _proof(key: bytes, text: str) -> str:
 
 
 def _check(key: bytes, proof: object, text: str) -> None:
-    if not isinstance(proof, str) or not hmac.compare_digest(
-        proof.encode(), _proof(key, text).encode()
-    ):
+    wanted = _proof(key, text).encode()
+    if not isinstance(proof, str) or not hmac.compare_digest(proof.encode(), wanted):
         raise ValueError("no process of this run")

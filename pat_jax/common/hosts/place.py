@@ -9,9 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from jax._src.clusters import (
-    ClusterEnv,
-)  # JAX looks clusters up by it, and has no public name for it
+from jax._src.clusters import ClusterEnv  # JAX looks clusters up by it; it has no public name
 
 from pat_jax.common.errors import UserError, shown
 from pat_jax.common.hosts.options import MOST_PROCESSES, DistributedConfig, is_address

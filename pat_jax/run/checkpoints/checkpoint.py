@@ -124,20 +124,15 @@ class Checkpointer:
             self._manager.save(step, args=args)
         except MISTAKES as raised:
             error = raised
-        us = process_group()
-        trouble = (
-            f"{us} could not begin the checkpoint of step {step} ({first_line(error)})"
-            if error
-            else ""
-        )
+        us, why = process_group(), first_line(error) if error else ""
+        trouble = why and f"{us} could not begin the checkpoint of step {step} ({why})"
         found = us.gather("checkpoint begun", trouble, trouble=trouble)
         if 0 < len(failed := [*filter(None, found)]) < us.count:
             # What the others wait for in Orbax will not come.
-            us.fail(
-                f"{failed[0]}, and the others cannot go on without its part{START_AGAIN}", FAILED
-            )
+            others = "the others cannot go on without its part"
+            us.fail(f"{failed[0]}, and {others}{START_AGAIN}", FAILED)
         if error:
-            self._abandon(step, first_line(error), error)
+            self._abandon(step, why, error)
 
     def check(self) -> None:
         """Raises SaveError where the one being written has failed; does not wait."""

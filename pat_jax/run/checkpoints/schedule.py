@@ -22,13 +22,8 @@ class Saves:
     def __init__(
         self, checkpoints: Checkpointer, every: int, steps: int, notify: Callable[[str], None]
     ):
-        self._checkpoints, self._every, self._steps, self._notify = (
-            checkpoints,
-            every,
-            steps,
-            notify,
-        )
-        self._has_failed = False
+        self._checkpoints, self._notify = checkpoints, notify
+        self._every, self._steps, self._has_failed = every, steps, False
 
     def is_due(self, step: int) -> bool:
         """Whether `step` is to be saved; notices whether the checkpoint before it has failed."""
@@ -78,11 +73,8 @@ class Saves:
             step = self._checkpoints.newest_on_disk()
         except OSError as error:
             return f"the checkpoints cannot be read ({error.strerror})"
-        return (
-            "no checkpoint is written yet"
-            if step is None
-            else f"the checkpoint of step {step} stays"
-        )
+        stays = f"the checkpoint of step {step} stays"
+        return "no checkpoint is written yet" if step is None else stays
 
     def _guarded(self, attempt: Callable[[], None]) -> None:
         try:

@@ -125,9 +125,8 @@ def summarize(rows: Sequence[Mapping[str, Any]]) -> str:
     goal = "loss" if is_imitation else "reward"
     scores = _values(rows, f"eval/{goal}")
     if not num_steps:
-        return "\n".join(
-            ["no step was finished", *(f"held-out {goal} {x:.3f}" for x in scores[:1])]
-        )
+        first = (f"held-out {goal} {x:.3f}" for x in scores[:1])
+        return "\n".join(["no step was finished", *first])
     totals: dict[str, float] = {}
     for row in rows:
         for stage, seconds in _stages(row).items():
@@ -148,10 +147,8 @@ def summarize(rows: Sequence[Mapping[str, Any]]) -> str:
     if (tokens := _values(rows, "rollout/tokens")) and totals.get("rollout"):
         lines.append(f"{sum(tokens):,.0f} tokens, {sum(tokens) / totals['rollout']:,.0f} tok/s")
     if switches := sum(_values(rows, "rollout/switches")):
-        cost, saving = (
-            sum(_values(rows, name))
-            for name in ("rollout/switch_seconds", "rollout/predicted_saving_s")
-        )
+        cost = sum(_values(rows, "rollout/switch_seconds"))
+        saving = sum(_values(rows, "rollout/predicted_saving_s"))
         times = f"cost {cost:.2f} s, predicted saving {saving:.2f} s"
         lines.append(f"{_count(switches, 'switch', 'switches')}: {times}")
     return "\n".join(lines)

@@ -62,10 +62,8 @@ def read_rollouts(folder: Path) -> Mapping[str, KeptRollout]:
 
 
 def _rollouts(rows: Any) -> Mapping[str, KeptRollout]:
+    known = {name: rows[name] for name in NAMES if name in rows}
     return {
-        name: declared(
-            KeptRollout(rows[name]["step"], RolloutTrace.from_fields(rows[name]["trace"]))
-        )
-        for name in NAMES
-        if name in rows
+        name: declared(KeptRollout(row["step"], RolloutTrace.from_fields(row["trace"])))
+        for name, row in known.items()
     }

@@ -115,10 +115,7 @@ def is_used(folder: Path) -> bool:
     """
     if not folder.is_dir():
         return False
-    names = {path.name for path in folder.iterdir() if not path.name.startswith(".")} - {
-        ROWS,
-        PAGE_FILE,
-    }
+    names = {path.name for path in folder.iterdir() if path.name[0] != "."} - {ROWS, PAGE_FILE}
     # Options without a log were not written by a run: they may be somebody's own.
     return bool(names) and not (names == {CONFIG_FILE, LOG_FILE} and _is_whole(folder))
 
@@ -132,19 +129,8 @@ def _is_whole(folder: Path) -> bool:
 
 
 def _check_kinds(folder: Path, option: str) -> None:
-    for name in (
-        CONFIG_FILE,
-        METRICS_FILE,
-        LOG_FILE,
-        LOCK_FILE,
-        "rollout.json",
-        "rollout.png",
-        PAGE_FILE,
-        ROLLOUTS_FILE,
-        SAMPLES_FILE,
-        SWITCH_FILE,
-        SWITCH_PICTURE,
-    ):
+    files = [CONFIG_FILE, METRICS_FILE, LOG_FILE, LOCK_FILE, PAGE_FILE, ROLLOUTS_FILE, SAMPLES_FILE]
+    for name in (*files, SWITCH_FILE, SWITCH_PICTURE, "rollout.json", "rollout.png"):
         if (folder / name).is_dir():
             raise UserError(f"{option}: expected {name} there to be a file, not a folder; move it.")
     for name in (CHECKPOINTS, ROWS, "tensorboard"):

@@ -48,9 +48,6 @@ def _logging_given_back() -> Iterator[None]:
         for handler in package.handlers:
             if handler not in handlers:
                 handler.close()
-        package.handlers[:], package.propagate, logging.raiseExceptions = (
-            handlers,
-            propagate,
-            raises,
-        )
+        package.handlers[:], package.propagate = handlers, propagate
+        logging.raiseExceptions = raises
         package.setLevel(level)

@@ -84,6 +84,5 @@ def _rollout(
 def same_tokens(one: Completion, other: Completion) -> int:
     """Tokens of `one` before the first that is another."""
     pairs = zip(one.tokens.tolist(), other.tokens.tolist(), strict=False)
-    return next(
-        (i for i, (a, b) in enumerate(pairs) if a != b), min(map(len, (one.tokens, other.tokens)))
-    )
+    differs = (i for i, (a, b) in enumerate(pairs) if a != b)
+    return next(differs, min(len(one.tokens), len(other.tokens)))

@@ -130,9 +130,8 @@ class SavedRun:
         *_, layout = chain.values()  # the one with least on each device
         dtype = DTYPES[config.compute_dtype]
         params = weights_of_run(config, saved, policy, layout)(dtype, policy, layout)
-        source = (
-            local_checkpoint(config.model, weights=False) if is_checkpoint(config.model) else None
-        )
+        name = config.model
+        source = local_checkpoint(name, weights=False) if is_checkpoint(name) else None
         export(Path(directory), policy, params, dtype, tokenizer_dir=source)
         return Path(directory)
 

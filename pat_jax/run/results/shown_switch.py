@@ -30,9 +30,7 @@ class ComputedPlan:
     max_tokens: int  # of a response
     reliance: str  # on its seconds, in a sentence
     planned_s: float
-    static: tuple[
-        tuple[str, float], ...
-    ]  # layouts, and seconds of the same rollout in each for good
+    static: tuple[tuple[str, float], ...]  # layouts, and seconds of the rollout in each for good
     trace: RolloutTrace
 
     @property

@@ -77,12 +77,8 @@ class LazyLayouts:
             return
         asked = self.planner, self.load, compile_s, iterations_left
         for split in process_group().agree("wanted layouts", lambda: worth_compiling(*asked)):
-            log.info(
-                "wanted: %s, %.1f s to compile, %d iterations left",
-                split,
-                compile_s[split],
-                iterations_left,
-            )
+            told = "wanted: %s, %.1f s to compile, %d iterations left"
+            log.info(told, split, compile_s[split], iterations_left)
             self.compiler.start(split, [*self.ready, *self.requested])
             self.requested.append(split)
 

@@ -47,10 +47,9 @@ def keep_profile(
     measured_in_full = PROFILE_DIR / subject.file_name
     if config.profile != "auto" or measured_in_full.exists() or not process_group().is_first:
         return
+    profile = replace(known or Profile(subject, measured), latency=measured)
     try:
-        replace(known or Profile(subject, measured), latency=measured).save(
-            KEPT_DIR / subject.file_name
-        )
+        profile.save(KEPT_DIR / subject.file_name)
     except OSError as error:
         log.warning("the profile could not be kept: %s", error)
 
