@@ -18,9 +18,7 @@ read = partial(parse, config_class=EvaluateConfig, prog="python -m pat_jax.evalu
 
 def main() -> None:
     config = options_of_evaluation(sys.argv[1:], read)
-    from pat_jax.commands.evaluate import (
-        evaluate,  # and JAX, once the options are known to be right
-    )
+    from pat_jax.commands.evaluate import evaluate  # and JAX, once the options are right
 
     evaluate(config)
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 def main() -> None:
     config = parse(sys.argv[1:], PlanConfig, prog="python -m pat_jax.plan", presets=None)
-    from pat_jax.commands.plan import made_plan  # and JAX, once the options are known to be right
+    from pat_jax.commands.plan import made_plan  # and JAX, once the options are right
 
     found = made_plan(config, f"python -m pat_jax.plan {shlex.join(sys.argv[1:])}")
     print(found)

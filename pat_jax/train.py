@@ -26,9 +26,7 @@ def main() -> None:
     try:
         with StopSignals() as signals:
             config = options_of_run(sys.argv[1:], parse)
-            from pat_jax.commands.train import (
-                run,  # and JAX, once the options are known to be right
-            )
+            from pat_jax.commands.train import run  # and JAX, once the options are right
 
             run(config, signals, GivenRows())
     except Stopped as stop:

@@ -32,9 +32,7 @@ def run(config: RunConfig, signals: StopSignals, rows: GivenRows) -> str:
                 process_group().agree("rows", lambda: rows.keep(config))
                 training.run()
                 if config.show_switch:
-                    from pat_jax.commands.show_switch import (
-                        show_switch,  # and replays, for those who ask
-                    )
+                    from pat_jax.commands.show_switch import show_switch  # and replays, if asked
 
                     show_switch(training)
             finally:
