@@ -1,10 +1,12 @@
 """Files that survive what happens to a run: a kill in the middle of a write, a full disk."""
 
 import errno
+import json
 import logging
 import os
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 log = logging.getLogger(__name__)
 
@@ -58,6 +60,11 @@ class PatientFile:
     def write(self, data: bytes) -> None:
         """On its way to the disk with the next flush."""
         self._pending += data
+
+    def write_row(self, row: Mapping[str, Any], **options: Any) -> None:
+        """A line of JSON, on the disk when this returns; the options are those of `json.dumps`."""
+        self.write(f"{json.dumps(row, **options)}\n".encode())
+        self.flush()
 
     def flush(self) -> None:
         try:

@@ -7,7 +7,6 @@ scores and files. Does not know what generates, nor what scores.
 """
 
 import base64
-import json
 import logging
 import math
 import os
@@ -63,11 +62,9 @@ class RolloutJournal:
         """
         if not self._is_on:
             return Iteration(policy)
-        path = self._folder / f"iteration-{step}.jsonl"
         opened: list[PatientFile] = []  # by the first process
-        before = process_group().agree(
-            "unfinished responses", lambda: self._open(path, policy, opened)
-        )
+        asked = self._folder / f"iteration-{step}.jsonl", policy, opened
+        before = process_group().agree("unfinished responses", lambda: self._open(*asked))
         return Iteration(policy, before, *opened)
 
     def finish(self) -> None:
@@ -113,16 +110,13 @@ class Iteration:
         self._writes = threading.Lock()  # scores come from a thread of their own
 
     def batch(self, number: int) -> "Batch":
-        before = {
-            place: earlier for (batch, place), earlier in self._before.items() if batch == number
-        }
+        before = {place: one for (batch, place), one in self._before.items() if batch == number}
         return Batch(number, self, before)
 
     def write(self, row: dict[str, Any]) -> None:
         if self._file is not None:
             with self._writes:
-                self._file.write(f"{json.dumps(row)}\n".encode())
-                self._file.flush()
+                self._file.write_row(row)
 
     def __enter__(self) -> Self:
         return self
@@ -189,19 +183,20 @@ class Batch:
                 self.keep(place, one.name, score)
 
     def _write(self, place: int, request: Request, done: Completion) -> None:
-        row = {
-            "policy": self.iteration.policy,
-            "request": request.checksum,
-            "tokens": done.tokens.tolist(),
-            "truncated": done.is_truncated,
-            "logprobs": _text(done.logprobs),
-        }
+        row = {"policy": self.iteration.policy, **response_row(request, done)}
+        row["logprobs"] = _text(done.logprobs)
         if done.unfiltered_logprobs is not None:
             row["unfiltered"] = _text(done.unfiltered_logprobs)
         self._write_row(place, row)
 
     def _write_row(self, place: int, row: dict[str, Any]) -> None:
         self.iteration.write({"batch": self.number, "place": place} | row)
+
+
+def response_row(request: Request, done: Completion) -> dict[str, Any]:
+    """What a line says of a response, without its log-probabilities."""
+    tokens = done.tokens.tolist()
+    return {"request": request.checksum, "tokens": tokens, "truncated": done.is_truncated}
 
 
 def _read(lines: Sequence[bytes], policy: int) -> dict[tuple[int, int], SavedResponse]:

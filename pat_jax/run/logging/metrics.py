@@ -8,7 +8,6 @@ Names are `namespace/name`: `reward/*`, `rollout/*`, `train/*`, `eval/*`, `progr
 `timing/*` (seconds).
 """
 
-import json
 import logging
 import math
 import time
@@ -61,7 +60,7 @@ class MetricsWriter:
         """Write the metrics of `step`: numbers, scalar arrays, or text (which trackers do not
         get)."""
         row = {name: _plain(name, value) for name, value in metrics.items()}
-        self._append({"step": step, "time": time.time()} | row)
+        self._file.write_row({"step": step, "time": time.time()} | row, allow_nan=False)
         numbers = {
             name: math.nan if value is None else value
             for name, value in row.items()
@@ -86,7 +85,7 @@ class MetricsWriter:
 
     def event(self, name: str, **fields: Any) -> None:
         """Write something that happened and is not a metric, as one line of its own."""
-        self._append({"event": name, "time": time.time()} | fields)
+        self._file.write_row({"event": name, "time": time.time()} | fields, allow_nan=False)
 
     def close(self) -> None:
         self._file.close()
@@ -98,10 +97,6 @@ class MetricsWriter:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
-
-    def _append(self, row: Mapping[str, Any]) -> None:
-        self._file.write(f"{json.dumps(row, allow_nan=False)}\n".encode())
-        self._file.flush()
 
 
 def read_metrics(path: str | Path) -> list[dict[str, Any]]:
