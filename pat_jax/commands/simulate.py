@@ -122,10 +122,7 @@ def simulated(config: SimulateConfig) -> Simulated:
     recorded = read_responses(Path(file), model.vocab_size, None) if file else None
     lengths = lengths_of(config, recorded)
     for _, cap, *_ in config.cases():
-        asked = {
-            "prompt_tokens": longest_prompt(config, lengths),
-            "max_completion_length": cap,
-        }
+        asked = {"prompt_tokens": longest_prompt(config, lengths), "max_completion_length": cap}
         check_context(asked, model.max_position, config.profile)
     configure(0)
     longest = longest_prompt(config, lengths) + max(cap for _, cap, *_ in config.cases())

@@ -13,13 +13,7 @@ import yaml
 
 from pat_jax.common.errors import UserError
 from pat_jax.common.options.declared import Option, build, options_of, ordered_fields
-from pat_jax.common.options.files import (
-    Setting,
-    expanded,
-    preset_names,
-    read_preset,
-    read_yaml,
-)
+from pat_jax.common.options.files import Setting, expanded, preset_names, read_preset, read_yaml
 from pat_jax.common.options.help import help_text
 from pat_jax.common.options.names import renamed, unknown
 from pat_jax.common.rules import OptionError

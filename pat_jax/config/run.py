@@ -12,12 +12,7 @@ from pat_jax.common.rules import COUNT_OR_ZERO, GIVEN, LAYOUT, SEED, STEPS, matc
 from pat_jax.config.any_run import AnyRun
 from pat_jax.config.data import DataConfig
 from pat_jax.config.evaluation import EvalConfig
-from pat_jax.config.learning import (
-    AlgorithmConfig,
-    WarmStartConfig,
-    check_signal,
-    learning_notes,
-)
+from pat_jax.config.learning import AlgorithmConfig, WarmStartConfig, check_signal, learning_notes
 from pat_jax.config.rewards import RewardOptions
 from pat_jax.config.rollout import RolloutConfig
 from pat_jax.config.shared import ComputeDtype, Planned

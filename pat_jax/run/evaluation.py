@@ -39,10 +39,7 @@ class Evaluation:
     def lines(self) -> list[str]:
         """What a person is told: of all problems, and of several sets each its own."""
         several = self.parts if len(self.parts) > 1 else ()
-        return [
-            _line(self.total, ""),
-            *(_line(part, f" on {part.name}") for part in several),
-        ]
+        return [_line(self.total, ""), *(_line(part, f" on {part.name}") for part in several)]
 
     @property
     def metrics(self) -> dict[str, float | int]:

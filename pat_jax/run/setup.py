@@ -23,10 +23,7 @@ from pat_jax.engine.sizing.layout_choice import (
     wanted_layouts,
     worth_planning,
 )
-from pat_jax.engine.sizing.memory import (
-    layouts_without_memory,
-    memory_model,
-)
+from pat_jax.engine.sizing.memory import layouts_without_memory, memory_model
 from pat_jax.engine.warm_up.kernel_check import usable_kernels
 from pat_jax.layout.layout import Layout, layout_chain
 from pat_jax.layout.mesh import factored_mesh, padded_for
@@ -168,10 +165,7 @@ def build_engine(config: RunConfig, model: ModelConfig, devices: Sequence[Device
 
 
 def _built_engine(
-    config: RunConfig,
-    model: ModelConfig,
-    devices: Sequence[Device],
-    kernels: Kernels | None = None,
+    config: RunConfig, model: ModelConfig, devices: Sequence[Device], kernels: Kernels | None = None
 ) -> RolloutEngine:
     check_lengths(config, model)
     check_vocabulary_options(config, model)

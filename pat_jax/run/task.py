@@ -168,13 +168,7 @@ def load_task(config: RunConfig, tokenizer: Tokenizer) -> Task:
     heldout = [HeldoutSet.of(name, x.heldout, config.eval.num_prompts) for name, x in sets.items()]
     prompts = [*splits.train, *(prompt for one in sets.values() for prompt in one.heldout)]
     return Task(
-        tokenizer,
-        rewards,
-        splits.train,
-        heldout,
-        None,
-        columns_of(prompts),
-        "\n".join(notes),
+        tokenizer, rewards, splits.train, heldout, None, columns_of(prompts), "\n".join(notes)
     )
 
 

@@ -16,10 +16,7 @@ from pat_jax.common.hosts.options import MOST_PROCESSES, DistributedConfig, is_a
 
 _TORCHRUN = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE")
 # How many processes a cluster says that there are, and which this one is.
-_CLUSTERS = (
-    ("SLURM_NTASKS", "SLURM_PROCID"),
-    ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
-)
+_CLUSTERS = (("SLURM_NTASKS", "SLURM_PROCID"), ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"))
 _READ_BY_JAX = (
     *("SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_LOCALID", "OMPI_MCA_orte_hnp_uri"),
     *("OMPI_COMM_WORLD_LOCAL_RANK", "TPU_WORKER_HOSTNAMES", "TPU_WORKER_ID"),

@@ -44,11 +44,7 @@ def _usage(sources: Sequence[Option], options: Sequence[Option], prog: str) -> s
     forms += ["[--OPTION VALUE ...]"] + ["[--SECTION.OPTION VALUE ...]"] * sections
     words = " ".join([prog, *forms, "[--help]", "[--version]"])
     return textwrap.fill(
-        words,
-        100,
-        initial_indent="usage: ",
-        subsequent_indent=" " * 11,
-        break_on_hyphens=False,
+        words, 100, initial_indent="usage: ", subsequent_indent=" " * 11, break_on_hyphens=False
     )
 
 

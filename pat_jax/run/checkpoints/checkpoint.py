@@ -19,12 +19,7 @@ import orbax.checkpoint as ocp
 from pat_jax.common.errors import UserError
 from pat_jax.common.hosts.together import FAILED, process_group
 from pat_jax.common.hosts.waiting import START_AGAIN
-from pat_jax.run.checkpoints.files import (
-    checkpoints_in,
-    damage,
-    lacking,
-    move_aside,
-)
+from pat_jax.run.checkpoints.files import checkpoints_in, damage, lacking, move_aside
 from pat_jax.run.checkpoints.meta import as_json, check_same, read_meta
 from pat_jax.run.checkpoints.orbax_io import (
     MISTAKES,

@@ -119,9 +119,7 @@ def _by_title(kept: Mapping[str, KeptRollout]) -> dict[str, KeptRollout]:
     return {" and ".join(same): kept[same[0]] for same in names.values()}
 
 
-def _asked(
-    few: Sequence[Sample],
-) -> Iterator[tuple[str, str | None, list[tuple[Sample, int]]]]:
+def _asked(few: Sequence[Sample]) -> Iterator[tuple[str, str | None, list[tuple[Sample, int]]]]:
     """Prompts, right answers, and distinct responses with their counts."""
     for (prompt, answer), group in groupby(few, key=lambda sample: (sample.prompt, sample.answer)):
         every = [*group]
