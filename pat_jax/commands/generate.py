@@ -71,13 +71,11 @@ class Prepared:
 def prepared(
     config: GenerateConfig, saved_run: SavedRun | None = None, prompts: Path | None = None
 ) -> Prepared:
-    """
+    """Raises UserError for whatever in the options or their files cannot work.
+
     Args:
       saved_run: whose policy it is; None: it is that of --model.
       prompts: all that will be asked; None: anything that the options allow may be.
-
-    Raises:
-      UserError: whatever in the options or their files cannot work.
     """
     options = config.model_options
     if saved_run:
@@ -125,10 +123,7 @@ def _asked(
 
 def recommended_overrides(directory: Path) -> SamplingOverrides:
     """The sampling that a checkpoint's authors recommend, if any. `do_sample: false` is greedy.
-
-    Raises:
-      UserError: the file does not hold a JSON object, or holds an impossible value.
-    """
+    Raises UserError where the file does not hold a JSON object, or holds an impossible value."""
     path = directory / GENERATION_CONFIG
     if not path.is_file():
         return SamplingOverrides()

@@ -116,13 +116,11 @@ def measure_shards(config: ProfileConfig, device: Device) -> Measured:
 def known_profile(
     config: ProfileConfig, subject: Subject, path: Path, *, shards_of: str
 ) -> Profile | None:
-    """What the file holds already, unless all is to be measured anew.
+    """What the file holds already, unless all is to be measured anew. Raises ProfileError where it
+    is of something else.
 
     Args:
       shards_of: the target of whose shards it has to be; empty: it has to be of whole devices.
-
-    Raises:
-      ProfileError: it is of something else.
     """
     if not path.is_file() or config.remeasure:
         return None
@@ -159,11 +157,8 @@ def kept(profile: Profile, path: Path) -> Measured:
 
 
 def check_writable(path: Path, what: str = "profile") -> None:
-    """Before minutes are spent on what cannot be kept; makes the folder.
-
-    Raises:
-      UserError: no file can be written there.
-    """
+    """Before minutes are spent on what cannot be kept; makes the folder. Raises UserError where no
+    file can be written there."""
     try:
         if path.exists() and not path.is_file():
             raise OSError(errno.EINVAL, "it is no file", str(path))

@@ -138,12 +138,11 @@ def _drafts(
     config: SimulateConfig, profile: Profile, recorded: RecordedResponses | None, longest: int
 ) -> tuple[Drafter, DraftSources | None, tuple[str, ...]]:
     """Those that were measured of the ones asked for, their sources, and what to print about it.
+    Raises UserError where none of those that are insisted on were measured, or nobody can generate
+    them.
 
     Args:
       longest: tokens of the longest prompt and response.
-
-    Raises:
-      UserError: none of those that are insisted on were measured, or nobody can generate them.
     """
     asked, backend = config.speculation, profile.subject.backend
     wanted = drafter_of(asked, model_of(profile), backend, longest, shape_of)
@@ -247,10 +246,7 @@ def _rollouts(one: Answer) -> str:
 
 
 def write(path: Path, found: dict[str, Any]) -> None:
-    """
-    Raises:
-      UserError: no file can be written there.
-    """
+    """Raises UserError where no file can be written there."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_text(path, json.dumps(found, indent=1) + "\n")

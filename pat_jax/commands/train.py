@@ -42,10 +42,7 @@ def run(config: RunConfig, signals: StopSignals, rows: GivenRows) -> str:
 
 def rewards_of(reward: object) -> list[str]:
     """What `--reward` says of each: functions of this program are sent to processes of their own.
-
-    Raises:
-      UserError: one is neither a function nor a text, or cannot be sent.
-    """
+    Raises UserError where one is neither a function nor a text, or cannot be sent."""
     found: list[Any] = list(reward) if isinstance(reward, list | tuple) else [reward]
     if not found or not all(isinstance(each, str) or callable(each) for each in found):
         raise UserError(

@@ -45,9 +45,7 @@ def configure(num_devices: int) -> Sequence[Device]:
 
     In a program that has used JAX before, a CPU has as many devices as it had then.
 
-    Raises:
-      UserError: fewer devices are there than asked for.
-    """
+    Raises UserError where fewer devices are there than asked for."""
     processes = process_group().count
     if num_devices % processes:
         raise UserError(

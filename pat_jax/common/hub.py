@@ -68,9 +68,7 @@ def local_checkpoint(name: str, *, option: str = "model", weights: bool = True) 
 
     What the cache has is taken, without asking whether the Hub has something newer.
 
-    Raises:
-      UserError: not all of it is in the cache, and the Hub does not give it.
-    """
+    Raises UserError where not all of it is in the cache, and the Hub does not give it."""
     repo = _repo(name, option, "model")
     if repo is None:
         return name

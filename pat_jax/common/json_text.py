@@ -25,12 +25,8 @@ class JsonError(ValueError):
 
 
 def parse_json(text: str | bytes) -> object:
-    """The one value of the text.
-
-    Raises:
-      JsonError: it is broken, nested deeper than `MAX_DEPTH`, has an integer longer than Python
-        reads, or is not UTF-8.
-    """
+    """The one value of the text. Raises JsonError where it is broken, nested deeper than
+    `MAX_DEPTH`, has an integer longer than Python reads, or is not UTF-8."""
     try:
         value = json.loads(text.decode() if isinstance(text, bytes) else text)
     except UnicodeDecodeError as error:

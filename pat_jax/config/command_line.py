@@ -35,7 +35,9 @@ def parse(
     presets: Path | None = PRESETS,
     only: Collection[str] | None = None,
 ) -> Config:
-    """The configuration that `argv` (without the program's name) asks for.
+    """The configuration that `argv` (without the program's name) asks for. Raises UserError where
+    with one sentence about the first mistake. Raises SystemExit where 0, after printing the help or
+    the version.
 
     Args:
       argv: `--name value`, `--name=value`, or `--name` alone for a boolean; `-` stands for `_`.
@@ -45,10 +47,6 @@ def parse(
       presets: the folder of the YAML files that --preset can name; None offers none.
       only: the options that are looked at, where the others may not fit without those of a file
         that is still to be found; None looks at all.
-
-    Raises:
-      UserError: with one sentence about the first mistake.
-      SystemExit: 0, after printing the help or the version.
     """
     default = config_class()
     own = list(options_of(default))

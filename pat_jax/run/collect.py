@@ -101,11 +101,8 @@ class Collector:
         self.totals = totals
 
     def collect(self, step: int, generator: Generator, clock: Stopwatch) -> Experience:
-        """The groups of iteration `step`.
-
-        Raises:
-          UserError: the reward function cannot work, or a response could not be sampled.
-        """
+        """The groups of iteration `step`. Raises UserError where the reward function cannot work,
+        or a response could not be sampled."""
         config, wanted = self._config, self._config.rollout.prompts_per_step
         more = config.algorithm.dynamic_sampling if config.train else 0
         drawn, groups, rewards = [], [], []

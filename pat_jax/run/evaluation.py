@@ -67,12 +67,10 @@ class Evaluator:
 
     def evaluate(self, step: int | None, ask: Ask) -> Evaluation:
         """Asks for all samples of all problems at once, so that no set waits for another's tail.
+        Raises UserError where the reward function cannot work, or a response could not be sampled.
 
         Args:
           step: of the run; None where there is no run.
-
-        Raises:
-          UserError: the reward function cannot work, or a response could not be sampled.
         """
         start, size = time.perf_counter(), self._config.eval.num_generations
         asked = [

@@ -115,11 +115,8 @@ class Generator:
         return groups, report
 
     def evaluate(self, requests: Sequence[Request]) -> Iterator[tuple[int, Completion]]:
-        """The responses of an evaluation as they end; nothing is learned of them.
-
-        Raises:
-          UserError: some could not be sampled, when the others have ended.
-        """
+        """The responses of an evaluation as they end; nothing is learned of them. Raises UserError
+        where some could not be sampled, when the others have ended."""
         size = WINDOW * self.engine.capacity
         for start in range(0, len(requests), size):
             some = requests[start : start + size]
@@ -133,11 +130,8 @@ class Generator:
         expected: np.ndarray | None = None,
         earlier: EarlierResponses | None = None,
     ) -> Iterator[tuple[int, Completion]]:
-        """The responses as they end.
-
-        Raises:
-          UserError: some could not be sampled, when the others have ended.
-        """
+        """The responses as they end. Raises UserError where some could not be sampled, when the
+        others have ended."""
         # Wherever the rollout before has ended, so that an evaluation or a resumption in between
         # changes nothing.
         if (first := self._first_layout()) is not self.engine.layout:
@@ -198,13 +192,11 @@ def sampling_request(
 def sampled(
     stream: Iterable[tuple[int, Completion]], count: int, advice: str
 ) -> Iterator[tuple[int, Completion]]:
-    """The completions of `count` requests that could be sampled.
+    """The completions of `count` requests that could be sampled. Raises UserError where there were
+    such, when the stream has ended.
 
     Args:
       advice: what to do where some could not.
-
-    Raises:
-      UserError: there were such, when the stream has ended.
     """
     failed: dict[int, str] = {}
     for i, done in stream:

@@ -21,12 +21,11 @@ from pat_jax.run.results.serialized_rewards import check_shipped
 
 
 def open_scorer(config: RunConfig, rewards: Sequence[str]) -> RewardScorer:
-    """
+    """Raises UserError where the reward cannot be imported, or there is no token where one is asked
+    for.
+
     Args:
       rewards: those of the task.
-
-    Raises:
-      UserError: the reward cannot be imported, or there is no token where one is asked for.
     """
     check_shipped(rewards)
     num_workers = config.reward_workers or num_cores()
@@ -61,11 +60,8 @@ def try_out(
     num_generations: int,
     progress: Progress,
 ) -> None:
-    """Finds a reward function that cannot work before anything is compiled.
-
-    Raises:
-      UserError: there it is.
-    """
+    """Finds a reward function that cannot work before anything is compiled. Raises UserError where
+    there it is."""
     progress.stage("trying out the reward")
     for note in scorer.try_out(trial_responses(prompt, columns), num_generations):
         progress.print(note)

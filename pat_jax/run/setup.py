@@ -191,10 +191,8 @@ def checked_tokenizer(config: RunConfig, model: ModelConfig) -> Tokenizer:
 
 def model_config(config: RunConfig, devices: Sequence[Device]) -> ModelConfig:
     """The shape of the model, padded so that the devices have the layouts that may be asked for.
-
-    Raises:
-      UserError: `config.model` is neither a usable checkpoint directory nor a built-in shape.
-    """
+    Raises UserError where `config.model` is neither a usable checkpoint directory nor a built-in
+    shape."""
     if shape := checkpoint_shape(config.model, "model"):
         model = shape
     elif os.sep in config.model:

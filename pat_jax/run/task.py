@@ -52,11 +52,8 @@ class Task:
 
 
 def check_task(config: RunConfig) -> None:
-    """Refuses options that do not go together; reads no file.
-
-    Raises:
-      UserError: `config.data` names no task that `config.model` can do.
-    """
+    """Refuses options that do not go together; reads no file. Raises UserError where `config.data`
+    names no task that `config.model` can do."""
     require(
         config.lora.export == "merged" or is_checkpoint(config.model),
         "lora.export",
@@ -89,13 +86,11 @@ def find_files(
     split: str = "train",
 ) -> list[Path]:
     """Files of these names, that match them as patterns, or of datasets of the Hub, each once.
+    Raises UserError where there is none for one of the names.
 
     Args:
       otherwise: what else a name could have meant.
       split: which one of a dataset is meant where its name says none.
-
-    Raises:
-      UserError: there is none for one of the names.
     """
     found: dict[Path, None] = {}
     for name in names:
@@ -145,11 +140,8 @@ def load_tokenizer(config: RunConfig) -> Tokenizer:
 
 
 def load_task(config: RunConfig, tokenizer: Tokenizer) -> Task:
-    """The task that `config.data` names.
-
-    Raises:
-      UserError: the file is unusable, with this tokenizer or at all.
-    """
+    """The task that `config.data` names. Raises UserError where the file is unusable, with this
+    tokenizer or at all."""
     if config.data.is_arithmetic:
         return _arithmetic(config)
     rewards = rewards_of(config, "math")

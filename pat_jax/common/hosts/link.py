@@ -171,11 +171,8 @@ def listen(host: str) -> tuple[socket.socket, Address]:
 
 
 def accept(listener: socket.socket, key: bytes, count: int, wait_s: float) -> list[Peer]:
-    """Waits for `count` others, which may come in any order; any other visitor is sent away.
-
-    Raises:
-      UserError: one does not come within `wait_s`.
-    """
+    """Waits for `count` others, which may come in any order; any other visitor is sent away. Raises
+    UserError where one does not come within `wait_s`."""
 
     def greet(visitor: socket.socket, until: float) -> Peer:
         asked = secrets.token_hex(32)
@@ -204,11 +201,8 @@ def accept(listener: socket.socket, key: bytes, count: int, wait_s: float) -> li
 
 
 def connect(address: Address, index: int) -> list[Peer]:
-    """Every other process's side: its one peer is the first.
-
-    Raises:
-      UserError: it cannot be reached, or is another.
-    """
+    """Every other process's side: its one peer is the first. Raises UserError where it cannot be
+    reached, or is another."""
     host, asked = socket.gethostname(), secrets.token_hex(32)
     try:
         reached = socket.create_connection((address.host, address.port), timeout=GREETING_S)

@@ -36,11 +36,7 @@ class Place(NamedTuple):
 
 def find_place(config: DistributedConfig, variables: Mapping[str, str]) -> Place | None:
     """By the options; else by torchrun's variables; else by the cluster's, which JAX reads. None:
-    alone.
-
-    Raises:
-      UserError: some of them are missing, or are not what they have to be.
-    """
+    alone. Raises UserError where some of them are missing, or are not what they have to be."""
     if config.coordinator:
         return Place(config.coordinator, config.process_id, config.num_processes)
     if _number(variables, "WORLD_SIZE", 1, MOST_PROCESSES, otherwise=1) > 1:
@@ -49,11 +45,8 @@ def find_place(config: DistributedConfig, variables: Mapping[str, str]) -> Place
 
 
 def in_cluster(variables: Mapping[str, str]) -> bool:
-    """Whether a scheduler has started several processes, which JAX knows how to find.
-
-    Raises:
-      UserError: it says so in variables that are no numbers.
-    """
+    """Whether a scheduler has started several processes, which JAX knows how to find. Raises
+    UserError where it says so in variables that are no numbers."""
     for size, rank in _CLUSTERS:
         if rank not in variables:
             continue  # an interactive shell has the other one too
@@ -66,11 +59,8 @@ def in_cluster(variables: Mapping[str, str]) -> bool:
 
 
 def located(wait_s: int, variables: Mapping[str, str]) -> Place:
-    """Where JAX finds the processes of a cluster.
-
-    Raises:
-      UserError: the cluster's variables do not say it.
-    """
+    """Where JAX finds the processes of a cluster. Raises UserError where the cluster's variables do
+    not say it."""
     try:
         coordinator, count, index, local = ClusterEnv.auto_detect_unset_distributed_params(
             variables.get("JAX_COORDINATOR_ADDRESS"), None, None, None, None, wait_s

@@ -37,11 +37,8 @@ def split(address: str) -> tuple[str, int]:
 
 def open_port(host: str, port: int = 0) -> socket.socket:
     """Listens where `host` is reached: on that address alone where it is one of this machine, else
-    on all interfaces, as behind the name of a service.
-
-    Raises:
-      OSError: the port is taken, or `host` has no address.
-    """
+    on all interfaces, as behind the name of a service. Raises OSError where the port is taken, or
+    `host` has no address."""
     kind, _, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     address = str(place[0])
     # Many systems give their own name an address that no other host reaches them by.
@@ -83,14 +80,11 @@ def send_fields(to: socket.socket, **fields: Any) -> None:
 
 
 def receive_fields(of: socket.socket, until: float) -> dict[str, Any]:
-    """One line.
+    """One line. Raises OSError, EOFError where it does not come. Raises ValueError where it is not
+    a JSON object.
 
     Args:
       until: of `time.monotonic()`, when it has to be there.
-
-    Raises:
-      OSError, EOFError: it does not come.
-      ValueError: it is not a JSON object.
     """
     line = bytearray()
     while not line.endswith(b"\n"):

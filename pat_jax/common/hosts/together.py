@@ -72,14 +72,11 @@ class ProcessGroup:
 
     def agree(self, name: str, make: Callable[[], T]) -> T:
         """What `make` gives in the first process, in every one. All must call it, in the same
-        order.
+        order. Raises UserError where the first process has raised it. Raises BaseException: what
+        `stop` raises, where a process was told to stop.
 
         Args:
           name: what it is, for the sentence of a mismatch.
-
-        Raises:
-          UserError: the first process has raised it.
-          BaseException: what `stop` raises, where a process was told to stop.
         """
         if self.is_alone:
             return make()

@@ -60,21 +60,16 @@ class Options:
     SECTION = ""  # how the names of the options begin, such as "rollout."
 
     def __post_init__(self):
-        """
-        Raises:
-          OptionError: a value breaks the rule of its field.
-        """
+        """Raises OptionError where a value breaks the rule of its field."""
         for each in filter(lambda field: _RULE in field.metadata, fields(self)):
             value, (is_valid, expected) = getattr(self, each.name), each.metadata[_RULE]
             self.need(each.name, value is None or is_valid(value), expected)
 
     def need(self, name: str, is_valid: bool, expected: str) -> None:
-        """
+        """Raises OptionError where its value is not valid.
+
         Args:
           name: of one of these options, or of one in a section of them such as "rollout.compile".
-
-        Raises:
-          OptionError: its value is not valid.
         """
         if not is_valid:
             value = attrgetter(name)(self)

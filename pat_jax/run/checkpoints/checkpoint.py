@@ -82,16 +82,14 @@ class Checkpointer:
         return self._open
 
     def save(self, step: int, state: Any, meta: Mapping[str, Any]) -> None:
-        """Start writing; the state may be donated as soon as this returns.
+        """Start writing; the state may be donated as soon as this returns. Raises ValueError where
+        there is a newer checkpoint, so that this one could never be resumed from. Raises SaveError
+        where this one cannot be begun, or the one before could not be written.
 
         Args:
           step: steps done; saving the newest step again does nothing.
           state: a pytree of arrays.
           meta: JSON values; floats survive exactly, tuples come back as lists.
-
-        Raises:
-          ValueError: there is a newer checkpoint, so that this one could never be resumed from.
-          SaveError: this one cannot be begun, or the one before could not be written.
         """
         self.wait()
         latest = self.latest_step()
@@ -166,7 +164,8 @@ class Checkpointer:
         return int(steps[-1].name) if steps else None
 
     def restore(self, abstract_state: Any) -> Read:
-        """The newest checkpoint that is whole; damaged ones are stepped over.
+        """The newest checkpoint that is whole; damaged ones are stepped over. Raises UserError
+        where there is none, or it belongs to another model.
 
         Args:
           abstract_state: the structure wanted: a pytree of `jax.ShapeDtypeStruct` with shardings,
@@ -176,9 +175,6 @@ class Checkpointer:
 
         Returns:
           Its step, state and metadata.
-
-        Raises:
-          UserError: there is none, or it belongs to another model.
         """
         self.wait()
         self._close_manager()

@@ -125,11 +125,8 @@ def as_bytes(responses: EarlierResponses, tokenizer: int) -> bytes:
 
 
 def put_bytes(content: bytes, tokenizer: int, responses: EarlierResponses) -> None:
-    """Puts what `as_bytes` has made of others into `responses`.
-
-    Raises:
-      ValueError: the content is damaged, or of another tokenizer; nothing has been put.
-    """
+    """Puts what `as_bytes` has made of others into `responses`. Raises ValueError where the content
+    is damaged, or of another tokenizer; nothing has been put."""
     told, tokens = of_file(_WHAT, content)
     try:
         if told["tokenizer"] != tokenizer:

@@ -74,11 +74,8 @@ def as_bytes(depth: int, leaves: Mapping[str, np.ndarray]) -> bytes:
 
 
 def of_bytes(content: bytes, depth: int) -> dict[str, np.ndarray]:
-    """The leaves that `as_bytes` was given, for the head behind `depth` layers.
-
-    Raises:
-      ValueError: the content is damaged, or of another layer.
-    """
+    """The leaves that `as_bytes` was given, for the head behind `depth` layers. Raises ValueError
+    where the content is damaged, or of another layer."""
     told, arrays = of_file(_WHAT, content)
     layer = told.get("layer") if isinstance(told, dict) else None
     if layer != depth:

@@ -22,15 +22,13 @@ log = logging.getLogger(__name__)
 def read_kept(
     path: Path, expected: str, made_of: Callable[[Any], Found], otherwise: Found | None = None
 ) -> Found:
-    """
+    """Raises UserError where the file is not as a run writes it.
+
     Args:
       otherwise: what is known where there is no file.
       expected: in the file, in words.
       made_of: its content; raises ValueError, TypeError, KeyError or AttributeError where that is
         not as a run writes it.
-
-    Raises:
-      UserError: the file is not as a run writes it.
     """
     if otherwise is not None and not path.is_file():
         return otherwise
@@ -44,11 +42,8 @@ def read_kept(
 
 
 def declared(value: Found) -> Found:
-    """A dataclass that was made of a file's values.
-
-    Raises:
-      TypeError: its fields do not hold what they declare.
-    """
+    """A dataclass that was made of a file's values. Raises TypeError where its fields do not hold
+    what they declare."""
     if not _has_declared_types(value):
         raise TypeError("a field is of another type")
     return value

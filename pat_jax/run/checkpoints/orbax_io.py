@@ -83,13 +83,10 @@ def silence() -> None:
 
 
 def read_part(path: Path, abstract: Any) -> Any:
-    """A part of the state of a complete checkpoint.
+    """A part of the state of a complete checkpoint. Raises UserError where it cannot be read.
 
     Args:
       abstract: the structure of that part, as in `Checkpointer.restore`, padding included.
-
-    Raises:
-      UserError: it cannot be read.
     """
     silence()
     args = ocp.checkpoint_utils.construct_restore_args(abstract, strict=False)

@@ -36,11 +36,8 @@ class Saves:
         self._guarded(lambda: self._checkpoints.save(step, state, meta))
 
     def end(self, step: int, state: Any, meta: Mapping[str, Any]) -> None:
-        """Returns when `step` is on disk.
-
-        Raises:
-          UserError: it is not, after several attempts.
-        """
+        """Returns when `step` is on disk. Raises UserError where it is not, after several
+        attempts."""
         for pause in (*PAUSES_S, None):
             try:
                 self._checkpoints.save(step, state, meta)

@@ -79,11 +79,7 @@ def as_file(what: str, told: Mapping[str, Any], rest: bytes) -> bytes:
 
 
 def of_file(what: str, content: bytes) -> tuple[Any, bytes]:
-    """What `as_file` was given.
-
-    Raises:
-      ValueError: a bit of it is another.
-    """
+    """What `as_file` was given. Raises ValueError where a bit of it is another."""
     body = content.partition(b"\n")[2]
     if sealed(what, body) != content:
         raise ValueError(DAMAGED)

@@ -35,14 +35,12 @@ class NonFiniteSteps:
     def note(
         self, step: int, mini_batches: Sequence[Sequence[MicroBatch]], applied: Sequence[bool]
     ) -> None:
-        """
+        """Raises UserError where too many in a row were not.
+
         Args:
           step: of the run, the first being 1.
           mini_batches: of its optimizer steps, once or several times in this order.
           applied: whether each of them was.
-
-        Raises:
-          UserError: too many in a row were not.
         """
         skipped, longest = [i for i, is_applied in enumerate(applied) if not is_applied], 0
         for is_applied in applied:

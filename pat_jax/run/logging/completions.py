@@ -120,10 +120,7 @@ class Completions:
         names: Sequence[str] = (),
     ) -> Iterator[None]:
         """Writes responses whose rewards end the run, so that what was generated is not lost.
-
-        Raises:
-          UserError: the one that was raised inside, which then says where they are.
-        """
+        Raises UserError where the one that was raised inside, which then says where they are."""
         try:
             yield
         except UserError as error:

@@ -53,11 +53,8 @@ class KeptRollouts:
 
 
 def read_rollouts(folder: Path) -> Mapping[str, KeptRollout]:
-    """By `NAMES`, as far as they are known; of no file none.
-
-    Raises:
-      UserError: the file is not as a run writes it.
-    """
+    """By `NAMES`, as far as they are known; of no file none. Raises UserError where the file is not
+    as a run writes it."""
     return read_kept(folder / ROLLOUTS_FILE, "rollouts of its steps", _rollouts, {})
 
 

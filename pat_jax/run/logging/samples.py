@@ -113,9 +113,7 @@ def read_samples(folder: Path) -> Mapping[int, Sequence[Sample]]:
 
     Long texts are cut as they are there.
 
-    Raises:
-      UserError: the file is not as a run writes it.
-    """
+    Raises UserError where the file is not as a run writes it."""
     return read_kept(folder / SAMPLES_FILE, "the samples of its steps", _samples, {})
 
 

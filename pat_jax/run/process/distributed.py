@@ -21,14 +21,11 @@ OWN = ("run_dir", "distributed.process_id", "distributed.coordinator")  # that m
 
 
 def meet(config: Options, signals: StopSignals) -> Options:
-    """Before any device is asked for.
+    """Before any device is asked for. Raises UserError where the processes do not find each other,
+    were started with other options, or cannot write what is to be written.
 
     Returns:
       The options, with the folder of the first process, which alone names one where none is given.
-
-    Raises:
-      UserError: the processes do not find each other, were started with other options, or cannot
-        write what is to be written.
     """
     us = join(config.distributed)
     signals.stop_all(us)

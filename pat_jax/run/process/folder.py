@@ -36,12 +36,10 @@ Options = TypeVar("Options", bound=AnyRun)
 
 def options_of_run(argv: Sequence[str], parse: Callable[..., Options]) -> Options:
     """The options that `argv` asks for; those of a resumed run are its own, unless given again.
+    Raises UserError where they are wrong, or there is no run to resume.
 
     Args:
       parse: as `command_line.parse`; it is given `only` where the others may need those of the run.
-
-    Raises:
-      UserError: they are wrong, or there is no run to resume.
     """
     argv = _resume_decided(argv, parse)
     resumed = parse(argv, only=("resume", "run_dir"))
@@ -86,11 +84,8 @@ def _is_run(folder: Path) -> bool:
 
 
 def check_run_dir(config: AnyRun) -> Path:
-    """The run's folder, if it can be written; not made yet.
-
-    Raises:
-      UserError: it cannot be written, holds another run, or has nothing to resume.
-    """
+    """The run's folder, if it can be written; not made yet. Raises UserError where it cannot be
+    written, holds another run, or has nothing to resume."""
     folder, option = Path(config.run_dir), f"option --run_dir is {config.run_dir!r}"
     existing = folder
     while not os.path.exists(existing):  # False too where looking is forbidden
@@ -139,11 +134,8 @@ def _check_kinds(folder: Path, option: str) -> None:
 
 
 def saved_config(folder: Path) -> Path:
-    """The file of the options that a run was begun with, put right if it was damaged.
-
-    Raises:
-      UserError: it was damaged, and no checkpoint knows the options.
-    """
+    """The file of the options that a run was begun with, put right if it was damaged. Raises
+    UserError where it was damaged, and no checkpoint knows the options."""
     path = folder / CONFIG_FILE
     if _is_whole(folder):
         return path
@@ -207,13 +199,11 @@ def _flat(options: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def make_run_dir(config: AnyRun, folder: Path) -> BaseFileLock:
-    """The first thing that a run writes.
+    """The first thing that a run writes. Raises UserError where the folder cannot be made, or
+    another run writes there.
 
     Returns:
       The lock of the folder, held until it is released or the process ends.
-
-    Raises:
-      UserError: the folder cannot be made, or another run writes there.
     """
     option = f"option --run_dir is {config.run_dir!r}"
     lock = lock_folder(folder, option)
@@ -223,13 +213,11 @@ def make_run_dir(config: AnyRun, folder: Path) -> BaseFileLock:
 
 
 def lock_folder(folder: Path, option: str) -> BaseFileLock:
-    """Made when missing, and kept from other processes.
+    """Made when missing, and kept from other processes. Raises UserError where it cannot be made,
+    or another process holds it.
 
     Args:
       option: that names it, and how, in words.
-
-    Raises:
-      UserError: it cannot be made, or another process holds it.
     """
     lock = FileLock(folder / LOCK_FILE)
     try:

@@ -16,12 +16,8 @@ from pat_jax.run.process.stop_signals import Stopped, StopSignals
 @contextmanager
 def in_program() -> Iterator[StopSignals]:
     """While entered, the package's log is the run's and signals stop it; afterwards they are what
-    they were.
-
-    Raises:
-      KeyboardInterrupt: SIGINT has stopped the run, which has kept what there was to keep. After
-        SIGTERM the program gets the signal once more, as it takes it by itself.
-    """
+    they were. Raises KeyboardInterrupt where SIGINT has stopped the run, which has kept what there
+    was to keep. After SIGTERM the program gets the signal once more, as it takes it by itself."""
     stopped: Stopped | None = None
     with _logging_given_back():
         try:

@@ -46,7 +46,8 @@ Restored = tuple[int, dict[str, Any], dict[str, Any]]  # its step, and the same
 
 
 class OpenRun:
-    """Holds the folder from its beginning to the end of the process.
+    """Holds the folder from its beginning to the end of the process. Raises UserError where the
+    folder is another run's, or a tracker cannot begin.
 
     Args:
       command: that makes such runs, as in `python -m pat_jax.COMMAND`.
@@ -54,9 +55,6 @@ class OpenRun:
       fingerprint: what its checkpoints have to share with those of a resumption.
       save_beside: called before each checkpoint is written, with its step: writes what is not part
         of it.
-
-    Raises:
-      UserError: the folder is another run's, or a tracker cannot begin.
     """
 
     def __init__(
@@ -101,12 +99,10 @@ class OpenRun:
 
     def restore(self, abstract: Mapping[str, Any]) -> Restored | None:
         """Step, state and metadata of the newest checkpoint of a resumed run, if there is one.
+        Raises UserError where all of them are damaged.
 
         Args:
           abstract: the shapes and shardings of the state.
-
-        Raises:
-          UserError: all of them are damaged.
         """
         if not self._config.resume:
             return None
@@ -138,11 +134,8 @@ class OpenRun:
         metrics.write(step, {"timing/checkpoint": time.perf_counter() - start})
 
     def save_last(self, step: int, kept: Kept) -> None:
-        """Returns when `step` is on disk.
-
-        Raises:
-          UserError: it is not, after several attempts.
-        """
+        """Returns when `step` is on disk. Raises UserError where it is not, after several
+        attempts."""
         self.saves.end(step, *self._whole(step, kept))
 
     @contextmanager

@@ -56,12 +56,10 @@ class SessionSetup:
         saved: SavedPolicy | None,
         adapter: str = "",
     ) -> "SessionSetup":
-        """
+        """Raises UserError for whatever in the options or their files cannot work.
+
         Args:
           saved: whose policy it is; None: it is that of --model, with the adapter merged.
-
-        Raises:
-          UserError: whatever in the options or their files cannot work.
         """
         engine, head, headless = build_engine(config, model, devices), None, ""
         if saved is None:

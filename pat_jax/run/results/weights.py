@@ -41,20 +41,16 @@ def check_weights(model: str, option: str = "model") -> None:
 
     Asked for last: it may be the download of many gigabytes.
 
-    Raises:
-      UserError: they cannot be had, or do not belong to its config.json.
-    """
+    Raises UserError where they cannot be had, or do not belong to its config.json."""
     folder = local_checkpoint(model, option=option)
     if folder != model:
         check_checkpoint(folder)
 
 
 def weights_of_model(config: RunConfig, model: ModelConfig, adapter: str) -> Load:
-    """Of --model, with the adapter in the directory --adapter, if there is one, merged.
-
-    Raises:
-      UserError: the adapter is none, or is of another model, whose weights may be none either.
-    """
+    """Of --model, with the adapter in the directory --adapter, if there is one, merged. Raises
+    UserError where the adapter is none, or is of another model, whose weights may be none
+    either."""
     if not adapter:
         check_weights(config.model)
         return partial(_load_model, config)
@@ -72,14 +68,11 @@ def weights_of_model(config: RunConfig, model: ModelConfig, adapter: str) -> Loa
 
 def weights_of_run(config: RunConfig, saved: SavedPolicy, policy: Policy, layout: Layout) -> Load:
     """Weights of a run's checkpoint; with LoRA its adapters, merged into their base, which is
-    --model.
+    --model. Raises UserError where the base is not the one that the adapters were trained on.
 
     Args:
       policy: of that model; nothing of it is quantized.
       layout: where the base is looked at.
-
-    Raises:
-      UserError: the base is not the one that the adapters were trained on.
     """
     if saved.lora(policy):
         base = _spread(config.model, policy, layout, DTYPES[saved.compute_dtype])

@@ -168,11 +168,7 @@ def _read(config: SftConfig, model: ModelConfig) -> tuple[Read, Read]:
 
 
 def _steps(config: SftConfig, examples: Examples) -> int:
-    """Optimizer steps of the run.
-
-    Raises:
-      UserError: the warm-up is longer.
-    """
+    """Optimizer steps of the run. Raises UserError where the warm-up is longer."""
     steps = config.steps or math.ceil(config.epochs * examples.batches_per_epoch(config.batch_size))
     if config.optimizer.warmup_steps > steps:
         raise UserError(

@@ -69,13 +69,11 @@ def freeze_base(trainer: Trainer, config: AnyRun) -> int | None:
 
 
 def check_base(meta: Mapping[str, Any], checksum: int | None, config: AnyRun) -> None:
-    """
+    """Raises UserError where its adapters are of another base.
+
     Args:
       meta: of the checkpoint that is gone on from.
       checksum: of the base that there is now; None: all of the policy is trained.
-
-    Raises:
-      UserError: its adapters are of another base.
     """
     if meta.get("base_checksum") != checksum:
         made = "" if is_checkpoint(config.model) else f" with --seed {config.seed}"

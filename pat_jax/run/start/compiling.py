@@ -49,13 +49,10 @@ def compile_run(
     config: RunConfig, setup: Setup, layouts: Sequence[Split], progress: Progress
 ) -> Compiled:
     """The programs of the run, in parallel: every one, or where they are compiled as they are
-    needed those of the first steps.
+    needed those of the first steps. Raises UserError where the update does not fit a device.
 
     Args:
       layouts: those of the rollout that are compiled now.
-
-    Raises:
-      UserError: the update does not fit a device.
     """
     start = time.perf_counter()
     is_by_need = setup.engine.by_need is not None
@@ -77,7 +74,7 @@ def compile_update(
     *,
     by_need: bool = False,
 ) -> str:
-    """Every program of the trainer.
+    """Every program of the trainer. Raises UserError where the update does not fit a device.
 
     Args:
       limit: bytes of a device.
@@ -85,9 +82,6 @@ def compile_update(
 
     Returns:
       What the largest takes of a device, in words.
-
-    Raises:
-      UserError: the update does not fit a device.
     """
     trainer.compile(_show("training", progress), by_need=by_need)
     return check_update(update_stages(trainer), limit, config)

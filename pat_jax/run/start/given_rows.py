@@ -39,11 +39,8 @@ class GivenRows:
         self._rows: dict[str, _Rows] = {}
 
     def taken_from(self, options: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-        """The options, with names of files in the place of rows.
-
-        Raises:
-          UserError: an option has neither names of files nor rows, or a row cannot be written.
-        """
+        """The options, with names of files in the place of rows. Raises UserError where an option
+        has neither names of files nor rows, or a row cannot be written."""
         found: dict[str, Any] = {}
         for key, value in options.items():
             name = f"{prefix}{key}"
@@ -64,13 +61,11 @@ class GivenRows:
 
     @contextmanager
     def placed(self, config: RunConfig) -> Iterator[RunConfig]:
-        """Has them in the run's folder, unless no run begins there.
+        """Has them in the run's folder, unless no run begins there. Raises UserError: what is
+        raised inside, which then names the rows and no file.
 
         Returns:
           The options with the paths of their files.
-
-        Raises:
-          UserError: what is raised inside, which then names the rows and no file.
         """
         run = Path(config.run_dir).absolute()
         files = {name: run / name for name in _files(config) if name in self._rows}
@@ -190,11 +185,7 @@ def _is_none(option: str, value: object) -> bool:
 
 
 def _content(option: str, rows: Any) -> bytes:
-    """JSON lines.
-
-    Raises:
-      UserError: these are no rows, or JSON cannot hold one.
-    """
+    """JSON lines. Raises UserError where these are no rows, or JSON cannot hold one."""
     try:
         if isinstance(rows, bytes | Mapping):
             raise TypeError

@@ -104,10 +104,7 @@ _ADVICE = {
 
 
 def check_trackers(config: AnyRun) -> None:
-    """
-    Raises:
-      UserError: the package of one is not installed.
-    """
+    """Raises UserError where the package of one is not installed."""
     for name in config.trackers:
         spec = find_spec(name)
         # Without an origin it is a folder of that name, such as the one where W&B leaves offline runs.
@@ -119,11 +116,7 @@ def check_trackers(config: AnyRun) -> None:
 
 
 def begin_trackers(config: AnyRun, folder: Path) -> dict[str, Tracker]:
-    """Each of them, by name.
-
-    Raises:
-      UserError: one cannot begin, such as without a login.
-    """
+    """Each of them, by name. Raises UserError where one cannot begin, such as without a login."""
     begun: dict[str, Tracker] = {}
     for name in config.trackers:
         try:
