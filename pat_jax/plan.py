@@ -33,8 +33,7 @@ def main() -> None:
 
 
 def plan(config: Config = None, **options: Any) -> "Planned":
-    """What adaptive TP would give on machines that are not there, as `python -m pat_jax.plan` says
-    it.
+    """What adaptive TP would give on machines that are not there, as the command says it.
 
         pat_jax.plan(model="llama-3.1-8b", target="h100:8", responses=1024, compile=False)
 

@@ -38,9 +38,8 @@ def train(
 ) -> "SavedRun":
     """Improves a language model by reinforcement learning, as `python -m pat_jax.train` does.
 
-        run = pat_jax.train("demo", reward=lambda completions, **columns: [-len(x) for x in
-        completions]) run = pat_jax.train(model=folder, data=[{"prompt": "What is 2 + 3?", "answer":
-        "5"}, ...])
+        run = pat_jax.train("demo", reward=lambda completions, **_: [-len(x) for x in completions])
+        run = pat_jax.train(model=folder, data=[{"prompt": "What is 2 + 3?", "answer": "5"}, ...])
 
     Args:
       config: the name of a preset, a YAML file, or a dictionary of options.

@@ -45,13 +45,7 @@ ADVICE = {
 
 
 def examine(config: DoctorConfig, command: str) -> int:
-    """
-    Args:
-      command: as it was given, for the report.
-
-    Returns:
-      The exit code.
-    """
+    """Returns the exit code; `command` is as it was given, for the report."""
     out = Path(config.out) if config.out else None
     if out is not None:
         check_writable(out, "report")

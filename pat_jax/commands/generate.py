@@ -142,8 +142,7 @@ def recommended_overrides(directory: Path) -> SamplingOverrides:
 
 
 def gap_words(config: GenerateConfig, setup: SessionSetup, sample: Sample) -> str:
-    """How far the results are from those of the full weights; the engine's weights are freed for
-    them."""
+    """How far the results are from those of the full weights, for which the engine's are freed."""
     engine = setup.engine
     limit = memory_limit(setup.config.rollout, list(engine.mesh.devices.flat))
     gap = measure_gap(engine, sample, partial(setup.load, engine.dtype), limit=limit)

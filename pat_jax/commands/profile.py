@@ -116,12 +116,8 @@ def measure_shards(config: ProfileConfig, device: Device) -> Measured:
 def known_profile(
     config: ProfileConfig, subject: Subject, path: Path, *, shards_of: str
 ) -> Profile | None:
-    """What the file holds already, unless all is to be measured anew. Raises ProfileError where it
-    is of something else.
-
-    Args:
-      shards_of: the target of whose shards it has to be; empty: it has to be of whole devices.
-    """
+    """What the file holds already, unless all is to be measured anew. It has to be of the shards of
+    `shards_of`, or where that is empty of whole devices. Raises ProfileError where it is not."""
     if not path.is_file() or config.remeasure:
         return None
     known = load_profile(path, subject)

@@ -71,8 +71,7 @@ class Simulated:
     told: Sequence[str] = ()  # of drafts, in sentences
 
     def plot(self, number: int = 0) -> "Figure":
-        """The first adaptive rollout of an answer: running sequences over time, the layout in
-        force."""
+        """The first adaptive rollout of an answer: running sequences over time, and the layout."""
         if number not in range(len(self.answers)):
             raise UserError(
                 f"number is {shown(number)}: expected that of an answer, from 0 to {len(self.answers) - 1}."
@@ -137,13 +136,7 @@ def simulated(config: SimulateConfig) -> Simulated:
 def _drafts(
     config: SimulateConfig, profile: Profile, recorded: RecordedResponses | None, longest: int
 ) -> tuple[Drafter, DraftSources | None, tuple[str, ...]]:
-    """Those that were measured of the ones asked for, their sources, and what to print about it.
-    Raises UserError where none of those that are insisted on were measured, or nobody can generate
-    them.
-
-    Args:
-      longest: tokens of the longest prompt and response.
-    """
+    """Those that were measured of the ones asked for, their sources, and what to print about it."""
     asked, backend = config.speculation, profile.subject.backend
     wanted = drafter_of(asked, model_of(profile), backend, longest, shape_of)
     drafts, told = measured_drafts(wanted, profile.latency)

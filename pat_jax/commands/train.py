@@ -16,13 +16,7 @@ from pat_jax.run.start.given_rows import GivenRows
 
 
 def run(config: RunConfig, signals: StopSignals, rows: GivenRows) -> str:
-    """
-    Args:
-      rows: that a program has given in the place of data files.
-
-    Returns:
-      Its folder.
-    """
+    """Returns its folder; `rows` are those that a program has given in the place of data files."""
     config = meet(config, signals)
     with rows.placed(config) as config:
         setup = build(config, configure(config.devices))

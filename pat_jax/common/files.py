@@ -30,8 +30,7 @@ def replace_bytes(path: Path, content: bytes) -> None:
 
 
 def whole_lines(path: Path) -> bytes:
-    """A file up to its last line break, without the half line that a killed process may have left;
-    of no file nothing."""
+    """A file's lines without the half that a killed process may have left; none of no file."""
     if path.exists() and not path.is_file():
         raise OSError(errno.EINVAL, "it is no file", str(path))
     content = path.read_bytes() if path.exists() else b""

@@ -64,11 +64,9 @@ def go_on_with(commits: Mapping[str, Mapping[str, str]]) -> None:
 
 
 def local_checkpoint(name: str, *, option: str = "model", weights: bool = True) -> str:
-    """The directory of a model of the Hub, in the client's cache; any other name as it is.
-
-    What the cache has is taken, without asking whether the Hub has something newer.
-
-    Raises UserError where not all of it is in the cache, and the Hub does not give it."""
+    """The directory of a model of the Hub, in the client's cache; any other name as it is. What the
+    cache has is taken, without asking whether the Hub has something newer. Raises UserError where
+    not all of it is in the cache, and the Hub does not give it."""
     repo = _repo(name, option, "model")
     if repo is None:
         return name
@@ -92,15 +90,9 @@ def local_adapter(name: str, *, option: str = "adapter") -> str:
 
 def dataset_files(name: str, option: str, split: str) -> Sequence[Path]:
     """The files of a dataset of the Hub, of one split of one configuration; none of any other name.
-
-    The Hub is asked which files there are; where it does not answer, the cache is.
-
-    Args:
-      split: which one is meant where `name` says none.
-
-    Raises:
-      UserError: the name does not say which files, or they are neither in the cache nor given.
-    """
+    The Hub is asked which files there are; where it does not answer, the cache is. `split` is meant
+    where `name` says none. Raises UserError where the name does not say which files, or they are
+    neither in the cache nor given."""
     repo = _repo(name, option, "dataset")
     if repo is None or name.lower().endswith(FORMS):
         return ()
@@ -230,11 +222,8 @@ def _repo(name: str, option: str, kind: _Kind) -> _Repo | None:
 def _whole(
     repo: _Repo, wanted: Sequence[str], needed: Sequence[str], usual: Sequence[str] = ()
 ) -> str:
-    """The folder of a snapshot with all that is needed, of the cache if it has that.
-
-    Args:
-      usual: files without which the cache may have been filled by a program that wanted less: the Hub is asked.
-    """
+    """The folder of a snapshot with all that is needed, of the cache if it has that and the `usual`
+    files too: without these a program may have filled it that wanted less."""
 
     def lacking(folder: str) -> list[str]:
         files = [part for file in needed for part in _parts(Path(folder), file)]

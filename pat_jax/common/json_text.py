@@ -63,8 +63,7 @@ def _inside(value: object) -> Iterator[object]:
 
 
 def has_lone_surrogate(value: object) -> bool:
-    """Whether a text, at any depth, has half of a character: JSON can say it, no tokenizer reads
-    it."""
+    """Whether a text, at any depth, has half of a character, which no tokenizer reads."""
     if isinstance(value, Mapping):
         return any(has_lone_surrogate(pair) for pair in value.items())
     if isinstance(value, list | tuple):

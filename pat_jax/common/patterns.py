@@ -16,12 +16,8 @@ for name in itertools.islice(glob.iglob(sys.argv[1], recursive=True), int(sys.ar
 
 
 def matches(pattern: str, option: str) -> list[str]:
-    """What is called so, in its order. Raises UserError where looking takes too long, or more is
-    found than a run can read.
-
-    Args:
-      option: where the pattern was given, as `data`.
-    """
+    """What is called so, in its order. Raises UserError, which names `option`, where looking takes
+    too long, or more is found than a run can read."""
     command = [sys.executable, "-I", "-S", "-c", _PROGRAM, pattern, str(MOST_FILES + 1)]
     try:
         found = subprocess.run(command, stdout=subprocess.PIPE, timeout=SECONDS, check=True).stdout

@@ -35,9 +35,8 @@ def parse(
     presets: Path | None = PRESETS,
     only: Collection[str] | None = None,
 ) -> Config:
-    """The configuration that `argv` (without the program's name) asks for. Raises UserError where
-    with one sentence about the first mistake. Raises SystemExit where 0, after printing the help or
-    the version.
+    """The configuration that `argv` (without the program's name) asks for. Raises UserError with
+    one sentence about the first mistake, and SystemExit after printing the help or the version.
 
     Args:
       argv: `--name value`, `--name=value`, or `--name` alone for a boolean; `-` stands for `_`.

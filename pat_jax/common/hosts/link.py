@@ -107,8 +107,7 @@ class Link:
                 self._try_send(peer, pickled)
 
     def post(self, message: Message) -> None:
-        """The same, soon and by another thread: a signal's handler must not wait for one that
-        sends."""
+        """The same, soon and by another thread: a signal's handler must not wait."""
         self._posted.put(message)
 
     def close(self) -> None:
@@ -152,8 +151,7 @@ class Link:
 
 
 class Address(NamedTuple):
-    """Where the first process listens, for the others to find; handed on by the one that starts
-    them."""
+    """Where the first process listens, for the others to find."""
 
     host: str
     port: int
@@ -161,11 +159,7 @@ class Address(NamedTuple):
 
 
 def listen(host: str) -> tuple[socket.socket, Address]:
-    """The first process's side.
-
-    Args:
-      host: by which the others reach this machine.
-    """
+    """The first process's side; `host` is how the others reach this machine."""
     listener = open_port(host)
     return listener, Address(host, int(listener.getsockname()[1]), secrets.token_bytes(32))
 

@@ -96,10 +96,7 @@ def _of_torchrun(variables: Mapping[str, str]) -> Place:
 def _number(
     variables: Mapping[str, str], name: str, least: int, most: int, otherwise: int | None = None
 ) -> int:
-    """
-    Args:
-      otherwise: what it is where it is not set.
-    """
+    """`otherwise` is what it is where it is not set."""
     if otherwise is not None and name not in variables:
         return otherwise
     text = variables[name].strip()

@@ -34,15 +34,9 @@ Visitor = tuple[socket.socket, Mapping[str, Any]]  # and what it has said
 
 
 def roll_call(place: Place, wait_s: float) -> str | None:
-    """Returns when every process is there. Raises UserError where one of them did not come within
-    `wait_s`, or was started as another.
-
-    Args:
-      place: of this one, with a coordinator.
-
-    Returns:
-      The only address at which the others reach the first process; None where it is not known.
-    """
+    """Waits until every process is there. Returns the only address at which the others reach the
+    first one; None where it is not known. Raises UserError where one of them did not come within
+    `wait_s`, or was started as another."""
     assert place.coordinator is not None
     until = time.monotonic() + wait_s
     if place.index == 0:

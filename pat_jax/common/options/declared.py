@@ -27,11 +27,7 @@ LARGEST = 2**63 - 1  # what arrays, seeds and files can hold
 
 
 def stands_for(values: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Metadata of a field whose value sets other options of its section.
-
-    Args:
-      values: of each value that it may have, the options that it sets.
-    """
+    """Metadata of a field whose `values` each set other options of its section."""
     return {_STANDS_FOR: values}
 
 
@@ -42,10 +38,7 @@ def option(default: Any, rule: Rule, **metadata: Any) -> Any:
 
 def auto(rule: Rule) -> Any:
     """The default of a number that is None until the model is known; `auto` is the word for it.
-
-    Nothing reads the field before that (`config/by_model.py`), so that its type is that of the
-    number.
-    """
+    Nothing reads it before (`config/by_model.py`): its type is that of the number."""
     return option(None, rule, **{_IS_AUTO: True})
 
 
@@ -66,11 +59,8 @@ class Options:
             self.need(each.name, value is None or is_valid(value), expected)
 
     def need(self, name: str, is_valid: bool, expected: str) -> None:
-        """Raises OptionError where its value is not valid.
-
-        Args:
-          name: of one of these options, or of one in a section of them such as "rollout.compile".
-        """
+        """Raises OptionError where the value of an option, or of one in a section of them such as
+        "rollout.compile", is not valid."""
         if not is_valid:
             value = attrgetter(name)(self)
             words = " ".join(map(str, value)) if isinstance(value, tuple) else value

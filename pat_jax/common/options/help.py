@@ -14,11 +14,8 @@ _INDENT: Any = {"initial_indent": " " * 8, "subsequent_indent": " " * 8}
 def help_text(
     config: object, sources: Sequence[Option], options: Sequence[Option], prog: str
 ) -> str:
-    """
-    Args:
-      config: the defaults; the text under its class says what the command does, with an example.
-      sources: options that stand for others, such as --config.
-    """
+    """`config` has the defaults, and the text that says what the command does, with an example.
+    `sources` are options that stand for others, such as --config."""
     names = ", ".join(f"--{option.name}" for option in sources)
     lines = [
         inspect.cleandoc(type(config).__doc__ or ""),

@@ -53,11 +53,8 @@ def is_not_offered(name: str) -> bool:
 
 
 def meant(name: str, known: Collection[str]) -> str | None:
-    """The one of the names that are known that stands for the same thing, or is spelt like it.
-
-    Args:
-      name: not one of `known`; of dotted names the last part counts most.
-    """
+    """The one of the `known` names that stands for the same thing, or is spelt like it. The last
+    part of a dotted name counts most."""
     leaf = name.rpartition(".")[2]
     by_leaf = {each.rpartition(".")[2]: each for each in reversed(list(known))}
     for names in _SAME:
