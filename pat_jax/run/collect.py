@@ -47,10 +47,7 @@ class Drawn:
 
     def trace(self, capacity: int) -> RolloutTrace:
         """What the rollout did, with what a replay needs unless the path of some responses is lost.
-
-        Args:
-          capacity: sequences that the engine can run at once.
-        """
+        The engine can run `capacity` sequences at once."""
         if self.from_disk:
             return self.report.trace
         rollouts = [one for group in self.groups for one in group.rollouts]
@@ -90,10 +87,7 @@ class Collector:
         unfinished: RolloutJournal,
         totals: Totals,
     ):
-        """
-        Args:
-          totals: of the iterations before.
-        """
+        """`totals` are those of the iterations before."""
         self.unfinished = unfinished
         self._config, self._task, self._scorer = config, task, scorer
         self._read = response_reader(task.columns, task.tokenizer)

@@ -58,20 +58,14 @@ class Evaluator:
         completions: Completions,
         progress: Progress,
     ):
-        """
-        Args:
-          read: makes texts of a response (`rl.responses.response_reader`).
-        """
+        """`read` makes texts of a response (`rl.rewards.responses.response_reader`)."""
         self._config, self._sets, self._read, self._scorer = config, sets, read, scorer
         self._completions, self._progress = completions, progress
 
     def evaluate(self, step: int | None, ask: Ask) -> Evaluation:
-        """Asks for all samples of all problems at once, so that no set waits for another's tail.
-        Raises UserError where the reward function cannot work, or a response could not be sampled.
-
-        Args:
-          step: of the run; None where there is no run.
-        """
+        """Asks for all samples of all problems at once, so that no set waits for another's tail;
+        `step` is None where there is no run. Raises UserError where the reward function cannot
+        work, or a response could not be sampled."""
         start, size = time.perf_counter(), self._config.eval.num_generations
         asked = [
             (number, prompt, sample)

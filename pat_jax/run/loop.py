@@ -134,8 +134,7 @@ class Run:
         learner.note_skipped(step, batch, result)
 
     def has_learned(self, step: int, measured: dict[str, Any]) -> None:
-        """From here on this is the step that is saved, whatever fails; what is measured later is
-        added."""
+        """As `Steps.has_learned`."""
         self.steps.has_learned(step, measured)
         # Of whole steps: what an abandoned one has drawn is drawn again.
         self.whole = self.collector.totals, self.generator.lengths

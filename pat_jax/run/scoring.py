@@ -21,12 +21,8 @@ from pat_jax.run.results.serialized_rewards import check_shipped
 
 
 def open_scorer(config: RunConfig, rewards: Sequence[str]) -> RewardScorer:
-    """Raises UserError where the reward cannot be imported, or there is no token where one is asked
-    for.
-
-    Args:
-      rewards: those of the task.
-    """
+    """A scorer of the task's `rewards`. Raises UserError where one cannot be imported, or there is
+    no token where one is asked for."""
     check_shipped(rewards)
     num_workers = config.reward_workers or num_cores()
     return RewardScorer(
@@ -60,16 +56,14 @@ def try_out(
     num_generations: int,
     progress: Progress,
 ) -> None:
-    """Finds a reward function that cannot work before anything is compiled. Raises UserError where
-    there it is."""
+    """Raises UserError where a reward function cannot work, before anything is compiled."""
     progress.stage("trying out the reward")
     for note in scorer.try_out(trial_responses(prompt, columns), num_generations):
         progress.print(note)
 
 
 def wait_for_rewards(scoring: Scoring[Any], progress: Progress) -> Float[np.ndarray, " responses"]:
-    """All rewards, once the last one is there; NaN for responses that are left out, which it
-    reports."""
+    """All rewards, once the last is there; NaN for responses that are left out and reported."""
     progress.stage("waiting for rewards")
     rewards, failures = scoring.rewards(), scoring.failures.values()
     if failures:

@@ -75,12 +75,10 @@ class Setup:
 
 
 def build(config: RunConfig, devices: Sequence[Device]) -> Setup:
-    """Raises UserError for whatever in the configuration or its files cannot work.
-
-    Cheap checks come first: options, headers of files, layouts. Then come the tokenizer and the
-    data, which take seconds, and the kernels on these devices. Weights, which may have to be
-    downloaded, come last.
-    """
+    """Raises UserError for whatever in the configuration or its files cannot work. Cheap checks
+    come first: options, headers of files, layouts. Then come the tokenizer and the data, which take
+    seconds, and the kernels on these devices. Weights, which may have to be downloaded, come
+    last."""
     setup = _built(config, devices)
     kernels = other_kernels(setup.config, setup.engine, also=("rows",))
     if kernels is not None:
@@ -211,8 +209,7 @@ def model_config(config: RunConfig, devices: Sequence[Device]) -> ModelConfig:
 def settled_options(
     config: Options, model: ModelConfig, devices: Sequence[Device]
 ) -> tuple[Options, str]:
-    """The options with what this model and these devices bring where nothing is written; see
-    `settled`."""
+    """The options with what this model and these devices bring (`settled`)."""
     context, platform = model.max_position, devices[0].platform
     return settled(config, KnownModel(config.model, is_checkpoint(config.model), context, platform))
 
@@ -220,11 +217,8 @@ def settled_options(
 def other_kernels(
     config: RunConfig, engine: RolloutEngine, also: Sequence[str] = ()
 ) -> Kernels | None:
-    """What the engine's devices are to compute with; None where its own kernels are right.
-
-    Args:
-      also: kernels that are used beside generation's.
-    """
+    """What the engine's devices are to compute with, `also` beside generation; None where its own
+    kernels are right."""
     layouts, drafts = list(engine.layouts.values()), engine.specs.drafts.num_draft_tokens
     kernels = usable_kernels(
         layouts,

@@ -45,8 +45,7 @@ class Task:
 
     @cached_property
     def checksums(self) -> dict[str, int]:
-        """Checksums of the training and the held-out problems: a resumed run should have the
-        same."""
+        """Checksums of training and held-out problems: a resumed run should have the same."""
         heldout = checksum_of(prompt for one in self.heldout for prompt in one.prompts)
         return {"train": self.train.checksum, "heldout": heldout}
 
@@ -85,13 +84,9 @@ def find_files(
     *,
     split: str = "train",
 ) -> list[Path]:
-    """Files of these names, that match them as patterns, or of datasets of the Hub, each once.
-    Raises UserError where there is none for one of the names.
-
-    Args:
-      otherwise: what else a name could have meant.
-      split: which one of a dataset is meant where its name says none.
-    """
+    """Files of these names, that match them as patterns, or of datasets of the Hub, each once: of
+    `split` where the name says none. Raises UserError where there is none for a name; `otherwise`
+    says in it what else the name could have meant."""
     found: dict[Path, None] = {}
     for name in names:
         found_here = dataset_files(name, option, split)
@@ -170,11 +165,8 @@ def problem_reader(
     rewards: Sequence[str],
     option: str = "--rollout.max_prompt_length",
 ) -> Callable[..., ProblemSplits]:
-    """`load_problems` as the options and the rewards want it, without files and `heldout_share`.
-
-    Args:
-      option: what a person calls the limit.
-    """
+    """`load_problems` as the options and the rewards want it, without files and `heldout_share`; a
+    person calls the limit `option`."""
     return partial(
         load_problems,
         tokenizer=tokenizer,
@@ -198,11 +190,7 @@ def read_sets(
 
 
 def check_sets(sets: Mapping[str, ProblemSplits], rewards: Sequence[str], advice: str) -> None:
-    """Refuses sets without problems, or without what a reward compares with.
-
-    Args:
-      advice: what to do where there is nothing to evaluate.
-    """
+    """Refuses sets without problems, with `advice`, or without what a reward compares with."""
     for one in sets.values():
         name = one.heldout.name
         if not len(one.heldout):
@@ -214,10 +202,7 @@ def check_sets(sets: Mapping[str, ProblemSplits], rewards: Sequence[str], advice
 
 
 def rewards_of(config: RunConfig, own: str) -> list[str]:
-    """
-    Args:
-      own: what `auto` means.
-    """
+    """`own` is what `auto` means."""
     return [own if reward == "auto" else reward for reward in config.reward]
 
 

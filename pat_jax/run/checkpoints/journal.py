@@ -43,23 +43,13 @@ class SavedResponse:
 
 
 class RolloutJournal:
-    """The iterations of one run.
-
-    Args:
-      run: its folder.
-      checkpoints: the folder of its checkpoints.
-      is_on: whether anything is kept, or taken from there.
-    """
+    """The iterations of one run, of which nothing is kept or taken unless it `is_on`."""
 
     def __init__(self, run: Path, checkpoints: Path, *, is_on: bool):
         self._folder, self._checkpoints, self._is_on = run / FOLDER, checkpoints, is_on
 
     def iteration(self, step: int, policy: int) -> "Iteration":
-        """
-        Args:
-          step: iterations before it.
-          policy: checksum of what answers its requests.
-        """
+        """The one after `step` others; `policy` is a checksum of what answers its requests."""
         if not self._is_on:
             return Iteration(policy)
         opened: list[PatientFile] = []  # by the first process
@@ -144,11 +134,7 @@ class Batch:
         self, requests: Sequence[Request], ask: Ask
     ) -> Iterator[tuple[int, Completion]]:
         """Places of requests and their completions: first those on disk, then those that `ask`
-        generates for the others, each on disk before it is handed on.
-
-        Args:
-          ask: answers the requests at these places.
-        """
+        generates for the others, each on disk before it is handed on."""
         left = []
         for place, request in enumerate(requests):
             earlier = self.before.get(place)
@@ -200,8 +186,7 @@ def response_row(request: Request, done: Completion) -> dict[str, Any]:
 
 
 def _read(lines: Sequence[bytes], policy: int) -> dict[tuple[int, int], SavedResponse]:
-    """Responses of this policy by batch and place, with their scores; whatever else is there is not
-    ours to use."""
+    """Responses of this policy by batch and place, with their scores; others are left out."""
     found: dict[tuple[int, int], SavedResponse] = {}
     for line in lines:
         try:

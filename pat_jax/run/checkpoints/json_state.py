@@ -22,14 +22,9 @@ log = logging.getLogger(__name__)
 def read_kept(
     path: Path, expected: str, made_of: Callable[[Any], Found], otherwise: Found | None = None
 ) -> Found:
-    """Raises UserError where the file is not as a run writes it.
-
-    Args:
-      otherwise: what is known where there is no file.
-      expected: in the file, in words.
-      made_of: its content; raises ValueError, TypeError, KeyError or AttributeError where that is
-        not as a run writes it.
-    """
+    """What `made_of` makes of a file's content; `otherwise` where there is no file. Raises
+    UserError, with the words of what is `expected`, where `made_of` raises ValueError, TypeError,
+    KeyError or AttributeError: the file is not as a run writes it."""
     if otherwise is not None and not path.is_file():
         return otherwise
     try:
@@ -42,8 +37,7 @@ def read_kept(
 
 
 def declared(value: Found) -> Found:
-    """A dataclass that was made of a file's values. Raises TypeError where its fields do not hold
-    what they declare."""
+    """A dataclass made of a file's values. Raises TypeError where a field is of another type."""
     if not _has_declared_types(value):
         raise TypeError("a field is of another type")
     return value
@@ -52,8 +46,7 @@ def declared(value: Found) -> Found:
 def gone_on_with(
     read: Callable[[Path], Mapping[Key, Value]], folder: Path, what: str
 ) -> Mapping[Key, Value]:
-    """What a resumed run has of a file in its folder: no run needs it, so a damaged one is as
-    none."""
+    """What a resumed run has of a file that no run needs; nothing of a damaged one."""
     try:
         return read(folder)
     except (UserError, OSError) as error:

@@ -14,10 +14,8 @@ PAUSES_S = (0.0, 2.0, 10.0)  # before each further attempt at the last checkpoin
 
 
 class Saves:
-    """The checkpoints of a run of `steps`: one each `every` steps, and one at its end.
-
-    A failed one is reported at once and tried again after each further step; training goes on.
-    """
+    """The checkpoints of a run of `steps`: one each `every` steps, and one at its end. A failed one
+    is reported at once and tried again after each further step; training goes on."""
 
     def __init__(
         self, checkpoints: Checkpointer, every: int, steps: int, notify: Callable[[str], None]
@@ -36,8 +34,7 @@ class Saves:
         self._guarded(lambda: self._checkpoints.save(step, state, meta))
 
     def end(self, step: int, state: Any, meta: Mapping[str, Any]) -> None:
-        """Returns when `step` is on disk. Raises UserError where it is not, after several
-        attempts."""
+        """Returns when `step` is on disk; raises UserError where it is not, after several tries."""
         for pause in (*PAUSES_S, None):
             try:
                 self._checkpoints.save(step, state, meta)

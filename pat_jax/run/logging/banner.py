@@ -43,12 +43,8 @@ def introduction(
     arithmetic: str = "",
     lora: Lora | None = None,
 ) -> str:
-    """
-    Args:
-      learning: by what; nothing where nothing is learned.
-      arithmetic: what more there is to say of it.
-      lora: the adapters that are trained, if it is not all of the policy.
-    """
+    """`learning` is by what, empty where nothing is learned. `arithmetic` is what more there is to
+    say of it, and `lora` are the adapters, if it is not all of the policy that is trained."""
     kind, model = devices[0].device_kind, Path(config.model).name
     arithmetic = f"{config.compute_dtype} arithmetic{arithmetic}"
     if learning and config.compute_dtype != "float32":

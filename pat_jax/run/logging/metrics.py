@@ -57,8 +57,7 @@ class MetricsWriter:
             self.event("resume", step=resume_step)
 
     def write(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """Write the metrics of `step`: numbers, scalar arrays, or text (which trackers do not
-        get)."""
+        """Writes numbers, scalar arrays or texts of `step`; trackers do not get the texts."""
         row = {name: _plain(name, value) for name, value in metrics.items()}
         self._file.write_row({"step": step, "time": time.time()} | row, allow_nan=False)
         numbers = {
@@ -70,8 +69,7 @@ class MetricsWriter:
             tracker.write(step, numbers)
 
     def samples(self, step: int, samples: Sequence[Sample]) -> None:
-        """Keep a few responses of `step` for the run's page, and show them where the trackers
-        do."""
+        """Keeps a few responses of `step` for the run's page, and shows them in the trackers."""
         try:
             self._samples.add(step, samples)
         except OSError as error:  # such as a full disk: the file of the next time has these as well

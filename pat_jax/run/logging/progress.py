@@ -107,8 +107,7 @@ def _is_nan(value: object) -> bool:
 
 
 def wrapped(line: str, columns: int) -> str:
-    """A line of parts that begin with a word, two spaces between them, broken where it is too
-    long."""
+    """Parts that begin with a word, two spaces between them, in lines of so many columns."""
     lines = [""]
     for part in re.split(r"  (?=[a-z])", line):
         if len(lines[-1]) + 2 + len(part) > columns and lines[-1]:

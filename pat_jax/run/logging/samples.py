@@ -51,12 +51,8 @@ def to_samples(
     decode: Callable[[Rollout], str],
     chosen: Sequence[int] | None = None,
 ) -> Iterator[Sample]:
-    """
-    Args:
-      rewards: NaN where a response has none.
-      functions: what each gave; of several it is part of a sample.
-      chosen: of the responses, in order; None: all.
-    """
+    """Those of the responses that are `chosen`, in order; None: all. A reward of NaN is none, and
+    what each of several functions gave is part of a sample."""
     several = functions if len(functions) > 1 else ()
     for i in range(len(rollouts)) if chosen is None else chosen:
         scores = {one.name: one.scores[i] for one in several}
@@ -88,11 +84,7 @@ def _number(value: float | None) -> str:
 
 
 class SamplesFile:
-    """
-    Args:
-      folder: of the run; a file that is there is gone on with.
-      resume_step: what the file has from this step on is left out.
-    """
+    """In the folder of a run. A file that is there is gone on with, up to `resume_step`."""
 
     def __init__(self, folder: Path, resume_step: int | None):
         self._folder = folder
@@ -109,11 +101,8 @@ class SamplesFile:
 
 
 def read_samples(folder: Path) -> Mapping[int, Sequence[Sample]]:
-    """The samples of a run, by step, the newest first; of no file none.
-
-    Long texts are cut as they are there.
-
-    Raises UserError where the file is not as a run writes it."""
+    """The samples of a run, by step, the newest first, long texts cut; none of no file. Raises
+    UserError where the file is not as a run writes it."""
     return read_kept(folder / SAMPLES_FILE, "the samples of its steps", _samples, {})
 
 

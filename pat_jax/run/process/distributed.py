@@ -21,12 +21,9 @@ OWN = ("run_dir", "distributed.process_id", "distributed.coordinator")  # that m
 
 
 def meet(config: Options, signals: StopSignals) -> Options:
-    """Before any device is asked for. Raises UserError where the processes do not find each other,
-    were started with other options, or cannot write what is to be written.
-
-    Returns:
-      The options, with the folder of the first process, which alone names one where none is given.
-    """
+    """Before any device is asked for. Returns the options with the folder of the first process,
+    which alone names one where none is given. Raises UserError where the processes do not find each
+    other, were started with other options, or cannot write what is to be written."""
     us = join(config.distributed)
     signals.stop_all(us)
     first = us.agree("options", lambda: config)

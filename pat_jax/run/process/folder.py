@@ -36,11 +36,8 @@ Options = TypeVar("Options", bound=AnyRun)
 
 def options_of_run(argv: Sequence[str], parse: Callable[..., Options]) -> Options:
     """The options that `argv` asks for; those of a resumed run are its own, unless given again.
-    Raises UserError where they are wrong, or there is no run to resume.
-
-    Args:
-      parse: as `command_line.parse`; it is given `only` where the others may need those of the run.
-    """
+    `parse` is as `command_line.parse`, with `only` where the others may need those of the run.
+    Raises UserError where they are wrong, or there is no run to resume."""
     argv = _resume_decided(argv, parse)
     resumed = parse(argv, only=("resume", "run_dir"))
     if resumed.resume:
@@ -165,10 +162,7 @@ def changed_options(config: AnyRun, folder: Path) -> list[str]:
 
 def name_of_rows(path: str) -> str:
     """What a file of given rows is called in its run's folder, wherever that lies; empty of any
-    other path.
-
-    The name follows from the rows: files of one name have the same.
-    """
+    other path. It follows from the rows: files of one name have the same."""
     name = "/".join(Path(path).parts[-3:])
     return name if re.fullmatch(rf"{ROWS}/[0-9a-f]{{16}}/\w+\.jsonl", name) else ""
 
@@ -199,12 +193,9 @@ def _flat(options: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def make_run_dir(config: AnyRun, folder: Path) -> BaseFileLock:
-    """The first thing that a run writes. Raises UserError where the folder cannot be made, or
-    another run writes there.
-
-    Returns:
-      The lock of the folder, held until it is released or the process ends.
-    """
+    """The first thing that a run writes. Returns the lock of the folder, held until it is released
+    or the process ends. Raises UserError where the folder cannot be made, or another run writes
+    there."""
     option = f"option --run_dir is {config.run_dir!r}"
     lock = lock_folder(folder, option)
     if not config.resume and is_used(folder):
@@ -213,12 +204,8 @@ def make_run_dir(config: AnyRun, folder: Path) -> BaseFileLock:
 
 
 def lock_folder(folder: Path, option: str) -> BaseFileLock:
-    """Made when missing, and kept from other processes. Raises UserError where it cannot be made,
-    or another process holds it.
-
-    Args:
-      option: that names it, and how, in words.
-    """
+    """Made when missing, and kept from other processes. Raises UserError, which begins with
+    `option`, where it cannot be made, or another process holds it."""
     lock = FileLock(folder / LOCK_FILE)
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -98,12 +98,9 @@ class OpenRun:
             self.progress.print(f"resumed with other options: {changed}")
 
     def restore(self, abstract: Mapping[str, Any]) -> Restored | None:
-        """Step, state and metadata of the newest checkpoint of a resumed run, if there is one.
-        Raises UserError where all of them are damaged.
-
-        Args:
-          abstract: the shapes and shardings of the state.
-        """
+        """Step, state and metadata of the newest checkpoint of a resumed run, if there is one;
+        `abstract` has the shapes and shardings of the state. Raises UserError where all are
+        damaged."""
         if not self._config.resume:
             return None
         if self.checkpoints.latest_step() is None:
@@ -118,10 +115,7 @@ class OpenRun:
         return found
 
     def metrics(self, first_step: int) -> MetricsWriter:
-        """
-        Args:
-          first_step: how many steps are done.
-        """
+        """Those of a run with so many steps done."""
         resume_step = first_step + 1 if self._config.resume else None
         trackers, notify = self._trackers, self.progress.print
         return MetricsWriter(self.folder, resume_step=resume_step, trackers=trackers, notify=notify)
@@ -134,20 +128,15 @@ class OpenRun:
         metrics.write(step, {"timing/checkpoint": time.perf_counter() - start})
 
     def save_last(self, step: int, kept: Kept) -> None:
-        """Returns when `step` is on disk. Raises UserError where it is not, after several
-        attempts."""
+        """Returns when `step` is on disk; raises UserError where it is not, after several tries."""
         self.saves.end(step, *self._whole(step, kept))
 
     @contextmanager
     def saved_at_an_error(
         self, signals: StopSignals, last: Callable[[], tuple[int, Kept]]
     ) -> Iterator[None]:
-        """Whatever error ends what is done inside, the last whole step is saved before anybody else
-        hears of it.
-
-        Args:
-          last: that step and what is kept of it; asked for at the error.
-        """
+        """Whatever error ends what is done inside, the `last` whole step is saved before anybody
+        else hears of it; it is asked for then."""
         try:
             yield
         except (Stopped, StoppedAtOnce):  # see `stop`; the other wants nothing to be saved
@@ -170,11 +159,8 @@ class OpenRun:
             return f"the last whole step was not saved ({first_line(error)}), and {self.saves.on_disk()}"
 
     def stop(self, stopped: Stopped, done: int | None, kept: Callable[[], Kept]) -> None:
-        """Saves what the run has done and says how to go on.
-
-        Args:
-          done: steps; None: there is nothing yet that is worth keeping.
-        """
+        """Saves what the run has done and says how to go on; where nothing is `done` there is
+        nothing yet that is worth keeping."""
         if done is None:
             what = self.saves.newest()
         else:
@@ -209,12 +195,8 @@ class OpenRun:
             self._lock.release()
 
     def tell_end(self, compile_s: float, plan: str = "") -> None:
-        """What came of the run, where its time went, and what is where.
-
-        Args:
-          compile_s: seconds that it compiled.
-          plan: of the newest rollout, where one was made.
-        """
+        """What came of the run, where its time went, what is where; `plan` is the newest
+        rollout's."""
         print(summarize(read_metrics(self.folder / METRICS_FILE)))
         if plan:
             print(f"newest rollout: {plan}")

@@ -19,11 +19,8 @@ TAIL = 4  # the switch comes once one in so many responses is unfinished
 
 
 def same_rollout(run: Run) -> ShownSwitch:
-    """Raises UserError where responses could not be sampled.
-
-    Args:
-      run: of at least two layouts; its rollout holds the weights of the last policy.
-    """
+    """`run` has at least two layouts, and its rollout holds the weights of the last policy. Raises
+    UserError where responses could not be sampled."""
     rollout, totals = run.config.rollout, run.collector.totals
     prompts, _ = run.setup.task.train.draw(totals.cursor, rollout.prompts_per_step)
     requests = training_requests(rollout, prompts, run.config.seed, totals.batches)

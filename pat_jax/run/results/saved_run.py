@@ -92,8 +92,7 @@ class SavedRun:
 
     @property
     def rollouts(self) -> Mapping[str, KeptRollout]:
-        """What the `first`, the `slowest` and the `newest` rollout did, as far as the page has
-        them."""
+        """What the `first`, `slowest` and `newest` rollout did, as far as the page has them."""
         return read_rollouts(self.folder)
 
     def plot_rollout(self, name: str | None = None) -> "Figure":
@@ -154,10 +153,7 @@ class Samples(dict[int, Sequence[Sample]]):
 
 
 def read_trace(path: Path) -> RolloutTrace:
-    """
-    Raises:
-      UserError: it is not as a run writes it.
-    """
+    """Raises UserError where it is not as a run writes it."""
     return read_kept(
         path, "its last rollout", lambda fields: declared(RolloutTrace.from_fields(fields))
     )

@@ -56,11 +56,8 @@ class SessionSetup:
         saved: SavedPolicy | None,
         adapter: str = "",
     ) -> "SessionSetup":
-        """Raises UserError for whatever in the options or their files cannot work.
-
-        Args:
-          saved: whose policy it is; None: it is that of --model, with the adapter merged.
-        """
+        """Raises UserError for whatever in the options or their files cannot work. The policy is
+        that of `saved`, or where there is none that of --model, with the adapter merged."""
         engine, head, headless = build_engine(config, model, devices), None, ""
         if saved is None:
             load = weights_of_model(config, model, adapter)

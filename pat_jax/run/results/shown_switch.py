@@ -89,8 +89,7 @@ def write_switch(folder: Path, shown: ShownSwitch) -> None:
 
 
 def read_switch(folder: Path) -> ShownSwitch | None:
-    """None where the run has shown none. Raises UserError where the file is not as a run writes
-    it."""
+    """None where there is none. Raises UserError where the file is not as a run writes it."""
     path = folder / SWITCH_FILE
     return read_kept(path, "a rollout that was made twice", _of_fields) if path.is_file() else None
 

@@ -37,11 +37,9 @@ Load = Callable[[jnp.dtype, Policy, Layout], Params]
 
 
 def check_weights(model: str, option: str = "model") -> None:
-    """Has those of a model of the Hub here; those of a directory were seen with its shape.
-
-    Asked for last: it may be the download of many gigabytes.
-
-    Raises UserError where they cannot be had, or do not belong to its config.json."""
+    """Has those of a model of the Hub here; those of a directory were seen with its shape. Asked
+    for last: it may be the download of many gigabytes. Raises UserError where they cannot be had,
+    or do not belong to its config.json."""
     folder = local_checkpoint(model, option=option)
     if folder != model:
         check_checkpoint(folder)
@@ -68,12 +66,8 @@ def weights_of_model(config: RunConfig, model: ModelConfig, adapter: str) -> Loa
 
 def weights_of_run(config: RunConfig, saved: SavedPolicy, policy: Policy, layout: Layout) -> Load:
     """Weights of a run's checkpoint; with LoRA its adapters, merged into their base, which is
-    --model. Raises UserError where the base is not the one that the adapters were trained on.
-
-    Args:
-      policy: of that model; nothing of it is quantized.
-      layout: where the base is looked at.
-    """
+    --model. `policy` is of that model, not quantized, and the base is looked at in `layout`. Raises
+    UserError where the base is not the one that the adapters were trained on."""
     if saved.lora(policy):
         base = _spread(config.model, policy, layout, DTYPES[saved.compute_dtype])
         check_base(saved.meta, base_checksum(policy, base), config)

@@ -40,10 +40,7 @@ class Drawn:
         return Drawn(self.examples + len(examples), self.tokens + sum(map(len, examples)))
 
     def metrics(self, epoch: int) -> dict[str, float]:
-        """
-        Args:
-          epoch: examples of one.
-        """
+        """`epoch` is how many examples one has."""
         return {"progress/tokens": self.tokens, "progress/epoch": self.examples / epoch}
 
     def to_json(self) -> dict[str, Any]:

@@ -54,11 +54,9 @@ class SftSetup:
 
 
 def build(config: SftConfig, devices: Sequence[Device]) -> SftSetup:
-    """Raises UserError for whatever in the configuration or its files cannot work.
-
-    What is cheap to find out comes first: options, headers of files; then the tokenizer and the
-    examples, which take seconds; last of all weights, which may have to be downloaded.
-    """
+    """Raises UserError for whatever in the configuration or its files cannot work. Cheap checks
+    come first: options, headers of files. Then come the tokenizer and the examples, which take
+    seconds. Weights, which may have to be downloaded, come last."""
     config, model, shortened = _settled(config, devices)
     policy = Policy.from_config(model)
     lora = identity(build_lora(config.lora, policy))

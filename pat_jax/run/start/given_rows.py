@@ -61,12 +61,8 @@ class GivenRows:
 
     @contextmanager
     def placed(self, config: RunConfig) -> Iterator[RunConfig]:
-        """Has them in the run's folder, unless no run begins there. Raises UserError: what is
-        raised inside, which then names the rows and no file.
-
-        Returns:
-          The options with the paths of their files.
-        """
+        """Has them in the run's folder, unless no run begins there; gives the options with the
+        paths of their files. A UserError that is raised inside names the rows and no file."""
         run = Path(config.run_dir).absolute()
         files = {name: run / name for name in _files(config) if name in self._rows}
         existed = run.exists()
@@ -148,11 +144,7 @@ def _remove_unused(run: Path, files: Sequence[Path], *, existed: bool) -> None:
 
 
 def _remove(files: Iterable[Path], run: Path | None) -> None:
-    """With the folders that were made for them, and are empty.
-
-    Args:
-      run: its folder; None: it was there before.
-    """
+    """With the folders that were made for them, that of the `run` among them, if they are empty."""
     for path in files:
         with suppress(OSError):
             path.unlink(missing_ok=True)

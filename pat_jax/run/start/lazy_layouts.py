@@ -30,11 +30,8 @@ log = logging.getLogger(__name__)
 
 
 def first_layouts(config: RunConfig, setup: Setup) -> tuple[Split, ...]:
-    """The layouts to compile before the first iteration.
-
-    With a profile: where a rollout starts by it, and what is worth compiling. Without: the lowest
-    TP.
-    """
+    """The layouts to compile before the first iteration. With a profile: where a rollout starts by
+    it, and what is worth compiling. Without: the lowest TP."""
     engine, profile, rollout = setup.engine, setup.profile, config.rollout
     splits = tuple(engine.layouts)
     if rollout.compile != "lazy" or setup.scripted or len(splits) == 1:
@@ -58,11 +55,8 @@ class LazyLayouts:
     def __init__(
         self, setup: Setup, planner: CostModelPlanner, warmup: Warmup, ready: Sequence[Split]
     ):
-        """
-        Args:
-          planner: plans with the layouts that are `ready`, and with others once they are.
-          warmup: what has measured those.
-        """
+        """`planner` plans with what is `ready`, which `warmup` has measured, and later with
+        others."""
         self.engine, self.planner, self.warmup = setup.engine, planner, warmup
         self.ready = list(ready)
         self.load = full_load(setup.config.rollout, self.engine.capacity)
@@ -87,11 +81,8 @@ class LazyLayouts:
         return sorted(set.intersection(*process_group().gather("compiled", self.compiler.finished)))
 
     def bring_in(self, due: Sequence[Split], load_weights: Callable[[Layout], Params]) -> list[str]:
-        """Warms up and measures layouts that are `due`; the engine holds no weights meanwhile.
-
-        Returns:
-          A line for each layout that plans may lead to from now on.
-        """
+        """Warms up and measures layouts that are `due`, while the engine holds no weights. Returns
+        a line for each, to which plans may lead from now on."""
         lines = []
         for split in due:
             seconds = self.compiler.take(split)
@@ -124,11 +115,8 @@ def _usable(latency: LatencyModel, engine: RolloutEngine) -> LatencyModel:
 def _compile_s(
     engine: RolloutEngine, profiled: Collection[float], there: Sequence[Split]
 ) -> dict[Split, float]:
-    """Predicted seconds to compile each layout that is not `there`, its switches to those included.
-
-    Args:
-      profiled: seconds of some programs, which count until one was compiled here.
-    """
+    """Predicted seconds to compile each layout that is not `there`, its switches to those included;
+    `profiled` seconds count until a program was compiled here."""
     seen = engine.programs.compile_seconds.values() or profiled
     each_s = sum(seen) / max(1, len(seen))
     missing = {}

@@ -71,8 +71,7 @@ def cost_planner(
 
 
 def unseen_acceptance(drafts: Drafts) -> Acceptance | None:
-    """Before any draft was verified; None where there are none, though a profile may know of
-    some."""
+    """Before any draft was verified; None where there are none, whatever a profile knows."""
     return Acceptance.unseen(is_generated=drafts.is_generated) if drafts.num_draft_tokens else None
 
 

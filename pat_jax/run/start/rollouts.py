@@ -33,10 +33,7 @@ class Rollouts:
 
     @classmethod
     def of(cls, config: RunConfig, policy: Policy, devices: Sequence[Device]) -> "Rollouts":
-        """
-        Args:
-          policy: as it is trained.
-        """
+        """`policy` is as it is trained."""
         platform, longest = devices[0].platform, config.rollout.max_length
         drafts = wanted_drafts(config.speculation, policy, platform, longest, folder=config.model)
         return cls(config, rollout_policy(config, policy), devices, drafts)
@@ -51,10 +48,7 @@ class Rollouts:
 
     def memory_alone(self, layouts: dict[Split, Layout], resident: object = ()) -> MemoryModel:
         """What each layout takes of a device alone; one that a rollout may start in has to fit.
-
-        Args:
-          resident: shapes with shardings of what lies beside it.
-        """
+        `resident` has shapes and shardings of what lies beside it."""
         config, rollout = self.config, self.config.rollout
         held = {"resident": resident, "drafter": self.drafter}
         limit = memory_limit(rollout, self.devices)
@@ -67,10 +61,7 @@ class Rollouts:
     def engine(
         self, layouts: dict[Split, Layout], eos_ids: Sequence[int], resident: object = ()
     ) -> RolloutEngine:
-        """
-        Args:
-          resident: see `memory_alone`.
-        """
+        """`resident` is that of `memory_alone`."""
         config, rollout, drafts = self.config, self.config.rollout, self.drafts
         made_of = self.policy, layouts, rollout, self.dtype
         limit = cache_limit(rollout, self.devices)

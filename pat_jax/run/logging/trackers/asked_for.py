@@ -23,12 +23,7 @@ _STEP = "step"  # the axis of all charts: W&B's own counter would drop the steps
 
 
 class WeightsAndBiases:
-    """
-    Args:
-      folder: of the run, whose name is the run's.
-      options: of the run, as JSON values.
-      is_resumed: whether the run goes on; its id is in the folder.
-    """
+    """`options` are JSON values. A run is called like its folder, which has its id."""
 
     def __init__(self, folder: Path, project: str, options: Mapping[str, Any], *, is_resumed: bool):
         import wandb  # pyright: ignore[reportMissingImports]  # an extra
@@ -64,12 +59,7 @@ class WeightsAndBiases:
 
 
 class Trackio:
-    """
-    Args:
-      folder: of the run, whose name is the run's.
-      options: of the run, as JSON values.
-      is_resumed: whether it goes on in the newest run of that name.
-    """
+    """As `WeightsAndBiases`; a resumed run goes on in the newest one of its name."""
 
     def __init__(self, folder: Path, project: str, options: Mapping[str, Any], *, is_resumed: bool):
         import trackio  # pyright: ignore[reportMissingImports]  # an extra
