@@ -232,11 +232,8 @@ class Run:
 
     def kept(self) -> Kept:
         totals, lengths = self.whole
-        meta: dict[str, Any] = {
-            "lengths": lengths.to_json(),
-            "base_checksum": self.learner.base_checksum,
-        }
-        meta |= {"problems": self.setup.task.checksums}
+        base, problems = self.learner.base_checksum, self.setup.task.checksums
+        meta = {"lengths": lengths.to_json(), "base_checksum": base, "problems": problems}
         return self.learner.kept, meta | totals.to_json()
 
     def finish(self) -> None:

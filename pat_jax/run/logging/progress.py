@@ -91,7 +91,7 @@ _OF_EXAMPLES = {
 def describe(metrics: Mapping[str, Any]) -> str:
     """The metrics of one step in one line; what was not measured, or of nothing, is left out."""
     templates = _OF_ROLLOUTS if "reward/mean" in metrics else _OF_EXAMPLES
-    known = {name: value for name, value in metrics.items() if not _is_nan(value)}
+    known = {name: x for name, x in metrics.items() if not (isinstance(x, float) and math.isnan(x))}
     parts = [text.format(known[name]) for name, text in templates.items() if name in known]
     if "reward/mean" in known and (by_function := _rewards(known)):
         parts[:1] = [f"{parts[0]} ({by_function})"]
@@ -100,10 +100,6 @@ def describe(metrics: Mapping[str, Any]) -> str:
     if layouts := metrics.get("rollout/layouts"):
         parts.append(layouts)
     return "  ".join(parts)
-
-
-def _is_nan(value: object) -> bool:
-    return isinstance(value, float) and math.isnan(value)
 
 
 def wrapped(line: str, columns: int) -> str:

@@ -52,7 +52,8 @@ def options_of_run(argv: Sequence[str], parse: Callable[..., Options]) -> Option
 
 def _resume_decided(argv: Sequence[str], parse: Callable[..., AnyRun]) -> list[str]:
     """With `--resume auto` made true where the folder has a run, and false where it has none."""
-    words = [word for text in argv for word in _resume_words(text)]
+    split = [text.split("=", 1) if text.startswith("--resume=") else [text] for text in argv]
+    words = [word for texts in split for word in texts]
     places = [i for i, word in enumerate(words) if word == "--resume"]
     auto = [i + 1 for i in places if words[i + 1 : i + 2] == ["auto"]]
     if not auto:
@@ -69,11 +70,6 @@ def _resume_decided(argv: Sequence[str], parse: Callable[..., AnyRun]) -> list[s
         folder = Path(config.run_dir)
         words[i] = "true" if _is_run(folder) and is_used(folder) else "false"
     return words
-
-
-def _resume_words(text: str) -> list[str]:
-    """`--resume=X` in two words."""
-    return text.split("=", 1) if text.startswith("--resume=") else [text]
 
 
 def _is_run(folder: Path) -> bool:

@@ -47,7 +47,7 @@ class GivenRows:
             if name in _SECTIONS and isinstance(value, Mapping):
                 _check_section(name, value)
                 found[key] = self.taken_from(value, f"{name}.")
-            elif name in _FILES and not (_are_names(value) or _is_none(name, value)):
+            elif name in _FILES and not _are_names(name, value):
                 found[key] = self._add(name, _content(name, value))
             else:
                 found[key] = value
@@ -110,13 +110,8 @@ def _with_paths(config: RunConfig, run: Path, files: Mapping[str, Path]) -> RunC
     def paths(names: Sequence[str]) -> tuple[str, ...]:
         return tuple(str(files.get(name) or _here(name, run)) for name in names)
 
-    changed = {"files": paths(config.data.files)}, {"data": paths(config.eval.data)}
-    if changed == ({"files": config.data.files}, {"data": config.eval.data}):
-        return config
-    of_data, of_eval = changed
-    return replace(
-        config, data=replace(config.data, **of_data), eval=replace(config.eval, **of_eval)
-    )
+    data = replace(config.data, files=paths(config.data.files))
+    return replace(config, data=data, eval=replace(config.eval, data=paths(config.eval.data)))
 
 
 def _here(name: str, run: Path) -> str:
@@ -164,16 +159,12 @@ def _check_section(name: str, value: Mapping[str, Any]) -> None:
         )
 
 
-def _are_names(value: object) -> bool:
-    """Of files, or nothing."""
+def _are_names(option: str, value: object) -> bool:
+    """Of files, or nothing: an empty list is as config.yaml has no sets to evaluate on."""
     if isinstance(value, list | tuple):
-        return bool(value) and all(isinstance(each, str | os.PathLike) for each in value)
+        may_be = bool(value) or option == "eval.data"  # without data there is no run
+        return may_be and all(isinstance(each, str | os.PathLike) for each in value)
     return value is None or isinstance(value, str | os.PathLike)
-
-
-def _is_none(option: str, value: object) -> bool:
-    """An empty list is as config.yaml has no sets to evaluate on; without data there is no run."""
-    return option == "eval.data" and isinstance(value, list | tuple) and not value
 
 
 def _content(option: str, rows: Any) -> bytes:
