@@ -1,5 +1,4 @@
-"""pat_jax: reinforcement learning of language models whose rollout changes its layout while it
-runs.
+"""pat_jax: reinforcement learning of language models with a rollout that changes its layout.
 
     import pat_jax
     run = pat_jax.train("demo", steps=20)

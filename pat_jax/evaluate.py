@@ -1,5 +1,4 @@
-"""`python -m pat_jax.evaluate`: pass@k and mean reward of a model on files of problems, with
-intervals.
+"""`python -m pat_jax.evaluate`: pass@k and mean reward of a model, with intervals.
 
 All samples of all files go through one session of the engine; `run/evaluation.py`, which evaluates
 in training too, scores each from the moment it ends.

@@ -1,5 +1,4 @@
-"""`python -m pat_jax.sft`: supervised fine-tuning on files of prompts and completions, chats or
-texts.
+"""`python -m pat_jax.sft`: supervised fine-tuning on files of examples.
 
 What happens is in `run/sft/loop.py`.
 """

@@ -1,5 +1,4 @@
-"""An engine to generate with, and a file of prompts that goes through it, once the options are
-read."""
+"""An engine to generate with, and a file of prompts that goes through it."""
 
 import logging
 import sys

@@ -1,5 +1,4 @@
-"""What `--show_switch` adds to a run that has ended: a switch here, and a plan for devices that are
-not there."""
+"""What `--show_switch` adds to a run that has ended: a switch, and a plan of other devices."""
 
 import logging
 import shlex

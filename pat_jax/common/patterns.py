@@ -1,5 +1,4 @@
-"""Files by a pattern of their names, found within a time: one such as `/**` has the whole machine
-to look at."""
+"""Files by a pattern of their names, found within a time: `/**` is the whole machine."""
 
 import subprocess
 import sys

@@ -1,5 +1,4 @@
-"""What all pictures have in common, drawn by matplotlib or in HTML: colours, and the words of those
-that no clock has seen."""
+"""What all pictures have in common: colours, and the words of those that no clock has seen."""
 
 COMPUTED = "computed, not measured"  # in a picture of a plan or a replay
 

@@ -1,5 +1,4 @@
-"""A frozen dataclass that is a pytree, whose fields are not checked when a transformation rebuilds
-it."""
+"""A frozen dataclass that is a pytree, and pytrees of arrays and shapes."""
 
 import dataclasses
 import typing

@@ -1,5 +1,4 @@
-"""What an iteration learns from: prompts, responses and their rewards, drawn until enough of them
-teach.
+"""What an iteration learns from: prompts, responses and rewards, until enough of them teach.
 
 Knows batches of prompts, rollouts and rewards. Does not know advantages or updates.
 """

@@ -1,5 +1,4 @@
-"""The rewards of a run: the scorer that its options ask for, and what a person is told of
-failures."""
+"""The rewards of a run: its scorer, and what a person is told of failures."""
 
 import os
 from collections.abc import Sequence

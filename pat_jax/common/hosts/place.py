@@ -1,5 +1,4 @@
-"""Which process of a run this one is: by the options, else by the variables of whatever has started
-it.
+"""Which process of a run this one is: by the options, else by the variables of a launcher.
 
 Knows variables. Asks nothing of JAX but where it finds the processes of a cluster by itself
 (`located`).

@@ -1,5 +1,4 @@
-"""What somebody may have meant by a name that is not there: a slip, or a neighbour's word for
-it."""
+"""What a name that is not there may have meant: a slip, or a neighbour's word for it."""
 
 import logging
 from collections.abc import Collection, Sequence

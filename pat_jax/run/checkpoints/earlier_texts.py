@@ -1,5 +1,4 @@
-"""The responses of a run's earlier iterations, to draft from: kept in memory, and beside each
-checkpoint.
+"""The responses of a run's earlier iterations, to draft from, in memory and in files.
 
 A file is one line with a checksum of all behind it, one of JSON, and the tokens. What cannot be
 read costs nothing but itself: drafts change no token. Knows files. Does not know what drafts are.

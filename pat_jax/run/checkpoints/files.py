@@ -1,5 +1,4 @@
-"""The folders of checkpoints, and whether their files are as they were written: sizes and
-checksums.
+"""The folders of checkpoints, and whether their files have their sizes and checksums.
 
 Knows files and bytes. Does not know what is in them (`checkpoint.py`).
 """

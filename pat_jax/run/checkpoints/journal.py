@@ -1,5 +1,4 @@
-"""The responses of iterations that no checkpoint covers yet, on disk as they end, with their
-scores.
+"""The responses of iterations that no checkpoint covers yet, on disk with their scores.
 
 A run that goes on after a kill generates none of them again. One is taken from the disk if the
 request is the same, and the policy that would answer it is the same bit for bit. Knows requests,

@@ -1,5 +1,4 @@
-"""Files beside a run's checkpoints, one for each: what a resumed run would miss, but could do
-without.
+"""Files beside a run's checkpoints: what a resumed run would miss, but could do without.
 
 Knows files. Does not know what is in them.
 """

@@ -1,5 +1,4 @@
-"""Optimizer steps that were left out, their gradient not finite: what they were to learn is kept to
-be looked into, and a run of which nothing else comes ends.
+"""Optimizer steps that were left out: their batches are kept, and too many end the run.
 
 Knows batches and files. Does not know what a step is, nor why one has no gradient.
 """

@@ -1,5 +1,4 @@
-"""What a run measured: metrics.jsonl, one flushed line per write, and whatever tracks the run
-beside it.
+"""What a run measured: metrics.jsonl, a flushed line per write, and trackers beside it.
 
 Knows names and numbers. Does not know what they mean (`progress.py` shows some of them,
 docs/metrics.md explains all).

@@ -1,5 +1,4 @@
-"""What a person sees of a run: a progress bar on a terminal or under a notebook's cell, elsewhere
-one line a step.
+"""What a person sees of a run: a bar, or where none can be shown one line a step.
 
 Knows which metrics are worth a glance. Does not know how they are measured or stored.
 """

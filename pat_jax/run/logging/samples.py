@@ -1,5 +1,4 @@
-"""A few responses as people look at them: what was asked, said and earned, and their file in the
-folder of a run.
+"""A few responses as people look at them, and their file in the folder of a run.
 
 Knows rollouts and what reward functions gave. Does not know where it is shown.
 """

@@ -1,5 +1,4 @@
-"""The processes of a run meet: who they are, that they were started alike, and how one signal stops
-all.
+"""The processes of a run meet: started alike, and all stopped by one signal.
 
 Alone, a process meets nobody.
 """

@@ -1,5 +1,4 @@
-"""A run inside of a program that goes on after it, such as a notebook: what it takes of the process
-it gives back.
+"""A run inside of a program, such as a notebook: what it takes of the process it gives back.
 
 Knows the process. Does not know what a run does.
 """

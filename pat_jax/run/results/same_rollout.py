@@ -1,5 +1,4 @@
-"""The next rollout of a run that has ended, made twice: as planned, and with a switch forced in its
-tail.
+"""The next rollout of a run that has ended, made twice: as planned, and with a forced switch.
 
 Nothing is learned of it: no update, no metric, no length; its random numbers are the requests' own.
 """

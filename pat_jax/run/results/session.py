@@ -1,5 +1,4 @@
-"""An engine that only generates, from its options to a session: compiled, warmed up, its weights
-in.
+"""A session that only generates, from its options: compiled, warmed up, its weights in.
 
 Knows options and engines. Does not know what is asked of the session.
 """

@@ -1,5 +1,4 @@
-"""One rollout that was made twice, as planned and with a forced switch, as files and sentences have
-it.
+"""One rollout, as planned and with a forced switch: its files and its sentences.
 
 Knows numbers and names. Does not know how a rollout is made (`same_rollout.py`).
 """

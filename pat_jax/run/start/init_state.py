@@ -1,5 +1,4 @@
-"""What a run begins with: the state of its newest checkpoint, or of a policy that has learned
-nothing.
+"""What a run begins with: its newest checkpoint, or a policy that has learned nothing.
 
 Knows checkpoints and the supervised stage before reinforcement learning. Does not know the loop
 that follows (`loop.py`), nor how a step is computed.

@@ -1,5 +1,4 @@
-"""Layouts that come into a run while it goes on: compiled beside it, measured between two
-iterations.
+"""Layouts that are compiled beside a run, and measured between two iterations.
 
 Before the first iteration only the layout in which rollouts start is compiled, and what pays by the
 profile (`planner/compilation.py`). Nothing is compiled while an iteration waits for it.

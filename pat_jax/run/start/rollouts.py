@@ -1,5 +1,4 @@
-"""The rollouts of a run before there is an engine: what they take of a device, and the engine
-itself.
+"""The rollouts of a run: what they take of a device, and their engine.
 
 Knows options and memory. Does not know data, nor what is trained.
 """
