@@ -61,7 +61,7 @@ class PatientFile:
         self._pending += data
 
     def write_row(self, row: Mapping[str, Any], **options: Any) -> None:
-        """A line of JSON, on the disk when this returns; the options are those of `json.dumps`."""
+        """Writes a line of JSON, and flushes it; the options are those of `json.dumps`."""
         self.write(f"{json.dumps(row, **options)}\n".encode())
         self.flush()
 
