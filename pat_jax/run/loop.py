@@ -185,9 +185,8 @@ class Run:
         self.open.progress.stage("warming up")
         start = time.perf_counter()
         warmup = warm_up(config, setup, first, self.weights_in)
-        latency = process_group().agree(
-            "profile", lambda: frozen(config, setup, folder, warmup.measured, notify)
-        )
+        kept = config, setup, folder, warmup.measured, notify
+        latency = process_group().agree("profile", lambda: frozen(*kept))
         planner = setup.scripted or cost_planner(config, setup, latency, lengths)
         if len(first) < len(setup.layouts) and isinstance(planner, CostModelPlanner):
             self.lazy = LazyLayouts(setup, planner, warmup, first)

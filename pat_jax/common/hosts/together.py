@@ -212,11 +212,10 @@ class ProcessGroup:
             self.stop_number = message.content
             return
         index, sentence, code = message.content
-        own = f"process {index} has ended: "
         # The first process hands on what it was told.
-        self._give_up(
-            sentence if sentence.startswith(("process ", "processes ")) else own + sentence, code
-        )
+        if not sentence.startswith(("process ", "processes ")):
+            sentence = f"process {index} has ended: {sentence}"
+        self._give_up(sentence, code)
 
     def _lose(self, peer: Peer, why: str) -> None:
         self._give_up(f"{peer} {why}, and the run cannot go on without it{START_AGAIN}", FAILED)

@@ -98,23 +98,19 @@ class Checkpointer:
         if step == latest:
             return
         content = {"fingerprint": self._fingerprint, "meta": dict(meta)}
-        num_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
-        if short := process_group().agree(
-            "room on disk", lambda: lacking(self._directory, num_bytes)
-        ):
+        num_bytes, us = sum(leaf.nbytes for leaf in jax.tree.leaves(state)), process_group()
+        if short := us.agree("room on disk", lambda: lacking(self._directory, num_bytes)):
             raise self._failure(step, short)
         self._begin(step, state, content)
         self._pending = step, self._writer.submit(self._finish)
-        if not process_group().is_alone:
+        if not us.is_alone:
             self.wait()  # what one process finds out in the background the others would not know
 
     def _begin(self, step: int, state: Any, content: Mapping[str, Any]) -> None:
-        args = ocp.args.Composite(
-            state=ocp.args.StandardSave(state), meta=ocp.args.JsonSave(content)
-        )
+        saved, meta = ocp.args.StandardSave(state), ocp.args.JsonSave(content)
         error = None
         try:
-            self._manager.save(step, args=args)
+            self._manager.save(step, args=ocp.args.Composite(state=saved, meta=meta))
         except MISTAKES as raised:
             error = raised
         us, why = process_group(), first_line(error) if error else ""
@@ -204,10 +200,8 @@ class Checkpointer:
         read = read_meta(path)
         check_same(read["fingerprint"], self._fingerprint, self._directory)
         with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as reader:
-            wanted = ocp.args.Composite(
-                state=ocp.args.StandardRestore(abstract_state, strict=False)
-            )
-            state = reader.restore(path, args=wanted)["state"]
+            wanted = ocp.args.StandardRestore(abstract_state, strict=False)
+            state = reader.restore(path, args=ocp.args.Composite(state=wanted))["state"]
         return int(path.name), state, read["meta"]
 
     @property

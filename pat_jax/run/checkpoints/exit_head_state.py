@@ -50,9 +50,8 @@ class LearnedHead:
 
     def _take(self, content: bytes) -> None:
         own, found = _named(self.trainer.state), of_bytes(content, self.trainer.depth)
-        if {name: x.shape for name, x in found.items()} != {
-            name: x.shape for name, x in own.items()
-        }:
+        there, here = ({name: x.shape for name, x in each.items()} for each in (found, own))
+        if there != here:
             raise ValueError("is the head of another model")
         self.trainer.take([found[name] for name in own])
 

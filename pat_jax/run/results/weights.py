@@ -96,9 +96,8 @@ def _load_saved(
     whole = policy.with_weights("auto")
     lora = saved.lora(whole)
     trained = lora or whole
-    params = saved.read(
-        with_sharding(trained.abstract_params, layout.param_shardings(trained, role="train"))
-    )
+    shardings = layout.param_shardings(trained, role="train")
+    params = saved.read(with_sharding(trained.abstract_params, shardings))
     if lora:  # as the run had it: the base in its data type
         params = lora.attach(_spread(model, whole, layout, DTYPES[saved.compute_dtype]), params)
     return _kept(params, dtype, policy, layout)
@@ -106,9 +105,8 @@ def _load_saved(
 
 def _spread(model: str, policy: Policy, layout: Layout, dtype: jnp.dtype) -> Params:
     """A checkpoint directory's policy, split over all devices as a trainer has it."""
-    return load_params(
-        local_checkpoint(model), policy, layout.param_shardings(policy, role="train"), dtype
-    )
+    shardings = layout.param_shardings(policy, role="train")
+    return load_params(local_checkpoint(model), policy, shardings, dtype)
 
 
 def _kept(spread: Params, dtype: jnp.dtype, policy: Policy, layout: Layout) -> Params:

@@ -102,9 +102,8 @@ class SftRun:
             check_base(meta, self.base_checksum, self.config)
             self.state, self.drawn = saved["train"], Drawn.from_json(meta)
             if meta["examples"] != self.setup.examples.checksum:
-                self.open.progress.print(
-                    "resumed with other examples than before, or in another order"
-                )
+                told = "resumed with other examples than before, or in another order"
+                self.open.progress.print(told)
 
     def learn(self) -> None:
         self.steps.has_learned(self.steps.first, {})

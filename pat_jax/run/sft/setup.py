@@ -133,6 +133,7 @@ def _read(config: SftConfig, model: ModelConfig) -> tuple[Read, Read]:
     files, heldout = find_files("data", config.data.files, otherwise=""), config.eval.data
     evaluated_files = find_files("eval.data", heldout, otherwise="", split="test")
     data = config.data
+    keys = data.prompt_key, data.completion_key, data.messages_key, data.text_key
     tokenizer = HuggingFaceTokenizer(
         local_checkpoint(config.model, weights=False),
         Chat(data.system_prompt, data.template_variables),
@@ -142,9 +143,7 @@ def _read(config: SftConfig, model: ModelConfig) -> tuple[Read, Read]:
         tokenizer,
         config.max_length,
         is_truncated=config.truncate,
-        columns=ExampleColumns(
-            data.prompt_key, data.completion_key, data.messages_key, data.text_key
-        ),
+        columns=ExampleColumns(*keys),
         completion_only=config.completion_only_loss,
         assistant_only=config.assistant_only_loss,
         option="--max_length",
