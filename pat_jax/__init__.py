@@ -1,5 +1,4 @@
-"""pat_jax: reinforcement learning of language models whose rollout changes its layout while it
-runs.
+"""pat_jax: reinforcement learning of language models with a rollout that changes its layout.
 
     import pat_jax
     run = pat_jax.train("demo", steps=20)
@@ -24,20 +23,15 @@ if TYPE_CHECKING:
 
 __all__ = ["SavedRun", "UserError", "plan", "profile", "session", "simulate", "train"]
 
-_COMMANDS = ("plan", "profile", "simulate", "train")  # modules that are called
-_FROM = {
-    "SavedRun": "pat_jax.run.results.saved_run",
-    "UserError": "pat_jax.common.errors",
-    "session": "pat_jax.generate",
-}
+# The others are modules that are called.
+_FROM = {"SavedRun": "run.results.saved_run", "UserError": "common.errors", "session": "generate"}
 
 
 def __getattr__(name: str) -> Any:
-    if name in _COMMANDS:
-        return import_module(f"pat_jax.{name}")
-    if name in _FROM:
-        return getattr(import_module(_FROM[name]), name)
-    raise AttributeError(f"module 'pat_jax' has no attribute {name!r}")
+    if name not in __all__:
+        raise AttributeError(f"module 'pat_jax' has no attribute {name!r}")
+    module = import_module(f"pat_jax.{_FROM.get(name, name)}")
+    return getattr(module, name) if name in _FROM else module
 
 
 def __dir__() -> list[str]:

@@ -15,11 +15,10 @@ from pat_jax.profiling.doctor.config import DoctorConfig
 
 def main() -> None:
     config = parse(sys.argv[1:], DoctorConfig, prog="python -m pat_jax.doctor", presets=None)
-    from pat_jax.commands.doctor import examine  # and JAX, once the options are known to be right
+    from pat_jax.commands.doctor import examine  # and JAX, once the options are right
 
-    raise SystemExit(
-        examine(config, f"python -m pat_jax.doctor {shlex.join(sys.argv[1:])}".strip())
-    )
+    command = shlex.join(["python", "-m", "pat_jax.doctor", *sys.argv[1:]])
+    raise SystemExit(examine(config, command))
 
 
 if __name__ == "__main__":

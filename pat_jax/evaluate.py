@@ -1,5 +1,4 @@
-"""`python -m pat_jax.evaluate`: pass@k and mean reward of a model on files of problems, with
-intervals.
+"""`python -m pat_jax.evaluate`: pass@k and mean reward of a model, with intervals.
 
 All samples of all files go through one session of the engine; `run/evaluation.py`, which evaluates
 in training too, scores each from the moment it ends.
@@ -18,9 +17,7 @@ read = partial(parse, config_class=EvaluateConfig, prog="python -m pat_jax.evalu
 
 def main() -> None:
     config = options_of_evaluation(sys.argv[1:], read)
-    from pat_jax.commands.evaluate import (
-        evaluate,  # and JAX, once the options are known to be right
-    )
+    from pat_jax.commands.evaluate import evaluate  # and JAX, once the options are right
 
     evaluate(config)
 

@@ -25,9 +25,7 @@ _NO_FILES = "none here: it belongs to files of prompts; give prompts to `generat
 
 def main() -> None:
     config = parse(sys.argv[1:], GenerateConfig, prog="python -m pat_jax.generate", presets=None)
-    from pat_jax.commands.generate import (
-        generate,  # and JAX, once the options are known to be right
-    )
+    from pat_jax.commands.generate import generate  # and JAX, once the options are right
 
     generate(config)
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 def main() -> None:
     config = parse(sys.argv[1:], PlanConfig, prog="python -m pat_jax.plan", presets=None)
-    from pat_jax.commands.plan import made_plan  # and JAX, once the options are known to be right
+    from pat_jax.commands.plan import made_plan  # and JAX, once the options are right
 
     found = made_plan(config, f"python -m pat_jax.plan {shlex.join(sys.argv[1:])}")
     print(found)
@@ -33,8 +33,7 @@ def main() -> None:
 
 
 def plan(config: Config = None, **options: Any) -> "Planned":
-    """What adaptive TP would give on machines that are not there, as `python -m pat_jax.plan` says
-    it.
+    """What adaptive TP would give on machines that are not there, as the command says it.
 
         pat_jax.plan(model="llama-3.1-8b", target="h100:8", responses=1024, compile=False)
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 def main() -> None:
     config = parse(sys.argv[1:], ProfileConfig, prog="python -m pat_jax.profile")
-    from pat_jax.commands.profile import measured  # and JAX, once the options are known to be right
+    from pat_jax.commands.profile import measured  # and JAX, once the options are right
 
     found = measured(config)
     print(found)

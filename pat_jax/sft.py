@@ -1,5 +1,4 @@
-"""`python -m pat_jax.sft`: supervised fine-tuning on files of prompts and completions, chats or
-texts.
+"""`python -m pat_jax.sft`: supervised fine-tuning on files of examples.
 
 What happens is in `run/sft/loop.py`.
 """
@@ -20,7 +19,7 @@ def main() -> None:
     try:
         with StopSignals() as signals:
             config = options_of_run(sys.argv[1:], read)
-            from pat_jax.commands.sft import run  # and JAX, once the options are known to be right
+            from pat_jax.run.sft.loop import run  # and JAX, once the options are right
 
             run(config, signals)
     except Stopped as stop:

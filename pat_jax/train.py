@@ -26,9 +26,7 @@ def main() -> None:
     try:
         with StopSignals() as signals:
             config = options_of_run(sys.argv[1:], parse)
-            from pat_jax.commands.train import (
-                run,  # and JAX, once the options are known to be right
-            )
+            from pat_jax.commands.train import run  # and JAX, once the options are right
 
             run(config, signals, GivenRows())
     except Stopped as stop:
@@ -40,9 +38,8 @@ def train(
 ) -> "SavedRun":
     """Improves a language model by reinforcement learning, as `python -m pat_jax.train` does.
 
-        run = pat_jax.train("demo", reward=lambda completions, **columns: [-len(x) for x in
-        completions]) run = pat_jax.train(model=folder, data=[{"prompt": "What is 2 + 3?", "answer":
-        "5"}, ...])
+        run = pat_jax.train("demo", reward=lambda completions, **_: [-len(x) for x in completions])
+        run = pat_jax.train(model=folder, data=[{"prompt": "What is 2 + 3?", "answer": "5"}, ...])
 
     Args:
       config: the name of a preset, a YAML file, or a dictionary of options.

@@ -29,9 +29,7 @@ from pat_jax.profiling.predict.targets import Target
 from pat_jax.train import train
 from pat_jax.training.build import DTYPES
 
-LARGEST_GAP = (
-    0.1  # nats in the mean, between what the rollout and the trainer say of the same tokens
-)
+LARGEST_GAP = 0.1  # nats in the mean, of the rollout's and the trainer's log-probabilities
 # What a person does where a part fails.
 ADVICE = {
     "devices": "pip install -e '.[cuda12]' or '.[tpu]', and see that the driver is loaded",
@@ -47,13 +45,7 @@ ADVICE = {
 
 
 def examine(config: DoctorConfig, command: str) -> int:
-    """
-    Args:
-      command: as it was given, for the report.
-
-    Returns:
-      The exit code.
-    """
+    """Returns the exit code; `command` is as it was given, for the report."""
     out = Path(config.out) if config.out else None
     if out is not None:
         check_writable(out, "report")

@@ -48,9 +48,8 @@ def evaluate(config: EvaluateConfig) -> None:
         with EvaluationFolder(config) as folder:
             if known := len(folder.responses):
                 progress.print(f"{known:,} responses are there already")
-            for line in filter(
-                None, (*(saved.notes if saved else ()), setup.headless, *problem_sets.notes)
-            ):
+            notes = (*(saved.notes if saved else ()), setup.headless, *problem_sets.notes)
+            for line in filter(None, notes):
                 progress.print(line)
             session = setup.open()
             made_of = tokenizer, folder.path, progress.print
@@ -59,13 +58,12 @@ def evaluate(config: EvaluateConfig) -> None:
                 evaluator = Evaluator(run, problem_sets.sets, read, scorer, completions, progress)
                 ask = partial(folder.responses.ask, partial(_answers, session))
                 found = evaluator.evaluate(None, ask)
-            folder.finish(
-                content(config, found, problem_sets.left_out, folder.responses.num_tokens)
-            )
+            tokens = folder.responses.num_tokens
+            folder.finish(content(config, found, problem_sets.left_out, tokens))
     progress.close()
     for line in found.samples:
         print(line)
-    print(words(config, found, folder.responses.num_tokens))
+    print(words(config, found, tokens))
 
 
 def with_saved(config: EvaluateConfig) -> tuple[EvaluateConfig, SavedPolicy | None]:

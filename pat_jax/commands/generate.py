@@ -1,5 +1,4 @@
-"""An engine to generate with, and a file of prompts that goes through it, once the options are
-read."""
+"""An engine to generate with, and a file of prompts that goes through it."""
 
 import logging
 import sys
@@ -71,13 +70,11 @@ class Prepared:
 def prepared(
     config: GenerateConfig, saved_run: SavedRun | None = None, prompts: Path | None = None
 ) -> Prepared:
-    """
+    """Raises UserError for whatever in the options or their files cannot work.
+
     Args:
       saved_run: whose policy it is; None: it is that of --model.
       prompts: all that will be asked; None: anything that the options allow may be.
-
-    Raises:
-      UserError: whatever in the options or their files cannot work.
     """
     options = config.model_options
     if saved_run:
@@ -125,10 +122,7 @@ def _asked(
 
 def recommended_overrides(directory: Path) -> SamplingOverrides:
     """The sampling that a checkpoint's authors recommend, if any. `do_sample: false` is greedy.
-
-    Raises:
-      UserError: the file does not hold a JSON object, or holds an impossible value.
-    """
+    Raises UserError where the file does not hold a JSON object, or holds an impossible value."""
     path = directory / GENERATION_CONFIG
     if not path.is_file():
         return SamplingOverrides()
@@ -147,8 +141,7 @@ def recommended_overrides(directory: Path) -> SamplingOverrides:
 
 
 def gap_words(config: GenerateConfig, setup: SessionSetup, sample: Sample) -> str:
-    """How far the results are from those of the full weights; the engine's weights are freed for
-    them."""
+    """How far the results are from those of the full weights, for which the engine's are freed."""
     engine = setup.engine
     limit = memory_limit(setup.config.rollout, list(engine.mesh.devices.flat))
     gap = measure_gap(engine, sample, partial(setup.load, engine.dtype), limit=limit)

@@ -57,10 +57,8 @@ class PathRegret:
 
 
 def path_regret(config: SimulateConfig) -> PathRegret:
-    """
-    Raises:
-      UserError: the trace is of no run, lacks what a replay needs, or has layouts without prices.
-    """
+    """Raises UserError where the trace is of no run, lacks what a replay needs, or has layouts
+    without prices."""
     path, profile = Path(config.trace), Path(config.profile)
     run, trace = SavedRun(path.parent), read_trace(path)
     if config.profile == SimulateConfig.profile:

@@ -88,10 +88,8 @@ def made_plan(config: PlanConfig, command: str) -> Planned:
 
 
 def question_of(config: PlanConfig, command: str) -> Question:
-    """
-    Raises:
-      UserError: whatever is wrong with what was asked; nothing has been written or compiled.
-    """
+    """Raises UserError for whatever is wrong with what was asked; nothing has been written or
+    compiled."""
     target, model = Target.parse(config.target), model_of(config.model)
     if config.max_completion_length is None:
         config = config.settled(model.max_position)
@@ -130,10 +128,7 @@ def question_of(config: PlanConfig, command: str) -> Question:
 
 
 def model_of(name: str) -> ModelConfig:
-    """
-    Raises:
-      UserError: it is neither a usable checkpoint directory nor a built-in shape.
-    """
+    """Raises UserError where it is neither a usable checkpoint directory nor a built-in shape."""
     return checkpoint_shape(name, "model") or preset(name)
 
 

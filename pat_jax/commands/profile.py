@@ -116,14 +116,8 @@ def measure_shards(config: ProfileConfig, device: Device) -> Measured:
 def known_profile(
     config: ProfileConfig, subject: Subject, path: Path, *, shards_of: str
 ) -> Profile | None:
-    """What the file holds already, unless all is to be measured anew.
-
-    Args:
-      shards_of: the target of whose shards it has to be; empty: it has to be of whole devices.
-
-    Raises:
-      ProfileError: it is of something else.
-    """
+    """What the file holds already, unless all is to be measured anew. It has to be of the shards of
+    `shards_of`, or where that is empty of whole devices. Raises ProfileError where it is not."""
     if not path.is_file() or config.remeasure:
         return None
     known = load_profile(path, subject)
@@ -159,11 +153,8 @@ def kept(profile: Profile, path: Path) -> Measured:
 
 
 def check_writable(path: Path, what: str = "profile") -> None:
-    """Before minutes are spent on what cannot be kept; makes the folder.
-
-    Raises:
-      UserError: no file can be written there.
-    """
+    """Before minutes are spent on what cannot be kept; makes the folder. Raises UserError where no
+    file can be written there."""
     try:
         if path.exists() and not path.is_file():
             raise OSError(errno.EINVAL, "it is no file", str(path))
@@ -207,11 +198,8 @@ def measure(
         def so_far() -> Profile:
             return Profile(subject, warmup.measured, collectives, compiled)
 
-        warmup.measure(
-            lambda layout: engine.policy.init(
-                config.seed, layout.param_shardings(engine.policy), dtype
-            )
-        )
+        policy, seed = engine.policy, config.seed
+        warmup.measure(lambda layout: policy.init(seed, layout.param_shardings(policy), dtype))
     return so_far()
 
 

@@ -1,5 +1,4 @@
-"""What `--show_switch` adds to a run that has ended: a switch here, and a plan for devices that are
-not there."""
+"""What `--show_switch` adds to a run that has ended: a switch, and a plan of other devices."""
 
 import logging
 import shlex
@@ -16,12 +15,7 @@ from pat_jax.run.loop import Run
 from pat_jax.run.process.folder import PAGE_FILE
 from pat_jax.run.process.stop_signals import Stopped
 from pat_jax.run.results.same_rollout import same_rollout
-from pat_jax.run.results.shown_switch import (
-    SWITCH_PICTURE,
-    ComputedPlan,
-    ShownSwitch,
-    write_switch,
-)
+from pat_jax.run.results.shown_switch import SWITCH_PICTURE, ComputedPlan, ShownSwitch, write_switch
 
 PLAN = (
     "python -m pat_jax.plan --model llama-3.1-8b --target h100:8 --responses 512 --max_completion_length 24576 "

@@ -71,8 +71,7 @@ class Simulated:
     told: Sequence[str] = ()  # of drafts, in sentences
 
     def plot(self, number: int = 0) -> "Figure":
-        """The first adaptive rollout of an answer: running sequences over time, the layout in
-        force."""
+        """The first adaptive rollout of an answer: running sequences over time, and the layout."""
         if number not in range(len(self.answers)):
             raise UserError(
                 f"number is {shown(number)}: expected that of an answer, from 0 to {len(self.answers) - 1}."
@@ -122,10 +121,7 @@ def simulated(config: SimulateConfig) -> Simulated:
     recorded = read_responses(Path(file), model.vocab_size, None) if file else None
     lengths = lengths_of(config, recorded)
     for _, cap, *_ in config.cases():
-        asked = {
-            "prompt_tokens": longest_prompt(config, lengths),
-            "max_completion_length": cap,
-        }
+        asked = {"prompt_tokens": longest_prompt(config, lengths), "max_completion_length": cap}
         check_context(asked, model.max_position, config.profile)
     configure(0)
     longest = longest_prompt(config, lengths) + max(cap for _, cap, *_ in config.cases())
@@ -140,14 +136,7 @@ def simulated(config: SimulateConfig) -> Simulated:
 def _drafts(
     config: SimulateConfig, profile: Profile, recorded: RecordedResponses | None, longest: int
 ) -> tuple[Drafter, DraftSources | None, tuple[str, ...]]:
-    """Those that were measured of the ones asked for, their sources, and what to print about it.
-
-    Args:
-      longest: tokens of the longest prompt and response.
-
-    Raises:
-      UserError: none of those that are insisted on were measured, or nobody can generate them.
-    """
+    """Those that were measured of the ones asked for, their sources, and what to print about it."""
     asked, backend = config.speculation, profile.subject.backend
     wanted = drafter_of(asked, model_of(profile), backend, longest, shape_of)
     drafts, told = measured_drafts(wanted, profile.latency)
@@ -250,10 +239,7 @@ def _rollouts(one: Answer) -> str:
 
 
 def write(path: Path, found: dict[str, Any]) -> None:
-    """
-    Raises:
-      UserError: no file can be written there.
-    """
+    """Raises UserError where no file can be written there."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_text(path, json.dumps(found, indent=1) + "\n")

@@ -16,13 +16,7 @@ from pat_jax.run.start.given_rows import GivenRows
 
 
 def run(config: RunConfig, signals: StopSignals, rows: GivenRows) -> str:
-    """
-    Args:
-      rows: that a program has given in the place of data files.
-
-    Returns:
-      Its folder.
-    """
+    """Returns its folder; `rows` are those that a program has given in the place of data files."""
     config = meet(config, signals)
     with rows.placed(config) as config:
         setup = build(config, configure(config.devices))
@@ -32,9 +26,7 @@ def run(config: RunConfig, signals: StopSignals, rows: GivenRows) -> str:
                 process_group().agree("rows", lambda: rows.keep(config))
                 training.run()
                 if config.show_switch:
-                    from pat_jax.commands.show_switch import (
-                        show_switch,  # and replays, for those who ask
-                    )
+                    from pat_jax.commands.show_switch import show_switch  # and replays, if asked
 
                     show_switch(training)
             finally:
@@ -44,10 +36,7 @@ def run(config: RunConfig, signals: StopSignals, rows: GivenRows) -> str:
 
 def rewards_of(reward: object) -> list[str]:
     """What `--reward` says of each: functions of this program are sent to processes of their own.
-
-    Raises:
-      UserError: one is neither a function nor a text, or cannot be sent.
-    """
+    Raises UserError where one is neither a function nor a text, or cannot be sent."""
     found: list[Any] = list(reward) if isinstance(reward, list | tuple) else [reward]
     if not found or not all(isinstance(each, str) or callable(each) for each in found):
         raise UserError(

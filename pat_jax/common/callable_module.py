@@ -1,5 +1,4 @@
-"""Modules that are called: `pat_jax.train(...)` in Python is what `python -m pat_jax.train` is in a
-shell.
+"""Modules that are called: `pat_jax.train(...)` is `python -m pat_jax.train` in Python.
 
 A command's module has the name that its function should have, and importing it anywhere puts the
 module under that name: so the module is what is called.

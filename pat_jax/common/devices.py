@@ -36,17 +36,12 @@ _PLATFORMS: Mapping[str, tuple[Sequence[str], Sequence[str]]] = {
 
 def configure(num_devices: int) -> Sequence[Device]:
     """The devices of this run, all processes together; to be called before anything else asks JAX
-    for devices.
+    for devices. Raises UserError where fewer are there than asked for.
 
     A CPU is made to look like several devices with a pool of one compute thread for each: the
     largest power of two up to min(cores, 8), or `num_devices`. The pool is shared: where all
     devices work, each has a thread; one that works while the others idle takes theirs as well (JAX
-    0.10).
-
-    In a program that has used JAX before, a CPU has as many devices as it had then.
-
-    Raises:
-      UserError: fewer devices are there than asked for.
+    0.10). In a program that has used JAX before, a CPU has as many devices as it had then.
     """
     processes = process_group().count
     if num_devices % processes:
@@ -105,8 +100,7 @@ def platforms_here() -> str | None:
 
 
 def idle_accelerators(platform: str) -> list[str]:
-    """Kinds of accelerators whose device files are there while JAX runs on a CPU, which nobody
-    asked for."""
+    """Kinds of accelerators whose device files are there while JAX runs on a CPU unasked."""
     if platform != "cpu" or os.environ.get("JAX_PLATFORMS"):
         return []
     return [name for name, (_, signs) in _PLATFORMS.items() if any(map(glob, signs))]
@@ -134,8 +128,7 @@ def num_cores() -> int:
 
 
 def in_host_memory(sharding: jax.sharding.NamedSharding) -> jax.sharding.NamedSharding:
-    """The same in the memory of the hosts; as it is where devices are on paper and know no
-    kinds."""
+    """The same in the memory of the hosts; as it is where devices are on paper."""
     devices = sharding.mesh.devices
     assert devices is not None  # the mesh is one of devices, not of sizes alone
     is_on_paper = not hasattr(devices.flat[0], "client")

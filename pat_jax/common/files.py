@@ -1,10 +1,12 @@
 """Files that survive what happens to a run: a kill in the middle of a write, a full disk."""
 
 import errno
+import json
 import logging
 import os
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 log = logging.getLogger(__name__)
 
@@ -28,8 +30,7 @@ def replace_bytes(path: Path, content: bytes) -> None:
 
 
 def whole_lines(path: Path) -> bytes:
-    """A file up to its last line break, without the half line that a killed process may have left;
-    of no file nothing."""
+    """A file's lines without the half that a killed process may have left; none of no file."""
     if path.exists() and not path.is_file():
         raise OSError(errno.EINVAL, "it is no file", str(path))
     content = path.read_bytes() if path.exists() else b""
@@ -58,6 +59,11 @@ class PatientFile:
     def write(self, data: bytes) -> None:
         """On its way to the disk with the next flush."""
         self._pending += data
+
+    def write_row(self, row: Mapping[str, Any], **options: Any) -> None:
+        """Writes a line of JSON, and flushes it; the options are those of `json.dumps`."""
+        self.write(f"{json.dumps(row, **options)}\n".encode())
+        self.flush()
 
     def flush(self) -> None:
         try:

@@ -9,7 +9,7 @@ import errno
 import glob
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
@@ -64,21 +64,17 @@ def go_on_with(commits: Mapping[str, Mapping[str, str]]) -> None:
 
 
 def local_checkpoint(name: str, *, option: str = "model", weights: bool = True) -> str:
-    """The directory of a model of the Hub, in the client's cache; any other name as it is.
-
-    What the cache has is taken, without asking whether the Hub has something newer.
-
-    Raises:
-      UserError: not all of it is in the cache, and the Hub does not give it.
-    """
+    """The directory of a model of the Hub, in the client's cache; any other name as it is. What the
+    cache has is taken, without asking whether the Hub has something newer. Raises UserError where
+    not all of it is in the cache, and the Hub does not give it."""
     repo = _repo(name, option, "model")
     if repo is None:
         return name
-    described = _whole(repo, _DESCRIPTION, _of_description, _USUAL)
+    described = _whole(repo, _DESCRIPTION, (_CONFIG,), _USUAL)
     if not weights:
         return described
     same = replace(repo, revision=Path(described).name)
-    return _whole(same, (*_DESCRIPTION, "*.safetensors"), _of_weights)
+    return _whole(same, (*_DESCRIPTION, "*.safetensors"), (_CONFIG, _WEIGHTS))
 
 
 def is_checkpoint(name: str) -> bool:
@@ -89,20 +85,14 @@ def is_checkpoint(name: str) -> bool:
 def local_adapter(name: str, *, option: str = "adapter") -> str:
     """The directory of a PEFT adapter of the Hub, as `local_checkpoint` has a model's."""
     repo = _repo(name, option, "model")
-    return name if repo is None else _whole(repo, _ADAPTER, _of_adapter)
+    return name if repo is None else _whole(repo, _ADAPTER, _ADAPTER)
 
 
 def dataset_files(name: str, option: str, split: str) -> Sequence[Path]:
     """The files of a dataset of the Hub, of one split of one configuration; none of any other name.
-
-    The Hub is asked which files there are; where it does not answer, the cache is.
-
-    Args:
-      split: which one is meant where `name` says none.
-
-    Raises:
-      UserError: the name does not say which files, or they are neither in the cache nor given.
-    """
+    The Hub is asked which files there are; where it does not answer, the cache is. `split` is meant
+    where `name` says none. Raises UserError where the name does not say which files, or they are
+    neither in the cache nor given."""
     repo = _repo(name, option, "dataset")
     if repo is None or name.lower().endswith(FORMS):
         return ()
@@ -230,19 +220,14 @@ def _repo(name: str, option: str, kind: _Kind) -> _Repo | None:
 
 @cache  # what a name has been found to be is asked for again and again
 def _whole(
-    repo: _Repo,
-    wanted: Sequence[str],
-    needed: Callable[[Path], Sequence[str]],
-    usual: Sequence[str] = (),
+    repo: _Repo, wanted: Sequence[str], needed: Sequence[str], usual: Sequence[str] = ()
 ) -> str:
-    """The folder of a snapshot with all that is needed, of the cache if it has that.
-
-    Args:
-      usual: files without which the cache may have been filled by a program that wanted less: the Hub is asked.
-    """
+    """The folder of a snapshot with all that is needed, of the cache if it has that and the `usual`
+    files too: without these a program may have filled it that wanted less."""
 
     def lacking(folder: str) -> list[str]:
-        return [file for file in needed(Path(folder)) if not Path(folder, file).is_file()]
+        files = [part for file in needed for part in _parts(Path(folder), file)]
+        return [file for file in files if not Path(folder, file).is_file()]
 
     kept = None
     with suppress(UserError):
@@ -279,18 +264,9 @@ def _files(repo: _Repo, split: str) -> Sequence[Path]:
     return tuple(Path(folder, file) for file in files)
 
 
-def _of_adapter(folder: Path) -> Sequence[str]:
-    del folder
-    return _ADAPTER
-
-
-def _of_description(folder: Path) -> Sequence[str]:
-    del folder
-    return (_CONFIG,)
-
-
-def _of_weights(folder: Path) -> Sequence[str]:
-    if not (folder / _INDEX).is_file():
-        return _CONFIG, _WEIGHTS
+def _parts(folder: Path, file: str) -> Sequence[str]:
+    """What a file is in the snapshot: in the place of the weights, those that an index lists."""
+    if file != _WEIGHTS or not (folder / _INDEX).is_file():
+        return (file,)
     index = (folder / _INDEX).read_text(encoding="utf-8", errors="replace")
-    return _CONFIG, *sorted(set(re.findall(r'"([^"/]+\.safetensors)"', index)))
+    return sorted(set(re.findall(r'"([^"/]+\.safetensors)"', index)))

@@ -41,12 +41,8 @@ def by_place(names: Sequence[str]) -> dict[Place, list[str]]:
 
 
 def wanted_place(part: str, split: str, configs: set[str]) -> Place:
-    """
-    Args:
-      part: a configuration, a split, both as `config/split`, or nothing.
-      split: which one is meant where `part` says none.
-      configs: that there are.
-    """
+    """`part` is a configuration, a split, both as `config/split`, or nothing. `split` is meant
+    where it says none, and `configs` are those that there are."""
     first, _, second = part.partition("/")
     if not second and first not in configs:
         first, second = "", first

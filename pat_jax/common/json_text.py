@@ -25,12 +25,8 @@ class JsonError(ValueError):
 
 
 def parse_json(text: str | bytes) -> object:
-    """The one value of the text.
-
-    Raises:
-      JsonError: it is broken, nested deeper than `MAX_DEPTH`, has an integer longer than Python
-        reads, or is not UTF-8.
-    """
+    """The one value of the text. Raises JsonError where it is broken, nested deeper than
+    `MAX_DEPTH`, has an integer longer than Python reads, or is not UTF-8."""
     try:
         value = json.loads(text.decode() if isinstance(text, bytes) else text)
     except UnicodeDecodeError as error:
@@ -67,8 +63,7 @@ def _inside(value: object) -> Iterator[object]:
 
 
 def has_lone_surrogate(value: object) -> bool:
-    """Whether a text, at any depth, has half of a character: JSON can say it, no tokenizer reads
-    it."""
+    """Whether a text, at any depth, has half of a character, which no tokenizer reads."""
     if isinstance(value, Mapping):
         return any(has_lone_surrogate(pair) for pair in value.items())
     if isinstance(value, list | tuple):

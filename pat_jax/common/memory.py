@@ -22,12 +22,8 @@ def machine_memory() -> float:
 
 
 def give_back() -> None:
-    """To be called where much has been freed that is not needed soon: after a compiler, after
-    measurements.
-
-    The C library of Linux keeps what was freed for allocations to come, in small pieces between
-    others. Elsewhere this does nothing.
-    """
+    """To be called where much has been freed that is not needed soon, such as after a compiler. The
+    C library of Linux keeps it, in small pieces between others; elsewhere this does nothing."""
     if sys.platform != "linux":
         return
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)

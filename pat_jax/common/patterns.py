@@ -1,5 +1,4 @@
-"""Files by a pattern of their names, found within a time: one such as `/**` has the whole machine
-to look at."""
+"""Files by a pattern of their names, found within a time: `/**` is the whole machine."""
 
 import subprocess
 import sys
@@ -16,23 +15,14 @@ for name in itertools.islice(glob.iglob(sys.argv[1], recursive=True), int(sys.ar
 
 
 def matches(pattern: str, option: str) -> list[str]:
-    """What is called so, in its order.
-
-    Args:
-      option: where the pattern was given, as `data`.
-
-    Raises:
-      UserError: looking takes too long, or more is found than a run can read.
-    """
+    """What is called so, in its order. Raises UserError, which names `option`, where looking takes
+    too long, or more is found than a run can read."""
     command = [sys.executable, "-I", "-S", "-c", _PROGRAM, pattern, str(MOST_FILES + 1)]
     try:
         found = subprocess.run(command, stdout=subprocess.PIPE, timeout=SECONDS, check=True).stdout
     except subprocess.TimeoutExpired:
         raise _too_wide(option, pattern, f"looking took {SECONDS:g} s") from None
-    except (
-        subprocess.CalledProcessError,
-        OSError,
-    ):  # such as a pattern that is longer than any path
+    except (subprocess.CalledProcessError, OSError):  # such as for a pattern longer than any path
         return []
     names = sorted(found.decode("utf-8", "surrogateescape").split("\0")[:-1])
     if len(names) > MOST_FILES:

@@ -16,10 +16,7 @@ class Picture(Figure):
     """Without pyplot: the backend and the open figures of a notebook are left alone."""
 
     def __init__(self, width: float, height: float, **options: Any):
-        """
-        Args:
-          width, height: inches.
-        """
+        """Width and height are inches."""
         super().__init__(figsize=(width, height), dpi=160, layout="constrained", **options)
         FigureCanvasAgg(self)
 

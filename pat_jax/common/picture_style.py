@@ -1,5 +1,4 @@
-"""What all pictures have in common, drawn by matplotlib or in HTML: colours, and the words of those
-that no clock has seen."""
+"""What all pictures have in common: colours, and the words of those that no clock has seen."""
 
 COMPUTED = "computed, not measured"  # in a picture of a plan or a replay
 
@@ -12,11 +11,8 @@ def colour(i: int) -> str:
 
 
 def tp_colour(tp: int) -> str:
-    """The colour of layouts with that TP degree, the same in every picture.
-
-    By the number of its prime factors: no two degrees of one mesh have as many, as each wider
-    layout takes another axis.
-    """
+    """The colour of layouts with that TP degree, the same in every picture. It follows from the
+    number of its prime factors: each wider layout of a mesh takes another axis."""
     count, factor = 0, 2
     while tp > 1:
         if tp % factor:

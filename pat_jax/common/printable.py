@@ -1,5 +1,4 @@
-"""Text of somebody else on its way to a terminal: what would steer the terminal is shown, not
-obeyed.
+"""Text of somebody else: what would steer the terminal is shown, not obeyed.
 
 Imports nothing of the project.
 """

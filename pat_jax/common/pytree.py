@@ -1,5 +1,4 @@
-"""A frozen dataclass that is a pytree, whose fields are not checked when a transformation rebuilds
-it."""
+"""A frozen dataclass that is a pytree, and pytrees of arrays and shapes."""
 
 import dataclasses
 import typing
@@ -24,8 +23,7 @@ def with_sharding(shapes: Tree, shardings: Tree) -> Tree:
 
 
 def on_host(x: jax.Array) -> np.ndarray:
-    """All of an array. Where other processes have parts of it, each must ask for it, in the same
-    order."""
+    """All of an array; where others have parts of it, every process asks for it in one order."""
     if x.is_fully_addressable or x.is_fully_replicated:
         return np.asarray(x)
     return np.asarray(multihost_utils.process_allgather(x, tiled=True))
@@ -33,11 +31,8 @@ def on_host(x: jax.Array) -> np.ndarray:
 
 @typing.dataclass_transform(frozen_default=True)
 def pytree_dataclass(cls: type[T]) -> type[T]:
-    """Registers `cls` so that its leaves may be shapes or shardings as well as arrays.
-
-    Unflattening skips `__init__`: type checkers that hook it would refuse a leaf that is not an
-    array.
-    """
+    """Registers `cls` so that its leaves may be shapes or shardings as well as arrays: unflattening
+    skips `__init__`, where type checkers would refuse them."""
     cls = dataclasses.dataclass(frozen=True)(cls)
     names = [f.name for f in dataclasses.fields(cast(Any, cls))]
 

@@ -69,15 +69,11 @@ def require(is_valid: bool, name: str, value: object, expected: str) -> None:
 
 
 def check_context(lengths: Mapping[str, int], context: int, model: str) -> None:
-    """Prompt and response together have to fit the model's context.
+    """Raises UserError where prompt and response together do not fit the model's context.
 
     Args:
       lengths: tokens of the longest prompt and of the longest response, in this order, by option.
       context: tokens of the longest sequence that the model is for, `ModelConfig.max_position`.
-      model: its name.
-
-    Raises:
-      UserError: they do not.
     """
     (prompt, response), (prompt_tokens, response_tokens) = lengths, lengths.values()
     total, left = prompt_tokens + response_tokens, context - prompt_tokens

@@ -11,10 +11,7 @@ class Stopwatch:
     """Adds up the seconds of each stage since the last reset."""
 
     def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
-        """
-        Args:
-          now: seconds, since whenever.
-        """
+        """`now` gives seconds, since whenever."""
         self.seconds: dict[str, float] = {}
         self._now, self._begin = now, now()
 

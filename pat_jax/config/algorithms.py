@@ -33,12 +33,7 @@ ALGORITHMS: Mapping[str, Parts] = {
     "dr_grpo": {**_GRPO, "scale_rewards": "none", "loss_aggregation": "constant"},
     # Clip-higher, token average, dynamic sampling, soft overlong punishment: a buffer of 4,096 of 20,480
     # tokens. https://arxiv.org/abs/2503.14476
-    "dapo": {
-        **_GRPO,
-        "epsilon_high": 0.28,
-        "dynamic_sampling": 10,
-        "overlong_buffer": 0.2,
-    },
+    "dapo": {**_GRPO, "epsilon_high": 0.28, "dynamic_sampling": 10, "overlong_buffer": 0.2},
     # One ratio for each sequence, and its narrow clips. https://arxiv.org/abs/2507.18071
     "gspo": {
         **_GRPO,

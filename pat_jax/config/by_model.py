@@ -39,11 +39,7 @@ class KnownModel:
 
 
 def settled(config: Options, model: KnownModel) -> tuple[Options, str]:
-    """The options with nothing open.
-
-    Returns:
-      The options, and a sentence where the model's context is too short for its defaults.
-    """
+    """The options with nothing open, and a sentence where the context is too short for them."""
     usual = OF_CHECKPOINTS if model.is_checkpoint else OF_BUILT_IN_SHAPES
     dtype = settled_dtype(config.compute_dtype, model.platform, is_checkpoint=model.is_checkpoint)
     rollout, note = _with_lengths(config.rollout, usual, model)
@@ -84,11 +80,7 @@ def _with_lengths(
 
 def shortened(name: str, context: int, section: str, lengths: Mapping[str, tuple[int, int]]) -> str:
     """What a person is told where a model's context is too short for the usual lengths; else
-    nothing.
-
-    Args:
-      lengths: of each option that was open, what it is and what it usually is.
-    """
+    nothing. `lengths` has what each option that was open is, and what it usually is."""
     changes = [
         f"--{section}{option} is {now:,} in place of {usual:,}"
         for option, (now, usual) in lengths.items()

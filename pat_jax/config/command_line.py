@@ -13,13 +13,7 @@ import yaml
 
 from pat_jax.common.errors import UserError
 from pat_jax.common.options.declared import Option, build, options_of, ordered_fields
-from pat_jax.common.options.files import (
-    Setting,
-    expanded,
-    preset_names,
-    read_preset,
-    read_yaml,
-)
+from pat_jax.common.options.files import Setting, expanded, preset_names, read_preset, read_yaml
 from pat_jax.common.options.help import help_text
 from pat_jax.common.options.names import renamed, unknown
 from pat_jax.common.rules import OptionError
@@ -41,7 +35,8 @@ def parse(
     presets: Path | None = PRESETS,
     only: Collection[str] | None = None,
 ) -> Config:
-    """The configuration that `argv` (without the program's name) asks for.
+    """The configuration that `argv` (without the program's name) asks for. Raises UserError with
+    one sentence about the first mistake, and SystemExit after printing the help or the version.
 
     Args:
       argv: `--name value`, `--name=value`, or `--name` alone for a boolean; `-` stands for `_`.
@@ -51,10 +46,6 @@ def parse(
       presets: the folder of the YAML files that --preset can name; None offers none.
       only: the options that are looked at, where the others may not fit without those of a file
         that is still to be found; None looks at all.
-
-    Raises:
-      UserError: with one sentence about the first mistake.
-      SystemExit: 0, after printing the help or the version.
     """
     default = config_class()
     own = list(options_of(default))

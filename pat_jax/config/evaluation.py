@@ -55,10 +55,7 @@ class EvalConfig(EvalSchedule):
 
 
 def check_samples_differ(num_generations: int, temperature: float, section: str = "") -> None:
-    """
-    Raises:
-      OptionError: several samples of one prompt would all be the same.
-    """
+    """Raises OptionError where several samples of one prompt would all be the same."""
     require(
         num_generations == 1 or temperature > 0,
         f"{section}temperature",

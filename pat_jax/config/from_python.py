@@ -29,15 +29,14 @@ def words(
     config_class: type = RunConfig,
     presets: Path | None = PRESETS,
 ) -> list[str]:
-    """
+    """Raises UserError where `config` is none of these, or a value is of no kind that an option can
+    have.
+
     Args:
       config: the name of a preset, a YAML file, or options.
       options: win over `config`; by their names as the command has them, a section as a mapping.
         None is an option that is not given.
       presets: the folder of the YAML files that a preset can be; None: there are none.
-
-    Raises:
-      UserError: `config` is none of these, or a value is of no kind that an option can have.
     """
     names = [option.name for option in options_of(config_class())]
     sections = {name.rpartition(".")[0] for name in names} - {""}

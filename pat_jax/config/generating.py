@@ -44,13 +44,8 @@ class Generating(Planned, OnDevices):
     def engine_of(
         self, run: RunConfig, num_devices: int, rows: int, lengths: tuple[int, int], **sampling: Any
     ) -> RunConfig:
-        """`run` with the options that an engine is built by.
-
-        Args:
-          rows: sequences that run at once, at least.
-          lengths: tokens of the longest prompt and of the longest response.
-          sampling: other options of `RolloutConfig`.
-        """
+        """`run` with the options that an engine is built by: for so many `rows` at once, at least,
+        and the longest prompt and response; `sampling` are other options of `RolloutConfig`."""
         (prompt, response), page = lengths, RolloutConfig.page_size
         rows = math.ceil(rows / num_devices) * num_devices
         rollout = RolloutConfig(

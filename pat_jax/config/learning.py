@@ -215,11 +215,7 @@ class WarmStartConfig(Options):
 
 
 def check_signal(rollout: RolloutConfig, algorithm: AlgorithmConfig) -> None:
-    """Nothing is learned where the responses to a prompt cannot differ, and are compared.
-
-    Raises:
-      OptionError: they cannot.
-    """
+    """Raises OptionError where the responses to a prompt that are compared cannot differ."""
     why = "where something is trained: an advantage compares the responses to one prompt"
     for name, is_valid, expected in (
         ("num_generations", rollout.num_generations > 1 or not algorithm.is_relative, "at least 2"),

@@ -12,12 +12,7 @@ from pat_jax.common.rules import COUNT_OR_ZERO, GIVEN, LAYOUT, SEED, STEPS, matc
 from pat_jax.config.any_run import AnyRun
 from pat_jax.config.data import DataConfig
 from pat_jax.config.evaluation import EvalConfig
-from pat_jax.config.learning import (
-    AlgorithmConfig,
-    WarmStartConfig,
-    check_signal,
-    learning_notes,
-)
+from pat_jax.config.learning import AlgorithmConfig, WarmStartConfig, check_signal, learning_notes
 from pat_jax.config.rewards import RewardOptions
 from pat_jax.config.rollout import RolloutConfig
 from pat_jax.config.shared import ComputeDtype, Planned
@@ -75,7 +70,8 @@ class RunConfig(RewardOptions, Planned, AnyRun):
 
     def __post_init__(self):
         super().__post_init__()
-        self._check_given()
+        files = self.data.files
+        self.need("data.files", files != () and all(files), GIVEN[1])
         self._check_switch_at()
         self.need(
             "layout",
@@ -140,10 +136,6 @@ class RunConfig(RewardOptions, Planned, AnyRun):
             f"at most the {updates:,} optimizer steps of the run ({self.steps:,} --steps of "
             f"{self.updates_per_step})",
         )
-
-    def _check_given(self) -> None:
-        files = self.data.files
-        self.need("data.files", files != () and all(files), GIVEN[1])
 
     def _check_switch_at(self) -> None:
         counts = self.switch_at.split(",") if self.switch_at else []

@@ -3,7 +3,6 @@
 Knows requests and files. Does not know what generates, nor rewards.
 """
 
-import json
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -16,6 +15,7 @@ from pat_jax.common.files import PatientFile, whole_lines
 from pat_jax.common.hosts.together import process_group
 from pat_jax.common.json_text import parse_json
 from pat_jax.engine.sequences.responses import Completion, Request
+from pat_jax.run.checkpoints.journal import response_row
 from pat_jax.run.evaluation import Ask
 
 
@@ -70,15 +70,8 @@ class KeptResponses:
 
     def _write(self, place: int, request: Request, done: Completion) -> None:
         self.num_tokens += len(done.tokens)
-        row = {
-            "place": place,
-            "request": request.checksum,
-            "tokens": done.tokens.tolist(),
-            "truncated": done.is_truncated,
-        }
         if self._file is not None:
-            self._file.write(f"{json.dumps(row)}\n".encode())
-            self._file.flush()
+            self._file.write_row({"place": place, **response_row(request, done)})
 
     def _read(self, number: int, line: bytes) -> tuple[int, tuple[int, int, Completion]]:
         try:

@@ -1,5 +1,4 @@
-"""What an iteration learns from: prompts, responses and their rewards, drawn until enough of them
-teach.
+"""What an iteration learns from: prompts, responses and rewards, until enough of them teach.
 
 Knows batches of prompts, rollouts and rewards. Does not know advantages or updates.
 """
@@ -47,10 +46,7 @@ class Drawn:
 
     def trace(self, capacity: int) -> RolloutTrace:
         """What the rollout did, with what a replay needs unless the path of some responses is lost.
-
-        Args:
-          capacity: sequences that the engine can run at once.
-        """
+        The engine can run `capacity` sequences at once."""
         if self.from_disk:
             return self.report.trace
         rollouts = [one for group in self.groups for one in group.rollouts]
@@ -90,10 +86,7 @@ class Collector:
         unfinished: RolloutJournal,
         totals: Totals,
     ):
-        """
-        Args:
-          totals: of the iterations before.
-        """
+        """`totals` are those of the iterations before."""
         self.unfinished = unfinished
         self._config, self._task, self._scorer = config, task, scorer
         self._read = response_reader(task.columns, task.tokenizer)
@@ -101,11 +94,8 @@ class Collector:
         self.totals = totals
 
     def collect(self, step: int, generator: Generator, clock: Stopwatch) -> Experience:
-        """The groups of iteration `step`.
-
-        Raises:
-          UserError: the reward function cannot work, or a response could not be sampled.
-        """
+        """The groups of iteration `step`. Raises UserError where the reward function cannot work,
+        or a response could not be sampled."""
         config, wanted = self._config, self._config.rollout.prompts_per_step
         more = config.algorithm.dynamic_sampling if config.train else 0
         drawn, groups, rewards = [], [], []

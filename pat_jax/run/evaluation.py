@@ -39,10 +39,7 @@ class Evaluation:
     def lines(self) -> list[str]:
         """What a person is told: of all problems, and of several sets each its own."""
         several = self.parts if len(self.parts) > 1 else ()
-        return [
-            _line(self.total, ""),
-            *(_line(part, f" on {part.name}") for part in several),
-        ]
+        return [_line(self.total, ""), *(_line(part, f" on {part.name}") for part in several)]
 
     @property
     def metrics(self) -> dict[str, float | int]:
@@ -61,22 +58,14 @@ class Evaluator:
         completions: Completions,
         progress: Progress,
     ):
-        """
-        Args:
-          read: makes texts of a response (`rl.responses.response_reader`).
-        """
+        """`read` makes texts of a response (`rl.rewards.responses.response_reader`)."""
         self._config, self._sets, self._read, self._scorer = config, sets, read, scorer
         self._completions, self._progress = completions, progress
 
     def evaluate(self, step: int | None, ask: Ask) -> Evaluation:
-        """Asks for all samples of all problems at once, so that no set waits for another's tail.
-
-        Args:
-          step: of the run; None where there is no run.
-
-        Raises:
-          UserError: the reward function cannot work, or a response could not be sampled.
-        """
+        """Asks for all samples of all problems at once, so that no set waits for another's tail;
+        `step` is None where there is no run. Raises UserError where the reward function cannot
+        work, or a response could not be sampled."""
         start, size = time.perf_counter(), self._config.eval.num_generations
         asked = [
             (number, prompt, sample)
@@ -114,9 +103,7 @@ class Evaluator:
         self, rollouts: Sequence[Rollout], rewards: np.ndarray, scoring: Scoring[Rollout]
     ) -> Evaluated:
         shape = (-1, self._config.eval.num_generations)
-        answers = scoring.each(
-            lambda responses: final_answer(responses.completion, responses.prompt)
-        )
+        answers = scoring.each(lambda x: final_answer(x.completion, x.prompt))
         lengths = np.array([len(one.tokens) for one in rollouts])
         is_cut = np.array([one.finish is FinishReason.LENGTH for one in rollouts])
         return Evaluated(

@@ -52,13 +52,8 @@ class Generator:
         self.engine.set_weights(self.trainer.transfer(params, layout), layout, head)
 
     def compare(self, params: Params) -> float:
-        """How far the rollout's log-probability of one token is from the trainer's, in nats.
-
-        Takes a prefill and a pass of the trainer.
-
-        Args:
-          params: that were loaded.
-        """
+        """How far the rollout's log-probability of one token is from the trainer's by `params`,
+        which were loaded, in nats. Takes a prefill and a pass of the trainer."""
         score, rows = partial(self.trainer.transfer.score, params), self.trainer.layout.split.dp
         return logprob_gap(self.engine, score, rows)
 
@@ -115,11 +110,8 @@ class Generator:
         return groups, report
 
     def evaluate(self, requests: Sequence[Request]) -> Iterator[tuple[int, Completion]]:
-        """The responses of an evaluation as they end; nothing is learned of them.
-
-        Raises:
-          UserError: some could not be sampled, when the others have ended.
-        """
+        """The responses of an evaluation as they end; nothing is learned of them. Raises UserError
+        where some could not be sampled, when the others have ended."""
         size = WINDOW * self.engine.capacity
         for start in range(0, len(requests), size):
             some = requests[start : start + size]
@@ -133,11 +125,8 @@ class Generator:
         expected: np.ndarray | None = None,
         earlier: EarlierResponses | None = None,
     ) -> Iterator[tuple[int, Completion]]:
-        """The responses as they end.
-
-        Raises:
-          UserError: some could not be sampled, when the others have ended.
-        """
+        """The responses as they end; raises UserError at the end where some could not be
+        sampled."""
         # Wherever the rollout before has ended, so that an evaluation or a resumption in between
         # changes nothing.
         if (first := self._first_layout()) is not self.engine.layout:
@@ -181,10 +170,7 @@ def training_requests(
 def sampling_request(
     config: RolloutConfig, prompt: Prompt, ids: tuple[int, int, int, int, int], temperature: float
 ) -> Request:
-    """
-    Args:
-      ids: what the sampling key is of: seed, stream, iteration or set of problems, prompt, sample.
-    """
+    """The sampling key is of `ids`: seed, stream, iteration or set of problems, prompt, sample."""
     return Request(
         tokens=prompt.tokens,
         key=sequence_key(*ids),
@@ -198,14 +184,8 @@ def sampling_request(
 def sampled(
     stream: Iterable[tuple[int, Completion]], count: int, advice: str
 ) -> Iterator[tuple[int, Completion]]:
-    """The completions of `count` requests that could be sampled.
-
-    Args:
-      advice: what to do where some could not.
-
-    Raises:
-      UserError: there were such, when the stream has ended.
-    """
+    """The completions of `count` requests that could be sampled. Raises UserError, with what to do
+    as `advice`, where some could not, when the stream has ended."""
     failed: dict[int, str] = {}
     for i, done in stream:
         if done.error:

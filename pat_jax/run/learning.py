@@ -40,9 +40,8 @@ def nothing_to_learn(
     longest, without = config.rollout.max_completion_length, int((~has_reward & ~is_masked).sum())
     others = f", but for {without} that have no reward" if without else ""
     if not is_masked.any():
-        return (
-            f"none of the {len(responses)} responses of this step has a reward: nothing is learned"
-        )
+        none = f"none of the {len(responses)} responses of this step has a reward"
+        return f"{none}: nothing is learned"
     return (
         f"all {len(responses)} responses of this step{others} were cut off at {longest} tokens and are masked "
         "(--algorithm.truncated mask): nothing is learned; raise --rollout.max_completion_length"
@@ -58,14 +57,8 @@ def training_batch(
     state: TrainState,
     reference: Params | None,
 ) -> tuple[TrainBatch, dict[str, float]]:
-    """
-    Args:
-      rewards: NaN for a response that has none and is left out.
-      state, reference: of the policies that KL in the reward compares.
-
-    Returns:
-      The batch of an iteration, and the metrics of its advantages.
-    """
+    """The batch of an iteration, and the metrics of its advantages. A reward of NaN is none: the
+    response is left out. KL in the reward compares the policies of `state` and `reference`."""
     algorithm, cap = config.algorithm, config.rollout.max_completion_length
     buffer = algorithm.overlong_buffer
     lengths = np.array([[len(one.tokens) for one in group.rollouts] for group in groups])
@@ -97,11 +90,8 @@ def _advantages(
     lengths: Int[np.ndarray, "groups samples"],
     kl: Sequence[np.ndarray] | None,
 ) -> tuple[list[np.ndarray], dict[str, float]]:
-    """The advantages of each response, 0 where it has none, and their metrics.
-
-    Args:
-      kl: of each token of each response, to be taken off the reward; None: nothing is.
-    """
+    """The advantages of each response, 0 where it has none, and their metrics; `kl` of each token
+    is taken off the reward."""
     estimator = AdvantageEstimator(
         algorithm.baseline,
         algorithm.scale_rewards,
@@ -119,8 +109,7 @@ def _advantages(
 
 
 class Learner:
-    """The policy of a run and what it learns with: optimizer, reference, the head of its first
-    layers."""
+    """The policy of a run, and what it learns with: optimizer, reference, exit head."""
 
     def __init__(self, config: RunConfig, setup: Setup, began: Beginning, run: OpenRun):
         self._config, self._setup, self._trainer = config, setup, setup.trainer

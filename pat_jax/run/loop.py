@@ -134,8 +134,7 @@ class Run:
         learner.note_skipped(step, batch, result)
 
     def has_learned(self, step: int, measured: dict[str, Any]) -> None:
-        """From here on this is the step that is saved, whatever fails; what is measured later is
-        added."""
+        """As `Steps.has_learned`."""
         self.steps.has_learned(step, measured)
         # Of whole steps: what an abandoned one has drawn is drawn again.
         self.whole = self.collector.totals, self.generator.lengths
@@ -186,9 +185,8 @@ class Run:
         self.open.progress.stage("warming up")
         start = time.perf_counter()
         warmup = warm_up(config, setup, first, self.weights_in)
-        latency = process_group().agree(
-            "profile", lambda: frozen(config, setup, folder, warmup.measured, notify)
-        )
+        kept = config, setup, folder, warmup.measured, notify
+        latency = process_group().agree("profile", lambda: frozen(*kept))
         planner = setup.scripted or cost_planner(config, setup, latency, lengths)
         if len(first) < len(setup.layouts) and isinstance(planner, CostModelPlanner):
             self.lazy = LazyLayouts(setup, planner, warmup, first)
@@ -233,11 +231,8 @@ class Run:
 
     def kept(self) -> Kept:
         totals, lengths = self.whole
-        meta: dict[str, Any] = {
-            "lengths": lengths.to_json(),
-            "base_checksum": self.learner.base_checksum,
-        }
-        meta |= {"problems": self.setup.task.checksums}
+        base, problems = self.learner.base_checksum, self.setup.task.checksums
+        meta = {"lengths": lengths.to_json(), "base_checksum": base, "problems": problems}
         return self.learner.kept, meta | totals.to_json()
 
     def finish(self) -> None:

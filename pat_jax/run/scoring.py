@@ -1,5 +1,4 @@
-"""The rewards of a run: the scorer that its options ask for, and what a person is told of
-failures."""
+"""The rewards of a run: its scorer, and what a person is told of failures."""
 
 import os
 from collections.abc import Sequence
@@ -21,13 +20,8 @@ from pat_jax.run.results.serialized_rewards import check_shipped
 
 
 def open_scorer(config: RunConfig, rewards: Sequence[str]) -> RewardScorer:
-    """
-    Args:
-      rewards: those of the task.
-
-    Raises:
-      UserError: the reward cannot be imported, or there is no token where one is asked for.
-    """
+    """A scorer of the task's `rewards`. Raises UserError where one cannot be imported, or there is
+    no token where one is asked for."""
     check_shipped(rewards)
     num_workers = config.reward_workers or num_cores()
     return RewardScorer(
@@ -61,19 +55,14 @@ def try_out(
     num_generations: int,
     progress: Progress,
 ) -> None:
-    """Finds a reward function that cannot work before anything is compiled.
-
-    Raises:
-      UserError: there it is.
-    """
+    """Raises UserError where a reward function cannot work, before anything is compiled."""
     progress.stage("trying out the reward")
     for note in scorer.try_out(trial_responses(prompt, columns), num_generations):
         progress.print(note)
 
 
 def wait_for_rewards(scoring: Scoring[Any], progress: Progress) -> Float[np.ndarray, " responses"]:
-    """All rewards, once the last one is there; NaN for responses that are left out, which it
-    reports."""
+    """All rewards, once the last is there; NaN for responses that are left out and reported."""
     progress.stage("waiting for rewards")
     rewards, failures = scoring.rewards(), scoring.failures.values()
     if failures:

@@ -23,10 +23,7 @@ from pat_jax.engine.sizing.layout_choice import (
     wanted_layouts,
     worth_planning,
 )
-from pat_jax.engine.sizing.memory import (
-    layouts_without_memory,
-    memory_model,
-)
+from pat_jax.engine.sizing.memory import layouts_without_memory, memory_model
 from pat_jax.engine.warm_up.kernel_check import usable_kernels
 from pat_jax.layout.layout import Layout, layout_chain
 from pat_jax.layout.mesh import factored_mesh, padded_for
@@ -78,12 +75,10 @@ class Setup:
 
 
 def build(config: RunConfig, devices: Sequence[Device]) -> Setup:
-    """Raises UserError for whatever in the configuration or its files cannot work.
-
-    Cheap checks come first: options, headers of files, layouts. Then come the tokenizer and the
-    data, which take seconds, and the kernels on these devices. Weights, which may have to be
-    downloaded, come last.
-    """
+    """Raises UserError for whatever in the configuration or its files cannot work. Cheap checks
+    come first: options, headers of files, layouts. Then come the tokenizer and the data, which take
+    seconds, and the kernels on these devices. Weights, which may have to be downloaded, come
+    last."""
     setup = _built(config, devices)
     kernels = other_kernels(setup.config, setup.engine, also=("rows",))
     if kernels is not None:
@@ -168,10 +163,7 @@ def build_engine(config: RunConfig, model: ModelConfig, devices: Sequence[Device
 
 
 def _built_engine(
-    config: RunConfig,
-    model: ModelConfig,
-    devices: Sequence[Device],
-    kernels: Kernels | None = None,
+    config: RunConfig, model: ModelConfig, devices: Sequence[Device], kernels: Kernels | None = None
 ) -> RolloutEngine:
     check_lengths(config, model)
     check_vocabulary_options(config, model)
@@ -197,10 +189,8 @@ def checked_tokenizer(config: RunConfig, model: ModelConfig) -> Tokenizer:
 
 def model_config(config: RunConfig, devices: Sequence[Device]) -> ModelConfig:
     """The shape of the model, padded so that the devices have the layouts that may be asked for.
-
-    Raises:
-      UserError: `config.model` is neither a usable checkpoint directory nor a built-in shape.
-    """
+    Raises UserError where `config.model` is neither a usable checkpoint directory nor a built-in
+    shape."""
     if shape := checkpoint_shape(config.model, "model"):
         model = shape
     elif os.sep in config.model:
@@ -219,8 +209,7 @@ def model_config(config: RunConfig, devices: Sequence[Device]) -> ModelConfig:
 def settled_options(
     config: Options, model: ModelConfig, devices: Sequence[Device]
 ) -> tuple[Options, str]:
-    """The options with what this model and these devices bring where nothing is written; see
-    `settled`."""
+    """The options with what this model and these devices bring (`settled`)."""
     context, platform = model.max_position, devices[0].platform
     return settled(config, KnownModel(config.model, is_checkpoint(config.model), context, platform))
 
@@ -228,11 +217,8 @@ def settled_options(
 def other_kernels(
     config: RunConfig, engine: RolloutEngine, also: Sequence[str] = ()
 ) -> Kernels | None:
-    """What the engine's devices are to compute with; None where its own kernels are right.
-
-    Args:
-      also: kernels that are used beside generation's.
-    """
+    """What the engine's devices are to compute with, `also` beside generation; None where its own
+    kernels are right."""
     layouts, drafts = list(engine.layouts.values()), engine.specs.drafts.num_draft_tokens
     kernels = usable_kernels(
         layouts,

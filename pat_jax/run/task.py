@@ -45,18 +45,14 @@ class Task:
 
     @cached_property
     def checksums(self) -> dict[str, int]:
-        """Checksums of the training and the held-out problems: a resumed run should have the
-        same."""
+        """Checksums of training and held-out problems: a resumed run should have the same."""
         heldout = checksum_of(prompt for one in self.heldout for prompt in one.prompts)
         return {"train": self.train.checksum, "heldout": heldout}
 
 
 def check_task(config: RunConfig) -> None:
-    """Refuses options that do not go together; reads no file.
-
-    Raises:
-      UserError: `config.data` names no task that `config.model` can do.
-    """
+    """Refuses options that do not go together; reads no file. Raises UserError where `config.data`
+    names no task that `config.model` can do."""
     require(
         config.lora.export == "merged" or is_checkpoint(config.model),
         "lora.export",
@@ -88,15 +84,9 @@ def find_files(
     *,
     split: str = "train",
 ) -> list[Path]:
-    """Files of these names, that match them as patterns, or of datasets of the Hub, each once.
-
-    Args:
-      otherwise: what else a name could have meant.
-      split: which one of a dataset is meant where its name says none.
-
-    Raises:
-      UserError: there is none for one of the names.
-    """
+    """Files of these names, that match them as patterns, or of datasets of the Hub, each once: of
+    `split` where the name says none. Raises UserError where there is none for a name; `otherwise`
+    says in it what else the name could have meant."""
     found: dict[Path, None] = {}
     for name in names:
         found_here = dataset_files(name, option, split)
@@ -146,11 +136,8 @@ def load_tokenizer(config: RunConfig) -> Tokenizer:
 
 
 def load_task(config: RunConfig, tokenizer: Tokenizer) -> Task:
-    """The task that `config.data` names.
-
-    Raises:
-      UserError: the file is unusable, with this tokenizer or at all.
-    """
+    """The task that `config.data` names. Raises UserError where the file is unusable, with this
+    tokenizer or at all."""
     if config.data.is_arithmetic:
         return _arithmetic(config)
     rewards = rewards_of(config, "math")
@@ -169,13 +156,7 @@ def load_task(config: RunConfig, tokenizer: Tokenizer) -> Task:
     heldout = [HeldoutSet.of(name, x.heldout, config.eval.num_prompts) for name, x in sets.items()]
     prompts = [*splits.train, *(prompt for one in sets.values() for prompt in one.heldout)]
     return Task(
-        tokenizer,
-        rewards,
-        splits.train,
-        heldout,
-        None,
-        columns_of(prompts),
-        "\n".join(notes),
+        tokenizer, rewards, splits.train, heldout, None, columns_of(prompts), "\n".join(notes)
     )
 
 
@@ -185,11 +166,8 @@ def problem_reader(
     rewards: Sequence[str],
     option: str = "--rollout.max_prompt_length",
 ) -> Callable[..., ProblemSplits]:
-    """`load_problems` as the options and the rewards want it, without files and `heldout_share`.
-
-    Args:
-      option: what a person calls the limit.
-    """
+    """`load_problems` as the options and the rewards want it, without files and `heldout_share`; a
+    person calls the limit `option`."""
     return partial(
         load_problems,
         tokenizer=tokenizer,
@@ -213,11 +191,7 @@ def read_sets(
 
 
 def check_sets(sets: Mapping[str, ProblemSplits], rewards: Sequence[str], advice: str) -> None:
-    """Refuses sets without problems, or without what a reward compares with.
-
-    Args:
-      advice: what to do where there is nothing to evaluate.
-    """
+    """Refuses sets without problems, with `advice`, or without what a reward compares with."""
     for one in sets.values():
         name = one.heldout.name
         if not len(one.heldout):
@@ -229,10 +203,7 @@ def check_sets(sets: Mapping[str, ProblemSplits], rewards: Sequence[str], advice
 
 
 def rewards_of(config: RunConfig, own: str) -> list[str]:
-    """
-    Args:
-      own: what `auto` means.
-    """
+    """`own` is what `auto` means."""
     return [own if reward == "auto" else reward for reward in config.reward]
 
 

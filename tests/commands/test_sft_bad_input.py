@@ -11,12 +11,12 @@ import pytest
 from runs import write_checkpoint, write_problems
 
 from pat_jax import sft
-from pat_jax.commands import sft as body
 from pat_jax.common.run_command import run_command
 from pat_jax.config.command_line import dump
 from pat_jax.config.run import RunConfig
 from pat_jax.run.checkpoints.checkpoint import Checkpointer
 from pat_jax.run.process.folder import CHECKPOINTS, CONFIG_FILE
+from pat_jax.run.sft import loop as body
 
 
 @pytest.fixture(scope="module")

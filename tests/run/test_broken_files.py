@@ -29,8 +29,7 @@ from pat_jax.run.checkpoints.meta import newest_meta, read_meta
 from pat_jax.run.checkpoints.side_files import sealed
 from pat_jax.run.logging.page.run_page import run_page
 from pat_jax.run.logging.rollout_files import KeptRollouts
-from pat_jax.run.logging.samples import Sample
-from pat_jax.run.logging.samples_file import SAMPLES_FILE, SamplesFile, read_samples
+from pat_jax.run.logging.samples import SAMPLES_FILE, Sample, SamplesFile, read_samples
 from pat_jax.run.process.folder import CONFIG_FILE
 from pat_jax.run.results.export import _written
 from pat_jax.run.results.saved_policy import SavedPolicy

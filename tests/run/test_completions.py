@@ -19,13 +19,14 @@ from pat_jax.rl.rewards.weighted_sum import FunctionScores
 from pat_jax.run.logging.completions import PROMPTS_SHOWN, RESPONSES_SHOWN, WIDTH, Completions
 from pat_jax.run.logging.metrics import MetricsWriter
 from pat_jax.run.logging.page.run_page import run_page
-from pat_jax.run.logging.samples import Sample, table
-from pat_jax.run.logging.samples_file import (
+from pat_jax.run.logging.samples import (
     MOST_CHARACTERS,
     MOST_STEPS,
     SAMPLES_FILE,
+    Sample,
     SamplesFile,
     read_samples,
+    table,
 )
 
 

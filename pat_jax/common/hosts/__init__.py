@@ -1,2 +1,1 @@
-"""Several processes that are one run: who they are, what they agree on, and how they end
-together."""
+"""Several processes that are one run: who they are, what they agree on, how they end."""

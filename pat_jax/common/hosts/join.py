@@ -29,11 +29,8 @@ _MEETING = "pat_jax/meeting"  # key of the first process's address
 
 
 def join(config: DistributedConfig) -> ProcessGroup:
-    """Meets the other processes of this run, if there are any.
-
-    Raises:
-      UserError: they cannot be reached.
-    """
+    """Meets the other processes of this run, if there are any. Raises UserError where they cannot
+    be reached."""
     place = find_place(config, os.environ)
     if place is None or not process_group().is_alone:
         return process_group()

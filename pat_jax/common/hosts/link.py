@@ -107,8 +107,7 @@ class Link:
                 self._try_send(peer, pickled)
 
     def post(self, message: Message) -> None:
-        """The same, soon and by another thread: a signal's handler must not wait for one that
-        sends."""
+        """The same, soon and by another thread: a signal's handler must not wait."""
         self._posted.put(message)
 
     def close(self) -> None:
@@ -152,8 +151,7 @@ class Link:
 
 
 class Address(NamedTuple):
-    """Where the first process listens, for the others to find; handed on by the one that starts
-    them."""
+    """Where the first process listens, for the others to find."""
 
     host: str
     port: int
@@ -161,21 +159,14 @@ class Address(NamedTuple):
 
 
 def listen(host: str) -> tuple[socket.socket, Address]:
-    """The first process's side.
-
-    Args:
-      host: by which the others reach this machine.
-    """
+    """The first process's side; `host` is how the others reach this machine."""
     listener = open_port(host)
     return listener, Address(host, int(listener.getsockname()[1]), secrets.token_bytes(32))
 
 
 def accept(listener: socket.socket, key: bytes, count: int, wait_s: float) -> list[Peer]:
-    """Waits for `count` others, which may come in any order; any other visitor is sent away.
-
-    Raises:
-      UserError: one does not come within `wait_s`.
-    """
+    """Waits for `count` others, which may come in any order; any other visitor is sent away. Raises
+    UserError where one does not come within `wait_s`."""
 
     def greet(visitor: socket.socket, until: float) -> Peer:
         asked = secrets.token_hex(32)
@@ -204,19 +195,15 @@ def accept(listener: socket.socket, key: bytes, count: int, wait_s: float) -> li
 
 
 def connect(address: Address, index: int) -> list[Peer]:
-    """Every other process's side: its one peer is the first.
-
-    Raises:
-      UserError: it cannot be reached, or is another.
-    """
+    """Every other process's side: its one peer is the first. Raises UserError where it cannot be
+    reached, or is another."""
     host, asked = socket.gethostname(), secrets.token_hex(32)
     try:
         reached = socket.create_connection((address.host, address.port), timeout=GREETING_S)
         with closing(reached) as first:
             until = time.monotonic() + GREETING_S
-            proof = _proof(
-                address.key, f"{index} {host} {receive_fields(first, until).get('prove')}"
-            )
+            question = receive_fields(first, until).get("prove")
+            proof = _proof(address.key, f"{index} {host} {question}")
             send_fields(first, index=index, host=host, prove=asked, proof=proof)
             fields = receive_fields(first, until)
             _check(address.key, fields.get("proof"), asked)
@@ -242,7 +229,6 @@ def _proof(key: bytes, text: str) -> str:
 
 
 def _check(key: bytes, proof: object, text: str) -> None:
-    if not isinstance(proof, str) or not hmac.compare_digest(
-        proof.encode(), _proof(key, text).encode()
-    ):
+    wanted = _proof(key, text).encode()
+    if not isinstance(proof, str) or not hmac.compare_digest(proof.encode(), wanted):
         raise ValueError("no process of this run")

@@ -1,5 +1,4 @@
-"""Which process of a run this one is: by the options, else by the variables of whatever has started
-it.
+"""Which process of a run this one is: by the options, else by the variables of a launcher.
 
 Knows variables. Asks nothing of JAX but where it finds the processes of a cluster by itself
 (`located`).
@@ -9,19 +8,14 @@ import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from jax._src.clusters import (
-    ClusterEnv,
-)  # JAX looks clusters up by it, and has no public name for it
+from jax._src.clusters import ClusterEnv  # JAX looks clusters up by it; it has no public name
 
 from pat_jax.common.errors import UserError, shown
 from pat_jax.common.hosts.options import MOST_PROCESSES, DistributedConfig, is_address
 
 _TORCHRUN = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE")
 # How many processes a cluster says that there are, and which this one is.
-_CLUSTERS = (
-    ("SLURM_NTASKS", "SLURM_PROCID"),
-    ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
-)
+_CLUSTERS = (("SLURM_NTASKS", "SLURM_PROCID"), ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"))
 _READ_BY_JAX = (
     *("SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_LOCALID", "OMPI_MCA_orte_hnp_uri"),
     *("OMPI_COMM_WORLD_LOCAL_RANK", "TPU_WORKER_HOSTNAMES", "TPU_WORKER_ID"),
@@ -41,11 +35,7 @@ class Place(NamedTuple):
 
 def find_place(config: DistributedConfig, variables: Mapping[str, str]) -> Place | None:
     """By the options; else by torchrun's variables; else by the cluster's, which JAX reads. None:
-    alone.
-
-    Raises:
-      UserError: some of them are missing, or are not what they have to be.
-    """
+    alone. Raises UserError where some of them are missing, or are not what they have to be."""
     if config.coordinator:
         return Place(config.coordinator, config.process_id, config.num_processes)
     if _number(variables, "WORLD_SIZE", 1, MOST_PROCESSES, otherwise=1) > 1:
@@ -54,11 +44,8 @@ def find_place(config: DistributedConfig, variables: Mapping[str, str]) -> Place
 
 
 def in_cluster(variables: Mapping[str, str]) -> bool:
-    """Whether a scheduler has started several processes, which JAX knows how to find.
-
-    Raises:
-      UserError: it says so in variables that are no numbers.
-    """
+    """Whether a scheduler has started several processes, which JAX knows how to find. Raises
+    UserError where it says so in variables that are no numbers."""
     for size, rank in _CLUSTERS:
         if rank not in variables:
             continue  # an interactive shell has the other one too
@@ -71,11 +58,8 @@ def in_cluster(variables: Mapping[str, str]) -> bool:
 
 
 def located(wait_s: int, variables: Mapping[str, str]) -> Place:
-    """Where JAX finds the processes of a cluster.
-
-    Raises:
-      UserError: the cluster's variables do not say it.
-    """
+    """Where JAX finds the processes of a cluster. Raises UserError where the cluster's variables do
+    not say it."""
     try:
         coordinator, count, index, local = ClusterEnv.auto_detect_unset_distributed_params(
             variables.get("JAX_COORDINATOR_ADDRESS"), None, None, None, None, wait_s
@@ -111,10 +95,7 @@ def _of_torchrun(variables: Mapping[str, str]) -> Place:
 def _number(
     variables: Mapping[str, str], name: str, least: int, most: int, otherwise: int | None = None
 ) -> int:
-    """
-    Args:
-      otherwise: what it is where it is not set.
-    """
+    """`otherwise` is what it is where it is not set."""
     if otherwise is not None and name not in variables:
         return otherwise
     text = variables[name].strip()

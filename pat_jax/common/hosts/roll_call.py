@@ -10,7 +10,7 @@ import errno
 import socket
 import time
 from collections.abc import Iterable, Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import Any
 
 from pat_jax.common.errors import UserError
@@ -34,17 +34,9 @@ Visitor = tuple[socket.socket, Mapping[str, Any]]  # and what it has said
 
 
 def roll_call(place: Place, wait_s: float) -> str | None:
-    """Returns when every process is there.
-
-    Args:
-      place: of this one, with a coordinator.
-
-    Returns:
-      The only address at which the others reach the first process; None where it is not known.
-
-    Raises:
-      UserError: one of them did not come within `wait_s`, or was started as another.
-    """
+    """Waits until every process is there. Returns the only address at which the others reach the
+    first one; None where it is not known. Raises UserError where one of them did not come within
+    `wait_s`, or was started as another."""
     assert place.coordinator is not None
     until = time.monotonic() + wait_s
     if place.index == 0:
@@ -106,19 +98,15 @@ _ADVICE = (
 
 def _send_verdict(visitor: socket.socket, sentence: str) -> None:
     """Lets a process go on, or tells it why it cannot."""
-    with closing(visitor):
-        try:
-            send_fields(visitor, go=not sentence, sentence=sentence)
-        except OSError:
-            return
+    with closing(visitor), suppress(OSError):
+        send_fields(visitor, go=not sentence, sentence=sentence)
 
 
 def _greet(visitor: socket.socket, until: float) -> Visitor:
     send_fields(visitor, hello=_HELLO)
     fields = receive_fields(visitor, until)
-    if fields.get("hello") != _HELLO or not {type(fields.get(x)) for x in ("index", "count")} == {
-        int
-    }:
+    kinds = {type(fields.get(name)) for name in ("index", "count")}
+    if fields.get("hello") != _HELLO or kinds != {int}:
         raise ValueError("no process of a run")
     return visitor, fields
 
@@ -148,10 +136,8 @@ def _answer(place: Place, coordinator: str, until: float, wait_s: float) -> None
     while (left := until - time.monotonic()) > 0:
         try:
             with socket.create_connection((host, port), timeout=min(left, 10)) as connection:
-                if (
-                    receive_fields(connection, time.monotonic() + min(left, 10)).get("hello")
-                    != _HELLO
-                ):
+                first = receive_fields(connection, time.monotonic() + min(left, 10))
+                if first.get("hello") != _HELLO:
                     raise ValueError("what answers there is no pat_jax")
                 send_fields(connection, hello=_HELLO, index=place.index, count=place.count)
                 last = receive_fields(connection, until + _GRACE_S)

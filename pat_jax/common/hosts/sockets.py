@@ -37,11 +37,8 @@ def split(address: str) -> tuple[str, int]:
 
 def open_port(host: str, port: int = 0) -> socket.socket:
     """Listens where `host` is reached: on that address alone where it is one of this machine, else
-    on all interfaces, as behind the name of a service.
-
-    Raises:
-      OSError: the port is taken, or `host` has no address.
-    """
+    on all interfaces, as behind the name of a service. Raises OSError where the port is taken, or
+    `host` has no address."""
     kind, _, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     address = str(place[0])
     # Many systems give their own name an address that no other host reaches them by.
@@ -83,15 +80,8 @@ def send_fields(to: socket.socket, **fields: Any) -> None:
 
 
 def receive_fields(of: socket.socket, until: float) -> dict[str, Any]:
-    """One line.
-
-    Args:
-      until: of `time.monotonic()`, when it has to be there.
-
-    Raises:
-      OSError, EOFError: it does not come.
-      ValueError: it is not a JSON object.
-    """
+    """One line, which has to be there when `time.monotonic()` is `until`. Raises OSError or
+    EOFError where it does not come, and ValueError where it is not a JSON object."""
     line = bytearray()
     while not line.endswith(b"\n"):
         of.settimeout(max(until - time.monotonic(), 0.001))
@@ -113,11 +103,7 @@ def visitors(
     listener: socket.socket, greet: Callable[[socket.socket, float], T], until: float
 ) -> Generator[T, None, None]:
     """What `greet` finds of each visitor that it does not refuse by one of `BROKEN`; ends with
-    `until`.
-
-    Args:
-      greet: told the connection, and until when the visitor has to have said all.
-    """
+    `until`. It is told the connection, and until when the visitor has to have said all."""
     found: queue.SimpleQueue[tuple[socket.socket, T]] = queue.SimpleQueue()
     room, is_over = threading.BoundedSemaphore(_MOST_VISITORS), threading.Event()
     # A thread that waits in the system for a visitor keeps the port open although another has closed it.

@@ -53,8 +53,7 @@ class ProcessGroup:
         self._link = Link(peers, self._handle, self._lose, lambda: self._beat(peers))
 
     def reach_point(self, name: str) -> None:
-        """Says, in the next heartbeat, that this process goes on, so that who waits for it has
-        patience."""
+        """Says in the next heartbeat that this process goes on: who waits for it has patience."""
         self._at, self._thread = self._at.next(name), threading.get_ident()
 
     @property
@@ -72,27 +71,16 @@ class ProcessGroup:
 
     def agree(self, name: str, make: Callable[[], T]) -> T:
         """What `make` gives in the first process, in every one. All must call it, in the same
-        order.
-
-        Args:
-          name: what it is, for the sentence of a mismatch.
-
-        Raises:
-          UserError: the first process has raised it.
-          BaseException: what `stop` raises, where a process was told to stop.
-        """
+        order, with the same `name` for it. Raises the UserError of the first process, and what
+        `stop` raises where a process was told to stop."""
         if self.is_alone:
             return make()
         self.reach_point(name)
         return self._decide(name, make)
 
     def gather(self, name: str, value: T, *, trouble: str = "") -> list[T]:
-        """What each process gives, in the order of their indices, in every one.
-
-        Args:
-          trouble: what this process could not do, where others may not come here because of it:
-            they have a minute to.
-        """
+        """What each process gives, in the order of their indices, in every one. With `trouble`,
+        what this process could not do, the others have a minute to come here: they may not."""
         if self.is_alone:
             return [value]
         self.reach_point(name)
@@ -103,8 +91,7 @@ class ProcessGroup:
         return self._decide(name, list, is_gathered=True, trouble=trouble)
 
     def compare(self, name: str, value: object) -> None:
-        """Ends all processes where one has come to another `value` than the first, to be looked
-        into."""
+        """Ends all processes where one has come to another `value` than the first."""
         answers = self.gather(name, value)
         if others := [i for i, one in enumerate(answers) if one != answers[0]]:
             self.fail(
@@ -115,8 +102,7 @@ class ProcessGroup:
 
     def folder(self, path: Path) -> Path:
         """Where this process writes what the first writes into `path`: the others into a folder of
-        their own, which goes with them, so that each file has one writer and every process runs one
-        code."""
+        their own, which goes with them, so that each file has one writer."""
         if self.is_first:
             return path
         if self._scratch is None:
@@ -145,8 +131,7 @@ class ProcessGroup:
             jax.distributed.shutdown()
 
     def fail(self, sentence: str, code: int) -> None:
-        """This process cannot go on: it says why, tells the others, and all end. Returns where
-        there are no others."""
+        """Says why this process cannot go on, and ends all; returns where there are no others."""
         if self._link is not None:
             with self._ends:
                 print(f"error: {sentence}", file=sys.__stderr__, flush=True)
@@ -227,11 +212,10 @@ class ProcessGroup:
             self.stop_number = message.content
             return
         index, sentence, code = message.content
-        own = f"process {index} has ended: "
         # The first process hands on what it was told.
-        self._give_up(
-            sentence if sentence.startswith(("process ", "processes ")) else own + sentence, code
-        )
+        if not sentence.startswith(("process ", "processes ")):
+            sentence = f"process {index} has ended: {sentence}"
+        self._give_up(sentence, code)
 
     def _lose(self, peer: Peer, why: str) -> None:
         self._give_up(f"{peer} {why}, and the run cannot go on without it{START_AGAIN}", FAILED)

@@ -80,11 +80,7 @@ class Wait:
         return min(1.0, self._patience_s / 4)
 
     def is_over(self, at: At) -> bool:
-        """Whether the other has come to nothing new for too long.
-
-        Args:
-          at: where it was last heard of.
-        """
+        """Whether the other, last heard of `at`, has come to nothing new for too long."""
         now = time.monotonic()
         # One that waits for a third is not what the run waits for: it looks at that one by itself.
         waits_for_a_third = at.waits_for not in (None, self._index)
@@ -111,8 +107,7 @@ class Wait:
 
 
 class Stall:
-    """All processes at once: where one hangs, the others mostly wait on their devices for what it
-    never starts."""
+    """All processes at once: where one hangs, the others mostly wait on their devices."""
 
     def __init__(self, patience_s: float):
         self._patience_s = patience_s
@@ -120,11 +115,7 @@ class Stall:
         self._since = time.monotonic()
 
     def sentence(self, ats: Mapping[str, At]) -> str:
-        """Why the run ends; empty while one of them goes on, or waits for another by itself.
-
-        Args:
-          ats: of each process, in words, where it was last heard of.
-        """
+        """Why the run ends; empty while a process goes on, or waits for another by itself."""
         now, progress = time.monotonic(), [at.progress for at in ats.values()]
         waits = any(at.waits_for is not None for at in ats.values())
         if waits or progress != self._progress:

@@ -107,8 +107,7 @@ def _short(value: float) -> str:
 
 @dataclass(frozen=True)
 class Plot:
-    """Lines over shaded bands. Its methods give paths of SVG in a square of 100, up from the
-    bottom."""
+    """Lines over shaded bands, as paths of SVG in a square of 100, up from the bottom."""
 
     lines: Sequence[Line]
     across: Axis

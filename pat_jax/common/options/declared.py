@@ -27,11 +27,7 @@ LARGEST = 2**63 - 1  # what arrays, seeds and files can hold
 
 
 def stands_for(values: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Metadata of a field whose value sets other options of its section.
-
-    Args:
-      values: of each value that it may have, the options that it sets.
-    """
+    """Metadata of a field whose `values` each set other options of its section."""
     return {_STANDS_FOR: values}
 
 
@@ -42,10 +38,7 @@ def option(default: Any, rule: Rule, **metadata: Any) -> Any:
 
 def auto(rule: Rule) -> Any:
     """The default of a number that is None until the model is known; `auto` is the word for it.
-
-    Nothing reads the field before that (`config/by_model.py`), so that its type is that of the
-    number.
-    """
+    Nothing reads it before (`config/by_model.py`): its type is that of the number."""
     return option(None, rule, **{_IS_AUTO: True})
 
 
@@ -60,22 +53,14 @@ class Options:
     SECTION = ""  # how the names of the options begin, such as "rollout."
 
     def __post_init__(self):
-        """
-        Raises:
-          OptionError: a value breaks the rule of its field.
-        """
+        """Raises OptionError where a value breaks the rule of its field."""
         for each in filter(lambda field: _RULE in field.metadata, fields(self)):
             value, (is_valid, expected) = getattr(self, each.name), each.metadata[_RULE]
             self.need(each.name, value is None or is_valid(value), expected)
 
     def need(self, name: str, is_valid: bool, expected: str) -> None:
-        """
-        Args:
-          name: of one of these options, or of one in a section of them such as "rollout.compile".
-
-        Raises:
-          OptionError: its value is not valid.
-        """
+        """Raises OptionError where the value of an option, or of one in a section of them such as
+        "rollout.compile", is not valid."""
         if not is_valid:
             value = attrgetter(name)(self)
             words = " ".join(map(str, value)) if isinstance(value, tuple) else value
@@ -181,19 +166,15 @@ def ordered_fields(config: Any) -> "list[Field[Any]]":
     return sorted(fields(config), key=lambda field: names.index(field.name))
 
 
-def build(config: Any, texts: Mapping[str, Sequence[str]], options: Mapping[str, Option]) -> Any:
-    """`config` with the options that `texts` sets; raises OptionError for the first mistake."""
-    return _build(config, texts, options, "")
-
-
-def _build(
-    config: Any, texts: Mapping[str, Sequence[str]], options: Mapping[str, Option], prefix: str
+def build(
+    config: Any, texts: Mapping[str, Sequence[str]], options: Mapping[str, Option], prefix: str = ""
 ) -> Any:
+    """`config` with the options that `texts` sets; raises OptionError for the first mistake."""
     values = {}
     for field in fields(config):
         name, value = prefix + field.name, getattr(config, field.name)
         if is_dataclass(value):
-            values[field.name] = _build(value, texts, options, f"{name}.")
+            values[field.name] = build(value, texts, options, f"{name}.")
         elif name in texts:
             values[field.name] = options[name].convert(texts[name])
     return replace(config, **values)

@@ -43,14 +43,8 @@ def read_preset(presets: Path, name: str, options: Mapping[str, Option]) -> dict
 
 
 def read_yaml(path: Path, title: str, options: Mapping[str, Option]) -> dict[str, Setting]:
-    """
-    Args:
-      title: the file's name in messages.
-
-    Raises:
-      UserError: it cannot be read, is not a YAML mapping, or has an option that is not in
-        `options`.
-    """
+    """Raises UserError where it cannot be read, is not a YAML mapping, or has an option that is not
+    in `options`; `title` is the file's name in messages."""
     if os.path.exists(path) and not os.path.isfile(path):
         raise UserError(f"cannot read {title}: it is no file; expected one of YAML text.")
     try:

@@ -14,11 +14,8 @@ _INDENT: Any = {"initial_indent": " " * 8, "subsequent_indent": " " * 8}
 def help_text(
     config: object, sources: Sequence[Option], options: Sequence[Option], prog: str
 ) -> str:
-    """
-    Args:
-      config: the defaults; the text under its class says what the command does, with an example.
-      sources: options that stand for others, such as --config.
-    """
+    """`config` has the defaults, and the text that says what the command does, with an example.
+    `sources` are options that stand for others, such as --config."""
     names = ", ".join(f"--{option.name}" for option in sources)
     lines = [
         inspect.cleandoc(type(config).__doc__ or ""),
@@ -44,11 +41,7 @@ def _usage(sources: Sequence[Option], options: Sequence[Option], prog: str) -> s
     forms += ["[--OPTION VALUE ...]"] + ["[--SECTION.OPTION VALUE ...]"] * sections
     words = " ".join([prog, *forms, "[--help]", "[--version]"])
     return textwrap.fill(
-        words,
-        100,
-        initial_indent="usage: ",
-        subsequent_indent=" " * 11,
-        break_on_hyphens=False,
+        words, 100, initial_indent="usage: ", subsequent_indent=" " * 11, break_on_hyphens=False
     )
 
 

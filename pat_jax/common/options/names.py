@@ -1,5 +1,4 @@
-"""What somebody may have meant by a name that is not there: a slip, or a neighbour's word for
-it."""
+"""What a name that is not there may have meant: a slip, or a neighbour's word for it."""
 
 import logging
 from collections.abc import Collection, Sequence
@@ -53,11 +52,8 @@ def is_not_offered(name: str) -> bool:
 
 
 def meant(name: str, known: Collection[str]) -> str | None:
-    """The one of the names that are known that stands for the same thing, or is spelt like it.
-
-    Args:
-      name: not one of `known`; of dotted names the last part counts most.
-    """
+    """The one of the `known` names that stands for the same thing, or is spelt like it. The last
+    part of a dotted name counts most."""
     leaf = name.rpartition(".")[2]
     by_leaf = {each.rpartition(".")[2]: each for each in reversed(list(known))}
     for names in _SAME:

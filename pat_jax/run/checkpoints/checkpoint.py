@@ -19,12 +19,7 @@ import orbax.checkpoint as ocp
 from pat_jax.common.errors import UserError
 from pat_jax.common.hosts.together import FAILED, process_group
 from pat_jax.common.hosts.waiting import START_AGAIN
-from pat_jax.run.checkpoints.files import (
-    checkpoints_in,
-    damage,
-    lacking,
-    move_aside,
-)
+from pat_jax.run.checkpoints.files import checkpoints_in, damage, lacking, move_aside
 from pat_jax.run.checkpoints.meta import as_json, check_same, read_meta
 from pat_jax.run.checkpoints.orbax_io import (
     MISTAKES,
@@ -87,16 +82,14 @@ class Checkpointer:
         return self._open
 
     def save(self, step: int, state: Any, meta: Mapping[str, Any]) -> None:
-        """Start writing; the state may be donated as soon as this returns.
+        """Start writing; the state may be donated as soon as this returns. Raises ValueError where
+        there is a newer checkpoint, so that this one could never be resumed from. Raises SaveError
+        where this one cannot be begun, or the one before could not be written.
 
         Args:
           step: steps done; saving the newest step again does nothing.
           state: a pytree of arrays.
           meta: JSON values; floats survive exactly, tuples come back as lists.
-
-        Raises:
-          ValueError: there is a newer checkpoint, so that this one could never be resumed from.
-          SaveError: this one cannot be begun, or the one before could not be written.
         """
         self.wait()
         latest = self.latest_step()
@@ -105,39 +98,30 @@ class Checkpointer:
         if step == latest:
             return
         content = {"fingerprint": self._fingerprint, "meta": dict(meta)}
-        num_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
-        if short := process_group().agree(
-            "room on disk", lambda: lacking(self._directory, num_bytes)
-        ):
+        num_bytes, us = sum(leaf.nbytes for leaf in jax.tree.leaves(state)), process_group()
+        if short := us.agree("room on disk", lambda: lacking(self._directory, num_bytes)):
             raise self._failure(step, short)
         self._begin(step, state, content)
         self._pending = step, self._writer.submit(self._finish)
-        if not process_group().is_alone:
+        if not us.is_alone:
             self.wait()  # what one process finds out in the background the others would not know
 
     def _begin(self, step: int, state: Any, content: Mapping[str, Any]) -> None:
-        args = ocp.args.Composite(
-            state=ocp.args.StandardSave(state), meta=ocp.args.JsonSave(content)
-        )
+        saved, meta = ocp.args.StandardSave(state), ocp.args.JsonSave(content)
         error = None
         try:
-            self._manager.save(step, args=args)
+            self._manager.save(step, args=ocp.args.Composite(state=saved, meta=meta))
         except MISTAKES as raised:
             error = raised
-        us = process_group()
-        trouble = (
-            f"{us} could not begin the checkpoint of step {step} ({first_line(error)})"
-            if error
-            else ""
-        )
+        us, why = process_group(), first_line(error) if error else ""
+        trouble = why and f"{us} could not begin the checkpoint of step {step} ({why})"
         found = us.gather("checkpoint begun", trouble, trouble=trouble)
         if 0 < len(failed := [*filter(None, found)]) < us.count:
             # What the others wait for in Orbax will not come.
-            us.fail(
-                f"{failed[0]}, and the others cannot go on without its part{START_AGAIN}", FAILED
-            )
+            others = "the others cannot go on without its part"
+            us.fail(f"{failed[0]}, and {others}{START_AGAIN}", FAILED)
         if error:
-            self._abandon(step, first_line(error), error)
+            self._abandon(step, why, error)
 
     def check(self) -> None:
         """Raises SaveError where the one being written has failed; does not wait."""
@@ -176,7 +160,8 @@ class Checkpointer:
         return int(steps[-1].name) if steps else None
 
     def restore(self, abstract_state: Any) -> Read:
-        """The newest checkpoint that is whole; damaged ones are stepped over.
+        """The newest checkpoint that is whole; damaged ones are stepped over. Raises UserError
+        where there is none, or it belongs to another model.
 
         Args:
           abstract_state: the structure wanted: a pytree of `jax.ShapeDtypeStruct` with shardings,
@@ -186,9 +171,6 @@ class Checkpointer:
 
         Returns:
           Its step, state and metadata.
-
-        Raises:
-          UserError: there is none, or it belongs to another model.
         """
         self.wait()
         self._close_manager()
@@ -218,10 +200,8 @@ class Checkpointer:
         read = read_meta(path)
         check_same(read["fingerprint"], self._fingerprint, self._directory)
         with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as reader:
-            wanted = ocp.args.Composite(
-                state=ocp.args.StandardRestore(abstract_state, strict=False)
-            )
-            state = reader.restore(path, args=wanted)["state"]
+            wanted = ocp.args.StandardRestore(abstract_state, strict=False)
+            state = reader.restore(path, args=ocp.args.Composite(state=wanted))["state"]
         return int(path.name), state, read["meta"]
 
     @property

@@ -1,5 +1,4 @@
-"""The responses of a run's earlier iterations, to draft from: kept in memory, and beside each
-checkpoint.
+"""The responses of a run's earlier iterations, to draft from, in memory and in files.
 
 A file is one line with a checksum of all behind it, one of JSON, and the tokens. What cannot be
 read costs nothing but itself: drafts change no token. Knows files. Does not know what drafts are.
@@ -23,22 +22,14 @@ _INTS = np.dtype("<i4")
 
 
 class EarlierIterations:
-    """Those of one run.
-
-    Args:
-      files: in which they are kept.
-      tokenizer: checksum of what token ids stand for.
-      empty: what they are kept in.
-    """
+    """Those of one run, in `files`. `tokenizer` is a checksum of what token ids stand for, and
+    `empty` what they are kept in."""
 
     def __init__(self, files: SideFiles, tokenizer: int, empty: EarlierResponses):
         self._files, self._tokenizer, self.responses = files, tokenizer, empty
 
     def put(self, groups: Iterable[RolloutGroup]) -> None:
-        """Takes the responses of an iteration that is over.
-
-        Responses that were cut at the most tokens are as good to copy from, up to there.
-        """
+        """Takes the responses of an iteration that is over; cut ones are as good to copy from."""
         for group in groups:
             self.responses.put(group.prompt.tokens, [one.tokens for one in group.rollouts])
 
@@ -47,11 +38,7 @@ class EarlierIterations:
         self._files.write(step, as_bytes(self.responses, self._tokenizer))
 
     def restore(self, step: int) -> str:
-        """Takes those that were written with the checkpoint of `step`.
-
-        Returns:
-          A sentence about why there are none; empty where all is well.
-        """
+        """Takes those of the checkpoint of `step`. Returns why there are none, in a sentence."""
         return self._files.restore(
             step,
             lambda content: put_bytes(content, self._tokenizer, self.responses),
@@ -72,8 +59,8 @@ def earlier_iterations(config: RunConfig, setup: Setup) -> EarlierIterations | N
 
 
 def _share(config: RunConfig, prompts_of_an_epoch: int | None) -> int:
-    """Tokens of responses to a prompt, so that all prompts of an epoch have some when they come again; at
-    the least one response."""
+    """Tokens of responses to a prompt, so that all of an epoch have some; one response at the
+    least."""
     rollout, share = config.rollout, config.speculation.earlier
     if prompts_of_an_epoch:
         share //= prompts_of_an_epoch
@@ -87,11 +74,8 @@ def recall(
     step: int,
     notify: Callable[[str], None],
 ) -> None:
-    """Brings back the responses of earlier iterations, and says what drafts are copied from.
-
-    Args:
-      step: iterations that the run has behind it.
-    """
+    """Brings back the responses of earlier iterations, where `step` of them lie behind the run, and
+    says what drafts are copied from."""
     if step and earlier is not None and (lost := earlier.restore(step)):
         notify(lost)
     drafts = setup.engine.specs.drafts
@@ -125,11 +109,8 @@ def as_bytes(responses: EarlierResponses, tokenizer: int) -> bytes:
 
 
 def put_bytes(content: bytes, tokenizer: int, responses: EarlierResponses) -> None:
-    """Puts what `as_bytes` has made of others into `responses`.
-
-    Raises:
-      ValueError: the content is damaged, or of another tokenizer; nothing has been put.
-    """
+    """Puts what `as_bytes` has made of others into `responses`. Raises ValueError where the content
+    is damaged, or of another tokenizer; nothing has been put."""
     told, tokens = of_file(_WHAT, content)
     try:
         if told["tokenizer"] != tokenizer:

@@ -35,38 +35,29 @@ class LearnedHead:
         self.trainer, self._files = trainer, files
 
     def save(self, step: int) -> None:
-        """Writes it before the checkpoint of `step` is; not one that was lost in a failed step of
-        its own."""
+        """Writes it before the checkpoint of `step`, unless a failed step of its own has lost
+        it."""
         if is_gone(self.trainer.state):
             return
         self._files.write(step, as_bytes(self.trainer.depth, _named(self.trainer.state)))
 
     def restore(self, step: int) -> str:
-        """Goes on with what was written with the checkpoint of `step`.
-
-        Returns:
-          A sentence about why it begins anew; empty where it does not.
-        """
+        """Goes on with that of the checkpoint of `step`. Returns why it begins anew, in a
+        sentence."""
         depth = self.trainer.depth
         lost = f"the head of the policy's first {depth} layers; it begins to learn anew, and nothing else is lost"
         return self._files.restore(step, self._take, lost)
 
     def _take(self, content: bytes) -> None:
         own, found = _named(self.trainer.state), of_bytes(content, self.trainer.depth)
-        if {name: x.shape for name, x in found.items()} != {
-            name: x.shape for name, x in own.items()
-        }:
+        there, here = ({name: x.shape for name, x in each.items()} for each in (found, own))
+        if there != here:
             raise ValueError("is the head of another model")
         self.trainer.take([found[name] for name in own])
 
 
 def as_bytes(depth: int, leaves: Mapping[str, np.ndarray]) -> bytes:
-    """A file's content.
-
-    Args:
-      depth: layers before the head.
-      leaves: of the state of learning, by name.
-    """
+    """A file's content: how many layers are before the head, and the state of learning by name."""
     arrays, named = io.BytesIO(), dict[str, Any](leaves)
     # NumPy before 2.2 would write an option of this as one more array.
     np.savez(arrays, **named)
@@ -74,11 +65,8 @@ def as_bytes(depth: int, leaves: Mapping[str, np.ndarray]) -> bytes:
 
 
 def of_bytes(content: bytes, depth: int) -> dict[str, np.ndarray]:
-    """The leaves that `as_bytes` was given, for the head behind `depth` layers.
-
-    Raises:
-      ValueError: the content is damaged, or of another layer.
-    """
+    """The leaves that `as_bytes` was given, for the head behind `depth` layers. Raises ValueError
+    where the content is damaged, or of another layer."""
     told, arrays = of_file(_WHAT, content)
     layer = told.get("layer") if isinstance(told, dict) else None
     if layer != depth:
@@ -96,13 +84,9 @@ def _named(state: object) -> dict[str, np.ndarray]:
 
 
 def saved_head(saved: SavedPolicy, engine: RolloutEngine) -> tuple[np.ndarray | None, str]:
-    """What the engine's first layers draft with, where its weights are those of a run's checkpoint.
-
-    Returns:
-      float32[embed, embed], what the run had learned by then; None where nothing is known of it, or
-      they do not draft. And a sentence about why nothing is known; empty where it is, or they do
-      not.
-    """
+    """What the engine's first layers draft with, where its weights are those of a run's checkpoint:
+    float32[embed, embed], as the run had learned it, and an empty sentence. None, and a sentence
+    about it, where nothing is known; None alone where they do not draft."""
     depth, embed = engine.specs.drafts.exit_layer, engine.policy.config.embed_dim
     if not depth:
         return None, ""

@@ -1,5 +1,4 @@
-"""The folders of checkpoints, and whether their files are as they were written: sizes and
-checksums.
+"""The folders of checkpoints, and whether their files have their sizes and checksums.
 
 Knows files and bytes. Does not know what is in them (`checkpoint.py`).
 """
@@ -74,13 +73,8 @@ def seal(checkpoint: Path) -> None:
 
 
 def damage(checkpoint: Path, *, by_checksum: bool = True) -> str | None:
-    """What is wrong with the files of a checkpoint; None: nothing.
-
-    Without checksums of all of them nobody can tell.
-
-    Args:
-      by_checksum: read every byte; without it the files' sizes alone are compared.
-    """
+    """What is wrong with the files of a checkpoint; None: nothing. Where some have no checksum
+    nobody can tell. Without `by_checksum` their sizes alone are compared."""
     if not (checkpoint / MANIFEST).is_file():
         return f"it has no {MANIFEST}, so that nobody can tell whether its files are as they were written"
     try:

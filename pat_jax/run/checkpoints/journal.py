@@ -1,5 +1,4 @@
-"""The responses of iterations that no checkpoint covers yet, on disk as they end, with their
-scores.
+"""The responses of iterations that no checkpoint covers yet, on disk with their scores.
 
 A run that goes on after a kill generates none of them again. One is taken from the disk if the
 request is the same, and the policy that would answer it is the same bit for bit. Knows requests,
@@ -7,7 +6,6 @@ scores and files. Does not know what generates, nor what scores.
 """
 
 import base64
-import json
 import logging
 import math
 import os
@@ -44,30 +42,18 @@ class SavedResponse:
 
 
 class RolloutJournal:
-    """The iterations of one run.
-
-    Args:
-      run: its folder.
-      checkpoints: the folder of its checkpoints.
-      is_on: whether anything is kept, or taken from there.
-    """
+    """The iterations of one run, of which nothing is kept or taken unless it `is_on`."""
 
     def __init__(self, run: Path, checkpoints: Path, *, is_on: bool):
         self._folder, self._checkpoints, self._is_on = run / FOLDER, checkpoints, is_on
 
     def iteration(self, step: int, policy: int) -> "Iteration":
-        """
-        Args:
-          step: iterations before it.
-          policy: checksum of what answers its requests.
-        """
+        """The one after `step` others; `policy` is a checksum of what answers its requests."""
         if not self._is_on:
             return Iteration(policy)
-        path = self._folder / f"iteration-{step}.jsonl"
         opened: list[PatientFile] = []  # by the first process
-        before = process_group().agree(
-            "unfinished responses", lambda: self._open(path, policy, opened)
-        )
+        asked = self._folder / f"iteration-{step}.jsonl", policy, opened
+        before = process_group().agree("unfinished responses", lambda: self._open(*asked))
         return Iteration(policy, before, *opened)
 
     def finish(self) -> None:
@@ -113,16 +99,13 @@ class Iteration:
         self._writes = threading.Lock()  # scores come from a thread of their own
 
     def batch(self, number: int) -> "Batch":
-        before = {
-            place: earlier for (batch, place), earlier in self._before.items() if batch == number
-        }
+        before = {place: one for (batch, place), one in self._before.items() if batch == number}
         return Batch(number, self, before)
 
     def write(self, row: dict[str, Any]) -> None:
         if self._file is not None:
             with self._writes:
-                self._file.write(f"{json.dumps(row)}\n".encode())
-                self._file.flush()
+                self._file.write_row(row)
 
     def __enter__(self) -> Self:
         return self
@@ -150,11 +133,7 @@ class Batch:
         self, requests: Sequence[Request], ask: Ask
     ) -> Iterator[tuple[int, Completion]]:
         """Places of requests and their completions: first those on disk, then those that `ask`
-        generates for the others, each on disk before it is handed on.
-
-        Args:
-          ask: answers the requests at these places.
-        """
+        generates for the others, each on disk before it is handed on."""
         left = []
         for place, request in enumerate(requests):
             earlier = self.before.get(place)
@@ -189,13 +168,8 @@ class Batch:
                 self.keep(place, one.name, score)
 
     def _write(self, place: int, request: Request, done: Completion) -> None:
-        row = {
-            "policy": self.iteration.policy,
-            "request": request.checksum,
-            "tokens": done.tokens.tolist(),
-            "truncated": done.is_truncated,
-            "logprobs": _text(done.logprobs),
-        }
+        row = {"policy": self.iteration.policy, **response_row(request, done)}
+        row["logprobs"] = _text(done.logprobs)
         if done.unfiltered_logprobs is not None:
             row["unfiltered"] = _text(done.unfiltered_logprobs)
         self._write_row(place, row)
@@ -204,9 +178,14 @@ class Batch:
         self.iteration.write({"batch": self.number, "place": place} | row)
 
 
+def response_row(request: Request, done: Completion) -> dict[str, Any]:
+    """What a line says of a response, without its log-probabilities."""
+    tokens = done.tokens.tolist()
+    return {"request": request.checksum, "tokens": tokens, "truncated": done.is_truncated}
+
+
 def _read(lines: Sequence[bytes], policy: int) -> dict[tuple[int, int], SavedResponse]:
-    """Responses of this policy by batch and place, with their scores; whatever else is there is not
-    ours to use."""
+    """Responses of this policy by batch and place, with their scores; others are left out."""
     found: dict[tuple[int, int], SavedResponse] = {}
     for line in lines:
         try:

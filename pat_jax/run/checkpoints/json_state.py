@@ -5,10 +5,11 @@ Knows text and dataclasses. Does not know what the files are about.
 
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from types import NoneType, UnionType
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from pat_jax.common.declared_types import has_declared_types
 from pat_jax.common.errors import UserError
 from pat_jax.common.json_text import parse_json
 
@@ -21,16 +22,9 @@ log = logging.getLogger(__name__)
 def read_kept(
     path: Path, expected: str, made_of: Callable[[Any], Found], otherwise: Found | None = None
 ) -> Found:
-    """
-    Args:
-      otherwise: what is known where there is no file.
-      expected: in the file, in words.
-      made_of: its content; raises ValueError, TypeError, KeyError or AttributeError where that is
-        not as a run writes it.
-
-    Raises:
-      UserError: the file is not as a run writes it.
-    """
+    """What `made_of` makes of a file's content; `otherwise` where there is no file. Raises
+    UserError, with the words of what is `expected`, where `made_of` raises ValueError, TypeError,
+    KeyError or AttributeError: the file is not as a run writes it."""
     if otherwise is not None and not path.is_file():
         return otherwise
     try:
@@ -43,12 +37,8 @@ def read_kept(
 
 
 def declared(value: Found) -> Found:
-    """A dataclass that was made of a file's values.
-
-    Raises:
-      TypeError: its fields do not hold what they declare.
-    """
-    if not has_declared_types(value):
+    """A dataclass made of a file's values. Raises TypeError where a field is of another type."""
+    if not _has_declared_types(value):
         raise TypeError("a field is of another type")
     return value
 
@@ -56,10 +46,38 @@ def declared(value: Found) -> Found:
 def gone_on_with(
     read: Callable[[Path], Mapping[Key, Value]], folder: Path, what: str
 ) -> Mapping[Key, Value]:
-    """What a resumed run has of a file in its folder: no run needs it, so a damaged one is as
-    none."""
+    """What a resumed run has of a file that no run needs; nothing of a damaged one."""
     try:
         return read(folder)
     except (UserError, OSError) as error:
         log.warning("%s of before are left out: %s", what, error)
         return {}
+
+
+def _has_declared_types(value: Any) -> bool:
+    """Checks every field, down to plain values. An integer is a float as well, a bool neither."""
+    hints = get_type_hints(type(value))
+    return all(_is(getattr(value, field.name), hints[field.name]) for field in fields(value))
+
+
+def _is(value: Any, hint: Any) -> bool:
+    kind, parts = get_origin(hint) or hint, get_args(hint)
+    if kind in (Union, UnionType):
+        return any(_is(value, part) for part in parts)
+    if kind in (int, float):
+        is_number = isinstance(value, int | kind) and not isinstance(value, bool)
+        return is_number and (not isinstance(value, int) or abs(value) < 2**63)
+    if kind is Literal:
+        return value in parts
+    if kind is tuple:
+        if not isinstance(value, tuple):
+            return False
+        kinds = parts[:1] * len(value) if parts[1:] == (...,) else parts
+        return len(value) == len(kinds) and all(map(_is, value, kinds))
+    if isinstance(kind, type) and issubclass(kind, Mapping) and parts:
+        key, inner = parts
+        is_kind = isinstance(value, Mapping)
+        return is_kind and all(_is(k, key) and _is(x, inner) for k, x in value.items())
+    if is_dataclass(kind):
+        return isinstance(value, kind) and _has_declared_types(value)
+    return value is None if kind in (None, NoneType) else isinstance(value, kind)

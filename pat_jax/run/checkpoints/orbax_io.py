@@ -51,11 +51,8 @@ def open_manager(directory: Path, max_to_keep: int) -> ocp.CheckpointManager:
 
 def reason(error: BaseException) -> tuple[bool, str]:
     """Why a checkpoint was not written, and before it whether this process only waited for others
-    in vain.
-
-    A process that cannot write its part goes on to wait for the others, who wait for that part, and
-    raises at last that it did.
-    """
+    in vain. One that cannot write its part waits for the others, who wait for that part, and raises
+    at last that it did."""
     mistake: BaseException | None = error
     while mistake is not None and _is_wait(mistake):
         mistake = mistake.__cause__ or mistake.__context__
@@ -83,14 +80,8 @@ def silence() -> None:
 
 
 def read_part(path: Path, abstract: Any) -> Any:
-    """A part of the state of a complete checkpoint.
-
-    Args:
-      abstract: the structure of that part, as in `Checkpointer.restore`, padding included.
-
-    Raises:
-      UserError: it cannot be read.
-    """
+    """The part of the state of a complete checkpoint that has the structure of `abstract`, padding
+    included. Raises UserError where it cannot be read."""
     silence()
     args = ocp.checkpoint_utils.construct_restore_args(abstract, strict=False)
     wanted = ocp.args.PyTreeRestore(abstract, restore_args=args, partial_restore=True)

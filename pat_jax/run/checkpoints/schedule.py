@@ -14,21 +14,14 @@ PAUSES_S = (0.0, 2.0, 10.0)  # before each further attempt at the last checkpoin
 
 
 class Saves:
-    """The checkpoints of a run of `steps`: one each `every` steps, and one at its end.
-
-    A failed one is reported at once and tried again after each further step; training goes on.
-    """
+    """The checkpoints of a run of `steps`: one each `every` steps, and one at its end. A failed one
+    is reported at once and tried again after each further step; training goes on."""
 
     def __init__(
         self, checkpoints: Checkpointer, every: int, steps: int, notify: Callable[[str], None]
     ):
-        self._checkpoints, self._every, self._steps, self._notify = (
-            checkpoints,
-            every,
-            steps,
-            notify,
-        )
-        self._has_failed = False
+        self._checkpoints, self._notify = checkpoints, notify
+        self._every, self._steps, self._has_failed = every, steps, False
 
     def is_due(self, step: int) -> bool:
         """Whether `step` is to be saved; notices whether the checkpoint before it has failed."""
@@ -41,11 +34,7 @@ class Saves:
         self._guarded(lambda: self._checkpoints.save(step, state, meta))
 
     def end(self, step: int, state: Any, meta: Mapping[str, Any]) -> None:
-        """Returns when `step` is on disk.
-
-        Raises:
-          UserError: it is not, after several attempts.
-        """
+        """Returns when `step` is on disk; raises UserError where it is not, after several tries."""
         for pause in (*PAUSES_S, None):
             try:
                 self._checkpoints.save(step, state, meta)
@@ -78,11 +67,8 @@ class Saves:
             step = self._checkpoints.newest_on_disk()
         except OSError as error:
             return f"the checkpoints cannot be read ({error.strerror})"
-        return (
-            "no checkpoint is written yet"
-            if step is None
-            else f"the checkpoint of step {step} stays"
-        )
+        stays = f"the checkpoint of step {step} stays"
+        return "no checkpoint is written yet" if step is None else stays
 
     def _guarded(self, attempt: Callable[[], None]) -> None:
         try:

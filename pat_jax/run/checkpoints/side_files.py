@@ -1,5 +1,4 @@
-"""Files beside a run's checkpoints, one for each: what a resumed run would miss, but could do
-without.
+"""Files beside a run's checkpoints: what a resumed run would miss, but could do without.
 
 Knows files. Does not know what is in them.
 """
@@ -23,13 +22,7 @@ DAMAGED = "is damaged (it has another checksum than when it was written)"
 
 class SideFiles:
     """`RUN/NAME/step-N.bin` for the checkpoint of step N, written before it: where that is
-    complete, so is the file.
-
-    Args:
-      run: the run's folder.
-      name: of the folder in it.
-      what: they hold, for people.
-    """
+    complete, so is the file. `what` they hold is for people."""
 
     def __init__(self, run: Path, name: str, what: str):
         self._folder, self._checkpoints, self._what = run / name, run / CHECKPOINTS, what
@@ -49,15 +42,9 @@ class SideFiles:
             log.warning("%s are not in %s: %s", self._what, self._folder, error)
 
     def restore(self, step: int, take: Callable[[bytes], None], expected: str) -> str:
-        """Hands what was written with the checkpoint of `step` to `take`, in every process.
-
-        Args:
-          take: raises ValueError where it cannot use it; the error says what the file is.
-          expected: of the file, and what is without it, in words.
-
-        Returns:
-          A sentence about why there is none; empty where all is well.
-        """
+        """Hands what was written with the checkpoint of `step` to `take`, in every process. Returns
+        a sentence about why it cannot be used, by the ValueError of `take` or without it, with what
+        is `expected` and lost. It is empty where all is well."""
         content, why = process_group().agree(self._what, lambda: _content(self.path(step)))
         if content is not None:
             try:
@@ -79,11 +66,7 @@ def as_file(what: str, told: Mapping[str, Any], rest: bytes) -> bytes:
 
 
 def of_file(what: str, content: bytes) -> tuple[Any, bytes]:
-    """What `as_file` was given.
-
-    Raises:
-      ValueError: a bit of it is another.
-    """
+    """What `as_file` was given. Raises ValueError where a bit of it is another."""
     body = content.partition(b"\n")[2]
     if sealed(what, body) != content:
         raise ValueError(DAMAGED)
@@ -92,8 +75,7 @@ def of_file(what: str, content: bytes) -> tuple[Any, bytes]:
 
 
 def sealed(what: str, body: bytes) -> bytes:
-    """A file's content: one line that says what is in it and a checksum of all behind it, and
-    `body`."""
+    """A file's content: one line with what is in it and a checksum of all behind it, and `body`."""
     return f"pat_jax {what}, version 1, CRC-32 {zlib.crc32(body):08x}\n".encode() + body
 
 

@@ -1,5 +1,4 @@
-"""Optimizer steps that were left out, their gradient not finite: what they were to learn is kept to
-be looked into, and a run of which nothing else comes ends.
+"""Optimizer steps that were left out: their batches are kept, and too many end the run.
 
 Knows batches and files. Does not know what a step is, nor why one has no gradient.
 """
@@ -20,13 +19,8 @@ log = logging.getLogger(__name__)
 
 
 class NonFiniteSteps:
-    """Those of one run, one after the other.
-
-    Args:
-      run: its folder.
-      most: more than so many in a row end the run; as many files are kept, the newest.
-      notify: to a person.
-    """
+    """Those of one run, in its folder `run`. More than `most` in a row end the run; as many files
+    are kept, the newest."""
 
     def __init__(self, run: Path, most: int, notify: Callable[[str], None]):
         self._folder, self._most, self._notify = run / FOLDER, most, notify
@@ -35,15 +29,8 @@ class NonFiniteSteps:
     def note(
         self, step: int, mini_batches: Sequence[Sequence[MicroBatch]], applied: Sequence[bool]
     ) -> None:
-        """
-        Args:
-          step: of the run, the first being 1.
-          mini_batches: of its optimizer steps, once or several times in this order.
-          applied: whether each of them was.
-
-        Raises:
-          UserError: too many in a row were not.
-        """
+        """Takes whether each optimizer step of `step`, from 1, was `applied`: those of all
+        `mini_batches`, once or several times. Raises UserError where too many in a row were not."""
         skipped, longest = [i for i, is_applied in enumerate(applied) if not is_applied], 0
         for is_applied in applied:
             self._in_a_row = 0 if is_applied else self._in_a_row + 1

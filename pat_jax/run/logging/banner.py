@@ -12,6 +12,7 @@ from pat_jax.config.run import RunConfig
 from pat_jax.models.checkpoints.hf_tensors import num_parameters
 from pat_jax.models.lora import Lora
 from pat_jax.models.policy import Policy
+from pat_jax.run.checkpoints.files import checkpoints_in
 from pat_jax.run.process.folder import CHECKPOINTS, PAGE_FILE
 
 _UNITS = ((1e9, "B"), (1e6, "M"), (1e3, "K"))
@@ -42,12 +43,8 @@ def introduction(
     arithmetic: str = "",
     lora: Lora | None = None,
 ) -> str:
-    """
-    Args:
-      learning: by what; nothing where nothing is learned.
-      arithmetic: what more there is to say of it.
-      lora: the adapters that are trained, if it is not all of the policy.
-    """
+    """`learning` is by what, empty where nothing is learned. `arithmetic` is what more there is to
+    say of it, and `lora` are the adapters, if it is not all of the policy that is trained."""
     kind, model = devices[0].device_kind, Path(config.model).name
     arithmetic = f"{config.compute_dtype} arithmetic{arithmetic}"
     if learning and config.compute_dtype != "float32":
@@ -65,13 +62,8 @@ def introduction(
 def closing(config: AnyRun, folder: Path, *, compile_s: float, total_s: float) -> str:
     """Where the time went beside the steps, and what is where."""
     names = [name for file, name in _WRITTEN.items() if (folder / file).is_file()]
-    steps = sorted(
-        int(path.name) for path in (folder / CHECKPOINTS).glob("*") if path.name.isdecimal()
-    )
-    if steps:
-        names.append(
-            f"the checkpoint{'s' * (len(steps) > 1)} of step {' and '.join(map(str, steps))}"
-        )
+    if steps := [path.name for path in checkpoints_in(folder / CHECKPOINTS)]:
+        names.append(f"the checkpoint{'s' * (len(steps) > 1)} of step {' and '.join(steps)}")
     lines = [f"whole run {_duration(total_s)}, {_duration(compile_s)} of them compiling"]
     lines.append(f"in {folder}: {', '.join(names)}")
     if (export := config.checkpoint.export_dir) and Path(export).is_dir():

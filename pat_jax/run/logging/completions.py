@@ -119,11 +119,8 @@ class Completions:
         rollouts: Sequence[Rollout],
         names: Sequence[str] = (),
     ) -> Iterator[None]:
-        """Writes responses whose rewards end the run, so that what was generated is not lost.
-
-        Raises:
-          UserError: the one that was raised inside, which then says where they are.
-        """
+        """Writes responses whose rewards end the run, so that what was generated is not lost. The
+        UserError that was raised inside then says where they are."""
         try:
             yield
         except UserError as error:

@@ -39,11 +39,7 @@ IN_A_ROW = 4  # panels
 
 
 def draw_curves(rows: Rows, panels: Sequence[Panel] = PANELS) -> "Figure":
-    """A panel for each group of metrics that has some, over the steps.
-
-    Args:
-      rows: as `metrics.read_metrics` gives them.
-    """
+    """A panel for each group of metrics that has some, over the steps of `read_metrics`."""
     from pat_jax.common.picture import Picture
 
     found = [(panel, names) for panel in panels if (names := drawn_names(rows, panel))]

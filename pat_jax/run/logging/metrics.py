@@ -1,5 +1,4 @@
-"""What a run measured: metrics.jsonl, one flushed line per write, and whatever tracks the run
-beside it.
+"""What a run measured: metrics.jsonl, a flushed line per write, and trackers beside it.
 
 Knows names and numbers. Does not know what they mean (`progress.py` shows some of them,
 docs/metrics.md explains all).
@@ -8,7 +7,6 @@ Names are `namespace/name`: `reward/*`, `rollout/*`, `train/*`, `eval/*`, `progr
 `timing/*` (seconds).
 """
 
-import json
 import logging
 import math
 import time
@@ -18,8 +16,7 @@ from typing import Any, Self
 
 from pat_jax.common.files import open_lines
 from pat_jax.common.json_text import JsonError, parse_json
-from pat_jax.run.logging.samples import Sample
-from pat_jax.run.logging.samples_file import SamplesFile
+from pat_jax.run.logging.samples import Sample, SamplesFile
 from pat_jax.run.logging.trackers.tensorboard import TensorBoard
 from pat_jax.run.logging.trackers.tracker import Guarded, Tracker
 
@@ -59,10 +56,9 @@ class MetricsWriter:
             self.event("resume", step=resume_step)
 
     def write(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """Write the metrics of `step`: numbers, scalar arrays, or text (which trackers do not
-        get)."""
+        """Writes numbers, scalar arrays or texts of `step`; trackers do not get the texts."""
         row = {name: _plain(name, value) for name, value in metrics.items()}
-        self._append({"step": step, "time": time.time()} | row)
+        self._file.write_row({"step": step, "time": time.time()} | row, allow_nan=False)
         numbers = {
             name: math.nan if value is None else value
             for name, value in row.items()
@@ -72,8 +68,7 @@ class MetricsWriter:
             tracker.write(step, numbers)
 
     def samples(self, step: int, samples: Sequence[Sample]) -> None:
-        """Keep a few responses of `step` for the run's page, and show them where the trackers
-        do."""
+        """Keeps a few responses of `step` for the run's page, and shows them in the trackers."""
         try:
             self._samples.add(step, samples)
         except OSError as error:  # such as a full disk: the file of the next time has these as well
@@ -87,7 +82,7 @@ class MetricsWriter:
 
     def event(self, name: str, **fields: Any) -> None:
         """Write something that happened and is not a metric, as one line of its own."""
-        self._append({"event": name, "time": time.time()} | fields)
+        self._file.write_row({"event": name, "time": time.time()} | fields, allow_nan=False)
 
     def close(self) -> None:
         self._file.close()
@@ -99,10 +94,6 @@ class MetricsWriter:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
-
-    def _append(self, row: Mapping[str, Any]) -> None:
-        self._file.write(f"{json.dumps(row, allow_nan=False)}\n".encode())
-        self._file.flush()
 
 
 def read_metrics(path: str | Path) -> list[dict[str, Any]]:

@@ -1,5 +1,4 @@
-"""What a person sees of a run: a progress bar on a terminal or under a notebook's cell, elsewhere
-one line a step.
+"""What a person sees of a run: a bar, or where none can be shown one line a step.
 
 Knows which metrics are worth a glance. Does not know how they are measured or stored.
 """
@@ -91,7 +90,7 @@ _OF_EXAMPLES = {
 def describe(metrics: Mapping[str, Any]) -> str:
     """The metrics of one step in one line; what was not measured, or of nothing, is left out."""
     templates = _OF_ROLLOUTS if "reward/mean" in metrics else _OF_EXAMPLES
-    known = {name: value for name, value in metrics.items() if not _is_nan(value)}
+    known = {name: x for name, x in metrics.items() if not (isinstance(x, float) and math.isnan(x))}
     parts = [text.format(known[name]) for name, text in templates.items() if name in known]
     if "reward/mean" in known and (by_function := _rewards(known)):
         parts[:1] = [f"{parts[0]} ({by_function})"]
@@ -102,13 +101,8 @@ def describe(metrics: Mapping[str, Any]) -> str:
     return "  ".join(parts)
 
 
-def _is_nan(value: object) -> bool:
-    return isinstance(value, float) and math.isnan(value)
-
-
 def wrapped(line: str, columns: int) -> str:
-    """A line of parts that begin with a word, two spaces between them, broken where it is too
-    long."""
+    """Parts that begin with a word, two spaces between them, in lines of so many columns."""
     lines = [""]
     for part in re.split(r"  (?=[a-z])", line):
         if len(lines[-1]) + 2 + len(part) > columns and lines[-1]:
@@ -125,9 +119,8 @@ def summarize(rows: Sequence[Mapping[str, Any]]) -> str:
     goal = "loss" if is_imitation else "reward"
     scores = _values(rows, f"eval/{goal}")
     if not num_steps:
-        return "\n".join(
-            ["no step was finished", *(f"held-out {goal} {x:.3f}" for x in scores[:1])]
-        )
+        first = (f"held-out {goal} {x:.3f}" for x in scores[:1])
+        return "\n".join(["no step was finished", *first])
     totals: dict[str, float] = {}
     for row in rows:
         for stage, seconds in _stages(row).items():
@@ -148,10 +141,8 @@ def summarize(rows: Sequence[Mapping[str, Any]]) -> str:
     if (tokens := _values(rows, "rollout/tokens")) and totals.get("rollout"):
         lines.append(f"{sum(tokens):,.0f} tokens, {sum(tokens) / totals['rollout']:,.0f} tok/s")
     if switches := sum(_values(rows, "rollout/switches")):
-        cost, saving = (
-            sum(_values(rows, name))
-            for name in ("rollout/switch_seconds", "rollout/predicted_saving_s")
-        )
+        cost = sum(_values(rows, "rollout/switch_seconds"))
+        saving = sum(_values(rows, "rollout/predicted_saving_s"))
         times = f"cost {cost:.2f} s, predicted saving {saving:.2f} s"
         lines.append(f"{_count(switches, 'switch', 'switches')}: {times}")
     return "\n".join(lines)

@@ -53,19 +53,14 @@ class KeptRollouts:
 
 
 def read_rollouts(folder: Path) -> Mapping[str, KeptRollout]:
-    """By `NAMES`, as far as they are known; of no file none.
-
-    Raises:
-      UserError: the file is not as a run writes it.
-    """
+    """By `NAMES`, as far as they are known; of no file none. Raises UserError where the file is not
+    as a run writes it."""
     return read_kept(folder / ROLLOUTS_FILE, "rollouts of its steps", _rollouts, {})
 
 
 def _rollouts(rows: Any) -> Mapping[str, KeptRollout]:
+    known = {name: rows[name] for name in NAMES if name in rows}
     return {
-        name: declared(
-            KeptRollout(rows[name]["step"], RolloutTrace.from_fields(rows[name]["trace"]))
-        )
-        for name in NAMES
-        if name in rows
+        name: declared(KeptRollout(row["step"], RolloutTrace.from_fields(row["trace"])))
+        for name, row in known.items()
     }

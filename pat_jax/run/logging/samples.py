@@ -1,18 +1,27 @@
-"""A few responses as people look at them: what was asked, said and earned.
+"""A few responses as people look at them, and their file in the folder of a run.
 
 Knows rollouts and what reward functions gave. Does not know where it is shown.
 """
 
+import json
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
 
+from pat_jax.common.files import replace_text
 from pat_jax.rl.batches.types import Rollout
 from pat_jax.rl.rewards.outcome import Failure
 from pat_jax.rl.rewards.weighted_sum import FunctionScores
+from pat_jax.run.checkpoints.json_state import declared, gone_on_with, read_kept
+
+SAMPLES_FILE = "samples.json"
+MOST_STEPS = 50  # in the file
+MOST_CHARACTERS = 4000  # of a text: of a longer one its begin and its end
 
 
 @dataclass(frozen=True)
@@ -41,12 +50,8 @@ def to_samples(
     decode: Callable[[Rollout], str],
     chosen: Sequence[int] | None = None,
 ) -> Iterator[Sample]:
-    """
-    Args:
-      rewards: NaN where a response has none.
-      functions: what each gave; of several it is part of a sample.
-      chosen: of the responses, in order; None: all.
-    """
+    """Those of the responses that are `chosen`, in order; None: all. A reward of NaN is none, and
+    what each of several functions gave is part of a sample."""
     several = functions if len(functions) > 1 else ()
     for i in range(len(rollouts)) if chosen is None else chosen:
         scores = {one.name: one.scores[i] for one in several}
@@ -75,3 +80,42 @@ def table(step: int, samples: Sequence[Sample]) -> tuple[list[str], list[list[ob
 
 def _number(value: float | None) -> str:
     return "none" if value is None else f"{value:.3g}"
+
+
+class SamplesFile:
+    """In the folder of a run. A file that is there is gone on with, up to `resume_step`."""
+
+    def __init__(self, folder: Path, resume_step: int | None):
+        self._folder = folder
+        found = {} if resume_step is None else gone_on_with(read_samples, folder, "samples")
+        self._steps = {step: few for step, few in found.items() if step < (resume_step or 0)}
+
+    def add(self, step: int, samples: Sequence[Sample]) -> None:
+        """The file with these too."""
+        self._steps[step] = [_cut(one) for one in samples]
+        newest = sorted(self._steps, reverse=True)[:MOST_STEPS]
+        self._steps = {step: self._steps[step] for step in newest}
+        rows = {str(step): [asdict(one) for one in few] for step, few in self._steps.items()}
+        replace_text(self._folder / SAMPLES_FILE, f"{json.dumps(rows)}\n")
+
+
+def read_samples(folder: Path) -> Mapping[int, Sequence[Sample]]:
+    """The samples of a run, by step, the newest first, long texts cut; none of no file. Raises
+    UserError where the file is not as a run writes it."""
+    return read_kept(folder / SAMPLES_FILE, "the samples of its steps", _samples, {})
+
+
+def _samples(rows: Any) -> Mapping[int, Sequence[Sample]]:
+    return {int(step): [declared(Sample(**each)) for each in few] for step, few in rows.items()}
+
+
+def _cut(sample: Sample) -> Sample:
+    texts = {"prompt": sample.prompt, "completion": sample.completion, "answer": sample.answer}
+    return replace(sample, **{name: _shortened(text) for name, text in texts.items()})
+
+
+def _shortened(text: str | None) -> str | None:
+    if text is None or len(text) <= MOST_CHARACTERS:
+        return text
+    half = MOST_CHARACTERS // 2
+    return f"{text[:half]}\n[… {len(text) - 2 * half:,} characters …]\n{text[-half:]}"

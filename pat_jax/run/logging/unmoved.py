@@ -18,11 +18,7 @@ log = logging.getLogger(__name__)
 
 
 class Unmoved:
-    """
-    Args:
-      notify: to a person.
-      longest: response, in tokens.
-    """
+    """`longest` is of a response, in tokens."""
 
     def __init__(self, notify: Callable[[str], None], longest: int):
         self._notify, self._longest, self._has_warned = notify, longest, False
@@ -55,10 +51,7 @@ def advice_on_length(row: Mapping[str, Any], longest: int) -> str:
 
 def advice(rows: Sequence[Mapping[str, Any]]) -> str:
     """What to look at, in a sentence; empty where the last `STEPS` moved, or nothing is trained.
-
-    Args:
-      rows: the metrics of steps, in their order; what is not finite as NaN or None.
-    """
+    `rows` are the metrics of steps; what is not finite is NaN or None there."""
     last = rows[-STEPS:]
     if len(last) < STEPS or not all(GRADIENT in row for row in last):
         return ""

@@ -1,5 +1,4 @@
-"""The processes of a run meet: who they are, that they were started alike, and how one signal stops
-all.
+"""The processes of a run meet: started alike, and all stopped by one signal.
 
 Alone, a process meets nobody.
 """
@@ -21,15 +20,9 @@ OWN = ("run_dir", "distributed.process_id", "distributed.coordinator")  # that m
 
 
 def meet(config: Options, signals: StopSignals) -> Options:
-    """Before any device is asked for.
-
-    Returns:
-      The options, with the folder of the first process, which alone names one where none is given.
-
-    Raises:
-      UserError: the processes do not find each other, were started with other options, or cannot
-        write what is to be written.
-    """
+    """Before any device is asked for. Returns the options with the folder of the first process,
+    which alone names one where none is given. Raises UserError where the processes do not find each
+    other, were started with other options, or cannot write what is to be written."""
     us = join(config.distributed)
     signals.stop_all(us)
     first = us.agree("options", lambda: config)

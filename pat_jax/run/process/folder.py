@@ -22,7 +22,7 @@ from pat_jax.config.command_line import parse
 from pat_jax.run.checkpoints.meta import newest_meta
 from pat_jax.run.logging.metrics import METRICS_FILE
 from pat_jax.run.logging.rollout_files import ROLLOUTS_FILE
-from pat_jax.run.logging.samples_file import SAMPLES_FILE
+from pat_jax.run.logging.samples import SAMPLES_FILE
 from pat_jax.run.results.shown_switch import SWITCH_FILE, SWITCH_PICTURE
 from pat_jax.run.start.hub_names import go_on_with_names
 
@@ -36,13 +36,8 @@ Options = TypeVar("Options", bound=AnyRun)
 
 def options_of_run(argv: Sequence[str], parse: Callable[..., Options]) -> Options:
     """The options that `argv` asks for; those of a resumed run are its own, unless given again.
-
-    Args:
-      parse: as `command_line.parse`; it is given `only` where the others may need those of the run.
-
-    Raises:
-      UserError: they are wrong, or there is no run to resume.
-    """
+    `parse` is as `command_line.parse`, with `only` where the others may need those of the run.
+    Raises UserError where they are wrong, or there is no run to resume."""
     argv = _resume_decided(argv, parse)
     resumed = parse(argv, only=("resume", "run_dir"))
     if resumed.resume:
@@ -57,7 +52,8 @@ def options_of_run(argv: Sequence[str], parse: Callable[..., Options]) -> Option
 
 def _resume_decided(argv: Sequence[str], parse: Callable[..., AnyRun]) -> list[str]:
     """With `--resume auto` made true where the folder has a run, and false where it has none."""
-    words = [word for text in argv for word in _resume_words(text)]
+    split = [text.split("=", 1) if text.startswith("--resume=") else [text] for text in argv]
+    words = [word for texts in split for word in texts]
     places = [i for i, word in enumerate(words) if word == "--resume"]
     auto = [i + 1 for i in places if words[i + 1 : i + 2] == ["auto"]]
     if not auto:
@@ -76,21 +72,13 @@ def _resume_decided(argv: Sequence[str], parse: Callable[..., AnyRun]) -> list[s
     return words
 
 
-def _resume_words(text: str) -> list[str]:
-    """`--resume=X` in two words."""
-    return text.split("=", 1) if text.startswith("--resume=") else [text]
-
-
 def _is_run(folder: Path) -> bool:
     return (folder / CONFIG_FILE).exists() or (folder / CHECKPOINTS).is_dir()
 
 
 def check_run_dir(config: AnyRun) -> Path:
-    """The run's folder, if it can be written; not made yet.
-
-    Raises:
-      UserError: it cannot be written, holds another run, or has nothing to resume.
-    """
+    """The run's folder, if it can be written; not made yet. Raises UserError where it cannot be
+    written, holds another run, or has nothing to resume."""
     folder, option = Path(config.run_dir), f"option --run_dir is {config.run_dir!r}"
     existing = folder
     while not os.path.exists(existing):  # False too where looking is forbidden
@@ -115,10 +103,7 @@ def is_used(folder: Path) -> bool:
     """
     if not folder.is_dir():
         return False
-    names = {path.name for path in folder.iterdir() if not path.name.startswith(".")} - {
-        ROWS,
-        PAGE_FILE,
-    }
+    names = {path.name for path in folder.iterdir() if path.name[0] != "."} - {ROWS, PAGE_FILE}
     # Options without a log were not written by a run: they may be somebody's own.
     return bool(names) and not (names == {CONFIG_FILE, LOG_FILE} and _is_whole(folder))
 
@@ -132,19 +117,8 @@ def _is_whole(folder: Path) -> bool:
 
 
 def _check_kinds(folder: Path, option: str) -> None:
-    for name in (
-        CONFIG_FILE,
-        METRICS_FILE,
-        LOG_FILE,
-        LOCK_FILE,
-        "rollout.json",
-        "rollout.png",
-        PAGE_FILE,
-        ROLLOUTS_FILE,
-        SAMPLES_FILE,
-        SWITCH_FILE,
-        SWITCH_PICTURE,
-    ):
+    files = [CONFIG_FILE, METRICS_FILE, LOG_FILE, LOCK_FILE, PAGE_FILE, ROLLOUTS_FILE, SAMPLES_FILE]
+    for name in (*files, SWITCH_FILE, SWITCH_PICTURE, "rollout.json", "rollout.png"):
         if (folder / name).is_dir():
             raise UserError(f"{option}: expected {name} there to be a file, not a folder; move it.")
     for name in (CHECKPOINTS, ROWS, "tensorboard"):
@@ -153,11 +127,8 @@ def _check_kinds(folder: Path, option: str) -> None:
 
 
 def saved_config(folder: Path) -> Path:
-    """The file of the options that a run was begun with, put right if it was damaged.
-
-    Raises:
-      UserError: it was damaged, and no checkpoint knows the options.
-    """
+    """The file of the options that a run was begun with, put right if it was damaged. Raises
+    UserError where it was damaged, and no checkpoint knows the options."""
     path = folder / CONFIG_FILE
     if _is_whole(folder):
         return path
@@ -187,10 +158,7 @@ def changed_options(config: AnyRun, folder: Path) -> list[str]:
 
 def name_of_rows(path: str) -> str:
     """What a file of given rows is called in its run's folder, wherever that lies; empty of any
-    other path.
-
-    The name follows from the rows: files of one name have the same.
-    """
+    other path. It follows from the rows: files of one name have the same."""
     name = "/".join(Path(path).parts[-3:])
     return name if re.fullmatch(rf"{ROWS}/[0-9a-f]{{16}}/\w+\.jsonl", name) else ""
 
@@ -221,14 +189,9 @@ def _flat(options: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def make_run_dir(config: AnyRun, folder: Path) -> BaseFileLock:
-    """The first thing that a run writes.
-
-    Returns:
-      The lock of the folder, held until it is released or the process ends.
-
-    Raises:
-      UserError: the folder cannot be made, or another run writes there.
-    """
+    """The first thing that a run writes. Returns the lock of the folder, held until it is released
+    or the process ends. Raises UserError where the folder cannot be made, or another run writes
+    there."""
     option = f"option --run_dir is {config.run_dir!r}"
     lock = lock_folder(folder, option)
     if not config.resume and is_used(folder):
@@ -237,14 +200,8 @@ def make_run_dir(config: AnyRun, folder: Path) -> BaseFileLock:
 
 
 def lock_folder(folder: Path, option: str) -> BaseFileLock:
-    """Made when missing, and kept from other processes.
-
-    Args:
-      option: that names it, and how, in words.
-
-    Raises:
-      UserError: it cannot be made, or another process holds it.
-    """
+    """Made when missing, and kept from other processes. Raises UserError, which begins with
+    `option`, where it cannot be made, or another process holds it."""
     lock = FileLock(folder / LOCK_FILE)
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -1,5 +1,4 @@
-"""A run inside of a program that goes on after it, such as a notebook: what it takes of the process
-it gives back.
+"""A run inside of a program, such as a notebook: what it takes of the process it gives back.
 
 Knows the process. Does not know what a run does.
 """
@@ -16,12 +15,8 @@ from pat_jax.run.process.stop_signals import Stopped, StopSignals
 @contextmanager
 def in_program() -> Iterator[StopSignals]:
     """While entered, the package's log is the run's and signals stop it; afterwards they are what
-    they were.
-
-    Raises:
-      KeyboardInterrupt: SIGINT has stopped the run, which has kept what there was to keep. After
-        SIGTERM the program gets the signal once more, as it takes it by itself.
-    """
+    they were. Raises KeyboardInterrupt where SIGINT has stopped the run, which has kept what there
+    was to keep. After SIGTERM the program gets the signal once more, as it takes it by itself."""
     stopped: Stopped | None = None
     with _logging_given_back():
         try:
@@ -48,9 +43,6 @@ def _logging_given_back() -> Iterator[None]:
         for handler in package.handlers:
             if handler not in handlers:
                 handler.close()
-        package.handlers[:], package.propagate, logging.raiseExceptions = (
-            handlers,
-            propagate,
-            raises,
-        )
+        package.handlers[:], package.propagate = handlers, propagate
+        logging.raiseExceptions = raises
         package.setLevel(level)

@@ -46,7 +46,8 @@ Restored = tuple[int, dict[str, Any], dict[str, Any]]  # its step, and the same
 
 
 class OpenRun:
-    """Holds the folder from its beginning to the end of the process.
+    """Holds the folder from its beginning to the end of the process. Raises UserError where the
+    folder is another run's, or a tracker cannot begin.
 
     Args:
       command: that makes such runs, as in `python -m pat_jax.COMMAND`.
@@ -54,9 +55,6 @@ class OpenRun:
       fingerprint: what its checkpoints have to share with those of a resumption.
       save_beside: called before each checkpoint is written, with its step: writes what is not part
         of it.
-
-    Raises:
-      UserError: the folder is another run's, or a tracker cannot begin.
     """
 
     def __init__(
@@ -100,14 +98,9 @@ class OpenRun:
             self.progress.print(f"resumed with other options: {changed}")
 
     def restore(self, abstract: Mapping[str, Any]) -> Restored | None:
-        """Step, state and metadata of the newest checkpoint of a resumed run, if there is one.
-
-        Args:
-          abstract: the shapes and shardings of the state.
-
-        Raises:
-          UserError: all of them are damaged.
-        """
+        """Step, state and metadata of the newest checkpoint of a resumed run, if there is one;
+        `abstract` has the shapes and shardings of the state. Raises UserError where all are
+        damaged."""
         if not self._config.resume:
             return None
         if self.checkpoints.latest_step() is None:
@@ -122,10 +115,7 @@ class OpenRun:
         return found
 
     def metrics(self, first_step: int) -> MetricsWriter:
-        """
-        Args:
-          first_step: how many steps are done.
-        """
+        """Those of a run with so many steps done."""
         resume_step = first_step + 1 if self._config.resume else None
         trackers, notify = self._trackers, self.progress.print
         return MetricsWriter(self.folder, resume_step=resume_step, trackers=trackers, notify=notify)
@@ -138,23 +128,15 @@ class OpenRun:
         metrics.write(step, {"timing/checkpoint": time.perf_counter() - start})
 
     def save_last(self, step: int, kept: Kept) -> None:
-        """Returns when `step` is on disk.
-
-        Raises:
-          UserError: it is not, after several attempts.
-        """
+        """Returns when `step` is on disk; raises UserError where it is not, after several tries."""
         self.saves.end(step, *self._whole(step, kept))
 
     @contextmanager
     def saved_at_an_error(
         self, signals: StopSignals, last: Callable[[], tuple[int, Kept]]
     ) -> Iterator[None]:
-        """Whatever error ends what is done inside, the last whole step is saved before anybody else
-        hears of it.
-
-        Args:
-          last: that step and what is kept of it; asked for at the error.
-        """
+        """Whatever error ends what is done inside, the `last` whole step is saved before anybody
+        else hears of it; it is asked for then."""
         try:
             yield
         except (Stopped, StoppedAtOnce):  # see `stop`; the other wants nothing to be saved
@@ -177,11 +159,8 @@ class OpenRun:
             return f"the last whole step was not saved ({first_line(error)}), and {self.saves.on_disk()}"
 
     def stop(self, stopped: Stopped, done: int | None, kept: Callable[[], Kept]) -> None:
-        """Saves what the run has done and says how to go on.
-
-        Args:
-          done: steps; None: there is nothing yet that is worth keeping.
-        """
+        """Saves what the run has done and says how to go on; where nothing is `done` there is
+        nothing yet that is worth keeping."""
         if done is None:
             what = self.saves.newest()
         else:
@@ -216,12 +195,8 @@ class OpenRun:
             self._lock.release()
 
     def tell_end(self, compile_s: float, plan: str = "") -> None:
-        """What came of the run, where its time went, and what is where.
-
-        Args:
-          compile_s: seconds that it compiled.
-          plan: of the newest rollout, where one was made.
-        """
+        """What came of the run, where its time went, what is where; `plan` is the newest
+        rollout's."""
         print(summarize(read_metrics(self.folder / METRICS_FILE)))
         if plan:
             print(f"newest rollout: {plan}")

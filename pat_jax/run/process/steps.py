@@ -13,11 +13,7 @@ from pat_jax.run.process.stop_signals import Stopped, StopSignals
 
 
 class Steps:
-    """Those of one start of a run.
-
-    Args:
-      kept: state and metadata of the last whole step.
-    """
+    """Those of one start of a run; `kept` gives state and metadata of the last whole step."""
 
     def __init__(self, opened: OpenRun, signals: StopSignals, kept: Callable[[], Kept]):
         self._open, self._kept, self.signals = opened, kept, signals
@@ -38,8 +34,7 @@ class Steps:
 
     @contextmanager
     def going_on(self) -> Iterator[None]:
-        """Steps are made while it is entered; whatever error ends them, the last whole one is
-        saved."""
+        """Steps are made while it is entered; at any error the last whole one is saved."""
         run, first = self._open, self.first
         run.progress.start(first)
         with (

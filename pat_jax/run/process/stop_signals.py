@@ -76,8 +76,8 @@ class StopSignals:
         self._is_held = True
 
     def stop_all(self, us: ProcessGroup) -> None:
-        """From now on a signal to one of several processes stops all, where they next agree and no
-        step is torn apart."""
+        """From now on a signal to one process stops all, where they next agree, between two
+        steps."""
 
         def stop(number: int) -> NoReturn:
             raise Stopped(number)
@@ -121,8 +121,7 @@ def _silence(terminals: list[int]) -> None:
 
 
 def leave(exit_code: int) -> NoReturn:
-    """Ends the process without waiting for threads, such as one that compiles for later. It waits
-    for the other processes of the run."""
+    """Ends the process, after the others of the run, without waiting for its threads."""
     process_group().leave()
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError):  # such as a pipe whose reader has gone

@@ -40,14 +40,8 @@ def check_export_dir(config: AnyRun) -> None:
 
 
 def export_policy(config: AnyRun, trained: TrainableParams, params: Leaves, step: int) -> None:
-    """Writes the policy of `step`; what this run wrote there earlier is kept beside it.
-
-    Args:
-      params: what is trained.
-
-    Raises:
-      UserError: it cannot be written, such as on a full disk.
-    """
+    """Writes the policy of `step`, of which `params` are trained; what this run wrote there earlier
+    is kept beside it. Raises UserError where it cannot be written, such as on a full disk."""
     folder, directory = Path(config.run_dir), Path(config.checkpoint.export_dir)
     form = config.lora.export
     earlier = process_group().agree("export before", lambda: _written(folder, directory))

@@ -1,5 +1,4 @@
-"""The next rollout of a run that has ended, made twice: as planned, and with a switch forced in its
-tail.
+"""The next rollout of a run that has ended, made twice: as planned, and with a forced switch.
 
 Nothing is learned of it: no update, no metric, no length; its random numbers are the requests' own.
 """
@@ -19,13 +18,8 @@ TAIL = 4  # the switch comes once one in so many responses is unfinished
 
 
 def same_rollout(run: Run) -> ShownSwitch:
-    """
-    Args:
-      run: of at least two layouts; its rollout holds the weights of the last policy.
-
-    Raises:
-      UserError: responses could not be sampled.
-    """
+    """`run` has at least two layouts, and its rollout holds the weights of the last policy. Raises
+    UserError where responses could not be sampled."""
     rollout, totals = run.config.rollout, run.collector.totals
     prompts, _ = run.setup.task.train.draw(totals.cursor, rollout.prompts_per_step)
     requests = training_requests(rollout, prompts, run.config.seed, totals.batches)
@@ -84,6 +78,5 @@ def _rollout(
 def same_tokens(one: Completion, other: Completion) -> int:
     """Tokens of `one` before the first that is another."""
     pairs = zip(one.tokens.tolist(), other.tokens.tolist(), strict=False)
-    return next(
-        (i for i, (a, b) in enumerate(pairs) if a != b), min(map(len, (one.tokens, other.tokens)))
-    )
+    differs = (i for i, (a, b) in enumerate(pairs) if a != b)
+    return next(differs, min(len(one.tokens), len(other.tokens)))

@@ -94,23 +94,14 @@ class SavedPolicy:
         return lora_of(self.fingerprint, policy)
 
     def read(self, abstract: Leaves) -> Leaves:
-        """What is trained.
-
-        Args:
-          abstract: its shapes, with shardings.
-
-        Raises:
-          UserError: it is gone, as the run has gone on, or cannot be read.
-        """
+        """What is trained, in the shapes and shardings of `abstract`. Raises UserError where it is
+        gone, as the run has gone on, or cannot be read."""
         return read_part(self.path, {"train": {"params": abstract}})["train"]["params"]
 
 
 def find_policy(run_dir: str, step: int | None) -> SavedPolicy:
-    """The newest checkpoint of a run that is whole, or that of `step`.
-
-    Raises:
-      UserError: there is none.
-    """
+    """The newest whole checkpoint of a run, or that of `step`; raises UserError if there is
+    none."""
     folder = (Path(run_dir) / CHECKPOINTS).absolute()
     paths = checkpoints_in(folder)
     if not paths:

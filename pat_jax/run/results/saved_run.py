@@ -24,8 +24,7 @@ from pat_jax.run.logging.curves import PANELS, Panel, draw_curves
 from pat_jax.run.logging.metrics import METRICS_FILE, read_metrics
 from pat_jax.run.logging.progress import summarize
 from pat_jax.run.logging.rollout_files import KeptRollout, read_rollouts
-from pat_jax.run.logging.samples import Sample
-from pat_jax.run.logging.samples_file import read_samples
+from pat_jax.run.logging.samples import Sample, read_samples
 from pat_jax.run.process.folder import CONFIG_FILE
 from pat_jax.run.results.saved_policy import find_policy
 from pat_jax.run.results.weights import weights_of_run
@@ -67,7 +66,7 @@ class SavedRun:
     @property
     def samples(self) -> "Samples":
         """Responses with their rewards, of the steps that `--log_samples_every` chose."""
-        return Samples(read_samples(self.folder))
+        return Samples(sorted(read_samples(self.folder).items()))
 
     @property
     def rollout(self) -> RolloutTrace:
@@ -93,8 +92,7 @@ class SavedRun:
 
     @property
     def rollouts(self) -> Mapping[str, KeptRollout]:
-        """What the `first`, the `slowest` and the `newest` rollout did, as far as the page has
-        them."""
+        """What the `first`, `slowest` and `newest` rollout did, as far as the page has them."""
         return read_rollouts(self.folder)
 
     def plot_rollout(self, name: str | None = None) -> "Figure":
@@ -131,9 +129,8 @@ class SavedRun:
         *_, layout = chain.values()  # the one with least on each device
         dtype = DTYPES[config.compute_dtype]
         params = weights_of_run(config, saved, policy, layout)(dtype, policy, layout)
-        source = (
-            local_checkpoint(config.model, weights=False) if is_checkpoint(config.model) else None
-        )
+        name = config.model
+        source = local_checkpoint(name, weights=False) if is_checkpoint(name) else None
         export(Path(directory), policy, params, dtype, tokenizer_dir=source)
         return Path(directory)
 
@@ -141,20 +138,8 @@ class SavedRun:
         return f"run in {self.folder}\n{summarize(self.metrics)}"
 
 
-class Samples(Mapping[int, Sequence[Sample]]):
+class Samples(dict[int, Sequence[Sample]]):
     """Samples by step, shown as a table where a cell of a notebook ends in them."""
-
-    def __init__(self, by_step: Mapping[int, Sequence[Sample]]):
-        self._by_step = dict(sorted(by_step.items()))
-
-    def __getitem__(self, step: int) -> Sequence[Sample]:
-        return self._by_step[step]
-
-    def __iter__(self):
-        return iter(self._by_step)
-
-    def __len__(self) -> int:
-        return len(self._by_step)
 
     def __repr__(self) -> str:
         return "\n".join(
@@ -164,15 +149,11 @@ class Samples(Mapping[int, Sequence[Sample]]):
         )
 
     def _repr_html_(self) -> str:
-        template = PAGE / "samples_table.html.jinja"
-        return rendered(template, by_step=self._by_step)
+        return rendered(PAGE / "samples_table.html.jinja", by_step=self)
 
 
 def read_trace(path: Path) -> RolloutTrace:
-    """
-    Raises:
-      UserError: it is not as a run writes it.
-    """
+    """Raises UserError where it is not as a run writes it."""
     return read_kept(
         path, "its last rollout", lambda fields: declared(RolloutTrace.from_fields(fields))
     )

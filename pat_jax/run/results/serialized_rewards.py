@@ -21,12 +21,8 @@ REWARDS = CACHE_DIR.parent / "rewards"  # where those lie that this user's progr
 
 
 def check_shipped(rewards: Iterable[str]) -> None:
-    """Refuses functions of programs that are no one's here: such a file is code, and the folder of
-    a run may name one that came with it.
-
-    Raises:
-      UserError: a reward is in a file that no program of this user has written.
-    """
+    """Raises UserError where a reward is in a file that no program of this user has written: such a
+    file is code, and the folder of a run may name one that came with it."""
     for spec in rewards:
         path = Path(spec.rpartition(":")[0])
         if path.suffix == PICKLED and path.absolute().parent != REWARDS.absolute():
@@ -38,14 +34,9 @@ def check_shipped(rewards: Iterable[str]) -> None:
 
 
 def ship(function: Callable[..., Any], folder: Path) -> str:
-    """Writes a function to a file in `folder`, one for each content.
-
-    Returns:
-      What `--reward` calls it: later runs, and this one when it is resumed, find it by that.
-
-    Raises:
-      UserError: it holds on to something that no other process can have, or cannot be written.
-    """
+    """Writes a function to a file in `folder`, one for each content. Returns what `--reward` calls
+    it: later runs, and this one when it is resumed, find it by that. Raises UserError where it
+    holds on to something that no other process can have, or cannot be written."""
     name = _name(function)
     try:
         content = cloudpickle.dumps({name: function})

@@ -1,5 +1,4 @@
-"""An engine that only generates, from its options to a session: compiled, warmed up, its weights
-in.
+"""A session that only generates, from its options: compiled, warmed up, its weights in.
 
 Knows options and engines. Does not know what is asked of the session.
 """
@@ -56,13 +55,8 @@ class SessionSetup:
         saved: SavedPolicy | None,
         adapter: str = "",
     ) -> "SessionSetup":
-        """
-        Args:
-          saved: whose policy it is; None: it is that of --model, with the adapter merged.
-
-        Raises:
-          UserError: whatever in the options or their files cannot work.
-        """
+        """Raises UserError for whatever in the options or their files cannot work. The policy is
+        that of `saved`, or where there is none that of --model, with the adapter merged."""
         engine, head, headless = build_engine(config, model, devices), None, ""
         if saved is None:
             load = weights_of_model(config, model, adapter)

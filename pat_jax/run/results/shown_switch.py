@@ -1,5 +1,4 @@
-"""One rollout that was made twice, as planned and with a forced switch, as files and sentences have
-it.
+"""One rollout, as planned and with a forced switch: its files and its sentences.
 
 Knows numbers and names. Does not know how a rollout is made (`same_rollout.py`).
 """
@@ -30,9 +29,7 @@ class ComputedPlan:
     max_tokens: int  # of a response
     reliance: str  # on its seconds, in a sentence
     planned_s: float
-    static: tuple[
-        tuple[str, float], ...
-    ]  # layouts, and seconds of the same rollout in each for good
+    static: tuple[tuple[str, float], ...]  # layouts, and seconds of the rollout in each for good
     trace: RolloutTrace
 
     @property
@@ -91,11 +88,7 @@ def write_switch(folder: Path, shown: ShownSwitch) -> None:
 
 
 def read_switch(folder: Path) -> ShownSwitch | None:
-    """None where the run has shown none.
-
-    Raises:
-      UserError: the file is not as a run writes it.
-    """
+    """None where there is none. Raises UserError where the file is not as a run writes it."""
     path = folder / SWITCH_FILE
     return read_kept(path, "a rollout that was made twice", _of_fields) if path.is_file() else None
 

@@ -37,24 +37,18 @@ Load = Callable[[jnp.dtype, Policy, Layout], Params]
 
 
 def check_weights(model: str, option: str = "model") -> None:
-    """Has those of a model of the Hub here; those of a directory were seen with its shape.
-
-    Asked for last: it may be the download of many gigabytes.
-
-    Raises:
-      UserError: they cannot be had, or do not belong to its config.json.
-    """
+    """Has those of a model of the Hub here; those of a directory were seen with its shape. Asked
+    for last: it may be the download of many gigabytes. Raises UserError where they cannot be had,
+    or do not belong to its config.json."""
     folder = local_checkpoint(model, option=option)
     if folder != model:
         check_checkpoint(folder)
 
 
 def weights_of_model(config: RunConfig, model: ModelConfig, adapter: str) -> Load:
-    """Of --model, with the adapter in the directory --adapter, if there is one, merged.
-
-    Raises:
-      UserError: the adapter is none, or is of another model, whose weights may be none either.
-    """
+    """Of --model, with the adapter in the directory --adapter, if there is one, merged. Raises
+    UserError where the adapter is none, or is of another model, whose weights may be none
+    either."""
     if not adapter:
         check_weights(config.model)
         return partial(_load_model, config)
@@ -72,15 +66,8 @@ def weights_of_model(config: RunConfig, model: ModelConfig, adapter: str) -> Loa
 
 def weights_of_run(config: RunConfig, saved: SavedPolicy, policy: Policy, layout: Layout) -> Load:
     """Weights of a run's checkpoint; with LoRA its adapters, merged into their base, which is
-    --model.
-
-    Args:
-      policy: of that model; nothing of it is quantized.
-      layout: where the base is looked at.
-
-    Raises:
-      UserError: the base is not the one that the adapters were trained on.
-    """
+    --model. `policy` is of that model, not quantized, and the base is looked at in `layout`. Raises
+    UserError where the base is not the one that the adapters were trained on."""
     if saved.lora(policy):
         base = _spread(config.model, policy, layout, DTYPES[saved.compute_dtype])
         check_base(saved.meta, base_checksum(policy, base), config)
@@ -109,9 +96,8 @@ def _load_saved(
     whole = policy.with_weights("auto")
     lora = saved.lora(whole)
     trained = lora or whole
-    params = saved.read(
-        with_sharding(trained.abstract_params, layout.param_shardings(trained, role="train"))
-    )
+    shardings = layout.param_shardings(trained, role="train")
+    params = saved.read(with_sharding(trained.abstract_params, shardings))
     if lora:  # as the run had it: the base in its data type
         params = lora.attach(_spread(model, whole, layout, DTYPES[saved.compute_dtype]), params)
     return _kept(params, dtype, policy, layout)
@@ -119,9 +105,8 @@ def _load_saved(
 
 def _spread(model: str, policy: Policy, layout: Layout, dtype: jnp.dtype) -> Params:
     """A checkpoint directory's policy, split over all devices as a trainer has it."""
-    return load_params(
-        local_checkpoint(model), policy, layout.param_shardings(policy, role="train"), dtype
-    )
+    shardings = layout.param_shardings(policy, role="train")
+    return load_params(local_checkpoint(model), policy, shardings, dtype)
 
 
 def _kept(spread: Params, dtype: jnp.dtype, policy: Policy, layout: Layout) -> Params:

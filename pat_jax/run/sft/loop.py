@@ -10,16 +10,19 @@ from typing import Any
 
 import numpy as np
 
+from pat_jax.common.devices import configure
+from pat_jax.config.sft import SftConfig
 from pat_jax.rl.algorithm.supervised import num_learned, to_example_batch
 from pat_jax.rl.data.examples import Example
 from pat_jax.run.checkpoints.skipped_steps import NonFiniteSteps
 from pat_jax.run.logging.banner import introduction
 from pat_jax.run.logging.speed import describe_memory, describe_update
+from pat_jax.run.process.distributed import meet
 from pat_jax.run.process.open_run import Kept, OpenRun
 from pat_jax.run.process.steps import Steps
 from pat_jax.run.process.stop_signals import StopSignals
 from pat_jax.run.results.export import export_policy
-from pat_jax.run.sft.setup import SftSetup
+from pat_jax.run.sft.setup import SftSetup, build
 from pat_jax.run.start.adapters import check_base, freeze_base, initial_params
 from pat_jax.run.start.compiling import compile_update
 from pat_jax.training.build import schedule_of
@@ -37,10 +40,7 @@ class Drawn:
         return Drawn(self.examples + len(examples), self.tokens + sum(map(len, examples)))
 
     def metrics(self, epoch: int) -> dict[str, float]:
-        """
-        Args:
-          epoch: examples of one.
-        """
+        """`epoch` is how many examples one has."""
         return {"progress/tokens": self.tokens, "progress/epoch": self.examples / epoch}
 
     def to_json(self) -> dict[str, Any]:
@@ -49,6 +49,12 @@ class Drawn:
     @classmethod
     def from_json(cls, meta: Mapping[str, Any]) -> "Drawn":
         return cls(**meta["drawn"])
+
+
+def run(config: SftConfig, signals: StopSignals) -> None:
+    """Once the options are read."""
+    config = meet(config, signals)
+    SftRun(build(config, configure(config.devices)), signals).run()
 
 
 class SftRun:
@@ -96,9 +102,8 @@ class SftRun:
             check_base(meta, self.base_checksum, self.config)
             self.state, self.drawn = saved["train"], Drawn.from_json(meta)
             if meta["examples"] != self.setup.examples.checksum:
-                self.open.progress.print(
-                    "resumed with other examples than before, or in another order"
-                )
+                told = "resumed with other examples than before, or in another order"
+                self.open.progress.print(told)
 
     def learn(self) -> None:
         self.steps.has_learned(self.steps.first, {})

@@ -54,11 +54,9 @@ class SftSetup:
 
 
 def build(config: SftConfig, devices: Sequence[Device]) -> SftSetup:
-    """Raises UserError for whatever in the configuration or its files cannot work.
-
-    What is cheap to find out comes first: options, headers of files; then the tokenizer and the
-    examples, which take seconds; last of all weights, which may have to be downloaded.
-    """
+    """Raises UserError for whatever in the configuration or its files cannot work. Cheap checks
+    come first: options, headers of files. Then come the tokenizer and the examples, which take
+    seconds. Weights, which may have to be downloaded, come last."""
     config, model, shortened = _settled(config, devices)
     policy = Policy.from_config(model)
     lora = identity(build_lora(config.lora, policy))
@@ -135,6 +133,7 @@ def _read(config: SftConfig, model: ModelConfig) -> tuple[Read, Read]:
     files, heldout = find_files("data", config.data.files, otherwise=""), config.eval.data
     evaluated_files = find_files("eval.data", heldout, otherwise="", split="test")
     data = config.data
+    keys = data.prompt_key, data.completion_key, data.messages_key, data.text_key
     tokenizer = HuggingFaceTokenizer(
         local_checkpoint(config.model, weights=False),
         Chat(data.system_prompt, data.template_variables),
@@ -144,9 +143,7 @@ def _read(config: SftConfig, model: ModelConfig) -> tuple[Read, Read]:
         tokenizer,
         config.max_length,
         is_truncated=config.truncate,
-        columns=ExampleColumns(
-            data.prompt_key, data.completion_key, data.messages_key, data.text_key
-        ),
+        columns=ExampleColumns(*keys),
         completion_only=config.completion_only_loss,
         assistant_only=config.assistant_only_loss,
         option="--max_length",
@@ -168,11 +165,7 @@ def _read(config: SftConfig, model: ModelConfig) -> tuple[Read, Read]:
 
 
 def _steps(config: SftConfig, examples: Examples) -> int:
-    """Optimizer steps of the run.
-
-    Raises:
-      UserError: the warm-up is longer.
-    """
+    """Optimizer steps of the run. Raises UserError where the warm-up is longer."""
     steps = config.steps or math.ceil(config.epochs * examples.batches_per_epoch(config.batch_size))
     if config.optimizer.warmup_steps > steps:
         raise UserError(

@@ -48,8 +48,7 @@ def identity(lora: Lora | None) -> dict[str, object]:
 
 
 def lora_of(fingerprint: Mapping[str, Any], policy: Policy) -> Lora | None:
-    """The adapters that a checkpoint of `policy` has, from its fingerprint; None: all is
-    trained."""
+    """The adapters of a checkpoint of `policy`, by its fingerprint; None: all is trained."""
     if "lora.rank" not in fingerprint:
         return None
     rank, alpha, modules = (fingerprint[f"lora.{name}"] for name in ("rank", "alpha", "modules"))
@@ -57,11 +56,8 @@ def lora_of(fingerprint: Mapping[str, Any], policy: Policy) -> Lora | None:
 
 
 def freeze_base(trainer: Trainer, config: AnyRun) -> int | None:
-    """Gives the trainer the policy that adapters are added to, if there are any.
-
-    Returns:
-      A checksum of its values.
-    """
+    """Gives the trainer the policy that adapters are added to, and returns its checksum, if any
+    are."""
     trained = trainer.trained
     if trained.lora is None:
         return None
@@ -69,14 +65,8 @@ def freeze_base(trainer: Trainer, config: AnyRun) -> int | None:
 
 
 def check_base(meta: Mapping[str, Any], checksum: int | None, config: AnyRun) -> None:
-    """
-    Args:
-      meta: of the checkpoint that is gone on from.
-      checksum: of the base that there is now; None: all of the policy is trained.
-
-    Raises:
-      UserError: its adapters are of another base.
-    """
+    """Raises UserError where the adapters of a checkpoint, by its `meta`, are of another base than
+    the one of `checksum`, which is None where all of the policy is trained."""
     if meta.get("base_checksum") != checksum:
         made = "" if is_checkpoint(config.model) else f" with --seed {config.seed}"
         raise UserError(

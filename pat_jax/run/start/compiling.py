@@ -49,14 +49,8 @@ def compile_run(
     config: RunConfig, setup: Setup, layouts: Sequence[Split], progress: Progress
 ) -> Compiled:
     """The programs of the run, in parallel: every one, or where they are compiled as they are
-    needed those of the first steps.
-
-    Args:
-      layouts: those of the rollout that are compiled now.
-
-    Raises:
-      UserError: the update does not fit a device.
-    """
+    needed those of the first steps, in these layouts of the rollout. Raises UserError where the
+    update does not fit a device."""
     start = time.perf_counter()
     is_by_need = setup.engine.by_need is not None
     count = setup.trainer.to_compile(by_need=is_by_need) + setup.engine.to_compile(layouts)
@@ -77,18 +71,9 @@ def compile_update(
     *,
     by_need: bool = False,
 ) -> str:
-    """Every program of the trainer.
-
-    Args:
-      limit: bytes of a device.
-      by_need: of the passes over micro-batches those of the largest alone, which take most memory.
-
-    Returns:
-      What the largest takes of a device, in words.
-
-    Raises:
-      UserError: the update does not fit a device.
-    """
+    """Every program of the trainer; `by_need` only the largest of the passes over micro-batches.
+    Returns what the largest takes of a device, in words. Raises UserError where the update does not
+    fit a device, which has `limit` bytes."""
     trainer.compile(_show("training", progress), by_need=by_need)
     return check_update(update_stages(trainer), limit, config)
 

@@ -39,18 +39,15 @@ class GivenRows:
         self._rows: dict[str, _Rows] = {}
 
     def taken_from(self, options: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-        """The options, with names of files in the place of rows.
-
-        Raises:
-          UserError: an option has neither names of files nor rows, or a row cannot be written.
-        """
+        """The options, with names of files in the place of rows. Raises UserError where an option
+        has neither names of files nor rows, or a row cannot be written."""
         found: dict[str, Any] = {}
         for key, value in options.items():
             name = f"{prefix}{key}"
             if name in _SECTIONS and isinstance(value, Mapping):
                 _check_section(name, value)
                 found[key] = self.taken_from(value, f"{name}.")
-            elif name in _FILES and not (_are_names(value) or _is_none(name, value)):
+            elif name in _FILES and not _are_names(name, value):
                 found[key] = self._add(name, _content(name, value))
             else:
                 found[key] = value
@@ -64,14 +61,8 @@ class GivenRows:
 
     @contextmanager
     def placed(self, config: RunConfig) -> Iterator[RunConfig]:
-        """Has them in the run's folder, unless no run begins there.
-
-        Returns:
-          The options with the paths of their files.
-
-        Raises:
-          UserError: what is raised inside, which then names the rows and no file.
-        """
+        """Has them in the run's folder, unless no run begins there; gives the options with the
+        paths of their files. A UserError that is raised inside names the rows and no file."""
         run = Path(config.run_dir).absolute()
         files = {name: run / name for name in _files(config) if name in self._rows}
         existed = run.exists()
@@ -119,13 +110,8 @@ def _with_paths(config: RunConfig, run: Path, files: Mapping[str, Path]) -> RunC
     def paths(names: Sequence[str]) -> tuple[str, ...]:
         return tuple(str(files.get(name) or _here(name, run)) for name in names)
 
-    changed = {"files": paths(config.data.files)}, {"data": paths(config.eval.data)}
-    if changed == ({"files": config.data.files}, {"data": config.eval.data}):
-        return config
-    of_data, of_eval = changed
-    return replace(
-        config, data=replace(config.data, **of_data), eval=replace(config.eval, **of_eval)
-    )
+    data = replace(config.data, files=paths(config.data.files))
+    return replace(config, data=data, eval=replace(config.eval, data=paths(config.eval.data)))
 
 
 def _here(name: str, run: Path) -> str:
@@ -153,11 +139,7 @@ def _remove_unused(run: Path, files: Sequence[Path], *, existed: bool) -> None:
 
 
 def _remove(files: Iterable[Path], run: Path | None) -> None:
-    """With the folders that were made for them, and are empty.
-
-    Args:
-      run: its folder; None: it was there before.
-    """
+    """With the folders that were made for them, that of the `run` among them, if they are empty."""
     for path in files:
         with suppress(OSError):
             path.unlink(missing_ok=True)
@@ -177,24 +159,16 @@ def _check_section(name: str, value: Mapping[str, Any]) -> None:
         )
 
 
-def _are_names(value: object) -> bool:
-    """Of files, or nothing."""
+def _are_names(option: str, value: object) -> bool:
+    """Of files, or nothing: an empty list is as config.yaml has no sets to evaluate on."""
     if isinstance(value, list | tuple):
-        return bool(value) and all(isinstance(each, str | os.PathLike) for each in value)
+        may_be = bool(value) or option == "eval.data"  # without data there is no run
+        return may_be and all(isinstance(each, str | os.PathLike) for each in value)
     return value is None or isinstance(value, str | os.PathLike)
 
 
-def _is_none(option: str, value: object) -> bool:
-    """An empty list is as config.yaml has no sets to evaluate on; without data there is no run."""
-    return option == "eval.data" and isinstance(value, list | tuple) and not value
-
-
 def _content(option: str, rows: Any) -> bytes:
-    """JSON lines.
-
-    Raises:
-      UserError: these are no rows, or JSON cannot hold one.
-    """
+    """JSON lines. Raises UserError where these are no rows, or JSON cannot hold one."""
     try:
         if isinstance(rows, bytes | Mapping):
             raise TypeError

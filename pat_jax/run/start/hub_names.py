@@ -1,5 +1,4 @@
-"""Names of the Hub in a run's folder: what they were when it began, whatever is called so here
-since.
+"""Names of the Hub in a run's folder: what they were when it began.
 
 Knows one file. Does not know which options have names.
 """

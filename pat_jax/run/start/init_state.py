@@ -1,5 +1,4 @@
-"""What a run begins with: the state of its newest checkpoint, or of a policy that has learned
-nothing.
+"""What a run begins with: its newest checkpoint, or a policy that has learned nothing.
 
 Knows checkpoints and the supervised stage before reinforcement learning. Does not know the loop
 that follows (`loop.py`), nor how a step is computed.
@@ -82,11 +81,8 @@ def _resumed(
 def _warm_start(
     config: RunConfig, setup: Setup, state: TrainState, progress: Progress
 ) -> TrainState:
-    """The policy after the supervised stage, on demonstrations of a built-in task; the optimizer of the reinforcement stage starts afresh.
-
-    Args:
-      state: of the supervised optimizer's beginning; its buffers are given up.
-    """
+    """The policy after the supervised stage, on demonstrations of a built-in task; the optimizer
+    starts afresh. The buffers of `state` are given up."""
     if not (steps := config.warm_start.steps):
         return state
     start, trainer = time.perf_counter(), setup.trainer

@@ -1,5 +1,4 @@
-"""Layouts that come into a run while it goes on: compiled beside it, measured between two
-iterations.
+"""Layouts that are compiled beside a run, and measured between two iterations.
 
 Before the first iteration only the layout in which rollouts start is compiled, and what pays by the
 profile (`planner/compilation.py`). Nothing is compiled while an iteration waits for it.
@@ -30,11 +29,8 @@ log = logging.getLogger(__name__)
 
 
 def first_layouts(config: RunConfig, setup: Setup) -> tuple[Split, ...]:
-    """The layouts to compile before the first iteration.
-
-    With a profile: where a rollout starts by it, and what is worth compiling. Without: the lowest
-    TP.
-    """
+    """The layouts to compile before the first iteration. With a profile: where a rollout starts by
+    it, and what is worth compiling. Without: the lowest TP."""
     engine, profile, rollout = setup.engine, setup.profile, config.rollout
     splits = tuple(engine.layouts)
     if rollout.compile != "lazy" or setup.scripted or len(splits) == 1:
@@ -58,11 +54,8 @@ class LazyLayouts:
     def __init__(
         self, setup: Setup, planner: CostModelPlanner, warmup: Warmup, ready: Sequence[Split]
     ):
-        """
-        Args:
-          planner: plans with the layouts that are `ready`, and with others once they are.
-          warmup: what has measured those.
-        """
+        """`planner` plans with what is `ready`, which `warmup` has measured, and later with
+        others."""
         self.engine, self.planner, self.warmup = setup.engine, planner, warmup
         self.ready = list(ready)
         self.load = full_load(setup.config.rollout, self.engine.capacity)
@@ -77,12 +70,8 @@ class LazyLayouts:
             return
         asked = self.planner, self.load, compile_s, iterations_left
         for split in process_group().agree("wanted layouts", lambda: worth_compiling(*asked)):
-            log.info(
-                "wanted: %s, %.1f s to compile, %d iterations left",
-                split,
-                compile_s[split],
-                iterations_left,
-            )
+            told = "wanted: %s, %.1f s to compile, %d iterations left"
+            log.info(told, split, compile_s[split], iterations_left)
             self.compiler.start(split, [*self.ready, *self.requested])
             self.requested.append(split)
 
@@ -91,11 +80,8 @@ class LazyLayouts:
         return sorted(set.intersection(*process_group().gather("compiled", self.compiler.finished)))
 
     def bring_in(self, due: Sequence[Split], load_weights: Callable[[Layout], Params]) -> list[str]:
-        """Warms up and measures layouts that are `due`; the engine holds no weights meanwhile.
-
-        Returns:
-          A line for each layout that plans may lead to from now on.
-        """
+        """Warms up and measures layouts that are `due`, while the engine holds no weights. Returns
+        a line for each, to which plans may lead from now on."""
         lines = []
         for split in due:
             seconds = self.compiler.take(split)
@@ -128,11 +114,8 @@ def _usable(latency: LatencyModel, engine: RolloutEngine) -> LatencyModel:
 def _compile_s(
     engine: RolloutEngine, profiled: Collection[float], there: Sequence[Split]
 ) -> dict[Split, float]:
-    """Predicted seconds to compile each layout that is not `there`, its switches to those included.
-
-    Args:
-      profiled: seconds of some programs, which count until one was compiled here.
-    """
+    """Predicted seconds to compile each layout that is not `there`, its switches to those included;
+    `profiled` seconds count until a program was compiled here."""
     seen = engine.programs.compile_seconds.values() or profiled
     each_s = sum(seen) / max(1, len(seen))
     missing = {}

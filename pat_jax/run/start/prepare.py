@@ -47,10 +47,9 @@ def keep_profile(
     measured_in_full = PROFILE_DIR / subject.file_name
     if config.profile != "auto" or measured_in_full.exists() or not process_group().is_first:
         return
+    profile = replace(known or Profile(subject, measured), latency=measured)
     try:
-        replace(known or Profile(subject, measured), latency=measured).save(
-            KEPT_DIR / subject.file_name
-        )
+        profile.save(KEPT_DIR / subject.file_name)
     except OSError as error:
         log.warning("the profile could not be kept: %s", error)
 
@@ -72,8 +71,7 @@ def cost_planner(
 
 
 def unseen_acceptance(drafts: Drafts) -> Acceptance | None:
-    """Before any draft was verified; None where there are none, though a profile may know of
-    some."""
+    """Before any draft was verified; None where there are none, whatever a profile knows."""
     return Acceptance.unseen(is_generated=drafts.is_generated) if drafts.num_draft_tokens else None
 
 

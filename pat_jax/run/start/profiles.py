@@ -1,5 +1,4 @@
-"""The profile that a start plans by: of those that are there, the one of this model and these
-devices."""
+"""The profile that a start plans by: the one of this model and these devices."""
 
 import logging
 from collections.abc import Sequence

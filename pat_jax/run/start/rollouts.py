@@ -1,5 +1,4 @@
-"""The rollouts of a run before there is an engine: what they take of a device, and the engine
-itself.
+"""The rollouts of a run: what they take of a device, and their engine.
 
 Knows options and memory. Does not know data, nor what is trained.
 """
@@ -16,12 +15,7 @@ from pat_jax.engine.device.draft.drafter import Drafter
 from pat_jax.engine.engine import RolloutEngine
 from pat_jax.engine.sizing.device_memory import cache_limit, memory_limit
 from pat_jax.engine.sizing.draft_choice import DraftChoice, wanted_drafts
-from pat_jax.engine.sizing.memory import (
-    check_memory,
-    kv_bytes,
-    memory_alone,
-    most_at_once,
-)
+from pat_jax.engine.sizing.memory import check_memory, kv_bytes, memory_alone, most_at_once
 from pat_jax.layout.layout import Layout
 from pat_jax.models.policy import Policy
 from pat_jax.planning.memory import MemoryModel
@@ -38,10 +32,7 @@ class Rollouts:
 
     @classmethod
     def of(cls, config: RunConfig, policy: Policy, devices: Sequence[Device]) -> "Rollouts":
-        """
-        Args:
-          policy: as it is trained.
-        """
+        """`policy` is as it is trained."""
         platform, longest = devices[0].platform, config.rollout.max_length
         drafts = wanted_drafts(config.speculation, policy, platform, longest, folder=config.model)
         return cls(config, rollout_policy(config, policy), devices, drafts)
@@ -56,10 +47,7 @@ class Rollouts:
 
     def memory_alone(self, layouts: dict[Split, Layout], resident: object = ()) -> MemoryModel:
         """What each layout takes of a device alone; one that a rollout may start in has to fit.
-
-        Args:
-          resident: shapes with shardings of what lies beside it.
-        """
+        `resident` has shapes and shardings of what lies beside it."""
         config, rollout = self.config, self.config.rollout
         held = {"resident": resident, "drafter": self.drafter}
         limit = memory_limit(rollout, self.devices)
@@ -72,10 +60,7 @@ class Rollouts:
     def engine(
         self, layouts: dict[Split, Layout], eos_ids: Sequence[int], resident: object = ()
     ) -> RolloutEngine:
-        """
-        Args:
-          resident: see `memory_alone`.
-        """
+        """`resident` is that of `memory_alone`."""
         config, rollout, drafts = self.config, self.config.rollout, self.drafts
         made_of = self.policy, layouts, rollout, self.dtype
         limit = cache_limit(rollout, self.devices)

@@ -25,11 +25,7 @@ def panels(rows: Rows) -> Iterator[Plot]:
 
 
 def plot(curves: Mapping[str, Points], rows: Rows, words: str) -> Plot:
-    """Lines over the steps of all rows.
-
-    Args:
-      curves: by name, points of a step, a value, and half of an interval around it.
-    """
+    """Lines over the steps of all rows; `curves` are by name, as `curve` gives them."""
     lines = [_line(name, points, i) for i, (name, points) in enumerate(curves.items())]
     drawn = [point for line in lines for point in (*line.points, *line.interval)]
     heights = [y for _, *ys in drawn for y in ys if isfinite(y)]
@@ -49,10 +45,7 @@ def _line(name: str, points: Points, i: int) -> Line:
 
 
 def curve(rows: Rows, name: str) -> list[tuple[float, float, float]]:
-    """(step, value, half of its interval) of the steps that have the metric.
-
-    A value that is not a number becomes NaN.
-    """
+    """(step, value or NaN, half of its interval or NaN) of the steps that have the metric."""
     return [(row["step"], number(row[name]), half_width(row, name)) for row in rows if name in row]
 
 
@@ -69,9 +62,7 @@ def _path(text: object) -> tuple[str, ...]:
 
 def layouts(rows: Rows) -> list[tuple[int, int, tuple[str, ...]]]:
     """Columns of the ribbon: where each begins and ends, and the layouts of its rollout, in order.
-
-    With very many steps a column covers several and has the layouts of most of them.
-    """
+    With very many steps a column covers several and has the layouts of most of them."""
     known = [(row["step"], path) for row in rows if (path := _path(row.get("rollout/layouts")))]
     return [
         (part[0][0] - 1, part[-1][0], Counter(path for _, path in part).most_common(1)[0][0])

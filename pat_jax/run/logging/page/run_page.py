@@ -22,8 +22,7 @@ from pat_jax.engine.record.trace import RolloutTrace
 from pat_jax.run.logging.metrics import METRICS_FILE, read_metrics
 from pat_jax.run.logging.page import curves, numbers
 from pat_jax.run.logging.rollout_files import KeptRollout, KeptRollouts, read_rollouts
-from pat_jax.run.logging.samples import Sample
-from pat_jax.run.logging.samples_file import read_samples
+from pat_jax.run.logging.samples import Sample, read_samples
 from pat_jax.run.process.folder import CONFIG_FILE, PAGE_FILE
 from pat_jax.run.results.shown_switch import read_switch
 
@@ -120,9 +119,7 @@ def _by_title(kept: Mapping[str, KeptRollout]) -> dict[str, KeptRollout]:
     return {" and ".join(same): kept[same[0]] for same in names.values()}
 
 
-def _asked(
-    few: Sequence[Sample],
-) -> Iterator[tuple[str, str | None, list[tuple[Sample, int]]]]:
+def _asked(few: Sequence[Sample]) -> Iterator[tuple[str, str | None, list[tuple[Sample, int]]]]:
     """Prompts, right answers, and distinct responses with their counts."""
     for (prompt, answer), group in groupby(few, key=lambda sample: (sample.prompt, sample.answer)):
         every = [*group]

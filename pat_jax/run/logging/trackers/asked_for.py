@@ -23,12 +23,7 @@ _STEP = "step"  # the axis of all charts: W&B's own counter would drop the steps
 
 
 class WeightsAndBiases:
-    """
-    Args:
-      folder: of the run, whose name is the run's.
-      options: of the run, as JSON values.
-      is_resumed: whether the run goes on; its id is in the folder.
-    """
+    """`options` are JSON values. A run is called like its folder, which has its id."""
 
     def __init__(self, folder: Path, project: str, options: Mapping[str, Any], *, is_resumed: bool):
         import wandb  # pyright: ignore[reportMissingImports]  # an extra
@@ -64,12 +59,7 @@ class WeightsAndBiases:
 
 
 class Trackio:
-    """
-    Args:
-      folder: of the run, whose name is the run's.
-      options: of the run, as JSON values.
-      is_resumed: whether it goes on in the newest run of that name.
-    """
+    """As `WeightsAndBiases`; a resumed run goes on in the newest one of its name."""
 
     def __init__(self, folder: Path, project: str, options: Mapping[str, Any], *, is_resumed: bool):
         import trackio  # pyright: ignore[reportMissingImports]  # an extra
@@ -104,10 +94,7 @@ _ADVICE = {
 
 
 def check_trackers(config: AnyRun) -> None:
-    """
-    Raises:
-      UserError: the package of one is not installed.
-    """
+    """Raises UserError where the package of one is not installed."""
     for name in config.trackers:
         spec = find_spec(name)
         # Without an origin it is a folder of that name, such as the one where W&B leaves offline runs.
@@ -119,11 +106,7 @@ def check_trackers(config: AnyRun) -> None:
 
 
 def begin_trackers(config: AnyRun, folder: Path) -> dict[str, Tracker]:
-    """Each of them, by name.
-
-    Raises:
-      UserError: one cannot begin, such as without a login.
-    """
+    """Each of them, by name. Raises UserError where one cannot begin, such as without a login."""
     begun: dict[str, Tracker] = {}
     for name in config.trackers:
         try:

@@ -14,8 +14,7 @@ _PATIENT = "patient"  # the prefix of paths that TensorBoard's writer is to open
 
 
 class _PatientRecords:
-    """Without it a full disk ends the writer's thread, and the run with it where its queue is
-    full."""
+    """Without it a full disk ends the writer's thread, and then the run, when its queue is full."""
 
     def open(self, path: str) -> PatientFile:
         return PatientFile(path.removeprefix(f"{_PATIENT}:"))
@@ -28,11 +27,7 @@ register_writer_factory(_PATIENT, _PatientRecords())
 
 
 class TensorBoard:
-    """
-    Args:
-      folder: of the event files.
-      resume_step: what was written from this step on is hidden.
-    """
+    """The event files in a folder; what was written from `resume_step` on is hidden."""
 
     def __init__(self, folder: Path, resume_step: int | None):
         self._writer = SummaryWriter(f"{_PATIENT}:{folder}", purge_step=resume_step)
