@@ -10,12 +10,14 @@ for is the business of the engine's `Layout`, not of the model.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from jaxtyping import Array, Int
 
 from pat_jax.models.kernels.kernel_choice import ANYWHERE, Kernels
 
 Names = tuple[str | None, ...]  # of an array's dimensions
+Rows = tuple[Array, ...]
 
 
 class Partition(ABC):
@@ -59,6 +61,22 @@ class Partition(ABC):
         del output  # arrays are shards already, or nothing is split
         return function(*(x for x, _ in inputs))
 
+    @abstractmethod
+    def by_expert(
+        self,
+        compute: Callable[[Rows, Any, Array | int], Array],
+        rows: Rows,
+        experts: Any,
+    ) -> Array:
+        """The sum of what all experts add to the rows.
+
+        Args:
+          compute: from rows, some experts' weights and the number of the first of them to what
+            those add.
+          rows: arrays whose first dimension is `batch`, which `compute` takes and returns.
+          experts: arrays whose first dimension is `expert`.
+        """
+
 
 @dataclass(frozen=True)
 class Whole(Partition):
@@ -83,3 +101,11 @@ class Whole(Partition):
     def constrain(self, x: Array, *axes: str | None) -> Array:
         del axes
         return x
+
+    def by_expert(
+        self,
+        compute: Callable[[Rows, Any, Array | int], Array],
+        rows: Rows,
+        experts: Any,
+    ) -> Array:
+        return compute(rows, experts, 0)
