@@ -78,6 +78,16 @@ class ModelConfig:
         return tuple(layer for layer in range(self.num_layers) if self.is_sparse(layer))
 
     @property
+    def has_mlp(self) -> bool:
+        """Whether some layer has an MLP of `mlp_dim`."""
+        return len(self.sparse_layers) < self.num_layers
+
+    @property
+    def routes_shape(self) -> tuple[int, int]:
+        """Layers with experts, and experts of a token in each: those of one token's routes."""
+        return len(self.sparse_layers), self.experts.num_experts_per_tok if self.experts else 0
+
+    @property
     def queries_per_kv(self) -> int:
         return self.num_heads // self.num_kv_heads
 

@@ -12,11 +12,11 @@ from typing import Any, NamedTuple, TypeVar
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, Int16
 
 from pat_jax.models.cache.kv_cache import LayerCache
 from pat_jax.models.config import ModelConfig
-from pat_jax.models.experts import Experts, Routed
+from pat_jax.models.experts import ROUTE_DTYPE, Experts, Routed
 from pat_jax.models.kernels.row_attention import attend_rows
 from pat_jax.models.layer_loop import scanned, unrolled
 from pat_jax.models.layers import (
@@ -178,9 +178,9 @@ class Output(NamedTuple):
 
     hidden: Float[Array, "rows length embed"]  # behind the final norm
     cache: tuple[Any, ...] | None  # with these tokens written into it
-    # Of the layers that have experts, in their order: [rows, length, layers, k] and
-    # [layers, num_experts]. None: no layer has any.
-    routed: Routed | None
+    # Of the layers that have experts, in their order: int16[rows, length, layers, k],
+    # float32[layers, num_experts] and float32[rows, length, layers].
+    routed: Routed
 
 
 class Transformer(nnx.Module):
@@ -201,7 +201,7 @@ class Transformer(nnx.Module):
         positions: Int[Array, "rows length"],
         cache: tuple[Cache, ...] | None = None,
         *,
-        recorded: Int[Array, "rows length layers k"] | None = None,
+        recorded: Int16[Array, "rows length layers k"] | None = None,
         partition: Partition | None = None,
         dtype: jnp.dtype = jnp.float32,
         remat: str = NONE,
@@ -250,7 +250,7 @@ class Transformer(nnx.Module):
                 routed.append(of_layer)
             cache = tuple(written)
         hidden = rms_norm(x, self.final_norm[...], self.config.norm_eps)
-        return Output(hidden, cache, _stacked([x for x in routed if x is not None]))
+        return Output(hidden, cache, _stacked([x for x in routed if x is not None], tokens.shape))
 
     def _layers(self, recorded: Array | None) -> list[tuple[nnx.State, Array | None]]:
         """Parameters of each layer, and the experts recorded of it."""
@@ -298,11 +298,17 @@ def logits(
         return partition.gather(linear(hidden, head, dtype=jnp.float32), "vocab")
 
 
-def _stacked(routed: list[Routed]) -> Routed | None:
+def _stacked(routed: list[Routed], shape: tuple[int, ...]) -> Routed:
+    """
+    Args:
+      shape: of the tokens.
+    """
     if not routed:
-        return None
-    experts, probability = zip(*routed, strict=True)
-    return Routed(jnp.stack(experts, axis=2), jnp.stack(probability))
+        none = jnp.zeros((*shape, 0, 0), ROUTE_DTYPE)
+        return Routed(none, jnp.zeros((0, 0)), jnp.zeros((*shape, 0)))
+    experts, probability, margin = zip(*routed, strict=True)
+    experts = jnp.stack(experts, axis=2).astype(ROUTE_DTYPE)
+    return Routed(experts, jnp.stack(probability), jnp.stack(margin, axis=2))
 
 
 @partial(jax.jit, static_argnums=0, static_argnames=("partition", "remat"))

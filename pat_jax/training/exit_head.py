@@ -117,9 +117,9 @@ class ExitHeadTrainer:
 
         def forward(head: ExitHead, tokens: Array, positions: Array) -> Array:
             model = policy.bind(jax.lax.stop_gradient(params))
-            hidden, _ = model(
+            hidden = model(
                 tokens, positions, partition=partition, dtype=self.dtype, depth=self.depth
-            )
+            ).hidden
             return exit_hidden(hidden, head.astype(hidden.dtype))
 
         def of_policy(head: ExitHead) -> Array:
