@@ -22,7 +22,7 @@ from pat_jax.models.rematerialization import kept_of_router
 
 ROUTE_DTYPE = jnp.int16
 NOT_RECORDED = -1  # in the place of a recorded expert: the router chooses
-NO_EXPERT = -1  # of what is no token
+NO_TOKEN = NO_EXPERT = -1  # of what is no token
 
 
 class Routed(NamedTuple):

@@ -17,7 +17,7 @@ from jaxtyping import Array, Int
 from pat_jax.models.kernels.kernel_choice import ANYWHERE, Kernels
 
 Names = tuple[str | None, ...]  # of an array's dimensions
-Rows = tuple[Array, ...]  # whose first dimension is `batch`
+Rows = Any  # a pytree of arrays whose first dimension is `batch`
 # From rows, some experts' weights and the number of the first of them to what those add.
 ByExpert = Callable[[Rows, Any, Array | int], Array]
 

@@ -34,6 +34,7 @@ from pat_jax.models.rematerialization import NONE, rematerialized
 
 Cache = TypeVar("Cache", bound=LayerCache)
 
+OfLayer = tuple[nnx.State, Array | None]  # its parameters, and the experts recorded of it
 # What splits the dimensions of an attention's inputs.
 QUERIES = ("batch", None, "kv_heads", "queries_per_kv", None)
 CONTEXT = ("batch", "kv_heads", None, None)
@@ -225,8 +226,8 @@ class Transformer(nnx.Module):
         definitions = self._definitions()
 
         def run(
-            layer: tuple[nnx.State, Array | None], x: Array, cache: Cache | None
-        ) -> tuple[Array, Cache | None, Routed | None]:
+            layer: OfLayer, x: Array, cache: LayerCache | None
+        ) -> tuple[Array, Any, Routed | None]:
             params, recorded = layer
             definition = definitions["router" in params["mlp"]]
             return run_layer(definition, params, x, cache=cache, recorded=recorded)
@@ -242,7 +243,12 @@ class Transformer(nnx.Module):
         layers = self._layers(recorded)[:depth]
         if cache is None:
             run_all = scanned if scan_layers else unrolled
-            x, routed = run_all(lambda layer, x: run(layer, x, None)[::2], layers, x)
+
+            def without_cache(layer: OfLayer, x: Array) -> tuple[Array, Routed | None]:
+                x, _, of_layer = run(layer, x, None)
+                return x, of_layer
+
+            x, routed = run_all(without_cache, layers, x)
         else:
             written, routed = list(cache), []
             for i, (layer, layer_cache) in enumerate(zip(layers, cache, strict=True)):
@@ -252,7 +258,7 @@ class Transformer(nnx.Module):
         hidden = rms_norm(x, self.final_norm[...], self.config.norm_eps)
         return Output(hidden, cache, _stacked([x for x in routed if x is not None], tokens.shape))
 
-    def _layers(self, recorded: Array | None) -> list[tuple[nnx.State, Array | None]]:
+    def _layers(self, recorded: Array | None) -> list[OfLayer]:
         """Parameters of each layer, and the experts recorded of it."""
         sparse = self.config.sparse_layers
         return [

@@ -232,14 +232,14 @@ def _take(x: np.ndarray, indices: np.ndarray) -> np.ndarray:
     return np.take_along_axis(x, indices[:, None], axis=-1)[:, 0]
 
 
-def _first_other_route(static: Completion, other: Completion) -> int | None:
-    """The first token, of prompt and response, that other experts have computed."""
-    if static.routed_experts is None or other.routed_experts is None:
-        return None
-    common = min(len(static.routed_experts), len(other.routed_experts))
-    chosen, others = (np.sort(x.routed_experts[:common], axis=-1) for x in (static, other))
-    differs = np.flatnonzero((chosen != others).any(axis=(1, 2)))
-    return int(differs[0]) if len(differs) else None
+def _first_other_route(one: np.ndarray | None, other: np.ndarray | None) -> int:
+    """The first token, of prompt and response, that other experts have computed; else a large
+    number."""
+    if one is None or other is None:
+        return 2**31
+    common = min(len(one), len(other))
+    differs = np.sort(one[:common], axis=-1) != np.sort(other[:common], axis=-1)
+    return int(np.append(np.flatnonzero(differs.any(axis=(1, 2))), 2**31)[0])
 
 
 def compare(static: Completion, other: Completion, decisions: Decisions) -> Tally:
@@ -248,12 +248,10 @@ def compare(static: Completion, other: Completion, decisions: Decisions) -> Tall
     differs = np.flatnonzero(static.tokens[:common] != other.tokens[:common])
     is_same = not len(differs) and len(static.tokens) == len(other.tokens)
     prefix = int(differs[0]) if len(differs) else common
-    route, last = (
-        _first_other_route(static, other),
-        len(decisions.route_margins) - len(static.tokens),
-    )
-    # Experts that computed the token before the one drawn, or an earlier one.
-    by_route = route is not None and route - last <= prefix
+    route = _first_other_route(static.routed_experts, other.routed_experts)
+    last = len(decisions.route_margins) - len(static.tokens)  # of the prompt
+    # Other experts have computed the token before the one drawn, or an earlier one.
+    by_route = route - last <= prefix
     if by_route:
         prefix, is_same = max(0, route - last), False
     # A filter at its boundary may keep one token more: same choice, other normalisation.

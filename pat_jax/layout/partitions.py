@@ -43,7 +43,7 @@ class ManualPartition(Partition):
         """A gather of the rows of all replicas whose experts differ, and a scatter of the sums."""
         over_dp, over_tp = self.layout.ep_dp_axes, self.layout.ep_tp_axes
         if over_dp:
-            rows = tuple(jax.lax.all_gather(x, over_dp, axis=0, tiled=True) for x in rows)
+            rows = jax.lax.all_gather(rows, over_dp, axis=0, tiled=True)
         first = self.shard_index("expert") * len(jax.tree.leaves(experts)[0])
         added = compute(rows, experts, first)
         if over_dp:
