@@ -20,7 +20,7 @@ class RopeScaling:
 
 @dataclass(frozen=True)
 class ExpertsConfig:
-    """A mixture of experts in the place of a layer's MLP: each token is computed by a few of many."""
+    """A mixture of experts in the place of a layer's MLP: a few of many compute each token."""
 
     num_experts: int
     num_experts_per_tok: int

@@ -1,8 +1,8 @@
 """A mixture of experts: a router chooses a few of a layer's experts for each token.
 
-Which experts compute a token is a decision, recorded like the token itself: whoever computes a
-position again passes what was recorded, and takes only the experts' weights from the router at hand
-(R3, arXiv 2510.11370).
+Which experts compute a token is a decision, recorded like the token itself. A caller that computes a
+position again passes what was recorded: only the experts' weights come from the router at hand (R3,
+arXiv 2510.11370).
 """
 
 from functools import partial
@@ -22,14 +22,14 @@ from pat_jax.models.rematerialization import kept_of_router
 
 ROUTE_DTYPE = jnp.int16
 NOT_RECORDED = -1  # in the place of a recorded expert: the router chooses
-NO_TOKEN = NO_EXPERT = -1  # of what is no token
+NO_TOKEN = NO_EXPERT = -1  # in the place of a token that is not there, and of its experts
 
 
 class Routed(NamedTuple):
-    """What a layer's router says of some tokens."""
+    """What a layer's router makes of some tokens."""
 
     experts: Int[Array, "rows length k"]  # that it would choose, likeliest first
-    # Of each expert, summed over the real tokens: float32.
+    # Summed over the real tokens, in float32.
     probability: Float[Array, " num_experts"]
     # By how much the least likely of the experts that computed each token leads the others, in
     # logits; below 0 where those recorded are not the likeliest.

@@ -63,12 +63,22 @@ MODELS = {
         tie_embeddings=True,
         vocab_multiple=48,
     ),
-    # An expert a device, two of them for each token, and a dense layer between.
+}
+EXPERTS = {
+    # An expert a device, two for each token, and a dense layer between.
     "moe": replace(
         _BASE,
         architecture="qwen3_moe",
         num_layers=3,
         experts=ExpertsConfig(8, 2, 16, dense_layers=(1,)),
+    ),
+    # Two experts on each of four devices; the other four have the same.
+    "mixtral": replace(
+        _BASE,
+        architecture="mixtral",
+        num_kv_heads=2,
+        qk_norm=False,
+        experts=ExpertsConfig(4, 2, 64),
     ),
 }
 EOS_IDS = (0, 1, 2)

@@ -142,7 +142,8 @@ def test_the_gradient_is_that_of_the_responses_one_by_one_without_padding():
             for rollout, advantage in zip(group.rollouts, row, strict=True):
                 tokens = jnp.array([*group.prompt.tokens, *rollout.tokens])
                 scores = logits(
-                    params, forward(params, tokens[None, :-1], jnp.arange(len(tokens) - 1)[None])
+                    params,
+                    forward(params, tokens[None, :-1], jnp.arange(len(tokens) - 1)[None], None)[0],
                 )[0, :, :VOCAB]
                 logprobs = jax.nn.log_softmax(scores / TEMPERATURE)
                 first = len(group.prompt.tokens) - 1

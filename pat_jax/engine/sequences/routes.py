@@ -1,7 +1,7 @@
-"""Which experts computed each token of a rollout: recorded once, replayed by whoever computes it
+"""Which experts computed each token of a rollout: recorded once, replayed where a token is computed
 again.
 
-On the host, in NumPy. Of a model without experts all arrays are empty.
+On the host, in NumPy. A model without experts has empty arrays.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ TokenRoutes = Int16[np.ndarray, "tokens layers k"]
 
 
 class Routes:
-    """Those of a prompt once for all of its samples, those of responses as bursts bring them.
+    """A prompt's routes are kept once for all of its samples, a response's as bursts bring them.
 
     A response's begin with its prompt's last token, which the first decode step computes.
     """
@@ -69,7 +69,7 @@ class Routes:
         self._computed.clear()
 
     def add(self, i: int, routes: TokenRoutes) -> None:
-        """Of the tokens that a burst has computed of sequence i."""
+        """Appends what a burst has recorded of sequence i."""
         self._behind[i].append(routes)
 
     def known(self, i: int) -> TokenRoutes:

@@ -161,7 +161,7 @@ def abstract_routes(layout: Layout, blocks: int, page_size: int, config: ModelCo
 
 
 def no_routes(config: ModelConfig, *shape: int) -> np.ndarray:
-    """Of tokens whose experts the routers choose."""
+    """NOT_RECORDED for tokens of this shape: the routers choose their experts."""
     return np.full((*shape, *config.routes_shape), NOT_RECORDED, ROUTE_DTYPE)
 
 
