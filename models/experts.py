@@ -1,8 +1,8 @@
 """A mixture of experts: a router chooses a few of a layer's experts for each token.
 
-Which experts compute a token is a decision, recorded like the token itself. A caller that computes a
-position again passes what was recorded: only the experts' weights come from the router at hand (R3,
-arXiv 2510.11370).
+Which experts compute a token is a decision, recorded like the token itself. A caller that computes
+a position again passes what was recorded: only the experts' weights come from the router at hand
+(R3, arXiv 2510.11370).
 """
 
 from functools import partial
