@@ -37,7 +37,7 @@ class Routed(NamedTuple):
 
 
 class Experts(nnx.Module):
-    """Σ pᵢ(x) · Eᵢ(x) over the k likeliest experts, each of them a SwiGLU MLP (arXiv 1701.06538)."""
+    """Σ pᵢ(x) · Eᵢ(x) over the k likeliest experts, each a SwiGLU MLP (arXiv 1701.06538)."""
 
     def __init__(self, config: ModelConfig, *, keys: Keys):
         assert config.experts is not None
