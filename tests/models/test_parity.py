@@ -16,7 +16,18 @@ torch = pytest.importorskip("torch", reason="needs the `parity` extra")
 from make_reference import build, logits  # noqa: E402 - they import torch
 from transformers import AutoConfig, AutoModelForCausalLM  # noqa: E402
 
-CASES = ("llama", "llama-tied", "qwen2", "qwen2-tied", "qwen3", "qwen3-tied")
+CASES = (
+    "llama",
+    "llama-tied",
+    "qwen2",
+    "qwen2-tied",
+    "qwen3",
+    "qwen3-tied",
+    "qwen3_moe",
+    "qwen3_moe-tied",
+    "mixtral",
+    "mixtral-tied",
+)
 TOKENS = np.random.default_rng(2).integers(0, 61, (2, 50))
 
 
