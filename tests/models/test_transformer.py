@@ -36,7 +36,7 @@ def forward(name, params, tokens, positions=None, cache=None, *, remat=NONE, dty
     if positions is None:
         positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
     model = policy_and_params(name)[0].bind(params)
-    hidden, cache = model(tokens, positions, cache, remat=remat, dtype=dtype)
+    hidden, cache, _ = model(tokens, positions, cache, remat=remat, dtype=dtype)
     return model.logits(hidden), cache
 
 
