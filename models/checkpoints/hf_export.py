@@ -76,8 +76,8 @@ def export(
 
     `tokenizer_dir` is the checkpoint or tokenizer directory the run started from: its tokenizer
     files and generation_config.json are copied, its config.json's special token ids kept. Host
-    memory peaks at about two tensors, of which each expert has its own. If there are several processes, one writes, and the others
-    must `attend`.
+    memory peaks at about two tensors, of which each expert has its own. If there are several
+    processes, one writes, and the others must `attend`.
     """
     check_export(directory, tokenizer_dir)
     with appearing_at_once(Path(directory)) as partial:
