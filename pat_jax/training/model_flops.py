@@ -43,8 +43,14 @@ def training_flops(
 
 
 def matrix_weights(model: ModelConfig) -> int:
-    """Weights that each token is multiplied with: all but norms, biases, and embeddings looked
-    up."""
+    """Weights that each token is multiplied with: all but norms, biases, embeddings looked up, and
+    experts that compute other tokens."""
     heads = 2 * model.num_heads + 2 * model.num_kv_heads  # queries and output, keys and values
-    layer = model.embed_dim * (heads * model.head_dim + 3 * model.mlp_dim)
-    return model.num_layers * layer + model.embed_dim * model.vocab_size
+    units, num_sparse = 3 * model.mlp_dim, len(model.sparse_layers)
+    outputs = model.num_layers * heads * model.head_dim + (model.num_layers - num_sparse) * units
+    if model.experts is not None:
+        per_token = 3 * model.experts.num_experts_per_tok * model.experts.expert_dim
+        outputs += num_sparse * (
+            model.experts.num_experts + per_token
+        )  # the router's, the experts'
+    return model.embed_dim * (outputs + model.vocab_size)
