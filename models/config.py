@@ -1,4 +1,4 @@
-"""The shape of a model: one configuration that Llama, Qwen2.5 and Qwen3 specialise."""
+"""The shape of a model: one configuration that Llama, Qwen2.5, Qwen3 and Mixtral specialise."""
 
 import math
 from collections.abc import Sequence
@@ -19,10 +19,29 @@ class RopeScaling:
 
 
 @dataclass(frozen=True)
+class ExpertsConfig:
+    """A mixture of experts in the place of a layer's MLP: a few of many compute each token."""
+
+    num_experts: int
+    num_experts_per_tok: int
+    expert_dim: int  # hidden units of an expert
+    # Whether the weights of a token's experts sum to one; else they are shares of all experts'.
+    norm_topk_prob: bool = True
+    dense_layers: tuple[int, ...] = ()  # layers with an MLP of `mlp_dim` all the same
+
+    def __post_init__(self):
+        if not 1 <= self.num_experts_per_tok <= self.num_experts:
+            raise ValueError(
+                f"num_experts_per_tok={self.num_experts_per_tok} must be one of 1 to "
+                f"num_experts={self.num_experts}."
+            )
+
+
+@dataclass(frozen=True)
 class ModelConfig:
-    architecture: (
-        str  # "llama", "qwen2" or "qwen3": the Hugging Face model type it is written back as
-    )
+    # The Hugging Face model type it is written back as: "llama", "qwen2", "qwen3", "qwen3_moe" or
+    # "mixtral".
+    architecture: str
     vocab_size: int
     embed_dim: int
     mlp_dim: int
@@ -39,6 +58,7 @@ class ModelConfig:
     # Tokens of the longest sequence, prompt and response, that rotary positions are good for, their
     # scaling included: 131,072 of Llama 3.1, first trained with 8,192; 40,960 of Qwen3 as it comes.
     max_position: int = 32_768
+    experts: ExpertsConfig | None = None
     vocab_multiple: int = 128  # embedding rows are padded to it, alike in every layout
     query_multiple: int = 1  # and the query heads of a KV head, with heads that add nothing
 
@@ -47,6 +67,25 @@ class ModelConfig:
             raise ValueError(
                 f"num_heads={self.num_heads} must be a multiple of num_kv_heads={self.num_kv_heads}."
             )
+
+    def is_sparse(self, layer: int) -> bool:
+        """Whether a layer has experts."""
+        return self.experts is not None and layer not in self.experts.dense_layers
+
+    @property
+    def sparse_layers(self) -> tuple[int, ...]:
+        """The layers that have experts."""
+        return tuple(layer for layer in range(self.num_layers) if self.is_sparse(layer))
+
+    @property
+    def has_mlp(self) -> bool:
+        """Whether some layer has an MLP of `mlp_dim`."""
+        return len(self.sparse_layers) < self.num_layers
+
+    @property
+    def routes_shape(self) -> tuple[int, int]:
+        """Layers with experts, and experts of a token in each: those of one token's routes."""
+        return len(self.sparse_layers), self.experts.num_experts_per_tok if self.experts else 0
 
     @property
     def queries_per_kv(self) -> int:

@@ -23,6 +23,9 @@ from pat_jax.models.parameters import Initializer, padded, zeros
 from pat_jax.models.policy import Params, Policy, initialize
 
 ALL_LINEAR = "all-linear"  # as PEFT calls them: those of the layers, not the output head
+# Parts of names in a model with experts, of what has no adapter.
+_PLACES = {"mlp", "block_sparse_moe", "experts"}
+_IN_THEM = {"gate", "router", "gate_up_proj", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3"}
 _STREAM = 0x10A  # of random keys: none is the key of a parameter of the base
 
 
@@ -52,7 +55,7 @@ class Lora:
         """
         Args:
           targets: ends of modules' names, as PEFT takes them: `q_proj`, `mlp.up_proj`,
-            `layers.0.self_attn.o_proj`; or `all-linear`.
+            `layers.0.self_attn.o_proj`; or `all-linear`, of a model with experts its attention.
 
         Raises:
           UserError: a target matches no linear layer.
@@ -62,7 +65,7 @@ class Lora:
         for target in targets:
             found = {x for x in linear if target == ALL_LINEAR or f".{x}".endswith(f".{target}")}
             if not found:
-                raise _unmatched(target, linear)
+                raise _unmatched(target, linear, policy)
             chosen |= found
         return cls(policy, rank, alpha, tuple(name for name in linear if name in chosen))
 
@@ -186,18 +189,39 @@ def _uniform(num_in: int) -> Initializer:
 
 
 def linear_layers(policy: Policy) -> dict[str, int]:
-    """Modules that multiply by a weight, and how many of its trailing dimensions they sum over."""
+    """Modules that may have an adapter, and how many trailing dimensions of their weights they sum
+    over: those that multiply by a weight, of a model with experts its attention alone.
+
+    PEFT 0.21 takes whatever is called as an MLP's layers are as the experts of such a model.
+    """
     tensors = jax.tree.leaves(hf_tensors(policy))
     variables = jax.tree.leaves(
         policy.abstract_params, is_leaf=lambda x: hasattr(x, "get_metadata")
     )
     pairs = zip(tensors, variables, strict=True)
     summed = {tensor.module: variable.get_metadata()["contracted"] for tensor, variable in pairs}
-    return {module: num_in for module, num_in in summed.items() if num_in}
+    return {
+        module: num_in
+        for module, num_in in summed.items()
+        if num_in and not is_beside_attention(policy, module)
+    }
 
 
-def _unmatched(target: str, linear: Sequence[str]) -> UserError:
+def is_beside_attention(policy: Policy, module: str) -> bool:
+    """Whether a name, or the end of one, is of experts, of a router or of an MLP in a model with
+    experts, as a checkpoint or transformers 5 calls them."""
+    parts = set(module.split("."))
+    return policy.config.experts is not None and bool(parts & (_PLACES | _IN_THEM))
+
+
+def _unmatched(target: str, linear: Sequence[str], policy: Policy) -> UserError:
     kinds = list(dict.fromkeys(name.rpartition(".")[2] for name in linear))
+    if is_beside_attention(policy, target):
+        return UserError(
+            f"option --lora.targets is {target!r}: in a model with experts no MLP, expert or router has an "
+            f"adapter yet, expected the ends of names such as {linear[0]!r}, that is {', '.join(kinds)}, or "
+            f"{ALL_LINEAR} for all of these."
+        )
     last = target.rpartition(".")[2]
     nearest = get_close_matches(last.lower(), [*kinds, ALL_LINEAR], n=1, cutoff=0.0)[0]
     return UserError(

@@ -10,12 +10,16 @@ for is the business of the engine's `Layout`, not of the model.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from jaxtyping import Array, Int
 
 from pat_jax.models.kernels.kernel_choice import ANYWHERE, Kernels
 
 Names = tuple[str | None, ...]  # of an array's dimensions
+Rows = Any  # a pytree of arrays whose first dimension is `batch`
+# From rows, some experts' weights and the number of the first of them to what those add.
+ByExpert = Callable[[Rows, Any, Array | int], Array]
 
 
 class Partition(ABC):
@@ -59,6 +63,14 @@ class Partition(ABC):
         del output  # arrays are shards already, or nothing is split
         return function(*(x for x, _ in inputs))
 
+    @abstractmethod
+    def by_expert(self, compute: ByExpert, rows: Rows, experts: Any) -> Array:
+        """The sum of what all experts add to the rows, of which `batch` is the first dimension.
+
+        Args:
+          experts: arrays whose first dimension is `expert`.
+        """
+
 
 @dataclass(frozen=True)
 class Whole(Partition):
@@ -83,3 +95,6 @@ class Whole(Partition):
     def constrain(self, x: Array, *axes: str | None) -> Array:
         del axes
         return x
+
+    def by_expert(self, compute: ByExpert, rows: Rows, experts: Any) -> Array:
+        return compute(rows, experts, 0)

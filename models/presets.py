@@ -1,11 +1,11 @@
-"""Built-in model shapes by name: four of our own for random weights, and published ones."""
+"""Built-in model shapes by name: six of our own for random weights, and published ones."""
 
 from collections.abc import Mapping
 from dataclasses import replace
 from difflib import get_close_matches
 
 from pat_jax.common.errors import UserError
-from pat_jax.models.config import ModelConfig, RopeScaling
+from pat_jax.models.config import ExpertsConfig, ModelConfig, RopeScaling
 
 
 def preset(name: str, vocab_size: int | None = None) -> ModelConfig:
@@ -31,9 +31,10 @@ def _qwen3(
     vocab_size: int = 151_936,
     vocab_multiple: int = 128,
     max_position: int = 40_960,
+    experts: ExpertsConfig | None = None,
 ) -> ModelConfig:
     return ModelConfig(
-        architecture="qwen3",
+        architecture="qwen3" if experts is None else "qwen3_moe",
         vocab_size=vocab_size,
         embed_dim=embed_dim,
         mlp_dim=mlp_dim,
@@ -45,6 +46,7 @@ def _qwen3(
         qk_norm=True,
         tie_embeddings=tie_embeddings,
         max_position=max_position,
+        experts=experts,
         vocab_multiple=vocab_multiple,
     )
 
@@ -93,6 +95,34 @@ PRESETS: Mapping[str, ModelConfig] = {
         vocab_multiple=8,
         max_position=4096,
     ),
+    # `demo` with experts, two of which have as many hidden units as its MLP.
+    "demo-moe": _qwen3(
+        128,
+        384,
+        2,
+        4,
+        True,
+        num_kv_heads=4,
+        head_dim=32,
+        vocab_size=128,
+        vocab_multiple=32,
+        max_position=4096,
+        experts=ExpertsConfig(8, 2, 192),
+    ),
+    # `tiny` with experts, and a layer without any between two that have them.
+    "tiny-moe": _qwen3(
+        32,
+        64,
+        3,
+        8,
+        True,
+        num_kv_heads=4,
+        head_dim=8,
+        vocab_size=128,
+        vocab_multiple=8,
+        max_position=4096,
+        experts=ExpertsConfig(8, 2, 16, dense_layers=(1,)),
+    ),
     # 100 M parameters, nearly all in the layers' matrices, so that a decode step streams weights
     # as a large model's does. One KV head, as in Gemma 2B: a wider TP holds it twice, so that a
     # large batch is better off with DP and a small one with TP, even where devices share a memory.
@@ -104,6 +134,26 @@ PRESETS: Mapping[str, ModelConfig] = {
     "qwen3-4b": _qwen3(2560, 9728, 36, 32, True),
     "qwen3-8b": _qwen3(4096, 12_288, 36, 32, False),
     "qwen3-14b": _qwen3(5120, 17_408, 40, 40, False),
+    "qwen3-30b-a3b": _qwen3(
+        2048, 6144, 48, 32, False, num_kv_heads=4, experts=ExpertsConfig(128, 8, 768)
+    ),
+    "qwen3-235b-a22b": _qwen3(
+        4096, 12_288, 94, 64, False, num_kv_heads=4, experts=ExpertsConfig(128, 8, 1536)
+    ),
+    "mixtral-8x7b": ModelConfig(
+        architecture="mixtral",
+        vocab_size=32_000,
+        embed_dim=4096,
+        mlp_dim=14_336,
+        num_layers=32,
+        num_heads=32,
+        num_kv_heads=8,
+        head_dim=128,
+        rope_theta=1_000_000.0,
+        norm_eps=1e-5,
+        max_position=32_768,
+        experts=ExpertsConfig(8, 2, 14_336),
+    ),
     "llama-3.1-8b": _llama3_1(4096, 14_336, 32, 32),
     "llama-3.1-70b": _llama3_1(8192, 28_672, 80, 64),
     "qwen2.5-7b": ModelConfig(

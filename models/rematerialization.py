@@ -15,13 +15,16 @@ NONE = "none"  # no rematerialization: all that a backward pass reads is kept
 # The output of attention and the sums of exponentials beside it: with both its kernel's backward pass
 # needs no forward pass.
 ATTENTION = "attention"
+# The experts that a router chose: a backward pass that chose anew might choose others.
+ROUTER = "router"
 
 # Of a layer, beside its input; each keeps what those before it keep, and more.
 POLICIES: dict[str, Callable[..., Any]] = {
-    "full": policies.nothing_saveable,
-    "attention": policies.save_only_these_names(ATTENTION),
+    "full": policies.save_only_these_names(ROUTER),
+    "attention": policies.save_only_these_names(ATTENTION, ROUTER),
     "dots": policies.save_from_both_policies(
-        policies.dots_with_no_batch_dims_saveable, policies.save_only_these_names(ATTENTION)
+        policies.dots_with_no_batch_dims_saveable,
+        policies.save_only_these_names(ATTENTION, ROUTER),
     ),
 }
 
@@ -31,9 +34,9 @@ def rematerialized(function: Callable, remat: str) -> Callable:
     https://arxiv.org/abs/1604.06174).
 
     Args:
-      remat: `none` keeps all; `full` the arguments alone; `attention` what `kept_of_attention`
-        names as well; `dots` also every product with a weight, whose operands share no batch
-        dimension.
+      remat: `none` keeps all; `full` the arguments and what a router chose; `attention` what
+        `kept_of_attention` names as well; `dots` also every product with a weight, whose operands
+        share no batch dimension.
     """
     return function if remat == NONE else jax.checkpoint(function, policy=POLICIES[remat])
 
@@ -41,3 +44,8 @@ def rematerialized(function: Callable, remat: str) -> Callable:
 def kept_of_attention(out: Array, sums: Array) -> tuple[Array, Array]:
     """The same two, by the name that policies know: for the forward rule of a kernel."""
     return checkpoint_name(out, ATTENTION), checkpoint_name(sums, ATTENTION)
+
+
+def kept_of_router(experts: Array) -> Array:
+    """The same, by the name that policies know."""
+    return checkpoint_name(experts, ROUTER)

@@ -7,15 +7,16 @@ Weights are stored [*out, *in], as in checkpoints: see `layers.linear`.
 """
 
 from functools import partial
-from typing import TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, Int16
 
 from pat_jax.models.cache.kv_cache import LayerCache
 from pat_jax.models.config import ModelConfig
+from pat_jax.models.experts import ROUTE_DTYPE, Experts, Routed
 from pat_jax.models.kernels.row_attention import attend_rows
 from pat_jax.models.layer_loop import scanned, unrolled
 from pat_jax.models.layers import (
@@ -33,6 +34,7 @@ from pat_jax.models.rematerialization import NONE, rematerialized
 
 Cache = TypeVar("Cache", bound=LayerCache)
 
+OfLayer = tuple[nnx.State, Array | None]  # its parameters, and the experts recorded of it
 # What splits the dimensions of an attention's inputs.
 QUERIES = ("batch", None, "kv_heads", "queries_per_kv", None)
 CONTEXT = ("batch", "kv_heads", None, None)
@@ -142,11 +144,11 @@ class MLP(nnx.Module):
 
 
 class Layer(nnx.Module):
-    def __init__(self, config: ModelConfig, *, keys: Keys):
+    def __init__(self, config: ModelConfig, index: int, *, keys: Keys):
         self.attention_norm = param(keys, (config.embed_dim,), (None,), ones)
         self.attention = Attention(config, keys=keys)
         self.mlp_norm = param(keys, (config.embed_dim,), (None,), ones)
-        self.mlp = MLP(config, keys=keys)
+        self.mlp = (Experts if config.is_sparse(index) else MLP)(config, keys=keys)
         self.eps = config.norm_eps
 
     def __call__(
@@ -155,15 +157,31 @@ class Layer(nnx.Module):
         positions: Array,
         rotation: Rotation,
         cache: Cache | None,
+        is_real: Array,
+        recorded: Array | None,
         partition: Partition,
-    ) -> tuple[Array, Cache | None]:
+    ) -> tuple[Array, Cache | None, Routed | None]:
         with jax.named_scope("attention"):
             normed = rms_norm(x, self.attention_norm[...], self.eps)
             attended, cache = self.attention(normed, positions, rotation, cache, partition)
             x = partition.constrain(x + attended, "batch", None, None)
         with jax.named_scope("mlp"):
-            x = x + self.mlp(rms_norm(x, self.mlp_norm[...], self.eps), partition)
-            return partition.constrain(x, "batch", None, None), cache
+            normed, routed = rms_norm(x, self.mlp_norm[...], self.eps), None
+            if isinstance(self.mlp, Experts):
+                added, routed = self.mlp(normed, is_real, recorded, partition)
+            else:
+                added = self.mlp(normed, partition)
+            return partition.constrain(x + added, "batch", None, None), cache, routed
+
+
+class Output(NamedTuple):
+    """What a transformer makes of tokens."""
+
+    hidden: Float[Array, "rows length embed"]  # behind the final norm
+    cache: tuple[Any, ...] | None  # with these tokens written into it
+    # Of the layers that have experts, in their order: int16[rows, length, layers, k],
+    # float32[layers, num_experts] and float32[rows, length, layers].
+    routed: Routed
 
 
 class Transformer(nnx.Module):
@@ -172,7 +190,7 @@ class Transformer(nnx.Module):
     def __init__(self, config: ModelConfig, *, keys: Keys):
         vocab, embed = config.padded_vocab_size, config.embed_dim
         self.embedding = param(keys, (vocab, embed), ("vocab", "embed"), normal(embed))
-        self.layers = nnx.List([Layer(config, keys=keys) for _ in range(config.num_layers)])
+        self.layers = nnx.List([Layer(config, i, keys=keys) for i in range(config.num_layers)])
         self.final_norm = param(keys, (embed,), (None,), ones)
         if not config.tie_embeddings:
             self.lm_head = param(keys, (vocab, embed), ("vocab", "embed"), normal(embed))
@@ -184,40 +202,77 @@ class Transformer(nnx.Module):
         positions: Int[Array, "rows length"],
         cache: tuple[Cache, ...] | None = None,
         *,
+        recorded: Int16[Array, "rows length layers k"] | None = None,
         partition: Partition | None = None,
         dtype: jnp.dtype = jnp.float32,
         remat: str = NONE,
         scan_layers: bool = False,
         depth: int | None = None,
-    ) -> tuple[Float[Array, "rows length embed"], tuple[Cache, ...] | None]:
-        """Final hidden states, and the cache with these tokens written into it.
+    ) -> Output:
+        """What the layers make of tokens; one below 0 is none, and no expert computes it.
 
         Without a cache a row holds sequences one behind the other, whose positions begin at 0: a
         token sees those before it in its own. With one it sees everything in its row up to its own
         position. With `depth` the model is as if it had so many layers. `remat` is what the
         backward pass keeps of each layer (`rematerialization.py`); with `scan_layers`, and without
         a cache, they run as a loop (`layer_loop.py`).
+
+        Args:
+          recorded: the experts that tokens have, of the layers that have any, NOT_RECORDED where
+            the routers choose; None: everywhere.
         """
         partition = partition or Whole()
         x = self._embed(tokens, partition).astype(dtype)
-        run = partial(
+        definitions = self._definitions()
+
+        def run(
+            layer: OfLayer, x: Array, cache: LayerCache | None
+        ) -> tuple[Array, Any, Routed | None]:
+            params, recorded = layer
+            definition = definitions["router" in params["mlp"]]
+            return run_layer(definition, params, x, cache=cache, recorded=recorded)
+
+        run_layer = partial(
             _run_layer,
-            nnx.graphdef(self.layers[0]),
             positions=positions,
             rotation=angles(positions, rope_frequencies(self.config)),
+            is_real=tokens >= 0,
             partition=partition,
             remat=remat,
         )
-        layers = [nnx.state(layer) for layer in list(self.layers)[:depth]]
+        layers = self._layers(recorded)[:depth]
         if cache is None:
             run_all = scanned if scan_layers else unrolled
-            x = run_all(lambda params, x: run(params, x, cache=None)[0], layers, x)
+
+            def without_cache(layer: OfLayer, x: Array) -> tuple[Array, Routed | None]:
+                x, _, of_layer = run(layer, x, None)
+                return x, of_layer
+
+            x, routed = run_all(without_cache, layers, x)
         else:
-            written = list(cache)
-            for i, (params, layer_cache) in enumerate(zip(layers, cache, strict=True)):
-                x, written[i] = run(params, x, cache=layer_cache)
+            written, routed = list(cache), []
+            for i, (layer, layer_cache) in enumerate(zip(layers, cache, strict=True)):
+                x, written[i], of_layer = run(layer, x, layer_cache)
+                routed.append(of_layer)
             cache = tuple(written)
-        return rms_norm(x, self.final_norm[...], self.config.norm_eps), cache
+        hidden = rms_norm(x, self.final_norm[...], self.config.norm_eps)
+        return Output(hidden, cache, _stacked([x for x in routed if x is not None], tokens.shape))
+
+    def _layers(self, recorded: Array | None) -> list[OfLayer]:
+        """Parameters of each layer, and the experts recorded of it."""
+        sparse = self.config.sparse_layers
+        return [
+            (
+                nnx.state(layer),
+                recorded[:, :, sparse.index(i)] if recorded is not None and i in sparse else None,
+            )
+            for i, layer in enumerate(self.layers)
+        ]
+
+    def _definitions(self) -> dict[bool, nnx.GraphDef]:
+        """Of the layers with experts (True) and of those without."""
+        first = {self.config.is_sparse(i): i for i in reversed(range(len(self.layers)))}
+        return {is_sparse: nnx.graphdef(self.layers[i]) for is_sparse, i in first.items()}
 
     def _embed(self, tokens: Array, partition: Partition) -> Array:
         """A token that has no row is a vector of zeros: a draft model is shown what it does not know."""
@@ -249,6 +304,19 @@ def logits(
         return partition.gather(linear(hidden, head, dtype=jnp.float32), "vocab")
 
 
+def _stacked(routed: list[Routed], shape: tuple[int, ...]) -> Routed:
+    """
+    Args:
+      shape: of the tokens.
+    """
+    if not routed:
+        none = jnp.zeros((*shape, 0, 0), ROUTE_DTYPE)
+        return Routed(none, jnp.zeros((0, 0)), jnp.zeros((*shape, 0)))
+    experts, probability, margin = zip(*routed, strict=True)
+    experts = jnp.stack(experts, axis=2).astype(ROUTE_DTYPE)
+    return Routed(experts, jnp.stack(probability), jnp.stack(margin, axis=2))
+
+
 @partial(jax.jit, static_argnums=0, static_argnames=("partition", "remat"))
 def _run_layer(
     definition: nnx.GraphDef[Layer],
@@ -257,13 +325,19 @@ def _run_layer(
     positions: Array,
     rotation: Rotation,
     cache: Cache | None,
+    is_real: Array,
+    recorded: Array | None,
     *,
     partition: Partition,
     remat: str,
-) -> tuple[Array, Cache | None]:
-    """Layers differ in their numbers alone, so a program traces and lowers the first one for all."""
+) -> tuple[Array, Cache | None, Routed | None]:
+    """Layers of a kind differ in their numbers alone: a program traces and lowers the first one for
+    all."""
 
-    def run(params: nnx.State, x: Array, cache: Cache | None) -> tuple[Array, Cache | None]:
-        return nnx.merge(definition, params)(x, positions, rotation, cache, partition)
+    def run(
+        params: nnx.State, x: Array, cache: Cache | None, recorded: Array | None
+    ) -> tuple[Array, Cache | None, Routed | None]:
+        layer = nnx.merge(definition, params)
+        return layer(x, positions, rotation, cache, is_real, recorded, partition)
 
-    return rematerialized(run, remat)(params, x, cache)
+    return rematerialized(run, remat)(params, x, cache, recorded)

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from pat_jax.common.errors import UserError, shown
 from pat_jax.common.json_text import JsonError, parse_json
-from pat_jax.models.config import ModelConfig, RopeScaling
+from pat_jax.models.config import ExpertsConfig, ModelConfig, RopeScaling
 
 CONFIG_FILE = "config.json"
 _FULL_ATTENTION = "full_attention"  # the one type of layers
@@ -26,14 +26,23 @@ LARGEST_NUMBER = 1e30
 class _Family:
     model_type: str  # `model_type` in config.json, `architecture` in ModelConfig
     class_name: str
-    attention_bias: bool
-    qk_norm: bool
+    attention_bias: bool = False
+    qk_norm: bool = False
+    has_experts: bool = False
+    norm_eps: float = 1e-6  # where config.json says none, as of `rope_theta`
+    rope_theta: float = 10_000.0
 
 
+_QWEN3_MOE = _Family("qwen3_moe", "Qwen3MoeForCausalLM", qk_norm=True, has_experts=True)
+_MIXTRAL = _Family(
+    "mixtral", "MixtralForCausalLM", has_experts=True, norm_eps=1e-5, rope_theta=1_000_000.0
+)
 _FAMILIES = (
-    _Family("llama", "LlamaForCausalLM", attention_bias=False, qk_norm=False),
-    _Family("qwen2", "Qwen2ForCausalLM", attention_bias=True, qk_norm=False),
-    _Family("qwen3", "Qwen3ForCausalLM", attention_bias=False, qk_norm=True),
+    _Family("llama", "LlamaForCausalLM"),
+    _Family("qwen2", "Qwen2ForCausalLM", attention_bias=True),
+    _Family("qwen3", "Qwen3ForCausalLM", qk_norm=True),
+    _QWEN3_MOE,
+    _MIXTRAL,
 )
 
 # Fields that change what is computed, with the one value that is implemented. Absent means that value.
@@ -43,7 +52,16 @@ _ONLY_VALUES: Mapping[str, object] = {
     "use_sliding_window": False,
     "partial_rotary_factor": 1.0,
     "quantization_config": None,
+    "shared_expert_intermediate_size": 0,
+    "num_shared_experts": 0,
+    "n_shared_experts": 0,
+    "scoring_func": "softmax",
 }
+_CHECK = "check the checkpoint's config.json"
+_COUNTS = ("num_experts", "num_local_experts")  # two names of one field
+_AUX_LOSS_COEF = (
+    0.001  # what transformers takes where a checkpoint says nothing; no loss is added here
+)
 
 
 @dataclass(frozen=True)
@@ -67,28 +85,28 @@ class _Fields:
         value = self.values[name] if self.has(name) else default
         if type(value) is not int or not 1 <= value <= most:
             expected = f"a positive integer up to {most:,}"
-            raise self.error(name, expected, "check the checkpoint's config.json")
+            raise self.error(name, expected, _CHECK)
         return value
 
     def number(self, name: str, default: float | None = None) -> float:
         value = self.values[name] if self.has(name) else default
         if isinstance(value, bool) or not isinstance(value, int | float):
-            raise self.error(name, "a number", "check the checkpoint's config.json")
+            raise self.error(name, "a number", _CHECK)
         if not 0 < value <= LARGEST_NUMBER:
             expected = f"a positive number up to {LARGEST_NUMBER:g}"
-            raise self.error(name, expected, "check the checkpoint's config.json")
+            raise self.error(name, expected, _CHECK)
         return float(value)
 
     def boolean(self, name: str, default: bool) -> bool:
         value = self.values[name] if self.has(name) else default
         if type(value) is not bool:
-            raise self.error(name, "true or false", "check the checkpoint's config.json")
+            raise self.error(name, "true or false", _CHECK)
         return value
 
     def section(self, name: str) -> "_Fields":
         value = self.values[name]
         if not isinstance(value, dict):
-            raise self.error(name, "an object", "check the checkpoint's config.json")
+            raise self.error(name, "an object", _CHECK)
         return _Fields(value, self.path, f"{self.prefix}{name}.")
 
 
@@ -132,7 +150,7 @@ def read_config(directory: str | Path) -> ModelConfig:
     fields = _Fields(read_json_object(path), path)
     family = _family(fields)
     _refuse_unsupported(fields, family)
-    rope_theta, rope_scaling = _rope(fields)
+    rope_theta, rope_scaling = _rope(fields, family)
     num_heads, num_kv_heads, head_dim = _heads(fields, family)
     return ModelConfig(
         architecture=family.model_type,
@@ -145,11 +163,12 @@ def read_config(directory: str | Path) -> ModelConfig:
         head_dim=head_dim,
         rope_theta=rope_theta,
         rope_scaling=rope_scaling,
-        norm_eps=fields.number("rms_norm_eps", 1e-6),
+        norm_eps=fields.number("rms_norm_eps", family.norm_eps),
         attention_bias=family.attention_bias,
         qk_norm=family.qk_norm,
         tie_embeddings=fields.boolean("tie_word_embeddings", False),
         max_position=fields.integer("max_position_embeddings"),
+        experts=_experts(fields, family) if family.has_experts else None,
     )
 
 
@@ -175,6 +194,9 @@ def _refuse_unsupported(fields: _Fields, family: _Family) -> None:
     # Qwen2.5 has its biases whatever this field says; in Llama and Qwen3 it adds one to the output too.
     if not family.attention_bias and fields.boolean("attention_bias", False):
         raise fields.error("attention_bias", "false", advice)
+    # In the other families `use_sliding_window` says whether it counts.
+    if family is _MIXTRAL and fields.has("sliding_window"):
+        raise fields.error("sliding_window", "null", advice)
     layer_types = fields.values.get("layer_types") or []
     if not isinstance(layer_types, list) or any(kind != _FULL_ATTENTION for kind in layer_types):
         raise fields.error("layer_types", f"{_FULL_ATTENTION!r} for every layer", advice)
@@ -189,7 +211,7 @@ def _heads(fields: _Fields, family: _Family) -> tuple[int, int, int]:
         raise fields.error(
             "num_key_value_heads",
             f"a divisor of num_attention_heads ({num_heads})",
-            "check the checkpoint's config.json",
+            _CHECK,
         )
     if family.model_type == "qwen3":
         head_dim = fields.integer("head_dim", 128)
@@ -200,9 +222,53 @@ def _heads(fields: _Fields, family: _Family) -> tuple[int, int, int]:
     return num_heads, num_kv_heads, head_dim
 
 
-def _rope(fields: _Fields) -> tuple[float, RopeScaling | None]:
+def _experts(fields: _Fields, family: _Family) -> ExpertsConfig:
+    num_experts = _num_experts(fields)
+    per_tok = fields.integer("num_experts_per_tok")
+    if per_tok > num_experts:
+        raise fields.error("num_experts_per_tok", f"at most num_experts ({num_experts})", _CHECK)
+    if family is _MIXTRAL:
+        return ExpertsConfig(num_experts, per_tok, fields.integer("intermediate_size"))
+    return ExpertsConfig(
+        num_experts,
+        per_tok,
+        fields.integer("moe_intermediate_size"),
+        norm_topk_prob=fields.boolean("norm_topk_prob", False),
+        dense_layers=_dense_layers(fields),
+    )
+
+
+def _num_experts(fields: _Fields) -> int:
+    """Qwen3's name of it is the first; transformers 5 writes the second for every family."""
+    first, second = _COUNTS
+    if not fields.has(second):
+        return fields.integer(first)
+    num_experts = fields.integer(second)
+    if fields.has(first) and fields.integer(first) != num_experts:
+        raise fields.error(first, f"the number of {second} ({num_experts})", _CHECK)
+    return num_experts
+
+
+def _dense_layers(fields: _Fields) -> tuple[int, ...]:
+    """Layers without experts: those named, and all but every n-th."""
+    num_layers = fields.integer("num_hidden_layers", most=MOST_LAYERS)
+    step = fields.integer("decoder_sparse_step", 1)
+    named = fields.values["mlp_only_layers"] if fields.has("mlp_only_layers") else []
+    if not isinstance(named, list) or not all(
+        type(layer) is int and 0 <= layer < num_layers for layer in named
+    ):
+        expected = f"a list of layers' numbers, each of 0 to {num_layers - 1}"
+        raise fields.error("mlp_only_layers", expected, _CHECK)
+    dense = {layer for layer in range(num_layers) if layer in named or (layer + 1) % step}
+    if len(dense) == num_layers:
+        name = "mlp_only_layers" if named else "decoder_sparse_step"
+        raise fields.error(name, f"one of {num_layers} layers left that has experts", _CHECK)
+    return tuple(sorted(dense))
+
+
+def _rope(fields: _Fields, family: _Family) -> tuple[float, RopeScaling | None]:
     """Reads `rope_scaling` and `rope_theta`, or the `rope_parameters` that replaced both."""
-    theta = fields.number("rope_theta", 10_000.0)
+    theta = fields.number("rope_theta", family.rope_theta)
     names = [
         x for x in ("rope_scaling", "rope_parameters") if fields.has(x) and fields.values[x] != {}
     ]
@@ -243,7 +309,7 @@ def _scaling(fields: _Fields, rope: _Fields) -> RopeScaling:
     )
     if scaling.high_freq_factor <= scaling.low_freq_factor:
         expected = f"more than low_freq_factor ({scaling.low_freq_factor})"
-        raise rope.error("high_freq_factor", expected, "check the checkpoint's config.json")
+        raise rope.error("high_freq_factor", expected, _CHECK)
     return scaling
 
 
@@ -254,6 +320,11 @@ def to_hf_config(config: ModelConfig, dtype: jnp.dtype) -> dict[str, object]:
         raise ValueError(
             f"{config.architecture} has attention_bias={family.attention_bias} and qk_norm={family.qk_norm}; "
             f"this configuration has {config.attention_bias} and {config.qk_norm}, which no checkpoint can say."
+        )
+    if (config.experts is not None) != family.has_experts:
+        raise ValueError(
+            f"{config.architecture} has {'' if family.has_experts else 'no '}experts; this configuration has "
+            f"experts={config.experts}, which no checkpoint can say."
         )
     fields: dict[str, object] = {
         "architectures": [family.class_name],
@@ -281,7 +352,33 @@ def to_hf_config(config: ModelConfig, dtype: jnp.dtype) -> dict[str, object]:
     }
     if family.model_type == "llama":
         return fields | {"attention_bias": False, "mlp_bias": False}
+    if config.experts is not None:
+        fields |= _experts_fields(config, config.experts)
+    if family is _MIXTRAL:
+        return fields | {"sliding_window": None}
     return fields | {"use_sliding_window": False, "sliding_window": None}
+
+
+def _experts_fields(config: ModelConfig, experts: ExpertsConfig) -> dict[str, object]:
+    fields: dict[str, object] = {
+        "num_experts_per_tok": experts.num_experts_per_tok,
+        "output_router_logits": False,
+        "router_aux_loss_coef": _AUX_LOSS_COEF,
+    }
+    if config.architecture == _QWEN3_MOE.model_type:
+        return fields | {
+            "num_experts": experts.num_experts,
+            "moe_intermediate_size": experts.expert_dim,
+            "norm_topk_prob": experts.norm_topk_prob,
+            "decoder_sparse_step": 1,
+            "mlp_only_layers": list(experts.dense_layers),
+        }
+    if experts != ExpertsConfig(experts.num_experts, experts.num_experts_per_tok, config.mlp_dim):
+        raise ValueError(
+            f"mixtral has experts of mlp_dim={config.mlp_dim} hidden units in every layer, and weights that sum "
+            f"to one; this configuration has {experts}, which no checkpoint can say."
+        )
+    return fields | {"num_local_experts": experts.num_experts, "router_jitter_noise": 0.0}
 
 
 def _scaling_fields(scaling: RopeScaling | None) -> dict[str, object] | None:

@@ -1,10 +1,12 @@
 """Writes parameters as a Hugging Face directory that transformers and the serving engines load."""
 
 import json
+import math
 import os
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import jax
@@ -74,8 +76,8 @@ def export(
 
     `tokenizer_dir` is the checkpoint or tokenizer directory the run started from: its tokenizer
     files and generation_config.json are copied, its config.json's special token ids kept. Host
-    memory peaks at about two tensors. If there are several processes, one writes, and the others
-    must `attend`.
+    memory peaks at about two tensors, of which each expert has its own. If there are several
+    processes, one writes, and the others must `attend`.
     """
     check_export(directory, tokenizer_dir)
     with appearing_at_once(Path(directory)) as partial:
@@ -92,14 +94,58 @@ def export(
 def attend(policy: Policy, params: Params, dtype: jnp.dtype) -> None:
     """A process's part in an export that another one writes: every tensor, which they bring
     together."""
-    for tensor, array in _tensors(policy, params):
-        _to_host(tensor, array, np.dtype(dtype))
+    for tensor in _stored(policy, params):
+        tensor.on_host(np.dtype(dtype))
 
 
-def _tensors(policy: Policy, params: Params) -> list[tuple[HFTensor, jax.Array | AdaptedWeight]]:
+@dataclass(frozen=True)
+class _Stored:
+    """One tensor of a file, and where its numbers come from."""
+
+    name: str
+    tensor: HFTensor
+    array: jax.Array | AdaptedWeight
+    expert: int | None  # which one's part of the array; None: it is all of it
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.tensor.stored_shape
+
+    def num_bytes(self, dtype: np.dtype) -> int:
+        return math.prod(self.shape) * dtype.itemsize
+
+    def on_host(self, dtype: np.dtype) -> np.ndarray:
+        array = self.array
+        if self.expert is not None:
+            array = jax.tree.map(lambda x: _of_expert(x, self.expert), array)
+        if isinstance(array, AdaptedWeight):
+            array = _merged(array)
+        elif self.expert is None:
+            # An array keeps its host copy once it has been read: read a passing twin, not the
+            # parameter.
+            array = jax.device_put(array, array.sharding, may_alias=False)
+        return np.array(self.tensor.to_stored(on_host(array)), dtype=dtype, order="C")
+
+
+_merged = jax.jit(AdaptedWeight.merged)
+
+
+@jax.jit
+def _of_expert(stack: jax.Array, expert: int) -> jax.Array:
+    """One expert's part. Where devices have parts of the stack, the compiler brings them together
+    by a sum: of bits, as one of numbers loses the sign of a zero."""
+    bits = stack.view(f"uint{8 * stack.dtype.itemsize}")
+    return jnp.take(bits, expert, axis=0, mode="clip").view(stack.dtype)
+
+
+def _stored(policy: Policy, params: Params) -> list[_Stored]:
     """In the order in which they are written."""
     leaves = jax.tree.leaves(params, is_leaf=is_adapted)
-    return list(zip(jax.tree.leaves(hf_tensors(policy)), leaves, strict=True))
+    return [
+        _Stored(name, tensor, array, i if tensor.is_stack else None)
+        for tensor, array in zip(jax.tree.leaves(hf_tensors(policy)), leaves, strict=True)
+        for i, name in enumerate(tensor.names)
+    ]
 
 
 def _token_ids(source: Path) -> dict[str, object]:
@@ -129,15 +175,13 @@ def write_json(path: Path, content: Mapping[str, object]) -> None:
 def _write_weights(
     directory: Path, policy: Policy, params: Params, dtype: np.dtype, max_shard_bytes: int
 ) -> None:
-    pairs = _tensors(policy, params)
-    tensors, arrays = [tensor for tensor, _ in pairs], {one.name: array for one, array in pairs}
+    tensors = _stored(policy, params)
     files = _split_files(tensors, dtype, max_shard_bytes)
     for name, members in files.items():
-        shapes = {tensor.name: tensor.stored_shape for tensor in members}
-        stored = (_to_host(tensor, arrays[tensor.name], dtype) for tensor in members)
-        write_file(directory / name, shapes, dtype, stored)
+        shapes = {tensor.name: tensor.shape for tensor in members}
+        write_file(directory / name, shapes, dtype, (tensor.on_host(dtype) for tensor in members))
     if len(files) > 1:
-        total_size = sum(_num_bytes(tensor, dtype) for tensor in tensors)
+        total_size = sum(tensor.num_bytes(dtype) for tensor in tensors)
         weight_map = {tensor.name: name for name, members in files.items() for tensor in members}
         write_json(
             directory / INDEX_FILE,
@@ -146,35 +190,20 @@ def _write_weights(
 
 
 def _split_files(
-    tensors: list[HFTensor], dtype: np.dtype, max_bytes: int
-) -> dict[str, list[HFTensor]]:
+    tensors: list[_Stored], dtype: np.dtype, max_bytes: int
+) -> dict[str, list[_Stored]]:
     """Tensors in their order, cut into files of at most `max_bytes`, or of one larger tensor."""
-    groups: list[list[HFTensor]] = [[]]
+    groups: list[list[_Stored]] = [[]]
     size = 0
     for tensor in tensors:
-        if groups[-1] and size + _num_bytes(tensor, dtype) > max_bytes:
+        if groups[-1] and size + tensor.num_bytes(dtype) > max_bytes:
             groups.append([])
             size = 0
         groups[-1].append(tensor)
-        size += _num_bytes(tensor, dtype)
+        size += tensor.num_bytes(dtype)
     if len(groups) == 1:
         return {WEIGHTS_FILE: groups[0]}
     return {
         f"model-{i:05}-of-{len(groups):05}.safetensors": group
         for i, group in enumerate(groups, start=1)
     }
-
-
-def _num_bytes(tensor: HFTensor, dtype: np.dtype) -> int:
-    return int(np.prod(tensor.stored_shape)) * dtype.itemsize
-
-
-_merged = jax.jit(AdaptedWeight.merged)
-
-
-def _to_host(tensor: HFTensor, array: jax.Array | AdaptedWeight, dtype: np.dtype) -> np.ndarray:
-    if isinstance(array, AdaptedWeight):
-        return np.asarray(tensor.to_stored(on_host(_merged(array))), dtype=dtype, order="C")
-    # An array keeps its host copy once it has been read: read a passing twin, not the parameter.
-    twin = jax.device_put(array, array.sharding, may_alias=False)
-    return np.array(tensor.to_stored(on_host(twin)), dtype=dtype, order="C")

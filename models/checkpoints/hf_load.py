@@ -1,10 +1,10 @@
-"""Reads a Hugging Face checkpoint directory into sharded parameters, one tensor at a time.
+"""Reads a Hugging Face checkpoint directory into sharded parameters, one parameter at a time.
 
 Everything that can be wrong with a checkpoint is found from config.json and the file headers,
 before any tensor is read.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,9 @@ from pat_jax.models.weight_formats import QuantizedWeight, quantizer
 WEIGHTS_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 
+Bounds = tuple[tuple[int, int], ...]  # of a shard, in each dimension
+
+_STACKS = (".experts.gate_up_proj", ".experts.down_proj")
 _ROTARY_BUFFER = "rotary_emb.inv_freq"  # computed from the configuration; old versions stored it
 
 
@@ -41,11 +44,12 @@ def check_checkpoint(directory: str | Path) -> ModelConfig:
 def load_params(
     directory: str | Path, policy: Policy, shardings: Params | None, dtype: jnp.dtype
 ) -> Params:
-    """The checkpoint's parameters in `dtype`, each tensor put straight into its sharded place.
+    """The checkpoint's parameters in `dtype`, each put straight into its sharded place.
 
     `shardings` is the tree of the parameters with a `jax.sharding.Sharding` for each array; None
-    puts everything on the default device. Host memory peaks at about one tensor. What pads
-    the vocabulary and the query heads is zero. What `policy` keeps quantized is read in float32 and
+    puts everything on the default device. Host memory peaks at about one parameter, of a layer's
+    experts at those that this process has, and of the others no tensor is read. What pads the
+    vocabulary and the query heads is zero. What `policy` keeps quantized is read in float32 and
     quantized on the devices.
     """
     unquantized = policy.with_weights("auto")
@@ -54,8 +58,8 @@ def load_params(
     def read(
         tensor: HFTensor, shape: tuple[int, ...], dtype: jnp.dtype, sharding: Sharding | None
     ) -> jax.Array:
-        stored = tensor.to_native(located[tensor.name].view())
-        reader = _ShardReader(stored, shape, np.dtype(dtype), {})
+        parts = [located[name] for name in tensor.names]
+        reader = _ShardReader(tensor, parts, shape, np.dtype(dtype), {})
         if sharding is None:
             array = jax.device_put(reader.read(None))
         else:
@@ -78,12 +82,13 @@ def load_params(
 
 @dataclass(frozen=True)
 class _ShardReader:
-    """Copies shards out of one mapped tensor, in our shape; replicas share a copy."""
+    """Copies shards out of one parameter's mapped tensors, in our shape; replicas share a copy."""
 
-    stored: np.ndarray  # without padding
-    shape: tuple[int, ...]  # with it
+    tensor: HFTensor
+    parts: Sequence[StoredTensor]
+    shape: tuple[int, ...]  # with padding
     dtype: np.dtype
-    shards: dict[tuple[tuple[int, int], ...], np.ndarray]
+    shards: dict[Bounds, np.ndarray]
 
     def read(self, index: tuple[slice, ...] | None) -> np.ndarray:
         """The shard at `index`, which None says is the whole."""
@@ -95,54 +100,76 @@ class _ShardReader:
             self.shards[bounds] = self._copy(bounds)
         return self.shards[bounds]
 
-    def _copy(self, bounds: tuple[tuple[int, int], ...]) -> np.ndarray:
-        block = self.stored[tuple(slice(start, stop) for start, stop in bounds)]
+    def _copy(self, bounds: Bounds) -> np.ndarray:
         # Always a copy: on CPU the device array may keep this buffer, and the file must not be it.
-        shard = np.array(block, dtype=self.dtype, order="C")
-        padding = [
-            (0, stop - start - got) for (start, stop), got in zip(bounds, shard.shape, strict=True)
-        ]
-        return np.pad(shard, padding) if any(after for _, after in padding) else shard
+        shard = np.zeros([stop - start for start, stop in bounds], self.dtype)
+        if not self.tensor.is_stack:
+            self._fill(shard, self.parts[0], bounds)
+            return shard
+        for of_expert, part in zip(shard, self.parts[slice(*bounds[0])], strict=True):
+            self._fill(of_expert, part, bounds[1:])
+        return shard
+
+    def _fill(self, place: np.ndarray, part: StoredTensor, bounds: Bounds) -> None:
+        block = self.tensor.to_native(part.view())[tuple(slice(*each) for each in bounds)]
+        place[tuple(slice(length) for length in block.shape)] = block  # behind it is padding
 
 
 def _locate(directory: Path, policy: Policy) -> Mapping[str, StoredTensor]:
     """Where each tensor of the model lies; UserError for the first thing that is wrong."""
     stored = _stored_tensors(directory)
-    wanted = {tensor.name: tensor for tensor in jax.tree.leaves(hf_tensors(policy))}
     if policy.config.tie_embeddings and EMBEDDING not in stored and LM_HEAD in stored:
         stored[EMBEDDING] = stored.pop(LM_HEAD)  # one tensor, under either name
-    for name in sorted(wanted):
-        _check_tensor(directory, stored, wanted[name])
+    _refuse_stacks(stored)
+    wanted: set[str] = set()
+    for tensor in jax.tree.leaves(hf_tensors(policy)):
+        for name in tensor.names:
+            _check_tensor(directory, stored, name, tensor.stored_shape)
+            wanted.add(name)
     if policy.config.tie_embeddings and LM_HEAD in stored:
         _check_tied(stored.pop(LM_HEAD), stored[EMBEDDING])
     unexpected = sorted(
-        name for name in stored.keys() - wanted.keys() if not name.endswith(_ROTARY_BUFFER)
+        name for name in stored.keys() - wanted if not name.endswith(_ROTARY_BUFFER)
     )
     if unexpected:
+        experts = policy.config.experts
+        and_experts = f" of {experts.num_experts} experts" if experts else ""
         raise UserError(
             f"{stored[unexpected[0]].path}: tensor '{unexpected[0]}' is one of {len(unexpected)} that "
-            f"{policy.config.architecture} with {policy.config.num_layers} layers does not have, expected only the "
-            f"model's own; check that {CONFIG_FILE} belongs to this checkpoint."
+            f"{policy.config.architecture} with {policy.config.num_layers} layers{and_experts} does not have, "
+            f"expected only the model's own; check that {CONFIG_FILE} belongs to this checkpoint."
         )
     return stored
 
 
-def _check_tensor(directory: Path, stored: Mapping[str, StoredTensor], wanted: HFTensor) -> None:
-    if wanted.name not in stored:
-        hint = " (tie_word_embeddings is false)" if wanted.name == LM_HEAD else ""
+def _refuse_stacks(stored: Mapping[str, StoredTensor]) -> None:
+    """transformers 5 computes with stacks of experts, and stores them only where it is told to."""
+    for name, tensor in stored.items():
+        if name.endswith(_STACKS):
+            raise UserError(
+                f"{tensor.path}: tensor '{name}' has all experts of a layer, expected a tensor of each; save the "
+                "checkpoint with transformers' save_pretrained and save_original_format=True."
+            )
+
+
+def _check_tensor(
+    directory: Path, stored: Mapping[str, StoredTensor], name: str, shape: tuple[int, ...]
+) -> None:
+    if name not in stored:
+        hint = " (tie_word_embeddings is false)" if name == LM_HEAD else ""
         raise UserError(
-            f"{directory}: tensor '{wanted.name}' is in none of the safetensors files, expected it with shape "
-            f"{list(wanted.stored_shape)} by {CONFIG_FILE}{hint}; check that the checkpoint is complete."
+            f"{directory}: tensor '{name}' is in none of the safetensors files, expected it with shape "
+            f"{list(shape)} by {CONFIG_FILE}{hint}; check that the checkpoint is complete."
         )
-    found = stored[wanted.name]
-    if found.shape != wanted.stored_shape:
+    found = stored[name]
+    if found.shape != shape:
         raise UserError(
-            f"{found.path}: tensor '{wanted.name}' has shape {list(found.shape)}, expected "
-            f"{list(wanted.stored_shape)} by {CONFIG_FILE}; check that the two belong together."
+            f"{found.path}: tensor '{name}' has shape {list(found.shape)}, expected "
+            f"{list(shape)} by {CONFIG_FILE}; check that the two belong together."
         )
     if found.dtype_name not in DTYPES:
         raise UserError(
-            f"{found.path}: tensor '{wanted.name}' has type {found.dtype_name}, expected one of "
+            f"{found.path}: tensor '{name}' has type {found.dtype_name}, expected one of "
             f"{', '.join(DTYPES)}; choose a checkpoint whose weights are such numbers, not a quantized one."
         )
 

@@ -2,10 +2,12 @@
 
 A linear layer is stored as [out, in] in both, but with all heads in one dimension there; here heads
 are [kv_heads, queries_per_kv, head_dim]. Head h = kv_head * queries_per_kv + query, so splitting or
-merging them never moves a number. What pads a dimension lies at its end.
+merging them never moves a number. What pads a dimension lies at its end. A layer's experts are one
+parameter here, and a tensor of each expert there.
 """
 
 import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
 
@@ -19,6 +21,7 @@ class _Form(Enum):
     INPUT = auto()  # to heads or hidden units: [out, embed] there, [*out, embed] here
     OUTPUT = auto()  # from them: [embed, in] there, [embed, *in] here
     VECTOR = auto()  # norms and biases: one dimension there
+    EXPERTS = auto()  # [out, in] of each expert there, [experts, out, in] here
 
 
 EMBEDDING = "model.embed_tokens.weight"
@@ -45,13 +48,28 @@ _LAYER_TENSORS: dict[str, tuple[str, _Form]] = {
     "mlp.up": ("mlp.up_proj.weight", _Form.INPUT),
     "mlp.down": ("mlp.down_proj.weight", _Form.OUTPUT),
 }
+# Of layers that have experts, in the place of the MLP's; {} is an expert's number.
+_EXPERTS_TENSORS: Mapping[str, dict[str, tuple[str, _Form]]] = {
+    "qwen3_moe": {
+        "mlp.router": ("mlp.gate.weight", _Form.INPUT),
+        "mlp.gate": ("mlp.experts.{}.gate_proj.weight", _Form.EXPERTS),
+        "mlp.up": ("mlp.experts.{}.up_proj.weight", _Form.EXPERTS),
+        "mlp.down": ("mlp.experts.{}.down_proj.weight", _Form.EXPERTS),
+    },
+    "mixtral": {
+        "mlp.router": ("block_sparse_moe.gate.weight", _Form.INPUT),
+        "mlp.gate": ("block_sparse_moe.experts.{}.w1.weight", _Form.EXPERTS),
+        "mlp.up": ("block_sparse_moe.experts.{}.w3.weight", _Form.EXPERTS),
+        "mlp.down": ("block_sparse_moe.experts.{}.w2.weight", _Form.EXPERTS),
+    },
+}
 
 
 @dataclass(frozen=True)
 class HFTensor:
     """One parameter: its name there, and its shape here without padding."""
 
-    name: str
+    name: str  # with {} for the number of an expert
     native_shape: tuple[int, ...]
     form: _Form
 
@@ -61,7 +79,25 @@ class HFTensor:
         return self.name.removesuffix(".weight")
 
     @property
+    def is_stack(self) -> bool:
+        """Whether it is a tensor of each expert there: its parts, in the order of the experts."""
+        return self.form is _Form.EXPERTS
+
+    @property
+    def names(self) -> Iterator[str]:
+        """Of what is stored: of one tensor, or of each part."""
+        if not self.is_stack:
+            return iter((self.name,))
+        return (self.name.format(expert) for expert in range(self.native_shape[0]))
+
+    @property
+    def part_shape(self) -> tuple[int, ...]:
+        """The shape here of one tensor there."""
+        return self.native_shape[1:] if self.is_stack else self.native_shape
+
+    @property
     def stored_shape(self) -> tuple[int, ...]:
+        """The shape there, of each part."""
         shape = self.native_shape
         match self.form:
             case _Form.INPUT:
@@ -70,26 +106,30 @@ class HFTensor:
                 return (shape[0], math.prod(shape[1:]))
             case _Form.VECTOR:
                 return (math.prod(shape),)
+            case _Form.EXPERTS:
+                return self.part_shape
 
     def to_native(self, stored: np.ndarray) -> np.ndarray:
-        """A view of the stored tensor in our shape; nothing is copied."""
-        return stored.reshape(self.native_shape)
+        """A view of a stored tensor in our shape; nothing is copied."""
+        return stored.reshape(self.part_shape)
 
     def to_stored(self, native: np.ndarray) -> np.ndarray:
-        """An array of ours, padded or not, in the stored shape."""
-        unpadded = native[tuple(slice(length) for length in self.native_shape)]
+        """An array of ours, padded or not, or a part of one, in the stored shape."""
+        unpadded = native[tuple(slice(length) for length in self.part_shape)]
         return unpadded.reshape(self.stored_shape)
 
 
 def hf_tensors(policy: Policy) -> Params:
     """The tree of the parameters, with an `HFTensor` in place of each array."""
+    sparse = _LAYER_TENSORS | _EXPERTS_TENSORS.get(policy.config.architecture, {})
+    of_layer = {False: _LAYER_TENSORS, True: sparse}
 
     def describe(
         path: jax.tree_util.KeyPath, axes: tuple[str | None, ...], array: jax.ShapeDtypeStruct
     ) -> HFTensor:
         keys = [key.key for key in path if isinstance(key, jax.tree_util.DictKey)]
         if keys[0] == "layers":
-            suffix, form = _LAYER_TENSORS[".".join(keys[2:])]
+            suffix, form = of_layer[policy.config.is_sparse(keys[1])][".".join(keys[2:])]
             name = f"model.layers.{keys[1]}.{suffix}"
         else:
             name, form = _MODEL_TENSORS[keys[0]]

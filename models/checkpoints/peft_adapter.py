@@ -27,7 +27,7 @@ from pat_jax.models.checkpoints.safetensors_file import (
     read_header,
     write_file,
 )
-from pat_jax.models.lora import Adapter, Adapters, Lora, linear_layers
+from pat_jax.models.lora import Adapter, Adapters, Lora, is_beside_attention, linear_layers
 from pat_jax.models.policy import Policy
 
 ADAPTER_FILE = "adapter_model.safetensors"
@@ -94,7 +94,7 @@ def read_adapter(directory: str | Path, policy: Policy) -> Lora:
     config, linear = read_peft_config(directory), linear_layers(policy)
     stored = _stored_tensors(Path(directory))
     modules = {name.removeprefix(_PREFIX).removesuffix(_A).removesuffix(_B) for name in stored}
-    _check_modules(Path(directory), modules, linear)
+    _check_modules(Path(directory), modules, linear, policy)
     _check_targets(config, modules, linear)
     lora = Lora(policy, config.rank, config.alpha, tuple(x for x in linear if x in modules))
     _check_tensors(Path(directory), lora, stored)
@@ -154,9 +154,16 @@ def _stored_tensors(directory: Path) -> dict[str, StoredTensor]:
     return stored
 
 
-def _check_modules(directory: Path, modules: Set[str], linear: Mapping[str, int]) -> None:
-    """UserError for the first that is not a linear layer of the model."""
+def _check_modules(
+    directory: Path, modules: Set[str], linear: Mapping[str, int], policy: Policy
+) -> None:
+    """UserError for the first that has no adapter here."""
     for module in sorted(modules - linear.keys()):
+        if is_beside_attention(policy, module):
+            raise UserError(
+                f"{directory / ADAPTER_FILE}: it has an adapter of {module!r}, expected those of attention alone: "
+                "of experts, their routers and MLPs beside them adapters are not implemented; choose one without."
+            )
         if module in NOT_ADAPTED:
             raise _not_implemented(directory / ADAPTER_FILE, f"{_PREFIX}{module}{_A}")
         raise _of_another_model(

@@ -46,7 +46,6 @@ _NOT_IMPLEMENTED = [
     "alpha_pattern",
     "modules_to_save",
     "trainable_token_indices",
-    "target_parameters",
     "layer_replication",
     "megatron_config",
     "alora_invocation_tokens",
@@ -55,6 +54,7 @@ _NOT_IMPLEMENTED = [
     "velora_config",
     "monteclora_config",
 ]
+_OF_EXPERTS = "target_parameters"
 # Fields without effect on a trained adapter, or with none unless one of the others is set.
 _WITHOUT_EFFECT = [
     "peft_type",
@@ -74,7 +74,7 @@ _WITHOUT_EFFECT = [
     "corda_config",
     "lora_ga_config",
 ]
-KNOWN_FIELDS = frozenset([*_DEFAULTS, *_NOT_IMPLEMENTED, *_WITHOUT_EFFECT])
+KNOWN_FIELDS = frozenset([*_DEFAULTS, _OF_EXPERTS, *_NOT_IMPLEMENTED, *_WITHOUT_EFFECT])
 
 
 @dataclass(frozen=True)
@@ -149,6 +149,12 @@ def _check_kind(config: PeftConfig) -> None:
         raise config.error("peft_type", "'LORA'", plain)
     if fields["bias"] not in ("none", None):
         raise config.error("bias", "'none'", plain)
+    if fields.get(_OF_EXPERTS):  # ahead of `rank_pattern`, which PEFT fills in with it
+        raise config.error(
+            _OF_EXPERTS,
+            "null or nothing in it",
+            "adapters of experts and routers are not implemented; choose one of attention alone",
+        )
     for name in _NOT_IMPLEMENTED:
         if fields.get(name):
             raise config.error(name, "null, false or nothing in it", plain)

@@ -86,11 +86,16 @@ class DeviceExecutor(Executor):
     def prefill(self, work: PrefillWork) -> int:
         if not len(work.spans.sequence) and not len(work.copies.replica):
             return 0
-        sizes, room = self.specs.prefill_sizes, 0
+        sizes, room, routes = self.specs.prefill_sizes, 0, self.responses.routes
+        routes.settle()  # samples of a prompt have one route through it
         calls = self.tables.prefills(work.spans, self.responses.tokens, sizes, self.specs.buckets)
-        for blocks, length, given in calls:
-            program = self.programs[Key("prefill", self.pool.layout.split, blocks, length)]
-            self.pool.pages = program(self.weights.params, self.pool.pages, *given)
+        for call, length, given in calls:
+            split, blocks = self.pool.layout.split, call.start.shape[1]
+            program = self.programs[Key("prefill", split, blocks, length)]
+            recorded = routes.recorded(call, self.specs.page_size)
+            args = self.pool.pages, *given, recorded
+            self.pool.pages, routed = program(self.weights.params, *args)
+            routes.computed(call, routed)
             room += given[0].size
         self.pool.copy(work.copies)
         self.pool.settle()

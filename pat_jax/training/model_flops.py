@@ -43,7 +43,12 @@ def training_flops(
 
 
 def matrix_weights(model: ModelConfig) -> int:
-    """Weights that each token is multiplied with: no norms, biases or looked-up embeddings."""
+    """Weights that each token is multiplied with: no norms, biases, looked-up embeddings, and no
+    experts that compute other tokens."""
     heads = 2 * model.num_heads + 2 * model.num_kv_heads  # queries and output, keys and values
-    layer = model.embed_dim * (heads * model.head_dim + 3 * model.mlp_dim)
-    return model.num_layers * layer + model.embed_dim * model.vocab_size
+    units, num_sparse = 3 * model.mlp_dim, len(model.sparse_layers)
+    outputs = model.num_layers * heads * model.head_dim + (model.num_layers - num_sparse) * units
+    if model.experts is not None:
+        router, active = model.experts.num_experts, model.experts.num_experts_per_tok
+        outputs += num_sparse * (router + 3 * active * model.experts.expert_dim)
+    return model.embed_dim * (outputs + model.vocab_size)

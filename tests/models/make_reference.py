@@ -15,11 +15,15 @@ from safetensors.torch import save_file
 from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
     PreTrainedModel,
     Qwen2Config,
     Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
 )
 
 SHAPE = {
@@ -56,6 +60,18 @@ def build(name: str) -> PreTrainedModel:
             model = Qwen2ForCausalLM(Qwen2Config(**shape, rope_parameters=QWEN_ROPE))
         case "qwen3":
             model = Qwen3ForCausalLM(Qwen3Config(**shape, rope_parameters=QWEN_ROPE, head_dim=16))
+        case "qwen3_moe":
+            # Both kinds of layers, and both kinds of weights that a token's experts have.
+            shape |= {"num_hidden_layers": 3, "mlp_only_layers": [1], "norm_topk_prob": not tied}
+            experts = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 16}
+            model = Qwen3MoeForCausalLM(
+                Qwen3MoeConfig(**shape, **experts, rope_parameters=QWEN_ROPE, head_dim=16)
+            )
+        case "mixtral":
+            experts = {"num_local_experts": 4, "num_experts_per_tok": 2}
+            model = MixtralForCausalLM(
+                MixtralConfig(**shape, **experts, rope_parameters=QWEN_ROPE, head_dim=16)
+            )
         case _:
             raise ValueError(f"unknown family {family}")
     randomize(model)
@@ -86,6 +102,10 @@ CASES = {
     "qwen2-tied": torch.bfloat16,
     "qwen3": torch.bfloat16,
     "qwen3-tied": torch.float16,
+    "qwen3_moe": torch.bfloat16,
+    "qwen3_moe-tied": torch.float32,
+    "mixtral": torch.float16,
+    "mixtral-tied": torch.bfloat16,
 }
 
 

@@ -1,7 +1,10 @@
 """Damaged and unsupported checkpoints: one sentence each, naming the file and the field or tensor."""
 
 import json
+import math
 import re
+import time
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -12,11 +15,14 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
 from pat_jax.common.errors import UserError
+from pat_jax.models.checkpoints.hf_config import to_hf_config
 from pat_jax.models.checkpoints.hf_export import export
 from pat_jax.models.checkpoints.hf_load import check_checkpoint, load_params
-from pat_jax.models.checkpoints.safetensors_file import read_header
-from pat_jax.models.config import ModelConfig, RopeScaling
+from pat_jax.models.checkpoints.hf_tensors import hf_tensors
+from pat_jax.models.checkpoints.safetensors_file import StoredTensor, read_header
+from pat_jax.models.config import ExpertsConfig, ModelConfig, RopeScaling
 from pat_jax.models.policy import Policy
+from pat_jax.models.presets import preset
 
 CONFIG = ModelConfig(
     architecture="llama",
@@ -30,6 +36,12 @@ CONFIG = ModelConfig(
     rope_scaling=RopeScaling(8.0, 1.0, 4.0, 64),
     max_position=128,
 )
+WITH_EXPERTS = {
+    "qwen3_moe": preset("tiny-moe"),
+    "mixtral": replace(
+        CONFIG, architecture="mixtral", rope_scaling=None, experts=ExpertsConfig(4, 2, 24)
+    ),
+}
 ABSENT = Ellipsis  # no JSON value; says the same in every process, as names of tests must
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 Q_PROJ = "model.layers.1.self_attn.q_proj.weight"
@@ -37,12 +49,16 @@ Q_PROJ = "model.layers.1.self_attn.q_proj.weight"
 
 @pytest.fixture(scope="module")
 def pristine(tmp_path_factory):
-    """A sound checkpoint in one file, and the same in several."""
+    """A sound checkpoint in one file, the same in several, and two with experts."""
     policy = Policy.from_config(CONFIG)
     params = jax.tree.map(lambda leaf: jnp.ones(leaf.shape), policy.abstract_params)
     directory = tmp_path_factory.mktemp("pristine")
     export(directory / "single", policy, params, jnp.float32)
     export(directory / "sharded", policy, params, jnp.float32, max_shard_bytes=8_000)
+    for name, config in WITH_EXPERTS.items():
+        policy = Policy.from_config(config)
+        params = jax.tree.map(lambda leaf: jnp.ones(leaf.shape), policy.abstract_params)
+        export(directory / name, policy, params, jnp.float32)
     return directory
 
 
@@ -132,6 +148,58 @@ CONFIG_CASES = [
 ]
 
 
+QWEN3_MOE_CASES = [
+    ({"num_experts_per_tok": 9}, r"'num_experts_per_tok' is 9, expected at most num_experts \(8\)"),
+    ({"num_experts_per_tok": ABSENT}, "'num_experts_per_tok' is missing, expected a positive int"),
+    ({"num_experts": ABSENT}, "'num_experts' is missing, expected a positive integer"),
+    ({"num_experts": 0}, "'num_experts' is 0, expected a positive integer"),
+    (
+        {"num_local_experts": 6},
+        r"'num_experts' is 8, expected the number of num_local_experts \(6\)",
+    ),
+    ({"moe_intermediate_size": None}, "'moe_intermediate_size' is None, expected a positive"),
+    ({"norm_topk_prob": 1}, "'norm_topk_prob' is 1, expected true or false"),
+    ({"mlp_only_layers": [0, 3]}, r"'mlp_only_layers' is \[0, 3\], expected .* each of 0 to 2"),
+    ({"mlp_only_layers": [-1]}, "'mlp_only_layers' is .* each of 0 to 2"),
+    ({"mlp_only_layers": [True]}, "'mlp_only_layers' is .* each of 0 to 2"),
+    ({"mlp_only_layers": "1"}, "'mlp_only_layers' is '1', expected a list"),
+    ({"mlp_only_layers": [2, 1, 0]}, "'mlp_only_layers' is .* one of 3 layers left"),
+    ({"decoder_sparse_step": 0}, "'decoder_sparse_step' is 0, expected a positive integer"),
+    (
+        {"decoder_sparse_step": 4, "mlp_only_layers": []},
+        "'decoder_sparse_step' is 4, expected one of 3 layers left that has experts",
+    ),
+    (
+        {"shared_expert_intermediate_size": 64},
+        "'shared_expert_intermediate_size' is 64, expected 0",
+    ),
+    ({"n_shared_experts": 1}, "'n_shared_experts' is 1, expected 0"),
+    ({"scoring_func": "sigmoid"}, "'scoring_func' is 'sigmoid', expected \"softmax\""),
+    ({"quantization_config": {"quant_method": "fp8"}}, "'quantization_config' is .* null"),
+    ({"use_sliding_window": True}, "'use_sliding_window' is True, expected false"),
+]
+MIXTRAL_CASES = [
+    ({"sliding_window": 4096}, "'sliding_window' is 4096, expected null"),
+    ({"num_local_experts": ABSENT}, "'num_experts' is missing, expected a positive integer"),
+    ({"num_local_experts": 1}, r"'num_experts_per_tok' is 2, expected at most num_experts \(1\)"),
+]
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "changes", "words"),
+    [
+        *(("qwen3_moe", *case) for case in QWEN3_MOE_CASES),
+        *(("mixtral", *case) for case in MIXTRAL_CASES),
+    ],
+    ids=lambda case: str(case)[:40],
+    indirect=["checkpoint"],
+)
+def test_a_configuration_with_experts_is_refused(checkpoint, changes, words):
+    edit_json(checkpoint / "config.json", changes)
+    message = refusal(checkpoint)
+    assert re.search(f"^/config.json: field {words}", message), message
+
+
 @pytest.mark.parametrize(("changes", "words"), CONFIG_CASES, ids=lambda case: str(case)[:40])
 def test_a_configuration_is_refused(checkpoint, changes, words):
     edit_json(checkpoint / "config.json", changes)
@@ -191,6 +259,78 @@ def test_tensors_that_disagree_with_the_configuration_are_refused(checkpoint, ch
     assert re.search(words, message), message
     with pytest.raises(UserError):
         load_params(checkpoint, Policy.from_config(CONFIG), None, jnp.float32)
+
+
+EXPERT, ROUTER = "model.layers.2.mlp.experts.5.up_proj.weight", "model.layers.0.mlp.gate.weight"
+STACK = "model.layers.0.mlp.experts.gate_up_proj"
+EXPERTS_CASES = [
+    (
+        lambda t: t.pop(EXPERT),
+        rf"^: tensor '{EXPERT}' is in none of .* shape \[16, 32\] by config.json",
+    ),
+    (
+        lambda t: t.update({EXPERT: t[EXPERT][:-1].copy()}),
+        rf"^/{WEIGHTS}: tensor '{EXPERT}' has shape \[15, 32\], expected \[16, 32\]",
+    ),
+    (
+        lambda t: t.update({ROUTER: t[ROUTER][:-2].copy()}),
+        rf"^/{WEIGHTS}: tensor '{ROUTER}' has shape \[6, 32\], expected \[8, 32\]",
+    ),
+    (
+        lambda t: t.update({EXPERT.replace(".5.", ".8."): t[EXPERT]}),
+        rf"^/{WEIGHTS}: tensor '.*experts.8.*' is one of 1 that qwen3_moe with 3 layers of 8 experts does",
+    ),
+    (
+        lambda t: t.update({STACK: np.ones((8, 32, 32), np.float32)}),
+        rf"^/{WEIGHTS}: tensor '{STACK}' has all experts of a layer, expected a tensor of each",
+    ),
+    (
+        lambda t: t.update({EXPERT: t[EXPERT].astype(np.uint8)}),
+        rf"^/{WEIGHTS}: tensor '{EXPERT}' has type U8, expected one of BF16",
+    ),
+]
+
+
+@pytest.mark.parametrize("checkpoint", ["qwen3_moe"], indirect=True)
+@pytest.mark.parametrize(
+    ("change", "words"),
+    EXPERTS_CASES,
+    ids=["missing", "shape", "router", "unexpected", "stack", "type"],
+)
+def test_experts_that_disagree_with_the_configuration_are_refused(
+    checkpoint, change, words, monkeypatch
+):
+    change_tensors(checkpoint / WEIGHTS, change)
+    monkeypatch.delattr(StoredTensor, "view")  # of headers alone
+    message = refusal(checkpoint)
+    assert re.search(words, message), message
+
+
+def test_the_headers_of_many_experts_are_read_in_seconds(tmp_path):
+    """18,867 tensors of sixteen files that have no byte on the disk but their headers."""
+    policy = Policy.from_config(preset("qwen3-30b-a3b"))
+    config = to_hf_config(policy.config, jnp.bfloat16)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    shapes = {
+        name: tensor.stored_shape
+        for tensor in jax.tree.leaves(hf_tensors(policy))
+        for name in tensor.names
+    }
+    assert len(shapes) == 18_867
+    weight_map = {name: f"model-{i % 16}.safetensors" for i, name in enumerate(shapes)}
+    (tmp_path / INDEX).write_text(json.dumps({"weight_map": weight_map}))
+    for file in set(weight_map.values()):
+        header, end = {}, 0
+        for name in (name for name, place in weight_map.items() if place == file):
+            start, end = end, end + 2 * math.prod(shapes[name])
+            header[name] = {"dtype": "BF16", "shape": shapes[name], "data_offsets": [start, end]}
+        text = json.dumps(header).encode()
+        with (tmp_path / file).open("wb") as out:
+            out.write(len(text).to_bytes(8, "little") + text)
+            out.truncate(8 + len(text) + end)
+    begun = time.monotonic()
+    assert check_checkpoint(tmp_path) == policy.config
+    assert time.monotonic() - begun < 30
 
 
 def test_a_tied_head_that_was_trained_apart_is_refused(checkpoint):

@@ -2,12 +2,13 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import jax.numpy as jnp
 import pytest
 
 from pat_jax.models.checkpoints.hf_config import read_config, to_hf_config
-from pat_jax.models.config import RopeScaling
+from pat_jax.models.config import ExpertsConfig, ModelConfig, RopeScaling
 from pat_jax.models.presets import PRESETS, preset
 
 LLAMA_3_1_8B = """{
@@ -39,10 +40,38 @@ QWEN3_0_6B = """{
   "tie_word_embeddings": true, "torch_dtype": "bfloat16", "transformers_version": "4.51.0",
   "use_cache": true, "use_sliding_window": false, "vocab_size": 151936}"""
 
+QWEN3_30B_A3B = """{
+  "architectures": ["Qwen3MoeForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
+  "bos_token_id": 151643, "decoder_sparse_step": 1, "eos_token_id": 151645, "head_dim": 128,
+  "hidden_act": "silu", "hidden_size": 2048, "initializer_range": 0.02, "intermediate_size": 6144,
+  "max_position_embeddings": 40960, "max_window_layers": 48, "mlp_only_layers": [],
+  "model_type": "qwen3_moe", "moe_intermediate_size": 768, "norm_topk_prob": true,
+  "num_attention_heads": 32, "num_experts": 128, "num_experts_per_tok": 8,
+  "num_hidden_layers": 48, "num_key_value_heads": 4, "output_router_logits": false,
+  "rms_norm_eps": 1e-06, "rope_scaling": null, "rope_theta": 1000000.0,
+  "router_aux_loss_coef": 0.001, "sliding_window": null, "tie_word_embeddings": false,
+  "torch_dtype": "bfloat16", "transformers_version": "4.51.0", "use_cache": true,
+  "use_sliding_window": false, "vocab_size": 151936}"""
+MIXTRAL_8X7B = """{
+  "architectures": ["MixtralForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 1,
+  "eos_token_id": 2, "hidden_act": "silu", "hidden_size": 4096, "initializer_range": 0.02,
+  "intermediate_size": 14336, "max_position_embeddings": 32768, "model_type": "mixtral",
+  "num_attention_heads": 32, "num_experts_per_tok": 2, "num_hidden_layers": 32,
+  "num_key_value_heads": 8, "num_local_experts": 8, "output_router_logits": false,
+  "rms_norm_eps": 1e-05, "rope_theta": 1000000.0, "router_aux_loss_coef": 0.02,
+  "sliding_window": null, "tie_word_embeddings": false, "torch_dtype": "bfloat16",
+  "transformers_version": "4.36.0.dev0", "use_cache": true, "vocab_size": 32000}"""
+
 
 @pytest.mark.parametrize(
     ("text", "name"),
-    [(LLAMA_3_1_8B, "llama-3.1-8b"), (QWEN_2_5_7B, "qwen2.5-7b"), (QWEN3_0_6B, "qwen3-0.6b")],
+    [
+        (LLAMA_3_1_8B, "llama-3.1-8b"),
+        (QWEN_2_5_7B, "qwen2.5-7b"),
+        (QWEN3_0_6B, "qwen3-0.6b"),
+        (QWEN3_30B_A3B, "qwen3-30b-a3b"),
+        (MIXTRAL_8X7B, "mixtral-8x7b"),
+    ],
 )
 def test_published_configurations_are_the_presets(tmp_path, text, name):
     (tmp_path / "config.json").write_text(text)
@@ -93,6 +122,65 @@ def test_a_configuration_survives_writing_and_reading(tmp_path, name):
     assert read_config(tmp_path) == replace(preset(name), vocab_multiple=128)
 
 
+FIELDS_OF_EXPERTS = ("norm_topk_prob", "decoder_sparse_step", "mlp_only_layers")
+
+
+def written(directory: Path, text: str, **fields: object) -> ModelConfig:
+    (directory / "config.json").write_text(json.dumps(json.loads(text) | fields))
+    return read_config(directory)
+
+
+def test_what_transformers_takes_where_a_field_is_missing(tmp_path):
+    text = {k: v for k, v in json.loads(QWEN3_30B_A3B).items() if k not in FIELDS_OF_EXPERTS}
+    experts = written(tmp_path, json.dumps(text)).experts
+    assert experts == ExpertsConfig(128, 8, 768, norm_topk_prob=False)
+    text = {
+        k: v for k, v in json.loads(MIXTRAL_8X7B).items() if k not in ("rope_theta", "rms_norm_eps")
+    }
+    assert written(tmp_path, json.dumps(text)) == preset("mixtral-8x7b")
+
+
+@pytest.mark.parametrize(
+    ("step", "named", "expected"),
+    [
+        (1, None, ()),
+        (1, [2, 0, 2], (0, 2)),
+        (2, [], (0, 2, 4)),
+        (3, [], (0, 1, 3, 4)),
+        (2, [1], (0, 1, 2, 4)),
+    ],
+)
+def test_layers_without_experts_are_those_named_and_all_but_every_nth(
+    tmp_path, step, named, expected
+):
+    fields = {"num_hidden_layers": 6, "decoder_sparse_step": step, "mlp_only_layers": named}
+    experts = written(tmp_path, QWEN3_30B_A3B, **fields).experts
+    assert experts is not None and experts.dense_layers == expected
+
+
+def test_the_number_of_experts_has_two_names_and_what_is_off_may_be_said(tmp_path):
+    """transformers 5 writes `num_local_experts` for Qwen3 too; Qwen3-Coder says what it lacks."""
+    off = {"shared_expert_intermediate_size": 0, "num_shared_experts": None}
+    fields = {"num_experts": None, "num_local_experts": 128, **off}
+    assert written(tmp_path, QWEN3_30B_A3B, **fields) == preset("qwen3-30b-a3b")
+    fields = {"num_experts": 8, "num_local_experts": None}
+    assert written(tmp_path, MIXTRAL_8X7B, **fields) == preset("mixtral-8x7b")
+
+
 def test_a_configuration_no_checkpoint_can_say_is_not_written():
     with pytest.raises(ValueError, match="qwen3 has attention_bias=False and qk_norm=True"):
         to_hf_config(replace(preset("qwen3-0.6b"), qk_norm=False), jnp.float32)
+    mixtral, dense = preset("mixtral-8x7b"), preset("qwen3-0.6b")
+    experts = mixtral.experts
+    assert experts is not None
+    for other in (
+        replace(experts, norm_topk_prob=False),
+        replace(experts, dense_layers=(1,)),
+        replace(experts, expert_dim=64),
+    ):
+        with pytest.raises(ValueError, match="mixtral has experts of mlp_dim=14336 hidden units"):
+            to_hf_config(replace(mixtral, experts=other), jnp.float32)
+    with pytest.raises(ValueError, match="qwen3 has no experts"):
+        to_hf_config(replace(dense, experts=experts), jnp.float32)
+    with pytest.raises(ValueError, match="mixtral has experts; "):
+        to_hf_config(replace(mixtral, experts=None), jnp.float32)

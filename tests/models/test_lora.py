@@ -132,6 +132,39 @@ def test_targets_are_ends_of_names(targets: list[str], expected: set[tuple[int, 
     assert {(int(x.split(".")[2]), x.split(".")[-1]) for x in modules} == expected
 
 
+MOE = Policy.from_config(preset("tiny-moe", vocab_size=61))
+
+
+def test_of_a_model_with_experts_attention_has_adapters():
+    """Its layer 1 has an MLP, which PEFT cannot tell from experts by the names of its layers."""
+    modules = lora("all-linear", policy=MOE).modules
+    found = {(int(x.split(".")[2]), x.split(".")[-1]) for x in modules}
+    assert found == {(i, name) for i in (0, 1, 2) for name in LINEAR[:4]}
+    assert len(modules) == 12
+    assert set(lora("v_proj", "layers.1.self_attn.o_proj", policy=MOE).kinds) == {
+        "v_proj",
+        "o_proj",
+    }
+
+
+OF_EXPERTS = (
+    *("gate_proj", "mlp.down_proj", "layers.1.mlp.up_proj", "experts.gate_up_proj", "mlp.experts"),
+    *("layers.0.mlp.experts.3.down_proj", "mlp.gate", "router", "w1"),
+)
+
+
+@pytest.mark.parametrize("target", OF_EXPERTS)
+def test_a_target_that_names_experts_is_refused_in_its_own_words(target: str):
+    with pytest.raises(UserError, match=r"option --lora\.targets is") as error:
+        lora("q_proj", target, policy=MOE)
+    message = str(error.value)
+    assert f"{target!r}: in a model with experts no MLP, expert or router has an adapter" in message
+    assert "that is k_proj, o_proj, q_proj, v_proj, or all-linear" in message
+    assert "\n" not in message and ". " not in message
+    with pytest.raises(UserError, match="no linear layer of the model is called that"):
+        lora("qq_proj", policy=MOE)
+
+
 @pytest.mark.parametrize("name", ["q_proj", "k_proj"])
 def test_a_bias_is_no_weight(name: str):
     """Of Qwen2, whose projections have both."""

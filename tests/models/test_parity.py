@@ -16,7 +16,18 @@ torch = pytest.importorskip("torch", reason="needs the `parity` extra")
 from make_reference import build, logits  # noqa: E402 - they import torch
 from transformers import AutoConfig, AutoModelForCausalLM  # noqa: E402
 
-CASES = ("llama", "llama-tied", "qwen2", "qwen2-tied", "qwen3", "qwen3-tied")
+CASES = (
+    "llama",
+    "llama-tied",
+    "qwen2",
+    "qwen2-tied",
+    "qwen3",
+    "qwen3-tied",
+    "qwen3_moe",
+    "qwen3_moe-tied",
+    "mixtral",
+    "mixtral-tied",
+)
 TOKENS = np.random.default_rng(2).integers(0, 61, (2, 50))
 
 
@@ -46,8 +57,27 @@ def test_an_export_of_ours_gives_its_logits_in_transformers(tmp_path, case, dtyp
     theirs, report = loaded
     assert type(theirs) is type(source)
     assert not any(report[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    stored, found = getattr(torch, jnp.dtype(dtype).name), theirs.state_dict()
+    for name, tensor in source.state_dict().items():
+        assert torch.equal(found[name], tensor.to(stored).float()), name
     rounded = jax.tree.map(lambda x: x.astype(dtype).astype(jnp.float32), params)
     np.testing.assert_allclose(our_logits(policy, rounded), their_logits(theirs), atol=2e-4, rtol=0)
+
+
+def test_experts_are_in_the_layers_that_transformers_has_them_in(tmp_path):
+    """`decoder_sparse_step` says it in steps; an export names the others."""
+    source = build("qwen3_moe")
+    fields = source.config.to_dict() | {"num_hidden_layers": 7, "decoder_sparse_step": 3}
+    wider = type(source)(type(source.config).from_dict(fields | {"mlp_only_layers": [0, 5]}))
+    wider.save_pretrained(tmp_path / "source")
+    policy = Policy.from_config(check_checkpoint(tmp_path / "source"))
+    assert policy.config.sparse_layers == (2,)
+    params = load_params(tmp_path / "source", policy, None, jnp.float32)
+    export(tmp_path / "out", policy, params, jnp.float32)
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32)
+    expected = wider.state_dict()
+    assert theirs.state_dict().keys() == expected.keys()
+    assert all(torch.equal(x, expected[name]) for name, x in theirs.state_dict().items())
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -105,6 +105,42 @@ def test_one_that_is_damaged_or_of_another_kind_is_refused(
     assert generated in str(error.value) and "\n" not in str(error.value)
 
 
+def test_one_of_experts_is_refused_in_its_own_words(adapter: Path):
+    """As PEFT 0.21 writes it: its stacks of experts have twice the rank."""
+    changed(target_parameters=["gate_up_proj"], rank_pattern={"gate_up_proj": 8})(adapter)
+    with pytest.raises(UserError) as error:
+        read_adapter(adapter, POLICY)
+    assert str(error.value) == (
+        f"{adapter / ADAPTER_CONFIG}: field 'target_parameters' is ['gate_up_proj'], expected null or nothing in "
+        "it; adapters of experts and routers are not implemented; choose one of attention alone."
+    )
+
+
+@pytest.mark.parametrize(
+    "module", ["mlp.experts.3.down_proj", "mlp.gate", "block_sparse_moe.experts.0.w1"]
+)
+def test_tensors_of_experts_are_refused_in_their_own_words(adapter: Path, module: str):
+    """As PEFT writes them with transformers 4."""
+    moe = Policy.from_config(preset("tiny-moe", vocab_size=61))
+    of_attention = Lora.of(moe, rank=4, alpha=8.0, targets=["q_proj"])
+    export_adapter(adapter.parent / "moe", of_attention, of_attention.init(3), "base")
+    path = adapter.parent / "moe" / ADAPTER_FILE
+    header = read_header(path)
+    name = f"base_model.model.model.layers.0.{module}"
+    arrays = {key: np.array(tensor.view()) for key, tensor in header.items()}
+    arrays |= {f"{name}.lora_{x}.weight": np.ones((4, 4), np.float32) for x in "AB"}
+    shapes = {key: x.shape for key, x in arrays.items()}
+    write_file(path, shapes, np.dtype(np.float32), arrays.values())
+    with pytest.raises(UserError) as error:
+        read_adapter(path.parent, moe)
+    message = str(error.value)
+    assert (
+        f"it has an adapter of 'model.layers.0.{module}', expected those of attention alone"
+        in message
+    )
+    assert "\n" not in message and ". " not in message.removeprefix(str(path))
+
+
 NO_EFFECT = (
     *(
         {"init_lora_weights": x}

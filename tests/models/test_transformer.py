@@ -36,7 +36,7 @@ def forward(name, params, tokens, positions=None, cache=None, *, remat=NONE, dty
     if positions is None:
         positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
     model = policy_and_params(name)[0].bind(params)
-    hidden, cache = model(tokens, positions, cache, remat=remat, dtype=dtype)
+    hidden, cache, _ = model(tokens, positions, cache, remat=remat, dtype=dtype)
     return model.logits(hidden), cache
 
 
@@ -160,6 +160,9 @@ PUBLISHED_SIZES = {
     "llama-3.1-8b": 8_030_261_248,
     "llama-3.1-70b": 70_553_706_496,
     "qwen2.5-7b": 7_615_616_512,
+    "qwen3-30b-a3b": 30_532_122_624,
+    "qwen3-235b-a22b": 235_093_634_560,
+    "mixtral-8x7b": 46_702_792_704,
 }
 
 

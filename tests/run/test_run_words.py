@@ -17,6 +17,8 @@ from pat_jax.run.logging.banner import closing, opening
 PUBLISHED = {  # as their model cards say
     "qwen3-8b": 8_190_735_360,
     "llama-3.1-8b": 8_030_261_248,
+    "qwen3-30b-a3b": 30_532_122_624,
+    "mixtral-8x7b": 46_702_792_704,
 }
 
 

@@ -20,19 +20,27 @@ from pat_jax.training.model_flops import matrix_weights, training_flops
 SHAPE = ModelConfig("qwen3", 300, 32, 48, 2, 4, 2, 8, qk_norm=True, tie_embeddings=True)
 
 
+def of_mlp(model: ModelConfig, layer: int) -> list[tuple[int, int]]:
+    """Rows and columns of the matrices that a token is multiplied with behind attention."""
+    experts, embed = model.experts, model.embed_dim
+    if experts is None or layer in experts.dense_layers:
+        return [(embed, model.mlp_dim), (embed, model.mlp_dim), (model.mlp_dim, embed)]
+    units = experts.expert_dim
+    one = [(embed, units), (embed, units), (units, embed)]
+    return [(embed, experts.num_experts), *(experts.num_experts_per_tok * one)]
+
+
 def by_hand(model: ModelConfig, length: int) -> int:
     """Multiplications and additions, matrix product by matrix product and token by token."""
     forward = 0
-    for _ in range(model.num_layers):
+    for layer in range(model.num_layers):
         query, keys = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
         for rows, columns in [
             (model.embed_dim, query),
             (model.embed_dim, keys),
             (model.embed_dim, keys),
             (query, model.embed_dim),
-            (model.embed_dim, model.mlp_dim),
-            (model.embed_dim, model.mlp_dim),
-            (model.mlp_dim, model.embed_dim),
+            *of_mlp(model, layer),
         ]:
             forward += 2 * rows * columns * length
         for position in range(length):  # scores, then values; half of itself
@@ -40,10 +48,11 @@ def by_hand(model: ModelConfig, length: int) -> int:
     return 3 * (forward + 2 * model.embed_dim * model.vocab_size * length)
 
 
-@given(st.lists(st.integers(1, 40), min_size=1, max_size=5))
-def test_the_arithmetic_is_that_of_each_product(lengths: list[int]):
-    expected = sum(by_hand(SHAPE, length) for length in lengths)
-    assert training_flops(SHAPE, np.array(lengths)) == pytest.approx(expected, rel=1e-12)
+@pytest.mark.parametrize("model", [SHAPE, preset("tiny-moe")], ids=["dense", "experts"])
+@given(lengths=st.lists(st.integers(1, 40), min_size=1, max_size=5))
+def test_the_arithmetic_is_that_of_each_product(model: ModelConfig, lengths: list[int]):
+    expected = sum(by_hand(model, length) for length in lengths)
+    assert training_flops(model, np.array(lengths)) == pytest.approx(expected, rel=1e-12)
 
 
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(1, 20)), min_size=1, max_size=5))
@@ -68,6 +77,15 @@ def test_the_weights_of_products_are_the_matrices_of_the_model(name: str):
     model = preset(name)
     leaves = jax.tree_util.tree_leaves_with_path(Policy.from_config(model).abstract_params)
     sizes = {jax.tree_util.keystr(path): x.size for path, x in leaves if x.ndim > 1}
+    if model.experts is not None:
+        stacks = {
+            jax.tree_util.keystr(path) for path, x in leaves if x.ndim == 3 and "mlp" in str(path)
+        }
+        assert len(stacks) == 3 * len(model.sparse_layers)
+        for path in stacks:
+            sizes[path] = (
+                sizes[path] // model.experts.num_experts * model.experts.num_experts_per_tok
+            )
     (embedding,) = [size for path, size in sizes.items() if "embed" in path]
     padding = model.embed_dim * (model.padded_vocab_size - model.vocab_size)
     biases = sum(size for path, size in sizes.items() if "bias" in path)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from pat_jax.engine.sequences.page_allocator import NULL_PAGE, PageAllocator, num_pages_for
-from pat_jax.engine.sequences.prefill_calls import PageMoves, Spans, prefill_calls
+from pat_jax.engine.sequences.prefill_calls import PageMoves, PrefillCall, Spans, prefill_calls
 from pat_jax.engine.sequences.sequence_table import NO_SEQUENCE, SequenceTable
 from pat_jax.layout.buckets import Buckets
 
@@ -95,8 +95,8 @@ class BlockTables:
 
     def prefills(
         self, spans: Spans, known: np.ndarray, sizes: tuple[int, int], buckets: Buckets
-    ) -> Iterator[tuple[int, int, tuple[np.ndarray, ...]]]:
-        """Blocks and length bucket of each call (`prefill_calls`), and what its program is given.
+    ) -> Iterator[tuple[PrefillCall, int, tuple[np.ndarray, ...]]]:
+        """Each call (`prefill_calls`), its length bucket, and what its program is given.
 
         Args:
           known: int[sequences, tokens].
@@ -106,7 +106,7 @@ class BlockTables:
             length = buckets.length_for(call.context)
             sequence, start = call.sequence.reshape(-1), call.start.reshape(-1)
             rows = self.rows(sequence, num_pages_for(length, size))
-            yield call.start.shape[1], length, (call.tokens(known, size), start, rows)
+            yield call, length, (call.tokens(known, size), start, rows)
 
     def lacking(self, steps: int) -> np.ndarray:
         """Pages that the running sequences of each replica lack for `steps` tokens."""

@@ -33,7 +33,14 @@ from pat_jax.engine.device.draft.generated import counted, generated
 from pat_jax.engine.device.draft.token_batch import Counts
 from pat_jax.engine.sequences.block_tables import BlockTables
 from pat_jax.engine.sequences.prefill_calls import Spans
-from pat_jax.engine.sequences.state import ModelDrafting, Pool, abstract_index, abstract_pool
+from pat_jax.engine.sequences.state import (
+    ModelDrafting,
+    Pool,
+    abstract_index,
+    abstract_pool,
+    abstract_routes,
+    no_routes,
+)
 from pat_jax.layout.buckets import Shape
 from pat_jax.layout.layout import Layout, whole_on_each
 from pat_jax.layout.partitions import ManualPartition
@@ -79,7 +86,7 @@ class ModelDrafter(Drafter):
             tokens = jnp.where((position == 0)[:, None], tokens[:, 1:], tokens)
             model = self.model.bind(asked.own_params)
             partition = ManualPartition(whole_on_each(step.layout))
-            hidden, written = model(
+            hidden, written, _ = model(
                 jnp.reshape(tokens, (1, -1)),
                 line.slots[None],
                 views(caches, drafting.tables, rows, line, 1 + asked.num_draft_tokens),
@@ -149,6 +156,7 @@ class ModelDrafter(Drafter):
                 abstract_index(layout, blocks, shapes.page_size),
                 abstract_index(layout, blocks),
                 abstract_index(layout, blocks, shapes.width(length)),
+                abstract_routes(layout, blocks, shapes.page_size, self.model.config),
                 donate_argnums=1,
             )
 
@@ -260,9 +268,11 @@ class DraftCache(DraftFeed):
         spans = Spans(*(x[is_behind] for x in (running, table.replica(running), start, stop)))
         sizes = shapes.prefill_blocks, shapes.prefill_blocks
         calls = self.tables.prefills(spans, self.responses.tokens, sizes, shapes.buckets)
-        for blocks, length, given in calls:
+        for call, length, given in calls:
+            blocks = call.start.shape[1]
             program = self.programs[Key("draft_prefill", layout.split, blocks, length)]
-            self._pool = program(self.params, self._pool, *given)
+            recorded = no_routes(self.drafter.model.config, *given[0].shape)
+            self._pool, _ = program(self.params, self._pool, *given, recorded)
 
     def delete(self) -> None:
         for leaf in jax.tree.leaves(self._pool):

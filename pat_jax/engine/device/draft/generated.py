@@ -67,7 +67,8 @@ def _drawn(
     key, ahead = asked.keys[moving.output.emitted + turn, row], Ahead(row, proposed)
     endings = step.endings(rows)
     # The likeliest tokens, which nobody looks at, are not computed.
-    return step.draw(logits, key, position, rows.sampling, moving.seen, endings, ahead).tokens
+    drawn = step.draw(logits, None, key, position, rows.sampling, moving.seen, endings, ahead)
+    return drawn.tokens
 
 
 def counted(moving: Moving, proposal: Proposal, accepted: Accepted) -> Counts:

@@ -1,0 +1,107 @@
+"""A mixture of experts: a router chooses a few of a layer's experts for each token.
+
+Which experts compute a token is a decision, recorded like the token itself. A caller that computes
+a position again passes what was recorded: only the experts' weights come from the router at hand
+(R3, arXiv 2510.11370).
+"""
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Bool, Float, Int
+
+from pat_jax.models.config import ModelConfig
+from pat_jax.models.kernels.grouped import by_expert, tile_size
+from pat_jax.models.layers import linear, swiglu
+from pat_jax.models.parameters import Keys, normal, param
+from pat_jax.models.partition import Partition
+from pat_jax.models.rematerialization import kept_of_router
+
+ROUTE_DTYPE = jnp.int16
+NOT_RECORDED = -1  # in the place of a recorded expert: the router chooses
+NO_TOKEN = NO_EXPERT = -1  # in the place of a token that is not there, and of its experts
+
+
+class Routed(NamedTuple):
+    """What a layer's router makes of some tokens."""
+
+    experts: Int[Array, "rows length k"]  # that it would choose, likeliest first
+    # Summed over the real tokens, in float32.
+    probability: Float[Array, " num_experts"]
+    # By how much the least likely of the experts that computed each token leads the others, in
+    # logits; below 0 where those recorded are not the likeliest.
+    margin: Float[Array, "rows length"]
+
+
+class Experts(nnx.Module):
+    """Σ pᵢ(x) · Eᵢ(x) over the k likeliest experts, each a SwiGLU MLP (arXiv 1701.06538)."""
+
+    def __init__(self, config: ModelConfig, *, keys: Keys):
+        assert config.experts is not None
+        self.config = config.experts
+        embed, dim, num = config.embed_dim, self.config.expert_dim, self.config.num_experts
+        axes = ("expert", None, None)
+        into_residual = normal(dim, 2 * config.num_layers)
+        self.router = param(keys, (num, embed), (None, "embed"), normal(embed))
+        self.gate = param(keys, (num, dim, embed), axes, normal(embed), contracted=1)
+        self.up = param(keys, (num, dim, embed), axes, normal(embed), contracted=1)
+        self.down = param(keys, (num, embed, dim), axes, into_residual, contracted=1)
+
+    def __call__(
+        self,
+        x: Float[Array, "rows length embed"],
+        is_real: Bool[Array, "rows length"],
+        recorded: Int[Array, "rows length k"] | None,
+        partition: Partition,
+    ) -> tuple[Float[Array, "rows length embed"], Routed]:
+        """
+        Args:
+          is_real: the other tokens have no expert, and come to zeros.
+          recorded: experts that the tokens are to have, NOT_RECORDED where the router chooses.
+        """
+        logits = linear(x, self.router[...], dtype=jnp.float32)
+        # Of equal logits the lower index, on every back end.
+        likeliest = kept_of_router(jax.lax.top_k(logits, self.config.num_experts_per_tok)[1])
+        chosen = likeliest if recorded is None else jnp.where(recorded < 0, likeliest, recorded)
+        probabilities = jax.nn.softmax(logits, axis=-1)
+        experts = self.gate.get_value(), self.up.get_value(), self.down.get_value()
+        y = partition.by_expert(
+            partial(_compute, num_experts=self.config.num_experts),
+            (x, jnp.where(is_real[..., None], chosen, NO_EXPERT), self._weights(logits, chosen)),
+            experts,
+        )
+        summed = jnp.sum(jnp.where(is_real[..., None], probabilities, 0), axis=(0, 1))
+        return y, Routed(likeliest, summed, _margin(logits, chosen))
+
+    def _weights(self, logits: Array, chosen: Array) -> Float[Array, "rows length k"]:
+        of_chosen = jnp.take_along_axis(logits, chosen, axis=-1)
+        if self.config.norm_topk_prob:
+            return jax.nn.softmax(of_chosen, axis=-1)
+        return jnp.exp(of_chosen - jax.nn.logsumexp(logits, axis=-1, keepdims=True))
+
+
+def _margin(logits: Array, chosen: Array) -> Float[Array, "rows length"]:
+    num_experts = logits.shape[-1]
+    is_chosen = (chosen[..., None] == jnp.arange(num_experts)).any(axis=-2)
+    least = jnp.min(jnp.where(is_chosen, logits, jnp.inf), axis=-1)
+    return least - jnp.max(jnp.where(is_chosen, -jnp.inf, logits), axis=-1)
+
+
+def _compute(
+    rows: tuple[Array, Array, Array], experts: Any, first: Array | int, *, num_experts: int
+) -> Float[Array, "rows length embed"]:
+    """What the experts here, of which the first has the number `first`, add to some rows."""
+    x, chosen, weights = rows
+    k = chosen.shape[-1]
+    num_rows = x.shape[0] * x.shape[1]
+    size = tile_size(num_rows, k, num_experts)
+    flat = (each.reshape(num_rows, -1) for each in (x, chosen - first, weights))
+    return by_expert(_mlp, experts, *flat, size=size).reshape(*x.shape[:2], -1)
+
+
+def _mlp(expert: tuple[Any, Any, Any], x: Float[Array, "size embed"]) -> Array:
+    gate, up, down = expert
+    return linear(swiglu(linear(x, gate), linear(x, up)), down)

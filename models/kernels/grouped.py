@@ -1,0 +1,150 @@
+"""Rows ordered by the expert that computes them, in tiles of one expert each.
+
+A tile holds at most `size` rows of one expert; the last tile of an expert may have empty slots. Few
+tiles are in use where few rows are real: the loop over them stops there, so that a step reads the
+weights of the experts that its rows chose and no others.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+LARGEST_TILE = 128  # rows; with more a product with one expert's weights is no faster
+
+Experts = Any  # a pytree of arrays whose first dimension is the expert
+
+
+class Tiles(NamedTuple):
+    """Where each choice of an expert is computed."""
+
+    choice: Int[Array, "tiles size"]  # row · k + choice; rows · k: the slot is empty
+    expert: Int[Array, " tiles"]
+    slot: Int[Array, "rows k"]  # tile · size + place in it; tiles · size: computed elsewhere
+    count: Int[Array, ""]  # tiles in use, the first ones
+
+
+def tile_size(rows: int, per_token: int, num_experts: int) -> int:
+    """Rows of a tile: about as many as an expert has, if rows are spread evenly."""
+    size, mean = 1, rows * per_token // num_experts
+    while size < min(mean, rows, LARGEST_TILE):
+        size *= 2
+    return size
+
+
+def in_tiles(chosen: Int[Array, "rows k"], num_experts: int, size: int) -> Tiles:
+    """Groups the rows by expert.
+
+    Args:
+      chosen: experts of each row, of 0 … `num_experts` - 1; any other number: not computed here.
+      size: rows of a tile.
+    """
+    num_rows, k = chosen.shape
+    num_choices = num_rows * k
+    num_tiles = num_choices // size + min(num_experts, num_choices)
+    is_here = (chosen >= 0) & (chosen < num_experts)
+    expert = jnp.where(is_here, chosen, num_experts).reshape(-1)
+    order = jnp.argsort(expert, stable=True)
+    rows_of = jnp.bincount(expert, length=num_experts + 1)
+    tiles_of = -(-rows_of[:num_experts] // size)
+    first_row = jnp.cumsum(rows_of) - rows_of
+    ends = jnp.cumsum(tiles_of)
+    first_slot = jnp.append((ends - tiles_of) * size, 0)
+    place = jnp.arange(num_choices) - first_row[expert[order]]
+    slots = jnp.where(
+        expert[order] < num_experts, first_slot[expert[order]] + place, num_tiles * size
+    )
+    choice = jnp.full(num_tiles * size, num_choices).at[slots].set(order, mode="drop")
+    return Tiles(
+        choice=choice.reshape(num_tiles, size),
+        expert=jnp.minimum(
+            jnp.searchsorted(ends, jnp.arange(num_tiles), side="right"), num_experts - 1
+        ),
+        slot=jnp.zeros(num_choices, slots.dtype).at[order].set(slots).reshape(num_rows, k),
+        count=ends[-1],
+    )
+
+
+def by_expert(
+    compute: Callable[[Experts, Array], Array],
+    experts: Experts,
+    x: Float[Array, "rows in"],
+    chosen: Int[Array, "rows k"],
+    weights: Float[Array, "rows k"],
+    size: int,
+) -> Float[Array, "rows out"]:
+    """The weighted sum of what each row's experts make of it, of those whose weights are here.
+
+    Args:
+      compute: from one expert's weights and rows[size, in] to their results[size, out].
+      experts: the weights of the experts here.
+      chosen: by their number here; any other number adds nothing.
+    """
+    num_here = len(jax.tree.leaves(experts)[0])
+    tiles = in_tiles(chosen, num_here, size)
+    k = chosen.shape[1]
+    rows = jnp.take(x, tiles.choice // k, axis=0, mode="fill", fill_value=0)
+    results: Array = _run_tiles(compute, experts, rows, tiles.expert, tiles.count)
+    results = results.reshape(-1, results.shape[-1])
+    each = jnp.take(results, tiles.slot, axis=0, mode="fill", fill_value=0)
+    return jnp.einsum("rk,rko->ro", weights.astype(each.dtype), each)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _run_tiles(
+    compute: Callable[[Experts, Array], Array],
+    experts: Experts,
+    rows: Float[Array, "tiles size in"],
+    expert: Int[Array, " tiles"],
+    count: Int[Array, ""],
+) -> Float[Array, "tiles size out"]:
+    """`compute` of each tile in use; zeros of the others.
+
+    The number of tiles in use is known to the devices alone, and JAX does not differentiate such
+    loops: the rule below does. It keeps the rows, and computes a tile anew.
+    """
+    out = jax.eval_shape(compute, _of_expert(experts, jnp.int32(0)), rows[0])
+
+    def one_tile(i: Array, results: Array) -> Array:
+        result = compute(_of_expert(experts, expert[i]), rows[i])
+        return jax.lax.dynamic_update_index_in_dim(results, result, i, 0)
+
+    results = jnp.zeros((len(rows), *out.shape), out.dtype)
+    return jax.lax.fori_loop(0, count, one_tile, results)
+
+
+def _forward(
+    compute: Callable, experts: Experts, rows: Array, expert: Array, count: Array
+) -> tuple[Array, tuple]:
+    return _run_tiles(compute, experts, rows, expert, count), (experts, rows, expert, count)
+
+
+def _backward(compute: Callable, kept: tuple, grad: Array) -> tuple:
+    experts, rows, expert, count = kept
+
+    def one_tile(i: Array, sums: tuple[Experts, Array]) -> tuple[Experts, Array]:
+        to_experts, to_rows = sums
+        _, pullback = jax.vjp(compute, _of_expert(experts, expert[i]), rows[i])
+        more, to_tile = pullback(grad[i])
+        to_experts = jax.tree.map(
+            lambda total, new: jax.lax.dynamic_update_index_in_dim(
+                total, total[expert[i]] + new.astype(total.dtype), expert[i], 0
+            ),
+            to_experts,
+            more,
+        )
+        return to_experts, jax.lax.dynamic_update_index_in_dim(to_rows, to_tile, i, 0)
+
+    zeros = jax.tree.map(jnp.zeros_like, experts), jnp.zeros_like(rows)
+    to_experts, to_rows = jax.lax.fori_loop(0, count, one_tile, zeros)
+    return to_experts, to_rows, None, None
+
+
+_run_tiles.defvjp(_forward, _backward)
+
+
+def _of_expert(experts: Experts, i: Array) -> Experts:
+    return jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, i, keepdims=False), experts)
