@@ -85,7 +85,7 @@ class HFTensor:
 
     @property
     def names(self) -> Iterator[str]:
-        """Of what is stored: of one tensor, or of each part."""
+        """Those of the tensors there: one, or one of each part."""
         if not self.is_stack:
             return iter((self.name,))
         return (self.name.format(expert) for expert in range(self.native_shape[0]))

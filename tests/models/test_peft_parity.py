@@ -24,7 +24,7 @@ from transformers import AutoModelForCausalLM  # noqa: E402
 
 # PEFT 0.21 asks transformers 5 under its old name.
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated")
-CASES = ("llama", "qwen2", "qwen3-tied")
+CASES = ("llama", "qwen2", "qwen3-tied", "qwen3_moe", "mixtral")
 TARGETS = (["all-linear"], ["q_proj", "v_proj"], ["mlp.down_proj", "layers.0.self_attn.o_proj"])
 TOKENS = np.random.default_rng(2).integers(0, 61, (2, 50))
 
@@ -51,6 +51,8 @@ def test_peft_loads_our_adapter_and_gives_its_logits(
 ):
     policy = Policy.from_config(check_checkpoint(base))
     params = load_params(base, policy, None, jnp.float32)
+    if policy.config.experts is not None:  # beside which no MLP has an adapter
+        targets = [target for target in targets if not target.startswith("mlp")]
     lora, rng = Lora.of(policy, rank=3, alpha=8.0, targets=targets), np.random.default_rng(1)
     learned = jax.tree.map(
         lambda x: jnp.asarray(rng.normal(0, 0.2, x.shape), jnp.float32), lora.abstract_params
@@ -91,6 +93,26 @@ def trained_adapter(base: Path, directory: Path, **fields: Any) -> None:
             if "lora_" in name:
                 x += 0.2 * torch.randn_like(x)
     theirs.save_pretrained(directory)
+
+
+@pytest.mark.filterwarnings("ignore:.*_pattern keys did not match")
+@pytest.mark.parametrize("name", ["qwen3_moe", "mixtral"])
+def test_adapters_of_attention_load_where_there_are_experts_and_those_of_experts_are_refused(
+    tmp_path: Path, name: str
+):
+    build(name).save_pretrained(tmp_path / "base")
+    policy = Policy.from_config(check_checkpoint(tmp_path / "base"))
+    params = load_params(tmp_path / "base", policy, None, jnp.float32)
+    trained_adapter(tmp_path / "base", tmp_path / "adapter", target_modules=["q_proj", "o_proj"])
+    plain = AutoModelForCausalLM.from_pretrained(tmp_path / "base", dtype=torch.float32)
+    expected = their_logits(peft.PeftModel.from_pretrained(plain, tmp_path / "adapter"))
+    lora = read_adapter(tmp_path / "adapter", policy)
+    ours = our_logits(policy, lora.attach(params, load_adapter(tmp_path / "adapter", lora)))
+    np.testing.assert_allclose(ours, expected, atol=2e-4, rtol=0)
+    # Of these PEFT makes adapters of the experts and of the router as well.
+    trained_adapter(tmp_path / "base", tmp_path / "experts", target_modules="all-linear")
+    with pytest.raises(UserError, match=r"field 'target_parameters' is .*gate\.weight"):
+        read_adapter(tmp_path / "experts", policy)
 
 
 CHOICES = (
