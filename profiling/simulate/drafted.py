@@ -50,9 +50,7 @@ class Went(NamedTuple):
 class DraftedRows:
     """Remembers the parts of tokens and of counts that bursts leave over."""
 
-    def __init__(
-        self, machine: Machine, tables: BlockTables, accepts: Sequence[Acceptance] | None = None
-    ):
+    def __init__(self, machine: Machine, tables: BlockTables, accepts: Sequence[Acceptance] | None):
         """
         Args:
           accepts: of each sequence, see `Workload`.
