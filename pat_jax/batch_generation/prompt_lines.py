@@ -24,16 +24,10 @@ from pat_jax.engine.sequences.responses import Request
 from pat_jax.engine.sequences.sampling import MAX_STOP_IDS, Sampling
 from pat_jax.rl.data.limits import has_more_tokens
 from pat_jax.rl.data.template_columns import TOOLS, VARIABLES, ColumnError, template_variables
-from pat_jax.rl.text.tokenizer import (
-    HuggingFaceTokenizer,
-    flatten_messages,
-    is_message,
-)
+from pat_jax.rl.text.tokenizer import HuggingFaceTokenizer, flatten_messages, is_message
 
 PROMPT_FIELDS = ("prompt", "messages", "token_ids")
 BY_LINE, BY_SEED = 2, 3  # streams of sampling keys, after those of training
-
-
 _OVERRIDES = {field.name for field in fields(SamplingOverrides)}
 _KNOWN = (*PROMPT_FIELDS, TOOLS, VARIABLES, "id", "metadata", *_OVERRIDES)
 

@@ -4,14 +4,7 @@ are."""
 from dataclasses import dataclass, field
 
 from pat_jax.common.options.declared import Options, option
-from pat_jax.common.rules import (
-    FRACTION,
-    FRACTION_OR_ZERO,
-    RESPONSES,
-    SEED,
-    TOKENS,
-    positive,
-)
+from pat_jax.common.rules import FRACTION, FRACTION_OR_ZERO, RESPONSES, SEED, TOKENS, positive
 from pat_jax.config.speculation import SpeculationConfig
 from pat_jax.planning.drafts import PRIOR_GENERATED
 from pat_jax.profiling.simulate.draw import CORRELATION, Draw

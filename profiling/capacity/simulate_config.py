@@ -19,10 +19,7 @@ def listed(pattern: str, most: int, what: str) -> Rule:
     """The rule of a text that lists numbers of the form `pattern`, none of them above `most`."""
     form = re.compile(rf"{pattern}(,{pattern})*")
     expected = f"{what} up to {most:,}, separated by commas"
-    return (
-        lambda x: bool(form.fullmatch(x)) and max(map(float, x.split(","))) <= most,
-        expected,
-    )
+    return (lambda x: bool(form.fullmatch(x)) and max(map(float, x.split(","))) <= most, expected)
 
 
 @dataclass(frozen=True)

@@ -28,8 +28,6 @@ from pat_jax.profiling.predict.targets import Target
 from pat_jax.profiling.simulate.machine import Machine
 
 KIND = "all-reduce"
-
-
 NO_SPECULATION = SpeculationConfig("none")
 
 

@@ -10,11 +10,7 @@ from typing import Any, NamedTuple
 
 from pat_jax.planning.types import Split
 
-OPERATIONS = (
-    "flops",
-    "bytes_accessed",
-    "product_bytes",
-)  # of a program: what it computes and moves
+OPERATIONS = ("flops", "bytes_accessed", "product_bytes")  # what a program computes and moves
 
 
 class Sent(NamedTuple):

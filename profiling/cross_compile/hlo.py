@@ -69,11 +69,7 @@ def called(line: str) -> list[tuple[str, str]]:
 
 
 def collectives(
-    text: str,
-    computation: str = "",
-    *,
-    trips: Mapping[str, int] | None = None,
-    per_host: int = 0,
+    text: str, computation: str = "", *, trips: Mapping[str, int] | None = None, per_host: int = 0
 ) -> list[Collective]:
     """Collectives of an HLO module, in the order of a walk from its entry, or from another
     computation.

@@ -123,9 +123,8 @@ class _Module:
 
     def _read_by(self, user: Instruction, place: int) -> int | None:
         """Bytes that `user` reads of its operand at `place`; None: all."""
-        if (
-            user.opcode == "fusion"
-        ):  # inside of another one, as a TPU has a slice of what it multiplies
+        # One inside of another, as a TPU has a slice of what it multiplies.
+        if user.opcode == "fusion":
             body = self._fused(user)
             parameter = next(y for y in body.values() if f" parameter({place})" in y.line)
             root = next(y for y in body.values() if y.is_root)

@@ -32,13 +32,7 @@ from pat_jax.models.policy import Policy
 from pat_jax.planning.memory import GIB, MemoryModel
 from pat_jax.planning.types import Split
 from pat_jax.profiling.predict.targets import Target, paper_devices
-from pat_jax.training.build import (
-    DTYPES,
-    build_trainer,
-    micro_shapes,
-    rollout_policy,
-    scans_layers,
-)
+from pat_jax.training.build import DTYPES, build_trainer, micro_shapes, rollout_policy, scans_layers
 from pat_jax.training.trainer import Trainer
 
 EOS = (0,)  # as good as any: no text is made

@@ -265,10 +265,7 @@ class Composer:
         return self.decode_step(split, rows, length, num_draft_tokens) + num_draft_tokens * proposed
 
     def latency_model(
-        self,
-        buckets: Buckets,
-        drafts: Drafts = NO_DRAFTS,
-        draft_model: "Composer | None" = None,
+        self, buckets: Buckets, drafts: Drafts = NO_DRAFTS, draft_model: "Composer | None" = None
     ) -> LatencyModel:
         """
         Args:

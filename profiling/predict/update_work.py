@@ -30,15 +30,10 @@ LOGIT_PASSES, BACKWARD_LOGIT_PASSES = 2, 6
 # Bytes of each weight of the head that are moved for each chunk of tokens whose logits exist at a time:
 # rounding it (read 4, write 2), and adding its gradient up besides (the same, read 6 and write 4).
 HEAD_BYTES, HEAD_GRADIENT_BYTES = 6, 16
-
-
 # What is computed anew in the backward pass, by what that keeps of a layer: attention; products with weights;
 # the rest, for which weights are gathered again.
-KEEP_LEAST, KEEP_NO_PRODUCT, KEEP_LESS = (
-    ("full",),
-    ("full", "attention"),
-    ("full", "attention", "dots"),
-)
+KEEP_LEAST, KEEP_NO_PRODUCT = ("full",), ("full", "attention")
+KEEP_LESS = (*KEEP_NO_PRODUCT, "dots")
 
 
 class Collective(NamedTuple):
@@ -113,9 +108,8 @@ class UpdateWork:
             1 + (self.remat in remats) for remats in (KEEP_NO_PRODUCT, KEEP_LEAST, KEEP_LESS)
         )
         again = (multiplied - 1) * (forward.flops - self._last_products(rows.tokens))
-        backward = (
-            2 if adapters is None else 1
-        )  # of its inputs and, where it is trained, of a weight
+        # Of its inputs and, where it is trained, of a weight.
+        backward = 2 if adapters is None else 1
         # The logits are always computed anew (`rl/algorithm/logprobs.py`).
         flops = (1 + backward) * (forward.flops + head) + head + again
         flops += 2 * (2 + multiplied) * rows.tokens * (adapters or 0)

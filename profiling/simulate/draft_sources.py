@@ -53,8 +53,6 @@ BUILT_IN_ORIGIN = (
     "QwQ-32B-Preview, Qwen3-235B-A22B and Qwen3-30B-A3B thinking, Qwen2.5-Math-Instruct, Llama-3.2-3B-Instruct "
     "in RL; docs/figures.md)"
 )
-
-
 MET_AGAIN = "Earlier responses are there where a run meets a prompt again: layouts are compared with drafts that have none."
 
 
