@@ -43,8 +43,7 @@ from pat_jax.models.config import ModelConfig
 from pat_jax.models.kernels import kernel_choice
 from pat_jax.planning.latency.model import ROUNDS, LatencyModel
 from pat_jax.planning.types import Reads, Split
-from pat_jax.profiling.predict.kernel_files import Kernels
-from pat_jax.profiling.predict.kernel_model import BYTES, HEAD_DIM
+from pat_jax.profiling.predict.kernel_model import BYTES, HEAD_DIM, ModelledKernels
 from pat_jax.profiling.predict.links import added, waiting_s
 from pat_jax.profiling.predict.model_sizes import heads_of, passes, weight_bytes, widths_of
 
@@ -77,7 +76,7 @@ UNLISTED = {"cuda": Unlisted(1.6e-5, 1.5e-6), "tpu": Unlisted()}
 class Composer:
     """One model's decode steps, prefills and switches from a chip's kernels."""
 
-    kernels: Kernels
+    kernels: ModelledKernels
     model: ModelConfig
     switch_s: float = SWITCH_S
     page_size: int = PAGE_SIZE  # tokens

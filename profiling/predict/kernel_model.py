@@ -48,7 +48,7 @@ class ModelledKernels:
     """The kernels of a target's devices, from coefficients.
 
     Milliseconds of one layer on one device, inside a CUDA graph or a TPU program. `KernelTables`
-    answers the same questions from measurements.
+    answers most of these questions from measurements.
     """
 
     target: Target

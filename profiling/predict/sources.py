@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from pat_jax.common.chips import Chip
-from pat_jax.profiling.predict.kernel_files import MEASURED, Kernels, KernelTables
+from pat_jax.profiling.predict.kernel_files import MEASURED, KernelTables
 from pat_jax.profiling.predict.kernel_model import BYTES, ModelledKernels, Source
 from pat_jax.profiling.predict.links import Sums
 from pat_jax.profiling.predict.targets import Target
@@ -68,7 +68,7 @@ def kernels_for(
     *,
     weight_bytes: float = BYTES,
     sums: Sums = "one-shot",
-) -> Kernels:
+) -> ModelledKernels:
     """The best that is known of a target's kernels; their `source` says what that is.
 
     Args:
