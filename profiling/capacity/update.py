@@ -28,7 +28,6 @@ from pat_jax.profiling.predict.kernel_model import BYTES
 from pat_jax.profiling.predict.sources import kernels_for
 from pat_jax.profiling.predict.update_times import ATTENTION, Seconds, UpdateTimes
 from pat_jax.profiling.predict.update_work import (
-    Collective,
     Rows,
     UpdateWork,
     Work,
@@ -190,7 +189,7 @@ class PlannedUpdate:
             work,
             program.flops * work.flops / most.flops,
             _moved(program) * work.num_bytes / most.num_bytes,
-            _sent(program),
+            program.collectives,
         )
 
     @property
@@ -204,7 +203,7 @@ class PlannedUpdate:
             return by_hand
         zeros = gradients  # written by a program of its own, too small to be compiled for a plan
         num_bytes = _moved(program) + zeros
-        return replace(by_hand, num_bytes=num_bytes, sent=_sent(program))
+        return replace(by_hand, num_bytes=num_bytes, sent=program.collectives)
 
     def _transfer(self, target: Split) -> Seconds:
         """Of transfer and checksums. What was compiled for the layout with the least TP stands for
@@ -215,7 +214,7 @@ class PlannedUpdate:
         work = transfer_work(params, whole, kept, self.work.fsdp)
         ends = {p.target: p for p in self.programs if p.name == "transfer" and not p.error}
         if program := ends.get(target) or ends.get(source):
-            work = Work(num_bytes=_moved(program), sent=_sent(program))
+            work = Work(num_bytes=_moved(program), sent=program.collectives)
         return self.times.seconds(work) + self.times.seconds(checksum_work(params, kept))
 
     def _memory(self, target: Split) -> UpdateMemory:
@@ -281,10 +280,3 @@ class PlannedUpdate:
 def _moved(program: CompiledProgram) -> float:
     """Bytes of what is not a product."""
     return program.bytes_accessed - program.product_bytes
-
-
-def _sent(program: CompiledProgram) -> tuple[Collective, ...]:
-    return tuple(
-        Collective(sent.kind, sent.num_bytes, sent.group, sent.count)
-        for sent in program.collectives
-    )

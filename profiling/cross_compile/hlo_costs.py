@@ -18,8 +18,7 @@ from operator import add
 import numpy as np
 
 from pat_jax.profiling.cross_compile import hlo
-from pat_jax.profiling.cross_compile.hlo import arrays, called, computations
-from pat_jax.profiling.cross_compile.hlo_loops import Code, Instruction
+from pat_jax.profiling.cross_compile.hlo import Code, Instruction, arrays, called, computations
 
 KERNELS = re.compile(
     r'custom_call_target="(tpu_custom_call|mosaic_gpu\w*|__gpu\$xla\.gpu\.triton|triton_kernel_call)'

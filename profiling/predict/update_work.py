@@ -39,10 +39,26 @@ KEEP_LESS = (*KEEP_NO_PRODUCT, "dots")
 class Collective(NamedTuple):
     """Equal ones of a program."""
 
-    kind: str  # all-gather, reduce-scatter, all-reduce, …
+    kind: str  # all-reduce, all-gather, all-to-all, reduce-scatter, collective-permute …
     num_bytes: float  # of its result, on one device
-    group: int  # devices that take part together
-    count: int = 1
+    group: int  # devices that take part together; of a permutation, the pairs that talk
+    depth: int = 0  # of the loops around it; those of a decode step are 2
+    count: int = 1  # of one run; of `decode`, of one trip of each loop
+    hosts: int = 1  # that such a group is spread over
+
+    def leaving(self, per_host: int) -> float:
+        """Bytes that have to leave each host at the least, for all of its devices.
+
+        What the devices of a host have in common travels once: they sum before, and gather after.
+        """
+        if self.hosts == 1:
+            return 0.0
+        if self.kind == "collective-permute":  # of which it is not known how many pairs cross
+            return float(self.count * self.num_bytes * per_host)
+        members = self.group / self.hosts  # of a group, on a host
+        times = {"all-reduce": 2.0, "reduce-scatter": self.group, "all-to-all": members}
+        sent = times.get(self.kind, 1.0) * self.num_bytes * (1 - 1 / self.hosts)
+        return self.count * sent * per_host / members
 
 
 @dataclass(frozen=True)
@@ -158,7 +174,7 @@ class UpdateWork:
         """Weights brought together, layers as often as they are computed; of the embedding the rows that
         are looked up change places instead."""
         if self.fsdp > 1:
-            yield Collective("all-gather", self._layer_bytes, self.fsdp, count)
+            yield Collective("all-gather", self._layer_bytes, self.fsdp, count=count)
             yield Collective("all-gather", float(self.itemsize * self._head), self.fsdp)
             yield self._lookup(rows)
 
