@@ -33,7 +33,6 @@ from pat_jax.profiling.predict.update_work import (
     Work,
     apply_work,
     checksum_work,
-    counted,
     transfer_work,
 )
 from pat_jax.profiling.simulate.machine import Workload
@@ -185,11 +184,11 @@ class PlannedUpdate:
         if program is None:
             return work
         most = of(self._rows(self.shapes[-1]))
-        return counted(
+        return replace(  # kernels of attention are in no count of a compiler
             work,
-            program.flops * work.flops / most.flops,
-            _moved(program) * work.num_bytes / most.num_bytes,
-            program.collectives,
+            flops=program.flops * work.flops / most.flops,
+            num_bytes=_moved(program) * work.num_bytes / most.num_bytes,
+            sent=program.collectives,
         )
 
     @property
@@ -201,8 +200,8 @@ class PlannedUpdate:
         program = self._find("apply")
         if program is None:
             return by_hand
-        zeros = gradients  # written by a program of its own, too small to be compiled for a plan
-        num_bytes = _moved(program) + zeros
+        # Zeros are written by a program of its own, too small to be compiled for a plan.
+        num_bytes = _moved(program) + gradients
         return replace(by_hand, num_bytes=num_bytes, sent=program.collectives)
 
     def _transfer(self, target: Split) -> Seconds:

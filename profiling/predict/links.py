@@ -80,10 +80,12 @@ class HostLinks:
     def _passes_s(self, devices: int, num_bytes: float, passes: int) -> float:
         inside = min(devices, self.devices_per_host)
         hosts, seconds = devices // inside, 0.0
+        if inside > 1:
+            seconds = self._nccl(inside, num_bytes, passes)
         if inside > 1 and passes == 2:
-            seconds = self._reduce(inside, num_bytes)
-        elif inside > 1:
-            seconds = self._nccl(inside, num_bytes, 1)
+            seconds += launch_s(self.sums)
+            if self.sums == "one-shot" and self._has_nvlink:
+                seconds = min(seconds, self._custom(inside, num_bytes))
         if hosts > 1:
             # Each device sums its share with its likes in other hosts, before the shares are gathered.
             seconds += self._ring(hosts, num_bytes / inside, "network", passes)
@@ -94,12 +96,6 @@ class HostLinks:
         `devices`."""
         fits = devices <= self.devices_per_host
         return self.chip.link_bytes_s if fits else self.chip.host_link_bytes_s
-
-    def _reduce(self, devices: int, num_bytes: float) -> float:
-        nccl = launch_s(self.sums) + self._nccl(devices, num_bytes, 2)
-        if self.sums == "one-shot" and self._has_nvlink:
-            return min(self._custom(devices, num_bytes), nccl)
-        return nccl
 
     def _custom(self, devices: int, num_bytes: float) -> float:
         known, others = coefficients()["custom"], devices - 1
@@ -177,6 +173,6 @@ class TorusLinks:
         )
         # A share of the data goes along each axis first; a ring sends both ways, a line must carry
         # everything past its middle.
-        rate = known["link"] * self._one_link * sum(2 if ring else 1 for ring in rings)
+        rate = known["link"] * self._one_link * (len(rings) + sum(rings))
         sent = num_bytes * (devices - 1) / devices
         return 1e-6 * (known["floor_us"] + known["hop_us"] * hops) + sent / rate

@@ -13,7 +13,7 @@ Work other than products was read off programs compiled for H100s (docs/costs.md
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import NamedTuple, Self
 
 from pat_jax.models.config import ModelConfig
@@ -74,15 +74,9 @@ class Work:
 
     def times(self, count: int) -> Self:
         """Work of a program that does this so often."""
-        return replace(
-            self,
-            flops=count * self.flops,
-            num_bytes=count * self.num_bytes,
-            sent=tuple(one._replace(count=count * one.count) for one in self.sent),
-            attention_flops=count * self.attention_flops,
-            attention_bytes=count * self.attention_bytes,
-            host_bytes=count * self.host_bytes,
-        )
+        names = (field.name for field in fields(self) if field.name != "sent")
+        sent = tuple(one._replace(count=count * one.count) for one in self.sent)
+        return replace(self, sent=sent, **{name: count * getattr(self, name) for name in names})
 
 
 class Rows(NamedTuple):
@@ -232,8 +226,3 @@ def transfer_work(params: int, gathered: int, kept: int, fsdp: int) -> Work:
 def checksum_work(params: int, kept: int) -> Work:
     """Work of checksums on what is sent and what arrives; bytes on one device."""
     return Work(num_bytes=float(params + kept))
-
-
-def counted(work: Work, flops: float, num_bytes: float, sent: tuple[Collective, ...]) -> Work:
-    """The same with what a compiler counted; kernels of attention are in no count."""
-    return replace(work, flops=flops, num_bytes=num_bytes, sent=sent)
