@@ -14,6 +14,8 @@ from pat_jax.profiling.predict.update_work import Collective
 OPERATIONS = ("flops", "bytes_accessed", "product_bytes")  # what a program computes and moves
 
 
+# Fields that are the same at every depth.
+IDENTITY = ("name", "split", "target", "rows", "length", "num_draft_tokens")
 # What records from before 0.1.0 call them.
 _OLD_KEYS, _OLD_NAMES = {"budget": "num_draft_tokens"}, {"reslice": "reshard"}
 
@@ -61,9 +63,8 @@ class CompiledProgram:
         return max(0, self.output_bytes - self.alias_bytes) + self.temp_bytes
 
     @property
-    def identity(self) -> tuple[str, Split, Split | None, int, int, int]:
-        """The same at every depth."""
-        return self.name, self.split, self.target, self.rows, self.length, self.num_draft_tokens
+    def identity(self) -> tuple[Any, ...]:
+        return tuple(getattr(self, name) for name in IDENTITY)
 
     def __str__(self) -> str:
         towards = f" to {self.target}" if self.target else ""

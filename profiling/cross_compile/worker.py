@@ -26,7 +26,7 @@ from pat_jax.common.devices import Device
 from pat_jax.common.errors import UserError
 from pat_jax.common.json_text import parse_json
 from pat_jax.profiling.cross_compile import hlo, hlo_costs
-from pat_jax.profiling.cross_compile.compiled import CompiledProgram, merged, together
+from pat_jax.profiling.cross_compile.compiled import IDENTITY, CompiledProgram, merged, together
 from pat_jax.profiling.cross_compile.hlo import collectives, loop_trips
 from pat_jax.profiling.cross_compile.jobs import CompileJob, jobs_of
 from pat_jax.profiling.cross_compile.target_build import Order, TargetBuild, check
@@ -97,16 +97,8 @@ class Compiler:
     def _found(self, job: CompileJob, path: Path, lowered: jax.stages.Lowered) -> CompiledProgram:
         found = self._kept(path) if path.is_file() and self.texts is None else None
         if found is not None:
-            same = (
-                "split",
-                "target",
-                "rows",
-                "length",
-                "num_draft_tokens",
-                "layers",
-                "compiled_layers",
-            )
-            return replace(found, **{name: getattr(job.record, name) for name in same})
+            own = (*IDENTITY, "layers", "compiled_layers")
+            return replace(found, **{name: getattr(job.record, name) for name in own})
         start = time.perf_counter()
         compiled = lowered.compile()
         record = _described(job.record, compiled, self.per_host)
@@ -151,10 +143,6 @@ def sentence_of(error: Exception) -> str:
     return text if len(text) <= LONGEST_ERROR else text[:LONGEST_ERROR] + " …"
 
 
-def main() -> None:
-    serve(_answer)
-
-
 def serve(answer: Callable[[dict[str, Any], TextIO], None]) -> None:
     """Answers what the parent asks by standard input."""
     content = json.loads(sys.stdin.read())
@@ -195,4 +183,4 @@ def write_line(lines: TextIO, **content: Any) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    serve(_answer)
