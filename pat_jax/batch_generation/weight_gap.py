@@ -117,7 +117,6 @@ class _Scorer:
     def logprobs(
         self, params: Params, sample: Sample, tick: Callable[[], object]
     ) -> Float[np.ndarray, " tokens"]:
-        """Log-probabilities of every token of every response, one response after the other."""
         found: dict[int, np.ndarray] = {}
         for places, tokens in self.calls(sample):
             rows = on_host(self._program(params, tokens))
@@ -146,7 +145,6 @@ class _Scorer:
 
     @cached_property
     def _program(self) -> Callable[[Params, np.ndarray], Array]:
-        """Compiled for each shape of rows."""
         rows = self.layout.spec("batch")
 
         def run(params: Params, tokens: Int[Array, "rows length"]) -> Float[Array, "rows length"]:

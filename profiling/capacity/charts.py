@@ -34,7 +34,6 @@ def iterations(report: PlanReport, update: Update) -> Bars:
 
 
 def update_seconds(update: Update) -> Bars:
-    """Where the seconds of the update go."""
     every = sum(stage_seconds(update).values(), Seconds())
     return Bars([Bar("update", asdict(every), f"{shown(every.total)} s")])
 

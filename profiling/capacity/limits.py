@@ -46,7 +46,6 @@ def shares(parts: StepParts) -> dict[str, float]:
 
 
 def _tail(comparison: Comparison, machine: Machine) -> str:
-    """The longest response can only be waited for."""
     alone, layout = _alone(comparison, machine)
     share = alone / comparison.adaptive.mean_s
     plainly = "" if comparison.drafting is None else " without drafts"

@@ -98,7 +98,6 @@ def planned(question: Question, compilation: Compilation | None) -> PlanReport:
 
 
 def _machine(question: Question, used: tuple[Split, ...]) -> Machine:
-    """What the rollouts are replayed on, in the `used` layouts."""
     costs, sources = question.costs, question.sources
     return Machine.of(
         costs.latency,
@@ -121,7 +120,6 @@ def _learned(question: Question, comparison: Comparison) -> tuple[list[Workload]
 
 
 def _refused(question: Question, compilation: Compilation | None) -> dict[Split, str]:
-    """Layouts that are not used, and why."""
     build, latency = question.build, question.costs.latency
     kept, dropped = worth_planning(question.run, build.layouts, build.alone, latency)
     reasons = {split: f"layout {split}: " for split in build.layouts if split not in kept}

@@ -127,7 +127,6 @@ class _Reader:
     encode: Encode | None
 
     def prompt_of(self, row: Record) -> str:
-        """What tells one prompt from another."""
         name = next((name for name in PROMPTS if row.fields.get(name) is not None), None)
         if name is None:
             raise UserError(

@@ -161,7 +161,6 @@ class PlannedUpdate:
         return UpdateTimes(Composer(kernels, self.built.order.model), target)
 
     def _pass(self, name: str, packed: Packed) -> Seconds:
-        """Of a program over all micro-batches."""
         spent = Seconds()
         for shape, pairs in zip(packed.shapes, packed.pairs, strict=True):
             rows = self._rows(shape, pairs)
@@ -173,8 +172,6 @@ class PlannedUpdate:
         return Rows(shape[0] * shape[1] // self.work.dp, pairs)
 
     def _work(self, name: str, rows: Rows) -> Work:
-        """By arithmetic; by what the compiler counted of the largest shape, in proportion."""
-
         def of(rows: Rows) -> Work:
             if name == "grad":
                 return self.work.gradients(rows)

@@ -97,7 +97,6 @@ def what_fits(order: Order) -> Iterator[str]:
 
 
 def _changes(order: Order) -> Iterator[Iterable[tuple[str, Order]]]:
-    """Other options, devices with more memory, and more devices."""
     config, target = order.config, order.target
 
     def of_rollout(**options: Any) -> Order:

@@ -143,7 +143,6 @@ def environment(target: Target) -> dict[str, str]:
 def _compiled(
     target: Target, content: Mapping[str, Any], progress: Progress | None
 ) -> list[dict[str, Any]]:
-    """The records that the child makes, as they are kept."""
     found: list[dict[str, Any]] = []
     for line in answers(target, content):
         found.append(line["program"])

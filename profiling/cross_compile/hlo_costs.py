@@ -137,7 +137,6 @@ class _Module:
         return 0 if user.opcode in _UPDATE else None
 
     def _fused_flops(self, x: Instruction) -> int:
-        """Operations of a fusion, and of those inside it."""
         body = self._fused(x)
         return sum(
             self._fused_flops(y) if y.opcode == "fusion" else _flops(y, body) for y in body.values()

@@ -118,7 +118,6 @@ class Composer:
         )
 
     def _layer_ms(self, tokens: int, tp: int) -> float:
-        """One layer's products, and what is done number by number; on one device."""
         moved = passes(self.model, tokens, tp, self.kv_ways(tp))
         return self.products_ms(tokens, tp) + sum(map(self.kernels.elementwise, moved))
 
@@ -186,7 +185,6 @@ class Composer:
         return self._pass_s(1, rows, length, each=2, drawn=1)
 
     def _attention_ms(self, rows: int, length: int, num_draft_tokens: int, tp: int) -> float:
-        """One layer's attention of a step on one device."""
         model, heads = self.model, heads_of(self.model, tp, self.kv_ways(tp))
         attended = max(1, round(length * model.head_dim / HEAD_DIM))  # as many bytes
         read = self.kernels.decode_attention(rows, attended, *heads)

@@ -192,7 +192,6 @@ def _drafting(
 def _learning(
     workloads: Sequence[Workload], planner: CostModelPlanner, machine: Machine
 ) -> list[RolloutReport]:
-    """One after the other; the planner learns their lengths."""
     done = []
     for workload in workloads:
         done.append(replay(workload, planner, machine))

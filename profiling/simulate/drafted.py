@@ -51,10 +51,6 @@ class DraftedRows:
     """Remembers the parts of tokens and of counts that bursts leave over."""
 
     def __init__(self, machine: Machine, tables: BlockTables, accepts: Sequence[Acceptance] | None):
-        """
-        Args:
-          accepts: of each sequence, see `Workload`.
-        """
         self.machine, self.tables, self.table = machine, tables, tables.table
         self._kinds = [machine.acceptance] if accepts is None else list(dict.fromkeys(accepts))
         self._are_alike = accepts is None
@@ -171,7 +167,6 @@ class _Copied:
     room: int  # tokens of a step
 
     def tokens(self, running: np.ndarray) -> np.ndarray:
-        """Of a row in a step, float[replicas], by running rows of each replica."""
         rows = np.maximum(running, 1)
         return np.asarray(self.ways.tokens(self.room / rows - 1, rows))
 

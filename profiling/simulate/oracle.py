@@ -142,7 +142,6 @@ class _World:
         return np.concatenate(parts)
 
     def fullest(self, state: _State) -> np.ndarray:
-        """Running sequences of the fullest replica."""
         if state.dealt is None:
             return -(-self.running // state.split.dp)
         replica = self._replica(state)
@@ -199,7 +198,6 @@ class _World:
         return np.where(np.isin(rows, has_program), generated, 0.0)
 
     def ways(self, source: _State, target: _State, fullest: np.ndarray) -> Iterator[np.ndarray]:
-        """Seconds of each way from one state to another, at every moment."""
         a, b = source.split, target.split
         if a == b:
             is_measured = self.truth.shift_round(a) < math.inf

@@ -94,5 +94,4 @@ class _AsTaken(Planner):
 
 
 def _fullest(replica: np.ndarray) -> int:
-    """Running sequences of the fullest replica."""
     return int(np.bincount(replica).max())

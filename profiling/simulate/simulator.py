@@ -160,7 +160,6 @@ class SimulatedExecutor(Executor):
             steps -= every
 
     def _steps_until(self, threshold: int, left: np.ndarray) -> int:
-        """Decode steps until no replica has more than `threshold` running sequences."""
         replica, steps = self.table.replica(self.table.running), 0
         for number in range(self.table.num_replicas):
             members = left[replica == number]
