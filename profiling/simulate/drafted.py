@@ -100,9 +100,8 @@ class DraftedRows:
             times = np.where(before + generated < FIRST_TOKENS, self._times[running], 1.0)
             tokens = np.stack([one.tokens(of_replica) for one in expected])
             rate = 1 + times * (tokens[kind, replica] - 1)
-            new, took = self._generate(
-                running, rate, np.where(is_running, left - generated, 0), every
-            )
+            to_come = np.where(is_running, left - generated, 0)
+            new, took = self._generate(running, rate, to_come, every)
             generated, running_steps, steps = generated + new, running_steps + took, steps + every
             verified = np.stack([one.drafted(of_replica) for one in expected])
             drafted += np.bincount(kind, verified[kind, replica] * took, len(kinds))
@@ -182,11 +181,8 @@ class _Copied:
         Whatever steps verify of it, a run says all that is right of it and one token more, and all of these
         are counted.
         """
-        share, accept_prob, branch_counts = (
-            self.acceptance.share,
-            self.acceptance.accept_prob,
-            self.acceptance.branch_counts,
-        )
+        share, accept_prob = self.acceptance.share, self.acceptance.accept_prob
+        branch_counts = self.acceptance.branch_counts
         begun = share * generated / (1.0 + share @ accept_prob[DRAFTS, :, 1:].sum(axis=1))
         beside = begun[:, None] * branch_counts / branch_counts.sum(axis=1, keepdims=True)
         came = np.stack([begun, (1 - accept_prob[DRAFTS, :, 1]) @ beside])[:, :, None]

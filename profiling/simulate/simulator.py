@@ -109,9 +109,8 @@ class SimulatedExecutor(Executor):
         left = self.responses[running] - (table.length - table.prompt_length)[running]
         in_reserve = np.asarray(burst.reserved.filled) - self._drawn
         if burst.shape.num_draft_tokens:
-            steps, generated, running_steps, more, drafted = self._drafted.run(
-                burst, left, in_reserve
-            )
+            went = self._drafted.run(burst, left, in_reserve)
+            steps, generated, running_steps, more, drafted = went
         else:
             steps, more = self._plain_steps(burst, left, in_reserve)
             generated = running_steps = np.minimum(left, steps)
