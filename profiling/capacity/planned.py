@@ -77,9 +77,8 @@ def planned(question: Question, compilation: Compilation | None) -> PlanReport:
     sums = question.costs.sum_seconds
     comparison = compare(machine, question.lengths, question.series, sums, known)
     programs = compilation.programs if compilation else ()
-    updating = (
-        PlannedUpdate(build, question.data, programs, question.options) if run.train else None
-    )
+    parts = build, question.data, programs, question.options
+    updating = PlannedUpdate(*parts) if run.train else None
     update = updating.of(*_learned(question, comparison)) if updating else None
     return PlanReport(
         question.command,

@@ -52,17 +52,6 @@ class ReplayOptions(Options):
         )
 
     def draw(self, responses: int, cap: int) -> Draw:
-        """
-        Args:
-          responses: of one rollout.
-          cap: tokens at which a response is cut.
-        """
-        return Draw(
-            responses,
-            cap,
-            self.num_generations,
-            self.correlation,
-            self.length_scale,
-            self.prompt_tokens,
-            self.seed,
-        )
+        """One rollout of so many responses, each cut at `cap` tokens."""
+        alike = self.num_generations, self.correlation
+        return Draw(responses, cap, *alike, self.length_scale, self.prompt_tokens, self.seed)

@@ -109,18 +109,10 @@ def sources(report: PlanReport) -> Table:
 def switches(report: PlanReport) -> Table:
     """Switches of the first rollout."""
     header = ["at s", "switch", "running", "step", "takes s", "expected to save s", "KV cache"]
-    rows = [
-        [
-            x.at_s,
-            f"{x.source} to {x.target}",
-            x.running,
-            x.step,
-            x.seconds,
-            x.predicted_saving_s,
-            x.kv,
-        ]
-        for x in report.comparison.traces[0].switches
-    ]
+    rows = []
+    for x in report.comparison.traces[0].switches:
+        gain = x.seconds, x.predicted_saving_s
+        rows.append([x.at_s, f"{x.source} to {x.target}", x.running, x.step, *gain, x.kv])
     return Table(header, rows)
 
 

@@ -142,9 +142,8 @@ def with_slower_links(profile: Profile, factor: float, exit_layer: int = 0) -> L
     tokens = latency.prefill_blocks * latency.page_size
 
     def verifying(split: Split, rows: int, num_draft_tokens: int) -> float:
-        return sums(split, rows * (1 + num_draft_tokens)) + num_draft_tokens * of_drafts(
-            split, rows
-        )
+        drafting = num_draft_tokens * of_drafts(split, rows)
+        return sums(split, rows * (1 + num_draft_tokens)) + drafting
 
     more = factor - 1
     decode, verify = latency.decode_table.items(), latency.verify_table.items()
@@ -161,12 +160,8 @@ def with_slower_links(profile: Profile, factor: float, exit_layer: int = 0) -> L
 
 
 def sums_of(profile: Profile, layers: int = 0) -> Callable[[Split, int], float]:
-    """Seconds of all sums over devices in a decode step, by tokens of a replica: its rows, without
-    drafts.
-
-    Args:
-      layers: that it goes through; 0: all.
-    """
+    """Seconds of all sums over devices in a decode step through so many layers, of 0 all, by tokens
+    of a replica: its rows, without drafts."""
     model, itemsize = model_of(profile), jnp.dtype(profile.subject.dtype).itemsize
     curves = {split: _sum_seconds(profile, split) for split in splits_of(profile.latency)}
     sums = 2 * (layers or model.num_layers) + 1
@@ -175,8 +170,7 @@ def sums_of(profile: Profile, layers: int = 0) -> Callable[[Split, int], float]:
 
 def _sum_seconds(profile: Profile, split: Split) -> Callable[[int], float]:
     """Seconds of one sum over the devices of a replica, by bytes of a device: straight lines between
-    measured sizes, in proportion to bytes past the last.
-    """
+    measured sizes, in proportion to bytes past the last."""
     if split.tp == 1:
         return lambda size: 0.0
     known = {
@@ -203,8 +197,7 @@ def _config(profile: Profile, what_if: WhatIf) -> RolloutConfig:
     latency = profile.latency
     rows = min(rows for _, rows, _ in latency.decode_table)
     length = min(length for _, _, length in latency.decode_table)
-    return replace(
-        RolloutConfig(),
+    return RolloutConfig(
         prompts_per_step=what_if.responses,
         num_generations=1,
         max_prompt_length=what_if.longest_prompt,

@@ -52,13 +52,9 @@ def nearest(needs: MemoryModel) -> Split:
 
 
 def check_room(order: Order, name: str) -> None:
-    """Some layout has to hold the model.
-
-    Args:
-      name: of the model.
-
+    """
     Raises:
-      UserError: none does; says by how much, and what would.
+      UserError: no layout has room for the model; says how much is missing, and what would fit.
     """
     needs = needs_of(order)
     best = nearest(needs)

@@ -53,11 +53,6 @@ class CompiledProgram:
         return self.layers not in self.compiled_layers
 
     @property
-    def peak_bytes(self) -> int:
-        """All that a run of it needs: arguments, results beside them, temporaries."""
-        return self.argument_bytes + self.output_bytes - self.alias_bytes + self.temp_bytes
-
-    @property
     def taken_bytes(self) -> int:
         """What a run of it needs beside its arguments."""
         return max(0, self.output_bytes - self.alias_bytes) + self.temp_bytes
@@ -76,18 +71,15 @@ class CompiledProgram:
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> "CompiledProgram":
         content = {_OLD_KEYS.get(key, key): value for key, value in content.items()}
-        target = content["target"]
-        return cls(
-            **{
-                **content,
-                "name": _OLD_NAMES.get(content["name"], content["name"]),
-                "split": Split(*content["split"]),
-                "target": None if target is None else Split(*target),
-                "compiled_layers": tuple(content["compiled_layers"]),
-                "collectives": tuple(Collective(*sent) for sent in content["collectives"]),
-                "kernels": tuple((name, count) for name, count in content["kernels"]),
-            }
-        )
+        content |= {
+            "name": _OLD_NAMES.get(content["name"], content["name"]),
+            "split": Split(*content["split"]),
+            "target": content["target"] and Split(*content["target"]),
+            "compiled_layers": tuple(content["compiled_layers"]),
+            "collectives": tuple(Collective(*sent) for sent in content["collectives"]),
+            "kernels": tuple((name, count) for name, count in content["kernels"]),
+        }
+        return cls(**content)
 
 
 def merged(collectives: Iterable[Collective]) -> tuple[Collective, ...]:

@@ -2,7 +2,7 @@
 
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from platform import python_version
 
@@ -48,13 +48,9 @@ def memory_of(device: Device) -> int | None:
     return (device.memory_stats() or {}).get("bytes_limit")
 
 
-def versions() -> Mapping[str, str]:
-    return {"python": python_version(), "pat_jax": __version__, **versions_of(PACKAGES)}
-
-
 def versions_found(devices: Sequence[Device]) -> Finding:
     """Versions of the packages, and of what lies under them."""
-    found = dict(versions())
+    found = {"python": python_version(), "pat_jax": __version__, **versions_of(PACKAGES)}
     client = " ".join(str(devices[0].client.platform_version).split())
     if devices[0].platform != "cpu":
         found["runtime"] = client

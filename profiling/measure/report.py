@@ -1,6 +1,6 @@
 """A profile for people: tables of text and a picture."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,15 +34,12 @@ def tables(profile: Profile) -> str:
         for title, seconds in lists.items()
         if seconds
     ]
-    return "\n\n".join([*_origin(profile), _decode_table(latency.decode_table), *parts])
-
-
-def _origin(profile: Profile) -> Iterator[str]:
-    if profile.shards_of:
-        yield (
-            f"one device measured, with the shards of {profile.shards_of}; collectives, reshards and "
-            "migrations are computed from its links and memory"
-        )
+    origin = (
+        f"one device measured, with the shards of {profile.shards_of}; collectives, reshards and "
+        "migrations are computed from its links and memory"
+    )
+    decoding = _decode_table(latency.decode_table)
+    return "\n\n".join([*[origin] * bool(profile.shards_of), decoding, *parts])
 
 
 def _decode_table(table: Mapping[tuple[Split, int, int], float]) -> str:

@@ -31,7 +31,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import permutations
+from itertools import permutations, product
 
 import numpy as np
 
@@ -126,11 +126,8 @@ class Composer:
         return self.kernels.all_reduce(tp, tokens * self.model.embed_dim) + waiting_ms
 
     def decode_links_s(self, tokens: int, tp: int, layers: int | None = None) -> float:
-        """What its links add to a step: two sums a layer, one embedding, the logits.
-
-        Args:
-          layers: that it goes through; all where not given.
-        """
+        """Seconds that its links add to a step through the first `layers`, or all where not given: two
+        sums a layer, one embedding, the logits."""
         if tp == 1:
             return 0.0
         one, logits = self._sum_ms(tokens, tp), tokens * self.model.padded_vocab_size
@@ -240,11 +237,8 @@ class Composer:
         """Times at every bucket; a larger one never costs less than a smaller one."""
         step = np.array([[seconds(split, n, m) for m in lengths] for n in rows])
         step = np.maximum.accumulate(np.maximum.accumulate(step, axis=0), axis=1)
-        return {
-            (split, n, m): float(step[i, j])
-            for i, n in enumerate(rows)
-            for j, m in enumerate(lengths)
-        }
+        sizes = product(rows, lengths)
+        return {(split, *at): s for at, s in zip(sizes, step.ravel().tolist(), strict=True)}
 
     def _drafted_s(
         self,
@@ -285,9 +279,7 @@ class Composer:
             decode_table=decode,
             reshard_table={pair: self.reshard(*pair) for pair in pairs},
             migrate_table=rounds,
-            prefill_table={
-                (split, m): self.prefill_call(split, m) for split in splits for m in lengths
-            },
+            prefill_table={at: self.prefill_call(*at) for at in product(splits, lengths)},
             prefill_blocks=self.prefill_blocks,
             page_size=self.page_size,
             round_tokens=self.round_tokens,

@@ -259,12 +259,10 @@ class _World:
 
     def _lengths(self) -> np.ndarray:
         """The length bucket of the longest context and the tokens until the next moment."""
-        steps, then = (
-            np.array(self.machine.buckets.lengths),
-            self.context + self.machine.check_every,
-        )
+        steps = np.array(self.machine.buckets.lengths)
         last_end = self._of_running(np.maximum, self.workload.prompts) + self.workload.cap
-        return steps[np.searchsorted(steps, np.minimum(last_end - 1, then))]
+        needed = np.minimum(last_end - 1, self.context + self.machine.check_every)
+        return steps[np.searchsorted(steps, needed)]
 
     def _recompute(self, split: Split) -> np.ndarray:
         """As many tokens as all hold, in rows of the longest."""
