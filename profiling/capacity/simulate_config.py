@@ -70,11 +70,9 @@ class SimulateConfig(ReplayOptions):
         """Of the options that have no effect with --trace."""
         for each in fields(options):
             is_asked = each.name not in used and getattr(options, each.name) != each.default
-            default = (
-                " ".join(map(str, each.default))
-                if isinstance(each.default, tuple)
-                else each.default
-            )
+            default = each.default
+            if isinstance(default, tuple):
+                default = " ".join(map(str, default))
             words = f"{shown(default)} with --trace, on which it has no effect"
             self.need(f"{section}{each.name}", not is_asked, words)
 

@@ -98,9 +98,7 @@ class _Module:
         return Counts.of(self._fused_flops(x), self._fused_bytes(x))
 
     def _fused(self, x: Instruction) -> Mapping[str, Instruction]:
-        return self.code.instructions(
-            next(callee for role, callee in called(x.line) if role == "calls")
-        )
+        return self.code.instructions(dict(called(x.line))["calls"])
 
     def _fused_bytes(self, x: Instruction) -> int:
         """What a fusion reads of each parameter, and what it writes: of slices only as much as they hold."""

@@ -45,9 +45,8 @@ def devices_of(target: Target) -> Sequence[Device]:
     try:
         if chip.platform == "tpu":
             # The compiler takes a machine for 2x2 chips, and a smaller slice only where it is told so.
-            on_host = [
-                min(most, n) for most, n in zip((2, 2, 1), (*target.topology, 1), strict=False)
-            ]
+            sizes = zip((2, 2, 1), (*target.topology, 1), strict=False)
+            on_host = [min(most, n) for most, n in sizes]
             return topologies.get_topology_desc(
                 target.text, platform="tpu", chips_per_host_bounds=on_host
             ).devices

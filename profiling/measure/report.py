@@ -1,6 +1,6 @@
 """A profile for people: tables of text and a picture."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -77,9 +77,10 @@ def draw_profile(profile: Profile) -> "Figure":
     panels = figure.subplots(1, len(lengths), sharey=True, squeeze=False)[0]
     for axes, length in zip(panels, lengths, strict=True):
         for split in dict.fromkeys(split for split, _, _ in table):
-            running, seconds = _line(table, split, length)
+            at = [(rows, s) for (a, rows, n), s in table.items() if (a, n) == (split, length)]
+            running, ms = zip(*sorted((rows * split.dp, 1e3 * s) for rows, s in at), strict=True)
             options = {"label": str(split), "color": tp_colour(split.tp)}
-            axes.plot(running, seconds, marker="o", markersize=3, **options)
+            axes.plot(running, ms, marker="o", markersize=3, **options)
         axes.set_xscale("log", base=2)
         axes.set_yscale("log")
         axes.set_title(f"cache of {length:,} tokens", loc="left", fontsize=10)
@@ -90,11 +91,3 @@ def draw_profile(profile: Profile) -> "Figure":
     subject = profile.subject
     figure.suptitle(f"{subject.num_devices} x {subject.device_kind}, {subject.dtype}", fontsize=10)
     return figure
-
-
-def _line(table: Mapping, split: Split, length: int) -> tuple[Sequence[int], Sequence[float]]:
-    points: Iterable = sorted(
-        (r * split.dp, 1e3 * s) for (a, r, n), s in table.items() if (a, n) == (split, length)
-    )
-    running, seconds = zip(*points, strict=True)
-    return running, seconds

@@ -168,9 +168,8 @@ class TorusLinks:
         known = coefficients()["ici"]
         axes = [(i, size) for i, size in enumerate(self.block(devices)) if size > 1]
         rings = [self._is_ring(axis, size) for axis, size in axes]
-        hops = sum(
-            size // 2 if ring else size - 1 for (_, size), ring in zip(axes, rings, strict=True)
-        )
+        both = zip(axes, rings, strict=True)
+        hops = sum(size // 2 if ring else size - 1 for (_, size), ring in both)
         # A share of the data goes along each axis first; a ring sends both ways, a line must carry
         # everything past its middle.
         rate = known["link"] * self._one_link * (len(rings) + sum(rings))
