@@ -66,11 +66,7 @@ class BatchJob:
         self.tokenizing = threading.Lock()  # a tokenizer serves one thread at a time
 
     def run(self, show: Show | None = None) -> None:
-        """
-        Args:
-          show: told of every response without an error, in their order: prompt and response, token
-            ids.
-        """
+        """`show` is called with each prompt and response without an error, token ids, in order."""
         start, self.show = time.perf_counter(), show
         total = sum(1 for _ in read_lines(self.path))
         self.bar = bar(total=total, unit="prompt")

@@ -46,11 +46,7 @@ class LineRequest:
     wants_logprobs: bool
 
     def request(self, seed: int, line: int, sample: int) -> Request:
-        """
-        Args:
-          seed: the run's.
-          line: its number, from 1.
-        """
+        """The request of one sample, by the run's seed and the line's number, from 1."""
         ids = (seed, BY_LINE, line, sample)
         if self.seed is not None:
             ids = (self.seed, BY_SEED, 0, sample)

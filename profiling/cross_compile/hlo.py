@@ -66,10 +66,8 @@ def collectives(
     computation.
 
     Args:
-      per_host: devices of each host, in the order of the program's partitions; 0: there is one
-        host.
-      trips: how often the bodies of loops run, by name (`loop_trips`); once where not
-        given.
+      per_host: devices of each host, in the order of the program's partitions; 0: of the only one.
+      trips: how often the bodies of loops run, by name (`loop_trips`); once where not given.
     """
     entry, bodies = computations(text)
     every = []

@@ -156,12 +156,8 @@ class Composer:
     def _pass_s(
         self, tp: int, rows: int, length: int, *, each: int, drawn: int, layers: int | None = None
     ) -> float:
-        """Through the first `layers`, or all where not given, and the head.
-
-        Args:
-          each: tokens of each row.
-          drawn: of these, the ones whose next is drawn.
-        """
+        """`each` tokens of each row through the first `layers`, or all where not given; `drawn` of them
+        through the head."""
         model, tokens = self.model, rows * each
         layers = layers or model.num_layers
         layer = self._layer_ms(tokens, tp) + self._attention_ms(rows, length, each - 1, tp)
@@ -258,10 +254,7 @@ class Composer:
     def latency_model(
         self, buckets: Buckets, drafts: Drafts = NO_DRAFTS, draft_model: "Composer | None" = None
     ) -> LatencyModel:
-        """
-        Args:
-          draft_model: on the same chips; where one says drafts.
-        """
+        """The draft model, where one proposes drafts, is on the same chips."""
         assert drafts.has_model == (draft_model is not None), "who generates drafts"
         splits, lengths = tuple(buckets.rows), buckets.lengths
         decode, verify = {}, {}

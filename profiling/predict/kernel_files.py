@@ -53,13 +53,10 @@ class Interpolated:
 
 
 class Attention:
-    """Milliseconds of one layer by KV heads and heads, over two sizes."""
+    """Milliseconds of one layer by KV heads and heads, over two sizes: columns `outer` and
+    `inner`."""
 
     def __init__(self, rows: Iterable[dict[str, str]], outer: str, inner: str):
-        """
-        Args:
-          outer, inner: the columns of the sizes.
-        """
         self.table: dict = defaultdict(dict)
         for row in rows:
             heads = int(row["num_key_value_heads"]), int(row["num_heads"])
