@@ -1,7 +1,6 @@
 """A profile for people: tables of text and a picture."""
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pat_jax.common.picture_style import tp_colour
@@ -60,11 +59,6 @@ def _round(source: Split, target: Split, senders: str) -> str:
     if source == target:
         return f"{source}, between its groups"
     return f"{source} -> {target}, {senders} sending"
-
-
-def plot_profile(profile: Profile, path: Path) -> None:
-    """Writes what `draw_profile` draws (PNG)."""
-    draw_profile(profile).savefig(path)
 
 
 def draw_profile(profile: Profile) -> "Figure":
