@@ -149,20 +149,18 @@ def _collectives(
 ) -> list[Collective]:
     """Equal ones by their number. Where a compiler puts several into one, sizes differ with depth:
     then all of a kind, group and depth are one entry, of their mean size."""
-    by_place: defaultdict[tuple[str, int, int, int], tuple[list[Collective], list[Collective]]]
-    by_place = defaultdict(lambda: ([], []))
-    for i, sents in enumerate((small, large)):
-        for sent in sents:
-            by_place[sent.kind, sent.group, sent.depth, sent.hosts][i].append(sent)
+    by_place: defaultdict[tuple[str, int, int, int], tuple[dict[float, int], dict[float, int]]]
+    by_place = defaultdict(lambda: ({}, {}))  # counts by bytes
+    for i, collectives in enumerate((small, large)):
+        for x in collectives:
+            by_place[x.kind, x.group, x.depth, x.hosts][i][x.num_bytes] = x.count
     found = []
     for (kind, group, depth, hosts), (before, after) in sorted(by_place.items()):
-        counts = [{sent.num_bytes: sent.count for sent in sents} for sents in (before, after)]
-        if counts[0].keys() == counts[1].keys():
-            sizes = {n: (count, counts[1][n]) for n, count in counts[0].items()}
-            for n in sorted(sizes):
-                found.append(Collective(kind, n, group, depth, round(line(*sizes[n])), hosts))
-            continue
-        count = max(1, round(line(*(sum(each.values()) for each in counts))))
-        total = line(*(sum(n * times for n, times in each.items()) for each in counts))
-        found.append(Collective(kind, round(total / count), group, depth, count, hosts))
-    return [sent for sent in found if sent.count > 0]
+        if before.keys() == after.keys():
+            sizes = {n: round(line(before[n], after[n])) for n in sorted(before)}
+        else:
+            count = max(1, round(line(sum(before.values()), sum(after.values()))))
+            total = line(*(sum(n * times for n, times in x.items()) for x in (before, after)))
+            sizes = {round(total / count): count}
+        found += [Collective(kind, n, group, depth, c, hosts) for n, c in sizes.items() if c > 0]
+    return found
