@@ -65,7 +65,7 @@ class PlannedUpdate:
     options: UpdateOptions  # as the user knows them
 
     def of(self, workloads: Sequence[Workload], target: Split) -> Update:
-        """Learned from are rollouts that begin in the layout `target`."""
+        """The update that learns from rollouts which begin in the layout `target`."""
         size = self.run.algorithm.mini_batch_size * self.run.rollout.num_generations
         is_shared = shares_prompts(self.run, self.trainer.layout.platform)
         packed = [
