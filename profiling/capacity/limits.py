@@ -46,17 +46,6 @@ def shares(parts: StepParts) -> dict[str, float]:
 
 
 def _tail(comparison: Comparison, machine: Machine) -> str:
-    alone, layout = _alone(comparison, machine)
-    share = alone / comparison.adaptive.mean_s
-    plainly = "" if comparison.drafting is None else " without drafts"
-    return (
-        f"The longest response, {max(comparison.longest):,} steps, would take {alone:.3g} s alone on the machine, in "
-        f"{layout}: {percent(share)} of a rollout{plainly}. No layout is faster than that{plainly}; shorter "
-        "responses are."
-    )
-
-
-def _alone(comparison: Comparison, machine: Machine) -> tuple[float, str]:
     steps = max(comparison.longest)
     edges = [0, *(n for n in machine.buckets.lengths if n < steps), steps]
     seconds = dict.fromkeys(map(str, machine.splits), 0.0)
@@ -64,8 +53,14 @@ def _alone(comparison: Comparison, machine: Machine) -> tuple[float, str]:
         length, held = machine.buckets.length_for(end), (begin + end) / 2
         step_s = machine.truth.decode_step(split, 1, length, held)
         seconds[str(split)] += (end - begin) * step_s
-    best = min(seconds, key=lambda name: seconds[name])
-    return seconds[best], best
+    layout, alone = min(seconds.items(), key=lambda item: item[1])
+    share = alone / comparison.adaptive.mean_s
+    plainly = "" if comparison.drafting is None else " without drafts"
+    return (
+        f"The longest response, {steps:,} steps, would take {alone:.3g} s alone on the machine, in "
+        f"{layout}: {percent(share)} of a rollout{plainly}. No layout is faster than that{plainly}; shorter "
+        "responses are."
+    )
 
 
 def _switches(comparison: Comparison) -> str:

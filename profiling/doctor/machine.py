@@ -19,23 +19,22 @@ DRIVER = Path("/proc/driver/nvidia/version")
 def devices_found(devices: Sequence[Device]) -> Finding:
     """How many of which kind, what each has of memory, and whether others are left unused."""
     kinds = Counter(device.device_kind for device in devices)
-    platform = devices[0].platform
+    platform, each = devices[0].platform, [memory_of(device) for device in devices]
     words = ", ".join(f"{n} x {kind}" for kind, n in kinds.items())
     figures = {
         "platform": platform,
         "kinds": dict(kinds),
-        "memory_bytes": [memory_of(device) for device in devices],
+        "memory_bytes": each,
         "cores": os.cpu_count(),
     }
     idle = idle_accelerators(platform)
     if idle:
         trouble = f"JAX runs on {platform}, and the device files of {', '.join(idle)} are there"
         return Finding(f"{words}: {trouble}", figures, trouble)
-    return Finding(f"{words}, {_memory(devices)}", figures)
+    return Finding(f"{words}, {_memory(each)}", figures)
 
 
-def _memory(devices: Sequence[Device]) -> str:
-    each = [memory_of(device) for device in devices]
+def _memory(each: Sequence[int | None]) -> str:
     if None in each:
         whole = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         return f"which share the host's {whole / GIB:.1f} GiB"

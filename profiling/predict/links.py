@@ -7,9 +7,9 @@ PCIe and between hosts it goes around a ring. On a TPU it goes along the axes of
 
 import math
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import yaml
 
@@ -19,12 +19,16 @@ from pat_jax.profiling.predict.targets import Target
 
 # How GPUs of one host sum; the last: NCCL, no graph.
 Sums = Literal["one-shot", "nccl", "ungraphed"]
-FILE = Path(__file__).parent / "link_coefficients.yaml"
 
 
-@lru_cache(maxsize=1)
+@cache
+def shipped(name: str) -> dict[str, Any]:
+    """A file of numbers of this folder."""
+    return yaml.safe_load(Path(__file__).with_name(name).read_text(encoding="utf-8"))
+
+
 def coefficients() -> dict[str, dict[str, float]]:
-    return yaml.safe_load(FILE.read_text(encoding="utf-8"))
+    return shipped("link_coefficients.yaml")
 
 
 def links_of(target: Target, sums: Sums = "one-shot") -> "HostLinks | TorusLinks":
