@@ -126,8 +126,10 @@ class Composer:
         return self.kernels.all_reduce(tp, tokens * self.model.embed_dim) + waiting_ms
 
     def decode_links_s(self, tokens: int, tp: int, layers: int | None = None) -> float:
-        """Seconds that its links add to a step through the first `layers`, or all where not given: two
-        sums a layer, one embedding, the logits."""
+        """Seconds that its links add to a step through the first `layers`, or all where not given.
+
+        These are two sums a layer, one of the embedding, and a gather of the logits.
+        """
         if tp == 1:
             return 0.0
         one, logits = self._sum_ms(tokens, tp), tokens * self.model.padded_vocab_size

@@ -61,6 +61,10 @@ class DraftSource:
     name: str
     acceptance: Acceptance
 
+    def alone(self, draft: int) -> float:
+        """Tokens that a sequence alone says in a step, with drafts of so many."""
+        return float(np.asarray(self.acceptance.tokens(draft, draft, 1)))
+
 
 @dataclass(frozen=True)
 class DraftSources:
@@ -138,8 +142,7 @@ class DraftSources:
 
     def words(self, draft: int) -> tuple[str, ...]:
         """What is taken for true, in sentences, with drafts of at most so many tokens."""
-        tokens = {x.name: float(x.acceptance.tokens(draft, draft, 1)) for x in self.known}
-        alone = ", ".join(f"{number:.3g} from {name}" for name, number in tokens.items())
+        alone = ", ".join(f"{x.alone(draft):.3g} from {x.name}" for x in self.known)
         origin = f"Drafts are right as often as {self.origin}."
         yours = " Your texts may repeat more or less: --responses_file counts yours."
         return (
