@@ -53,17 +53,17 @@ def counts_of(steps: Steps, draft: int) -> DraftResult:
     proposed, accepted = np.zeros((2, 2, KINDS, MAX_RUN), np.int32)
     (fork,) = np.nonzero(runs.is_drafted & (runs.beside > 0) & (runs.accepted == 0))
     for turn in range(draft):
-        at = DRAFTS, runs.begun, runs.place + turn
-        np.add.at(proposed, at, runs.accepted >= turn)
-        np.add.at(accepted, at, runs.accepted > turn)
-        at = BRANCHES, runs.beside[fork], turn
-        np.add.at(proposed, at, runs.branched[fork] >= turn)
-        np.add.at(accepted, at, runs.branched[fork] > turn)
+        at = runs.begun, runs.place + turn
+        np.add.at(proposed[DRAFTS], at, runs.accepted >= turn)
+        np.add.at(accepted[DRAFTS], at, runs.accepted > turn)
+        at = runs.beside[fork], np.full_like(fork, turn)
+        np.add.at(proposed[BRANCHES], at, runs.branched[fork] >= turn)
+        np.add.at(accepted[BRANCHES], at, runs.branched[fork] > turn)
     # The token behind a draft that was right: of the run of the step before.
     (behind,) = np.nonzero(runs.last >= 0)
-    at = DRAFTS, runs.begun[behind - 1], runs.last[behind]
-    np.add.at(proposed, at, 1)
-    np.add.at(accepted, at, runs.goes_on[behind])
+    at = runs.begun[behind - 1], runs.last[behind]
+    np.add.at(proposed[DRAFTS], at, 1)
+    np.add.at(accepted[DRAFTS], at, runs.goes_on[behind])
     begun, branch_counts = np.zeros(KINDS, np.int32), np.zeros((KINDS, KINDS), np.int32)
     np.add.at(begun, runs.begun, ~runs.goes_on)
     np.add.at(branch_counts, (runs.begun, runs.beside), runs.is_drafted)

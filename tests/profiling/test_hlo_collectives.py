@@ -13,7 +13,7 @@ def module(*lines: str, others: str = "") -> str:
     return f"HloModule made_up\n\n{others}\nENTRY %main (x: f32[8]) -> f32[8] {{\n{body}\n}}\n"
 
 
-def found(text: str) -> list[tuple[str, int, int, int]]:
+def found(text: str) -> list[tuple[str, float, int, int]]:
     every = collectives(text, trips=loop_trips(text))
     return [(each.kind, each.num_bytes, each.group, each.count) for each in every]
 
