@@ -197,7 +197,8 @@ def _config(profile: Profile, what_if: WhatIf) -> RolloutConfig:
     latency = profile.latency
     rows = min(rows for _, rows, _ in latency.decode_table)
     length = min(length for _, _, length in latency.decode_table)
-    return RolloutConfig(
+    return replace(
+        RolloutConfig(),
         prompts_per_step=what_if.responses,
         num_generations=1,
         max_prompt_length=what_if.longest_prompt,
