@@ -40,11 +40,8 @@ class StopFinder:
     """Looks for stop strings in a response as it grows."""
 
     def __init__(self, tokenizer: Tokenizer, stops: Sequence[str], *, min_tokens: int = 0):
-        """
-        Args:
-          min_tokens: a stop string that these first tokens complete is none, as a stop token there
-            would be none.
-        """
+        """A stop string that the first `min_tokens` tokens complete does not count, nor would a
+        stop token there."""
         self.stream, self.stops, self.min_tokens = TextStream(tokenizer), stops, min_tokens
         self.found_at: int | None = None  # where in the text the first stop string begins
 

@@ -129,10 +129,8 @@ class GenerateConfig(ChatOptions, Generating):
         Raises:
           UserError: more log-probabilities are asked for than the model has tokens.
         """
-        vocab = (
-            lambda x: (x or 0) <= model.vocab_size,
-            f"at most the {model.vocab_size:,} tokens of the model",
-        )
+        expected = f"at most the {model.vocab_size:,} tokens of the model"
+        vocab = (lambda x: (x or 0) <= model.vocab_size, expected)
         check(self, "top_k logprobs max_logprobs", vocab)
         rows, length = reach or Reach(self.batch, min(self.max_length, model.max_position))
         return self.engine_of(

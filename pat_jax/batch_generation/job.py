@@ -66,11 +66,7 @@ class BatchJob:
         self.tokenizing = threading.Lock()  # a tokenizer serves one thread at a time
 
     def run(self, show: Show | None = None) -> None:
-        """
-        Args:
-          show: told of every response without an error, in their order: prompt and response, token
-            ids.
-        """
+        """`show` is called with each prompt and response without an error, token ids, in order."""
         start, self.show = time.perf_counter(), show
         total = sum(1 for _ in read_lines(self.path))
         self.bar = bar(total=total, unit="prompt")
@@ -81,11 +77,10 @@ class BatchJob:
                 self._write(wait=False)
             self._write(wait=True)
         seconds = time.perf_counter() - start
+        errors = f", {self.num_errors} of them errors" if self.num_errors else ""
+        spent = f"{self.num_tokens:,} tokens in {seconds:.1f} s"
         print(
-            f"{self.num_written} results in {self.results.path}"
-            f"{f', {self.num_errors} of them errors' if self.num_errors else ''}; "
-            f"{self.num_tokens:,} tokens in {seconds:.1f} s",
-            file=sys.stderr,
+            f"{self.num_written} results in {self.results.path}{errors}; {spent}", file=sys.stderr
         )
 
     def _requests(self) -> Iterator[Request]:
@@ -126,11 +121,7 @@ class BatchJob:
             yield Entry(number, 0, _copied(given), is_last=True), str(error)
             return
         for sample in range(ask.num_samples):
-            finder = None
-            if ask.stops and self.tokenizer is not None:
-                least = ask.sampling.min_tokens
-                finder = StopFinder(self.tokenizer, ask.stops, min_tokens=least)
-            is_last = sample == ask.num_samples - 1
+            is_last, finder = sample == ask.num_samples - 1, ask.finder(self.tokenizer)
             yield Entry(number, sample, _copied(given), is_last, ask, finder), ""
 
     def _name(self, i: int) -> str:
@@ -167,10 +158,8 @@ class BatchJob:
         with self.tokenizing:
             wants = ask is not None and ask.wants_logprobs
             result |= describe(done, self.tokenizer, entry.finder, wants_logprobs=wants)
-        counts = len(ask.tokens) if ask else 0, len(result["token_ids"])
-        return result | {
-            "usage": dict(zip(("prompt_tokens", "completion_tokens"), counts, strict=True))
-        }
+        prompt, response = len(ask.tokens) if ask else 0, len(result["token_ids"])
+        return result | {"usage": {"prompt_tokens": prompt, "completion_tokens": response}}
 
     def _write(self, *, wait: bool) -> None:
         """The results that are next in order, as far as they are there."""

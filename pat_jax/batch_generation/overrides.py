@@ -36,17 +36,13 @@ class SamplingOverrides:
     @property
     def sampling(self) -> Sampling:
         """Raises ValueError in one sentence that names the field."""
-        given: dict[str, Any] = {
-            name: value for name, value in _given(self).items() if name in _SAMPLING
-        }
-        stops = given.get("stop_token_ids", ())
-        if isinstance(stops, list):
+        given = {name: value for name, value in _given(self).items() if name in _SAMPLING}
+        if isinstance(stops := self.stop_token_ids, list):
             if len(stops) > MAX_STOP_IDS:
                 raise ValueError(
                     f"stop_token_ids has {len(stops)} entries: expected up to {MAX_STOP_IDS}."
                 )
-            stops = tuple(stops)
-        given["stop_token_ids"] = stops
+            given["stop_token_ids"] = tuple(stops)
         return Sampling(**given)
 
     @property
@@ -62,12 +58,9 @@ class SamplingOverrides:
 
     def check(self) -> None:
         """Raises ValueError in one sentence that begins with the name of a field that cannot be."""
-        _ = (
-            self.sampling,
-            self.stops,
-            self.count("n", 1, 1, MOST_SAMPLES),
-            self.count("max_tokens", 1, 1),
-        )
+        _ = self.sampling, self.stops
+        self.count("n", 1, 1, MOST_SAMPLES)
+        self.count("max_tokens", 1, 1)
 
     def count(self, name: str, default: int, least: int, most: int = 2**63 - 1) -> int:
         value = getattr(self, name)

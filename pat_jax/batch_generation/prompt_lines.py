@@ -14,6 +14,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from pat_jax.batch_generation.answers import StopFinder
 from pat_jax.batch_generation.config import Reach
 from pat_jax.batch_generation.overrides import MOST_SAMPLES, SamplingOverrides
 from pat_jax.common.errors import UserError, shown
@@ -24,16 +25,10 @@ from pat_jax.engine.sequences.responses import Request
 from pat_jax.engine.sequences.sampling import MAX_STOP_IDS, Sampling
 from pat_jax.rl.data.limits import has_more_tokens
 from pat_jax.rl.data.template_columns import TOOLS, VARIABLES, ColumnError, template_variables
-from pat_jax.rl.text.tokenizer import (
-    HuggingFaceTokenizer,
-    flatten_messages,
-    is_message,
-)
+from pat_jax.rl.text.tokenizer import HuggingFaceTokenizer, Tokenizer, flatten_messages, is_message
 
 PROMPT_FIELDS = ("prompt", "messages", "token_ids")
 BY_LINE, BY_SEED = 2, 3  # streams of sampling keys, after those of training
-
-
 _OVERRIDES = {field.name for field in fields(SamplingOverrides)}
 _KNOWN = (*PROMPT_FIELDS, TOOLS, VARIABLES, "id", "metadata", *_OVERRIDES)
 
@@ -51,15 +46,17 @@ class LineRequest:
     wants_logprobs: bool
 
     def request(self, seed: int, line: int, sample: int) -> Request:
-        """
-        Args:
-          seed: the run's.
-          line: its number, from 1.
-        """
+        """The request of one sample, by the run's seed and the line's number, from 1."""
         ids = (seed, BY_LINE, line, sample)
         if self.seed is not None:
             ids = (self.seed, BY_SEED, 0, sample)
         return Request(self.tokens, sequence_key(*ids), self.max_tokens, self.sampling)
+
+    def finder(self, tokenizer: Tokenizer | None) -> StopFinder | None:
+        """Looks for the stop strings of one sample; None where there is none to look for."""
+        if not self.stops or tokenizer is None:
+            return None
+        return StopFinder(tokenizer, self.stops, min_tokens=self.sampling.min_tokens)
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
@@ -258,7 +255,7 @@ def _chat(
     try:
         variables = template_variables(given)
     except ColumnError as error:
-        shown_value = shown(error.value)
-        raise ValueError(f"{error.column} is {shown_value}: expected {error.expected}.") from None
+        value = shown(error.value)
+        raise ValueError(f"{error.column} is {value}: expected {error.expected}.") from None
     _refuse_endless(flatten_messages(messages), max_length)
     return tokenizer.encode_prompt(messages, variables)

@@ -1,16 +1,14 @@
 """A file of JSON lines that a killed command can go on with: whole lines, in order, none lost."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, Any, Self, TypeVar
+from typing import IO, Any, Self
 
 from pat_jax.common.errors import UserError
 from pat_jax.common.files import whole_lines
 from pat_jax.common.hosts.together import process_group
 from pat_jax.common.json_text import parse_json
-
-T = TypeVar("T")
 
 
 class ResultFile:
@@ -30,32 +28,28 @@ class ResultFile:
 
     def _open(self, *, resume: bool) -> list[tuple[int, int]]:
         """Line and sample of the results that are there."""
-        path = self.path
-        if self._try(lambda: path.exists() and not path.is_file()):
-            raise UserError(
-                f"option --out is {str(path)!r}: expected a file, and it is a folder, a device or a pipe; choose "
-                "another."
-            )
-        whole = self._try(lambda: whole_lines(path))
-        if not resume and self._try(lambda: path.exists() and path.stat().st_size):
-            raise UserError(
-                f"option --out is {str(path)!r}: the file has {whole.count(10)} results; go on after "
-                "them with --resume, or choose another."
-            )
-        done = [self._place(i, line) for i, line in enumerate(whole.splitlines(), start=1)]
-        self._try(lambda: path.parent.mkdir(parents=True, exist_ok=True))
-        self._file = self._try(lambda: path.open("ab"))
-        self._file.truncate(len(whole))
-        return done
-
-    def _try(self, use: Callable[[], T]) -> T:
+        path, option = self.path, f"option --out is {str(self.path)!r}"
         try:
-            return use()
+            if path.exists() and not path.is_file():
+                raise UserError(
+                    f"{option}: expected a file, and it is a folder, a device or a pipe; choose another."
+                )
+            whole = whole_lines(path)
+            if not resume and path.exists() and path.stat().st_size:
+                raise UserError(
+                    f"{option}: the file has {whole.count(10)} results; go on after them with "
+                    "--resume, or choose another."
+                )
+            done = [self._place(i, line) for i, line in enumerate(whole.splitlines(), start=1)]
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = path.open("ab")
+            self._file.truncate(len(whole))
         except OSError as error:
             raise UserError(
-                f"option --out is {str(self.path)!r}: the file cannot be written "
-                f"({error.strerror}); expected one in a folder that you may write to."
+                f"{option}: the file cannot be written ({error.strerror}); expected one in a folder "
+                "that you may write to."
             ) from None
+        return done
 
     def _place(self, number: int, line: bytes) -> tuple[int, int]:
         try:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from pat_jax.batch_generation.answers import StopFinder, describe
+from pat_jax.batch_generation.answers import describe
 from pat_jax.batch_generation.overrides import SamplingOverrides
 from pat_jax.batch_generation.prompt_lines import LineRequest, parse_ask
 from pat_jax.common.bars import bar
@@ -72,16 +72,15 @@ class TextSession:
         asks = [self._ask(i, prompt, sampling) for i, prompt in enumerate(asked, start=1)]
         owners = [(i, sample) for i, ask in enumerate(asks) for sample in range(ask.num_samples)]
         requests = [self._request(asks[i], i + 1, sample) for i, sample in owners]
-        finders = [self._finder(asks[i]) for i, _ in owners]
+        finders = [asks[i].finder(self.tokenizer) for i, _ in owners]
 
         def watch(i: int, tokens: np.ndarray) -> bool:
             finder = finders[i]
             return finder is not None and finder.has_stopped(tokens)
 
         found: list[list[Answer]] = [[] for _ in asks]
-        stream = self.session.stream(
-            requests, watch=watch, name=lambda i: f"prompt {owners[i][0] + 1}"
-        )
+        names = [f"prompt {i + 1}" for i, _ in owners]
+        stream = self.session.stream(requests, watch=watch, name=lambda i: names[i])
         done = dict(bar(stream, total=len(requests), unit="response"))
         for k, (i, _) in enumerate(owners):
             wants = asks[i].wants_logprobs
@@ -127,11 +126,6 @@ class TextSession:
         if complaint := self.session.complaint(request):
             raise UserError(f"prompt {number}: {complaint}")
         return request
-
-    def _finder(self, ask: LineRequest) -> StopFinder | None:
-        if not ask.stops or self.tokenizer is None:
-            return None
-        return StopFinder(self.tokenizer, ask.stops, min_tokens=ask.sampling.min_tokens)
 
 
 def _plain(value: object) -> Any:

@@ -14,8 +14,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
-from tqdm import tqdm
 
+from pat_jax.common.bars import bar
 from pat_jax.common.pytree import on_host, with_sharding
 from pat_jax.engine.engine import RolloutEngine
 from pat_jax.engine.sizing.memory import shard_bytes
@@ -94,13 +94,11 @@ def measure_gap(
     quantized = _Scorer(engine.policy, engine.layout, engine.dtype)
     full = _Scorer(policy, layout, engine.dtype)
     total = len(quantized.calls(sample)) + len(full.calls(sample))
-    with tqdm(
-        total=total, unit="call", desc="comparing weights", disable=None, dynamic_ncols=True
-    ) as bar:
-        theirs = quantized.logprobs(engine.params, sample, bar.update)
+    with bar(total=total, unit="call", desc="comparing weights") as calls:
+        theirs = quantized.logprobs(engine.params, sample, calls.update)
         engine.release_weights()
         params = load_weights(policy, layout)
-        differences = np.abs(theirs - full.logprobs(params, sample, bar.update))
+        differences = np.abs(theirs - full.logprobs(params, sample, calls.update))
     for leaf in jax.tree.leaves(params):
         leaf.delete()
     return Gap(float(differences.mean()), float(differences.max()))
@@ -117,7 +115,6 @@ class _Scorer:
     def logprobs(
         self, params: Params, sample: Sample, tick: Callable[[], object]
     ) -> Float[np.ndarray, " tokens"]:
-        """Log-probabilities of every token of every response, one response after the other."""
         found: dict[int, np.ndarray] = {}
         for places, tokens in self.calls(sample):
             rows = on_host(self._program(params, tokens))
@@ -146,7 +143,6 @@ class _Scorer:
 
     @cached_property
     def _program(self) -> Callable[[Params, np.ndarray], Array]:
-        """Compiled for each shape of rows."""
         rows = self.layout.spec("batch")
 
         def run(params: Params, tokens: Int[Array, "rows length"]) -> Float[Array, "rows length"]:

@@ -22,7 +22,7 @@ from pat_jax.models.config import ModelConfig
 from pat_jax.planning.latency.profile import Profile, ProfileError, Subject, load_profile
 from pat_jax.profiling.measure.collectives import all_reduce_seconds
 from pat_jax.profiling.measure.config import ProfileConfig
-from pat_jax.profiling.measure.report import draw_profile, plot_profile, tables
+from pat_jax.profiling.measure.report import draw_profile, tables
 from pat_jax.profiling.predict.shard_profile import ShardProfiler
 from pat_jax.profiling.predict.targets import Target, paper_devices
 from pat_jax.programs.programs import Key, ProgramTable
@@ -148,7 +148,7 @@ def saving(
 
 def kept(profile: Profile, path: Path) -> Measured:
     profile.save(path)
-    plot_profile(profile, path.with_suffix(".png"))
+    draw_profile(profile).savefig(path.with_suffix(".png"))
     return Measured(profile, path)
 
 

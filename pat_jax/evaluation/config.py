@@ -73,16 +73,13 @@ class EvaluateConfig(SamplingOptions, RewardOptions, Generating):
     def __post_init__(self):
         super().__post_init__()
         self.need("data.files", all(self.data.files), GIVEN[1])
-        self._check_policy()
-        self.need("out", not self.resume or self.out != "", "with --resume the folder to go on in")
-        check_samples_differ(self.num_generations, self.temperature)
-        self._check_pass_at()
-
-    def _check_policy(self) -> None:
         has_run, run = self.run_dir != "", "with it the run that it is of, in --run_dir"
         self.need("checkpoint", has_run or self.checkpoint is None, run)
         alone = "none with --run_dir, whose checkpoint says which adapters it has"
         self.need("adapter", not has_run or not self.adapter, alone)
+        self.need("out", not self.resume or self.out != "", "with --resume the folder to go on in")
+        check_samples_differ(self.num_generations, self.temperature)
+        self._check_pass_at()
 
     def _check_pass_at(self) -> None:
         n = self.num_generations
@@ -130,19 +127,10 @@ class EvaluateConfig(SamplingOptions, RewardOptions, Generating):
         response = self.max_completion_length or min(2048, max(context - prompt, 1))
         lengths = {"max_prompt_length": prompt, "max_completion_length": response}
         check_context(lengths, context, self.model)
-        vocab = (
-            lambda x: x <= model.vocab_size,
-            f"at most the {model.vocab_size:,} tokens there are",
-        )
-        check(self, "top_k", vocab)
-        engine = self.engine_of(
-            self.model_options,
-            num_devices,
-            self.batch,
-            (prompt, response),
-            top_p=self.top_p,
-            top_k=self.top_k,
-        )
+        expected = f"at most the {model.vocab_size:,} tokens there are"
+        check(self, "top_k", (lambda x: x <= model.vocab_size, expected))
+        size = num_devices, self.batch, (prompt, response)
+        engine = self.engine_of(self.model_options, *size, top_p=self.top_p, top_k=self.top_k)
         of_eval = EvalConfig(
             every=1,
             data=self.data.files,

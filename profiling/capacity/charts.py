@@ -8,7 +8,7 @@ from pat_jax.common.html.charts import Axis, Bar, Bars, Line, Plot
 from pat_jax.common.picture_style import COMPUTED, colour, tp_colour
 from pat_jax.common.text_table import shown
 from pat_jax.planning.memory import GIB
-from pat_jax.profiling.capacity.limits import NAMES, shares
+from pat_jax.profiling.capacity.limits import shares
 from pat_jax.profiling.capacity.report import PlanReport
 from pat_jax.profiling.capacity.tables import stage_seconds, update_parts
 from pat_jax.profiling.capacity.update_report import Update, UpdateMemory
@@ -34,7 +34,6 @@ def iterations(report: PlanReport, update: Update) -> Bars:
 
 
 def update_seconds(update: Update) -> Bars:
-    """Where the seconds of the update go."""
     every = sum(stage_seconds(update).values(), Seconds())
     return Bars([Bar("update", asdict(every), f"{shown(every.total)} s")])
 
@@ -59,7 +58,7 @@ def memory(report: PlanReport) -> Bars:
 def limits(report: PlanReport) -> Bars:
     """Percent of the time of decoding, by what it grows with."""
     parts = shares(report.comparison.adaptive.parts)
-    return Bars([Bar("decoding", {NAMES[k]: 100 * x for k, x in parts.items() if x > 0}, "")])
+    return Bars([Bar("decoding", {name: 100 * x for name, x in parts.items() if x > 0}, "")])
 
 
 def steps(report: PlanReport) -> Iterator[Plot]:

@@ -2,26 +2,22 @@
 thumb."""
 
 from collections.abc import Iterator
-from itertools import pairwise
+from itertools import pairwise, product
 
 from pat_jax.common.text_table import percent
 from pat_jax.planning.memory import GIB
 from pat_jax.profiling.simulate.comparison import Comparison, StepParts
 from pat_jax.profiling.simulate.machine import Machine
 
-WORDS = {
-    "sums": "sums over the devices of a replica: faster links, or a lower TP",
-    "fixed": "what every step costs whatever is running: weights read once, launches",
-    "rows": "work for each row: matrix products and sampling",
-    "context": "reading the KV cache",
-    "host": "the host's time for each running sequence",
-}
-NAMES = {
-    "sums": "sums over devices",
-    "fixed": "fixed",
-    "rows": "rows",
-    "context": "KV cache",
-    "host": "host",
+PARTS = {  # fields of `StepParts`: in a word, and in a sentence
+    "sums": (
+        "sums over devices",
+        "sums over the devices of a replica: faster links, or a lower TP",
+    ),
+    "fixed": ("fixed", "what every step costs whatever is running: weights read once, launches"),
+    "rows": ("rows", "work for each row: matrix products and sampling"),
+    "context": ("KV cache", "reading the KV cache"),
+    "host": ("host", "the host's time for each running sequence"),
 }
 SMALL = 0.005  # share of a rollout that is not worth a word
 
@@ -40,45 +36,31 @@ def limits(comparison: Comparison, machine: Machine) -> tuple[str, ...]:
 def _decoding(comparison: Comparison) -> str:
     parts = shares(comparison.adaptive.parts)
     largest = max(parts, key=lambda name: parts[name])
-    told = ", ".join(
-        f"{NAMES[name]} {percent(share)}" for name, share in parts.items() if share >= SMALL
-    )
-    return f"Decoding goes most of all to {WORDS[largest]} ({told})."
+    told = ", ".join(f"{name} {percent(share)}" for name, share in parts.items() if share >= SMALL)
+    return f"Decoding goes most of all to {dict(PARTS.values())[largest]} ({told})."
 
 
 def shares(parts: StepParts) -> dict[str, float]:
-    """Shares of the time of decoding, by what it grows with."""
-    return {name: getattr(parts, name) / parts.total_s for name in WORDS}
+    """Shares of the time of decoding, by what it grows with, in a word."""
+    return {name: getattr(parts, field) / parts.total_s for field, (name, _) in PARTS.items()}
 
 
 def _tail(comparison: Comparison, machine: Machine) -> str:
-    """The longest response can only be waited for."""
-    alone, layout = _alone(comparison, machine)
-    share = alone / (sum(comparison.adaptive.total_s) / len(comparison.traces))
+    steps = max(comparison.longest)
+    edges = [0, *(n for n in machine.buckets.lengths if n < steps), steps]
+    seconds = dict.fromkeys(map(str, machine.splits), 0.0)
+    for split, (begin, end) in product(machine.splits, pairwise(edges)):
+        length, held = machine.buckets.length_for(end), (begin + end) / 2
+        step_s = machine.truth.decode_step(split, 1, length, held)
+        seconds[str(split)] += (end - begin) * step_s
+    layout, alone = min(seconds.items(), key=lambda item: item[1])
+    share = alone / comparison.adaptive.mean_s
     plainly = "" if comparison.drafting is None else " without drafts"
     return (
-        f"The longest response, {max(comparison.longest):,} steps, would take {alone:.3g} s alone on the machine, in "
+        f"The longest response, {steps:,} steps, would take {alone:.3g} s alone on the machine, in "
         f"{layout}: {percent(share)} of a rollout{plainly}. No layout is faster than that{plainly}; shorter "
         "responses are."
     )
-
-
-def _alone(comparison: Comparison, machine: Machine) -> tuple[float, str]:
-    steps = max(comparison.longest)
-    edges = [0, *(n for n in machine.buckets.lengths if n < steps), steps]
-    parts = [
-        (end - begin, machine.buckets.length_for(end), (begin + end) / 2)
-        for begin, end in pairwise(edges)
-    ]
-    seconds = {
-        str(split): sum(
-            count * machine.truth.decode_step(split, 1, length, held)
-            for count, length, held in parts
-        )
-        for split in machine.splits
-    }
-    best = min(seconds, key=lambda name: seconds[name])
-    return seconds[best], best
 
 
 def _switches(comparison: Comparison) -> str:
@@ -98,15 +80,10 @@ def _switches(comparison: Comparison) -> str:
 
 
 def _pages(comparison: Comparison, machine: Machine) -> Iterator[str]:
-    preempted = {
-        system.name: sum(system.num_preempted)
-        for system in comparison.systems
-        if sum(system.num_preempted)
-    }
+    preempted = {x.name: count for x in comparison.systems if (count := sum(x.num_preempted))}
     if preempted and machine.memory is not None:
         told = ", ".join(f"{name} {count}" for name, count in preempted.items())
-        split = machine.splits[0]
-        pool = machine.memory.pool(split) / GIB
+        pool = machine.memory.pool(machine.splits[0]) / GIB
         yield (
             f"The KV cache is too small for all sequences at once ({pool:.3g} GiB of a device): "
             f"sequences gave up their pages to be computed again later: {told}."

@@ -77,9 +77,8 @@ def planned(question: Question, compilation: Compilation | None) -> PlanReport:
     sums = question.costs.sum_seconds
     comparison = compare(machine, question.lengths, question.series, sums, known)
     programs = compilation.programs if compilation else ()
-    updating = (
-        PlannedUpdate(build, question.data, programs, question.options) if run.train else None
-    )
+    parts = build, question.data, programs, question.options
+    updating = PlannedUpdate(*parts) if run.train else None
     update = updating.of(*_learned(question, comparison)) if updating else None
     return PlanReport(
         question.command,
@@ -98,7 +97,6 @@ def planned(question: Question, compilation: Compilation | None) -> PlanReport:
 
 
 def _machine(question: Question, used: tuple[Split, ...]) -> Machine:
-    """What the rollouts are replayed on, in the `used` layouts."""
     costs, sources = question.costs, question.sources
     return Machine.of(
         costs.latency,
@@ -121,7 +119,6 @@ def _learned(question: Question, comparison: Comparison) -> tuple[list[Workload]
 
 
 def _refused(question: Question, compilation: Compilation | None) -> dict[Split, str]:
-    """Layouts that are not used, and why."""
     build, latency = question.build, question.costs.latency
     kept, dropped = worth_planning(question.run, build.layouts, build.alone, latency)
     reasons = {split: f"layout {split}: " for split in build.layouts if split not in kept}

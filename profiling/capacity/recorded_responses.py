@@ -44,10 +44,8 @@ class RecordedResponses:
     @cached_property
     def lengths(self) -> ResponseLengths:
         """Those of the newest responses."""
-        pairs = [
-            (len(text), len(group.prompt)) for group in self.groups for text in group.responses
-        ]
-        tokens, prompts = np.array(sorted(pairs)).T
+        pairs = sorted((len(text), len(x.prompt)) for x in self.groups for text in x.responses)
+        tokens, prompts = np.array(pairs).T
         source = f"{self.name}, {len(tokens):,} responses"
         known = prompts if (prompts > 0).all() else None
         return ResponseLengths(source, tokens, np.ones(len(tokens)), known)
@@ -94,9 +92,7 @@ def read_responses(path: Path, vocab_size: int, encode: Encode | None) -> Record
             "one response a row; check the name, or leave it out for what is built in."
         )
     reader = _Reader(vocab_size, encode)
-    responses_of: defaultdict[str, defaultdict[int, list[Tokens]]] = defaultdict(
-        lambda: defaultdict(list)
-    )
+    responses_of = defaultdict[str, defaultdict[int, list[Tokens]]](lambda: defaultdict(list))
     prompts: dict[str, Tokens] = {}
     records = read_records(path, of="responses")
     for row in records:
@@ -127,7 +123,6 @@ class _Reader:
     encode: Encode | None
 
     def prompt_of(self, row: Record) -> str:
-        """What tells one prompt from another."""
         name = next((name for name in PROMPTS if row.fields.get(name) is not None), None)
         if name is None:
             raise UserError(
@@ -137,12 +132,9 @@ class _Reader:
         return repr(row.fields[name])
 
     def response(self, row: Record) -> Tokens:
-        for name in TOKENS:
+        for name in (*TOKENS, *TEXTS):
             if row.fields.get(name) is not None:
-                return self._tokens(row, name)
-        for name in TEXTS:
-            if row.fields.get(name) is not None:
-                return self._encoded(row, name)
+                return self._tokens(row, name) if name in TOKENS else self._encoded(row, name)
         raise UserError(
             f"{row.where}, has the fields {listed(row.fields)}: expected the response as "
             f"{' or '.join(TOKENS)} (token ids) or {' or '.join(TEXTS)}; add one of them."

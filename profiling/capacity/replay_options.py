@@ -4,14 +4,7 @@ are."""
 from dataclasses import dataclass, field
 
 from pat_jax.common.options.declared import Options, option
-from pat_jax.common.rules import (
-    FRACTION,
-    FRACTION_OR_ZERO,
-    RESPONSES,
-    SEED,
-    TOKENS,
-    positive,
-)
+from pat_jax.common.rules import FRACTION, FRACTION_OR_ZERO, RESPONSES, SEED, TOKENS, positive
 from pat_jax.config.speculation import SpeculationConfig
 from pat_jax.planning.drafts import PRIOR_GENERATED
 from pat_jax.profiling.simulate.draw import CORRELATION, Draw
@@ -59,17 +52,6 @@ class ReplayOptions(Options):
         )
 
     def draw(self, responses: int, cap: int) -> Draw:
-        """
-        Args:
-          responses: of one rollout.
-          cap: tokens at which a response is cut.
-        """
-        return Draw(
-            responses,
-            cap,
-            self.num_generations,
-            self.correlation,
-            self.length_scale,
-            self.prompt_tokens,
-            self.seed,
-        )
+        """One rollout of so many responses, each cut at `cap` tokens."""
+        alike = self.num_generations, self.correlation
+        return Draw(responses, cap, *alike, self.length_scale, self.prompt_tokens, self.seed)

@@ -5,7 +5,7 @@ Knows numbers and where each is from. Does not know how they were found.
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Literal
 
 from pat_jax.planning.types import Split
@@ -163,7 +163,7 @@ class PlanReport:
     limits: tuple[str, ...]  # what keeps it from being faster, in sentences
     notes: tuple[str, ...] = ()  # assumptions, in sentences
     warnings: tuple[str, ...] = ()  # what makes it a plan of something else, in sentences
-    version: int = field(default=VERSION)
+    version: int = VERSION
 
     def compiles(self, split: Split) -> dict[str, bool | None]:
         """Whether every program of this kind that uses the layout compiles; None: no program
@@ -195,9 +195,7 @@ class PlanReport:
         if self.update is None:
             return []
         update_s = self.update.total_s
-        return [
-            Iteration(system.name, system.mean_s, update_s) for system in self.comparison.systems
-        ]
+        return [Iteration(x.name, x.mean_s, update_s) for x in self.comparison.systems]
 
     def to_json(self) -> str:
         steps = self.steps

@@ -19,10 +19,7 @@ def listed(pattern: str, most: int, what: str) -> Rule:
     """The rule of a text that lists numbers of the form `pattern`, none of them above `most`."""
     form = re.compile(rf"{pattern}(,{pattern})*")
     expected = f"{what} up to {most:,}, separated by commas"
-    return (
-        lambda x: bool(form.fullmatch(x)) and max(map(float, x.split(","))) <= most,
-        expected,
-    )
+    return (lambda x: bool(form.fullmatch(x)) and max(map(float, x.split(","))) <= most, expected)
 
 
 @dataclass(frozen=True)
@@ -73,11 +70,9 @@ class SimulateConfig(ReplayOptions):
         """Of the options that have no effect with --trace."""
         for each in fields(options):
             is_asked = each.name not in used and getattr(options, each.name) != each.default
-            default = (
-                " ".join(map(str, each.default))
-                if isinstance(each.default, tuple)
-                else each.default
-            )
+            default = each.default
+            if isinstance(default, tuple):
+                default = " ".join(map(str, default))
             words = f"{shown(default)} with --trace, on which it has no effect"
             self.need(f"{section}{each.name}", not is_asked, words)
 

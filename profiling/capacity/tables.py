@@ -8,7 +8,6 @@ from pat_jax.common.text_table import Cell, Table, percent, starred
 from pat_jax.planning.memory import GIB
 from pat_jax.profiling.capacity.report import PlanReport, StepTimes
 from pat_jax.profiling.capacity.update_report import STAGES, Update, UpdateMemory
-from pat_jax.profiling.cross_compile.compiled import CompiledProgram
 from pat_jax.profiling.predict.update_times import Seconds
 from pat_jax.profiling.simulate.comparison import ADAPTIVE, DRAFTING, Comparison
 
@@ -38,20 +37,14 @@ def compiles(report: PlanReport) -> Table:
 
 
 def sent(report: PlanReport) -> Table:
-    rows = [
-        [str(program.split) + ", drafts" * (program.num_draft_tokens > 0), *cells]
-        for program in report.programs
-        if program.name == "decode" and not program.error
-        for cells in _collectives(program)
-    ]
+    rows = []
+    for program in report.programs:
+        if program.name == "decode" and not program.error:
+            layout = str(program.split) + ", drafts" * (program.num_draft_tokens > 0)
+            found = [x for x in program.collectives if x.depth >= IN_A_STEP and x.group > 1]
+            cells = [[x.kind, x.count, x.group, x.num_bytes] for x in found]
+            rows += [[layout, *x] for x in cells or [["nothing", None, None, None]]]
     return Table(["layout", "kind", "times", "devices", "bytes each"], rows)
-
-
-def _collectives(program: CompiledProgram) -> list[list[Cell]]:
-    found = [each for each in program.collectives if each.depth >= IN_A_STEP and each.group > 1]
-    return [[x.kind, x.count, x.group, x.num_bytes] for x in found] or [
-        ["nothing", None, None, None]
-    ]
 
 
 def between_hosts(report: PlanReport) -> Table:
@@ -109,18 +102,10 @@ def sources(report: PlanReport) -> Table:
 def switches(report: PlanReport) -> Table:
     """Switches of the first rollout."""
     header = ["at s", "switch", "running", "step", "takes s", "expected to save s", "KV cache"]
-    rows = [
-        [
-            x.at_s,
-            f"{x.source} to {x.target}",
-            x.running,
-            x.step,
-            x.seconds,
-            x.predicted_saving_s,
-            x.kv,
-        ]
-        for x in report.comparison.traces[0].switches
-    ]
+    rows = []
+    for x in report.comparison.traces[0].switches:
+        gain = x.seconds, x.predicted_saving_s
+        rows.append([x.at_s, f"{x.source} to {x.target}", x.running, x.step, *gain, x.kv])
     return Table(header, rows)
 
 

@@ -28,13 +28,11 @@ from pat_jax.profiling.predict.kernel_model import BYTES
 from pat_jax.profiling.predict.sources import kernels_for
 from pat_jax.profiling.predict.update_times import ATTENTION, Seconds, UpdateTimes
 from pat_jax.profiling.predict.update_work import (
-    Collective,
     Rows,
     UpdateWork,
     Work,
     apply_work,
     checksum_work,
-    counted,
     transfer_work,
 )
 from pat_jax.profiling.simulate.machine import Workload
@@ -67,11 +65,7 @@ class PlannedUpdate:
     options: UpdateOptions  # as the user knows them
 
     def of(self, workloads: Sequence[Workload], target: Split) -> Update:
-        """
-        Args:
-          workloads: the rollouts that are learned from.
-          target: the layout that they begin in.
-        """
+        """The update that learns from rollouts which begin in the layout `target`."""
         size = self.run.algorithm.mini_batch_size * self.run.rollout.num_generations
         is_shared = shares_prompts(self.run, self.trainer.layout.platform)
         packed = [
@@ -163,7 +157,6 @@ class PlannedUpdate:
         return UpdateTimes(Composer(kernels, self.built.order.model), target)
 
     def _pass(self, name: str, packed: Packed) -> Seconds:
-        """Of a program over all micro-batches."""
         spent = Seconds()
         for shape, pairs in zip(packed.shapes, packed.pairs, strict=True):
             rows = self._rows(shape, pairs)
@@ -175,8 +168,6 @@ class PlannedUpdate:
         return Rows(shape[0] * shape[1] // self.work.dp, pairs)
 
     def _work(self, name: str, rows: Rows) -> Work:
-        """By arithmetic; by what the compiler counted of the largest shape, in proportion."""
-
         def of(rows: Rows) -> Work:
             if name == "grad":
                 return self.work.gradients(rows)
@@ -186,11 +177,11 @@ class PlannedUpdate:
         if program is None:
             return work
         most = of(self._rows(self.shapes[-1]))
-        return counted(
+        return replace(  # kernels of attention are in no count of a compiler
             work,
-            program.flops * work.flops / most.flops,
-            _moved(program) * work.num_bytes / most.num_bytes,
-            _sent(program),
+            flops=program.flops * work.flops / most.flops,
+            num_bytes=_moved(program) * work.num_bytes / most.num_bytes,
+            sent=program.collectives,
         )
 
     @property
@@ -202,9 +193,9 @@ class PlannedUpdate:
         program = self._find("apply")
         if program is None:
             return by_hand
-        zeros = gradients  # written by a program of its own, too small to be compiled for a plan
-        num_bytes = _moved(program) + zeros
-        return replace(by_hand, num_bytes=num_bytes, sent=_sent(program))
+        # Zeros are written by a program of its own, too small to be compiled for a plan.
+        num_bytes = _moved(program) + gradients
+        return replace(by_hand, num_bytes=num_bytes, sent=program.collectives)
 
     def _transfer(self, target: Split) -> Seconds:
         """Of transfer and checksums. What was compiled for the layout with the least TP stands for
@@ -215,7 +206,7 @@ class PlannedUpdate:
         work = transfer_work(params, whole, kept, self.work.fsdp)
         ends = {p.target: p for p in self.programs if p.name == "transfer" and not p.error}
         if program := ends.get(target) or ends.get(source):
-            work = Work(num_bytes=_moved(program), sent=_sent(program))
+            work = Work(num_bytes=_moved(program), sent=program.collectives)
         return self.times.seconds(work) + self.times.seconds(checksum_work(params, kept))
 
     def _memory(self, target: Split) -> UpdateMemory:
@@ -281,10 +272,3 @@ class PlannedUpdate:
 def _moved(program: CompiledProgram) -> float:
     """Bytes of what is not a product."""
     return program.bytes_accessed - program.product_bytes
-
-
-def _sent(program: CompiledProgram) -> tuple[Collective, ...]:
-    return tuple(
-        Collective(sent.kind, sent.num_bytes, sent.group, sent.count)
-        for sent in program.collectives
-    )

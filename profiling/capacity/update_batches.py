@@ -17,9 +17,8 @@ class Packed:
     shapes: tuple[Shape, ...]
     # Of a query and a key that it sees, on the device that has most of them: the others wait.
     pairs: tuple[float, ...]
-    shared: tuple[
-        int, ...
-    ]  # of each response, tokens of its prompt that are computed with another's
+    # Of each response, tokens of its prompt that are computed with another's.
+    shared: tuple[int, ...]
 
     @classmethod
     def of(

@@ -27,9 +27,8 @@ class UpdateMemory:
     temporaries: int  # what the program takes beside these
     is_least: bool  # nothing was compiled: temporaries are more than that
     limit: int  # of a device
-    shortage: str = (
-        ""  # why it does not fit and what would help, in a sentence; empty where it does
-    )
+    # Why it does not fit and what would help, in a sentence; empty where it does.
+    shortage: str = ""
     tightness: str = ""  # likewise, where it hardly fits
     offloaded: int = 0  # of the optimizer, what rests in the host's memory between two steps
     drafts: int = 0  # a draft model, or what the head of first layers has learned

@@ -28,8 +28,6 @@ from pat_jax.profiling.predict.targets import Target
 from pat_jax.profiling.simulate.machine import Machine
 
 KIND = "all-reduce"
-
-
 NO_SPECULATION = SpeculationConfig("none")
 
 
@@ -144,9 +142,8 @@ def with_slower_links(profile: Profile, factor: float, exit_layer: int = 0) -> L
     tokens = latency.prefill_blocks * latency.page_size
 
     def verifying(split: Split, rows: int, num_draft_tokens: int) -> float:
-        return sums(split, rows * (1 + num_draft_tokens)) + num_draft_tokens * of_drafts(
-            split, rows
-        )
+        drafting = num_draft_tokens * of_drafts(split, rows)
+        return sums(split, rows * (1 + num_draft_tokens)) + drafting
 
     more = factor - 1
     decode, verify = latency.decode_table.items(), latency.verify_table.items()
@@ -163,12 +160,8 @@ def with_slower_links(profile: Profile, factor: float, exit_layer: int = 0) -> L
 
 
 def sums_of(profile: Profile, layers: int = 0) -> Callable[[Split, int], float]:
-    """Seconds of all sums over devices in a decode step, by tokens of a replica: its rows, without
-    drafts.
-
-    Args:
-      layers: that it goes through; 0: all.
-    """
+    """Seconds of all sums over devices in a decode step through so many layers, of 0 all, by tokens
+    of a replica: its rows, without drafts."""
     model, itemsize = model_of(profile), jnp.dtype(profile.subject.dtype).itemsize
     curves = {split: _sum_seconds(profile, split) for split in splits_of(profile.latency)}
     sums = 2 * (layers or model.num_layers) + 1
@@ -177,8 +170,7 @@ def sums_of(profile: Profile, layers: int = 0) -> Callable[[Split, int], float]:
 
 def _sum_seconds(profile: Profile, split: Split) -> Callable[[int], float]:
     """Seconds of one sum over the devices of a replica, by bytes of a device: straight lines between
-    measured sizes, in proportion to bytes past the last.
-    """
+    measured sizes, in proportion to bytes past the last."""
     if split.tp == 1:
         return lambda size: 0.0
     known = {

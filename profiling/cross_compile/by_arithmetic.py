@@ -52,13 +52,9 @@ def nearest(needs: MemoryModel) -> Split:
 
 
 def check_room(order: Order, name: str) -> None:
-    """Some layout has to hold the model.
-
-    Args:
-      name: of the model.
-
+    """
     Raises:
-      UserError: none does; says by how much, and what would.
+      UserError: no layout has room for the model; says how much is missing, and what would fit.
     """
     needs = needs_of(order)
     best = nearest(needs)
@@ -97,7 +93,6 @@ def what_fits(order: Order) -> Iterator[str]:
 
 
 def _changes(order: Order) -> Iterator[Iterable[tuple[str, Order]]]:
-    """Other options, devices with more memory, and more devices."""
     config, target = order.config, order.target
 
     def of_rollout(**options: Any) -> Order:
@@ -117,8 +112,8 @@ def _changes(order: Order) -> Iterator[Iterable[tuple[str, Order]]]:
     if config.train:
         without = replace(order, config=replace(config, train=False))
         yield [("--train false (the rollout alone, trained elsewhere)", without)]
+    models = order.model, order.depths, order.draft_model
     for machines in (roomier(target), larger(target)):
-        models = order.model, order.depths, order.draft_model
         yield ((str(x), Order.of(x, config, *models)) for x in machines)
 
 
@@ -126,10 +121,8 @@ def _longest_response(order: Order) -> int:
     """Tokens of the longest whose pages find room beside all else; 0 or less where none does."""
     needs, rollout = needs_of(order), order.config.rollout
     best = nearest(needs)
-    texts, length = (
-        needs.draft_sources[best],
-        largest_length(rollout.max_length, rollout.min_length),
-    )
+    texts = needs.draft_sources[best]
+    length = largest_length(rollout.max_length, rollout.min_length)
     left = needs.usable - needs.resident - needs.weights[best] - (needs.drafted(best) - texts)
     unsplit = max(needs.page.values())  # bytes that pools grow by
     pages = unsplit // needs.page[best]

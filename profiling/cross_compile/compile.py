@@ -101,10 +101,8 @@ def installed(target: Target) -> dict[str, str]:
             f"target {target}: XLA's compiler for it needs {missing}, which is not installed; "
             "pip install -e '.[plan]'."
         )
-    packages = [
-        name for name in PACKAGES if name.partition("-")[0] != "libtpu" or platform == "tpu"
-    ]
-    return versions_of(name for name in packages if "cuda" not in name or platform == "cuda")
+    other = "libtpu" if platform == "cuda" else "cuda"
+    return versions_of(name for name in PACKAGES if other not in name)
 
 
 def versions_of(packages: Iterable[str]) -> dict[str, str]:
@@ -143,7 +141,6 @@ def environment(target: Target) -> dict[str, str]:
 def _compiled(
     target: Target, content: Mapping[str, Any], progress: Progress | None
 ) -> list[dict[str, Any]]:
-    """The records that the child makes, as they are kept."""
     found: list[dict[str, Any]] = []
     for line in answers(target, content):
         found.append(line["program"])

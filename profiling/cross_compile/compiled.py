@@ -4,44 +4,18 @@ Knows programs by name and numbers. Does not know how they were compiled.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from pat_jax.planning.types import Split
+from pat_jax.profiling.predict.update_work import Collective
 
-OPERATIONS = (
-    "flops",
-    "bytes_accessed",
-    "product_bytes",
-)  # of a program: what it computes and moves
+OPERATIONS = ("flops", "bytes_accessed", "product_bytes")  # what a program computes and moves
 
 
-class Sent(NamedTuple):
-    """Equal collectives of one program."""
-
-    kind: str  # all-reduce, all-gather, all-to-all, reduce-scatter, collective-permute …
-    num_bytes: int  # of its result, on one device
-    group: int  # devices that take part together; of a permutation, the pairs that talk
-    depth: int  # of the loops around it; those of a decode step are 2
-    count: int  # of one run; of `decode`, of one trip of each loop
-    hosts: int = 1  # that such a group is spread over
-
-    def leaving(self, per_host: int) -> float:
-        """Bytes that have to leave each host at the least, for all of its devices.
-
-        What the devices of a host have in common travels once: they sum before, and gather after.
-        """
-        if self.hosts == 1:
-            return 0.0
-        if self.kind == "collective-permute":  # of which it is not known how many pairs cross
-            return float(self.count * self.num_bytes * per_host)
-        members = self.group / self.hosts  # of a group, on a host
-        times = {"all-reduce": 2.0, "reduce-scatter": self.group, "all-to-all": members}
-        sent = times.get(self.kind, 1.0) * self.num_bytes * (1 - 1 / self.hosts)
-        return self.count * sent * per_host / members
-
-
+# Fields that are the same at every depth.
+IDENTITY = ("name", "split", "target", "rows", "length", "num_draft_tokens")
 # What records from before 0.1.0 call them.
 _OLD_KEYS, _OLD_NAMES = {"budget": "num_draft_tokens"}, {"reslice": "reshard"}
 
@@ -69,7 +43,7 @@ class CompiledProgram:
     flops: float = 0.0
     bytes_accessed: float = 0.0
     product_bytes: float = 0.0  # of these, by matrix products and what is fused with them
-    collectives: tuple[Sent, ...] = ()
+    collectives: tuple[Collective, ...] = ()
     kernels: tuple[tuple[str, int], ...] = ()  # calls of what is not XLA's own, and how many
     compile_s: float = 0.0
     error: str | None = None  # what the compiler said instead
@@ -79,19 +53,13 @@ class CompiledProgram:
         return self.layers not in self.compiled_layers
 
     @property
-    def peak_bytes(self) -> int:
-        """All that a run of it needs: arguments, results beside them, temporaries."""
-        return self.argument_bytes + self.output_bytes - self.alias_bytes + self.temp_bytes
-
-    @property
     def taken_bytes(self) -> int:
         """What a run of it needs beside its arguments."""
         return max(0, self.output_bytes - self.alias_bytes) + self.temp_bytes
 
     @property
-    def identity(self) -> tuple[str, Split, Split | None, int, int, int]:
-        """The same at every depth."""
-        return self.name, self.split, self.target, self.rows, self.length, self.num_draft_tokens
+    def identity(self) -> tuple[Any, ...]:
+        return tuple(getattr(self, name) for name in IDENTITY)
 
     def __str__(self) -> str:
         towards = f" to {self.target}" if self.target else ""
@@ -103,42 +71,36 @@ class CompiledProgram:
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> "CompiledProgram":
         content = {_OLD_KEYS.get(key, key): value for key, value in content.items()}
-        target = content["target"]
-        return cls(
-            **{
-                **content,
-                "name": _OLD_NAMES.get(content["name"], content["name"]),
-                "split": Split(*content["split"]),
-                "target": None if target is None else Split(*target),
-                "compiled_layers": tuple(content["compiled_layers"]),
-                "collectives": tuple(Sent(*sent) for sent in content["collectives"]),
-                "kernels": tuple((name, count) for name, count in content["kernels"]),
-            }
-        )
+        content |= {
+            "name": _OLD_NAMES.get(content["name"], content["name"]),
+            "split": Split(*content["split"]),
+            "target": content["target"] and Split(*content["target"]),
+            "compiled_layers": tuple(content["compiled_layers"]),
+            "collectives": tuple(Collective(*sent) for sent in content["collectives"]),
+            "kernels": tuple((name, count) for name, count in content["kernels"]),
+        }
+        return cls(**content)
 
 
-def as_sent(counts: Mapping[tuple[str, int, int, int, int], int]) -> tuple[Sent, ...]:
-    """
-    Args:
-      counts: by kind, bytes, group, depth and hosts.
-    """
-    return tuple(Sent(*key[:4], count, key[4]) for key, count in sorted(counts.items()))
+def merged(collectives: Iterable[Collective]) -> tuple[Collective, ...]:
+    """Equal ones as one, in order."""
+    counts: Counter[Collective] = Counter()
+    for one in collectives:
+        counts[one._replace(count=0)] += one.count
+    return tuple(one._replace(count=count) for one, count in sorted(counts.items()))
 
 
 def together(parts: Sequence[CompiledProgram]) -> CompiledProgram:
     """The parts of one reshard, which run one after the other, as one record."""
-    sent: Counter[tuple[str, int, int, int, int]] = Counter()
     kernels: Counter[str] = Counter()
     for part in parts:
-        for one in part.collectives:
-            sent[*one[:4], one.hosts] += one.count
         kernels.update(dict(part.kernels))
     summed = ("argument_bytes", "output_bytes", "alias_bytes", *OPERATIONS, "compile_s")
     return replace(
         parts[0],
         **{name: sum(getattr(part, name) for part in parts) for name in summed},
         temp_bytes=max(part.temp_bytes for part in parts),
-        collectives=as_sent(sent),
+        collectives=merged(one for part in parts for one in part.collectives),
         kernels=tuple(sorted(kernels.items())),
         error=next((part.error for part in parts if part.error), None),
     )
@@ -183,24 +145,22 @@ def at_depth(programs: Iterable[CompiledProgram], layers: int) -> CompiledProgra
 
 
 def _collectives(
-    small: Sequence[Sent], large: Sequence[Sent], line: Callable[[float, float], float]
-) -> list[Sent]:
+    small: Sequence[Collective], large: Sequence[Collective], line: Callable[[float, float], float]
+) -> list[Collective]:
     """Equal ones by their number. Where a compiler puts several into one, sizes differ with depth:
     then all of a kind, group and depth are one entry, of their mean size."""
-    by_place: defaultdict[tuple[str, int, int, int], tuple[list[Sent], list[Sent]]]
-    by_place = defaultdict(lambda: ([], []))
-    for i, sents in enumerate((small, large)):
-        for sent in sents:
-            by_place[sent.kind, sent.group, sent.depth, sent.hosts][i].append(sent)
+    by_place: defaultdict[tuple[str, int, int, int], tuple[dict[float, int], dict[float, int]]]
+    by_place = defaultdict(lambda: ({}, {}))  # counts by bytes
+    for i, collectives in enumerate((small, large)):
+        for x in collectives:
+            by_place[x.kind, x.group, x.depth, x.hosts][i][x.num_bytes] = x.count
     found = []
     for (kind, group, depth, hosts), (before, after) in sorted(by_place.items()):
-        counts = [{sent.num_bytes: sent.count for sent in sents} for sents in (before, after)]
-        if counts[0].keys() == counts[1].keys():
-            sizes = {n: (count, counts[1][n]) for n, count in counts[0].items()}
-            for n in sorted(sizes):
-                found.append(Sent(kind, n, group, depth, round(line(*sizes[n])), hosts))
-            continue
-        count = max(1, round(line(*(sum(each.values()) for each in counts))))
-        total = line(*(sum(n * times for n, times in each.items()) for each in counts))
-        found.append(Sent(kind, round(total / count), group, depth, count, hosts))
-    return [sent for sent in found if sent.count > 0]
+        if before.keys() == after.keys():
+            sizes = {n: round(line(before[n], after[n])) for n in sorted(before)}
+        else:
+            count = max(1, round(line(sum(before.values()), sum(after.values()))))
+            total = line(*(sum(n * times for n, times in x.items()) for x in (before, after)))
+            sizes = {round(total / count): count}
+        found += [Collective(kind, n, group, depth, c, hosts) for n, c in sizes.items() if c > 0]
+    return found

@@ -1,11 +1,13 @@
-"""Reads a compiled program's text: its instructions, and the collectives among them."""
+"""Reads a compiled program's text: its instructions, the collectives among them, trips of loops."""
 
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
+
+from pat_jax.profiling.predict.update_work import Collective
 
 _ITEM_BITS = {
     **dict.fromkeys(("s4", "u4", "f4e2m1fn"), 4),
@@ -23,21 +25,10 @@ _CALLED = re.compile(
     r"(body|condition|calls|to_apply|true_computation|false_computation)=%([\w.-]+)"
 )
 _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
-
-
-@dataclass(frozen=True)
-class Collective:
-    name: str
-    num_bytes: int  # of its result, on one device
-    depth: int  # of the loops around it
-    group: int  # devices that take part together; of a permutation, the pairs that talk
-    times: int = 1  # that one run of the module does it, where trips of loops are given
-    hosts: int = 1  # that such a group is spread over, at most
-
-    @property
-    def received(self) -> float:
-        """Bytes that come from other devices, of an all-to-all or all-gather."""
-        return self.num_bytes * (self.group - 1) / self.group
+_INSTRUCTION = re.compile(
+    r"\s*(?P<root>ROOT )?%(?P<name>[\w.-]+) = (?P<shape>.*?) (?P<opcode>[a-z][a-z0-9-]*)\((?P<rest>.*)$"
+)
+_TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 
 
 Bodies = Mapping[str, Sequence[str]]  # the lines of each computation
@@ -69,20 +60,14 @@ def called(line: str) -> list[tuple[str, str]]:
 
 
 def collectives(
-    text: str,
-    computation: str = "",
-    *,
-    trips: Mapping[str, int] | None = None,
-    per_host: int = 0,
+    text: str, computation: str = "", *, trips: Mapping[str, int] | None = None, per_host: int = 0
 ) -> list[Collective]:
     """Collectives of an HLO module, in the order of a walk from its entry, or from another
     computation.
 
     Args:
-      per_host: devices of each host, in the order of the program's partitions; 0: there is one
-        host.
-      trips: how often the bodies of loops run, by name (`hlo_loops.loop_trips`); once where not
-        given.
+      per_host: devices of each host, in the order of the program's partitions; 0: of the only one.
+      trips: how often the bodies of loops run, by name (`loop_trips`); once where not given.
     """
     entry, bodies = computations(text)
     every = []
@@ -96,7 +81,7 @@ def collectives(
         # Devices that take part together; of a permutation, the pairs that talk.
         members = len(groups if found["name"] == "collective-permute" else groups[0])
         hosts = max(len({i // per_host for i in group}) for group in groups) if per_host else 1
-        of = depth, members, times, hosts
+        of = members, depth, times, hosts
         every.append(Collective(found["name"], shape_bytes(shape), *of))
     return every
 
@@ -171,3 +156,100 @@ def _in_order(text: str) -> np.ndarray:
 
 def _numbers(text: str) -> list[int]:
     return [int(n) for n in re.findall(r"\d+", text)]
+
+
+@dataclass(frozen=True)
+class Instruction:
+    name: str
+    shape: str
+    opcode: str
+    operands: Sequence[str]
+    line: str
+    is_root: bool
+
+
+@dataclass(frozen=True)
+class Code:
+    """The computations of a module."""
+
+    bodies: Bodies
+    _parsed: dict[str, Mapping[str, Instruction]] = field(default_factory=dict)
+
+    def instructions(self, name: str) -> Mapping[str, Instruction]:
+        if name not in self._parsed:
+            found = (_parse(line) for line in self.bodies[name])
+            self._parsed[name] = {x.name: x for x in found if x is not None}
+        return self._parsed[name]
+
+    def trips(
+        self, loop: Instruction, parts: Mapping[str, str], around: Mapping[str, Instruction]
+    ) -> int:
+        """Trips of a loop, as the compiler says; else as its counter shows; else 1."""
+        stated = _TRIPS.search(loop.line)
+        if stated:
+            return int(stated[1])
+        condition, body = (self.instructions(parts[name]) for name in ("condition", "body"))
+        test, after = (next(x for x in found.values() if x.is_root) for found in (condition, body))
+        if test.opcode != "compare" or "direction=LT" not in test.line or after.opcode != "tuple":
+            return 1
+        counter, limit = (_copied(name, condition) for name in test.operands)
+        place = re.search(r"index=(\d+)", counter.line)
+        before = around[loop.operands[0]]
+        if place is None or counter.opcode != "get-tuple-element" or before.opcode != "tuple":
+            return 1
+        first = _constant(before.operands[int(place[1])], around)
+        last = _constant(limit.name, condition)
+        step = _step(body[after.operands[int(place[1])]], place[0], body)
+        if first is None or last is None or step is None:
+            return 1
+        return -(-(last - first) // step)
+
+
+def loop_trips(text: str) -> dict[str, int]:
+    """How often the body of each loop runs, by its name."""
+    _, bodies = computations(text)
+    code, found = Code(bodies), {}
+    for name in bodies:
+        around = code.instructions(name)
+        for x in around.values():
+            if x.opcode == "while":
+                parts = dict(called(x.line))
+                found[parts["body"]] = code.trips(x, parts, around)
+    return found
+
+
+def _parse(line: str) -> Instruction | None:
+    found = _INSTRUCTION.match(line)
+    if found is None:
+        return None
+    depth, end = 1, 0
+    for end, char in enumerate(found["rest"]):  # noqa: B007
+        depth += (char == "(") - (char == ")")
+        if not depth:
+            break
+    operands = re.findall(r"%([\w.-]+)", found["rest"][:end])
+    is_root = found["root"] is not None
+    return Instruction(found["name"], found["shape"], found["opcode"], operands, line, is_root)
+
+
+def _constant(name: str, around: Mapping[str, Instruction]) -> int | None:
+    """The whole number that `name` stands for; None where it is another thing."""
+    found = re.search(r" constant\((-?\d+)\)", _copied(name, around).line)
+    return int(found[1]) if found else None
+
+
+def _copied(name: str, around: Mapping[str, Instruction]) -> Instruction:
+    """The instruction that `name` copies, itself where it copies none."""
+    x = around[name]
+    while x.opcode in ("copy", "bitcast", "copy-done", "copy-start"):
+        x = around[x.operands[0]]
+    return x
+
+
+def _step(x: Instruction, place: str, body: Mapping[str, Instruction]) -> int | None:
+    """What a loop's body adds to its counter, which is at `place` in what it carries."""
+    if x.opcode != "add":
+        return None
+    terms = [_copied(name, body) for name in x.operands]
+    is_counter = [y.opcode == "get-tuple-element" and y.line.count(place) == 1 for y in terms]
+    return _constant(x.operands[is_counter.index(False)], body) if sum(is_counter) == 1 else None

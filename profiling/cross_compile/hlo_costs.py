@@ -18,8 +18,7 @@ from operator import add
 import numpy as np
 
 from pat_jax.profiling.cross_compile import hlo
-from pat_jax.profiling.cross_compile.hlo import arrays, called, computations
-from pat_jax.profiling.cross_compile.hlo_loops import Code, Instruction
+from pat_jax.profiling.cross_compile.hlo import Code, Instruction, arrays, called, computations
 
 KERNELS = re.compile(
     r'custom_call_target="(tpu_custom_call|mosaic_gpu\w*|__gpu\$xla\.gpu\.triton|triton_kernel_call)'
@@ -99,9 +98,7 @@ class _Module:
         return Counts.of(self._fused_flops(x), self._fused_bytes(x))
 
     def _fused(self, x: Instruction) -> Mapping[str, Instruction]:
-        return self.code.instructions(
-            next(callee for role, callee in called(x.line) if role == "calls")
-        )
+        return self.code.instructions(dict(called(x.line))["calls"])
 
     def _fused_bytes(self, x: Instruction) -> int:
         """What a fusion reads of each parameter, and what it writes: of slices only as much as they hold."""
@@ -123,9 +120,8 @@ class _Module:
 
     def _read_by(self, user: Instruction, place: int) -> int | None:
         """Bytes that `user` reads of its operand at `place`; None: all."""
-        if (
-            user.opcode == "fusion"
-        ):  # inside of another one, as a TPU has a slice of what it multiplies
+        # One inside of another, as a TPU has a slice of what it multiplies.
+        if user.opcode == "fusion":
             body = self._fused(user)
             parameter = next(y for y in body.values() if f" parameter({place})" in y.line)
             root = next(y for y in body.values() if y.is_root)
@@ -139,7 +135,6 @@ class _Module:
         return 0 if user.opcode in _UPDATE else None
 
     def _fused_flops(self, x: Instruction) -> int:
-        """Operations of a fusion, and of those inside it."""
         body = self._fused(x)
         return sum(
             self._fused_flops(y) if y.opcode == "fusion" else _flops(y, body) for y in body.values()

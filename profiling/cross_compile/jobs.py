@@ -5,6 +5,7 @@ Knows which of them stand for the others. Does not know processes, threads or fi
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 
 import jax
@@ -13,7 +14,7 @@ from pat_jax.engine.relocation.rounds import SIZES
 from pat_jax.layout.buckets import Drafts
 from pat_jax.models.config import ModelConfig
 from pat_jax.planning.types import Split
-from pat_jax.profiling.cross_compile.compiled import CompiledProgram
+from pat_jax.profiling.cross_compile.compiled import IDENTITY, CompiledProgram
 from pat_jax.profiling.cross_compile.target_build import TargetBuild
 from pat_jax.programs.programs import Key, ProgramTable
 
@@ -92,26 +93,13 @@ def _training_jobs(build: TargetBuild, model: ModelConfig) -> list[CompileJob]:
     split, longest = trainer.layout.split, build.micro_shapes[-1]
     passes = [Key(name, split, *longest) for name in ("logprobs", "grad")]
     ends = dict.fromkeys((split, list(build.layouts)[-1]))
-    keys = [*passes, Key("apply", split)]
-    keys += [Key("transfer", split, target=target) for target in ends]
-    # Not every algorithm scores.
-    declared = set(trainer.programs.missing())
+    transfers = [Key("transfer", split, target=target) for target in ends]
+    keys = [*passes, Key("apply", split), *transfers]
+    declared = set(trainer.programs.missing())  # not every algorithm scores
     return [_job(trainer.programs, [key], model.num_layers) for key in keys if key in declared]
 
 
 def _job(table: ProgramTable, keys: Sequence[Key], layers: int) -> CompileJob:
-    def lowering(key: Key) -> Callable[[], jax.stages.Lowered]:
-        return lambda: table.lower(key)
-
-    first = keys[0]
-    record = CompiledProgram(
-        first.name,
-        first.split,
-        first.target,
-        first.rows,
-        first.length,
-        first.num_draft_tokens,
-        layers=layers,
-        compiled_layers=(layers,),
-    )
-    return CompileJob(record, tuple(lowering(key) for key in keys))
+    identity = {name: getattr(keys[0], name) for name in IDENTITY}
+    record = CompiledProgram(**identity, layers=layers, compiled_layers=(layers,))
+    return CompileJob(record, tuple(partial(table.lower, key) for key in keys))

@@ -21,10 +21,6 @@ from pat_jax.profiling.predict.targets import Target
 IN_PROGRAMS = ("triton", "tpu_custom_call")  # what a kernel is in a compiled program
 
 
-def main() -> None:
-    serve(_answer)
-
-
 def _answer(content: dict[str, Any], lines: TextIO) -> None:
     devices = devices_of(Target.parse(content["target"]))
     model = padded_for(devices, model_from_json(content["model"]))
@@ -52,4 +48,4 @@ def _trouble(layout: Layout, part: Part, case: Case) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    serve(_answer)

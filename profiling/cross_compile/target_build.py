@@ -32,13 +32,7 @@ from pat_jax.models.policy import Policy
 from pat_jax.planning.memory import GIB, MemoryModel
 from pat_jax.planning.types import Split
 from pat_jax.profiling.predict.targets import Target, paper_devices
-from pat_jax.training.build import (
-    DTYPES,
-    build_trainer,
-    micro_shapes,
-    rollout_policy,
-    scans_layers,
-)
+from pat_jax.training.build import DTYPES, build_trainer, micro_shapes, rollout_policy, scans_layers
 from pat_jax.training.trainer import Trainer
 
 EOS = (0,)  # as good as any: no text is made
@@ -64,15 +58,12 @@ class Order:
         draft_model: ModelConfig | None = None,
     ) -> "Order":
         """Only what a program depends on; `depths` of 0 is the whole model."""
-        kept = {
-            name: getattr(config, name)
-            for name in ("rollout", "algorithm", "optimizer", "lora", "speculation")
-        }
-        kept |= {name: getattr(config, name) for name in ("train", "remat", "compute_dtype")}
+        sections = ("rollout", "algorithm", "optimizer", "lora", "speculation")
+        names = (*sections, "train", "remat", "compute_dtype")
+        kept = {name: getattr(config, name) for name in names}
         # As the whole model has it, for shallow ones too.
         asked = config.scan_layers, model.num_layers, target.chip.platform, config.compute_dtype
-        is_scanned = scans_layers(*asked)
-        kept["scan_layers"] = str(is_scanned).lower()
+        kept["scan_layers"] = str(scans_layers(*asked)).lower()
         whole = {min(depth or model.num_layers, model.num_layers) for depth in depths}
         model = padded_for(paper_devices(target), model)
         return cls(target, RunConfig(**kept), model, tuple(sorted(whole)), draft_model)

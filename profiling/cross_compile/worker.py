@@ -25,10 +25,9 @@ from jax.experimental import topologies
 from pat_jax.common.devices import Device
 from pat_jax.common.errors import UserError
 from pat_jax.common.json_text import parse_json
-from pat_jax.profiling.cross_compile import hlo, hlo_costs, hlo_loops
-from pat_jax.profiling.cross_compile.compiled import CompiledProgram, as_sent, together
-from pat_jax.profiling.cross_compile.hlo import collectives
-from pat_jax.profiling.cross_compile.hlo_loops import loop_trips
+from pat_jax.profiling.cross_compile import hlo, hlo_costs
+from pat_jax.profiling.cross_compile.compiled import IDENTITY, CompiledProgram, merged, together
+from pat_jax.profiling.cross_compile.hlo import collectives, loop_trips
 from pat_jax.profiling.cross_compile.jobs import CompileJob, jobs_of
 from pat_jax.profiling.cross_compile.target_build import Order, TargetBuild, check
 from pat_jax.profiling.predict.targets import Target
@@ -46,9 +45,8 @@ def devices_of(target: Target) -> Sequence[Device]:
     try:
         if chip.platform == "tpu":
             # The compiler takes a machine for 2x2 chips, and a smaller slice only where it is told so.
-            on_host = [
-                min(most, n) for most, n in zip((2, 2, 1), (*target.topology, 1), strict=False)
-            ]
+            sizes = zip((2, 2, 1), (*target.topology, 1), strict=False)
+            on_host = [min(most, n) for most, n in sizes]
             return topologies.get_topology_desc(
                 target.text, platform="tpu", chips_per_host_bounds=on_host
             ).devices
@@ -98,16 +96,8 @@ class Compiler:
     def _found(self, job: CompileJob, path: Path, lowered: jax.stages.Lowered) -> CompiledProgram:
         found = self._kept(path) if path.is_file() and self.texts is None else None
         if found is not None:
-            same = (
-                "split",
-                "target",
-                "rows",
-                "length",
-                "num_draft_tokens",
-                "layers",
-                "compiled_layers",
-            )
-            return replace(found, **{name: getattr(job.record, name) for name in same})
+            own = (*IDENTITY, "layers", "compiled_layers")
+            return replace(found, **{name: getattr(job.record, name) for name in own})
         start = time.perf_counter()
         compiled = lowered.compile()
         record = _described(job.record, compiled, self.per_host)
@@ -124,17 +114,13 @@ class Compiler:
 def _described(
     record: CompiledProgram, program: jax.stages.Compiled, per_host: int
 ) -> CompiledProgram:
-    """
-    Args:
-      per_host: devices that fast links join; 0: all.
-    """
     text, memory = program.as_text() or "", program.memory_analysis()
     assert memory is not None  # both compilers report it
-    is_burst, sent = record.name == "decode", Counter[tuple[str, int, int, int, int]]()
+    is_burst = record.name == "decode"
     trips = None if is_burst else loop_trips(text)
-    for c in collectives(text, trips=trips, per_host=per_host):
-        if c.group > 1 or c.name == "collective-permute":  # whose group is its pairs
-            sent[c.name, c.num_bytes, c.group, c.depth, c.hosts] += c.times
+    every = collectives(text, trips=trips, per_host=per_host)
+    # The group of a permutation is its pairs.
+    sent = (c for c in every if c.group > 1 or c.kind == "collective-permute")
     counted = hlo_costs.count(text, inside=STEP_LOOPS if is_burst else 0)
     called = Counter(re.findall(r'custom_call_target="([^"]+)"', text))
     return replace(
@@ -146,7 +132,7 @@ def _described(
         flops=counted.flops,
         bytes_accessed=counted.num_bytes,
         product_bytes=counted.product_bytes,
-        collectives=as_sent(sent),
+        collectives=merged(sent),
         kernels=tuple(sorted(called.items())),
     )
 
@@ -154,10 +140,6 @@ def _described(
 def sentence_of(error: Exception) -> str:
     text = " ".join(f"{type(error).__name__}: {error}".split())
     return text if len(text) <= LONGEST_ERROR else text[:LONGEST_ERROR] + " …"
-
-
-def main() -> None:
-    serve(_answer)
 
 
 def serve(answer: Callable[[dict[str, Any], TextIO], None]) -> None:
@@ -190,7 +172,7 @@ def _answer(content: dict[str, Any], lines: TextIO) -> None:
 
 def _reading() -> str:
     """A hash of the code that reads programs: records that other code read are not found again."""
-    files = (Path(module.__file__ or "") for module in (hlo, hlo_costs, hlo_loops))
+    files = (Path(module.__file__ or "") for module in (hlo, hlo_costs))
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 
 
@@ -200,4 +182,4 @@ def write_line(lines: TextIO, **content: Any) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    serve(_answer)

@@ -2,7 +2,7 @@
 
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from platform import python_version
 
@@ -19,23 +19,22 @@ DRIVER = Path("/proc/driver/nvidia/version")
 def devices_found(devices: Sequence[Device]) -> Finding:
     """How many of which kind, what each has of memory, and whether others are left unused."""
     kinds = Counter(device.device_kind for device in devices)
-    platform = devices[0].platform
+    platform, each = devices[0].platform, [memory_of(device) for device in devices]
     words = ", ".join(f"{n} x {kind}" for kind, n in kinds.items())
     figures = {
         "platform": platform,
         "kinds": dict(kinds),
-        "memory_bytes": [memory_of(device) for device in devices],
+        "memory_bytes": each,
         "cores": os.cpu_count(),
     }
     idle = idle_accelerators(platform)
     if idle:
         trouble = f"JAX runs on {platform}, and the device files of {', '.join(idle)} are there"
         return Finding(f"{words}: {trouble}", figures, trouble)
-    return Finding(f"{words}, {_memory(devices)}", figures)
+    return Finding(f"{words}, {_memory(each)}", figures)
 
 
-def _memory(devices: Sequence[Device]) -> str:
-    each = [memory_of(device) for device in devices]
+def _memory(each: Sequence[int | None]) -> str:
     if None in each:
         whole = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         return f"which share the host's {whole / GIB:.1f} GiB"
@@ -48,13 +47,9 @@ def memory_of(device: Device) -> int | None:
     return (device.memory_stats() or {}).get("bytes_limit")
 
 
-def versions() -> Mapping[str, str]:
-    return {"python": python_version(), "pat_jax": __version__, **versions_of(PACKAGES)}
-
-
 def versions_found(devices: Sequence[Device]) -> Finding:
     """Versions of the packages, and of what lies under them."""
-    found = dict(versions())
+    found = {"python": python_version(), "pat_jax": __version__, **versions_of(PACKAGES)}
     client = " ".join(str(devices[0].client.platform_version).split())
     if devices[0].platform != "cpu":
         found["runtime"] = client

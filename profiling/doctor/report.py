@@ -98,10 +98,7 @@ class Examination:
         return bool(self.parts) and all(part.is_well for part in self.parts)
 
     def verdict(self, well: str) -> str:
-        """
-        Args:
-          well: what it says where nothing is wrong.
-        """
+        """A sentence: `well` where nothing is wrong."""
         wrong = [part for part in self.parts if not part.is_well]
         if not wrong:
             return f"verdict: {well}"

@@ -1,7 +1,6 @@
 """A profile for people: tables of text and a picture."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from pat_jax.common.picture_style import tp_colour
@@ -34,15 +33,12 @@ def tables(profile: Profile) -> str:
         for title, seconds in lists.items()
         if seconds
     ]
-    return "\n\n".join([*_origin(profile), _decode_table(latency.decode_table), *parts])
-
-
-def _origin(profile: Profile) -> Iterator[str]:
-    if profile.shards_of:
-        yield (
-            f"one device measured, with the shards of {profile.shards_of}; collectives, reshards and "
-            "migrations are computed from its links and memory"
-        )
+    origin = (
+        f"one device measured, with the shards of {profile.shards_of}; collectives, reshards and "
+        "migrations are computed from its links and memory"
+    )
+    decoding = _decode_table(latency.decode_table)
+    return "\n\n".join([*[origin] * bool(profile.shards_of), decoding, *parts])
 
 
 def _decode_table(table: Mapping[tuple[Split, int, int], float]) -> str:
@@ -65,11 +61,6 @@ def _round(source: Split, target: Split, senders: str) -> str:
     return f"{source} -> {target}, {senders} sending"
 
 
-def plot_profile(profile: Profile, path: Path) -> None:
-    """Writes what `draw_profile` draws (PNG)."""
-    draw_profile(profile).savefig(path)
-
-
 def draw_profile(profile: Profile) -> "Figure":
     """The decode step by running sequences, a panel for each cache length."""
     from pat_jax.common.picture import Picture
@@ -80,9 +71,10 @@ def draw_profile(profile: Profile) -> "Figure":
     panels = figure.subplots(1, len(lengths), sharey=True, squeeze=False)[0]
     for axes, length in zip(panels, lengths, strict=True):
         for split in dict.fromkeys(split for split, _, _ in table):
-            running, seconds = _line(table, split, length)
+            at = [(rows, s) for (a, rows, n), s in table.items() if (a, n) == (split, length)]
+            running, ms = zip(*sorted((rows * split.dp, 1e3 * s) for rows, s in at), strict=True)
             options = {"label": str(split), "color": tp_colour(split.tp)}
-            axes.plot(running, seconds, marker="o", markersize=3, **options)
+            axes.plot(running, ms, marker="o", markersize=3, **options)
         axes.set_xscale("log", base=2)
         axes.set_yscale("log")
         axes.set_title(f"cache of {length:,} tokens", loc="left", fontsize=10)
@@ -93,11 +85,3 @@ def draw_profile(profile: Profile) -> "Figure":
     subject = profile.subject
     figure.suptitle(f"{subject.num_devices} x {subject.device_kind}, {subject.dtype}", fontsize=10)
     return figure
-
-
-def _line(table: Mapping, split: Split, length: int) -> tuple[Sequence[int], Sequence[float]]:
-    points: Iterable = sorted(
-        (r * split.dp, 1e3 * s) for (a, r, n), s in table.items() if (a, n) == (split, length)
-    )
-    running, seconds = zip(*points, strict=True)
-    return running, seconds

@@ -31,7 +31,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import permutations
+from itertools import permutations, product
 
 import numpy as np
 
@@ -43,8 +43,7 @@ from pat_jax.models.config import ModelConfig
 from pat_jax.models.kernels import kernel_choice
 from pat_jax.planning.latency.model import ROUNDS, LatencyModel
 from pat_jax.planning.types import Reads, Split
-from pat_jax.profiling.predict.kernel_files import Kernels
-from pat_jax.profiling.predict.kernel_model import BYTES, HEAD_DIM
+from pat_jax.profiling.predict.kernel_model import BYTES, HEAD_DIM, ModelledKernels
 from pat_jax.profiling.predict.links import added, waiting_s
 from pat_jax.profiling.predict.model_sizes import heads_of, passes, weight_bytes, widths_of
 
@@ -77,7 +76,7 @@ UNLISTED = {"cuda": Unlisted(1.6e-5, 1.5e-6), "tpu": Unlisted()}
 class Composer:
     """One model's decode steps, prefills and switches from a chip's kernels."""
 
-    kernels: Kernels
+    kernels: ModelledKernels
     model: ModelConfig
     switch_s: float = SWITCH_S
     page_size: int = PAGE_SIZE  # tokens
@@ -119,7 +118,6 @@ class Composer:
         )
 
     def _layer_ms(self, tokens: int, tp: int) -> float:
-        """One layer's products, and what is done number by number; on one device."""
         moved = passes(self.model, tokens, tp, self.kv_ways(tp))
         return self.products_ms(tokens, tp) + sum(map(self.kernels.elementwise, moved))
 
@@ -128,10 +126,9 @@ class Composer:
         return self.kernels.all_reduce(tp, tokens * self.model.embed_dim) + waiting_ms
 
     def decode_links_s(self, tokens: int, tp: int, layers: int | None = None) -> float:
-        """What its links add to a step: two sums a layer, one embedding, the logits.
+        """Seconds that its links add to a step through the first `layers`, or all where not given.
 
-        Args:
-          layers: that it goes through; all where not given.
+        These are two sums a layer, one of the embedding, and a gather of the logits.
         """
         if tp == 1:
             return 0.0
@@ -161,12 +158,8 @@ class Composer:
     def _pass_s(
         self, tp: int, rows: int, length: int, *, each: int, drawn: int, layers: int | None = None
     ) -> float:
-        """Through the first `layers`, or all where not given, and the head.
-
-        Args:
-          each: tokens of each row.
-          drawn: of these, the ones whose next is drawn.
-        """
+        """`each` tokens of each row through the first `layers`, or all where not given; `drawn` of them
+        through the head."""
         model, tokens = self.model, rows * each
         layers = layers or model.num_layers
         layer = self._layer_ms(tokens, tp) + self._attention_ms(rows, length, each - 1, tp)
@@ -187,7 +180,6 @@ class Composer:
         return self._pass_s(1, rows, length, each=2, drawn=1)
 
     def _attention_ms(self, rows: int, length: int, num_draft_tokens: int, tp: int) -> float:
-        """One layer's attention of a step on one device."""
         model, heads = self.model, heads_of(self.model, tp, self.kv_ways(tp))
         attended = max(1, round(length * model.head_dim / HEAD_DIM))  # as many bytes
         read = self.kernels.decode_attention(rows, attended, *heads)
@@ -243,11 +235,8 @@ class Composer:
         """Times at every bucket; a larger one never costs less than a smaller one."""
         step = np.array([[seconds(split, n, m) for m in lengths] for n in rows])
         step = np.maximum.accumulate(np.maximum.accumulate(step, axis=0), axis=1)
-        return {
-            (split, n, m): float(step[i, j])
-            for i, n in enumerate(rows)
-            for j, m in enumerate(lengths)
-        }
+        sizes = product(rows, lengths)
+        return {(split, *at): s for at, s in zip(sizes, step.ravel().tolist(), strict=True)}
 
     def _drafted_s(
         self,
@@ -265,15 +254,9 @@ class Composer:
         return self.decode_step(split, rows, length, num_draft_tokens) + num_draft_tokens * proposed
 
     def latency_model(
-        self,
-        buckets: Buckets,
-        drafts: Drafts = NO_DRAFTS,
-        draft_model: "Composer | None" = None,
+        self, buckets: Buckets, drafts: Drafts = NO_DRAFTS, draft_model: "Composer | None" = None
     ) -> LatencyModel:
-        """
-        Args:
-          draft_model: on the same chips; where one says drafts.
-        """
+        """The draft model, where one proposes drafts, is on the same chips."""
         assert drafts.has_model == (draft_model is not None), "who generates drafts"
         splits, lengths = tuple(buckets.rows), buckets.lengths
         decode, verify = {}, {}
@@ -291,9 +274,7 @@ class Composer:
             decode_table=decode,
             reshard_table={pair: self.reshard(*pair) for pair in pairs},
             migrate_table=rounds,
-            prefill_table={
-                (split, m): self.prefill_call(split, m) for split in splits for m in lengths
-            },
+            prefill_table={at: self.prefill_call(*at) for at in product(splits, lengths)},
             prefill_blocks=self.prefill_blocks,
             page_size=self.page_size,
             round_tokens=self.round_tokens,

@@ -14,9 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
-from pat_jax.common.chips import Chip
 from pat_jax.common.errors import UserError
-from pat_jax.profiling.predict.kernel_model import BYTES, ModelledKernels, Source
+from pat_jax.profiling.predict.kernel_model import ModelledKernels, Source
 from pat_jax.profiling.predict.links import Sums, launch_s
 from pat_jax.profiling.predict.targets import Target
 
@@ -54,13 +53,10 @@ class Interpolated:
 
 
 class Attention:
-    """Milliseconds of one layer by KV heads and heads, over two sizes."""
+    """Milliseconds of one layer by KV heads and heads, over two sizes: columns `outer` and
+    `inner`."""
 
     def __init__(self, rows: Iterable[dict[str, str]], outer: str, inner: str):
-        """
-        Args:
-          outer, inner: the columns of the sizes.
-        """
         self.table: dict = defaultdict(dict)
         for row in rows:
             heads = int(row["num_key_value_heads"]), int(row["num_heads"])
@@ -78,11 +74,8 @@ class Attention:
         return Interpolated(along_heads)(heads)
 
 
-class KernelTables:
+class KernelTables(ModelledKernels):
     """The kernels of one kind of GPU as they were measured; what no table has is modelled."""
-
-    source: Source = "tables"
-    weight_bytes = float(BYTES)
 
     def __init__(self, data: Path, target: Target, sums: Sums = "one-shot"):
         """
@@ -93,9 +86,7 @@ class KernelTables:
           NoData: the folder is missing.
           UserError: there are no measurements of that chip.
         """
-        self.target = target
-        self.sums: Sums = sums
-        self.modelled = ModelledKernels(target, sums=sums)
+        super().__init__(target, sums=sums)
         if target.chip.name not in MEASURED:
             raise UserError(
                 f"target {target}: there are kernel tables of {', '.join(MEASURED)}, none of "
@@ -111,8 +102,8 @@ class KernelTables:
             yield from csv.DictReader(file)
 
     @property
-    def chip(self) -> Chip:
-        return self.target.chip
+    def source(self) -> Source:
+        return "tables"
 
     @cached_property
     def _gemms(self) -> dict[tuple[int, int], Interpolated]:
@@ -148,7 +139,7 @@ class KernelTables:
         """ms of one layer, `rows` sequences of `length` tokens."""
         table = self._decode_attention
         if kv_heads not in table.kv_heads:
-            return self.modelled.decode_attention(rows, length, heads, kv_heads)
+            return super().decode_attention(rows, length, heads, kv_heads)
         return table.ms(kv_heads, heads, rows, length - 1)  # a step is the one after so many tokens
 
     @cached_property
@@ -159,7 +150,7 @@ class KernelTables:
         """ms of one layer, `rows` prompts of `length` tokens each; past the table by length²."""
         table = self._prefill_attention
         if kv_heads not in table.kv_heads:
-            return self.modelled.prefill_attention(rows, length, heads, kv_heads)
+            return super().prefill_attention(rows, length, heads, kv_heads)
         longest = min(length, table.most)
         return table.ms(kv_heads, heads, longest, rows) * (length / longest) ** 2
 
@@ -182,23 +173,14 @@ class KernelTables:
             return 0.0
         if devices in self._all_reduces:
             return 1e3 * launch_s(self.sums) + self._all_reduces[devices](elements)
-        return self.modelled.all_reduce(devices, elements)
+        return super().all_reduce(devices, elements)
 
     def all_gather(self, devices: int, elements: int) -> float:
         if devices == 1:
             return 0.0
         if devices in self._all_gathers:
             return self._all_gathers[devices](elements)
-        return self.modelled.all_gather(devices, elements)
-
-    def elementwise(self, num_bytes: float) -> float:
-        return self.modelled.elementwise(num_bytes)
-
-    def exchange_bytes_s(self, devices: int) -> float:
-        return self.modelled.exchange_bytes_s(devices)
-
-
-Kernels = ModelledKernels | KernelTables
+        return super().all_gather(devices, elements)
 
 
 def _by_gpus(rows: Iterable[dict[str, str]]) -> dict[int, Interpolated]:

@@ -12,18 +12,15 @@ own rates, except for the kinds of kernels for which the file has shares of thei
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
-from pathlib import Path
+from functools import cached_property
 from typing import Any, Literal
 
-import yaml
-
 from pat_jax.common.chips import Chip
-from pat_jax.profiling.predict.links import HostLinks, Sums, TorusLinks, links_of
+from pat_jax.profiling.predict.links import HostLinks, Sums, TorusLinks, links_of, shipped
 from pat_jax.profiling.predict.targets import Target
 
 Source = Literal["tables", "coefficients", "chip data", "profile"]
-FILE = Path(__file__).parent / "kernel_coefficients.yaml"
+FILE = "kernel_coefficients.yaml"
 BYTES = 2  # of a bfloat16 number
 HEAD_DIM = 128  # of every model whose attention was measured
 PAGE = 128  # tokens: what a kernel reads at least of a sequence
@@ -31,14 +28,9 @@ SPLIT = 512  # tokens: from here on a sequence is read by several blocks
 RELATIVE = "relative"  # the chip whose shares stand for those that are not there
 
 
-@lru_cache(maxsize=1)
-def _file() -> dict[str, Any]:
-    return yaml.safe_load(FILE.read_text(encoding="utf-8"))
-
-
 def _shares(name: str) -> dict[str, Any]:
     """Coefficients of a chip by kernel: shares of its peaks, microseconds, exponents."""
-    own = dict(_file()["chips"][name])
+    own = dict(shipped(FILE)["chips"][name])
     relative = own.pop(RELATIVE, None)
     return (_shares(relative) if relative else {}) | own
 
@@ -48,7 +40,7 @@ class ModelledKernels:
     """The kernels of a target's devices, from coefficients.
 
     Milliseconds of one layer on one device, inside a CUDA graph or a TPU program. `KernelTables`
-    answers the same questions from measurements.
+    answers most of these questions from measurements.
     """
 
     target: Target
@@ -66,7 +58,7 @@ class ModelledKernels:
     @property
     def source(self) -> Source:
         """Where the times are from; every figure that rests on them says so."""
-        return "chip data" if RELATIVE in _file()["chips"][self.chip.name] else "coefficients"
+        return "chip data" if RELATIVE in shipped(FILE)["chips"][self.chip.name] else "coefficients"
 
     @cached_property
     def shares(self) -> Mapping[str, Mapping[str, float]]:

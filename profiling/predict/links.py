@@ -7,9 +7,9 @@ PCIe and between hosts it goes around a ring. On a TPU it goes along the axes of
 
 import math
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import yaml
 
@@ -19,12 +19,16 @@ from pat_jax.profiling.predict.targets import Target
 
 # How GPUs of one host sum; the last: NCCL, no graph.
 Sums = Literal["one-shot", "nccl", "ungraphed"]
-FILE = Path(__file__).parent / "link_coefficients.yaml"
 
 
-@lru_cache(maxsize=1)
+@cache
+def shipped(name: str) -> dict[str, Any]:
+    """A file of numbers of this folder."""
+    return yaml.safe_load(Path(__file__).with_name(name).read_text(encoding="utf-8"))
+
+
 def coefficients() -> dict[str, dict[str, float]]:
-    return yaml.safe_load(FILE.read_text(encoding="utf-8"))
+    return shipped("link_coefficients.yaml")
 
 
 def links_of(target: Target, sums: Sums = "one-shot") -> "HostLinks | TorusLinks":
@@ -80,10 +84,12 @@ class HostLinks:
     def _passes_s(self, devices: int, num_bytes: float, passes: int) -> float:
         inside = min(devices, self.devices_per_host)
         hosts, seconds = devices // inside, 0.0
+        if inside > 1:
+            seconds = self._nccl(inside, num_bytes, passes)
         if inside > 1 and passes == 2:
-            seconds = self._reduce(inside, num_bytes)
-        elif inside > 1:
-            seconds = self._nccl(inside, num_bytes, 1)
+            seconds += launch_s(self.sums)
+            if self.sums == "one-shot" and self._has_nvlink:
+                seconds = min(seconds, self._custom(inside, num_bytes))
         if hosts > 1:
             # Each device sums its share with its likes in other hosts, before the shares are gathered.
             seconds += self._ring(hosts, num_bytes / inside, "network", passes)
@@ -94,12 +100,6 @@ class HostLinks:
         `devices`."""
         fits = devices <= self.devices_per_host
         return self.chip.link_bytes_s if fits else self.chip.host_link_bytes_s
-
-    def _reduce(self, devices: int, num_bytes: float) -> float:
-        nccl = launch_s(self.sums) + self._nccl(devices, num_bytes, 2)
-        if self.sums == "one-shot" and self._has_nvlink:
-            return min(self._custom(devices, num_bytes), nccl)
-        return nccl
 
     def _custom(self, devices: int, num_bytes: float) -> float:
         known, others = coefficients()["custom"], devices - 1
@@ -172,11 +172,10 @@ class TorusLinks:
         known = coefficients()["ici"]
         axes = [(i, size) for i, size in enumerate(self.block(devices)) if size > 1]
         rings = [self._is_ring(axis, size) for axis, size in axes]
-        hops = sum(
-            size // 2 if ring else size - 1 for (_, size), ring in zip(axes, rings, strict=True)
-        )
+        both = zip(axes, rings, strict=True)
+        hops = sum(size // 2 if ring else size - 1 for (_, size), ring in both)
         # A share of the data goes along each axis first; a ring sends both ways, a line must carry
         # everything past its middle.
-        rate = known["link"] * self._one_link * sum(2 if ring else 1 for ring in rings)
+        rate = known["link"] * self._one_link * (len(rings) + sum(rings))
         sent = num_bytes * (devices - 1) / devices
         return 1e-6 * (known["floor_us"] + known["hop_us"] * hops) + sent / rate

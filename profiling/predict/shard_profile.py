@@ -84,10 +84,7 @@ class ShardProfiler:
         """
         layouts = layouts_of(self.target, self.model)
         engines = {split: self._engine(split) for split in layouts}
-        needs = {
-            split: engine_memory(engine, self.config).held(ALONE)
-            for split, engine in engines.items()
-        }
+        needs = {a: engine_memory(x, self.config).held(ALONE) for a, x in engines.items()}
         usable = USABLE * memory_limit(self.config, [self.device])
         for split, need in needs.items():
             if need > usable:
@@ -219,7 +216,5 @@ def _is_lacking(warmup: Warmup) -> bool:
     buckets = warmup.specs.buckets
     decode = {(ALONE, n, length) for n in buckets.rows[ALONE] for length in buckets.lengths}
     prefill = {(ALONE, length) for length in buckets.lengths}
-    return not (
-        decode <= warmup.timings.known["decode_table"].keys()
-        and prefill <= warmup.timings.known["prefill_table"].keys()
-    )
+    known = warmup.timings.known
+    return bool(decode - known["decode_table"].keys() or prefill - known["prefill_table"].keys())

@@ -2,16 +2,12 @@
 model."""
 
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
-from typing import Any
-
-import yaml
 
 from pat_jax.common.chips import Chip
-from pat_jax.profiling.predict.kernel_files import MEASURED, Kernels, KernelTables
+from pat_jax.profiling.predict.kernel_files import MEASURED, KernelTables
 from pat_jax.profiling.predict.kernel_model import BYTES, ModelledKernels, Source
-from pat_jax.profiling.predict.links import Sums
+from pat_jax.profiling.predict.links import Sums, shipped
 from pat_jax.profiling.predict.targets import Target
 
 EXPLAINED: dict[Source, str] = {
@@ -35,11 +31,6 @@ class StepRange:
 OF_PROFILE = StepRange(0.98, 1.02)  # between the points of a profile: docs/notebook/benchmarks.md
 
 
-@lru_cache(maxsize=1)
-def _ranges() -> dict[str, Any]:
-    return yaml.safe_load(RANGES.read_text(encoding="utf-8"))
-
-
 def precision_of(weight_bytes: float) -> str:
     """What ranges are told apart by, as `step_ranges.yaml` calls it."""
     return "bfloat16" if weight_bytes >= BYTES else "eight bits"
@@ -54,7 +45,7 @@ def range_of(chip: Chip, source: Source, weight_bytes: float = BYTES) -> StepRan
     """
     if source == "profile":
         return OF_PROFILE
-    platform = _ranges().get(chip.platform, {})
+    platform = shipped(RANGES.name).get(chip.platform, {})
     found = platform.get(precision_of(weight_bytes), {})
     if chip.name not in platform.get("chips", ()) or source not in found:
         return None
@@ -68,7 +59,7 @@ def kernels_for(
     *,
     weight_bytes: float = BYTES,
     sums: Sums = "one-shot",
-) -> Kernels:
+) -> ModelledKernels:
     """The best that is known of a target's kernels; their `source` says what that is.
 
     Args:

@@ -56,17 +56,11 @@ class UpdateTimes:
     """One model's on one target."""
 
     def __init__(self, composer: Composer, target: Target):
-        """
-        Args:
-          composer: with kernels of bfloat16 weights, which is what an update multiplies with.
-        """
+        """The composer has kernels of bfloat16 weights, which an update multiplies with."""
         self.composer, self.links = composer, links_of(target, "nccl")
 
     def seconds(self, work: Work, tokens: int = 1) -> Seconds:
-        """
-        Args:
-          tokens: of a device that its products are over.
-        """
+        """Seconds of work whose products are over so many tokens of a device."""
         kernels = self.composer.kernels
         products = work.flops / self.rate(tokens) if work.flops else 0.0
         attention = max(

@@ -13,7 +13,7 @@ Work other than products was read off programs compiled for H100s (docs/costs.md
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import NamedTuple, Self
 
 from pat_jax.models.config import ModelConfig
@@ -30,24 +30,35 @@ LOGIT_PASSES, BACKWARD_LOGIT_PASSES = 2, 6
 # Bytes of each weight of the head that are moved for each chunk of tokens whose logits exist at a time:
 # rounding it (read 4, write 2), and adding its gradient up besides (the same, read 6 and write 4).
 HEAD_BYTES, HEAD_GRADIENT_BYTES = 6, 16
-
-
 # What is computed anew in the backward pass, by what that keeps of a layer: attention; products with weights;
 # the rest, for which weights are gathered again.
-KEEP_LEAST, KEEP_NO_PRODUCT, KEEP_LESS = (
-    ("full",),
-    ("full", "attention"),
-    ("full", "attention", "dots"),
-)
+KEEP_LEAST, KEEP_NO_PRODUCT = ("full",), ("full", "attention")
+KEEP_LESS = (*KEEP_NO_PRODUCT, "dots")
 
 
 class Collective(NamedTuple):
     """Equal ones of a program."""
 
-    kind: str  # all-gather, reduce-scatter, all-reduce, …
+    kind: str  # all-reduce, all-gather, all-to-all, reduce-scatter, collective-permute …
     num_bytes: float  # of its result, on one device
-    group: int  # devices that take part together
-    count: int = 1
+    group: int  # devices that take part together; of a permutation, the pairs that talk
+    depth: int = 0  # of the loops around it; those of a decode step are 2
+    count: int = 1  # of one run; of `decode`, of one trip of each loop
+    hosts: int = 1  # that such a group is spread over
+
+    def leaving(self, per_host: int) -> float:
+        """Bytes that have to leave each host at the least, for all of its devices.
+
+        What the devices of a host have in common travels once: they sum before, and gather after.
+        """
+        if self.hosts == 1:
+            return 0.0
+        if self.kind == "collective-permute":  # of which it is not known how many pairs cross
+            return float(self.count * self.num_bytes * per_host)
+        members = self.group / self.hosts  # of a group, on a host
+        times = {"all-reduce": 2.0, "reduce-scatter": self.group, "all-to-all": members}
+        sent = times.get(self.kind, 1.0) * self.num_bytes * (1 - 1 / self.hosts)
+        return self.count * sent * per_host / members
 
 
 @dataclass(frozen=True)
@@ -63,15 +74,9 @@ class Work:
 
     def times(self, count: int) -> Self:
         """Work of a program that does this so often."""
-        return replace(
-            self,
-            flops=count * self.flops,
-            num_bytes=count * self.num_bytes,
-            sent=tuple(one._replace(count=count * one.count) for one in self.sent),
-            attention_flops=count * self.attention_flops,
-            attention_bytes=count * self.attention_bytes,
-            host_bytes=count * self.host_bytes,
-        )
+        names = (field.name for field in fields(self) if field.name != "sent")
+        sent = tuple(one._replace(count=count * one.count) for one in self.sent)
+        return replace(self, sent=sent, **{name: count * getattr(self, name) for name in names})
 
 
 class Rows(NamedTuple):
@@ -113,9 +118,8 @@ class UpdateWork:
             1 + (self.remat in remats) for remats in (KEEP_NO_PRODUCT, KEEP_LEAST, KEEP_LESS)
         )
         again = (multiplied - 1) * (forward.flops - self._last_products(rows.tokens))
-        backward = (
-            2 if adapters is None else 1
-        )  # of its inputs and, where it is trained, of a weight
+        # Of its inputs and, where it is trained, of a weight.
+        backward = 2 if adapters is None else 1
         # The logits are always computed anew (`rl/algorithm/logprobs.py`).
         flops = (1 + backward) * (forward.flops + head) + head + again
         flops += 2 * (2 + multiplied) * rows.tokens * (adapters or 0)
@@ -164,7 +168,7 @@ class UpdateWork:
         """Weights brought together, layers as often as they are computed; of the embedding the rows that
         are looked up change places instead."""
         if self.fsdp > 1:
-            yield Collective("all-gather", self._layer_bytes, self.fsdp, count)
+            yield Collective("all-gather", self._layer_bytes, self.fsdp, count=count)
             yield Collective("all-gather", float(self.itemsize * self._head), self.fsdp)
             yield self._lookup(rows)
 
@@ -222,8 +226,3 @@ def transfer_work(params: int, gathered: int, kept: int, fsdp: int) -> Work:
 def checksum_work(params: int, kept: int) -> Work:
     """Work of checksums on what is sent and what arrives; bytes on one device."""
     return Work(num_bytes=float(params + kept))
-
-
-def counted(work: Work, flops: float, num_bytes: float, sent: tuple[Collective, ...]) -> Work:
-    """The same with what a compiler counted; kernels of attention are in no count."""
-    return replace(work, flops=flops, num_bytes=num_bytes, sent=sent)

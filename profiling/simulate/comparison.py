@@ -25,9 +25,8 @@ from pat_jax.profiling.simulate.response_lengths import ResponseLengths
 from pat_jax.profiling.simulate.simulator import replay
 
 ADAPTIVE, DRAFTING = "adaptive", "adaptive, drafts"
-SumSeconds = Callable[
-    [Split, int], float
-]  # of a decode step's sums over devices, by tokens of a replica: its rows, without drafts
+# Of a decode step's sums over devices, by tokens of a replica: its rows, without drafts.
+SumSeconds = Callable[[Split, int], float]
 
 
 @dataclass(frozen=True)
@@ -193,7 +192,6 @@ def _drafting(
 def _learning(
     workloads: Sequence[Workload], planner: CostModelPlanner, machine: Machine
 ) -> list[RolloutReport]:
-    """One after the other; the planner learns their lengths."""
     done = []
     for workload in workloads:
         done.append(replay(workload, planner, machine))
@@ -240,13 +238,8 @@ def step_parts(
     totals = np.zeros(5)
     for burst in bursts:
         physics = machine.truth.verifying(burst.num_draft_tokens).decode[burst.split].physics
-        rest = np.array(
-            [
-                physics.fixed,
-                physics.per_row * burst.rows,
-                physics.per_token * machine.truth.tokens_read(burst),
-            ]
-        )
+        of_context = physics.per_token * machine.truth.tokens_read(burst)
+        rest = np.array([physics.fixed, physics.per_row * burst.rows, of_context])
         tokens = burst.rows * (1 + burst.num_draft_tokens)
         sums = sum_seconds(burst.split, tokens) * burst.steps if sum_seconds else 0.0
         host = machine.host_s_per_sequence * burst.running * burst.steps

@@ -176,11 +176,9 @@ class _Lockstep:
         is_laid_out = rules.burst > 0
         has_others = rules.siblings or (rules.earlier and is_laid_out)
         self.others = _Seen(record.group_runs, record.tokens) if has_others else None
-        self.earlier = (
-            _Seen(record.group_runs, record.tokens) if rules.earlier and not is_laid_out else None
-        )
-        if self.earlier is not None:
-            whole = slice(record.rows, None)
+        self.earlier: _Seen | None = None
+        if rules.earlier and not is_laid_out:
+            self.earlier, whole = _Seen(record.group_runs, record.tokens), slice(record.rows, None)
             self.earlier.tell(_spans(record.start[whole], record.stop[whole]))
         self.known = record.stop.copy()  # where each text ends for others
         self.known[rows] = self.at
@@ -213,22 +211,18 @@ class _Lockstep:
         if not len(text):
             return text
         going_on = np.flatnonzero(at < self.stop)
-        bucket = self._bucket(int((at - record.start[: record.rows])[going_on].max()))
-        longest = self._bucket(int((self.stop - record.start[: record.rows]).max()))
-        texts = self.rules.room
+        start, texts = record.start[: record.rows], self.rules.room
+        bucket = self._bucket(int((at - start)[going_on].max()))
+        longest = self._bucket(int((self.stop - start).max()))
         room = int(max(texts * bucket, min(LEAST_ROOM, texts * longest)))
         known_tokens = self.known[text] - record.known_tokens[text]
         total = np.bincount(group, known_tokens)
         farthest = np.zeros(len(total), np.int64)
-        np.maximum.at(
-            farthest, record.group[going_on], (at - record.known_tokens[: record.rows])[going_on]
-        )
+        generated = at - record.known_tokens[: record.rows]
+        np.maximum.at(farthest, record.group[going_on], generated[going_on])
         is_cut = total[group] > room
-        known_tokens = np.where(
-            is_cut,
-            np.minimum(known_tokens, farthest[group] + bucket // self.rules.ahead_part),
-            known_tokens,
-        )
+        ahead = farthest[group] + bucket // self.rules.ahead_part
+        known_tokens = np.where(is_cut, np.minimum(known_tokens, ahead), known_tokens)
         self.known[text] = record.known_tokens[text] + known_tokens
         before = np.cumsum(known_tokens) - known_tokens
         begins = np.searchsorted(group, group)  # each group's first
@@ -237,9 +231,8 @@ class _Lockstep:
 
     def _bucket(self, longest: int) -> int:
         """Tokens of a row that the engine's programs have room for."""
-        return self.rules.least * 2 ** max(
-            0, math.ceil(math.log2(max(1, longest) / self.rules.least))
-        )
+        doublings = math.ceil(math.log2(max(1, longest) / self.rules.least))
+        return self.rules.least * 2 ** max(0, doublings)
 
     def step(self) -> tuple[np.ndarray, ...]:
         """Of each running row: its number, and what `Steps` has of it from `matched` on."""
@@ -275,11 +268,8 @@ class _Lockstep:
     def _longest(
         self, at: np.ndarray, but: np.ndarray | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Tokens of the longest match before each of these places, and what comes behind it.
-
-        Args:
-          but: tokens that may not come there.
-        """
+        """Tokens of the longest match before each of these places, and what comes behind it: not the
+        tokens `but`."""
         found = np.full((len(at), self.record.context), NOWHERE)
         for seen in (self.own, self.others, self.earlier):
             if seen:

@@ -53,8 +53,6 @@ BUILT_IN_ORIGIN = (
     "QwQ-32B-Preview, Qwen3-235B-A22B and Qwen3-30B-A3B thinking, Qwen2.5-Math-Instruct, Llama-3.2-3B-Instruct "
     "in RL; docs/figures.md)"
 )
-
-
 MET_AGAIN = "Earlier responses are there where a run meets a prompt again: layouts are compared with drafts that have none."
 
 
@@ -78,16 +76,12 @@ class DraftSources:
 
     @classmethod
     def built_in(cls) -> "DraftSources":
-        own = DraftSource(OWN, _sure(OWN_ACCEPTED, OWN_BRANCHES, OWN_BEGUN, OWN_BRANCH_COUNTS))
-        return cls(BUILT_IN_ORIGIN, (own, DraftSource(SIBLINGS, Acceptance.unseen())))
+        known = DraftSource(OWN, _own_text()), DraftSource(SIBLINGS, Acceptance.unseen())
+        return cls(BUILT_IN_ORIGIN, known)
 
     @classmethod
     def generated(cls, source: str, accepted: float) -> "DraftSources":
-        """
-        Args:
-          source: as `--speculation.source` has it.
-          accepted: how likely a token of a draft is right where those before it are.
-        """
+        """A `--speculation.source` whose tokens are as likely right where those before them are."""
         origin = (
             f"assumed: each token with a probability of {accepted:g} where those before it are right "
             "(--draft_acceptance)"
@@ -135,11 +129,7 @@ class DraftSources:
         return cls(origin, tuple(known), tuple(told))
 
     def within(self, drafts: Drafts, samples: int) -> "DraftSources":
-        """Without those that a rollout has no room or no samples for.
-
-        Args:
-          samples: of a prompt.
-        """
+        """Without those that a rollout has no room for, or no samples of a prompt."""
         if drafts.texts and samples > 1:
             return self
         return replace(self, known=tuple(x for x in self.known if x.name == OWN))
@@ -151,11 +141,7 @@ class DraftSources:
         return [source for source in self.known if source.name != EARLIER][-1]
 
     def words(self, draft: int) -> tuple[str, ...]:
-        """What is taken for true, in sentences.
-
-        Args:
-          draft: most tokens of a draft.
-        """
+        """What is taken for true, in sentences, with drafts of at most so many tokens."""
         alone = ", ".join(f"{x.alone(draft):.3g} from {x.name}" for x in self.known)
         origin = f"Drafts are right as often as {self.origin}."
         yours = " Your texts may repeat more or less: --responses_file counts yours."
@@ -171,9 +157,8 @@ def generated(accepted: float) -> Acceptance:
     """Acceptance of drafts by a model: each token is as likely `accepted`, where those before it
     are."""
     begun, proposed = np.eye(KINDS)[GENERATED], np.full((2, KINDS, MAX_RUN), SURE)
-    return Acceptance(
-        begun, proposed, accepted * proposed, np.array(PRIOR_BRANCH_COUNTS), is_generated=True
-    )
+    branch_counts = np.array(PRIOR_BRANCH_COUNTS)
+    return Acceptance(begun, proposed, accepted * proposed, branch_counts, is_generated=True)
 
 
 def acceptance_in(steps: Steps, draft: int) -> Acceptance:
@@ -186,19 +171,13 @@ def acceptance_in(steps: Steps, draft: int) -> Acceptance:
     )
 
 
-def _sure(
-    accepted: Sequence[Sequence[float]],
-    branches: Sequence[Sequence[float]],
-    begun: Sequence[float],
-    branch_counts: Sequence[Sequence[float]],
-) -> Acceptance:
-    """As tables say, whatever is believed before anything was seen."""
-    nothing = [0.0] * len(accepted[0])
-    of_places = np.array([[nothing, *accepted], [nothing, *branches]])
+def _own_text() -> Acceptance:
+    """As the tables have it, whatever is believed before anything was seen."""
+    nothing = [0.0] * len(OWN_ACCEPTED[0])
+    of_places = np.array([[nothing, *OWN_ACCEPTED], [nothing, *OWN_BRANCHES]])
     rate = np.pad(of_places, ((0, 0), (0, 0), (0, MAX_RUN - of_places.shape[2])), mode="edge")
-    return Acceptance(
-        np.array(begun), np.full_like(rate, SURE), SURE * rate, np.array(branch_counts)
-    )
+    proposed, branch_counts = np.full_like(rate, SURE), np.array(OWN_BRANCH_COUNTS)
+    return Acceptance(np.array(OWN_BEGUN), proposed, SURE * rate, branch_counts)
 
 
 def _some(groups: Sequence[Group]) -> list[Group]:

@@ -50,13 +50,7 @@ class Went(NamedTuple):
 class DraftedRows:
     """Remembers the parts of tokens and of counts that bursts leave over."""
 
-    def __init__(
-        self, machine: Machine, tables: BlockTables, accepts: Sequence[Acceptance] | None = None
-    ):
-        """
-        Args:
-          accepts: of each sequence, see `Workload`.
-        """
+    def __init__(self, machine: Machine, tables: BlockTables, accepts: Sequence[Acceptance] | None):
         self.machine, self.tables, self.table = machine, tables, tables.table
         self._kinds = [machine.acceptance] if accepts is None else list(dict.fromkeys(accepts))
         self._are_alike = accepts is None
@@ -106,9 +100,8 @@ class DraftedRows:
             times = np.where(before + generated < FIRST_TOKENS, self._times[running], 1.0)
             tokens = np.stack([one.tokens(of_replica) for one in expected])
             rate = 1 + times * (tokens[kind, replica] - 1)
-            new, took = self._generate(
-                running, rate, np.where(is_running, left - generated, 0), every
-            )
+            to_come = np.where(is_running, left - generated, 0)
+            new, took = self._generate(running, rate, to_come, every)
             generated, running_steps, steps = generated + new, running_steps + took, steps + every
             verified = np.stack([one.drafted(of_replica) for one in expected])
             drafted += np.bincount(kind, verified[kind, replica] * took, len(kinds))
@@ -173,7 +166,6 @@ class _Copied:
     room: int  # tokens of a step
 
     def tokens(self, running: np.ndarray) -> np.ndarray:
-        """Of a row in a step, float[replicas], by running rows of each replica."""
         rows = np.maximum(running, 1)
         return np.asarray(self.ways.tokens(self.room / rows - 1, rows))
 
@@ -189,11 +181,8 @@ class _Copied:
         Whatever steps verify of it, a run says all that is right of it and one token more, and all of these
         are counted.
         """
-        share, accept_prob, branch_counts = (
-            self.acceptance.share,
-            self.acceptance.accept_prob,
-            self.acceptance.branch_counts,
-        )
+        share, accept_prob = self.acceptance.share, self.acceptance.accept_prob
+        branch_counts = self.acceptance.branch_counts
         begun = share * generated / (1.0 + share @ accept_prob[DRAFTS, :, 1:].sum(axis=1))
         beside = begun[:, None] * branch_counts / branch_counts.sum(axis=1, keepdims=True)
         came = np.stack([begun, (1 - accept_prob[DRAFTS, :, 1]) @ beside])[:, :, None]

@@ -17,19 +17,11 @@ from pat_jax.common.errors import UserError, shown
 from pat_jax.common.json_text import JsonError, parse_json
 from pat_jax.profiling.simulate.response_lengths import BUILT_IN, ResponseLengths
 
-LENGTHS = (
-    "output_tokens",
-    "completion_tokens",
-    "response_tokens",
-    "generated_tokens",
-    "length",
-)
+LENGTHS = ("output_tokens", "completion_tokens", "response_tokens", "generated_tokens", "length")
 COUNTS = ("count", "weight", "weight_requests")
 PROMPTS = ("prompt_tokens", "input_tokens", "context_tokens")
 MOST_TOKENS, MOST_COUNT = 2**31 - 1, 10**15
 USAGE = "usage"  # of a line of `pat_jax.generate`
-
-
 # Where an element is, for people, and what it is: a number, or what has one by name.
 Elements = Iterable[tuple[str, Any]]
 

@@ -41,11 +41,9 @@ class Workload:
     def load(self, capacity: int) -> Load:
         """What is known before the first token, when so many sequences have rows at once."""
         running = min(self.size, capacity)
-        zeros, remaining_tokens = np.zeros(running, int), np.full(running, self.cap)
+        zeros, left = np.zeros(running, int), np.full(running, self.cap)
         prompt = None if self.prompt_id is None else self.prompt_id[:running]
-        return Load(
-            zeros, zeros, self.prompts[:running], remaining_tokens, prompt, self.size - running
-        )
+        return Load(zeros, zeros, self.prompts[:running], left, prompt, self.size - running)
 
 
 @dataclass(frozen=True)

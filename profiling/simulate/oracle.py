@@ -103,18 +103,17 @@ class _World:
 
     def __init__(self, workload: Workload, machine: Machine):
         self.workload, self.machine, self.truth = workload, machine, machine.truth
-        every, self.num_rows = machine.check_every, min(workload.size, machine.capacity)
+        self.num_rows = min(workload.size, machine.capacity)
         self.begin, self.row = _seats(workload.responses, self.num_rows)
         self.end = self.begin + workload.responses
-        self.moments = np.arange(0, int(self.end.max()), every)
+        self.moments = np.arange(0, int(self.end.max()), machine.check_every)
         self.running = self._running(np.ones(workload.size, bool))
         ahead = workload.prompts - self.begin - 1  # of the moment: tokens in the cache of each
-        self.longest_prompt = self._of_running(np.maximum, workload.prompts)
         # Tokens in the longest cache, the shortest and on average.
         self.context = self._of_running(np.maximum, ahead) + self.moments
         self.least_context = self._of_running(np.minimum, ahead) + self.moments
         self.mean_context = self._of_running(np.add, ahead) / self.running + self.moments
-        self.length = self._lengths(every)
+        self.length = self._lengths()
         self.dealt = {split: self._dealt(split) for split in machine.splits}
         self.recompute = {split: self._recompute(split) for split in machine.splits}
 
@@ -142,7 +141,6 @@ class _World:
         return np.concatenate(parts)
 
     def fullest(self, state: _State) -> np.ndarray:
-        """Running sequences of the fullest replica."""
         if state.dealt is None:
             return -(-self.running // state.split.dp)
         replica = self._replica(state)
@@ -177,12 +175,8 @@ class _World:
         token = steps(tables)
         for num_draft_tokens, verifying in tables.verifying:
             generated = self._tokens(split, rows, num_draft_tokens)
-            seconds = np.divide(
-                steps(verifying),
-                generated,
-                where=generated > 0,
-                out=np.full(len(generated), np.inf),
-            )
+            seconds = np.full_like(token, np.inf)
+            np.divide(steps(verifying), generated, where=generated > 0, out=seconds)
             token = np.minimum(token, seconds)
         return self.machine.check_every * token
 
@@ -199,7 +193,6 @@ class _World:
         return np.where(np.isin(rows, has_program), generated, 0.0)
 
     def ways(self, source: _State, target: _State, fullest: np.ndarray) -> Iterator[np.ndarray]:
-        """Seconds of each way from one state to another, at every moment."""
         a, b = source.split, target.split
         if a == b:
             is_measured = self.truth.shift_round(a) < math.inf
@@ -264,23 +257,19 @@ class _World:
         )
         return begun - ended
 
-    def _lengths(self, every: int) -> np.ndarray:
-        """The length bucket of the longest context and `every` more tokens."""
+    def _lengths(self) -> np.ndarray:
+        """The length bucket of the longest context and the tokens until the next moment."""
         steps = np.array(self.machine.buckets.lengths)
-        last_end = self.longest_prompt + self.workload.cap
-        needed = np.searchsorted(steps, np.minimum(last_end - 1, self.context + every))
-        return steps[needed]
+        last_end = self._of_running(np.maximum, self.workload.prompts) + self.workload.cap
+        needed = np.minimum(last_end - 1, self.context + self.machine.check_every)
+        return steps[np.searchsorted(steps, needed)]
 
     def _recompute(self, split: Split) -> np.ndarray:
         """As many tokens as all hold, in rows of the longest."""
         longest = np.maximum(self.context, 1)
         rows = self.running * self.mean_context / (longest * split.dp)
-        return np.array(
-            [
-                self.truth.recompute(split, n, m)
-                for n, m in zip(rows.tolist(), longest.tolist(), strict=True)
-            ]
-        )
+        pairs = zip(rows.tolist(), longest.tolist(), strict=True)
+        return np.array([self.truth.recompute(split, *pair) for pair in pairs])
 
 
 def _seats(responses: np.ndarray, num_rows: int) -> tuple[np.ndarray, np.ndarray]:

@@ -83,9 +83,7 @@ class _AsTaken(Planner):
 
     def _switches_done(self, load: Load) -> int:
         step = load.step + self.slack
-        return sum(
-            load.running <= switch.running and switch.step <= step for _, switch in self.path
-        )
+        return sum(load.running <= x.running and x.step <= step for _, x in self.path)
 
     def _moves(self, done: int) -> list[Move]:
         """Moves between the last of so many switches and the next one."""
@@ -94,5 +92,4 @@ class _AsTaken(Planner):
 
 
 def _fullest(replica: np.ndarray) -> int:
-    """Running sequences of the fullest replica."""
     return int(np.bincount(replica).max())

@@ -24,16 +24,10 @@ FEWEST_CUT, LEAST_CUT, PILE, NEAR = 3, 0.005, 3, 0.9
 
 @dataclass(frozen=True)
 class Quantiles:
-    """A built-in distribution."""
+    """A built-in distribution; the outermost quantiles are its ends."""
 
     tokens: tuple[int, ...]  # at PROBABILITIES
     source: str
-
-    def at(self, probability: np.ndarray) -> np.ndarray:
-        """Tokens, int[...]; the outermost quantiles are the ends."""
-        scores = ndtri(np.array(PROBABILITIES))
-        log_tokens = np.interp(ndtri(probability), scores, np.log(self.tokens))
-        return np.maximum(1, np.rint(np.exp(log_tokens))).astype(int)
 
 
 BUILT_IN: Mapping[str, Quantiles] = {
@@ -76,7 +70,9 @@ class ResponseLengths:
     @classmethod
     def built_in(cls, name: str) -> "ResponseLengths":
         quantiles = BUILT_IN[name]
-        tokens = quantiles.at((np.arange(POINTS) + 0.5) / POINTS)
+        scores, known = ndtri((np.arange(POINTS) + 0.5) / POINTS), ndtri(np.array(PROBABILITIES))
+        log_tokens = np.interp(scores, known, np.log(quantiles.tokens))
+        tokens = np.maximum(1, np.rint(np.exp(log_tokens))).astype(int)
         return cls(f"built-in {name!r}: {quantiles.source}", tokens, np.ones(POINTS))
 
     @cached_property
@@ -101,7 +97,7 @@ class ResponseLengths:
         """The longest length, if responses pile up there as where a cap cuts them; None: they thin
         out."""
         longest = int(self.tokens[-1])
-        pile = float(self.counts[self.tokens == longest].sum())
+        pile = self.counts[self.tokens == longest].sum()
         near = self.counts[(self.tokens >= NEAR * longest) & (self.tokens < longest)].sum()
         is_cut = pile >= FEWEST_CUT and pile > PILE * near and self.share_of(longest) >= LEAST_CUT
         return longest if is_cut else None

@@ -23,8 +23,9 @@ from pat_jax.profiling.capacity.plan_config import PlanConfig
 from pat_jax.profiling.capacity.planned import planned
 from pat_jax.profiling.capacity.report import PlanReport
 from pat_jax.profiling.cross_compile.compile import Compilation
-from pat_jax.profiling.cross_compile.compiled import CompiledProgram, Sent
+from pat_jax.profiling.cross_compile.compiled import CompiledProgram
 from pat_jax.profiling.predict.sources import RANGES
+from pat_jax.profiling.predict.update_work import Collective
 
 GIB = 2**30
 SMALL = ["--responses", "64", "--max_completion_length", "3072"]
@@ -56,7 +57,7 @@ def compilation(*, refused: Split | None = None) -> Compilation:
     splits = tuple(Split(8 // tp, tp) for tp in (1, 2, 4, 8))
     programs = []
     for split in splits:
-        sums = (Sent("all-reduce", 8192, split.tp, 2, 65),) if split.tp > 1 else ()
+        sums = (Collective("all-reduce", 8192, split.tp, 2, 65),) if split.tp > 1 else ()
         error = "too much scalar memory" if split == refused else None
         whole = {"layers": 32, "compiled_layers": (2, 4), "argument_bytes": GIB}
         programs.append(

@@ -18,8 +18,8 @@ from pat_jax.profiling.capacity.report import PlanReport
 from pat_jax.profiling.capacity.update import PlannedUpdate
 from pat_jax.profiling.capacity.update_report import Update
 from pat_jax.profiling.cross_compile.compile import Compilation
-from pat_jax.profiling.cross_compile.compiled import CompiledProgram, Sent
-from pat_jax.profiling.predict.update_work import Rows
+from pat_jax.profiling.cross_compile.compiled import CompiledProgram
+from pat_jax.profiling.predict.update_work import Collective, Rows
 from pat_jax.profiling.simulate.draw import Draw
 from pat_jax.profiling.simulate.response_lengths import ResponseLengths
 
@@ -139,7 +139,9 @@ def test_a_compiler_that_counts_what_arithmetic_does_changes_nothing():
     assert by_hand.batches.slots % (SHAPE["rows"] * SHAPE["length"])
     for name, of, passes in (("logprobs", work.scores, 2), ("grad", work.gradients, 1)):
         counts = of(Rows(SHAPE["length"], 0.0)).times(passes)
-        sent = tuple(Sent(x.kind, round(x.num_bytes), x.group, 0, x.count) for x in counts.sent)
+        sent = tuple(
+            Collective(x.kind, round(x.num_bytes), x.group, 0, x.count) for x in counts.sent
+        )
         moved = {"bytes_accessed": counts.num_bytes + 7e9, "product_bytes": 7e9}
         programs.append(program(name, **SHAPE, flops=counts.flops, collectives=sent, **moved))
     compiled = alone(asked, programs)

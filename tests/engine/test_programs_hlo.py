@@ -18,6 +18,7 @@ from pat_jax.layout.layout import Layout
 from pat_jax.models.weight_formats import WeightFormat
 from pat_jax.planning.types import Split
 from pat_jax.profiling.cross_compile.hlo import called, collectives, computations
+from pat_jax.profiling.predict.update_work import Collective
 from pat_jax.programs.programs import Key, ProgramTable
 from tests.lossless import MODELS
 
@@ -45,6 +46,11 @@ def programs(
     return found
 
 
+def received(one: Collective) -> float:
+    """Bytes that come from other devices, of an all-to-all or all-gather."""
+    return one.num_bytes * (one.group - 1) / one.group
+
+
 def test_the_reader_sees_collectives_and_loops():
     layout = subject("kv8").engine.layouts[SPLITS[-1]]
     mesh, split = layout.mesh, layout.sharding("mlp")
@@ -57,9 +63,9 @@ def test_the_reader_sees_collectives_and_loops():
     text = jax.jit(run, out_shardings=split).lower(x).compile().as_text()
     assert text is not None
     found = collectives(text)
-    assert {(c.name, c.depth) for c in found} >= {("all-gather", 0), ("all-reduce", 1)}
-    gather = next(c for c in found if c.name == "all-gather")
-    assert (gather.num_bytes, gather.group, gather.received) == (256, mesh.size, 224)
+    assert {(c.kind, c.depth) for c in found} >= {("all-gather", 0), ("all-reduce", 1)}
+    gather = next(c for c in found if c.kind == "all-gather")
+    assert (gather.num_bytes, gather.group, received(gather)) == (256, mesh.size, 224)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -76,7 +82,7 @@ def test_a_decode_step_reads_quantized_weights_and_sends_what_it_always_sends():
     largest = {key.split: key for key in sorted(keys, key=lambda key: key[2:4])}
     for key in (largest[SPLITS[0]], largest[SPLITS[-1]]):
         text = hlo("kv2", key, "int8")
-        step = [c.name for c in collectives(text) if c.depth == 2]
+        step = [c.kind for c in collectives(text) if c.depth == 2]
         sums = ["all-reduce"] * (2 * config.num_layers + 1)
         assert sorted(step) == ([] if key.split.tp == 1 else ["all-gather", *sums])
         # Both loops carry the values, and none of them what those are converted to.
@@ -107,7 +113,7 @@ def test_lowering_tp_only_gathers_weights(name):
         assert keys
         for key in keys:
             text = table[key].as_text()
-            assert {c.name for c in collectives(text)} == {"all-gather"}
+            assert {c.kind for c in collectives(text)} == {"all-gather"}
 
 
 def part_bytes(name: str, key: Key) -> float:
@@ -135,8 +141,8 @@ def test_a_round_of_all_groups_sends_its_pages_and_nothing_else(name):
         expected = {"all-to-all"} if exchange.heads else set()
         if exchange.copies and exchange.is_up:
             expected.add("all-gather")
-        assert {c.name for c in found} == expected
-        sent = sum(c.received for c in found) * exchange.narrow.mesh.size
+        assert {c.kind for c in found} == expected
+        sent = sum(map(received, found)) * exchange.narrow.mesh.size
         assert sent == exchange.narrow.split.dp * exchange.copies_sent * part_bytes(name, key)
 
 
@@ -154,7 +160,7 @@ def test_a_round_of_one_group_sends_its_pages_alone(name):
         assert len(branches) == exchange.narrow.split.dp
         for branch in branches:
             sent = collectives(text, branch)
-            assert {c.name for c in sent} == {"collective-permute"}
+            assert {c.kind for c in sent} == {"collective-permute"}
             num_bytes = sum(c.num_bytes * c.group for c in sent)  # here: the pairs that talk
             assert num_bytes == exchange.copies_sent * part_bytes(name, key)
 
@@ -170,7 +176,7 @@ def test_pages_go_to_another_group_in_one_permutation(name):
         assert len(found) == key.split.dp - 1
         buffer = bytes_a_device([specs.buffer(specs.layouts[key.split], key.rows)])
         for one in found:
-            assert (one.name, one.depth, one.group) == ("collective-permute", 0, 8)
+            assert (one.kind, one.depth, one.group) == ("collective-permute", 0, 8)
             assert one.num_bytes == buffer
 
 
@@ -219,7 +225,7 @@ def test_no_step_copies_the_pool(kind):
 def test_a_decode_step_sums_twice_a_layer(name):
     config = MODELS[name]
     for key in programs(name, "decode"):
-        step = [(c.name, c.num_bytes) for c in collectives(hlo(name, key)) if c.depth == 2]
+        step = [(c.kind, c.num_bytes) for c in collectives(hlo(name, key)) if c.depth == 2]
         hidden = ("all-reduce", key.rows * config.embed_dim * 4)
         logits = ("all-gather", key.rows * config.padded_vocab_size * 4)
         if key.split.tp == 1:
@@ -235,13 +241,13 @@ def test_live_rows_are_counted_once_in_several_steps(name):
     for key in programs(name, "decode"):
         rest = [c for c in collectives(hlo(name, key)) if c.depth < 2]
         assert sorted(c.depth for c in rest) == ([0, 1] if key.split.dp > 1 else [])
-        assert {(c.name, c.num_bytes, c.group) for c in rest} <= {("all-reduce", 8, key.split.dp)}
+        assert {(c.kind, c.num_bytes, c.group) for c in rest} <= {("all-reduce", 8, key.split.dp)}
 
 
 def test_prefill_computes_no_logits():
     layers = MODELS["kv2"].num_layers
     for key in programs("kv2", "prefill"):
-        found = [c.name for c in collectives(hlo("kv2", key))]
+        found = [c.kind for c in collectives(hlo("kv2", key))]
         # The last sum of the last layer has no reader: the newest token is left to decoding.
         assert len(found) <= (2 * layers + 1 if key.split.tp > 1 else 0)
         assert set(found) <= {"all-reduce"}

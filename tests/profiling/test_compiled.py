@@ -9,12 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pat_jax.planning.types import Split
-from pat_jax.profiling.cross_compile.compiled import CompiledProgram, Sent, at_depth, together
+from pat_jax.profiling.cross_compile.compiled import CompiledProgram, at_depth, together
+from pat_jax.profiling.predict.update_work import Collective
 
 NUMBERS = ("argument_bytes", "output_bytes", "temp_bytes", "alias_bytes", "flops", "bytes_accessed")
 counts = st.integers(0, 2**40)
 sents = st.builds(
-    Sent,
+    Collective,
     st.sampled_from(["all-reduce", "all-gather"]),
     st.integers(1, 2**30),
     st.sampled_from([2, 8]),
@@ -45,14 +46,14 @@ def test_a_record_is_the_same_after_a_file(program: CompiledProgram):
 
 def of_depth(layers: int, slope: Mapping[str, int], base: Mapping[str, int]) -> CompiledProgram:
     """A program whose numbers are affine: two sums a layer and one more, one gather."""
-    sums = Sent("all-reduce", 4096, 8, 2, 2 * layers + 1)
+    sums = Collective("all-reduce", 4096, 8, 2, 2 * layers + 1)
     return CompiledProgram(
         "decode",
         Split(1, 8),
         layers=layers,
         compiled_layers=(layers,),
         **{name: base[name] + layers * slope[name] for name in NUMBERS},  # pyright: ignore[reportArgumentType]
-        collectives=(Sent("all-gather", 77, 8, 2, 1), sums),
+        collectives=(Collective("all-gather", 77, 8, 2, 1), sums),
         kernels=(("attention", layers),),
     )
 
@@ -73,12 +74,12 @@ def test_numbers_that_are_affine_in_the_layers_come_out_exactly(slope, base, lay
 
 
 def test_collectives_put_into_one_by_the_compiler_keep_their_bytes():
-    def program(layers: int, *sent: Sent) -> CompiledProgram:
+    def program(layers: int, *sent: Collective) -> CompiledProgram:
         return CompiledProgram("transfer", Split(8, 1), layers=layers, collectives=sent)
 
     gather = ("all-gather", 8, 0)
-    small = program(2, Sent(gather[0], 300, 8, 0, 1))
-    large = program(4, Sent(gather[0], 250, 8, 0, 2))
+    small = program(2, Collective(gather[0], 300, 8, 0, 1))
+    large = program(4, Collective(gather[0], 250, 8, 0, 2))
     (found,) = at_depth([small, large], 6).collectives
     assert found.count == 3 and abs(3 * found.num_bytes - (300 + 2 * 200)) < 3  # one number for all
 

@@ -2,9 +2,8 @@
 
 import pytest
 
-from pat_jax.profiling.cross_compile.compiled import Sent
-from pat_jax.profiling.cross_compile.hlo import collectives
-from pat_jax.profiling.cross_compile.hlo_loops import loop_trips
+from pat_jax.profiling.cross_compile.hlo import collectives, loop_trips
+from pat_jax.profiling.predict.update_work import Collective
 
 GROUPS = "channel_id=1, replica_groups={{0,1,2,3}}"
 
@@ -14,9 +13,9 @@ def module(*lines: str, others: str = "") -> str:
     return f"HloModule made_up\n\n{others}\nENTRY %main (x: f32[8]) -> f32[8] {{\n{body}\n}}\n"
 
 
-def found(text: str) -> list[tuple[str, int, int, int]]:
+def found(text: str) -> list[tuple[str, float, int, int]]:
     every = collectives(text, trips=loop_trips(text))
-    return [(each.name, each.num_bytes, each.group, each.times) for each in every]
+    return [(each.kind, each.num_bytes, each.group, each.count) for each in every]
 
 
 def test_what_starts_a_collective_has_its_operands_in_its_type():
@@ -90,9 +89,9 @@ def test_a_permutation_crosses_where_a_pair_does(pairs, hosts):
     ],
 )
 def test_what_leaves_a_host(kind, num_bytes, group, expected):
-    assert Sent(kind, num_bytes, group, 0, 1, hosts=2).leaving(4) == expected
-    assert Sent(kind, num_bytes, group, 0, 3, hosts=2).leaving(4) == 3 * expected
-    assert Sent(kind, num_bytes, group, 0, 1).leaving(4) == 0
+    assert Collective(kind, num_bytes, group, 0, 1, hosts=2).leaving(4) == expected
+    assert Collective(kind, num_bytes, group, 0, 3, hosts=2).leaving(4) == 3 * expected
+    assert Collective(kind, num_bytes, group, 0, 1).leaving(4) == 0
 
 
 LOOPS = """
@@ -117,7 +116,7 @@ def test_what_is_in_loops_is_sent_as_often_as_they_run():
     text = module(line, others=LOOPS)
     assert loop_trips(text) == {"body.1": 5, "body.2": 3}
     assert found(text) == [("all-gather", 32, 4, 5), ("all-reduce", 16, 4, 15)]
-    once = [(each.name, each.depth, each.times) for each in collectives(text)]
+    once = [(each.kind, each.depth, each.count) for each in collectives(text)]
     assert once == [("all-gather", 1, 1), ("all-reduce", 2, 1)]
 
 

@@ -54,8 +54,7 @@ class FlatKernels(KernelTables):
     def __init__(self):
         """Reads nothing."""
         chip = replace(chips()["h100"], memory_bytes_s=1e12, link_bytes_s=1e11)
-        self.target = replace(Target.parse("h100:8"), chip=chip)
-        self.modelled = ModelledKernels(self.target)
+        ModelledKernels.__init__(self, replace(Target.parse("h100:8"), chip=chip))
 
     def gemm(self, m: int, n: int, k: int) -> float:
         return 1e-3 * m

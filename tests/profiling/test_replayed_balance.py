@@ -28,8 +28,7 @@ from pat_jax.planning.types import Load, Moved, Plan, Split
 from pat_jax.profiling.simulate.machine import Machine, Workload
 from pat_jax.profiling.simulate.oracle import oracle
 from pat_jax.profiling.simulate.regret import regret
-from pat_jax.profiling.simulate.simulated_executor import SimulatedExecutor
-from pat_jax.profiling.simulate.simulator import replay, waiting
+from pat_jax.profiling.simulate.simulator import SimulatedExecutor, replay, waiting
 
 DP8 = SPLITS[0]
 
@@ -116,7 +115,7 @@ class TestBalance:
                     pool.release(self.taken)
 
         report, planner = RolloutReport(), Asks(DP8)
-        executor = SimulatedExecutor(self.workload.responses, self.machine, tables, DP8)
+        executor = SimulatedExecutor(self.workload, self.machine, tables, DP8)
         for _ in rollout(scheduler, executor, planner, report):
             scheduler.check_integrity()
         (move,) = report.balanced

@@ -13,7 +13,7 @@ import pytest
 from pat_jax.config.run import AlgorithmConfig, RolloutConfig, RunConfig
 from pat_jax.models.config import ModelConfig
 from pat_jax.profiling.cross_compile.compile import environment
-from pat_jax.profiling.cross_compile.compiled import CompiledProgram, Sent, at_depth
+from pat_jax.profiling.cross_compile.compiled import CompiledProgram, at_depth
 from pat_jax.profiling.cross_compile.target_build import Order
 from pat_jax.profiling.predict.targets import Target
 from pat_jax.profiling.predict.update_work import Collective, Rows, UpdateWork
@@ -75,7 +75,7 @@ def check_arithmetic(program: CompiledProgram, model: ModelConfig) -> None:
     assert told["all-reduce"] / 2 + told["reduce-scatter"] == pytest.approx(summed, rel=0.3)
 
 
-def received(sent: Iterable[Sent | Collective]) -> Counter[str]:
+def received(sent: Iterable[Collective]) -> Counter[str]:
     """Bytes that a device gets, by kind."""
     found = Counter[str]()
     for one in sent:

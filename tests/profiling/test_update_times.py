@@ -72,7 +72,7 @@ def test_collectives_take_what_the_links_say(text: str):
 
 
 def test_a_gpu_waits_for_its_links_and_a_tpu_multiplies_meanwhile():
-    sent = (Collective("all-gather", 1e9, 8, 3),)
+    sent = (Collective("all-gather", 1e9, 8, count=3),)
     for text in ("h100:8", "v5e:2x4"):
         times = times_on(text)
         work = replace(UpdateWork(LLAMA, 8, 8).scores(Rows(8192, 1e7)), sent=sent)

@@ -52,7 +52,7 @@ def test_forward_and_backward_by_hand():
     assert work.num_bytes == TOKENS * (4 * 2 * MOVED + 8 * LOGITS) + added
     # Twice forward; backward scores and their gradients twice, gradients of queries, keys and values.
     assert work.attention_flops == (2 * 2 + 7) * 2 * PAIRS * 2 * 4 * 4
-    assert work.sent[0] == Collective("all-gather", 2 * 2 * LAYER, 4, 2)
+    assert work.sent[0] == Collective("all-gather", 2 * 2 * LAYER, 4, count=2)
     assert work.sent[3] == Collective("reduce-scatter", 2 * 2 * LAYER / 4, 4)
     assert work.sent[-1] == Collective("all-reduce", 4 * HEAD, 4)
     assert len(work.sent) == 6
