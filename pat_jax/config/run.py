@@ -70,8 +70,7 @@ class RunConfig(RewardOptions, Planned, AnyRun):
 
     def __post_init__(self):
         super().__post_init__()
-        files = self.data.files
-        self.need("data.files", files != () and all(files), GIVEN[1])
+        self._check_given()
         self._check_switch_at()
         self.need(
             "layout",
@@ -136,6 +135,10 @@ class RunConfig(RewardOptions, Planned, AnyRun):
             f"at most the {updates:,} optimizer steps of the run ({self.steps:,} --steps of "
             f"{self.updates_per_step})",
         )
+
+    def _check_given(self) -> None:
+        files = self.data.files
+        self.need("data.files", files != () and all(files), GIVEN[1])
 
     def _check_switch_at(self) -> None:
         counts = self.switch_at.split(",") if self.switch_at else []
