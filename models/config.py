@@ -20,7 +20,7 @@ class RopeScaling:
 
 @dataclass(frozen=True)
 class ExpertsConfig:
-    """A mixture of experts in the place of a layer's MLP: each token is computed by a few of many."""
+    """A mixture of experts in the place of a layer's MLP: a few of many compute each token."""
 
     num_experts: int
     num_experts_per_tok: int
@@ -76,6 +76,16 @@ class ModelConfig:
     def sparse_layers(self) -> tuple[int, ...]:
         """The layers that have experts."""
         return tuple(layer for layer in range(self.num_layers) if self.is_sparse(layer))
+
+    @property
+    def has_mlp(self) -> bool:
+        """Whether some layer has an MLP of `mlp_dim`."""
+        return len(self.sparse_layers) < self.num_layers
+
+    @property
+    def routes_shape(self) -> tuple[int, int]:
+        """Layers with experts, and experts of a token in each: those of one token's routes."""
+        return len(self.sparse_layers), self.experts.num_experts_per_tok if self.experts else 0
 
     @property
     def queries_per_kv(self) -> int:

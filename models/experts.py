@@ -1,7 +1,7 @@
 """A mixture of experts: a router chooses a few of a layer's experts for each token.
 
-Which experts compute a token is a decision, recorded like the token itself: whoever computes a
-position again passes what was recorded, and takes only the experts' weights from the router at hand
+Which experts compute a token is a decision, recorded like the token itself. A caller that computes
+a position again passes what was recorded: only the experts' weights come from the router at hand
 (R3, arXiv 2510.11370).
 """
 
@@ -20,20 +20,24 @@ from pat_jax.models.parameters import Keys, normal, param
 from pat_jax.models.partition import Partition
 from pat_jax.models.rematerialization import kept_of_router
 
+ROUTE_DTYPE = jnp.int16
 NOT_RECORDED = -1  # in the place of a recorded expert: the router chooses
+NO_TOKEN = NO_EXPERT = -1  # in the place of a token that is not there, and of its experts
 
 
 class Routed(NamedTuple):
-    """What a layer's router says of some tokens."""
+    """What a layer's router makes of some tokens."""
 
-    # The experts it would choose, likeliest first; those recorded may be others.
-    experts: Int[Array, "rows length k"]
-    # Of each expert, summed over the real tokens: float32.
+    experts: Int[Array, "rows length k"]  # that it would choose, likeliest first
+    # Summed over the real tokens, in float32.
     probability: Float[Array, " num_experts"]
+    # By how much the least likely of the experts that computed each token leads the others, in
+    # logits; below 0 where those recorded are not the likeliest.
+    margin: Float[Array, "rows length"]
 
 
 class Experts(nnx.Module):
-    """Σ pᵢ(x) · Eᵢ(x) over the k likeliest experts, each of them a SwiGLU MLP (arXiv 1701.06538)."""
+    """Σ pᵢ(x) · Eᵢ(x) over the k likeliest experts, each a SwiGLU MLP (arXiv 1701.06538)."""
 
     def __init__(self, config: ModelConfig, *, keys: Keys):
         assert config.experts is not None
@@ -66,17 +70,24 @@ class Experts(nnx.Module):
         experts = self.gate.get_value(), self.up.get_value(), self.down.get_value()
         y = partition.by_expert(
             partial(_compute, num_experts=self.config.num_experts),
-            (x, jnp.where(is_real[..., None], chosen, -1), self._weights(logits, chosen)),
+            (x, jnp.where(is_real[..., None], chosen, NO_EXPERT), self._weights(logits, chosen)),
             experts,
         )
         summed = jnp.sum(jnp.where(is_real[..., None], probabilities, 0), axis=(0, 1))
-        return y, Routed(likeliest, summed)
+        return y, Routed(likeliest, summed, _margin(logits, chosen))
 
     def _weights(self, logits: Array, chosen: Array) -> Float[Array, "rows length k"]:
         of_chosen = jnp.take_along_axis(logits, chosen, axis=-1)
         if self.config.norm_topk_prob:
             return jax.nn.softmax(of_chosen, axis=-1)
         return jnp.exp(of_chosen - jax.nn.logsumexp(logits, axis=-1, keepdims=True))
+
+
+def _margin(logits: Array, chosen: Array) -> Float[Array, "rows length"]:
+    num_experts = logits.shape[-1]
+    is_chosen = (chosen[..., None] == jnp.arange(num_experts)).any(axis=-2)
+    least = jnp.min(jnp.where(is_chosen, logits, jnp.inf), axis=-1)
+    return least - jnp.max(jnp.where(is_chosen, -jnp.inf, logits), axis=-1)
 
 
 def _compute(

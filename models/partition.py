@@ -17,7 +17,9 @@ from jaxtyping import Array, Int
 from pat_jax.models.kernels.kernel_choice import ANYWHERE, Kernels
 
 Names = tuple[str | None, ...]  # of an array's dimensions
-Rows = tuple[Array, ...]
+Rows = Any  # a pytree of arrays whose first dimension is `batch`
+# From rows, some experts' weights and the number of the first of them to what those add.
+ByExpert = Callable[[Rows, Any, Array | int], Array]
 
 
 class Partition(ABC):
@@ -62,18 +64,10 @@ class Partition(ABC):
         return function(*(x for x, _ in inputs))
 
     @abstractmethod
-    def by_expert(
-        self,
-        compute: Callable[[Rows, Any, Array | int], Array],
-        rows: Rows,
-        experts: Any,
-    ) -> Array:
-        """The sum of what all experts add to the rows.
+    def by_expert(self, compute: ByExpert, rows: Rows, experts: Any) -> Array:
+        """The sum of what all experts add to the rows, of which `batch` is the first dimension.
 
         Args:
-          compute: from rows, some experts' weights and the number of the first of them to what
-            those add.
-          rows: arrays whose first dimension is `batch`, which `compute` takes and returns.
           experts: arrays whose first dimension is `expert`.
         """
 
@@ -102,10 +96,5 @@ class Whole(Partition):
         del axes
         return x
 
-    def by_expert(
-        self,
-        compute: Callable[[Rows, Any, Array | int], Array],
-        rows: Rows,
-        experts: Any,
-    ) -> Array:
+    def by_expert(self, compute: ByExpert, rows: Rows, experts: Any) -> Array:
         return compute(rows, experts, 0)

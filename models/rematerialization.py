@@ -35,8 +35,8 @@ def rematerialized(function: Callable, remat: str) -> Callable:
 
     Args:
       remat: `none` keeps all; `full` the arguments and what a router chose; `attention` what
-        `kept_of_attention` names as well; `dots` also every product with a weight, whose operands share no batch
-        dimension.
+        `kept_of_attention` names as well; `dots` also every product with a weight, whose operands
+        share no batch dimension.
     """
     return function if remat == NONE else jax.checkpoint(function, policy=POLICIES[remat])
 

@@ -12,11 +12,11 @@ from typing import Any, NamedTuple, TypeVar
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, Int16
 
 from pat_jax.models.cache.kv_cache import LayerCache
 from pat_jax.models.config import ModelConfig
-from pat_jax.models.experts import Experts, Routed
+from pat_jax.models.experts import ROUTE_DTYPE, Experts, Routed
 from pat_jax.models.kernels.row_attention import attend_rows
 from pat_jax.models.layer_loop import scanned, unrolled
 from pat_jax.models.layers import (
@@ -34,6 +34,7 @@ from pat_jax.models.rematerialization import NONE, rematerialized
 
 Cache = TypeVar("Cache", bound=LayerCache)
 
+OfLayer = tuple[nnx.State, Array | None]  # its parameters, and the experts recorded of it
 # What splits the dimensions of an attention's inputs.
 QUERIES = ("batch", None, "kv_heads", "queries_per_kv", None)
 CONTEXT = ("batch", "kv_heads", None, None)
@@ -178,9 +179,9 @@ class Output(NamedTuple):
 
     hidden: Float[Array, "rows length embed"]  # behind the final norm
     cache: tuple[Any, ...] | None  # with these tokens written into it
-    # Of the layers that have experts, in their order: [rows, length, layers, k] and
-    # [layers, num_experts]. None: no layer has any.
-    routed: Routed | None
+    # Of the layers that have experts, in their order: int16[rows, length, layers, k],
+    # float32[layers, num_experts] and float32[rows, length, layers].
+    routed: Routed
 
 
 class Transformer(nnx.Module):
@@ -201,7 +202,7 @@ class Transformer(nnx.Module):
         positions: Int[Array, "rows length"],
         cache: tuple[Cache, ...] | None = None,
         *,
-        recorded: Int[Array, "rows length layers k"] | None = None,
+        recorded: Int16[Array, "rows length layers k"] | None = None,
         partition: Partition | None = None,
         dtype: jnp.dtype = jnp.float32,
         remat: str = NONE,
@@ -225,8 +226,8 @@ class Transformer(nnx.Module):
         definitions = self._definitions()
 
         def run(
-            layer: tuple[nnx.State, Array | None], x: Array, cache: Cache | None
-        ) -> tuple[Array, Cache | None, Routed | None]:
+            layer: OfLayer, x: Array, cache: LayerCache | None
+        ) -> tuple[Array, Any, Routed | None]:
             params, recorded = layer
             definition = definitions["router" in params["mlp"]]
             return run_layer(definition, params, x, cache=cache, recorded=recorded)
@@ -242,7 +243,12 @@ class Transformer(nnx.Module):
         layers = self._layers(recorded)[:depth]
         if cache is None:
             run_all = scanned if scan_layers else unrolled
-            x, routed = run_all(lambda layer, x: run(layer, x, None)[::2], layers, x)
+
+            def without_cache(layer: OfLayer, x: Array) -> tuple[Array, Routed | None]:
+                x, _, of_layer = run(layer, x, None)
+                return x, of_layer
+
+            x, routed = run_all(without_cache, layers, x)
         else:
             written, routed = list(cache), []
             for i, (layer, layer_cache) in enumerate(zip(layers, cache, strict=True)):
@@ -250,9 +256,9 @@ class Transformer(nnx.Module):
                 routed.append(of_layer)
             cache = tuple(written)
         hidden = rms_norm(x, self.final_norm[...], self.config.norm_eps)
-        return Output(hidden, cache, _stacked([x for x in routed if x is not None]))
+        return Output(hidden, cache, _stacked([x for x in routed if x is not None], tokens.shape))
 
-    def _layers(self, recorded: Array | None) -> list[tuple[nnx.State, Array | None]]:
+    def _layers(self, recorded: Array | None) -> list[OfLayer]:
         """Parameters of each layer, and the experts recorded of it."""
         sparse = self.config.sparse_layers
         return [
@@ -298,11 +304,17 @@ def logits(
         return partition.gather(linear(hidden, head, dtype=jnp.float32), "vocab")
 
 
-def _stacked(routed: list[Routed]) -> Routed | None:
+def _stacked(routed: list[Routed], shape: tuple[int, ...]) -> Routed:
+    """
+    Args:
+      shape: of the tokens.
+    """
     if not routed:
-        return None
-    experts, probability = zip(*routed, strict=True)
-    return Routed(jnp.stack(experts, axis=2), jnp.stack(probability))
+        none = jnp.zeros((*shape, 0, 0), ROUTE_DTYPE)
+        return Routed(none, jnp.zeros((0, 0)), jnp.zeros((*shape, 0)))
+    experts, probability, margin = zip(*routed, strict=True)
+    experts = jnp.stack(experts, axis=2).astype(ROUTE_DTYPE)
+    return Routed(experts, jnp.stack(probability), jnp.stack(margin, axis=2))
 
 
 @partial(jax.jit, static_argnums=0, static_argnames=("partition", "remat"))

@@ -15,7 +15,7 @@ from pat_jax.planning.latency.model import ROUNDS, LatencyModel
 from pat_jax.planning.planner.planner import Planner
 from pat_jax.planning.types import BurstResult, Load, Plan, Split
 from pat_jax.profiling.simulate.machine import Machine
-from tests.lossless import MODELS, PATHS, Settings, Subject, make_requests
+from tests.lossless import EXPERTS, MODELS, PATHS, Settings, Subject, make_requests
 
 # Of two KV heads wider layouts split some and copy others: "kv2" has every layout. Of eight each has
 # its own, of one all have copies: the narrowest and the widest differ most.
@@ -23,13 +23,15 @@ SETTINGS = {
     "kv8": Settings(min_rows=4, min_length=64, degrees=(1, 2, 8)),  # compacts its rows twice
     "kv2": Settings(min_rows=8, max_logprobs=3),  # lengthens its cache
     "kv1": Settings(min_rows=16, min_length=64, page_size=4, degrees=(1, 8)),
+    "moe": Settings(min_rows=4, min_length=64, degrees=(1, 2, 8)),
+    "mixtral": Settings(min_rows=16, min_length=64, degrees=(1, 8)),
 }
 # Of each model, those of `PATHS` that its layouts have.
 MODEL_PATHS = [
     (name, path)
-    for name, settings in SETTINGS.items()
+    for name in MODELS
     for path in PATHS
-    if not settings.degrees or set(path) <= {*settings.degrees}
+    if not SETTINGS[name].degrees or set(path) <= {*SETTINGS[name].degrees}
 ]
 
 
@@ -42,7 +44,9 @@ def subject(name: str, weights: WeightFormat = "auto", lora_rank: int = 0) -> Su
 @cache  # of all its arguments: a default that is given would make another subject
 def _subject(name: str, weights: WeightFormat, lora_rank: int) -> Subject:
     settings = replace(SETTINGS[name], weights=weights, lora_rank=lora_rank)
-    return Subject(MODELS[name], settings, is_compiled=(name, weights) == ("kv2", "auto"))
+    return Subject(
+        (MODELS | EXPERTS)[name], settings, is_compiled=(name, weights) == ("kv2", "auto")
+    )
 
 
 @cache

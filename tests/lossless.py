@@ -22,7 +22,7 @@ from pat_jax.engine.sequences.earlier import EarlierResponses
 from pat_jax.engine.sequences.responses import Completion, Request
 from pat_jax.engine.sequences.sampling import Sampling
 from pat_jax.layout.layout import Layout, factored_mesh, layout_chain
-from pat_jax.models.config import ModelConfig
+from pat_jax.models.config import ExpertsConfig, ModelConfig
 from pat_jax.models.kernels.kernel_choice import Kernels
 from pat_jax.models.lora import Adapters, Lora
 from pat_jax.models.policy import Params, Policy
@@ -62,6 +62,23 @@ MODELS = {
         qk_norm=False,
         tie_embeddings=True,
         vocab_multiple=48,
+    ),
+}
+EXPERTS = {
+    # An expert a device, two for each token, and a dense layer between.
+    "moe": replace(
+        _BASE,
+        architecture="qwen3_moe",
+        num_layers=3,
+        experts=ExpertsConfig(8, 2, 16, dense_layers=(1,)),
+    ),
+    # Two experts on each of four devices; the other four have the same.
+    "mixtral": replace(
+        _BASE,
+        architecture="mixtral",
+        num_kv_heads=2,
+        qk_norm=False,
+        experts=ExpertsConfig(4, 2, 64),
     ),
 }
 EOS_IDS = (0, 1, 2)

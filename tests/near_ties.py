@@ -5,7 +5,7 @@ float64. Knows nothing of layouts, switches or the engine's sampling.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, NamedTuple
 
 import jax
@@ -14,6 +14,8 @@ import numpy as np
 
 from pat_jax.engine.sequences.responses import Completion, Request
 from pat_jax.engine.sequences.sampling import Sampling
+from pat_jax.engine.sequences.state import no_routes
+from pat_jax.engine.sequences.types import NO_TOKEN
 from pat_jax.models.policy import Params, Policy
 
 NEAR_TIE = 1e-4  # a decision with a smaller margin may fall otherwise in another layout
@@ -30,6 +32,9 @@ class Decisions:
         np.ndarray
     )  # float64[tokens], nats: of the best two, of blocks or of the tokens of the best one
     filter_margins: np.ndarray  # float64[tokens], of which tokens the filters keep
+    # float64[prompt + response - 1], of the experts recorded of each token but the last: below 0 where
+    # the judge's routers would choose others.
+    route_margins: np.ndarray = field(default_factory=lambda: np.zeros(0))
 
     @property
     def is_near_tie(self) -> np.ndarray:
@@ -46,7 +51,10 @@ class Tally:
     near_ties: int = 0  # of the static runs' tokens
     divergences: int = 0  # responses that differ from the static run's
     unexplained: int = 0  # of these, the ones whose first difference is no near-tie
-    judge_disagrees: int = 0  # static tokens that the judge would not take, near-ties aside
+    judge_disagrees: int = (
+        0  # static tokens and routes that the judge would not take, near-ties aside
+    )
+    route_divergences: int = 0  # responses whose first difference is a route
     max_logprob_difference: float = 0.0  # over the compared tokens
     max_logprob_error: float = 0.0  # static run against the judge
 
@@ -55,7 +63,7 @@ class Tally:
             pair = getattr(self, name), getattr(other, name)
             return max(pair) if name.startswith("max_") else sum(pair)
 
-        return Tally(**{field.name: combined(field.name) for field in fields(Tally)})
+        return Tally(**{x.name: combined(x.name) for x in fields(Tally)})
 
 
 def check_lossless(total: Tally) -> None:
@@ -76,21 +84,28 @@ class Judge:
         self.policy, self.length = policy, length
         self.params = jax.device_put(params, jax.devices()[0])
 
-        def forward(params: Params, tokens: jax.Array) -> jax.Array:
+        def forward(
+            params: Params, tokens: jax.Array, recorded: jax.Array
+        ) -> tuple[jax.Array, jax.Array]:
             positions = jnp.broadcast_to(jnp.arange(length)[None, :], tokens.shape)
             model = policy.bind(params)
-            return model.logits(model(tokens, positions, dtype=dtype)[0])
+            hidden, _, routed = model(tokens, positions, recorded=recorded, dtype=dtype)
+            return model.logits(hidden), routed.margin.min(axis=-1, initial=jnp.inf)
 
         self._forward = jax.jit(forward)
 
     def decisions(
         self, requests: Sequence[Request], completions: Sequence[Completion]
     ) -> list[Decisions]:
-        tokens = np.zeros((len(requests), self.length), np.int32)
+        tokens = np.full((len(requests), self.length), NO_TOKEN, np.int32)
+        recorded = no_routes(self.policy.config, *tokens.shape)
         for row, (request, done) in enumerate(zip(requests, completions, strict=True)):
             known = [*request.tokens, *done.tokens]
             tokens[row, : len(known)] = known
-        logits = np.asarray(self._forward(self.params, tokens), np.float64)
+            if done.routed_experts is not None:
+                recorded[row, : len(known) - 1] = done.routed_experts
+        logits, margins = self._forward(self.params, tokens, recorded)
+        logits, margins = np.asarray(logits, np.float64), np.asarray(margins, np.float64)
         logits = logits[:, :, : self.policy.config.vocab_size]
         keys = np.stack([request.key for request in requests])
         noise = noise_of(keys, np.arange(self.length), self.policy.config.padded_vocab_size)
@@ -100,7 +115,8 @@ class Judge:
             at = slice(len(request.tokens), len(request.tokens) + len(done.tokens))
             before = logits[row, at.start - 1 : at.stop - 1]
             own = Noise(*(x[row, at] for x in noise))
-            decided.append(decide(before, own, request, done.tokens))
+            one = decide(before, own, request, done.tokens)
+            decided.append(replace(one, route_margins=margins[row, : at.stop - 1]))
         return decided
 
 
@@ -216,20 +232,40 @@ def _take(x: np.ndarray, indices: np.ndarray) -> np.ndarray:
     return np.take_along_axis(x, indices[:, None], axis=-1)[:, 0]
 
 
+def _first_other_route(one: np.ndarray | None, other: np.ndarray | None) -> int:
+    """The first token, of prompt and response, that other experts have computed; else a large
+    number."""
+    if one is None or other is None:
+        return 2**31
+    common = min(len(one), len(other))
+    differs = np.sort(one[:common], axis=-1) != np.sort(other[:common], axis=-1)
+    return int(np.append(np.flatnonzero(differs.any(axis=(1, 2))), 2**31)[0])
+
+
 def compare(static: Completion, other: Completion, decisions: Decisions) -> Tally:
     """One response of a static run against the same sequence of another run."""
     common = min(len(static.tokens), len(other.tokens))
     differs = np.flatnonzero(static.tokens[:common] != other.tokens[:common])
     is_same = not len(differs) and len(static.tokens) == len(other.tokens)
     prefix = int(differs[0]) if len(differs) else common
+    route = _first_other_route(static.routed_experts, other.routed_experts)
+    last = len(decisions.route_margins) - len(static.tokens)  # of the prompt
+    # Other experts have computed the token before the one drawn, or an earlier one.
+    by_route = route - last <= prefix
+    if by_route:
+        prefix, is_same = max(0, route - last), False
     # A filter at its boundary may keep one token more: same choice, other normalisation.
     is_sure = decisions.filter_margins >= NEAR_TIE
     gap = np.abs(static.logprobs[:prefix] - other.logprobs[:prefix])[is_sure[:prefix]]
     # A token that the judge filters out has no log-probability there: it counts as disagreement.
     is_kept = np.isfinite(decisions.logprobs)
     error = np.abs(static.logprobs - decisions.logprobs)[is_sure & is_kept]
-    is_explained = prefix < len(static.tokens) and bool(decisions.is_near_tie[prefix])
+    if by_route:
+        is_explained = bool(abs(decisions.route_margins[route]) < NEAR_TIE)
+    else:
+        is_explained = prefix < len(static.tokens) and bool(decisions.is_near_tie[prefix])
     disagrees = (static.tokens != decisions.tokens) & ~decisions.is_near_tie
+    misrouted = decisions.route_margins < -NEAR_TIE
     return Tally(
         responses=1,
         tokens=len(static.tokens),
@@ -237,7 +273,8 @@ def compare(static: Completion, other: Completion, decisions: Decisions) -> Tall
         near_ties=int(decisions.is_near_tie.sum()),
         divergences=int(not is_same),
         unexplained=int(not is_same and not is_explained),
-        judge_disagrees=int(disagrees.sum()),
+        judge_disagrees=int(disagrees.sum() + misrouted.sum()),
+        route_divergences=int(by_route),
         max_logprob_difference=float(gap.max(initial=0.0)),
         max_logprob_error=float(error.max(initial=0.0)),
     )

@@ -87,7 +87,7 @@ def by_expert(
     tiles = in_tiles(chosen, num_here, size)
     k = chosen.shape[1]
     rows = jnp.take(x, tiles.choice // k, axis=0, mode="fill", fill_value=0)
-    results = _run_tiles(compute, experts, rows, tiles.expert, tiles.count)
+    results: Array = _run_tiles(compute, experts, rows, tiles.expert, tiles.count)
     results = results.reshape(-1, results.shape[-1])
     each = jnp.take(results, tiles.slot, axis=0, mode="fill", fill_value=0)
     return jnp.einsum("rk,rko->ro", weights.astype(each.dtype), each)

@@ -152,7 +152,7 @@ class _Scorer:
         def run(params: Params, tokens: Int[Array, "rows length"]) -> Float[Array, "rows length"]:
             model, partition = self.policy.bind(params), ManualPartition(self.layout)
             positions = jnp.broadcast_to(jnp.arange(tokens.shape[1])[None, :], tokens.shape)
-            hidden, _ = model(tokens, positions, partition=partition, dtype=self.dtype)
+            hidden = model(tokens, positions, partition=partition, dtype=self.dtype).hidden
             logprobs, _ = token_logprobs(
                 hidden,
                 next_tokens(tokens),

@@ -105,6 +105,9 @@ class AlgorithmConfig(Options):
     """Average the loss over all tokens of a mini-batch (DAPO), over the tokens of each response and
     then over responses (GRPO's paper), or add it up and divide by a constant, the responses times
     max_completion_length (Dr. GRPO)."""
+    router_replay: bool = True
+    """Train a mixture of experts with the experts that computed each token in the rollout; off: with
+    those that the routers choose now. Which they are is recorded either way."""
     truncated: Literal["mask", "score"] = "score"
     """Responses cut at max_completion_length: leave them out of the loss, or score them like any
     other. Averages over tokens or responses are over those left in; constant divides by all."""

@@ -102,6 +102,7 @@ class DeviceExecutor(Executor):
         if not len(work.spans.sequence) and not len(work.copies.replica):
             return 0
         specs, size, room = self.specs, self.specs.page_size, 0
+        self.responses.routes.settle()  # samples of a prompt have one route through it
         for call in prefill_calls(
             work.spans,
             num_replicas=self.weights.layout.split.dp,
@@ -121,8 +122,10 @@ class DeviceExecutor(Executor):
         tokens = call.tokens(self.responses.tokens, size)
         tables = self.tables.rows(sequence, specs.width(length))
         key = Key("prefill", self.pool.layout.split, call.start.shape[1], length)
-        program, pages = self.programs[key], self.pool.pages
-        self.pool.pages = program(self.weights.params, pages, tokens, start, tables)
+        recorded = self.responses.routes.recorded(call, size)
+        args = self.pool.pages, tokens, start, tables, recorded
+        self.pool.pages, routed = self.programs[key](self.weights.params, *args)
+        self.responses.routes.computed(call, routed)
 
     def scrub(self, poisoned: Copies) -> None:
         self.pool.copy(poisoned)

@@ -239,7 +239,12 @@ class RolloutEngine:
     ) -> tuple[Responses, Scheduler]:
         split, shapes = self.weights.layout.split, self.specs.shapes
         rows = shapes.buckets.rows[split][-1]
-        responses = Responses.of(requests, num_replicas=split.dp, rows_per_replica=rows)
+        responses = Responses.of(
+            requests,
+            num_replicas=split.dp,
+            rows_per_replica=rows,
+            routes_shape=self.policy.config.routes_shape,
+        )
         scheduler = Scheduler(
             responses,
             shapes,

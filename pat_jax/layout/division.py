@@ -48,7 +48,7 @@ def undivided(model: ModelConfig, tp: Sizes) -> str | None:
     padded = "padded " if heads > model.queries_per_kv else ""
     for what, size, parts in (
         (f"{padded}num_heads / num_kv_heads", heads, queries),
-        ("mlp_dim", model.mlp_dim, ways),
+        ("mlp_dim", model.mlp_dim if model.has_mlp else 0, ways),
         ("padded vocab_size", model.padded_vocab_size, ways),
     ):
         if size % parts:

@@ -48,6 +48,7 @@ class Layout:
     tp_axes: Axes
     kv_axes: Axes  # the leading run of tp_axes that divides the KV heads
     fsdp_axes: Axes  # the leading run of dp_axes that divides the embedding (trainer only)
+    ep_axes: Axes  # the leading run of tp_axes and dp_axes that divides the experts
     kernels: Kernels  # by whom its devices compute attention
 
     @property
@@ -89,6 +90,16 @@ class Layout:
     def query_axes(self) -> Axes:
         """What the KV heads leave of TP: the queries that share one are split over it."""
         return self.tp_axes[len(self.kv_axes) :]
+
+    @property
+    def ep_tp_axes(self) -> Axes:
+        """Those of tp_axes that divide the experts."""
+        return tuple(axis for axis in self.ep_axes if axis in self.tp_axes)
+
+    @property
+    def ep_dp_axes(self) -> Axes:
+        """Those of dp_axes that divide the experts: replicas along them have different ones."""
+        return tuple(axis for axis in self.ep_axes if axis in self.dp_axes)
 
     def mesh_axes(self, name: str | None, role: Role = "rollout") -> Axes:
         """Those that split an array's axis of this name, by the table of `rules.py`."""
@@ -165,7 +176,9 @@ def make_layout(
 
     kv_axes, fsdp_axes = run(tp_axes, config.num_kv_heads), run(dp_axes, config.embed_dim)
     kernels = kernels or Kernels.of(mesh.devices.flat[0].platform)
-    layout = Layout(mesh, dp_axes, tp_axes, kv_axes, fsdp_axes, kernels)
+    num_experts = config.experts.num_experts if config.experts else 1
+    ep_axes = run((*tp_axes, *dp_axes), num_experts)
+    layout = Layout(mesh, dp_axes, tp_axes, kv_axes, fsdp_axes, ep_axes, kernels)
     if needed := undivided(config, [mesh.shape[axis] for axis in tp_axes]):
         raise UserError(
             f"layout {_needs(layout.split, needed, config)}; choose a smaller tp or --layout auto."
@@ -183,7 +196,7 @@ def _needs(split: Split, needed: str, config: ModelConfig) -> str:
 def whole_on_each(layout: Layout) -> Layout:
     """The same replicas of devices; each device has all of a model, and computes all rows of its
     replica."""
-    return replace(layout, tp_axes=(), kv_axes=(), fsdp_axes=())
+    return replace(layout, tp_axes=(), kv_axes=(), fsdp_axes=(), ep_axes=())
 
 
 def layout_chain(

@@ -9,7 +9,7 @@ from jaxtyping import Array, Int
 
 from pat_jax.layout.layout import Layout
 from pat_jax.models.kernels.kernel_choice import Kernels
-from pat_jax.models.partition import Names, Partition, Whole
+from pat_jax.models.partition import ByExpert, Names, Partition, Rows, Whole
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,17 @@ class ManualPartition(Partition):
         del axes
         return x
 
+    def by_expert(self, compute: ByExpert, rows: Rows, experts: Any) -> Array:
+        """A gather of the rows of all replicas whose experts differ, and a scatter of the sums."""
+        over_dp, over_tp = self.layout.ep_dp_axes, self.layout.ep_tp_axes
+        if over_dp:
+            rows = jax.lax.all_gather(rows, over_dp, axis=0, tiled=True)
+        first = self.shard_index("expert") * len(jax.tree.leaves(experts)[0])
+        added = compute(rows, experts, first)
+        if over_dp:
+            added = jax.lax.psum_scatter(added, over_dp, scatter_dimension=0, tiled=True)
+        return jax.lax.psum(added, over_tp) if over_tp else added
+
 
 @dataclass(frozen=True)
 class AutoPartition(Whole):
@@ -67,6 +78,25 @@ class AutoPartition(Whole):
             out_specs=self.layout.spec(*output, role="train"),
             check_vma=False,  # kernels do not say over which axes their results vary
         )(*arrays)
+
+    def by_expert(self, compute: ByExpert, rows: Rows, experts: Any) -> Array:
+        """A layer's weights are brought together over data parallelism; of the experts each device
+        of a replica computes a part."""
+        layout, over_tp = self.layout, self.layout.ep_tp_axes
+
+        def of_shard(rows: Rows, experts: Any) -> Array:
+            part = jax.lax.axis_index(over_tp) if over_tp else 0
+            added = compute(rows, experts, part * len(jax.tree.leaves(experts)[0]))
+            return jax.lax.psum(added, over_tp) if over_tp else added
+
+        by_rows = layout.spec("batch", role="train")
+        return jax.shard_map(
+            of_shard,
+            mesh=layout.mesh,
+            in_specs=(by_rows, layout.spec("expert_of_replica", role="train")),
+            out_specs=by_rows,
+            check_vma=False,
+        )(rows, experts)
 
     def by_rows(self, function: Callable[..., Any], whole: Any, *rows: Array) -> Any:
         """What `function` makes of each data-parallel shard of rows and of `whole`, which all have.

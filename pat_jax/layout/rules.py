@@ -7,14 +7,18 @@ from collections.abc import Mapping
 from typing import Literal
 
 Role = Literal["rollout", "train"]
-MeshAxes = Literal["dp_axes", "tp_axes", "kv_axes", "query_axes", "fsdp_axes"]  # of a `Layout`
+# Of a `Layout`.
+MeshAxes = Literal[
+    "dp_axes", "tp_axes", "kv_axes", "query_axes", "fsdp_axes", "ep_axes", "ep_tp_axes"
+]
 
 _ROLLOUT: Mapping[str, MeshAxes | None] = {
     "batch": "dp_axes",
     "pages": "dp_axes",
     "vocab": "tp_axes",
     "mlp": "tp_axes",
-    "expert": "tp_axes",  # a device has whole experts: their arrays name no `mlp` beside
+    "expert": "ep_axes",  # the same in every layout: no switch moves an expert
+    "expert_of_replica": "ep_tp_axes",  # where each replica has all of them
     "kv_heads": "kv_axes",
     "queries_per_kv": "query_axes",
     "embed": None,  # not split

@@ -227,4 +227,5 @@ def to_rollout(prompt: Prompt, sample: int, done: Completion) -> Rollout:
         logprobs=done.logprobs,
         finish=FinishReason.LENGTH if done.is_truncated else FinishReason.STOP,
         unfiltered_logprobs=done.unfiltered_logprobs,
+        routed_experts=done.routed_experts,
     )

@@ -126,9 +126,10 @@ def _check_arithmetic(config: RunConfig, is_directory: bool) -> None:
             f"option --eval.data is {' '.join(config.eval.data)!r}: the built-in task holds out "
             "problems of its own; leave it out, or give --data files."
         )
-    if config.rollout.max_prompt_length < longest:
+    length = config.rollout.max_prompt_length
+    if length is not None and length < longest:
         raise UserError(
-            f"option --rollout.max_prompt_length is {config.rollout.max_prompt_length}: the prompts "
+            f"option --rollout.max_prompt_length is {length}: the prompts "
             f"of 'arithmetic' have up to {longest} tokens; choose at least that."
         )
 

@@ -137,7 +137,7 @@ def _updates(
     algorithm, warm_start = config.algorithm, config.warm_start
     loss = policy_loss(algorithm, is_on_policy=config.updates_per_step == 1)
     update = PolicyUpdate(
-        functions_of(config, policy, layout),
+        functions_of(config, policy, layout, router_replay=algorithm.router_replay),
         optimizer_of(config.optimizer_in_use, _num_updates(config)),
         policy.config.vocab_size,
         loss,
@@ -166,7 +166,9 @@ def _updates(
     return update, replace(update, optimizer=supervised, loss=cross_entropy, temperature=1.0)
 
 
-def functions_of(options: AnyRun, policy: Policy, layout: Layout) -> ModelFunctions:
+def functions_of(
+    options: AnyRun, policy: Policy, layout: Layout, *, router_replay: bool = True
+) -> ModelFunctions:
     """The policy as an update wants it, computed as the options say.
 
     Raises:
@@ -181,7 +183,14 @@ def functions_of(options: AnyRun, policy: Policy, layout: Layout) -> ModelFuncti
         "false with --compute_dtype bfloat16 on a CPU, where XLA runs no such products in a loop",
     )
     dtype = DTYPES[options.compute_dtype]
-    return model_functions(policy, layout, dtype, remat=options.remat, scan_layers=is_scanned)
+    return model_functions(
+        policy,
+        layout,
+        dtype,
+        remat=options.remat,
+        scan_layers=is_scanned,
+        router_replay=router_replay,
+    )
 
 
 def scans_layers(option: str, num_layers: int, platform: str, compute_dtype: str) -> bool:

@@ -54,7 +54,7 @@ class ExitHeadTrainer:
         self.trainer, self.depth, self.dtype = trainer, depth, dtype
         embed = trainer.policy.config.embed_dim
         self._update = PolicyUpdate(
-            ModelFunctions(lambda *_: jnp.zeros(0), partial(logits, partition=Whole())),
+            ModelFunctions(lambda *_: (jnp.zeros(0), {}), partial(logits, partition=Whole())),
             head_optimizer(),
             trainer.policy.config.vocab_size,
             CrossEntropy(),
@@ -87,7 +87,7 @@ class ExitHeadTrainer:
         def placed(shapes: object) -> object:
             return with_sharding(shapes, jax.tree.map(lambda _: everywhere, shapes))
 
-        sums = placed(jax.eval_shape(self._update.loss.zero_sums))
+        sums = placed(jax.eval_shape(self._update.zero_sums))
         gradient = placed(jax.eval_shape(zero_gradients, head))
 
         def grad_step(
@@ -102,7 +102,7 @@ class ExitHeadTrainer:
             return update.grad_step(head, micro, grad, sums)
 
         for shape in micro_shapes:
-            micro = abstract_micro(trainer.layout, shape, ())
+            micro = abstract_micro(trainer.policy, trainer.layout, shape, ())
             key = Key("exit_grad", split, *shape)
             options = {"out_shardings": everywhere, "donate_argnums": (4, 5)}
             args = frozen, trainer.abstract_params, head, micro, gradient, sums
@@ -115,12 +115,15 @@ class ExitHeadTrainer:
         """The first layers of a policy with a head to be learned."""
         policy, partition = self.trainer.policy, AutoPartition(self.trainer.layout)
 
-        def forward(head: ExitHead, tokens: Array, positions: Array) -> Array:
+        def forward(
+            head: ExitHead, tokens: Array, positions: Array, routes: Array | None
+        ) -> tuple[Array, dict[str, Array]]:
+            del routes
             model = policy.bind(jax.lax.stop_gradient(params))
-            hidden, _ = model(
+            hidden = model(
                 tokens, positions, partition=partition, dtype=self.dtype, depth=self.depth
-            )
-            return exit_hidden(hidden, head.astype(hidden.dtype))
+            ).hidden
+            return exit_hidden(hidden, head.astype(hidden.dtype)), {}
 
         def of_policy(head: ExitHead) -> Array:
             del head  # the policy's own gives the logits
@@ -141,7 +144,7 @@ class ExitHeadTrainer:
                 continue
             everywhere = self.trainer.layout.put
             gradient = everywhere(np.zeros(self.state.params.shape, np.float32))
-            sums = everywhere(jax.device_get(self._update.loss.zero_sums()))
+            sums = everywhere(jax.device_get(self._update.zero_sums()))
             for micro in mini:
                 weights = np.asarray(micro.mask, np.float32) / count
                 one = replace(micro, weights=weights, columns={})
@@ -149,5 +152,5 @@ class ExitHeadTrainer:
                 frozen = self.trainer.trained.frozen
                 gradient, sums = program(frozen, params, self.state.params, one, gradient, sums)
             self.state, _, _ = self.programs[Key("exit_apply", split)](self.state, gradient)
-            losses.append(self._update.loss.summary([jax.device_get(sums)])["loss"])
+            losses.append(self._update.summary([jax.device_get(sums)])["loss"])
         return {"train/exit_head_loss": float(np.mean(losses))} if losses else {}

@@ -5,15 +5,18 @@ Knows shapes of micro-batches. Does not know optimizers, nor which passes make a
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array
+from jaxtyping import Array, Bool, Float, Int, Int16
 
 from pat_jax.common.pytree import with_sharding
 from pat_jax.layout.layout import Layout
 from pat_jax.layout.partitions import AutoPartition
+from pat_jax.models.experts import NO_TOKEN, ROUTE_DTYPE
 from pat_jax.models.partition import Whole
 from pat_jax.models.policy import Params, Policy
 from pat_jax.models.transformer import logits
@@ -23,6 +26,8 @@ from pat_jax.rl.algorithm.update import ModelFunctions, PolicyUpdate
 from pat_jax.rl.batches.batches import MicroBatch, abstract_micro_batch
 from pat_jax.training.trainable_params import TrainableParams
 
+ROUTE_FLIPS = "route_flips"  # of each token's experts the share that the routers would not choose
+
 
 def model_functions(
     policy: Policy,
@@ -31,23 +36,57 @@ def model_functions(
     *,
     remat: str = "full",
     scan_layers: bool = False,
+    router_replay: bool = True,
 ) -> ModelFunctions:
-    """The policy in this layout, computed in `dtype`."""
+    """The policy in this layout, computed in `dtype`.
+
+    Args:
+      router_replay: tokens are computed by the experts that are recorded of them, where any are.
+    """
     partition = AutoPartition(layout)
 
-    def forward(params: Params, tokens: Array, positions: Array) -> Array:
+    def forward(
+        params: Params, tokens: Array, positions: Array, routes: Array | None
+    ) -> tuple[Array, dict[str, Array]]:
         model, how = policy.bind(params), {"remat": remat, "scan_layers": scan_layers}
-        return model(tokens, positions, partition=partition, dtype=dtype, **how)[0]
+        if policy.config.experts:
+            tokens = jnp.where(_is_real(positions), tokens, NO_TOKEN)
+        recorded = routes if router_replay else None
+        hidden, _, routed = model(
+            tokens, positions, recorded=recorded, partition=partition, dtype=dtype, **how
+        )
+        return hidden, {} if routes is None else {ROUTE_FLIPS: _flips(routes, routed.experts)}
 
     def head(params: Params) -> Array:
         return policy.bind(params).head
 
-    return ModelFunctions(forward, partial(logits, partition=Whole()), head, partition.by_rows)
+    beside = (ROUTE_FLIPS,) if policy.config.experts else ()
+    of_head = partial(logits, partition=Whole())
+    return ModelFunctions(forward, of_head, head, partition.by_rows, beside)
 
 
-def abstract_micro(layout: Layout, shape: tuple[int, int], columns: Sequence[str]) -> MicroBatch:
+def _is_real(positions: Int[Array, "rows length"]) -> Bool[Array, "rows length"]:
+    """Whether a token is one of an example, and not what fills up the row."""
+    behind = jnp.pad(positions[:, 1:], ((0, 0), (0, 1)))
+    return (positions > 0) | (behind > 0)
+
+
+def _flips(
+    recorded: Int16[Array, "rows length layers k"], chosen: Int16[Array, "rows length layers k"]
+) -> Float[Array, "rows length"]:
+    """Of each token's experts the share that the routers would not choose now."""
+    is_chosen = (recorded[..., None] == chosen[..., None, :]).any(axis=-1)
+    return jnp.mean((recorded >= 0) & ~is_chosen, axis=(2, 3))
+
+
+def abstract_micro(
+    policy: Policy, layout: Layout, shape: tuple[int, int], columns: Sequence[str]
+) -> MicroBatch:
     """Shapes with shardings of a micro-batch."""
     micro = abstract_micro_batch(*shape, columns)
+    if policy.config.experts:
+        routes: Any = jax.ShapeDtypeStruct((*shape, *policy.config.routes_shape), ROUTE_DTYPE)
+        micro = replace(micro, routes=routes)
     by_rows = layout.sharding("batch", role="train")
     return with_sharding(micro, jax.tree.map(lambda _: by_rows, micro))
 
@@ -75,7 +114,7 @@ class Passes:
         self.update, self._table, self._trained, self._stage = update, table, trained, stage
         layout = trained.layout
         self._everywhere, self._split = layout.sharding(), layout.split
-        zeros = update.loss.zero_sums
+        zeros = update.zero_sums
         table.declare(Key(f"{stage}zero_sums", self._split), zeros, out_shardings=self._everywhere)
         for shape in micro_shapes:
             self._declare_gradients(shape)
@@ -90,13 +129,13 @@ class Passes:
         ) -> tuple[Params, Sums]:
             return trained.over(frozen, update).grad_step(params, micro, grads, sums)
 
-        sums = jax.eval_shape(update.loss.zero_sums)
+        sums = jax.eval_shape(update.zero_sums)
         self._table.declare(
             Key(f"{self._stage}grad", self._split, *shape),
             grad_step,
             trained.abstract_frozen,
             trained.abstract,
-            abstract_micro(trained.layout, shape, update.loss.needs),
+            abstract_micro(trained.policy, trained.layout, shape, update.loss.needs),
             trained.abstract_gradients,
             with_sharding(sums, jax.tree.map(lambda _: self._everywhere, sums)),
             out_shardings=(trained.shardings, self._everywhere),
@@ -118,7 +157,7 @@ class Passes:
             logprob_step,
             trained.abstract_frozen,
             dict.fromkeys(scored, trained.abstract),
-            abstract_micro(layout, shape, ()),
+            abstract_micro(trained.policy, layout, shape, ()),
             out_shardings=self._everywhere if layout.spans_processes else by_rows,
         )
 

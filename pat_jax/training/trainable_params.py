@@ -90,8 +90,10 @@ class TrainableParams:
 
         model = update.model
 
-        def forward(params: Leaves, tokens: Array, positions: Array) -> Array:
-            return model.forward(self.whole(frozen, params), tokens, positions)
+        def forward(
+            params: Leaves, tokens: Array, positions: Array, routes: Array | None
+        ) -> tuple[Array, dict[str, Array]]:
+            return model.forward(self.whole(frozen, params), tokens, positions, routes)
 
         def head(params: Leaves) -> Array:
             return model.head(self.whole(frozen, params))

@@ -22,9 +22,9 @@ from pat_jax.common.pytree import with_sharding
 from pat_jax.models.policy import Params
 from pat_jax.programs.programs import Key, ProgramTable
 from pat_jax.rl.algorithm.kl import Estimator, estimate_kl
-from pat_jax.rl.algorithm.losses import Loss, Sums
+from pat_jax.rl.algorithm.losses import Sums
 from pat_jax.rl.algorithm.update import PolicyUpdate, TrainState, zero_gradients
-from pat_jax.rl.batches.batches import MicroBatch, TrainBatch
+from pat_jax.rl.batches.batches import MicroBatch, TrainBatch, with_no_routes
 from pat_jax.training.drafter_state import DrafterState
 from pat_jax.training.passes import Passes
 from pat_jax.training.state_placement import StatePlacement
@@ -201,7 +201,7 @@ class Trainer:
             for mini in mini_batches:
                 state, record = self._step(REINFORCED, state, mini)
                 records.append(record)
-        result = _summary(self.updates[REINFORCED].loss, records, state)
+        result = _summary(self.updates[REINFORCED], records, state)
         if before is not None:
             result.metrics["train/update_seen"] = float(self["update_seen"](before, state.params))
         return state, result
@@ -214,7 +214,7 @@ class Trainer:
         loss = self.updates[SUPERVISED].loss
         mini = [replace(micro, columns=loss.read(micro.columns)) for micro in micro_batches]
         state, record = self._step(SUPERVISED, state, mini)
-        return state, _summary(self.updates[SUPERVISED].loss, [record], state)
+        return state, _summary(self.updates[SUPERVISED], [record], state)
 
     def reference_kl(
         self, state: TrainState, batch: TrainBatch, reference: Params, estimator: Estimator
@@ -250,12 +250,19 @@ class Trainer:
     def _with_logprobs(self, micro: MicroBatch, policies: Mapping[str, Params]) -> MicroBatch:
         if policies.keys() <= micro.columns.keys():
             return micro
-        rows = replace(micro, columns={})
+        rows = self._with_routes(replace(micro, columns={}))
         program = self._passes[REINFORCED].program("logprobs", micro)
         computed = program(self.trained.frozen, policies, rows)
         if self.layout.spans_processes:  # each has all of it, to read and to hand to its devices
             computed = {name: np.asarray(column) for name, column in computed.items()}
         return replace(micro, columns={**micro.columns, **computed})
+
+    def _with_routes(self, micro: MicroBatch) -> MicroBatch:
+        """Programs of a model with experts are given routes, recorded or not."""
+        config = self.policy.config
+        if config.experts is None or micro.routes is not None:
+            return micro
+        return with_no_routes(micro, config.routes_shape)
 
     def _step(
         self, stage: str, state: TrainState, micro_batches: Sequence[MicroBatch]
@@ -263,7 +270,7 @@ class Trainer:
         grads = self["zero_gradients"](state.params)
         passes = self._passes[stage]
         sums = passes.zero_sums()
-        for micro in micro_batches:
+        for micro in map(self._with_routes, micro_batches):
             grad_step = passes.program("grad", micro)
             grads, sums = grad_step(self.trained.frozen, state.params, micro, grads, sums)
         apply = self[f"{stage}apply"]
@@ -275,11 +282,11 @@ def _copy(params: Params) -> Params:
     return jax.tree.map(jnp.copy, params)
 
 
-def _summary(loss: Loss, records: Sequence[Record], state: TrainState) -> UpdateResult:
+def _summary(update: PolicyUpdate, records: Sequence[Record], state: TrainState) -> UpdateResult:
     """Over the optimizer steps, fetched from the devices once; `state` is that after the last."""
     fetched, step = jax.device_get((list(records), state.step))
     sums, norms, applied = zip(*fetched, strict=True)
-    metrics = {f"train/{name}": value for name, value in loss.summary(sums).items()}
+    metrics = {f"train/{name}": value for name, value in update.summary(sums).items()}
     counted = [norm for norm, one in zip(norms, sums, strict=True) if one["weight"] > 0]
     metrics["train/grad_norm"] = float(np.mean(counted)) if counted else math.nan
     metrics["train/skipped_updates"] = float(len(applied) - sum(applied))

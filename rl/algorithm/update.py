@@ -4,18 +4,19 @@ Knows neither the model nor how anything is sharded or compiled: the model comes
 and the caller compiles the steps ahead of time, with shardings and donation.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jaxtyping import Array, Bool, Float, Int
 
 from pat_jax.common.pytree import pytree_dataclass
 from pat_jax.rl.algorithm.logprobs import next_tokens, token_logprobs
-from pat_jax.rl.algorithm.losses import Loss, PerToken, Sums
+from pat_jax.rl.algorithm.losses import Loss, PerToken, Reduction, Sums
 from pat_jax.rl.algorithm.low_precision import in_float32, rounded_like
 from pat_jax.rl.batches.batches import MicroBatch
 
@@ -36,12 +37,14 @@ def _at_once(function: Callable, head: Any, *rows: Array) -> tuple[PerToken, Per
 class ModelFunctions:
     """A model as an update wants it."""
 
-    # params, tokens[rows, length] and their positions -> hidden states
-    forward: Callable[[Params, Array, Array], Array]
+    # params, tokens[rows, length], their positions and `MicroBatch.routes` -> hidden states, and a
+    # number of each token under each name of `beside`
+    forward: Callable[[Params, Array, Array, Array | None], tuple[Array, dict[str, PerToken]]]
     logits: Callable[[Any, Array], Array]  # head, hidden states -> logits, padding included
     head: Callable[[Params], Any] = _all_of_them  # what `logits` is given of the parameters
     # (function, head, arrays of rows) -> what the function makes of them, shard of rows by shard
     by_rows: Callable[..., tuple[PerToken, PerToken]] = _at_once
+    beside: tuple[str, ...] = ()  # metrics, each the mean over the tokens in the loss
 
 
 @pytree_dataclass
@@ -58,7 +61,7 @@ class PolicyUpdate:
     """The model, the loss and the optimizer of an update; its methods are the programs.
 
     A mini-batch is: `grad_step` for each of its micro-batches, starting from `zero_gradients` and
-    `loss.zero_sums`, then `apply_step`. To be donated: grads and sums where they are added to, the
+    `zero_sums`, then `apply_step`. To be donated: grads and sums where they are added to, the
     state where it is replaced.
     """
 
@@ -70,7 +73,7 @@ class PolicyUpdate:
     logit_tokens: int = 4096  # of one shard of rows, whose logits exist at a time
 
     def has_passes_of(self, other: "PolicyUpdate") -> bool:
-        """Whether all but the optimizers is equal: `grad_step` and `loss.zero_sums` are then the
+        """Whether all but the optimizers is equal: `grad_step` and `zero_sums` are then the
         same programs."""
         return self == replace(other, optimizer=self.optimizer)
 
@@ -80,15 +83,15 @@ class PolicyUpdate:
 
     def logprob_step(self, params: Params, micro: MicroBatch) -> tuple[PerToken, PerToken]:
         """Log-probabilities and entropies of the responses in nats, 0 outside `micro.mask`."""
-        logprobs, entropy = self._logprobs(
-            params, micro.tokens, micro.positions, micro.targets, self.temperature
-        )
+        hidden, _ = self._forward(params, micro)
+        logprobs, entropy = self._logprobs(params, hidden, micro.targets, self.temperature)
         return jnp.where(micro.mask, logprobs, 0.0), jnp.where(micro.mask, entropy, 0.0)
 
     def score_step(self, params: Params, tokens: Int[Array, "rows length"]) -> PerToken:
         """log π(next token) in nats at each position but the last, by the model alone."""
         positions = jnp.broadcast_to(jnp.arange(tokens.shape[1])[None], tokens.shape)
-        return self._logprobs(params, tokens, positions, next_tokens(tokens), 1.0)[0]
+        hidden, _ = self.model.forward(params, tokens, positions, None)
+        return self._logprobs(params, hidden, next_tokens(tokens), 1.0)[0]
 
     def grad_step(
         self, params: Params, micro: MicroBatch, grads: Params, sums: Sums
@@ -100,20 +103,42 @@ class PolicyUpdate:
         """
 
         def loss(params: Params) -> tuple[Float[Array, ""], Sums]:
+            hidden, beside = self._forward(params, micro)
             logprobs, entropy = self._logprobs(
                 params,
-                micro.tokens,
-                micro.positions,
+                hidden,
                 micro.targets,
                 self.temperature,
                 has_entropy_gradient=self.loss.has_entropy_gradient,
             )
-            return self.loss(logprobs, entropy, micro.columns, micro.weights, micro.responses)
+            value, sums = self.loss(
+                logprobs, entropy, micro.columns, micro.weights, micro.responses
+            )
+            more = {name: jnp.sum(micro.weights * beside[name]) for name in self.model.beside}
+            return value, sums | jax.lax.stop_gradient(more)
 
         # By float32 weights, whatever they are kept in: else the tokens of an embedding, and chunks
         # of logits, would add up in bfloat16.
         micro_grads, micro_sums = jax.grad(loss, has_aux=True)(in_float32(params))
-        return jax.tree.map(jnp.add, grads, micro_grads), self.loss.add(sums, micro_sums)
+        return jax.tree.map(jnp.add, grads, micro_grads), self._add(sums, micro_sums)
+
+    def zero_sums(self) -> Sums:
+        """The sums before any micro-batch: of the loss's metrics, and of what the model knows."""
+        return self.loss.zero_sums() | {name: jnp.zeros(()) for name in self.model.beside}
+
+    def _add(self, sums: Sums, other: Sums) -> Sums:
+        more = {name: sums[name] + other[name] for name in self.model.beside}
+        return self.loss.add(sums, other) | more
+
+    def summary(self, steps: Sequence[Mapping[str, np.ndarray]]) -> dict[str, float]:
+        """The metrics of optimizer steps from the sums of each, on the host; NaN where none of them
+        has a token in the loss."""
+        weights = [float(sums["weight"]) for sums in steps]
+        more = {
+            name: Reduction.MEAN.of_steps([float(sums[name]) for sums in steps], weights)
+            for name in self.model.beside
+        }
+        return self.loss.summary(steps) | more
 
     def apply_step(
         self, state: TrainState, grads: Params
@@ -138,11 +163,13 @@ class PolicyUpdate:
         state = jax.tree.map(lambda new, old: jnp.where(is_applied, new, old), updated, state)
         return state, grad_norm, is_applied
 
+    def _forward(self, params: Params, micro: MicroBatch) -> tuple[Array, dict[str, PerToken]]:
+        return self.model.forward(params, micro.tokens, micro.positions, micro.routes)
+
     def _logprobs(
         self,
         params: Params,
-        tokens: Array,
-        positions: Array,
+        hidden: Array,
         targets: Array,
         temperature: float,
         *,
@@ -161,7 +188,6 @@ class PolicyUpdate:
                 has_entropy_gradient=has_entropy_gradient,
             )
 
-        hidden = self.model.forward(params, tokens, positions)
         return self.model.by_rows(of_rows, self.model.head(params), hidden, targets)
 
 

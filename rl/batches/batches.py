@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Int16
 
 from pat_jax.common.pytree import pytree_dataclass
 from pat_jax.rl.algorithm.aggregation import Aggregation, token_weights
@@ -26,6 +26,7 @@ from pat_jax.rl.batches.types import FinishReason, RolloutGroup
 
 AnyArray = Any  # a NumPy array from here, a JAX array inside a program
 
+NOT_RECORDED = -1  # in the place of an expert
 # Of a batch. Others are computed from it, as a loss needs them (`losses.Loss.needs`).
 COLUMNS = ("advantages", "behavior_logprobs", "sampled_logprobs")
 
@@ -42,6 +43,9 @@ class MicroBatch:
     responses: Int[AnyArray, "rows length"]
     weights: Float[AnyArray, "rows length"]  # of the target in the mini-batch's loss; 0: not in it
     columns: dict[str, Float[AnyArray, "rows length"]]  # what a loss reads of the target, by name
+    # The experts that computed each token in the rollout, NOT_RECORDED where none is known; None: the
+    # model has no experts, or nothing is recorded.
+    routes: Int16[AnyArray, "rows length layers k"] | None = None
 
     @property
     def mask(self) -> Bool[AnyArray, "rows length"]:
@@ -107,6 +111,8 @@ class Example:
     sampled_logprobs: np.ndarray  # float[n], nats, under the distribution that sampled: `logprobs`
     advantage: np.ndarray  # of each of its tokens, float[n], or of all, float[]
     in_loss: bool  # False: its tokens have weight 0
+    # int16[tokens - 1, layers, k], see `Rollout`.
+    routed_experts: np.ndarray | None = None
 
     def __post_init__(self):
         if not len(self.prompt):
@@ -194,6 +200,7 @@ def _examples(
             advantage=np.asarray(np.nan_to_num(advantage)),
             in_loss=not np.isnan(advantage).any()
             and (truncated == "score" or rollout.finish is not FinishReason.LENGTH),
+            routed_experts=rollout.routed_experts,
         )
         for rollout, advantage in zip(group.rollouts, advantages, strict=True)
     ]
@@ -238,6 +245,10 @@ def pack(
     counts = [len(example.response) if example.in_loss else 0 for example in examples]
     weights = token_weights(counts, aggregation, max_completion_length)
     micro_batches = [empty_micro_batch(shape, COLUMNS) for shape in packing.shapes]
+    recorded = [x.routed_experts for x in examples if x.routed_experts is not None]
+    if recorded:
+        shape = recorded[0].shape[1:]
+        micro_batches = [with_no_routes(micro, shape) for micro in micro_batches]
     places = []
     for example, weight, spot in zip(examples, weights, packing.spots, strict=True):
         begin = spot.start - spot.shared  # where it would begin with all of its prompt
@@ -261,6 +272,12 @@ def empty_micro_batch(shape: Shape, columns: Iterable[str]) -> MicroBatch:
     return jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), abstract_micro_batch(*shape, columns))
 
 
+def with_no_routes(micro: MicroBatch, shape: tuple[int, ...]) -> MicroBatch:
+    """With room for routes of `shape`, none of which is recorded."""
+    routes = np.full((*micro.tokens.shape, *shape), NOT_RECORDED, np.int16)
+    return replace(micro, routes=routes)
+
+
 def _write(micro: MicroBatch, spot: Spot, targets: slice, example: Example, weight: float) -> None:
     row, whole = spot.row, np.concatenate([example.prompt, example.response])
     own = slice(spot.start, spot.start + len(whole) - spot.shared)
@@ -271,6 +288,9 @@ def _write(micro: MicroBatch, spot: Spot, targets: slice, example: Example, weig
     micro.columns["advantages"][row, targets] = example.advantage
     micro.columns["behavior_logprobs"][row, targets] = example.behavior_logprobs
     micro.columns["sampled_logprobs"][row, targets] = example.sampled_logprobs
+    if example.routed_experts is not None and micro.routes is not None:
+        known = example.routed_experts[spot.shared :]
+        micro.routes[row, spot.start : spot.start + len(known)] = known
 
 
 def _padding_efficiency(num_tokens: int, mini_batches: Sequence[Sequence[MicroBatch]]) -> float:

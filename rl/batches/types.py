@@ -34,6 +34,9 @@ class Rollout:
     # Under softmax(logits / temperature), where filters such as top_p drew from another distribution;
     # None: they are `logprobs`.
     unfiltered_logprobs: np.ndarray | None = None
+    # int16[prompt + response - 1, layers, k]: the experts that computed each token but the last; None: the
+    # policy has none.
+    routed_experts: np.ndarray | None = None
 
     @property
     def policy_logprobs(self) -> np.ndarray:

@@ -37,6 +37,7 @@ def burst_output(
         emitted,
         NONE_DRAFTED,
         Runs.none(len(tokens)),
+        np.zeros((*tokens.shape, 0, 0), np.int16),
     )
 
 

@@ -7,10 +7,12 @@ import jax
 import numpy as np
 import pytest
 from fakes import SPLITS, FakeDevice, fake_devices
+from jax.sharding import PartitionSpec
 
 from pat_jax.layout.layout import Layout, layout_chain
 from pat_jax.layout.mesh import factored_mesh, hosts_of
-from pat_jax.models.config import ModelConfig
+from pat_jax.layout.rules import RULES
+from pat_jax.models.config import ExpertsConfig, ModelConfig
 from pat_jax.models.policy import Policy
 from pat_jax.models.presets import PRESETS
 from pat_jax.planning.types import Split
@@ -98,16 +100,24 @@ def test_an_unknown_axis_name_is_refused():
 
 def test_two_axes_of_one_array_do_not_share_a_mesh_axis():
     layout = layouts()[Split(4, 2)]
-    experts = layout.spec("expert", None, "embed", role="train")
-    assert list(experts) == ["axis2", None, ("axis1", "axis0")]
-    with pytest.raises(
-        ValueError, match=r"^layout dp4tp2 splits 'expert' and 'mlp' .* axis2; give"
-    ):
-        layout.spec("expert", "mlp", "embed")
+    with pytest.raises(ValueError, match=r"^layout dp4tp2 splits 'vocab' and 'mlp' .* axis2; give"):
+        layout.spec("vocab", "mlp", "embed")
     with pytest.raises(ValueError, match="'batch' and 'embed'"):
         layout.spec("batch", "embed", role="train")
     layout.spec("batch", "embed")  # the rollout does not split the embedding
-    layouts()[Split(8, 1)].spec("expert", "mlp")  # TP of one splits nothing
+    layouts()[Split(8, 1)].spec("vocab", "mlp")  # TP of one splits nothing
+
+
+@pytest.mark.parametrize(
+    ("num_experts", "axes"),
+    [(16, ("axis2", "axis1", "axis0")), (12, ("axis2", "axis1")), (3, ())],
+)
+def test_experts_are_where_they_are_in_every_layout(num_experts, axes):
+    """On as many of the innermost devices as divide them, in both roles."""
+    chain = layouts(experts=ExpertsConfig(num_experts, 2, 16))
+    assert tuple(chain) == SPLITS
+    specs = {layout.spec("expert", role=role) for layout in chain.values() for role in RULES}
+    assert specs == {PartitionSpec(axes or None)}
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,7 @@ def learned(directory: Path, micro_batches: list[MicroBatch], work: Path) -> Lea
     model = model_functions(policy, layout, jnp.float32)
     update = PolicyUpdate(model, optax.sgd(1.0), config.vocab_size, CrossEntropy())
     step = jax.jit(update.grad_step)
-    grads, sums = zero_gradients(params), update.loss.zero_sums()
+    grads, sums = zero_gradients(params), update.zero_sums()
     for micro in micro_batches:
         grads, sums = step(params, micro, grads, sums)
     export(work / "gradients", policy, grads, jnp.float32)

@@ -142,11 +142,13 @@ def test_neighbours_that_are_alike_are_one_loop_and_others_run_alone():
 
     every = [*layers(3, 2), *layers(1), *layers(3, 2), *layers(2, 1), *layers(2)]
 
-    def run(params: dict[str, jax.Array], x: jax.Array) -> jax.Array:
-        return jnp.tanh(params["a"] @ x + params.get("b", 0.5))
+    def run(params: dict[str, jax.Array], x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return jnp.tanh(params["a"] @ x + params.get("b", 0.5)), x
 
     x = jnp.array([0.1, -0.2])
-    np.testing.assert_allclose(scanned(run, every, x), unrolled(run, every, x), rtol=1e-5)
+    looped, plain = scanned(run, every, x), unrolled(run, every, x)
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5), looped, plain)
+    assert len(looped[1]) == len(every)
     assert loops(lambda x: scanned(run, every, x), x) == Counter({3: 2, 2: 2})
 
 

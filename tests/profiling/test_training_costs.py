@@ -51,11 +51,11 @@ IN_ITS_PROCESS = """
 import json, sys
 from pathlib import Path
 from pat_jax.profiling.cross_compile.jobs import jobs_of
-from pat_jax.profiling.cross_compile.target_build import Order, Plant
+from pat_jax.profiling.cross_compile.target_build import Order, TargetBuild
 from pat_jax.profiling.cross_compile.worker import Compiler, devices_of
 
 order = Order.from_json(json.load(sys.stdin))
-for job in jobs_of(Plant(order, devices_of(order.target))):
+for job in jobs_of(TargetBuild(order, devices_of(order.target))):
     if job.record.name == "grad":
         print(json.dumps(Compiler(Path(sys.argv[1]), "").run(job).to_json()))
 """

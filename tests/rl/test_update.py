@@ -24,13 +24,14 @@ ON_POLICY = PolicyLoss(is_on_policy=True)
 WHOLE, SPLIT = [(16, 16)], [(2, 16)]
 
 
-def forward(params, tokens, positions):
+def forward(params, tokens, positions, routes):
     """A causal mean of the example's embeddings so far, mixed."""
+    assert routes is None
     at = jnp.arange(tokens.shape[-1])
     back = at[:, None] - at[None]
     is_seen = (back >= 0)[None] & (back[None] <= positions[..., None])
     context = is_seen @ params["embedding"][tokens] / (1.0 + positions[..., None])
-    return jnp.tanh(context @ params["mix"] + params["mix_bias"][None, None])
+    return jnp.tanh(context @ params["mix"] + params["mix_bias"][None, None]), {}
 
 
 def logits(params, hidden):
@@ -96,7 +97,7 @@ def make_batch(micro_shapes, rewards=None) -> list[MicroBatch]:
 
 
 def gradient(update, params, micro_batches) -> tuple[dict[str, jax.Array], Sums]:
-    grads, sums = zero_gradients(params), update.loss.zero_sums()
+    grads, sums = zero_gradients(params), update.zero_sums()
     for micro in micro_batches:
         grads, sums = programs(update).grad(params, micro, grads, sums)
     return grads, sums
@@ -141,7 +142,8 @@ def test_the_gradient_is_that_of_the_responses_one_by_one_without_padding():
             for rollout, advantage in zip(group.rollouts, row, strict=True):
                 tokens = jnp.array([*group.prompt.tokens, *rollout.tokens])
                 scores = logits(
-                    params, forward(params, tokens[None, :-1], jnp.arange(len(tokens) - 1)[None])
+                    params,
+                    forward(params, tokens[None, :-1], jnp.arange(len(tokens) - 1)[None], None)[0],
                 )[0, :, :VOCAB]
                 logprobs = jax.nn.log_softmax(scores / TEMPERATURE)
                 first = len(group.prompt.tokens) - 1
@@ -201,7 +203,7 @@ def test_the_state_and_the_accumulators_can_be_donated():
     """A buffer that could not be reused would be a warning, and warnings are errors."""
     update, (micro, *_) = make_update(), make_batch(SPLIT)
     state = update.init(init_params())
-    grads, sums = zero_gradients(state.params), update.loss.zero_sums()
+    grads, sums = zero_gradients(state.params), update.zero_sums()
     new_grads, _ = programs(update).grad(state.params, micro, grads, sums)
     programs(update).apply(state, new_grads)
     assert all(x.is_deleted() for x in jax.tree.leaves((grads, sums, state)))

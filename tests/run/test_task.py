@@ -7,12 +7,13 @@ from pathlib import Path
 import pytest
 
 from pat_jax.common.errors import UserError
+from pat_jax.config.by_model import KnownModel, settled
 from pat_jax.config.command_line import parse
 from pat_jax.rl.data import arithmetic
 from pat_jax.rl.rewards.responses import trial_responses
 from pat_jax.rl.text.tokenizer import PromptText, flatten_messages
 from pat_jax.run.heldout import set_names
-from pat_jax.run.task import Task, find_files, load_task
+from pat_jax.run.task import Task, check_task, find_files, load_task
 
 
 @pytest.fixture
@@ -46,6 +47,13 @@ def test_a_name_without_a_file_is_refused(folder, name: str):
 
 
 # --- tasks -----------------------------------------------------------------------------------
+
+
+def test_a_built_in_model_alone_brings_a_task_and_lengths_that_hold_it():
+    config = parse(["--model", "tiny"])
+    check_task(config)
+    model = KnownModel("tiny", is_checkpoint=False, context=4096, platform="cpu")
+    check_task(settled(config, model)[0])
 
 
 class Words:

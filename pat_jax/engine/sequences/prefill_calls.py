@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pat_jax.engine.sequences.sequence_table import NO_SEQUENCE
+from pat_jax.engine.sequences.types import NO_TOKEN
 
 
 class Copies(NamedTuple):
@@ -81,16 +82,21 @@ class PrefillCall(NamedTuple):
         return int((self.start + self.length).max())
 
     def tokens(self, known: np.ndarray, page_size: int) -> np.ndarray:
-        """The tokens of each block, int32[replicas * blocks, page_size], zeros behind the last.
+        """The tokens of each block, int32[replicas * blocks, page_size], NO_TOKEN behind the last.
 
         Args:
           known: int[sequences, tokens].
         """
-        blocks = np.zeros((self.sequence.size, page_size), np.int32)
-        of_blocks = self.sequence.reshape(-1), self.start.reshape(-1), self.length.reshape(-1)
-        for block, i, at, count in zip(blocks, *of_blocks, strict=True):
-            block[:count] = known[i, at : at + count]
+        blocks = np.full((self.sequence.size, page_size), NO_TOKEN, np.int32)
+        for block, i, at in zip(blocks, *self.places(), strict=True):
+            block[: at.stop - at.start] = known[i, at]
         return blocks
+
+    def places(self) -> tuple[np.ndarray, list[slice]]:
+        """The sequence of each block, and the positions of its tokens."""
+        ends = self.start + self.length
+        pairs = zip(self.start.reshape(-1).tolist(), ends.reshape(-1).tolist(), strict=True)
+        return self.sequence.reshape(-1), [slice(*pair) for pair in pairs]
 
 
 def prefill_calls(

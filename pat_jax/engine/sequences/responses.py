@@ -10,6 +10,7 @@ from dataclasses import astuple, dataclass
 import numpy as np
 
 from pat_jax.engine.sequences.contents import Contents
+from pat_jax.engine.sequences.routes import Routes, TokenRoutes
 from pat_jax.engine.sequences.sampling import PLAIN, Sampling
 from pat_jax.engine.sequences.sequence_table import NO_SEQUENCE, SequenceTable
 from pat_jax.engine.sequences.state import BurstOutput, RowState, Runs
@@ -46,18 +47,24 @@ class Completion:
     top_logprobs: np.ndarray | None = None
     # float32[length], under softmax(logits / temperature); None: they are `logprobs`.
     unfiltered_logprobs: np.ndarray | None = None
+    # int16[prompt + length - 1, layers, k]: the experts that computed each token but the last, of the
+    # layers that have experts. None: no layer has.
+    routed_experts: TokenRoutes | None = None
     error: str = ""  # one sentence where the request could not be generated to its end
 
 
 class Responses(Contents):
     """The requests of a table's sequences, and their tokens."""
 
-    def __init__(self, requests: Sequence[Request], table: SequenceTable):
+    def __init__(
+        self, requests: Sequence[Request], table: SequenceTable, routes_shape: tuple[int, int]
+    ):
         super().__init__(table)
         self.requests = requests
         prompts: dict[tuple[int, ...], int] = {}
         numbers = [prompts.setdefault(request.tokens, len(prompts)) for request in requests]
         self.prompt = np.array(numbers, np.int64)
+        self.routes = Routes(list(prompts), self.prompt, routes_shape)
         self._by_prompt = np.argsort(self.prompt, kind="stable")
         self.tokens = np.zeros((len(requests), int(table.end.max(initial=1))), np.int32)
         self.logprobs = np.zeros(self.tokens.shape, np.float32)
@@ -71,9 +78,18 @@ class Responses(Contents):
 
     @classmethod
     def of(
-        cls, requests: Sequence[Request], *, num_replicas: int, rows_per_replica: int
+        cls,
+        requests: Sequence[Request],
+        *,
+        num_replicas: int,
+        rows_per_replica: int,
+        routes_shape: tuple[int, int] = (0, 0),
     ) -> "Responses":
-        """With a table in which all of them wait."""
+        """With a table in which all of them wait.
+
+        Args:
+          routes_shape: the model's, see `ModelConfig`.
+        """
         ids = [r.prompt_id for r in requests if r.prompt_id is not None]
         table = SequenceTable(
             np.array([len(r.tokens) for r in requests], np.int32),
@@ -82,7 +98,7 @@ class Responses(Contents):
             num_replicas=num_replicas,
             rows_per_replica=rows_per_replica,
         )
-        return cls(requests, table)
+        return cls(requests, table, routes_shape)
 
     def samples(self, prompt: int) -> np.ndarray:
         """The sequences of one of the prompts, by its number; int[samples]."""
@@ -148,6 +164,8 @@ class Responses(Contents):
             self.logprobs[i, at] = output.logprobs[row, :count]
             if not sampling.is_plain:
                 self.unfiltered[i].append(output.unfiltered[row, :count])
+            if output.routed_experts.size:
+                self.routes.add(i, np.asarray(output.routed_experts[row, :count]))
             if wanted := sampling.logprobs:
                 likeliest = output.top_tokens, output.top_logprobs
                 self.top[i].append(tuple(one[row, :count, :wanted] for one in likeliest))
@@ -189,6 +207,15 @@ class Responses(Contents):
             unfiltered = None if unfiltered is None else unfiltered[:-1]
             error = f"the logits of token {len(tokens) + 1} of the response are not numbers (NaN)"
         has_ended = len(tokens) > 0 and int(tokens[-1]) in endings
+        routes = None
+        if all(self.routes.shape):
+            routes = self.routes.whole(i)[: len(request.tokens) + len(tokens) - 1]
         return Completion(
-            tokens, logprobs, not has_ended, *top, unfiltered_logprobs=unfiltered, error=error
+            tokens,
+            logprobs,
+            not has_ended,
+            *top,
+            unfiltered_logprobs=unfiltered,
+            routed_experts=routes,
+            error=error,
         )

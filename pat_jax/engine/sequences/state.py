@@ -9,13 +9,14 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, UInt32
+from jaxtyping import Array, Bool, Float, Int, Int16, UInt32
 
 from pat_jax.common.pytree import pytree_dataclass
 from pat_jax.engine.sequences.types import RowSampling, num_words
 from pat_jax.layout.layout import Layout
 from pat_jax.models.cache.kv_cache import KV_AXES
 from pat_jax.models.config import ModelConfig
+from pat_jax.models.experts import NOT_RECORDED, ROUTE_DTYPE
 from pat_jax.planning.draft_counts import KINDS, MAX_RUN, DraftResult
 
 
@@ -138,6 +139,8 @@ class BurstOutput:
     running_steps: Int[Array | np.ndarray, " rows"]  # steps in which each row was running
     drafted: DraftResult  # of each replica
     runs: Runs  # of the rows that go on
+    # Experts that computed the token before each of those sampled, by layer.
+    routed_experts: Int16[Array | np.ndarray, "rows burst layers k"]
 
 
 def abstract_rows(layout: Layout, rows_per_replica: int) -> RowState:
@@ -149,6 +152,17 @@ def abstract_index(layout: Layout, rows_per_replica: int, *columns: int) -> Any:
     """Integers of each replica's rows."""
     shape = (rows_per_replica * layout.split.dp, *columns)
     return jax.ShapeDtypeStruct(shape, jnp.int32, sharding=layout.sharding("batch"))
+
+
+def abstract_routes(layout: Layout, blocks: int, page_size: int, config: ModelConfig) -> Any:
+    """The experts recorded of each replica's blocks."""
+    shape = (blocks * layout.split.dp, page_size, *config.routes_shape)
+    return jax.ShapeDtypeStruct(shape, ROUTE_DTYPE, sharding=layout.sharding("batch"))
+
+
+def no_routes(config: ModelConfig, *shape: int) -> np.ndarray:
+    """NOT_RECORDED for tokens of this shape: the routers choose their experts."""
+    return np.full((*shape, *config.routes_shape), NOT_RECORDED, ROUTE_DTYPE)
 
 
 def abstract_seen(config: ModelConfig, layout: Layout, rows_per_replica: int) -> Any:

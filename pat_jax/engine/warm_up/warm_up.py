@@ -21,7 +21,7 @@ from pat_jax.engine.engine import RolloutEngine
 from pat_jax.engine.relocation.rounds import ALL, SHIFT_SIZES, SIZES, Round, Shipment
 from pat_jax.engine.sequences.page_allocator import NULL_PAGE
 from pat_jax.engine.sequences.prefill_calls import PageMoves
-from pat_jax.engine.sequences.state import Pool
+from pat_jax.engine.sequences.state import Pool, no_routes
 from pat_jax.engine.warm_up.dummy_bursts import DummyBursts, dummy_tables
 from pat_jax.engine.warm_up.timings import Timed, Timings
 from pat_jax.layout.layout import Layout
@@ -146,12 +146,14 @@ class Warmup:
         tokens = np.zeros((blocks * split.dp, size), np.int32)
         start = np.full(blocks * split.dp, length - size, np.int32)
         tables = dummy_tables(self.specs, layout, blocks, length)
+        recorded = no_routes(self.specs.functions.policy.config, *tokens.shape)
         program = self.programs[Key("prefill", split, blocks, length)]
 
         def once() -> float:
             nonlocal pool
             start_s = time.perf_counter()
-            pool = jax.block_until_ready(program(self.engine.params, pool, tokens, start, tables))
+            args = self.engine.params, pool, tokens, start, tables, recorded
+            pool, _ = jax.block_until_ready(program(*args))
             return time.perf_counter() - start_s
 
         if is_timed:

@@ -29,6 +29,7 @@ from pat_jax.run.checkpoints.files import checkpoints_in
 
 FOLDER = "unfinished"  # in that of the run, with a file for each iteration
 
+ROUTES = "<i2"  # how the numbers of experts are written
 log = logging.getLogger(__name__)
 Ask = Callable[[Sequence[int]], Iterator[tuple[int, Completion]]]
 Scores = dict[str, Score]  # of a response, by function
@@ -198,6 +199,8 @@ class Batch:
         }
         if done.unfiltered_logprobs is not None:
             row["unfiltered"] = _text(done.unfiltered_logprobs)
+        if done.routed_experts is not None:
+            row["routes"] = _text(done.routed_experts, ROUTES), done.routed_experts.shape[1:]
         self._write_row(place, row)
 
     def _write_row(self, place: int, row: dict[str, Any]) -> None:
@@ -229,7 +232,17 @@ def _completion(row: dict[str, Any]) -> Completion:
     for one in (logprobs, unfiltered):
         if one is not None and one.shape != tokens.shape:
             raise ValueError(f"{len(one)} log-probabilities of {len(tokens)} tokens")
-    return Completion(tokens, logprobs, bool(row["truncated"]), unfiltered_logprobs=unfiltered)
+    routes = None
+    if "routes" in row:
+        text, shape = row["routes"]
+        routes = _numbers(text, ROUTES).reshape(-1, *map(int, shape))
+    return Completion(
+        tokens,
+        logprobs,
+        bool(row["truncated"]),
+        unfiltered_logprobs=unfiltered,
+        routed_experts=routes,
+    )
 
 
 def _score(row: dict[str, Any]) -> Score:
@@ -239,10 +252,10 @@ def _score(row: dict[str, Any]) -> Score:
     return float(value), numbers
 
 
-def _text(numbers: np.ndarray) -> str:
+def _text(numbers: np.ndarray, dtype: str = "<f4") -> str:
     """Every bit of them."""
-    return base64.b64encode(np.asarray(numbers, "<f4").tobytes()).decode()
+    return base64.b64encode(np.asarray(numbers, dtype).tobytes()).decode()
 
 
-def _numbers(text: str) -> np.ndarray:
-    return np.frombuffer(base64.b64decode(text, validate=True), "<f4").astype(np.float32)
+def _numbers(text: str, dtype: str = "<f4") -> np.ndarray:
+    return np.frombuffer(base64.b64decode(text, validate=True), dtype).astype(dtype[1:])

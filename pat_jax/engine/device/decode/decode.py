@@ -41,6 +41,7 @@ from pat_jax.models.cache.burst_layer import BurstLayer
 from pat_jax.models.cache.draft_layer import DraftCopy
 from pat_jax.models.cache.kv_cache import KV_AXES
 from pat_jax.models.cache.paged_layer import PagedLayer
+from pat_jax.models.experts import ROUTE_DTYPE
 from pat_jax.models.policy import Params, Policy
 from pat_jax.planning.draft_counts import DraftResult
 
@@ -211,6 +212,7 @@ class DecodeFunctions:
             running_steps=zeros(count),
             drafted=DraftResult(*jax.tree.leaves(Counts.none())),
             runs=Runs(*[zeros(count)] * len(Runs._fields)),
+            routed_experts=zeros(*shape, *self.policy.config.routes_shape, dtype=ROUTE_DTYPE),
         )
 
     def _begin(

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, UInt32
+from jaxtyping import Array, Bool, Float, Int, Int16, UInt32
 
 from pat_jax.engine.device.decode.sampling import Ahead, Seen, likeliest, remember, sample
 from pat_jax.engine.device.draft.ngram import put_windows
@@ -46,6 +46,7 @@ class Drawn(NamedTuple):
     unfiltered: Float[Array, "*each"]
     top_tokens: Int[Array, "*each top"]
     top_logprobs: Float[Array, "*each top"]
+    routed_experts: Int16[Array, "*each layers k"]  # of the token before
 
 
 @dataclass(frozen=True)
@@ -69,16 +70,18 @@ class DecodeStep:
         rows, seen, _, counts, caches, output = moving
         # What a row that has ended had may be another one's by now.
         own = jnp.where(rows.running[:, None], tables, NULL_PAGE)
-        logits, caches = self.logits(
+        logits, caches, routed = self.logits(
             params,
-            rows.last_token[:, None],
+            jnp.where(rows.running, rows.last_token, NO_TOKEN)[:, None],
             rows.position[:, None],
             [x if isinstance(x, BurstLayer) else PagedLayer(*_pages(x), own) for x in caches],
         )
         with jax.named_scope("sample"):
             key = jax.lax.dynamic_index_in_dim(keys, output.steps, keepdims=False)
             endings = self.endings(rows)
-            drawn = self.draw(logits[:, 0], key, rows.position, rows.sampling, seen, endings, None)
+            drawn = self.draw(
+                logits[:, 0], routed[:, 0], key, rows.position, rows.sampling, seen, endings, None
+            )
         # A log-probability that is not a number has come from such logits: nothing good would
         # follow.
         failed = jnp.isnan(drawn.logprobs)
@@ -94,17 +97,23 @@ class DecodeStep:
         tokens: Int[Array, "rows length"],
         positions: Int[Array, "rows length"],
         caches: Sequence[PagedLayer | BurstLayer | DraftPages | DraftRows],
-    ) -> tuple[Float[Array, "rows length vocab"], tuple[Cache, ...]]:
+    ) -> tuple[
+        Float[Array, "rows length vocab"],
+        tuple[Cache, ...],
+        Int16[Array, "rows length layers k"],
+    ]:
+        """Logits, the caches with these tokens, and the experts that computed them."""
         model, partition = self.policy.bind(params), ManualPartition(self.layout)
-        hidden, written = model(
+        hidden, written, routed = model(
             tokens, positions, tuple(caches), partition=partition, dtype=self.dtype
         )
         assert written is not None  # caches went in
-        return model.logits(hidden, partition), tuple(map(kept, written))
+        return model.logits(hidden, partition), tuple(map(kept, written)), routed.experts
 
     def draw(
         self,
         logits: Float[Array, "rows vocab"],
+        routed: Int16[Array, "rows layers k"],
         keys: UInt32[Array, "rows 2"],
         position: Int[Array, " rows"],
         sampling: RowSampling,
@@ -115,7 +124,7 @@ class DecodeStep:
         vocab_size = self.policy.config.vocab_size
         drawn = self.sample(logits, keys, position, sampling, seen, endings, ahead)
         top = likeliest(logits, sampling.wants_top, count=self.max_logprobs, vocab_size=vocab_size)
-        return Drawn(*drawn, *top)
+        return Drawn(*drawn, *top, routed)
 
     def sample(
         self,

@@ -25,7 +25,7 @@ def where_nans_start(
         rotation = angles(positions, rope_frequencies(policy.config))
         outputs = [x]
         for layer in model.layers:
-            x, _ = layer(x, positions, rotation, None, Whole())
+            x = layer(x, positions, rotation, None, tokens >= 0, None, Whole())[0]
             outputs.append(x)
         outputs.append(rms_norm(x, model.final_norm[...], policy.config.norm_eps))
         outputs.append(model.logits(outputs[-1]))

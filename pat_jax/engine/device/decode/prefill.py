@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Int
+from jaxtyping import Array, Int, Int16
 
 from pat_jax.engine.device.by_shard import by_shard
 from pat_jax.engine.sequences.state import LayerPages, Pool
@@ -18,26 +18,39 @@ from pat_jax.models.policy import Params, Policy
 
 def prefill(
     policy: Policy, layout: Layout, dtype: jnp.dtype
-) -> Callable[[Params, Pool, Array, Array, Array], Pool]:
+) -> Callable[[Params, Pool, Array, Array, Array, Array], tuple[Pool, Array]]:
     """Computes pages of known tokens, `tokens[blocks, page_size]`, of any sequences of a replica.
 
     Block i begins at position `start[i]`, a multiple of the page size, of the sequence whose pages
     are `tables[i]`. All blocks are in their pages before any of them attends: those of one
-    sequence may be in the same call. A block of NULL_PAGE alone is empty. The pool is to be
-    donated.
+    sequence may be in the same call. A block of NULL_PAGE alone is empty, and tokens are NO_TOKEN
+    behind a sequence's last. The experts `recorded[blocks, page_size, layers, k]` compute the
+    tokens; where they are NOT_RECORDED the routers choose. The pool is to be donated.
+
+    Returns:
+      The pool, and what the routers would choose, int16[blocks, page_size, layers, k].
     """
     pool: Any = layout.spec(*KV_AXES)
     batch = layout.spec("batch")
+    told = layout.spec() if layout.spans_processes else batch
 
-    def run(params: Params, pool: Pool, tokens: Array, start: Array, tables: Array) -> Pool:
+    def run(
+        params: Params, pool: Pool, tokens: Array, start: Array, tables: Array, recorded: Array
+    ) -> tuple[Pool, Int16[Array, "blocks page_size layers k"]]:
         positions = start[:, None] + jnp.arange(tokens.shape[1])[None, :]
         model, partition = policy.bind(params), ManualPartition(layout)
         caches = tuple(PagedLayer(*pages, tables) for pages in pool)
-        _, written = model(tokens, positions, caches, partition=partition, dtype=dtype)
+        _, written, routed = model(
+            tokens, positions, caches, recorded=recorded, partition=partition, dtype=dtype
+        )
         assert written is not None  # caches went in
-        return tuple(LayerPages(cache.keys, cache.values) for cache in written)
+        routes = routed.experts
+        if layout.spans_processes and layout.dp_axes:  # a host reads its own devices alone
+            routes = jax.lax.all_gather(routes, layout.dp_axes, tiled=True)
+        return tuple(LayerPages(cache.keys, cache.values) for cache in written), routes
 
-    return by_shard(layout, run, (layout.param_specs(policy), pool, batch, batch, batch), pool)
+    taken = layout.param_specs(policy), pool, batch, batch, batch, batch
+    return by_shard(layout, run, taken, (pool, told))
 
 
 def copy_pages(layout: Layout) -> Callable[[Pool, Array, Array], Pool]:

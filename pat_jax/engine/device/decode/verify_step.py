@@ -47,14 +47,16 @@ def verify(drafter: Drafter, asked: Asked, moving: Moving) -> Moving:
         known = _known(rows, line, path)
     position = line.start[line.row] + line.depth
     lines = views(moving.caches, asked.tables, rows, line, turns)
-    logits, caches = step.logits(asked.params, known[None], position[None], lines)
+    logits, caches, routed = step.logits(asked.params, known[None], position[None], lines)
     with jax.named_scope("sample"):
         key = asked.keys[moving.output.emitted[line.row] + line.depth, line.row]
         sampling = jax.tree.map(lambda x: x[line.row], rows.sampling)
         endings = step.endings(rows)[line.row]
         is_before = jnp.arange(path.shape[1])[None] < line.depth[:, None]
         ahead = Ahead(line.row, jnp.where(is_before, path, NO_TOKEN))
-        drawn = step.draw(logits[0], key, position, sampling, moving.seen, endings, ahead)
+        drawn = step.draw(
+            logits[0], routed[0], key, position, sampling, moving.seen, endings, ahead
+        )
         failed = jnp.isnan(drawn.logprobs)
         stopped = jnp.any(drawn.tokens[:, None] == endings, axis=1) | failed
     with jax.named_scope("accept"):
@@ -73,7 +75,7 @@ def _known(rows: RowState, line: Line, path: Int[Array, "tokens draft"]) -> Int[
     before = jnp.maximum(line.depth - 1, 0)[:, None]
     known = jnp.take_along_axis(path, before, axis=1)[:, 0]
     known = jnp.where(line.depth > 0, known, rows.last_token[line.row])
-    return jnp.where(line.is_taken, known, 0)
+    return jnp.where(line.is_taken, known, NO_TOKEN)
 
 
 def _accept(

@@ -33,7 +33,14 @@ from pat_jax.engine.device.draft.generated import counted, generated
 from pat_jax.engine.device.draft.token_batch import Counts
 from pat_jax.engine.sequences.block_tables import BlockTables
 from pat_jax.engine.sequences.prefill_calls import Spans, prefill_calls
-from pat_jax.engine.sequences.state import ModelDrafting, Pool, abstract_index, abstract_pool
+from pat_jax.engine.sequences.state import (
+    ModelDrafting,
+    Pool,
+    abstract_index,
+    abstract_pool,
+    abstract_routes,
+    no_routes,
+)
 from pat_jax.layout.buckets import Shape
 from pat_jax.layout.layout import Layout, whole_on_each
 from pat_jax.layout.partitions import ManualPartition
@@ -79,7 +86,7 @@ class ModelDrafter(Drafter):
             tokens = jnp.where((position == 0)[:, None], tokens[:, 1:], tokens)
             model = self.model.bind(asked.own_params)
             partition = ManualPartition(whole_on_each(step.layout))
-            hidden, written = model(
+            hidden, written, _ = model(
                 jnp.reshape(tokens, (1, -1)),
                 line.slots[None],
                 views(caches, drafting.tables, rows, line, 1 + asked.num_draft_tokens),
@@ -152,6 +159,7 @@ class ModelDrafter(Drafter):
                 abstract_index(layout, blocks, shapes.page_size),
                 abstract_index(layout, blocks),
                 abstract_index(layout, blocks, shapes.width(length)),
+                abstract_routes(layout, blocks, shapes.page_size, self.model.config),
                 donate_argnums=1,
             )
 
@@ -272,7 +280,8 @@ class DraftCache(DraftFeed):
             tokens = call.tokens(self.responses.tokens, size)
             tables = self.tables.rows(sequence, shapes.width(length))
             program = self.programs[Key("draft_prefill", layout.split, blocks, length)]
-            self._pool = program(self.params, self._pool, tokens, at, tables)
+            recorded = no_routes(self.drafter.model.config, *tokens.shape)
+            self._pool, _ = program(self.params, self._pool, tokens, at, tables, recorded)
 
     def delete(self) -> None:
         for leaf in jax.tree.leaves(self._pool):

@@ -32,7 +32,7 @@ class EarlyExit(Drafter):
             model, partition = step.policy.bind(asked.params), ManualPartition(step.layout)
             row = jnp.arange(len(rows.running))
             line = Line(row, rows.running, jnp.zeros_like(row), row[:, None], position)
-            hidden, written = model(
+            hidden, written, _ = model(
                 recent[1][None],
                 position[None],
                 views(caches, asked.tables, rows, line, 1 + asked.num_draft_tokens),

@@ -25,6 +25,7 @@ from pat_jax.engine.sequences.state import (
     abstract_accept_prob,
     abstract_index,
     abstract_pool,
+    abstract_routes,
     abstract_rows,
     abstract_seen,
 )
@@ -163,6 +164,7 @@ class ProgramSpecs:
                     abstract_index(layout, blocks, self.page_size),
                     abstract_index(layout, blocks),
                     abstract_index(layout, blocks, self.width(length)),
+                    abstract_routes(layout, blocks, self.page_size, self.functions.policy.config),
                     donate_argnums=1,
                 )
 

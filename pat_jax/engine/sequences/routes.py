@@ -1,0 +1,97 @@
+"""Which experts computed each token of a rollout: recorded once, replayed where a token is computed
+again.
+
+On the host, in NumPy. A model without experts has empty arrays.
+"""
+
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+from jaxtyping import Int16
+
+from pat_jax.engine.sequences.prefill_calls import PrefillCall
+from pat_jax.engine.sequences.sequence_table import NO_SEQUENCE
+from pat_jax.models.experts import NOT_RECORDED, ROUTE_DTYPE
+
+TokenRoutes = Int16[np.ndarray, "tokens layers k"]
+
+
+class Routes:
+    """A prompt's routes are kept once for all of its samples, a response's as bursts bring them.
+
+    A response's begin with its prompt's last token, which the first decode step computes.
+    """
+
+    def __init__(self, prompts: Sequence[tuple[int, ...]], of: np.ndarray, shape: tuple[int, int]):
+        """
+        Args:
+          prompts: tokens of the prompts that differ.
+          of: int[sequences], the prompt of each.
+          shape: layers with experts, and experts of a token in each.
+        """
+        self._prompts, self._of, self.shape = prompts, of, shape
+        self._before = [self._none(len(prompt) - 1) for prompt in prompts]
+        self._behind: list[list[TokenRoutes]] = [[] for _ in of]
+        self._computed: list[tuple[PrefillCall, jax.Array]] = []
+
+    def _none(self, *shape: int) -> np.ndarray:
+        return np.full((*shape, *self.shape), NOT_RECORDED, ROUTE_DTYPE)
+
+    def recorded(self, call: PrefillCall, page_size: int) -> np.ndarray:
+        """The experts of the tokens of each block, int16[blocks, page_size, layers, k];
+        NOT_RECORDED where none has computed them."""
+        blocks = self._none(call.sequence.size, page_size)
+        if blocks.size:
+            known = {
+                i: self.known(i) for i in np.unique(call.sequence).tolist() if i != NO_SEQUENCE
+            }
+            for block, i, at in zip(blocks, *call.places(), strict=True):
+                if i != NO_SEQUENCE:
+                    block[: at.stop - at.start] = known[i][at]
+        return blocks
+
+    def computed(self, call: PrefillCall, routed: jax.Array) -> None:
+        """
+        Args:
+          routed: int16[blocks, page_size, layers, k], still on its way from the devices.
+        """
+        if routed.size:
+            self._computed.append((call, routed))
+
+    def settle(self) -> None:
+        """Notes what calls have computed of prompts. Tokens of responses are recorded already."""
+        for call, routed in self._computed:
+            for block, i, at in zip(np.asarray(routed), *call.places(), strict=True):
+                if i != NO_SEQUENCE:
+                    mine = self._before[self._of[i]][at]
+                    mine[:] = np.where(mine == NOT_RECORDED, block[: len(mine)], mine)
+        self._computed.clear()
+
+    def add(self, i: int, routes: TokenRoutes) -> None:
+        """Appends what a burst has recorded of sequence i."""
+        self._behind[i].append(routes)
+
+    def known(self, i: int) -> TokenRoutes:
+        """Those of sequence i so far: of all its tokens but the newest."""
+        return np.concatenate([self._before[self._of[i]], *self._behind[i]])
+
+    def whole(self, i: int) -> TokenRoutes:
+        """The same, with what other prompts that begin alike have computed of its prompt."""
+        self.settle()
+        number = self._of[i]
+        mine, tokens = self._before[number], self._prompts[number]
+        for other, known in zip(self._prompts, self._before, strict=True):
+            missing = np.flatnonzero((mine == NOT_RECORDED).any(axis=(1, 2)))
+            if not len(missing):
+                break
+            shared = missing[missing < _alike(tokens, other)]
+            shared = shared[shared < len(known)]
+            mine[shared] = known[shared]
+        return self.known(i)
+
+
+def _alike(a: Sequence[int], b: Sequence[int]) -> int:
+    """How many tokens two prompts have in common before they differ."""
+    pairs = enumerate(zip(a, b, strict=False))
+    return next((n for n, (x, y) in pairs if x != y), min(len(a), len(b)))
