@@ -11,6 +11,7 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from pat_jax.common.devices import configure
@@ -45,9 +46,9 @@ def main() -> None:
     names = {x.offset: name for name, x in read_header(source / WEIGHTS_FILE).items()}
     view, opened = StoredTensor.view, set[str]()
 
-    def noted(tensor: StoredTensor):
-        opened.add(names[tensor.offset])
-        return view(tensor)
+    def noted(self: StoredTensor) -> np.ndarray:
+        opened.add(names[self.offset])
+        return view(self)
 
     StoredTensor.view = noted
     mesh = jax.make_mesh((4,), ("all",), axis_types=(AxisType.Auto,))
