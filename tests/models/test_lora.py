@@ -14,9 +14,10 @@ from pat_jax.models.layers import FEW_TOKENS, linear
 from pat_jax.models.lora import Adapters, Lora
 from pat_jax.models.policy import Params, Policy
 from pat_jax.models.presets import preset
-from tests.lossless import MODELS
+from tests.lossless import EXPERTS, MODELS
 
 POLICY = Policy.from_config(preset("tiny", vocab_size=61))
+SOME = MODELS | EXPERTS
 LINEAR = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
 
@@ -66,9 +67,9 @@ def test_a_product_is_that_with_the_sum(out: list[int], into: list[int], rank: i
     np.testing.assert_allclose(adapted.merged(), whole, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", list(MODELS))
+@pytest.mark.parametrize("name", list(SOME))
 def test_merged_and_unmerged_logits_are_equal(name: str):
-    policy = Policy.from_config(MODELS[name])
+    policy = Policy.from_config(SOME[name])
     adapters = lora("all-linear", policy=policy)
     base, learned = weights(policy), trained(adapters)
     attached = logits(policy, adapters.attach(base, learned))

@@ -16,14 +16,15 @@ from pat_jax.models.policy import Policy
 from pat_jax.models.presets import PRESETS, preset
 from pat_jax.models.rematerialization import NONE, POLICIES
 from pat_jax.models.transformer import Layer
-from tests.lossless import MODELS, lively_params
+from tests.lossless import EXPERTS, MODELS, lively_params
 
 VOCAB = 61
+SOME = MODELS | EXPERTS
 
 
 @functools.cache
 def policy_and_params(name):
-    policy = Policy.from_config(MODELS[name])
+    policy = Policy.from_config(SOME[name])
     return policy, lively_params(policy)
 
 
@@ -40,7 +41,7 @@ def forward(name, params, tokens, positions=None, cache=None, *, remat=NONE, dty
     return model.logits(hidden), cache
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", SOME)
 def test_decoding_with_a_cache_equals_the_full_forward(name):
     """Rows stand at different positions, and what lies beyond them in their pages is refuse."""
     policy, params = policy_and_params(name)
@@ -61,7 +62,7 @@ def test_decoding_with_a_cache_equals_the_full_forward(name):
         length = length + 1
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", SOME)
 def test_a_token_moves_itself_and_later_positions_only(name):
     _, params = policy_and_params(name)
     tokens = random_tokens(1, 12)

@@ -153,7 +153,8 @@ def test_each_output_of_each_expert_has_a_scale(weights):
     x = rng.normal(size=(9, 5)).astype(np.float32)
     chosen = np.argsort(rng.random((9, 6)))[:, :2]
     shares = rng.random((9, 2)).astype(np.float32)
-    got = by_expert(lambda weight, x: linear(x, weight), kept, x, chosen, shares, size=2)
+    rows = (jnp.asarray(each) for each in (x, chosen, shares))
+    got = by_expert(lambda weight, x: linear(x, weight), kept, *rows, size=2)
     exact = np.einsum("rk,rkoi,ri->ro", shares, left[chosen], x.astype(np.float64))
     np.testing.assert_allclose(got, exact, atol=1e-5 * np.abs(exact).max())
 
