@@ -18,17 +18,7 @@ from pat_jax.profiling.cross_compile.target_build import Order
 from pat_jax.profiling.predict.targets import Target
 from pat_jax.profiling.predict.update_work import Collective, Rows, UpdateWork
 
-MODEL = ModelConfig(
-    "qwen3",
-    vocab_size=1024,
-    embed_dim=256,
-    mlp_dim=512,
-    num_layers=2,
-    num_heads=4,
-    num_kv_heads=4,
-    head_dim=64,
-    qk_norm=True,
-)
+MODEL = ModelConfig("qwen3", 1024, 256, 512, 2, 4, 4, head_dim=64, qk_norm=True)
 LENGTH = 1024
 
 
@@ -51,11 +41,11 @@ IN_ITS_PROCESS = """
 import json, sys
 from pathlib import Path
 from pat_jax.profiling.cross_compile.jobs import jobs_of
-from pat_jax.profiling.cross_compile.target_build import Order, Plant
+from pat_jax.profiling.cross_compile.target_build import Order, TargetBuild
 from pat_jax.profiling.cross_compile.worker import Compiler, devices_of
 
 order = Order.from_json(json.load(sys.stdin))
-for job in jobs_of(Plant(order, devices_of(order.target))):
+for job in jobs_of(TargetBuild(order, devices_of(order.target))):
     if job.record.name == "grad":
         print(json.dumps(Compiler(Path(sys.argv[1]), "").run(job).to_json()))
 """
