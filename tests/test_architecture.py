@@ -116,16 +116,6 @@ def test_no_modules_import_one_another_in_a_circle():
     TopologicalSorter(graph).prepare()  # raises CycleError, which names the circle
 
 
-def test_the_rooms_have_an_order():
-    """Each is built of what comes before it."""
-    rooms = list(MAY_IMPORT)
-    for room, names in MAY_IMPORT.items():
-        for name in names.split():
-            meant = {other for other in rooms if f"{other}.".startswith(f"{name}.")}
-            for other in meant or {room_of(f"pat_jax.{name}.")}:
-                assert rooms.index(other) < rooms.index(room), f"{room} imports {other}"
-
-
 @pytest.mark.parametrize("path", FILES, ids=str)
 def test_partition_specs_are_written_in_the_layout_only(path: Path):
     used = {getattr(node, key, "") for node in nodes(path) for key in ("id", "attr", "name")}
