@@ -86,7 +86,7 @@ def test_any_logits(logits, top_k, top_p):
     assert_survivors(logits, top_k, top_p)
 
 
-@pytest.mark.parametrize("vocab", [1, 509, 4096, 5 * 8 * 101])
+@pytest.mark.parametrize("vocab", [1, 509, 5 * 8 * 101])
 @pytest.mark.parametrize("spread", [0.01, 3.0, 60.0])
 @pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])  # whose logits are often ties
 def test_larger_vocabularies(vocab, spread, dtype):
