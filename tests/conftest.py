@@ -73,6 +73,33 @@ def profiles_of_their_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         yield
 
 
+@pytest.fixture(autouse=True, scope="session")
+def one_text_process() -> Iterator[None]:
+    """All chat templates share a process, which takes a second or two of a processor to start."""
+    from pat_jax.rl.text import chat_template
+    from pat_jax.rl.text.text_worker import TextWorker
+
+    shared: list[TextWorker] = []
+
+    def take() -> TextWorker:
+        if not shared or shared[0].process.poll() is not None:
+            shared[:] = [TextWorker()]
+        return shared[0]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(chat_template, "take", take)
+        yield
+
+
+@pytest.fixture
+def own_text_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For a chat template that may end its process."""
+    from pat_jax.rl.text import chat_template
+    from pat_jax.rl.text.text_worker import TextWorker
+
+    monkeypatch.setattr(chat_template, "take", TextWorker)
+
+
 @pytest.fixture(autouse=True)
 def logging_as_it_was() -> Iterator[None]:
     """A command that ran in this process, for a module's tests too, keeps its log from nobody else."""

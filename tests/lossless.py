@@ -32,18 +32,7 @@ from pat_jax.planning.planner.scripts import FixedLayout, ScriptedPath, Step
 from pat_jax.planning.types import MIGRATE_ALL, RECOMPUTE_ALL, Carry, Load, Plan, Split
 from tests.near_ties import Judge, Tally, compare
 
-_BASE = ModelConfig(
-    architecture="qwen3",
-    vocab_size=61,
-    embed_dim=32,
-    mlp_dim=64,
-    num_layers=2,
-    num_heads=8,
-    num_kv_heads=8,
-    head_dim=8,
-    qk_norm=True,
-    vocab_multiple=8,
-)
+_BASE = ModelConfig("qwen3", 61, 32, 64, 2, 8, 8, head_dim=8, qk_norm=True, vocab_multiple=8)
 MODELS = {
     "kv8": _BASE,
     "kv2": replace(

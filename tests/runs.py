@@ -41,14 +41,7 @@ _MODEL = """
 SMALL_ROLLOUT, TINY = _ROLLOUT.split(), (_MODEL + _ROLLOUT).split()
 
 QWEN3 = ModelConfig(
-    architecture="qwen3",
-    vocab_size=300,
-    embed_dim=32,
-    mlp_dim=48,
-    num_layers=2,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=8,
+    *("qwen3", 300, 32, 48, 2, 4, 2, 8),
     qk_norm=True,
     tie_embeddings=True,
     max_position=512,

@@ -73,9 +73,3 @@ def test_what_is_told_is_written(name: str):
 def test_causes_are_told():
     text = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
     assert all(f"`{cause}`" in text for cause in Cause)
-
-
-def test_a_name_that_nobody_writes_is_noticed():
-    assert not is_written("train/nonsense") and not is_written("rollout/length_p91")
-    assert not is_written("eval/fail@K") and not is_written("eval/SET/nonsense")
-    assert untold({"reward/a/mean", "reward/failed/none", "train/nonsense"}) == {"train/nonsense"}

@@ -6,7 +6,6 @@ import re
 import tokenize
 from collections.abc import Iterator
 from pathlib import Path
-from textwrap import dedent
 
 import pytest
 
@@ -14,7 +13,6 @@ ROOT = Path(__file__).parent.parent
 DOCS = [path for path in sorted((ROOT / "docs").rglob("*.md")) if path.parent.name != "notebook"]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS]
 PRODUCT = ("pat_jax", "rl", "models", "profiling")
-CODE = [path for room in PRODUCT for path in sorted((ROOT / room).rglob("*.py"))]
 LONGEST_LINE = 100  # characters; tables, links and code may be longer
 LONGEST_SENTENCE = 35  # words; aim for 25
 ARGUMENT = re.compile(r"\n +(\*{0,2}\w+(?:, \*{0,2}\w+)*): ")
@@ -44,18 +42,18 @@ NOT_USED = {
 }
 
 
-def docstrings(code: str) -> str:
+def docstrings(tree: ast.Module) -> str:
     """A page of the docstrings of a module and of its public classes and functions.
 
     An Args section is a list with the names as code.
     """
-    texts = (ast.get_docstring(node) or "" for node in public_nodes(ast.parse(code)))
+    texts = (ast.get_docstring(node) or "" for node in public_nodes(tree))
     return "\n\n".join(ARGUMENT.sub(r"\n\n- `\1`: ", text) for text in texts)
 
 
-def wide_docstrings(code: str) -> list[str]:
+def wide_docstrings(tree: ast.Module, code: str) -> list[str]:
     """Lines of public docstrings that are too long; examples may be."""
-    first = [node.body[0] for node in public_nodes(ast.parse(code)) if ast.get_docstring(node)]
+    first = [node.body[0] for node in public_nodes(tree) if ast.get_docstring(node)]
     lines = code.splitlines()
     parts = (lines[one.lineno - 1 : one.end_lineno] for one in first)
     return [
@@ -107,102 +105,27 @@ def long_lines(page: str) -> list[str]:
     return [line for line in lines if len(line) > LONGEST_LINE and not may_be_long.match(line)]
 
 
-@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_a_page_has_the_words_of_the_glossary(path: Path):
-    assert wrong_words(path.read_text(encoding="utf-8")) == []
-
-
-@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_a_page_has_short_sentences_and_lines(path: Path):
-    page = path.read_text(encoding="utf-8")
-    assert [*long_sentences(page), *long_lines(page)] == []
-
-
-@pytest.mark.parametrize("path", CODE, ids=lambda path: str(path.relative_to(ROOT)))
-def test_docstrings_have_the_words_of_the_glossary_in_short_sentences(path: Path):
-    code = path.read_text(encoding="utf-8")
-    page = docstrings(code)
-    assert [*wrong_words(page), *long_sentences(page), *wide_docstrings(code)] == []
-
-
-@pytest.mark.parametrize(
-    "sentence",
-    [
-        "What a row says is kept.",
-        "The policy has said\nthree tokens.",
-        "- Of copied drafts the longest counts.",
-        "It ends. Of these, two are right.",
-        "| a cell | what is foretold |",
-        "A tie is no error.",
-        "Tokens that were said are pages' contents.",
-    ],
-)
-def test_a_word_that_is_not_used_is_found(sentence: str):
-    assert wrong_words(f"# A page\n\n{sentence}\n")
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "The log says how many tokens were generated.",
-        "There is no GPU. It is no longer needed.",
-        "`what a row says` is an older name.",
-        "```\nwhat a row says\n```",
-        "Most of these, and one of those.",
-    ],
-)
-def test_plain_english_and_code_are_let_alone(text: str):
-    assert not wrong_words(f"# A page\n\n{text}\n")
-
-
-def test_docstrings_are_those_of_what_is_public():
-    code = '''
-        """A module."""
-        def generate():
-            """What rows do.
-
-            Args:
-              rows, steps: both.
-              output: a name.
-            """
-            def inside():
-                """Within."""
-        class Engine:
-            """Runs."""
-            def __init__(self):
-                """Begins."""
-            def _hidden(self):
-                """Of a row."""
-        class _Private:
-            def run(self):
-                """Of a row."""
-        '''
-    page = docstrings(dedent(code))
-    assert paragraphs(page) == [
-        "A module.",
-        "What rows do.",
-        "Args:",
-        "- X: both.",
-        "- X: a name.",
-        "Within.",
-        "Runs.",
-        "Begins.",
-    ]
-
-
-def test_long_sentences_and_lines_are_found():
-    long, short = " ".join(["word"] * 36), " ".join(["word"] * 35)
-    assert long_sentences(f"{short}. It ends.\n\n- {long}.\n") == [f"- {long}."]
-    assert long_lines(f"{'x' * 101}\n{'x' * 100}\n| {'x' * 101} |\n") == ["x" * 101]
-
-
-@pytest.mark.parametrize("path", CODE, ids=lambda path: str(path.relative_to(ROOT)))
-def test_names_comments_and_private_docstrings_have_the_words_of_the_glossary(path: Path):
-    code = path.read_text(encoding="utf-8")
-    tokens = list(tokenize.generate_tokens(io.StringIO(code).readline))
+def wrong_in_code(code: str) -> list[str]:
+    """In docstrings, comments and names; sentences and lines of public docstrings, too."""
+    tree, tokens = ast.parse(code), list(tokenize.generate_tokens(io.StringIO(code).readline))
+    page = docstrings(tree)
+    wrong = [*wrong_words(page), *long_sentences(page), *wide_docstrings(tree, code)]
     texts = [token.string.lstrip("# ") for token in tokens if token.type == tokenize.COMMENT]
-    nodes = (node for node in ast.walk(ast.parse(code)) if isinstance(node, Documented))
+    nodes = (node for node in ast.walk(tree) if isinstance(node, Documented))
     texts += [ast.get_docstring(node) or "" for node in nodes]
-    wrong = [one for one in wrong_words("\n\n".join(texts)) if ": among, for?" not in one]
+    wrong += [one for one in wrong_words("\n\n".join(texts)) if ": among, for?" not in one]
     names = {token.string for token in tokens if token.type == tokenize.NAME}
-    assert [*wrong, *filter(NO_NAMES.search, sorted(names))] == []
+    return [*wrong, *filter(NO_NAMES.search, sorted(names))]
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_page_has_the_words_of_the_glossary_in_short_sentences_and_lines(path: Path):
+    page = path.read_text(encoding="utf-8")
+    assert [*wrong_words(page), *long_sentences(page), *long_lines(page)] == []
+
+
+@pytest.mark.parametrize("room", PRODUCT)
+def test_code_has_the_words_of_the_glossary(room: str):
+    files = sorted((ROOT / room).rglob("*.py"))
+    found = {str(path): wrong_in_code(path.read_text(encoding="utf-8")) for path in files}
+    assert files and {path: wrong for path, wrong in found.items() if wrong} == {}

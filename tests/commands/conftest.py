@@ -1,10 +1,15 @@
 """Fixtures of several files here."""
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from compilations import counted_compilations
+
+from pat_jax.commands import plan as plan_body
+from pat_jax.commands import simulate as simulate_body
+from pat_jax.common.run_command import run_command
 
 
 @pytest.fixture
@@ -27,6 +32,20 @@ def refused(capsys, tmp_path: Path) -> Callable[..., str]:
         return text.removeprefix("error: ").strip()
 
     return refuse
+
+
+@pytest.fixture
+def in_process(monkeypatch, capsys) -> Callable[..., str]:
+    """What `plan` or `simulate` prints, on the devices that the tests have already."""
+    for body in (plan_body, simulate_body):
+        monkeypatch.setattr(body, "configure", lambda count: None)
+
+    def run(main: Callable[[], None], *options: str) -> str:
+        monkeypatch.setattr(sys, "argv", ["it", *options])
+        run_command(main)
+        return capsys.readouterr().out
+
+    return run
 
 
 def contents(folder: Path) -> dict[Path, bytes | None]:

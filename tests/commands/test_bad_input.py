@@ -223,14 +223,6 @@ def test_a_checkpoint_of_another_model(tmp_path: Path, command, options: str, wo
     assert all(word in message for word in [str(run_dir), *words])
 
 
-def test_a_pinned_layout_that_the_mlp_cannot_be_divided_by(inputs: Inputs, command):
-    shutil.rmtree(inputs.model)
-    write_checkpoint(inputs.model, replace(QWEN3, num_heads=8, num_kv_heads=8, mlp_dim=36))
-    options = ["--run_dir", str(inputs.run_dir), "--layout", "dp1tp8", "--devices", "8"]
-    message = command(*inputs.options, *options)
-    assert "--layout is 'dp1tp8'" in message and "mlp_dim = 36 divisible by 8" in message
-
-
 def test_what_the_refusal_of_long_responses_advises_is_taken(inputs: Inputs):
     advised = ["--rollout.max_completion_length", "392", "--rollout.min_length", "512"]
     setup = build(parse([*inputs.options, *advised]), jax.devices()[:2])

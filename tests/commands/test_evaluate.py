@@ -40,22 +40,9 @@ FORMATS: dict[str, Callable[[int], dict[str, Any]]] = {
         "url": "https://example.org",
         "year": "2024",
     },
-    "aime_2025.jsonl": lambda i: {
-        "ID": f"2025-I-{i}",
-        "Problem": f"Find {i} + 200.",
-        "Solution": "!",
-        "Answer": 200 + i,
-    },
     "gsm8k.jsonl": lambda i: {
         "question": f"Ann has {i} pears and eats one. How many?",
         "answer": f"She has {i} - 1 = <<{i}-1={i - 1}>>{i - 1}.\n#### {i - 1}",
-    },
-    "dapo-math-17k.parquet": lambda i: {
-        "data_source": "math_dapo",
-        "prompt": chat(f"What is {i} times 3? The last line is Answer: $Answer."),
-        "ability": "MATH",
-        "reward_model": {"ground_truth": str(3 * i), "style": "rule-lighteval/MATH_v2"},
-        "extra_info": {"index": f"00-{i}"},
     },
     "verl/gsm8k/test.parquet": lambda i: {
         "data_source": "openai/gsm8k",
@@ -64,9 +51,8 @@ FORMATS: dict[str, Callable[[int], dict[str, Any]]] = {
         "reward_model": {"style": "rule", "ground_truth": str(i + 9)},
         "extra_info": {"answer": f"... #### {i + 9}", "index": i, "split": "test"},
     },
-    "trl.jsonl": lambda i: {"prompt": chat(f"What is {i} minus 4?"), "solution": f"${i - 4}$"},
 }
-NAMES = ["MATH-500", "aime_2024", "aime_2025", "gsm8k", "dapo-math-17k", "gsm8k_2", "trl"]
+NAMES = ["MATH-500", "aime_2024", "gsm8k", "gsm8k_2"]
 
 
 def write_formats(folder: Path) -> list[str]:
@@ -113,11 +99,11 @@ def test_published_formats_are_evaluated_as_they_are(run, tmp_path: Path, monkey
     assert compiled == []
     assert list(found["sets"]) == NAMES
     assert all(one["problems"] == 10 and one["samples"] == 3 for one in found["sets"].values())
-    assert found["all"]["problems"] == 70
+    assert found["all"]["problems"] == 40
     table = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in table[1:9]] == [*NAMES, "all"]
+    assert [line.split()[0] for line in table[1:6]] == [*NAMES, "all"]
     printed = completions(tmp_path / "out")
-    assert len(printed) == 210 and {line["data"] for line in printed} == set(NAMES)
+    assert len(printed) == 120 and {line["data"] for line in printed} == set(NAMES)
     places = [(line["data"], line["id"], line["sample"]) for line in printed]
     assert places == [(name, i, n) for name in NAMES for i in range(1, 11) for n in range(3)]
     assert all(line["reward"] == 0 and "step" not in line for line in printed)
@@ -169,7 +155,7 @@ def test_published_formats_are_trained_on_and_the_export_is_evaluated(
     options += ["--rollout.max_prompt_length", "160", "--rollout.min_length", "224"]
     options += ["--eval.num_generations", "3", "--run_dir", str(run_dir)]
     output = train(*SMALL_ROLLOUT, *options, "--checkpoint.export_dir", str(run_dir / "hf"))
-    assert "problems: 70 to train on" in output and "10 of them are trained on as well" in output
+    assert "problems: 40 to train on" in output and "10 of them are trained on as well" in output
     first, last = read_metrics(run_dir / "metrics.jsonl")
     assert untold({*first, *last} - {"step", "time"}) == set()
     sets = {f"eval/{name}pass@3" for name in ("", "MATH-500/", "aime_2024/")}

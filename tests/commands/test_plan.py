@@ -3,8 +3,8 @@
 import json
 import math
 import re
-import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,7 +14,6 @@ from pages import parsed, section_of, words_of
 from pat_jax import plan
 from pat_jax.commands import plan as body
 from pat_jax.common.picture_style import tp_colour
-from pat_jax.common.run_command import run_command
 from pat_jax.config.command_line import parse
 from pat_jax.engine.record.plot import draw_rollout
 from pat_jax.planning.types import Split
@@ -34,22 +33,10 @@ ASKED = ["--model", "tiny", "--target", "h100:8", *SMALL]
 NAMES = ("dp8tp1", "dp4tp2", "dp2tp4", "dp1tp8")
 
 
-@pytest.fixture(autouse=True)
-def of_these_devices(monkeypatch):
-    """The tests have their devices already."""
-    monkeypatch.setattr(body, "configure", lambda count: None)
-
-
 @pytest.fixture
-def command(monkeypatch, capsys, tmp_path):
+def command(in_process, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-
-    def run(*options: str) -> str:
-        monkeypatch.setattr(sys, "argv", ["plan", *SMALL, *options])
-        run_command(plan.main)
-        return capsys.readouterr().out
-
-    return run
+    return partial(in_process, plan.main, *SMALL)
 
 
 def compilation(*, refused: Split | None = None) -> Compilation:
@@ -256,11 +243,9 @@ def test_words_of_others_are_no_markup():
         ("--model tiny --target h100:8 --compile false --profile x", "profile x"),
     ],
 )
-def test_every_mistake_is_one_sentence(monkeypatch, refused, tmp_path, options: str, words: str):
-    monkeypatch.chdir(tmp_path)
+def test_every_mistake_is_one_sentence(command, refused, tmp_path, options: str, words: str):
     (tmp_path / "bad.csv").write_text("3\n-1\n")
-    monkeypatch.setattr(sys, "argv", ["plan", *SMALL, *options.split()])
-    assert words in refused(lambda: run_command(plan.main))
+    assert words in refused(lambda: command(*options.split()))
 
 
 def test_drafts_are_replayed_beside_rollouts_without(command, report: PlanReport):

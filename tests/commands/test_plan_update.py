@@ -151,14 +151,6 @@ def test_a_compiler_that_counts_what_arithmetic_does_changes_nothing():
             assert told[0] == pytest.approx(told[1], rel=1e-6) and told[0] > 0
 
 
-def test_adapters_and_recomputing_move_the_cost():
-    usual, adapters, kept = alone(), alone("--lora_rank 4"), alone("--remat none")
-    assert adapters.memory.base > 0 == usual.memory.base
-    assert adapters.memory.parameters < usual.memory.parameters
-    assert adapters.gradients.products < usual.gradients.products
-    assert kept.gradients.total < usual.gradients.total
-
-
 def test_a_refused_program_is_left_to_arithmetic():
     refused = program("grad", **SHAPE, error="too large", temp_bytes=GIB)
     assert alone(programs=[refused]) == alone()

@@ -2,7 +2,6 @@
 is assumed, what is refused."""
 
 import json
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,9 +12,7 @@ from runs import write_checkpoint
 
 from pat_jax import simulate
 from pat_jax.commands import plan
-from pat_jax.commands import simulate as body
 from pat_jax.common.errors import UserError
-from pat_jax.common.run_command import run_command
 from pat_jax.config.command_line import parse
 from pat_jax.models.presets import preset
 from pat_jax.profiling.capacity.page import page, plan_text
@@ -28,12 +25,6 @@ ASKED = ["--model", "tiny", "--target", "h100:8", "--responses", "32", "--rollou
 ASKED += ["--max_completion_length", "1024", "--max_prompt_length", "64", "--data", "nowhere"]
 ASKED += ["--prompt_tokens", "16", "--train", "false"]
 SHORT = [*ASKED, "--lengths", "short"]
-
-
-@pytest.fixture(autouse=True)
-def of_these_devices(monkeypatch):
-    """The tests have their devices already."""
-    monkeypatch.setattr(body, "configure", lambda count: None)
 
 
 def report_of(source: str, *options: str, asked: list[str] = SHORT) -> PlanReport:
@@ -139,17 +130,15 @@ class TestSimulate:
     def asked(profile: Path, *options: str) -> list[str]:
         given = ["--responses", "32", "--max_completion_length", "128", "--prompt_tokens", "16"]
         given += ["--lengths", "reasoning", "--length_scale", "0.01"]
-        return ["simulate", "--profile", str(profile), *given, *options]
+        return ["--profile", str(profile), *given, *options]
 
     def test_they_are_replayed_where_their_steps_were_measured(
-        self, profile: Path, monkeypatch, capsys, tmp_path: Path
+        self, profile: Path, in_process, tmp_path: Path
     ):
         out = tmp_path / "out.json"
         options = ["--speculation.source", "early_exit:1", "--draft_acceptance", "0.8"]
         options += ["--device_memory_gib", "10", "--out", str(out)]
-        monkeypatch.setattr(sys, "argv", self.asked(profile, *options))
-        run_command(simulate.main)
-        printed = capsys.readouterr().out
+        printed = in_process(simulate.main, *self.asked(profile, *options))
         assert "assumed: each token with a probability of 0.8" in printed
         (answer,) = json.loads(out.read_text())["answers"]
         (row,) = answer["by_source"]
@@ -160,24 +149,16 @@ class TestSimulate:
 
     @pytest.mark.parametrize("source", ["suffix", "model:tiny"])
     def test_steps_that_verify_drafts_from_elsewhere_are_not_taken_for_them(
-        self, profile: Path, monkeypatch, capsys, source: str
+        self, profile: Path, in_process, refused, source: str
     ):
-        monkeypatch.setattr(sys, "argv", self.asked(profile, "--speculation.source", source))
-        with pytest.raises(SystemExit):
-            run_command(simulate.main)
-        message = capsys.readouterr().err
-        assert (
-            "has no steps that verify drafts of --speculation.num_draft_tokens (1 3 7) from"
-            in message
-        )
+        asked = self.asked(profile, "--speculation.source", source)
+        message = refused(lambda: in_process(simulate.main, *asked))
+        words = "has no steps that verify drafts of --speculation.num_draft_tokens (1 3 7) from"
+        assert words in message
         assert f"pat_jax.profile --speculation.source {source}" in message
 
-    def test_by_itself_it_drafts_nothing_then_and_says_why(
-        self, profile: Path, monkeypatch, capsys
-    ):
-        monkeypatch.setattr(sys, "argv", self.asked(profile))
-        run_command(simulate.main)
-        printed = capsys.readouterr().out
+    def test_by_itself_it_drafts_nothing_then_and_says_why(self, profile: Path, in_process):
+        printed = in_process(simulate.main, *self.asked(profile))
         assert "drafts are from the first layer, not from texts: none are made" in printed
 
 
@@ -229,13 +210,11 @@ def test_what_is_wrong_is_said_before_anything_is_replayed(tmp_path: Path):
         report_of("auto", "--responses_file", str(path), asked=ASKED)
 
 
-def test_simulate_counts_them_too(tmp_path: Path, monkeypatch, capsys):
+def test_simulate_counts_them_too(tmp_path: Path, in_process):
     profile, out = save_profile(tmp_path / "profile.json", {7: 1.1}), tmp_path / "out.json"
     options = ["--responses", "32", "--max_completion_length", "128", "--prompt_tokens", "16"]
     options += ["--responses_file", str(recorded(tmp_path, 4, length=120)), "--out", str(out)]
-    monkeypatch.setattr(sys, "argv", ["simulate", "--profile", str(profile), *options])
-    run_command(simulate.main)
-    printed = capsys.readouterr().out
+    printed = in_process(simulate.main, "--profile", str(profile), *options)
     assert "lengths: said.jsonl, 24 responses" in printed and "drafts from" in printed
     assert "counted in said.jsonl: 24 responses to 6 prompts" in printed
     (answer,) = json.loads(out.read_text())["answers"]

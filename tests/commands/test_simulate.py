@@ -3,8 +3,8 @@
 import json
 import re
 import shutil
-import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +13,6 @@ from fakes import SPLITS
 from profiles import save_profile
 
 from pat_jax import simulate
-from pat_jax.commands import simulate as body
-from pat_jax.common.run_command import run_command
 from pat_jax.common.text_table import percent
 from pat_jax.config.command_line import dump
 from pat_jax.config.rollout import RolloutConfig
@@ -35,20 +33,9 @@ def profile(tmp_path_factory) -> Path:
     return save_profile(tmp_path_factory.mktemp("profile") / "made-up.json")
 
 
-@pytest.fixture(autouse=True)
-def of_these_devices(monkeypatch):
-    """The tests have their devices already."""
-    monkeypatch.setattr(body, "configure", lambda count: None)
-
-
 @pytest.fixture
-def command(monkeypatch, capsys):
-    def run(*options: str) -> str:
-        monkeypatch.setattr(sys, "argv", ["simulate", *options])
-        run_command(simulate.main)
-        return capsys.readouterr().out
-
-    return run
+def command(in_process):
+    return partial(in_process, simulate.main)
 
 
 def test_every_question_is_answered(command, profile: Path, tmp_path: Path):

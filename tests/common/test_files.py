@@ -11,47 +11,40 @@ from pat_jax.run.logging.metrics import read_metrics
 
 ROOT = Path(__file__).parents[2]
 
-FULL_COMPLETIONS = """
+# Writes 300 times, and for a while to a disk that is full.
+FULL = """
 import logging, resource, signal, sys
 from pathlib import Path
 import numpy as np
 from pat_jax.run.logging.completions import Completions
+from pat_jax.run.logging.metrics import MetricsWriter
 from pat_jax.rl.data.arithmetic import TOKENIZER
 from pat_jax.rl.batches.types import FinishReason, Prompt, Rollout
 
 logging.getLogger("pat_jax").addHandler(logging.NullHandler())
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+folder = Path(sys.argv[1])
 tokens, numbers = np.array(TOKENIZER.encode("3"), np.int32), np.zeros(1, np.float32)
 said = [Rollout(Prompt(0, (1,), "1+2=", {}), 0, tokens, numbers, FinishReason.LENGTH)]
-with Completions(TOKENIZER, Path(sys.argv[1]), is_asked=True) as completions:
-    for step in range(60):
-        size = 2_000 if 10 <= step < 40 else resource.RLIM_INFINITY  # as a full disk would
-        resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
-        completions.write(step, "train", said, numbers)
-"""
-
-FULL = """
-import logging, resource, signal, sys
-from pathlib import Path
-from pat_jax.run.logging.metrics import MetricsWriter
-
-logging.getLogger("pat_jax").addHandler(logging.NullHandler())
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-with MetricsWriter(sys.argv[1]) as writer:
+with MetricsWriter(folder) as writer, Completions(TOKENIZER, folder, is_asked=True) as completions:
     for step in range(300):
-        size = 2_000 if 20 <= step < 200 else resource.RLIM_INFINITY  # as a full disk would
+        size = 2_000 if 20 <= step < 200 else resource.RLIM_INFINITY
         resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
         writer.write(step, {"reward/mean": float(step)})
         writer.flush()
+        completions.write(step, "train", said, numbers)
 """
 
 
-def test_metrics_survive_a_full_disk(tmp_path: Path):
+def test_metrics_and_responses_survive_a_full_disk(tmp_path: Path):
+    path = tmp_path / "completions.jsonl"
+    path.write_text('{"step": 0, "ki')  # as where a run was killed
     command = [sys.executable, "-c", FULL, str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
     rows = read_metrics(tmp_path / "metrics.jsonl")
     assert [row["reward/mean"] for row in rows] == list(range(300))
+    assert [json.loads(line)["step"] for line in path.read_text().splitlines()[1:]] == [*range(300)]
 
     (events,) = (tmp_path / "tensorboard").iterdir()
     content, steps = events.read_bytes(), []
@@ -61,12 +54,3 @@ def test_metrics_survive_a_full_disk(tmp_path: Path):
         steps += [event.step] if event.HasField("summary") else []
         content = content[16 + size :]
     assert sorted(steps) == list(range(300))
-
-
-def test_responses_survive_a_full_disk_and_half_a_line_before_them(tmp_path: Path):
-    path = tmp_path / "completions.jsonl"
-    path.write_text('{"step": 0, "ki')  # as where a run was killed
-    command = [sys.executable, "-c", FULL_COMPLETIONS, str(tmp_path)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert [json.loads(line)["step"] for line in path.read_text().splitlines()[1:]] == [*range(60)]

@@ -9,7 +9,7 @@ import pytest
 
 from pat_jax.common.errors import UserError
 from pat_jax.common.hub import dataset_files, local_checkpoint
-from pat_jax.common.hub_files import by_place, wanted_place
+from pat_jax.common.hub_files import by_place
 from tests.hub_server import SHA, Hub, serving
 
 NOWHERE = {"HF_ENDPOINT": "http://127.0.0.1:9"}
@@ -244,17 +244,3 @@ def test_one_form_of_a_dataset_is_read_and_what_says_no_split_left_out():
     assert by_place(["a.jsonl", "a.parquet", "a.json"]) == {("default", "train"): ["a.parquet"]}
     found = by_place(["train.jsonl", "eval.jsonl", "unsaid.jsonl"])
     assert found == {("default", "train"): ["train.jsonl"], ("default", "test"): ["eval.jsonl"]}
-
-
-@pytest.mark.parametrize(
-    ("part", "place"),
-    [
-        ("", ("main", "train")),
-        ("test", ("main", "test")),
-        ("more", ("more", "train")),
-        ("more/test", ("more", "test")),
-        ("absent/test", ("absent", "test")),
-    ],
-)
-def test_which_part_is_meant(part: str, place: tuple[str, str]):
-    assert wanted_place(part, "train", {"main", "more"}) == place

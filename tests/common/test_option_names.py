@@ -8,7 +8,6 @@ from pat_jax.common.options import names
 from pat_jax.common.options.declared import options_of
 from pat_jax.config.run import RunConfig
 from pat_jax.config.sft import SftConfig
-from pat_jax.profiling.capacity.plan_config import PlanConfig
 from pat_jax.profiling.capacity.simulate_config import SimulateConfig
 
 OPTIONS = {one: [option.name for option in options_of(one())] for one in CLASSES.values()}
@@ -32,16 +31,8 @@ def leaf(name: str) -> str:
         (RunConfig, "max_tokens", "rollout.max_completion_length"),  # vLLM
         (RunConfig, "data.max_response_length", "rollout.max_completion_length"),  # verl
         (RunConfig, "actor_rollout_ref.rollout.n", "rollout.num_generations"),
-        (RunConfig, "batch_size", "rollout.prompts_per_step"),
-        (RunConfig, "lr", "optimizer.learning_rate"),
-        (RunConfig, "tensor_parallel_size", "layout"),
-        (RunConfig, "save_steps", "checkpoint.every"),  # TRL
         (SftConfig, "num_train_epochs", "epochs"),  # TRL
-        (SftConfig, "dataset_text_field", "data.text_key"),
         (RunConfig, "num_train_epochs", "steps"),
-        (GenerateConfig, "n", "num_generations"),
-        (GenerateConfig, "max_new_tokens", "max_completion_length"),
-        (PlanConfig, "samples_per_prompt", "num_generations"),
         (SimulateConfig, "sequences", "responses"),
     ],
 )

@@ -10,8 +10,6 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pat_jax.common.errors import UserError
-from pat_jax.common.options.declared import Options, option
-from pat_jax.common.rules import OptionError, count
 from pat_jax.config import command_line as cli
 from pat_jax.config.data import DataConfig
 from pat_jax.config.run import RolloutConfig, RunConfig
@@ -99,14 +97,6 @@ def test_hyphens_stand_for_underscores():
     config = cli.parse(["--run-dir", "there", "--rollout.top-p=0.5", "--compute-dtype", "bfloat16"])
     assert (config.run_dir, config.rollout.top_p) == ("there", 0.5)
     assert "unknown option --run-dirs" in mistake("--run-dirs", "x").replace("_", "-")
-
-
-def test_values_are_converted_to_the_type_of_their_field():
-    line = "--optimizer.learning_rate 1e-5 --seed=4 --resume --run_dir there --train false"
-    config = cli.parse([*line.split(), "--algorithm.truncated", "mask"])
-    assert config.optimizer.learning_rate == 1e-5
-    assert (config.seed, config.resume, config.train) == (4, True, False)
-    assert config.algorithm.truncated == "mask"
 
 
 def test_the_file_reads_one_e_minus_six_as_a_number(config_file):
@@ -297,52 +287,3 @@ def test_help_lists_every_option_with_explanation_and_default(capsys):
     assert blocks["data"].startswith("one text or several, or --data.files (default: arithmetic)")
     assert "{auto,migrate,recompute}" in blocks["rollout.kv_carry"]
     assert max(map(len, text.splitlines())) <= 100
-
-
-def test_another_command_may_have_options_of_its_own(capsys):
-    @dataclasses.dataclass(frozen=True)
-    class Replay:
-        """Replay a trace."""
-
-        trace: str = ""
-        """File of the trace."""
-        top: int | None = None
-        """Most rows; all where nobody says."""
-
-    assert cli.parse(["--trace", "x"], Replay, presets=None) == Replay("x", None)
-    assert cli.parse(["--top", "3"], Replay, presets=None) == Replay("", 3)
-    with pytest.raises(UserError, match="--top is 'many': expected an integer"):
-        cli.parse(["--top", "many"], Replay, presets=None)
-    with pytest.raises(UserError, match="unknown option --preset"):
-        cli.parse(["--preset", "demo"], Replay, presets=None)
-    with pytest.raises(SystemExit):
-        cli.parse(["-h"], Replay, prog="replay", presets=None)
-    text = capsys.readouterr().out
-    assert "--preset" not in text and "--top an integer\n" in text
-
-
-def test_commands_that_share_options_share_their_texts_and_rules(capsys):
-    @dataclasses.dataclass(frozen=True)
-    class Sized(Options):
-        size: int | None = option(3, count(1, 8))
-        """Rows of a batch."""
-
-    @dataclasses.dataclass(frozen=True)
-    class Replay(Sized):
-        """Replay a trace."""
-
-        SECTION = "replay."
-
-        trace: str = ""
-        """File of the trace."""
-        size: int | None = option(5, count(1, 9))
-
-    assert Replay(size=9).shared(Sized) == {"size": 9} and Replay(size=None).size is None
-    output = r"option --replay.size is 10: expected an integer from 1 to 9"
-    with pytest.raises(OptionError, match=output):
-        Replay(size=10)
-    with pytest.raises(SystemExit):
-        cli.parse(["-h"], Replay, presets=None)
-    text = "File of the trace.\n\n  --size an integer (default: 5)\n        Rows of a batch."
-    assert text in capsys.readouterr().out
-    assert yaml.safe_load(cli.dump(Replay(size=None))) == {"trace": ""}

@@ -15,17 +15,7 @@ from pat_jax.models.config import ModelConfig
 from pat_jax.planning.types import Split
 from pat_jax.programs.programs import Key
 
-CONFIG = ModelConfig(
-    architecture="llama",
-    vocab_size=61,
-    embed_dim=48,
-    mlp_dim=48,
-    num_layers=1,
-    num_heads=24,
-    num_kv_heads=6,
-    head_dim=2,
-    vocab_multiple=24,
-)
+CONFIG = ModelConfig("llama", 61, 48, 48, 1, 24, 6, 2, vocab_multiple=24)
 # Devices, KV heads, query heads: copies of KV heads from TP 1, 2, 4 or never; factors 2 · 3, too.
 CASES = [(8, 8, 8), (8, 6, 24), (8, 3, 24), (8, 1, 8), (8, 2, 8), (6, 3, 6), (6, 2, 12)]
 PAGE_SIZE = 2  # tokens

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 from fakes import static_run, subject
-from two_devices import CONFIG, DP2, TP2, engine, generate, look_at_pages, reading_pages
+from two_devices import CONFIG, DP2, TP2, engine, generate, reading_pages
 
 from pat_jax.engine.device.decode.sampling import sequence_key
 from pat_jax.engine.device_executor import DeviceExecutor
@@ -23,6 +23,8 @@ from pat_jax.models.policy import Params
 from pat_jax.planning.planner.scripts import FixedLayout, ScriptedPath, Step
 from pat_jax.planning.types import MIGRATE_ALL, RECOMPUTE_ALL, Plan
 from tests.near_ties import Tally, compare
+
+pytestmark = pytest.mark.usefixtures("free_pages")
 
 
 @pytest.fixture
@@ -51,11 +53,6 @@ def ahead(monkeypatch) -> list[str]:
     monkeypatch.setattr(DeviceExecutor, "launch", noted_launch)
     monkeypatch.setattr(Scheduler, "collect", noted_collect)
     return done
-
-
-@pytest.fixture(autouse=True)
-def every_page_is_free_at_the_end_and_no_nan_in_it(monkeypatch):
-    look_at_pages(monkeypatch)
 
 
 @cache

@@ -24,18 +24,6 @@ def declared() -> ProgramTable:
     return table
 
 
-def test_programs_within_layouts_are_theirs_and_of_their_switches():
-    table = declared()
-    assert len(table.missing()) == 16 and table.missing(()) == []
-    assert {key.name for key in table.missing([DP8])} == {"decode"}
-    both = table.missing([DP8, TP8])
-    assert [key.splits for key in both].count({DP8, TP8}) == 2 and len(both) == 4
-    table.compile_all(threads=2, within=[DP8, TP8])
-    assert len(table.missing()) == 12 and table.missing([DP8, TP8]) == []
-    assert Key("decode", TP8) in table and Key("decode", DP4TP2) not in table
-    assert set(table.compile_seconds) == set(both)
-
-
 def test_what_is_compiled_in_the_background_runs():
     table = declared()
     table.compile_all(threads=1, within=[DP8])

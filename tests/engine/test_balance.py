@@ -69,15 +69,6 @@ class TestWhoGoesWhere:
             moved = new != replica
             assert (np.bincount(new[moved], pages[moved], minlength=dp) <= free).all()
 
-    def test_the_example_of_the_design(self):
-        """9, 3, 4 and 2 live: 18 need a bucket of 8, and one sequence is in its way."""
-        replica = np.repeat(np.arange(4), [9, 3, 4, 2])
-        pages = np.arange(18)[::-1]
-        new = evened(replica, pages, np.full(4, 100), 8)
-        assert new is not None and np.flatnonzero(new != replica).tolist() == [8] and new[8] == 3
-        new = evened(replica, pages, np.full(4, 100), 5)
-        assert new is not None and sorted(np.bincount(new)) == [4, 4, 5, 5]
-
     def table(self, counts: list[int], waiting: int = 0) -> SequenceTable:
         ones = np.ones(sum(counts) + waiting, int)
         table = SequenceTable(

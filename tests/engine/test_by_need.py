@@ -161,16 +161,6 @@ def test_compiling_beside_a_run_that_fails_is_heard_of():
         wait_for(needed, Shape(DP2, 4, 32))
 
 
-def test_a_program_is_compiled_when_it_is_looked_up_and_the_wait_is_counted():
-    table = declared()
-    key = decode_key(Shape(DP2, 4, 32))
-    assert table.waited_s == 0 and table[key](1.0) == 129.0
-    waited_s = table.waited_s
-    assert waited_s == pytest.approx(table.compile_seconds[key], rel=0.5)
-    assert table[key](2.0) == 130.0 and table.waited_s == waited_s
-    assert len(table.missing()) == 5
-
-
 def asked() -> list[Request]:
     rng = np.random.default_rng(4)
     return [

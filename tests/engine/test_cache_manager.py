@@ -55,14 +55,6 @@ def test_samples_of_a_prompt_are_admitted_one_after_the_other():
     cache_manager.check_integrity()
 
 
-def test_sequences_are_dealt_out_evenly():
-    cache_manager = make_cache_manager(plain(9), num_replicas=4)
-    cache_manager.admit(5, BURST, at_once=BURST)
-    table = cache_manager.table
-    assert sorted(np.bincount(table.replica(np.arange(9)), minlength=4)) == [2, 2, 2, 3]
-    assert table.fullest == 3
-
-
 def test_more_sequences_than_rows_wait_and_fill_the_emptiest_groups():
     cache_manager = make_cache_manager(plain(9), num_replicas=2)
     cache_manager.admit(3, BURST, at_once=BURST)
@@ -120,25 +112,6 @@ def test_the_youngest_gives_way_and_comes_back_first():
     round = cache_manager.admit(2, 1, at_once=1)
     assert round.spans.sequence.tolist() == [2]  # 3 waits behind it
     assert round.spans.stop.tolist() == [18]
-
-
-def test_who_is_admitted_keeps_pages_for_its_next_few_tokens():
-    """There must be room for a burst of 9: four pages each, so that the third waits."""
-    cache_manager = make_cache_manager(plain(3, prompt=5, most=20), num_pages=12)
-    cache_manager.admit(3, 9, at_once=2)
-    assert cache_manager.table.running.tolist() == [0, 1]
-    assert cache_manager.tables.num_held == 2 * 2 and cache_manager.tables.unused == 2 * (8 - 4)
-    assert cache_manager.tables.lacking(4).tolist() == [0]
-    assert cache_manager.tables.lacking(5).tolist() == [2]
-    assert cache_manager.tables.lacking(1000).tolist() == [2 * (6 - 2)], "24 tokens at most"
-
-
-def test_nobody_overtakes_who_needs_more_pages():
-    three = zip(plain(3, prompt=17), (9, 17, 2), strict=True)
-    requests = [replace(request, tokens=request.tokens[:n]) for request, n in three]
-    cache_manager = make_cache_manager(requests, num_pages=8)
-    cache_manager.admit(3, BURST, at_once=BURST)
-    assert cache_manager.table.running.tolist() == [0]
 
 
 def test_pages_that_are_shared_move_once():
@@ -271,31 +244,3 @@ def test_who_gave_way_finds_its_own_pages_behind_a_beginning_that_it_shares(is_s
     assert tables.of(1)[:2].tolist() == shared
     assert not set(tables.of(0)[2:].tolist()) & set(tables.of(1)[2:].tolist())
     cache_manager.check_integrity()
-
-
-@pytest.mark.parametrize(
-    "poison, message",
-    [
-        (lambda s: s._queue.popleft(), "queue"),
-        (lambda s: s.table.remove(np.array([0])), "not running holds"),
-        (lambda s: s.tables.forget([0]), "no page"),
-        (lambda s: s.tables.replica.__setitem__(0, 1 - s.tables.replica[0]), None),
-        (lambda s: s.tables.give(0, 0, s.tables.of(2).copy()), "other holders"),
-        (lambda s: s.tables.pools[0].take(1), "other holders"),
-        (lambda s: s.tables.pools[0]._idle.popitem(), "held, idle or blank"),
-    ],
-    ids=["queue", "row", "pages", "group", "another's", "for nobody", "not free"],
-)
-def test_rows_and_pages_that_contradict_each_other_are_found(poison, message):
-    """Of seven, three in the first of two replicas; one there has ended, and its pages can be
-    found."""
-    cache_manager = make_cache_manager(plain(7), num_replicas=2, num_pages=50)
-    table = cache_manager.table
-    cache_manager.admit(3, BURST, at_once=BURST)
-    assert table.replica(np.arange(6)).tolist() == [0, 1, 0, 1, 0, 1]
-    burst(cache_manager.contents, np.ones(6, int), np.arange(6) != 4, steps=1)
-    cache_manager.release_ended()
-    cache_manager.check_integrity()
-    poison(cache_manager)
-    with pytest.raises(AssertionError, match=message):
-        cache_manager.check_integrity()

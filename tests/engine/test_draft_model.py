@@ -20,7 +20,6 @@ from generated_drafts import (
 )
 from restless import Restless
 from runs import QWEN3, SMALL_ROLLOUT, run, write_checkpoint, write_problems
-from two_devices import look_at_pages
 
 from pat_jax.common.hosts.together import ProcessGroup
 from pat_jax.engine.device.draft.draft_model import DraftCache, ModelDrafter
@@ -32,10 +31,7 @@ from pat_jax.planning.types import Split
 from pat_jax.run.logging.metrics import read_metrics
 from tests.lossless import MODELS, Settings, Subject
 
-
-@pytest.fixture(autouse=True)
-def every_page_is_free_at_the_end_and_no_nan_in_it(monkeypatch):
-    look_at_pages(monkeypatch)
+pytestmark = pytest.mark.usefixtures("free_pages")
 
 
 @cache

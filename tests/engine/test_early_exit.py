@@ -11,7 +11,7 @@ import pytest
 from after_warm_up import check_in_all_layouts
 from fakes import made_up_latency
 from generated_drafts import accepted, check, requests, with_share_of_the_last
-from two_devices import DP2, generate, look_at_pages, reading_pages
+from two_devices import DP2, generate, reading_pages
 
 from pat_jax.engine.device.decode.sampling import sequence_key
 from pat_jax.engine.device.draft.early_exit import EarlyExit
@@ -32,12 +32,9 @@ from pat_jax.training.trainer import Trainer
 from pat_jax.training.transfer import Receivers
 from tests.lossless import MODELS, Settings, Subject
 
+pytestmark = pytest.mark.usefixtures("free_pages")
+
 DRAFTS = Drafts(num_draft_tokens=(3,), longest=3, most_tokens=256, exit_layer=1)
-
-
-@pytest.fixture(autouse=True)
-def every_page_is_free_at_the_end_and_no_nan_in_it(monkeypatch):
-    look_at_pages(monkeypatch)
 
 
 @cache

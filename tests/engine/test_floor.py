@@ -78,14 +78,15 @@ LOGITS = arrays.arrays(
     logits=LOGITS,
     top_k=st.one_of(st.sampled_from([0, 1, VOCAB, VOCAB + 1, 2**31 - 1]), st.integers(1, VOCAB)),
     top_p=st.one_of(
-        st.sampled_from([1.0, 1e-30, 1e-6, 1 - 2.0**-24]), st.floats(2**-7, 1, width=32)
+        st.sampled_from([1.0, 1e-320, 1e-40, 1e-30, 1e-6, 1 - 2.0**-24]),
+        st.floats(2**-7, 1, width=32),
     ),
 )
 def test_any_logits(logits, top_k, top_p):
     assert_survivors(logits, top_k, top_p)
 
 
-@pytest.mark.parametrize("vocab", [1, 509, 4096, 5 * 8 * 101])
+@pytest.mark.parametrize("vocab", [1, 509, 5 * 8 * 101])
 @pytest.mark.parametrize("spread", [0.01, 3.0, 60.0])
 @pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])  # whose logits are often ties
 def test_larger_vocabularies(vocab, spread, dtype):
@@ -94,14 +95,6 @@ def test_larger_vocabularies(vocab, spread, dtype):
     for top_k in (0, 1, 50, vocab // 2, vocab):
         for top_p in (1e-9, 0.3, 0.95, 1.0):
             assert_survivors(logits, top_k, top_p)
-
-
-@pytest.mark.parametrize(
-    "top_p", [1e-320, 1e-40, 1e-30]
-)  # zero in float32, zero where flushed, none
-def test_the_likeliest_survives_the_smallest_top_p(top_p):
-    logits = np.arange(VOCAB, dtype=np.float32)[None]
-    assert np.flatnonzero(survive(logits, top_p=top_p)[0]).tolist() == [VOCAB - 1]
 
 
 def test_where_most_is_forbidden_nothing_else_is_lost():

@@ -88,8 +88,8 @@ def test_padding_by_more_blocks_changes_no_token():
     assert found[0].max() < 300
 
 
-@pytest.mark.parametrize("vocab", [64, 61, 509, 3 * BLOCK])
-@pytest.mark.parametrize("temperature", [1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 0.3])
+@pytest.mark.parametrize("vocab", [61, 3 * BLOCK])
+@pytest.mark.parametrize("temperature", [1e-6, 1e-4, 1e-2, 0.3])
 @pytest.mark.parametrize(
     "options", [{}, {"top_k": 2}, {"top_p": 0.9, "repetition_penalty": 1.3}], ids=str
 )

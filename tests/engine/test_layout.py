@@ -17,17 +17,7 @@ from pat_jax.models.policy import Policy
 from pat_jax.models.presets import PRESETS
 from pat_jax.planning.types import Split
 
-CONFIG = ModelConfig(
-    architecture="llama",
-    vocab_size=61,
-    embed_dim=16,
-    mlp_dim=32,
-    num_layers=1,
-    num_heads=8,
-    num_kv_heads=8,
-    head_dim=4,
-    vocab_multiple=8,
-)
+CONFIG = ModelConfig("llama", 61, 16, 32, 1, 8, 8, 4, vocab_multiple=8)
 
 
 def layouts(num_devices: int = 8, **changes) -> dict[Split, Layout]:

@@ -36,13 +36,6 @@ def test_a_common_beginning_is_shared_up_to_the_last_full_page():
     assert (one.pages[:2] == two.pages[:2]).all() and one.pages[2] != two.pages[2]
 
 
-def test_equal_tokens_after_other_ones_are_not_shared():
-    pool = PageAllocator(100, 4)
-    pool.admit(np.array([1] * 4 + [9] * 5), room=0)
-    other = pool.admit(np.array([2] * 4 + [9] * 5), room=0)
-    assert other and other.num_cached == 0
-
-
 def test_a_part_page_that_was_let_go_is_taken_over_without_a_copy():
     pool = PageAllocator(100, 4)
     first = pool.admit(tokens_of(1, 11), room=1)
@@ -180,16 +173,6 @@ def test_calls_hold_every_token_once_and_lower_positions_first(runs, small, time
     sizes = [call.length.shape[1] for call in calls]
     assert sizes == sorted(sizes, reverse=True)
     assert sizes.count(small) * small < large or small == large
-
-
-def test_little_of_a_prefill_is_padding():
-    """Prompts about as long as those of mathematics problems."""
-    length = np.random.default_rng(0).lognormal(4.9, 0.4, 128).astype(int)  # median 135 tokens
-    none = np.zeros(128, int)
-    calls = prefill_calls(
-        Spans(np.arange(128), none, none, length), num_replicas=1, sizes=(32, 4), page_size=16
-    )
-    assert 1 - length.sum() / sum(call.length.size * 16 for call in calls) < 0.08
 
 
 def test_a_shared_page_is_let_go_behind_all_that_follow_it():

@@ -51,23 +51,6 @@ def received(one: Collective) -> float:
     return one.num_bytes * (one.group - 1) / one.group
 
 
-def test_the_reader_sees_collectives_and_loops():
-    layout = subject("kv8").engine.layouts[SPLITS[-1]]
-    mesh, split = layout.mesh, layout.sharding("mlp")
-
-    def run(x):
-        gathered = jax.lax.with_sharding_constraint(x, layout.sharding())
-        return jax.lax.while_loop(lambda c: c.sum() < 9, lambda c: c + 1, x) + gathered[0]
-
-    x = jax.ShapeDtypeStruct((64,), np.float32, sharding=split)
-    text = jax.jit(run, out_shardings=split).lower(x).compile().as_text()
-    assert text is not None
-    found = collectives(text)
-    assert {(c.kind, c.depth) for c in found} >= {("all-gather", 0), ("all-reduce", 1)}
-    gather = next(c for c in found if c.kind == "all-gather")
-    assert (gather.num_bytes, gather.group, received(gather)) == (256, mesh.size, 224)
-
-
 @pytest.mark.parametrize("name", MODELS)
 def test_raising_tp_reslices_without_any_communication(name):
     for source, target in pairs(name, up=True):

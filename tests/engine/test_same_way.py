@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from fakes import made_up_latency
-from two_devices import DP2, TP2, engine, generate, look_at_pages
+from two_devices import DP2, TP2, engine, generate
 
 from pat_jax.engine.device.decode.sampling import sequence_key
 from pat_jax.engine.engine import RolloutEngine
@@ -17,10 +17,7 @@ from pat_jax.planning.planner.scripts import FixedLayout, ScriptedPath, Step
 from pat_jax.profiling.simulate.machine import Machine, Workload
 from pat_jax.profiling.simulate.simulator import replay
 
-
-@pytest.fixture(autouse=True)
-def every_page_is_free_at_the_end_and_no_nan_in_it(monkeypatch):
-    look_at_pages(monkeypatch)
+pytestmark = pytest.mark.usefixtures("free_pages")
 
 
 @pytest.mark.parametrize("seed", range(3))

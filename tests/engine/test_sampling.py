@@ -1,6 +1,7 @@
 """Sampling against float64 in NumPy: what is drawn, and how often, under every option."""
 
 from functools import partial
+from itertools import product
 
 import jax
 import numpy as np
@@ -177,13 +178,6 @@ def test_a_logit_that_is_no_number_is_told_wherever_it_is(vocab, temperature, ba
 
 
 def test_sequence_keys_differ_in_every_id():
-    ids = [
-        (s, t, i, p, k)
-        for s in (0, 1)
-        for t in (0, 1)
-        for i in (0, 1)
-        for p in (0, 1)
-        for k in (0, 1)
-    ]
+    ids = list(product((0, 1), repeat=5))
     assert len({tuple(sequence_key(*each)) for each in ids}) == len(ids)
     assert sequence_key(0, 1).dtype == np.uint32 and sequence_key(0, 1).shape == (2,)

@@ -85,19 +85,6 @@ def test_rows_are_the_smallest_bucket_that_holds_the_fullest_group():
         scheduler.check_integrity()
 
 
-def test_what_changes_no_row_leaves_the_copies_of_the_rows_as_they_are():
-    scheduler = make_scheduler(16)
-    version = scheduler.table.version
-    scheduler.fit()
-    scheduler.admit()
-    collect(scheduler, scheduler.burst(at(0)), 4)
-    scheduler.end(lambda i: False)
-    scheduler.fit()
-    assert scheduler.table.version == version
-    end(scheduler, kept=7)
-    assert scheduler.table.version > version
-
-
 def test_a_burst_is_as_long_as_its_length_bucket_has_room_for():
     """6 tokens of 65: bursts of 16 up to the bucket of 32, in whole tests, then in that of 64."""
     scheduler, seen = make_scheduler(2, prompt=6), []
@@ -143,17 +130,6 @@ class TestBehind:
             assert burst is not None and burst.is_ahead and not in_flight.is_ahead
             assert (burst.threshold, burst.shape) == (threshold, in_flight.shape)
 
-    def test_pages_are_laid_out_behind_those_of_the_one_before_it(self):
-        scheduler, in_flight = self.in_flight(2)
-        burst = scheduler.burst_behind(in_flight, at(0))
-        assert burst is not None
-        first, filled = in_flight.reserved.pages, in_flight.reserved.filled
-        assert (burst.reserved.filled > filled).all()
-        for replica in range(2):
-            np.testing.assert_array_equal(
-                burst.reserved.pages[replica, : filled[replica]], first[replica, : filled[replica]]
-            )
-
     def test_not_before_rows_that_have_changed(self):
         scheduler, in_flight = self.in_flight()
         end(scheduler, kept=7)
@@ -189,20 +165,6 @@ class TestBehind:
         free = tables.free.copy()
         assert scheduler.burst_behind(in_flight, at(0)) is None
         assert tables.free.tolist() == free.tolist(), "nothing is laid out"
-
-
-def test_it_is_checked_only_while_no_burst_is_on_its_way():
-    scheduler = make_scheduler(4)
-    scheduler.fit()
-    burst = scheduler.burst(at(0))
-    scheduler.check_integrity()
-    with pytest.raises(AssertionError, match="other holders"):
-        scheduler.cache_manager.check_integrity()
-    collect(scheduler, burst, 4)
-    scheduler.cache_manager.check_integrity()
-    scheduler.cache_manager.tables.pools[0].take(1)
-    with pytest.raises(AssertionError, match="other holders"):
-        scheduler.check_integrity()
 
 
 @pytest.mark.parametrize(

@@ -268,7 +268,7 @@ class Serving(RuleBasedStateMachine):
 
     @invariant()
     def each_sequence_is_in_one_place(self):
-        if not hasattr(self, "scheduler"):
+        if not hasattr(self, "cache_manager"):
             return
         table, tables = self.table, self.tables
         running, waiting = table.running.tolist(), list(self.cache_manager._queue)
@@ -289,7 +289,7 @@ class Serving(RuleBasedStateMachine):
 
     @invariant()
     def nothing_contradicts_itself(self):
-        if hasattr(self, "scheduler"):
+        if hasattr(self, "cache_manager"):
             self.cache_manager.check_integrity()
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from after_warm_up import measured, run_compiling_nothing
 from restless import Restless
-from two_devices import DP2, TP2, engine, generate, look_at_pages, reading_pages
+from two_devices import DP2, TP2, engine, generate, reading_pages
 
 from pat_jax.common.hosts.together import ProcessGroup
 from pat_jax.engine.device.decode.sampling import sequence_key
@@ -27,6 +27,8 @@ from pat_jax.planning.types import MIGRATE_ALL, RECOMPUTE_ALL, Split
 from tests.lossless import MODELS, Settings, Subject, tally
 from tests.near_ties import Tally
 
+pytestmark = pytest.mark.usefixtures("free_pages")
+
 DRAFTS = Drafts(num_draft_tokens=(3,), longest=5, most_tokens=256, texts=8)
 ACCEPT_PROB = Acceptance.unseen().accept_prob
 SETTINGS = Settings(min_rows=16, min_length=64, max_logprobs=2, drafter=TextDrafter(DRAFTS))
@@ -36,11 +38,6 @@ KINDS = (
     Sampling(temperature=0.8, top_k=12, top_p=0.9),
     Sampling(temperature=0.7, min_p=0.01, repetition_penalty=1.2, presence_penalty=0.3),
 )
-
-
-@pytest.fixture(autouse=True)
-def every_page_is_free_at_the_end_and_no_nan_in_it(monkeypatch):
-    look_at_pages(monkeypatch)
 
 
 @cache

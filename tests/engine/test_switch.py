@@ -7,8 +7,6 @@ import pytest
 from arrays import assert_same_shards
 from fakes import SPLITS, subject
 
-from pat_jax.engine.device.pages.reshard import chunks
-
 
 @pytest.mark.parametrize("which", [("kv8",), ("kv2",), ("kv1",), ("kv2", "int8")], ids=" ".join)
 def test_reslicing_equals_device_put(which):
@@ -26,18 +24,6 @@ def test_reslicing_equals_device_put(which):
         engine.reshard(source)
         assert_same_shards(engine.params, one.weights(source))
         engine.release_weights()
-
-
-def test_leaves_that_do_not_change_do_not_move():
-    """Norms are on every device in every layout: the same arrays before and after."""
-    engine = subject("kv8").engine
-    engine.set_weights(subject("kv8").weights(engine.layouts[SPLITS[0]]), engine.layouts[SPLITS[0]])
-    before = jax.tree.leaves(engine.params)
-    engine.reshard(engine.layouts[SPLITS[3]])
-    after = jax.tree.leaves(engine.params)
-    stayed = [a for a, b in zip(before, after, strict=True) if a is b]
-    assert {x.ndim for x in stayed} == {1}
-    engine.release_weights()
 
 
 @pytest.mark.parametrize("which", [("kv8",), ("kv2",), ("kv1",), ("kv2", "int8")], ids=" ".join)
@@ -73,17 +59,3 @@ def test_lowering_tp_on_cpu_copies_each_weight_once(name):
 def bytes_held(params) -> int:
     """On all devices together, copies included."""
     return sum(shard.data.nbytes for x in jax.tree.leaves(params) for shard in x.addressable_shards)
-
-
-@pytest.mark.parametrize(
-    "sizes, limit, expected",
-    [
-        ([4, 4, 4, 4], 8, [[0, 1], [2, 3]]),
-        ([4, 9, 4, 4], 8, [[0], [1], [2, 3]]),  # a leaf beyond the limit goes alone
-        ([4, 4, 4], 100, [[0, 1, 2]]),
-        ([], 8, []),
-    ],
-)
-def test_chunks_hold_what_fits(sizes, limit, expected):
-    assert chunks(range(len(sizes)), sizes, limit) == expected
-    assert chunks([1, 3], [9, 4, 9, 4], 8) == [[1, 3]], "by the bytes of their own leaves"

@@ -47,24 +47,6 @@ def test_are_of_the_softmax_at_the_temperature_alone(options):
     assert (gap > 1e-3) == (is_filtered or is_early)
 
 
-@pytest.mark.parametrize(
-    ("options", "is_plain"),
-    [
-        ({}, True),
-        ({"temperature": 0.3, "logprobs": 2}, True),
-        ({"temperature": 0.0, "top_k": 5, "top_p": 0.5, "min_p": 0.1}, True),
-        ({"top_k": 5}, False),
-        ({"top_p": 0.9}, False),
-        ({"min_p": 0.1}, False),
-        ({"presence_penalty": 0.1, "temperature": 0.0}, False),
-        ({"repetition_penalty": 1.1}, False),
-        ({"min_tokens": 3}, False),
-    ],
-)
-def test_plain_is_what_nothing_has_changed(options, is_plain):
-    assert Sampling(**options).is_plain == is_plain
-
-
 def test_a_completion_has_them_where_they_are_others():
     sampling = [PLAIN, Sampling(top_p=0.9)]
     requests = [Request((3, 4), sequence_key(i), 8, each) for i, each in enumerate(sampling)]

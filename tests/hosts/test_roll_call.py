@@ -79,10 +79,6 @@ def visits(port: int, strays: Sequence[bytes | None]) -> Iterator[None]:
             one.close()
 
 
-def test_all_go_on_when_all_are_there():
-    assert called(f"localhost:{free_port()}", [3, 1, 0, 2], 4, 20) == [""] * 4
-
-
 def test_the_port_is_free_afterwards():
     """It is JAX's then."""
     address = f"localhost:{(port := free_port())}"

@@ -94,18 +94,6 @@ def test_what_moves_took_is_believed():
     assert asked(planner, FOUR).replica is None
 
 
-def test_nothing_is_learned_of_a_move_of_which_some_stayed():
-    """Its seconds are spent all the same."""
-    planner = make_planner(1e-3)
-    first = asked(planner, FOUR)
-    account = planner._regret_budget
-    assert account is not None
-    before = account.spent_s(np.ones(1))
-    planner.observe(Moved(first, 0.25, is_whole=False))
-    assert account.spent_s(np.ones(1)) == pytest.approx(before + 0.25)
-    assert asked(planner, FOUR).predicted_cost_s == first.predicted_cost_s
-
-
 def test_a_frozen_planner_believes_its_profile():
     planner = make_planner(1e-3)
     planner.is_frozen = True

@@ -40,16 +40,6 @@ def test_without_a_prior_it_is_kaplan_and_meiers(pairs):
     np.testing.assert_allclose(baseline.empirical[at], expected, rtol=1e-12, atol=1e-15)
 
 
-def test_a_textbook_example():
-    """Kaplan and Meier 1958, table 1 in its own units: ends at 1, 3, 4, 5; cut at 2, 6, 7, 8."""
-    pairs = [(1, False), (2, True), (3, False), (4, False), (5, False)]
-    pairs += [(6, True), (7, True), (8, True)]
-    alive = survival(learned(pairs, prior_weight=1e-12), np.arange(9))
-    expected = [1, 7 / 8, 7 / 8, 7 / 8 * 5 / 6, 7 / 8 * 4 / 6, 7 / 8 * 3 / 6]
-    np.testing.assert_allclose(alive[:6], expected, atol=1e-9)
-    np.testing.assert_allclose(alive[6:9], expected[5], atol=1e-9)
-
-
 @given(st.lists(st.tuples(st.integers(1, 9000), st.booleans()), min_size=1, max_size=60))
 @example([(5591, True), (5592, False), (5649, True)])
 def test_long_lengths_are_told_apart_to_one_percent(pairs):
@@ -61,17 +51,6 @@ def test_long_lengths_are_told_apart_to_one_percent(pairs):
     alive = baseline.empirical[baseline.bins(tokens)]
     # Ends that share a bin share their risk: the product may differ within the bin.
     assert (alive <= np.array(above) + 1e-9).all() and (alive >= np.array(below) - 1e-9).all()
-
-
-def test_up_to_128_tokens_every_length_has_its_own_bin():
-    bins = Baseline.empty(4096).bins(np.arange(129))
-    assert bins[0] == 0 and (np.diff(bins) >= 1).all()
-
-
-@given(responses, st.floats(0.01, 10))
-def test_survival_falls_from_one(pairs, prior_weight):
-    alive = np.exp(learned(pairs, prior_weight).log_survival)
-    assert alive[0] <= 1 and (np.diff(alive) <= 1e-12).all() and alive[-1] >= 0
 
 
 def test_with_nothing_seen_the_prior_speaks():

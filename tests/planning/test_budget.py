@@ -1,17 +1,12 @@
 """The account against plain sums, and when a switch is afforded or due."""
 
-import math
-
 import numpy as np
 import pytest
-from fakes import SPLITS, made_up_latency, ran
+from fakes import SPLITS
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pat_jax.planning.planner.budget import (
-    DOUBT,
-    MOST_RENT,
-    MULTIPLE,
     SHARE,
     RegretBudget,
 )
@@ -61,15 +56,6 @@ def test_a_layout_is_due_once_its_rent_has_paid_for_the_switch():
     assert account.due(0, step[::-1], cost, cost) is None
 
 
-@pytest.mark.parametrize(("loss", "rent"), [(-1.0, 1.0), (1.5, 1.5), (2.5, 2.5), (50.0, MOST_RENT)])
-def test_rent_must_outgrow_a_loss_that_is_predicted(loss: float, rent: float):
-    account, step = RegretBudget(np.zeros(4), 0), np.array([0.3, 0.3, 0.3, 0.2])
-    cost, losses = np.array([0.0, 9.0, 9.0, 1.0]), np.array([0.0, 9.0, 9.0, loss])
-    while account.due(0, step, cost, losses) is None:
-        lose(account, step, 1)  # 0.1 s of rent
-    assert account.rent_s[3] == pytest.approx(rent + 0.05, abs=0.06)
-
-
 def test_rent_is_that_of_late():
     """What was gained by being here long ago does not hide what is being lost now."""
     account = RegretBudget(np.zeros(4), 0)
@@ -78,52 +64,3 @@ def test_rent_is_that_of_late():
     assert account.rent_s.tolist() == [0.0, 0.5, 0.0, 0.0]
     account.switch(1, 1.0, 100.0, NONE)
     assert not account.rent_s.any()
-
-
-@pytest.mark.parametrize("is_back", [True, False])
-def test_each_switch_past_the_budget_or_back_makes_the_next_one_harder(is_back: bool):
-    account = RegretBudget(np.zeros(4), 0)
-    for times in (1, DOUBT, DOUBT**2):
-        assert account.must_save(1.5) == MULTIPLE * times * 1.5
-        if is_back:  # free, and so within the budget
-            account.switch(0, 0.0, 100.0, NONE)
-        else:
-            account.switch(1 + int(times), 1.0, 1.0, NONE)
-
-
-def test_a_switch_within_the_budget_to_a_new_layout_raises_no_doubt():
-    account = RegretBudget(np.zeros(4), 0)
-    account.switch(1, 1.0, 100.0, NONE)
-    assert account.must_save(1.5) == MULTIPLE * 1.5
-
-
-def test_no_budget_is_left_once_a_rollout_has_come_back_to_a_layout():
-    account = RegretBudget(np.zeros(4), 0)
-    account.switch(1, 0.0, 100.0, NONE)
-    assert account.affords(1.0, 100.0, NONE)
-    account.switch(0, 0.0, 100.0, NONE)
-    assert not account.affords(1e-9, 100.0, NONE)
-
-
-class TestSober:
-    latency = made_up_latency(
-        dict.fromkeys(SPLITS, 0.5), dict.fromkeys(SPLITS, 0.0), reshard=1.0, migrate_per_token=0.0
-    )
-
-    def seen(self, **ratios: float) -> np.ndarray:
-        latency = self.latency
-        for _ in range(50):
-            for name, ratio in ratios.items():
-                split = next(split for split in SPLITS if str(split) == name)
-                seconds = ratio * self.latency.decode_step(split, 4, 64)
-                latency = latency.observed(ran(split, 4, 64, seconds))
-        return latency.correction.sober_factors(SPLITS)
-
-    def test_nothing_seen_the_profile_holds(self):
-        np.testing.assert_array_equal(self.seen(), NONE)
-
-    def test_unseen_layouts_are_off_as_the_others(self):
-        np.testing.assert_allclose(self.seen(dp8tp1=1.5), 1.5, rtol=0.02)
-        mixed = self.seen(dp8tp1=1.5, dp1tp8=0.8)
-        np.testing.assert_allclose(mixed[[0, 3]], [1.5, 0.8], rtol=0.02)
-        np.testing.assert_allclose(mixed[[1, 2]], math.sqrt(1.5 * 0.8), rtol=0.02)

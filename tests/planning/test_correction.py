@@ -81,12 +81,6 @@ def test_a_lasting_change_is_known_after_five_bursts(drift, before):
     assert abs(np.log(factor(taught(model, DP8, [drift] * 20)) / drift)) <= 0.01
 
 
-@given(st.lists(st.floats(0.5, 2.0), min_size=1, max_size=12))
-def test_a_factor_lies_among_what_was_seen(ratios):
-    seen = [1.0, *ratios]
-    assert min(seen) * 0.99 <= factor(taught(MODEL, DP8, ratios)) <= max(seen) * 1.01
-
-
 @pytest.mark.parametrize("ratio, limit", [(1e6, 2.0), (1e-6, 0.5)])
 def test_more_than_a_factor_of_two_is_not_believed(ratio, limit):
     model = taught(MODEL, DP8, [ratio] * 300)

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from pat_jax.planning.latency.model import LatencyModel
 from pat_jax.planning.planner.costs import LARGE_S, CostTables
-from pat_jax.planning.planner.priced import follow
 from pat_jax.planning.types import Split
 
 LATENCY = made_up_latency(
@@ -95,9 +94,3 @@ def test_layouts_may_have_buckets_of_their_own():
     # What nobody measured is priced out of reach, not guessed.
     assert migrations[1, 0, 0] >= LARGE_S / 2
     assert tables.reshard[1, 0] >= LARGE_S
-
-
-def test_following_choices():
-    choices = np.array([[0, 2, 1], [0, 1, 1], [2, 1, 0]])
-    assert follow(choices, 1).tolist() == [2, 1, 1]
-    assert follow(choices, 0).tolist() == [0, 0, 2]

@@ -19,11 +19,6 @@ from pat_jax.planning.draft_counts import (
     DraftResult,
 )
 from pat_jax.planning.drafts import (
-    BEGUN_HALVE,
-    PRIOR,
-    PRIOR_BEGUN,
-    PRIOR_BRANCH_COUNTS,
-    PRIOR_BRANCHES,
     PRIOR_GENERATED,
     Acceptance,
 )
@@ -143,12 +138,6 @@ def generated(
     return total / steps / len(rows)
 
 
-@given(bursts, st.integers(1, 9))
-def test_a_step_without_room_for_drafts_says_one_token(found, draft):
-    for rows in (1, 4, MANY):
-        assert seen(found).tokens(0, draft, rows) == pytest.approx(1.0)
-
-
 @given(bursts, st.sampled_from([1, 3, MANY]))
 def test_more_room_says_no_less_and_no_step_says_more_than_its_room_and_one(found, rows):
     acceptance, draft = seen(found), 7
@@ -173,16 +162,6 @@ def test_runs_that_did_not_happen_change_nothing(found):
     for name in ("begun", "proposed", "accepted", "branch_counts", "share"):
         np.testing.assert_array_equal(getattr(after, name), getattr(acceptance, name))
     assert (acceptance.share > 0).all() and acceptance.share.sum() == pytest.approx(1.0)
-
-
-def test_before_anything_is_seen_it_is_what_was_counted():
-    accept_prob = Acceptance.unseen().accept_prob
-    assert (accept_prob[:, :, 0] == 1).all() and (accept_prob[:, 0, 1:] == 0).all()
-    for mine, known in zip(accept_prob, (PRIOR, PRIOR_BRANCHES), strict=True):
-        for kind, rates in enumerate(known, start=1):
-            np.testing.assert_allclose(mine[kind, 1 : 1 + len(rates)], np.cumprod(rates))
-    for shares in (PRIOR_BEGUN, *PRIOR_BRANCH_COUNTS):
-        assert sum(shares) == pytest.approx(1.0, abs=0.01)
 
 
 @pytest.mark.parametrize(("seed", "learned_with"), [(0, 3), (1, 7)])
@@ -266,17 +245,6 @@ def of_kind(kind: int, runs: int, accepted: int) -> DraftResult:
     begun, (proposed, good) = np.zeros(KINDS, int), np.zeros((2, 2, KINDS, MAX_RUN), int)
     begun[kind], proposed[0, kind, : accepted + 1], good[0, kind, :accepted] = runs, runs, runs
     return DraftResult(begun, proposed, good, np.zeros((KINDS, KINDS), int), 0)
-
-
-def test_a_change_of_kinds_is_followed_within_their_half_life():
-    before = seen([of_kind(0, 10_000, 0)])
-    assert before.tokens(4, 4, 1) == pytest.approx(1.0, abs=1e-6)
-    runs = int(BEGUN_HALVE)
-    after = before.observed(of_kind(1, runs, 1))
-    assert after.begun[0] / before.begun[0] == pytest.approx(0.5)
-    assert after.begun[1] - before.begun[1] / 2 == pytest.approx(runs)
-    far = seen([of_kind(1, runs, 1)] * 20, before)
-    assert far.begun[0] < 1e-4 * far.begun[1]
 
 
 def test_a_change_of_policy_is_followed():

@@ -74,15 +74,6 @@ def test_a_group_splits_evenly():
     assert MODEL.migrate(TP2, DP2, 8, 8, 16) == 4 * 7.0
 
 
-@pytest.mark.parametrize(
-    "rows, length, short, long",
-    [(1, 1, 1, 0), (8, 16, 1, 0), (9, 16, 2, 0), (2, 65, 1, 1), (1, 128, 0, 1), (3, 128, 1, 2)],
-)
-def test_recomputing_costs_whole_calls_of_blocks(rows, length, short, long):
-    """The calls of lower positions come first, and see short contexts."""
-    assert MODEL.recompute(TP2, rows, length) == short * 0.5 + long * 0.75
-
-
 @given(st.integers(1, 40), st.integers(1, 128))
 def test_recomputing_costs_the_calls_that_the_engine_makes(rows, length):
     every = np.arange(rows)
@@ -111,24 +102,6 @@ def test_prompts_cost_the_calls_that_the_engine_packs_them_into(prompts):
 def test_sequences_of_several_lengths_cost_their_tokens():
     """As a share of rows as long as the longest."""
     assert MODEL.recompute(TP2, 8.5, 16) == MODEL.recompute(TP2, 9, 16)
-
-
-@given(st.integers(1, 200), st.integers(1, 200), st.integers(1, 500), st.integers(1, 500))
-def test_more_rows_or_tokens_never_cost_less(rows, more_rows, length, more_length):
-    model = made_up_latency(
-        dict.fromkeys(SPLITS, 0.01),
-        dict.fromkeys(SPLITS, 0.001),
-        reshard=1.0,
-        migrate_per_token=0.1,
-    )
-    rows, more_rows = sorted((rows, more_rows))
-    length, more_length = sorted((length, more_length))
-    for cost in (
-        lambda n, t: model.decode_step(SPLITS[0], n, t),
-        lambda n, t: model.migrate(SPLITS[0], SPLITS[1], n, 8 * n, t),
-        lambda n, t: model.recompute(SPLITS[1], n, t),
-    ):
-        assert 0 < cost(rows, length) <= cost(more_rows, more_length)
 
 
 class TestOtherBuckets:
@@ -168,22 +141,6 @@ class TestOtherBuckets:
         assert model.decode_table == {(DP2, 4, 64): 1.0}
         with pytest.raises(KeyError):
             model.decode_step(alone, 4, 64)
-
-
-@given(st.integers(1, 400), st.integers(1, 2000))
-def test_past_the_table_a_step_goes_on_as_the_machine_does(rows, length):
-    """A machine of which every time is a sum of parts: fixed, by rows, by tokens."""
-
-    def truth(n: int, m: int) -> float:
-        return 0.01 + 0.001 * n + 1e-5 * n * m
-
-    table = {(DP2, n, m): truth(n, m) for n in (4, 8, 16) for m in (64, 128, 256)}
-    model = replace(MODEL, decode_table=table)
-    bucket = (
-        min((n for n in (4, 8, 16) if n >= rows), default=rows),
-        min((m for m in (64, 128, 256) if m >= length), default=length),
-    )
-    assert model.decode_step(DP2, rows, length) == pytest.approx(truth(*bucket), rel=0.01)
 
 
 def through_json(model: LatencyModel) -> LatencyModel:

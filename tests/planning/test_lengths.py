@@ -74,14 +74,6 @@ class TestExpected:
         assert expected[0] == expected[2] > expected[3] > expected[1]
 
 
-def test_budgets_are_kept_to_the_token(experienced):
-    remaining_tokens, moments = np.arange(1, 1001), np.arange(0, 1200, 7)
-    alive = experienced.survival(np.full(1000, 9), remaining_tokens, moments)
-    assert (alive[moments[None, :] >= remaining_tokens[:, None]] == 0).all() and (
-        alive[:, 0] == 1
-    ).all()
-
-
 def test_the_model_is_a_value(experienced):
     before = json.dumps(experienced.to_json())
     experienced.updated(np.array([5, 9]), np.array([False, True]), np.array([3, 200_000]))

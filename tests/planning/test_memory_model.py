@@ -39,13 +39,6 @@ def test_a_pool_holds_whole_pages_and_the_null_page(split, rows, tokens, pages):
     assert (memory.needed(np.array(rows), np.array(tokens)) < memory.pages[split]) == room
 
 
-@pytest.mark.parametrize("split", SPLITS, ids=str)
-def test_a_pool_takes_the_same_of_a_device_in_every_layout_that_splits_the_heads(split):
-    memory = make_memory(1e9, resident=1000)
-    assert memory.pool(split) == 64 * 264
-    assert memory.held(split) == 1000 + 800 // split.tp + 64 * 264
-
-
 @given(st.floats(100, 60_000))
 def test_where_there_is_room_to_go_and_to_be(limit):
     """Added up move by move, for each pair."""

@@ -17,7 +17,7 @@ from pat_jax.planning.planner import planner as planner_module
 from pat_jax.planning.planner.budget import RegretBudget
 from pat_jax.planning.planner.forecast import WEIGHTS, Forecast
 from pat_jax.planning.planner.planner import CostModelPlanner
-from pat_jax.planning.planner.scripts import FixedLayout, ScriptedPath, Step
+from pat_jax.planning.planner.scripts import ScriptedPath, Step
 from pat_jax.planning.types import MIGRATE_ALL, Load, Split, recompute_below
 
 DP8, DP4TP2, DP2TP4, TP8 = SPLITS
@@ -216,12 +216,6 @@ class TestObserving:
         assert planner.decide(make_load(2, TP8, remaining_tokens=CAP), TP8).split == TP8
         assert planner.latency.correction.factors == {}
 
-    def test_one_odd_burst_hardly_counts(self):
-        latency = machine(FASTER_WITH_TP)
-        planner = make_planner(latency)
-        planner.observe(ran(DP8, 4, 64, 2 * latency.decode_step(DP8, 4, 64)))
-        assert planner.latency.correction.factors == {DP8: pytest.approx(1.1, abs=0.1)}
-
 
 class TestRent:
     """TP8 is the faster one while all 64 are running, by less than two switches cost; then DP8
@@ -277,11 +271,6 @@ class TestNoise:
 
 
 class TestScripts:
-    def test_a_fixed_layout_stays(self):
-        planner, load = FixedLayout(DP4TP2), make_load(3, DP4TP2)
-        assert planner.start(load) == DP4TP2
-        assert planner.decide(load, DP4TP2).split == DP4TP2
-
     def test_a_script_is_followed_as_sequences_finish(self):
         planner = ScriptedPath(DP8, (Step(DP2TP4, 12, 7), Step(TP8, 3, 7)))
         assert planner.start(make_load(20, DP8)) == DP8

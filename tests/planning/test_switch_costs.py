@@ -64,27 +64,6 @@ def test_unseen_the_profile_is_believed():
     assert SwitchCosts().kv("migrate") == SwitchCosts().kv("recompute") == 1.0
 
 
-@given(pairs, pairs, st.floats(1 / 3, 20))
-def test_one_switch_tells_of_all_others(seen, other, ratio):
-    costs = SwitchCosts().observed(SeenSwitch(seen[0], seen[1], "migrate", 0.05, 0.0, 0.05 * ratio))
-    at = [tuple(SPLITS.index(split) for split in pair) for pair in (seen, other)]
-    itself, another = (costs.reshard(SPLITS, PROFILE)[i] - 0.05 for i in at)
-    excess = 0.05 * (ratio - 1)
-    assert abs(itself - excess) <= 0.05 * abs(excess) + 1e-12
-    if seen != other:
-        assert 0.8 * abs(excess) <= abs(another) <= abs(excess) + 1e-12
-
-
-@pytest.mark.parametrize("fixed, scale", [(0.95, 1.0), (0.0, 3.0), (0.3, 0.5)])
-def test_switches_of_several_sizes_tell_a_fixed_part_from_a_scale(fixed, scale):
-    costs = SwitchCosts()
-    for kv in (0.01, 0.1, 0.4, 0.01, 0.1, 0.4):
-        actual = fixed + scale * (0.05 + kv)
-        costs = costs.observed(SeenSwitch(DP8, DP2TP4, "migrate", 0.05, kv, actual))
-    believed = costs.reshard(SPLITS, PROFILE)[0, 2] + costs.kv("migrate") * 0.2
-    assert believed == pytest.approx(fixed + scale * 0.25, rel=0.1)
-
-
 def test_what_was_seen_long_ago_is_forgotten():
     costs = SwitchCosts().observed(SeenSwitch(DP8, TP8, "migrate", 0.05, 0.0, 1.0))
     believed = []

@@ -3,59 +3,13 @@
 from dataclasses import replace
 
 import numpy as np
-import pytest
 from fakes import SPLITS
-from made_up_machines import CAP, FASTER_WITH_TP, SLOWER_WITH_TP, lengths_of, machine
+from made_up_machines import CAP, SLOWER_WITH_TP, lengths_of, machine
 
-from pat_jax.planning.planner.balance import Unevenness
-from pat_jax.planning.planner.costs import CostTables
 from pat_jax.planning.planner.planner import CostModelPlanner
-from pat_jax.planning.types import Load, Reads
+from pat_jax.planning.types import Load
 
 DP8, DP4TP2, *_ = SPLITS
-
-
-def tables(reads: Reads) -> CostTables:
-    return CostTables.of(replace(machine(FASTER_WITH_TP, per_row=1e-3), reads=reads), SPLITS)
-
-
-def load(step: int, fullest: int = 9) -> Load:
-    replica = np.repeat(np.arange(4), [fullest, 3, 3, 3])
-    alike = np.ones(len(replica), int)
-    return Load(replica, step * alike, (20 + step) * alike, 80 * alike, step=step)
-
-
-def test_what_is_lost_adds_up_until_sequences_move_or_the_layout_changes():
-    seen, held = Unevenness(), tables("held")
-    seen.see(load(0), DP4TP2, held, 2.0)
-    assert (seen.lost_s, seen.next_s) == (0.0, 0.0)
-    seen.see(load(32), DP4TP2, held, 2.0)
-    first = seen.lost_s
-    assert 0 < first < seen.next_s  # longer caches, and as many steps to come
-    seen.see(load(32), DP4TP2, held, 2.0)  # a plan made twice
-    assert seen.lost_s == first
-    seen.see(load(40), DP4TP2, held, 2.0)
-    assert seen.lost_s == pytest.approx(first * 1.25, rel=0.2) and seen.next_s < first
-    seen.moved()
-    seen.see(load(48, fullest=3), DP4TP2, held, 2.0)
-    assert (seen.lost_s, seen.next_s) == (0.0, 0.0)
-    seen.see(load(56), DP4TP2, held, 2.0)
-    seen.see(load(64), DP4TP2, held, 2.0)
-    assert seen.lost_s > 0
-    seen.see(load(72), DP8, held, 2.0)
-    assert seen.lost_s == 0
-
-
-def test_nothing_is_lost_where_a_bucket_is_read_whatever_it_holds():
-    """Five rows and nine need the bucket of sixteen."""
-    coarse = np.array([4, 16])
-    tables = _with_rows(coarse)
-    assert tables.is_within_bucket(np.repeat([0, 1], [9, 1]), np.repeat([0, 1], [5, 5]))
-    assert not tables.is_within_bucket(np.repeat([0, 1], [6, 2]), np.repeat([0, 1], 4))
-
-
-def _with_rows(rows: np.ndarray) -> CostTables:
-    return replace(tables("bucket"), rows=rows)
 
 
 def test_a_move_within_a_bucket_waits_until_as_much_is_lost_as_it_costs():

@@ -4,23 +4,16 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import replays
 from fakes import SPLITS, made_up_machine
 
-from pat_jax.config.rollout import RolloutConfig
 from pat_jax.profiling.capacity.limits import limits, shares
 from pat_jax.profiling.simulate.comparison import Comparison, Series, compare
 from pat_jax.profiling.simulate.draw import Draw
 from pat_jax.profiling.simulate.response_lengths import ResponseLengths
 
 CAP, PROMPT, CAPACITY = 150, 10, 64
-CONFIG = replace(
-    RolloutConfig(),
-    max_prompt_length=PROMPT,
-    max_completion_length=CAP,
-    min_rows=1,
-    min_length=32,
-    burst_steps=32,
-)
+CONFIG = replace(replays.CONFIG, max_prompt_length=PROMPT)
 MACHINE = made_up_machine(
     CONFIG,
     CAPACITY,

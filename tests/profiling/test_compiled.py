@@ -90,11 +90,6 @@ def test_an_error_at_any_depth_is_the_error():
     assert (found.error, found.layers) == ("no", 32)
 
 
-def test_one_depth_does_not_tell_another():
-    with pytest.raises(ValueError, match="expected two"):
-        at_depth([CompiledProgram("decode", Split(8, 1), layers=2)], 32)
-
-
 @given(programs, programs)
 def test_parts_that_run_in_turn_add_up_but_share_temporaries(
     a: CompiledProgram, b: CompiledProgram

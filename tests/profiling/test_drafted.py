@@ -46,13 +46,6 @@ def planner_of(machine, acceptance: Acceptance, splits=SPLITS) -> CostModelPlann
     return CostModelPlanner(splits, machine.truth, lengths, memory=machine.memory, **drafts)
 
 
-def test_a_machine_with_drafts_says_what_they_are_worth():
-    with pytest.raises(ValueError, match="it has to be said what they are worth"):
-        drafting(None)
-    with pytest.raises(ValueError, match="are not worth the same"):
-        replace(drafting(HALF), acceptance=generated(0.5))
-
-
 @pytest.mark.parametrize("split", [DP8, TP8], ids=str)
 @pytest.mark.parametrize("num_draft_tokens", DRAFTS.num_draft_tokens)
 def test_drafts_that_are_always_right_fill_the_room_of_a_step(split, num_draft_tokens):
@@ -95,24 +88,6 @@ def test_what_is_counted_is_what_planners_learn_from():
     for num_draft_tokens, rows in ((1, 8), (3, 8), (3, 1)):
         args = num_draft_tokens, DRAFTS.longest, rows
         assert learned.tokens(*args) == pytest.approx(truth.tokens(*args), rel=0.03)
-
-
-def test_counts_of_runs_add_up():
-    truth = acceptance_of(0.7, 0.6)
-    machine, seen = drafting(truth), []
-
-    class Watching(FixedLayout):
-        def observe(self, outcome):
-            seen.append(outcome)
-
-    done = replay(ALIKE, Watching(TP8, num_draft_tokens=3, accept_prob=truth.accept_prob), machine)
-    begun, proposed, accepted, *_ = zip(*seen[1::2], strict=True)
-    runs = np.sum(begun, axis=0)
-    proposed, accepted = (np.sum(x, axis=0)[OF_RUNS] for x in (proposed, accepted))
-    # A run says what is right of it and a token more.
-    assert runs.sum() + accepted.sum() == pytest.approx(done.tokens, rel=0.05)
-    assert (accepted <= proposed).all() and (proposed[:, 1:] <= accepted[:, :-1] + 1).all()
-    assert proposed[3, 0] == pytest.approx(runs[3], abs=1) and not proposed[0].any()
 
 
 kinds = st.builds(acceptance_of, st.floats(0, 1), st.just(0.9)) | st.builds(
@@ -219,21 +194,6 @@ class TestGenerated:
         np.testing.assert_allclose(
             learned.accept_prob[OF_RUNS, GENERATED, 1:4], accepted ** np.arange(1, 4), rtol=0.03
         )
-
-    def test_nothing_is_drafted_where_it_does_not_pay(self):
-        machine = drafting(generated(0.1), dearer=1.15)
-        planner = planner_of(machine, generated(0.1))
-        done = replay(make_workload(5), planner, machine)
-        assert {burst.num_draft_tokens for burst in done.bursts} == {0} and done.drafted == 0
-        # It learns so in the first rollout where it believed otherwise.
-        planner = planner_of(machine, Acceptance.unseen(is_generated=True))
-        first, later = (replay(make_workload(seed), planner, machine) for seed in (4, 5))
-        assert first.drafted > 0 and later.total_s < 1.02 * done.total_s
-
-    def test_bursts_go_as_far_as_the_controller_has_pages_for(self):
-        for machine in (drafting(HALF), drafting(generated(0.5))):
-            for num_draft_tokens in (0, *DRAFTS.num_draft_tokens):
-                assert machine.pace(num_draft_tokens) == machine.shapes(CAP).pace(num_draft_tokens)
 
 
 class TestPlanner:

@@ -8,33 +8,12 @@ from hypothesis import strategies as st
 
 from pat_jax.profiling.cross_compile.hlo_costs import count
 
-M, K, N = 16, 32, 64
-PRODUCT = 2 * M * K * N
+M, K = 16, 32
 
 
 def text_of(fun, *shapes) -> str:
     args = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
     return jax.jit(fun).lower(*args).compile().as_text() or ""
-
-
-def test_a_product_counts_two_operations_a_multiplication_and_its_three_arrays():
-    counts = count(text_of(lambda a, b: a @ b, (M, K), (K, N)))
-    assert counts.flops == PRODUCT
-    assert counts.num_bytes >= 4 * (M * K + K * N + M * N)
-
-
-def test_a_loop_of_known_length_counts_as_often_as_it_runs():
-    def run(a, b):
-        return jax.lax.fori_loop(0, 5, lambda _, a: jnp.tanh(a @ b), a)
-
-    assert count(text_of(run, (M, K), (K, K))).flops == 5 * 2 * M * K * K
-
-
-def test_a_loop_of_unknown_length_counts_once():
-    def run(a, b):
-        return jax.lax.while_loop(lambda a: a.sum() < 9, lambda a: a @ b + 1, a)
-
-    assert count(text_of(run, (M, K), (K, K))).flops == 2 * M * K * K
 
 
 @pytest.mark.parametrize(("inside", "products"), [(0, 2 + 4 * 1), (1, 4), (2, 1)])
@@ -139,36 +118,6 @@ def test_a_convolution_counts_what_meets_a_value(
         return
     text = jax.jit(run).lower(*ones).compile().as_text() or ""
     assert count(text).flops == 2 * products
-
-
-BATCH = """
-HloModule jit_run, is_scheduled=true
-
-%fused.2 (a.2: bf16[32,8,64], b.2: bf16[32,64,16]) -> bf16[32,8,16] {
-  %a.2 = bf16[32,8,64]{2,1,0} parameter(0)
-  %b.2 = bf16[32,64,16]{2,1,0} parameter(1)
-  ROOT %convolution.2 = bf16[32,8,16]{2,1,0} convolution(%a.2, %b.2), window={size=32 stride=31 lhs_dilate=32}, dim_labels=0bf_0io->0bf
-}
-
-%fused.1 (a.1: bf16[32,8,64], b.1: bf16[32,64,16]) -> bf16[32,8,16] {
-  %a.1 = bf16[32,8,64]{2,1,0} parameter(0)
-  %b.1 = bf16[32,64,16]{2,1,0} parameter(1)
-  %inner.1 = bf16[32,8,16]{2,1,0} fusion(%a.1, %b.1), kind=kOutput, calls=%fused.2
-  ROOT %negate.1 = bf16[32,8,16]{2,1,0} negate(%inner.1)
-}
-
-ENTRY %main.3 (a.3: bf16[32,8,64], b.3: bf16[32,64,16]) -> bf16[32,8,16] {
-  %a.3 = bf16[32,8,64]{2,1,0} parameter(0)
-  %b.3 = bf16[32,64,16]{2,1,0} parameter(1)
-  ROOT %outer.1 = bf16[32,8,16]{2,1,0} fusion(%a.3, %b.3), kind=kOutput, calls=%fused.1
-}
-"""
-
-
-def test_a_batch_of_products_as_a_tpu_has_it_counts_each_once():
-    counts = count(BATCH)
-    assert counts.flops == 2 * 32 * 8 * 64 * 16
-    assert counts.num_bytes == 2 * 32 * (8 * 64 + 64 * 16 + 8 * 16)
 
 
 LOOP = """

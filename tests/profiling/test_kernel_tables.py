@@ -1,31 +1,19 @@
 """Composing kernels: interpolation on made-up tables, and a few facts about the real ones."""
 
-import math
-from dataclasses import replace
 from functools import cache
 
-import numpy as np
 import pytest
 from fakes import SPLITS
 from published import DATA, needs_data
 
-from pat_jax.common.chips import chips
 from pat_jax.layout.buckets import Buckets
 from pat_jax.models.presets import preset
-from pat_jax.planning.lengths.model import LengthModel
-from pat_jax.planning.planner.planner import CostModelPlanner
-from pat_jax.planning.planner.scripts import FixedLayout
 from pat_jax.profiling.predict.composer import (
-    UNLISTED,
     Composer,
-    Unlisted,
 )
 from pat_jax.profiling.predict.kernel_files import Interpolated, KernelTables, NoData
-from pat_jax.profiling.predict.kernel_model import ModelledKernels
 from pat_jax.profiling.predict.model_sizes import weight_bytes
 from pat_jax.profiling.predict.targets import Target
-from pat_jax.profiling.simulate.machine import Machine, Workload
-from pat_jax.profiling.simulate.simulator import replay
 
 DP8, DP4TP2, DP2TP4, TP8 = SPLITS
 MEASURED = ("h100:8", "a100:8")
@@ -46,51 +34,6 @@ def test_a_line_goes_through_its_points_and_on_with_its_last_slope():
 def test_missing_data_is_said_in_one_sentence(tmp_path):
     with pytest.raises(NoData, match=r"no kernel tables in .*; name the folder .* with --data\.$"):
         KernelTables(tmp_path, Target.parse("h100:8"))
-
-
-class FlatKernels(KernelTables):
-    """Made up: a kernel takes a microsecond for every row."""
-
-    def __init__(self):
-        """Reads nothing."""
-        chip = replace(chips()["h100"], memory_bytes_s=1e12, link_bytes_s=1e11)
-        ModelledKernels.__init__(self, replace(Target.parse("h100:8"), chip=chip))
-
-    def gemm(self, m: int, n: int, k: int) -> float:
-        return 1e-3 * m
-
-    def decode_attention(self, rows: int, length: int, heads: int, kv_heads: int) -> float:
-        return 1e-3 * rows
-
-    def prefill_attention(self, rows: int, length: int, heads: int, kv_heads: int) -> float:
-        return 1e-3 * rows
-
-    def all_reduce(self, devices: int, elements: int) -> float:
-        return 0.0
-
-    def all_gather(self, devices: int, elements: int) -> float:
-        return 0.0
-
-
-def test_groups_are_kept_even_where_several_are(monkeypatch):
-    """A round is 512 tokens of 128 KiB, shared among the devices of a group; packing and unpacking it
-    reads and writes it twice."""
-    buckets = Buckets.build(SPLITS, capacity=64, min_rows=1, min_length=512, max_length=1024)
-    monkeypatch.setitem(UNLISTED, "cuda", Unlisted())
-    truth = Composer(FlatKernels(), preset("llama-3.1-8b")).latency_model(buckets)
-    for split in (DP8, DP4TP2, DP2TP4):
-        part = 512 * 128 * 1024 / split.tp
-        packed, sent = 4 * part / 1e12, part / 1e11
-        assert truth.shift_round(split) == pytest.approx(packed + sent)
-    assert truth.shift_round(TP8) == math.inf
-    machine = Machine(truth, SPLITS, buckets)
-    # Those of the first group, to which every eighth is dealt, run on alone.
-    responses = np.where(np.arange(64) % 8 == 0, 500, 16)
-    workload = Workload(np.full(64, 10), responses, cap=500)
-    lengths = LengthModel.empty(500).updated(responses, responses >= 500)
-    static = replay(workload, CostModelPlanner((DP8,), truth, lengths), machine)
-    assert [move.fullest for move in static.trace.balanced] == [(8, 1)]
-    assert static.total_s < 0.5 * replay(workload, FixedLayout(DP8), machine).total_s
 
 
 @needs_data

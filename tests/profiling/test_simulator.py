@@ -25,7 +25,7 @@ from pat_jax.layout.buckets import Buckets
 from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.planning.planner.planner import CostModelPlanner
 from pat_jax.planning.planner.scripts import FixedLayout, ScriptedPath, Step
-from pat_jax.planning.types import BurstResult, Load, Outcome, Plan, Split, recompute_below
+from pat_jax.planning.types import Load, Plan, Split, recompute_below
 from pat_jax.profiling.simulate.machine import Workload
 from pat_jax.profiling.simulate.oracle import oracle
 from pat_jax.profiling.simulate.simulator import replay
@@ -112,32 +112,6 @@ def one_length(buckets: Buckets) -> Buckets:
 def test_lengths_beyond_the_cap_are_refused():
     with pytest.raises(ValueError, match="must lie in 1 … 150, the cap"):
         Workload(np.full(2, 5), np.array([3, CAP + 1]), CAP)
-
-
-def test_a_planner_sees_loads_and_steps_but_no_future():
-    seen = []
-
-    @dataclass
-    class Watching(AtSteps):
-        def decide(self, load: Load, current: Split, options=()) -> Plan:
-            seen.append(load)
-            return super().decide(load, current)
-
-        def observe(self, outcome: Outcome) -> None:
-            if isinstance(outcome, BurstResult):
-                seen.append(outcome)
-
-    workload = make_workload(3)
-    replay(workload, Watching(DP8, ((64, TP8),)), MACHINE)
-    loads, steps = seen[::2], seen[1::2]
-    assert all(load.running == (workload.responses > load.generated[0]).sum() for load in loads)
-    assert all((load.generated + load.remaining_tokens == CAP).all() for load in loads)
-    assert {burst.split for burst in steps} == {DP8, TP8}
-    assert all(
-        burst.step_s
-        == pytest.approx(MACHINE.truth.decode_step(burst.split, burst.rows, burst.length))
-        for burst in steps
-    )
 
 
 @dataclass

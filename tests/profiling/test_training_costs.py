@@ -18,17 +18,7 @@ from pat_jax.profiling.cross_compile.target_build import Order
 from pat_jax.profiling.predict.targets import Target
 from pat_jax.profiling.predict.update_work import Collective, Rows, UpdateWork
 
-MODEL = ModelConfig(
-    "qwen3",
-    vocab_size=1024,
-    embed_dim=256,
-    mlp_dim=512,
-    num_layers=2,
-    num_heads=4,
-    num_kv_heads=4,
-    head_dim=64,
-    qk_norm=True,
-)
+MODEL = ModelConfig("qwen3", 1024, 256, 512, 2, 4, 4, head_dim=64, qk_norm=True)
 LENGTH = 1024
 
 

@@ -5,11 +5,11 @@ from functools import partial
 
 import numpy as np
 import pytest
+import replays
 from fakes import SPLITS, made_up_machine
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pat_jax.config.rollout import RolloutConfig
 from pat_jax.engine.record.report import RolloutReport
 from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.planning.planner.budget import SHARE
@@ -22,12 +22,7 @@ from pat_jax.profiling.simulate.simulator import replay
 DP8, DP4TP2, DP2TP4, TP8 = SPLITS
 CAP, CAPACITY = 300, 32
 CONFIG = replace(
-    RolloutConfig(),
-    max_prompt_length=20,
-    max_completion_length=CAP,
-    min_rows=1,
-    min_length=64,
-    burst_steps=8,
+    replays.CONFIG, max_prompt_length=20, max_completion_length=CAP, min_length=64, burst_steps=8
 )
 make_machine = partial(
     made_up_machine,

@@ -1,14 +1,11 @@
 """Fixtures of several files here."""
 
-import functools
 from collections.abc import Callable, Iterator
 
 import pytest
 from judges import Judge, judges
 
 from pat_jax.rl.rewards import endpoint as reward_endpoint
-from pat_jax.rl.text import chat_template
-from pat_jax.rl.text.text_worker import TextWorker
 
 
 @pytest.fixture
@@ -22,12 +19,3 @@ def serve() -> Iterator[Callable[..., Judge]]:
 def soon(monkeypatch) -> None:
     """Tries follow each other in no time."""
     monkeypatch.setattr(reward_endpoint, "_FIRST_WAIT", 0.001)
-
-
-the_worker = functools.cache(TextWorker)
-
-
-@pytest.fixture
-def one_process(monkeypatch) -> None:
-    """All chat templates share a process, which takes seconds to start: for those that end none."""
-    monkeypatch.setattr(chat_template, "take", the_worker)

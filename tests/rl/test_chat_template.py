@@ -16,7 +16,7 @@ TEMPLATE = (
 )
 USER, BEGUN = {"role": "user", "content": "Hi."}, {"role": "assistant", "content": "Well,"}
 SMALL = {"seconds": 1.0, "num_bytes": 2**28}  # of the processor; a usual text takes a thousandth
-shared = pytest.mark.usefixtures("one_process")
+own = pytest.mark.usefixtures("own_text_process")
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +35,6 @@ messages = st.lists(
 )
 
 
-@shared
 @settings(deadline=None)
 @given(messages)
 def test_chats_are_those_of_transformers(template, chat):
@@ -84,7 +83,6 @@ def refusal(template: ChatTemplate, content: str) -> str:
     return message
 
 
-@shared
 def test_what_a_template_raises_is_one_sentence_and_its_process_goes_on():
     branches = (
         f"{{% if messages[0].content == '{i}' %}}{way}{{% endif %}}"
@@ -100,12 +98,12 @@ def test_what_a_template_raises_is_one_sentence_and_its_process_goes_on():
     assert template.render([USER]) == "Hi." and template._worker.process is process
 
 
-@shared
 @pytest.mark.parametrize("text", ["{{ messages | nofilter }}", "{% for m in messages %}", "{{"])
 def test_a_template_that_is_none_is_one_sentence(text: str):
     assert "(Template" in refusal(ChatTemplate(text, {}, **SMALL), "Hi.")
 
 
+@own
 def test_a_template_that_does_not_end_is_ended_and_the_next_chat_is_rendered():
     loop = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
     text = (
@@ -120,6 +118,7 @@ def test_a_template_that_does_not_end_is_ended_and_the_next_chat_is_rendered():
     assert template.render([USER]) == "Hi."
 
 
+@own
 def test_the_process_ends_with_the_template():
     template = ChatTemplate(TEMPLATE, {"bos_token": ""})
     template.render([USER])
@@ -137,7 +136,6 @@ def test_ctrl_c_is_not_for_the_process_of_a_template(template):
     assert os.getpgid(template._worker.process.pid) != os.getpgid(0)
 
 
-@shared
 def test_texts_that_each_take_nearly_their_limit_have_a_budget(monkeypatch):
     monkeypatch.setattr(chat_template, "BUDGET_S", 0.2)
     monkeypatch.setattr(chat_template, "EACH_S", 0.001)

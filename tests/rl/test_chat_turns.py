@@ -13,8 +13,6 @@ from pat_jax.rl.data.chat_turns import Marked, Piece, join_pieces, mark_turns
 from pat_jax.rl.text.chat_template import ChatTemplateError
 from pat_jax.rl.text.tokenizer import Chat, HuggingFaceTokenizer
 
-pytestmark = pytest.mark.usefixtures("one_process")
-
 ASK = "{% if add_generation_prompt %}<im>assistant\n{% endif %}"
 # Each tells transformers what the assistant says, by {% generation %}.
 TEMPLATES = {

@@ -53,11 +53,6 @@ def ids(batch: list[Prompt]) -> list[int]:
 # --- order: that of `Epochs`, see test_epochs.py ---------------------------------------------
 
 
-def test_a_batch_larger_than_the_set_is_refused():
-    with pytest.raises(UserError, match=r"train.json has 3 prompts, fewer than one batch of 4"):
-        Problems(prompts(3), seed=0, name="train.json").batch(0, 4)
-
-
 def test_a_changed_batch_size_goes_on_behind_what_has_been_drawn():
     source, cursor, seen = Problems(prompts(43), seed=1, name="some"), Cursor(), list[int]()
     for size in (9, 9, 5, 5, 5, 2):
@@ -208,24 +203,6 @@ def test_a_text_that_is_surely_too_long_is_not_tokenized(tmp_path):
     path = write_lines(tmp_path / "a.jsonl", {"prompt": "x" * 10**6}, {"prompt": "y"})
     splits = load_problems([path], Refusing(), seed=0, max_prompt_length=9, heldout_share=0.0)
     assert [prompt.id for prompt in splits.train] == [2] and len(splits.too_long) == 1
-
-
-def test_a_prompt_that_comes_again_is_tokenized_once(tmp_path):
-    class Counting(WordTokenizer):
-        count = 0
-
-        def encode_prompt(self, prompt, variables=None) -> list[int]:
-            self.count += 1
-            return super().encode_prompt(prompt)
-
-    chats = [[{"role": role, "content": "a"}] for role in ("user", "system")]
-    rows = [{"prompt": prompt, "level": i} for i in range(5) for prompt in ("a", "b c", *chats)]
-    path, tokenizer = write_lines(tmp_path / "a.jsonl", *rows), Counting()
-    found = load_problems([path], tokenizer, seed=0, max_prompt_length=1, heldout_share=0.0)
-    assert tokenizer.count == 4 and len(found.too_long) == 5
-    assert sorted((p.id, p.columns["level"]) for p in found.train) == [
-        (i + 1, i // 4) for i in range(20) if i % 4 != 1
-    ]
 
 
 def test_a_chat_template_that_fails_names_the_row(tmp_path):

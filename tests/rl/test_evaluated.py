@@ -1,6 +1,5 @@
 """From the rewards of samples to the metrics of an evaluation, whole and by set."""
 
-import itertools
 import json
 import math
 from collections import Counter
@@ -105,21 +104,6 @@ def test_a_report_is_json_without_nan():
 
 
 # --- pass@k, maj@k and intervals against brute force: every subset, every order ---------------------
-
-ROWS = st.lists(st.booleans(), min_size=1, max_size=9)
-
-
-def one(passes: list[bool], k: int) -> float:
-    return float(pass_at_k(np.array([len(passes)]), np.array([sum(passes)]), k)[0])
-
-
-@given(ROWS, st.integers(1, 9))
-def test_pass_at_k_is_the_share_of_subsets_with_one_that_passes(passes: list[bool], k: int):
-    if k > len(passes):
-        assert math.isnan(one(passes, k))
-        return
-    subsets = [any(subset) for subset in itertools.combinations(passes, k)]
-    assert one(passes, k) == pytest.approx(sum(subsets) / len(subsets), abs=1e-12)
 
 
 @given(st.integers(1, 2000), st.data())

@@ -16,8 +16,6 @@ from pat_jax.rl.data.example_files import ExampleColumns
 from pat_jax.rl.data.examples import Example, ExampleReader, Examples
 from pat_jax.rl.text.tokenizer import HuggingFaceTokenizer
 
-pytestmark = pytest.mark.usefixtures("one_process")
-
 TEMPLATE = (
     "{% for m in messages %}<im>{{ m.role }}:{{ m.content }}<eos>{% endfor %}"
     "{% if add_generation_prompt %}<im>assistant:{% endif %}"

@@ -16,10 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pat_jax.common.errors import UserError
-from pat_jax.rl.rewards.channel import Calls, NoAnswerError, _read, _written
-from pat_jax.rl.rewards.outcome import Cause, Failure, Outcome
+from pat_jax.rl.rewards.channel import Calls, NoAnswerError
+from pat_jax.rl.rewards.outcome import Outcome
 from pat_jax.rl.rewards.responses import Response
-from pat_jax.rl.rewards.results import LARGEST
 from pat_jax.rl.rewards.scorer import RewardScorer
 
 TIMEOUT = 2.0
@@ -244,33 +243,6 @@ def test_a_process_that_is_killed_while_it_is_imported_is_started_again(tmp_path
 
 
 # --- what is said ------------------------------------------------------------------------------
-
-TEXTS = st.text(st.characters(exclude_categories=[]), max_size=20)
-SMALL = st.floats(-LARGEST, LARGEST)
-FAILURES = st.builds(Failure, st.sampled_from(Cause), TEXTS, TEXTS)
-SCORES = st.lists(st.one_of(SMALL, FAILURES), min_size=1, max_size=4)
-NUMBERS = st.dictionaries(TEXTS, st.floats(allow_nan=False, allow_infinity=False), max_size=3)
-
-
-@settings(max_examples=60, deadline=None)
-@given(SCORES, st.data(), st.integers(0, 2**70), st.floats(0, 1e9))
-def test_an_outcome_arrives_as_it_was(scores, data, number, seconds):
-    numbers = data.draw(st.sampled_from([[], data.draw(st.lists(NUMBERS, min_size=4, max_size=4))]))
-    sent = Outcome(scores=scores, numbers=numbers[: len(scores)], seconds=seconds)
-    line = _written(number, sent)
-    assert line.count(b"\n") == 1 and line.isascii()
-    assert _read(line.decode(), number, len(scores)) == sent
-    for other in (
-        Outcome(scores=[], numbers=[], failure=Failure(Cause.TIMEOUT, "x")),
-        Outcome(scores=[], numbers=[], mistake="é\ud800\n"),
-    ):
-        assert _read(_written(number, other).decode(), number, len(scores)) == other
-    with pytest.raises(ValueError):
-        _read(line.decode(), number + 1, len(scores))
-    with pytest.raises(ValueError):
-        _read(line.decode(), number, len(scores) + 1)
-    with pytest.raises(ValueError):  # that float32 does not hold
-        _read(_written(number, Outcome(scores=[2 * LARGEST])).decode(), number, 1)
 
 
 JSON = st.recursive(

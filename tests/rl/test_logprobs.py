@@ -10,7 +10,7 @@ import pytest
 from chex import assert_trees_all_equal
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from pat_jax.rl.algorithm.logprobs import next_tokens, token_logprobs
+from pat_jax.rl.algorithm.logprobs import token_logprobs
 
 ROWS, LENGTH, EMBED, VOCAB, PADDED = 3, 14, 6, 29, 32
 TARGETS = np.random.default_rng(1).integers(0, VOCAB, (ROWS, LENGTH)).astype(np.int32)
@@ -110,11 +110,6 @@ def test_the_gradient_is_the_one_without_chunks_and_entropies_have_none():
     got, expected = (jax.jit(jax.grad(f, (0, 1)))(hidden, head) for f in (chunked, plain))
     for value, wanted in zip(got, expected, strict=True):
         np.testing.assert_allclose(value, wanted, rtol=1e-4, atol=1e-5)
-
-
-def test_next_tokens_moves_left_by_one():
-    tokens = jnp.array([[5, 6, 7], [8, 9, 1]])
-    np.testing.assert_array_equal(next_tokens(tokens), [[6, 7, 0], [9, 1, 0]])
 
 
 # Sizes at which nothing but the logits of all positions reaches rows * length * vocab numbers.

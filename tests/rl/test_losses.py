@@ -129,17 +129,6 @@ def test_at_ratio_one_the_gradient_is_the_policy_gradient(is_on_policy):
     assert sums["ratio_min"] == sums["ratio_max"] == 1
 
 
-def test_the_clip_cuts_only_what_goes_further_in_the_rewarded_direction():
-    advantages = jnp.array([[1.0, -1.0, 1.0, -1.0]])
-    log_ratios = jnp.array([[0.5, 0.5, -0.5, -0.5]])
-    one = jnp.ones_like(advantages)
-    _, gradient, sums = run(
-        PolicyLoss(), log_ratios - one, one, advantages=advantages, old_logprobs=-one
-    )
-    assert (gradient[0] == 0).tolist() == [True, False, False, True]
-    assert sums["clip_fraction"] == 2
-
-
 def test_only_the_policy_and_its_entropy_have_a_gradient():
     logprobs, old, reference, advantages = arrays(5)
     lp, old32, ref, adv, w = jax_arrays(
@@ -285,11 +274,3 @@ def _near_the_clip(new: np.ndarray, old: np.ndarray) -> np.ndarray:
     """Where rounding decides on which side of the clip a ratio is."""
     ratio = np.exp(np.clip(new.astype(np.float64) - old, -20, 20))
     return np.any([np.isclose(ratio, x, rtol=1e-4) for x in CLIPS], axis=0)
-
-
-def test_k3_is_clamped_on_both_sides_and_flat_beyond():
-    far = jnp.array([[-1e30, -500.0, 500.0, 1e30]])
-    value, gradient = jax.value_and_grad(lambda x: estimate_kl(jnp.zeros((1, 4)), x).sum())(far)
-    ends = np.expm1(-20.0) + 20, np.expm1(20.0) - 20
-    np.testing.assert_allclose(value, 2 * sum(ends), rtol=1e-6)
-    np.testing.assert_array_equal(gradient, 0)

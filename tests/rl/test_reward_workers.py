@@ -175,11 +175,6 @@ def test_the_users_traceback_is_logged_once(obey, caplog):
     assert "rewards/process.py" not in found and len(logged) == 3
 
 
-def test_lists_of_different_lengths_are_refused(obey):
-    with pytest.raises(ValueError, match="2 prompts, but 1 values of 'answer'"):
-        obey.score(["p", "q"], ["a", "b"], {"answer": ["a"]})
-
-
 def test_workers_run_neither_the_command_nor_jax(functions, tmp_path):
     (tmp_path / "sentinel.py").write_text("")
     command = tmp_path / "command.py"

@@ -15,8 +15,6 @@ from pat_jax.rl.data.problem_files import Columns
 from pat_jax.rl.data.problems import ProblemSplits, load_problems
 from pat_jax.rl.text.tokenizer import Chat, HuggingFaceTokenizer
 
-pytestmark = pytest.mark.usefixtures("one_process")
-
 TEMPLATE = (
     "{% if tools %}{{ tools | tojson }}{% endif %}"
     "{% for m in messages %}<im>{{ m.role }}:{{ m.content }}<eos>{% endfor %}"

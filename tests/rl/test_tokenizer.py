@@ -17,8 +17,6 @@ from pat_jax.rl.text.char_tokenizer import CharTokenizer
 from pat_jax.rl.text.special_tokens import named_eos_ids
 from pat_jax.rl.text.tokenizer import Chat, HuggingFaceTokenizer, check_vocabulary
 
-pytestmark = pytest.mark.usefixtures("one_process")
-
 ALPHABET = "abc +="
 IM = 2
 TEMPLATE = (

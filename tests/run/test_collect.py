@@ -132,14 +132,3 @@ def test_what_is_counted_goes_on_from_where_a_run_was_left_and_has_batches_that_
     assert found.measured["progress/tokens"] == 1000 + tokens
     assert found.measured["progress/epoch"] == 3 / 4
     assert "progress/epoch" not in Totals().metrics(None)
-
-
-def test_a_run_knows_where_it_was_from_any_checkpoint():
-    totals, after = Totals(3, 1000, Cursor(2, 5)), Endless().after
-    assert Totals.from_json({"config": "", **totals.to_json()}, 7, WANTED, after) == totals
-    # Of earlier versions: without a cursor, without totals, without options.
-    options = {"config": "rollout:\n  prompts_per_step: 8\n"}
-    known = {"batches_drawn": 3, "tokens_drawn": 50, **options}
-    assert Totals.from_json(known, 7, WANTED, after) == Totals(3, 50, Cursor(0, 24))
-    assert Totals.from_json(options, 7, WANTED, after) == Totals(7, 0, Cursor(0, 56))
-    assert Totals.from_json({}, 7, 4, after) == Totals(7, 0, Cursor(0, 28))

@@ -63,27 +63,6 @@ def test_what_is_not_taken_is_said_and_a_run_begins_anew(tmp_path: Path, step, s
     )
 
 
-def test_any_damage_is_found_and_nothing_is_taken(tmp_path: Path):
-    """A bit of each byte, and each end: what a disk or a copy makes of a file."""
-    kept(tmp_path, size=1, value=3).save(20)
-    path = tmp_path / FOLDER / "step-20.bin"
-    whole, other = path.read_bytes(), kept(tmp_path, size=1, value=1)
-    flipped = (
-        whole[:at] + bytes([whole[at] ^ 1 << at % 8]) + whole[at + 1 :] for at in range(len(whole))
-    )
-    for content in (*flipped, *(whole[:end] for end in range(0, len(whole), 7))):
-        path.write_bytes(content)
-        assert "is damaged (it has another checksum than when it was written): expected " in (
-            other.restore(20)
-        )
-    state: Any = other.trainer.state
-    assert (state.params == 1).all() and state.step == 1
-    path.write_bytes(whole)
-    assert other.restore(20) == ""
-    state = other.trainer.state
-    assert (state.params == 3).all()
-
-
 def engine(depth: int, embed: int = 4) -> Any:
     """Of an engine what is looked at."""
     return SimpleNamespace(

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 from pages import section_of
+from traces import SWITCH, TRACE
 
 from pat_jax.common.errors import UserError
 from pat_jax.engine.record.plot import draw_rollouts
-from pat_jax.engine.record.trace import Move, MovedBytes, RolloutTrace
 from pat_jax.run.logging.page.run_page import run_page
 from pat_jax.run.results.shown_switch import (
     SWITCH_FILE,
@@ -18,30 +18,9 @@ from pat_jax.run.results.shown_switch import (
     write_switch,
 )
 
-PLANNED = RolloutTrace(
-    times_s=(0.25, 1.0),
-    steps=(0, 64),
-    running=(128, 24),
-    layout=("dp2tp1", "dp2tp1"),
-    total_s=2.0,
-    total_steps=96,
-)
-SWITCH = Move(
-    step=64,
-    running=24,
-    source="dp2tp1",
-    target="dp1tp2",
-    seconds=0.0625,
-    predicted_saving_s=0.0,
-    predicted_cost_s=0.0,
-    kv="migrate",
-    reason="scripted",
-    sequences=24,
-    fullest=(12, 24),
-    sent=MovedBytes(2**20),
-    at_s=1.0,
-)
-FORCED = replace(PLANNED, layout=("dp2tp1", "dp1tp2"), moves=(SWITCH,), total_s=2.5)
+FORCED_SWITCH = replace(SWITCH, predicted_saving_s=0.0, predicted_cost_s=0.0, reason="scripted")
+PLANNED = replace(TRACE, times_s=(0.25, 1.5, 1.75), total_s=2.0, layout=("dp2tp1",) * 3, moves=())
+FORCED = replace(PLANNED, total_s=2.5, layout=TRACE.layout, moves=(FORCED_SWITCH,))
 COMPUTED = ComputedPlan(
     command="python -m pat_jax.plan --model <8b>",
     model="<8b>",
@@ -92,7 +71,7 @@ def test_tokens_cost_and_both_rollouts_are_on_the_page(tmp_path: Path):
     told = section(tmp_path, SHOWN)
     assert "The rollout of step 61" in told
     assert "2,999 of 3,000 tokens are the same" in told
-    assert "the switch took 0.062 s (weights resharded, KV cache migrated, 1.0 MiB moved)" in told
+    assert "the switch took 0.062 s (weights resharded, KV cache migrated, 3.0 MiB moved)" in told
     assert "2.50 s with it, 2.00 s as planned" in told
     before, _, after = told.partition("With a forced switch")
     assert before.count("running sequences, and the layout in force") == 1
@@ -122,5 +101,5 @@ def test_rollouts_are_drawn_over_the_same_seconds():
     titles = [axes.get_title(loc="left") for axes in figure.axes]
     assert [title.partition(":")[0] for title in titles] == ["as planned", "forced"]
     (told,) = [text.get_text() for text in figure.texts]
-    assert "dp2tp1 to dp1tp2 at 24 running" in told
+    assert "dp2tp1 to dp1tp2 at 40 running" in told
     assert "predicted" not in told  # nothing is, of a switch that no planner has chosen

@@ -17,7 +17,6 @@ from pat_jax.engine.sizing.draft_memory import draft_bytes
 from pat_jax.engine.sizing.memory import shard_bytes
 from pat_jax.layout.buckets import Drafts
 from pat_jax.models.presets import preset
-from pat_jax.planning.memory import GIB
 from pat_jax.profiling.capacity.page import plan_text
 from pat_jax.profiling.capacity.plan_config import PlanConfig
 from pat_jax.profiling.capacity.planned import planned
@@ -26,7 +25,7 @@ from pat_jax.programs.programs import Key
 from pat_jax.run.checkpoints.exit_head_state import learned_head
 from pat_jax.run.setup import Setup, build
 from pat_jax.training.build import micro_shapes
-from pat_jax.training.update_memory import Stage, check_state, shortage, stages_of
+from pat_jax.training.update_memory import check_state, stages_of
 
 
 def on_first_device(tree: object) -> int:
@@ -106,16 +105,6 @@ def test_where_no_burst_drafts_they_are_there_as_well():
     found = draft_bytes(specs.layouts, specs.draft_shapes, ModelDrafter(few, policy))
     weights = sum(4 * x.size for x in jax.tree.leaves(policy.abstract(jnp.float32)))
     assert {tuple(each) for each in found.values()} == {(weights, 0)}
-
-
-def test_a_shortage_says_what_drafts_take_and_how_to_do_without():
-    config = parse([*TINY, "--run_dir", "unused"])
-    output = shortage(Stage("a pass", 3 * GIB, GIB, drafts=GIB), GIB, config)
-    assert "training state and gradients 2 GiB, drafts 1 GiB, activations" in output
-    assert (
-        "make no drafts that a model generates (--speculation.source suffix), or use more" in output
-    )
-    assert "drafts" not in shortage(Stage("a pass", 3 * GIB, GIB), GIB, config)
 
 
 ASKED = "--target h100:8 --responses 32 --rollouts 1 --max_completion_length 1024 --max_prompt_length 64"

@@ -26,13 +26,13 @@ from pat_jax.training.passes import model_functions
 
 LENGTH, MOST = 48, 8
 SHAPES = shapes((12, 24, LENGTH), budget=2 * LENGTH, row_multiple=1)
-# Of two prompts: tokens of the prompt, of each response, and how it ended.
-RESPONSE = st.tuples(st.integers(1, 24), st.sampled_from(FinishReason))
-GROUPS = st.lists(
-    st.tuples(st.integers(1, 24), st.lists(RESPONSE, min_size=MOST // 2, max_size=MOST // 2)),
-    min_size=2,
-    max_size=2,
-)
+
+
+def groups(prompt: st.SearchStrategy[int], most: int) -> st.SearchStrategy:
+    """Of two prompts: tokens of the prompt, of each response, and how it ended."""
+    response = st.tuples(st.integers(1, most), st.sampled_from(FinishReason))
+    group = st.tuples(prompt, st.lists(response, min_size=MOST // 2, max_size=MOST // 2))
+    return st.lists(group, min_size=2, max_size=2)
 
 
 def batch_of(
@@ -117,7 +117,7 @@ def gradient(loss: PolicyLoss, micro_batches: Sequence[MicroBatch]) -> tuple[Par
     ],
 )
 @settings(max_examples=8)
-@given(lengths=GROUPS, seed=st.integers(0, 1000))
+@given(lengths=groups(st.integers(1, 24), 24), seed=st.integers(0, 1000))
 def test_packed_rows_give_the_update_of_rows_of_one_example(
     ratio: Ratio, correction: Correction, lengths, seed
 ):
@@ -131,18 +131,7 @@ def test_packed_rows_give_the_update_of_rows_of_one_example(
 
 
 # Several responses fit beside a prompt; of one token there is nothing to share.
-SHARED = st.lists(
-    st.tuples(
-        st.sampled_from([1, 2, 9, 20]),
-        st.lists(
-            st.tuples(st.integers(1, 12), st.sampled_from(FinishReason)),
-            min_size=MOST // 2,
-            max_size=MOST // 2,
-        ),
-    ),
-    min_size=2,
-    max_size=2,
-)
+SHARED = groups(st.sampled_from([1, 2, 9, 20]), 12)
 
 
 @pytest.mark.parametrize(
