@@ -85,7 +85,7 @@ class Experts(nnx.Module):
 
 def _margin(logits: Array, chosen: Array) -> Float[Array, "rows length"]:
     num_experts = logits.shape[-1]
-    is_chosen = (chosen[..., None] == jnp.arange(num_experts)).any(axis=-2)
+    is_chosen = jax.nn.one_hot(chosen, num_experts, dtype=bool).any(axis=-2)
     least = jnp.min(jnp.where(is_chosen, logits, jnp.inf), axis=-1)
     return least - jnp.max(jnp.where(is_chosen, -jnp.inf, logits), axis=-1)
 
