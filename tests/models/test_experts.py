@@ -181,7 +181,7 @@ def test_a_tile_is_about_as_large_as_an_experts_rows(rows: int, k: int, num_expe
 def test_all_tokens_of_one_expert_are_computed():
     """No expert has a limit: of 64 rows all are in its four tiles of sixteen."""
     weights, x = weights_of(EIGHT), tokens_of()
-    recorded = np.broadcast_to(np.int16([5, 2]), (ROWS, LENGTH, 2))
+    recorded = np.broadcast_to(np.array([5, 2], np.int16), (ROWS, LENGTH, 2))
     assert tile_size(ROWS * LENGTH, 2, 8) == 16
     assert in_tiles(jnp.asarray(recorded.reshape(-1, 2)), 8, 16).count == 8
     y, _ = computed(EIGHT, weights, x, EVERY_TOKEN, recorded)
@@ -286,7 +286,7 @@ def test_gradients_are_those_of_all_experts_times_their_shares(
 def test_an_expert_that_no_row_has_has_gradients_of_zeros():
     """Though its weights are not numbers: the backward pass reads no more than the forward one."""
     weights, x = weights_of(EIGHT), tokens_of()
-    recorded = np.broadcast_to(np.int16([1, 4]), (ROWS, LENGTH, 2))
+    recorded = np.broadcast_to(np.array([1, 4], np.int16), (ROWS, LENGTH, 2))
 
     def loss(weights: Any, x: Any) -> Any:
         return jnp.sum(computed(EIGHT, weights, x, EVERY_TOKEN, recorded)[0] ** 2)
@@ -305,10 +305,10 @@ def test_quantized_experts_are_their_values_times_their_scales(weights: Any):
     policy = Policy.from_config(EXPERTS["mixtral"])
     kept = policy.with_weights(weights)
     params = kept.store(lively_params(policy), jnp.float32)
-    found = kept.bind(params)
-    gate = found.layers[0].mlp.gate.get_value()
+    mlp: Any = kept.bind(params).layers[0].mlp
+    gate = mlp.gate.get_value()
     assert gate.values.shape == (4, 64, 32) and gate.scale.shape == (4, 64)
-    assert found.layers[0].mlp.router.get_value().dtype == jnp.float32
+    assert mlp.router.get_value().dtype == jnp.float32
 
     def plain(x: Any) -> Any:
         if not hasattr(x, "scale"):
@@ -317,8 +317,8 @@ def test_quantized_experts_are_their_values_times_their_scales(weights: Any):
         return x.values.astype(jnp.float32) * x.scale.reshape(*x.scale.shape, *behind)
 
     floats: Params = jax.tree.map(plain, params, is_leaf=lambda x: hasattr(x, "scale"))
-    tokens = np.random.default_rng(0).integers(0, 61, (2, 40))
-    positions = np.broadcast_to(np.arange(40), (2, 40))
+    tokens: Any = np.random.default_rng(0).integers(0, 61, (2, 40))
+    positions: Any = np.broadcast_to(np.arange(40), (2, 40))
     one, other = (
         jax.jit(lambda params, which=which: which.bind(params)(tokens, positions)[::2])(each)
         for which, each in ((kept, params), (policy, floats))
@@ -330,10 +330,10 @@ def test_quantized_experts_are_their_values_times_their_scales(weights: Any):
 @pytest.mark.parametrize("remat", POLICIES)
 def test_a_backward_pass_does_not_choose_again(remat: str):
     """Numbers a bit apart could choose others: the choice is kept by every policy."""
-    weights, x = weights_of(EIGHT), tokens_of()
+    weights, x, is_real = weights_of(EIGHT), tokens_of(), jnp.asarray(EVERY_TOKEN)
 
     def run(weights: Any, x: Any) -> jax.Array:
-        return layer(EIGHT, weights)(x, EVERY_TOKEN, None, Whole())[0]
+        return layer(EIGHT, weights)(x, is_real, None, Whole())[0]
 
     def loss(weights: Any, x: Any) -> jax.Array:
         return jnp.sum(rematerialized(run, remat)(weights, x) ** 2)
@@ -359,8 +359,8 @@ def test_each_layer_has_its_own_of_the_recorded_experts(name: str, scan_layers: 
     """Also behind a dense layer, and in a loop over layers."""
     policy, params = model(name)
     layers, k = policy.config.routes_shape
-    tokens = np.random.default_rng(0).integers(0, 61, (2, 9))
-    positions = np.broadcast_to(np.arange(9), (2, 9))
+    tokens: Any = np.random.default_rng(0).integers(0, 61, (2, 9))
+    positions: Any = np.broadcast_to(np.arange(9), (2, 9))
 
     @jax.jit
     def run(recorded: Any) -> Any:
@@ -369,7 +369,7 @@ def test_each_layer_has_its_own_of_the_recorded_experts(name: str, scan_layers: 
 
     hidden, routed = run(np.full((2, 9, layers, k), NOT_RECORDED, np.int16))
     assert routed.experts.shape == (2, 9, layers, k) and routed.experts.dtype == jnp.int16
-    assert routed.probability.shape == (layers, policy.config.experts.num_experts)
+    assert len(routed.probability) == layers
     np.testing.assert_allclose(routed.probability.sum(axis=-1), 18, rtol=1e-5)
     assert np.all(np.asarray(routed.margin) > 0)
     same, _ = run(routed.experts)
@@ -394,7 +394,8 @@ def test_a_token_that_is_none_reads_no_expert(name: str):
     policy, params = model(name)
     layers, k = policy.config.routes_shape
     tokens = np.random.default_rng(0).integers(0, 61, (1, 8))
-    positions, recorded = np.arange(8)[None], np.full((1, 8, layers, k), NOT_RECORDED, np.int16)
+    positions: Any = np.arange(8)[None]
+    recorded: Any = np.full((1, 8, layers, k), NOT_RECORDED, np.int16)
     recorded[:, :5] = (0, 1)
 
     @jax.jit
