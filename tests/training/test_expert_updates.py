@@ -131,19 +131,20 @@ def test_gradients_are_those_of_a_single_device(name: str, scan_layers: bool):
 
 
 def test_padding_reads_no_expert_and_changes_no_gradient():
-    """All tokens have two experts; the others' weights are no numbers, and padding would choose them."""
+    """All tokens have the last two experts. The others' weights are no numbers, and a vector of zeros,
+    which padding is, would choose them."""
     short, long = made_up(), made_up(2 * LENGTH)
     for micro in (short, long):
         is_real = micro.tokens > 0
         assert 0.2 < is_real.mean() < 0.8 and micro.routes is not None
         micro.routes[:] = NOT_RECORDED
-        micro.routes[is_real] = (0, 1)
+        micro.routes[is_real] = (6, 7)
     wanted, _ = gradients(SINGLE, short)
 
     def spoilt(x: np.ndarray) -> np.ndarray:
         if x.ndim != 3 or x.shape[0] != 8 or x.shape[1:] not in ((16, 32), (32, 16)):
             return x
-        return np.concatenate([x[:2], np.full_like(x[2:], np.nan)])
+        return np.concatenate([np.full_like(x[:6], np.nan), x[6:]])
 
     params = jax.tree.map(spoilt, weights())
     assert sum(np.isnan(x).any() for x in jax.tree.leaves(params)) == 3 * LAYERS

@@ -18,12 +18,16 @@ from pat_jax.engine.device.decode.sampling import sequence_key
 from pat_jax.engine.device.draft.text_drafter import TextDrafter
 from pat_jax.engine.device.programs.program_specs import ProgramSpecs
 from pat_jax.engine.engine import RolloutEngine
+from pat_jax.engine.sequences.prefill_calls import PrefillCall
 from pat_jax.engine.sequences.responses import Completion, Request
+from pat_jax.engine.sequences.routes import Routes
 from pat_jax.engine.sequences.sampling import Sampling
 from pat_jax.layout.backend import Backend
 from pat_jax.layout.buckets import Drafts
 from pat_jax.layout.layout import Layout
+from pat_jax.models import experts
 from pat_jax.models.config import ExpertsConfig, ModelConfig
+from pat_jax.models.experts import NOT_RECORDED
 from pat_jax.models.policy import Policy
 from pat_jax.planning.drafts import Acceptance
 from pat_jax.planning.planner.scripts import FixedLayout
@@ -142,6 +146,94 @@ def test_samples_of_a_prompt_have_its_routes_and_pages_that_are_shared_have_rout
     total = sum((compare(d, d, c) for d, c in zip(found, decided, strict=True)), Tally())
     assert total.judge_disagrees == 0 and total.tokens == sum(12 + i for i in range(16))
     assert total.max_logprob_error <= 1e-4
+
+
+def test_what_is_computed_again_has_the_experts_it_had(monkeypatch: pytest.MonkeyPatch):
+    """A switch by recompute gives the program what was recorded, and that is what computes."""
+    requests, static = static_run("moe", seed=0)
+    one, recorded, given = subject("moe"), Routes.recorded, list[tuple[PrefillCall, np.ndarray]]()
+
+    def noted(self: Routes, call: PrefillCall, page_size: int) -> np.ndarray:
+        given.append((call, recorded(self, call, page_size)))
+        return given[-1][1]
+
+    def others(self: Routes, call: PrefillCall, page_size: int) -> np.ndarray:
+        blocks = recorded(self, call, page_size)
+        return np.where(blocks < 0, blocks, (blocks + 3) % 8).astype(blocks.dtype)
+
+    monkeypatch.setattr(Routes, "recorded", noted)
+    found, report = one.run(requests, one.adaptive((8, 1), "recompute", len(requests)))
+    num_replayed = 0
+    for call, blocks in given:
+        for block, i, at in zip(blocks, *call.places(), strict=True):
+            known = block[: at.stop - at.start]
+            if i >= 0 and (known >= 0).any():
+                np.testing.assert_array_equal(known, found[i].routed_experts[at])
+                num_replayed += len(known)
+    assert report.switches[0].running > 4
+    assert num_replayed > 100
+
+    monkeypatch.setattr(Routes, "recorded", others)
+    wrong, _ = one.run(requests, one.adaptive((8, 1), "recompute", len(requests)))
+    total = one.compared(requests, static, wrong)
+    assert total.unexplained > 0 and total.max_logprob_difference > 1e-3
+
+
+def test_what_had_pages_of_another_prompt_is_computed_again_by_their_experts():
+    """Of two prompts that begin with the same four tokens the second never computed those."""
+    prompts, shape = [(3, 4, 5, 6, 7, 8), (3, 4, 5, 6, 9, 9, 9)], (2, 2)
+    routes = Routes(prompts, np.array([0, 1]), shape)
+
+    def call(i: int, start: int, length: int) -> PrefillCall:
+        return PrefillCall(*(np.array([[x]], np.int32) for x in (i, start, length)))
+
+    def of(*tokens: int) -> np.ndarray:
+        """Made up from each token; those behind the last have others, which nobody may read."""
+        every = np.array([*tokens, *[99] * (4 - len(tokens))])
+        return np.broadcast_to(every[:, None, None], (4, *shape)).astype(np.int16)
+
+    for at, tokens in (
+        (call(0, 0, 4), (3, 4, 5, 6)),
+        (call(0, 4, 1), (7,)),
+        (call(1, 4, 2), (9, 9)),
+    ):
+        assert (routes.recorded(at, 4) == NOT_RECORDED).all()
+        routes.computed(at, jnp.asarray(of(*tokens))[None])
+        routes.settle()
+    assert (routes.recorded(call(1, 0, 4), 4) == NOT_RECORDED).all()  # it has not begun
+    routes.add(1, of(9, 11)[:2])
+    np.testing.assert_array_equal(routes.recorded(call(1, 0, 4), 4)[0], of(3, 4, 5, 6))
+    again = routes.recorded(call(1, 4, 4), 4)[0]
+    np.testing.assert_array_equal(again[:, 0, 0], [9, 9, 9, 11])
+    np.testing.assert_array_equal(routes.whole(1)[:, 1, 1], [3, 4, 5, 6, 9, 9, 9, 11])
+    np.testing.assert_array_equal(routes.whole(0)[:, 0, 0], [3, 4, 5, 6, 7])
+
+
+def test_rows_that_are_not_live_have_no_expert(monkeypatch: pytest.MonkeyPatch):
+    """Of sixteen rows one is live, and of a page that is prefilled the tokens of one prompt."""
+    counts, compute = list[tuple[int, int]](), experts._compute  # tokens of a row, with experts
+
+    def counted(rows: Any, *args: Any, **options: Any) -> Any:
+        def note(chosen: np.ndarray) -> None:
+            counts.append((chosen.shape[1], int((chosen >= 0).any(axis=-1).sum())))
+
+        jax.debug.callback(note, rows[1])
+        return compute(rows, *args, **options)
+
+    monkeypatch.setattr(experts, "_compute", counted)
+    # Of a width of its own: no other test has programs of it.
+    config = replace(EXPERTS["mixtral"], experts=ExpertsConfig(4, 2, 24))
+    settings = Settings(min_rows=16, min_length=64, prefill_blocks=2)
+    one = Subject(config, settings, num_devices=1, is_compiled=False)
+    request = Request(tuple(range(3, 14)), sequence_key(0), 6, ignore_eos=True)
+    (done,), _ = one.run([request], one.static(1))
+    jax.effects_barrier()
+    assert len(done.tokens) == 6
+    decoded = [live for length, live in counts if length == 1]
+    prefilled = [live for length, live in counts if length == settings.page_size]
+    layers = config.num_layers
+    assert set(decoded) <= {0, 1} and sum(decoded) == 6 * layers
+    assert sum(prefilled) == 10 * layers  # all tokens of the prompt but the last
 
 
 class TestJudge:
