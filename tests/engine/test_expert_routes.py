@@ -98,8 +98,7 @@ def test_switching_changes_no_token_and_no_route(name, path, carry):
     assert tuple(tp[switch.target] for switch in report.switches) == path[1:]
     ways = {switch.kv for switch in report.switches}
     assert carry in ways and (carry == "mixed" or len(ways) == 1)
-    total = check_same(one, requests, static, found)
-    print(name, path, carry, total)
+    check_same(one, requests, static, found)
 
 
 def test_the_quick_runs_are_some_of_all():
@@ -321,7 +320,6 @@ def test_drafts_change_no_token_and_no_route(name):
         assert report.tokens_per_row_step > 1.3 and report.accepted > 100
         check_routes(requests, found, one.policy.config.routes_shape)
         total = sum(tally(one, requests, static, [found]).values(), Tally())
-        print(name, total)
         check_lossless(total)
 
 

@@ -101,14 +101,11 @@ def of_one_device() -> tuple[Params, Any]:
     return gradients(SINGLE, made_up(), remat="none")
 
 
-def assert_same(got: Params, wanted: Params, bound: float) -> float:
-    """Each leaf by its largest. Returns the largest difference by that measure."""
-    gaps = []
+def assert_same(got: Params, wanted: Params, bound: float) -> None:
+    """Each leaf by its largest number."""
     for one, other in zip(jax.tree.leaves(got), jax.tree.leaves(wanted), strict=True):
         assert np.abs(other).max() > 0
-        gaps.append(float(np.abs(one - other).max() / np.abs(other).max()))
-    assert max(gaps) <= bound
-    return max(gaps)
+        np.testing.assert_allclose(one, other, rtol=0, atol=bound * np.abs(other).max())
 
 
 SCANNED = [
@@ -124,8 +121,7 @@ def test_gradients_are_those_of_a_single_device(name: str, scan_layers: bool):
     micro = made_up()
     assert micro.routes is not None and (micro.routes >= 0).any(axis=(2, 3)).sum() > 60
     grads, sums = gradients(CHAIN[name], micro, remat="full", scan_layers=scan_layers)
-    gap = assert_same(grads, wanted, bound=1e-5)
-    print(name, scan_layers, f"largest difference {gap:.1e}")
+    assert_same(grads, wanted, bound=1e-5)
     for key, value in wanted_sums.items():
         assert sums[key] == pytest.approx(value, rel=1e-5, abs=1e-6), key
 
@@ -221,9 +217,8 @@ def replay_in_float32() -> Replay:
 
 
 def test_the_trainer_computes_a_token_by_the_experts_of_the_rollout():
-    gap = replay_in_float32().gap()
-    print(f"float32, replayed: {gap:.2e} nats")
-    assert 0 < gap <= 1e-5
+    """6e-7 nats apart in the mean when this was written."""
+    assert 0 < replay_in_float32().gap() <= 1e-5
 
 
 def test_flips_are_counted_when_routers_change():
@@ -241,13 +236,12 @@ def test_flips_are_counted_when_routers_change():
 
 @pytest.mark.slow  # an engine of its own
 def test_replay_brings_trainer_and_rollout_together_in_bfloat16():
+    """0.017 nats apart in the mean, without it 0.068, when this was written; 0.7 % of the routes
+    are others."""
     config = replace(CONFIG, num_layers=4, experts=ExpertsConfig(16, 2, 32))
     replay = Replay(config, jnp.bfloat16, count=16)
     with_replay, without = replay.gap(), replay.gap(router_replay=False)
     (flips,) = replay.flips(replay.params)
-    print(
-        f"bfloat16: {with_replay:.2e} replayed, {without:.2e} not; {flips:.2%} of the routes differ"
-    )
     assert 0 < flips < 0.2
     assert without >= 3 * with_replay
 
