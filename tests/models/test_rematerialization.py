@@ -46,15 +46,14 @@ class On(Whole):
 
 def layer(remat: str, platform: str = "cpu") -> tuple[Callable[..., Any], tuple[Any, ...]]:
     """A layer as a function of its parameters and input, and the shapes of those, in bfloat16."""
-    made = nnx.eval_shape(lambda: Layer(MODEL, keys=Keys(jax.random.key(0))))
+    made = nnx.eval_shape(lambda: Layer(MODEL, 0, keys=Keys(jax.random.key(0))))
     definition, params = nnx.split(made)
     positions = jnp.arange(LENGTH)[None]
     rotation = Rotation(*jnp.ones((2, 1, LENGTH, DIM // 2)))
 
     def run(params: Any, x: Any) -> Any:
-        return _run_layer(
-            definition, params, x, positions, rotation, None, partition=On(platform), remat=remat
-        )[0]
+        of_all, how = (positions, rotation), {"partition": On(platform), "remat": remat}
+        return _run_layer(definition, params, x, *of_all, None, positions >= 0, None, **how)[0]
 
     return run, (params, jax.ShapeDtypeStruct((1, LENGTH, EMBED), jnp.bfloat16))
 

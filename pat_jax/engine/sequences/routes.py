@@ -43,8 +43,11 @@ class Routes:
         NOT_RECORDED where none has computed them."""
         blocks = self._none(call.sequence.size, page_size)
         if blocks.size:
+            # One that is computed again may have had pages of another prompt, which are gone.
             known = {
-                i: self.known(i) for i in np.unique(call.sequence).tolist() if i != NO_SEQUENCE
+                i: self.whole(i) if self._behind[i] else self.known(i)
+                for i in np.unique(call.sequence).tolist()
+                if i != NO_SEQUENCE
             }
             for block, i, at in zip(blocks, *call.places(), strict=True):
                 if i != NO_SEQUENCE:

@@ -1,0 +1,425 @@
+"""A layer of experts against its equation in NumPy; tiles of rows, and which weights are read."""
+
+from dataclasses import replace
+from functools import cache, partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pat_jax.models.config import ExpertsConfig, ModelConfig
+from pat_jax.models.experts import NO_TOKEN, NOT_RECORDED, Experts, Routed, _compute
+from pat_jax.models.kernels.grouped import by_expert, in_tiles, tile_size
+from pat_jax.models.parameters import Keys
+from pat_jax.models.partition import Whole
+from pat_jax.models.policy import Params, Policy
+from pat_jax.models.rematerialization import POLICIES, rematerialized
+from tests.lossless import EXPERTS, lively_params
+
+EMBED = 12
+ROWS, LENGTH = 4, 16  # 64 tokens: with two of eight experts each, tiles of 16
+Weights = dict[str, np.ndarray]
+
+
+def config_of(experts: ExpertsConfig) -> ModelConfig:
+    return replace(EXPERTS["moe"], embed_dim=EMBED, experts=experts)
+
+
+def weights_of(experts: ExpertsConfig, seed: int = 0) -> Weights:
+    rng, num, dim = np.random.default_rng(seed), experts.num_experts, experts.expert_dim
+    shapes = {
+        "router": (num, EMBED),
+        "gate": (num, dim, EMBED),
+        "up": (num, dim, EMBED),
+        "down": (num, EMBED, dim),
+    }
+    return {name: rng.normal(0, 0.4, shape).astype(np.float32) for name, shape in shapes.items()}
+
+
+def tokens_of(seed: int = 1) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=(ROWS, LENGTH, EMBED)).astype(np.float32)
+
+
+def layer(experts: ExpertsConfig, weights: Any) -> Experts:
+    made = Experts(config_of(experts), keys=Keys(jax.random.key(0)))
+    for name, value in weights.items():
+        getattr(made, name).set_value(value)
+    return made
+
+
+@partial(jax.jit, static_argnums=0)
+def computed(
+    experts: ExpertsConfig, weights: Any, x: Any, is_real: Any, recorded: Any
+) -> tuple[jax.Array, Routed]:
+    return layer(experts, weights)(x, is_real, recorded, Whole())
+
+
+def likeliest(logits: np.ndarray, k: int) -> np.ndarray:
+    return np.argsort(-logits, axis=-1, kind="stable")[..., :k]
+
+
+def mixed(experts: ExpertsConfig, weights: Weights, x: np.ndarray, chosen: np.ndarray) -> Any:
+    """Σ pᵢ(x) · Eᵢ(x) token by token, in float64, and the routers' logits."""
+    router, gate, up, down = (np.asarray(w, np.float64) for w in weights.values())
+    x = np.asarray(x, np.float64)
+    logits = x @ router.T
+    y = np.zeros_like(x)
+    for at in np.ndindex(*x.shape[:-1]):
+        numerators = np.exp(logits[at] - logits[at].max())
+        of_all = numerators[chosen[at]] if experts.norm_topk_prob else numerators
+        for i in chosen[at]:
+            a, b = gate[i] @ x[at], up[i] @ x[at]
+            y[at] += numerators[i] / of_all.sum() * (down[i] @ (a / (1 + np.exp(-a)) * b))
+    return y, logits
+
+
+def assert_close(got: Any, wanted: np.ndarray, bound: float = 1e-5) -> None:
+    """By the largest of what is wanted."""
+    assert np.abs(wanted).max() > 0
+    np.testing.assert_allclose(got, wanted, rtol=0, atol=bound * np.abs(wanted).max())
+
+
+EIGHT = ExpertsConfig(8, 2, 16)
+EVERY_TOKEN = np.ones((ROWS, LENGTH), bool)
+
+
+@pytest.mark.parametrize("norm_topk_prob", [True, False])
+@pytest.mark.parametrize(("num", "k"), [(8, 2), (5, 3), (16, 1), (3, 3)])
+def test_a_token_is_computed_by_its_likeliest_experts(num: int, k: int, norm_topk_prob: bool):
+    experts = ExpertsConfig(num, k, 16, norm_topk_prob)
+    weights, x = weights_of(experts), tokens_of()
+    y, routed = computed(experts, weights, x, EVERY_TOKEN, None)
+    chosen = likeliest(x @ weights["router"].T, k)
+    wanted, logits = mixed(experts, weights, x, chosen)
+    assert_close(y, wanted)
+    np.testing.assert_array_equal(routed.experts, chosen)
+    shares = np.exp(logits) / np.exp(logits).sum(axis=-1, keepdims=True)
+    np.testing.assert_allclose(routed.probability, shares.sum(axis=(0, 1)), rtol=1e-5)
+    descending = -np.sort(-logits, axis=-1)
+    margin = descending[..., k - 1] - descending[..., k] if k < num else np.inf
+    np.testing.assert_allclose(routed.margin, np.broadcast_to(margin, (ROWS, LENGTH)), atol=1e-5)
+
+
+@pytest.mark.parametrize("norm_topk_prob", [True, False])
+def test_recorded_experts_are_taken_with_weights_of_the_router_at_hand(norm_topk_prob: bool):
+    experts = replace(EIGHT, norm_topk_prob=norm_topk_prob)
+    weights, x, rng = weights_of(experts), tokens_of(), np.random.default_rng(2)
+    recorded = np.argsort(rng.random((ROWS, LENGTH, 8)))[..., :2].astype(np.int16)
+    recorded[1] = NOT_RECORDED
+    y, routed = computed(experts, weights, x, EVERY_TOKEN, recorded)
+    own = likeliest(x @ weights["router"].T, 2)
+    chosen = np.where(recorded < 0, own, recorded)
+    wanted, logits = mixed(experts, weights, x, chosen)
+    assert_close(y, wanted)
+    np.testing.assert_array_equal(routed.experts, own)
+    is_chosen = (chosen[..., None] == np.arange(8)).any(axis=-2)
+    least = np.where(is_chosen, logits, np.inf).min(axis=-1)
+    best = np.where(is_chosen, -np.inf, logits).max(axis=-1)
+    np.testing.assert_allclose(routed.margin, least - best, atol=1e-5)
+    others = (np.sort(own) != np.sort(recorded)).any(axis=-1) & (recorded[..., 0] >= 0)
+    assert others.sum() > 30
+    assert np.all(np.asarray(routed.margin)[others] < 0)
+    assert np.all(np.asarray(routed.margin)[1] > 0)
+
+
+def test_of_equal_logits_the_lower_number_is_chosen():
+    weights = weights_of(EIGHT)
+    weights["router"][:] = weights["router"][0]
+    _, routed = computed(EIGHT, weights, tokens_of(), EVERY_TOKEN, None)
+    assert np.unique(np.asarray(routed.experts).reshape(-1, 2), axis=0).tolist() == [[0, 1]]
+    np.testing.assert_array_equal(routed.margin, 0)
+
+
+@cache
+def tiled(num_experts: int, size: int):
+    return jax.jit(partial(in_tiles, num_experts=num_experts, size=size))
+
+
+SHAPES = [(1, 1, 1, 1), (5, 2, 4, 1), (7, 3, 5, 2), (16, 2, 3, 4), (9, 4, 4, 16), (40, 1, 6, 8)]
+
+
+@given(st.sampled_from(SHAPES), st.sampled_from([0.0, 0.3, 0.9, 1.0]), st.integers(0, 10_000))
+def test_every_choice_is_in_one_slot_of_a_tile_of_its_expert(shape, absent: float, seed: int):
+    num_rows, k, num_experts, size = shape
+    rng = np.random.default_rng(seed)
+    favourite = rng.random(num_experts) ** 4  # some have most of the rows, some none
+    order = np.argsort(-favourite - 0.3 * rng.random((num_rows, num_experts)))
+    chosen = order[:, :k]
+    # Of another device's experts, or of none at all.
+    elsewhere = rng.choice([-3, -1, num_experts, num_experts + 2], chosen.shape)
+    chosen = np.where(rng.random(chosen.shape) < absent, elsewhere, chosen)
+    tiles = jax.tree.map(np.asarray, tiled(num_experts, size)(chosen))
+
+    flat = chosen.reshape(-1)
+    here = np.flatnonzero((flat >= 0) & (flat < num_experts))
+    placed = tiles.choice.reshape(-1)
+    is_taken = placed < flat.size
+    assert sorted(placed[is_taken]) == here.tolist()
+    slot = tiles.slot.reshape(-1)
+    np.testing.assert_array_equal(placed[slot[here]], here)
+    np.testing.assert_array_equal(tiles.expert[slot[here] // size], flat[here])
+    assert np.all(np.delete(slot, here) == placed.size)
+    rows_of = np.bincount(flat[here], minlength=num_experts)
+    assert tiles.count == sum(-(-rows_of // size))
+    assert np.all(
+        is_taken.reshape(-1, size).any(axis=1) == (np.arange(len(tiles.expert)) < tiles.count)
+    )
+    assert np.all((tiles.expert >= 0) & (tiles.expert < num_experts))
+
+
+@given(st.integers(1, 600), st.integers(1, 8), st.integers(8, 128))
+def test_a_tile_is_about_as_large_as_an_experts_rows(rows: int, k: int, num_experts: int):
+    size, mean = tile_size(rows, k, num_experts), rows * k / num_experts
+    assert size & (size - 1) == 0 and size <= 128
+    assert size < 2 * max(1, mean) and (size == 128 or size >= int(mean))
+
+
+def test_all_tokens_of_one_expert_are_computed():
+    """No expert has a limit: of 64 rows all are in its four tiles of sixteen."""
+    weights, x = weights_of(EIGHT), tokens_of()
+    recorded = np.broadcast_to(np.array([5, 2], np.int16), (ROWS, LENGTH, 2))
+    assert tile_size(ROWS * LENGTH, 2, 8) == 16
+    assert in_tiles(jnp.asarray(recorded.reshape(-1, 2)), 8, 16).count == 8
+    y, _ = computed(EIGHT, weights, x, EVERY_TOKEN, recorded)
+    assert_close(y, mixed(EIGHT, weights, x, recorded)[0])
+
+
+def without(weights: Weights, experts: Any) -> Weights:
+    """With NaN in the place of these experts' weights."""
+    changed = {name: w.copy() for name, w in weights.items()}
+    for name in ("gate", "up", "down"):
+        changed[name][list(experts)] = np.nan
+    return changed
+
+
+@pytest.mark.parametrize("live", [(0, 0), (2, 7)])
+def test_one_live_row_of_64_reads_its_own_experts_alone(live: tuple[int, int]):
+    weights, x, is_real = weights_of(EIGHT), tokens_of(), np.zeros((ROWS, LENGTH), bool)
+    is_real[live] = True
+    own = likeliest(x @ weights["router"].T, 2)[live]
+    others = set(range(8)) - set(own.tolist())
+    y, routed = computed(EIGHT, without(weights, others), x, is_real, None)
+    wanted, _ = mixed(EIGHT, weights, x[live][None], own[None])
+    assert_close(y[live], wanted[0])
+    assert not np.asarray(y)[~is_real].any()
+    np.testing.assert_allclose(np.sum(routed.probability), 1, rtol=1e-5)
+    # That the weights are read in this way is seen when one of its own is missing.
+    y, _ = computed(EIGHT, without(weights, own[:1]), x, is_real, None)
+    assert np.isnan(y[live]).all()
+    chosen = np.where(is_real[..., None], own, NO_TOKEN).reshape(-1, 2)
+    assert in_tiles(jnp.asarray(chosen), 8, 16).count == 2
+
+
+def test_where_no_row_is_live_no_expert_is_read():
+    weights = without(weights_of(EIGHT), range(8))
+    y, routed = computed(EIGHT, weights, tokens_of(), ~EVERY_TOKEN, None)
+    assert not np.asarray(y).any() and not np.asarray(routed.probability).any()
+
+
+def test_devices_that_share_the_experts_add_up_to_all_of_them():
+    """Each has two of the eight, and rows of others come to nothing there."""
+    weights, x = weights_of(EIGHT), tokens_of()
+    chosen = likeliest(x @ weights["router"].T, 2)
+    rows = jnp.asarray(x), jnp.asarray(chosen), jnp.full(chosen.shape, 0.5)
+    every = tuple(jnp.asarray(weights[name]) for name in ("gate", "up", "down"))
+    parts = [
+        _compute(rows, tuple(w[first : first + 2] for w in every), first, num_experts=8)
+        for first in range(0, 8, 2)
+    ]
+    assert all(np.asarray(part).any() for part in parts)
+    assert_close(sum(map(np.asarray, parts)), np.asarray(_compute(rows, every, 0, num_experts=8)))
+
+
+def dense(experts: ExpertsConfig, weights: Any, x: Any, chosen: Any) -> tuple[jax.Array, jax.Array]:
+    """All experts of every token, those that are not chosen times 0."""
+    logits = jnp.einsum("rle,ne->rln", x, weights["router"])
+    probabilities = jax.nn.softmax(logits, axis=-1)
+    is_chosen = jax.nn.one_hot(chosen, logits.shape[-1], dtype=bool).any(axis=-2)
+    shares = jnp.where(is_chosen, probabilities, 0)
+    if experts.norm_topk_prob:
+        shares = shares / shares.sum(axis=-1, keepdims=True)
+    gated = jax.nn.silu(jnp.einsum("rle,nde->rlnd", x, weights["gate"]))
+    gated = gated * jnp.einsum("rle,nde->rlnd", x, weights["up"])
+    each = jnp.einsum("rlnd,ned->rlne", gated, weights["down"])
+    return jnp.einsum("rln,rlne->rle", shares, each), probabilities.sum(axis=(0, 1))
+
+
+@pytest.mark.parametrize("norm_topk_prob", [True, False])
+@pytest.mark.parametrize("is_crowded", [False, True], ids=["spread", "in several tiles"])
+def test_gradients_are_those_of_all_experts_times_their_shares(
+    norm_topk_prob: bool, is_crowded: bool
+):
+    """Of experts, router and input, to those of float64; some rows are not there."""
+    experts = replace(EIGHT, norm_topk_prob=norm_topk_prob)
+    weights, x, rng = weights_of(experts), tokens_of(), np.random.default_rng(3)
+    chosen = likeliest(x @ weights["router"].T, 2).astype(np.int16)
+    if is_crowded:  # 64 rows of one expert, in tiles of 16
+        chosen = np.stack([np.full((ROWS, LENGTH), 6), chosen[..., 0] % 6], -1).astype(np.int16)
+    is_real, toward = rng.random((ROWS, LENGTH)) < 0.9, rng.normal(size=x.shape)
+    of_shares = rng.normal(size=8)
+    x = np.where(is_real[..., None], x, 0)  # as absent tokens come out of an embedding
+
+    def got(weights: Any, x: Any) -> Any:
+        y, routed = computed(experts, weights, x, is_real, chosen)
+        return jnp.sum(y * toward) + jnp.sum(routed.probability * of_shares)
+
+    grads = jax.jit(jax.grad(got, argnums=(0, 1)))(weights, x)
+    with jax.enable_x64(True):
+
+        def wanted(weights: Any, x: Any) -> Any:
+            y, _ = dense(experts, weights, x, jnp.asarray(chosen))
+            shares = jax.nn.softmax(jnp.einsum("rle,ne->rln", x, weights["router"]), axis=-1)
+            shares = jnp.where(is_real[..., None], shares, 0).sum(axis=(0, 1))
+            return jnp.sum(y * toward * is_real[..., None]) + jnp.sum(shares * of_shares)
+
+        exact = jax.tree.map(lambda w: jnp.asarray(w, jnp.float64), (weights, x))
+        expected = jax.tree.map(np.asarray, jax.grad(wanted, argnums=(0, 1))(*exact))
+    for one, other in zip(jax.tree.leaves(grads), jax.tree.leaves(expected), strict=True):
+        assert one.dtype == np.float32 and other.dtype == np.float64
+        assert_close(one, other)
+
+
+def test_an_expert_that_no_row_has_has_gradients_of_zeros():
+    """Though its weights are not numbers: the backward pass reads no more than the forward one."""
+    weights, x = weights_of(EIGHT), tokens_of()
+    recorded = np.broadcast_to(np.array([1, 4], np.int16), (ROWS, LENGTH, 2))
+
+    def loss(weights: Any, x: Any) -> Any:
+        return jnp.sum(computed(EIGHT, weights, x, EVERY_TOKEN, recorded)[0] ** 2)
+
+    others = [0, 2, 3, 5, 6, 7]
+    grads, to_x = jax.jit(jax.grad(loss, argnums=(0, 1)))(without(weights, others), x)
+    assert all(np.isfinite(g).all() for g in jax.tree.leaves((grads, to_x)))
+    for name in ("gate", "up", "down"):
+        assert not np.asarray(grads[name])[others].any()
+        assert np.abs(np.asarray(grads[name])[[1, 4]]).max(axis=(1, 2)).min() > 0
+
+
+@pytest.mark.parametrize("weights", ["int8", "fp8"])
+def test_quantized_experts_are_their_values_times_their_scales(weights: Any):
+    """Each expert's outputs have scales of their own; the router keeps its numbers."""
+    policy = Policy.from_config(EXPERTS["mixtral"])
+    kept = policy.with_weights(weights)
+    params = kept.store(lively_params(policy), jnp.float32)
+    mlp: Any = kept.bind(params).layers[0].mlp
+    gate = mlp.gate.get_value()
+    assert gate.values.shape == (4, 64, 32) and gate.scale.shape == (4, 64)
+    assert mlp.router.get_value().dtype == jnp.float32
+
+    def plain(x: Any) -> Any:
+        if not hasattr(x, "scale"):
+            return x
+        behind = (1,) * (x.values.ndim - x.scale.ndim)
+        return x.values.astype(jnp.float32) * x.scale.reshape(*x.scale.shape, *behind)
+
+    floats: Params = jax.tree.map(plain, params, is_leaf=lambda x: hasattr(x, "scale"))
+    tokens: Any = np.random.default_rng(0).integers(0, 61, (2, 40))
+    positions: Any = np.broadcast_to(np.arange(40), (2, 40))
+    one, other = (
+        jax.jit(lambda params, which=which: which.bind(params)(tokens, positions)[::2])(each)
+        for which, each in ((kept, params), (policy, floats))
+    )
+    assert_close(one[0], np.asarray(other[0]), bound=2e-5)
+    np.testing.assert_array_equal(one[1].experts, other[1].experts)
+
+
+@pytest.mark.parametrize("remat", POLICIES)
+def test_a_backward_pass_does_not_choose_again(remat: str):
+    """Numbers a bit apart could choose others: the choice is kept by every policy."""
+    weights, x, is_real = weights_of(EIGHT), tokens_of(), jnp.asarray(EVERY_TOKEN)
+
+    def run(weights: Any, x: Any) -> jax.Array:
+        return layer(EIGHT, weights)(x, is_real, None, Whole())[0]
+
+    def loss(weights: Any, x: Any) -> jax.Array:
+        return jnp.sum(rematerialized(run, remat)(weights, x) ** 2)
+
+    text = str(jax.make_jaxpr(jax.grad(loss))(weights, x))
+    assert text.count("top_k[") == 1
+    residuals = jax.eval_shape(
+        lambda *args: jax.vjp(rematerialized(run, remat), *args)[1], weights, x
+    )
+    kept = [r.shape for r in jax.tree.leaves(residuals) if jnp.issubdtype(r.dtype, jnp.integer)]
+    assert kept == [(ROWS, LENGTH, 2)]
+
+
+@cache
+def model(name: str) -> tuple[Policy, Params]:
+    policy = Policy.from_config(EXPERTS[name])
+    return policy, lively_params(policy)
+
+
+@pytest.mark.parametrize("scan_layers", [False, True])
+@pytest.mark.parametrize("name", EXPERTS)
+def test_each_layer_has_its_own_of_the_recorded_experts(name: str, scan_layers: bool):
+    """Also behind a dense layer, and in a loop over layers."""
+    policy, params = model(name)
+    layers, k = policy.config.routes_shape
+    tokens: Any = np.random.default_rng(0).integers(0, 61, (2, 9))
+    positions: Any = np.broadcast_to(np.arange(9), (2, 9))
+
+    @jax.jit
+    def run(recorded: Any) -> Any:
+        out = policy.bind(params)(tokens, positions, recorded=recorded, scan_layers=scan_layers)
+        return out.hidden, out.routed
+
+    hidden, routed = run(np.full((2, 9, layers, k), NOT_RECORDED, np.int16))
+    assert routed.experts.shape == (2, 9, layers, k) and routed.experts.dtype == jnp.int16
+    assert len(routed.probability) == layers
+    np.testing.assert_allclose(routed.probability.sum(axis=-1), 18, rtol=1e-5)
+    assert np.all(np.asarray(routed.margin) > 0)
+    same, _ = run(routed.experts)
+    np.testing.assert_array_equal(same, hidden)
+    for changed in range(layers):
+        recorded = np.array(routed.experts)
+        best = recorded[1, 4, changed, 0]
+        recorded[1, 4, changed, 1] = next(i for i in range(4) if i not in recorded[1, 4, changed])
+        other, replayed = run(recorded)
+        differs = np.zeros((2, 9, layers), bool)
+        differs[1, 4, changed] = True
+        margin = np.asarray(replayed.margin)
+        np.testing.assert_array_equal(margin[..., : changed + 1] < 0, differs[..., : changed + 1])
+        assert replayed.experts[1, 4, changed, 0] == best
+        moved = np.abs(np.asarray(other - hidden)).max(axis=-1) > 0
+        assert moved[1, 4] and not moved[0].any() and not moved[1, :4].any()
+
+
+@pytest.mark.parametrize("name", EXPERTS)
+def test_a_token_that_is_none_reads_no_expert(name: str):
+    """The real ones have experts 0 and 1; the weights of the others are no numbers."""
+    policy, params = model(name)
+    layers, k = policy.config.routes_shape
+    tokens = np.random.default_rng(0).integers(0, 61, (1, 8))
+    positions: Any = np.arange(8)[None]
+    recorded: Any = np.full((1, 8, layers, k), NOT_RECORDED, np.int16)
+    recorded[:, :5] = (0, 1)
+
+    @jax.jit
+    def run(params: Any, tokens: Any) -> Any:
+        out = policy.bind(params)(tokens, positions, recorded=recorded)
+        return out.hidden, out.routed
+
+    def spoilt(path: Any, x: Any) -> Any:
+        is_stack = "mlp" in jax.tree_util.keystr(path) and x.ndim == 3
+        return np.concatenate([x[:2], np.full_like(x[2:], np.nan)]) if is_stack else x
+
+    wanted, _ = run(params, tokens)
+    params = jax.tree.map_with_path(spoilt, params)
+    hidden, routed = run(params, np.where(np.arange(8)[None] < 5, tokens, NO_TOKEN))
+    np.testing.assert_allclose(hidden[:, :5], wanted[:, :5], rtol=1e-5, atol=1e-5)
+    assert np.isfinite(hidden).all()
+    np.testing.assert_allclose(routed.probability.sum(axis=-1), 5, rtol=1e-5)
+    # That they are read in this way is seen where such a token is one.
+    assert np.isnan(run(params, tokens)[0][:, 5:]).any()
+
+
+def test_by_expert_adds_nothing_for_numbers_that_are_no_experts():
+    experts = jnp.arange(1.0, 4.0)[:, None]
+    chosen = jnp.array([[0, 2], [-1, 1], [3, 7], [2, 0]])
+    x, weights = jnp.ones((4, 1)), jnp.array([[1.0, 1], [1, 0.5], [1, 1], [2, 0]])
+    added = by_expert(lambda w, x: x * w[None], experts, x, chosen, weights, size=2)
+    assert added[:, 0].tolist() == [1 + 3, 0.5 * 2, 0, 2 * 3]
