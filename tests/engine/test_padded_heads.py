@@ -102,7 +102,7 @@ def updated(policy: Policy, params: Params):
 
     def loss(params):
         model = policy.bind(params)
-        hidden, _ = model(tokens, positions)
+        hidden = model(tokens, positions).hidden
         return -jnp.mean(jax.nn.log_softmax(model.logits(hidden)[..., :61])[:, :, 5])
 
     @jax.jit
