@@ -13,7 +13,7 @@ from pat_jax.engine.sizing.layout_choice import worth_planning
 from pat_jax.planning.memory import MemoryModel
 from pat_jax.planning.types import Split
 from pat_jax.profiling.capacity.costs import SourcedLatency
-from pat_jax.profiling.capacity.limits import limits
+from pat_jax.profiling.capacity.limits import limits, of_experts
 from pat_jax.profiling.capacity.plan_config import PlanConfig
 from pat_jax.profiling.capacity.report import (
     LayoutMemory,
@@ -91,7 +91,7 @@ def planned(question: Question, compilation: Compilation | None) -> PlanReport:
         _lengths(question),
         comparison,
         update,
-        limits(comparison, machine),
+        (*limits(comparison, machine), *_of_experts(question, machine)),
         tuple(_notes(question, programs, updating)),
         tuple(_warnings(question, update)),
     )
@@ -111,6 +111,22 @@ def _machine(question: Question, used: tuple[Split, ...]) -> Machine:
         drafts=costs.drafts,
         acceptance=sources.of_every_rollout.acceptance if sources else None,
     )
+
+
+def _of_experts(question: Question, machine: Machine) -> Iterator[str]:
+    if question.build.order.model.experts is not None:
+        lengths, sequences = machine.buckets.lengths, question.series.draw.sequences
+        context = lengths[len(lengths) // 2]
+        yield of_experts(
+            lambda split, n: machine.truth.decode_step(split, -(-n // split.dp), context),
+            machine.splits,
+            _running(sequences),
+        )
+
+
+def _running(sequences: int) -> tuple[int, ...]:
+    """Numbers of sequences that steps are told for."""
+    return tuple(dict.fromkeys([*(1 << k for k in range(sequences.bit_length())), sequences]))
 
 
 def _learned(question: Question, comparison: Comparison) -> tuple[list[Workload], Split]:
@@ -202,7 +218,7 @@ def _memory(
 
 
 def _steps(machine: Machine, costs: SourcedLatency, sequences: int) -> StepTimes:
-    running = tuple(dict.fromkeys([*(1 << k for k in range(sequences.bit_length())), sequences]))
+    running = _running(sequences)
     lengths = machine.buckets.lengths
     contexts = tuple(dict.fromkeys((lengths[0], lengths[len(lengths) // 2], lengths[-1])))
     return StepTimes(

@@ -191,6 +191,9 @@ class KernelTables:
             return self._all_gathers[devices](elements)
         return self.modelled.all_gather(devices, elements)
 
+    def grouped(self, rows: float, active: float, n: int, k: int) -> float:
+        return self.modelled.grouped(rows, active, n, k)
+
     def elementwise(self, num_bytes: float) -> float:
         return self.modelled.elementwise(num_bytes)
 
