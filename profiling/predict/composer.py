@@ -67,7 +67,7 @@ PREFILL_ROWS = 16  # prompts of the measured attention
 LONG_PROMPT = 8192  # tokens
 PAGE_SIZE = RolloutConfig().page_size
 ONE = Split(1, 1)
-ROUTE_BYTES = 6  # of a token's expert: its number, and its weight in float32
+ROUTE_BYTES = 8  # of a token and each of its experts: a number and a weight, four bytes each
 
 StepSeconds = Callable[[Split, int, int], float]  # of a step, by rows of a replica and length
 
