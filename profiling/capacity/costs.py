@@ -67,7 +67,10 @@ def costs_of(build: TargetBuild, profile: Path | None, data: Path, sums: Sums) -
         EXPLAINED[kernels.source],
         lambda split, tokens: composer.decode_links_s(tokens, split),
         (*_assumed(composer, build, sums), *_drafts_assumed(build.drafter)),
-        range_of(order.target.chip, kernels.source, kernels.weight_bytes),
+        # Those that were measured were of models without experts.
+        None
+        if order.model.experts
+        else range_of(order.target.chip, kernels.source, kernels.weight_bytes),
         drafts,
     )
 
@@ -89,7 +92,8 @@ def _assumed(composer: Composer, build: TargetBuild, sums: Sums) -> Iterator[str
     if model.experts is not None:
         yield (
             "Each token chooses its experts independently and evenly (assumed); the device that has the most "
-            "of them to read is waited for."
+            "of them to read is waited for. Their products are priced as those of one fused kernel that was "
+            "measured on an H100, on a TPU as other products."
         )
     yield "The KV cache is in bfloat16: the engine has no other."
     widest = max(split.tp for split in build.layouts)

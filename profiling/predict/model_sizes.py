@@ -31,8 +31,8 @@ def passes(
 
 
 def expert_passes(model: ModelConfig, tokens: int) -> float:
-    """Bytes of a layer's experts that are not products, where no kernel does them beside its own: rows
-    brought in the experts' order and back, and the activation."""
+    """Bytes that a layer's experts move beside their products: rows to the experts' order and back,
+    and the activation. A kernel of a decode step does this within its products."""
     assert model.experts is not None
     rows = tokens * model.experts.num_experts_per_tok
     return BYTES * rows * (4 * model.embed_dim + 3 * model.experts.expert_dim)
@@ -82,7 +82,7 @@ def active_weights(model: ModelConfig) -> int:
 
 
 def last_weights(model: ModelConfig) -> int:
-    """Of the active weights, those of the last products of all MLPs and experts."""
+    """Number of active weights in the last products of all MLPs and experts."""
     units = num_dense(model) * model.mlp_dim
     if model.experts is not None:
         per_token = model.experts.num_experts_per_tok * model.experts.expert_dim

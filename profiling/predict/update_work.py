@@ -2,8 +2,8 @@
 
 Knows shapes of models and rows. Does not know how long anything takes (`update_times.py`), nor what
 a compiler makes of it. In the layout that a run trains in, without tensor parallelism: rows over
-`dp` devices, parameters over `fsdp` of them. Of a layer's experts all weights are brought together,
-and a token is multiplied with those of the few that compute it.
+`dp` devices, parameters over `fsdp` of them. All experts of a layer are gathered, and a
+token is multiplied with the few that compute it.
 
 Attention is counted over the pairs that a causal mask within each sequence leaves, n (n + 1) / 2
 for n tokens. It takes 2 products forward and 7 backward. Its kernels compute scores and their

@@ -3,6 +3,7 @@
 import csv
 import json
 from dataclasses import asdict, replace
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +20,7 @@ from pat_jax.models.policy import Policy
 from pat_jax.models.presets import preset
 from pat_jax.planning.latency.profile import Profile, Subject
 from pat_jax.planning.types import Split
+from pat_jax.profiling.capacity.costs import costs_of
 from pat_jax.profiling.capacity.limits import of_experts
 from pat_jax.profiling.capacity.plan_config import PlanConfig
 from pat_jax.profiling.capacity.what_if import with_slower_links
@@ -92,6 +94,12 @@ def test_layers_of_two_kinds_are_counted_one_by_one():
     assert num_weights(MIXED) == sum(leaf.size for leaf in leaves if leaf.ndim > 1)
     assert composer_of("h100:2", MIXED).kinds() == {True: 2, False: 1}
     assert composer_of("h100:2", MIXED).kinds(1) == {True: 1}
+
+
+def test_no_range_is_told_for_steps_with_experts():
+    costs = costs_of(by_arithmetic(order_of("tiny-moe", "h100:2")), None, Path("nowhere"), "nccl")
+    assert costs.range is None
+    assert [note for note in costs.notes if note.startswith("Each token chooses its experts")]
 
 
 def test_an_order_with_experts_survives_json():
