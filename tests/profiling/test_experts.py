@@ -16,6 +16,7 @@ from published import DATA, needs_data
 
 from pat_jax.common.errors import UserError
 from pat_jax.config.rollout import RolloutConfig
+from pat_jax.models.config import ExpertsConfig, ModelConfig
 from pat_jax.models.policy import Policy
 from pat_jax.models.presets import preset
 from pat_jax.planning.latency.profile import Profile, Subject
@@ -42,12 +43,13 @@ from pat_jax.profiling.predict.update_work import Collective, Rows, UpdateWork
 from pat_jax.training.model_flops import matrix_weights
 
 SMALL, LARGE, MIXED = preset("qwen3-30b-a3b"), preset("qwen3-235b-a22b"), preset("tiny-moe")
+EXPERTS = ExpertsConfig(128, 8, 768)  # of SMALL
 MODELS = ("qwen3-30b-a3b", "qwen3-235b-a22b", "mixtral-8x7b")
 # GB of weights of one of eight devices, from dp8tp1 to dp1tp8.
 HELD = {"qwen3-30b-a3b": (10.3, 8.8, 8.0, 7.6), "qwen3-235b-a22b": (72.8, 64.8, 60.8, 58.8)}
 
 
-def composer_of(text: str, model=SMALL) -> Composer:
+def composer_of(text: str, model: ModelConfig = SMALL) -> Composer:
     return Composer(kernels_for(Target.parse(text)), model)
 
 
@@ -109,7 +111,7 @@ def test_an_order_with_experts_survives_json():
 
 def test_a_switch_moves_no_expert():
     """As much as with twice as many experts, and no more than what layouts divide."""
-    twice = replace(SMALL, experts=replace(SMALL.experts, num_experts=256))
+    twice = replace(SMALL, experts=replace(EXPERTS, num_experts=256))
     few, many = composer_of("h100:8"), composer_of("h100:8", twice)
     chip = few.kernels.chip
     for source, target in [(SPLITS[0], SPLITS[3]), (SPLITS[3], SPLITS[0])]:
@@ -156,10 +158,8 @@ def test_devices_that_share_no_experts_send_nothing():
 @given(rows=st.integers(1, 512), split=st.sampled_from(SPLITS))
 def test_a_step_is_never_faster_than_what_it_reads(text: str, rows: int, split: Split):
     composer = composer_of(text)
-    experts = SMALL.experts
-    assert experts is not None
     distinct = 16 * (1 - (1 - 8 / 128) ** (rows * split.dp))  # of a device, in the mean
-    of_experts = 2 * 48 * distinct * 3 * experts.expert_dim * SMALL.embed_dim
+    of_experts = 2 * 48 * distinct * 3 * EXPERTS.expert_dim * SMALL.embed_dim
     rest = weight_bytes(SMALL) - 2 * SMALL.padded_vocab_size * SMALL.embed_dim
     least = (of_experts + rest / split.tp) / composer.kernels.chip.memory_bytes_s
     assert composer.decode_step(split, rows, 128) > least
@@ -186,8 +186,7 @@ def test_a_step_that_verifies_reads_the_experts_of_all_its_tokens(text: str):
 def test_work_of_an_update_multiplies_few_weights_and_gathers_all():
     """Two layers, width 8, of 4 experts with 6 units, 2 of which compute a token."""
     model = replace(MIXED, num_layers=2, embed_dim=8, num_heads=4, num_kv_heads=2, head_dim=4)
-    model = replace(model, experts=replace(MIXED.experts, num_experts=4, expert_dim=6))
-    model = replace(model, experts=replace(model.experts, dense_layers=()), vocab_size=64)
+    model = replace(model, experts=ExpertsConfig(4, 2, 6), vocab_size=64)
     attention, expert, head = 8 * (16 + 2 * 8 + 16), 3 * 8 * 6, 64 * 8
     router = 4 * 8
     work = UpdateWork(model, dp=4, fsdp=4)
