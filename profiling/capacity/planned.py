@@ -65,14 +65,14 @@ def planned(question: Question, compilation: Compilation | None) -> PlanReport:
       UserError: no layout can be used, or the profile is of something else.
     """
     build, run = question.build, question.run
-    refused = _refused(question, compilation)
+    refused = refused_layouts(question, compilation)
     used = tuple(split for split in build.layouts if split not in refused)
     if not used:
         reasons = "; ".join(f"{split}: {reason}" for split, reason in refused.items())
         raise UserError(
             f"target {build.order.target}: no layout of {question.name} can be used: {reasons}"
         )
-    machine, sources = _machine(question, used), question.sources
+    machine, sources = machine_of(question, used), question.sources
     known = sources.known if sources else ()
     sums = question.costs.sum_seconds
     comparison = compare(machine, question.lengths, question.series, sums, known)
@@ -97,15 +97,21 @@ def planned(question: Question, compilation: Compilation | None) -> PlanReport:
     )
 
 
-def _machine(question: Question, used: tuple[Split, ...]) -> Machine:
-    """What the rollouts are replayed on, in the `used` layouts."""
+def machine_of(
+    question: Question, used: tuple[Split, ...], memory: MemoryModel | None = None
+) -> Machine:
+    """What the rollouts are replayed on, in the `used` layouts.
+
+    Args:
+      memory: of all layouts, where it is another than the target's.
+    """
     costs, sources = question.costs, question.sources
     return Machine.of(
         costs.latency,
         used,
         question.run.rollout,
         capacity=question.series.draw.sequences,
-        memory=_within(question.build.memory, used),
+        memory=_within(memory or question.build.memory, used),
         runs_ahead=True,
         has_pools=True,
         drafts=costs.drafts,
@@ -136,7 +142,7 @@ def _learned(question: Question, comparison: Comparison) -> tuple[list[Workload]
     return workloads, next(split for split in question.build.layouts if str(split) == first)
 
 
-def _refused(question: Question, compilation: Compilation | None) -> dict[Split, str]:
+def refused_layouts(question: Question, compilation: Compilation | None) -> dict[Split, str]:
     """Layouts that are not used, and why."""
     build, latency = question.build, question.costs.latency
     kept, dropped = worth_planning(question.run, build.layouts, build.alone, latency)

@@ -76,6 +76,14 @@ def stored_weights(model: ModelConfig) -> int:
     return _layers(model, model.experts.num_experts if model.experts else 0)
 
 
+def expert_weights(model: ModelConfig) -> int:
+    """Number of weights of all experts of all layers."""
+    if model.experts is None:
+        return 0
+    per_layer = 3 * model.experts.num_experts * model.experts.expert_dim * model.embed_dim
+    return len(model.sparse_layers) * per_layer
+
+
 def active_weights(model: ModelConfig) -> int:
     """Number of weights of all layers that a token is multiplied with."""
     return _layers(model, model.experts.num_experts_per_tok if model.experts else 0)
