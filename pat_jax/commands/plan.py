@@ -29,7 +29,11 @@ from pat_jax.profiling.capacity.recorded_responses import (
     sources_of,
 )
 from pat_jax.profiling.capacity.report import PlanReport
-from pat_jax.profiling.cross_compile.by_arithmetic import by_arithmetic, check_room
+from pat_jax.profiling.cross_compile.by_arithmetic import (
+    by_arithmetic,
+    check_room,
+    has_equal_layers,
+)
 from pat_jax.profiling.cross_compile.compile import DEPTHS, Compilation, compile_for, installed
 from pat_jax.profiling.cross_compile.target_build import Order
 from pat_jax.profiling.predict.targets import Target
@@ -109,7 +113,8 @@ def question_of(config: PlanConfig, command: str) -> Question:
         config.speculation, model, target.chip.platform, longest, shape_of, folder=config.model
     )
     draft_model = drafter.policy and drafter.policy.config
-    order = Order.of(target, config.run(target), model, DEPTHS[config.layers], draft_model)
+    depths = DEPTHS[config.layers if has_equal_layers(model) else "all"]
+    order = Order.of(target, config.run(target), model, depths, draft_model)
     check_room(order, config.model)
     build = by_arithmetic(order)
     profile = Path(config.profile) if config.profile else None

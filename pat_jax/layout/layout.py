@@ -229,6 +229,12 @@ def kv_ways(layouts: Mapping[Split, Layout]) -> dict[int, int]:
     return {split.tp: layout.size(layout.kv_axes) for split, layout in layouts.items()}
 
 
+def expert_ways(layouts: Mapping[Split, Layout]) -> int:
+    """In how many ways the experts are divided, alike in all layouts."""
+    layout = next(iter(layouts.values()))
+    return layout.size(layout.ep_axes)
+
+
 def find_layout(
     chain: dict[Split, Layout],
     name: str,

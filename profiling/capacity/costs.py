@@ -1,5 +1,6 @@
 """What steps and switches take on the machine that is planned: a profile, or kernels composed."""
 
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -8,7 +9,7 @@ from pat_jax.common.errors import UserError
 from pat_jax.engine.device.draft.drafter import Drafter
 from pat_jax.layout.buckets import NO_DRAFTS, Buckets, Drafts
 from pat_jax.layout.division import padding_of_heads
-from pat_jax.layout.layout import kv_ways
+from pat_jax.layout.layout import expert_ways, kv_ways
 from pat_jax.models.config import PADDING
 from pat_jax.planning.latency.model import LatencyModel
 from pat_jax.planning.latency.profile import Subject, read_profile
@@ -55,6 +56,7 @@ def costs_of(build: TargetBuild, profile: Path | None, data: Path, sums: Sums) -
         page_size=rollout.page_size,
         prefill_blocks=rollout.prefill_blocks,
         divided=kv_ways(build.layouts),
+        expert_ways=expert_ways(build.layouts),
     )
     drafts, draft = build.drafter.drafts, order.draft_model
     # Its weights are never quantized.
@@ -63,9 +65,12 @@ def costs_of(build: TargetBuild, profile: Path | None, data: Path, sums: Sums) -
         composer.latency_model(buckets, drafts, draft_model),
         kernels.source,
         EXPLAINED[kernels.source],
-        lambda split, tokens: composer.decode_links_s(tokens, split.tp),
+        lambda split, tokens: composer.decode_links_s(tokens, split),
         (*_assumed(composer, build, sums), *_drafts_assumed(build.drafter)),
-        range_of(order.target.chip, kernels.source, kernels.weight_bytes),
+        # Those that were measured were of models without experts.
+        None
+        if order.model.experts
+        else range_of(order.target.chip, kernels.source, kernels.weight_bytes),
         drafts,
     )
 
@@ -84,6 +89,12 @@ def _assumed(composer: Composer, build: TargetBuild, sums: Sums) -> Iterator[str
         )
     else:
         yield "A layer's sums go on while its weights are read, as far as they were seen to on a v5e-16."
+    if model.experts is not None:
+        yield (
+            "Each token chooses its experts independently and evenly (assumed); the device that has the most "
+            "of them to read is waited for. Their products are priced as those of one fused kernel that was "
+            "measured on an H100, on a TPU as other products."
+        )
     yield "The KV cache is in bfloat16: the engine has no other."
     widest = max(split.tp for split in build.layouts)
     if (copies := widest // composer.kv_ways(widest)) > 1:
@@ -159,7 +170,8 @@ _UNTIMED = {*PADDING, "max_position", "rope_theta", "rope_scaling", "norm_eps"}
 
 def _check(path: Path, subject: Subject, order: Order) -> None:
     target, config = order.target, order.config
-    model = {k: v for k, v in asdict(order.model).items() if k not in _UNTIMED}
+    model = json.loads(json.dumps(asdict(order.model)))  # a profile's has lists, no tuples
+    model = {name: value for name, value in model.items() if name not in _UNTIMED}
     expected = model | {
         "devices": target.num_devices,
         "backend": "gpu" if target.chip.platform == "cuda" else target.chip.platform,

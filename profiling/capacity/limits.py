@@ -1,11 +1,12 @@
 """What keeps a rollout from being faster, in sentences: from a comparison, never from a rule of
 thumb."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise, product
 
 from pat_jax.common.text_table import percent
 from pat_jax.planning.memory import GIB
+from pat_jax.planning.types import Split
 from pat_jax.profiling.simulate.comparison import Comparison, StepParts
 from pat_jax.profiling.simulate.machine import Machine
 
@@ -19,6 +20,7 @@ PARTS = {  # fields of `StepParts`: in a word, and in a sentence
     "context": ("KV cache", "reading the KV cache"),
     "host": ("host", "the host's time for each running sequence"),
 }
+FASTER = 0.05  # share of a step from which on another layout is worth a word
 SMALL = 0.005  # share of a rollout that is not worth a word
 
 
@@ -94,3 +96,31 @@ def _prefill(comparison: Comparison) -> Iterator[str]:
     share = sum(comparison.adaptive.prefill_s) / sum(comparison.adaptive.total_s)
     if share >= 10 * SMALL:
         yield f"Prefill takes {percent(share)} of the time."
+
+
+def of_experts(
+    step_s: Callable[[Split, int], float], splits: Sequence[Split], running: Sequence[int]
+) -> str:
+    """What layouts are to a model with experts: up to how many running sequences some other is
+    faster.
+
+    Args:
+      step_s: seconds of a decode step, by sequences running on the whole machine.
+      splits: lowest TP first.
+      running: ascending.
+    """
+    first = splits[0]
+    best = {n: min(splits, key=lambda split: step_s(split, n)) for n in running}
+    gains = [n for n in running if step_s(best[n], n) < (1 - FASTER) * step_s(first, n)]
+    told = "Experts are on the same devices in every layout, and no switch moves one: "
+    if not gains:
+        return f"{told}in no layout is a step more than {percent(FASTER)} faster than in {first}."
+    few, most = gains[0], gains[-1]
+    slow, fast = 1e3 * step_s(first, few), 1e3 * step_s(best[few], few)
+    told += (
+        f"with {few:,} running a step takes {fast:.3g} ms in {best[few]} and {slow:.3g} in {first}"
+    )
+    more = [n for n in running if n > most]
+    if not more:
+        return f"{told}, and with {most:,} {best[most]} is the faster one still."
+    return f"{told}; from {more[0]:,} running on no layout is more than {percent(FASTER)} faster than {first}."

@@ -13,7 +13,7 @@ from pat_jax.engine.sizing.layout_choice import worth_planning
 from pat_jax.planning.memory import MemoryModel
 from pat_jax.planning.types import Split
 from pat_jax.profiling.capacity.costs import SourcedLatency
-from pat_jax.profiling.capacity.limits import limits
+from pat_jax.profiling.capacity.limits import limits, of_experts
 from pat_jax.profiling.capacity.plan_config import PlanConfig
 from pat_jax.profiling.capacity.report import (
     LayoutMemory,
@@ -65,14 +65,14 @@ def planned(question: Question, compilation: Compilation | None) -> PlanReport:
       UserError: no layout can be used, or the profile is of something else.
     """
     build, run = question.build, question.run
-    refused = _refused(question, compilation)
+    refused = refused_layouts(question, compilation)
     used = tuple(split for split in build.layouts if split not in refused)
     if not used:
         reasons = "; ".join(f"{split}: {reason}" for split, reason in refused.items())
         raise UserError(
             f"target {build.order.target}: no layout of {question.name} can be used: {reasons}"
         )
-    machine, sources = _machine(question, used), question.sources
+    machine, sources = machine_of(question, used), question.sources
     known = sources.known if sources else ()
     sums = question.costs.sum_seconds
     comparison = compare(machine, question.lengths, question.series, sums, known)
@@ -90,25 +90,48 @@ def planned(question: Question, compilation: Compilation | None) -> PlanReport:
         _lengths(question),
         comparison,
         update,
-        limits(comparison, machine),
+        (*limits(comparison, machine), *_of_experts(question, machine)),
         tuple(_notes(question, programs, updating)),
         tuple(_warnings(question, update)),
     )
 
 
-def _machine(question: Question, used: tuple[Split, ...]) -> Machine:
+def machine_of(
+    question: Question, used: tuple[Split, ...], memory: MemoryModel | None = None
+) -> Machine:
+    """What the rollouts are replayed on, in the `used` layouts.
+
+    Args:
+      memory: of all layouts, where it is another than the target's.
+    """
     costs, sources = question.costs, question.sources
     return Machine.of(
         costs.latency,
         used,
         question.run.rollout,
         capacity=question.series.draw.sequences,
-        memory=_within(question.build.memory, used),
+        memory=_within(memory or question.build.memory, used),
         runs_ahead=True,
         has_pools=True,
         drafts=costs.drafts,
         acceptance=sources.of_every_rollout.acceptance if sources else None,
     )
+
+
+def _of_experts(question: Question, machine: Machine) -> Iterator[str]:
+    if question.build.order.model.experts is not None:
+        lengths, sequences = machine.buckets.lengths, question.series.draw.sequences
+        context = lengths[len(lengths) // 2]
+        yield of_experts(
+            lambda split, n: machine.truth.decode_step(split, -(-n // split.dp), context),
+            machine.splits,
+            _running(sequences),
+        )
+
+
+def _running(sequences: int) -> tuple[int, ...]:
+    """Numbers of sequences that steps are told for."""
+    return tuple(dict.fromkeys([*(1 << k for k in range(sequences.bit_length())), sequences]))
 
 
 def _learned(question: Question, comparison: Comparison) -> tuple[list[Workload], Split]:
@@ -118,7 +141,8 @@ def _learned(question: Question, comparison: Comparison) -> tuple[list[Workload]
     return workloads, next(split for split in question.build.layouts if str(split) == first)
 
 
-def _refused(question: Question, compilation: Compilation | None) -> dict[Split, str]:
+def refused_layouts(question: Question, compilation: Compilation | None) -> dict[Split, str]:
+    """Layouts that are not used, and why."""
     build, latency = question.build, question.costs.latency
     kept, dropped = worth_planning(question.run, build.layouts, build.alone, latency)
     reasons = {split: f"layout {split}: " for split in build.layouts if split not in kept}
@@ -199,7 +223,7 @@ def _memory(
 
 
 def _steps(machine: Machine, costs: SourcedLatency, sequences: int) -> StepTimes:
-    running = tuple(dict.fromkeys([*(1 << k for k in range(sequences.bit_length())), sequences]))
+    running = _running(sequences)
     lengths = machine.buckets.lengths
     contexts = tuple(dict.fromkeys((lengths[0], lengths[len(lengths) // 2], lengths[-1])))
     return StepTimes(

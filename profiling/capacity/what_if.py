@@ -135,8 +135,14 @@ def with_slower_links(profile: Profile, factor: float, exit_layer: int = 0) -> L
       exit_layer: layers that say drafts in steps that verify some, token by token; 0: others do.
 
     Raises:
-      UserError: the profile has no sums of a layout.
+      UserError: the profile has no sums of a layout, or is of a model with experts.
     """
+    if model_of(profile).experts is not None:
+        raise UserError(
+            f"option --link_slowdown is {factor:g}: the profile is of a model with experts, and has no "
+            "times of the gathers and scatters around them; leave it out, or plan a machine with such "
+            "links with python -m pat_jax.plan."
+        )
     latency, sums = profile.latency, sums_of(profile)
     of_drafts = sums_of(profile, exit_layer) if exit_layer else lambda split, rows: 0.0
     tokens = latency.prefill_blocks * latency.page_size

@@ -11,6 +11,7 @@ from typing import Any
 from pat_jax.common.chips import chips
 from pat_jax.common.errors import UserError
 from pat_jax.layout.buckets import largest_length
+from pat_jax.models.config import ModelConfig
 from pat_jax.planning.memory import GIB, MemoryModel
 from pat_jax.planning.types import Split
 from pat_jax.profiling.cross_compile.target_build import Order, TargetBuild
@@ -29,8 +30,10 @@ def needs_of(order: Order) -> MemoryModel:
     """What each layout takes of a device alone.
 
     Bytes are affine in the layers, so that two shallow models tell those of a deep one, which takes
-    long to trace.
+    long to trace. Where some layers have experts and others do not, the whole model is traced.
     """
+    if not has_equal_layers(order.model):
+        return by_arithmetic(order).alone
     a, b = (replace(order.model, num_layers=layers) for layers in DEPTHS)
     small, large = (by_arithmetic(replace(order, model=model)).alone for model in (a, b))
 
@@ -44,6 +47,11 @@ def needs_of(order: Order) -> MemoryModel:
         weights={split: whole(n, large.weights[split]) for split, n in small.weights.items()},
         page={split: whole(n, large.page[split]) for split, n in small.page.items()},
     )
+
+
+def has_equal_layers(model: ModelConfig) -> bool:
+    """Whether all layers have experts, or none, so that numbers are affine in the layers."""
+    return not (model.sparse_layers and model.has_mlp)
 
 
 def nearest(needs: MemoryModel) -> Split:

@@ -27,7 +27,7 @@ from pat_jax.engine.sizing.pool_pages import pages_within, specs_for
 from pat_jax.layout.buckets import Buckets
 from pat_jax.layout.layout import Layout, layout_chain
 from pat_jax.layout.mesh import factored_mesh, padded_for
-from pat_jax.models.config import ModelConfig, RopeScaling
+from pat_jax.models.config import ExpertsConfig, ModelConfig, RopeScaling
 from pat_jax.models.policy import Policy
 from pat_jax.planning.memory import GIB, MemoryModel
 from pat_jax.planning.types import Split
@@ -89,8 +89,12 @@ class Order:
 
 
 def model_from_json(fields: Mapping[str, Any]) -> ModelConfig:
-    scaling = fields.get("rope_scaling")
-    return ModelConfig(**{**fields, "rope_scaling": scaling and RopeScaling(**scaling)})
+    scaling, experts = fields.get("rope_scaling"), fields.get("experts")
+    parts = {
+        "rope_scaling": scaling and RopeScaling(**scaling),
+        "experts": experts and ExpertsConfig(**_with_tuples(experts)),
+    }
+    return ModelConfig(**{**fields, **parts})
 
 
 @cache  # a plan looks at several plants with the same one

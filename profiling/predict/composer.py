@@ -5,8 +5,12 @@ Computed:
 - A decode step is the sum of its kernels over all layers, the embedding, the head and what sampling
   does with its logits. The sums of a layer run beside its products as far as its links let them
   (`links.added`).
+- Experts are on all devices, the same ones in every layout. A layer of them gathers the rows of all
+  replicas, computes its own experts for all of those, and scatters the sums over the replicas; with
+  tensor parallelism the devices of a replica sum besides. Each token chooses its experts
+  independently and evenly (assumed). The device with the most experts to read is waited for.
 - Resharding reads and writes the new shards at the memory's rate. Going down, it gathers them over
-  the links.
+  the links. It moves no expert.
 - Migrating, and moving sequences between the replicas of a layout, sends what a device gives away
   at the rate of the links. What moves between replicas is also read and written twice at the
   memory's rate, to pack it and to unpack it.
@@ -30,7 +34,7 @@ on each device, which takes two tokens of a row and draws one.
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import lru_cache, partial
 from itertools import permutations, product
 
 import numpy as np
@@ -45,7 +49,13 @@ from pat_jax.planning.latency.model import ROUNDS, LatencyModel
 from pat_jax.planning.types import Reads, Split
 from pat_jax.profiling.predict.kernel_model import BYTES, HEAD_DIM, ModelledKernels
 from pat_jax.profiling.predict.links import added, waiting_s
-from pat_jax.profiling.predict.model_sizes import heads_of, passes, weight_bytes, widths_of
+from pat_jax.profiling.predict.model_sizes import (
+    heads_of,
+    num_dense,
+    passes,
+    weight_bytes,
+    widths_of,
+)
 
 LOGIT_BYTES = 4  # gathered in float32
 SWITCH_S = 0.05  # assumed: draining the burst, launching, host accounts
@@ -55,6 +65,8 @@ PREFILL_BLOCKS = 128  # pages of a replica in one call
 PREFILL_ROWS = 16  # prompts of the measured attention
 LONG_PROMPT = 8192  # tokens
 PAGE_SIZE = RolloutConfig().page_size
+ONE = Split(1, 1)
+ROUTE_BYTES = 8  # of a token and each of its experts: a number and a weight, four bytes each
 
 StepSeconds = Callable[[Split, int, int], float]  # of a step, by rows of a replica and length
 
@@ -84,6 +96,8 @@ class Composer:
     # In how many ways the KV heads are divided at a TP degree, where that is not as many as divide both; the
     # other devices of a replica have copies.
     divided: Mapping[int, int] = field(default_factory=dict)
+    # In how many ways the experts are divided, where that is not as many as divide both them and the devices.
+    expert_ways: int = 0
 
     @property
     def unlisted(self) -> Unlisted:
@@ -107,41 +121,123 @@ class Composer:
         """In how many ways a replica divides the KV heads."""
         return self.divided.get(tp) or math.gcd(tp, self.model.num_kv_heads)
 
-    def products_ms(self, tokens: int, tp: int) -> float:
-        """Milliseconds of one layer's matrix products on one device."""
-        model, gemm = self.model, self.kernels.gemm
+    def kinds(self, layers: int | None = None) -> dict[bool, int]:
+        """Number of layers with experts (True) and without, where there are any.
+
+        Args:
+          layers: of the first so many; of all where not given.
+        """
+        layers = layers or self.model.num_layers
+        dense = num_dense(self.model, layers)
+        return {kind: n for kind, n in ((True, layers - dense), (False, dense)) if n}
+
+    def expert_split(self, split: Split) -> Split:
+        """Over how many replicas, and devices of one, the experts are divided."""
+        assert self.model.experts is not None
+        ways = self.expert_ways or math.gcd(split.dp * split.tp, self.model.experts.num_experts)
+        over_tp = math.gcd(split.tp, ways)
+        return Split(ways // over_tp, over_tp)
+
+    def experts_ms(self, tokens: int, split: Split) -> float:
+        """Milliseconds of one layer's experts on the device that has most of them to read.
+
+        Args:
+          tokens: of each replica.
+        """
+        model, experts, over = self.model, self.model.experts, self.expert_split(split)
+        assert experts is not None
+        ways, met = over.dp * over.tp, tokens * over.dp
+        chosen = 1 - (1 - experts.num_experts_per_tok / experts.num_experts) ** met
+        active = most_active(experts.num_experts // ways, ways, chosen)
+        rows = max(active, met * experts.num_experts_per_tok / ways)
+        grouped = partial(self.kernels.grouped, rows, active)
+        into, out = (2 * experts.expert_dim, model.embed_dim), (model.embed_dim, experts.expert_dim)
+        return grouped(*into) + grouped(*out)
+
+    def products_ms(self, tokens: int, split: Split, *, is_sparse: bool = False) -> float:
+        """Milliseconds of one layer's matrix products on one device.
+
+        Args:
+          tokens: of each replica.
+        """
+        model, gemm, tp = self.model, self.kernels.gemm, split.tp
+        attention = gemm(tokens, sum(widths_of(model, tp, self.kv_ways(tp))), model.embed_dim)
+        attention += gemm(tokens, model.embed_dim, model.padded_num_heads * model.head_dim // tp)
+        if is_sparse:
+            assert model.experts is not None
+            router = self.kernels.head(tokens, model.experts.num_experts, model.embed_dim)
+            return attention + router + self.experts_ms(tokens, split)
         return (
-            gemm(tokens, sum(widths_of(model, tp, self.kv_ways(tp))), model.embed_dim)
-            + gemm(tokens, model.embed_dim, model.padded_num_heads * model.head_dim // tp)
+            attention
             + gemm(tokens, 2 * model.mlp_dim // tp, model.embed_dim)
             + gemm(tokens, model.embed_dim, model.mlp_dim // tp)
         )
 
-    def _layer_ms(self, tokens: int, tp: int) -> float:
-        moved = passes(self.model, tokens, tp, self.kv_ways(tp))
-        return self.products_ms(tokens, tp) + sum(map(self.kernels.elementwise, moved))
+    def _layers_ms(self, tokens: int, split: Split, layers: int | None = None) -> float:
+        """All layers' products, and what is done number by number; on one device."""
+        total = 0.0
+        for is_sparse, count in self.kinds(layers).items():
+            ways = split.tp, self.kv_ways(split.tp)
+            moved = passes(self.model, tokens, *ways, is_sparse=is_sparse)
+            layer = self.products_ms(tokens, split, is_sparse=is_sparse)
+            total += count * (layer + sum(map(self.kernels.elementwise, moved)))
+        return total
 
-    def _sum_ms(self, tokens: int, tp: int) -> float:
-        waiting_ms = 1e3 * waiting_s(self.kernels.chip, tp)
-        return self.kernels.all_reduce(tp, tokens * self.model.embed_dim) + waiting_ms
-
-    def decode_links_s(self, tokens: int, tp: int, layers: int | None = None) -> float:
-        """Seconds that its links add to a step through the first `layers`, or all where not given.
-
-        These are two sums a layer, one of the embedding, and a gather of the logits.
-        """
-        if tp == 1:
+    def _sum_ms(self, tokens: int, devices: int) -> float:
+        if devices == 1:
             return 0.0
-        one, logits = self._sum_ms(tokens, tp), tokens * self.model.padded_vocab_size
-        layer = added(self.kernels.chip, 2 * one, self.products_ms(tokens, tp))
-        gather = self.kernels.all_gather(tp, logits * LOGIT_BYTES // BYTES)
-        return ((layers or self.model.num_layers) * layer + one + gather) / 1e3
+        waiting_ms = 1e3 * waiting_s(self.kernels.chip, devices)
+        return self.kernels.all_reduce(devices, tokens * self.model.embed_dim) + waiting_ms
 
-    def prefill_links_s(self, tp: int) -> float:
-        """Seconds of the sums of a prefill call. Its products do not wait for memory, so they come
-        on top."""
+    def layer_links_ms(self, tokens: int, split: Split, *, is_sparse: bool = False) -> float:
+        """Milliseconds of what the devices send in one layer: a sum behind attention and one behind
+        the MLP. Around experts it is a gather of rows with their routes and a scatter over the
+        replicas, and a sum.
+
+        Args:
+          tokens: of each replica.
+        """
+        of_attention = self._sum_ms(tokens, split.tp)
+        if not is_sparse:
+            return 2 * of_attention
+        assert self.model.experts is not None
+        over, embed = self.expert_split(split), self.model.embed_dim
+        exchanged = 0.0
+        if over.dp > 1:
+            rows = tokens * over.dp
+            routes = ROUTE_BYTES * self.model.experts.num_experts_per_tok // BYTES
+            exchanged = self.kernels.all_gather(over.dp, rows * (embed + routes))
+            exchanged += self.kernels.all_gather(over.dp, rows * embed)  # a scatter takes as long
+            exchanged += 2e3 * waiting_s(self.kernels.chip, over.dp)
+        return of_attention + exchanged + self._sum_ms(tokens, over.tp)
+
+    def decode_links_s(self, tokens: int, split: Split, layers: int | None = None) -> float:
+        """What its links add to a step: those of each layer, one sum of the embedding, the logits.
+
+        Args:
+          tokens: of each replica.
+          layers: that it goes through; all where not given.
+        """
+        chip, seconds = self.kernels.chip, 0.0
+        for is_sparse, count in self.kinds(layers).items():
+            sent = self.layer_links_ms(tokens, split, is_sparse=is_sparse)
+            if sent:
+                beside = self.products_ms(tokens, split, is_sparse=is_sparse)
+                seconds += count * added(chip, sent, beside) / 1e3
+        if split.tp == 1:
+            return seconds
+        logits = tokens * self.model.padded_vocab_size
+        gather = self.kernels.all_gather(split.tp, logits * LOGIT_BYTES // BYTES)
+        return seconds + (self._sum_ms(tokens, split.tp) + gather) / 1e3
+
+    def prefill_links_s(self, split: Split) -> float:
+        """Seconds of what a prefill call sends. Its products do not wait for memory, so it comes on
+        top."""
         tokens = self.prefill_blocks * self.page_size
-        return 2 * self.model.num_layers * self._sum_ms(tokens, tp) / 1e3 if tp > 1 else 0.0
+        return sum(
+            count * self.layer_links_ms(tokens, split, is_sparse=is_sparse) / 1e3
+            for is_sparse, count in self.kinds().items()
+        )
 
     def sampling_s(self, rows: int, vocab: int) -> float:
         """Seconds of sampling from so many logits of each row, which every device of a replica
@@ -152,32 +248,39 @@ class Composer:
         """A step with room for `num_draft_tokens` tokens of drafts for each row, all of it used;
         who says the drafts is not in it."""
         each = 1 + num_draft_tokens
-        seconds = self._pass_s(split.tp, rows, length, each=each, drawn=each)
+        seconds = self._pass_s(split, rows, length, each=each, drawn=each)
         return seconds + DRAFTING_S * (num_draft_tokens > 0)
 
     def _pass_s(
-        self, tp: int, rows: int, length: int, *, each: int, drawn: int, layers: int | None = None
+        self,
+        split: Split,
+        rows: int,
+        length: int,
+        *,
+        each: int,
+        drawn: int,
+        layers: int | None = None,
     ) -> float:
         """`each` tokens of each row through the first `layers`, or all where not given; `drawn` of them
         through the head."""
         model, tokens = self.model, rows * each
         layers = layers or model.num_layers
-        layer = self._layer_ms(tokens, tp) + self._attention_ms(rows, length, each - 1, tp)
-        layer += 1e3 * self.unlisted.layer
+        of_each = self._attention_ms(rows, length, each - 1, split.tp) + 1e3 * self.unlisted.layer
+        in_layers = self._layers_ms(tokens, split, layers) + layers * of_each
         vocab = model.padded_vocab_size
-        head = self.kernels.head(rows * drawn, vocab // tp, model.embed_dim)
-        on_device = (layers * layer + head) / 1e3 + self.sampling_s(rows * drawn, vocab)
-        return on_device + self.decode_links_s(tokens, tp, layers) + self.unlisted.row * tokens
+        head = self.kernels.head(rows * drawn, vocab // split.tp, model.embed_dim)
+        on_device = (in_layers + head) / 1e3 + self.sampling_s(rows * drawn, vocab)
+        return on_device + self.decode_links_s(tokens, split, layers) + self.unlisted.row * tokens
 
     def early_exit(self, split: Split, rows: int, length: int, layers: int) -> float:
         """A pass that proposes one token of each row's draft, through the first `layers` and the
         exit head."""
-        seconds = self._pass_s(split.tp, rows, length, each=1, drawn=1, layers=layers)
+        seconds = self._pass_s(split, rows, length, each=1, drawn=1, layers=layers)
         return seconds + self.kernels.gemm(rows, self.model.embed_dim, self.model.embed_dim) / 1e3
 
     def asked(self, rows: int, length: int) -> float:
         """A pass of this model that proposes one token of each row's draft for another model."""
-        return self._pass_s(1, rows, length, each=2, drawn=1)
+        return self._pass_s(ONE, rows, length, each=2, drawn=1)
 
     def _attention_ms(self, rows: int, length: int, num_draft_tokens: int, tp: int) -> float:
         model, heads = self.model, heads_of(self.model, tp, self.kv_ways(tp))
@@ -200,8 +303,8 @@ class Composer:
         heads = heads_of(model, tp, self.kv_ways(tp))
         attention = self.kernels.prefill_attention(PREFILL_ROWS, length, *heads)
         share = 1.5 * tokens / (PREFILL_ROWS * length) * model.head_dim / HEAD_DIM
-        layer = self._layer_ms(tokens, tp) + attention * share
-        return model.num_layers * layer / 1e3 + self.prefill_links_s(tp)
+        on_device = self._layers_ms(tokens, split) + model.num_layers * attention * share
+        return on_device / 1e3 + self.prefill_links_s(split)
 
     def reshard(self, source: Split, target: Split) -> float:
         shard = weight_bytes(self.model, self.kernels.weight_bytes) / target.tp
@@ -282,3 +385,19 @@ class Composer:
             verify_table=verify,
             drafts_from=drafts.come_from(draft_model and draft_model.model),
         )
+
+
+@lru_cache(maxsize=4096)
+def most_active(here: int, ways: int, chosen: float) -> float:
+    """Experts that the device with most of them reads, expected.
+
+    Args:
+      here: experts of a device.
+      ways: devices with other experts.
+      chosen: probability that some token chooses an expert, each apart from the others.
+    """
+    at_most, below = [], 0.0
+    for n in range(here):
+        below += math.comb(here, n) * chosen**n * (1 - chosen) ** (here - n)
+        at_most.append(min(1.0, below))
+    return sum(1 - share**ways for share in at_most)

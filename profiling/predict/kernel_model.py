@@ -2,6 +2,7 @@
 
     product      floor + (memory^p + compute^p)^(1/p): its bytes at a share of the memory's rate,
                  its operations at a share of the peak
+    grouped      the same of the experts that have rows, each a product of its own in one kernel
     attention    the same of the KV cache, page by page; a floor that grows until work is split
     elementwise  floor + bytes
 
@@ -70,15 +71,31 @@ class ModelledKernels:
 
     def gemm(self, m: int, n: int, k: int) -> float:
         """A product [m, k] times [k, n]."""
-        return self._product(m, n, k, self.weight_bytes, self.product_bytes)
+        return self._product("gemm", (m, n, k), 1, self.weight_bytes, self.product_bytes)
 
     def head(self, m: int, n: int, k: int) -> float:
         """The same by the output head, which no weight format quantizes."""
-        return self._product(m, n, k, max(self.weight_bytes, BYTES), BYTES)
+        return self._product("gemm", (m, n, k), 1, max(self.weight_bytes, BYTES), BYTES)
 
-    def _product(self, m: int, n: int, k: int, weight_bytes: float, product_bytes: float) -> float:
-        share = self.shares["gemm"]
-        num_bytes = weight_bytes * n * k + product_bytes * m * k + BYTES * m * n
+    def grouped(self, rows: float, active: float, n: int, k: int) -> float:
+        """Products of `rows` rows of k, each with the [k, n] of its expert, in one kernel.
+
+        Args:
+          active: experts that have rows, whose weights alone are read.
+        """
+        sizes = rows, n, k
+        return self._product("grouped", sizes, active, self.weight_bytes, self.product_bytes)
+
+    def _product(
+        self,
+        kind: str,
+        sizes: tuple[float, int, int],
+        matrices: float,
+        weight_bytes: float,
+        product_bytes: float,
+    ) -> float:
+        (m, n, k), share = sizes, self.shares[kind]
+        num_bytes = weight_bytes * matrices * n * k + product_bytes * m * k + BYTES * m * n
         memory = num_bytes / (share["memory"] * self.chip.memory_bytes_s)
         operations = 2 * m * n * k * product_bytes / BYTES
         compute = operations / (share["compute"] * self.chip.flops_s)

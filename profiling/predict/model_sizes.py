@@ -1,19 +1,41 @@
-"""How many weights a model has, and what its kernels move, by the share of one device."""
+"""How many weights a model has, and what its kernels move, by the share of one device.
+
+Stored weights are all there are. Active ones are those that a token is multiplied with: of a
+layer's experts, the few that compute it.
+"""
 
 from collections.abc import Iterator
 
 from pat_jax.models.config import ModelConfig
 from pat_jax.profiling.predict.kernel_model import BYTES
 
+FLOAT32 = 4  # bytes of a router's logit
+ROUTER_PASSES = 3  # its logits are written, and read by top-k and by the softmax
 
-def passes(model: ModelConfig, tokens: int, tp: int, kv_ways: int) -> Iterator[int]:
-    """Bytes of each kernel of a layer that is not a product: read and written once."""
+
+def passes(
+    model: ModelConfig, tokens: int, tp: int, kv_ways: int, *, is_sparse: bool = False
+) -> Iterator[float]:
+    """Bytes of each kernel of a layer that is not a product: read and written once. What experts
+    move beside their products is in `expert_passes`."""
     for _ in range(2):  # norms: the residual and the input, both read and written
         yield BYTES * 4 * tokens * model.embed_dim
     yield BYTES * 2 * tokens * sum(widths_of(model, tp, kv_ways))  # rotation, and into the cache
     if model.qk_norm:
         yield BYTES * 2 * tokens * sum(heads_of(model, tp, kv_ways)) * model.head_dim
-    yield BYTES * 3 * tokens * model.mlp_dim // tp  # activation: two halves into one
+    if is_sparse:
+        assert model.experts is not None
+        yield ROUTER_PASSES * FLOAT32 * tokens * model.experts.num_experts
+    else:
+        yield BYTES * 3 * tokens * model.mlp_dim // tp  # activation: two halves into one
+
+
+def expert_passes(model: ModelConfig, tokens: int) -> float:
+    """Bytes that a layer's experts move beside their products: rows to the experts' order and back,
+    and the activation. A kernel of a decode step does this within its products."""
+    assert model.experts is not None
+    rows = tokens * model.experts.num_experts_per_tok
+    return BYTES * rows * (4 * model.embed_dim + 3 * model.experts.expert_dim)
 
 
 def heads_of(model: ModelConfig, tp: int, kv_ways: int) -> tuple[int, int]:
@@ -28,18 +50,20 @@ def widths_of(model: ModelConfig, tp: int, kv_ways: int) -> tuple[int, int]:
 
 
 def weight_bytes(model: ModelConfig, per_number: float = BYTES) -> float:
-    """Bytes of the matrices; norms are too small to count.
+    """Bytes of the matrices that layouts divide; norms are too small to count.
+
+    Experts and routers are no part: in every layout a device has the same of them.
 
     Args:
       per_number: of the layers' matrices. Embedding and head are not kept in fewer than bfloat16's.
     """
-    layers = model.num_layers * layer_weights(model)
+    layers = _attention_weights(model) * model.num_layers + _mlp_weights(model) * num_dense(model)
     return per_number * layers + max(per_number, BYTES) * _end_weights(model)
 
 
 def num_weights(model: ModelConfig) -> int:
-    """Number of weights of all matrices, the embedding's and the head's padding included."""
-    return model.num_layers * layer_weights(model) + _end_weights(model)
+    """Number of stored weights of all matrices, the embedding's and the head's padding included."""
+    return stored_weights(model) + _end_weights(model)
 
 
 def _end_weights(model: ModelConfig) -> int:
@@ -47,7 +71,56 @@ def _end_weights(model: ModelConfig) -> int:
     return (1 if model.tie_embeddings else 2) * model.padded_vocab_size * model.embed_dim
 
 
-def layer_weights(model: ModelConfig) -> int:
-    """Number of weights of the matrices of one layer."""
+def stored_weights(model: ModelConfig) -> int:
+    """Number of weights of the matrices of all layers."""
+    return _layers(model, model.experts.num_experts if model.experts else 0)
+
+
+def expert_weights(model: ModelConfig) -> int:
+    """Number of weights of all experts of all layers."""
+    if model.experts is None:
+        return 0
+    per_layer = 3 * model.experts.num_experts * model.experts.expert_dim * model.embed_dim
+    return len(model.sparse_layers) * per_layer
+
+
+def active_weights(model: ModelConfig) -> int:
+    """Number of weights of all layers that a token is multiplied with."""
+    return _layers(model, model.experts.num_experts_per_tok if model.experts else 0)
+
+
+def last_weights(model: ModelConfig) -> int:
+    """Number of active weights in the last products of all MLPs and experts."""
+    units = num_dense(model) * model.mlp_dim
+    if model.experts is not None:
+        per_token = model.experts.num_experts_per_tok * model.experts.expert_dim
+        units += len(model.sparse_layers) * per_token
+    return units * model.embed_dim
+
+
+def num_dense(model: ModelConfig, layers: int | None = None) -> int:
+    """Layers without experts.
+
+    Args:
+      layers: of the first so many; of all where not given.
+    """
+    return sum(not model.is_sparse(i) for i in range(layers or model.num_layers))
+
+
+def _layers(model: ModelConfig, num_experts: int) -> int:
+    """Weights of all layers, so many experts of each counted."""
+    found = _attention_weights(model) * model.num_layers + _mlp_weights(model) * num_dense(model)
+    if model.experts is not None:
+        units = model.experts.num_experts + 3 * num_experts * model.experts.expert_dim
+        found += len(model.sparse_layers) * units * model.embed_dim  # of routers, of experts
+    return found
+
+
+def _attention_weights(model: ModelConfig) -> int:
+    """Of one layer."""
     queries, keys_and_values = widths_of(model, 1, 1)
-    return (2 * queries + keys_and_values + 3 * model.mlp_dim) * model.embed_dim
+    return (2 * queries + keys_and_values) * model.embed_dim
+
+
+def _mlp_weights(model: ModelConfig) -> int:
+    return 3 * model.mlp_dim * model.embed_dim

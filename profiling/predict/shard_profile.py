@@ -80,8 +80,14 @@ class ShardProfiler:
         """One for the shard of each layout that the device has memory for; nothing is compiled.
 
         Raises:
-          UserError: there is none.
+          UserError: there is none, or the model has experts.
         """
+        if self.model.experts is not None:
+            raise UserError(
+                f"option --shards is {str(self.target)!r}: the model has experts, which compute rows of "
+                "all replicas, so that no device's part of a step can be measured alone; measure on the "
+                "whole machine without --shards, or predict steps with python -m pat_jax.plan."
+            )
         layouts = layouts_of(self.target, self.model)
         engines = {split: self._engine(split) for split in layouts}
         needs = {a: engine_memory(x, self.config).held(ALONE) for a, x in engines.items()}
@@ -137,9 +143,9 @@ class ShardProfiler:
             for (_, *at), seconds in warmup.timings.known["prefill_table"].items():
                 prefill[split, *at] = seconds
             for (_, rows, length), seconds in warmup.timings.new["decode_table"].items():
-                decode[split, rows, length] = seconds + self._besides_s(split.tp, rows)
+                decode[split, rows, length] = seconds + self._besides_s(split, rows)
             for (_, length), seconds in warmup.timings.new["prefill_table"].items():
-                prefill[split, length] = seconds + self.composer.prefill_links_s(split.tp)
+                prefill[split, length] = seconds + self.composer.prefill_links_s(split)
         reads = next(iter(self.engines.values())).specs.reads
         return replace(self._switches, decode_table=decode, prefill_table=prefill, reads=reads)
 
@@ -204,11 +210,11 @@ class ShardProfiler:
             kv_bytes=kv_bytes(policy, layouts, self.config, self.dtype, limit=limit, resident=()),
         )
 
-    def _besides_s(self, tp: int, rows: int) -> float:
+    def _besides_s(self, split: Split, rows: int) -> float:
         """Seconds of a step that the shard alone does not take."""
-        vocab = self.model.padded_vocab_size
+        vocab, tp = self.model.padded_vocab_size, split.tp
         left_out = self.composer.sampling_s(rows, vocab - vocab // tp) if tp > 1 else 0.0
-        return left_out + self.composer.decode_links_s(rows, tp)
+        return left_out + self.composer.decode_links_s(rows, split)
 
 
 def _is_lacking(warmup: Warmup) -> bool:

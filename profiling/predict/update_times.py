@@ -14,9 +14,9 @@ from collections.abc import Mapping
 from dataclasses import astuple, dataclass
 from typing import Self
 
-from pat_jax.profiling.predict.composer import Composer
+from pat_jax.profiling.predict.composer import ONE, Composer
 from pat_jax.profiling.predict.links import added, links_of
-from pat_jax.profiling.predict.model_sizes import layer_weights
+from pat_jax.profiling.predict.model_sizes import active_weights
 from pat_jax.profiling.predict.targets import Target
 from pat_jax.profiling.predict.update_work import Collective, Work
 
@@ -75,9 +75,13 @@ class UpdateTimes:
         return Seconds(products, attention, memory, links, host)
 
     def rate(self, tokens: int) -> float:
-        """Operations a second of a layer's products over so many tokens."""
-        flops = 2 * tokens * layer_weights(self.composer.model)
-        return 1e3 * flops / self.composer.products_ms(tokens, 1)
+        """Operations a second of the layers' products over so many tokens."""
+        flops = 2 * tokens * active_weights(self.composer.model)
+        spent_ms = sum(
+            count * self.composer.products_ms(tokens, ONE, is_sparse=is_sparse)
+            for is_sparse, count in self.composer.kinds().items()
+        )
+        return 1e3 * flops / spent_ms
 
     def sent_s(self, one: Collective) -> float:
         """Seconds of one collective. A scattered sum takes as long as gathering what it sums."""

@@ -2,7 +2,8 @@
 
 Knows shapes of models and rows. Does not know how long anything takes (`update_times.py`), nor what
 a compiler makes of it. In the layout that a run trains in, without tensor parallelism: rows over
-`dp` devices, parameters over `fsdp` of them.
+`dp` devices, parameters over `fsdp` of them. All experts of a layer are gathered, and a
+token is multiplied with the few that compute it.
 
 Attention is counted over the pairs that a causal mask within each sequence leaves, n (n + 1) / 2
 for n tokens. It takes 2 products forward and 7 backward. Its kernels compute scores and their
@@ -18,7 +19,15 @@ from typing import NamedTuple, Self
 
 from pat_jax.models.config import ModelConfig
 from pat_jax.profiling.predict.kernel_model import BYTES
-from pat_jax.profiling.predict.model_sizes import layer_weights, num_weights, passes
+from pat_jax.profiling.predict.model_sizes import (
+    active_weights,
+    expert_passes,
+    last_weights,
+    num_dense,
+    num_weights,
+    passes,
+    stored_weights,
+)
 
 FORWARD_PRODUCTS, BACKWARD_PRODUCTS = 2, 7  # of attention
 # Times that what is not a product of a layer is moved in the backward pass, where the forward pass
@@ -137,10 +146,11 @@ class UpdateWork:
     def _forward(self, tokens: int) -> tuple[Work, float, float]:
         """Of all layers; operations of the head; bytes of the logits."""
         model = self.model
-        layers = Work(
-            2.0 * tokens * model.num_layers * layer_weights(model),
-            model.num_layers * sum(passes(model, tokens, 1, 1)) * self.itemsize / BYTES,
-        )
+        num_bytes = num_dense(model) * sum(passes(model, tokens, 1, 1))
+        if sparse := len(model.sparse_layers):
+            of_experts = expert_passes(model, tokens)
+            num_bytes += sparse * (sum(passes(model, tokens, 1, 1, is_sparse=True)) + of_experts)
+        layers = Work(2.0 * tokens * active_weights(model), num_bytes * self.itemsize / BYTES)
         vocab = model.padded_vocab_size
         return layers, 2.0 * tokens * self._head, float(tokens * vocab * FLOAT32)
 
@@ -153,8 +163,8 @@ class UpdateWork:
         return float(chunks * each * self._head)
 
     def _last_products(self, tokens: int) -> float:
-        """Operations of the MLP's last products, whose results no gradient asks for."""
-        return 2.0 * tokens * self.model.num_layers * self.model.mlp_dim * self.model.embed_dim
+        """Operations of the last products of MLPs and experts, whose results no gradient asks for."""
+        return 2.0 * tokens * last_weights(self.model)
 
     def _attention(self, rows: Rows, products: int, passes: int) -> tuple[float, float]:
         """Operations and bytes: queries and results, keys and values at each pass."""
@@ -189,7 +199,7 @@ class UpdateWork:
     @property
     def _layer_bytes(self) -> float:
         """Of the weights of all layers, as they are multiplied with."""
-        return float(self.itemsize * self.model.num_layers * layer_weights(self.model))
+        return float(self.itemsize * stored_weights(self.model))
 
     def _lookup(self, rows: Rows) -> Collective:
         num_bytes = float(FLOAT32 * rows.tokens * self.model.embed_dim)

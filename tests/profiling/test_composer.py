@@ -20,6 +20,7 @@ from pat_jax.profiling.predict.model_sizes import weight_bytes
 from pat_jax.profiling.predict.sources import kernels_for
 from pat_jax.profiling.predict.targets import Target
 
+ALONE = Split(1, 1)
 LLAMA, LARGE = preset("llama-3.1-8b"), preset("llama-3.1-70b")
 
 
@@ -38,8 +39,8 @@ def test_sums_are_two_a_layer_one_for_the_embedding_and_the_logits_are_gathered(
     composer = Composer(kernels_for(target), LLAMA)
     links, waiting = links_of(target), waiting_s(target.chip, 8)
     one, gather = links.all_reduce_s(8, 2 * 16 * 4096), links.all_gather_s(8, 4 * 16 * 128_256)
-    assert composer.decode_links_s(16, 8) == pytest.approx(65 * (one + waiting) + gather)
-    assert composer.decode_links_s(16, 1) == composer.prefill_links_s(1) == 0.0
+    assert composer.decode_links_s(16, Split(1, 8)) == pytest.approx(65 * (one + waiting) + gather)
+    assert composer.decode_links_s(16, ALONE) == composer.prefill_links_s(ALONE) == 0.0
 
 
 @pytest.mark.parametrize("model", [LLAMA, preset("qwen3-0.6b")], ids=["own head", "tied"])

@@ -1,0 +1,252 @@
+"""Models with experts, predicted: what a device stores, reads and sends, and what a switch moves."""
+
+import csv
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from fakes import SPLITS, made_up_latency
+from hypothesis import given
+from hypothesis import strategies as st
+from published import DATA, needs_data
+
+from pat_jax.common.errors import UserError
+from pat_jax.config.rollout import RolloutConfig
+from pat_jax.models.config import ExpertsConfig, ModelConfig
+from pat_jax.models.policy import Policy
+from pat_jax.models.presets import preset
+from pat_jax.planning.latency.profile import Profile, Subject
+from pat_jax.planning.types import Split
+from pat_jax.profiling.capacity.costs import costs_of
+from pat_jax.profiling.capacity.limits import of_experts
+from pat_jax.profiling.capacity.plan_config import PlanConfig
+from pat_jax.profiling.capacity.what_if import with_slower_links
+from pat_jax.profiling.cross_compile.by_arithmetic import by_arithmetic, needs_of
+from pat_jax.profiling.cross_compile.target_build import Order
+from pat_jax.profiling.predict.composer import ONE, Composer, most_active
+from pat_jax.profiling.predict.kernel_model import ModelledKernels
+from pat_jax.profiling.predict.links import links_of, waiting_s
+from pat_jax.profiling.predict.model_sizes import (
+    active_weights,
+    num_weights,
+    stored_weights,
+    weight_bytes,
+)
+from pat_jax.profiling.predict.shard_profile import ShardProfiler
+from pat_jax.profiling.predict.sources import kernels_for
+from pat_jax.profiling.predict.targets import Target
+from pat_jax.profiling.predict.update_work import Collective, Rows, UpdateWork
+from pat_jax.training.model_flops import matrix_weights
+
+SMALL, LARGE, MIXED = preset("qwen3-30b-a3b"), preset("qwen3-235b-a22b"), preset("tiny-moe")
+EXPERTS = ExpertsConfig(128, 8, 768)  # of SMALL
+MODELS = ("qwen3-30b-a3b", "qwen3-235b-a22b", "mixtral-8x7b")
+# GB of weights of one of eight devices, from dp8tp1 to dp1tp8.
+HELD = {"qwen3-30b-a3b": (10.3, 8.8, 8.0, 7.6), "qwen3-235b-a22b": (72.8, 64.8, 60.8, 58.8)}
+
+
+def composer_of(text: str, model: ModelConfig = SMALL) -> Composer:
+    return Composer(kernels_for(Target.parse(text)), model)
+
+
+def order_of(model: str, target: str) -> Order:
+    config = PlanConfig(model=model, target=target).settled(preset(model).max_position)
+    machine = Target.parse(target)
+    return Order.of(machine, config.run(machine), preset(model), (2, 4))
+
+
+@pytest.mark.parametrize("tokens", [1, 5, 16, 64])
+@pytest.mark.parametrize("ways", [1, 8])
+def test_experts_that_a_device_reads_are_those_of_drawn_tokens(tokens: int, ways: int):
+    rng = np.random.default_rng(tokens)
+    drawn = np.argsort(rng.random((2000, tokens, 128)), axis=-1)[..., :8]
+    is_read = np.zeros((2000, 128), bool)
+    np.put_along_axis(is_read, drawn.reshape(2000, -1), True, axis=1)
+    most = is_read.reshape(2000, ways, -1).sum(axis=2).max(axis=1).mean()
+    expected = most_active(128 // ways, ways, 1 - (1 - 8 / 128) ** tokens)
+    assert expected == pytest.approx(most, rel=0.05)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_stored_weights_are_those_of_the_arrays_and_active_ones_those_of_a_token(name: str):
+    shallow = replace(preset(name), num_layers=1)
+    leaves = jax.tree.leaves(Policy.from_config(shallow).abstract(jnp.bfloat16))
+    assert num_weights(shallow) == sum(leaf.size for leaf in leaves if leaf.ndim > 1)
+    model = preset(name)
+    head = model.vocab_size * model.embed_dim
+    assert active_weights(model) == matrix_weights(model) - head
+    assert active_weights(model) < stored_weights(model) / 3
+
+
+@pytest.mark.parametrize("name", HELD)
+def test_what_a_device_holds_is_an_eighth_of_the_experts_and_a_part_of_the_rest(name: str):
+    """And of small things that each has: routers, and at TP8 copies of the four KV heads' weights."""
+    weights = needs_of(order_of(name, "h200:8")).weights
+    assert [weights[split] / 1e9 for split in SPLITS] == pytest.approx(HELD[name], rel=0.011)
+
+
+def test_layers_of_two_kinds_are_counted_one_by_one():
+    order = order_of("tiny-moe", "h100:2")
+    assert needs_of(order).weights == by_arithmetic(order).alone.weights
+    leaves = jax.tree.leaves(Policy.from_config(MIXED).abstract(jnp.bfloat16))
+    assert num_weights(MIXED) == sum(leaf.size for leaf in leaves if leaf.ndim > 1)
+    assert composer_of("h100:2", MIXED).kinds() == {True: 2, False: 1}
+    assert composer_of("h100:2", MIXED).kinds(1) == {True: 1}
+
+
+def test_no_range_is_told_for_steps_with_experts():
+    costs = costs_of(by_arithmetic(order_of("tiny-moe", "h100:2")), None, Path("nowhere"), "nccl")
+    assert costs.range is None
+    assert [note for note in costs.notes if note.startswith("Each token chooses its experts")]
+
+
+def test_an_order_with_experts_survives_json():
+    order = order_of("tiny-moe", "h100:2")
+    assert Order.from_json(json.loads(json.dumps(order.to_json()))) == order
+
+
+def test_a_switch_moves_no_expert():
+    """As much as with twice as many experts, and no more than what layouts divide."""
+    twice = replace(SMALL, experts=replace(EXPERTS, num_experts=256))
+    few, many = composer_of("h100:8"), composer_of("h100:8", twice)
+    chip = few.kernels.chip
+    for source, target in [(SPLITS[0], SPLITS[3]), (SPLITS[3], SPLITS[0])]:
+        assert few.reshard(source, target) == many.reshard(source, target)
+    down = few.reshard(SPLITS[3], SPLITS[0]) - few.switch_s
+    assert weight_bytes(SMALL) == pytest.approx(3.06e9, rel=0.01)
+    assert down == pytest.approx(7 / 8 * weight_bytes(SMALL) / chip.link_bytes_s)
+
+
+def test_links_around_experts_follow_the_layout():
+    """A gather of rows and routes and a scatter over the replicas; a sum over a replica's devices."""
+    target, composer = Target.parse("h100:8"), composer_of("h100:8")
+    links, row = links_of(target), 2 * SMALL.embed_dim
+
+    def exchange(devices: int, rows: int) -> float:
+        gather = links.all_gather_s(devices, rows * (row + 8 * 8))
+        scatter = links.all_gather_s(devices, rows * row)
+        return gather + scatter + 2 * waiting_s(target.chip, devices)
+
+    def sums(devices: int, rows: int) -> float:
+        return 2 * (links.all_reduce_s(devices, rows * row) + waiting_s(target.chip, devices))
+
+    expected = {
+        Split(8, 1): exchange(8, 8 * 16),
+        Split(4, 2): exchange(4, 4 * 16) + sums(2, 16),
+        Split(1, 8): sums(8, 16),
+    }
+    for split, seconds in expected.items():
+        sent = composer.layer_links_ms(16, split, is_sparse=True)
+        assert sent == pytest.approx(1e3 * seconds)
+    assert composer.layer_links_ms(16, ONE, is_sparse=True) == 0.0
+    assert composer.layer_links_ms(16, Split(8, 1)) == 0.0
+
+
+def test_devices_that_share_no_experts_send_nothing():
+    """Three devices and 128 experts: each has all of them, and computes its own rows alone."""
+    composer = composer_of("h100:3")
+    assert composer.expert_split(Split(3, 1)) == ONE
+    assert composer.experts_ms(4, Split(3, 1)) == composer.experts_ms(4, ONE)
+    assert composer.decode_links_s(4, Split(3, 1)) == 0.0
+
+
+@pytest.mark.parametrize("text", ["h100:8", "v5e:2x4", "v5p:2x2x2"])
+@given(rows=st.integers(1, 512), split=st.sampled_from(SPLITS))
+def test_a_step_is_never_faster_than_what_it_reads(text: str, rows: int, split: Split):
+    composer = composer_of(text)
+    distinct = 16 * (1 - (1 - 8 / 128) ** (rows * split.dp))  # of a device, in the mean
+    of_experts = 2 * 48 * distinct * 3 * EXPERTS.expert_dim * SMALL.embed_dim
+    rest = weight_bytes(SMALL) - 2 * SMALL.padded_vocab_size * SMALL.embed_dim
+    least = (of_experts + rest / split.tp) / composer.kernels.chip.memory_bytes_s
+    assert composer.decode_step(split, rows, 128) > least
+
+
+@pytest.mark.parametrize("text", ["h100:8", "v5e:2x4"])
+def test_a_step_that_verifies_reads_the_experts_of_all_its_tokens(text: str):
+    """Five tokens of one row choose 35 experts, not 8; from 64 rows on all are read anyhow."""
+    composer = composer_of(text)
+    assert most_active(128, 1, 1 - (1 - 8 / 128) ** 5) == pytest.approx(35.3, abs=0.1)
+
+    def longer(rows: int) -> float:
+        plain = composer.decode_step(Split(1, 8), rows, 1024)
+        return composer.decode_step(Split(1, 8), rows, 1024, 4) / plain
+
+    dense = Composer(composer.kernels, replace(SMALL, experts=None))
+    plain = dense.decode_step(Split(1, 8), 1, 1024)
+    assert longer(1) > 1.1 * dense.decode_step(Split(1, 8), 1, 1024, 4) / plain
+    one, five = (composer.experts_ms(n, ONE) for n in (1, 5))
+    least = 2 * 27 * 3 * 768 * 2048 / composer.kernels.chip.memory_bytes_s
+    assert five - one > 1e3 * least
+
+
+def test_work_of_an_update_multiplies_few_weights_and_gathers_all():
+    """Two layers, width 8, of 4 experts with 6 units, 2 of which compute a token."""
+    model = replace(MIXED, num_layers=2, embed_dim=8, num_heads=4, num_kv_heads=2, head_dim=4)
+    model = replace(model, experts=ExpertsConfig(4, 2, 6), vocab_size=64)
+    attention, expert, head = 8 * (16 + 2 * 8 + 16), 3 * 8 * 6, 64 * 8
+    router = 4 * 8
+    work = UpdateWork(model, dp=4, fsdp=4)
+    forward = work.scores(Rows(10, 33.0))
+    assert forward.flops == 2 * 10 * (2 * (attention + router + 2 * expert) + head)
+    gathered = 2 * 2 * (attention + router + 4 * expert)
+    assert forward.sent[0] == Collective("all-gather", gathered, 4)
+    gradients = work.gradients(Rows(10, 33.0))
+    last = 2 * 2 * 8 * 6  # of two experts in two layers
+    assert gradients.flops == 4 * forward.flops - 2 * 10 * last
+    assert gradients.sent[3] == Collective("reduce-scatter", gathered / 4, 4)
+
+
+@needs_data
+@pytest.mark.parametrize("model", [SMALL, LARGE], ids=["30b", "235b"])
+def test_a_layer_of_experts_is_near_measured_ones(model):
+    """As measured there: tokens that choose experts by turns, all on one device."""
+    (path,) = (DATA / "calibration").glob("aiconfigurator/h100_sxm_*_moe_bf16.csv")
+    kernels, experts = ModelledKernels(Target.parse("h100:8")), model.experts
+    sizes = model.embed_dim, experts.expert_dim, 8, 128, 1, 1
+    names = ("hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size", "moe_ep_size")
+    errors = []
+    with path.open() as file:
+        for row in csv.DictReader(file):
+            tokens = int(row["num_tokens"])
+            of_shape = tuple(int(row[name]) for name in names) == sizes
+            if row["distribution"] == "balanced" and of_shape and tokens <= 512:
+                rows, active = 8 * tokens, min(128, 8 * tokens)
+                found = kernels.grouped(rows, active, 2 * experts.expert_dim, model.embed_dim)
+                found += kernels.grouped(rows, active, model.embed_dim, experts.expert_dim)
+                errors.append(abs(found / float(row["latency_ms"]) - 1))
+    assert len(errors) == 17
+    assert np.mean(errors) < 0.15
+
+
+def test_shards_of_a_model_with_experts_are_refused():
+    target, device = Target.parse("h100:8"), jax.devices()[0]
+    profiler = ShardProfiler(SMALL, target, RolloutConfig(), device, jnp.bfloat16, 8)
+    with pytest.raises(UserError, match=r"^option --shards is 'h100:8': the model has experts"):
+        profiler.engines  # noqa: B018
+
+
+def test_slower_links_around_experts_are_refused():
+    latency = made_up_latency(
+        dict.fromkeys(SPLITS, 0.5), dict.fromkeys(SPLITS, 0.01), reshard=0.2, migrate_per_token=1e-3
+    )
+    subject = Subject("gpu", "made up", 8, json.loads(json.dumps(asdict(MIXED))), "bfloat16", "0")
+    with pytest.raises(UserError, match=r"^option --link_slowdown is 4: .* experts"):
+        with_slower_links(Profile(subject, latency), 4)
+
+
+def test_a_plan_says_up_to_where_another_layout_is_faster():
+    wide, narrow = SPLITS[3], SPLITS[0]
+    step = {(narrow, 1): 8e-3, (wide, 1): 5e-3, (narrow, 2): 8e-3, (wide, 2): 7.9e-3}
+    told = of_experts(lambda split, n: step[split, n], (narrow, wide), (1, 2))
+    assert told.endswith(
+        "with 1 running a step takes 5 ms in dp1tp8 and 8 in dp8tp1; from 2 running on no layout is more "
+        "than 5.0 % faster than dp8tp1."
+    )
+    told = of_experts(lambda split, n: step[split, 2], (narrow, wide), (1, 2))
+    assert told.endswith("in no layout is a step more than 5.0 % faster than in dp8tp1.")
+    told = of_experts(lambda split, n: step[split, 1], (narrow, wide), (1, 2))
+    assert told.endswith("and with 2 dp1tp8 is the faster one still.")
