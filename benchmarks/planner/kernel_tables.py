@@ -79,4 +79,4 @@ def _latency(
     drafts: Drafts,
 ) -> LatencyModel:
     buckets = Buckets.of(SPLITS, size, options_of(lengths))
-    return Composer(kernels, preset(model), switch_s).latency_model(buckets, drafts)
+    return Composer(kernels, preset(model), switch_s=switch_s).latency_model(buckets, drafts)

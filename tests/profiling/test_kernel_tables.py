@@ -8,9 +8,7 @@ from published import DATA, needs_data
 
 from pat_jax.layout.buckets import Buckets
 from pat_jax.models.presets import preset
-from pat_jax.profiling.predict.composer import (
-    Composer,
-)
+from pat_jax.profiling.predict.composer import Composer
 from pat_jax.profiling.predict.kernel_files import Interpolated, KernelTables, NoData
 from pat_jax.profiling.predict.model_sizes import weight_bytes
 from pat_jax.profiling.predict.targets import Target

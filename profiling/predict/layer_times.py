@@ -1,0 +1,170 @@
+"""Milliseconds of a model's layers on one device of a replica, and of what its devices send.
+
+A layer of experts gathers the rows of all replicas, computes its own experts for those, and scatters
+the sums: see `docs/experts.md`.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
+
+from pat_jax.models.config import ModelConfig
+from pat_jax.planning.types import Split
+from pat_jax.profiling.predict.kernel_model import BYTES, ModelledKernels
+from pat_jax.profiling.predict.links import added, waiting_s
+from pat_jax.profiling.predict.model_sizes import num_dense, passes, widths_of
+
+LOGIT_BYTES = 4  # gathered in float32
+ROUTE_BYTES = 8  # of a token and each of its experts: a number and a weight, four bytes each
+
+
+@dataclass(frozen=True)
+class LayerTimes:
+    """One model's layers by a chip's kernels and links."""
+
+    kernels: ModelledKernels
+    model: ModelConfig
+    # In how many ways the KV heads are divided at a TP degree, where that is not as many as divide both; the
+    # other devices of a replica have copies.
+    divided: Mapping[int, int] = field(default_factory=dict)
+    # In how many ways the experts are divided, where that is not as many as divide both them and the devices.
+    expert_ways: int = 0
+
+    def kv_ways(self, tp: int) -> int:
+        """In how many ways a replica divides the KV heads."""
+        return self.divided.get(tp) or math.gcd(tp, self.model.num_kv_heads)
+
+    def kinds(self, layers: int | None = None) -> dict[bool, int]:
+        """Number of layers with experts (True) and without, where there are any.
+
+        Args:
+          layers: of the first so many; of all where not given.
+        """
+        layers = layers or self.model.num_layers
+        dense = num_dense(self.model, layers)
+        return {kind: n for kind, n in ((True, layers - dense), (False, dense)) if n}
+
+    def expert_split(self, split: Split) -> Split:
+        """Over how many replicas, and devices of one, the experts are divided."""
+        assert self.model.experts is not None
+        ways = self.expert_ways or math.gcd(split.dp * split.tp, self.model.experts.num_experts)
+        over_tp = math.gcd(split.tp, ways)
+        return Split(ways // over_tp, over_tp)
+
+    def experts_ms(self, tokens: int, split: Split) -> float:
+        """Milliseconds of one layer's experts on the device that has most of them to read.
+
+        Args:
+          tokens: of each replica.
+        """
+        model, experts, over = self.model, self.model.experts, self.expert_split(split)
+        assert experts is not None
+        ways, met = over.dp * over.tp, tokens * over.dp
+        chosen = 1 - (1 - experts.num_experts_per_tok / experts.num_experts) ** met
+        active = most_active(experts.num_experts // ways, ways, chosen)
+        rows = max(active, met * experts.num_experts_per_tok / ways)
+        grouped = partial(self.kernels.grouped, rows, active)
+        into, out = (2 * experts.expert_dim, model.embed_dim), (model.embed_dim, experts.expert_dim)
+        return grouped(*into) + grouped(*out)
+
+    def products_ms(self, tokens: int, split: Split, *, is_sparse: bool = False) -> float:
+        """Milliseconds of one layer's matrix products on one device.
+
+        Args:
+          tokens: of each replica.
+        """
+        model, gemm, tp = self.model, self.kernels.gemm, split.tp
+        attention = gemm(tokens, sum(widths_of(model, tp, self.kv_ways(tp))), model.embed_dim)
+        attention += gemm(tokens, model.embed_dim, model.padded_num_heads * model.head_dim // tp)
+        if is_sparse:
+            assert model.experts is not None
+            router = self.kernels.head(tokens, model.experts.num_experts, model.embed_dim)
+            return attention + router + self.experts_ms(tokens, split)
+        return (
+            attention
+            + gemm(tokens, 2 * model.mlp_dim // tp, model.embed_dim)
+            + gemm(tokens, model.embed_dim, model.mlp_dim // tp)
+        )
+
+    def _layers_ms(self, tokens: int, split: Split, layers: int | None = None) -> float:
+        """All layers' products, and what is done number by number; on one device."""
+        total = 0.0
+        for is_sparse, count in self.kinds(layers).items():
+            ways = split.tp, self.kv_ways(split.tp)
+            moved = passes(self.model, tokens, *ways, is_sparse=is_sparse)
+            layer = self.products_ms(tokens, split, is_sparse=is_sparse)
+            total += count * (layer + sum(map(self.kernels.elementwise, moved)))
+        return total
+
+    def _sum_ms(self, tokens: int, devices: int) -> float:
+        if devices == 1:
+            return 0.0
+        waiting_ms = 1e3 * waiting_s(self.kernels.chip, devices)
+        return self.kernels.all_reduce(devices, tokens * self.model.embed_dim) + waiting_ms
+
+    def layer_links_ms(self, tokens: int, split: Split, *, is_sparse: bool = False) -> float:
+        """Milliseconds of what the devices send in one layer: a sum behind attention and one behind
+        the MLP. Around experts it is a gather of rows with their routes and a scatter over the
+        replicas, and a sum.
+
+        Args:
+          tokens: of each replica.
+        """
+        of_attention = self._sum_ms(tokens, split.tp)
+        if not is_sparse:
+            return 2 * of_attention
+        assert self.model.experts is not None
+        over, embed = self.expert_split(split), self.model.embed_dim
+        exchanged = 0.0
+        if over.dp > 1:
+            rows = tokens * over.dp
+            routes = ROUTE_BYTES * self.model.experts.num_experts_per_tok // BYTES
+            exchanged = self.kernels.all_gather(over.dp, rows * (embed + routes))
+            exchanged += self.kernels.all_gather(over.dp, rows * embed)  # a scatter takes as long
+            exchanged += 2e3 * waiting_s(self.kernels.chip, over.dp)
+        return of_attention + exchanged + self._sum_ms(tokens, over.tp)
+
+    def decode_links_s(self, tokens: int, split: Split, layers: int | None = None) -> float:
+        """What its links add to a step: those of each layer, one sum of the embedding, the logits.
+
+        Args:
+          tokens: of each replica.
+          layers: that it goes through; all where not given.
+        """
+        chip, seconds = self.kernels.chip, 0.0
+        for is_sparse, count in self.kinds(layers).items():
+            sent = self.layer_links_ms(tokens, split, is_sparse=is_sparse)
+            if sent:
+                beside = self.products_ms(tokens, split, is_sparse=is_sparse)
+                seconds += count * added(chip, sent, beside) / 1e3
+        if split.tp == 1:
+            return seconds
+        logits = tokens * self.model.padded_vocab_size
+        gather = self.kernels.all_gather(split.tp, logits * LOGIT_BYTES // BYTES)
+        return seconds + (self._sum_ms(tokens, split.tp) + gather) / 1e3
+
+    def prefill_links_s(self, split: Split) -> float:
+        """Seconds of what a prefill call sends. Its products do not wait for memory, so it comes on
+        top."""
+        tokens = self.prefill_blocks * self.page_size
+        return sum(
+            count * self.layer_links_ms(tokens, split, is_sparse=is_sparse) / 1e3
+            for is_sparse, count in self.kinds().items()
+        )
+
+
+@lru_cache(maxsize=4096)
+def most_active(here: int, ways: int, chosen: float) -> float:
+    """Experts that the device with most of them reads, expected.
+
+    Args:
+      here: experts of a device.
+      ways: devices with other experts.
+      chosen: probability that some token chooses an expert, each apart from the others.
+    """
+    at_most, below = [], 0.0
+    for n in range(here):
+        below += math.comb(here, n) * chosen**n * (1 - chosen) ** (here - n)
+        at_most.append(min(1.0, below))
+    return sum(1 - share**ways for share in at_most)
