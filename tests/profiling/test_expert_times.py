@@ -28,8 +28,8 @@ from pat_jax.profiling.capacity.what_if import with_slower_links
 from pat_jax.profiling.cross_compile.by_arithmetic import by_arithmetic, needs_of
 from pat_jax.profiling.cross_compile.target_build import Order
 from pat_jax.profiling.predict.composer import ONE, Composer
-from pat_jax.profiling.predict.layer_times import most_active
 from pat_jax.profiling.predict.kernel_model import ModelledKernels
+from pat_jax.profiling.predict.layer_times import most_active
 from pat_jax.profiling.predict.links import links_of, waiting_s
 from pat_jax.profiling.predict.model_sizes import (
     active_weights,
