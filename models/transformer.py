@@ -1,23 +1,21 @@
 """The one transformer, in Flax NNX. Parameters and activations carry axis names, no mesh.
 
-Query heads are stored as [kv_heads, queries_per_kv]: head h reads KV head h // queries_per_kv, and
-a layout may split the two axes separately (KV heads first, then the queries that share one). What
-pads the queries of a KV head is heads of zeros: nothing reads them, and nothing trains them.
 Weights are stored [*out, *in], as in checkpoints: see `layers.linear`.
 """
 
+from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int, Int16
 
+from pat_jax.models.attention import Attention, Cache
 from pat_jax.models.cache.kv_cache import LayerCache
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.experts import ROUTE_DTYPE, Experts, Routed
-from pat_jax.models.kernels.row_attention import attend_rows
 from pat_jax.models.layer_loop import scanned, unrolled
 from pat_jax.models.layers import (
     Rotation,
@@ -25,106 +23,13 @@ from pat_jax.models.layers import (
     linear,
     rms_norm,
     rope_frequencies,
-    rotate,
     swiglu,
 )
-from pat_jax.models.parameters import Keys, normal, ones, padded, param, zeros
+from pat_jax.models.parameters import Keys, normal, ones, param
 from pat_jax.models.partition import Partition, Whole
 from pat_jax.models.rematerialization import NONE, rematerialized
 
-Cache = TypeVar("Cache", bound=LayerCache)
-
 OfLayer = tuple[nnx.State, Array | None]  # its parameters, and the experts recorded of it
-# What splits the dimensions of an attention's inputs.
-QUERIES = ("batch", None, "kv_heads", "queries_per_kv", None)
-CONTEXT = ("batch", "kv_heads", None, None)
-
-
-class Attention(nnx.Module):
-    def __init__(self, config: ModelConfig, *, keys: Keys):
-        embed, kv, group, dim = (
-            config.embed_dim,
-            config.num_kv_heads,
-            config.padded_queries_per_kv,
-            config.head_dim,
-        )
-        heads = ("kv_heads", "queries_per_kv", None)
-        of_kv = ("kv_heads", None, "embed")
-        real = config.queries_per_kv  # the others of a group are padding
-        self.query = param(
-            keys,
-            (kv, group, dim, embed),
-            (*heads, "embed"),
-            padded(normal(embed), (kv, real, dim, embed)),
-            contracted=1,
-        )
-        self.key = param(keys, (kv, dim, embed), of_kv, normal(embed), contracted=1)
-        self.value = param(keys, (kv, dim, embed), of_kv, normal(embed), contracted=1)
-        into_residual = normal(config.num_heads * dim, 2 * config.num_layers)
-        self.out = param(
-            keys,
-            (embed, kv, group, dim),
-            ("embed", *heads),
-            padded(into_residual, (embed, kv, real, dim)),
-            contracted=3,
-        )
-        if config.attention_bias:
-            self.query_bias = param(keys, (kv, group, dim), heads, zeros)
-            self.key_bias = param(keys, (kv, dim), ("kv_heads", None), zeros)
-            self.value_bias = param(keys, (kv, dim), ("kv_heads", None), zeros)
-        if config.qk_norm:
-            self.query_norm = param(keys, (dim,), (None,), ones)
-            self.key_norm = param(keys, (dim,), (None,), ones)
-        self.config = config
-
-    def __call__(
-        self,
-        x: Float[Array, "rows length embed"],
-        positions: Int[Array, "rows length"],
-        rotation: Rotation,
-        cache: Cache | None,
-        partition: Partition,
-    ) -> tuple[Float[Array, "rows length embed"], Cache | None]:
-        queries, keys, values = self._project(x)
-        queries, keys = rotate(queries, rotation), rotate(keys, rotation)
-        queries = partition.constrain(queries, *QUERIES)
-        if cache is None:
-            attended = partition.on_shards(
-                partial(attend_rows, kernels=partition.kernels),
-                [
-                    (queries, QUERIES),
-                    (jnp.swapaxes(keys, 1, 2), CONTEXT),
-                    (jnp.swapaxes(values, 1, 2), CONTEXT),
-                    (positions, ("batch", None)),
-                ],
-                QUERIES,
-            )
-        else:
-            attended, cache = cache.attend(queries, keys, values, positions, partition.kernels)
-        attended = self._without_padding(attended, partition)
-        out = linear(attended, self.out.get_value(), contracted=3)
-        return partition.sum(out, "kv_heads", "queries_per_kv"), cache
-
-    def _without_padding(self, attended: Array, partition: Partition) -> Array:
-        """Zeros for what pads a KV head's queries, so that its weights have gradients of zeros."""
-        config, here = self.config, attended.shape[3]
-        if config.padded_queries_per_kv == config.queries_per_kv:
-            return attended
-        query = partition.shard_index("queries_per_kv") * here + jnp.arange(here)
-        return jnp.where((query < config.queries_per_kv)[None, None, None, :, None], attended, 0)
-
-    def _project(self, x: Array) -> tuple[Array, Array, Array]:
-        queries = linear(x, self.query.get_value())
-        keys = linear(x, self.key.get_value())
-        values = linear(x, self.value.get_value())
-        if self.config.attention_bias:
-            queries += self.query_bias[...].astype(x.dtype)[None, None]
-            keys += self.key_bias[...].astype(x.dtype)[None, None]
-            values += self.value_bias[...].astype(x.dtype)[None, None]
-        if self.config.qk_norm:
-            queries = rms_norm(queries, self.query_norm[...], self.config.norm_eps)
-            keys = rms_norm(keys, self.key_norm[...], self.config.norm_eps)
-        return queries, keys, values
 
 
 class MLP(nnx.Module):
@@ -223,17 +128,7 @@ class Transformer(nnx.Module):
         """
         partition = partition or Whole()
         x = self._embed(tokens, partition).astype(dtype)
-        definitions = self._definitions()
-
-        def run(
-            layer: OfLayer, x: Array, cache: LayerCache | None
-        ) -> tuple[Array, Any, Routed | None]:
-            params, recorded = layer
-            definition = definitions["router" in params["mlp"]]
-            return run_layer(definition, params, x, cache=cache, recorded=recorded)
-
-        run_layer = partial(
-            _run_layer,
+        run = self._runner(
             positions=positions,
             rotation=angles(positions, rope_frequencies(self.config)),
             is_real=tokens >= 0,
@@ -242,13 +137,12 @@ class Transformer(nnx.Module):
         )
         layers = self._layers(recorded)[:depth]
         if cache is None:
-            run_all = scanned if scan_layers else unrolled
 
             def without_cache(layer: OfLayer, x: Array) -> tuple[Array, Routed | None]:
                 x, _, of_layer = run(layer, x, None)
                 return x, of_layer
 
-            x, routed = run_all(without_cache, layers, x)
+            x, routed = (scanned if scan_layers else unrolled)(without_cache, layers, x)
         else:
             written, routed = list(cache), []
             for i, (layer, layer_cache) in enumerate(zip(layers, cache, strict=True)):
@@ -257,6 +151,20 @@ class Transformer(nnx.Module):
             cache = tuple(written)
         hidden = rms_norm(x, self.final_norm[...], self.config.norm_eps)
         return Output(hidden, cache, _stacked([x for x in routed if x is not None], tokens.shape))
+
+    def _runner(self, **how: Any) -> Callable[..., tuple[Array, Any, Routed | None]]:
+        """Runs a layer, of whichever kind: what it is given, its input and its cache."""
+        first = {self.config.is_sparse(i): i for i in reversed(range(len(self.layers)))}
+        definitions = {kind: nnx.graphdef(self.layers[i]) for kind, i in first.items()}
+
+        def run(
+            layer: OfLayer, x: Array, cache: LayerCache | None
+        ) -> tuple[Array, Any, Routed | None]:
+            params, recorded = layer
+            definition = definitions["router" in params["mlp"]]
+            return _run_layer(definition, params, x, cache=cache, recorded=recorded, **how)
+
+        return run
 
     def _layers(self, recorded: Array | None) -> list[OfLayer]:
         """Parameters of each layer, and the experts recorded of it."""
@@ -268,11 +176,6 @@ class Transformer(nnx.Module):
             )
             for i, layer in enumerate(self.layers)
         ]
-
-    def _definitions(self) -> dict[bool, nnx.GraphDef]:
-        """Of the layers with experts (True) and of those without."""
-        first = {self.config.is_sparse(i): i for i in reversed(range(len(self.layers)))}
-        return {is_sparse: nnx.graphdef(self.layers[i]) for is_sparse, i in first.items()}
 
     def _embed(self, tokens: Array, partition: Partition) -> Array:
         """A token that has no row is a vector of zeros: a draft model is shown what it does not know."""

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from pat_jax.layout.layout import factored_mesh, layout_chain
 from pat_jax.layout.partitions import AutoPartition
+from pat_jax.models.attention import CONTEXT, QUERIES
 from pat_jax.models.kernels import row_attention_tpu
 from pat_jax.models.kernels.kernel_choice import PALLAS, Kernels
 from pat_jax.models.kernels.row_attention import KERNELS, attend_rows
@@ -22,7 +23,6 @@ from pat_jax.models.kernels.row_attention_gpu import attend_on_gpu
 from pat_jax.models.kernels.row_attention_tpu import attend_on_tpu
 from pat_jax.models.kernels.row_bounds import Seen, end_blocks, is_seen, key_blocks, seen_keys
 from pat_jax.models.presets import preset
-from pat_jax.models.transformer import CONTEXT, QUERIES
 from pat_jax.planning.types import Split
 
 ROWS, KV, GROUP, DIM = 2, 2, 2, 8

@@ -1,0 +1,113 @@
+"""Attention, in Flax NNX.
+
+Query heads are stored as [kv_heads, queries_per_kv]: head h reads KV head h // queries_per_kv, and
+a layout may split the two axes separately (KV heads first, then the queries that share one). What
+pads the queries of a KV head is heads of zeros: nothing reads them, and nothing trains them.
+"""
+
+from functools import partial
+from typing import TypeVar
+
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, Int
+
+from pat_jax.models.cache.kv_cache import LayerCache
+from pat_jax.models.config import ModelConfig
+from pat_jax.models.kernels.row_attention import attend_rows
+from pat_jax.models.layers import Rotation, linear, rms_norm, rotate
+from pat_jax.models.parameters import Keys, normal, ones, padded, param, zeros
+from pat_jax.models.partition import Partition
+
+Cache = TypeVar("Cache", bound=LayerCache)
+
+# What splits the dimensions of an attention's inputs.
+QUERIES = ("batch", None, "kv_heads", "queries_per_kv", None)
+CONTEXT = ("batch", "kv_heads", None, None)
+
+
+class Attention(nnx.Module):
+    def __init__(self, config: ModelConfig, *, keys: Keys):
+        embed, kv, group, dim = (
+            config.embed_dim,
+            config.num_kv_heads,
+            config.padded_queries_per_kv,
+            config.head_dim,
+        )
+        heads = ("kv_heads", "queries_per_kv", None)
+        of_kv = ("kv_heads", None, "embed")
+        real = config.queries_per_kv  # the others of a group are padding
+        self.query = param(
+            keys,
+            (kv, group, dim, embed),
+            (*heads, "embed"),
+            padded(normal(embed), (kv, real, dim, embed)),
+            contracted=1,
+        )
+        self.key = param(keys, (kv, dim, embed), of_kv, normal(embed), contracted=1)
+        self.value = param(keys, (kv, dim, embed), of_kv, normal(embed), contracted=1)
+        into_residual = normal(config.num_heads * dim, 2 * config.num_layers)
+        self.out = param(
+            keys,
+            (embed, kv, group, dim),
+            ("embed", *heads),
+            padded(into_residual, (embed, kv, real, dim)),
+            contracted=3,
+        )
+        if config.attention_bias:
+            self.query_bias = param(keys, (kv, group, dim), heads, zeros)
+            self.key_bias = param(keys, (kv, dim), ("kv_heads", None), zeros)
+            self.value_bias = param(keys, (kv, dim), ("kv_heads", None), zeros)
+        if config.qk_norm:
+            self.query_norm = param(keys, (dim,), (None,), ones)
+            self.key_norm = param(keys, (dim,), (None,), ones)
+        self.config = config
+
+    def __call__(
+        self,
+        x: Float[Array, "rows length embed"],
+        positions: Int[Array, "rows length"],
+        rotation: Rotation,
+        cache: Cache | None,
+        partition: Partition,
+    ) -> tuple[Float[Array, "rows length embed"], Cache | None]:
+        queries, keys, values = self._project(x)
+        queries, keys = rotate(queries, rotation), rotate(keys, rotation)
+        queries = partition.constrain(queries, *QUERIES)
+        if cache is None:
+            attended = partition.on_shards(
+                partial(attend_rows, kernels=partition.kernels),
+                [
+                    (queries, QUERIES),
+                    (jnp.swapaxes(keys, 1, 2), CONTEXT),
+                    (jnp.swapaxes(values, 1, 2), CONTEXT),
+                    (positions, ("batch", None)),
+                ],
+                QUERIES,
+            )
+        else:
+            attended, cache = cache.attend(queries, keys, values, positions, partition.kernels)
+        attended = self._without_padding(attended, partition)
+        out = linear(attended, self.out.get_value(), contracted=3)
+        return partition.sum(out, "kv_heads", "queries_per_kv"), cache
+
+    def _without_padding(self, attended: Array, partition: Partition) -> Array:
+        """Zeros for what pads a KV head's queries, so that its weights have gradients of zeros."""
+        config, here = self.config, attended.shape[3]
+        if config.padded_queries_per_kv == config.queries_per_kv:
+            return attended
+        query = partition.shard_index("queries_per_kv") * here + jnp.arange(here)
+        return jnp.where((query < config.queries_per_kv)[None, None, None, :, None], attended, 0)
+
+    def _project(self, x: Array) -> tuple[Array, Array, Array]:
+        queries = linear(x, self.query.get_value())
+        keys = linear(x, self.key.get_value())
+        values = linear(x, self.value.get_value())
+        if self.config.attention_bias:
+            queries += self.query_bias[...].astype(x.dtype)[None, None]
+            keys += self.key_bias[...].astype(x.dtype)[None, None]
+            values += self.value_bias[...].astype(x.dtype)[None, None]
+        if self.config.qk_norm:
+            queries = rms_norm(queries, self.query_norm[...], self.config.norm_eps)
+            keys = rms_norm(keys, self.key_norm[...], self.config.norm_eps)
+        return queries, keys, values
