@@ -1,7 +1,7 @@
 """Milliseconds of a model's layers on one device of a replica, and of what its devices send.
 
-A layer of experts gathers the rows of all replicas, computes its own experts for those, and scatters
-the sums: see `docs/experts.md`.
+In a layer of experts a device gathers the rows of all replicas, computes its own experts for those,
+and scatters the sums: see `docs/experts.md`.
 """
 
 import math
