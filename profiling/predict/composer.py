@@ -103,6 +103,15 @@ class Composer(LayerTimes):
         )
         return "held" if is_held else "bucket"
 
+    def prefill_links_s(self, split: Split) -> float:
+        """Seconds of what a prefill call sends. Its products do not wait for memory, so it comes on
+        top."""
+        tokens = self.prefill_blocks * self.page_size
+        return sum(
+            count * self.layer_links_ms(tokens, split, is_sparse=is_sparse) / 1e3
+            for is_sparse, count in self.kinds().items()
+        )
+
     def sampling_s(self, rows: int, vocab: int) -> float:
         """Seconds of sampling from so many logits of each row, which every device of a replica
         does."""

@@ -144,15 +144,6 @@ class LayerTimes:
         gather = self.kernels.all_gather(split.tp, logits * LOGIT_BYTES // BYTES)
         return seconds + (self._sum_ms(tokens, split.tp) + gather) / 1e3
 
-    def prefill_links_s(self, split: Split) -> float:
-        """Seconds of what a prefill call sends. Its products do not wait for memory, so it comes on
-        top."""
-        tokens = self.prefill_blocks * self.page_size
-        return sum(
-            count * self.layer_links_ms(tokens, split, is_sparse=is_sparse) / 1e3
-            for is_sparse, count in self.kinds().items()
-        )
-
 
 @lru_cache(maxsize=4096)
 def most_active(here: int, ways: int, chosen: float) -> float:
