@@ -14,8 +14,8 @@ import numpy as np
 
 from pat_jax.engine.sequences.responses import Completion, Request
 from pat_jax.engine.sequences.sampling import Sampling
+from pat_jax.engine.sequences.sequence_table import NO_TOKEN
 from pat_jax.engine.sequences.state import no_routes
-from pat_jax.engine.sequences.types import NO_TOKEN
 from pat_jax.models.policy import Params, Policy
 
 NEAR_TIE = 1e-4  # a decision with a smaller margin may fall otherwise in another layout

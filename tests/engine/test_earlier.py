@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from pat_jax.engine.device.decode.sampling import sequence_key
 from pat_jax.engine.sequences.earlier import EarlierResponses
 from pat_jax.engine.sequences.responses import Request, Responses
+from pat_jax.engine.sequences.sequence_table import NO_TOKEN
 from pat_jax.engine.sequences.texts import LEAD, Texts, texts
-from pat_jax.engine.sequences.types import NO_TOKEN
 
 tokens = st.lists(st.integers(0, 3), max_size=5)
 asked = tokens.map(tuple)

@@ -12,7 +12,7 @@ from sampling_cases import SEQUENCES, chi_square, keys_of, own_noise, rows_of
 from pat_jax.engine.device.decode.gumbel import BLOCK, exponentials, position_keys
 from pat_jax.engine.device.decode.sampling import NEG_INF, sample
 from pat_jax.engine.sequences.sampling import Sampling
-from pat_jax.engine.sequences.types import NO_TOKEN
+from pat_jax.engine.sequences.sequence_table import NO_TOKEN
 from tests.near_ties import NEAR_TIE, perturbed
 
 ROWS = len(SEQUENCES)

@@ -9,8 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pat_jax.engine.sequences.sequence_table import NO_SEQUENCE
-from pat_jax.engine.sequences.types import NO_TOKEN
+from pat_jax.engine.sequences.sequence_table import NO_SEQUENCE, NO_TOKEN
 
 
 class Copies(NamedTuple):

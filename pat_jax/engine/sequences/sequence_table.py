@@ -11,6 +11,7 @@ from pat_jax.planning.types import Load
 
 NO_ROW = -1
 NO_SEQUENCE = -1
+NO_TOKEN = -1
 
 
 class SequenceTable:

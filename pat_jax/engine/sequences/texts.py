@@ -11,7 +11,7 @@ import numpy as np
 
 from pat_jax.engine.sequences.earlier import EarlierResponses
 from pat_jax.engine.sequences.responses import Responses
-from pat_jax.engine.sequences.types import NO_TOKEN
+from pat_jax.engine.sequences.sequence_table import NO_TOKEN
 
 LEAD = 16  # tokens of the prompt before a response: what its beginning is found by
 BESIDE = LEAD + 1  # columns that a response takes beside its own: these, and what ends it

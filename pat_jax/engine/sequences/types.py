@@ -8,8 +8,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from pat_jax.common.pytree import pytree_dataclass
 from pat_jax.engine.sequences.sampling import MAX_STOP_IDS, Sampling
-
-NO_TOKEN = -1
+from pat_jax.engine.sequences.sequence_table import NO_TOKEN
 
 
 @pytree_dataclass

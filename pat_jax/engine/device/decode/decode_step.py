@@ -15,8 +15,9 @@ from pat_jax.engine.device.decode.sampling import Ahead, Seen, likeliest, rememb
 from pat_jax.engine.device.draft.ngram import put_windows
 from pat_jax.engine.device.draft.token_batch import Counts
 from pat_jax.engine.sequences.page_allocator import num_pages_for
+from pat_jax.engine.sequences.sequence_table import NO_TOKEN
 from pat_jax.engine.sequences.state import BurstOutput, LayerPages, RowState
-from pat_jax.engine.sequences.types import NO_TOKEN, RowSampling
+from pat_jax.engine.sequences.types import RowSampling
 from pat_jax.layout.layout import Layout
 from pat_jax.layout.partitions import ManualPartition
 from pat_jax.models.cache.burst_layer import BurstLayer

@@ -17,8 +17,8 @@ from pat_jax.engine.device.decode.sampling import Ahead
 from pat_jax.engine.device.draft.drafter import Accepted, Asked, Proposal
 from pat_jax.engine.device.draft.ngram import Draft
 from pat_jax.engine.device.draft.token_batch import Counts, met_by
+from pat_jax.engine.sequences.sequence_table import NO_TOKEN
 from pat_jax.engine.sequences.state import Runs
-from pat_jax.engine.sequences.types import NO_TOKEN
 
 # From the two newest tokens of each row, the position of the last and caches: logits, and the caches.
 Pass = Callable[[tuple[Array, Array], Array, tuple], tuple[Float[Array, "rows vocab"], tuple]]

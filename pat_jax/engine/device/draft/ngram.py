@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int, Shaped
 
-from pat_jax.engine.sequences.types import NO_TOKEN
+from pat_jax.engine.sequences.sequence_table import NO_TOKEN
 
 CONTEXT = 16  # most tokens of a match: longer ones draft no better (`python -m benchmarks.speculation.draft_acceptance`)
 
