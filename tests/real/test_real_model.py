@@ -141,10 +141,10 @@ def test_three_devices_and_drafts_change_no_token(
     smollm2, layout, on_one_device, expected, prompts, theirs
 ):
     """9 query and 3 key-value heads split over 3 devices; drafts copied from the responses themselves."""
-    options = {"devices": 3, "speculation": {"source": "suffix", "numbers": [3]}}
+    options = {"devices": 3, "speculation": {"source": "suffix", "num_draft_tokens": [3]}}
     answers, rollout = generate(smollm2, prompts, layout=layout, **options)
     same = check_same(answers, expected, prompts, theirs)
-    print(f"{layout}: {same} tokens the same, drafts {sum(rollout.drafted)} proposed")
+    print(f"{layout}: {same} tokens the same, drafts {sum(rollout.drafts.drafted)} proposed")
     assert same >= 0.98 * sum(map(len, expected))
     assert [a.token_ids for a in answers] == [a.token_ids for a in on_one_device]
 
