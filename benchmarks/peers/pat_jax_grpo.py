@@ -19,7 +19,7 @@ from pat_jax.run.setup import build
 
 class InTurns(Run):
     def iterate(self, step: int) -> None:
-        jax.block_until_ready(self.state)
+        jax.block_until_ready(self.learner.state)
         turns.wait()
         super().iterate(step)
 
