@@ -32,7 +32,7 @@ class ExampleColumns:
 
     @property
     def named(self) -> list[str]:
-        """Of which somebody has named a column."""
+        """The fields that somebody has set."""
         return [name for name, column in asdict(self).items() if column]
 
 

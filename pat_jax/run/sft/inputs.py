@@ -29,7 +29,7 @@ _MOST_BYTE_TOKENS = 512  # embedding rows of a model of bytes: a vocabulary may 
 
 
 def shape_of_model(name: str) -> ModelConfig:
-    """Of a checkpoint; a built-in shape has as many tokens as there are bytes, and the end token.
+    """A checkpoint's shape, or a built-in one, whose tokens are the bytes and the end token.
 
     Raises:
       UserError: the name is neither.
