@@ -1,4 +1,4 @@
-"""`python -m pat_jax.sft`: supervised fine-tuning on files of examples.
+"""`python -m pat_jax.sft`: supervised fine-tuning on files of examples, or training on text.
 
 What happens is in `run/sft/loop.py`.
 """

@@ -46,9 +46,11 @@ def settled(config: Options, model: KnownModel) -> tuple[Options, str]:
     return replace(config, compute_dtype=dtype, rollout=rollout), note
 
 
-def settled_examples(config: SftConfig, context: int, platform: str) -> tuple[SftConfig, str]:
-    """As `settled`, of supervised fine-tuning, whose model is a checkpoint."""
-    dtype = settled_dtype(config.compute_dtype, platform, is_checkpoint=True)
+def settled_examples(
+    config: SftConfig, context: int, platform: str, *, is_checkpoint: bool = True
+) -> tuple[SftConfig, str]:
+    """As `settled`, of supervised fine-tuning."""
+    dtype = settled_dtype(config.compute_dtype, platform, is_checkpoint=is_checkpoint)
     if config.max_length is not None:
         return replace(config, compute_dtype=dtype), ""
     longest = min(LONGEST_EXAMPLE, context)

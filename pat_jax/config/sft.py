@@ -32,7 +32,8 @@ class SftDataConfig(ChatOptions):
     files: tuple[str, ...] = option((), NAMES, **SHORT_FORM)
     """JSON, JSON-lines or Parquet files of examples, patterns of their names ('data/*.parquet'), or
     datasets of the Hugging Face Hub (owner/name:config/split, as `train --help` says): prompt and
-    completion, messages, or text."""
+    completion, messages, or text. Any other file is one text (UTF-8); a folder is all files in it
+    and below. Texts are joined by the end token and cut into rows of --max_length."""
     prompt_key: str = ""
     """Column of the prompt, text or chat messages; `a.b` is field b of column a. Empty: prompt."""
     completion_key: str = ""
@@ -52,9 +53,10 @@ class SftEvalConfig(EvalSchedule):
     """Files of examples to evaluate on, read like those of --data; none holds out a share of
     --data."""
     share: float = option(0.05, FRACTION)
-    """Share of --data that is held out, by the hash of the prompt, the chat or the text."""
+    """Share of --data that is held out, by the hash of the prompt, the chat or the text; of a long
+    text by that of each part of 16,384 characters."""
     num_examples: int = option(256, RESPONSES)
-    """Held-out examples that are evaluated, at most."""
+    """Held-out examples that are evaluated, at most; of texts rows."""
 
 
 @dataclass(frozen=True)
@@ -64,22 +66,28 @@ class SftConfig(AnyRun):
 
         python -m pat_jax.sft --model Qwen/Qwen2.5-0.5B --data examples/lessons.jsonl \\
             --checkpoint.export_dir taught
+
+    A built-in shape starts from random weights, with bytes as tokens.
+
+        python -m pat_jax.sft --model demo-moe --data corpus/ --optimizer.learning_rate 1e-3
     """
 
     LEARNING_RATE = 2e-5
 
     model: str = ""
-    """A Hugging Face checkpoint directory, or a model of the Hugging Face Hub (owner/name)."""
+    """A Hugging Face checkpoint directory, a model of the Hugging Face Hub (owner/name), or a
+    built-in shape such as demo-moe, with random weights. Shapes, and directories without a
+    tokenizer and with a vocabulary of 257 to 512, take the bytes of a text as its tokens."""
     epochs: float = option(1.0, positive(10**6))
     """Passes over the examples."""
     steps: int = option(0, STEPS)
     """Optimizer steps; 0 takes --epochs."""
     batch_size: int = option(32, RESPONSES)
-    """Examples in one optimizer step. The loss is the mean over all their tokens that are
-    learned."""
+    """Examples in one optimizer step; of texts, rows. The loss is the mean over all their tokens
+    that are learned."""
     max_length: int = auto(count(2, 2**24))
     """Longest example in tokens, at most the model's context; longer ones are left out and counted.
-    auto: 1,024, or the context if that is shorter."""
+    Texts are cut into rows of this length. auto: 1,024, or the context if that is shorter."""
     truncate: bool = False
     """Cut longer examples at max_length instead."""
     completion_only_loss: bool = True
@@ -90,7 +98,7 @@ class SftConfig(AnyRun):
     """Token budget (rows x length, all devices together) of one forward-backward pass; gradients
     accumulate over the rest."""
     seed: int = option(0, SEED)
-    """Seed of the order of the examples."""
+    """Seed of the order of the examples, and of random weights."""
     device_memory_gib: float = option(0.0, MEMORY_GIB)
     """Memory of one device in GiB; 0 asks the device."""
     compute_dtype: ComputeDtype = "auto"

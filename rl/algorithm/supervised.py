@@ -11,7 +11,7 @@ import numpy as np
 from pat_jax.rl.algorithm.losses import Columns, Loss, PerToken, Reduction, Responses
 from pat_jax.rl.batches.batches import TrainBatch, empty_micro_batch
 from pat_jax.rl.batches.packing import Shape, pack_rows
-from pat_jax.rl.data.examples import Example
+from pat_jax.rl.data.example import Example
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def to_example_batch(examples: Sequence[Example], micro_shapes: Sequence[Shape])
         targets = slice(whole.start, whole.stop - 1)
         in_loss = example.in_loss[1:]  # of the target of each position
         micro.tokens[row, whole] = example.tokens
-        micro.positions[row, whole] = np.arange(len(example))
+        micro.positions[row, whole] = example.positions
         micro.responses[row, targets] = np.where(in_loss, spot.number, 0)
         micro.weights[row, targets] = np.where(in_loss, weight, 0)
     slots = sum(micro.tokens.size for micro in micro_batches)

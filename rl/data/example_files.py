@@ -2,7 +2,7 @@
 
     prompt + completion    text or chat messages, each
     messages               a chat
-    text                   a text
+    text                   a text, as a whole text file is (`text_files.py`)
 
 in this order, and whatever the case of their letters. Knows columns and what may be in them: every
 complaint names file, line or row, and field. Does not know how files are written (`row_files.py`),
@@ -10,7 +10,7 @@ nor tokens.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,11 @@ class ExampleColumns:
     completion: str = ""
     messages: str = ""
     text: str = ""
+
+    @property
+    def named(self) -> list[str]:
+        """The fields that somebody has set."""
+        return [name for name, column in asdict(self).items() if column]
 
 
 @dataclass(frozen=True)

@@ -1,20 +1,21 @@
 """Examples to imitate, as tokens: which of them are learned, and in which order.
 
-Knows rows, tokens, splits and epochs. Does not know file formats (`example_files.py`), batches or
-shapes.
+Knows rows, tokens, splits and epochs. Does not know file formats (`example_files.py`,
+`text_files.py`), batches or shapes.
 """
 
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
-from jaxtyping import Bool, Int
 
 from pat_jax.common.errors import UserError
 from pat_jax.rl.data.chat_turns import Marked, Piece, ended, join_pieces, mark_turns
+from pat_jax.rl.data.example import Example
 from pat_jax.rl.data.example_files import (
     Completion,
     Conversation,
@@ -24,18 +25,12 @@ from pat_jax.rl.data.example_files import (
     read_example_file,
 )
 from pat_jax.rl.data.limits import A_LIMIT, keeps_most
+from pat_jax.rl.data.row_files import RECORD_FORMATS
 from pat_jax.rl.data.subset import Subset, subset_of
+from pat_jax.rl.data.text_files import is_text_file, read_text_file
+from pat_jax.rl.data.text_reader import TextRead, TextReader
 from pat_jax.rl.text.chat_template import ChatTemplateError
 from pat_jax.rl.text.tokenizer import ASSISTANT, ChatMessage, HuggingFaceTokenizer, PromptText
-
-
-@dataclass(frozen=True)
-class Example:
-    tokens: Int[np.ndarray, " length"]
-    in_loss: Bool[np.ndarray, " length"]  # the first token never is: nothing predicts it
-
-    def __len__(self) -> int:
-        return len(self.tokens)
 
 
 class Examples:
@@ -57,7 +52,7 @@ class Examples:
         """
         epoch, start = divmod(position, len(self))
         order = np.random.default_rng((self._seed, epoch)).permutation(len(self))
-        return [self._examples[index] for index in order[start : start + size]]
+        return [self._examples[index] for index in order[start : start + size].tolist()]
 
     @cached_property
     def checksum(self) -> int:
@@ -73,7 +68,7 @@ class Examples:
 
 @dataclass
 class Read:
-    """What came of files."""
+    """What came of files of examples."""
 
     max_length: int
     is_truncated: bool
@@ -95,10 +90,11 @@ class Read:
 
 @dataclass(frozen=True)
 class ExampleReader:
-    """From files to examples.
+    """From files to examples, or to rows of text.
 
     Args:
-      max_length: tokens; longer examples are left out, or cut there where they are truncated.
+      max_length: tokens; longer examples are left out, or cut there where they are truncated. Rows
+        of text have as many.
       completion_only: of prompt and completion, the completion is learned and the prompt is not.
       assistant_only: of a chat, what the assistant says is learned and nothing else.
       option: what a person calls `max_length`.
@@ -112,24 +108,43 @@ class ExampleReader:
     assistant_only: bool = True
     option: str = A_LIMIT
 
-    def read(self, paths: Sequence[Path], heldout_share: float) -> Read:
+    def read(self, paths: Sequence[Path], heldout_share: float) -> Read | TextRead:
         """
         Args:
           heldout_share: of the rows, by the text of a prompt, a chat or a text alone: neither order
             nor seed changes which.
 
         Raises:
-          UserError: a file or one of its rows cannot be used.
+          UserError: a file or one of its rows cannot be used, or some are texts and some are not.
         """
         found = Read(self.max_length, self.is_truncated, self.option)
         subsets = {Subset.TRAIN: found.train, Subset.HELDOUT: found.heldout}
-        for path in paths:
-            for row in read_example_file(path, self.columns):
-                if (example := self._example(row, found)) is not None:
-                    subsets[subset_of(row.text, heldout_share)].append(example)
-        return found
+        texts = TextReader(self.tokenizer, heldout_share)
+        forms = dict[bool, str]()  # where a text is, and where something else
+        for row in chain.from_iterable(map(self._rows, paths)):
+            forms.setdefault(isinstance(row, PlainText), row.where)
+            if isinstance(row, PlainText):
+                texts.add(row.text)
+            elif (example := self._example(row, found)) is not None:
+                subsets[subset_of(row.text, heldout_share)].append(example)
+        if len(forms) == 2:
+            raise UserError(
+                f"{forms[True]}, is text, and {forms[False]}, is an example: expected one of them, as text "
+                "is cut into rows and an example is not; train on one after the other."
+            )
+        return texts.result(self.max_length) if True in forms else found
 
-    def _example(self, row: ExampleRow, found: Read) -> Example | None:
+    def _rows(self, path: Path) -> Sequence[ExampleRow]:
+        if not is_text_file(path):
+            return read_example_file(path, self.columns)
+        if self.columns and (named := self.columns.named):
+            raise UserError(
+                f"option --data.{named[0]}_key names a column, and {path} is text without columns: expected "
+                f"{', '.join(RECORD_FORMATS)}; leave the option out, or the file."
+            )
+        return [PlainText(str(path), read_text_file(path))]
+
+    def _example(self, row: Completion | Conversation, found: Read) -> Example | None:
         """None of a row that is left out, and counted."""
         try:
             tokens, is_learned = self._marked(row)
@@ -146,27 +161,21 @@ class ExampleReader:
             return None
         return Example(np.array(tokens[: self.max_length], np.int32), in_loss)
 
-    def _marked(self, row: ExampleRow) -> Marked:
+    def _marked(self, row: Completion | Conversation) -> Marked:
         match row:
-            case PlainText(text=text):
-                return self._of_text([Piece(text, True)])
             case Conversation(messages=messages):
                 return self._of_chat(row, messages, 0, only=self.assistant_only)
             case Completion(prompt=str(prompt), completion=str(completion)) if (
                 not self.tokenizer.has_chat_template
             ):
                 self.tokenizer.check_template(row.variables)
-                return self._of_text(
-                    [Piece(prompt, not self.completion_only), Piece(completion, True)]
-                )
+                pieces = [Piece(prompt, not self.completion_only), Piece(completion, True)]
+                joined = join_pieces(pieces, self.tokenizer.encode_text, self.tokenizer.encode)
+                return ended(joined, self.tokenizer.eos_ids)
             case Completion():
                 before = _messages(row.prompt, "user")
                 messages = [*before, *_messages(row.completion, ASSISTANT)]
                 return self._of_chat(row, messages, len(before), only=self.completion_only)
-
-    def _of_text(self, pieces: Sequence[Piece]) -> Marked:
-        joined = join_pieces(pieces, self.tokenizer.encode_text, self.tokenizer.encode)
-        return ended(joined, self.tokenizer.eos_ids)
 
     def _of_chat(
         self,

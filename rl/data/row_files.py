@@ -15,6 +15,7 @@ from pat_jax.common.json_text import JsonError, parse_json
 from pat_jax.rl.data.template_columns import ColumnError, template_variables
 
 MOST_ROWS, MOST_BYTES = 2_000_000, 2**32  # of a file, unpacked
+RECORD_FORMATS = (".json", ".jsonl", ".ndjson", ".parquet")
 _ROWS_AT_ONCE = 256  # unpacked before their size is looked at
 
 
@@ -62,13 +63,11 @@ def read_records(path: Path, *, of: str = "problems") -> list[Record]:
     Raises:
       UserError: it cannot be read, is damaged, or has no row.
     """
-    readers: dict[str, Callable[[Path], Iterator[Record]]] = {
-        ".json": _read_json,
-        ".jsonl": _read_json_lines,
-        ".ndjson": _read_json_lines,
-        ".parquet": _read_parquet,
-    }
-    if problem := _problem(path, readers):
+    of_formats = (_read_json, _read_json_lines, _read_json_lines, _read_parquet)
+    readers: dict[str, Callable[[Path], Iterator[Record]]] = dict(
+        zip(RECORD_FORMATS, of_formats, strict=True)
+    )
+    if problem := problem_of(path, readers):
         raise UserError(f"data file {path} {problem}")
     try:
         records = list(readers[path.suffix.lower()](path))
@@ -84,7 +83,7 @@ def read_records(path: Path, *, of: str = "problems") -> list[Record]:
     return records
 
 
-def _problem(path: Path, suffixes: Iterable[str]) -> str:
+def problem_of(path: Path, suffixes: Iterable[str]) -> str:
     """Why it cannot be such a file, the end of a sentence; nothing where it can."""
     if path.is_dir():
         return f"is a folder: expected a file; give those in it, such as '{path}/*.parquet'."

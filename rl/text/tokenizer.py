@@ -32,6 +32,8 @@ NO_TEMPLATE = (
     "to set tools or chat_template_kwargs of: expected rows without them; remove the columns, or use a "
     "checkpoint with a template."
 )
+# Of a model without a tokenizer: the tokens of a text are its bytes in UTF-8, then comes the end token.
+BYTE_TOKENIZER, NUM_BYTE_TOKENS = Path(__file__).parent / "byte_tokenizer", 257
 _VOCABULARY_FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt")
 
 
@@ -176,6 +178,12 @@ class HuggingFaceTokenizer:
         return SpecialTokens.of(self._tokenizer)
 
     @cached_property
+    def is_bytes(self) -> bool:
+        """Whether it is the byte tokenizer, read from whichever directory."""
+        text = bytes(range(128)).decode()
+        return self.vocab_size == NUM_BYTE_TOKENS and self.encode(text) == list(range(128))
+
+    @cached_property
     def dropped(self) -> Mapping[int, str]:
         """Special tokens that `decode` drops, with text, except beginning, end and padding."""
         usual = {*self.eos_ids, self.pad_id, *self.special.beginning}
@@ -246,9 +254,14 @@ def check_vocabulary(tokenizer: Tokenizer, num_embeddings: int, *, source: str =
             )
 
 
+def has_tokenizer(directory: Path) -> bool:
+    """Whether the directory has files of a tokenizer."""
+    return any((directory / name).is_file() for name in _VOCABULARY_FILES)
+
+
 def _load_auto_tokenizer(directory: Path):
     # Without these files transformers makes up a tokenizer of one token from config.json.
-    if not any((directory / name).is_file() for name in _VOCABULARY_FILES):
+    if not has_tokenizer(directory):
         what = "has no tokenizer files" if directory.is_dir() else "does not exist"
         raise UserError(
             f"tokenizer directory {directory} {what}: expected a folder with tokenizer.json; check "

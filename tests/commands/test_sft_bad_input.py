@@ -3,12 +3,13 @@
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import pytest
-from runs import write_checkpoint, write_problems
+from runs import QWEN3, write_checkpoint, write_problems
 
 from pat_jax import sft
 from pat_jax.common.run_command import run_command
@@ -27,6 +28,12 @@ def folder(tmp_path_factory) -> Path:
     write_problems(folder / "problems.jsonl", 24)
     rows = [{"prompt": f"Say {i}.", "completion": str(i)} for i in range(40)]
     (folder / "examples.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    (folder / "empty").mkdir()
+    (folder / "a.txt").write_text("some text")
+    (folder / "blank.txt").write_text(" \n")
+    (folder / "small").mkdir()
+    write_checkpoint(folder / "small" / "model", replace(QWEN3, vocab_size=128))
+    (folder / "small" / "model" / "tokenizer.json").unlink()
     (folder / "broken.jsonl").write_text(json.dumps(rows[0]) + '\n{"prompt": \n')
     return folder
 
@@ -49,9 +56,34 @@ def command(folder: Path, monkeypatch, refused, tmp_path) -> Callable[..., str]:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ("--model nowhere", ["--model is 'nowhere'", "a Hugging Face checkpoint directory"]),
-        ("--data nowhere*.json", ["--data is 'nowhere*.json': no such file; give .json"]),
-        ("--data {folder}", ["data file {folder} is a folder"]),
+        (
+            "--model nowhere",
+            ["--model is 'nowhere'", "a Hugging Face checkpoint directory", "tiny-moe"],
+        ),
+        ("--data nowhere*.json", ["--data is 'nowhere*.json': no such file or folder; give .json"]),
+        (
+            "--data {folder}/empty",
+            ["names the folder {folder}/empty, which has no files: expected"],
+        ),
+        (
+            "--data {folder}/model/model.safetensors",
+            ["model.safetensors is not UTF-8 text (byte 0x", "at offset"],
+        ),
+        (
+            "--data {folder}/blank.txt",
+            ["texts: 0 with 0 tokens; rows of 64: none; left out: 1 blank"],
+        ),
+        (
+            "--data {folder}/a.txt --eval.share 0.0001",
+            ["nothing to evaluate (texts: 1 with 10 tokens; rows of 64: 1 to"],
+        ),
+        ("--data {folder}/a.txt {folder}/examples.jsonl", ["a.txt, is text, and {folder}/exam"]),
+        ("--data {folder}/a.txt --data.text_key words", ["--data.text_key names a column, and"]),
+        (
+            "--data {folder}/a.txt --model tiny --lora.rank 4 --lora.export adapter",
+            ["--lora.export"],
+        ),
+        ("--model {folder}/small/model", ["has no tokenizer files", "128: expected", "257 to 512"]),
         ("--data {folder}/problems.jsonl", ["question, answer: expected prompt and completion"]),
         ("--data {folder}/problems.jsonl --data.prompt_key question", ["--data.completion_key"]),
         ("--data {folder}/broken.jsonl", ["{folder}/broken.jsonl, line 2", "broken JSON"]),
@@ -62,7 +94,7 @@ def command(folder: Path, monkeypatch, refused, tmp_path) -> Callable[..., str]:
         ("--epochs 0", ["--epochs is 0.0", "a number above 0"]),
         ("--eval.share 1", ["--eval.share is 1.0", "a number in (0, 1)"]),
         ("--eval.share 0.0001", ["nothing to evaluate (examples: 40 to learn", "--eval.every 0"]),
-        ("--eval.data nowhere.json", ["--eval.data is 'nowhere.json': no such file"]),
+        ("--eval.data nowhere.json", ["--eval.data is 'nowhere.json': no such file or folder"]),
         ("--eval.data {folder}/examples.jsonl --eval.every 0", ["data is", "never evaluates"]),
         ("--optimizer.warmup_steps 9 --epochs 2", ["at most the 4 optimizer steps of the run"]),
         ("--warm_start.steps 3", ["--warm_start.steps"]),

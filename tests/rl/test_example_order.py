@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -130,7 +131,7 @@ def test_what_is_held_out_depends_on_the_prompt_alone(tmp_path, base):
     reader = ExampleReader(base, 20)
     found, again = reader.read([one], 0.3), reader.read([other], 0.3)
 
-    def texts(examples: list[Example]) -> list[str]:
+    def texts(examples: Sequence[Example]) -> list[str]:
         return sorted(base.decode(example.tokens.tolist()) for example in examples)
 
     assert texts(found.heldout) == texts(again.heldout)

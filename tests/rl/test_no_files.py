@@ -19,10 +19,12 @@ from pat_jax.profiling.simulate.length_files import find_lengths
 from pat_jax.rl.data import row_files
 from pat_jax.rl.data.example_files import read_example_file
 from pat_jax.rl.data.problem_files import read_problem_file
+from pat_jax.rl.data.text_files import read_text_file
 
 READERS = {
     "problems": read_problem_file,
     "examples": read_example_file,
+    "text": read_text_file,
     "prompts": lambda path: list(read_lines(path)),
     "results": lambda path: ResultFile(path, resume=True),
     "options": lambda path: parse(["--config", str(path)]),

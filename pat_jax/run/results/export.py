@@ -39,15 +39,29 @@ def check_export_dir(config: AnyRun) -> None:
         check_export(name)
 
 
-def export_policy(config: AnyRun, trained: TrainableParams, params: Leaves, step: int) -> None:
+def export_policy(
+    config: AnyRun,
+    trained: TrainableParams,
+    params: Leaves,
+    step: int,
+    tokenizer_dir: str | Path | None = None,
+) -> None:
     """Writes the policy of `step`, of which `params` are trained; what this run wrote there earlier
-    is kept beside it. Raises UserError where it cannot be written, such as on a full disk."""
+    is kept beside it.
+
+    Args:
+      tokenizer_dir: the directory of the tokenizer; None: the model's, if it is one.
+
+    Raises:
+      UserError: it cannot be written, such as on a full disk.
+    """
     folder, directory = Path(config.run_dir), Path(config.checkpoint.export_dir)
     form = config.lora.export
     earlier = process_group().agree("export before", lambda: _written(folder, directory))
     if earlier == step:
         return
-    source = local_checkpoint(config.model, weights=False) if is_checkpoint(config.model) else None
+    if tokenizer_dir is None and is_checkpoint(config.model):
+        tokenizer_dir = local_checkpoint(config.model, weights=False)
     dtype = DTYPES[config.compute_dtype]
     if form == "adapter":
         params = jax.tree.map(on_host, params)
@@ -64,7 +78,7 @@ def export_policy(config: AnyRun, trained: TrainableParams, params: Leaves, step
             assert trained.lora  # as the options say
             export_adapter(directory, trained.lora, params, base=config.model)
         else:
-            export(directory, trained.policy, params, dtype, tokenizer_dir=source)
+            export(directory, trained.policy, params, dtype, tokenizer_dir=tokenizer_dir)
         content = {"path": str(directory.absolute()), "step": step}
         replace_text(folder / _NOTE, json.dumps(content))
     except OSError as error:

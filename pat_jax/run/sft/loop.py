@@ -3,6 +3,7 @@
 Wires the rooms together. Knows no option of the command line and no array.
 """
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -13,7 +14,7 @@ import numpy as np
 from pat_jax.common.devices import configure
 from pat_jax.config.sft import SftConfig
 from pat_jax.rl.algorithm.supervised import num_learned, to_example_batch
-from pat_jax.rl.data.examples import Example
+from pat_jax.rl.data.example import Example
 from pat_jax.run.checkpoints.skipped_steps import NonFiniteSteps
 from pat_jax.run.logging.banner import introduction
 from pat_jax.run.logging.speed import describe_memory, describe_update
@@ -22,6 +23,7 @@ from pat_jax.run.process.open_run import Kept, OpenRun
 from pat_jax.run.process.steps import Steps
 from pat_jax.run.process.stop_signals import StopSignals
 from pat_jax.run.results.export import export_policy
+from pat_jax.run.sft.inputs import tokenizer_dir
 from pat_jax.run.sft.setup import SftSetup, build
 from pat_jax.run.start.adapters import check_base, freeze_base, initial_params
 from pat_jax.run.start.compiling import compile_update
@@ -154,10 +156,14 @@ class SftRun:
         start = time.perf_counter()
         loss = cross_entropy(self.trainer, self.state.params, self.setup.heldout)
         seconds = time.perf_counter() - start
-        self.steps.metrics.write(step, {"eval/loss": loss, "eval/seconds": seconds})
+        measured, what = {"eval/loss": loss, "eval/seconds": seconds}, "examples"
+        if (per_byte := self.setup.tokens_per_byte) is not None:
+            measured["eval/bits_per_byte"] = bits = loss / math.log(2) * per_byte
+            what = f"rows, {bits:.3f} bits per byte"
+        self.steps.metrics.write(step, measured)
         self.open.page.write()
         many = self.setup.num_heldout
-        self.open.progress.print(f"step {step}: held-out loss {loss:.4f} ({many} examples)")
+        self.open.progress.print(f"step {step}: held-out loss {loss:.4f} ({many} {what})")
 
     def kept(self) -> Kept:
         meta = {"examples": self.setup.examples.checksum, "base_checksum": self.base_checksum}
@@ -169,5 +175,7 @@ class SftRun:
             self.steps.save_last(steps)
         self.open.close()
         if config.checkpoint.export_dir:
-            export_policy(config, self.trainer.trained, self.state.params, max(steps, first))
+            tokenizer = tokenizer_dir(config.model, self.setup.policy.config)
+            done = max(steps, first)
+            export_policy(config, self.trainer.trained, self.state.params, done, tokenizer)
         self.open.tell_end(self.compile_s)

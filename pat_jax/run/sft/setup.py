@@ -8,11 +8,11 @@ from pathlib import Path
 
 from pat_jax.common.devices import Device
 from pat_jax.common.errors import UserError
-from pat_jax.common.hub import local_checkpoint
+from pat_jax.common.hub import is_checkpoint
+from pat_jax.common.rules import require
 from pat_jax.config.by_model import settled_examples
 from pat_jax.config.sft import SftConfig
 from pat_jax.engine.sizing.device_memory import memory_limit
-from pat_jax.engine.sizing.draft_choice import checkpoint_shape
 from pat_jax.engine.warm_up.kernel_check import usable_kernels
 from pat_jax.layout.layout import factored_mesh, layout_chain
 from pat_jax.models.config import ModelConfig
@@ -20,14 +20,15 @@ from pat_jax.models.policy import Policy
 from pat_jax.rl.algorithm.supervised import to_example_batch
 from pat_jax.rl.batches.batches import TrainBatch
 from pat_jax.rl.batches.packing import Shape
+from pat_jax.rl.data.example import Example
 from pat_jax.rl.data.example_files import ExampleColumns
 from pat_jax.rl.data.examples import ExampleReader, Examples, Read
-from pat_jax.rl.text.tokenizer import Chat, HuggingFaceTokenizer, check_vocabulary
+from pat_jax.rl.data.text_reader import TextRead
 from pat_jax.run.checkpoints.meta import check_fingerprint
 from pat_jax.run.process.folder import CHECKPOINTS
 from pat_jax.run.results.weights import check_weights
+from pat_jax.run.sft.inputs import find_data, load_tokenizer, shape_of_model
 from pat_jax.run.start.adapters import identity
-from pat_jax.run.task import find_files
 from pat_jax.training.build import DTYPES, build_lora
 from pat_jax.training.state_placement import check_offload
 from pat_jax.training.supervised import build_supervised_trainer, row_shapes
@@ -46,6 +47,7 @@ class SftSetup:
     examples: Examples
     heldout: TrainBatch | None  # what is evaluated; None: nothing is
     num_heldout: int
+    tokens_per_byte: float | None  # of held-out text; None: examples are held out, or nothing
     shapes: Sequence[Shape]  # of micro-batches
     steps: int
     note: str  # how many examples there are, how many were left out, and what the context has shortened
@@ -70,7 +72,7 @@ def build(config: SftConfig, devices: Sequence[Device]) -> SftSetup:
     memory = memory_limit(config, devices)
     trainer = _trainer(config, policy, devices, steps, memory)
     shapes = row_shapes(config, trainer.layout.split.dp)
-    heldout = evaluated.heldout[: config.eval.num_examples] if config.eval.every else []
+    heldout = _spread(evaluated.heldout, config.eval.num_examples if config.eval.every else 0)
     check_weights(config.model)
     counts = str(read) if read is evaluated else f"{read}\neval.data, {evaluated}"
     return SftSetup(
@@ -81,6 +83,7 @@ def build(config: SftConfig, devices: Sequence[Device]) -> SftSetup:
         examples,
         to_example_batch(heldout, shapes) if heldout else None,
         len(heldout),
+        evaluated.heldout.tokens_per_byte if isinstance(evaluated, TextRead) else None,
         shapes,
         steps,
         "\n".join(filter(None, [shortened, counts])),
@@ -106,18 +109,20 @@ def _trainer(
 
 def _settled(config: SftConfig, devices: Sequence[Device]) -> tuple[SftConfig, ModelConfig, str]:
     """The options with nothing open, the model's shape, and what `settled_examples` has to say."""
-    model = checkpoint_shape(config.model, "model")
-    if model is None:
-        raise UserError(
-            f"option --model is {config.model!r}: expected a Hugging Face checkpoint directory, with "
-            "config.json, weights and tokenizer; give one."
-        )
+    model, has_weights = shape_of_model(config.model), is_checkpoint(config.model)
+    require(
+        config.lora.export == "merged" or has_weights,
+        "lora.export",
+        config.lora.export,
+        f"merged with --model {config.model!r}: its base is random numbers that no other program has",
+    )
     if not config.data.files:
         raise UserError(
-            "option --data is not given: expected .json, .jsonl or .parquet files of examples; give "
-            "one or several."
+            "option --data is not given: expected .json, .jsonl or .parquet files of examples, text files "
+            "or folders; give one or several."
         )
-    config, note = settled_examples(config, model.max_position, devices[0].platform)
+    platform = devices[0].platform
+    config, note = settled_examples(config, model.max_position, platform, is_checkpoint=has_weights)
     if config.max_length > model.max_position:
         raise UserError(
             f"option --max_length is {config.max_length}: expected at most the {model.max_position} "
@@ -128,19 +133,14 @@ def _settled(config: SftConfig, devices: Sequence[Device]) -> tuple[SftConfig, M
     return config, padded, note
 
 
-def _read(config: SftConfig, model: ModelConfig) -> tuple[Read, Read]:
+def _read(config: SftConfig, model: ModelConfig) -> tuple[Read | TextRead, Read | TextRead]:
     """What is trained on and what is evaluated on: of the same files, or of others."""
-    files, heldout = find_files("data", config.data.files, otherwise=""), config.eval.data
-    evaluated_files = find_files("eval.data", heldout, otherwise="", split="test")
+    files, heldout = find_data("data", config.data.files), config.eval.data
+    evaluated_files = find_data("eval.data", heldout, split="test")
     data = config.data
     keys = data.prompt_key, data.completion_key, data.messages_key, data.text_key
-    tokenizer = HuggingFaceTokenizer(
-        local_checkpoint(config.model, weights=False),
-        Chat(data.system_prompt, data.template_variables),
-    )
-    check_vocabulary(tokenizer, model.vocab_size, source=config.model)
     reader = ExampleReader(
-        tokenizer,
+        load_tokenizer(config, model),
         config.max_length,
         is_truncated=config.truncate,
         columns=ExampleColumns(*keys),
@@ -154,7 +154,7 @@ def _read(config: SftConfig, model: ModelConfig) -> tuple[Read, Read]:
     if not read.train:
         raise UserError(
             f"option --data is {' '.join(config.data.files)!r}, which leaves nothing to learn from "
-            f"({read}): expected some examples; raise --max_length, take --truncate, or use more data."
+            f"({read}): expected some examples or text; raise --max_length, take --truncate, or use more data."
         )
     if config.eval.every and not evaluated.heldout:
         raise UserError(
@@ -162,6 +162,12 @@ def _read(config: SftConfig, model: ModelConfig) -> tuple[Read, Read]:
             "more data, raise --eval.share, give --eval.data, or take --eval.every 0."
         )
     return read, evaluated
+
+
+def _spread(heldout: Sequence[Example], most: int) -> list[Example]:
+    """Up to so many, evenly spread: the first rows of a corpus are those of its first files."""
+    count = min(most, len(heldout))
+    return [heldout[i * len(heldout) // count] for i in range(count)]
 
 
 def _steps(config: SftConfig, examples: Examples) -> int:

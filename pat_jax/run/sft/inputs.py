@@ -1,0 +1,95 @@
+"""What supervised fine-tuning begins with: the model's shape, its tokenizer, the names of files.
+
+Knows directories and built-in shapes. Does not know what is in the files.
+"""
+
+import glob
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from pat_jax.common.errors import UserError
+from pat_jax.common.hub import is_checkpoint, local_checkpoint
+from pat_jax.common.patterns import matches
+from pat_jax.config.sft import SftConfig
+from pat_jax.engine.sizing.draft_choice import checkpoint_shape
+from pat_jax.models.config import ModelConfig
+from pat_jax.models.presets import PRESETS, preset
+from pat_jax.rl.text.tokenizer import (
+    BYTE_TOKENIZER,
+    NUM_BYTE_TOKENS,
+    Chat,
+    HuggingFaceTokenizer,
+    check_vocabulary,
+    has_tokenizer,
+)
+from pat_jax.run.task import find_files
+
+_MOST_BYTE_TOKENS = 512  # embedding rows of a model of bytes: a vocabulary may be padded
+
+
+def shape_of_model(name: str) -> ModelConfig:
+    """A checkpoint's shape, or a built-in one, whose tokens are the bytes and the end token.
+
+    Raises:
+      UserError: the name is neither.
+    """
+    if (model := checkpoint_shape(name, "model")) is not None:
+        return model
+    if name not in PRESETS:
+        raise UserError(
+            f"option --model is {name!r}: expected a Hugging Face checkpoint directory, with config.json, "
+            f"weights and tokenizer, or a built-in shape, one of {', '.join(PRESETS)}; give one."
+        )
+    return preset(name, vocab_size=NUM_BYTE_TOKENS)
+
+
+def tokenizer_dir(name: str, model: ModelConfig) -> Path:
+    """The directory of the model's tokenizer: its own, or that of bytes where it has none.
+
+    Raises:
+      UserError: it has none, and its vocabulary is not that of bytes either.
+    """
+    if not is_checkpoint(name):
+        return BYTE_TOKENIZER
+    folder = Path(local_checkpoint(name, weights=False))
+    if has_tokenizer(folder):
+        return folder
+    if not NUM_BYTE_TOKENS <= model.vocab_size <= _MOST_BYTE_TOKENS:
+        raise UserError(
+            f"{folder} has no tokenizer files, and vocab_size in its config.json is {model.vocab_size:,}: "
+            f"expected tokenizer.json, or {NUM_BYTE_TOKENS} to {_MOST_BYTE_TOKENS} tokens to train on bytes; "
+            "copy the file from the model's release."
+        )
+    return BYTE_TOKENIZER
+
+
+def load_tokenizer(config: SftConfig, model: ModelConfig) -> HuggingFaceTokenizer:
+    """Raises UserError where it has tokens that the model has not."""
+    chat = Chat(config.data.system_prompt, config.data.template_variables)
+    tokenizer = HuggingFaceTokenizer(tokenizer_dir(config.model, model), chat)
+    check_vocabulary(tokenizer, model.vocab_size, source=config.model)
+    return tokenizer
+
+
+def find_data(option: str, names: Sequence[str], *, split: str = "train") -> list[Path]:
+    """Files as `find_files` has them; a folder is all files in it and below, hidden ones
+    excepted.
+
+    Raises:
+      UserError: a name stands for no file.
+    """
+    found = list[Path]()
+    for path in find_files(option, names, otherwise=" or folder", split=split):
+        found += _inside(path, option) if path.is_dir() else [path]
+    return list(dict.fromkeys(found))
+
+
+def _inside(folder: Path, option: str) -> list[Path]:
+    names = matches(f"{glob.escape(str(folder))}/**", option)
+    if not (files := [Path(name) for name in names if os.path.isfile(name)]):
+        raise UserError(
+            f"option --{option} names the folder {folder}, which has no files: expected text files, or "
+            ".json, .jsonl or .parquet files of examples, in it or below; check the path."
+        )
+    return files

@@ -1,0 +1,21 @@
+"""One example to imitate, as tokens."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Bool, Int
+
+
+@dataclass(frozen=True)
+class Example:
+    tokens: Int[np.ndarray, " length"]
+    in_loss: Bool[np.ndarray, " length"]  # the first token never is: nothing predicts it
+    # Of each token in its text, from 0; None: the example is one text. A token sees its own text.
+    places: Int[np.ndarray, " length"] | None = None
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def positions(self) -> Int[np.ndarray, " length"]:
+        return np.arange(len(self)) if self.places is None else self.places

@@ -1,0 +1,110 @@
+"""A corpus as tokens: texts one behind the other, cut into rows of one length.
+
+    E t e x t E m o r e E      E: the end token
+    |- row 0 -|
+              |- row 1 -|      begins with the last token of row 0
+
+Each token but the first is a target in one row. A text's positions begin at 0 with its
+beginning-of-sequence token, or where the tokenizer has none with the E before it, so that tokens
+attend to their own text alone. A text that goes on in the next row begins there anew. Does not know
+files, tokenizers or shapes of batches.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import overload
+
+import numpy as np
+from jaxtyping import Int, Integer
+
+from pat_jax.rl.data.example import Example
+
+
+class TextRows(Sequence[Example]):
+    """The rows of a corpus, each made when it is asked for.
+
+    Args:
+      tokens: of all texts, with their end tokens.
+      starts: of each text its position 0, as an index of `tokens`.
+      max_length: tokens of a row; the last one may have fewer.
+      num_bytes: of the texts in UTF-8.
+    """
+
+    def __init__(
+        self,
+        tokens: Integer[np.ndarray, " tokens"],
+        starts: Int[np.ndarray, " texts"],
+        max_length: int,
+        num_bytes: int = 0,
+    ):
+        self.tokens, self.starts = tokens, starts
+        self.max_length, self.num_bytes = max_length, num_bytes
+
+    @property
+    def num_targets(self) -> int:
+        """Tokens that are learned in an epoch: all but the first."""
+        return max(0, len(self.tokens) - 1)
+
+    @property
+    def tokens_per_byte(self) -> float:
+        """Times a loss in bits per token: bits per byte."""
+        return self.num_targets / max(1, self.num_bytes)
+
+    def __len__(self) -> int:
+        return -(-self.num_targets // (self.max_length - 1))
+
+    @overload
+    def __getitem__(self, index: int) -> Example: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Example]: ...
+    def __getitem__(self, index: int | slice) -> Example | list[Example]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(len(self))[index]]
+        begin = range(len(self))[index] * (self.max_length - 1)
+        tokens = self.tokens[begin : begin + self.max_length].astype(np.int32)
+        columns = np.arange(len(tokens), dtype=np.int32)
+        first, last = np.searchsorted(self.starts, [begin, begin + len(tokens)])
+        inside = self.starts[first:last] - begin
+        origin = np.zeros(len(tokens), np.int32)
+        origin[inside] = inside
+        return Example(tokens, columns > 0, columns - np.maximum.accumulate(origin))
+
+
+@dataclass
+class TextStream:
+    """Puts texts one behind the other.
+
+    Args:
+      beginning: tokens that a text begins with; none, where the tokenizer puts none there.
+      end: the token that ends a text.
+      dtype: that holds every token.
+    """
+
+    beginning: Sequence[int]
+    end: int
+    dtype: np.dtype
+    num_bytes: int = 0
+    _length: int = 0
+    _parts: list[np.ndarray] = field(default_factory=list)
+    _starts: list[int] = field(default_factory=list)
+
+    def add(self, text: Integer[np.ndarray, " _"], num_bytes: int) -> None:
+        """One text of at least one token; `num_bytes` of it in UTF-8."""
+        count, end = len(self.beginning), np.array([self.end])
+        begins = count > 0 and tuple(text[:count]) == tuple(self.beginning)
+        if not begins and not self._length:
+            self._append(end)
+        self._starts.append(self._length - (not begins))
+        self._append(text)
+        if text[-1] != self.end:
+            self._append(end)
+        self.num_bytes += num_bytes
+
+    def _append(self, tokens: np.ndarray) -> None:
+        self._parts.append(tokens.astype(self.dtype))
+        self._length += len(tokens)
+
+    def rows(self, max_length: int) -> TextRows:
+        """All texts so far, in rows of `max_length` tokens."""
+        tokens = np.concatenate(self._parts or [np.zeros(0, self.dtype)])
+        return TextRows(tokens, np.array(self._starts, np.int64), max_length, self.num_bytes)
