@@ -86,10 +86,9 @@ def export_adapter(directory: str | Path, lora: Lora, adapters: Adapters, base: 
     if lora.doubles_gate_up:
         fields["rank_pattern"] = {GATE_UP: 2 * lora.rank}
         fields["alpha_pattern"] = {GATE_UP: 2 * lora.alpha}
-    unpadded, names, shapes = lora.unpadded, list[str](), dict[str, tuple[int, ...]]()
+    unpadded, shapes = lora.unpadded, dict[str, tuple[int, ...]]()
     for name in adapters:
-        names += (stored_names := _names(name, lora))
-        shapes |= zip(stored_names, stored_shapes(name, unpadded[name]), strict=True)
+        shapes |= zip(_names(name, lora), stored_shapes(name, unpadded[name]), strict=True)
 
     def arrays() -> Iterator[np.ndarray]:
         for name, adapter in adapters.items():
@@ -141,14 +140,14 @@ def load_adapter(directory: str | Path, lora: Lora, shardings: Adapters | None =
             )
         return array
 
-    def whole(like: jax.Array, array: np.ndarray) -> np.ndarray:
-        behind = [(0, all_ - part) for all_, part in zip(like.shape, array.shape, strict=True)]
+    def padded(like: jax.Array, array: np.ndarray) -> np.ndarray:
+        behind = [(0, full - part) for full, part in zip(like.shape, array.shape, strict=True)]
         return np.pad(array, behind)
 
     loaded: Adapters = {}
     for module, like in abstract.items():
         a, b = map(read, _names(module, lora))
-        host = jax.tree.map(whole, like, from_stored(module, a, b, unpadded[module]))
+        host = jax.tree.map(padded, like, from_stored(module, a, b, unpadded[module]))
         loaded[module] = jax.device_put(host, shardings[module] if shardings else None)
     return loaded
 
