@@ -167,7 +167,7 @@ class Lora:
         def scaled(x: Array | AdaptedWeight) -> Array | AdaptedWeight:
             if not isinstance(x, AdaptedWeight):
                 return x
-            # A copy: gate and up share a, and whoever gives one of them up keeps the other.
+            # A copy: gate and up share a, and each of the two may be deleted by itself.
             return replace(x, a=jnp.copy(x.a), b=self.scale * x.b)
 
         return jax.tree.map(scaled, self.beside_each(base, adapters), is_leaf=is_adapted)

@@ -40,7 +40,7 @@ from pat_jax.models.checkpoints.safetensors_file import (
     read_header,
     write_file,
 )
-from pat_jax.models.lora import Adapter, Adapters, Lora
+from pat_jax.models.lora import Adapters, Lora
 from pat_jax.models.policy import Policy
 
 ADAPTER_FILE = "adapter_model.safetensors"

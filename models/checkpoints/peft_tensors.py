@@ -1,8 +1,10 @@
 """How PEFT names and lays out an adapter's two tensors: one place for reading and for writing.
 
     a linear layer    A[rank, in], B[out, rank]
-    experts           A[experts · rank, in], B[out, rank · experts]: the expert counts slowest in A and
-                      fastest in B; out of gate_up_proj is the gate's and then the other's
+    experts           A[experts · rank, in], B[out, rank · experts]
+
+The expert is the slowest index of A and the fastest of B. The outputs of gate_up_proj are gate's,
+then up's.
 
 PEFT wraps experts once for each of their stacks, the outer around the inner, and an adapter's name
 says where its wrapper is: that of gate_up_proj is inside, if down_proj has one.

@@ -133,8 +133,9 @@ LORA = Lora.of(
 )
 
 
+@cache
 def gradients_of_adapters(layout: Layout) -> Adapters:
-    """Those of adapters as if they had learned something."""
+    """Those of adapters as if they had learned something; not to be written to."""
     rng = np.random.default_rng(2)
     host = jax.tree.map(
         lambda x: rng.normal(0, 0.2, x.shape).astype(np.float32), LORA.abstract_params
@@ -148,15 +149,11 @@ def gradients_of_adapters(layout: Layout) -> Adapters:
         update = trained.over(frozen, update_of(layout))
         return update.grad_step(adapters, micro, zero_gradients(adapters), update.zero_sums())[0]
 
-    program = jax.jit(step, out_shardings=trained.shardings).lower(base, adapters, micro).compile()
-    # Frozen experts have no gradient, not even one that nobody reads.
-    memory = program.memory_analysis()
-    assert memory is not None
-    print(layout, memory.temp_size_in_bytes)
+    program = jax.jit(step, out_shardings=trained.shardings)
     return jax.device_get(program(base, adapters, micro))
 
 
-@pytest.mark.parametrize("name", ["dp8tp1", "dp2tp4"])
+@pytest.mark.parametrize("name", [pytest.param("dp8tp1", marks=pytest.mark.slow), "dp2tp4"])
 def test_gradients_of_adapters_are_those_of_a_single_device(name: str):
     assert_same(gradients_of_adapters(CHAIN[name]), gradients_of_adapters(SINGLE), bound=1e-5)
 
