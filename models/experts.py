@@ -62,7 +62,7 @@ class Experts(nnx.Module):
           is_real: the other tokens have no expert, and come to zeros.
           recorded: experts that the tokens are to have, NOT_RECORDED where the router chooses.
         """
-        logits = linear(x, self.router[...], dtype=jnp.float32)
+        logits = linear(x, self.router.get_value(), dtype=jnp.float32)
         # Of equal logits the lower index, on every back end.
         likeliest = kept_of_router(jax.lax.top_k(logits, self.config.num_experts_per_tok)[1])
         chosen = likeliest if recorded is None else jnp.where(recorded < 0, likeliest, recorded)

@@ -17,28 +17,36 @@ from jaxtyping import Array
 
 from pat_jax.common.errors import UserError
 from pat_jax.common.pytree import pytree_dataclass
+from pat_jax.models.adapted_modules import (
+    Linear,
+    is_of_experts,
+    is_stack,
+    linear_modules,
+    linear_weights,
+)
 from pat_jax.models.adapted_weight import AdaptedWeight, adapter_axes, is_adapted
-from pat_jax.models.checkpoints.hf_tensors import HFTensor, hf_tensors
 from pat_jax.models.parameters import Initializer, padded, zeros
 from pat_jax.models.policy import Params, Policy, initialize
 
-ALL_LINEAR = "all-linear"  # as PEFT calls them: those of the layers, not the output head
-# Parts of names in a model with experts, of what has no adapter.
-_PLACES = {"mlp", "block_sparse_moe", "experts"}
-_IN_THEM = {"gate", "router", "gate_up_proj", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3"}
+# As PEFT calls them: those of the layers, not the output head; beside experts those of attention.
+ALL_LINEAR = "all-linear"
+# Parts of names of experts, and of MLPs beside them, as checkpoints have them.
+_OF_EXPERTS = {"experts", "block_sparse_moe", "router"}
+_BESIDE_ATTENTION = {"mlp", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3", *_OF_EXPERTS}
 _STREAM = 0x10A  # of random keys: none is the key of a parameter of the base
 
 
 @pytree_dataclass
 class Adapter:
-    """What is trained in place of one weight [*out, *in]: float32 arrays, or in their place shapes,
-    axes or shardings."""
+    """What is trained in place of a weight [*out, *in], or of a stack [experts, out, in]: float32
+    arrays, or in their place shapes, axes or shardings."""
 
-    a: Any  # [rank, *in]
-    b: Any  # [*out, rank]
+    a: Any  # [rank, *in], or [experts, rank, in]
+    # [*out, rank], or [experts, out, rank]; a list of the two where gate and up share a.
+    b: Any
 
 
-Adapters = dict[str, Adapter]  # by the module of Hugging Face, as model.layers.0.mlp.up_proj
+Adapters = dict[str, Adapter]  # by the module of `linear_modules`, as model.layers.0.mlp.up_proj
 
 
 @dataclass(frozen=True)
@@ -49,21 +57,28 @@ class Lora:
     rank: int
     alpha: float
     modules: tuple[str, ...]  # that have an adapter
+    # Whether that of gate and up has twice the rank, at the same scale: as PEFT makes it where both
+    # were to have one.
+    doubles_gate_up: bool = False
 
     @classmethod
     def of(cls, policy: Policy, *, rank: int, alpha: float, targets: Sequence[str]) -> "Lora":
         """
         Args:
           targets: ends of modules' names, as PEFT takes them: `q_proj`, `mlp.up_proj`,
-            `layers.0.self_attn.o_proj`; or `all-linear`, of a model with experts its attention.
+            `layers.0.self_attn.o_proj`, of experts `experts.gate_up_proj`, `experts.down_proj` and
+            `gate.weight`; or `all-linear`, of a model with experts its attention.
 
         Raises:
           UserError: a target matches no linear layer.
         """
-        linear = list(linear_layers(policy))
+        linear = linear_modules(policy)
+        of_all = {x for x in linear if not is_of_experts(policy, x)}
         chosen: set[str] = set()
         for target in targets:
-            found = {x for x in linear if target == ALL_LINEAR or f".{x}".endswith(f".{target}")}
+            end = f".{target.removesuffix('.weight')}"
+            named = {x for x in linear if f".{x}".endswith(end)}
+            found = of_all if target == ALL_LINEAR else named
             if not found:
                 raise _unmatched(target, linear, policy)
             chosen |= found
@@ -82,15 +97,27 @@ class Lora:
     @property
     def num_weights(self) -> int:
         """Number of weights of all adapters, without their padding."""
-        return sum(map(math.prod, jax.tree.leaves(self.unpadded, is_leaf=_is_shape)))
+        return sum(map(_size, self.unpadded.values()))
+
+    @property
+    def active_weights(self) -> int:
+        """Those that each token is multiplied with: of experts, those of its own."""
+        stacks = sum(_size(x) for name, x in self.unpadded.items() if is_stack(name))
+        if not stacks:
+            return self.num_weights
+        experts = self.policy.config.experts
+        assert experts is not None
+        others = experts.num_experts - experts.num_experts_per_tok
+        return self.num_weights - stacks * others // experts.num_experts
 
     @property
     def abstract_params(self) -> Adapters:
         """Their shapes, float32."""
 
-        def shaped(weight: jax.ShapeDtypeStruct, num_in: int) -> Adapter:
-            out, into = weight.shape[:-num_in], weight.shape[-num_in:]
-            shapes = (self.rank, *into), (*out, self.rank)
+        def shaped(linear: Linear, weight: jax.ShapeDtypeStruct) -> Adapter:
+            out, into = weight.shape[: -linear.num_in], weight.shape[-linear.num_in :]
+            rank = self._rank_of(linear)
+            shapes = (*out[: linear.is_stack], rank, *into), (*out, rank)
             return Adapter(*(jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes))
 
         return self._each(self.policy.abstract_params, shaped)
@@ -98,20 +125,19 @@ class Lora:
     @property
     def unpadded(self) -> Adapters:
         """Their shapes without what pads the weights."""
-        config, axes = self.policy.config, self.param_axes()
-        return {
-            name: Adapter(
-                config.unpadded(like.a.shape, axes[name].a),
-                config.unpadded(like.b.shape, axes[name].b),
-            )
-            for name, like in self.abstract_params.items()
-        }
+        return jax.tree.map(
+            lambda like, axes: self.policy.config.unpadded(like.shape, axes),
+            self.abstract_params,
+            self.param_axes(),
+        )
 
     def param_axes(self) -> Adapters:
         """Axis names."""
-        return self._each(
-            self.policy.param_axes(), lambda axes, num_in: Adapter(*adapter_axes(axes, num_in))
-        )
+
+        def named(linear: Linear, axes: tuple[str | None, ...]) -> Adapter:
+            return Adapter(*adapter_axes(axes, linear.num_in, is_stack=linear.is_stack))
+
+        return self._each(self.policy.param_axes(), named)
 
     def init(self, seed: int, shardings: Adapters | None = None) -> Adapters:
         """a uniform in ±1/√fan_in, as PEFT has it (Kaiming's with a slope of √5), and b of zeros:
@@ -121,10 +147,17 @@ class Lora:
         unpadded = self.unpadded
         for i, (name, like) in enumerate(self.abstract_params.items()):
             placed = shardings[name] if shardings is not None else Adapter(None, None)
-            uniform = padded(_uniform(like.a.ndim - 1), unpadded[name].a)
+            num_stack = int(is_stack(name))
+            uniform = padded(_uniform(like.a.ndim - 1 - num_stack, num_stack), unpadded[name].a)
+            likes, tree = jax.tree.flatten(like.b)
+            places = jax.tree.leaves(placed.b) or [None] * len(likes)
+            b = (
+                initialize(zeros, each, place, jnp.float32)(key)
+                for each, place in zip(likes, places, strict=True)
+            )
             made[name] = Adapter(
                 initialize(uniform, like.a, placed.a, jnp.float32)(jax.random.fold_in(key, i)),
-                initialize(zeros, like.b, placed.b, jnp.float32)(key),
+                jax.tree.unflatten(tree, b),
             )
         return made
 
@@ -132,24 +165,30 @@ class Lora:
         """The policy with its adapters beside its weights."""
 
         def scaled(x: Array | AdaptedWeight) -> Array | AdaptedWeight:
-            return replace(x, b=self.scale * x.b) if isinstance(x, AdaptedWeight) else x
+            if not isinstance(x, AdaptedWeight):
+                return x
+            # A copy: gate and up share a, and each of the two may be deleted by itself.
+            return replace(x, a=jnp.copy(x.a), b=self.scale * x.b)
 
         return jax.tree.map(scaled, self.beside_each(base, adapters), is_leaf=is_adapted)
 
     def beside_each(self, base: Any, adapters: Any) -> Any:
         """The same of arrays, shapes or shardings; b without the scale."""
 
-        def paired(tensor: HFTensor, weight: Any) -> Any:
-            adapter = adapters.get(tensor.module)
-            return weight if adapter is None else AdaptedWeight(weight, adapter.a, adapter.b)
+        def paired(linear: Linear, weight: Any) -> Any:
+            adapter = adapters.get(linear.module)
+            if adapter is None:
+                return weight
+            b = adapter.b if linear.part is None else adapter.b[linear.part]
+            return AdaptedWeight(weight, adapter.a, b)
 
-        return jax.tree.map(paired, hf_tensors(self.policy), base)
+        return jax.tree.map(paired, linear_weights(self.policy), base)
 
     @property
     def factors(self) -> Any:
         """What `attach` multiplies each array of `beside_each` by."""
         ones = jax.tree.map(lambda _: 1.0, self.policy.abstract_params)
-        factors = {name: Adapter(1.0, self.scale) for name in self.modules}
+        factors = self._each(ones, lambda *_: Adapter(1.0, self.scale))
         return self.beside_each(ones, factors)
 
     def beside(self, kept: Policy) -> Policy:
@@ -166,66 +205,65 @@ class Lora:
             is_leaf=is_adapted,
         )
 
-    def _each(self, tree: Params, describe: Callable[[Any, int], Adapter]) -> Adapters:
-        """Of each module that has an adapter, from its leaf of `tree` and the dimensions summed over."""
-        linear = linear_layers(self.policy)
+    def _rank_of(self, linear: Linear) -> int:
+        return 2 * self.rank if self.doubles_gate_up and linear.part is not None else self.rank
+
+    def _each(self, tree: Params, describe: Callable[[Linear, Any], Adapter]) -> Adapters:
+        """Of each module that has an adapter, from its weights and their leaves of `tree`."""
+        chosen, made = set(self.modules), Adapters()
         leaves = jax.tree.leaves(tree, is_leaf=_is_shape)
-        tensors = jax.tree.leaves(hf_tensors(self.policy))
-        of_module = {tensor.module: x for tensor, x in zip(tensors, leaves, strict=True)}
-        return {name: describe(of_module[name], linear[name]) for name in self.modules}
+        every: list[Linear] = jax.tree.leaves(linear_weights(self.policy))
+        for linear, leaf in zip(every, leaves, strict=True):
+            if linear.module not in chosen:
+                continue
+            adapter = describe(linear, leaf)
+            if linear.part is not None:
+                parts = made[linear.module].b if linear.part else []
+                adapter = Adapter(adapter.a, [*parts, adapter.b])
+            made[linear.module] = adapter
+        return made
 
 
 def _is_shape(node: object) -> bool:
     return isinstance(node, tuple)
 
 
+def _size(adapter: Adapter) -> int:
+    """Number of weights of an adapter of shapes."""
+    return sum(map(math.prod, jax.tree.leaves(adapter, is_leaf=_is_shape)))
+
+
 @lru_cache
-def _uniform(num_in: int) -> Initializer:
-    """Equal arguments give the same object: what it makes is compiled once for each shape."""
-    into = tuple(range(-num_in, 0))
-    return jax.nn.initializers.variance_scaling(
-        1 / 3, "fan_in", "uniform", in_axis=into, out_axis=0
-    )
+def _uniform(num_in: int, num_stack: int) -> Initializer:
+    """Equal arguments give the same object: what it makes is compiled once for each shape.
 
-
-def linear_layers(policy: Policy) -> dict[str, int]:
-    """Modules that may have an adapter, and how many trailing dimensions of their weights they sum
-    over: those that multiply by a weight, of a model with experts its attention alone.
-
-    PEFT 0.21 takes whatever is called as an MLP's layers are as the experts of such a model.
+    Args:
+      num_stack: leading dimensions of experts.
     """
-    tensors = jax.tree.leaves(hf_tensors(policy))
-    variables = jax.tree.leaves(
-        policy.abstract_params, is_leaf=lambda x: hasattr(x, "get_metadata")
+    into, stack = tuple(range(-num_in, 0)), tuple(range(num_stack))
+    return jax.nn.initializers.variance_scaling(
+        1 / 3, "fan_in", "uniform", in_axis=into, out_axis=num_stack, batch_axis=stack
     )
-    pairs = zip(tensors, variables, strict=True)
-    summed = {tensor.module: variable.get_metadata()["contracted"] for tensor, variable in pairs}
-    return {
-        module: num_in
-        for module, num_in in summed.items()
-        if num_in and not is_beside_attention(policy, module)
-    }
-
-
-def is_beside_attention(policy: Policy, module: str) -> bool:
-    """Whether a name, or the end of one, is of experts, of a router or of an MLP in a model with
-    experts, as a checkpoint or transformers 5 calls them."""
-    parts = set(module.split("."))
-    return policy.config.experts is not None and bool(parts & (_PLACES | _IN_THEM))
 
 
 def _unmatched(target: str, linear: Sequence[str], policy: Policy) -> UserError:
+    parts, experts = set(target.split(".")), policy.config.experts
     kinds = list(dict.fromkeys(name.rpartition(".")[2] for name in linear))
-    if is_beside_attention(policy, target):
+    expected = f"expected the ends of names such as {linear[0]!r}, that is {', '.join(kinds)}"
+    if experts is None and parts & _OF_EXPERTS:
         return UserError(
-            f"option --lora.targets is {target!r}: in a model with experts no MLP, expert or router has an "
-            f"adapter yet, expected the ends of names such as {linear[0]!r}, that is {', '.join(kinds)}, or "
-            f"{ALL_LINEAR} for all of these."
+            f"option --lora.targets is {target!r}: the model has no experts, {expected}, or {ALL_LINEAR} for "
+            "all of these."
+        )
+    if experts is not None and parts & _BESIDE_ATTENTION:
+        return UserError(
+            f"option --lora.targets is {target!r}: in a model with experts those of a layer are "
+            "experts.gate_up_proj and experts.down_proj, as PEFT has them, their router is gate.weight, and no "
+            f"MLP has an adapter; {expected}, or {ALL_LINEAR} for attention."
         )
     last = target.rpartition(".")[2]
     nearest = get_close_matches(last.lower(), [*kinds, ALL_LINEAR], n=1, cutoff=0.0)[0]
     return UserError(
-        f"option --lora.targets is {target!r}: no linear layer of the model is called that, expected "
-        f"the ends of names such as {linear[0]!r}, that is {', '.join(kinds)}, or {ALL_LINEAR}; the "
-        f"nearest is {nearest!r}."
+        f"option --lora.targets is {target!r}: no linear layer of the model is called that, {expected}, or "
+        f"{ALL_LINEAR}; the nearest is {nearest!r}."
     )

@@ -86,10 +86,9 @@ class Policy:
     @cached_property
     def _axes(self) -> Params:
         def named(variable: nnx.Variable) -> nnx.Variable:
-            metadata, value = variable.get_metadata(), variable.get_value()
-            axes, contracted = metadata["axes"], metadata["contracted"]
+            axes, value = variable.get_metadata()["axes"], variable.get_value()
             if isinstance(value, AdaptedWeight):
-                factors = adapter_axes(axes, contracted)
+                factors = adapter_axes(axes, value.contracted, is_stack=value.is_stack)
                 return variable.replace(AdaptedWeight(_format_axes(value.weight, axes), *factors))
             return variable.replace(_format_axes(value, axes))
 

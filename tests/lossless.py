@@ -150,8 +150,10 @@ class Subject:
         params = lively_params(plain)
         self.policy, self._judged = (x.with_weights(settings.weights) for x in (padded, plain))
         if rank := settings.lora_rank:
+            of_experts = ["gate_up_proj", "down_proj", "gate.weight"] if config.experts else []
+            targets = ["all-linear", *of_experts]
             lora, wide = (
-                Lora.of(policy, rank=rank, alpha=2 * rank, targets=["all-linear"])
+                Lora.of(policy, rank=rank, alpha=2 * rank, targets=targets)
                 for policy in (plain, padded)
             )
             params = lora.attach(params, _lively_adapters(lora))

@@ -5,21 +5,34 @@ Everything that can be wrong with one is found from the configuration and the fi
 any tensor is read.
 """
 
-import math
 import re
-from collections.abc import Mapping, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from pathlib import Path
 
 import jax
 import numpy as np
 
 from pat_jax.common.errors import UserError, shown
+from pat_jax.models.adapted_modules import is_of_experts, linear_modules
 from pat_jax.models.checkpoints.hf_export import appearing_at_once, check_export, write_json
 from pat_jax.models.checkpoints.peft_config import (
     ADAPTER_CONFIG,
+    GATE_UP,
     NOT_ADAPTED,
+    TARGET_PARAMETERS,
     PeftConfig,
     read_peft_config,
+)
+from pat_jax.models.checkpoints.peft_tensors import (
+    PREFIX,
+    A,
+    B,
+    from_stored,
+    of_wrappers,
+    parameter,
+    stored_shapes,
+    to_stored,
+    wrapper,
 )
 from pat_jax.models.checkpoints.safetensors_file import (
     DTYPES,
@@ -27,12 +40,10 @@ from pat_jax.models.checkpoints.safetensors_file import (
     read_header,
     write_file,
 )
-from pat_jax.models.lora import Adapter, Adapters, Lora, is_beside_attention, linear_layers
+from pat_jax.models.lora import Adapters, Lora
 from pat_jax.models.policy import Policy
 
 ADAPTER_FILE = "adapter_model.safetensors"
-_PREFIX = "base_model.model."  # PEFT wraps the model twice
-_A, _B = ".lora_A.weight", ".lora_B.weight"
 _NAMED = re.compile(
     r"(\.lora_[AB])\.default\.weight$"
 )  # by the adapter's name, as PEFT has it in memory
@@ -59,6 +70,7 @@ def export_adapter(directory: str | Path, lora: Lora, adapters: Adapters, base: 
         configuration.
     """
     check_export(directory)
+    of_experts = [name for name in lora.modules if is_of_experts(lora.policy, name)]
     fields = {
         **_PLAIN,
         "task_type": "CAUSAL_LM",
@@ -66,23 +78,28 @@ def export_adapter(directory: str | Path, lora: Lora, adapters: Adapters, base: 
         "r": lora.rank,
         "lora_alpha": lora.alpha,
         "lora_dropout": 0.0,
-        "target_modules": list(lora.modules),
+        "target_modules": [name for name in lora.modules if name not in of_experts],
         "inference_mode": True,
     }
-    unpadded = lora.unpadded
-    stored = {
-        _PREFIX + name + suffix: np.asarray(x)[tuple(map(slice, shape))]
-        for name, adapter in adapters.items()
-        for suffix, x, shape in (
-            (_A, adapter.a, unpadded[name].a),
-            (_B, adapter.b, unpadded[name].b),
-        )
-    }
-    shapes = {name: _stored_shape(name, x.shape) for name, x in stored.items()}
-    arrays = (x.reshape(shapes[name]) for name, x in stored.items())
+    if of_experts:
+        fields[TARGET_PARAMETERS] = [parameter(name) for name in of_experts]
+    if lora.doubles_gate_up:
+        fields["rank_pattern"] = {GATE_UP: 2 * lora.rank}
+        fields["alpha_pattern"] = {GATE_UP: 2 * lora.alpha}
+    unpadded, shapes = lora.unpadded, dict[str, tuple[int, ...]]()
+    for name in adapters:
+        shapes |= zip(_names(name, lora), stored_shapes(name, unpadded[name]), strict=True)
+
+    def arrays() -> Iterator[np.ndarray]:
+        for name, adapter in adapters.items():
+            host = jax.tree.map(
+                lambda x, shape: np.asarray(x)[tuple(map(slice, shape))], adapter, unpadded[name]
+            )
+            yield from to_stored(name, host)
+
     with appearing_at_once(Path(directory)) as partial:
         write_json(partial / ADAPTER_CONFIG, fields)
-        write_file(partial / ADAPTER_FILE, shapes, np.dtype(np.float32), arrays)
+        write_file(partial / ADAPTER_FILE, shapes, np.dtype(np.float32), arrays())
 
 
 def read_adapter(directory: str | Path, policy: Policy) -> Lora:
@@ -91,12 +108,20 @@ def read_adapter(directory: str | Path, policy: Policy) -> Lora:
     Raises:
       UserError: it is not an adapter directory, of an unknown kind, or of another model.
     """
-    config, linear = read_peft_config(directory), linear_layers(policy)
+    config, linear = read_peft_config(directory), linear_modules(policy)
     stored = _stored_tensors(Path(directory))
-    modules = {name.removeprefix(_PREFIX).removesuffix(_A).removesuffix(_B) for name in stored}
-    _check_modules(Path(directory), modules, linear, policy)
-    _check_targets(config, modules, linear)
-    lora = Lora(policy, config.rank, config.alpha, tuple(x for x in linear if x in modules))
+    named = of_wrappers(x for x in linear if config.has_parameter(parameter(x)))
+    wrappers = {name.removeprefix(PREFIX).removesuffix(A).removesuffix(B) for name in stored}
+    modules = {named.get(name, name) for name in wrappers}
+    _check_modules(config, modules, linear, policy)
+    _check_targets(config, modules, set(named.values()), policy)
+    lora = Lora(
+        policy,
+        config.rank,
+        config.alpha,
+        tuple(x for x in linear if x in modules),
+        config.doubles_gate_up and any(x.endswith(".gate_up_proj") for x in modules),
+    )
     _check_tensors(Path(directory), lora, stored)
     return lora
 
@@ -106,30 +131,31 @@ def load_adapter(directory: str | Path, lora: Lora, shardings: Adapters | None =
     stored, abstract = _stored_tensors(Path(directory)), lora.abstract_params
     unpadded = lora.unpadded
 
-    def read(
-        name: str,
-        like: jax.Array,
-        shape: tuple[int, ...],
-        sharding: jax.sharding.Sharding | None,
-    ) -> jax.Array:
-        array = np.array(stored[name].view(), dtype=np.float32).reshape(shape)
+    def read(name: str) -> np.ndarray:
+        array = np.array(stored[name].view(), dtype=np.float32)
         if not np.isfinite(array).all():
             raise UserError(
                 f"{stored[name].path}: tensor {name!r} has numbers that are not finite, expected those of a "
                 "trained adapter; save it again from before its training diverged."
             )
-        behind = [(0, whole - part) for whole, part in zip(like.shape, shape, strict=True)]
-        return jax.device_put(np.pad(array, behind), sharding)
+        return array
+
+    def padded(like: jax.Array, array: np.ndarray) -> np.ndarray:
+        behind = [(0, full - part) for full, part in zip(like.shape, array.shape, strict=True)]
+        return np.pad(array, behind)
 
     loaded: Adapters = {}
     for module, like in abstract.items():
-        a, b = (shardings[module].a, shardings[module].b) if shardings else (None, None)
-        name = _PREFIX + module
-        loaded[module] = Adapter(
-            read(name + _A, like.a, unpadded[module].a, a),
-            read(name + _B, like.b, unpadded[module].b, b),
-        )
+        a, b = map(read, _names(module, lora))
+        host = jax.tree.map(padded, like, from_stored(module, a, b, unpadded[module]))
+        loaded[module] = jax.device_put(host, shardings[module] if shardings else None)
     return loaded
+
+
+def _names(module: str, lora: Lora) -> tuple[str, str]:
+    """Those of a module's tensors."""
+    name = PREFIX + wrapper(module, lora.modules)
+    return name + A, name + B
 
 
 def _stored_tensors(directory: Path) -> dict[str, StoredTensor]:
@@ -145,56 +171,81 @@ def _stored_tensors(directory: Path) -> dict[str, StoredTensor]:
     if not stored or len(stored) < len(header):
         what = "no tensor" if not stored else "the same tensors with and without '.default'"
         raise UserError(
-            f"{path}: the file holds {what}, expected {_A[1:]} and {_B[1:]} of each layer; save the "
+            f"{path}: the file holds {what}, expected {A[1:]} and {B[1:]} of each layer; save the "
             "adapter again."
         )
     for name in stored:
-        if not (name.startswith(_PREFIX) and name.endswith((_A, _B))):
+        if not (name.startswith(PREFIX) and name.endswith((A, B))):
             raise _not_implemented(path, name)
     return stored
 
 
 def _check_modules(
-    directory: Path, modules: Set[str], linear: Mapping[str, int], policy: Policy
+    config: PeftConfig, modules: Set[str], linear: Sequence[str], policy: Policy
 ) -> None:
     """UserError for the first that has no adapter here."""
-    for module in sorted(modules - linear.keys()):
-        if is_beside_attention(policy, module):
-            raise UserError(
-                f"{directory / ADAPTER_FILE}: it has an adapter of {module!r}, expected those of attention alone: "
-                "of experts, their routers and MLPs beside them adapters are not implemented; choose one without."
-            )
+    directory = config.path.parent
+    for module in sorted(modules - set(linear)):
+        if policy.config.experts is not None:
+            _check_beside_attention(config, module)
         if module in NOT_ADAPTED:
-            raise _not_implemented(directory / ADAPTER_FILE, f"{_PREFIX}{module}{_A}")
+            raise _not_implemented(directory / ADAPTER_FILE, f"{PREFIX}{module}{A}")
         raise _of_another_model(
             directory, f"it has an adapter of {module!r}, the model no such layer"
         )
 
 
-def _check_targets(config: PeftConfig, modules: Set[str], linear: Mapping[str, int]) -> None:
-    """PEFT gives each target an adapter, that of the file or a new one, and leaves out all others."""
+def _check_beside_attention(config: PeftConfig, module: str) -> None:
+    """UserError in its own words for a module of a model with experts that has no adapter here."""
+    has = f"{config.path.parent / ADAPTER_FILE}: it has an adapter of {module!r}, expected"
+    if module.removesuffix(".base_layer").endswith(".mlp.experts"):
+        expected = f"the parameters of experts that {ADAPTER_FILE} has tensors of, as {module!r}"
+        raise config.error(TARGET_PARAMETERS, expected, "save the adapter again")
+    if ".experts." in module or ".block_sparse_moe." in module:
+        raise UserError(
+            f"{has} one of all experts of a layer, as PEFT has it with transformers 5; load it there with PEFT "
+            "0.21, and save it again."
+        )
+    if ".mlp." in module:
+        raise UserError(
+            f"{has} those of attention, experts and routers: of MLPs beside them adapters are not "
+            "implemented; choose one without."
+        )
+
+
+def _check_targets(config: PeftConfig, modules: Set[str], named: Set[str], policy: Policy) -> None:
+    """PEFT gives each target an adapter, that of the file or a new one, and leaves out all others.
+
+    Args:
+      named: modules whose parameters are targets.
+    """
+    linear = [x for x in linear_modules(policy) if not is_of_experts(policy, x)]
     targets = config.targets(linear)
-    if targets is None or targets == modules:
+    targets = (modules if targets is None else targets) | named
+    if targets == modules:
         return
     if missing := sorted(targets - modules):
+        field = TARGET_PARAMETERS if missing[0] in named else "target_modules"
         expected = f"layers that {ADAPTER_FILE} has tensors of, and it has none of {missing[0]!r}"
     else:
         more = min(modules - targets)
+        field = TARGET_PARAMETERS if is_of_experts(policy, more) else "target_modules"
+        others = (
+            "" if field == TARGET_PARAMETERS else ", 'exclude_modules' and 'layers_to_transform'"
+        )
         expected = (
-            f"{more!r} among the layers that it, 'exclude_modules' and 'layers_to_transform' choose, as "
+            f"{more!r} among the layers that it{others} {'choose' if others else 'chooses'}, as "
             f"{ADAPTER_FILE} has tensors of it"
         )
-    raise config.error("target_modules", expected, "save the adapter again")
+    raise config.error(field, expected, "save the adapter again")
 
 
 def _check_tensors(directory: Path, lora: Lora, stored: Mapping[str, StoredTensor]) -> None:
     for module, adapter in lora.unpadded.items():
-        for suffix, shape in ((_A, adapter.a), (_B, adapter.b)):
-            name = _PREFIX + module + suffix
-            wanted = _stored_shape(name, shape)
+        for name, wanted in zip(_names(module, lora), stored_shapes(module, adapter), strict=True):
             if name not in stored:
                 raise UserError(
-                    f"{directory / ADAPTER_FILE}: tensor {name!r} is missing, expected {_A[1:]} and {_B[1:]} "
+                    f"{directory / ADAPTER_FILE}: tensor {name!r} is missing, expected {A[1:]} and {B[1:]} "
                     "of each layer; save the adapter again."
                 )
             if (found := stored[name].shape) != wanted:
@@ -207,16 +258,9 @@ def _check_tensors(directory: Path, lora: Lora, stored: Mapping[str, StoredTenso
                 )
 
 
-def _stored_shape(name: str, shape: tuple[int, ...]) -> tuple[int, int]:
-    """[rank, in] or [out, rank], as PEFT has them."""
-    if name.endswith(_A):
-        return (shape[0], math.prod(shape[1:]))
-    return (math.prod(shape[:-1]), shape[-1])
-
-
 def _not_implemented(path: Path, name: str) -> UserError:
     return UserError(
-        f"{path}: tensor {shown(name)} is no {_A[1:]} or {_B[1:]} of a linear layer, expected nothing "
+        f"{path}: tensor {shown(name)} is no {A[1:]} or {B[1:]} of a linear layer, expected nothing "
         "else: adapters of embed_tokens or lm_head, added tokens, biases and whole weights are not "
         "implemented; choose an adapter without them."
     )

@@ -5,7 +5,7 @@ Knows every field of PEFT's `LoraConfig`. Does not know any tensor.
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -25,7 +25,12 @@ _DEFAULTS: Mapping[str, object] = {
     "exclude_modules": None,
     "layers_to_transform": None,
     "layers_pattern": None,
+    "target_parameters": None,
 }
+TARGET_PARAMETERS = "target_parameters"  # those of experts and routers
+# The pattern by which PEFT 0.21 has twice the rank and twice alpha of gate and up, where an adapter of
+# each was asked for (`target_modules` all-linear, or names of transformers 4).
+GATE_UP = r".*\.gate_up_proj"
 # Modules that PEFT adapts where they are targets, and that have no adapter here.
 NOT_ADAPTED = ("model.embed_tokens", "lm_head")
 _DEFAULT_TARGETS = ["q_proj", "v_proj"]  # PEFT's for every architecture that is known here
@@ -54,7 +59,6 @@ _NOT_IMPLEMENTED = [
     "velora_config",
     "monteclora_config",
 ]
-_OF_EXPERTS = "target_parameters"
 # Fields without effect on a trained adapter, or with none unless one of the others is set.
 _WITHOUT_EFFECT = [
     "peft_type",
@@ -74,7 +78,7 @@ _WITHOUT_EFFECT = [
     "corda_config",
     "lora_ga_config",
 ]
-KNOWN_FIELDS = frozenset([*_DEFAULTS, _OF_EXPERTS, *_NOT_IMPLEMENTED, *_WITHOUT_EFFECT])
+KNOWN_FIELDS = frozenset([*_DEFAULTS, *_NOT_IMPLEMENTED, *_WITHOUT_EFFECT])
 
 
 @dataclass(frozen=True)
@@ -85,6 +89,7 @@ class PeftConfig:
     fields: Mapping[str, Any]  # those that were missing filled in
     rank: int
     alpha: float
+    doubles_gate_up: bool
 
     def targets(self, linear: Iterable[str]) -> set[str] | None:
         """Which modules it adapts, of the `linear` ones of a model and of `NOT_ADAPTED`; None where
@@ -102,6 +107,10 @@ class PeftConfig:
                 if x in targets or (_ends(x, targets) and self._in_layers(x))
             }
         return {x for x in chosen if not _ends(x, excluded)}
+
+    def has_parameter(self, name: str) -> bool:
+        """Whether it adapts a parameter of this name, whatever its layer."""
+        return _ends(name, self.fields[TARGET_PARAMETERS] or [])
 
     def _in_layers(self, module: str) -> bool:
         layers = self.fields["layers_to_transform"]
@@ -132,7 +141,7 @@ def read_peft_config(directory: str | Path) -> PeftConfig:
     if fields["target_modules"] is None:
         fields["target_modules"] = _DEFAULT_TARGETS
     rank, alpha = fields["r"], fields["lora_alpha"]
-    config = PeftConfig(path, fields, 0, 0.0)
+    config = PeftConfig(path, fields, 0, 0.0, _doubles_gate_up(fields))
     _check_kind(config)
     if not _is_number(rank) or not float(rank).is_integer() or rank < 1:
         raise config.error("r", "an integer above 0", "save the adapter again")
@@ -140,7 +149,14 @@ def read_peft_config(directory: str | Path) -> PeftConfig:
         expected = f"a number above 0 and up to {MOST_ALPHA:,}"
         raise config.error("lora_alpha", expected, "save the adapter again")
     _check_targets(config)
-    return PeftConfig(path, fields, int(rank), float(alpha))
+    return replace(config, rank=int(rank), alpha=float(alpha))
+
+
+def _doubles_gate_up(fields: Mapping[str, Any]) -> bool:
+    rank, alpha = fields["r"], fields["lora_alpha"]
+    patterns = fields.get("rank_pattern"), fields.get("alpha_pattern")
+    are_numbers = _is_number(rank) and _is_number(alpha)
+    return are_numbers and patterns == ({GATE_UP: 2 * rank}, {GATE_UP: 2 * alpha})
 
 
 def _check_kind(config: PeftConfig) -> None:
@@ -149,14 +165,9 @@ def _check_kind(config: PeftConfig) -> None:
         raise config.error("peft_type", "'LORA'", plain)
     if fields["bias"] not in ("none", None):
         raise config.error("bias", "'none'", plain)
-    if fields.get(_OF_EXPERTS):  # ahead of `rank_pattern`, which PEFT fills in with it
-        raise config.error(
-            _OF_EXPERTS,
-            "null or nothing in it",
-            "adapters of experts and routers are not implemented; choose one of attention alone",
-        )
+    of_gate_up = {"rank_pattern", "alpha_pattern"} if config.doubles_gate_up else set[str]()
     for name in _NOT_IMPLEMENTED:
-        if fields.get(name):
+        if fields.get(name) and name not in of_gate_up:
             raise config.error(name, "null, false or nothing in it", plain)
     for name in sorted(fields.keys() - KNOWN_FIELDS):
         # PEFT's later versions have more: what turns a variant on is true, or an object or a list with
@@ -180,6 +191,9 @@ def _check_targets(config: PeftConfig) -> None:
         value = config.fields[name]
         if not (value is None or isinstance(value, str) or _all_are(str, value)):
             raise config.error(name, "a list of names or a regular expression", advice)
+    parameters = config.fields[TARGET_PARAMETERS]
+    if not (parameters is None or _all_are(str, parameters)):
+        raise config.error(TARGET_PARAMETERS, "a list of parameters' names", advice)
     layers, pattern = (config.fields[x] for x in ("layers_to_transform", "layers_pattern"))
     if not (layers is None or type(layers) is int or _all_are(int, layers)):
         raise config.error("layers_to_transform", "a list of layers' numbers", advice)

@@ -22,7 +22,9 @@ class LoraConfig(Options):
     of adapter."""
     targets: tuple[str, ...] = option((), NAMES)
     """Linear layers that have an adapter, by the ends of their names in a checkpoint (q_proj,
-    mlp.up_proj, layers.0.self_attn.o_proj); none stands for all-linear, or for those of adapter."""
+    mlp.up_proj, layers.0.self_attn.o_proj), experts as PEFT has them (experts.gate_up_proj,
+    experts.down_proj, their router gate.weight); none stands for all-linear, which of a model with
+    experts is its attention, or for those of adapter."""
     adapter: str = ""
     """A PEFT adapter directory, or one of the Hugging Face Hub (owner/name), to go on from; empty
     begins with new adapters, which change nothing."""

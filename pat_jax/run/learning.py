@@ -151,7 +151,7 @@ class Learner:
             batch.shared,
             passes=self._config.algorithm.num_iterations,
             seconds=seconds,
-            adapter_weights=lora.num_weights if lora else None,
+            adapter_weights=lora.active_weights if lora else None,
         )
         return speed | {
             "train/padding_efficiency": batch.padding_efficiency,

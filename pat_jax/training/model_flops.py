@@ -29,7 +29,7 @@ def training_flops(
     Args:
       lengths: n, of each sequence.
       shared: s, of each sequence.
-      adapter_weights: None where all of the model is trained.
+      adapter_weights: that each token is multiplied with; None where all of the model is trained.
 
     Reference: Chowdhery et al. 2022, https://arxiv.org/abs/2204.02311, appendix B, which counts
     attention as if each token saw all others.

@@ -4,15 +4,16 @@ Knows adapters before and after an update. Does not know the base: the rollout's
 """
 
 from collections import defaultdict
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from pat_jax.models.adapted_modules import is_stack
 from pat_jax.models.lora import Adapter, Adapters
 
-# [modules, *out, 2 rank] and [modules, 2 rank, *in] of a low-rank matrix
-Factors = tuple[Array, Array]
+Factors = tuple[Array, Array]  # [*out, 2 rank] and [2 rank, *in] of a low-rank matrix
 
 
 def update_seen(
@@ -30,18 +31,30 @@ def update_seen(
       scale: of the products.
       dtype: in which the rollout keeps a and scale · b.
     """
-    alike: dict[object, list[tuple[Adapter, Adapter]]] = defaultdict(list)
+
+    def inner(first: Adapter, then: Adapter) -> tuple[Array, Array]:
+        trained = _change(first, then, scale, None)
+        return _inner(trained, _change(first, then, scale, dtype)), _inner(trained, trained)
+
+    alike: dict[tuple[Any, ...], list[tuple[Adapter, Adapter]]] = defaultdict(list)
     for name, adapter in now.items():
-        alike[adapter.a.shape, adapter.b.shape].append((before[name], adapter))
+        pairs = zip(_apart(before[name]), _apart(adapter), strict=True)
+        for first, then in pairs:
+            alike[is_stack(name), then.a.shape, then.b.shape].append((first, then))
     seen, whole = jnp.zeros(()), jnp.zeros(())
-    for pairs in alike.values():
+    for (has_experts, *_), pairs in alike.items():
         # Stacked: of as many programs' operations as there are shapes, not layers.
         first, then = jax.tree.map(lambda *xs: jnp.stack(xs), *pairs)
-        trained = _change(first, then, scale, None)
-        kept = _change(first, then, scale, dtype)
-        seen += jnp.sum(jax.vmap(_inner)(trained, kept))
-        whole += jnp.sum(jax.vmap(_inner)(trained, trained))
+        of_each = jax.vmap(jax.vmap(inner) if has_experts else inner)
+        of_seen, of_whole = of_each(first, then)
+        seen, whole = seen + jnp.sum(of_seen), whole + jnp.sum(of_whole)
     return seen / whole
+
+
+def _apart(adapter: Adapter) -> list[Adapter]:
+    """Of each of the weights that share a."""
+    parts = adapter.b if isinstance(adapter.b, list) else [adapter.b]
+    return [Adapter(adapter.a, b) for b in parts]
 
 
 def _change(before: Adapter, now: Adapter, scale: float, dtype: jnp.dtype | None) -> Factors:
@@ -54,7 +67,7 @@ def _change(before: Adapter, now: Adapter, scale: float, dtype: jnp.dtype | None
 
     a0, a1 = kept(before.a), kept(now.a)
     b0, b1 = kept(scale * before.b), kept(scale * now.b)
-    return jnp.concatenate([b1 - b0, b0], axis=-1), jnp.concatenate([a1, a1 - a0], axis=1)
+    return jnp.concatenate([b1 - b0, b0], axis=-1), jnp.concatenate([a1, a1 - a0], axis=0)
 
 
 def _inner(one: Factors, other: Factors) -> Float[Array, ""]:

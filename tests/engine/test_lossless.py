@@ -70,15 +70,18 @@ def test_every_layout_generates_the_same(name):
 
 
 @pytest.mark.slow  # each compiles an engine of its own
-@pytest.mark.parametrize(("weights", "lora_rank"), [("auto", 4), ("int8", 4), ("int8", 0)])
-def test_other_weights_are_the_same_in_every_layout(weights, lora_rank):
+@pytest.mark.parametrize(
+    ("name", "weights", "lora_rank"),
+    [("kv2", "auto", 4), ("kv2", "int8", 4), ("kv2", "int8", 0), ("moe", "int8", 4)],
+)
+def test_other_weights_are_the_same_in_every_layout(name, weights, lora_rank):
     """Quantized ones, and adapters beside them, say something else, and switching changes none of it."""
-    one, requests = subject("kv2", weights, lora_rank), make_requests(SETTINGS["kv2"], seed=0)
+    one, requests = subject(name, weights, lora_rank), make_requests(SETTINGS[name], seed=0)
     static, _ = one.run(requests, one.static(1))
-    plain = static_run("kv2", seed=0)[1]
+    plain = static_run(name, seed=0)[1]
     same = [a.tokens.tolist() == b.tokens.tolist() for a, b in zip(static, plain, strict=True)]
     assert np.mean(same) < 0.9
-    for path in ((1, 2, 4, 8, 2), (8, 1)):
+    for path in ((1, 2, 8, 2) if name == "moe" else (1, 2, 4, 8, 2), (8, 1)):
         adaptive, report = one.run(requests, one.adaptive(path, "mixed", len(requests)))
         assert len(report.switches) == len(path) - 1
         check_lossless(one.compared(requests, static, adaptive))

@@ -1,5 +1,6 @@
 """A layer of experts against its equation in NumPy; tiles of rows, and which weights are read."""
 
+import re
 from dataclasses import replace
 from functools import cache, partial
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pat_jax.models.adapted_weight import AdaptedWeight
 from pat_jax.models.config import ExpertsConfig, ModelConfig
 from pat_jax.models.experts import NO_TOKEN, NOT_RECORDED, Experts, Routed, _compute
 from pat_jax.models.kernels.grouped import by_expert, in_tiles, tile_size
@@ -297,6 +299,29 @@ def test_an_expert_that_no_row_has_has_gradients_of_zeros():
     for name in ("gate", "up", "down"):
         assert not np.asarray(grads[name])[others].any()
         assert np.abs(np.asarray(grads[name])[[1, 4]]).max(axis=(1, 2)).min() > 0
+
+
+def test_experts_under_adapters_have_no_gradients_of_their_own():
+    """The compiled program adds up none of the size of their weights, as it does where they are trained."""
+    rng, rank = np.random.default_rng(4), 3
+    weights, x, chosen = weights_of(EIGHT), tokens_of(), rng.integers(0, 8, (ROWS, LENGTH, 2))
+    base = tuple(weights[name] for name in ("gate", "up", "down"))
+    shapes = [((8, rank, w.shape[2]), (8, w.shape[1], rank)) for w in base]
+    low = [tuple(rng.normal(size=s).astype(np.float32) for s in pair) for pair in shapes]
+
+    def loss(base: Any, low: Any) -> Any:
+        experts = tuple(AdaptedWeight(w, *pair) for w, pair in zip(base, low, strict=True))
+        rows = jnp.asarray(x), jnp.asarray(chosen), jnp.full(chosen.shape, 0.5)
+        return jnp.sum(_compute(rows, experts, 0, num_experts=8) ** 2)
+
+    def sums(of: tuple[int, ...]) -> int:
+        text = jax.jit(jax.grad(loss, argnums=of)).lower(base, low).compile().as_text()
+        assert text is not None
+        stacks = r"f32\[8,(16,12|12,16)\]\S* dynamic-update-slice"
+        return len(re.findall(stacks, text))
+
+    assert sums((0, 1)) > 0
+    assert sums((1,)) == 0
 
 
 @pytest.mark.parametrize("weights", ["int8", "fp8"])

@@ -1,5 +1,7 @@
 """Low-rank adapters: what a policy with them computes, which layers have one, how they begin."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,6 +19,7 @@ from pat_jax.models.presets import preset
 from tests.lossless import EXPERTS, MODELS
 
 POLICY = Policy.from_config(preset("tiny", vocab_size=61))
+MOE = Policy.from_config(preset("tiny-moe", vocab_size=61))
 SOME = MODELS | EXPERTS
 LINEAR = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
@@ -67,10 +70,13 @@ def test_a_product_is_that_with_the_sum(out: list[int], into: list[int], rank: i
     np.testing.assert_allclose(adapted.merged(), whole, atol=1e-5)
 
 
+OF_EXPERTS = ("experts.gate_up_proj", "experts.down_proj", "gate.weight")
+
+
 @pytest.mark.parametrize("name", list(SOME))
 def test_merged_and_unmerged_logits_are_equal(name: str):
     policy = Policy.from_config(SOME[name])
-    adapters = lora("all-linear", policy=policy)
+    adapters = lora("all-linear", *(OF_EXPERTS if name in EXPERTS else ()), policy=policy)
     base, learned = weights(policy), trained(adapters)
     attached = logits(policy, adapters.attach(base, learned))
     merged = logits(policy, adapters.merge(base, learned))
@@ -95,25 +101,56 @@ def test_what_is_merged_is_the_weight_and_the_scaled_product():
     assert count == 7 * POLICY.config.num_layers == len(adapters.modules)
 
 
-def test_new_adapters_change_nothing():
-    adapters = lora("all-linear")
-    base, new = weights(POLICY), adapters.init(5)
-    np.testing.assert_array_equal(
-        logits(POLICY, adapters.attach(base, new)), logits(POLICY, adapters.merge(base, new))
+def test_of_experts_each_has_a_product_of_its_own():
+    """In float64: gate and up by one a, whose rank may be twice that of others."""
+    adapters = replace(lora(*OF_EXPERTS, policy=MOE), doubles_gate_up=True)
+    base, learned = weights(MOE), trained(adapters)
+    mlp, whole = (x["layers"][0]["mlp"] for x in (base, adapters.merge(base, learned)))
+    up_gate, down, router = (
+        jax.tree.map(lambda x: np.asarray(x, np.float64), learned[f"model.layers.0.mlp.{name}"])
+        for name in ("experts.gate_up_proj", "experts.down_proj", "gate")
     )
-    np.testing.assert_array_equal(logits(POLICY, adapters.merge(base, new)), logits(POLICY, base))
+    assert (up_gate.a.shape, down.a.shape, router.a.shape) == ((8, 6, 32), (8, 3, 16), (3, 32))
+    of_each = "eor,eri->eoi"
+    products = {
+        "gate": np.einsum(of_each, up_gate.b[0], up_gate.a),
+        "up": np.einsum(of_each, up_gate.b[1], up_gate.a),
+        "down": np.einsum(of_each, down.b, down.a),
+        "router": router.b @ router.a,
+    }
+    for name, product in products.items():
+        expected = np.asarray(mlp[name].get_value(), np.float64) + 7 / 3 * product
+        np.testing.assert_allclose(whole[name].get_value(), expected, atol=1e-6)
+    assert len(adapters.modules) == 3 * 2
+    each = 8 * (6 * (32 + 2 * 16) + 3 * (16 + 32))  # of the experts of a layer
+    assert adapters.num_weights == 2 * (each + 3 * (32 + 8))
+    assert adapters.active_weights == 2 * (each // 4 + 3 * (32 + 8))
 
 
-def test_they_begin_as_peft_has_it():
+@pytest.mark.parametrize("name", ["tiny", "tiny-moe"])
+def test_new_adapters_change_nothing(name: str):
+    policy = Policy.from_config(preset(name, vocab_size=61))
+    adapters = lora("all-linear", *(OF_EXPERTS if name == "tiny-moe" else ()), policy=policy)
+    base, new = weights(policy), adapters.init(5)
+    np.testing.assert_array_equal(
+        logits(policy, adapters.attach(base, new)), logits(policy, adapters.merge(base, new))
+    )
+    np.testing.assert_array_equal(logits(policy, adapters.merge(base, new)), logits(policy, base))
+
+
+@pytest.mark.parametrize("preset_name", ["demo", "demo-moe"])
+def test_they_begin_as_peft_has_it(preset_name: str):
     """a uniform in ±1/√fan_in, b zero; another seed gives others, each layer its own."""
-    policy = Policy.from_config(preset("demo"))
-    adapters = lora("all-linear", policy=policy, rank=64)
+    policy = Policy.from_config(preset(preset_name))
+    targets = ("all-linear",) if preset_name == "demo" else OF_EXPERTS
+    adapters = lora(*targets, policy=policy, rank=64)
     new, other = adapters.init(5), adapters.init(6)
     for name, adapter in new.items():
-        a, fan_in = np.asarray(adapter.a), np.prod(adapter.a.shape[1:])
-        assert a.shape[0] == 64 and np.abs(a).max() <= fan_in**-0.5
+        num_stack = int("experts" in name)
+        a, fan_in = np.asarray(adapter.a), np.prod(adapter.a.shape[1 + num_stack :])
+        assert a.shape[num_stack] == 64 and np.abs(a).max() <= fan_in**-0.5
         assert a.std() == pytest.approx((3 * fan_in) ** -0.5, rel=0.05)
-        assert not np.asarray(adapter.b).any()
+        assert not any(np.asarray(b).any() for b in jax.tree.leaves(adapter.b))
         assert not np.array_equal(a, np.asarray(other[name].a))
     flat = [np.asarray(adapter.a).ravel()[:32] for adapter in new.values()]
     assert len({x.tobytes() for x in flat}) == len(flat)
@@ -133,37 +170,51 @@ def test_targets_are_ends_of_names(targets: list[str], expected: set[tuple[int, 
     assert {(int(x.split(".")[2]), x.split(".")[-1]) for x in modules} == expected
 
 
-MOE = Policy.from_config(preset("tiny-moe", vocab_size=61))
-
-
-def test_of_a_model_with_experts_attention_has_adapters():
+def test_of_a_model_with_experts_attention_has_adapters_and_experts_by_name():
     """Its layer 1 has an MLP, which PEFT cannot tell from experts by the names of its layers."""
-    modules = lora("all-linear", policy=MOE).modules
-    found = {(int(x.split(".")[2]), x.split(".")[-1]) for x in modules}
-    assert found == {(i, name) for i in (0, 1, 2) for name in LINEAR[:4]}
-    assert len(modules) == 12
-    assert set(lora("v_proj", "layers.1.self_attn.o_proj", policy=MOE).kinds) == {
-        "v_proj",
-        "o_proj",
+
+    def found(*targets: str) -> set[str]:
+        modules = lora(*targets, policy=MOE).modules
+        return {module.removeprefix("model.layers.") for module in modules}
+
+    attention = {f"{i}.self_attn.{name}" for i in (0, 1, 2) for name in LINEAR[:4]}
+    assert found("all-linear") == attention
+    assert found("layers.1.self_attn.o_proj") == {"1.self_attn.o_proj"}
+    assert found("gate_up_proj") == {f"{i}.mlp.experts.gate_up_proj" for i in (0, 2)}
+    assert found("mlp.experts.down_proj", "layers.2.mlp.experts.gate_up_proj") == {
+        *(f"{i}.mlp.experts.down_proj" for i in (0, 2)),
+        "2.mlp.experts.gate_up_proj",
     }
+    assert found("gate.weight") == {"0.mlp.gate", "2.mlp.gate"}
+    assert found("all-linear", *OF_EXPERTS) == attention | found(*OF_EXPERTS)
 
 
-OF_EXPERTS = (
-    *("gate_proj", "mlp.down_proj", "layers.1.mlp.up_proj", "experts.gate_up_proj", "mlp.experts"),
-    *("layers.0.mlp.experts.3.down_proj", "mlp.gate", "router", "w1"),
+NONE = (
+    *("gate_proj", "mlp.down_proj", "layers.1.mlp.up_proj", "mlp.experts", "mlp.gate_up_proj"),
+    *("layers.0.mlp.experts.3.down_proj", "layers.1.mlp.experts.down_proj", "router", "w1"),
 )
 
 
-@pytest.mark.parametrize("target", OF_EXPERTS)
-def test_a_target_that_names_experts_is_refused_in_its_own_words(target: str):
+@pytest.mark.parametrize("target", NONE)
+def test_a_target_that_names_no_adapter_of_experts_is_refused_in_its_own_words(target: str):
     with pytest.raises(UserError, match=r"option --lora\.targets is") as error:
         lora("q_proj", target, policy=MOE)
     message = str(error.value)
-    assert f"{target!r}: in a model with experts no MLP, expert or router has an adapter" in message
-    assert "that is k_proj, o_proj, q_proj, v_proj, or all-linear" in message
+    assert (
+        f"{target!r}: in a model with experts those of a layer are experts.gate_up_proj" in message
+    )
+    assert "their router is gate.weight, and no MLP has an adapter" in message
+    assert "that is k_proj, o_proj, q_proj, v_proj, down_proj, gate_up_proj, gate, or" in message
     assert "\n" not in message and ". " not in message
     with pytest.raises(UserError, match="no linear layer of the model is called that"):
         lora("qq_proj", policy=MOE)
+
+
+@pytest.mark.parametrize("target", ["experts.down_proj", "mlp.experts.gate_up_proj", "router"])
+def test_experts_of_a_model_that_has_none_are_refused(target: str):
+    with pytest.raises(UserError, match="the model has no experts, expected the ends of") as error:
+        lora(target)
+    assert repr(target) in str(error.value) and "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("name", ["q_proj", "k_proj"])

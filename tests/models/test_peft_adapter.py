@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -105,40 +106,121 @@ def test_one_that_is_damaged_or_of_another_kind_is_refused(
     assert generated in str(error.value) and "\n" not in str(error.value)
 
 
-def test_one_of_experts_is_refused_in_its_own_words(adapter: Path):
-    """As PEFT 0.21 writes it: its stacks of experts have twice the rank."""
-    changed(target_parameters=["gate_up_proj"], rank_pattern={"gate_up_proj": 8})(adapter)
-    with pytest.raises(UserError) as error:
-        read_adapter(adapter, POLICY)
-    assert str(error.value) == (
-        f"{adapter / ADAPTER_CONFIG}: field 'target_parameters' is ['gate_up_proj'], expected null or nothing in "
-        "it; adapters of experts and routers are not implemented; choose one of attention alone."
+MOE = Policy.from_config(preset("tiny-moe", vocab_size=61))
+OF_EXPERTS = ["gate_up_proj", "down_proj", "gate.weight"]
+
+
+def of_experts(folder: Path, *targets: str, doubles_gate_up: bool = False) -> Lora:
+    """Writes an adapter whose numbers are all others."""
+    lora = Lora.of(MOE, rank=4, alpha=8.0, targets=targets or OF_EXPERTS)
+    lora = replace(lora, doubles_gate_up=doubles_gate_up)
+    export_adapter(folder / "moe", lora, numbered(lora), folder / "base")
+    return lora
+
+
+def numbered(lora: Lora) -> Any:
+    rng = np.random.default_rng(7)
+    return jax.tree.map(
+        lambda x: jnp.asarray(rng.normal(size=x.shape), jnp.float32), lora.abstract_params
     )
+
+
+@pytest.mark.parametrize("doubles_gate_up", [False, True])
+def test_adapters_of_experts_are_laid_out_as_peft_has_them(tmp_path: Path, doubles_gate_up: bool):
+    """Of one expert, A's rows and every eighth column of B."""
+    lora = of_experts(tmp_path, doubles_gate_up=doubles_gate_up)
+    adapters, tensors = numbered(lora), stored(tmp_path / "moe")
+    experts, wide = "base_model.model.model.layers.2.mlp.experts", 8 if doubles_gate_up else 4
+    a, b = (tensors[f"{experts}.base_layer.lora_{x}.weight"] for x in "AB")
+    assert (a.shape, b.shape) == ((8 * wide, 32), (2 * 16, 8 * wide))
+    of_both = adapters["model.layers.2.mlp.experts.gate_up_proj"]
+    np.testing.assert_array_equal(a[5 * wide : 6 * wide], of_both.a[5])
+    np.testing.assert_array_equal(b[:16, 5::8], of_both.b[0][5])
+    np.testing.assert_array_equal(b[16:, 5::8], of_both.b[1][5])
+    a, b = (tensors[f"{experts}.lora_{x}.weight"] for x in "AB")
+    assert (a.shape, b.shape) == ((8 * 4, 16), (32, 8 * 4))
+    np.testing.assert_array_equal(b[:, 5::8], adapters["model.layers.2.mlp.experts.down_proj"].b[5])
+    assert len(tensors) == 2 * 3 * 2
+    config = json.loads((tmp_path / "moe" / ADAPTER_CONFIG).read_text())
+    assert config["target_modules"] == []
+    assert set(config["target_parameters"]) == {
+        f"model.layers.{i}.mlp.{name}"
+        for i in (0, 2)
+        for name in ("experts.gate_up_proj", "experts.down_proj", "gate.weight")
+    }
+    assert config["rank_pattern"] == ({r".*\.gate_up_proj": 8} if doubles_gate_up else {})
+    assert config["alpha_pattern"] == ({r".*\.gate_up_proj": 16.0} if doubles_gate_up else {})
+    assert read_adapter(tmp_path / "moe", MOE) == lora
+    assert_same_bits(load_adapter(tmp_path / "moe", lora), adapters)
+
+
+@pytest.mark.parametrize("name", ["gate_up_proj", "down_proj"])
+def test_of_one_stack_alone_the_tensors_are_those_of_the_experts(tmp_path: Path, name: str):
+    """PEFT's configuration alone says which."""
+    lora = of_experts(tmp_path, name)
+    assert all(".mlp.experts.lora_" in tensor for tensor in stored(tmp_path / "moe"))
+    changed(target_parameters=[name])(tmp_path / "moe")
+    assert read_adapter(tmp_path / "moe", MOE) == lora
+    assert_same_bits(load_adapter(tmp_path / "moe", lora), numbered(lora))
+
+
+FIRST = "base_model.model.model.layers.0"
 
 
 @pytest.mark.parametrize(
-    "module", ["mlp.experts.3.down_proj", "mlp.gate", "block_sparse_moe.experts.0.w1"]
-)
-def test_tensors_of_experts_are_refused_in_their_own_words(adapter: Path, module: str):
-    """As PEFT writes them with transformers 4."""
-    moe = Policy.from_config(preset("tiny-moe", vocab_size=61))
-    of_attention = Lora.of(moe, rank=4, alpha=8.0, targets=["q_proj"])
-    export_adapter(adapter.parent / "moe", of_attention, of_attention.init(3), "base")
-    path = adapter.parent / "moe" / ADAPTER_FILE
-    header = read_header(path)
-    name = f"base_model.model.model.layers.0.{module}"
-    arrays = {key: np.array(tensor.view()) for key, tensor in header.items()}
-    arrays |= {f"{name}.lora_{x}.weight": np.ones((4, 4), np.float32) for x in "AB"}
-    shapes = {key: x.shape for key, x in arrays.items()}
-    write_file(path, shapes, np.dtype(np.float32), arrays.values())
+    ("fields", "generated"),
+    [
+        ({"target_parameters": None}, "'target_parameters' is None, expected the parameters of experts"),
+        ({"target_parameters": ["down_proj", "gate.weight"]}, "expected the parameters of experts"),
+        ({"target_parameters": OF_EXPERTS[:2]}, "'model.layers.0.mlp.gate' among the layers that it chooses"),
+        ({"target_parameters": [*OF_EXPERTS, "k_proj.weight"]}, "has none of 'model.layers.0.self_attn.k_proj'"),
+        ({"target_parameters": "down_proj"}, "expected a list of parameters' names"),
+        ({"rank_pattern": {"gate_up_proj": 8}}, "'rank_pattern' is"),
+        ({"rank_pattern": {r".*\.gate_up_proj": 8}}, "'rank_pattern' is"),
+        (
+            {"rank_pattern": {r".*\.gate_up_proj": 8}, "alpha_pattern": {r".*\.gate_up_proj": 16}},
+            "of another model than --model: 'base_model.model.model.layers.0.mlp.experts.base_layer.lora_A",
+        ),
+    ],
+)  # fmt: skip
+def test_fields_of_experts_that_the_tensors_contradict_are_refused(
+    tmp_path: Path, fields: dict[str, Any], generated: str
+):
+    of_experts(tmp_path)
+    changed(**fields)(tmp_path / "moe")
     with pytest.raises(UserError) as error:
-        read_adapter(path.parent, moe)
+        read_adapter(tmp_path / "moe", MOE)
+    assert generated in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("module", "generated"),
+    [
+        ("mlp.experts.3.down_proj", "expected one of all experts of a layer, as PEFT has it with"),
+        ("block_sparse_moe.experts.0.w1", "expected one of all experts of a layer, as PEFT has it"),
+        ("mlp.up_proj", "of MLPs beside them adapters are not implemented"),
+        ("mlp.shared_expert.up_proj", "of MLPs beside them adapters are not implemented"),
+    ],
+)
+def test_tensors_beside_experts_are_refused_in_their_own_words(
+    tmp_path: Path, module: str, generated: str
+):
+    """As PEFT writes them with transformers 4, or of layers that have no adapter."""
+    of_experts(tmp_path, "q_proj")
+    tensors = stored(tmp_path / "moe")
+    tensors |= {f"{FIRST}.{module}.lora_{x}.weight": np.ones((4, 4), np.float32) for x in "AB"}
+    restore(tmp_path / "moe", tensors)
+    with pytest.raises(UserError) as error:
+        read_adapter(tmp_path / "moe", MOE)
     message = str(error.value)
-    assert (
-        f"it has an adapter of 'model.layers.0.{module}', expected those of attention alone"
-        in message
-    )
-    assert "\n" not in message and ". " not in message.removeprefix(str(path))
+    assert f"it has an adapter of 'model.layers.0.{module}'" in message and generated in message
+    assert "\n" not in message and ". " not in message.removeprefix(str(tmp_path))
+
+
+def test_one_of_experts_is_of_another_model_than_one_without(tmp_path: Path):
+    of_experts(tmp_path)
+    with pytest.raises(UserError, match="is of another model than --model: it has an adapter of"):
+        read_adapter(tmp_path / "moe", POLICY)
 
 
 NO_EFFECT = (

@@ -8,11 +8,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from arrays import assert_same_bits
 
 from pat_jax.common.errors import UserError
 from pat_jax.models.checkpoints.hf_load import check_checkpoint, load_params
 from pat_jax.models.checkpoints.peft_adapter import export_adapter, load_adapter, read_adapter
 from pat_jax.models.checkpoints.peft_config import KNOWN_FIELDS
+from pat_jax.models.checkpoints.peft_tensors import PREFIX, to_stored, wrapper
 from pat_jax.models.lora import Lora
 from pat_jax.models.policy import Params, Policy
 
@@ -95,24 +97,93 @@ def trained_adapter(base: Path, directory: Path, **fields: Any) -> None:
     theirs.save_pretrained(directory)
 
 
+MIXTURES = ("qwen3_moe", "mixtral")
+OF_EXPERTS = ["experts.gate_up_proj", "experts.down_proj", "gate.weight"]
+
+
+def assert_close(ours: Any, theirs: np.ndarray) -> None:
+    """By the largest number."""
+    assert np.abs(theirs).max() > 0
+    np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-5 * np.abs(theirs).max())
+
+
+def loaded(base: Path, adapter: Path, **options: Any) -> torch.nn.Module:
+    plain = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    return peft.PeftModel.from_pretrained(plain, adapter, **options)
+
+
 @pytest.mark.filterwarnings("ignore:.*_pattern keys did not match")
-@pytest.mark.parametrize("name", ["qwen3_moe", "mixtral"])
-def test_adapters_of_attention_load_where_there_are_experts_and_those_of_experts_are_refused(
-    tmp_path: Path, name: str
+@pytest.mark.parametrize("doubles_gate_up", [False, True])
+@pytest.mark.parametrize("name", MIXTURES)
+def test_peft_gives_logits_and_gradients_of_our_adapters_of_experts(
+    tmp_path: Path, name: str, doubles_gate_up: bool
 ):
-    build(name).save_pretrained(tmp_path / "base")
-    policy = Policy.from_config(check_checkpoint(tmp_path / "base"))
-    params = load_params(tmp_path / "base", policy, None, jnp.float32)
-    trained_adapter(tmp_path / "base", tmp_path / "adapter", target_modules=["q_proj", "o_proj"])
-    plain = AutoModelForCausalLM.from_pretrained(tmp_path / "base", dtype=torch.float32)
-    expected = their_logits(peft.PeftModel.from_pretrained(plain, tmp_path / "adapter"))
+    """Reads them, learns as we do, and writes them as they were."""
+    build(name).save_pretrained(base := tmp_path / "base")
+    policy = Policy.from_config(check_checkpoint(base))
+    params = load_params(base, policy, None, jnp.float32)
+    lora = Lora.of(policy, rank=3, alpha=8.0, targets=["v_proj", *OF_EXPERTS])
+    lora = dataclasses.replace(lora, doubles_gate_up=doubles_gate_up)
+    rng = np.random.default_rng(1)
+    learned = jax.tree.map(
+        lambda x: jnp.asarray(rng.normal(0, 0.2, x.shape), jnp.float32), lora.abstract_params
+    )
+    export_adapter(tmp_path / "adapter", lora, learned, base)
+
+    theirs = loaded(base, tmp_path / "adapter", is_trainable=True).eval()
+    tokens, toward = torch.from_numpy(TOKENS), rng.normal(size=(*TOKENS.shape, 61))
+    out = theirs(tokens).logits
+    plain = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    assert np.abs(their_logits(plain) - out.detach().numpy()).max() > 0.1
+    assert_close(our_logits(policy, lora.attach(params, learned)), out.detach().numpy())
+    (out * torch.from_numpy(toward).float()).sum().backward()
+    positions = jnp.broadcast_to(jnp.arange(TOKENS.shape[1]), TOKENS.shape)
+
+    @jax.jit
+    @jax.grad
+    def gradients(adapters: Any) -> Any:
+        model = policy.bind(lora.attach(params, adapters))
+        hidden = model(jnp.asarray(TOKENS), positions)[0]
+        return jnp.sum(model.logits(hidden)[..., :61] * jnp.asarray(toward))
+
+    grads = {name: x.grad.numpy() for name, x in theirs.named_parameters() if "lora_" in name}
+    for module, adapter in jax.device_get(gradients(learned)).items():
+        stem = PREFIX + wrapper(module, lora.modules)
+        for part, ours in zip("AB", to_stored(module, adapter), strict=True):
+            assert_close(ours, grads.pop(f"{stem}.lora_{part}.default.weight"))
+    assert not grads
+
+    theirs.save_pretrained(tmp_path / "again")
+    assert read_adapter(tmp_path / "again", policy) == lora
+    assert_same_bits(load_adapter(tmp_path / "again", lora), learned)
+    merged = their_logits(theirs.merge_and_unload())
+    assert_close(our_logits(policy, lora.merge(params, learned)), merged)
+
+
+# What PEFT makes adapters of the experts of, and whether that of gate and up has twice the rank.
+OF_PEFT = (
+    ({"target_modules": ["q_proj", "o_proj"]}, 2, False),
+    ({"target_modules": "all-linear"}, 7, True),
+    ({"target_modules": [], "target_parameters": ["experts.gate_up_proj"]}, 1, False),
+    ({"target_modules": ["k_proj"], "target_parameters": OF_EXPERTS[:2]}, 3, False),
+)
+
+
+@pytest.mark.filterwarnings("ignore:.*_pattern keys did not match")
+@pytest.mark.parametrize(("fields", "kinds", "doubles_gate_up"), OF_PEFT, ids=str)
+@pytest.mark.parametrize("name", MIXTURES)
+def test_adapters_of_a_mixture_that_peft_has_trained_are_read(
+    tmp_path: Path, name: str, fields: dict[str, Any], kinds: int, doubles_gate_up: bool
+):
+    build(name).save_pretrained(base := tmp_path / "base")
+    policy = Policy.from_config(check_checkpoint(base))
+    params = load_params(base, policy, None, jnp.float32)
+    trained_adapter(base, tmp_path / "adapter", **fields)
+    expected = their_logits(loaded(base, tmp_path / "adapter"))
     lora = read_adapter(tmp_path / "adapter", policy)
-    ours = our_logits(policy, lora.attach(params, load_adapter(tmp_path / "adapter", lora)))
-    np.testing.assert_allclose(ours, expected, atol=2e-4, rtol=0)
-    # Of these PEFT makes adapters of the experts and of the router as well.
-    trained_adapter(tmp_path / "base", tmp_path / "experts", target_modules="all-linear")
-    with pytest.raises(UserError, match=r"field 'target_parameters' is .*gate\.weight"):
-        read_adapter(tmp_path / "experts", policy)
+    assert (len(lora.kinds), lora.doubles_gate_up) == (kinds, doubles_gate_up)
+    learned = load_adapter(tmp_path / "adapter", lora)
+    assert_close(our_logits(policy, lora.attach(params, learned)), expected)
 
 
 CHOICES = (

@@ -17,6 +17,7 @@ from pat_jax.engine.device.decode.sampling import sequence_key
 from pat_jax.engine.sequences.responses import Request
 from pat_jax.layout.layout import Layout, factored_mesh, layout_chain
 from pat_jax.models.config import ExpertsConfig, ModelConfig
+from pat_jax.models.lora import Adapters, Lora
 from pat_jax.models.policy import Params, Policy
 from pat_jax.rl.algorithm.policy_loss import PolicyLoss
 from pat_jax.rl.algorithm.update import PolicyUpdate, zero_gradients
@@ -25,6 +26,7 @@ from pat_jax.rl.batches.types import FinishReason, Prompt, Rollout, RolloutGroup
 from pat_jax.run.generation import to_rollout
 from pat_jax.training.build import _updates
 from pat_jax.training.passes import ROUTE_FLIPS, model_functions
+from pat_jax.training.trainable_params import TrainableParams
 from tests.lossless import EXPERTS, Settings, Subject, lively_params
 
 # Two layers with experts are neighbours, which a loop over layers takes together.
@@ -124,6 +126,49 @@ def test_gradients_are_those_of_a_single_device(name: str, scan_layers: bool):
     assert_same(grads, wanted, bound=1e-5)
     for key, value in wanted_sums.items():
         assert sums[key] == pytest.approx(value, rel=1e-5, abs=1e-6), key
+
+
+LORA = Lora.of(
+    POLICY, rank=3, alpha=6.0, targets=["v_proj", "gate_up_proj", "down_proj", "gate.weight"]
+)
+
+
+@cache
+def gradients_of_adapters(layout: Layout) -> Adapters:
+    """Those of adapters as if they had learned something; not to be written to."""
+    rng = np.random.default_rng(2)
+    host = jax.tree.map(
+        lambda x: rng.normal(0, 0.2, x.shape).astype(np.float32), LORA.abstract_params
+    )
+    trained = TrainableParams(POLICY, layout, LORA)
+    adapters = jax.device_put(host, trained.shardings)
+    base = jax.device_put(weights(), trained.base_shardings)
+    micro = jax.device_put(made_up(), layout.sharding("batch", role="train"))
+
+    def step(frozen: Params, adapters: Adapters, micro: MicroBatch) -> Adapters:
+        update = trained.over(frozen, update_of(layout))
+        return update.grad_step(adapters, micro, zero_gradients(adapters), update.zero_sums())[0]
+
+    program = jax.jit(step, out_shardings=trained.shardings)
+    return jax.device_get(program(base, adapters, micro))
+
+
+@pytest.mark.parametrize("name", [pytest.param("dp8tp1", marks=pytest.mark.slow), "dp2tp4"])
+def test_gradients_of_adapters_are_those_of_a_single_device(name: str):
+    assert_same(gradients_of_adapters(CHAIN[name]), gradients_of_adapters(SINGLE), bound=1e-5)
+
+
+def test_adapters_of_experts_are_where_the_experts_are():
+    """In every layout and in both roles: no switch and no transfer moves them."""
+    places = set()
+    for layout in CHAIN.values():
+        beside = LORA.beside(POLICY.with_weights("int8"))
+        mlp = layout.param_shardings(beside)["layers"][0]["mlp"]
+        kept = [mlp[name].get_value() for name in ("gate", "up", "down")]
+        trained = layout.param_shardings(LORA, "train")
+        stacks = [x for name, x in trained.items() if ".experts." in name]
+        places |= {x.spec for x in jax.tree.leaves((kept, stacks)) if len(x.spec) == 3}
+    assert places == {jax.P(("axis2", "axis1", "axis0"), None, None)}
 
 
 def test_padding_reads_no_expert_and_changes_no_gradient():

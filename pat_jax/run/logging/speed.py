@@ -31,7 +31,8 @@ def describe_update(
       shared: of its first tokens, how many are computed with another one.
       passes: over the sequences, forward and backward.
       seconds: of the whole update.
-      adapter_weights: of the adapters that are trained; None: all of the model is.
+      adapter_weights: of the adapters that a token is multiplied with; None: all of the model is
+        trained.
     """
     measured = {"train/tokens_per_s": float(np.sum(lengths - shared)) / seconds}
     if chip := chip_of(devices[0].device_kind):

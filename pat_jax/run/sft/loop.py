@@ -145,7 +145,7 @@ class SftRun:
             np.array([len(example) for example in examples]),
             passes=1,
             seconds=self.steps.clock.seconds["update"],
-            adapter_weights=lora.num_weights if lora else None,
+            adapter_weights=lora.active_weights if lora else None,
         )
         return speed | {"train/tokens_in_loss": num_learned(examples)}
 

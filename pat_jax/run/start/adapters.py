@@ -44,7 +44,13 @@ def identity(lora: Lora | None) -> dict[str, object]:
     """What a checkpoint of a run has to share with the run that goes on from it."""
     if lora is None:
         return {}
-    return {"lora.rank": lora.rank, "lora.alpha": lora.alpha, "lora.modules": lora.modules}
+    doubled = {"lora.doubles_gate_up": True} if lora.doubles_gate_up else {}
+    return {
+        "lora.rank": lora.rank,
+        "lora.alpha": lora.alpha,
+        "lora.modules": lora.modules,
+        **doubled,
+    }
 
 
 def lora_of(fingerprint: Mapping[str, Any], policy: Policy) -> Lora | None:
@@ -52,7 +58,7 @@ def lora_of(fingerprint: Mapping[str, Any], policy: Policy) -> Lora | None:
     if "lora.rank" not in fingerprint:
         return None
     rank, alpha, modules = (fingerprint[f"lora.{name}"] for name in ("rank", "alpha", "modules"))
-    return Lora(policy, rank, alpha, tuple(modules))
+    return Lora(policy, rank, alpha, tuple(modules), "lora.doubles_gate_up" in fingerprint)
 
 
 def freeze_base(trainer: Trainer, config: AnyRun) -> int | None:
