@@ -29,8 +29,11 @@ class Routed(NamedTuple):
     """What a layer's router makes of some tokens."""
 
     experts: Int[Array, "rows length k"]  # that it would choose, likeliest first
-    # Summed over the real tokens, in float32.
+    # Summed over the real tokens, in float32: how many would have each expert, the probability of
+    # each, and the entropy of the distribution over experts, in nats.
+    load: Float[Array, " num_experts"]
     probability: Float[Array, " num_experts"]
+    entropy: Float[Array, ""]
     # By how much the least likely of the experts that computed each token leads the others, in
     # logits; below 0 where those recorded are not the likeliest.
     margin: Float[Array, "rows length"]
@@ -66,21 +69,29 @@ class Experts(nnx.Module):
         # Of equal logits the lower index, on every back end.
         likeliest = kept_of_router(jax.lax.top_k(logits, self.config.num_experts_per_tok)[1])
         chosen = likeliest if recorded is None else jnp.where(recorded < 0, likeliest, recorded)
-        probabilities = jax.nn.softmax(logits, axis=-1)
         experts = self.gate.get_value(), self.up.get_value(), self.down.get_value()
         y = partition.by_expert(
             partial(_compute, num_experts=self.config.num_experts),
             (x, jnp.where(is_real[..., None], chosen, NO_EXPERT), self._weights(logits, chosen)),
             experts,
         )
-        summed = jnp.sum(jnp.where(is_real[..., None], probabilities, 0), axis=(0, 1))
-        return y, Routed(likeliest, summed, _margin(logits, chosen))
+        return y, Routed(likeliest, *_summed(logits, likeliest, is_real), _margin(logits, chosen))
 
     def _weights(self, logits: Array, chosen: Array) -> Float[Array, "rows length k"]:
         of_chosen = jnp.take_along_axis(logits, chosen, axis=-1)
         if self.config.norm_topk_prob:
             return jax.nn.softmax(of_chosen, axis=-1)
         return jnp.exp(of_chosen - jax.nn.logsumexp(logits, axis=-1, keepdims=True))
+
+
+def _summed(logits: Array, likeliest: Array, is_real: Array) -> tuple[Array, Array, Array]:
+    """Load, probability and entropy, as in `Routed`."""
+    probabilities, logprobs = jax.nn.softmax(logits), jax.nn.log_softmax(logits)
+    is_likeliest = jax.nn.one_hot(likeliest, logits.shape[-1], dtype=bool).any(axis=-2)
+    each = is_likeliest.astype(jnp.float32), probabilities, -probabilities * logprobs
+    real = (jnp.where(is_real[..., None], x, 0) for x in each)
+    load, probability, entropy = (jnp.sum(x, axis=(0, 1)) for x in real)
+    return load, probability, jnp.sum(entropy)
 
 
 def _margin(logits: Array, chosen: Array) -> Float[Array, "rows length"]:

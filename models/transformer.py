@@ -84,8 +84,8 @@ class Output(NamedTuple):
 
     hidden: Float[Array, "rows length embed"]  # behind the final norm
     cache: tuple[Any, ...] | None  # with these tokens written into it
-    # Of the layers that have experts, in their order: int16[rows, length, layers, k],
-    # float32[layers, num_experts] and float32[rows, length, layers].
+    # Of the layers that have experts, in their order: int16[rows, length, layers, k], sums whose
+    # first dimension is the layers, and float32[rows, length, layers].
     routed: Routed
 
 
@@ -213,11 +213,11 @@ def _stacked(routed: list[Routed], shape: tuple[int, ...]) -> Routed:
       shape: of the tokens.
     """
     if not routed:
-        none = jnp.zeros((*shape, 0, 0), ROUTE_DTYPE)
-        return Routed(none, jnp.zeros((0, 0)), jnp.zeros((*shape, 0)))
-    experts, probability, margin = zip(*routed, strict=True)
+        none, sums = jnp.zeros((*shape, 0, 0), ROUTE_DTYPE), jnp.zeros((0, 0))
+        return Routed(none, sums, sums, jnp.zeros(0), jnp.zeros((*shape, 0)))
+    experts, *sums, margin = zip(*routed, strict=True)
     experts = jnp.stack(experts, axis=2).astype(ROUTE_DTYPE)
-    return Routed(experts, jnp.stack(probability), jnp.stack(margin, axis=2))
+    return Routed(experts, *map(jnp.stack, sums), jnp.stack(margin, axis=2))
 
 
 @partial(jax.jit, static_argnums=0, static_argnames=("partition", "remat"))

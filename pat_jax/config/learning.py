@@ -108,6 +108,9 @@ class AlgorithmConfig(Options):
     router_replay: bool = True
     """Train a mixture of experts with the experts that computed each token in the rollout; off: with
     those that the routers choose now. Which they are is recorded either way."""
+    router_aux_loss_coef: float = option(0.0, not_negative(1000))
+    """Weight of the loss that evens out the load of a mixture of experts (Switch Transformer, eq. 4;
+    docs/experts.md). 0: none, as is usual in reinforcement learning."""
     truncated: Literal["mask", "score"] = "score"
     """Responses cut at max_completion_length: leave them out of the loss, or score them like any
     other. Averages over tokens or responses are over those left in; constant divides by all."""

@@ -15,6 +15,7 @@ from pat_jax.common.rules import (
     SEED,
     STEPS,
     count,
+    not_negative,
     positive,
 )
 from pat_jax.config.any_run import AnyRun
@@ -94,6 +95,9 @@ class SftConfig(AnyRun):
     """Of prompt and completion, learn the completion alone."""
     assistant_only_loss: bool = True
     """Of messages, learn what the assistant says alone, in each of its turns."""
+    router_aux_loss_coef: float = option(1e-3, not_negative(1000))
+    """Weight of the loss that evens out the load of a mixture of experts (Switch Transformer, eq. 4;
+    docs/experts.md); 0: none. Models without experts have no such loss."""
     tokens_per_micro_batch: int = option(8192, COUNT)
     """Token budget (rows x length, all devices together) of one forward-backward pass; gradients
     accumulate over the rest."""

@@ -141,6 +141,7 @@ def _updates(
         policy.config.vocab_size,
         loss,
         temperature=config.rollout.temperature,
+        router_aux_loss_coef=algorithm.router_aux_loss_coef,
         logit_tokens=logit_tokens(policy, layout),
     )
     supervised = make_optimizer(

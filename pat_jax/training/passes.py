@@ -16,11 +16,12 @@ from jaxtyping import Array, Bool, Float, Int, Int16
 from pat_jax.common.pytree import with_sharding
 from pat_jax.layout.layout import Layout
 from pat_jax.layout.partitions import AutoPartition
-from pat_jax.models.experts import NO_TOKEN, ROUTE_DTYPE
+from pat_jax.models.experts import NO_TOKEN, ROUTE_DTYPE, Routed
 from pat_jax.models.partition import Whole
 from pat_jax.models.policy import Params, Policy
 from pat_jax.models.transformer import logits
 from pat_jax.programs.programs import Key, ProgramTable
+from pat_jax.rl.algorithm import balance
 from pat_jax.rl.algorithm.losses import Sums
 from pat_jax.rl.algorithm.update import ModelFunctions, PolicyUpdate
 from pat_jax.rl.batches.batches import MicroBatch, abstract_micro_batch
@@ -43,32 +44,46 @@ def model_functions(
     Args:
       router_replay: tokens are computed by the experts that are recorded of them, where any are.
     """
-    partition = AutoPartition(layout)
+    partition, experts = AutoPartition(layout), policy.config.experts
 
     def forward(
         params: Params, tokens: Array, positions: Array, routes: Array | None
     ) -> tuple[Array, dict[str, Array]]:
         model, how = policy.bind(params), {"remat": remat, "scan_layers": scan_layers}
-        if policy.config.experts:
-            tokens = jnp.where(_is_real(positions), tokens, NO_TOKEN)
+        is_real = _is_real(positions)
+        if experts:
+            tokens = jnp.where(is_real, tokens, NO_TOKEN)
         recorded = routes if router_replay else None
         hidden, _, routed = model(
             tokens, positions, recorded=recorded, partition=partition, dtype=dtype, **how
         )
-        return hidden, {} if routes is None else {ROUTE_FLIPS: _flips(routes, routed.experts)}
+        if routes is None:
+            return hidden, {}
+        return hidden, {ROUTE_FLIPS: _flips(routes, routed.experts), **_sums(routed, is_real)}
 
     def head(params: Params) -> Array:
         return policy.bind(params).head
 
-    beside = (ROUTE_FLIPS,) if policy.config.experts else ()
+    beside = (ROUTE_FLIPS,) if experts else ()
+    routers = (len(policy.config.sparse_layers), experts.num_experts) if experts else None
     of_head = partial(logits, partition=Whole())
-    return ModelFunctions(forward, of_head, head, partition.by_rows, beside)
+    return ModelFunctions(forward, of_head, head, partition.by_rows, beside, routers)
 
 
 def _is_real(positions: Int[Array, "rows length"]) -> Bool[Array, "rows length"]:
     """Whether a token is one of an example, and not what fills up the row."""
     behind = jnp.pad(positions[:, 1:], ((0, 0), (0, 1)))
     return (positions > 0) | (behind > 0)
+
+
+def _sums(routed: Routed, is_real: Array) -> dict[str, Array]:
+    """What the routers of all layers make of a micro-batch, as `balance.py` names it."""
+    return {
+        balance.TOKENS: jnp.sum(is_real.astype(jnp.float32)),
+        balance.LOAD: routed.load,
+        balance.PROBABILITY: routed.probability,
+        balance.ENTROPY: routed.entropy,
+    }
 
 
 def _flips(

@@ -30,6 +30,7 @@ def build_supervised_trainer(
         optimizer_of(config.optimizer_in_use, total_steps),
         policy.config.vocab_size,
         CrossEntropy(),
+        router_aux_loss_coef=config.router_aux_loss_coef,
         logit_tokens=logit_tokens(policy, layout),
     )
     return Trainer(

@@ -21,7 +21,8 @@ T = TypeVar("T")
 PerToken = Float[Array, "rows length"]
 Responses = Int[Array, "rows length"]  # the number of a token's response in its row; 0: none
 Columns = Mapping[str, PerToken]
-Sums = dict[str, Float[Array, ""]]  # of each metric by name, and of the weights
+# Of each metric by name, of the weights, and of routers (`balance.py`).
+Sums = dict[str, Float[Array, "..."]]
 
 
 class Reduction(Enum):

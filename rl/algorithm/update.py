@@ -15,6 +15,7 @@ import optax
 from jaxtyping import Array, Bool, Float, Int
 
 from pat_jax.common.pytree import pytree_dataclass
+from pat_jax.rl.algorithm import balance
 from pat_jax.rl.algorithm.logprobs import next_tokens, token_logprobs
 from pat_jax.rl.algorithm.losses import Loss, PerToken, Reduction, Sums
 from pat_jax.rl.algorithm.low_precision import in_float32, rounded_like
@@ -29,15 +30,16 @@ _SEED = 0xB16  # of the rounding of weights: not that of moments, whose draws wo
 class ModelFunctions:
     """A model as an update wants it."""
 
-    # params, tokens[rows, length], their positions and `MicroBatch.routes` -> hidden states, and a
-    # number of each token under each name of `beside`
-    forward: Callable[[Params, Array, Array, Array | None], tuple[Array, dict[str, PerToken]]]
+    # params, tokens[rows, length], their positions and `MicroBatch.routes` -> hidden states, and with
+    # routes a number of each token under each name of `beside`, and what `balance.py` names
+    forward: Callable[[Params, Array, Array, Array | None], tuple[Array, dict[str, Array]]]
     logits: Callable[[Any, Array], Array]  # head, hidden states -> logits, padding included
     # What `logits` is given of the parameters.
     head: Callable[[Params], Any] = lambda params: params
     # (function, head, arrays of rows) -> what the function makes of them, shard of rows by shard
     by_rows: Callable[..., tuple[PerToken, PerToken]] = lambda function, *given: function(*given)
     beside: tuple[str, ...] = ()  # metrics, each the mean over the tokens in the loss
+    routers: tuple[int, int] | None = None  # layers that have one, and experts of each
 
 
 @pytree_dataclass
@@ -63,6 +65,7 @@ class PolicyUpdate:
     vocab_size: int  # without padding
     loss: Loss
     temperature: float = 1.0  # the rollout's, so that both mean the same distribution
+    router_aux_loss_coef: float = 0.0  # weight of `balance.switch_loss`
     logit_tokens: int = 4096  # of one shard of rows, whose logits exist at a time
 
     def has_passes_of(self, other: "PolicyUpdate") -> bool:
@@ -106,8 +109,13 @@ class PolicyUpdate:
             value, sums = self.loss(
                 logprobs, entropy, micro.columns, micro.weights, micro.responses
             )
+            if self.model.routers and self.router_aux_loss_coef:
+                # A micro-batch counts as its tokens in the loss weigh: one of all tokens counts 1.
+                share = self.router_aux_loss_coef * jnp.sum(micro.weights)
+                value += share * balance.switch_loss(beside)
             more = {name: jnp.sum(micro.weights * beside[name]) for name in self.model.beside}
-            return value, sums | jax.lax.stop_gradient(more)
+            of_routers = {name: beside[name] for name in self._zero_of_routers()}
+            return value, sums | jax.lax.stop_gradient(more | of_routers)
 
         # By float32 weights, whatever they are kept in: else the tokens of an embedding, and chunks
         # of logits, would add up in bfloat16.
@@ -116,11 +124,15 @@ class PolicyUpdate:
 
     def zero_sums(self) -> Sums:
         """The sums before any micro-batch: of the loss's metrics, and of what the model knows."""
-        return self.loss.zero_sums() | {name: jnp.zeros(()) for name in self.model.beside}
+        more = {name: jnp.zeros(()) for name in self.model.beside}
+        return self.loss.zero_sums() | more | self._zero_of_routers()
+
+    def _zero_of_routers(self) -> Sums:
+        return balance.zero_sums(*self.model.routers) if self.model.routers else {}
 
     def _add(self, sums: Sums, other: Sums) -> Sums:
-        more = {name: sums[name] + other[name] for name in self.model.beside}
-        return self.loss.add(sums, other) | more
+        joined = self.loss.add(sums, other)
+        return joined | {name: sums[name] + other[name] for name in sums if name not in joined}
 
     def summary(self, steps: Sequence[Mapping[str, np.ndarray]]) -> dict[str, float]:
         """The metrics of optimizer steps from the sums of each, on the host; NaN where none of them
@@ -130,7 +142,8 @@ class PolicyUpdate:
             name: Reduction.MEAN.of_steps([float(sums[name]) for sums in steps], weights)
             for name in self.model.beside
         }
-        return self.loss.summary(steps) | more
+        of_routers = balance.summary(steps) if self.model.routers else {}
+        return self.loss.summary(steps) | more | of_routers
 
     def apply_step(
         self, state: TrainState, grads: Params

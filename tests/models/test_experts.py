@@ -101,6 +101,8 @@ def test_a_token_is_computed_by_its_likeliest_experts(num: int, k: int, norm_top
     np.testing.assert_array_equal(routed.experts, chosen)
     shares = np.exp(logits) / np.exp(logits).sum(axis=-1, keepdims=True)
     np.testing.assert_allclose(routed.probability, shares.sum(axis=(0, 1)), rtol=1e-5)
+    np.testing.assert_array_equal(routed.load, np.bincount(chosen.reshape(-1), minlength=num))
+    np.testing.assert_allclose(routed.entropy, -np.sum(shares * np.log(shares)), rtol=1e-5)
     descending = -np.sort(-logits, axis=-1)
     margin = descending[..., k - 1] - descending[..., k] if k < num else np.inf
     np.testing.assert_allclose(routed.margin, np.broadcast_to(margin, (ROWS, LENGTH)), atol=1e-5)
@@ -209,6 +211,7 @@ def test_one_live_row_of_64_reads_its_own_experts_alone(live: tuple[int, int]):
     assert_close(y[live], wanted[0])
     assert not np.asarray(y)[~is_real].any()
     np.testing.assert_allclose(np.sum(routed.probability), 1, rtol=1e-5)
+    assert set(np.flatnonzero(routed.load)) == set(own.tolist())
     # That the weights are read in this way is seen when one of its own is missing.
     y, _ = computed(EIGHT, without(weights, own[:1]), x, is_real, None)
     assert np.isnan(y[live]).all()
@@ -219,7 +222,9 @@ def test_one_live_row_of_64_reads_its_own_experts_alone(live: tuple[int, int]):
 def test_where_no_row_is_live_no_expert_is_read():
     weights = without(weights_of(EIGHT), range(8))
     y, routed = computed(EIGHT, weights, tokens_of(), ~EVERY_TOKEN, None)
-    assert not np.asarray(y).any() and not np.asarray(routed.probability).any()
+    assert not any(
+        np.asarray(x).any() for x in (y, routed.load, routed.probability, routed.entropy)
+    )
 
 
 def test_devices_that_share_the_experts_add_up_to_all_of_them():

@@ -9,12 +9,15 @@ import pytest
 
 from pat_jax.models.checkpoints.hf_export import export
 from pat_jax.models.checkpoints.hf_load import check_checkpoint, load_params
+from pat_jax.models.experts import NO_TOKEN
 from pat_jax.models.policy import Policy
+from pat_jax.rl.algorithm import balance
 
 torch = pytest.importorskip("torch", reason="needs the `parity` extra")
 
 from make_reference import build, logits  # noqa: E402 - they import torch
 from transformers import AutoConfig, AutoModelForCausalLM  # noqa: E402
+from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func  # noqa: E402
 
 CASES = (
     "llama",
@@ -78,6 +81,30 @@ def test_experts_are_in_the_layers_that_transformers_has_them_in(tmp_path):
     expected = wider.state_dict()
     assert theirs.state_dict().keys() == expected.keys()
     assert all(torch.equal(x, expected[name]) for name, x in theirs.state_dict().items())
+
+
+@pytest.mark.parametrize("case", ["qwen3_moe", "mixtral"])
+def test_the_balance_loss_of_a_layer_is_that_of_transformers(tmp_path, case):
+    """Over real tokens, by the routers' logits of each model."""
+    source = build(case).float().eval()
+    source.save_pretrained(tmp_path)
+    policy = Policy.from_config(check_checkpoint(tmp_path))
+    params = load_params(tmp_path, policy, None, jnp.float32)
+    experts, is_real = policy.config.experts, np.arange(50) < np.array([[50], [29]])
+    assert experts is not None
+    with torch.no_grad():
+        mask = torch.from_numpy(is_real).long()
+        tokens = torch.from_numpy(TOKENS)
+        theirs = source(tokens, attention_mask=mask, output_router_logits=True).router_logits
+    positions = np.broadcast_to(np.arange(50), TOKENS.shape)
+    _, _, routed = policy.bind(params)(np.where(is_real, TOKENS, NO_TOKEN), positions)
+    assert len(theirs) == len(routed.load) > 1
+    counts = experts.num_experts, experts.num_experts_per_tok
+    of_layers = [float(load_balancing_loss_func((one,), *counts, mask)) for one in theirs]
+    assert max(of_layers) > 1.01 * experts.num_experts_per_tok
+    sums = {balance.TOKENS: is_real.sum(), balance.LOAD: routed.load}
+    ours = balance.switch_loss(sums | {balance.PROBABILITY: routed.probability})
+    assert float(ours) == pytest.approx(np.mean(of_layers), rel=1e-6)
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -84,7 +84,7 @@ def made_up(length: int = LENGTH) -> MicroBatch:
 
 def update_of(layout: Layout, **options: Any) -> PolicyUpdate:
     model = model_functions(POLICY, layout, jnp.float32, **options)
-    return PolicyUpdate(model, optax.sgd(1.0), CONFIG.vocab_size, LOSS)
+    return PolicyUpdate(model, optax.sgd(1.0), CONFIG.vocab_size, LOSS, router_aux_loss_coef=0.3)
 
 
 def gradients(
