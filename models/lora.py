@@ -26,6 +26,7 @@ ALL_LINEAR = "all-linear"  # as PEFT calls them: those of the layers, not the ou
 # Parts of names in a model with experts, of what has no adapter.
 _PLACES = {"mlp", "block_sparse_moe", "experts"}
 _IN_THEM = {"gate", "router", "gate_up_proj", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3"}
+_IN_THEM |= {"fc1_latent_proj", "fc2_latent_proj"}
 _STREAM = 0x10A  # of random keys: none is the key of a parameter of the base
 
 
