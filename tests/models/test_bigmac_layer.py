@@ -19,6 +19,7 @@ from pat_jax.models.checkpoints.hf_config import read_config, to_hf_config
 from pat_jax.models.checkpoints.hf_export import export
 from pat_jax.models.checkpoints.hf_load import check_checkpoint
 from pat_jax.models.checkpoints.hf_tensors import num_parameters
+from pat_jax.models.config import ExpertsConfig
 from pat_jax.models.experts import Experts
 from pat_jax.models.lora import Lora
 from pat_jax.models.parameters import Keys
@@ -95,16 +96,16 @@ def test_a_new_layer_adds_as_much_to_what_the_next_one_sees_as_one_without():
         real = jnp.ones((ROWS, LENGTH), bool)
         return jnp.std(experts(jnp.asarray(TOKENS), real, None, Whole())[0])
 
-    whole = replace(CONFIG, experts=replace(CONFIG.experts, latent_dim=0, expert_dim=16))
+    whole = replace(CONFIG, experts=ExpertsConfig(8, 2, 16))
     assert 0.5 < added(CONFIG) / added(whole) < 2
 
 
 @cache
 def gradients(name: str | None) -> Params:
     """Of all parameters of the model, in a layout or on one device, on the host."""
-    tokens = np.random.default_rng(1).integers(0, 61, (8, 12))
+    tokens: Any = np.random.default_rng(1).integers(0, 61, (8, 12))
     toward = np.random.default_rng(2).normal(size=(8, 12, 64)).astype(np.float32)
-    positions = np.broadcast_to(np.arange(12), tokens.shape)
+    positions: Any = np.broadcast_to(np.arange(12), tokens.shape)
     partition = AutoPartition(CHAIN[name]) if name else Whole()
 
     def loss(params: Params) -> jax.Array:
