@@ -1,4 +1,5 @@
-"""The shape of a model: one configuration that Llama, Qwen2.5, Qwen3 and Mixtral specialise."""
+"""The shape of a model: one configuration that Llama, Qwen2.5, Qwen3, Mixtral and BigMac
+specialise."""
 
 import math
 from collections.abc import Sequence
@@ -28,6 +29,9 @@ class ExpertsConfig:
     # Whether the weights of a token's experts sum to one; else they are shares of all experts'.
     norm_topk_prob: bool = True
     dense_layers: tuple[int, ...] = ()  # layers with an MLP of `mlp_dim` all the same
+    # Numbers of a token that experts take and give, where those are fewer than the layer's (BigMac,
+    # arXiv 2502.16927); 0: they are the layer's.
+    latent_dim: int = 0
 
     def __post_init__(self):
         if not 1 <= self.num_experts_per_tok <= self.num_experts:
@@ -39,8 +43,8 @@ class ExpertsConfig:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    # The Hugging Face model type it is written back as: "llama", "qwen2", "qwen3", "qwen3_moe" or
-    # "mixtral".
+    # The Hugging Face model type it is written back as: "llama", "qwen2", "qwen3", "qwen3_moe",
+    # "mixtral" or "bigmac", which transformers does not have.
     architecture: str
     vocab_size: int
     embed_dim: int
@@ -76,6 +80,11 @@ class ModelConfig:
     def sparse_layers(self) -> tuple[int, ...]:
         """The layers that have experts."""
         return tuple(layer for layer in range(self.num_layers) if self.is_sparse(layer))
+
+    @property
+    def expert_embed_dim(self) -> int:
+        """`embed_dim` as experts see it: numbers of a token that they take and give."""
+        return (self.experts and self.experts.latent_dim) or self.embed_dim
 
     @property
     def has_mlp(self) -> bool:

@@ -3,6 +3,10 @@
 Which experts compute a token is a decision, recorded like the token itself. A caller that computes
 a position again passes what was recorded: only the experts' weights come from the router at hand
 (R3, arXiv 2510.11370).
+
+With `latent_dim` experts take and give fewer numbers of a token than the layer has, and devices
+send as few (BigMac, arXiv 2502.16927, equation 2). Two matrices that all experts share go there
+and back; the router sees the whole token.
 """
 
 from functools import partial
@@ -40,18 +44,25 @@ class Routed(NamedTuple):
 
 
 class Experts(nnx.Module):
-    """Σ pᵢ(x) · Eᵢ(x) over the k likeliest experts, each a SwiGLU MLP (arXiv 1701.06538)."""
+    """Σ pᵢ(x) · Eᵢ(x) over the k likeliest experts, each a SwiGLU MLP (arXiv 1701.06538); with
+    `latent_dim` (Σ pᵢ(x) · Eᵢ(x · descend)) · ascend."""
 
     def __init__(self, config: ModelConfig, *, keys: Keys):
         assert config.experts is not None
         self.config = config.experts
         embed, dim, num = config.embed_dim, self.config.expert_dim, self.config.num_experts
+        width, latent = config.expert_embed_dim, self.config.latent_dim
         axes = ("expert", None, None)
-        into_residual = normal(dim, 2 * config.num_layers)
+        num_residuals = 2 * config.num_layers
         self.router = param(keys, (num, embed), (None, "embed"), normal(embed))
-        self.gate = param(keys, (num, dim, embed), axes, normal(embed), contracted=1)
-        self.up = param(keys, (num, dim, embed), axes, normal(embed), contracted=1)
-        self.down = param(keys, (num, embed, dim), axes, into_residual, contracted=1)
+        self.gate = param(keys, (num, dim, width), axes, normal(width), contracted=1)
+        self.up = param(keys, (num, dim, width), axes, normal(width), contracted=1)
+        of_down = normal(dim) if latent else normal(dim, num_residuals)
+        self.down = param(keys, (num, width, dim), axes, of_down, contracted=1)
+        if latent:
+            there, back, of_ascend = (None, "embed"), ("embed", None), normal(latent, num_residuals)
+            self.descend = param(keys, (latent, embed), there, normal(embed), contracted=1)
+            self.ascend = param(keys, (embed, latent), back, of_ascend, contracted=1)
 
     def __call__(
         self,
@@ -70,11 +81,15 @@ class Experts(nnx.Module):
         likeliest = kept_of_router(jax.lax.top_k(logits, self.config.num_experts_per_tok)[1])
         chosen = likeliest if recorded is None else jnp.where(recorded < 0, likeliest, recorded)
         experts = self.gate.get_value(), self.up.get_value(), self.down.get_value()
+        if self.config.latent_dim:
+            x = linear(x, self.descend.get_value())
         y = partition.by_expert(
             partial(_compute, num_experts=self.config.num_experts),
             (x, jnp.where(is_real[..., None], chosen, NO_EXPERT), self._weights(logits, chosen)),
             experts,
         )
+        if self.config.latent_dim:
+            y = linear(y, self.ascend.get_value())
         return y, Routed(likeliest, *_summed(logits, likeliest, is_real), _margin(logits, chosen))
 
     def _weights(self, logits: Array, chosen: Array) -> Float[Array, "rows length k"]:

@@ -32,7 +32,9 @@ from pat_jax.models.policy import Params, Policy, initialize
 ALL_LINEAR = "all-linear"
 # Parts of names of experts, and of MLPs beside them, as checkpoints have them.
 _OF_EXPERTS = {"experts", "block_sparse_moe", "router"}
+_LATENT = {"fc1_latent_proj", "fc2_latent_proj"}
 _BESIDE_ATTENTION = {"mlp", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3", *_OF_EXPERTS}
+_BESIDE_ATTENTION |= _LATENT
 _STREAM = 0x10A  # of random keys: none is the key of a parameter of the base
 
 

@@ -1,4 +1,4 @@
-"""Built-in model shapes by name: six of our own for random weights, and published ones."""
+"""Built-in model shapes by name: eight of our own for random weights, and published ones."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -33,8 +33,9 @@ def _qwen3(
     max_position: int = 40_960,
     experts: ExpertsConfig | None = None,
 ) -> ModelConfig:
+    has_latent = experts is not None and experts.latent_dim > 0
     return ModelConfig(
-        architecture="qwen3" if experts is None else "qwen3_moe",
+        architecture="bigmac" if has_latent else "qwen3_moe" if experts else "qwen3",
         vocab_size=vocab_size,
         embed_dim=embed_dim,
         mlp_dim=mlp_dim,
@@ -123,6 +124,34 @@ PRESETS: Mapping[str, ModelConfig] = {
         max_position=4096,
         experts=ExpertsConfig(8, 2, 16, dense_layers=(1,)),
     ),
+    # `demo-moe` whose experts see a quarter of a token's numbers, with as many parameters.
+    "demo-bigmac": _qwen3(
+        128,
+        384,
+        2,
+        4,
+        True,
+        num_kv_heads=4,
+        head_dim=32,
+        vocab_size=128,
+        vocab_multiple=32,
+        max_position=4096,
+        experts=ExpertsConfig(8, 2, 760, latent_dim=32),
+    ),
+    # `tiny-moe` in the same way.
+    "tiny-bigmac": _qwen3(
+        32,
+        64,
+        3,
+        8,
+        True,
+        num_kv_heads=4,
+        head_dim=8,
+        vocab_size=128,
+        vocab_multiple=8,
+        max_position=4096,
+        experts=ExpertsConfig(8, 2, 64, dense_layers=(1,), latent_dim=8),
+    ),
     # 100 M parameters, nearly all in the layers' matrices, so that a decode step streams weights
     # as a large model's does. One KV head, as in Gemma 2B: a wider TP holds it twice, so that a
     # large batch is better off with DP and a small one with TP, even where devices share a memory.
@@ -139,6 +168,19 @@ PRESETS: Mapping[str, ModelConfig] = {
     ),
     "qwen3-235b-a22b": _qwen3(
         4096, 12_288, 94, 64, False, num_kv_heads=4, experts=ExpertsConfig(128, 8, 1536)
+    ),
+    # As large as the model of the BigMac paper's table 4 (GPT3-XL with experts); three matrices of
+    # 1,365 units in the place of its two of 2,048.
+    "bigmac-3.8b": _qwen3(
+        2048,
+        8192,
+        24,
+        16,
+        True,
+        num_kv_heads=16,
+        vocab_size=50_257,
+        max_position=2048,
+        experts=ExpertsConfig(64, 8, 1365, latent_dim=512),
     ),
     "mixtral-8x7b": ModelConfig(
         architecture="mixtral",

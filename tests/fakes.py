@@ -25,6 +25,7 @@ SETTINGS = {
     "kv1": Settings(min_rows=16, min_length=64, page_size=4, degrees=(1, 8)),
     "moe": Settings(min_rows=4, min_length=64, degrees=(1, 2, 8)),
     "mixtral": Settings(min_rows=16, min_length=64, degrees=(1, 8)),
+    "bigmac": Settings(min_rows=16, min_length=64, degrees=(1, 2, 8)),
 }
 # Of each model, those of `PATHS` that its layouts have.
 MODEL_PATHS = [

@@ -69,6 +69,8 @@ EXPERTS = {
         qk_norm=False,
         experts=ExpertsConfig(4, 2, 64),
     ),
+    # An expert a device, which sees a quarter of a token's numbers.
+    "bigmac": replace(_BASE, architecture="bigmac", experts=ExpertsConfig(8, 2, 64, latent_dim=8)),
 }
 EOS_IDS = (0, 1, 2)
 CARRIES: tuple[Carry, ...] = ("migrate", "mixed", "recompute")

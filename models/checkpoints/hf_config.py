@@ -5,7 +5,7 @@ Knows which fields the supported architectures have. Does not know any tensor.
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,12 +37,17 @@ _QWEN3_MOE = _Family("qwen3_moe", "Qwen3MoeForCausalLM", qk_norm=True, has_exper
 _MIXTRAL = _Family(
     "mixtral", "MixtralForCausalLM", has_experts=True, norm_eps=1e-5, rope_theta=1_000_000.0
 )
+# Qwen3-MoE with experts that take and give fewer numbers of a token than a layer has: no model of
+# transformers. The field that says how many is called as Nemotron-H's.
+_BIGMAC = replace(_QWEN3_MOE, model_type="bigmac", class_name="BigMacForCausalLM")
+_LATENT = "moe_latent_size"
 _FAMILIES = (
     _Family("llama", "LlamaForCausalLM"),
     _Family("qwen2", "Qwen2ForCausalLM", attention_bias=True),
     _Family("qwen3", "Qwen3ForCausalLM", qk_norm=True),
     _QWEN3_MOE,
     _MIXTRAL,
+    _BIGMAC,
 )
 
 # Fields that change what is computed, with the one value that is implemented. Absent means that value.
@@ -194,6 +199,8 @@ def _refuse_unsupported(fields: _Fields, family: _Family) -> None:
     # Qwen2.5 has its biases whatever this field says; in Llama and Qwen3 it adds one to the output too.
     if not family.attention_bias and fields.boolean("attention_bias", False):
         raise fields.error("attention_bias", "false", advice)
+    if family is not _BIGMAC and fields.has(_LATENT):
+        raise fields.error(_LATENT, f"null in {family.model_type}", _CHECK)
     # In the other families `use_sliding_window` says whether it counts.
     if family is _MIXTRAL and fields.has("sliding_window"):
         raise fields.error("sliding_window", "null", advice)
@@ -235,7 +242,16 @@ def _experts(fields: _Fields, family: _Family) -> ExpertsConfig:
         fields.integer("moe_intermediate_size"),
         norm_topk_prob=fields.boolean("norm_topk_prob", False),
         dense_layers=_dense_layers(fields),
+        latent_dim=_latent_dim(fields) if family is _BIGMAC else 0,
     )
+
+
+def _latent_dim(fields: _Fields) -> int:
+    embed_dim = fields.integer("hidden_size")
+    latent_dim = fields.integer(_LATENT)
+    if latent_dim >= embed_dim:
+        raise fields.error(_LATENT, f"less than hidden_size ({embed_dim})", _CHECK)
+    return latent_dim
 
 
 def _num_experts(fields: _Fields) -> int:
@@ -365,7 +381,15 @@ def _experts_fields(config: ModelConfig, experts: ExpertsConfig) -> dict[str, ob
         "output_router_logits": False,
         "router_aux_loss_coef": _AUX_LOSS_COEF,
     }
-    if config.architecture == _QWEN3_MOE.model_type:
+    is_bigmac = config.architecture == _BIGMAC.model_type
+    if is_bigmac or config.architecture == _QWEN3_MOE.model_type:
+        if is_bigmac != (experts.latent_dim > 0):
+            raise ValueError(
+                f"{config.architecture} has {'a' if is_bigmac else 'no'} latent_dim; this configuration has "
+                f"{experts}, which no checkpoint can say."
+            )
+        if is_bigmac:
+            fields[_LATENT] = experts.latent_dim
         return fields | {
             "num_experts": experts.num_experts,
             "moe_intermediate_size": experts.expert_dim,

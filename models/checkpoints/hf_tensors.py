@@ -49,12 +49,19 @@ _LAYER_TENSORS: dict[str, tuple[str, _Form]] = {
     "mlp.down": ("mlp.down_proj.weight", _Form.OUTPUT),
 }
 # Of layers that have experts, in the place of the MLP's; {} is an expert's number.
+_QWEN3_MOE_TENSORS = {
+    "mlp.router": ("mlp.gate.weight", _Form.INPUT),
+    "mlp.gate": ("mlp.experts.{}.gate_proj.weight", _Form.EXPERTS),
+    "mlp.up": ("mlp.experts.{}.up_proj.weight", _Form.EXPERTS),
+    "mlp.down": ("mlp.experts.{}.down_proj.weight", _Form.EXPERTS),
+}
 _EXPERTS_TENSORS: Mapping[str, dict[str, tuple[str, _Form]]] = {
-    "qwen3_moe": {
-        "mlp.router": ("mlp.gate.weight", _Form.INPUT),
-        "mlp.gate": ("mlp.experts.{}.gate_proj.weight", _Form.EXPERTS),
-        "mlp.up": ("mlp.experts.{}.up_proj.weight", _Form.EXPERTS),
-        "mlp.down": ("mlp.experts.{}.down_proj.weight", _Form.EXPERTS),
+    "qwen3_moe": _QWEN3_MOE_TENSORS,
+    # The shared matrices are called as Nemotron-H's, which has them as well.
+    "bigmac": _QWEN3_MOE_TENSORS
+    | {
+        "mlp.descend": ("mlp.fc1_latent_proj.weight", _Form.INPUT),
+        "mlp.ascend": ("mlp.fc2_latent_proj.weight", _Form.OUTPUT),
     },
     "mixtral": {
         "mlp.router": ("block_sparse_moe.gate.weight", _Form.INPUT),

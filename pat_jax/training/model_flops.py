@@ -48,7 +48,9 @@ def matrix_weights(model: ModelConfig) -> int:
     heads = 2 * model.num_heads + 2 * model.num_kv_heads  # queries and output, keys and values
     units, num_sparse = 3 * model.mlp_dim, len(model.sparse_layers)
     outputs = model.num_layers * heads * model.head_dim + (model.num_layers - num_sparse) * units
-    if model.experts is not None:
-        router, active = model.experts.num_experts, model.experts.num_experts_per_tok
-        outputs += num_sparse * (router + 3 * active * model.experts.expert_dim)
-    return model.embed_dim * (outputs + model.vocab_size)
+    of_experts = 0
+    if (experts := model.experts) is not None:
+        outputs += num_sparse * (experts.num_experts + 2 * experts.latent_dim)  # the router's first
+        active = 3 * experts.num_experts_per_tok * experts.expert_dim
+        of_experts = num_sparse * active * model.expert_embed_dim
+    return model.embed_dim * (outputs + model.vocab_size) + of_experts

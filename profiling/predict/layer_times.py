@@ -1,7 +1,7 @@
 """Milliseconds of a model's layers on one device of a replica, and of what its devices send.
 
 In a layer of experts a device gathers the rows of all replicas, computes its own experts for those,
-and scatters the sums: see `docs/experts.md`.
+and scatters the sums: see `docs/experts.md`. Rows and sums are as wide as experts see a token.
 """
 
 import math
@@ -65,8 +65,8 @@ class LayerTimes:
         active = most_active(experts.num_experts // ways, ways, chosen)
         rows = max(active, met * experts.num_experts_per_tok / ways)
         grouped = partial(self.kernels.grouped, rows, active)
-        into, out = (2 * experts.expert_dim, model.embed_dim), (model.embed_dim, experts.expert_dim)
-        return grouped(*into) + grouped(*out)
+        units, width = experts.expert_dim, model.expert_embed_dim
+        return grouped(2 * units, width) + grouped(width, units)
 
     def products_ms(self, tokens: int, split: Split, *, is_sparse: bool = False) -> float:
         """Milliseconds of one layer's matrix products on one device.
@@ -80,7 +80,11 @@ class LayerTimes:
         if is_sparse:
             assert model.experts is not None
             router = self.kernels.head(tokens, model.experts.num_experts, model.embed_dim)
-            return attention + router + self.experts_ms(tokens, split)
+            shared = 0.0
+            if latent := model.experts.latent_dim:
+                shared = gemm(tokens, latent, model.embed_dim)
+                shared += gemm(tokens, model.embed_dim, latent)
+            return attention + router + shared + self.experts_ms(tokens, split)
         return (
             attention
             + gemm(tokens, 2 * model.mlp_dim // tp, model.embed_dim)
@@ -97,11 +101,11 @@ class LayerTimes:
             total += count * (layer + sum(map(self.kernels.elementwise, moved)))
         return total
 
-    def _sum_ms(self, tokens: int, devices: int) -> float:
+    def _sum_ms(self, numbers: int, devices: int) -> float:
         if devices == 1:
             return 0.0
         waiting_ms = 1e3 * waiting_s(self.kernels.chip, devices)
-        return self.kernels.all_reduce(devices, tokens * self.model.embed_dim) + waiting_ms
+        return self.kernels.all_reduce(devices, numbers) + waiting_ms
 
     def layer_links_ms(self, tokens: int, split: Split, *, is_sparse: bool = False) -> float:
         """Milliseconds of what the devices send in one layer: a sum behind attention and one behind
@@ -111,19 +115,19 @@ class LayerTimes:
         Args:
           tokens: of each replica.
         """
-        of_attention = self._sum_ms(tokens, split.tp)
+        of_attention = self._sum_ms(tokens * self.model.embed_dim, split.tp)
         if not is_sparse:
             return 2 * of_attention
         assert self.model.experts is not None
-        over, embed = self.expert_split(split), self.model.embed_dim
+        over, width = self.expert_split(split), self.model.expert_embed_dim
         exchanged = 0.0
         if over.dp > 1:
             rows = tokens * over.dp
             routes = ROUTE_BYTES * self.model.experts.num_experts_per_tok // BYTES
-            exchanged = self.kernels.all_gather(over.dp, rows * (embed + routes))
-            exchanged += self.kernels.all_gather(over.dp, rows * embed)  # a scatter takes as long
+            exchanged = self.kernels.all_gather(over.dp, rows * (width + routes))
+            exchanged += self.kernels.all_gather(over.dp, rows * width)  # a scatter takes as long
             exchanged += 2e3 * waiting_s(self.kernels.chip, over.dp)
-        return of_attention + exchanged + self._sum_ms(tokens, over.tp)
+        return of_attention + exchanged + self._sum_ms(tokens * width, over.tp)
 
     def decode_links_s(self, tokens: int, split: Split, layers: int | None = None) -> float:
         """What its links add to a step: those of each layer, one sum of the embedding, the logits.
@@ -142,7 +146,8 @@ class LayerTimes:
             return seconds
         logits = tokens * self.model.padded_vocab_size
         gather = self.kernels.all_gather(split.tp, logits * LOGIT_BYTES // BYTES)
-        return seconds + (self._sum_ms(tokens, split.tp) + gather) / 1e3
+        of_embedding = self._sum_ms(tokens * self.model.embed_dim, split.tp)
+        return seconds + (of_embedding + gather) / 1e3
 
 
 @lru_cache(maxsize=4096)

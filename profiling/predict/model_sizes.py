@@ -35,7 +35,7 @@ def expert_passes(model: ModelConfig, tokens: int) -> float:
     and the activation. A kernel of a decode step does this within its products."""
     assert model.experts is not None
     rows = tokens * model.experts.num_experts_per_tok
-    return BYTES * rows * (4 * model.embed_dim + 3 * model.experts.expert_dim)
+    return BYTES * rows * (4 * model.expert_embed_dim + 3 * model.experts.expert_dim)
 
 
 def heads_of(model: ModelConfig, tp: int, kv_ways: int) -> tuple[int, int]:
@@ -80,8 +80,7 @@ def expert_weights(model: ModelConfig) -> int:
     """Number of weights of all experts of all layers."""
     if model.experts is None:
         return 0
-    per_layer = 3 * model.experts.num_experts * model.experts.expert_dim * model.embed_dim
-    return len(model.sparse_layers) * per_layer
+    return len(model.sparse_layers) * model.experts.num_experts * _expert_weights(model)
 
 
 def active_weights(model: ModelConfig) -> int:
@@ -92,8 +91,8 @@ def active_weights(model: ModelConfig) -> int:
 def last_weights(model: ModelConfig) -> int:
     """Number of active weights in the last products of all MLPs and experts."""
     units = num_dense(model) * model.mlp_dim
-    if model.experts is not None:
-        per_token = model.experts.num_experts_per_tok * model.experts.expert_dim
+    if (experts := model.experts) is not None:
+        per_token = experts.latent_dim or experts.num_experts_per_tok * experts.expert_dim
         units += len(model.sparse_layers) * per_token
     return units * model.embed_dim
 
@@ -111,9 +110,16 @@ def _layers(model: ModelConfig, num_experts: int) -> int:
     """Weights of all layers, so many experts of each counted."""
     found = _attention_weights(model) * model.num_layers + _mlp_weights(model) * num_dense(model)
     if model.experts is not None:
-        units = model.experts.num_experts + 3 * num_experts * model.experts.expert_dim
-        found += len(model.sparse_layers) * units * model.embed_dim  # of routers, of experts
+        shared = model.experts.num_experts + 2 * model.experts.latent_dim  # the router's first
+        per_layer = shared * model.embed_dim + num_experts * _expert_weights(model)
+        found += len(model.sparse_layers) * per_layer
     return found
+
+
+def _expert_weights(model: ModelConfig) -> int:
+    """Of one expert of one layer."""
+    assert model.experts is not None
+    return 3 * model.experts.expert_dim * model.expert_embed_dim
 
 
 def _attention_weights(model: ModelConfig) -> int:

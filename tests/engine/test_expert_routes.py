@@ -43,7 +43,7 @@ from pat_jax.training.transfer import Receivers
 from tests.lossless import CARRIES, EOS_IDS, EXPERTS, PATHS, Settings, Subject, tally
 from tests.near_ties import NEAR_TIE, Decisions, Tally, check_lossless, compare
 
-QUICK = [("moe", (1, 2, 8), "mixed"), ("moe", (8, 1), "recompute")]
+QUICK = [("moe", (1, 2, 8), "mixed"), ("moe", (8, 1), "recompute"), ("bigmac", (8, 1), "mixed")]
 RUNS = [
     (name, path, carry)
     for name in EXPERTS
@@ -444,7 +444,7 @@ def layer_collectives(config: ModelConfig, layout: Layout, rows: int) -> Counter
     """Of the layers with experts in a step of so many rows of a replica, (name, bytes of the result)."""
     assert config.experts is not None
     replicas, k = layout.size(layout.ep_dp_axes), config.experts.num_experts_per_tok
-    hidden, layers = rows * config.embed_dim * 4, len(config.sparse_layers)
+    hidden, layers = rows * config.expert_embed_dim * 4, len(config.sparse_layers)
     found: Counter = Counter()
     if layout.ep_dp_axes:
         # The rows, and of each the numbers of its experts and their weights.
@@ -458,7 +458,8 @@ def layer_collectives(config: ModelConfig, layout: Layout, rows: int) -> Counter
 
 @pytest.mark.parametrize("name", EXPERTS)
 def test_a_layer_of_experts_gathers_rows_and_scatters_sums(name):
-    """Once in a layer where there are replicas, and sums over a replica's devices where it has several."""
+    """Once in a layer where there are replicas, and sums over a replica's devices where it has several.
+    Experts that see a quarter of a token's numbers have a quarter of the rows' bytes sent."""
     config, one = EXPERTS[name], subject(name)
     for split, layout in one.engine.layouts.items():
         table = one.engine.programs

@@ -43,6 +43,9 @@ CONFIGS = {
         experts=ExpertsConfig(8, 3, 10, norm_topk_prob=False, dense_layers=(1,)),
     ),
     "mixtral": replace(BASE, architecture="mixtral", experts=ExpertsConfig(8, 2, 24)),
+    "bigmac": replace(
+        BASE, architecture="bigmac", qk_norm=True, experts=ExpertsConfig(8, 2, 24, latent_dim=4)
+    ),
 }
 WEIGHTS = "model.safetensors"
 DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16, "float16": jnp.float16}

@@ -45,7 +45,8 @@ from pat_jax.training.model_flops import matrix_weights
 
 SMALL, LARGE, MIXED = preset("qwen3-30b-a3b"), preset("qwen3-235b-a22b"), preset("tiny-moe")
 EXPERTS = ExpertsConfig(128, 8, 768)  # of SMALL
-MODELS = ("qwen3-30b-a3b", "qwen3-235b-a22b", "mixtral-8x7b")
+LATENT = replace(SMALL, experts=replace(EXPERTS, expert_dim=4 * 768, latent_dim=512))
+MODELS = ("qwen3-30b-a3b", "qwen3-235b-a22b", "mixtral-8x7b", "bigmac-3.8b")
 # GB of weights of one of eight devices, from dp8tp1 to dp1tp8.
 HELD = {"qwen3-30b-a3b": (10.3, 8.8, 8.0, 7.6), "qwen3-235b-a22b": (72.8, 64.8, 60.8, 58.8)}
 
@@ -122,10 +123,12 @@ def test_a_switch_moves_no_expert():
     assert down == pytest.approx(7 / 8 * weight_bytes(SMALL) / chip.link_bytes_s)
 
 
-def test_links_around_experts_follow_the_layout():
-    """A gather of rows and routes and a scatter over the replicas; a sum over a replica's devices."""
-    target, composer = Target.parse("h100:8"), composer_of("h100:8")
-    links, row = links_of(target), 2 * SMALL.embed_dim
+@pytest.mark.parametrize(("model", "width"), [(SMALL, 2048), (LATENT, 512)], ids=["all", "latent"])
+def test_links_around_experts_follow_the_layout(model: ModelConfig, width: int):
+    """A gather of rows and routes and a scatter over the replicas; a sum over a replica's devices.
+    All are as wide as experts see a token; the sum behind attention is as wide as the layer."""
+    target, composer = Target.parse("h100:8"), composer_of("h100:8", model)
+    links, row = links_of(target), 2 * width
 
     def exchange(devices: int, rows: int) -> float:
         gather = links.all_gather_s(devices, rows * (row + 8 * 8))
@@ -133,7 +136,10 @@ def test_links_around_experts_follow_the_layout():
         return gather + scatter + 2 * waiting_s(target.chip, devices)
 
     def sums(devices: int, rows: int) -> float:
-        return 2 * (links.all_reduce_s(devices, rows * row) + waiting_s(target.chip, devices))
+        sent = links.all_reduce_s(devices, rows * row) + links.all_reduce_s(
+            devices, rows * 2 * 2048
+        )
+        return sent + 2 * waiting_s(target.chip, devices)
 
     expected = {
         Split(8, 1): exchange(8, 8 * 16),
@@ -145,6 +151,22 @@ def test_links_around_experts_follow_the_layout():
         assert sent == pytest.approx(1e3 * seconds)
     assert composer.layer_links_ms(16, ONE, is_sparse=True) == 0.0
     assert composer.layer_links_ms(16, Split(8, 1)) == 0.0
+
+
+@pytest.mark.parametrize("tokens", [1, 16])
+def test_experts_that_see_less_of_a_token_are_as_large_and_take_as_long(tokens: int):
+    """In the products of experts alone, of few rows: the two shared matrices come on top."""
+    few, many = composer_of("h100:8", LATENT), composer_of("h100:8")
+    split = Split(8, 1)
+    assert few.experts_ms(tokens, split) == pytest.approx(many.experts_ms(tokens, split), rel=0.02)
+    more = few.products_ms(tokens, split, is_sparse=True)
+    more -= many.products_ms(tokens, split, is_sparse=True)
+    gemm = few.kernels.gemm
+    more -= few.experts_ms(tokens, split) - many.experts_ms(tokens, split)
+    assert more == pytest.approx(gemm(tokens, 512, 2048) + gemm(tokens, 2048, 512))
+    shared = 48 * 2 * 512 * 2048
+    assert stored_weights(LATENT) - stored_weights(SMALL) == shared
+    assert matrix_weights(LATENT) - matrix_weights(SMALL) == shared
 
 
 def test_devices_that_share_no_experts_send_nothing():
@@ -199,6 +221,13 @@ def test_work_of_an_update_multiplies_few_weights_and_gathers_all():
     last = 2 * 2 * 8 * 6  # of two experts in two layers
     assert gradients.flops == 4 * forward.flops - 2 * 10 * last
     assert gradients.sent[3] == Collective("reduce-scatter", gathered / 4, 4)
+
+
+def test_what_brings_tokens_back_is_the_last_product_of_experts_that_see_less_of_them():
+    """Its result alone is not computed anew: it is added to what the next layer sees."""
+    work = UpdateWork(LATENT, dp=4, fsdp=4)
+    forward, gradients = work.scores(Rows(10, 33.0)), work.gradients(Rows(10, 33.0))
+    assert gradients.flops == 4 * forward.flops - 2 * 10 * 48 * 512 * 2048
 
 
 @needs_data
