@@ -17,7 +17,7 @@ from pat_jax.models.config import ModelConfig
 from pat_jax.models.kernels.grouped import by_expert, tile_size
 from pat_jax.models.layers import linear, swiglu
 from pat_jax.models.parameters import Keys, normal, param
-from pat_jax.models.partition import Partition
+from pat_jax.models.partition import Partition, Rows
 from pat_jax.models.rematerialization import kept_of_router
 
 ROUTE_DTYPE = jnp.int16
@@ -43,12 +43,12 @@ class Experts(nnx.Module):
         assert config.experts is not None
         self.config = config.experts
         embed, dim, num = config.embed_dim, self.config.expert_dim, self.config.num_experts
-        axes = ("expert", None, None)
+        axes, of_down = ("expert", "expert_dim", None), ("expert", None, "expert_dim")
         into_residual = normal(dim, 2 * config.num_layers)
         self.router = param(keys, (num, embed), (None, "embed"), normal(embed))
         self.gate = param(keys, (num, dim, embed), axes, normal(embed), contracted=1)
         self.up = param(keys, (num, dim, embed), axes, normal(embed), contracted=1)
-        self.down = param(keys, (num, embed, dim), axes, into_residual, contracted=1)
+        self.down = param(keys, (num, embed, dim), of_down, into_residual, contracted=1)
 
     def __call__(
         self,
@@ -70,7 +70,9 @@ class Experts(nnx.Module):
         experts = self.gate.get_value(), self.up.get_value(), self.down.get_value()
         y = partition.by_expert(
             partial(_compute, num_experts=self.config.num_experts),
-            (x, jnp.where(is_real[..., None], chosen, NO_EXPERT), self._weights(logits, chosen)),
+            Rows(
+                x, jnp.where(is_real[..., None], chosen, NO_EXPERT), self._weights(logits, chosen)
+            ),
             experts,
         )
         summed = jnp.sum(jnp.where(is_real[..., None], probabilities, 0), axis=(0, 1))
@@ -90,7 +92,7 @@ def _margin(logits: Array, chosen: Array) -> Float[Array, "rows length"]:
 
 
 def _compute(
-    rows: tuple[Array, Array, Array], experts: Any, first: Array | int, *, num_experts: int
+    rows: Rows, experts: Any, first: Array | int, *, num_experts: int
 ) -> Float[Array, "rows length embed"]:
     """What the experts here, of which the first has the number `first`, add to some rows."""
     x, chosen, weights = rows

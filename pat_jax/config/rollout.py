@@ -44,6 +44,9 @@ class EngineSizes(Options):
     """Decode steps between two tests of the stop condition on the device."""
     burst_steps: int = option(64, TOKENS)
     """Most decode steps in one on-device burst."""
+    expert_parallel: int = option(0, COUNT_OR_ZERO)
+    """Devices over which the experts of a layer are divided, alike in all layouts; other devices have
+    copies. 0: as many of a host as divide them."""
     device_memory_gib: float = option(0.0, MEMORY_GIB)
     """Memory of one device in GiB; 0 asks the device. A layout is used only while it fits. KV
     caches of a CPU's devices take a quarter of the machine's memory at most unless this is

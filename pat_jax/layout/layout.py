@@ -28,7 +28,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from pat_jax.common.errors import UserError
 from pat_jax.layout.backend import Backend
 from pat_jax.layout.division import dividing_run, prime_factors, undivided
-from pat_jax.layout.mesh import factored_mesh, hosts_of
+from pat_jax.layout.mesh import expert_axes, factored_mesh, hosts_of
 from pat_jax.layout.rules import RULES, Role
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.kernels.kernel_choice import Kernels
@@ -48,7 +48,8 @@ class Layout:
     tp_axes: Axes
     kv_axes: Axes  # the leading run of tp_axes that divides the KV heads
     fsdp_axes: Axes  # the leading run of dp_axes that divides the embedding (trainer only)
-    ep_axes: Axes  # the leading run of tp_axes and dp_axes that divides the experts
+    ep_axes: Axes  # the leading run of tp_axes and dp_axes that experts are divided over
+    ep_fsdp_axes: Axes  # of other dp_axes those that divide an expert (trainer only)
     kernels: Kernels  # by whom its devices compute attention
 
     @property
@@ -158,11 +159,16 @@ def _is_axes(node: object) -> bool:
 
 
 def make_layout(
-    mesh: Mesh, num_tp_axes: int, config: ModelConfig, kernels: Kernels | None = None
+    mesh: Mesh,
+    num_tp_axes: int,
+    config: ModelConfig,
+    kernels: Kernels | None = None,
+    ep_axes: Axes = (),
 ) -> Layout:
     """The layout whose TP takes the `num_tp_axes` innermost mesh axes.
 
     Args:
+      ep_axes: that experts are divided over.
       kernels: what attention is computed by; all that the devices' platform has where not given.
 
     Raises:
@@ -176,9 +182,9 @@ def make_layout(
 
     kv_axes, fsdp_axes = run(tp_axes, config.num_kv_heads), run(dp_axes, config.embed_dim)
     kernels = kernels or Kernels.of(mesh.devices.flat[0].platform)
-    num_experts = config.experts.num_experts if config.experts else 1
-    ep_axes = run((*tp_axes, *dp_axes), num_experts)
-    layout = Layout(mesh, dp_axes, tp_axes, kv_axes, fsdp_axes, ep_axes, kernels)
+    others = tuple(axis for axis in dp_axes if axis not in ep_axes)
+    ep_fsdp_axes = run(others, config.experts.expert_dim if config.experts else 1)
+    layout = Layout(mesh, dp_axes, tp_axes, kv_axes, fsdp_axes, ep_axes, ep_fsdp_axes, kernels)
     if needed := undivided(config, [mesh.shape[axis] for axis in tp_axes]):
         raise UserError(
             f"layout {_needs(layout.split, needed, config)}; choose a smaller tp or --layout auto."
@@ -196,11 +202,16 @@ def _needs(split: Split, needed: str, config: ModelConfig) -> str:
 def whole_on_each(layout: Layout) -> Layout:
     """The same replicas of devices; each device has all of a model, and computes all rows of its
     replica."""
-    return replace(layout, tp_axes=(), kv_axes=(), fsdp_axes=(), ep_axes=())
+    return replace(layout, tp_axes=(), kv_axes=(), fsdp_axes=(), ep_axes=(), ep_fsdp_axes=())
 
 
 def layout_chain(
-    mesh: Mesh, config: ModelConfig, kernels: Kernels | None = None
+    mesh: Mesh,
+    config: ModelConfig,
+    kernels: Kernels | None = None,
+    *,
+    expert_parallel: int = 0,
+    option: str = "rollout.expert_parallel",
 ) -> tuple[dict[Split, Layout], list[str]]:
     """Every layout of a mesh's devices that divides the model, lowest TP first, and why the others
     were dropped.
@@ -209,14 +220,19 @@ def layout_chain(
 
     Args:
       kernels: what attention is computed by; all that the devices' platform has where not given.
+      expert_parallel, option: as of `mesh.expert_axes`.
+
+    Raises:
+      OptionError: the experts cannot be divided over so many devices.
     """
     mesh = factored_mesh(list(mesh.devices.flat), config)
+    ep_axes = expert_axes(mesh, config, expert_parallel, option=option)
     chain: dict[Split, Layout] = {}
     dropped: list[str] = []
     num_axes = 0 if mesh.size == 1 else len(mesh.axis_names)
     for num_tp_axes in range(num_axes + 1):
         try:
-            layout = make_layout(mesh, num_tp_axes, config, kernels)
+            layout = make_layout(mesh, num_tp_axes, config, kernels, ep_axes)
         except UserError as error:
             dropped.append(str(error))
             continue

@@ -3,6 +3,7 @@
 Knows devices and their hosts. Does not know what is split over which axis (`layout.py`).
 """
 
+import math
 from collections.abc import Collection, Sequence
 
 import numpy as np
@@ -10,7 +11,8 @@ from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh
 
 from pat_jax.common.devices import Device
-from pat_jax.layout.division import best_order, prime_factors, with_padding
+from pat_jax.common.rules import require
+from pat_jax.layout.division import best_order, dividing_run, prime_factors, with_padding
 from pat_jax.models.config import ModelConfig
 
 
@@ -61,6 +63,35 @@ def padded_for(
     hosts = _hosts(devices)
     across, inside = prime_factors(len(hosts)), prime_factors(len(hosts[0]))
     return with_padding(config, across, inside, degrees)
+
+
+def expert_axes(
+    mesh: Mesh, config: ModelConfig, expert_parallel: int, *, option: str
+) -> tuple[str, ...]:
+    """The axes, innermost first, over which the experts of a model are divided in every layout.
+
+    Args:
+      expert_parallel: devices that have different experts; 0: as many of a host as divide them.
+      option: what `expert_parallel` is called on the command line.
+
+    Raises:
+      OptionError: no leading run of the axes has so many devices and divides the experts.
+    """
+    names, devices = mesh.axis_names[::-1], list(mesh.devices.flat)
+    num_experts = config.experts.num_experts if config.experts else 1
+    longest = dividing_run([mesh.shape[name] for name in names], num_experts)
+    runs = {
+        math.prod(mesh.shape[name] for name in names[:taken]): names[:taken]
+        for taken in range(longest, -1, -1)  # of runs with as many devices the shortest
+    }
+    if expert_parallel:
+        each = f"the model's {num_experts} experts" if config.experts else "a model without experts"
+        expected = (
+            f"0, or of {len(devices)} devices and {each} one of {', '.join(map(str, sorted(runs)))}"
+        )
+        require(expert_parallel in runs, option, expert_parallel, expected)
+        return runs[expert_parallel]
+    return runs[max(ways for ways in runs if ways <= len(_hosts(devices)[0]))]
 
 
 def _hosts(devices: Sequence[Device]) -> list[list[Device]]:

@@ -135,7 +135,8 @@ def _layouts(
 ) -> tuple[Layout, dict[Split, Layout], list[str]]:
     """The trainer's layout, those of rollouts, and why others of these devices are missing."""
     mesh = factored_mesh(devices)
-    chain, dropped = layout_chain(mesh, model, kernels)
+    ways = config.rollout.expert_parallel
+    chain, dropped = layout_chain(mesh, model, kernels, expert_parallel=ways)
     layouts = wanted_layouts(config, chain, mesh, model)
     check_batch(config, layouts)
     return next(iter(chain.values())), layouts, dropped

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Int16
 
 from pat_jax.common.pytree import with_sharding
+from pat_jax.layout.exchange import most_exchanged
 from pat_jax.layout.layout import Layout
 from pat_jax.layout.partitions import AutoPartition
 from pat_jax.models.experts import NO_TOKEN, ROUTE_DTYPE
@@ -37,13 +38,15 @@ def model_functions(
     remat: str = "full",
     scan_layers: bool = False,
     router_replay: bool = True,
+    experts: str = "gathered",
 ) -> ModelFunctions:
     """The policy in this layout, computed in `dtype`.
 
     Args:
       router_replay: tokens are computed by the experts that are recorded of them, where any are.
+      experts: `--experts`.
     """
-    partition = AutoPartition(layout)
+    most = most_exchanged(experts, policy.config.experts, layout)
 
     def forward(
         params: Params, tokens: Array, positions: Array, routes: Array | None
@@ -51,6 +54,7 @@ def model_functions(
         model, how = policy.bind(params), {"remat": remat, "scan_layers": scan_layers}
         if policy.config.experts:
             tokens = jnp.where(_is_real(positions), tokens, NO_TOKEN)
+        partition = AutoPartition(layout, exchanges=tokens.size // layout.split.dp <= most)
         recorded = routes if router_replay else None
         hidden, _, routed = model(
             tokens, positions, recorded=recorded, partition=partition, dtype=dtype, **how
@@ -62,7 +66,7 @@ def model_functions(
 
     beside = (ROUTE_FLIPS,) if policy.config.experts else ()
     of_head = partial(logits, partition=Whole())
-    return ModelFunctions(forward, of_head, head, partition.by_rows, beside)
+    return ModelFunctions(forward, of_head, head, AutoPartition(layout).by_rows, beside)
 
 
 def _is_real(positions: Int[Array, "rows length"]) -> Bool[Array, "rows length"]:

@@ -59,7 +59,7 @@ class Order:
     ) -> "Order":
         """Only what a program depends on; `depths` of 0 is the whole model."""
         sections = ("rollout", "algorithm", "optimizer", "lora", "speculation")
-        names = (*sections, "train", "remat", "compute_dtype")
+        names = (*sections, "train", "remat", "experts", "compute_dtype")
         kept = {name: getattr(config, name) for name in names}
         # As the whole model has it, for shallow ones too.
         asked = config.scan_layers, model.num_layers, target.chip.platform, config.compute_dtype
@@ -117,7 +117,9 @@ class TargetBuild:
     @cached_property
     def chain(self) -> tuple[dict[Split, Layout], list[str]]:
         """Every layout that divides the model, and why others do not."""
-        return layout_chain(factored_mesh(self.devices), self.order.model)
+        model, ways = self.order.model, self.order.config.rollout.expert_parallel
+        how: Any = {"expert_parallel": ways, "option": "expert_parallel"}
+        return layout_chain(factored_mesh(self.devices), model, **how)
 
     @property
     def layouts(self) -> dict[Split, Layout]:

@@ -201,6 +201,25 @@ def test_work_of_an_update_multiplies_few_weights_and_gathers_all():
     assert gradients.sent[3] == Collective("reduce-scatter", gathered / 4, 4)
 
 
+def test_work_of_an_update_that_sends_tokens_to_their_experts():
+    """A token's row goes to two experts and comes back; backward its gradient goes along."""
+    model = replace(MIXED, num_layers=2, embed_dim=8, num_heads=4, num_kv_heads=2, head_dim=4)
+    model = replace(model, experts=ExpertsConfig(4, 2, 6), vocab_size=64)
+    together = UpdateWork(model, dp=4, fsdp=4)
+    sent = replace(together, exchanged_tokens=10, ep=4)
+    rows, more = Rows(10, 33.0), Rows(11, 33.0)
+    assert sent.scores(more) == together.scores(more)
+    layers = Collective("all-gather", 2 * 2 * (8 * (16 + 2 * 8 + 16) + 4 * 8), 4)
+    there = Collective("ragged-all-to-all", 2 * 10 * 2 * 8, 4, count=2 * 2)
+    forward, gradients = sent.scores(rows), sent.gradients(rows)
+    assert (forward.sent[0], forward.sent[-1]) == (layers, there)
+    assert there._replace(count=2 * 5) in gradients.sent
+    assert Collective("reduce-scatter", layers.num_bytes / 4, 4) in gradients.sent
+    assert gradients.flops == together.gradients(rows).flops
+    copied = replace(sent, dp=8, fsdp=8).scores(rows).sent[0]  # two devices have parts of the same
+    assert copied.num_bytes == layers.num_bytes + 2 * 2 * 3 * 8 * 6
+
+
 @needs_data
 @pytest.mark.parametrize("model", [SMALL, LARGE], ids=["30b", "235b"])
 def test_a_layer_of_experts_is_near_measured_ones(model):

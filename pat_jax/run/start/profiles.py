@@ -17,12 +17,14 @@ log = logging.getLogger(__name__)
 
 
 def profile_subject(config: RunConfig, model: ModelConfig, devices: Sequence[Device]) -> Subject:
+    ways = config.rollout.expert_parallel
     return Subject(
         backend=devices[0].platform,
         device_kind=devices[0].device_kind,
         num_devices=len(devices),
         # Padding of heads takes less than what a profile is corrected by, and a pinned layout has none.
-        model={k: v for k, v in asdict(model).items() if k != "query_multiple"},
+        model={k: v for k, v in asdict(model).items() if k != "query_multiple"}
+        | ({"expert_parallel": ways} if ways else {}),
         dtype=config.compute_dtype,
         weights=config.rollout.weights,
         jax=jax.__version__,
