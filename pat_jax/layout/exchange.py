@@ -168,7 +168,8 @@ def _send(exchange: Exchange, moves: Moves, rows: Array, into: Array) -> Array:
     """`into`, with the rows that come over those that were there."""
     here, axes = jax.lax.axis_index(exchange.axes), exchange.axes
     came = moves.size[:, here]
-    if exchange.is_ragged:
+    # A TPU's ragged exchange makes 256 bytes of a single number: all devices' together are fewer.
+    if exchange.is_ragged and rows.ndim > 1:
         sent = moves.read[here], moves.size[here], moves.write[here]
         return jax.lax.ragged_all_to_all(rows, into, *sent, came, axis_name=axes)
     place = jnp.arange(len(into))[None] - moves.write[:, here, None]
@@ -192,24 +193,25 @@ def _of_round(
     compute: ByExpert,
     chosen: Int[Array, " size"],
     x: Float[Array, "size embed"],
-    weights: Float[Array, "size 1"],
+    weights: Float[Array, " size"],
     experts: Any,
 ) -> Float[Array, "size embed"]:
-    return compute(Rows(x[:, None], chosen[:, None, None], weights[:, None]), experts, 0)[:, 0]
+    rows = Rows(x[:, None], chosen[:, None, None], weights[:, None, None])
+    return compute(rows, experts, 0)[:, 0]
 
 
 def _begin(exchange: Exchange, rows: Rows, experts: Any) -> tuple[Plan, Any, Any]:
-    """The plan; what puts rows into the order in which they are sent; what gathers what came back
-    for each."""
+    """The plan; what puts [rows, length, embed] into the order of being sent, [choices, embed]; what
+    makes [rows, length, k, embed] of what came back in that order."""
     k = rows.chosen.shape[-1]
     plan = _planned(exchange, rows.chosen.reshape(-1, k), len(jax.tree.leaves(experts)[0]))
 
     def ordered(x: Float[Array, "rows length embed"]) -> Float[Array, "choices embed"]:
         return x.reshape(-1, x.shape[-1])[plan.order // k]
 
-    def returned(back: Float[Array, "choices embed"]) -> Float[Array, "rows length k embed"]:
+    def returned(back: Array) -> Array:
         each = jnp.take(back, plan.slot, axis=0, mode="fill", fill_value=0)
-        return each.reshape(*rows.chosen.shape, -1)
+        return each.reshape(*rows.chosen.shape, *back.shape[1:])
 
     return plan, ordered, returned
 
@@ -229,7 +231,7 @@ def exchanged(
       experts: the weights of those of this device.
     """
     plan, ordered, returned = _begin(exchange, rows, experts)
-    x, weights = ordered(rows.x), rows.weights.reshape(-1, 1)[plan.order]
+    x, weights = ordered(rows.x), rows.weights.reshape(-1)[plan.order]
 
     def one_round(i: Array, back: Array) -> Array:
         first = i * exchange.size
@@ -253,7 +255,7 @@ def _backward(
 ) -> tuple[Rows, Any]:
     rows, experts = kept
     plan, ordered, returned = _begin(exchange, rows, experts)
-    sent = ordered(rows.x), rows.weights.reshape(-1, 1)[plan.order], ordered(grad)
+    sent = ordered(rows.x), rows.weights.reshape(-1)[plan.order], ordered(grad)
 
     def one_round(i: Array, sums: tuple[Array, Array, Any]) -> tuple[Array, Array, Any]:
         back_x, back_weights, total = sums
@@ -273,7 +275,7 @@ def _backward(
     zeros: Any = jax.tree.map(jnp.zeros_like, (*sent[:2], experts))
     back_x, back_weights, to_experts = jax.lax.fori_loop(0, plan.rounds, one_round, zeros)
     to_x = jnp.sum(returned(back_x), axis=2)
-    return Rows(to_x, None, returned(back_weights)[..., 0]), to_experts
+    return Rows(to_x, None, returned(back_weights)), to_experts
 
 
 def _room(exchange: Exchange, rows: Array) -> Array:
