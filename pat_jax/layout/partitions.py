@@ -41,8 +41,12 @@ class ManualPartition(Partition):
         return x
 
     def by_expert(self, compute: ByExpert, rows: Rows, experts: Any) -> Array:
-        """A gather of the rows of all replicas whose experts differ, and a scatter of the sums."""
-        over_dp, over_tp = self.layout.ep_dp_axes, self.layout.ep_tp_axes
+        """A gather of the rows of all replicas whose experts differ, or have other parts of them, and
+        a scatter of the sums."""
+        layout = self.layout
+        over = *layout.ep_axes, *layout.ep_width_axes
+        over_dp = tuple(axis for axis in over if axis in layout.dp_axes)
+        over_tp = tuple(axis for axis in over if axis in layout.tp_axes)
         if over_dp:
             rows = jax.lax.all_gather(rows, over_dp, axis=0, tiled=True)
         first = self.shard_index("expert") * len(jax.tree.leaves(experts)[0])

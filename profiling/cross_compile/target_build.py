@@ -26,7 +26,7 @@ from pat_jax.engine.sizing.memory import (
 from pat_jax.engine.sizing.pool_pages import pages_within, specs_for
 from pat_jax.layout.buckets import Buckets
 from pat_jax.layout.layout import Layout, layout_chain
-from pat_jax.layout.mesh import factored_mesh, padded_for
+from pat_jax.layout.mesh import ExpertSplit, factored_mesh, padded_for
 from pat_jax.models.config import ExpertsConfig, ModelConfig, RopeScaling
 from pat_jax.models.policy import Policy
 from pat_jax.planning.memory import GIB, MemoryModel
@@ -117,9 +117,9 @@ class TargetBuild:
     @cached_property
     def chain(self) -> tuple[dict[Split, Layout], list[str]]:
         """Every layout that divides the model, and why others do not."""
-        model, ways = self.order.model, self.order.config.rollout.expert_parallel
-        how: Any = {"expert_parallel": ways, "option": "expert_parallel"}
-        return layout_chain(factored_mesh(self.devices), model, **how)
+        rollout = self.order.config.rollout
+        experts = ExpertSplit(rollout.expert_parallel, rollout.expert_width, section="")
+        return layout_chain(factored_mesh(self.devices), self.order.model, experts=experts)
 
     @property
     def layouts(self) -> dict[Split, Layout]:

@@ -15,9 +15,9 @@ from pat_jax.common.rules import OptionError
 from pat_jax.layout import exchange
 from pat_jax.layout.exchange import buffer_rows, form_of_update, most_exchanged, round_rows
 from pat_jax.layout.layout import Layout, layout_chain
-from pat_jax.layout.mesh import factored_mesh
-from pat_jax.layout.partitions import AutoPartition
-from pat_jax.models.config import ExpertsConfig
+from pat_jax.layout.mesh import ExpertSplit, factored_mesh
+from pat_jax.layout.partitions import AutoPartition, ManualPartition
+from pat_jax.models.config import ExpertsConfig, ModelConfig
 from pat_jax.models.experts import NO_EXPERT, _compute
 from pat_jax.models.partition import Partition, Rows, Whole
 from pat_jax.models.presets import preset
@@ -191,42 +191,72 @@ def test_buffers_of_an_exchange_are_counted():
     assert buffer_rows(16_384, config.experts, layout) == 9 * 16_384 * 8
 
 
-@pytest.mark.parametrize(("asked", "ways", "parts"), [(0, 4, 2), (1, 1, 8), (2, 2, 4), (8, 8, 1)])
-def test_experts_are_divided_inside_a_host_or_over_as_many_devices_as_asked(
-    asked: int, ways: int, parts: int
+@pytest.mark.parametrize(
+    ("asked", "ways", "width", "parts"),
+    [
+        (ExpertSplit(), 4, 1, 2),
+        (ExpertSplit(1), 1, 1, 8),
+        (ExpertSplit(8), 8, 1, 1),
+        (ExpertSplit(width=2), 2, 2, 4),
+        (ExpertSplit(4, 2), 4, 2, 2),
+    ],
+)
+def test_experts_are_divided_inside_a_host_or_as_asked(
+    asked: ExpertSplit, ways: int, width: int, parts: int
 ):
-    """Two hosts of four. What of a training state is not divided by expert, is by the experts' width."""
-    mesh = factored_mesh(fake_devices(4, 4))
-    chain, _ = layout_chain(mesh, CONFIG, expert_parallel=asked)
+    """Two hosts of four. A training state is divided by the experts' width over the other devices."""
+    chain, _ = layout_chain(factored_mesh(fake_devices(4, 4)), CONFIG, experts=asked)
     assert len(chain) == 4
     for layout in chain.values():
-        assert layout.size(layout.ep_axes) == ways
+        assert (layout.size(layout.ep_axes), layout.size(layout.ep_width_axes)) == (ways, width)
         assert layout.spec("expert") == layout.spec("expert", role="train")
-        assert layout.mesh_axes("expert_dim") == ()
-    widest = next(iter(chain.values()))
-    assert widest.sharding("expert", "expert_dim", None, role="train").shard_shape(
-        (8, DIM, EMBED)
-    ) == (8 // ways, DIM // parts, EMBED)
+        shard = layout.sharding("expert", "expert_dim", None).shard_shape((8, DIM, EMBED))
+        assert shard == (8 // ways, DIM // width, EMBED)
+    most_replicas = next(iter(chain.values())).sharding("expert", "expert_dim", None, role="train")
+    assert most_replicas.shard_shape((8, DIM, EMBED)) == (8 // ways, DIM // parts, EMBED)
+
+
+FEW = replace(CONFIG, experts=ExpertsConfig(4, 2, 16))
 
 
 @pytest.mark.parametrize(
-    ("model", "asked", "expected"),
+    ("model", "asked", "words"),
     [
-        (CONFIG, 3, "0, or of 8 devices and the model's 8 experts one of 1, 2, 4, 8"),
-        (
-            replace(CONFIG, experts=ExpertsConfig(4, 2, 16)),
-            8,
-            "the model's 4 experts one of 1, 2, 4",
-        ),
+        (CONFIG, ExpertSplit(3), "parallel is 3: expected 0, or of 8 devices and .* 1, 2, 4, 8"),
+        (FEW, ExpertSplit(8), "parallel is 8: .* the model's 4 experts of width 16 one of 1, 2, 4"),
         (
             replace(CONFIG, experts=None),
-            2,
-            "0, or of 8 devices and a model without experts one of 1",
+            ExpertSplit(2),
+            "parallel is 2: .* without experts one of 1",
+        ),
+        (CONFIG, ExpertSplit(8, 2), "width is 2: expected of 8 devices and .* one of 1"),
+        (
+            CONFIG,
+            ExpertSplit(width=3),
+            "width is 3: expected of 8 devices and .* one of 1, 2, 4, 8",
         ),
     ],
 )
-def test_other_numbers_are_refused(model: Any, asked: int, expected: str):
-    with pytest.raises(
-        OptionError, match=rf"--rollout.expert_parallel is {asked}: expected.*{expected}"
-    ):
-        layout_chain(factored_mesh(jax.devices()), model, expert_parallel=asked)
+def test_other_numbers_are_refused(model: ModelConfig, asked: ExpertSplit, words: str):
+    with pytest.raises(OptionError, match=rf"^option --rollout.expert_{words}\.$"):
+        layout_chain(factored_mesh(jax.devices()), model, experts=asked)
+
+
+@pytest.mark.parametrize("asked", [ExpertSplit(width=2), ExpertSplit(2, 2)])
+def test_a_rollout_adds_up_parts_of_experts(asked: ExpertSplit):
+    """In every layout; the second has two copies of each part."""
+    chosen = CHOICES["some absent"]
+    wanted, given = results(Whole(), chosen)[0], (rows_of(chosen), experts())
+    chain, _ = layout_chain(factored_mesh(jax.devices()), CONFIG, experts=asked)
+    for layout in chain.values():
+        of_units, of_down = ("expert", "expert_dim", None), ("expert", None, "expert_dim")
+        of_experts = tuple(layout.spec(*axes) for axes in (of_units, of_units, of_down))
+        run = jax.shard_map(
+            partial(ManualPartition(layout).by_expert, COMPUTE),
+            mesh=layout.mesh,
+            in_specs=(layout.spec("batch"), of_experts),
+            out_specs=layout.spec("batch"),
+            check_vma=False,
+        )
+        y = jax.jit(run)(*given)
+        np.testing.assert_allclose(y, wanted, rtol=0, atol=1e-6 * np.abs(wanted).max())
