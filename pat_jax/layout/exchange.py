@@ -236,8 +236,11 @@ def exchanged(
     def one_round(i: Array, back: Array) -> Array:
         first = i * exchange.size
         moves = _moves(plan.counts, first, exchange.size)
-        came = (_send(exchange, moves, each, _room(exchange, each)) for each in (x, weights))
-        added = _of_round(compute, _experts_of(plan, first, exchange), *came, experts)
+        rows_came, of_rows = (
+            _send(exchange, moves, each, _room(exchange, each)) for each in (x, weights)
+        )
+        chosen = _experts_of(plan, first, exchange)
+        added = _of_round(compute, chosen, rows_came, of_rows, experts)
         return _send(exchange, moves.reversed, added, back)
 
     back = jax.lax.fori_loop(0, plan.rounds, one_round, jnp.zeros_like(x))

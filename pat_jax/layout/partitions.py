@@ -99,7 +99,7 @@ class AutoPartition(Whole):
             if sends_rows:
                 exchange = Exchange.of(layout, rows.chosen.shape, num_experts)
                 rows = rows._replace(chosen=rows.chosen - first)
-                added = exchanged(compute, exchange, rows, experts)
+                added: Array = exchanged(compute, exchange, rows, experts)
             else:
                 added = compute(rows, experts, first)
             return jax.lax.psum(added, over_tp) if over_tp else added

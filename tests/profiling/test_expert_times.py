@@ -201,6 +201,21 @@ def test_work_of_an_update_multiplies_few_weights_and_gathers_all():
     assert gradients.sent[3] == Collective("reduce-scatter", gathered / 4, 4)
 
 
+def test_a_divided_width_shares_what_one_row_reads():
+    """Of 8 picks over 8 devices the fullest reads 2.6 experts; over four pairs 3.3 halves. What is sent
+    is the same."""
+    composer = composer_of("v5e:2x4")
+    whole, halves = (replace(composer, expert_ways=8 // w, expert_width=w) for w in (1, 2))
+    read = [most_active(128 // n, n, 8 / 128) for n in (8, 4)]
+    assert read == pytest.approx([2.6, 3.5], abs=0.2)
+    shares = halves.experts_ms(1, Split(1, 8)) / whole.experts_ms(1, Split(1, 8))
+    assert shares == pytest.approx(read[1] / 2 / read[0], rel=0.05)
+    for split in SPLITS:
+        assert whole.expert_split(split) == halves.expert_split(split) == split
+        links = [x.layer_links_ms(16, split, is_sparse=True) for x in (whole, halves)]
+        assert links[0] == links[1]
+
+
 def test_work_of_an_update_that_sends_tokens_to_their_experts():
     """A token's row goes to two experts and comes back; backward its gradient goes along."""
     model = replace(MIXED, num_layers=2, embed_dim=8, num_heads=4, num_kv_heads=2, head_dim=4)
