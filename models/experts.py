@@ -21,7 +21,7 @@ from pat_jax.models.config import ModelConfig
 from pat_jax.models.kernels.grouped import by_expert, tile_size
 from pat_jax.models.layers import linear, swiglu
 from pat_jax.models.parameters import Keys, normal, param
-from pat_jax.models.partition import Partition
+from pat_jax.models.partition import Partition, Rows
 from pat_jax.models.rematerialization import kept_of_router
 
 ROUTE_DTYPE = jnp.int16
@@ -52,13 +52,13 @@ class Experts(nnx.Module):
         self.config = config.experts
         embed, dim, num = config.embed_dim, self.config.expert_dim, self.config.num_experts
         width, latent = config.expert_embed_dim, self.config.latent_dim
-        axes = ("expert", None, None)
+        axes, down_axes = ("expert", "expert_dim", None), ("expert", None, "expert_dim")
         num_residuals = 2 * config.num_layers
         self.router = param(keys, (num, embed), (None, "embed"), normal(embed))
         self.gate = param(keys, (num, dim, width), axes, normal(width), contracted=1)
         self.up = param(keys, (num, dim, width), axes, normal(width), contracted=1)
         of_down = normal(dim) if latent else normal(dim, num_residuals)
-        self.down = param(keys, (num, width, dim), axes, of_down, contracted=1)
+        self.down = param(keys, (num, width, dim), down_axes, of_down, contracted=1)
         if latent:
             there, back, of_ascend = (None, "embed"), ("embed", None), normal(latent, num_residuals)
             self.descend = param(keys, (latent, embed), there, normal(embed), contracted=1)
@@ -85,7 +85,9 @@ class Experts(nnx.Module):
             x = linear(x, self.descend.get_value())
         y = partition.by_expert(
             partial(_compute, num_experts=self.config.num_experts),
-            (x, jnp.where(is_real[..., None], chosen, NO_EXPERT), self._weights(logits, chosen)),
+            Rows(
+                x, jnp.where(is_real[..., None], chosen, NO_EXPERT), self._weights(logits, chosen)
+            ),
             experts,
         )
         if self.config.latent_dim:
@@ -116,7 +118,7 @@ def _margin(logits: Array, chosen: Array) -> Float[Array, "rows length"]:
 
 
 def _compute(
-    rows: tuple[Array, Array, Array], experts: Any, first: Array | int, *, num_experts: int
+    rows: Rows, experts: Any, first: Array | int, *, num_experts: int
 ) -> Float[Array, "rows length embed"]:
     """What the experts here, of which the first has the number `first`, add to some rows."""
     x, chosen, weights = rows

@@ -10,14 +10,23 @@ for is the business of the engine's `Layout`, not of the model.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from jaxtyping import Array, Int
 
 from pat_jax.models.kernels.kernel_choice import ANYWHERE, Kernels
 
 Names = tuple[str | None, ...]  # of an array's dimensions
-Rows = Any  # a pytree of arrays whose first dimension is `batch`
+
+
+class Rows(NamedTuple):
+    """Tokens on their way to their experts; `batch` is the first dimension of each array."""
+
+    x: Any  # [rows, length, embed]
+    chosen: Any  # int[rows, length, k]: experts; below 0: none
+    weights: Any  # [rows, length, k], of what each of them adds
+
+
 # From rows, some experts' weights and the number of the first of them to what those add.
 ByExpert = Callable[[Rows, Any, Array | int], Array]
 

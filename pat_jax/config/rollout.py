@@ -5,6 +5,7 @@ from typing import Literal
 
 from pat_jax.common.options.declared import Options, auto, option
 from pat_jax.common.rules import (
+    COUNT,
     COUNT_OR_ZERO,
     MEMORY_GIB,
     MOST_RESPONSES,
@@ -44,6 +45,12 @@ class EngineSizes(Options):
     """Decode steps between two tests of the stop condition on the device."""
     burst_steps: int = option(64, TOKENS)
     """Most decode steps in one on-device burst."""
+    expert_parallel: int = option(0, COUNT_OR_ZERO)
+    """Devices over which the experts of a layer are divided, alike in all layouts; other devices have
+    copies. 0: as many of a host as divide them."""
+    expert_width: int = option(1, COUNT)
+    """Devices over which the width of each expert is divided besides: steps of few sequences are
+    faster (docs/experts.md)."""
     device_memory_gib: float = option(0.0, MEMORY_GIB)
     """Memory of one device in GiB; 0 asks the device. A layout is used only while it fits. KV
     caches of a CPU's devices take a quarter of the machine's memory at most unless this is

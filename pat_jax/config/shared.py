@@ -85,3 +85,7 @@ class UpdateOptions(Options):
     """Run the layers of an update as a loop, which compiles in the time of one layer but reads
     their parameters from a copy in compute_dtype; auto does on TPUs, and on CPUs in float32, for
     models of at least 8 layers."""
+    experts: Literal["auto", "gathered", "exchanged"] = "auto"
+    """How the tokens of an update and the experts of a layer meet. gathered: the weights of all are
+    brought together, as those of other layers are; exchanged: tokens are sent to the devices of
+    their experts; auto: by what takes less of the links (docs/experts.md)."""

@@ -28,7 +28,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from pat_jax.common.errors import UserError
 from pat_jax.layout.backend import Backend
 from pat_jax.layout.division import dividing_run, prime_factors, undivided
-from pat_jax.layout.mesh import factored_mesh, hosts_of
+from pat_jax.layout.mesh import ExpertSplit, expert_axes, factored_mesh, hosts_of
 from pat_jax.layout.rules import RULES, Role
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.kernels.kernel_choice import Kernels
@@ -48,7 +48,9 @@ class Layout:
     tp_axes: Axes
     kv_axes: Axes  # the leading run of tp_axes that divides the KV heads
     fsdp_axes: Axes  # the leading run of dp_axes that divides the embedding (trainer only)
-    ep_axes: Axes  # the leading run of tp_axes and dp_axes that divides the experts
+    ep_axes: Axes  # the leading run of tp_axes and dp_axes that experts are divided over
+    ep_width_axes: Axes  # those behind them that the width of each expert is divided over
+    ep_fsdp_axes: Axes  # the same, and of other dp_axes those that divide it (trainer only)
     kernels: Kernels  # by whom its devices compute attention
 
     @property
@@ -158,11 +160,16 @@ def _is_axes(node: object) -> bool:
 
 
 def make_layout(
-    mesh: Mesh, num_tp_axes: int, config: ModelConfig, kernels: Kernels | None = None
+    mesh: Mesh,
+    num_tp_axes: int,
+    config: ModelConfig,
+    kernels: Kernels | None = None,
+    of_experts: tuple[Axes, Axes] = ((), ()),
 ) -> Layout:
     """The layout whose TP takes the `num_tp_axes` innermost mesh axes.
 
     Args:
+      of_experts: as of `mesh.expert_axes`.
       kernels: what attention is computed by; all that the devices' platform has where not given.
 
     Raises:
@@ -176,9 +183,10 @@ def make_layout(
 
     kv_axes, fsdp_axes = run(tp_axes, config.num_kv_heads), run(dp_axes, config.embed_dim)
     kernels = kernels or Kernels.of(mesh.devices.flat[0].platform)
-    num_experts = config.experts.num_experts if config.experts else 1
-    ep_axes = run((*tp_axes, *dp_axes), num_experts)
-    layout = Layout(mesh, dp_axes, tp_axes, kv_axes, fsdp_axes, ep_axes, kernels)
+    others = (axis for axis in dp_axes if axis not in (*of_experts[0], *of_experts[1]))
+    width = config.experts.expert_dim if config.experts else 1
+    ep = *of_experts, run((*of_experts[1], *others), width)
+    layout = Layout(mesh, dp_axes, tp_axes, kv_axes, fsdp_axes, *ep, kernels)
     if needed := undivided(config, [mesh.shape[axis] for axis in tp_axes]):
         raise UserError(
             f"layout {_needs(layout.split, needed, config)}; choose a smaller tp or --layout auto."
@@ -196,11 +204,15 @@ def _needs(split: Split, needed: str, config: ModelConfig) -> str:
 def whole_on_each(layout: Layout) -> Layout:
     """The same replicas of devices; each device has all of a model, and computes all rows of its
     replica."""
-    return replace(layout, tp_axes=(), kv_axes=(), fsdp_axes=(), ep_axes=())
+    none = {"fsdp_axes": (), "ep_axes": (), "ep_width_axes": (), "ep_fsdp_axes": ()}
+    return replace(layout, tp_axes=(), kv_axes=(), **none)
 
 
 def layout_chain(
-    mesh: Mesh, config: ModelConfig, kernels: Kernels | None = None
+    mesh: Mesh,
+    config: ModelConfig,
+    kernels: Kernels | None = None,
+    experts: ExpertSplit | None = None,
 ) -> tuple[dict[Split, Layout], list[str]]:
     """Every layout of a mesh's devices that divides the model, lowest TP first, and why the others
     were dropped.
@@ -209,14 +221,19 @@ def layout_chain(
 
     Args:
       kernels: what attention is computed by; all that the devices' platform has where not given.
+      experts: over the devices of a host where not given.
+
+    Raises:
+      OptionError: the experts cannot be divided like that.
     """
     mesh = factored_mesh(list(mesh.devices.flat), config)
+    of_experts = expert_axes(mesh, config, experts or ExpertSplit())
     chain: dict[Split, Layout] = {}
     dropped: list[str] = []
     num_axes = 0 if mesh.size == 1 else len(mesh.axis_names)
     for num_tp_axes in range(num_axes + 1):
         try:
-            layout = make_layout(mesh, num_tp_axes, config, kernels)
+            layout = make_layout(mesh, num_tp_axes, config, kernels, of_experts)
         except UserError as error:
             dropped.append(str(error))
             continue
@@ -229,10 +246,10 @@ def kv_ways(layouts: Mapping[Split, Layout]) -> dict[int, int]:
     return {split.tp: layout.size(layout.kv_axes) for split, layout in layouts.items()}
 
 
-def expert_ways(layouts: Mapping[Split, Layout]) -> int:
-    """In how many ways the experts are divided, alike in all layouts."""
+def expert_ways(layouts: Mapping[Split, Layout]) -> tuple[int, int]:
+    """In how many ways the experts are divided, and the width of each, alike in all layouts."""
     layout = next(iter(layouts.values()))
-    return layout.size(layout.ep_axes)
+    return layout.size(layout.ep_axes), layout.size(layout.ep_width_axes)
 
 
 def find_layout(

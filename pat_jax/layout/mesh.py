@@ -3,13 +3,16 @@
 Knows devices and their hosts. Does not know what is split over which axis (`layout.py`).
 """
 
+import math
 from collections.abc import Collection, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh
 
 from pat_jax.common.devices import Device
+from pat_jax.common.rules import require
 from pat_jax.layout.division import best_order, prime_factors, with_padding
 from pat_jax.models.config import ModelConfig
 
@@ -61,6 +64,55 @@ def padded_for(
     hosts = _hosts(devices)
     across, inside = prime_factors(len(hosts)), prime_factors(len(hosts[0]))
     return with_padding(config, across, inside, degrees)
+
+
+class ExpertSplit(NamedTuple):
+    """How the experts of a layer are divided, as it is asked for."""
+
+    parallel: int = 0  # devices that have different experts; 0: as many of a host as divide them
+    width: int = 1  # devices that have parts of the same one
+    section: str = "rollout."  # of the options on the command line
+
+
+def expert_axes(
+    mesh: Mesh, config: ModelConfig, asked: ExpertSplit
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The axes, innermost first, over which the experts of a model are divided in every layout, and
+    those behind them, over which the width of each is.
+
+    Raises:
+      OptionError: no run of the axes has so many devices and divides the experts, or their width.
+    """
+    names, devices = mesh.axis_names[::-1], list(mesh.devices.flat)
+    of = config.experts
+    num_experts, width = (of.num_experts, of.expert_dim) if of else (1, 1)
+    runs: dict[tuple[int, int], tuple[int, int]] = {}
+    for i in range(len(names) + 1):
+        for j in range(i, len(names) + 1):
+            ways = tuple(math.prod(mesh.shape[x] for x in part) for part in (names[:i], names[i:j]))
+            if num_experts % ways[0] == 0 == width % ways[1]:
+                runs.setdefault((ways[0], ways[1]), (i, j))
+    kind = (
+        f"the model's {num_experts} experts of width {width}" if of else "a model without experts"
+    )
+    widths = sorted({b for a, b in runs if asked.parallel in (0, a)} | {1})
+    require(
+        asked.width in widths,
+        f"{asked.section}expert_width",
+        asked.width,
+        f"of {len(devices)} devices and {kind} one of {', '.join(map(str, widths))}",
+    )
+    parallel = sorted(a for a, b in runs if b == asked.width)
+    inside = len(_hosts(devices)[0]) // asked.width
+    require(
+        asked.parallel in (0, *parallel),
+        f"{asked.section}expert_parallel",
+        asked.parallel,
+        f"0, or of {len(devices)} devices and {kind} one of {', '.join(map(str, parallel))}",
+    )
+    found = asked.parallel or max([a for a in parallel if a <= inside], default=parallel[0])
+    i, j = runs[found, asked.width]
+    return names[:i], names[i:j]
 
 
 def _hosts(devices: Sequence[Device]) -> list[list[Device]]:

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 from jaxtyping import Array, Int
 
+from pat_jax.layout.exchange import Exchange, exchanged
 from pat_jax.layout.layout import Layout
 from pat_jax.models.kernels.kernel_choice import Kernels
 from pat_jax.models.partition import ByExpert, Names, Partition, Rows, Whole
@@ -40,8 +41,12 @@ class ManualPartition(Partition):
         return x
 
     def by_expert(self, compute: ByExpert, rows: Rows, experts: Any) -> Array:
-        """A gather of the rows of all replicas whose experts differ, and a scatter of the sums."""
-        over_dp, over_tp = self.layout.ep_dp_axes, self.layout.ep_tp_axes
+        """A gather of the rows of all replicas whose experts differ, or have other parts of them, and
+        a scatter of the sums."""
+        layout = self.layout
+        over = *layout.ep_axes, *layout.ep_width_axes
+        over_dp = tuple(axis for axis in over if axis in layout.dp_axes)
+        over_tp = tuple(axis for axis in over if axis in layout.tp_axes)
         if over_dp:
             rows = jax.lax.all_gather(rows, over_dp, axis=0, tiled=True)
         first = self.shard_index("expert") * len(jax.tree.leaves(experts)[0])
@@ -56,6 +61,7 @@ class AutoPartition(Whole):
     """As a trainer's: arrays are whole, the compiler communicates, constraints steer it."""
 
     layout: Layout
+    exchanges: bool = False  # rows travel to their experts; else a layer's weights do to the rows
 
     @property
     def kernels(self) -> Kernels:
@@ -80,20 +86,30 @@ class AutoPartition(Whole):
         )(*arrays)
 
     def by_expert(self, compute: ByExpert, rows: Rows, experts: Any) -> Array:
-        """A layer's weights are brought together over data parallelism; of the experts each device
-        of a replica computes a part."""
+        """Of the experts each device of a replica computes a part. Over data parallelism a layer's
+        weights are brought together, or rows are sent to the replicas of their experts."""
         layout, over_tp = self.layout, self.layout.ep_tp_axes
+        sends_rows = self.exchanges and layout.ep_dp_axes != ()
 
         def of_shard(rows: Rows, experts: Any) -> Array:
-            part = jax.lax.axis_index(over_tp) if over_tp else 0
-            added = compute(rows, experts, part * len(jax.tree.leaves(experts)[0]))
+            num_experts = len(jax.tree.leaves(experts)[0])  # of this device's part
+            if sends_rows:
+                num_experts *= layout.size(layout.ep_dp_axes)
+            first = num_experts * (jax.lax.axis_index(over_tp) if over_tp else 0)
+            if sends_rows:
+                exchange = Exchange.of(layout, rows.chosen.shape, num_experts)
+                rows = rows._replace(chosen=rows.chosen - first)
+                added: Array = exchanged(compute, exchange, rows, experts)
+            else:
+                added = compute(rows, experts, first)
             return jax.lax.psum(added, over_tp) if over_tp else added
 
         by_rows = layout.spec("batch", role="train")
+        of_device = "expert" if sends_rows else "expert_of_replica"
         return jax.shard_map(
             of_shard,
             mesh=layout.mesh,
-            in_specs=(by_rows, layout.spec("expert_of_replica", role="train")),
+            in_specs=(by_rows, layout.spec(of_device, role="train")),
             out_specs=by_rows,
             check_vma=False,
         )(rows, experts)

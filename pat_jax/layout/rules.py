@@ -9,7 +9,15 @@ from typing import Literal
 Role = Literal["rollout", "train"]
 # Of a `Layout`.
 MeshAxes = Literal[
-    "dp_axes", "tp_axes", "kv_axes", "query_axes", "fsdp_axes", "ep_axes", "ep_tp_axes"
+    "dp_axes",
+    "tp_axes",
+    "kv_axes",
+    "query_axes",
+    "fsdp_axes",
+    "ep_axes",
+    "ep_tp_axes",
+    "ep_width_axes",
+    "ep_fsdp_axes",
 ]
 
 _ROLLOUT: Mapping[str, MeshAxes | None] = {
@@ -18,6 +26,7 @@ _ROLLOUT: Mapping[str, MeshAxes | None] = {
     "vocab": "tp_axes",
     "mlp": "tp_axes",
     "expert": "ep_axes",  # the same in every layout: no switch moves an expert
+    "expert_dim": "ep_width_axes",
     "expert_of_replica": "ep_tp_axes",  # where each replica has all of them
     "kv_heads": "kv_axes",
     "queries_per_kv": "query_axes",
@@ -25,5 +34,5 @@ _ROLLOUT: Mapping[str, MeshAxes | None] = {
 }
 RULES: Mapping[Role, Mapping[str, MeshAxes | None]] = {
     "rollout": _ROLLOUT,
-    "train": {**_ROLLOUT, "embed": "fsdp_axes"},
+    "train": {**_ROLLOUT, "embed": "fsdp_axes", "expert_dim": "ep_fsdp_axes"},
 }

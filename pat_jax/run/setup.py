@@ -26,7 +26,7 @@ from pat_jax.engine.sizing.layout_choice import (
 from pat_jax.engine.sizing.memory import layouts_without_memory, memory_model
 from pat_jax.engine.warm_up.kernel_check import usable_kernels
 from pat_jax.layout.layout import Layout, layout_chain
-from pat_jax.layout.mesh import factored_mesh, padded_for
+from pat_jax.layout.mesh import ExpertSplit, factored_mesh, padded_for
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.kernels.kernel_choice import Kernels
 from pat_jax.models.policy import Policy
@@ -135,7 +135,8 @@ def _layouts(
 ) -> tuple[Layout, dict[Split, Layout], list[str]]:
     """The trainer's layout, those of rollouts, and why others of these devices are missing."""
     mesh = factored_mesh(devices)
-    chain, dropped = layout_chain(mesh, model, kernels)
+    experts = ExpertSplit(config.rollout.expert_parallel, config.rollout.expert_width)
+    chain, dropped = layout_chain(mesh, model, kernels, experts=experts)
     layouts = wanted_layouts(config, chain, mesh, model)
     check_batch(config, layouts)
     return next(iter(chain.values())), layouts, dropped

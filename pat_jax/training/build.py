@@ -167,7 +167,7 @@ def functions_of(
     """The policy as an update wants it, computed as the options say.
 
     Raises:
-      OptionError: these devices cannot.
+      OptionError: these devices or this model cannot.
     """
     asked = options.scan_layers, policy.config.num_layers, layout.platform, options.compute_dtype
     is_scanned = scans_layers(*asked)
@@ -177,6 +177,12 @@ def functions_of(
         options.scan_layers,
         "false with --compute_dtype bfloat16 on a CPU, where XLA runs no such products in a loop",
     )
+    require(
+        options.experts == "auto" or policy.config.experts is not None,
+        "experts",
+        options.experts,
+        "auto with a model that has no experts",
+    )
     dtype = DTYPES[options.compute_dtype]
     return model_functions(
         policy,
@@ -185,6 +191,7 @@ def functions_of(
         remat=options.remat,
         scan_layers=is_scanned,
         router_replay=router_replay,
+        experts=options.experts,
     )
 
 

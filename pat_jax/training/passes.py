@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Int16
 
 from pat_jax.common.pytree import with_sharding
+from pat_jax.layout.exchange import most_exchanged
 from pat_jax.layout.layout import Layout
 from pat_jax.layout.partitions import AutoPartition
 from pat_jax.models.experts import NO_TOKEN, ROUTE_DTYPE, Routed
@@ -38,21 +39,25 @@ def model_functions(
     remat: str = "full",
     scan_layers: bool = False,
     router_replay: bool = True,
+    experts: str = "gathered",
 ) -> ModelFunctions:
     """The policy in this layout, computed in `dtype`.
 
     Args:
       router_replay: tokens are computed by the experts that are recorded of them, where any are.
+      experts: `--experts`.
     """
-    partition, experts = AutoPartition(layout), policy.config.experts
+    config = policy.config.experts
+    most = most_exchanged(experts, config, layout)
 
     def forward(
         params: Params, tokens: Array, positions: Array, routes: Array | None
     ) -> tuple[Array, dict[str, Array]]:
         model, how = policy.bind(params), {"remat": remat, "scan_layers": scan_layers}
         is_real = _is_real(positions)
-        if experts:
+        if config:
             tokens = jnp.where(is_real, tokens, NO_TOKEN)
+        partition = AutoPartition(layout, exchanges=tokens.size // layout.split.dp <= most)
         recorded = routes if router_replay else None
         hidden, _, routed = model(
             tokens, positions, recorded=recorded, partition=partition, dtype=dtype, **how
@@ -64,10 +69,11 @@ def model_functions(
     def head(params: Params) -> Array:
         return policy.bind(params).head
 
-    beside = (ROUTE_FLIPS,) if experts else ()
-    routers = (len(policy.config.sparse_layers), experts.num_experts) if experts else None
+    beside = (ROUTE_FLIPS,) if config else ()
+    routers = (len(policy.config.sparse_layers), config.num_experts) if config else None
     of_head = partial(logits, partition=Whole())
-    return ModelFunctions(forward, of_head, head, partition.by_rows, beside, routers)
+    by_rows = AutoPartition(layout).by_rows
+    return ModelFunctions(forward, of_head, head, by_rows, beside, routers)
 
 
 def _is_real(positions: Int[Array, "rows length"]) -> Bool[Array, "rows length"]:

@@ -86,7 +86,7 @@ class Trainer:
         self.scored = tuple(name for name in (OLD, REFERENCE) if name in asked)
         self.updates = {REINFORCED: update} | ({SUPERVISED: supervised} if supervised else {})
         self.programs, self._passes = ProgramTable(), dict[str, Passes]()
-        self._largest = micro_shapes[-1:]  # none where nothing is trained
+        self.largest = micro_shapes[-1:]  # rows and length; none where nothing is trained
         self._declare(receivers.dtype)
         self._declare_passes(micro_shapes)
         self.transfer = Transfer(self.programs, trained, receivers, update.score_step)
@@ -105,7 +105,7 @@ class Trainer:
         return sum(map(self._is_first, missing)) if by_need else len(missing)
 
     def _is_first(self, key: Key) -> bool:
-        return key.rows == 0 or (key.rows, key.length) in self._largest
+        return key.rows == 0 or (key.rows, key.length) in self.largest
 
     @property
     def abstract_params(self) -> Params:

@@ -36,6 +36,9 @@ class UpdateOptions(Protocol):
     def remat(self) -> str: ...
 
     @property
+    def experts(self) -> str: ...
+
+    @property
     def compute_dtype(self) -> str: ...
 
     @property

@@ -50,13 +50,15 @@ def costs_of(build: TargetBuild, profile: Path | None, data: Path, sums: Sums) -
     kernels = kernels_for(
         order.target, data, weight_bytes=BYTES if rollout.weights == "auto" else 1, sums=sums
     )
+    ways, width = expert_ways(build.layouts)
     composer = Composer(
         kernels,
         order.model,
         page_size=rollout.page_size,
         prefill_blocks=rollout.prefill_blocks,
         divided=kv_ways(build.layouts),
-        expert_ways=expert_ways(build.layouts),
+        expert_ways=ways,
+        expert_width=width,
     )
     drafts, draft = build.drafter.drafts, order.draft_model
     # Its weights are never quantized.

@@ -18,6 +18,7 @@ import numpy as np
 from pat_jax.common.text_table import percent
 from pat_jax.config.run import RunConfig
 from pat_jax.engine.sizing.memory import shard_bytes
+from pat_jax.layout.exchange import buffer_rows, form_of_update, most_exchanged
 from pat_jax.planning.types import Split
 from pat_jax.profiling.capacity.update_batches import Packed
 from pat_jax.profiling.capacity.update_report import Batches, Update, UpdateMemory
@@ -117,6 +118,9 @@ class PlannedUpdate:
             yield "Moments travel at the published rate of the bus to the host, nothing else at the time (assumed)."
         if self.itemsize > BYTES:
             yield "An update's products of float32 numbers are taken at bfloat16's rate, which is too fast."
+        tokens, experts = self._rows(self.shapes[-1]).tokens, self.built.order.model.experts
+        if form := form_of_update(self.run.experts, experts, self.trainer.layout, tokens):
+            yield f"{form[0].upper()}{form[1:]}."
         yield "Rewards, packing and what a host takes to launch an update's programs are in no iteration."
 
     @property
@@ -148,6 +152,8 @@ class PlannedUpdate:
             lora.num_weights if lora else None,
             self.itemsize,
             logit_tokens(self.trainer.policy, layout) if is_gpu else 0,
+            most_exchanged(self.run.experts, self.built.order.model.experts, layout),
+            layout.size(layout.ep_dp_axes),
         )
 
     @cached_property
@@ -213,7 +219,7 @@ class PlannedUpdate:
         """What the update takes of a device whose weights go to `target`, and what would help if it is too much.
 
         Without gradients among the compiled programs, it is the least that these take: a micro-batch's own
-        gradients, and each layer's input; or the optimizer's state.
+        gradients, each layer's input, and what tokens travel to their experts by; or the optimizer's state.
         """
         trainer, limit = self.trainer, int(self.built.limit)
         resident, offloaded = resident_bytes(trainer), fetched_bytes(trainer)
@@ -227,7 +233,10 @@ class PlannedUpdate:
         if is_least:
             key = Key("grad", trainer.layout.split, *self.shapes[-1])
             # Where moments come for the step alone, there may be more of them than of all that leaves before.
-            taken |= {key: added + self._inputs, Key("apply", trainer.layout.split): 0}
+            taken |= {
+                key: added + self._inputs + self._exchange,
+                Key("apply", trainer.layout.split): 0,
+            }
         most = largest(stages_of(trainer, taken))
         gradients = added if most.held > resident and "transfer" not in most.name else 0
         params, state = self._bytes
@@ -253,6 +262,15 @@ class PlannedUpdate:
         """Bytes of each layer's input, which is kept for the backward pass whatever else is."""
         tokens, model = self._rows(self.shapes[-1]).tokens, self.trainer.policy.config
         return model.num_layers * tokens * model.embed_dim * self.itemsize
+
+    @property
+    def _exchange(self) -> int:
+        """Bytes of the rows of tokens that are sent to their experts, in the backward pass of a layer."""
+        tokens, model = self._rows(self.shapes[-1]).tokens, self.trainer.policy.config
+        if model.experts is None or tokens > self.work.exchanged_tokens:
+            return 0
+        rows = buffer_rows(tokens, model.experts, self.trainer.layout)
+        return rows * model.expert_embed_dim * self.itemsize
 
     @property
     def _bytes(self) -> tuple[int, int]:

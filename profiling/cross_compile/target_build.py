@@ -26,7 +26,7 @@ from pat_jax.engine.sizing.memory import (
 from pat_jax.engine.sizing.pool_pages import pages_within, specs_for
 from pat_jax.layout.buckets import Buckets
 from pat_jax.layout.layout import Layout, layout_chain
-from pat_jax.layout.mesh import factored_mesh, padded_for
+from pat_jax.layout.mesh import ExpertSplit, factored_mesh, padded_for
 from pat_jax.models.config import ExpertsConfig, ModelConfig, RopeScaling
 from pat_jax.models.policy import Policy
 from pat_jax.planning.memory import GIB, MemoryModel
@@ -59,7 +59,7 @@ class Order:
     ) -> "Order":
         """Only what a program depends on; `depths` of 0 is the whole model."""
         sections = ("rollout", "algorithm", "optimizer", "lora", "speculation")
-        names = (*sections, "train", "remat", "compute_dtype")
+        names = (*sections, "train", "remat", "experts", "compute_dtype")
         kept = {name: getattr(config, name) for name in names}
         # As the whole model has it, for shallow ones too.
         asked = config.scan_layers, model.num_layers, target.chip.platform, config.compute_dtype
@@ -117,7 +117,9 @@ class TargetBuild:
     @cached_property
     def chain(self) -> tuple[dict[Split, Layout], list[str]]:
         """Every layout that divides the model, and why others do not."""
-        return layout_chain(factored_mesh(self.devices), self.order.model)
+        rollout = self.order.config.rollout
+        experts = ExpertSplit(rollout.expert_parallel, rollout.expert_width, section="")
+        return layout_chain(factored_mesh(self.devices), self.order.model, experts=experts)
 
     @property
     def layouts(self) -> dict[Split, Layout]:

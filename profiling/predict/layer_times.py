@@ -30,6 +30,7 @@ class LayerTimes:
     divided: Mapping[int, int] = field(default_factory=dict)
     # In how many ways the experts are divided, where that is not as many as divide both them and the devices.
     expert_ways: int = 0
+    expert_width: int = 1  # in how many ways the width of each expert is divided
 
     def kv_ways(self, tp: int) -> int:
         """In how many ways a replica divides the KV heads."""
@@ -46,9 +47,11 @@ class LayerTimes:
         return {kind: n for kind, n in ((True, layers - dense), (False, dense)) if n}
 
     def expert_split(self, split: Split) -> Split:
-        """Over how many replicas, and devices of one, the experts are divided."""
+        """Over how many replicas, and devices of one, the experts and their width are divided."""
         assert self.model.experts is not None
-        ways = self.expert_ways or math.gcd(split.dp * split.tp, self.model.experts.num_experts)
+        devices = split.dp * split.tp // self.expert_width
+        ways = self.expert_ways or math.gcd(devices, self.model.experts.num_experts)
+        ways *= self.expert_width
         over_tp = math.gcd(split.tp, ways)
         return Split(ways // over_tp, over_tp)
 
@@ -60,12 +63,12 @@ class LayerTimes:
         """
         model, experts, over = self.model, self.model.experts, self.expert_split(split)
         assert experts is not None
-        ways, met = over.dp * over.tp, tokens * over.dp
+        ways, met = over.dp * over.tp // self.expert_width, tokens * over.dp
         chosen = 1 - (1 - experts.num_experts_per_tok / experts.num_experts) ** met
         active = most_active(experts.num_experts // ways, ways, chosen)
         rows = max(active, met * experts.num_experts_per_tok / ways)
         grouped = partial(self.kernels.grouped, rows, active)
-        units, width = experts.expert_dim, model.expert_embed_dim
+        units, width = experts.expert_dim // self.expert_width, model.expert_embed_dim
         return grouped(2 * units, width) + grouped(width, units)
 
     def products_ms(self, tokens: int, split: Split, *, is_sparse: bool = False) -> float:

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import astuple, dataclass
 from typing import Self
 
+from pat_jax.layout.exchange import LINK_SHARE
 from pat_jax.profiling.predict.composer import ONE, Composer
 from pat_jax.profiling.predict.links import added, links_of
 from pat_jax.profiling.predict.model_sizes import active_weights
@@ -94,6 +95,9 @@ class UpdateTimes:
                 return self.links.all_gather_s(one.group, one.num_bytes)
             case "reduce-scatter":
                 return self.links.all_gather_s(one.group, one.num_bytes * one.group)
+            case "ragged-all-to-all":
+                share = LINK_SHARE[self.composer.kernels.chip.platform]
+                return one.num_bytes / (share * self.links.exchange_bytes_s(one.group))
         return one.num_bytes / self.links.exchange_bytes_s(one.group)
 
     def _moved_s(self, num_bytes: float) -> float:

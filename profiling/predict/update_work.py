@@ -2,8 +2,8 @@
 
 Knows shapes of models and rows. Does not know how long anything takes (`update_times.py`), nor what
 a compiler makes of it. In the layout that a run trains in, without tensor parallelism: rows over
-`dp` devices, parameters over `fsdp` of them. All experts of a layer are gathered, and a
-token is multiplied with the few that compute it.
+`dp` devices, parameters over `fsdp` of them. All experts of a layer are gathered, or tokens are
+sent to them, and a token is multiplied with the few that compute it.
 
 Attention is counted over the pairs that a causal mask within each sequence leaves, n (n + 1) / 2
 for n tokens. It takes 2 products forward and 7 backward. Its kernels compute scores and their
@@ -22,6 +22,7 @@ from pat_jax.profiling.predict.kernel_model import BYTES
 from pat_jax.profiling.predict.model_sizes import (
     active_weights,
     expert_passes,
+    expert_weights,
     last_weights,
     num_dense,
     num_weights,
@@ -39,6 +40,9 @@ LOGIT_PASSES, BACKWARD_LOGIT_PASSES = 2, 6
 # Bytes of each weight of the head that are moved for each chunk of tokens whose logits exist at a time:
 # rounding it (read 4, write 2), and adding its gradient up besides (the same, read 6 and write 4).
 HEAD_BYTES, HEAD_GRADIENT_BYTES = 6, 16
+# Times that a token's row travels for each of its experts: to it and back; in the backward pass the row
+# and its result's gradient there, and the row's gradient back (`layout/exchange.py`).
+SENT, SENT_BACKWARD = 2, 3
 # What is computed anew in the backward pass, by what that keeps of a layer: attention; products with weights;
 # the rest, for which weights are gathered again.
 KEEP_LEAST, KEEP_NO_PRODUCT = ("full",), ("full", "attention")
@@ -48,7 +52,7 @@ KEEP_LESS = (*KEEP_NO_PRODUCT, "dots")
 class Collective(NamedTuple):
     """Equal ones of a program."""
 
-    kind: str  # all-reduce, all-gather, all-to-all, reduce-scatter, collective-permute …
+    kind: str  # all-reduce, all-gather, all-to-all, ragged-all-to-all, reduce-scatter, collective-permute …
     num_bytes: float  # of its result, on one device
     group: int  # devices that take part together; of a permutation, the pairs that talk
     depth: int = 0  # of the loops around it; those of a decode step are 2
@@ -66,6 +70,7 @@ class Collective(NamedTuple):
             return float(self.count * self.num_bytes * per_host)
         members = self.group / self.hosts  # of a group, on a host
         times = {"all-reduce": 2.0, "reduce-scatter": self.group, "all-to-all": members}
+        times["ragged-all-to-all"] = members
         sent = times.get(self.kind, 1.0) * self.num_bytes * (1 - 1 / self.hosts)
         return self.count * sent * per_host / members
 
@@ -108,6 +113,9 @@ class UpdateWork:
     # Tokens of a device whose logits exist at a time, where the head is moved for each such chunk, as by a
     # GPU's programs; 0: where it is not.
     logit_tokens: int = 0
+    # Tokens of a device up to which they are sent to their experts, and over how many devices those are.
+    exchanged_tokens: int = 0
+    ep: int = 1
 
     def scores(self, rows: Rows) -> Work:
         """Forward alone: log-probabilities."""
@@ -115,7 +123,7 @@ class UpdateWork:
         return Work(
             forward.flops + head + 2 * rows.tokens * (self.adapter_weights or 0),
             forward.num_bytes + LOGIT_PASSES * logits + self._head_bytes(rows, HEAD_BYTES),
-            tuple(self._gathers(rows, 1)),
+            (*self._gathers(rows, 1), *self._exchanges(rows, SENT)),
             *self._attention(rows, FORWARD_PRODUCTS, 1),
         )
 
@@ -139,7 +147,11 @@ class UpdateWork:
             + (LOGIT_PASSES + BACKWARD_LOGIT_PASSES) * logits
             + self._head_bytes(rows, HEAD_GRADIENT_BYTES if adapters is None else 2 * HEAD_BYTES)
             + 3 * FLOAT32 * trained / self.fsdp,  # added to those of the micro-batches before
-            (*self._gathers(rows, seen), *self._sums(rows)),
+            (
+                *self._gathers(rows, seen),
+                *self._exchanges(rows, SENT + SENT_BACKWARD),
+                *self._sums(rows),
+            ),
             *self._attention(rows, FORWARD_PRODUCTS * attended + BACKWARD_PRODUCTS, attended + 2),
         )
 
@@ -178,16 +190,24 @@ class UpdateWork:
         """Weights brought together, layers as often as they are computed; of the embedding the rows that
         are looked up change places instead."""
         if self.fsdp > 1:
-            yield Collective("all-gather", self._layer_bytes, self.fsdp, count=count)
+            yield Collective("all-gather", self._layer_bytes(rows), self.fsdp, count=count)
             yield Collective("all-gather", float(self.itemsize * self._head), self.fsdp)
             yield self._lookup(rows)
+
+    def _exchanges(self, rows: Rows, times: int) -> Iterator[Collective]:
+        """Tokens to and from the devices of their experts, one for each expert of a token."""
+        if self.model.experts is not None and rows.tokens <= self.exchanged_tokens:
+            numbers = rows.tokens * self.model.experts.num_experts_per_tok * self.model.expert_embed_dim
+            count = times * len(self.model.sparse_layers)
+            num_bytes = float(self.itemsize * numbers)
+            yield Collective("ragged-all-to-all", num_bytes, self.ep, count=count)
 
     def _sums(self, rows: Rows) -> Iterator[Collective]:
         """Gradients over the devices: those of layers end where their weights are, the head's everywhere."""
         if self.adapter_weights is not None:
             yield Collective("all-reduce", float(FLOAT32 * self.adapter_weights), self.dp)
             return
-        shard = self._layer_bytes / self.fsdp
+        shard = self._layer_bytes(rows) / self.fsdp
         if self.fsdp > 1:
             yield Collective("reduce-scatter", shard, self.fsdp)
             yield self._lookup(rows)
@@ -196,10 +216,13 @@ class UpdateWork:
         if self.dp > 1:
             yield Collective("all-reduce", float(FLOAT32 * self._head), self.dp)
 
-    @property
-    def _layer_bytes(self) -> float:
-        """Of the weights of all layers, as they are multiplied with."""
-        return float(self.itemsize * stored_weights(self.model))
+    def _layer_bytes(self, rows: Rows) -> float:
+        """Of the weights of all layers that are brought together, as they are multiplied with."""
+        gathered, of_experts = stored_weights(self.model), expert_weights(self.model)
+        if rows.tokens <= self.exchanged_tokens:
+            # A device needs its own experts alone, of which others have parts where there are more of them.
+            gathered -= of_experts - (of_experts // self.ep if self.dp > self.ep else 0)
+        return float(self.itemsize * gathered)
 
     def _lookup(self, rows: Rows) -> Collective:
         num_bytes = float(FLOAT32 * rows.tokens * self.model.embed_dim)

@@ -230,6 +230,40 @@ def test_what_brings_tokens_back_is_the_last_product_of_experts_that_see_less_of
     assert gradients.flops == 4 * forward.flops - 2 * 10 * 48 * 512 * 2048
 
 
+def test_a_divided_width_shares_what_one_row_reads():
+    """Of 8 picks over 8 devices the fullest reads 2.6 experts; over four pairs 3.3 halves. What is sent
+    is the same."""
+    composer = composer_of("v5e:2x4")
+    whole, halves = (replace(composer, expert_ways=8 // w, expert_width=w) for w in (1, 2))
+    read = [most_active(128 // n, n, 8 / 128) for n in (8, 4)]
+    assert read == pytest.approx([2.6, 3.5], abs=0.2)
+    shares = halves.experts_ms(1, Split(1, 8)) / whole.experts_ms(1, Split(1, 8))
+    assert shares == pytest.approx(read[1] / 2 / read[0], rel=0.05)
+    for split in SPLITS:
+        assert whole.expert_split(split) == halves.expert_split(split) == split
+        links = [x.layer_links_ms(16, split, is_sparse=True) for x in (whole, halves)]
+        assert links[0] == links[1]
+
+
+def test_work_of_an_update_that_sends_tokens_to_their_experts():
+    """A token's row goes to two experts and comes back; backward its gradient goes along."""
+    model = replace(MIXED, num_layers=2, embed_dim=8, num_heads=4, num_kv_heads=2, head_dim=4)
+    model = replace(model, experts=ExpertsConfig(4, 2, 6), vocab_size=64)
+    together = UpdateWork(model, dp=4, fsdp=4)
+    sent = replace(together, exchanged_tokens=10, ep=4)
+    rows, more = Rows(10, 33.0), Rows(11, 33.0)
+    assert sent.scores(more) == together.scores(more)
+    layers = Collective("all-gather", 2 * 2 * (8 * (16 + 2 * 8 + 16) + 4 * 8), 4)
+    there = Collective("ragged-all-to-all", 2 * 10 * 2 * 8, 4, count=2 * 2)
+    forward, gradients = sent.scores(rows), sent.gradients(rows)
+    assert (forward.sent[0], forward.sent[-1]) == (layers, there)
+    assert there._replace(count=2 * 5) in gradients.sent
+    assert Collective("reduce-scatter", layers.num_bytes / 4, 4) in gradients.sent
+    assert gradients.flops == together.gradients(rows).flops
+    copied = replace(sent, dp=8, fsdp=8).scores(rows).sent[0]  # two devices have parts of the same
+    assert copied.num_bytes == layers.num_bytes + 2 * 2 * 3 * 8 * 6
+
+
 @needs_data
 @pytest.mark.parametrize("model", [SMALL, LARGE], ids=["30b", "235b"])
 def test_a_layer_of_experts_is_near_measured_ones(model):

@@ -111,18 +111,24 @@ def assert_same(got: Params, wanted: Params, bound: float) -> None:
 
 
 SCANNED = [
-    pytest.param(name, True, marks=[] if name == "dp4tp2" else pytest.mark.slow) for name in CHAIN
+    pytest.param(name, {"scan_layers": True}, marks=[] if name == "dp4tp2" else pytest.mark.slow)
+    for name in CHAIN
 ]
 
 
-@pytest.mark.parametrize(("name", "scan_layers"), [*((name, False) for name in CHAIN), *SCANNED])
-def test_gradients_are_those_of_a_single_device(name: str, scan_layers: bool):
+EXCHANGED = [(name, {"experts": "exchanged"}) for name in ("dp8tp1", "dp4tp2", "dp2tp4")]
+
+
+@pytest.mark.parametrize(
+    ("name", "how"), [*((name, {}) for name in CHAIN), *SCANNED, *EXCHANGED], ids=str
+)
+def test_gradients_are_those_of_a_single_device(name: str, how: dict[str, Any]):
     """Of experts too, whose shards are the same in all layouts, and of routers."""
     assert [*CHAIN] == ["dp8tp1", "dp4tp2", "dp2tp4", "dp1tp8"]
     wanted, wanted_sums = of_one_device()
     micro = made_up()
     assert micro.routes is not None and (micro.routes >= 0).any(axis=(2, 3)).sum() > 60
-    grads, sums = gradients(CHAIN[name], micro, remat="full", scan_layers=scan_layers)
+    grads, sums = gradients(CHAIN[name], micro, remat="full", **how)
     assert_same(grads, wanted, bound=1e-5)
     for key, value in wanted_sums.items():
         assert sums[key] == pytest.approx(value, rel=1e-5, abs=1e-6), key
@@ -189,8 +195,12 @@ def test_padding_reads_no_expert_and_changes_no_gradient():
 
     params = jax.tree.map(spoilt, weights())
     assert sum(np.isnan(x).any() for x in jax.tree.leaves(params)) == 3 * LAYERS
-    for layout, micro in ((SINGLE, short), (CHAIN["dp4tp2"], long)):
-        grads, sums = gradients(layout, micro, params)
+    for layout, micro, experts in (
+        (SINGLE, short, "gathered"),
+        (CHAIN["dp4tp2"], long, "gathered"),
+        (CHAIN["dp8tp1"], long, "exchanged"),
+    ):
+        grads, sums = gradients(layout, micro, params, experts=experts)
         assert all(np.isfinite(x).all() for x in jax.tree.leaves((grads, sums)))
         for one, other in zip(jax.tree.leaves(grads), jax.tree.leaves(wanted), strict=True):
             np.testing.assert_allclose(one, other, rtol=0, atol=1e-5 * np.abs(other).max())

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pat_jax.config.run import RunConfig
 from pat_jax.engine.sizing.memory_words import describe_memory
 from pat_jax.layout.division import padding_of_heads
+from pat_jax.layout.exchange import form_of_update
 from pat_jax.planning.types import Split
 from pat_jax.run.logging.banner import opening
 from pat_jax.run.logging.progress import Progress
@@ -74,6 +75,10 @@ def compile_update(
     """Every program of the trainer; `by_need` only the largest of the passes over micro-batches.
     Returns what the largest takes of a device, in words. Raises UserError where the update does not
     fit a device, which has `limit` bytes."""
+    for rows, length in trainer.largest:
+        layout, tokens = trainer.layout, rows * length // trainer.layout.split.dp
+        if form := form_of_update(config.experts, trainer.policy.config.experts, layout, tokens):
+            log.info("%s", form)
     trainer.compile(_show("training", progress), by_need=by_need)
     return check_update(update_stages(trainer), limit, config)
 

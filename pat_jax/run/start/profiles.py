@@ -9,6 +9,7 @@ import jax
 
 from pat_jax.common.devices import KEPT_DIR, PROFILE_DIR, Device
 from pat_jax.common.hosts.together import process_group
+from pat_jax.config.rollout import RolloutConfig
 from pat_jax.config.run import RunConfig
 from pat_jax.models.config import ModelConfig
 from pat_jax.planning.latency.profile import Profile, ProfileError, Subject, load_profile
@@ -17,12 +18,14 @@ log = logging.getLogger(__name__)
 
 
 def profile_subject(config: RunConfig, model: ModelConfig, devices: Sequence[Device]) -> Subject:
+    split = {name: getattr(config.rollout, name) for name in ("expert_parallel", "expert_width")}
+    others = {name: ways for name, ways in split.items() if ways != getattr(RolloutConfig, name)}
     return Subject(
         backend=devices[0].platform,
         device_kind=devices[0].device_kind,
         num_devices=len(devices),
         # Padding of heads takes less than what a profile is corrected by, and a pinned layout has none.
-        model={k: v for k, v in asdict(model).items() if k != "query_multiple"},
+        model={k: v for k, v in asdict(model).items() if k != "query_multiple"} | others,
         dtype=config.compute_dtype,
         weights=config.rollout.weights,
         jax=jax.__version__,

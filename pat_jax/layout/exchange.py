@@ -1,0 +1,288 @@
+"""Rows sent to the devices of their experts, and what those make of them sent back.
+
+For a trainer, inside `shard_map`. A row travels once for each of its experts, and comes back
+multiplied by that expert's weight. Nothing is dropped: a device receives twice the mean at most in
+a round, and all devices take as many rounds as the fullest one needs.
+"""
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from pat_jax.layout.layout import Layout
+from pat_jax.models.config import ExpertsConfig
+from pat_jax.models.experts import NO_EXPERT
+from pat_jax.models.partition import ByExpert, Rows
+
+# Share of the links' rate that a ragged exchange is taken to reach. Of a TPU it is assumed; one
+# measurement on eight B200 had 2 % (https://github.com/openxla/xla/issues/33386). XLA has none for CPUs,
+# where every device is sent everything.
+LINK_SHARE: Mapping[str, float] = {"tpu": 1.0, "gpu": 0.02, "cuda": 0.02, "cpu": 0.0}
+WEIGHTS, WAYS = 3, 2  # matrices of an expert; there and back
+
+
+def most_exchanged(option: str, experts: ExpertsConfig | None, layout: Layout) -> int:
+    """Tokens of a replica in a micro-batch up to which an update sends them to their experts; with
+    more the weights are brought together.
+
+    Both are counted in numbers of a layer that a device receives. The model's width is a factor of
+    both, and so are the devices.
+
+    Args:
+      option: `--experts`.
+    """
+    if option == "gathered" or experts is None or not layout.ep_dp_axes:
+        return 0
+    if option == "exchanged":
+        return sys.maxsize
+    weights = WEIGHTS * experts.num_experts * experts.expert_dim
+    return int(LINK_SHARE[layout.platform] * weights / (WAYS * experts.num_experts_per_tok))
+
+
+def round_rows(tokens: int, per_token: int, num_experts: int, layout: Layout) -> int:
+    """Rows that a device has room for in a round: twice the mean, or as many as there can be.
+
+    Args:
+      tokens: of a replica.
+      num_experts: of all devices.
+    """
+    devices, parts = layout.size(layout.ep_dp_axes), layout.size(layout.ep_tp_axes)
+    mean = -(-tokens * per_token // parts)
+    most = devices * tokens * min(per_token, num_experts // (devices * parts))
+    return min(2 * mean, most)
+
+
+def buffer_rows(tokens: int, experts: ExpertsConfig, layout: Layout) -> int:
+    """Rows of a layer's input, gradients and gradients of results that a device has at once in the
+    backward pass, of its own and of a round.
+
+    Args:
+      tokens: of a replica.
+    """
+    own = tokens * experts.num_experts_per_tok
+    in_round = round_rows(tokens, experts.num_experts_per_tok, experts.num_experts, layout)
+    return 3 * (own + in_round)
+
+
+def form_of_update(option: str, experts: ExpertsConfig | None, layout: Layout, tokens: int) -> str:
+    """A sentence about how tokens and experts meet; empty where no replicas have different ones.
+
+    Args:
+      option: `--experts`.
+      tokens: of a replica in the largest micro-batch.
+    """
+    if experts is None or not layout.ep_dp_axes:
+        return ""
+    most = most_exchanged(option, experts, layout)
+    form = "tokens are sent to them" if tokens <= most else "their weights are brought together"
+    bound = f", which sends up to {most:,}" if option == "auto" else ""
+    return f"experts in the update: {form}, for {tokens:,} tokens of a replica (--experts {option}{bound})"
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """Among devices along some mesh axes, each of which has other experts."""
+
+    axes: tuple[str, ...]
+    everywhere: tuple[str, ...]  # all axes of the mesh
+    num_devices: int  # along `axes`
+    size: int  # rows that a device receives in a round at most
+    is_ragged: bool  # else every device is sent everything, and takes what is its own
+
+    @classmethod
+    def of(cls, layout: Layout, chosen: tuple[int, int, int], num_experts: int) -> "Exchange":
+        """
+        Args:
+          chosen: rows and length of a replica, and the experts of each token.
+          num_experts: of the devices that exchange.
+        """
+        rows, length, per_token = chosen
+        num_experts *= layout.size(layout.ep_tp_axes)
+        return cls(
+            layout.ep_dp_axes,
+            layout.mesh.axis_names,
+            layout.size(layout.ep_dp_axes),
+            round_rows(rows * length, per_token, num_experts, layout),
+            is_ragged=layout.platform != "cpu",
+        )
+
+
+class Moves(NamedTuple):
+    """Neighbouring rows that each device has for each: how many, and the first of them in the
+    array that is sent and in the one that receives."""
+
+    size: Int[Array, "source target"]
+    read: Int[Array, "source target"]
+    write: Int[Array, "source target"]
+
+    @property
+    def reversed(self) -> "Moves":
+        return Moves(self.size.T, self.write.T, self.read.T)
+
+
+class Plan(NamedTuple):
+    """Which of a device's choices of an expert go where."""
+
+    order: Int[Array, " choices"]  # by expert; those of experts elsewhere come last
+    slot: Int[Array, "rows k"]  # places in that order; rows · k: an expert elsewhere
+    counts: Int[Array, "source target here"]  # rows of each device for each expert
+    rounds: Int[Array, ""]
+
+
+def _planned(exchange: Exchange, chosen: Int[Array, "rows k"], num_here: int) -> Plan:
+    num_experts = exchange.num_devices * num_here
+    is_sent = (chosen >= 0) & (chosen < num_experts)
+    expert = jnp.where(is_sent, chosen, num_experts).reshape(-1)
+    order = jnp.argsort(expert, stable=True)
+    places = jnp.zeros_like(order).at[order].set(jnp.arange(chosen.size, dtype=order.dtype))
+    own = jnp.bincount(expert, length=num_experts + 1)[:-1].reshape(-1, num_here)
+    counts = jax.lax.all_gather(own, exchange.axes)
+    rounds = -(-jnp.max(jnp.sum(counts, axis=(0, 2))) // exchange.size)
+    return Plan(
+        order,
+        jnp.where(is_sent, places.reshape(chosen.shape), chosen.size),
+        counts,
+        # A collective waits for all devices, those of other groups included.
+        jax.lax.pmax(rounds, exchange.everywhere),
+    )
+
+
+def _moves(counts: Int[Array, "source target here"], first: Array, size: int) -> Moves:
+    """Of the round in which a device receives those with the numbers `first` … `first` + `size`."""
+    of_pair = jnp.sum(counts, axis=2)
+    at_source = jnp.cumsum(of_pair, axis=1) - of_pair
+    at_target = jnp.cumsum(of_pair, axis=0) - of_pair  # all rounds' one behind the other
+    begin = jnp.clip(at_target - first, 0, size)
+    moved = jnp.clip(at_target + of_pair - first, 0, size) - begin
+    read = at_source + begin + first - at_target
+    return Moves(moved, *(jnp.where(moved > 0, at, 0) for at in (read, begin)))
+
+
+def _send(exchange: Exchange, moves: Moves, rows: Array, into: Array) -> Array:
+    """`into`, with the rows that come over those that were there."""
+    here, axes = jax.lax.axis_index(exchange.axes), exchange.axes
+    came = moves.size[:, here]
+    # A TPU's ragged exchange makes 256 bytes of a single number: all devices' together are fewer.
+    if exchange.is_ragged and rows.ndim > 1:
+        sent = moves.read[here], moves.size[here], moves.write[here]
+        return jax.lax.ragged_all_to_all(rows, into, *sent, came, axis_name=axes)
+    place = jnp.arange(len(into))[None] - moves.write[:, here, None]
+    is_of = (place >= 0) & (place < came[:, None])
+    source = jnp.argmax(is_of, axis=0)
+    read = moves.read[source, here] + jnp.take_along_axis(place, source[None], axis=0)[0]
+    every = jax.lax.all_gather(rows, axes)
+    is_new = is_of.any(axis=0).reshape(-1, *[1] * (into.ndim - 1))
+    return jnp.where(is_new, every[source, read], into)
+
+
+def _experts_of(plan: Plan, first: Array, exchange: Exchange) -> Int[Array, " size"]:
+    """Those of the rows that come in a round, by their number here."""
+    here, number = jax.lax.axis_index(exchange.axes), first + jnp.arange(exchange.size)
+    ends = jnp.cumsum(plan.counts[:, here].reshape(-1))
+    expert = jnp.searchsorted(ends, number, side="right") % plan.counts.shape[2]
+    return jnp.where(number < ends[-1], expert, NO_EXPERT)
+
+
+def _of_round(
+    compute: ByExpert,
+    chosen: Int[Array, " size"],
+    x: Float[Array, "size embed"],
+    weights: Float[Array, " size"],
+    experts: Any,
+) -> Float[Array, "size embed"]:
+    rows = Rows(x[:, None], chosen[:, None, None], weights[:, None, None])
+    return compute(rows, experts, 0)[:, 0]
+
+
+def _begin(exchange: Exchange, rows: Rows, experts: Any) -> tuple[Plan, Any, Any]:
+    """The plan; what puts [rows, length, embed] into the order of being sent, [choices, embed]; what
+    makes [rows, length, k, embed] of what came back in that order."""
+    k = rows.chosen.shape[-1]
+    plan = _planned(exchange, rows.chosen.reshape(-1, k), len(jax.tree.leaves(experts)[0]))
+
+    def ordered(x: Float[Array, "rows length embed"]) -> Float[Array, "choices embed"]:
+        return x.reshape(-1, x.shape[-1])[plan.order // k]
+
+    def returned(back: Array) -> Array:
+        each = jnp.take(back, plan.slot, axis=0, mode="fill", fill_value=0)
+        return each.reshape(*rows.chosen.shape, *back.shape[1:])
+
+    return plan, ordered, returned
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def exchanged(
+    compute: ByExpert, exchange: Exchange, rows: Rows, experts: Any
+) -> Float[Array, "rows length embed"]:
+    """What all devices' experts add to the rows of this one.
+
+    The number of rounds is known to the devices alone, and JAX does not differentiate such loops:
+    the rule below does. It keeps what it is given, sends rows and gradients, and computes anew.
+
+    Args:
+      compute: what some experts, from number 0 on, add to rows, with rows' width.
+      rows: their experts by number along the axes; any other number: none of these.
+      experts: the weights of those of this device.
+    """
+    plan, ordered, returned = _begin(exchange, rows, experts)
+    x, weights = ordered(rows.x), rows.weights.reshape(-1)[plan.order]
+
+    def one_round(i: Array, back: Array) -> Array:
+        first = i * exchange.size
+        moves = _moves(plan.counts, first, exchange.size)
+        rows_came, of_rows = (
+            _send(exchange, moves, each, _room(exchange, each)) for each in (x, weights)
+        )
+        chosen = _experts_of(plan, first, exchange)
+        added = _of_round(compute, chosen, rows_came, of_rows, experts)
+        return _send(exchange, moves.reversed, added, back)
+
+    back = jax.lax.fori_loop(0, plan.rounds, one_round, jnp.zeros_like(x))
+    return jnp.sum(returned(back), axis=2)
+
+
+def _forward(
+    compute: ByExpert, exchange: Exchange, rows: Rows, experts: Any
+) -> tuple[Array, tuple[Rows, Any]]:
+    return exchanged(compute, exchange, rows, experts), (rows, experts)
+
+
+def _backward(
+    compute: ByExpert, exchange: Exchange, kept: tuple[Rows, Any], grad: Array
+) -> tuple[Rows, Any]:
+    rows, experts = kept
+    plan, ordered, returned = _begin(exchange, rows, experts)
+    sent = ordered(rows.x), rows.weights.reshape(-1)[plan.order], ordered(grad)
+
+    def one_round(i: Array, sums: tuple[Array, Array, Any]) -> tuple[Array, Array, Any]:
+        back_x, back_weights, total = sums
+        first = i * exchange.size
+        moves = _moves(plan.counts, first, exchange.size)
+        x, weights, of_results = (
+            _send(exchange, moves, each, _room(exchange, each)) for each in sent
+        )
+        run = partial(_of_round, compute, _experts_of(plan, first, exchange))
+        to_x, to_weights, to_experts = jax.vjp(run, x, weights, experts)[1](of_results)
+        return (
+            _send(exchange, moves.reversed, to_x, back_x),
+            _send(exchange, moves.reversed, to_weights, back_weights),
+            jax.tree.map(jnp.add, total, to_experts),
+        )
+
+    zeros: Any = jax.tree.map(jnp.zeros_like, (*sent[:2], experts))
+    back_x, back_weights, to_experts = jax.lax.fori_loop(0, plan.rounds, one_round, zeros)
+    to_x = jnp.sum(returned(back_x), axis=2)
+    return Rows(to_x, None, returned(back_weights)), to_experts
+
+
+def _room(exchange: Exchange, rows: Array) -> Array:
+    return jnp.zeros((exchange.size, *rows.shape[1:]), rows.dtype)
+
+
+exchanged.defvjp(_forward, _backward)
