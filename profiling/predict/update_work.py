@@ -197,7 +197,9 @@ class UpdateWork:
     def _exchanges(self, rows: Rows, times: int) -> Iterator[Collective]:
         """Tokens to and from the devices of their experts, one for each expert of a token."""
         if self.model.experts is not None and rows.tokens <= self.exchanged_tokens:
-            numbers = rows.tokens * self.model.experts.num_experts_per_tok * self.model.expert_embed_dim
+            numbers = (
+                rows.tokens * self.model.experts.num_experts_per_tok * self.model.expert_embed_dim
+            )
             count = times * len(self.model.sparse_layers)
             num_bytes = float(self.itemsize * numbers)
             yield Collective("ragged-all-to-all", num_bytes, self.ep, count=count)
