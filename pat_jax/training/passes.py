@@ -46,7 +46,7 @@ def model_functions(
       router_replay: tokens are computed by the experts that are recorded of them, where any are.
       experts: `--experts`.
     """
-    most = most_exchanged(experts, policy.config.experts, layout)
+    most = most_exchanged(experts, policy.config.experts, layout, layout.platform)
 
     def forward(
         params: Params, tokens: Array, positions: Array, routes: Array | None
