@@ -138,8 +138,11 @@ def _backward(compute: Callable, kept: tuple, grad: Array) -> tuple:
         )
         return to_experts, jax.lax.dynamic_update_index_in_dim(to_rows, to_tile, i, 0)
 
-    zeros = jax.tree.map(jnp.zeros_like, experts), jnp.zeros_like(rows)
-    to_experts, to_rows = jax.lax.fori_loop(0, count, one_tile, zeros)
+    # An expert has as many terms as tiles: of bfloat16 weights they are added up in float32.
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), experts)
+    sums = jax.lax.fori_loop(0, count, one_tile, (zeros, jnp.zeros_like(rows)))
+    to_experts, to_rows = sums
+    to_experts = jax.tree.map(lambda total, x: total.astype(x.dtype), to_experts, experts)
     return to_experts, to_rows, None, None
 
 

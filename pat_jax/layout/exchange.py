@@ -27,7 +27,9 @@ LINK_SHARE: Mapping[str, float] = {"tpu": 1.0, "gpu": 0.02, "cuda": 0.02, "cpu":
 WEIGHTS, WAYS = 3, 2  # matrices of an expert; there and back
 
 
-def most_exchanged(option: str, experts: ExpertsConfig | None, layout: Layout) -> int:
+def most_exchanged(
+    option: str, experts: ExpertsConfig | None, layout: Layout, platform: str
+) -> int:
     """Tokens of a replica in a micro-batch up to which an update sends them to their experts; with
     more the weights are brought together.
 
@@ -36,13 +38,14 @@ def most_exchanged(option: str, experts: ExpertsConfig | None, layout: Layout) -
 
     Args:
       option: `--experts`.
+      platform: of the devices, which the layout may have on paper alone.
     """
     if option == "gathered" or experts is None or not layout.ep_dp_axes:
         return 0
     if option == "exchanged":
         return sys.maxsize
     weights = WEIGHTS * experts.num_experts * experts.expert_dim
-    return int(LINK_SHARE[layout.platform] * weights / (WAYS * experts.num_experts_per_tok))
+    return int(LINK_SHARE[platform] * weights / (WAYS * experts.num_experts_per_tok))
 
 
 def round_rows(tokens: int, per_token: int, num_experts: int, layout: Layout) -> int:
@@ -70,16 +73,18 @@ def buffer_rows(tokens: int, experts: ExpertsConfig, layout: Layout) -> int:
     return 3 * (own + in_round)
 
 
-def form_of_update(option: str, experts: ExpertsConfig | None, layout: Layout, tokens: int) -> str:
+def form_of_update(
+    option: str, experts: ExpertsConfig | None, layout: Layout, platform: str, tokens: int
+) -> str:
     """A sentence about how tokens and experts meet; empty where no replicas have different ones.
 
     Args:
-      option: `--experts`.
+      option, platform: as of `most_exchanged`.
       tokens: of a replica in the largest micro-batch.
     """
     if experts is None or not layout.ep_dp_axes:
         return ""
-    most = most_exchanged(option, experts, layout)
+    most = most_exchanged(option, experts, layout, platform)
     form = "tokens are sent to them" if tokens <= most else "their weights are brought together"
     bound = f", which sends up to {most:,}" if option == "auto" else ""
     return f"experts in the update: {form}, for {tokens:,} tokens of a replica (--experts {option}{bound})"

@@ -41,8 +41,8 @@ class ManualPartition(Partition):
         return x
 
     def by_expert(self, compute: ByExpert, rows: Rows, experts: Any) -> Array:
-        """A gather of the rows of all replicas whose experts differ, or have other parts of them, and
-        a scatter of the sums."""
+        """A gather of the rows of all replicas whose experts, or parts of them, differ, and a
+        scatter of the sums."""
         layout = self.layout
         over = *layout.ep_axes, *layout.ep_width_axes
         over_dp = tuple(axis for axis in over if axis in layout.dp_axes)
@@ -86,30 +86,33 @@ class AutoPartition(Whole):
         )(*arrays)
 
     def by_expert(self, compute: ByExpert, rows: Rows, experts: Any) -> Array:
-        """Of the experts each device of a replica computes a part. Over data parallelism a layer's
+        """Each device of a replica computes a part of the experts. Over data parallelism a layer's
         weights are brought together, or rows are sent to the replicas of their experts."""
-        layout, over_tp = self.layout, self.layout.ep_tp_axes
-        sends_rows = self.exchanges and layout.ep_dp_axes != ()
+        layout, over_dp, over_tp = self.layout, self.layout.ep_dp_axes, self.layout.ep_tp_axes
+        sends_rows = self.exchanges and over_dp != ()
 
         def of_shard(rows: Rows, experts: Any) -> Array:
-            num_experts = len(jax.tree.leaves(experts)[0])  # of this device's part
-            if sends_rows:
-                num_experts *= layout.size(layout.ep_dp_axes)
+            # Of this device's part of a replica.
+            num_experts = len(jax.tree.leaves(experts)[0]) * layout.size(over_dp)
             first = num_experts * (jax.lax.axis_index(over_tp) if over_tp else 0)
             if sends_rows:
                 exchange = Exchange.of(layout, rows.chosen.shape, num_experts)
                 rows = rows._replace(chosen=rows.chosen - first)
                 added: Array = exchanged(compute, exchange, rows, experts)
             else:
+                if over_dp:
+                    # Gathered here, gradients are scattered: a compiler that gathers sums all of them.
+                    experts = jax.lax.all_gather(experts, over_dp, tiled=True)
                 added = compute(rows, experts, first)
             return jax.lax.psum(added, over_tp) if over_tp else added
 
         by_rows = layout.spec("batch", role="train")
-        of_device = "expert" if sends_rows else "expert_of_replica"
+        # Sent as they are multiplied with.
+        experts = jax.tree.map(lambda weight: weight.astype(rows.x.dtype), experts)
         return jax.shard_map(
             of_shard,
             mesh=layout.mesh,
-            in_specs=(by_rows, layout.spec(of_device, role="train")),
+            in_specs=(by_rows, layout.spec("expert", role="train")),
             out_specs=by_rows,
             check_vma=False,
         )(rows, experts)

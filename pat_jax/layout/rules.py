@@ -15,7 +15,6 @@ MeshAxes = Literal[
     "query_axes",
     "fsdp_axes",
     "ep_axes",
-    "ep_tp_axes",
     "ep_width_axes",
     "ep_fsdp_axes",
 ]
@@ -27,7 +26,6 @@ _ROLLOUT: Mapping[str, MeshAxes | None] = {
     "mlp": "tp_axes",
     "expert": "ep_axes",  # the same in every layout: no switch moves an expert
     "expert_dim": "ep_width_axes",
-    "expert_of_replica": "ep_tp_axes",  # where each replica has all of them
     "kv_heads": "kv_axes",
     "queries_per_kv": "query_axes",
     "embed": None,  # not split

@@ -48,7 +48,7 @@ def model_functions(
       experts: `--experts`.
     """
     config = policy.config.experts
-    most = most_exchanged(experts, config, layout)
+    most = most_exchanged(experts, config, layout, layout.platform)
 
     def forward(
         params: Params, tokens: Array, positions: Array, routes: Array | None

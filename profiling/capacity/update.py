@@ -118,8 +118,9 @@ class PlannedUpdate:
             yield "Moments travel at the published rate of the bus to the host, nothing else at the time (assumed)."
         if self.itemsize > BYTES:
             yield "An update's products of float32 numbers are taken at bfloat16's rate, which is too fast."
-        tokens, experts = self._rows(self.shapes[-1]).tokens, self.built.order.model.experts
-        if form := form_of_update(self.run.experts, experts, self.trainer.layout, tokens):
+        experts, tokens = self.built.order.model.experts, self._rows(self.shapes[-1]).tokens
+        layout, platform = self.trainer.layout, self.built.order.target.chip.platform
+        if form := form_of_update(self.run.experts, experts, layout, platform, tokens):
             yield f"{form[0].upper()}{form[1:]}."
         yield "Rewards, packing and what a host takes to launch an update's programs are in no iteration."
 
@@ -143,7 +144,7 @@ class PlannedUpdate:
     @cached_property
     def work(self) -> UpdateWork:
         layout, lora = self.trainer.layout, self.trainer.trained.lora
-        is_gpu = self.built.order.target.chip.platform == "cuda"
+        platform, experts = self.built.order.target.chip.platform, self.built.order.model.experts
         return UpdateWork(
             self.built.order.model,
             layout.split.dp,
@@ -151,8 +152,8 @@ class PlannedUpdate:
             self.run.remat,
             lora.num_weights if lora else None,
             self.itemsize,
-            logit_tokens(self.trainer.policy, layout) if is_gpu else 0,
-            most_exchanged(self.run.experts, self.built.order.model.experts, layout),
+            logit_tokens(self.trainer.policy, layout) if platform == "cuda" else 0,
+            most_exchanged(self.run.experts, experts, layout, platform),
             layout.size(layout.ep_dp_axes),
         )
 

@@ -56,7 +56,6 @@ TREE_AXES = {
     "queries_per_kv": "b",
     "vocab": ("a", "b"),  # 32 rows a shard: one is padded in part, two are padding only
     "expert": ("b", "a"),  # two a shard
-    "expert_dim": "c",
 }
 
 

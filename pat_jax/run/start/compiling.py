@@ -76,8 +76,9 @@ def compile_update(
     Returns what the largest takes of a device, in words. Raises UserError where the update does not
     fit a device, which has `limit` bytes."""
     for rows, length in trainer.largest:
-        layout, tokens = trainer.layout, rows * length // trainer.layout.split.dp
-        if form := form_of_update(config.experts, trainer.policy.config.experts, layout, tokens):
+        layout, experts = trainer.layout, trainer.policy.config.experts
+        of_layout = layout, layout.platform, rows * length // layout.split.dp
+        if form := form_of_update(config.experts, experts, *of_layout):
             log.info("%s", form)
     trainer.compile(_show("training", progress), by_need=by_need)
     return check_update(update_stages(trainer), limit, config)
