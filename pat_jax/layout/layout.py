@@ -49,7 +49,7 @@ class Layout:
     kv_axes: Axes  # the leading run of tp_axes that divides the KV heads
     fsdp_axes: Axes  # the leading run of dp_axes that divides the embedding (trainer only)
     ep_axes: Axes  # the leading run of tp_axes and dp_axes that divides the experts
-    kernels: Kernels  # by whom its devices compute attention
+    kernels: Kernels  # by whom its devices compute attention and experts
 
     @property
     def split(self) -> Split:
