@@ -105,4 +105,5 @@ def _compute(
     num_rows = x.shape[0] * x.shape[1]
     size = tile_size(num_rows, k, num_experts)
     flat = (each.reshape(num_rows, -1) for each in (x, chosen - first, weights))
-    return mlp_by_expert(experts, *flat, size, kernels).reshape(*x.shape[:2], -1)
+    added = mlp_by_expert(experts, *flat, size=size, kernels=kernels)
+    return added.reshape(*x.shape[:2], -1)

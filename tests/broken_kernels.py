@@ -30,7 +30,7 @@ def break_kernels(
         rows = row_attention.KERNELS[platform]
         monkeypatch.setitem(row_attention.KERNELS, platform, change(rows))
     if "experts" in names:
-        experts = expert_mlp.KERNELS[platform]
+        experts: Any = expert_mlp.KERNELS[platform]
         broken = experts._replace(of=change(experts.of))
         monkeypatch.setitem(expert_mlp.KERNELS, platform, broken)
 

@@ -1,17 +1,20 @@
 """The MLPs of experts: by kernels of a platform, or tile by tile in plain operations.
 
-Does not know where a kernel finds a choice. Which way it is `Kernels` says, and the weights' kind:
-a GPU's kernel takes quantized weights as well, and dimensions that are multiples of 16; a TPU's
-takes multiples of 128. None takes adapted weights.
+`Kernels` chooses the way, and so does the kind of the weights. A GPU's kernel takes quantized
+weights as well, and dimensions that are multiples of 16, the rank of adapters among them. A TPU's
+takes multiples of 128, and smaller ones that are multiples of 16. Does not know where a kernel
+finds a choice.
 """
 
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from pat_jax.models.adapted_weight import AdaptedWeight
 from pat_jax.models.kernels.grouped import by_expert
 from pat_jax.models.kernels.grouped_gpu import ChoicesOnGpu
 from pat_jax.models.kernels.grouped_tpu import ChoicesOnTpu
@@ -54,7 +57,8 @@ KERNELS: Mapping[str, ExpertKernels] = {
 
 def takes_weight(kernels: Kernels, weight: Any) -> bool:
     """Whether the platform's kernels can be lowered for a weight, or a shape, of this kind."""
-    return KERNELS[kernels.platform].takes(weight)
+    parts = (weight.weight, weight.a, weight.b) if isinstance(weight, AdaptedWeight) else (weight,)
+    return all(map(KERNELS[kernels.platform].takes, parts))
 
 
 def mlp_by_expert(
@@ -75,11 +79,18 @@ def mlp_by_expert(
     if kernels.experts != PALLAS or not all(takes_weight(kernels, each) for each in experts):
         return by_expert(_mlp, experts, x, chosen, weights, size)
     gate, up, down = experts
-    choices = KERNELS[kernels.platform].of(chosen, gate.shape[0], size)
+    choices = KERNELS[kernels.platform].of(chosen, len(jax.tree.leaves(gate)[0]), size)
     rows = choices.spread(x)
-    inner = swiglu(choices.product(rows, gate), choices.product(rows, up))
-    each = choices.collected(choices.product(inner, down))
+    inner = swiglu(_product(choices, rows, gate), _product(choices, rows, up))
+    each = choices.collected(_product(choices, inner, down))
     return jnp.einsum("rk,rko->ro", weights.astype(each.dtype), each)
+
+
+def _product(choices: Choices, x: Array, weight: Any) -> Array:
+    if not isinstance(weight, AdaptedWeight):
+        return choices.product(x, weight)
+    more = choices.product(choices.product(x, weight.a), weight.b)
+    return choices.product(x, weight.weight) + more
 
 
 def _mlp(expert: tuple[Any, Any, Any], x: Float[Array, "size in"]) -> Float[Array, "size out"]:

@@ -25,7 +25,7 @@ GRADIENT = 128  # inputs and outputs of a program that computes a weight's gradi
 
 
 class Part(NamedTuple):
-    """Of an expert's weights: what one program takes at most."""
+    """How much of an expert's weights one program takes, at most."""
 
     outputs: int
     inputs: int  # at once

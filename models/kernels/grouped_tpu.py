@@ -16,7 +16,7 @@ from jax.experimental.pallas.ops.tpu.megablox.gmm import gmm, tgmm
 from jaxtyping import Array, Float, Int
 
 ROWS = 128  # of a tile at most: with fewer a large expert is read more often
-LEAST_ROWS = 16  # of a register, of bfloat16
+LEAST = 16  # rows of a register, of bfloat16
 LANES = 128  # numbers of a row of a register
 OUTPUTS, INPUTS = 512, 2048  # of a part of the weights at most: both of its buffers fit the memory
 
@@ -50,7 +50,7 @@ class ChoicesOnTpu(NamedTuple):
         if not isinstance(weight, jax.Array | jax.ShapeDtypeStruct):
             return False
         is_float = weight.dtype in (jnp.bfloat16, jnp.float32)
-        return is_float and not any(n % LANES for n in weight.shape[1:])
+        return is_float and not any(n % min(n, LANES) or n % LEAST for n in weight.shape[1:])
 
     def spread(self, x: Float[Array, "rows in"]) -> Float[Array, "places in"]:
         return _spread(x, self.order, self.place)
@@ -67,11 +67,11 @@ class ChoicesOnTpu(NamedTuple):
 
 
 def _tile_rows(num_choices: int) -> int:
-    return min(-(-num_choices // LEAST_ROWS) * LEAST_ROWS, ROWS)
+    return min(-(-num_choices // LEAST) * LEAST, ROWS)
 
 
-# Both are inverses of one another but for sums: their gradients are read, where JAX would add them up
-# place by place.
+# The gradient of each is the other, with sums over a row's choices: it is gathered, where JAX would add
+# it up place by place.
 @jax.custom_vjp
 def _spread(x: Array, order: Array, place: Array) -> Array:
     return jnp.take(x, order // place.shape[1], axis=0, mode="fill", fill_value=0)
@@ -132,6 +132,8 @@ def _where_it_is(weight: Array, interpret: bool) -> Array:
 
 
 def _part(dimension: int, most: int) -> int:
-    """The largest number of whole registers that divides it, `most` at most."""
+    """The largest number of whole registers that divides it, `most` at most; less than one whole."""
+    if dimension < LANES:
+        return dimension
     whole = dimension // LANES
     return LANES * max(n for n in range(1, most // LANES + 1) if whole % n == 0)

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from pat_jax.models.adapted_weight import AdaptedWeight
-from pat_jax.models.kernels.expert_mlp import KERNELS, mlp_by_expert
+from pat_jax.models.kernels.expert_mlp import KERNELS, mlp_by_expert, takes_weight
 from pat_jax.models.kernels.grouped import tile_size
 from pat_jax.models.kernels.grouped_tpu import ChoicesOnTpu
 from pat_jax.models.kernels.kernel_choice import ANYWHERE, Kernels
@@ -126,16 +126,30 @@ def test_quantized_experts_are_multiplied_and_scaled(weights: Any):
     np.testing.assert_allclose(got, wanted, rtol=0, atol=1e-5 * np.abs(wanted).max())
 
 
-def test_weights_that_no_kernel_takes_are_multiplied_by_plain_operations():
-    """Of dimensions that a GPU's or a TPU's kernel does not divide, and adapted ones."""
-    x, chosen, shares, experts, _ = rows_of(3, 24, 32)
-    adapted = tuple(
-        AdaptedWeight(w, jnp.ones((EXPERTS, 4, w.shape[2])), jnp.ones((EXPERTS, w.shape[1], 4)))
-        for w in rows_of(3, 32, 48).experts
+@pytest.mark.parametrize("platform", ["cpu", "tpu"])
+def test_adapters_of_experts_are_multiplied_beside_their_weights(platform: str):
+    x, chosen, shares, experts, _ = rows_of(3, 128, 128)
+    adapted: Any = tuple(
+        AdaptedWeight(w, jnp.flip(w[:, :16]), jnp.flip(w[:, :, :16]) / 16) for w in experts
     )
-    for platform in ("gpu", "tpu"):
-        takes = KERNELS[platform].takes
-        assert not any(map(takes, experts)) and not any(map(takes, adapted))
+    compute = jax.jit(mlp_by_expert, static_argnums=(4, 5))
+    merged = tuple(w.weight + jnp.einsum("eor,eri->eoi", w.b, w.a) for w in adapted)
+    wanted = np.asarray(compute(merged, x, chosen, shares, 1, ANYWHERE))
+    got = compute(adapted, x, chosen, shares, 1, ON[platform])
+    np.testing.assert_allclose(got, wanted, rtol=0, atol=3e-5 * np.abs(wanted).max())
+
+
+def test_weights_that_no_kernel_takes_are_multiplied_by_plain_operations():
+    """Of dimensions that a GPU's or a TPU's kernel does not divide, and ranks of adapters."""
+    x, chosen, shares, experts, _ = rows_of(3, 24, 32)
+    rank = jax.ShapeDtypeStruct((EXPERTS, 8, 128), jnp.float32)
+    behind = jax.ShapeDtypeStruct((EXPERTS, 128, 8), jnp.float32)
+    whole = jax.ShapeDtypeStruct((EXPERTS, 128, 128), jnp.float32)
+    for kernels in ON.values():
+        assert takes_weight(kernels, whole)
+        assert not takes_weight(kernels, AdaptedWeight(whole, rank, behind))
+        assert not any(takes_weight(kernels, w) for w in experts)
+    assert not takes_weight(ON["tpu"], jax.ShapeDtypeStruct((EXPERTS, 144, 128), jnp.float32))
     got = mlp_by_expert(experts, x, chosen, shares, 1, ON["cpu"])
     np.testing.assert_array_equal(got, mlp_by_expert(experts, x, chosen, shares, 1, ANYWHERE))
 

@@ -22,7 +22,7 @@ from pat_jax.models.kernels.expert_mlp import mlp_by_expert, takes_weight
 from pat_jax.models.kernels.grouped import tile_size
 from pat_jax.models.kernels.kernel_choice import PALLAS, Kernels
 from pat_jax.models.kernels.row_attention import attend_rows, knows_branches
-from pat_jax.models.weight_formats import WeightFormat, abstract_weight, is_quantized, quantize
+from pat_jax.models.weight_formats import WeightFormat, abstract_weight, stored
 
 TOKENS = 320  # of a row: more keys than a GPU's kernel takes at once, a block and more of a TPU's
 ENDS = [1, 2, 3, 5, 17, 33, 200, TOKENS]  # of rows that decode: in short ones each key shows
@@ -31,7 +31,7 @@ SHARP = 2.0  # of scores: with more even ones a key too few would not show
 EXPERTS, PER_TOKEN = 4, 2  # the last has no row
 SIDE = 1024  # of an expert's weights, about: what is left out are turns of loops
 # Tokens, as of decoding, of a prefill and of training: tiles of each size that there is.
-ROUTED = {"experts, few rows": 8, "experts, some rows": 100, "experts, many rows": TOKENS}
+ROUTED = {"experts of few rows": 8, "experts of some rows": 100, "experts of many rows": TOKENS}
 
 
 @dataclass(frozen=True)
@@ -114,17 +114,15 @@ def _of_experts(part: Part, kernels: Kernels) -> list[Case]:
     rng = np.random.default_rng(2)
     stacks = [(rng.normal(size=of) / of[-1] ** 0.5).astype(np.float32) for of in shapes]
     forward = partial(_experts_forward, part.weights)
-    found = [
-        (part.weights, Case(name, "experts", forward, _routed(embed, rows) + stacks))
-        for name, rows in ROUTED.items()
-    ]
-    arrays = _routed(embed, TOKENS) + stacks
-    backward = Case("experts backward", "experts", _experts_backward, arrays, floor=1.0)
-    return [
-        case
-        for weights, case in [*found, ("auto", backward)]
-        if all(takes_weight(kernels, abstract_weight(of, 1, weights)) for of in shapes)
-    ]
+    arrays = {name: _routed(embed, rows) + stacks for name, rows in ROUTED.items()}
+    found = [Case(name, "experts", forward, each) for name, each in arrays.items()]
+    many = _routed(embed, TOKENS) + stacks
+    backward = Case("experts backward", "experts", _experts_backward, many, floor=1.0)
+
+    def are_taken(weights: WeightFormat) -> bool:
+        return all(takes_weight(kernels, abstract_weight(of, 1, weights)) for of in shapes)
+
+    return found * are_taken(part.weights) + [backward] * are_taken("auto")
 
 
 def _over_pages(kernels: Kernels, name: str, *arrays: Array) -> Array:
@@ -150,10 +148,9 @@ def _rows_backward(kernels: Kernels, name: str, *arrays: Array) -> tuple[Array, 
 def _experts_forward(weights: WeightFormat, kernels: Kernels, name: str, *arrays: Array) -> Array:
     """Of experts whose weights are kept in `weights`."""
     x, _, chosen, shares, *experts = arrays
-    like = [abstract_weight(w.shape, 1, weights) for w in experts]
-    kept = [quantize(w, of) if is_quantized(of) else w for w, of in zip(experts, like, strict=True)]
+    gate, up, down = (stored(w, abstract_weight(w.shape, 1, weights), w.dtype) for w in experts)
     size = tile_size(len(x), PER_TOKEN, EXPERTS)
-    return mlp_by_expert(tuple(kept), x, chosen, shares, size, kernels)
+    return mlp_by_expert((gate, up, down), x, chosen, shares, size, kernels)
 
 
 def _experts_backward(kernels: Kernels, name: str, *arrays: Array) -> tuple[Array, ...]:
