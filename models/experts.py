@@ -18,8 +18,10 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
 from pat_jax.models.config import ModelConfig
-from pat_jax.models.kernels.grouped import by_expert, tile_size
-from pat_jax.models.layers import linear, swiglu
+from pat_jax.models.kernels.expert_mlp import mlp_by_expert
+from pat_jax.models.kernels.grouped import tile_size
+from pat_jax.models.kernels.kernel_choice import ANYWHERE, Kernels
+from pat_jax.models.layers import linear
 from pat_jax.models.parameters import Keys, normal, param
 from pat_jax.models.partition import Partition, Rows
 from pat_jax.models.rematerialization import kept_of_router
@@ -84,7 +86,7 @@ class Experts(nnx.Module):
         if self.config.latent_dim:
             x = linear(x, self.descend.get_value())
         y = partition.by_expert(
-            partial(_compute, num_experts=self.config.num_experts),
+            partial(_compute, num_experts=self.config.num_experts, kernels=partition.kernels),
             Rows(
                 x, jnp.where(is_real[..., None], chosen, NO_EXPERT), self._weights(logits, chosen)
             ),
@@ -118,7 +120,12 @@ def _margin(logits: Array, chosen: Array) -> Float[Array, "rows length"]:
 
 
 def _compute(
-    rows: Rows, experts: Any, first: Array | int, *, num_experts: int
+    rows: Rows,
+    experts: Any,
+    first: Array | int,
+    *,
+    num_experts: int,
+    kernels: Kernels = ANYWHERE,
 ) -> Float[Array, "rows length embed"]:
     """What the experts here, of which the first has the number `first`, add to some rows."""
     x, chosen, weights = rows
@@ -126,9 +133,5 @@ def _compute(
     num_rows = x.shape[0] * x.shape[1]
     size = tile_size(num_rows, k, num_experts)
     flat = (each.reshape(num_rows, -1) for each in (x, chosen - first, weights))
-    return by_expert(_mlp, experts, *flat, size=size).reshape(*x.shape[:2], -1)
-
-
-def _mlp(expert: tuple[Any, Any, Any], x: Float[Array, "size embed"]) -> Array:
-    gate, up, down = expert
-    return linear(swiglu(linear(x, gate), linear(x, up)), down)
+    added = mlp_by_expert(experts, *flat, size=size, kernels=kernels)
+    return added.reshape(*x.shape[:2], -1)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 from pat_jax.models.cache import paged_layer
-from pat_jax.models.kernels import row_attention
+from pat_jax.models.kernels import expert_mlp, row_attention
 from pat_jax.models.kernels.kernel_choice import NAMES, Kernels
 
 INTERPRETED = Kernels("cpu").having(NAMES)
@@ -24,11 +24,15 @@ def break_kernels(
     """Each of those that are named becomes what `change` makes of it; what is compiled is forgotten."""
     jax.clear_caches()
     pages = paged_layer.KERNELS[platform]
-    changed = {name: change(getattr(pages, name)) for name in names if name != "rows"}
+    changed = {name: change(getattr(pages, name)) for name in names if name in pages._fields}
     monkeypatch.setitem(paged_layer.KERNELS, platform, pages._replace(**changed))
     if "rows" in names:
         rows = row_attention.KERNELS[platform]
         monkeypatch.setitem(row_attention.KERNELS, platform, change(rows))
+    if "experts" in names:
+        experts: Any = expert_mlp.KERNELS[platform]
+        broken = experts._replace(of=change(experts.of))
+        monkeypatch.setitem(expert_mlp.KERNELS, platform, broken)
 
 
 def one_key_less(kernel: Kernel) -> Kernel:
@@ -38,6 +42,11 @@ def one_key_less(kernel: Kernel) -> Kernel:
         return kernel(queries, keys, values, table, jnp.maximum(at - 1, 1), *trunk)
 
     return attend
+
+
+def one_row_less(kernel: Kernel) -> Kernel:
+    """Of experts: the first row's are not computed."""
+    return lambda chosen, *sizes: kernel(chosen.at[0].set(-1), *sizes)
 
 
 def nothing(kernel: Kernel) -> Kernel:

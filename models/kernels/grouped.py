@@ -61,7 +61,9 @@ def in_tiles(chosen: Int[Array, "rows k"], num_experts: int, size: int) -> Tiles
     return Tiles(
         choice=choice.reshape(num_tiles, size),
         expert=jnp.minimum(
-            jnp.searchsorted(ends, jnp.arange(num_tiles), side="right"), num_experts - 1
+            # In one kernel of an accelerator; a search by halves is a loop.
+            jnp.searchsorted(ends, jnp.arange(num_tiles), side="right", method="compare_all"),
+            num_experts - 1,
         ),
         slot=jnp.zeros(num_choices, slots.dtype).at[order].set(slots).reshape(num_rows, k),
         count=ends[-1],

@@ -1,4 +1,4 @@
-"""Which attentions are kernels written in Pallas and which are plain operations, in one value.
+"""What is computed by kernels written in Pallas and what by plain operations, in one value.
 
 It goes with the devices' layouts to the model. Does not know why a kernel is left out.
 """
@@ -13,12 +13,12 @@ PALLAS, PLAIN = "pallas", "plain"
 # What `jax.Device.platform` and, of GPUs of NVIDIA, lowering say of devices that kernels are written for.
 ACCELERATORS = ("gpu", "cuda", "tpu")
 OVER_PAGES = ("decode", "prefill", "verify")
-NAMES = (*OVER_PAGES, "rows")
+NAMES = (*OVER_PAGES, "rows", "experts")
 
 
 @dataclass(frozen=True)
 class Kernels:
-    """By whom each attention is computed on the devices of a platform.
+    """By whom attention and experts are computed on the devices of a platform.
 
     On a CPU "pallas" is the GPU's kernel, interpreted: that is for tests.
     """
@@ -28,6 +28,7 @@ class Kernels:
     prefill: Way = PLAIN  # blocks of queries, over pages
     verify: Way = PLAIN  # drafts, which may branch, over pages
     rows: Way = PLAIN  # whole rows of sequences, forward and backward
+    experts: Way = PLAIN  # the MLPs of experts, forward and backward
 
     @classmethod
     def of(cls, platform: str) -> "Kernels":
@@ -45,7 +46,7 @@ class Kernels:
 
     @property
     def chosen(self) -> tuple[str, ...]:
-        """The attentions that kernels compute."""
+        """What kernels compute."""
         return tuple(name for name in NAMES if self.way(name) == PALLAS)
 
     @property

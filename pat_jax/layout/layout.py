@@ -51,7 +51,7 @@ class Layout:
     ep_axes: Axes  # the leading run of tp_axes and dp_axes that experts are divided over
     ep_width_axes: Axes  # those behind them that the width of each expert is divided over
     ep_fsdp_axes: Axes  # the same, and of other dp_axes those that divide it (trainer only)
-    kernels: Kernels  # by whom its devices compute attention
+    kernels: Kernels  # by whom its devices compute attention and experts
 
     @property
     def split(self) -> Split:

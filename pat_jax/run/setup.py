@@ -226,6 +226,7 @@ def other_kernels(
         engine.policy.config,
         page_size=config.rollout.page_size,
         dtype=engine.dtype,
-        names=("decode", "prefill", *["verify"] * bool(drafts), *also),
+        weights=config.rollout.weights,
+        names=("decode", "prefill", "experts", *["verify"] * bool(drafts), *also),
     )
     return None if kernels == layouts[0].kernels else kernels

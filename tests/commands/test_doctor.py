@@ -18,6 +18,7 @@ from pat_jax import doctor as command
 from pat_jax.commands import doctor as body
 from pat_jax.common import devices as common_devices
 from pat_jax.common.run_command import run_command
+from pat_jax.engine.warm_up.kernel_cases import ROUTED
 from pat_jax.models.kernels.kernel_choice import Kernels
 from pat_jax.profiling.doctor import checks
 from pat_jax.profiling.doctor import report as reports
@@ -151,10 +152,13 @@ def test_the_whole_examination_of_a_cpu(tmp_path: Path):
 
 @pytest.mark.cross_compile
 @pytest.mark.parametrize("target", ["h100:8", "v5e:2x4"])
-def test_kernels_are_compiled_for_a_machine_that_is_not_here(target: str):
-    output = finish(start("--target", target, program=COMMAND))
+@pytest.mark.parametrize("model", ["qwen3-8b", "qwen3-30b-a3b"])
+def test_kernels_are_compiled_for_a_machine_that_is_not_here(target: str, model: str):
+    output = finish(start("--target", target, "--model", model, program=COMMAND))
     # A compiler or a plug-in may have lines of its own.
     (compiled,) = (line for line in output.splitlines() if line.startswith("ok    compiled"))
     (verdict,) = (line for line in output.splitlines() if line.startswith("verdict: "))
-    assert "decode, prefill, verify, rows forward, rows backward: compiled for" in compiled
+    names = ["decode", "prefill", "verify", "rows forward", "rows backward"]
+    names += [*ROUTED, "experts backward"] if model == "qwen3-30b-a3b" else []
+    assert f"{', '.join(names)}: compiled for" in compiled
     assert f"compiles for {target}; none has been run" in verdict

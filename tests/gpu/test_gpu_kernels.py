@@ -1,11 +1,14 @@
 """Every kernel against plain operations, at the shapes of published models."""
 
+from typing import Any
+
 import pytest
 from broken_kernels import break_kernels, one_key_less
 from one_device import PLATFORM, device, kernels, note
 
-from pat_jax.engine.warm_up.kernel_cases import Part
+from pat_jax.engine.warm_up.kernel_cases import ROUTED, Part
 from pat_jax.engine.warm_up.kernel_check import check_kernels
+from pat_jax.models.kernels.kernel_choice import Kernels
 
 pytestmark = pytest.mark.gpu
 NAMES = ["decode", "prefill", "verify", "rows forward", "rows backward"]
@@ -20,6 +23,8 @@ SHAPES = {
     "llama-3.1-70b of TP 8": (1, 8, 128, 64),
 }
 SMALL = {"small": (1, 2, 64, 16), "smaller": (2, 3, 16, 8)}
+# What an expert takes, and its width.
+SIDES = {"qwen3-30b-a3b": (2048, 768), "mixtral-8x7b": (4096, 14336)}
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
@@ -29,6 +34,18 @@ def test_kernels_compute_what_plain_operations_compute(name: str, dtype: str):
     found = check_kernels(device(), [part], kernels())
     assert [(x.name, x.trouble) for x in found] == [(each, "") for each in NAMES]
     note(f"kernels {name} {dtype}", {x.name: [x.error, x.seconds] for x in found})
+
+
+@pytest.mark.parametrize("weights", ["auto", "int8", "fp8"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("name", SIDES if PLATFORM == "gpu" else ["small"])
+def test_experts_are_what_plain_operations_compute(name: str, dtype: str, weights: Any):
+    sides = SIDES[name] if PLATFORM == "gpu" else (32, 48)
+    part = Part(*SMALL["smaller"], dtype, sides, weights)
+    found = check_kernels(device(), [part], Kernels(PLATFORM).having(["experts"]))
+    names = [*ROUTED, "experts backward"]
+    assert [(x.name, x.trouble) for x in found] == [(each, "") for each in names]
+    note(f"experts {name} {dtype} {weights}", {x.name: [x.error, x.seconds] for x in found})
 
 
 def test_a_kernel_that_leaves_out_a_key_is_found(monkeypatch):

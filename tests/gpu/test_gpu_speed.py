@@ -9,6 +9,8 @@ import pytest
 from one_device import PLATFORM, device, kernels, note
 
 from pat_jax.engine.warm_up.warm_up import Warmup
+from pat_jax.models.kernels.expert_mlp import mlp_by_expert
+from pat_jax.models.kernels.grouped import tile_size
 from pat_jax.models.kernels.kernel_choice import Kernels
 from pat_jax.models.presets import preset
 from tests.lossless import Settings, Subject
@@ -40,6 +42,28 @@ def test_seconds_of_decoding_and_prefill(way: str):
     }
     assert figures and all(seconds > 0 for seconds in figures.values())
     note(f"seconds of {SHAPE} in two layers, {way}", figures)
+
+
+@pytest.mark.parametrize("way", ["kernels", "plain operations"])
+@pytest.mark.parametrize("rows", [1, 64, 512] if PLATFORM == "gpu" else [3])
+def test_seconds_of_a_layer_of_experts(rows: int, way: str):
+    """Of Qwen3-30B-A3B: 8 of 128 experts of 2048 x 768, and the bandwidth by the weights read."""
+    embed, dim, count, k = (2048, 768, 128, 8) if PLATFORM == "gpu" else (32, 16, 4, 2)
+    used = kernels() if way == "kernels" else Kernels(device().platform)
+    keys, bf16 = jax.random.split(jax.random.key(0), 5), jnp.bfloat16
+    shapes = (count, dim, embed), (count, dim, embed), (count, embed, dim)
+    stacks = [jax.random.normal(*each, bf16) / 32 for each in zip(keys, shapes, strict=False)]
+    x = jax.random.normal(keys[3], (rows, embed), bf16)
+    chosen = jax.lax.top_k(jax.random.uniform(keys[4], (rows, count)), k)[1]
+    shares, size = jnp.full((rows, k), 1 / k), tile_size(rows, k, count)
+    compute = jax.jit(lambda x, *w: mlp_by_expert(w, x, chosen, shares, size, used))
+    jax.block_until_ready(compute(x, *stacks))
+    start = time.perf_counter()
+    jax.block_until_ready([compute(x, *stacks) for _ in range(10)])
+    seconds = (time.perf_counter() - start) / 10
+    read = len(jnp.unique(chosen)) * 3 * 2 * embed * dim
+    note(f"experts of {rows} rows, {way}", {"seconds": seconds, "gb_s": read / seconds / 1e9})
+    assert seconds > 0
 
 
 def test_seconds_of_a_product():

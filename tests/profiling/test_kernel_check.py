@@ -13,20 +13,27 @@ from broken_kernels import (
     break_kernels,
     nothing,
     one_key_less,
+    one_row_less,
     refused,
     wrong_gradient,
 )
 
 from pat_jax.engine.warm_up import kernel_check
-from pat_jax.engine.warm_up.kernel_cases import Part
+from pat_jax.engine.warm_up.kernel_cases import ROUTED, Part
 from pat_jax.engine.warm_up.kernel_check import check_kernels
+from pat_jax.models.kernels.kernel_choice import Kernels
 
 PART = Part(kv_heads=2, queries_per_kv=3, head_dim=16, page_size=8, dtype="float32")
 
 
-def looked_at(part: Part = PART, kept: Path | None = None) -> dict[str, str]:
+EXPERTS = Kernels("cpu").having(["experts"])
+
+
+def looked_at(
+    part: Part = PART, kept: Path | None = None, kernels: Kernels = INTERPRETED
+) -> dict[str, str]:
     """What is wrong with each kernel."""
-    found = check_kernels(jax.devices()[0], [part], INTERPRETED, kept=kept)
+    found = check_kernels(jax.devices()[0], [part], kernels, kept=kept)
     return {one.name: one.trouble for one in found}
 
 
@@ -59,6 +66,19 @@ def test_a_wrong_kernel_is_found(broken, change, kernel, names):
     found = {name: trouble for name, trouble in looked_at().items() if trouble}
     assert set(found) == names
     assert all("is wrong (relative error" in trouble for trouble in found.values())
+
+
+def test_kernels_of_experts_are_looked_at_where_a_model_has_any(broken):
+    """Forward with the weights that rollouts have."""
+    names, part = {*ROUTED, "experts backward"}, replace(PART, expert_sides=(32, 48))
+    quantized = replace(part, weights="int8")
+    assert looked_at(quantized, kernels=EXPERTS) == dict.fromkeys(names, "")
+    assert looked_at(kernels=EXPERTS) == {}
+    # Of a shape that no kernel takes there is nothing to look at.
+    assert looked_at(replace(part, expert_sides=(24, 48)), kernels=EXPERTS) == {}
+    broken(one_row_less, "experts")
+    found = looked_at(part, kernels=EXPERTS)
+    assert all("is wrong (relative error" in found[name] for name in names)
 
 
 def test_a_kernel_that_does_not_compile_is_found(broken):

@@ -1,11 +1,13 @@
 """What each kernel is asked to compute where it is held against plain operations.
 
 One device's part of the attention of a model: random numbers over rows that begin, end and branch
-at pages' borders and elsewhere. Does not know whether a kernel is right.
+at pages' borders and elsewhere. Some experts of a model: with no row, with few and with many. Does
+not know whether a kernel is right.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -16,36 +18,51 @@ from jaxtyping import Array
 from pat_jax.layout.layout import Layout
 from pat_jax.models.cache.paged_layer import NULL_PAGE, PagedLayer, takes
 from pat_jax.models.config import ModelConfig
-from pat_jax.models.kernels.kernel_choice import Kernels
+from pat_jax.models.kernels.expert_mlp import mlp_by_expert, takes_weight
+from pat_jax.models.kernels.grouped import tile_size
+from pat_jax.models.kernels.kernel_choice import PALLAS, Kernels
 from pat_jax.models.kernels.row_attention import attend_rows, knows_branches
+from pat_jax.models.weight_formats import WeightFormat, abstract_weight, stored
 
 TOKENS = 320  # of a row: more keys than a GPU's kernel takes at once, a block and more of a TPU's
 ENDS = [1, 2, 3, 5, 17, 33, 200, TOKENS]  # of rows that decode: in short ones each key shows
 TURNS = 6  # tokens of a row that a step verifies
 SHARP = 2.0  # of scores: with more even ones a key too few would not show
+EXPERTS, PER_TOKEN = 4, 2  # the last has no row
+SIDE = 1024  # of an expert's weights, about: what is left out are turns of loops
+# Tokens, as of decoding, of a prefill and of training: tiles of each size that there is.
+ROUTED = {"experts of few rows": 8, "experts of some rows": 100, "experts of many rows": TOKENS}
 
 
 @dataclass(frozen=True)
 class Part:
-    """The part of a model's attention that one device computes."""
+    """The part of a model's attention that one device computes, and the shape of its experts."""
 
     kv_heads: int
     queries_per_kv: int
     head_dim: int
     page_size: int
     dtype: str
+    expert_sides: tuple[int, int] | None = None  # what an expert takes, and its width
+    weights: WeightFormat = "auto"  # of experts where they generate
 
     def __str__(self) -> str:
         heads = f"{self.queries_per_kv} query heads on each of {self.kv_heads} KV heads"
-        return f"{heads} of {self.head_dim}, pages of {self.page_size}, {self.dtype}"
+        experts = f", experts of {self.expert_sides[1]}" if self.expert_sides else ""
+        return f"{heads} of {self.head_dim}, pages of {self.page_size}{experts}, {self.dtype}"
 
 
 def parts_of(
-    layouts: Iterable[Layout], model: ModelConfig, page_size: int, dtype: jnp.dtype
+    layouts: Iterable[Layout],
+    model: ModelConfig,
+    page_size: int,
+    dtype: jnp.dtype,
+    weights: WeightFormat = "auto",
 ) -> list[Part]:
-    """Parts of the layouts with the least and the most TP: those between have the same kernels."""
+    """Parts of the layouts with the least and the most TP: those between have the same kernels. The
+    first has the experts, which are the same in all."""
     first, *_, last = [*layouts] * 2
-    parts = [
+    attention = [
         Part(
             max(model.num_kv_heads // layout.size(layout.kv_axes), 1),
             max(model.padded_queries_per_kv // layout.size(layout.query_axes), 1),
@@ -55,7 +72,11 @@ def parts_of(
         )
         for layout in (first, last)
     ]
-    return list(dict.fromkeys(parts))
+    parts = list(dict.fromkeys(attention))
+    if model.experts:
+        sides = model.expert_embed_dim, model.experts.expert_dim
+        parts[0] = replace(parts[0], expert_sides=sides, weights=weights)
+    return parts
 
 
 class Case(NamedTuple):
@@ -81,7 +102,27 @@ def cases_of(part: Part, kernels: Kernels) -> list[Case]:
         Case("rows backward", "rows", _rows_backward, _rows(part, kernels.platform), floor=1.0),
     ]
     fits = kernels.chosen and takes(kernels.platform, part.page_size, part.head_dim)
-    return [x for x in (*(over_pages if fits else ()), *rows) if x.kernel in kernels.chosen]
+    every = [*(over_pages if fits else ()), *rows, *_of_experts(part, kernels)]
+    return [x for x in every if x.kernel in kernels.chosen]
+
+
+def _of_experts(part: Part, kernels: Kernels) -> list[Case]:
+    if part.expert_sides is None or kernels.experts != PALLAS:
+        return []
+    embed, dim = (min(side, SIDE + side % 128) for side in part.expert_sides)
+    shapes = [(EXPERTS, dim, embed), (EXPERTS, dim, embed), (EXPERTS, embed, dim)]
+    rng = np.random.default_rng(2)
+    stacks = [(rng.normal(size=of) / of[-1] ** 0.5).astype(np.float32) for of in shapes]
+    forward = partial(_experts_forward, part.weights)
+    arrays = {name: _routed(embed, rows) + stacks for name, rows in ROUTED.items()}
+    found = [Case(name, "experts", forward, each) for name, each in arrays.items()]
+    many = _routed(embed, TOKENS) + stacks
+    backward = Case("experts backward", "experts", _experts_backward, many, floor=1.0)
+
+    def are_taken(weights: WeightFormat) -> bool:
+        return all(takes_weight(kernels, abstract_weight(of, 1, weights)) for of in shapes)
+
+    return found * are_taken(part.weights) + [backward] * are_taken("auto")
 
 
 def _over_pages(kernels: Kernels, name: str, *arrays: Array) -> Array:
@@ -102,6 +143,23 @@ def _rows_backward(kernels: Kernels, name: str, *arrays: Array) -> tuple[Array, 
         return attend_rows(queries, keys, values, positions, kernels=kernels)
 
     return jax.vjp(attend, queries, keys, values)[1](grads)
+
+
+def _experts_forward(weights: WeightFormat, kernels: Kernels, name: str, *arrays: Array) -> Array:
+    """Of experts whose weights are kept in `weights`."""
+    x, _, chosen, shares, *experts = arrays
+    gate, up, down = (stored(w, abstract_weight(w.shape, 1, weights), w.dtype) for w in experts)
+    size = tile_size(len(x), PER_TOKEN, EXPERTS)
+    return mlp_by_expert((gate, up, down), x, chosen, shares, size, kernels)
+
+
+def _experts_backward(kernels: Kernels, name: str, *arrays: Array) -> tuple[Array, ...]:
+    x, grads, chosen, shares, *experts = arrays
+
+    def compute(x: Array, *experts: Array) -> Array:
+        return _experts_forward("auto", kernels, name, x, grads, chosen, shares, *experts)
+
+    return jax.vjp(compute, x, *experts)[1](grads)
 
 
 def _pages(part: Part, ends: Sequence[int], queries: int) -> list[np.ndarray]:
@@ -149,3 +207,11 @@ def _rows(part: Part, platform: str) -> list[np.ndarray]:
     shapes = queries, context, context, queries
     arrays = [rng.normal(size=shape).astype(np.float32) for shape in shapes]
     return [SHARP * arrays[0], *arrays[1:], positions]
+
+
+def _routed(embed: int, rows: int) -> list[np.ndarray]:
+    """Rows, gradients, the experts of each row, of which some are elsewhere, and their shares."""
+    rng = np.random.default_rng(3)
+    x, grads = rng.normal(size=(2, rows, embed)).astype(np.float32)
+    chosen = rng.integers(-1, EXPERTS - 1, (rows, PER_TOKEN)).astype(np.int32)
+    return [x, grads, chosen, rng.uniform(0.2, 1, chosen.shape).astype(np.float32)]

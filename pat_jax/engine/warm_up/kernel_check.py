@@ -28,6 +28,7 @@ from pat_jax.layout.layout import Layout, factored_mesh
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.kernels import kernel_choice
 from pat_jax.models.kernels.kernel_choice import ANYWHERE, Kernels
+from pat_jax.models.weight_formats import WeightFormat
 from pat_jax.version import __version__
 
 log = logging.getLogger(__name__)
@@ -63,11 +64,13 @@ def usable_kernels(
     *,
     page_size: int,
     dtype: jnp.dtype,
+    weights: WeightFormat = "auto",
     names: Collection[str] = kernel_choice.NAMES,
 ) -> Kernels:
     """Those of the layouts that compile and are right here; says a sentence about each other one.
 
     Args:
+      weights: what a rollout keeps its weights in.
       names: the kernels that are about to be used; the others are not looked at.
     """
     wanted = layouts[0].kernels
@@ -78,7 +81,7 @@ def usable_kernels(
     def look() -> frozenset[str]:
         devices = layouts[0].mesh.devices.flat
         device = next(x for x in devices if x.process_index == jax.process_index())
-        parts = parts_of(layouts, model, page_size, dtype)
+        parts = parts_of(layouts, model, page_size, dtype, weights)
         found = check_kernels(device, parts, asked, kept=KEPT)
         wrong = {x.kernel: x for x in found if x.trouble}
         for one in wrong.values():

@@ -101,7 +101,8 @@ def _trainer(
     trainer = build_supervised_trainer(config, policy, layout, steps)
     check_state(trainer, memory)
     dtype = DTYPES[config.compute_dtype]
-    kernels = usable_kernels([layout], policy.config, page_size=16, dtype=dtype, names=("rows",))
+    names = "rows", "experts"
+    kernels = usable_kernels([layout], policy.config, page_size=16, dtype=dtype, names=names)
     if kernels == layout.kernels:
         return trainer
     return build_supervised_trainer(config, policy, replace(layout, kernels=kernels), steps)
