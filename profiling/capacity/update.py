@@ -25,6 +25,7 @@ from pat_jax.profiling.cross_compile.compiled import CompiledProgram
 from pat_jax.profiling.cross_compile.target_build import TargetBuild
 from pat_jax.profiling.predict.composer import Composer
 from pat_jax.profiling.predict.kernel_model import BYTES
+from pat_jax.profiling.predict.model_sizes import expert_weights
 from pat_jax.profiling.predict.sources import kernels_for
 from pat_jax.profiling.predict.update_times import ATTENTION, Seconds, UpdateTimes
 from pat_jax.profiling.predict.update_work import (
@@ -117,6 +118,11 @@ class PlannedUpdate:
             yield "Moments travel at the published rate of the bus to the host, nothing else at the time (assumed)."
         if self.itemsize > BYTES:
             yield "An update's products of float32 numbers are taken at bfloat16's rate, which is too fast."
+        if self.built.order.model.experts and self._find("grad"):
+            yield (
+                "What an update's experts compute depends on its tokens, and no compiler counts it: operations "
+                "and bytes of its passes are arithmetic."
+            )
         yield "Rewards, packing and what a host takes to launch an update's programs are in no iteration."
 
     @property
@@ -176,6 +182,8 @@ class PlannedUpdate:
         work, program = of(rows), self._find(name)
         if program is None:
             return work
+        if self.built.order.model.experts:
+            return replace(work, sent=program.collectives)
         most = of(self._rows(self.shapes[-1]))
         return replace(  # kernels of attention are in no count of a compiler
             work,
@@ -213,7 +221,7 @@ class PlannedUpdate:
         """What the update takes of a device whose weights go to `target`, and what would help if it is too much.
 
         Without gradients among the compiled programs, it is the least that these take: a micro-batch's own
-        gradients, and each layer's input; or the optimizer's state.
+        gradients, each layer's input, and the experts of a layer; or the optimizer's state.
         """
         trainer, limit = self.trainer, int(self.built.limit)
         resident, offloaded = resident_bytes(trainer), fetched_bytes(trainer)
@@ -227,7 +235,8 @@ class PlannedUpdate:
         if is_least:
             key = Key("grad", trainer.layout.split, *self.shapes[-1])
             # Where moments come for the step alone, there may be more of them than of all that leaves before.
-            taken |= {key: added + self._inputs, Key("apply", trainer.layout.split): 0}
+            of_rows = self._inputs + self._experts_together
+            taken |= {key: added + of_rows, Key("apply", trainer.layout.split): 0}
         most = largest(stages_of(trainer, taken))
         gradients = added if most.held > resident and "transfer" not in most.name else 0
         params, state = self._bytes
@@ -253,6 +262,16 @@ class PlannedUpdate:
         """Bytes of each layer's input, which is kept for the backward pass whatever else is."""
         tokens, model = self._rows(self.shapes[-1]).tokens, self.trainer.policy.config
         return model.num_layers * tokens * model.embed_dim * self.itemsize
+
+    @property
+    def _experts_together(self) -> int:
+        """Bytes of the experts of one layer, which replicas gather, and of their gradients."""
+        model, layout = self.built.order.model, self.trainer.layout
+        if not (layout.ep_dp_axes and model.sparse_layers):
+            return 0
+        of_layer = expert_weights(model) // len(model.sparse_layers)
+        copies = 1 if self.trainer.trained.lora else 2
+        return copies * self.itemsize * of_layer // layout.size(layout.ep_tp_axes)
 
     @property
     def _bytes(self) -> tuple[int, int]:
