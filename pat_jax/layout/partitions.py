@@ -51,7 +51,10 @@ class ManualPartition(Partition):
         first = self.shard_index("expert") * len(jax.tree.leaves(experts)[0])
         added = in_chunks(lambda some: compute(some, experts, first), rows)
         if over_dp:
-            added = jax.lax.psum_scatter(added, over_dp, scatter_dimension=0, tiled=True)
+            # In two dimensions: of three a TPU's compiler sums all to every device.
+            flat = added.reshape(-1, added.shape[-1])
+            flat = jax.lax.psum_scatter(flat, over_dp, scatter_dimension=0, tiled=True)
+            added = flat.reshape(-1, *added.shape[1:])
         return jax.lax.psum(added, over_tp) if over_tp else added
 
 
@@ -103,9 +106,17 @@ class AutoPartition(Whole):
     def by_expert(self, compute: ByExpert, rows: Rows, experts: Any) -> Array:
         """A layer's weights are brought together over data parallelism; of the experts each device
         of a replica computes a part."""
-        layout, over_tp = self.layout, self.layout.ep_tp_axes
+        layout, over_tp, over_dp = self.layout, self.layout.ep_tp_axes, self.layout.ep_dp_axes
+        dtype = jax.tree.leaves(rows)[0].dtype
+
+        def together(x: Array) -> Array:
+            # In the numbers that are multiplied: left to the compiler, weights and their gradients
+            # travel in the trainer's, and gradients to every device.
+            x = x.astype(dtype)
+            return jax.lax.all_gather(x, over_dp, axis=0, tiled=True) if over_dp else x
 
         def of_shard(rows: Rows, experts: Any) -> Array:
+            experts = jax.tree.map(together, experts)
             part = jax.lax.axis_index(over_tp) if over_tp else 0
             added = compute(rows, experts, part * len(jax.tree.leaves(experts)[0]))
             return jax.lax.psum(added, over_tp) if over_tp else added
@@ -114,7 +125,7 @@ class AutoPartition(Whole):
         return jax.shard_map(
             of_shard,
             mesh=layout.mesh,
-            in_specs=(by_rows, layout.spec("expert_of_replica", role="train")),
+            in_specs=(by_rows, layout.spec("expert", role="train")),
             out_specs=by_rows,
             check_vma=False,
         )(rows, experts)

@@ -235,8 +235,7 @@ def layouts_without_memory(memory: MemoryModel, config: RolloutConfig) -> dict[S
     """Layouts that leave too little room for the KV cache beside the weights, and why.
 
     Those that stay get as large a pool as the heaviest of them leaves room for: one that could not
-    hold the prompts of a rollout is left out where another could, if its weights are heavier than
-    that one's. A lighter one takes no room from it, and a rollout can end there.
+    hold the prompts of a rollout is left out where another could.
 
     Args:
       memory: what each takes alone, so that none is left out for the sake of another that is.
@@ -244,10 +243,7 @@ def layouts_without_memory(memory: MemoryModel, config: RolloutConfig) -> dict[S
     sequences, prompt = config.prompts_per_step * config.num_generations, config.max_prompt_length
     begin = {split: memory.starting(split, sequences, prompt) for split in memory.weights}
     fitting = [split for split in begin if memory.held(split) <= memory.usable]
-    starts = [split for split in fitting if begin[split] <= memory.usable] or fitting
-    beside = {split: memory.weights[split] + memory.drafted(split) for split in fitting}
-    heaviest = max((beside[split] for split in starts), default=0)
-    kept = [split for split in fitting if beside[split] <= heaviest]
+    kept = [split for split in fitting if begin[split] <= memory.usable] or fitting
     return {
         split: f"its weights take {gib(memory.weights[split])} of a device, "
         f"{gib(max(need, memory.held(split)))} with the training state{_drafts_words(memory, split)} and the "
