@@ -12,6 +12,10 @@ from pat_jax.layout.layout import Layout
 from pat_jax.models.kernels.kernel_choice import Kernels
 from pat_jax.models.partition import ByExpert, Names, Partition, Rows, Whole
 
+# Tokens that experts compute at a time: as many rows again for each of a token's experts lie beside
+# them. With fewer, a device reads its experts for longer than it multiplies with them.
+EXPERT_TOKENS = 4096
+
 
 @dataclass(frozen=True)
 class ManualPartition(Partition):
@@ -50,10 +54,30 @@ class ManualPartition(Partition):
         if over_dp:
             rows = jax.lax.all_gather(rows, over_dp, axis=0, tiled=True)
         first = self.shard_index("expert") * len(jax.tree.leaves(experts)[0])
-        added = compute(rows, experts, first)
+        added = in_chunks(lambda some: compute(some, experts, first), rows)
         if over_dp:
-            added = jax.lax.psum_scatter(added, over_dp, scatter_dimension=0, tiled=True)
+            # In two dimensions: of three a TPU's compiler sums all to every device.
+            flat = added.reshape(-1, added.shape[-1])
+            flat = jax.lax.psum_scatter(flat, over_dp, scatter_dimension=0, tiled=True)
+            added = flat.reshape(-1, *added.shape[1:])
         return jax.lax.psum(added, over_tp) if over_tp else added
+
+
+def in_chunks(function: Callable[[Rows], Array], rows: Rows, most: int = EXPERT_TOKENS) -> Array:
+    """What `function` makes of each row, of few rows at a time where they have more than `most`
+    tokens.
+
+    Args:
+      rows: arrays whose first two dimensions are the rows and the tokens of each.
+    """
+    num_rows, length = jax.tree.leaves(rows)[0].shape[:2]
+    least = min(-(-num_rows * length // most), num_rows)
+    if least <= 1:
+        return function(rows)
+    count = next(n for n in range(least, num_rows + 1) if num_rows % n == 0)
+    chunks = jax.tree.map(lambda x: x.reshape(count, num_rows // count, *x.shape[1:]), rows)
+    done = jax.lax.map(function, chunks)
+    return done.reshape(num_rows, *done.shape[2:])
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ from pat_jax.profiling.cross_compile.compiled import CompiledProgram
 from pat_jax.profiling.cross_compile.target_build import TargetBuild
 from pat_jax.profiling.predict.composer import Composer
 from pat_jax.profiling.predict.kernel_model import BYTES
+from pat_jax.profiling.predict.model_sizes import expert_weights
 from pat_jax.profiling.predict.sources import kernels_for
 from pat_jax.profiling.predict.update_times import ATTENTION, Seconds, UpdateTimes
 from pat_jax.profiling.predict.update_work import (
@@ -122,6 +123,11 @@ class PlannedUpdate:
         layout, platform = self.trainer.layout, self.built.order.target.chip.platform
         if form := form_of_update(self.run.experts, experts, layout, platform, tokens):
             yield f"{form[0].upper()}{form[1:]}."
+        if self.built.order.model.experts and self._find("grad"):
+            yield (
+                "What an update's experts compute depends on its tokens, and no compiler counts it: operations "
+                "and bytes of its passes are arithmetic."
+            )
         yield "Rewards, packing and what a host takes to launch an update's programs are in no iteration."
 
     @property
@@ -183,6 +189,8 @@ class PlannedUpdate:
         work, program = of(rows), self._find(name)
         if program is None:
             return work
+        if self.built.order.model.experts:
+            return replace(work, sent=program.collectives)
         most = of(self._rows(self.shapes[-1]))
         return replace(  # kernels of attention are in no count of a compiler
             work,
@@ -220,7 +228,8 @@ class PlannedUpdate:
         """What the update takes of a device whose weights go to `target`, and what would help if it is too much.
 
         Without gradients among the compiled programs, it is the least that these take: a micro-batch's own
-        gradients, each layer's input, and what tokens travel to their experts by; or the optimizer's state.
+        gradients, each layer's input, and what brings tokens and experts of a layer together; or the
+        optimizer's state.
         """
         trainer, limit = self.trainer, int(self.built.limit)
         resident, offloaded = resident_bytes(trainer), fetched_bytes(trainer)
@@ -234,10 +243,8 @@ class PlannedUpdate:
         if is_least:
             key = Key("grad", trainer.layout.split, *self.shapes[-1])
             # Where moments come for the step alone, there may be more of them than of all that leaves before.
-            taken |= {
-                key: added + self._inputs + self._exchange,
-                Key("apply", trainer.layout.split): 0,
-            }
+            of_rows = self._inputs + self._of_experts
+            taken |= {key: added + of_rows, Key("apply", trainer.layout.split): 0}
         most = largest(stages_of(trainer, taken))
         gradients = added if most.held > resident and "transfer" not in most.name else 0
         params, state = self._bytes
@@ -265,13 +272,19 @@ class PlannedUpdate:
         return model.num_layers * tokens * model.embed_dim * self.itemsize
 
     @property
-    def _exchange(self) -> int:
-        """Bytes of the rows of tokens that are sent to their experts, in the backward pass of a layer."""
-        tokens, model = self._rows(self.shapes[-1]).tokens, self.trainer.policy.config
-        if model.experts is None or tokens > self.work.exchanged_tokens:
+    def _of_experts(self) -> int:
+        """Bytes of the backward pass of a layer: rows of tokens that are sent to their experts, or the
+        experts that replicas gather and their gradients."""
+        model, layout = self.built.order.model, self.trainer.layout
+        if not (layout.ep_dp_axes and model.experts):
             return 0
-        rows = buffer_rows(tokens, model.experts, self.trainer.layout)
-        return rows * model.expert_embed_dim * self.itemsize
+        tokens = self._rows(self.shapes[-1]).tokens
+        if tokens <= self.work.exchanged_tokens:
+            rows = buffer_rows(tokens, model.experts, layout)
+            return rows * model.expert_embed_dim * self.itemsize
+        of_layer = expert_weights(model) // len(model.sparse_layers)
+        copies = 1 if self.trainer.trained.lora else 2
+        return copies * self.itemsize * of_layer // layout.size(layout.ep_tp_axes)
 
     @property
     def _bytes(self) -> tuple[int, int]:

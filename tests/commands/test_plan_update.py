@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from pages import parsed, words_of
@@ -45,9 +46,11 @@ def update_of(report: PlanReport) -> Update:
     return report.update
 
 
-def alone(options: str = "", programs: Sequence[CompiledProgram] = ()) -> Update:
+def alone(
+    options: str = "", programs: Sequence[CompiledProgram] = (), model: str = "tiny"
+) -> Update:
     """Of one rollout, without its replay."""
-    config = config_of(options)
+    config = replace(config_of(options), model=model)
     build = plan.question_of(config, "").build
     draw = Draw(config.responses, config.max_completion_length)
     workload = ResponseLengths.built_in("reasoning").draw(draw)
@@ -117,6 +120,24 @@ def test_memory_is_the_sum_of_its_parts():
     assert memory.temporaries == memory.parameters + 2 * 4096 * 32 * 2
     assert memory.total == 4 * memory.parameters + memory.optimizer + 2 * 4096 * 32 * 2
     assert memory.shortage == memory.tightness == ""
+
+
+def test_the_experts_of_a_layer_lie_together_and_so_do_their_gradients():
+    """Eight, of three matrices of 16 x 32, in two bytes: on each device all of them."""
+    full, adapters = (alone(lora, model="tiny-moe").memory for lora in ("", "--lora_rank 2"))
+    inputs, experts = 3 * 4096 * 32 * 2, 8 * 3 * 16 * 32 * 2
+    assert full.is_least and full.temporaries == full.gradients + inputs + 2 * experts
+    assert adapters.temporaries == adapters.gradients + inputs + experts
+
+
+def test_what_experts_compute_is_arithmetic_where_a_compiler_has_counted_the_rest():
+    sent = Collective("all-gather", 1e9, 8)
+    grad = program("grad", **SHAPE, flops=1.0, temp_bytes=GIB, collectives=(sent,))
+    counted, by_hand = alone(programs=[grad], model="tiny-moe"), alone(model="tiny-moe")
+    for part in ("products", "attention", "memory"):
+        assert getattr(counted.gradients, part) == getattr(by_hand.gradients, part) > 0
+    assert counted.gradients.links > by_hand.gradients.links
+    assert counted.memory.temporaries == GIB
 
 
 def test_what_was_compiled_is_what_counts():

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pat_jax.layout.partitions import in_chunks
 from pat_jax.models.adapted_weight import AdaptedWeight
 from pat_jax.models.config import ExpertsConfig, ModelConfig
 from pat_jax.models.experts import NO_TOKEN, NOT_RECORDED, Experts, Routed, _compute
@@ -474,3 +475,18 @@ def test_by_expert_adds_nothing_for_numbers_that_are_no_experts():
     x, weights = jnp.ones((4, 1)), jnp.array([[1.0, 1], [1, 0.5], [1, 1], [2, 0]])
     added = by_expert(lambda w, x: x * w[None], experts, x, chosen, weights, size=2)
     assert added[:, 0].tolist() == [1 + 3, 0.5 * 2, 0, 2 * 3]
+
+
+@pytest.mark.parametrize(("most", "chunks"), [(60, 1), (59, 2), (16, 4), (7, 12), (3, 12)])
+def test_rows_with_many_tokens_are_computed_few_at_a_time(most: int, chunks: int):
+    """Of twelve rows of five tokens as many as divide them; a row is never divided."""
+    rng, shapes = np.random.default_rng(0), set[tuple[int, ...]]()
+    rows = {"x": rng.normal(size=(12, 5, 3)), "weights": rng.normal(size=(12, 5))}
+
+    def function(rows: Any) -> Any:
+        shapes.add(rows["x"].shape)
+        return rows["x"] * rows["weights"][..., None]
+
+    done = in_chunks(function, rows, most)
+    assert shapes == {(12 // chunks, 5, 3)}
+    np.testing.assert_allclose(done, rows["x"] * rows["weights"][..., None], rtol=1e-6)

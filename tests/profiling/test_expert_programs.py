@@ -1,0 +1,147 @@
+"""Programs of models with experts, compiled for machines that are not there: what they send."""
+
+from collections import Counter
+from dataclasses import replace
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from pat_jax.config.run import AlgorithmConfig, RolloutConfig, RunConfig
+from pat_jax.config.speculation import SpeculationConfig
+from pat_jax.models.config import ExpertsConfig, ModelConfig
+from pat_jax.models.presets import preset
+from pat_jax.planning.types import Split
+from pat_jax.profiling.cross_compile.by_arithmetic import by_arithmetic
+from pat_jax.profiling.cross_compile.compile import Compilation, compile_for
+from pat_jax.profiling.cross_compile.compiled import CompiledProgram
+from pat_jax.profiling.cross_compile.target_build import Order, TargetBuild
+from pat_jax.profiling.predict.model_sizes import expert_weights, num_weights
+from pat_jax.profiling.predict.targets import Target
+
+TARGETS = [pytest.param(x, marks=pytest.mark.cross_compile) for x in ("v5e:2x4", "h100:8")]
+# Experts so wide that a device's two of one matrix are more than twice all else in float32.
+MODEL = replace(
+    preset("qwen3-30b-a3b"),
+    num_layers=2,
+    embed_dim=256,
+    mlp_dim=512,
+    num_heads=8,
+    num_kv_heads=8,
+    vocab_size=1024,
+    experts=ExpertsConfig(16, 2, 2**15, dense_layers=(0,)),
+)
+SHARD_BYTES = 2 * 2 * 2**15 * 256
+CONFIG = RunConfig(
+    rollout=RolloutConfig(
+        prompts_per_step=8,
+        num_generations=4,
+        max_prompt_length=32,
+        max_completion_length=96,
+        check_every=4,
+        burst_steps=8,
+        prefill_blocks=8,
+    ),
+    algorithm=AlgorithmConfig(mini_batch_size=8, tokens_per_micro_batch=1024),
+    speculation=SpeculationConfig("none"),
+    compute_dtype="bfloat16",
+)
+
+
+@cache
+def compiled(text: str, folder: Path) -> tuple[TargetBuild, Compilation]:
+    order = Order.of(Target.parse(text), CONFIG, MODEL, (0,))
+    return by_arithmetic(order), compile_for(order, folder=folder)
+
+
+@pytest.fixture(params=TARGETS)
+def found(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[TargetBuild, Compilation]:
+    return compiled(request.param, tmp_path_factory.getbasetemp())
+
+
+def sent_bytes(program: CompiledProgram, depth: int | None = None) -> dict[str, float]:
+    """Bytes of the results of all collectives of a kind; those in so many loops alone, where given."""
+    sent: Counter[str] = Counter()
+    for one in program.collectives:
+        if depth in (None, one.depth):
+            sent[one.kind] += one.count * one.num_bytes
+    return dict(sent)
+
+
+def step_bytes(model: ModelConfig, split: Split, rows: int) -> dict[str, int]:
+    """Bytes that each collective of a decode step in bfloat16 results in, by its kind.
+
+    Args:
+      rows: of a replica.
+    """
+    assert model.experts is not None
+    hidden, layers = 2 * rows * model.embed_dim, len(model.sparse_layers)
+    sent = dict.fromkeys(("all-gather", "reduce-scatter", "all-reduce"), 0)
+    if split.dp > 1:
+        # Rows with the numbers of their experts in four bytes and weights in two; what comes back.
+        routes = (4 + 2) * rows * model.experts.num_experts_per_tok
+        sent["all-gather"] += layers * split.dp * (hidden + routes)
+        sent["reduce-scatter"] += layers * hidden
+    if split.tp > 1:
+        # Two sums in a layer of either kind, one of the embedding; the logits.
+        sent["all-reduce"] += (2 * model.num_layers + 1) * hidden
+        sent["all-gather"] += 4 * rows * model.padded_vocab_size
+    return {kind: size for kind, size in sent.items() if size}
+
+
+def test_experts_are_wider_than_all_else_together():
+    """What the tests below take for granted."""
+    rest = num_weights(MODEL) - expert_weights(MODEL)
+    assert 2 * 4 * rest < SHARD_BYTES == 2 * expert_weights(MODEL) // 3 // 8
+
+
+@pytest.mark.timeout(1500)
+def test_everything_compiles_and_a_device_holds_what_is_computed(
+    found: tuple[TargetBuild, Compilation],
+):
+    here, compilation = found
+    assert [(str(program), program.error) for program in compilation.failed] == []
+    decoding = {x.split: x for x in compilation.programs if x.name == "decode"}
+    assert len(decoding) == 4 and decoding.keys() == here.layouts.keys()
+    for split, program in decoding.items():
+        held = here.memory.weights[split] + here.memory.pool(split)
+        assert program.argument_bytes == pytest.approx(held, rel=0.003)
+
+
+@pytest.mark.timeout(1500)
+def test_a_layer_of_experts_gathers_once_and_scatters_once(found: tuple[TargetBuild, Compilation]):
+    _, compilation = found
+    for program in compilation.programs:
+        if program.name != "decode":
+            continue
+        split = program.split
+        assert sent_bytes(program, depth=2) == step_bytes(MODEL, split, program.rows)
+        counts: Counter[str] = Counter()
+        for one in program.collectives:
+            counts[one.kind] += one.count * (one.depth == 2)
+        # With the rows go two small arrays; a compiler may make one gather of all.
+        assert (split.dp > 1) + (split.tp > 1) <= counts["all-gather"] <= 3 + (split.tp > 1)
+        assert counts["reduce-scatter"] == (split.dp > 1)
+        assert counts["all-reduce"] == (2 * MODEL.num_layers + 1) * (split.tp > 1)
+
+
+@pytest.mark.timeout(1500)
+def test_no_switch_and_no_transfer_moves_an_expert(found: tuple[TargetBuild, Compilation]):
+    here, compilation = found
+    weights = here.memory.weights
+    of_switch = {(x.split, x.target): x for x in compilation.programs if x.name == "reshard"}
+    for narrow, wide in pairwise(here.layouts):
+        up, down = of_switch[narrow, wide], of_switch[wide, narrow]
+        for program in (up, down):  # nor does one have any
+            assert program.argument_bytes + program.output_bytes < SHARD_BYTES
+        assert up.collectives == ()
+        received = sum(x.count * x.num_bytes * (1 - 1 / x.group) for x in down.collectives)
+        assert received == weights[narrow] - weights[wide] > 0
+    transfers = [x for x in compilation.programs if x.name == "transfer"]
+    assert len(transfers) == 2
+    for program in transfers:
+        assert program.argument_bytes > expert_weights(MODEL) // 8
+        assert 0 < sum(sent_bytes(program).values()) < SHARD_BYTES
