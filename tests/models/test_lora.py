@@ -1,6 +1,7 @@
 """Low-rank adapters: what a policy with them computes, which layers have one, how they begin."""
 
 from dataclasses import replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -106,7 +107,8 @@ def test_of_experts_each_has_a_product_of_its_own():
     """In float64: gate and up by one a, whose rank may be twice that of others."""
     adapters = replace(lora(*OF_EXPERTS, policy=MOE), doubles_gate_up=True)
     base, learned = weights(MOE), trained(adapters)
-    mlp, whole = (x["layers"][0]["mlp"] for x in (base, adapters.merge(base, learned)))
+    trees: Any = base, adapters.merge(base, learned)
+    mlp, whole = (tree["layers"][0]["mlp"] for tree in trees)
     up_gate, down, router = (
         jax.tree.map(lambda x: np.asarray(x, np.float64), learned[f"model.layers.0.mlp.{name}"])
         for name in ("experts.gate_up_proj", "experts.down_proj", "gate")

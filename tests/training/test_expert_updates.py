@@ -103,7 +103,7 @@ def of_one_device() -> tuple[Params, Any]:
     return gradients(SINGLE, made_up(), remat="none")
 
 
-def assert_same(got: Params, wanted: Params, bound: float) -> None:
+def assert_same(got: Params | Adapters, wanted: Params | Adapters, bound: float) -> None:
     """Each leaf by its largest number."""
     for one, other in zip(jax.tree.leaves(got), jax.tree.leaves(wanted), strict=True):
         assert np.abs(other).max() > 0
@@ -168,8 +168,8 @@ def test_adapters_of_experts_are_where_the_experts_are():
     """In every layout and in both roles: no switch and no transfer moves them."""
     places = set()
     for layout in CHAIN.values():
-        beside = LORA.beside(POLICY.with_weights("int8"))
-        mlp = layout.param_shardings(beside)["layers"][0]["mlp"]
+        beside: Any = layout.param_shardings(LORA.beside(POLICY.with_weights("int8")))
+        mlp = beside["layers"][0]["mlp"]
         kept = [mlp[name].get_value() for name in ("gate", "up", "down")]
         trained = layout.param_shardings(LORA, "train")
         stacks = [x for name, x in trained.items() if ".experts." in name]
