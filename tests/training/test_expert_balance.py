@@ -29,8 +29,7 @@ from pat_jax.training.passes import model_functions
 from pat_jax.training.supervised import build_supervised_trainer
 from tests.lossless import EXPERTS, lively_params
 
-# Layers 0 and 1 have experts.
-CONFIG = replace(EXPERTS["moe"], experts=ExpertsConfig(8, 2, 16, dense_layers=(2,)))
+CONFIG = replace(EXPERTS["moe"], num_layers=2, experts=ExpertsConfig(8, 2, 16))
 POLICY = Policy.from_config(CONFIG)
 (LAYOUT,) = layout_chain(factored_mesh(jax.devices()[:1]), CONFIG)[0].values()
 LENGTHS = (5, 14, 9, 16, 7, 12)  # tokens of the examples: 63
@@ -134,7 +133,7 @@ def test_neither_padding_nor_the_rows_of_a_micro_batch_change_anything():
     wanted, wanted_sums = gradient(1.0, [narrow])
     got, sums = gradient(1.0, [wide])
     assert_close(got, wanted)
-    without, _ = gradient(0.0, [narrow])
+    without, _ = gradient(0.0, [wide])
     for one, other in zip(routers_of(wanted), routers_of(without), strict=True):
         assert np.abs(one - other).max() > 0.1 * np.abs(one).max()
     np.testing.assert_array_equal(sums[balance.LOAD], wanted_sums[balance.LOAD])
