@@ -55,7 +55,7 @@ class SftEvalConfig(EvalSchedule):
     --data."""
     share: float = option(0.05, FRACTION)
     """Share of --data that is held out, by the hash of the prompt, the chat or the text; of a long
-    text by that of each part of 16,384 characters."""
+    text by that of each part of 4,096 characters."""
     num_examples: int = option(256, RESPONSES)
     """Held-out examples that are evaluated, at most; of texts rows."""
 

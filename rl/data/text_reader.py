@@ -10,7 +10,7 @@ from pat_jax.rl.data.subset import Subset, subset_of
 from pat_jax.rl.data.text_rows import TextRows, TextStream
 from pat_jax.rl.text.tokenizer import HuggingFaceTokenizer
 
-PART_LENGTH = 16_384  # characters
+PART_LENGTH = 4096  # characters
 
 
 @dataclass(frozen=True)
