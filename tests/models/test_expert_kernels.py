@@ -15,10 +15,14 @@ import numpy as np
 import pytest
 
 from pat_jax.models.adapted_weight import AdaptedWeight
+from pat_jax.models.experts import Experts
 from pat_jax.models.kernels.expert_mlp import KERNELS, mlp_by_expert, takes_weight
 from pat_jax.models.kernels.grouped import tile_size
 from pat_jax.models.kernels.grouped_tpu import ChoicesOnTpu
 from pat_jax.models.kernels.kernel_choice import ANYWHERE, Kernels
+from pat_jax.models.parameters import Keys
+from pat_jax.models.partition import Whole
+from pat_jax.models.presets import preset
 from pat_jax.models.weight_formats import QuantizedWeight, abstract_weight, quantize
 from pat_jax.profiling.cross_compile.compile import environment
 from pat_jax.profiling.predict.targets import Target
@@ -192,7 +196,7 @@ def test_a_layer_of_experts_compiled_for_a_tpu_reads_each_expert_once():
     product = 2 * 128 * 2048 * 768
     assert 3 * product <= found["flops"] <= 3.1 * product
     weights = 3 * 16 * 2048 * 768 * 2
-    assert weights <= found["bytes"] <= 1.1 * weights
+    assert weights <= found["bytes"] <= 1.15 * weights
 
 
 @pytest.mark.cross_compile
