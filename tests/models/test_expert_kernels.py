@@ -158,6 +158,20 @@ def test_weights_that_no_kernel_takes_are_multiplied_by_plain_operations():
     np.testing.assert_array_equal(got, mlp_by_expert(experts, x, chosen, shares, 1, ANYWHERE))
 
 
+class ByKernels(Whole):
+    @property
+    def kernels(self) -> Kernels:
+        return ON["cpu"]
+
+
+@pytest.mark.parametrize(("partition", "count"), [(ByKernels(), 3), (Whole(), 0)])
+def test_a_layer_of_a_model_is_computed_by_the_kernels_of_its_devices(partition: Whole, count: int):
+    layer = Experts(preset("tiny-moe"), keys=Keys(jax.random.key(0)))
+    x = jnp.ones((2, 3, preset("tiny-moe").embed_dim))
+    text = str(jax.make_jaxpr(lambda x: layer(x, jnp.ones((2, 3), bool), None, partition)[0])(x))
+    assert text.count("name=by_expert") == count
+
+
 def compiled(
     target: str, rows: int, here: int, way: str = "kernel", passes: str = "forward"
 ) -> Any:
