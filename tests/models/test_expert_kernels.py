@@ -15,10 +15,14 @@ import numpy as np
 import pytest
 
 from pat_jax.models.adapted_weight import AdaptedWeight
+from pat_jax.models.experts import Experts
 from pat_jax.models.kernels.expert_mlp import KERNELS, mlp_by_expert, takes_weight
 from pat_jax.models.kernels.grouped import tile_size
 from pat_jax.models.kernels.grouped_tpu import ChoicesOnTpu
 from pat_jax.models.kernels.kernel_choice import ANYWHERE, Kernels
+from pat_jax.models.parameters import Keys
+from pat_jax.models.partition import Whole
+from pat_jax.models.presets import preset
 from pat_jax.models.weight_formats import QuantizedWeight, abstract_weight, quantize
 from pat_jax.profiling.cross_compile.compile import environment
 from pat_jax.profiling.predict.targets import Target
@@ -154,6 +158,20 @@ def test_weights_that_no_kernel_takes_are_multiplied_by_plain_operations():
     np.testing.assert_array_equal(got, mlp_by_expert(experts, x, chosen, shares, 1, ANYWHERE))
 
 
+class ByKernels(Whole):
+    @property
+    def kernels(self) -> Kernels:
+        return ON["cpu"]
+
+
+@pytest.mark.parametrize(("partition", "count"), [(ByKernels(), 3), (Whole(), 0)])
+def test_a_layer_of_a_model_is_computed_by_the_kernels_of_its_devices(partition: Whole, count: int):
+    layer = Experts(preset("tiny-moe"), keys=Keys(jax.random.key(0)))
+    x = jnp.ones((2, 3, preset("tiny-moe").embed_dim))
+    text = str(jax.make_jaxpr(lambda x: layer(x, jnp.ones((2, 3), bool), None, partition)[0])(x))
+    assert text.count("name=by_expert") == count
+
+
 def compiled(
     target: str, rows: int, here: int, way: str = "kernel", passes: str = "forward"
 ) -> Any:
@@ -192,7 +210,7 @@ def test_a_layer_of_experts_compiled_for_a_tpu_reads_each_expert_once():
     product = 2 * 128 * 2048 * 768
     assert 3 * product <= found["flops"] <= 3.1 * product
     weights = 3 * 16 * 2048 * 768 * 2
-    assert weights <= found["bytes"] <= 1.1 * weights
+    assert weights <= found["bytes"] <= 1.15 * weights
 
 
 @pytest.mark.cross_compile
