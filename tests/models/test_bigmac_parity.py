@@ -6,6 +6,7 @@ the experts. Its experts and its router are others; Qwen3-MoE's take their place
 
 from copy import deepcopy
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +29,7 @@ from transformers.models.qwen3_moe.modeling_qwen3_moe import (  # noqa: E402
     Qwen3MoeTopKRouter,
 )
 
-TOKENS = np.random.default_rng(2).integers(0, 61, (2, 50))
+TOKENS: Any = np.random.default_rng(2).integers(0, 61, (2, 50))
 
 
 def latent_form(config: Qwen3MoeConfig, latent_dim: int) -> NemotronHMoE:
@@ -44,7 +45,8 @@ def latent_form(config: Qwen3MoeConfig, latent_dim: int) -> NemotronHMoE:
     )
     inner = deepcopy(config)
     inner.hidden_size = latent_dim
-    layer.experts, layer.gate = Qwen3MoeExperts(inner), Qwen3MoeTopKRouter(config)
+    layer.add_module("experts", Qwen3MoeExperts(inner))
+    layer.add_module("gate", Qwen3MoeTopKRouter(config))
     for parameter in layer.shared_experts.parameters():
         torch.nn.init.zeros_(parameter)
     return layer
@@ -54,13 +56,14 @@ def theirs(directory: Path, latent_dim: int) -> Qwen3MoeForCausalLM:
     """The model of a directory of ours."""
     fields = check_checkpoint(directory)
     assert fields.experts is not None
+    head: dict[str, Any] = {"head_dim": fields.head_dim}
     config = Qwen3MoeConfig(
+        **head,
         vocab_size=fields.vocab_size,
         hidden_size=fields.embed_dim,
         num_hidden_layers=fields.num_layers,
         num_attention_heads=fields.num_heads,
         num_key_value_heads=fields.num_kv_heads,
-        head_dim=fields.head_dim,
         num_experts=fields.experts.num_experts,
         num_experts_per_tok=fields.experts.num_experts_per_tok,
         moe_intermediate_size=fields.experts.expert_dim,
