@@ -73,7 +73,8 @@ def train(args: argparse.Namespace) -> None:
         "batch_size": args.batch_size,
         "max_length": args.max_length,
         "steps": steps,
-        "eval.every": max(1, steps // 20),
+        "eval.every": max(1, steps // 10),
+        "eval.num_examples": 128,  # rows
         "checkpoint.every": max(1, steps // 20),
         "optimizer.learning_rate": args.learning_rate,
         "optimizer.warmup_steps": steps // 20,
