@@ -215,9 +215,10 @@ def _stacked(routed: list[Routed], shape: tuple[int, ...]) -> Routed:
     if not routed:
         none, sums = jnp.zeros((*shape, 0, 0), ROUTE_DTYPE), jnp.zeros((0, 0))
         return Routed(none, sums, sums, jnp.zeros(0), jnp.zeros((*shape, 0)))
-    experts, *sums, margin = zip(*routed, strict=True)
+    experts, load, probability, entropy, margin = zip(*routed, strict=True)
     experts = jnp.stack(experts, axis=2).astype(ROUTE_DTYPE)
-    return Routed(experts, *map(jnp.stack, sums), jnp.stack(margin, axis=2))
+    load, probability, entropy = jnp.stack(load), jnp.stack(probability), jnp.stack(entropy)
+    return Routed(experts, load, probability, entropy, jnp.stack(margin, axis=2))
 
 
 @partial(jax.jit, static_argnums=0, static_argnames=("partition", "remat"))

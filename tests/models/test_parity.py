@@ -94,10 +94,11 @@ def test_the_balance_loss_of_a_layer_is_that_of_transformers(tmp_path, case):
     assert experts is not None
     with torch.no_grad():
         mask = torch.from_numpy(is_real).long()
-        tokens = torch.from_numpy(TOKENS)
-        theirs = source(tokens, attention_mask=mask, output_router_logits=True).router_logits
-    positions = np.broadcast_to(np.arange(50), TOKENS.shape)
-    _, _, routed = policy.bind(params)(np.where(is_real, TOKENS, NO_TOKEN), positions)
+        given = torch.from_numpy(TOKENS)
+        theirs = source(given, attention_mask=mask, output_router_logits=True).router_logits
+    tokens: Any = np.where(is_real, TOKENS, NO_TOKEN)
+    positions: Any = np.broadcast_to(np.arange(50), TOKENS.shape)
+    _, _, routed = policy.bind(params)(tokens, positions)
     assert len(theirs) == len(routed.load) > 1
     counts = experts.num_experts, experts.num_experts_per_tok
     of_layers = [float(load_balancing_loss_func((one,), *counts, mask)) for one in theirs]
