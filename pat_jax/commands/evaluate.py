@@ -76,7 +76,8 @@ def with_saved(config: EvaluateConfig) -> tuple[EvaluateConfig, SavedPolicy | No
     if not is_checkpoint(config.model):
         begun = f", with which the run in {config.run_dir!r} began" if saved else ""
         raise UserError(
-            f"option --model is {config.model!r}{begun}: expected a Hugging Face checkpoint directory."
+            f"option --model is {config.model!r}{begun}: expected a Hugging Face checkpoint directory, "
+            "such as a run exports (--checkpoint.export_dir)."
         )
     return config, saved
 
