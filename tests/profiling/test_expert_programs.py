@@ -35,7 +35,7 @@ MODEL = replace(
 SHARD_BYTES = 2 * 2 * 2**15 * 256
 CONFIG = RunConfig(
     rollout=RolloutConfig(
-        prompts_per_step=8,
+        prompts_per_step=16,  # eight rows of a replica: of fewer a TPU scatters none, and sums all
         num_generations=4,
         max_prompt_length=32,
         max_completion_length=96,
@@ -43,7 +43,7 @@ CONFIG = RunConfig(
         burst_steps=8,
         prefill_blocks=8,
     ),
-    algorithm=AlgorithmConfig(mini_batch_size=8, tokens_per_micro_batch=1024),
+    algorithm=AlgorithmConfig(mini_batch_size=16, tokens_per_micro_batch=1024),
     speculation=SpeculationConfig("none"),
     compute_dtype="bfloat16",
 )
