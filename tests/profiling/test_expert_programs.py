@@ -1,6 +1,6 @@
 """Programs of models with experts, compiled for machines that are not there: what they send."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import replace
 from functools import cache
 from itertools import pairwise
@@ -64,7 +64,7 @@ def found(
 
 def sent_bytes(program: CompiledProgram, depth: int | None = None) -> dict[str, float]:
     """Bytes of the results of all collectives of a kind; those in so many loops alone, where given."""
-    sent: Counter[str] = Counter()
+    sent: defaultdict[str, float] = defaultdict(float)
     for one in program.collectives:
         if depth in (None, one.depth):
             sent[one.kind] += one.count * one.num_bytes
