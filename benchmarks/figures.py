@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Literal
 
 HERE = Path(__file__).parent
@@ -104,6 +105,14 @@ def faster_than_tp(one: dict) -> tuple[float, ...]:
     return tuple(gain[f"static tp{tp}"]["mean"] for tp in (1, 2, 4, 8))
 
 
+def over_either(*each: dict) -> tuple[float, ...]:
+    """How many times as long as adapting the better of both ways to place experts takes, in its best
+    static layout: the mean of each model, and the least."""
+    ways = ("best_static_over_adaptive", "best_in_replicas_over_adaptive")
+    times = [[min(cell[way] for way in ways) for cell in one["cells"]] for one in each]
+    return *map(fmean, times), min(map(min, times))
+
+
 def times_peers(*each: dict) -> tuple[float, ...]:
     """Useful tokens a second over those of Tunix and of transformers, with long-tailed lengths."""
     rows = [one["lengths"]["heavy"] for one in each]
@@ -165,6 +174,7 @@ def composed(one: dict) -> tuple[float, float, float, float]:
 REGRET, TAIL, R1 = ("planner_regret",), "with a tail", ("adaptive_vs_static_cpu2_r1",)
 DEMO, ITERATION = ("demo_algorithms_cpu2",), ("iteration_vs_peers_cpu2",)
 QWEN3 = ("engine_vs_peers_qwen3_b1", "engine_vs_peers_qwen3_b8")
+EXPERTS = ("expert_placement_qwen3_235b", "expert_placement_qwen3_30b")
 RATIO, MEAN_WORST = "{:.3f} ({:.3f} to {:.3f})", "{:.1f} % on average, {:.1f} % at worst"
 CLOSE = "average ≤ 2 %, worst ≤ 5 %"
 
@@ -221,6 +231,10 @@ ROWS = (
         percent("pools below"), MEAN_WORST),
     Row("planning", "The same, 8 to 128 responses drawn to be hard", "computed", ("hard_regret_small",),
         percent("small"), MEAN_WORST, "worst ≤ 5 %", lambda mean, worst: worst <= 5),
+    Row("planning", "Best static layout of either way to place experts over adapting: 235B, 30B",
+        "computed", EXPERTS, over_either, "{:.3f} and {:.3f} times on average, {:.3f} at least",
+        "≥ 1.2 and 1.1, at least 0.99",
+        lambda large, small, least: large >= 1.2 and small >= 1.1 and least >= 0.99),
     Row("planning", "Simulating a rollout of 2,048 sequences of 24K tokens", "measured",
         ("simulate_speed",), lambda x: (x["median_seconds"]["adaptive"],), "{:.2f} s", "≤ 1 s",
         lambda seconds: seconds <= 1),

@@ -109,6 +109,9 @@ def replayed(args: argparse.Namespace, lengths: str, responses: int) -> dict[str
         "best_static_over_adaptive": min(static.values()) / adaptive,
         "best_in_replicas_over_adaptive": min(others.values()) / adaptive,
         "switches": fmean(len(trace.switches) for trace in found.traces),
+        "longest_switch_s": max(
+            (move.seconds for trace in found.traces for move in trace.switches), default=0.0
+        ),
     }
 
 

@@ -71,7 +71,7 @@ def collectives(
     """
     entry, bodies = computations(text)
     every = []
-    for line, depth, times in _walk(bodies, computation or entry, trips or {}, 0, 1):
+    for line, around, depth, times in _walk(bodies, computation or entry, trips or {}, 0, 1):
         found = _COLLECTIVE.search(line)
         assert found
         # What starts one has its operands in its type, the results second; except for sums.
@@ -81,15 +81,18 @@ def collectives(
         # Devices that take part together; of a permutation, the pairs that talk.
         members = len(groups if found["name"] == "collective-permute" else groups[0])
         hosts = max(len({i // per_host for i in group}) for group in groups) if per_host else 1
-        of = members, depth, times, hosts
-        every.append(Collective(found["name"], shape_bytes(shape), *of))
+        kind, num_bytes = found["name"], shape_bytes(shape)
+        if around.startswith("all-reduce-scatter"):  # a TPU's fusion that keeps a part of the sum
+            kind, num_bytes = "reduce-scatter", num_bytes // members
+        every.append(Collective(kind, num_bytes, members, depth, times, hosts))
     return every
 
 
 def _walk(
     bodies: Bodies, name: str, trips: Mapping[str, int], depth: int, times: int
-) -> Iterator[tuple[str, int, int]]:
-    """Lines that are collectives, the loops around each, and how often it runs."""
+) -> Iterator[tuple[str, str, int, int]]:
+    """Lines that are collectives, the computation and the loops around each, and how often it
+    runs."""
     # A TPU's fusions that multiply while a collective goes on, and those that wait for it, have it inside
     # again.
     goes_on = name.startswith("async_collective_fusion") or any(
@@ -102,7 +105,7 @@ def _walk(
                 inside = depth + (role in ("body", "condition"))
                 yield from _walk(bodies, callee, trips, inside, times * trips.get(callee, 1))
         elif not goes_on:
-            yield line, depth, times
+            yield line, name, depth, times
 
 
 def _second(shape: str) -> str:

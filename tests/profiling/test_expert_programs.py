@@ -1,6 +1,6 @@
 """Programs of models with experts, compiled for machines that are not there: what they send."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import replace
 from functools import cache
 from itertools import pairwise
@@ -35,7 +35,7 @@ MODEL = replace(
 SHARD_BYTES = 2 * 2 * 2**15 * 256
 CONFIG = RunConfig(
     rollout=RolloutConfig(
-        prompts_per_step=8,
+        prompts_per_step=16,  # eight rows of a replica: of fewer a TPU scatters none, and sums all
         num_generations=4,
         max_prompt_length=32,
         max_completion_length=96,
@@ -43,7 +43,7 @@ CONFIG = RunConfig(
         burst_steps=8,
         prefill_blocks=8,
     ),
-    algorithm=AlgorithmConfig(mini_batch_size=8, tokens_per_micro_batch=1024),
+    algorithm=AlgorithmConfig(mini_batch_size=16, tokens_per_micro_batch=1024),
     speculation=SpeculationConfig("none"),
     compute_dtype="bfloat16",
 )
@@ -64,7 +64,7 @@ def found(
 
 def sent_bytes(program: CompiledProgram, depth: int | None = None) -> dict[str, float]:
     """Bytes of the results of all collectives of a kind; those in so many loops alone, where given."""
-    sent: Counter[str] = Counter()
+    sent: defaultdict[str, float] = defaultdict(float)
     for one in program.collectives:
         if depth in (None, one.depth):
             sent[one.kind] += one.count * one.num_bytes

@@ -143,3 +143,17 @@ def test_a_collective_that_fusions_go_on_with_counts_once():
         for name in ("fused.1", "async_collective_fusion.4", "fused.3")
     ]
     assert found(module(*lines, others=FUSED)) == [("all-gather", 32, 4, 1)] * 2
+
+
+SCATTERED = """
+%all-reduce-scatter.clone.1 (a: bf16[16,8]) -> bf16[4,8] {
+  %s = bf16[16,8]{1,0} all-reduce(%a), channel_id=1, replica_groups={{0,1,2,3}}, to_apply=%add
+  ROOT %d = bf16[4,8]{1,0} dynamic-slice(%s, %i, %j), dynamic_slice_sizes={4,8}
+}
+"""
+
+
+def test_a_sum_of_which_a_fusion_keeps_a_part_is_scattered():
+    """As libtpu 0.0.52 writes it of many rows."""
+    line = "ROOT %f = bf16[4,8]{1,0} fusion(%x), kind=kCustom, calls=%all-reduce-scatter.clone.1"
+    assert found(module(line, others=SCATTERED)) == [("reduce-scatter", 64, 4, 1)]
