@@ -147,4 +147,7 @@ _run_tiles.defvjp(_forward, _backward)
 
 
 def _of_expert(experts: Experts, i: Array) -> Experts:
+    # With the index, which changes: XLA:CPU slices bfloat16 as float32, and would convert the
+    # weights of all experts before the loop.
+    experts, i = jax.lax.optimization_barrier((experts, i))
     return jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, i, keepdims=False), experts)

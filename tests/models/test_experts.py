@@ -220,6 +220,27 @@ def test_where_no_row_is_live_no_expert_is_read():
     assert not np.asarray(y).any() and not np.asarray(routed.probability).any()
 
 
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_a_token_copies_the_weights_of_its_own_experts_alone(dtype: Any):
+    """Nor are those of the others converted, in a step of a burst or before it."""
+    shapes = (32, 64, 32), (32, 64, 32), (32, 32, 64)
+    experts = tuple(jax.ShapeDtypeStruct(shape, dtype) for shape in shapes)
+    rows = (
+        jax.ShapeDtypeStruct((1, 1, 32), dtype),
+        jax.ShapeDtypeStruct((1, 1, 2), jnp.int16),
+        jax.ShapeDtypeStruct((1, 1, 2), dtype),
+    )
+
+    def burst(rows: Any, experts: Any) -> jax.Array:
+        x, *routes = rows
+        step = partial(_compute, num_experts=32)
+        return jax.lax.fori_loop(0, 4, lambda _, x: step((x, *routes), experts, 0), x)
+
+    memory: Any = jax.jit(burst).lower(rows, experts).compile().memory_analysis()
+    one_in_float32 = 3 * 4 * 64 * 32
+    assert memory.temp_size_in_bytes < 2 * one_in_float32
+
+
 def test_devices_that_share_the_experts_add_up_to_all_of_them():
     """Each has two of the eight, and rows of others come to nothing there."""
     weights, x = weights_of(EIGHT), tokens_of()
