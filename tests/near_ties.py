@@ -49,6 +49,7 @@ class Tally:
     tokens: int = 0  # of the static runs
     compared: int = 0  # up to the first divergence of each response
     near_ties: int = 0  # of the static runs' tokens
+    near_tie_routes: int = 0  # of the tokens from which those are drawn, in some layer
     divergences: int = 0  # responses that differ from the static run's
     unexplained: int = 0  # of these, the ones whose first difference is no near-tie
     judge_disagrees: int = (
@@ -271,6 +272,7 @@ def compare(static: Completion, other: Completion, decisions: Decisions) -> Tall
         tokens=len(static.tokens),
         compared=prefix,
         near_ties=int(decisions.is_near_tie.sum()),
+        near_tie_routes=int((np.abs(decisions.route_margins[max(0, last) :]) < NEAR_TIE).sum()),
         divergences=int(not is_same),
         unexplained=int(not is_same and not is_explained),
         judge_disagrees=int(disagrees.sum() + misrouted.sum()),

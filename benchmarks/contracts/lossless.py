@@ -1,10 +1,13 @@
 """Switching changes nothing: adaptive against static rollouts, token by token.
 
     python -m benchmarks.contracts.lossless --out benchmarks/results/lossless.json
+    python -m benchmarks.contracts.lossless --models moe mixtral \
+        --out benchmarks/results/lossless_experts.json
 
 Eight CPU devices; models whose KV heads are more and fewer than TP, and whose vocabulary no TP
-divides. Static and adaptive runs share a seed. Wherever their tokens differ first, an independent
-forward pass (`tests/near_ties.py`) says whether that token was a near-tie.
+divides; or models with experts, whose routes are compared as well. Static and adaptive runs share a
+seed. Wherever their tokens or routes differ first, an independent forward pass
+(`tests/near_ties.py`) says whether that decision was a near-tie.
 """
 
 import json
@@ -16,13 +19,24 @@ import jax.numpy as jnp
 
 from benchmarks.report import machine, options, write
 from pat_jax.common.devices import configure
-from tests.lossless import CARRIES, KINDS, MODELS, PATHS, Settings, Subject, make_requests, tally
+from tests.lossless import (
+    CARRIES,
+    EXPERTS,
+    KINDS,
+    MODELS,
+    PATHS,
+    Settings,
+    Subject,
+    make_requests,
+    tally,
+)
 from tests.near_ties import Tally
 
 THOROUGH = Settings(
     sequences=32, max_completion_length=116, min_rows=8, min_length=64, page_size=16
 )
 SEEDS = (0, 1)
+IN_BFLOAT16 = ("kv2", "moe")  # models that run so as well
 
 
 def measure(
@@ -30,7 +44,7 @@ def measure(
 ) -> Iterator[dict]:
     """One record for each model, seed and path: what was compared and what came out."""
     for name in models:
-        subject = Subject(MODELS[name], settings, dtype)
+        subject = Subject((MODELS | EXPERTS)[name], settings, dtype, is_compiled=False)
         for seed in seeds:
             requests = make_requests(settings, seed)
             static, _ = subject.run(requests, subject.static(1))
@@ -63,6 +77,7 @@ def summary(records: Sequence[dict]) -> dict[str, dict]:
             name: asdict(total)
             | {
                 "near_tie_rate": total.near_ties / total.tokens,
+                "near_tie_route_rate": total.near_tie_routes / total.tokens,
                 "divergence_rate": total.divergences / total.compared,
             }
             for name, total in by_kind.items()
@@ -72,27 +87,36 @@ def summary(records: Sequence[dict]) -> dict[str, dict]:
 
 
 def main() -> None:
-    out = options(__doc__).parse_args().out
+    parser = options(__doc__)
+    parser.add_argument(
+        "--models",
+        nargs="+",
+        default=[*MODELS],
+        choices=[*MODELS, *EXPERTS],
+        help="of tests/lossless.py",
+    )
+    args = parser.parse_args()
     devices = configure(8)
-    start, records = time.perf_counter(), []
-    for models, dtype in ((tuple(MODELS), jnp.float32), (("kv2",), jnp.bfloat16)):
+    about, start = machine(devices), time.perf_counter()
+    records: list[dict] = []
+    runs: list[dict] = []
+    in_bfloat16 = [name for name in args.models if name in IN_BFLOAT16]
+    for models, dtype in ((args.models, jnp.float32), (in_bfloat16, jnp.bfloat16)):
         for record in measure(models, dtype, THOROUGH, SEEDS):
             records.append(record)
-            what = {key: value for key, value in record.items() if key != "counts"}
-            print(what, asdict(sum(record["counts"].values(), Tally())), flush=True)
-    result = {
-        "machine": machine(devices),
-        "seconds": round(time.perf_counter() - start),
-        "settings": asdict(THOROUGH),
-        "seeds": SEEDS,
-        "summary": summary(records),
-        "runs": [
-            record | {"counts": asdict(sum(record["counts"].values(), Tally()))}
-            for record in records
-        ],
-    }
-    write(out, result)
-    print(json.dumps(result["summary"], indent=1))
+            counts = asdict(sum(record["counts"].values(), Tally()))
+            runs.append(record | {"counts": counts})
+            print(runs[-1], flush=True)
+            result = {
+                "machine": about,
+                "seconds": round(time.perf_counter() - start),
+                "settings": asdict(THOROUGH),
+                "seeds": SEEDS,
+                "summary": summary(records),
+                "runs": runs,
+            }
+            write(args.out, result)  # each time: it runs for long
+    print(json.dumps(summary(records), indent=1))
 
 
 if __name__ == "__main__":

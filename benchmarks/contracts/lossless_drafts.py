@@ -1,6 +1,8 @@
 """Drafts change nothing: rollouts with drafts against static ones without, token by token.
 
     python -m benchmarks.contracts.lossless_drafts --out benchmarks/results/lossless_drafts.json
+    python -m benchmarks.contracts.lossless_drafts --model moe --sources texts \
+        --out benchmarks/results/lossless_drafts_experts.json
 
 As `benchmarks.contracts.lossless`, with the same judge: eight CPU devices, switches along every path
 with pages that migrate, are recomputed and both, every kind of sampling, float32. Drafts are copied
@@ -25,10 +27,10 @@ from pat_jax.engine.sequences.responses import Completion, Request
 from pat_jax.layout.buckets import Drafts
 from pat_jax.planning.drafts import Acceptance
 from tests.generated_drafts import DRAFTER
-from tests.lossless import CARRIES, MODELS, PATHS, Settings, Subject, make_requests, tally
+from tests.lossless import CARRIES, EXPERTS, MODELS, PATHS, Settings, Subject, make_requests, tally
 from tests.near_ties import Tally
 
-MODEL, BUDGET = "kv2", 3
+BUDGET = 3
 SETTINGS = Settings(
     sequences=32, max_completion_length=116, min_rows=16, min_length=128, page_size=16
 )
@@ -61,11 +63,21 @@ def end_of(generated: np.ndarray, stop: Stop | None) -> int | None:
 
 def cut(completions: Sequence[Completion], stops: Sequence[Stop | None]) -> list[Completion]:
     """Each up to its stop: what a burst has said behind it is no part of the response."""
-    ends = [end_of(done.tokens, stop) for done, stop in zip(completions, stops, strict=True)]
-    return [
-        replace(done, tokens=done.tokens[:end], logprobs=done.logprobs[:end])
-        for done, end in zip(completions, ends, strict=True)
-    ]
+    kept = []
+    for done, stop in zip(completions, stops, strict=True):
+        end = end_of(done.tokens, stop) or len(done.tokens)
+        routes = done.routed_experts
+        if routes is not None:
+            routes = routes[: len(routes) - len(done.tokens) + end]
+        kept.append(
+            replace(
+                done,
+                tokens=done.tokens[:end],
+                logprobs=done.logprobs[:end],
+                routed_experts=routes,
+            )
+        )
+    return kept
 
 
 def with_stop_tokens(requests: Sequence[Request]) -> list[Request]:
@@ -78,12 +90,14 @@ def with_stop_tokens(requests: Sequence[Request]) -> list[Request]:
     ]
 
 
-def measure(source: str, seeds: int) -> Iterator[dict]:
+def measure(model: str, source: str, seeds: int) -> Iterator[dict]:
     """One record for each seed and path."""
     drafts = SOURCES[source]
     drafter = drafter_for(drafts, DRAFTER.policy, DRAFTER.load_params)
     settings = replace(SETTINGS, drafter=drafter)
-    subjects = [Subject(MODELS[MODEL], replace(settings, kv_pages=pages)) for pages in (0, SCARCE)]
+    config = (MODELS | EXPERTS)[model]
+    pools = (replace(settings, kv_pages=pages) for pages in (0, SCARCE))
+    subjects = [Subject(config, pool, is_compiled=False) for pool in pools]
     accept_prob = None if drafts.is_generated else Acceptance.unseen().accept_prob
     for seed in range(seeds):
         subject = subjects[seed % 2]
@@ -123,13 +137,16 @@ def measure(source: str, seeds: int) -> Iterator[dict]:
 
 def main() -> None:
     parser = options(__doc__)
+    parser.add_argument(
+        "--model", default="kv2", choices=[*MODELS, *EXPERTS], help="of tests/lossless.py"
+    )
     parser.add_argument("--seeds", type=int, default=6)
     parser.add_argument("--sources", nargs="+", default=list(SOURCES))
     args = parser.parse_args()
     devices = configure(8)
     start, records = time.perf_counter(), []
     for source in args.sources:
-        for record in measure(source, args.seeds):
+        for record in measure(args.model, source, args.seeds):
             records.append(record)
             counts = record["counts"]
             what = {key: value for key, value in record.items() if key != "counts"}

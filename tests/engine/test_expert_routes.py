@@ -269,6 +269,7 @@ class TestJudge:
         total = compare(self.STATIC, other, self.decisions(margins))
         assert (total.divergences, total.route_divergences) == (1, 1)
         assert (total.unexplained, total.compared) == (unexplained, compared)
+        assert total.near_tie_routes == (margin < NEAR_TIE and token > 0)  # the first draws nothing
         assert total.max_logprob_difference == 0  # of tokens before it alone
         assert total.judge_disagrees == 0
 

@@ -153,6 +153,7 @@ QWEN3_MOE_CASES = [
     ({"num_experts_per_tok": ABSENT}, "'num_experts_per_tok' is missing, expected a positive int"),
     ({"num_experts": ABSENT}, "'num_experts' is missing, expected a positive integer"),
     ({"num_experts": 0}, "'num_experts' is 0, expected a positive integer"),
+    ({"num_experts": 8.5}, "'num_experts' is 8.5, expected a positive integer"),
     (
         {"num_local_experts": 6},
         r"'num_experts' is 8, expected the number of num_local_experts \(6\)",
@@ -277,6 +278,10 @@ EXPERTS_CASES = [
         rf"^/{WEIGHTS}: tensor '{ROUTER}' has shape \[6, 32\], expected \[8, 32\]",
     ),
     (
+        lambda t: t.update({ROUTER: t[ROUTER][:, :-1].copy()}),
+        rf"^/{WEIGHTS}: tensor '{ROUTER}' has shape \[8, 31\], expected \[8, 32\]",
+    ),
+    (
         lambda t: t.update({EXPERT.replace(".5.", ".8."): t[EXPERT]}),
         rf"^/{WEIGHTS}: tensor '.*experts.8.*' is one of 1 that qwen3_moe with 3 layers of 8 experts does",
     ),
@@ -295,13 +300,27 @@ EXPERTS_CASES = [
 @pytest.mark.parametrize(
     ("change", "words"),
     EXPERTS_CASES,
-    ids=["missing", "shape", "router", "unexpected", "stack", "type"],
+    ids=["missing", "shape", "router", "router's width", "unexpected", "stack", "type"],
 )
 def test_experts_that_disagree_with_the_configuration_are_refused(
     checkpoint, change, words, monkeypatch
 ):
     change_tensors(checkpoint / WEIGHTS, change)
     monkeypatch.delattr(StoredTensor, "view")  # of headers alone
+    message = refusal(checkpoint)
+    assert re.search(words, message), message
+
+
+@pytest.mark.parametrize("checkpoint", ["qwen3_moe"], indirect=True)
+@pytest.mark.parametrize(
+    ("count", "words"),
+    [
+        (4, rf"^/{WEIGHTS}: tensor '{ROUTER}' has shape \[8, 32\], expected \[4, 32\] by config"),
+        (16, r"^: tensor 'model.layers.0.mlp.experts.8\..*' is in none of .* by config.json"),
+    ],
+)
+def test_a_number_of_experts_that_the_files_do_not_have_is_refused(checkpoint, count, words):
+    edit_json(checkpoint / "config.json", {"num_experts": count})
     message = refusal(checkpoint)
     assert re.search(words, message), message
 
