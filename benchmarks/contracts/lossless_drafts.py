@@ -1,7 +1,7 @@
 """Drafts change nothing: rollouts with drafts against static ones without, token by token.
 
     python -m benchmarks.contracts.lossless_drafts --out benchmarks/results/lossless_drafts.json
-    python -m benchmarks.contracts.lossless_drafts --model moe --sources texts \
+    python -m benchmarks.contracts.lossless_drafts --model moe --sources texts --seeds 7 \
         --out benchmarks/results/lossless_drafts_experts.json
 
 As `benchmarks.contracts.lossless`, with the same judge: eight CPU devices, switches along every path
@@ -135,6 +135,16 @@ def measure(model: str, source: str, seeds: int) -> Iterator[dict]:
             }
 
 
+def by_source(records: Sequence[dict]) -> dict[str, dict]:
+    """Totals of each source of drafts."""
+    totals = {}
+    for source in dict.fromkeys(record["source"] for record in records):
+        of_it = [record for record in records if record["source"] == source]
+        counts = asdict(sum((record["counts"] for record in of_it), Tally()))
+        totals[source] = counts | {key: sum(r[key] for r in of_it) for key in SUMMED}
+    return totals
+
+
 def main() -> None:
     parser = options(__doc__)
     parser.add_argument(
@@ -144,26 +154,22 @@ def main() -> None:
     parser.add_argument("--sources", nargs="+", default=list(SOURCES))
     args = parser.parse_args()
     devices = configure(8)
-    start, records = time.perf_counter(), []
+    about, start = machine(devices), time.perf_counter()
+    records: list[dict] = []
+    runs: list[dict] = []
     for source in args.sources:
         for record in measure(args.model, source, args.seeds):
             records.append(record)
-            counts = record["counts"]
-            what = {key: value for key, value in record.items() if key != "counts"}
-            print(what, asdict(counts), flush=True)
-    by_source = {
-        source: asdict(sum((r["counts"] for r in records if r["source"] == source), Tally()))
-        | {key: sum(r[key] for r in records if r["source"] == source) for key in SUMMED}
-        for source in args.sources
-    }
-    result = {
-        "machine": machine(devices),
-        "seconds": round(time.perf_counter() - start),
-        "by source": by_source,
-        "runs": [record | {"counts": asdict(record["counts"])} for record in records],
-    }
-    write(args.out, result)
-    print(json.dumps(by_source, indent=1))
+            runs.append(record | {"counts": asdict(record["counts"])})
+            print(runs[-1], flush=True)
+            result = {
+                "machine": about,
+                "seconds": round(time.perf_counter() - start),
+                "by source": by_source(records),
+                "runs": runs,
+            }
+            write(args.out, result)  # each time: it runs for long
+    print(json.dumps(by_source(records), indent=1))
 
 
 if __name__ == "__main__":
