@@ -244,9 +244,9 @@ def test_a_token_copies_the_weights_of_its_own_experts_alone(dtype: Any):
         step = partial(_compute, num_experts=32)
         return jax.lax.fori_loop(0, 4, lambda _, x: step((x, *routes), experts, 0), x)
 
-    temporaries = jax.jit(burst).lower(rows, experts).compile().memory_analysis()
+    memory: Any = jax.jit(burst).lower(rows, experts).compile().memory_analysis()
     one_in_float32 = 3 * 4 * 64 * 32
-    assert temporaries.temp_size_in_bytes < 2 * one_in_float32
+    assert memory.temp_size_in_bytes < 2 * one_in_float32
 
 
 def test_devices_that_share_the_experts_add_up_to_all_of_them():
