@@ -16,6 +16,7 @@ from jaxtyping import Array, Bool, Float, Int, Int16
 from pat_jax.common.pytree import with_sharding
 from pat_jax.layout.layout import Layout
 from pat_jax.layout.partitions import AutoPartition
+from pat_jax.models.config import ModelConfig
 from pat_jax.models.experts import NO_TOKEN, ROUTE_DTYPE, Routed
 from pat_jax.models.partition import Whole
 from pat_jax.models.policy import Params, Policy
@@ -44,29 +45,28 @@ def model_functions(
     Args:
       router_replay: tokens are computed by the experts that are recorded of them, where any are.
     """
-    partition, experts = AutoPartition(layout), policy.config.experts
+    partition = AutoPartition(layout)
 
     def forward(
         params: Params, tokens: Array, positions: Array, routes: Array | None
     ) -> tuple[Array, dict[str, Array]]:
         model, how = policy.bind(params), {"remat": remat, "scan_layers": scan_layers}
-        is_real = _is_real(positions)
-        if experts:
-            tokens = jnp.where(is_real, tokens, NO_TOKEN)
+        if policy.config.experts:
+            tokens = jnp.where(_is_real(positions), tokens, NO_TOKEN)
         recorded = routes if router_replay else None
         hidden, _, routed = model(
             tokens, positions, recorded=recorded, partition=partition, dtype=dtype, **how
         )
         if routes is None:
             return hidden, {}
-        return hidden, {ROUTE_FLIPS: _flips(routes, routed.experts), **_sums(routed, is_real)}
+        return hidden, {ROUTE_FLIPS: _flips(routes, routed.experts), **_sums(routed, positions)}
 
     def head(params: Params) -> Array:
         return policy.bind(params).head
 
-    beside = (ROUTE_FLIPS,) if experts else ()
-    routers = (len(policy.config.sparse_layers), experts.num_experts) if experts else None
+    beside = (ROUTE_FLIPS,) if policy.config.experts else ()
     of_head = partial(logits, partition=Whole())
+    routers = _routers(policy.config)
     return ModelFunctions(forward, of_head, head, partition.by_rows, beside, routers)
 
 
@@ -76,10 +76,15 @@ def _is_real(positions: Int[Array, "rows length"]) -> Bool[Array, "rows length"]
     return (positions > 0) | (behind > 0)
 
 
-def _sums(routed: Routed, is_real: Array) -> dict[str, Array]:
+def _routers(config: ModelConfig) -> tuple[int, int] | None:
+    """Layers that have one, and experts of each; None where no layer has any."""
+    return (len(config.sparse_layers), config.experts.num_experts) if config.experts else None
+
+
+def _sums(routed: Routed, positions: Array) -> dict[str, Array]:
     """What the routers of all layers make of a micro-batch, as `balance.py` names it."""
     return {
-        balance.TOKENS: jnp.sum(is_real.astype(jnp.float32)),
+        balance.TOKENS: jnp.sum(_is_real(positions).astype(jnp.float32)),
         balance.LOAD: routed.load,
         balance.PROBABILITY: routed.probability,
         balance.ENTROPY: routed.entropy,
