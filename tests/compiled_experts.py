@@ -18,6 +18,7 @@ import jax.numpy as jnp
 
 from pat_jax.models.experts import _compute
 from pat_jax.models.kernels.kernel_choice import ANYWHERE, Kernels
+from pat_jax.models.partition import Rows
 from pat_jax.models.weight_formats import abstract_weight
 from pat_jax.profiling.cross_compile.worker import devices_of
 from pat_jax.profiling.predict.targets import Target
@@ -25,11 +26,11 @@ from pat_jax.profiling.predict.targets import Target
 EMBED, DIM, NUM_EXPERTS, PER_TOKEN = 2048, 768, 128, 8
 
 
-def shapes_of(rows: int, here: int, weights: Any, sharding: Any) -> tuple[Any, Any]:
+def shapes_of(rows: int, here: int, weights: Any, sharding: Any) -> tuple[Rows, Any]:
     """Rows with their experts and shares, and the experts that are here."""
     of_rows = [((rows, 1, EMBED), jnp.bfloat16), ((rows, 1, PER_TOKEN), jnp.int32)]
     of_rows += [((rows, 1, PER_TOKEN), jnp.float32)]
-    x = tuple(jax.ShapeDtypeStruct(*one, sharding=sharding) for one in of_rows)
+    x = Rows(*(jax.ShapeDtypeStruct(*one, sharding=sharding) for one in of_rows))
     stacks = [(here, DIM, EMBED), (here, DIM, EMBED), (here, EMBED, DIM)]
     kept = [abstract_weight(one, 1, weights) for one in stacks]
 
@@ -47,14 +48,14 @@ def main(target: str, rows: str, here: str, way: str, passes: str, *text: str) -
     kernels = ANYWHERE if way == "plain" else Kernels.of(platform)
     layer = partial(_compute, num_experts=NUM_EXPERTS, kernels=kernels)
 
-    def forward(rows: Any, experts: Any) -> jax.Array:
+    def forward(rows: Rows, experts: Any) -> jax.Array:
         return layer(rows, experts, 0)
 
-    def backward(rows: Any, experts: Any) -> Any:
+    def backward(rows: Rows, experts: Any) -> Any:
         def compute(x: Any, experts: Any) -> jax.Array:
-            return layer((x, *rows[1:]), experts, 0)
+            return layer(rows._replace(x=x), experts, 0)
 
-        return jax.vjp(compute, rows[0], experts)[1](rows[0])
+        return jax.vjp(compute, rows.x, experts)[1](rows.x)
 
     function = {"forward": forward, "backward": backward}[passes]
     shapes = shapes_of(int(rows), int(here), weights, sharding)

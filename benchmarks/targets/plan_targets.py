@@ -12,6 +12,7 @@ is added to, a case at a time.
 
 import argparse
 import json
+import math
 import resource
 import sys
 import tempfile
@@ -129,7 +130,7 @@ def check(here: TargetBuild, programs: Sequence[CompiledProgram]) -> dict[str, A
     """What was asked of each layout, and what came out."""
     layouts, model, memory = {}, here.order.model, here.memory
     decoding = {x.split: x for x in programs if x.name == "decode" and not x.num_draft_tokens}
-    ways = expert_ways(here.layouts)
+    ways = math.prod(expert_ways(here.layouts))
     for split in here.layouts:
         decode = decoding[split]
         weights = weight_bytes(model, split.tp, ways)

@@ -17,6 +17,7 @@ from pat_jax.common.pytree import with_sharding
 from pat_jax.layout.exchange import most_exchanged
 from pat_jax.layout.layout import Layout
 from pat_jax.layout.partitions import AutoPartition
+from pat_jax.models.config import ModelConfig
 from pat_jax.models.experts import NO_TOKEN, ROUTE_DTYPE, Routed
 from pat_jax.models.partition import Whole
 from pat_jax.models.policy import Params, Policy
@@ -64,13 +65,13 @@ def model_functions(
         )
         if routes is None:
             return hidden, {}
-        return hidden, {ROUTE_FLIPS: _flips(routes, routed.experts), **_sums(routed, is_real)}
+        return hidden, {ROUTE_FLIPS: _flips(routes, routed.experts), **_sums(routed, positions)}
 
     def head(params: Params) -> Array:
         return policy.bind(params).head
 
     beside = (ROUTE_FLIPS,) if config else ()
-    routers = (len(policy.config.sparse_layers), config.num_experts) if config else None
+    routers = _routers(policy.config)
     of_head = partial(logits, partition=Whole())
     by_rows = AutoPartition(layout).by_rows
     return ModelFunctions(forward, of_head, head, by_rows, beside, routers)
@@ -82,10 +83,15 @@ def _is_real(positions: Int[Array, "rows length"]) -> Bool[Array, "rows length"]
     return (positions > 0) | (behind > 0)
 
 
-def _sums(routed: Routed, is_real: Array) -> dict[str, Array]:
+def _routers(config: ModelConfig) -> tuple[int, int] | None:
+    """Layers that have one, and experts of each; None where no layer has any."""
+    return (len(config.sparse_layers), config.experts.num_experts) if config.experts else None
+
+
+def _sums(routed: Routed, positions: Array) -> dict[str, Array]:
     """What the routers of all layers make of a micro-batch, as `balance.py` names it."""
     return {
-        balance.TOKENS: jnp.sum(is_real.astype(jnp.float32)),
+        balance.TOKENS: jnp.sum(_is_real(positions).astype(jnp.float32)),
         balance.LOAD: routed.load,
         balance.PROBABILITY: routed.probability,
         balance.ENTROPY: routed.entropy,

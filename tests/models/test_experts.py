@@ -18,7 +18,7 @@ from pat_jax.models.config import ExpertsConfig, ModelConfig
 from pat_jax.models.experts import NO_TOKEN, NOT_RECORDED, Experts, Routed, _compute
 from pat_jax.models.kernels.grouped import by_expert, in_tiles, tile_size
 from pat_jax.models.parameters import Keys
-from pat_jax.models.partition import Whole
+from pat_jax.models.partition import Rows, Whole
 from pat_jax.models.policy import Params, Policy
 from pat_jax.models.rematerialization import POLICIES, rematerialized
 from tests.lossless import EXPERTS, lively_params
@@ -242,7 +242,7 @@ def test_a_token_copies_the_weights_of_its_own_experts_alone(dtype: Any):
     def burst(rows: Any, experts: Any) -> jax.Array:
         x, *routes = rows
         step = partial(_compute, num_experts=32)
-        return jax.lax.fori_loop(0, 4, lambda _, x: step((x, *routes), experts, 0), x)
+        return jax.lax.fori_loop(0, 4, lambda _, x: step(Rows(x, *routes), experts, 0), x)
 
     memory: Any = jax.jit(burst).lower(rows, experts).compile().memory_analysis()
     one_in_float32 = 3 * 4 * 64 * 32
@@ -253,7 +253,7 @@ def test_devices_that_share_the_experts_add_up_to_all_of_them():
     """Each has two of the eight, and rows of others come to nothing there."""
     weights, x = weights_of(EIGHT), tokens_of()
     chosen = likeliest(x @ weights["router"].T, 2)
-    rows = jnp.asarray(x), jnp.asarray(chosen), jnp.full(chosen.shape, 0.5)
+    rows = Rows(jnp.asarray(x), jnp.asarray(chosen), jnp.full(chosen.shape, 0.5))
     every = tuple(jnp.asarray(weights[name]) for name in ("gate", "up", "down"))
     parts = [
         _compute(rows, tuple(w[first : first + 2] for w in every), first, num_experts=8)
@@ -338,7 +338,7 @@ def test_experts_under_adapters_have_no_gradients_of_their_own():
 
     def loss(base: Any, low: Any) -> Any:
         experts = tuple(AdaptedWeight(w, *pair) for w, pair in zip(base, low, strict=True))
-        rows = jnp.asarray(x), jnp.asarray(chosen), jnp.full(chosen.shape, 0.5)
+        rows = Rows(jnp.asarray(x), jnp.asarray(chosen), jnp.full(chosen.shape, 0.5))
         return jnp.sum(_compute(rows, experts, 0, num_experts=8) ** 2)
 
     def sums(of: tuple[int, ...]) -> int:
@@ -481,12 +481,12 @@ def test_by_expert_adds_nothing_for_numbers_that_are_no_experts():
 def test_rows_with_many_tokens_are_computed_few_at_a_time(most: int, chunks: int):
     """Of twelve rows of five tokens as many as divide them; a row is never divided."""
     rng, shapes = np.random.default_rng(0), set[tuple[int, ...]]()
-    rows = {"x": rng.normal(size=(12, 5, 3)), "weights": rng.normal(size=(12, 5))}
+    rows = Rows(rng.normal(size=(12, 5, 3)), np.zeros((12, 5, 2)), rng.normal(size=(12, 5, 2)))
 
-    def function(rows: Any) -> Any:
-        shapes.add(rows["x"].shape)
-        return rows["x"] * rows["weights"][..., None]
+    def function(rows: Rows) -> Any:
+        shapes.add(rows.x.shape)
+        return rows.x * rows.weights.sum(-1)[..., None]
 
     done = in_chunks(function, rows, most)
     assert shapes == {(12 // chunks, 5, 3)}
-    np.testing.assert_allclose(done, rows["x"] * rows["weights"][..., None], rtol=1e-6)
+    np.testing.assert_allclose(done, function(rows), rtol=1e-5)
