@@ -227,8 +227,6 @@ ROWS = (
         percent(TAIL, "regret", "steps +-20 %, by layout, checked"), MEAN_WORST, CLOSE, is_close),
     Row("planning", "Slower than the best static layout, KV pools of 10 to 40 GiB", "computed",
         ("hard_regret_pressed",), percent("pools of 10 to 40 GiB"), MEAN_WORST, CLOSE, is_close),
-    Row("planning", "The same, KV pools of 3 to 5 GiB", "computed", ("hard_regret_pressed",),
-        percent("pools below"), MEAN_WORST),
     Row("planning", "The same, 8 to 128 responses drawn to be hard", "computed", ("hard_regret_small",),
         percent("small"), MEAN_WORST, "worst ≤ 5 %", lambda mean, worst: worst <= 5),
     Row("planning", "Best static layout of either way to place experts over adapting: 235B, 30B",

@@ -44,10 +44,10 @@ def test_help_says_what_the_command_does_with_an_example(printed, monkeypatch, c
     assert ("[--preset PRESET]" in usage) == ("\n  --preset " in text)
     assert ("SECTION" in usage) == bool(re.search(r"^  --\w+\.\w+ ", text, re.MULTILINE))
     assert max(map(len, text.splitlines())) <= 100
-    # The example runs as it stands.
+    # Each example runs as it stands.
     joined = text.replace("\\\n", " ")
-    (example,) = re.findall(rf"^    python -m pat_jax\.{name} (.+)", joined, re.MULTILINE)
-    check_stands(name, shlex.split(example))
+    for example in re.findall(rf"^    python -m pat_jax\.{name} (.+)", joined, re.MULTILINE):
+        check_stands(name, shlex.split(example))
     # Options without a section come first: after a heading they would be read as that section's.
     dots = ["." in option for option in re.findall(r"^  --(\S+)", text, re.MULTILINE)]
     assert dots == sorted(dots)
