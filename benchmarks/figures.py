@@ -143,9 +143,9 @@ def lossless(one: dict) -> tuple[int, int, float]:
     return total["divergences"], total["compared"], total["max_logprob_difference"]
 
 
-def lossless_drafts(one: dict) -> tuple[int, int]:
-    sources = one["by source"].values()
-    return sum(x["divergences"] for x in sources), sum(x["compared"] for x in sources)
+def lossless_drafts(*each: dict) -> tuple[int, ...]:
+    names = "divergences", "compared"
+    return tuple(sum(x[name] for x in one["by source"].values()) for one in each for name in names)
 
 
 def survived(*each: dict) -> tuple[int, ...]:
@@ -248,8 +248,9 @@ ROWS = (
     Row("contracts", "Tokens that are the first to differ, bfloat16", "measured", ("lossless",),
         lambda x: (100 * x["summary"]["bfloat16"]["all"]["divergence_rate"],), "{:.2f} %", "≤ 0.5 %",
         lambda share: share <= 0.5),
-    Row("contracts", "Tokens that drafts change, float32", "measured", ("lossless_drafts",),
-        lossless_drafts, "{} of {:,}", "0", lambda differ, of: differ == 0),
+    Row("contracts", "Tokens that drafts change, float32", "measured",
+        ("lossless_drafts", "lossless_drafts_experts"), lossless_drafts,
+        "{} of {:,}; with experts {} of {:,}", "0", lambda plain, _, experts, of: plain == experts == 0),
     Row("contracts", "Killed and failed runs that end bit for bit like others", "measured",
         ("kills", "errors"), survived, "{} kills, {} errors: {} of {} runs", "all",
         lambda kills, errors, same, of: same == of),
