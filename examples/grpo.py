@@ -36,18 +36,18 @@ def reward(prompt: str, response: str) -> float:
 
 def train(config: RunConfig) -> list[float]:
     """Returns the mean reward of each step."""
-    # Task, policy, layouts, engine and trainer; what is wrong with the options is found here.
+    # Build task, policy, layouts, engine and trainer; a wrong option raises here.
     setup = build(config, configure(config.devices))
     config, task, engine, trainer = setup.config, setup.task, setup.engine, setup.trainer
 
-    # Every program of the update, and a few of the rollout, which compiles others when it needs them.
+    # Compile all programs of the update, and a few of the rollout; it compiles others when needed.
     trainer.compile()
     engine.compile()
     state = trainer["init_state"](initial_params(trainer, config))
     reference = trainer["copy"](state.params) if trainer.has_reference else None
     shapes = micro_shapes(config, trainer.layout.split.dp, trainer.layout.platform)
 
-    # The warm-up runs these few. Their times are what the planner decides by.
+    # The warm-up runs these programs, and the planner decides by their measured times.
     warmup = warm_up(
         config, setup, tuple(setup.layouts), lambda layout: trainer.transfer(state.params, layout)
     )
@@ -61,18 +61,18 @@ def train(config: RunConfig) -> list[float]:
 
     means = []
     for step in range(config.steps):
-        # Prompts, and a group of responses to each. The rollout samples the newest policy; between
-        # two bursts of decode steps the planner may change its layout.
+        # Draw prompts and generate a group of responses to each with the newest policy. Between two
+        # bursts of decode steps the planner may change the layout.
         prompts = task.train.batch(step, config.rollout.prompts_per_step)
         generator.load(state.params)
         groups, report = generator.rollout(prompts, step, lambda place, rollout: None)
         generator.release()  # the update has the devices' memory to itself
 
-        # Rewards, and what each response is worth beside the others of its group.
+        # Rewards, and advantages: how much better each response is than its group.
         rewards = np.array([[worth(rollout) for rollout in group.rollouts] for group in groups])
         advantages = group_advantages(rewards, scale=config.algorithm.scale_rewards)
 
-        # The update, in micro-batches of the shapes that are compiled.
+        # The update, in micro-batches of the compiled shapes.
         batch = to_train_batch(
             groups,
             advantages,
