@@ -45,7 +45,7 @@ def abstract_weight(
 
     Args:
       contracted: number of trailing dimensions that a linear layer sums over; 0: the parameter is
-        no weight of a linear layer, and is not quantized.
+        not the weight of a linear layer, and is not quantized.
     """
     if weights == "auto" or not contracted:
         return jax.ShapeDtypeStruct(shape, jnp.float32)

@@ -64,9 +64,7 @@ _ONLY_VALUES: Mapping[str, object] = {
 }
 _CHECK = "check the checkpoint's config.json"
 _COUNTS = ("num_experts", "num_local_experts")  # two names of one field
-_AUX_LOSS_COEF = (
-    0.001  # transformers' default; no loss is added here
-)
+_AUX_LOSS_COEF = 0.001  # transformers' default; no loss is added here
 
 
 @dataclass(frozen=True)
