@@ -227,7 +227,7 @@ def optimizer_of(options: OptimizerConfig, total_steps: int) -> optax.GradientTr
 def schedule_of(
     optimizer: OptimizerConfig, total_steps: int
 ) -> Callable[[ArrayLike], Array | np.floating]:
-    """Returns a function from one of `total_steps` optimizer steps, from 0, to the learning rate."""
+    """Returns a function from an optimizer step, 0 … `total_steps` - 1, to its learning rate."""
     assert optimizer.learning_rate is not None, "as `optimizer_in_use` has it"
     return make_schedule(
         learning_rate=optimizer.learning_rate,

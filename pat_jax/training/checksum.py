@@ -1,6 +1,6 @@
 """Checksums of policies, over the bits and places of all values; the same in every layout.
 
-    Σ_arrays (2 · number + 1) · Σ_values mix(bits ^ SPREAD · place)   modulo 2^32, place in the array
+    Σ_arrays (2 · number + 1) · Σ_values mix(bits ^ SPREAD · place)   modulo 2^32, place in array
 
 `mix` is one to one, so a single different value always shows. Values that changed places, such as
 shards of a wrong resharding, show except with a chance of 1 in 2^32.

@@ -110,7 +110,7 @@ class PolicyUpdate:
                 logprobs, entropy, micro.columns, micro.weights, micro.responses
             )
             if self.model.routers and self.router_aux_loss_coef:
-                # A micro-batch counts by the weight of its tokens in the loss: 1 if it has them all.
+                # A micro-batch counts by the weight of its tokens in the loss, all of them by 1.
                 share = self.router_aux_loss_coef * jnp.sum(micro.weights)
                 value += share * balance.switch_loss(beside)
             more = {name: jnp.sum(micro.weights * beside[name]) for name in self.model.beside}
