@@ -258,7 +258,7 @@ def pack(
 
 
 def prompt_prefixes(groups: Sequence[Sequence[Example]]) -> list[Prefix]:
-    """Returns each example's shareable prefix: its prompt without the last token, which predicts."""
+    """Returns each example's shareable prefix: its prompt without the last token, the predictor."""
     return [
         Prefix(number, len(example.prompt) - 1)
         for number, examples in enumerate(groups)

@@ -33,13 +33,13 @@ class Rollout:
     # Log-probabilities under softmax(logits / temperature), if filters such as top_p changed the
     # distribution that was sampled; None: they are `logprobs`.
     unfiltered_logprobs: np.ndarray | None = None
-    # int16[prompt + response - 1, layers, k]: the experts that computed each token but the last; None:
-    # the policy has no experts.
+    # int16[prompt + response - 1, layers, k]: the experts that computed each token but the last;
+    # None: the policy has no experts.
     routed_experts: np.ndarray | None = None
 
     @property
     def policy_logprobs(self) -> np.ndarray:
-        """The log-probabilities to compare with the trainer's: with temperature, without filters."""
+        """Log-probabilities comparable to the trainer's: with temperature, without filters."""
         unfiltered = self.unfiltered_logprobs
         return self.logprobs if unfiltered is None else unfiltered
 

@@ -30,8 +30,8 @@ _MULTIPLY_SHARE = 1 / 3
 # Operands 2 … 4: 0 and 1 would make steps without arithmetic. Each further operand is twenty more
 # facts for the policy to memorize, which takes most of the warm start's time.
 _OPERANDS = (2, 5)
-# P(n ≥ k terms) ∝ k^-_TAIL, cut off at _MOST_TERMS: the median is 4 and the 99th percentile 16 terms,
-# which are full responses of 24 and 108 tokens.
+# P(n ≥ k terms) ∝ k^-_TAIL, cut off at _MOST_TERMS: the median is 4 and the 99th percentile 16
+# terms, which are full responses of 24 and 108 tokens.
 _FEWEST_TERMS, _MOST_TERMS, _TAIL = 3, 19, 2.2
 _PROMPT_TOKENS_PER_TERM = 3
 MAX_PROMPT_LENGTH = _PROMPT_TOKENS_PER_TERM * _MOST_TERMS  # its response has 129 tokens
