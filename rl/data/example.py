@@ -10,8 +10,8 @@ from jaxtyping import Bool, Int
 class Example:
     tokens: Int[np.ndarray, " length"]
     in_loss: Bool[np.ndarray, " length"]  # the first token never is: nothing predicts it
-    # Position of each token in its text, from 0; a token sees only its own text. None: the example is
-    # one text.
+    # Position of each token in its text, from 0; a token sees only its own text. None: the example
+    # is one text.
     places: Int[np.ndarray, " length"] | None = None
 
     def __len__(self) -> int:

@@ -22,7 +22,7 @@ from pat_jax.rl.text.tokenizer import ASSISTANT, ChatMessage, PromptText, flatte
 
 @dataclass(frozen=True)
 class ExampleColumns:
-    """Names of the columns; `a.b` is field b of column a. Empty: the column has the field's name."""
+    """Names of the columns; `a.b` is field b of column a. Empty: the field's own name."""
 
     prompt: str = ""
     completion: str = ""

@@ -189,7 +189,7 @@ class _Tokens:
         self._known: dict[str, tuple[int, ...] | int | None] = {}
 
     def of(self, row: Row) -> tuple[int, ...] | int | None:
-        """Returns the prompt's tokens or, if it is too long, its length; None if that is not known."""
+        """Returns a prompt's tokens or, if it is too long, its length, or None if unknown."""
         if isinstance(row.prompt, str) and not row.variables:
             key = row.prompt
         else:

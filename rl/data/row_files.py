@@ -174,7 +174,7 @@ def _num_bytes(column: Any) -> int:
 
 
 def _check_size(path: Path, num_rows: int, num_bytes: int) -> None:
-    """Refuses files that are too large: a few kilobytes of Parquet may hold more rows than memory."""
+    """Refuses files that are too large: a few kilobytes of Parquet can unpack to very many rows."""
     if num_rows > MOST_ROWS or num_bytes > MOST_BYTES:
         values = f"{num_bytes / 2**30:.1f} GiB of values and more"
         size = f"{num_rows:,} rows" if num_rows else values
