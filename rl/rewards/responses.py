@@ -27,7 +27,7 @@ class Response:
 
 
 def text_of(rollout: Rollout, tokenizer: Tokenizer) -> str:
-    """Returns a response's text without the stop token, whether or not others are special."""
+    """Returns a response's text without its stop token, also if special tokens are decoded."""
     has_eos = rollout.finish is FinishReason.STOP
     return tokenizer.decode(rollout.tokens[: len(rollout.tokens) - has_eos].tolist())
 
