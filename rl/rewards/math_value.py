@@ -54,7 +54,7 @@ def same_value(found: str, answer: str) -> bool:
 
 
 def _measured(text: str) -> tuple[str, str | None]:
-    r"""Returns an answer in one notation, without what follows `\approx`, and its unit."""
+    """Returns an answer in one notation, the exact value if a rounded one follows, and its unit."""
     exact, _, rounded = plain(text).partition(r"\approx")
     text = (exact if exact.strip() else rounded).strip().rstrip(".").strip()
     return (text, None) if _HEDGE.search(text) else split_unit(text)

@@ -116,7 +116,7 @@ class Recognised:
 
 
 def _ground_truth(columns: Mapping[str, object]) -> dict[str, object]:
-    """Returns the ground truth: that of `reward_model` as in verl's data, else the answer column."""
+    """Returns the ground truth in `reward_model`, as in verl's data, else the answer column."""
     model = columns.get("reward_model")
     if isinstance(model, Mapping) and "ground_truth" in model:
         return {"ground_truth": model["ground_truth"]}

@@ -33,7 +33,7 @@ class SpecialTokens:
 
 
 def _beginning(tokenizer: Any) -> tuple[int, ...]:
-    """Returns the tokens that the tokenizer puts before a text, else its beginning token, if any."""
+    """Returns the tokens that the tokenizer puts before a text, else its beginning token or ()."""
     begun, bare = (tokenizer.encode("a", add_special_tokens=more) for more in (True, False))
     for count in range(1, len(begun) - len(bare) + 1):
         if bare and begun[count : count + len(bare)] == bare:

@@ -66,7 +66,7 @@ class TextWorker:
           WorkerDied: the process has ended; this worker gives no more answers.
         """
         assert self.process.stdout
-        # JSON, not pickle: a process that runs a stranger's template must not choose what we unpickle.
+        # JSON, not pickle: what runs a stranger's template must not choose what is unpickled here.
         line = self.process.stdout.readline()
         if not line.endswith(b"\n"):
             self._finalizer()
