@@ -18,9 +18,7 @@ Shape = tuple[int, int]  # rows, length
 # the largest one's tokens.
 PASS_COST = 1 / 32
 MOST_SHAPES = 4  # each about half of the next: the smallest is an eighth of the largest
-MOST_OF_LONGER = (
-    0.75  # a shorter bucket is worth a program up to this share of a longer one's length
-)
+MOST_OF_LONGER = 0.75  # longest that a shorter bucket may be, relative to a longer one
 
 
 class Prefix(NamedTuple):
