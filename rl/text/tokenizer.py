@@ -169,8 +169,8 @@ class HuggingFaceTokenizer:
     def encode_text(self, text: str) -> list[int]:
         """Returns the tokens of a text to continue, without a chat template.
 
-        Unlike `encode`, adds the beginning-of-sequence token that a base model expects, unless the
-        text begins with it.
+        Unlike `encode`, keeps the beginning-of-sequence token that the tokenizer adds and a base
+        model expects, unless the text begins with one.
         """
         return self.special.begun_once(self._tokenizer.encode(text))
 
