@@ -1,7 +1,7 @@
-"""Which weights of a policy may have an adapter, by the names of what PEFT adapts.
+"""Lists the weights of a policy that may have an adapter, under PEFT's module names.
 
-PEFT knows the layers of transformers 5, where a layer's experts are two stacks, `gate_up_proj` and
-`down_proj`. The first is two weights here, whose adapter has one a: PEFT 0.21 splits neither.
+PEFT follows transformers 5, where a layer's experts are two stacks, `gate_up_proj` and `down_proj`.
+Here `gate_up_proj` is two weights, gate and up, whose adapters share one a, as in PEFT 0.21.
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ import jax
 from pat_jax.models.checkpoints.hf_tensors import HFTensor, hf_tensors
 from pat_jax.models.policy import Params, Policy
 
-# Of a layer that has experts: where PEFT has the adapter, and the place of a part of its outputs.
+# For a layer with experts: PEFT's module, and which part of the module's outputs a weight is.
 _SPARSE = {
     "router": ("gate", None),
     "gate": ("experts.gate_up_proj", 0),
@@ -23,11 +23,11 @@ _SPARSE = {
 
 @dataclass(frozen=True)
 class Linear:
-    """A weight, and the adapter that it may have."""
+    """The adapter that one weight may have."""
 
     module: str
-    num_in: int  # trailing dimensions that a product with it sums over; 0: it has no adapter
-    part: int | None = None  # of the adapter's outputs, where several weights share its a
+    num_in: int  # trailing dimensions that a product with the weight sums over; 0: no adapter
+    part: int | None = None  # part of the adapter's outputs, where several weights share its a
 
     @property
     def is_stack(self) -> bool:
@@ -35,17 +35,17 @@ class Linear:
 
 
 def is_stack(module: str) -> bool:
-    """Whether its weights and adapters have a first dimension of experts."""
+    """Whether the first dimension of the module's weights and adapters is the expert."""
     return ".experts." in module
 
 
 def is_of_experts(policy: Policy, module: str) -> bool:
-    """Whether a module that may have an adapter is a stack of experts or a router."""
+    """Whether `module`, which may have an adapter, is a stack of experts or a router."""
     return policy.config.experts is not None and ".mlp." in module
 
 
 def linear_weights(policy: Policy) -> Params:
-    """The tree of the parameters, with a `Linear` in place of each array."""
+    """Returns the tree of the policy's parameters with a `Linear` in place of each array."""
     tensors, tree = jax.tree_util.tree_flatten_with_path(hf_tensors(policy))
     variables = jax.tree.leaves(
         policy.abstract_params, is_leaf=lambda x: hasattr(x, "get_metadata")
@@ -56,7 +56,7 @@ def linear_weights(policy: Policy) -> Params:
 
 
 def linear_modules(policy: Policy) -> list[str]:
-    """Modules that may have an adapter, each once."""
+    """Returns the names of the modules that may have an adapter, each once."""
     linear: Sequence[Linear] = jax.tree.leaves(linear_weights(policy))
     return list(dict.fromkeys(each.module for each in linear if each.num_in))
 
@@ -68,7 +68,7 @@ def _linear(
     if policy.config.experts is None or keys[0] != "layers" or keys[2] != "mlp":
         return Linear(tensor.module, contracted)
     if not policy.config.is_sparse(keys[1]) or keys[3] not in _SPARSE:
-        # PEFT cannot tell an MLP from experts by the names of its layers, and adapts none.
+        # PEFT cannot tell an MLP from experts by module name, so no MLP of such a model is adapted.
         return Linear(tensor.module, 0)
     name, part = _SPARSE[keys[3]]
     return Linear(f"model.layers.{keys[1]}.mlp.{name}", 1, part)

@@ -13,26 +13,27 @@ Axes = tuple[str | None, ...]  # names of an array's dimensions
 
 @pytree_dataclass
 class AdaptedWeight:
-    """weight + b · a, which a product with it never multiplies out; of experts, which are the first
-    dimension of all three, each expert's own. In the place of arrays may be shapes, axis names or
-    shardings."""
+    """weight + b · a, which products never multiply out.
 
-    weight: Any  # [*out, *in]; a `QuantizedWeight` where it only generates
+    In a stack of experts the first dimension of all three is the expert. The leaves may also be
+    shapes, axis names or shardings in place of arrays."""
+
+    weight: Any  # [*out, *in]; may be a `QuantizedWeight` in a copy that only generates
     a: Any  # [rank, *in], or [experts, rank, in]
     b: Any  # [*out, rank], scale included, or [experts, out, rank]
 
     @property
     def contracted(self) -> int:
-        """Trailing dimensions of the weight that a product sums over."""
+        """Number of trailing dimensions of the weight that a product sums over."""
         return len(self.weight.shape) + 1 - len(self.b.shape)
 
     @property
     def is_stack(self) -> bool:
-        """Whether it is of experts."""
+        """Whether the first dimension is the expert."""
         return len(self.a.shape) > self.contracted + 1
 
     def merged(self) -> Float[Array, "..."]:
-        """The sum, in float32."""
+        """Returns weight + b · a, in float32."""
 
         def product(b: Array, a: Array) -> Array:
             return jnp.tensordot(b, a, axes=1, precision="highest")
@@ -43,12 +44,11 @@ class AdaptedWeight:
 
 
 def adapter_axes(axes: Axes, contracted: int, *, is_stack: bool) -> tuple[Axes, Axes]:
-    """Axes of a and b beside a weight of `axes`: those of its own dimensions; the rank is never
-    split.
+    """Returns the axes of a and b, taken from the weight's own `axes`; the rank is never split.
 
     Args:
-      contracted: trailing dimensions of the weight that a product sums over.
-      is_stack: its first dimension is the expert.
+      contracted: number of trailing dimensions of the weight that a product sums over.
+      is_stack: whether the weight's first dimension is the expert.
     """
     stack = axes[:1] if is_stack else ()
     return (*stack, None, *axes[-contracted:]), (*axes[:-contracted], None)

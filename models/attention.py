@@ -1,8 +1,8 @@
 """Attention, in Flax NNX.
 
 Query heads are stored as [kv_heads, queries_per_kv]: head h reads KV head h // queries_per_kv, and
-a layout may split the two axes separately (KV heads first, then the queries that share one). What
-pads the queries of a KV head is heads of zeros: nothing reads them, and nothing trains them.
+a layout may split the two axes separately (KV heads first, then the queries that share one).
+Padding adds query heads of zeros to each KV head; nothing reads or trains these heads.
 """
 
 from functools import partial
@@ -21,7 +21,7 @@ from pat_jax.models.partition import Partition
 
 Cache = TypeVar("Cache", bound=LayerCache)
 
-# What splits the dimensions of an attention's inputs.
+# Axis names of the queries, and of the keys and values.
 QUERIES = ("batch", None, "kv_heads", "queries_per_kv", None)
 CONTEXT = ("batch", "kv_heads", None, None)
 
@@ -36,7 +36,7 @@ class Attention(nnx.Module):
         )
         heads = ("kv_heads", "queries_per_kv", None)
         of_kv = ("kv_heads", None, "embed")
-        real = config.queries_per_kv  # the others of a group are padding
+        real = config.queries_per_kv  # the other query heads of a KV head are padding
         self.query = param(
             keys,
             (kv, group, dim, embed),
@@ -92,7 +92,7 @@ class Attention(nnx.Module):
         return partition.sum(out, "kv_heads", "queries_per_kv"), cache
 
     def _without_padding(self, attended: Array, partition: Partition) -> Array:
-        """Zeros for what pads a KV head's queries, so that its weights have gradients of zeros."""
+        """Zeroes the padded query heads, so that the gradients of their weights are zero."""
         config, here = self.config, attended.shape[3]
         if config.padded_queries_per_kv == config.queries_per_kv:
             return attended

@@ -1,11 +1,10 @@
-"""The shape of a model: one configuration that Llama, Qwen2.5, Qwen3, Mixtral and BigMac
-specialise."""
+"""The shape of a model: one configuration for Llama, Qwen2.5, Qwen3, Mixtral and BigMac."""
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-# Fields that say how arrays are padded, which is for the devices at hand. What is saved has zeros there.
+# Fields that say how arrays are padded for the devices at hand. Saved arrays are zero there.
 PADDING = ("vocab_multiple", "query_multiple")
 
 
@@ -21,16 +20,16 @@ class RopeScaling:
 
 @dataclass(frozen=True)
 class ExpertsConfig:
-    """A mixture of experts in the place of a layer's MLP: a few of many compute each token."""
+    """A mixture of experts in place of a layer's MLP: a few of its experts compute each token."""
 
     num_experts: int
     num_experts_per_tok: int
     expert_dim: int  # hidden units of an expert
-    # Whether the weights of a token's experts sum to one; else they are shares of all experts'.
+    # Whether the weights of a token's experts sum to 1; else the softmax is over all experts.
     norm_topk_prob: bool = True
-    dense_layers: tuple[int, ...] = ()  # layers with an MLP of `mlp_dim` all the same
-    # Numbers of a token that experts take and give, where those are fewer than the layer's (BigMac,
-    # arXiv 2502.16927); 0: they are the layer's.
+    dense_layers: tuple[int, ...] = ()  # layers that have an MLP of `mlp_dim` and no experts
+    # Width of the experts' inputs and outputs where it is less than `embed_dim` (BigMac, arXiv
+    # 2502.16927); 0: it is `embed_dim`.
     latent_dim: int = 0
 
     def __post_init__(self):
@@ -43,7 +42,7 @@ class ExpertsConfig:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    # The Hugging Face model type it is written back as: "llama", "qwen2", "qwen3", "qwen3_moe",
+    # The Hugging Face model type of exported checkpoints: "llama", "qwen2", "qwen3", "qwen3_moe",
     # "mixtral" or "bigmac", which transformers does not have.
     architecture: str
     vocab_size: int
@@ -59,12 +58,12 @@ class ModelConfig:
     attention_bias: bool = False  # Qwen2.5: biases on the query, key and value projections
     qk_norm: bool = False  # Qwen3: RMS norm of each query and key head
     tie_embeddings: bool = False
-    # Tokens of the longest sequence, prompt and response, that rotary positions are good for, their
-    # scaling included: 131,072 of Llama 3.1, first trained with 8,192; 40,960 of Qwen3 as it comes.
+    # Tokens of the longest sequence, prompt and response, that rotary positions support, with their
+    # scaling: 131,072 for Llama 3.1 (first trained with 8,192), 40,960 for Qwen3 as published.
     max_position: int = 32_768
     experts: ExpertsConfig | None = None
     vocab_multiple: int = 128  # embedding rows are padded to it, alike in every layout
-    query_multiple: int = 1  # and the query heads of a KV head, with heads that add nothing
+    query_multiple: int = 1  # query heads per KV head are padded to it, with heads that add nothing
 
     def __post_init__(self):
         if self.num_heads % self.num_kv_heads:
@@ -73,7 +72,7 @@ class ModelConfig:
             )
 
     def is_sparse(self, layer: int) -> bool:
-        """Whether a layer has experts."""
+        """Whether layer number `layer` has experts."""
         return self.experts is not None and layer not in self.experts.dense_layers
 
     @property
@@ -83,7 +82,7 @@ class ModelConfig:
 
     @property
     def expert_embed_dim(self) -> int:
-        """`embed_dim` as experts see it: numbers of a token that they take and give."""
+        """Width of the experts' inputs and outputs."""
         return (self.experts and self.experts.latent_dim) or self.embed_dim
 
     @property
@@ -93,7 +92,7 @@ class ModelConfig:
 
     @property
     def routes_shape(self) -> tuple[int, int]:
-        """Layers with experts, and experts of a token in each: those of one token's routes."""
+        """Shape of one token's routes: layers with experts, and experts per token in each."""
         return len(self.sparse_layers), self.experts.num_experts_per_tok if self.experts else 0
 
     @property
@@ -113,7 +112,7 @@ class ModelConfig:
         return math.ceil(self.vocab_size / self.vocab_multiple) * self.vocab_multiple
 
     def unpadded(self, shape: Sequence[int], axes: Sequence[str | None]) -> tuple[int, ...]:
-        """The shape of a parameter, whose axes have these names, without what pads it."""
+        """Returns the shape of a parameter with these axis names, without its padding."""
         sizes = {"vocab": self.vocab_size, "queries_per_kv": self.queries_per_kv}
         return tuple(sizes.get(axis or "", size) for size, axis in zip(shape, axes, strict=True))
 

@@ -1,7 +1,7 @@
-"""A small head behind one of a policy's layers: what it would generate if it ended there.
+"""A small head that predicts the policy's next token from one of its first layers (early exit).
 
-After AdaDecode (arXiv 2506.03700): the policy's own final norm and logits, and between them one
-matrix that is learned. A matrix of zeros changes nothing.
+As in AdaDecode (arXiv 2506.03700), it uses the policy's own final norm and output head, with one
+learned matrix between them. A matrix of zeros changes nothing.
 """
 
 from jaxtyping import Array, Float
@@ -14,8 +14,9 @@ ExitHead = Float[Array, "embed embed"]
 def exit_hidden(
     hidden: Float[Array, "*batch embed"], head: ExitHead
 ) -> Float[Array, "*batch embed"]:
-    """
+    """Returns hidden + head · hidden, the input of the policy's output head.
+
     Args:
-      hidden: behind the layer and the final norm.
+      hidden: the layer's output after the final norm.
     """
     return hidden + linear(hidden, head)

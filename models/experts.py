@@ -1,12 +1,12 @@
 """A mixture of experts: a router chooses a few of a layer's experts for each token.
 
-Which experts compute a token is a decision, recorded like the token itself. A caller that computes
-a position again passes what was recorded: only the experts' weights come from the router at hand
-(R3, arXiv 2510.11370).
+The rollout records which experts computed each token. A caller that computes a position again
+passes the recorded experts: only their weights then come from the current router (R3, arXiv
+2510.11370).
 
-With `latent_dim` experts take and give fewer numbers of a token than the layer has, and devices
-send as few (BigMac, arXiv 2502.16927, equation 2). Two matrices that all experts share go there
-and back; the router sees the whole token.
+With `latent_dim` the experts' inputs and outputs are narrower than the layer, so devices exchange
+less (BigMac, arXiv 2502.16927, equation 2). Two matrices shared by all experts project down to
+`latent_dim` and back up. The router sees the full width.
 """
 
 from functools import partial
@@ -27,21 +27,21 @@ from pat_jax.models.partition import Partition, Rows
 from pat_jax.models.rematerialization import kept_of_router
 
 ROUTE_DTYPE = jnp.int16
-NOT_RECORDED = -1  # in the place of a recorded expert: the router chooses
-NO_TOKEN = NO_EXPERT = -1  # in the place of a token that is not there, and of its experts
+NOT_RECORDED = -1  # instead of a recorded expert: the router chooses
+NO_TOKEN = NO_EXPERT = -1  # padding instead of a token, and instead of its experts
 
 
 class Routed(NamedTuple):
-    """What a layer's router makes of some tokens."""
+    """The choices of a layer's router for some tokens, and statistics of them."""
 
-    experts: Int[Array, "rows length k"]  # that it would choose, likeliest first
-    # Summed over the real tokens, in float32: how many would have each expert, the probability of
-    # each, and the entropy of the distribution over experts, in nats.
+    experts: Int[Array, "rows length k"]  # the router's own choice, likeliest first
+    # Sums over the real tokens, in float32: how many would choose each expert, each expert's
+    # probability, and the entropy of the distribution over experts, in nats.
     load: Float[Array, " num_experts"]
     probability: Float[Array, " num_experts"]
     entropy: Float[Array, ""]
-    # By how much the least likely of the experts that computed each token leads the others, in
-    # logits; below 0 where those recorded are not the likeliest.
+    # Smallest logit among the experts that computed a token, minus the largest among the others;
+    # below 0 where the recorded experts are not the likeliest.
     margin: Float[Array, "rows length"]
 
 
@@ -75,11 +75,11 @@ class Experts(nnx.Module):
     ) -> tuple[Float[Array, "rows length embed"], Routed]:
         """
         Args:
-          is_real: the other tokens have no expert, and come to zeros.
-          recorded: experts that the tokens are to have, NOT_RECORDED where the router chooses.
+          is_real: whether each token is real; other tokens have no expert and the output 0.
+          recorded: the experts to compute each token, NOT_RECORDED where the router chooses.
         """
         logits = linear(x, self.router.get_value(), dtype=jnp.float32)
-        # Of equal logits the lower index, on every back end.
+        # Among equal logits the lower index wins, on every back end.
         likeliest = kept_of_router(jax.lax.top_k(logits, self.config.num_experts_per_tok)[1])
         chosen = likeliest if recorded is None else jnp.where(recorded < 0, likeliest, recorded)
         experts = self.gate.get_value(), self.up.get_value(), self.down.get_value()
@@ -127,7 +127,7 @@ def _compute(
     num_experts: int,
     kernels: Kernels = ANYWHERE,
 ) -> Float[Array, "rows length embed"]:
-    """What the experts here, of which the first has the number `first`, add to some rows."""
+    """Output of the experts on this device, numbered from `first`, for some rows."""
     x, chosen, weights = rows
     k = chosen.shape[-1]
     num_rows = x.shape[0] * x.shape[1]

@@ -1,7 +1,7 @@
-"""Layers that differ in their numbers alone, one after the other or as a loop.
+"""Runs equal layers unrolled or as a loop.
 
-Unrolled, a compiler optimizes each layer by itself; of a loop it meets the body once, however many
-there are. Knows trees of arrays. Does not know what a layer is.
+Unrolled, the compiler optimizes each layer by itself. In a loop it compiles the body once, however
+many layers there are. Knows trees of arrays. Does not know what a layer is.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -19,7 +19,7 @@ Run = Callable[[Params, Array], tuple[Array, Beside]]
 
 
 def unrolled(run: Run, layers: Sequence[Params], x: Array) -> tuple[Array, list[Beside]]:
-    """What the layers make of x, one after the other, and what each returns beside it."""
+    """Applies the layers to x in turn; returns the output and what each layer returns beside it."""
     beside = []
     for params in layers:
         x, more = run(params, x)
@@ -28,10 +28,10 @@ def unrolled(run: Run, layers: Sequence[Params], x: Array) -> tuple[Array, list[
 
 
 def scanned(run: Run, layers: Sequence[Params], x: Array) -> tuple[Array, list[Beside]]:
-    """The same, neighbours that are alike in one loop (`jax.lax.scan`).
+    """Like `unrolled`, but neighbouring layers with equal shapes run in one loop (`jax.lax.scan`).
 
-    A loop reads their parameters from a copy, in x's dtype: a layer casts them to it before
-    anything else. Its gradients come as such a copy, too.
+    A loop reads the layers' parameters from a stacked copy in x's dtype, to which layers cast them
+    anyway. The gradients come as such a copy, too.
     """
 
     def stack(*of: Array) -> Array:
@@ -50,7 +50,7 @@ def scanned(run: Run, layers: Sequence[Params], x: Array) -> tuple[Array, list[B
 
 
 def _alike(layers: Sequence[Params]) -> Iterator[list[Params]]:
-    """Neighbours whose parameters have equal names, shapes and dtypes."""
+    """Groups neighbouring layers whose parameters have equal names, shapes and dtypes."""
 
     def form(params: Params) -> Any:
         leaves, structure = jax.tree.flatten(params)

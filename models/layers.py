@@ -15,14 +15,14 @@ from pat_jax.models.config import ModelConfig, RopeScaling
 from pat_jax.models.weight_formats import QuantizedWeight
 
 QUERY_BLOCK = 512  # queries attended at once: bounds the score matrix of long sequences
-QUERY_TILE = 8  # of which a block is a multiple: rows of an accelerator's tiles
+QUERY_TILE = 8  # the size of a block is a multiple of it: rows of an accelerator's tiles
 MASKED = -1e30  # finite, so that a row without any visible key gives no NaN
 FEW_TOKENS = 64  # up to here a product with weights reads them faster than it computes
 BLOCK = 2**16  # values of a quantized weight that a CPU converts at once; seen best of 2^15 … 2^17
 
 
 class Rotation(NamedTuple):
-    """The angles of the rotary pairs of some tokens."""
+    """Cosine and sine of the rotary angles of some tokens."""
 
     cos: Float[Array, "rows length head_dim/2"]
     sin: Float[Array, "rows length head_dim/2"]
@@ -38,10 +38,10 @@ def linear(
     """x · weightᵀ over the last `contracted` dimensions of both, cast to x's dtype.
 
     Args:
-      weight: [*out, *in], so that what one output sums over lies together in memory. If it is
+      weight: [*out, *in], so that the inputs of one output are contiguous in memory. If it is
         quantized, the sums over its values are scaled, in float32. If it is adapted, (x · aᵀ) · bᵀ
         is added to the result.
-      dtype: of the sums and the result; x's where not given.
+      dtype: dtype of the sums and the result; x's if not given.
     """
     if isinstance(weight, AdaptedWeight):
         low = linear(x, weight.a, contracted=contracted)
@@ -73,8 +73,8 @@ def _plain(
 def _streamed(
     x: Array, weight: Array | QuantizedWeight, *, contracted: int, dtype: jnp.dtype
 ) -> Array:
-    # XLA:CPU reads a left operand as it lies but copies a right one into another order first: so
-    # the weight goes left. Without the barriers XLA would turn the product round again.
+    # XLA:CPU reads a left operand in place but first copies a right one into another order: so the
+    # weight goes left. Without the barriers XLA would swap the operands again.
     batch = x.shape[: x.ndim - contracted]
     few = jnp.reshape(x, (math.prod(batch), *x.shape[len(batch) :]))
     turned = jax.lax.optimization_barrier(jnp.moveaxis(few, 0, -1))
@@ -87,9 +87,9 @@ def _streamed(
 
 
 def _in_blocks(weight: QuantizedWeight, turned: Array, contracted: int, dtype: jnp.dtype) -> Array:
-    """weight · turned[*in, few], [*out, few], by so many outputs as stay in a core's cache.
+    """weight · turned[*in, few] as [*out, few], in blocks of outputs that fit a core's cache.
 
-    XLA:CPU's products take floats: of a whole weight they would be written to memory and read again.
+    XLA:CPU multiplies floats only: a whole converted weight would go to memory and back.
     """
     out_shape, num_in = weight.scale.shape, math.prod(turned.shape[:contracted])
     turned, values = _in_step(jnp.reshape(turned, (num_in, -1)), weight.values)
@@ -97,7 +97,7 @@ def _in_blocks(weight: QuantizedWeight, turned: Array, contracted: int, dtype: j
     num_out, size = values.shape[0], min(values.shape[0], max(1, BLOCK // num_in))
 
     def one_block(i: Array, sums: Array) -> Array:
-        # The last block starts earlier where it is not a whole one: both clamp their start alike.
+        # A last block that is not whole starts earlier: slice and update clamp their start alike.
         block = jax.lax.dynamic_slice_in_dim(values, i * size, size).astype(turned.dtype)
         product = jax.lax.optimization_barrier(_dot(block, turned, ((1,), (0,)), jnp.float32))
         return jax.lax.dynamic_update_slice_in_dim(sums, product, i * size, axis=0)
@@ -109,8 +109,8 @@ def _in_blocks(weight: QuantizedWeight, turned: Array, contracted: int, dtype: j
 
 
 def _in_step(x: Array, values: Array) -> tuple[Array, Array]:
-    # With x, which changes: else XLA would convert the values once before a loop over steps, and
-    # read what they became in each.
+    # Ties the values to x, which changes: else XLA would convert them once before a loop over
+    # steps, and read the larger converted values in each step.
     return jax.lax.optimization_barrier((x, values))
 
 
@@ -135,8 +135,9 @@ def rms_norm(x: Float[Array, "... dim"], scale: Float[Array, " dim"], eps: float
 
 
 def rope_frequencies(config: ModelConfig) -> np.ndarray:
-    """Radians per position of each rotary pair, float64[head_dim / 2] (arXiv 2104.09864,
-    §3.4.2)."""
+    """Returns the radians per position of each rotary pair, float64[head_dim / 2].
+
+    Reference: arXiv 2104.09864, §3.4.2."""
     exponents = np.arange(0, config.head_dim, 2, dtype=np.float64) / config.head_dim
     frequencies = config.rope_theta**-exponents
     if config.rope_scaling is None:
@@ -155,12 +156,12 @@ def _stretch_low_frequencies(frequencies: np.ndarray, scaling: RopeScaling) -> n
 
 
 def angles(positions: Int[Array, "rows length"], frequencies: np.ndarray) -> Rotation:
-    """The angle of each rotary pair at each position: the same in all layers, so taken once."""
+    """Returns cosine and sine of each rotary pair's angle at each position, for all layers."""
     radians = (
         positions[..., None].astype(jnp.float32)
         * jnp.asarray(frequencies, jnp.float32)[None, None, :]
     )
-    # Else XLA:CPU takes sine and cosine anew in each layer and head, fused into what uses them.
+    # Else XLA:CPU fuses sine and cosine into their users, and computes them in each layer and head.
     return Rotation(*jax.lax.optimization_barrier((jnp.cos(radians), jnp.sin(radians))))
 
 
@@ -192,7 +193,7 @@ def attend(
     length = queries.shape[1]
     if length <= QUERY_BLOCK:
         return _attend_block(queries, keys, values, positions)
-    # As even as whole tiles allow: what fills up the last block is computed for nothing.
+    # Blocks as even as whole tiles allow: padding in the last block is computed for nothing.
     num_blocks = -(-length // QUERY_BLOCK)
     size = -(-length // (num_blocks * QUERY_TILE)) * QUERY_TILE
 
@@ -230,7 +231,7 @@ def attend_where(
     values: Float[Array, "rows kv_heads context head_dim"],
     visible: Bool[Array, "rows length context"],
 ) -> Float[Array, "rows length kv_heads queries_per_kv head_dim"]:
-    """Softmax attention of few queries, each to some key at least."""
+    """Softmax attention of few queries; each sees at least one key."""
     scores = jnp.where(visible[:, None, None, :, :], attention_scores(queries, keys), MASKED)
     weights = jax.nn.softmax(scores, axis=-1).astype(values.dtype)
     return jnp.einsum("bkgts,bksd->btkgd", weights, values)
@@ -242,12 +243,12 @@ def sees(
     start: Int[Array, "*shape"],
     trunk: Int[Array, "*shape"] | None,
 ) -> Bool[Array, "*shape"]:
-    """Whether the query in turn behind a row's first, which is in column `start`, sees the key in a
-    column.
+    """Whether query number `turn` of a row, whose first query is in column `start`, sees the key in
+    column `column`.
 
     Args:
-      trunk: the queries behind so many behind the first are a branch: it begins behind the first,
-        and does not see those. None: no row branches.
+      trunk: number of queries behind the first that form the trunk. Later queries form a branch,
+        which begins behind the first query and does not see the trunk. None: no row branches.
     """
     is_before = column <= start + turn
     if trunk is None:
@@ -259,7 +260,7 @@ def sees(
 def swiglu(
     gate: Float[Array, "*batch mlp"], up: Float[Array, "*batch mlp"]
 ) -> Float[Array, "*batch mlp"]:
-    """silu(gate) ⊙ up (arXiv 2002.05202). The backward pass keeps these two and nothing else."""
+    """silu(gate) ⊙ up (arXiv 2002.05202). The backward pass keeps only `gate` and `up`."""
     return jax.nn.silu(gate) * up
 
 
@@ -269,9 +270,9 @@ def _swiglu_forward(gate: Array, up: Array) -> tuple[Array, tuple[Array, Array]]
 
 def _swiglu_backward(kept: tuple[Array, Array], grad: Array) -> tuple[Array, Array]:
     gate, up = kept
-    # Each ends with a division by 1 / sigmoid(gate): XLA:CPU computes one once, and what ends cheaply
-    # again for each product that reads it, for that with the weights' gradient in an order that
-    # misses its caches (seen to take as long as the product).
+    # Both results end with a division by 1 / sigmoid(gate). XLA:CPU computes what ends in a
+    # division once. What ends cheaply it recomputes in each product that reads it; in the product
+    # for the weights' gradient in an order that misses caches (seen to take as long as it).
     inverse = 1 + jnp.exp(-gate)
     to_gate = grad * up * (1 + gate * (1 - 1 / inverse)) / inverse
     return to_gate, grad * gate / inverse

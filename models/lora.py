@@ -28,48 +28,50 @@ from pat_jax.models.adapted_weight import AdaptedWeight, adapter_axes, is_adapte
 from pat_jax.models.parameters import Initializer, padded, zeros
 from pat_jax.models.policy import Params, Policy, initialize
 
-# As PEFT calls them: those of the layers, not the output head; beside experts those of attention.
+# PEFT's name for all linear layers but the output head; in a model with experts only attention's.
 ALL_LINEAR = "all-linear"
-# Parts of names of experts, and of MLPs beside them, as checkpoints have them.
+# Parts of the module names of experts, and of MLPs beside them, in checkpoints.
 _OF_EXPERTS = {"experts", "block_sparse_moe", "router"}
 _LATENT = {"fc1_latent_proj", "fc2_latent_proj"}
 _BESIDE_ATTENTION = {"mlp", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3", *_OF_EXPERTS}
 _BESIDE_ATTENTION |= _LATENT
-_STREAM = 0x10A  # of random keys: none is the key of a parameter of the base
+_STREAM = 0x10A  # stream of random keys, distinct from those of the base's parameters
 
 
 @pytree_dataclass
 class Adapter:
-    """What is trained in place of a weight [*out, *in], or of a stack [experts, out, in]: float32
-    arrays, or in their place shapes, axes or shardings."""
+    """The low-rank factors trained for a weight [*out, *in], or for a stack [experts, out, in].
+
+    The leaves are float32 arrays, or shapes, axes or shardings in their place."""
 
     a: Any  # [rank, *in], or [experts, rank, in]
-    # [*out, rank], or [experts, out, rank]; a list of the two where gate and up share a.
+    # [*out, rank], or [experts, out, rank]; a list with one b each where gate and up share a.
     b: Any
 
 
-Adapters = dict[str, Adapter]  # by the module of `linear_modules`, as model.layers.0.mlp.up_proj
+Adapters = dict[str, Adapter]  # by module of `linear_modules`, such as model.layers.0.mlp.up_proj
 
 
 @dataclass(frozen=True)
 class Lora:
-    """The static half of a policy's adapters, as `Policy` is of its parameters."""
+    """The static half of a policy's adapters: which modules have one, rank and alpha."""
 
     policy: Policy
     rank: int
     alpha: float
-    modules: tuple[str, ...]  # that have an adapter
-    # Whether that of gate and up has twice the rank, at the same scale: as PEFT makes it where both
-    # were to have one.
+    modules: tuple[str, ...]  # modules that have an adapter
+    # Whether the adapter of gate and up has twice the rank at the same scale, as PEFT makes it
+    # where each of the two was to have an adapter.
     doubles_gate_up: bool = False
 
     @classmethod
     def of(cls, policy: Policy, *, rank: int, alpha: float, targets: Sequence[str]) -> "Lora":
-        """
+        """Finds the modules that the targets name.
+
         Args:
-          targets: ends of modules' names, as PEFT takes them: `q_proj`, `mlp.up_proj`,
-            `layers.0.self_attn.o_proj`, of experts `experts.gate_up_proj`, `experts.down_proj` and
-            `gate.weight`; or `all-linear`, of a model with experts its attention.
+          targets: suffixes of module names, as in PEFT: `q_proj`, `mlp.up_proj` or
+            `layers.0.self_attn.o_proj`; for experts `experts.gate_up_proj`, `experts.down_proj` and
+            `gate.weight`. `all-linear` names every linear layer, or with experts only attention's.
 
         Raises:
           UserError: a target matches no linear layer.
@@ -93,7 +95,7 @@ class Lora:
 
     @property
     def kinds(self) -> list[str]:
-        """Names of the modules without their layers, each once."""
+        """The last parts of the modules' names, such as `q_proj`, each once."""
         return list(dict.fromkeys(name.rpartition(".")[2] for name in self.modules))
 
     @property
@@ -103,7 +105,7 @@ class Lora:
 
     @property
     def active_weights(self) -> int:
-        """Those that each token is multiplied with: of experts, those of its own."""
+        """Number of weights that one token is multiplied with; only its own experts count."""
         stacks = sum(_size(x) for name, x in self.unpadded.items() if is_stack(name))
         if not stacks:
             return self.num_weights
@@ -114,7 +116,7 @@ class Lora:
 
     @property
     def abstract_params(self) -> Adapters:
-        """Their shapes, float32."""
+        """The shapes of the adapters, float32."""
 
         def shaped(linear: Linear, weight: jax.ShapeDtypeStruct) -> Adapter:
             out, into = weight.shape[: -linear.num_in], weight.shape[-linear.num_in :]
@@ -126,7 +128,7 @@ class Lora:
 
     @property
     def unpadded(self) -> Adapters:
-        """Their shapes without what pads the weights."""
+        """The shapes of the adapters without padding."""
         return jax.tree.map(
             lambda like, axes: self.policy.config.unpadded(like.shape, axes),
             self.abstract_params,
@@ -134,7 +136,7 @@ class Lora:
         )
 
     def param_axes(self) -> Adapters:
-        """Axis names."""
+        """Returns the axis names of the adapters."""
 
         def named(linear: Linear, axes: tuple[str | None, ...]) -> Adapter:
             return Adapter(*adapter_axes(axes, linear.num_in, is_stack=linear.is_stack))
@@ -142,8 +144,9 @@ class Lora:
         return self._each(self.policy.param_axes(), named)
 
     def init(self, seed: int, shardings: Adapters | None = None) -> Adapters:
-        """a uniform in ±1/√fan_in, as PEFT has it (Kaiming's with a slope of √5), and b of zeros:
-        at first the policy is its base. What pads a weight has zeros in both."""
+        """Returns new adapters, with which the policy equals its base.
+
+        a is uniform in ±1/√fan_in, as in PEFT (Kaiming with slope √5), b is zero; padding too."""
         key = jax.random.fold_in(jax.random.key(seed), _STREAM)
         made: Adapters = {}
         unpadded = self.unpadded
@@ -164,18 +167,18 @@ class Lora:
         return made
 
     def attach(self, base: Params, adapters: Adapters) -> Params:
-        """The policy with its adapters beside its weights."""
+        """Returns the policy's parameters, an `AdaptedWeight` in place of each adapted weight."""
 
         def scaled(x: Array | AdaptedWeight) -> Array | AdaptedWeight:
             if not isinstance(x, AdaptedWeight):
                 return x
-            # A copy: gate and up share a, and each of the two may be deleted by itself.
+            # Copies a: gate and up share it, and each of the two may be deleted by itself.
             return replace(x, a=jnp.copy(x.a), b=self.scale * x.b)
 
         return jax.tree.map(scaled, self.beside_each(base, adapters), is_leaf=is_adapted)
 
     def beside_each(self, base: Any, adapters: Any) -> Any:
-        """The same of arrays, shapes or shardings; b without the scale."""
+        """Like `attach`, for arrays, shapes or shardings, and without the scale in b."""
 
         def paired(linear: Linear, weight: Any) -> Any:
             adapter = adapters.get(linear.module)
@@ -188,19 +191,18 @@ class Lora:
 
     @property
     def factors(self) -> Any:
-        """What `attach` multiplies each array of `beside_each` by."""
+        """The tree of factors by which `attach` multiplies the arrays of `beside_each`."""
         ones = jax.tree.map(lambda _: 1.0, self.policy.abstract_params)
         factors = self._each(ones, lambda *_: Adapter(1.0, self.scale))
         return self.beside_each(ones, factors)
 
     def beside(self, kept: Policy) -> Policy:
-        """`kept`, which is this policy in whatever format, as one that has adapters beside its
-        weights."""
+        """Returns `kept`, this policy in any weight format, with adapters beside its weights."""
         shapes = jax.eval_shape(self.attach, kept.abstract_params, self.abstract_params)
         return replace(kept, abstract_params=shapes)
 
     def merge(self, base: Params, adapters: Adapters) -> Params:
-        """The policy as one without adapters, float32: W + scale · b · a."""
+        """Returns the policy's parameters with the adapters merged: W + scale · b · a, float32."""
         return jax.tree.map(
             lambda x: x.merged() if isinstance(x, AdaptedWeight) else x.astype(jnp.float32),
             self.attach(base, adapters),
@@ -211,7 +213,7 @@ class Lora:
         return 2 * self.rank if self.doubles_gate_up and linear.part is not None else self.rank
 
     def _each(self, tree: Params, describe: Callable[[Linear, Any], Adapter]) -> Adapters:
-        """Of each module that has an adapter, from its weights and their leaves of `tree`."""
+        """Makes each module's adapter by `describe(linear, leaf of tree)` of its weights."""
         chosen, made = set(self.modules), Adapters()
         leaves = jax.tree.leaves(tree, is_leaf=_is_shape)
         every: list[Linear] = jax.tree.leaves(linear_weights(self.policy))
@@ -231,16 +233,16 @@ def _is_shape(node: object) -> bool:
 
 
 def _size(adapter: Adapter) -> int:
-    """Number of weights of an adapter of shapes."""
+    """Number of weights of an adapter whose leaves are shapes."""
     return sum(map(math.prod, jax.tree.leaves(adapter, is_leaf=_is_shape)))
 
 
 @lru_cache
 def _uniform(num_in: int, num_stack: int) -> Initializer:
-    """Equal arguments give the same object: what it makes is compiled once for each shape.
+    """Uniform in ±1/√fan_in. Equal arguments give the same object, so each shape compiles once.
 
     Args:
-      num_stack: leading dimensions of experts.
+      num_stack: number of leading dimensions for experts.
     """
     into, stack = tuple(range(-num_in, 0)), tuple(range(num_stack))
     return jax.nn.initializers.variance_scaling(

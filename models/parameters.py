@@ -1,4 +1,4 @@
-"""How a parameter is made: its random numbers, and the names of its axes."""
+"""Makes parameters: their initial values and the names of their axes."""
 
 from collections.abc import Callable
 from functools import lru_cache
@@ -12,9 +12,10 @@ Initializer = Callable[[jax.Array, tuple[int, ...], jnp.dtype], Array]
 
 
 class Keys:
-    """One random key a parameter, in the order they are made.
+    """One random key for each parameter, in the order in which parameters are made.
 
-    A plain counter: tracing the writes of `nnx.Rngs` takes time quadratic in the number of layers.
+    This is a plain counter: tracing the writes of `nnx.Rngs` takes time quadratic in the number of
+    layers.
     """
 
     def __init__(self, key: jax.Array):
@@ -34,9 +35,11 @@ def param(
     *,
     contracted: int = 0,
 ) -> nnx.Param:
-    """
+    """Makes a parameter that carries its axis names and initializer.
+
     Args:
-      contracted: trailing dimensions that a linear layer sums over, whose weight may be quantized.
+      contracted: number of trailing dimensions that a linear layer sums over; such a weight may be
+        quantized. 0: the parameter is not such a weight.
     """
     value = init(keys.next(), shape, jnp.float32)
     return nnx.Param(value, axes=axes, init=init, contracted=contracted)
@@ -57,8 +60,9 @@ def normal(fan_in: int, num_residuals: int = 1) -> Initializer:
 
 @lru_cache
 def padded(init: Initializer, unpadded: tuple[int, ...]) -> Initializer:
-    """Numbers as an array of the unpadded shape has them, and zeros behind them. Equal arguments
-    give the same object."""
+    """Initializes the unpadded part as `init` would an array of that shape; the padding is zero.
+
+    Equal arguments give the same object."""
 
     def make(key: jax.Array, shape: tuple[int, ...], dtype: jnp.dtype) -> Array:
         if shape == unpadded:

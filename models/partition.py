@@ -1,10 +1,10 @@
-"""What a model may ask about how its arrays are split, by axis name alone.
+"""The interface by which a model handles how its arrays are split, by axis name alone.
 
 The same model code runs in two ways. Under automatic sharding every array is whole and the
-compiler inserts the communication: `Whole` or a subclass that adds constraints. Inside
-`shard_map` every array is this device's shard: the model reads sizes off its arrays and calls
-`sum` where a contraction over a split axis has left a partial sum. Which mesh axes a name stands
-for is the business of the engine's `Layout`, not of the model.
+compiler inserts the communication (`Whole` or a subclass that adds constraints). Inside
+`shard_map` every array is this device's shard: the model reads sizes from its arrays, and calls
+`sum` where a contraction over a split axis has left a partial sum. `Layout` maps axis names to mesh
+axes; the model does not know them.
 """
 
 from abc import ABC, abstractmethod
@@ -16,7 +16,7 @@ from jaxtyping import Array, Int
 
 from pat_jax.models.kernels.kernel_choice import ANYWHERE, Kernels
 
-Names = tuple[str | None, ...]  # of an array's dimensions
+Names = tuple[str | None, ...]  # axis names of an array's dimensions
 
 
 class Rows(NamedTuple):
@@ -24,20 +24,20 @@ class Rows(NamedTuple):
 
     x: Any  # [rows, length, embed]
     chosen: Any  # int[rows, length, k]: experts; below 0: none
-    weights: Any  # [rows, length, k], of what each of them adds
+    weights: Any  # [rows, length, k], weight of each expert's output
 
 
-# From rows, some experts' weights and the number of the first of them to what those add.
+# (rows, some experts' weights, number of the first of these experts) -> their weighted outputs
 ByExpert = Callable[[Rows, Any, Array | int], Array]
 
 
 class Partition(ABC):
-    """Equal ones split alike: what was traced with one holds for the other."""
+    """How a model's arrays are split. Equal partitions split alike and share traced programs."""
 
     @property
     @abstractmethod
     def kernels(self) -> Kernels:
-        """By whom attention is computed on the devices."""
+        """Which kernels compute attention and experts on the devices."""
 
     @abstractmethod
     def sum(self, x: Array, *axes: str) -> Array:
@@ -49,7 +49,7 @@ class Partition(ABC):
 
     @abstractmethod
     def shard_index(self, axis: str) -> Int[Array, ""] | int:
-        """Which shard of `axis` this device holds."""
+        """Index of the shard of `axis` that this device holds."""
 
     @abstractmethod
     def constrain(self, x: Array, *axes: str | None) -> Array:
@@ -61,29 +61,30 @@ class Partition(ABC):
         inputs: Sequence[tuple[Array, Names]],
         output: Names,
     ) -> Array:
-        """What `function`, which needs no communication, makes of each device's shards.
+        """Applies `function`, which needs no communication, to each device's shards.
 
-        For kernels, which compilers cannot split.
+        This is for kernels, which compilers cannot split.
 
         Args:
-          inputs: arrays, and the names of their dimensions.
-          output: the names of the result's.
+          inputs: arrays with the axis names of their dimensions.
+          output: the axis names of the result's dimensions.
         """
         del output  # arrays are shards already, or nothing is split
         return function(*(x for x, _ in inputs))
 
     @abstractmethod
     def by_expert(self, compute: ByExpert, rows: Rows, experts: Any) -> Array:
-        """The sum of what all experts add to the rows, of which `batch` is the first dimension.
+        """Returns the sum of all experts' weighted outputs for each token.
 
         Args:
+          compute: computes the outputs of the experts that a device holds.
           experts: arrays whose first dimension is `expert`.
         """
 
 
 @dataclass(frozen=True)
 class Whole(Partition):
-    """Nothing is split, as far as the model can see."""
+    """A partition in which the model sees every array whole."""
 
     @property
     def kernels(self) -> Kernels:

@@ -1,5 +1,4 @@
-"""A transformer taken apart: what is static, what is learned, and how the learned arrays are
-named."""
+"""The static half of a transformer, with the shapes and axis names of its parameters."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -22,7 +21,7 @@ from pat_jax.models.weight_formats import (
     stored,
 )
 
-# A pytree of arrays, one leaf a parameter; more where it is quantized or has an adapter beside it.
+# A pytree of arrays, one leaf per parameter; more if it is quantized or has an adapter beside it.
 Params = nnx.State
 
 
@@ -32,7 +31,7 @@ class Policy:
 
     config: ModelConfig
     definition: nnx.GraphDef
-    abstract_params: Params  # ShapeDtypeStructs, float32 where nothing is quantized
+    abstract_params: Params  # ShapeDtypeStructs, float32 except quantized weights
 
     @classmethod
     def from_config(cls, config: ModelConfig) -> "Policy":
@@ -41,7 +40,7 @@ class Policy:
         return cls(config, definition, abstract_params)
 
     def with_weights(self, weights: WeightFormat) -> "Policy":
-        """The same policy, whose parameters are kept in another format."""
+        """Returns this policy with its parameters kept in the format `weights`."""
 
         def kept(variable: nnx.Variable) -> nnx.Variable:
             contracted = variable.get_metadata()["contracted"]
@@ -57,10 +56,10 @@ class Policy:
     def init(
         self, seed: int, shardings: Params | None = None, dtype: jnp.dtype = jnp.float32
     ) -> Params:
-        """Random parameters, each made on its own shards.
+        """Returns random parameters, each made on its own shards.
 
-        One small program for each shape rather than one large program for the model: that one takes
-        minutes to compile.
+        One small program runs for each shape: one large program for the model takes minutes to
+        compile.
         """
         variables, tree = jax.tree.flatten(self.abstract_params, is_leaf=_is_variable)
         placed = [None] * len(variables)
@@ -80,7 +79,7 @@ class Policy:
         )
 
     def param_axes(self) -> Params:
-        """The same tree as the parameters, with a tuple of axis names in place of each array."""
+        """Returns the tree of the parameters with a tuple of axis names in place of each array."""
         return self._axes
 
     @cached_property
@@ -95,7 +94,7 @@ class Policy:
         return jax.tree.map(named, self.abstract_params, is_leaf=_is_variable)
 
     def abstract(self, dtype: jnp.dtype) -> Params:
-        """Their shapes where they are kept in `dtype`, except what is quantized."""
+        """Returns the shapes of the parameters in `dtype`; quantized weights keep their format."""
 
         def kept(
             x: jax.ShapeDtypeStruct | QuantizedWeight,
@@ -105,7 +104,7 @@ class Policy:
         return jax.tree.map(kept, self.abstract_params, is_leaf=is_quantized)
 
     def store(self, params: Params, dtype: jnp.dtype) -> Params:
-        """Float32 parameters, of which nothing is quantized, as this policy keeps them."""
+        """Converts float32 parameters to this policy's format: `dtype`, or quantized."""
         return jax.tree.map(
             lambda like, x: stored(x, like, dtype),
             self.abstract_params,
@@ -131,11 +130,11 @@ def initialize(
     sharding: jax.sharding.Sharding | QuantizedWeight | None,
     dtype: jnp.dtype,
 ) -> Callable[[jax.Array], jax.Array | QuantizedWeight]:
-    """From a random key to one parameter, compiled, onto its shards."""
+    """Returns a compiled function from a random key to one parameter on its shards."""
 
     def make(key: jax.Array) -> jax.Array | QuantizedWeight:
         return stored(init(key, like.shape, jnp.float32), like, dtype)
 
-    # Each runs once: on a CPU most of LLVM's passes cost more than they save (seen: 2.6 times).
+    # Each program runs once: on a CPU most LLVM passes cost more than they save (seen: 2.6 times).
     lighter = {"xla_backend_optimization_level": 1} if jax.default_backend() == "cpu" else None
     return jax.jit(make, out_shardings=sharding, compiler_options=lighter)

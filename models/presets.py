@@ -1,4 +1,4 @@
-"""Built-in model shapes by name: eight of our own for random weights, and published ones."""
+"""Built-in model shapes by name: eight of our own for random weights, and published models."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -9,7 +9,11 @@ from pat_jax.models.config import ExpertsConfig, ModelConfig, RopeScaling
 
 
 def preset(name: str, vocab_size: int | None = None) -> ModelConfig:
-    """The built-in shape `name`, with `vocab_size` tokens in place of its own."""
+    """Returns the built-in shape `name`, with `vocab_size` in place of its own if given.
+
+    Raises:
+      UserError: there is no shape of this name.
+    """
     if name not in PRESETS:
         nearest = get_close_matches(name.lower(), PRESETS, n=1, cutoff=0.0)[0]
         raise UserError(
@@ -70,7 +74,7 @@ def _llama3_1(embed_dim: int, mlp_dim: int, num_layers: int, num_heads: int) -> 
 
 
 PRESETS: Mapping[str, ModelConfig] = {
-    # Small enough to learn a built-in task on a laptop in a minute; TP 1, 2 and 4 divide it.
+    # Small enough to learn a built-in task on a laptop in a minute; divisible by TP 1, 2 and 4.
     "demo": _qwen3(
         128,
         384,
@@ -83,7 +87,7 @@ PRESETS: Mapping[str, ModelConfig] = {
         vocab_multiple=32,
         max_position=4096,
     ),
-    # Two narrow layers that compile in seconds, for tests; TP up to 8 divides it.
+    # Two narrow layers that compile in seconds, for tests; divisible by TP up to 8.
     "tiny": _qwen3(
         32,
         64,
@@ -124,7 +128,7 @@ PRESETS: Mapping[str, ModelConfig] = {
         max_position=4096,
         experts=ExpertsConfig(8, 2, 16, dense_layers=(1,)),
     ),
-    # `demo-moe` whose experts see a quarter of a token's numbers, with as many parameters.
+    # `demo-moe` with experts of a quarter of its width, and as many parameters.
     "demo-bigmac": _qwen3(
         128,
         384,
@@ -152,11 +156,11 @@ PRESETS: Mapping[str, ModelConfig] = {
         max_position=4096,
         experts=ExpertsConfig(8, 2, 64, dense_layers=(1,), latent_dim=8),
     ),
-    # 100 M parameters, nearly all in the layers' matrices, so that a decode step streams weights
-    # as a large model's does. One KV head, as in Gemma 2B: a wider TP holds it twice, so that a
-    # large batch is better off with DP and a small one with TP, even where devices share a memory.
+    # 100 M parameters, nearly all in the layers' matrices, so that a decode step streams weights as
+    # a large model's does. One KV head, as in Gemma 2B: wider TP replicates it, so that DP is
+    # faster for a large batch and TP for a small one, even where devices share a memory.
     "random-100m": _qwen3(1024, 3072, 7, 16, True, num_kv_heads=1, vocab_size=4096),
-    # The same of two layers, which compiles in a third of the time.
+    # `random-100m` with two layers, which compiles in a third of the time.
     "random-30m": _qwen3(1024, 3072, 2, 16, True, num_kv_heads=1, vocab_size=4096),
     "qwen3-0.6b": _qwen3(1024, 3072, 28, 16, True),
     "qwen3-1.7b": _qwen3(2048, 6144, 28, 16, True),
@@ -169,8 +173,8 @@ PRESETS: Mapping[str, ModelConfig] = {
     "qwen3-235b-a22b": _qwen3(
         4096, 12_288, 94, 64, False, num_kv_heads=4, experts=ExpertsConfig(128, 8, 1536)
     ),
-    # As large as the model of the BigMac paper's table 4 (GPT3-XL with experts); three matrices of
-    # 1,365 units in the place of its two of 2,048.
+    # As large as the model in table 4 of the BigMac paper (GPT3-XL with experts), with three
+    # matrices of 1,365 units in each expert instead of two of 2,048.
     "bigmac-3.8b": _qwen3(
         2048,
         8192,

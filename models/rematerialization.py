@@ -1,4 +1,4 @@
-"""What of a layer its backward pass keeps, by name; what is not kept is computed anew.
+"""Rematerialization: which values of a layer are kept for the backward pass, by name.
 
 Knows functions of arrays. Does not know what a layer is.
 """
@@ -12,13 +12,13 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array
 
 NONE = "none"  # no rematerialization: all that a backward pass reads is kept
-# The output of attention and the sums of exponentials beside it: with both its kernel's backward pass
-# needs no forward pass.
+# The output of attention and its sums of exponentials: with both, the kernel's backward pass needs
+# no forward pass.
 ATTENTION = "attention"
-# The experts that a router chose: a backward pass that chose anew might choose others.
+# The experts that a router chose: a recomputed choice might differ.
 ROUTER = "router"
 
-# Of a layer, beside its input; each keeps what those before it keep, and more.
+# What is kept of a layer beside its input; each policy keeps what the one before keeps, and more.
 POLICIES: dict[str, Callable[..., Any]] = {
     "full": policies.save_only_these_names(ROUTER),
     "attention": policies.save_only_these_names(ATTENTION, ROUTER),
@@ -30,22 +30,23 @@ POLICIES: dict[str, Callable[..., Any]] = {
 
 
 def rematerialized(function: Callable, remat: str) -> Callable:
-    """`function`, whose backward pass keeps what `remat` says (Chen et al. 2016,
-    https://arxiv.org/abs/1604.06174).
+    """Returns `function` with a backward pass that keeps what `remat` says and recomputes the rest.
 
     Args:
-      remat: `none` keeps all; `full` the arguments and what a router chose; `attention` what
-        `kept_of_attention` names as well; `dots` also every product with a weight, whose operands
-        share no batch dimension.
+      remat: `none` keeps all values; `full` keeps the arguments and a router's choice; `attention`
+        also keeps what `kept_of_attention` names; `dots` also keeps every product with a weight,
+        whose operands share no batch dimension.
+
+    Reference: Chen et al. 2016, https://arxiv.org/abs/1604.06174.
     """
     return function if remat == NONE else jax.checkpoint(function, policy=POLICIES[remat])
 
 
 def kept_of_attention(out: Array, sums: Array) -> tuple[Array, Array]:
-    """The same two, by the name that policies know: for the forward rule of a kernel."""
+    """Names both arrays `ATTENTION` for the policies; called by the forward rule of a kernel."""
     return checkpoint_name(out, ATTENTION), checkpoint_name(sums, ATTENTION)
 
 
 def kept_of_router(experts: Array) -> Array:
-    """The same, by the name that policies know."""
+    """Names the array `ROUTER` for the policies."""
     return checkpoint_name(experts, ROUTER)

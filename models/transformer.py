@@ -1,6 +1,6 @@
-"""The one transformer, in Flax NNX. Parameters and activations carry axis names, no mesh.
+"""The transformer, in Flax NNX. Parameters and activations carry axis names, but no mesh.
 
-Weights are stored [*out, *in], as in checkpoints: see `layers.linear`.
+Weights are stored as [*out, *in], as in checkpoints: see `layers.linear`.
 """
 
 from collections.abc import Callable
@@ -29,7 +29,7 @@ from pat_jax.models.parameters import Keys, normal, ones, param
 from pat_jax.models.partition import Partition, Whole
 from pat_jax.models.rematerialization import NONE, rematerialized
 
-OfLayer = tuple[nnx.State, Array | None]  # its parameters, and the experts recorded of it
+OfLayer = tuple[nnx.State, Array | None]  # a layer's parameters, and its recorded experts
 
 
 class MLP(nnx.Module):
@@ -80,17 +80,17 @@ class Layer(nnx.Module):
 
 
 class Output(NamedTuple):
-    """What a transformer makes of tokens."""
+    """The output of a transformer."""
 
-    hidden: Float[Array, "rows length embed"]  # behind the final norm
+    hidden: Float[Array, "rows length embed"]  # after the final norm
     cache: tuple[Any, ...] | None  # with these tokens written into it
-    # Of the layers that have experts, in their order: int16[rows, length, layers, k], sums whose
-    # first dimension is the layers, and float32[rows, length, layers].
+    # For the layers that have experts, in their order: `experts` is int16[rows, length, layers, k],
+    # sums have the layers as first dimension, `margin` is float32[rows, length, layers].
     routed: Routed
 
 
 class Transformer(nnx.Module):
-    """Decoder-only transformer of the Llama family; `config` chooses the member."""
+    """Decoder-only transformer of the Llama family; `config` chooses the architecture."""
 
     def __init__(self, config: ModelConfig, *, keys: Keys):
         vocab, embed = config.padded_vocab_size, config.embed_dim
@@ -114,17 +114,18 @@ class Transformer(nnx.Module):
         scan_layers: bool = False,
         depth: int | None = None,
     ) -> Output:
-        """What the layers make of tokens; one below 0 is none, and no expert computes it.
-
-        Without a cache a row holds sequences one behind the other, whose positions begin at 0: a
-        token sees those before it in its own. With one it sees everything in its row up to its own
-        position. With `depth` the model is as if it had so many layers. `remat` is what the
-        backward pass keeps of each layer (`rematerialization.py`); with `scan_layers`, and without
-        a cache, they run as a loop (`layer_loop.py`).
+        """Runs the layers on tokens. Without a cache, a row may hold several packed sequences.
 
         Args:
-          recorded: the experts that tokens have, of the layers that have any, NOT_RECORDED where
-            the routers choose; None: everywhere.
+          tokens: token ids; an id below 0 is padding, and no expert computes it.
+          positions: positions in the sequence. Without a cache, 0 begins a sequence, and a token
+            sees those before it in its own sequence. With a cache, it sees everything in its row up
+            to its own position.
+          recorded: the experts of each token in the layers that have experts, NOT_RECORDED where
+            the routers choose; None: the routers choose everywhere.
+          remat: what the backward pass keeps of each layer (`rematerialization.py`).
+          scan_layers: without a cache, run the layers as a loop (`layer_loop.py`).
+          depth: run only this many first layers; None: all.
         """
         partition = partition or Whole()
         x = self._embed(tokens, partition).astype(dtype)
@@ -153,7 +154,7 @@ class Transformer(nnx.Module):
         return Output(hidden, cache, _stacked([x for x in routed if x is not None], tokens.shape))
 
     def _runner(self, **how: Any) -> Callable[..., tuple[Array, Any, Routed | None]]:
-        """Runs a layer, of whichever kind: what it is given, its input and its cache."""
+        """Returns a function that runs one layer, dense or sparse, on an input and a cache."""
         first = {self.config.is_sparse(i): i for i in reversed(range(len(self.layers)))}
         definitions = {kind: nnx.graphdef(self.layers[i]) for kind, i in first.items()}
 
@@ -167,7 +168,7 @@ class Transformer(nnx.Module):
         return run
 
     def _layers(self, recorded: Array | None) -> list[OfLayer]:
-        """Parameters of each layer, and the experts recorded of it."""
+        """Returns each layer's parameters and recorded experts."""
         sparse = self.config.sparse_layers
         return [
             (
@@ -178,7 +179,7 @@ class Transformer(nnx.Module):
         ]
 
     def _embed(self, tokens: Array, partition: Partition) -> Array:
-        """A token that has no row is a vector of zeros: a draft model is shown what it does not know."""
+        """Embeds tokens; ids outside the vocabulary, which a draft model may get, become zeros."""
         with jax.named_scope("embed"):
             table = self.embedding[...]
             local = tokens - partition.shard_index("vocab") * table.shape[0]
@@ -189,28 +190,29 @@ class Transformer(nnx.Module):
 
     @property
     def head(self) -> Array:
-        """The weights of the logits, [vocab, embed]."""
+        """The weights of the output head, [vocab, embed]."""
         return (self.embedding if self.config.tie_embeddings else self.lm_head)[...]
 
     def logits(
         self, hidden: Float[Array, "*batch embed"], partition: Partition | None = None
     ) -> Float[Array, "*batch vocab"]:
-        """Float32 logits over the padded vocabulary, whole on every device."""
+        """Returns float32 logits over the padded vocabulary, whole on every device."""
         return logits(self.head, hidden, partition or Whole())
 
 
 def logits(
     head: Float[Array, "vocab embed"], hidden: Float[Array, "*batch embed"], partition: Partition
 ) -> Float[Array, "*batch vocab"]:
-    """Float32, over the padded vocabulary, whole on every device."""
+    """Returns float32 logits over the padded vocabulary, whole on every device."""
     with jax.named_scope("lm_head"):
         return partition.gather(linear(hidden, head, dtype=jnp.float32), "vocab")
 
 
 def _stacked(routed: list[Routed], shape: tuple[int, ...]) -> Routed:
-    """
+    """Stacks what the routers of all layers return.
+
     Args:
-      shape: of the tokens.
+      shape: the shape of the tokens.
     """
     if not routed:
         none, sums = jnp.zeros((*shape, 0, 0), ROUTE_DTYPE), jnp.zeros((0, 0))
@@ -235,8 +237,7 @@ def _run_layer(
     partition: Partition,
     remat: str,
 ) -> tuple[Array, Cache | None, Routed | None]:
-    """Layers of a kind differ in their numbers alone: a program traces and lowers the first one for
-    all."""
+    """Runs a layer. Layers with equal shapes share one trace and one lowering of this function."""
 
     def run(
         params: nnx.State, x: Array, cache: Cache | None, recorded: Array | None

@@ -1,12 +1,13 @@
-"""Weights in eight bits, for a copy that only generates.
+"""Eight-bit weights for the rollout's copy of a policy.
 
-Weight-only quantization of linear layers: values in int8 or float8_e4m3fn and a float32 scale for
-each output, so that a weight is values · scale and a product x · valuesᵀ is scaled once, after its
-sum. A scale belongs to all inputs of its output: where a layout splits the inputs, the partial sums
-of its shards have the same scale.
+Weight-only quantization of linear layers keeps values in int8 or float8_e4m3fn and one float32
+scale per output. A weight is values · scale, and a product x · valuesᵀ is scaled once, after its
+sum. All inputs of an output share its scale, so where a layout splits the inputs, the partial sums
+on all shards have the same scale.
 
-The embedding and the output head stay as they are, as vLLM, SGLang and torchao leave them: errors
-of the head are errors of the logits, and looking up a row reads little. So do norms and biases.
+The embedding and the output head are not quantized, as in vLLM, SGLang and torchao: errors of the
+head are errors of the logits, and an embedding lookup reads little. Norms and biases are not
+quantized either.
 """
 
 from collections.abc import Callable
@@ -27,7 +28,7 @@ _DTYPES = {"int8": jnp.int8, "fp8": jnp.float8_e4m3fn}
 
 @pytree_dataclass
 class QuantizedWeight:
-    """values · scale. Its two leaves may be shapes, axis names or shardings as well as arrays."""
+    """values · scale. Both leaves may also be shapes, axis names or shardings instead of arrays."""
 
     values: Num[Array, "..."]  # [*out, *in]
     scale: Float[Array, "..."]  # [*out]
@@ -40,10 +41,11 @@ class QuantizedWeight:
 def abstract_weight(
     shape: tuple[int, ...], contracted: int, weights: WeightFormat
 ) -> jax.ShapeDtypeStruct | QuantizedWeight:
-    """The shape of a parameter kept in `weights`; float32 where that does not quantize it.
+    """Returns the shape of a parameter kept in the format `weights`; float32 if not quantized.
 
     Args:
-      contracted: trailing dimensions that the product of a linear layer sums over; 0: of none.
+      contracted: number of trailing dimensions that a linear layer sums over; 0: the parameter is
+        not the weight of a linear layer, and is not quantized.
     """
     if weights == "auto" or not contracted:
         return jax.ShapeDtypeStruct(shape, jnp.float32)
@@ -53,12 +55,12 @@ def abstract_weight(
 
 
 def quantize(weight: Float[Array, "..."], like: QuantizedWeight) -> QuantizedWeight:
-    """The nearest values of a weight[*out, *in], with scales that make the largest magnitude of an
-    output the largest value.
+    """Quantizes a weight[*out, *in] to the nearest values.
 
-    Off by half a step at most: scale / 2 in int8, 1/16 of a weight (or scale / 1024) in fp8. Takes
-    maxima and quotients only: whatever is split, the same numbers come out. A weight that is not
-    finite leaves no output that is.
+    Scales map each output's largest magnitude to the format's largest value. The error is at most
+    half a step: scale / 2 in int8, 1/16 of a weight (or scale / 1024) in fp8. Only maxima and
+    quotients are computed, so the result does not depend on the sharding. A weight that is not
+    finite makes its whole output not finite.
     """
     dtype, num_outputs = like.values.dtype, len(like.scale.shape)
     inputs = tuple(range(num_outputs, weight.ndim))
@@ -76,8 +78,9 @@ def stored(
     like: jax.ShapeDtypeStruct | QuantizedWeight,
     dtype: jnp.dtype,
 ) -> Array | QuantizedWeight:
-    """A float32 parameter as it is kept: in `dtype`, or quantized like `like`; one that is
-    quantized already as it is."""
+    """Converts a float32 parameter to the format it is kept in: `dtype`, or quantized like `like`.
+
+    A parameter that is already quantized is returned unchanged."""
     if isinstance(weight, QuantizedWeight):
         return weight
     return quantize(weight, like) if isinstance(like, QuantizedWeight) else weight.astype(dtype)
@@ -87,7 +90,7 @@ def stored(
 def quantizer(
     like: QuantizedWeight, shardings: QuantizedWeight | None
 ) -> Callable[[Array], QuantizedWeight]:
-    """`quantize`, compiled, onto `shardings`."""
+    """Returns `quantize` as a compiled function whose results have `shardings`."""
     return jax.jit(lambda weight: quantize(weight, like), out_shardings=shardings)
 
 

@@ -1,7 +1,7 @@
-"""What several samples of each held-out problem say of a policy: pass@k, majority votes, how sure
-that is, and the metrics `eval/*`.
+"""Evaluates a policy from several samples of each held-out problem: the metrics `eval/*`.
 
-Plain values; pure functions. Does not know who generated or scored.
+These are mean reward, pass@k and majority votes, with confidence intervals. Pure functions of plain
+values. Does not know who generated or scored.
 """
 
 import math
@@ -15,29 +15,29 @@ from jaxtyping import Bool, Float, Int
 from pat_jax.rl.rewards.report import mean_reward
 from pat_jax.rl.rewards.weighted_sum import FunctionScores
 
-NORMAL_95 = 1.959963984540054  # standard deviations on either side that hold 95 % of a normal
+NORMAL_95 = 1.959963984540054  # 95 % of a normal distribution is within ± so many deviations
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean over problems, which are taken as drawn from all problems of their kind."""
+    """A mean over problems, which count as a sample of all problems of their kind."""
 
-    value: float  # NaN of no problem
-    half_width: float  # of the 95 % interval; NaN where the problems' values do not differ
+    value: float  # NaN without problems
+    half_width: float  # of the 95 % interval; NaN if the problems' values do not differ
     num_problems: int
 
     @classmethod
     def of(cls, values: Float[np.ndarray, " problems"]) -> "Estimate":
-        """The mean, and the normal interval by the central limit theorem.
+        """Returns the mean with a normal interval by the central limit theorem.
 
             SE = √(Σᵢ (vᵢ - v̄)² / (n (n - 1)))
 
-        Samples of one problem are not independent: all of its samples together give a problem's
-        value, and problems are what is counted. Where all values are equal (none solved, say) the
-        formula gives 0, as if nothing were uncertain: there is no interval then.
+        Samples of one problem are not independent, so all of them give one value, and n counts
+        problems. If all values are equal (say none is solved) the formula would give 0, as if
+        nothing were uncertain; there is no interval then.
 
         Args:
-          values: one a problem; NaN where there is none.
+          values: one per problem; NaN: it has none, and does not count.
 
         Reference: Miller 2024, https://arxiv.org/abs/2411.00640, sections 2.1 and 3.1.
         """
@@ -52,14 +52,14 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Evaluated:
-    """Samples of problems, as many of each."""
+    """Scored samples of problems, the same number of each."""
 
     name: str  # of the set of problems
     rewards: Float[np.ndarray, "problems samples"]  # NaN: the sample has none
     lengths: Int[np.ndarray, "problems samples"]  # in tokens
-    is_cut: Bool[np.ndarray, "problems samples"]  # at the longest that a response may be
-    answers: Sequence[Sequence[str | None]]  # final ones, by problem and sample
-    functions: Sequence[FunctionScores]  # of the samples, problem after problem
+    is_cut: Bool[np.ndarray, "problems samples"]  # whether the response was truncated
+    answers: Sequence[Sequence[str | None]]  # final answers, by problem and sample
+    functions: Sequence[FunctionScores]  # scores of the samples, problem after problem
     pass_threshold: float  # a sample passes from this reward on
 
     @property
@@ -74,10 +74,10 @@ class Evaluated:
 
     @property
     def passes(self) -> Bool[np.ndarray, "problems samples"]:
-        return self.rewards >= np.float32(self.pass_threshold)  # False of NaN
+        return self.rewards >= np.float32(self.pass_threshold)  # NaN gives False
 
     def part(self, name: str, problems: slice) -> "Evaluated":
-        """Some of the problems, one behind the other."""
+        """Returns a slice of the problems, under another name."""
         samples = slice(problems.start * self.num_samples, problems.stop * self.num_samples)
         return replace(
             self,
@@ -93,19 +93,19 @@ class Evaluated:
         )
 
     def mean(self) -> Estimate:
-        """The mean reward (mean@k): of a problem's samples, then of problems."""
+        """Returns the mean reward (mean@k), first over a problem's samples, then over problems."""
         is_scored = ~np.isnan(self.rewards)
         counts = is_scored.sum(axis=1)
         sums = np.where(is_scored, self.rewards, 0).sum(axis=1, dtype=np.float64)
         return Estimate.of(np.where(counts > 0, sums / np.maximum(counts, 1), np.nan))
 
     def pass_at(self, k: int) -> Estimate:
-        """pass@k of the problems with k samples that have a reward."""
+        """Returns pass@k over the problems that have at least k samples with a reward."""
         scored = (~np.isnan(self.rewards)).sum(axis=1)
         return Estimate.of(pass_at_k(scored, self.passes.sum(axis=1), k))
 
     def majority(self) -> Estimate | None:
-        """maj@k of all k samples; None of one sample, and where no response has a final answer."""
+        """Returns maj@k over all k samples; None if k is 1 or no response has a final answer."""
         has_answers = any(answer is not None for row in self.answers for answer in row)
         if self.num_samples == 1 or not has_answers:
             return None
@@ -113,7 +113,7 @@ class Evaluated:
 
 
 def describe_evaluation(total: Evaluated, parts: Sequence[Evaluated]) -> dict[str, float | int]:
-    """The metrics `eval/*`: of all problems, and of several sets each its own."""
+    """Returns the metrics `eval/*`: over all problems and, if there are several sets, over each."""
     found = _describe(total, "eval/")
     found |= {
         f"eval/reward/{one.name}": mean_reward(one.array) for one in _several(total.functions)
@@ -137,7 +137,7 @@ def _describe(one: Evaluated, prefix: str) -> dict[str, float | int]:
         found |= {f"{prefix}pass@{k}": passed.value, f"{prefix}pass@{k}_ci95": passed.half_width}
     if majority:
         found |= {f"{prefix}maj@{k}": majority.value}
-    # Trackers warn of what is not a number; an interval that there is not is nothing to warn of.
+    # Leave out missing intervals: trackers warn of NaN, and this is nothing to warn of.
     return {name: x for name, x in found.items() if not (np.isnan(x) and name.endswith("_ci95"))}
 
 
@@ -146,7 +146,7 @@ def _several(functions: Sequence[FunctionScores]) -> Sequence[FunctionScores]:
 
 
 def report(one: Evaluated, ks: Sequence[int]) -> Mapping[str, object]:
-    """The same as JSON values, pass@k of each of `ks`; null for what is not a number."""
+    """Returns the results as JSON values, with pass@k for each of `ks`; null stands for NaN."""
     majority = one.majority()
     return {
         "problems": len(one.rewards),
@@ -180,12 +180,14 @@ def _number(value: float) -> float | None:
 def pass_at_k(
     num_samples: Int[np.ndarray, " problems"], num_passed: Int[np.ndarray, " problems"], k: int
 ) -> Float[np.ndarray, " problems"]:
-    """The chance that one of k samples passes, without bias from n ≥ k samples, c of which pass.
+    """Returns unbiased estimates of the chance that one of k samples passes.
+
+    They use n ≥ k samples of a problem, c of which pass:
 
         pass@k = 1 - C(n - c, k) / C(n, k) = 1 - Πᵢ (1 - k / i), i from n - c + 1 to n
 
     Returns:
-      One a problem; NaN where it has fewer than k samples.
+      One estimate per problem; NaN if it has fewer than k samples.
 
     Reference: Chen et al. 2021, https://arxiv.org/abs/2107.03374, eq. 1.
     """
@@ -206,17 +208,17 @@ def majority_passes(
     passes: Bool[np.ndarray, "problems samples"],
     is_scored: Bool[np.ndarray, "problems samples"],
 ) -> Float[np.ndarray, " problems"]:
-    """Whether the most frequent answer of a problem's samples passes (maj@k, self-consistency).
+    """Returns whether the most frequent answer to a problem passes (maj@k, self-consistency).
 
-    Among equally frequent answers each is as likely to be taken. Answers are compared as texts
-    without spaces; a sample without an answer has no vote.
+    Equally frequent answers are averaged. Answers are compared as texts without spaces. A sample
+    without an answer has no vote.
 
     Args:
-      is_scored: False where it is not known whether a sample passes; its answer has no vote either.
+      is_scored: whether it is known if a sample passes; if not, its answer has no vote.
 
     Returns:
-      One a problem: 0 or 1, or between them by ties and by samples of one answer of which some
-      pass; 0 where nothing is answered; NaN where nothing is scored.
+      One value per problem: 0 or 1, or between them if answers tie or only some samples with an
+      answer pass. 0 if no sample has an answer; NaN if none is scored.
 
     Reference: Wang et al. 2022, https://arxiv.org/abs/2203.11171.
     """

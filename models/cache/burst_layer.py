@@ -1,11 +1,10 @@
 """The KV cache during one decode burst: dense rows, the burst's own tokens at their end.
 
-Gathering a row's pages costs as much as attending over them, and its tokens would go to another
-column in each row. So a burst gathers the pages once, and fills the columns from the last one down:
-column -1 - c is for every row's token of step c, one update for all rows. Each row has as many free
-columns behind its tokens as it will have new ones, so the two never meet. Softmax does not ask in
-which order the keys come. When the burst ends the new tokens are copied to the pages. For back ends
-without a kernel that reads pages where they lie.
+Gathering a row's pages costs as much as attending over them, so a burst gathers them once. New
+tokens fill the columns from the last one down: column -1 - c takes the token of step c of every
+row, in one update for all rows. A row has at least as many free columns as it gets new tokens, so
+the two never meet. Softmax does not depend on the order of the keys. When the burst ends, the new
+tokens are copied to the pages. Back ends use this form where no kernel reads pages in place.
 """
 
 import functools
@@ -28,7 +27,7 @@ from pat_jax.models.layers import MASKED
 @dataclass(frozen=True)
 class BurstLayer:
     # One dimension for rows and KV heads: with two, and one head, XLA:CPU copies all of it each step.
-    # Keys lie turned: XLA:CPU multiplies them with queries in as little as half the time.
+    # Keys are transposed: XLA:CPU then multiplies them with queries in as little as half the time.
     keys: Float[Array, "rows*kv_heads head_dim length"]
     values: Float[Array, "rows*kv_heads length head_dim"]
     start: Int[Array, " rows"]  # tokens in the pages = position of the burst's first token
@@ -36,9 +35,10 @@ class BurstLayer:
 
     @classmethod
     def begin(cls, layer: PagedLayer, start: Int[Array, " rows"], steps: int) -> "BurstLayer":
-        """Before the first of at most `steps` steps; row r's first query will be at `start[r]`.
+        """Gathers the pages before a burst of at most `steps` steps.
 
-        The layer's table must reach as far as each row gets before it ends.
+        Row r's first query will be at position `start[r]`. The layer's table must cover all tokens
+        that each row has at the end of the burst.
         """
         keys, values = (jnp.reshape(x, (-1, *x.shape[2:])) for x in layer.gather())
         return cls(jnp.swapaxes(keys, 1, 2), values, start, min(steps, values.shape[1]))
@@ -51,12 +51,12 @@ class BurstLayer:
         positions: Int[Array, "rows 1"],
         kernels: Kernels,
     ) -> tuple[Float[Array, "rows 1 kv_heads queries_per_kv head_dim"], "BurstLayer"]:
-        """As `LayerCache.attend`, for one token a row.
+        """Implements `LayerCache.attend` for one token per row.
 
-        Rows that have ended keep their position, and their output means nothing; the others have
-        all gone the same number of steps since `begin`, and write at the same column.
+        Finished rows keep their position, and their output is meaningless. All other rows have
+        taken the same number of steps since `begin`, so they write to the same column.
         """
-        del kernels  # there are none for rows in one piece
+        del kernels  # no kernel reads contiguous rows
         step = jnp.max(positions[:, 0] - self.start)
         column = self.values.shape[1] - 1 - step
         cache = BurstLayer(
@@ -76,7 +76,7 @@ class BurstLayer:
         is_visible = jnp.repeat(is_visible, queries.shape[1], axis=0)
         scores = jnp.where(is_visible[:, None], scores, MASKED)
         weights = jnp.exp(scores - jnp.max(scores, axis=-1, keepdims=True))
-        # The sum divides the few outputs rather than the many weights.
+        # Divide the outputs by the sum, not the weights: there are fewer outputs.
         total = jnp.sum(weights, axis=-1, keepdims=True)
         out = jnp.einsum(
             "ngs,nsd->ngd",
@@ -87,7 +87,7 @@ class BurstLayer:
         return jnp.reshape(out / total, queries.shape).astype(queries.dtype)
 
     def end(self, layer: PagedLayer, positions: Int[Array, " rows"]) -> PagedLayer:
-        """Copies the new tokens to the pages: `start[r]` … `positions[r] - 1` of each row r."""
+        """Copies each row's new tokens, `start[r]` … `positions[r] - 1`, to the pages."""
 
         def write(pool: Array, newest_first: Array) -> Array:
             tail = jnp.flip(newest_first, axis=1)
@@ -106,7 +106,7 @@ def _put(rows: Array, new: Array, column: Array, axis: int) -> Array:
 
 @jax.jit  # traced and lowered once for keys, values and all layers
 def _write_tail(pool: Array, tail: Array, table: Array, start: Array, stop: Array) -> Array:
-    """Page by page, each of them read and written back with the new tokens in their places."""
+    """Reads each page, puts the new tokens in and writes the page back."""
     page_size, (rows, _, steps, _) = pool.shape[2], tail.shape
     pages_per_row = (steps + page_size - 2) // page_size + 1  # a burst may begin anywhere in a page
     padded = jnp.pad(tail, ((0, 0), (0, 0), (page_size, page_size * pages_per_row), (0, 0)))

@@ -1,16 +1,16 @@
-"""The KV cache of steps that verify drafts: as many new tokens of each row as are worth it, in one
-line.
+"""The KV cache of steps that verify drafts, with a different number of tokens in each row.
 
-A line of tokens holds every running row's newest one and, behind it, some of its draft. What is
-computed token by token takes the line as it is; attention looks at each row's tokens together, so
-that its keys and values are read once for all of them.
+A *line* is one flat batch of tokens: every running row's newest token and, behind it, some of its
+draft tokens. Layers that compute token by token take the line as it is. Attention groups the tokens
+by row, so that a row's keys and values are read once for all of its tokens.
 
-A row's tokens may be two drafts that begin with different tokens, a trunk and a *branch* behind it:
-each sees the newest token and its own. A token's place in the cache is then not its position.
+A row may have two drafts that begin with different tokens: a trunk and, behind it, a *branch*. Each
+sees the row's newest token and its own tokens. A branch token's slot in the cache is not its
+position.
 
-Rows go on by different numbers of tokens. What a step writes of tokens that are not accepted lies
-behind the row's newest one, where nothing sees it, until the next step writes over it. A branch
-that is accepted moves to where the trunk was.
+Rows advance by different numbers of tokens. Rejected draft tokens stay in the cache behind the
+row's newest token, where nothing sees them, until the next step overwrites them. An accepted branch
+moves to the slots of the trunk.
 """
 
 import functools
@@ -27,14 +27,14 @@ from pat_jax.models.layers import MASKED, sees
 
 
 class Line(NamedTuple):
-    """Which rows the tokens of a line are of."""
+    """Which row each token of a line belongs to."""
 
     row: Int[Array, " tokens"]
-    is_taken: Bool[Array, " tokens"]  # there are no more tokens than places
-    turn: Int[Array, " tokens"]  # among those of its row, from 0
-    place: Int[Array, "rows turns"]  # in the line; of turns that a row does not have any place
+    is_taken: Bool[Array, " tokens"]  # whether a token is in this place of the line
+    turn: Int[Array, " tokens"]  # index among the tokens of its row, from 0
+    place: Int[Array, "rows turns"]  # index in the line; arbitrary for turns that a row lacks
     start: Int[Array, " rows"]  # position of each row's first token
-    # A row's turns behind so many behind the first are of its branch; None: no row has any.
+    # Turns above `trunk` belong to the row's branch; None: no row has a branch.
     trunk: Int[Array, " rows"] | None = None
 
     def by_row(self, x: Float[Array, "1 tokens *rest"]) -> Float[Array, "rows turns *rest"]:
@@ -45,12 +45,12 @@ class Line(NamedTuple):
 
     @property
     def turns(self) -> Int[Array, " turns"]:
-        """Those too that a row does not have: what they write, nothing sees."""
+        """Turns of every row, also those that a row lacks: nothing sees what these write."""
         return jnp.arange(self.place.shape[1])
 
     @property
     def depth(self) -> Int[Array, " tokens"]:
-        """Positions behind that of the row's first token."""
+        """Each token's position minus the position of its row's first token."""
         if self.trunk is None:
             return self.turn
         return jnp.where(self.is_branch, self.turn - self.trunk[self.row], self.turn)
@@ -63,21 +63,21 @@ class Line(NamedTuple):
 
     @property
     def slots(self) -> Int[Array, " tokens"]:
-        """Where in its row's cache each token is."""
+        """Each token's index in the cache of its row."""
         return self.start[self.row] + self.turn
 
     def moved(self, taken: Bool[Array, " rows"]) -> Int[Array, "rows draft"]:
-        """Which token behind a row's first goes where, so that a branch that is taken is in
-        front."""
+        """Returns an order of the draft tokens that puts the branch first in rows that took it."""
         assert self.trunk is not None, "a line with branches"
         draft = self.place.shape[1] - 1
         return (jnp.arange(draft)[None] + jnp.where(taken, self.trunk, 0)[:, None]) % draft
 
 
 class DraftPages(NamedTuple):
-    """Pages, where kernels read them; the tokens of a row may lie in several.
+    """The paged cache of one layer, for kernels that read pages in place.
 
-    A row's table reaches as far as its last turn, behind its pages with NULL_PAGE.
+    A row's new tokens may lie in several pages. Its table reaches as far as its last turn; entries
+    behind the row's pages are NULL_PAGE.
     """
 
     keys: Float[Array, "pages kv_heads page_size head_dim"]
@@ -93,9 +93,9 @@ class DraftPages(NamedTuple):
         positions: Int[Array, "1 tokens"],
         kernels: Kernels,
     ) -> tuple[Float[Array, "1 tokens kv_heads queries_per_kv head_dim"], "DraftPages"]:
-        """As `LayerCache.attend`, of all rows in one line."""
+        """Implements `LayerCache.attend` for all rows in one line."""
         del positions  # the line knows where tokens are
-        # What stands in a place that is not taken is not a row's.
+        # Places without a token write to NULL_PAGE.
         of_token = jnp.where(self.line.is_taken[:, None], self.table[self.line.row], NULL_PAGE)
         each = PagedLayer(self.keys, self.values, of_token)
         keys, values = jnp.swapaxes(keys, 0, 1), jnp.swapaxes(values, 0, 1)
@@ -106,11 +106,11 @@ class DraftPages(NamedTuple):
         return self.line.in_line(attended), DraftPages(*cache, self.line)
 
     def on_branch(self, taken: Bool[Array, " rows"]) -> "DraftPages":
-        """With the branches that rows took where they are looked for."""
+        """Moves the branches of rows that took them to the slots of their trunks."""
         order = self.line.moved(taken)
         own = jnp.repeat(jnp.where(taken[:, None], self.table, NULL_PAGE), order.shape[1], axis=0)
         each, first = PagedLayer(self.keys, self.values, own), self.line.start[:, None] + 1
-        # Read before anything is written: XLA:GPU would do both in one kernel, and copy the whole pool for it.
+        # Read before any write: XLA:GPU would fuse both, and copy the whole pool for it.
         token = jax.lax.optimization_barrier(each.token(jnp.ravel(first + order)))
         written = each.write(token[0], token[1], jnp.ravel(first + self.line.turns[None, :-1]))
         return DraftPages(written.keys, written.values, self.table, self.line)
@@ -119,17 +119,18 @@ class DraftPages(NamedTuple):
 @functools.partial(jax.tree_util.register_dataclass, data_fields=("keys", "values"), meta_fields=())
 @dataclass(frozen=True)
 class DraftCopy:
-    """A copy of the rows' pages in one piece, as `BurstLayer` has it, but each token at its
-    position."""
+    """A contiguous copy of the rows' pages, as in `BurstLayer`, but with each token in the column
+    of its position."""
 
     keys: Float[Array, "rows*kv_heads head_dim columns"]
     values: Float[Array, "rows*kv_heads columns head_dim"]
 
     @classmethod
     def begin(cls, layer: PagedLayer, turns: int) -> "DraftCopy":
-        """
+        """Copies the pages of all rows.
+
         Args:
-          turns: most tokens of a row in a step: so far its last one may write past its table.
+          turns: most tokens of a row in a step; a row may write this far past its table.
         """
         keys, values = (jnp.reshape(x, (-1, *x.shape[2:])) for x in layer.gather())
         behind = ((0, 0), (0, turns), (0, 0))
@@ -142,8 +143,9 @@ class DraftCopy:
         stop: Int[Array, " rows"],
         most: int,
     ) -> PagedLayer:
-        """Copies the new tokens to the pages: `start[r]` … `stop[r] - 1` of each row r, at `most`
-        so many."""
+        """Copies each row's new tokens, `start[r]` … `stop[r] - 1`, to the pages.
+
+        A row has at most `most` of them."""
         keys = _write_pages(layer.keys, self.keys, layer.table, start, stop, most=most, turned=True)
         values = _write_pages(
             layer.values, self.values, layer.table, start, stop, most=most, turned=False
@@ -152,7 +154,7 @@ class DraftCopy:
 
 
 class DraftRows(NamedTuple):
-    """A copy, for one step."""
+    """A `DraftCopy` with the line of one step."""
 
     copy: DraftCopy
     line: Line
@@ -165,8 +167,8 @@ class DraftRows(NamedTuple):
         positions: Int[Array, "1 tokens"],
         kernels: Kernels,
     ) -> tuple[Float[Array, "1 tokens kv_heads queries_per_kv head_dim"], "DraftRows"]:
-        """As `LayerCache.attend`, of all rows in one line."""
-        del positions, kernels  # the line knows where tokens are; rows in one piece have no kernels
+        """Implements `LayerCache.attend` for all rows in one line."""
+        del positions, kernels  # the line has the positions; no kernel reads contiguous rows
         line = self.line
         keys, values = line.by_row(keys), line.by_row(values)
         copy = DraftCopy(
@@ -177,7 +179,7 @@ class DraftRows(NamedTuple):
         return line.in_line(attended), DraftRows(copy, line)
 
     def on_branch(self, taken: Bool[Array, " rows"]) -> "DraftRows":
-        """With the branches that rows took where they are looked for."""
+        """Moves the branches of rows that took them to the slots of their trunks."""
         order, begin = self.line.moved(taken), self.line.start + 1
 
         def moved(rows: Array, axis: int) -> Array:
@@ -223,7 +225,7 @@ def _attend(
 
 
 def _put(rows: Array, new: Float[Array, "rows kv_heads *chunk"], at: Array, axis: int) -> Array:
-    """Each row's chunk at its own place along `axis`; one row after the other (`paged_layer`)."""
+    """Writes each row's chunk at index `at` along `axis`, row by row (as in `paged_layer`)."""
     new = new.astype(rows.dtype)
 
     def put(row: Int[Array, ""], rows: Array) -> Array:
@@ -238,7 +240,7 @@ def _put(rows: Array, new: Float[Array, "rows kv_heads *chunk"], at: Array, axis
 def _write_pages(
     pool: Array, rows: Array, table: Array, start: Array, stop: Array, *, most: int, turned: bool
 ) -> Array:
-    """Page by page, each of them read and written back with the new tokens in their places."""
+    """Reads each page, puts the new tokens in and writes the page back."""
     _, heads, size, dim = pool.shape
     pages_per_row = (most + size - 2) // size + 1  # a burst may begin anywhere in a page
 

@@ -1,6 +1,6 @@
-"""The KV cache as the model sees it, and the names of the axes of its arrays.
+"""The interface of the KV cache that the model uses, and the axis names of its arrays.
 
-Its two forms are in `paged_layer.py` and `burst_layer.py`.
+`paged_layer.py`, `burst_layer.py` and `draft_layer.py` implement it.
 """
 
 from typing import Protocol, Self
@@ -13,7 +13,7 @@ KV_AXES = ("pages", "kv_heads", None, None)
 
 
 class LayerCache(Protocol):
-    """What one layer remembers of the tokens before: all that the model asks of any cache."""
+    """The keys and values of one layer. The model needs only `attend` of any cache."""
 
     def attend(
         self,
@@ -23,7 +23,8 @@ class LayerCache(Protocol):
         positions: Int[Array, "rows length"],
         kernels: Kernels,
     ) -> tuple[Float[Array, "rows length kv_heads queries_per_kv head_dim"], Self]:
-        """Remembers the keys and values of consecutive tokens, then attends: each query to
-        everything in its row up to its own position.
+        """Stores the keys and values of consecutive tokens, then attends.
+
+        Each query sees everything in its row up to its own position.
         """
         ...

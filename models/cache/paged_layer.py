@@ -1,12 +1,12 @@
-"""The KV cache in pages: one layer's pool, and the table that says which pages a row has.
+"""The paged KV cache: one layer's pool, and the block table that lists each row's pages.
 
 A page holds `page_size` consecutive tokens of one sequence. Entry w of a row's table is the page of
 its tokens w * page_size … (w + 1) * page_size - 1. Page NULL_PAGE belongs to no sequence: entries
 beyond a row's tokens name it, and empty rows read and write it; it stays zero.
 
-The plain way to attend over pages, on any back end, gathers each row's pages and attends over them
-as over dense rows. On a TPU or an NVIDIA GPU kernels read the pages where they lie: `paged_decode`
-for single tokens, `paged_prefill` for several. Which way it is `Kernels` says.
+On any back end, plain operations gather each row's pages and attend over them as dense rows. On a
+TPU or an NVIDIA GPU, kernels read the pages in place: `paged_decode` for single tokens,
+`paged_prefill` for several. `Kernels` says which of the two is used.
 """
 
 from collections.abc import Callable, Mapping
@@ -27,15 +27,15 @@ from pat_jax.models.kernels.paged_prefill import (
 )
 from pat_jax.models.layers import attend, attend_where, sees
 
-NULL_PAGE = 0  # of every pool: empty rows read and write it
+NULL_PAGE = 0  # a page of every pool that empty rows read and write
 
 
 class PageKernels(NamedTuple):
     """The attention kernels of one platform."""
 
     decode: Callable[..., Array]
-    blocks: Callable[..., Array]  # of prefill, and of drafts
-    fits: Callable[[int, int], bool]  # whether they take this page size and head dimension
+    blocks: Callable[..., Array]  # for prefill and for verification
+    fits: Callable[[int, int], bool]  # whether both kernels take a page size and head dimension
 
 
 _ON_GPU = PageKernels(attend_on_gpu, attend_blocks_on_gpu, fits_gpu)
@@ -52,12 +52,12 @@ KERNELS: Mapping[str, PageKernels] = {
 
 
 def reads_what_rows_hold(kernels: Kernels, page_size: int, head_dim: int) -> bool:
-    """Whether a decode step reads the tokens of each row, and not its whole table's room."""
+    """Whether a decode step reads each row's tokens only, and not all pages of its table."""
     return kernels.decode == PALLAS and takes(kernels.platform, page_size, head_dim)
 
 
 def takes(platform: str, page_size: int, head_dim: int) -> bool:
-    """Whether the platform's kernels over pages can be lowered for this shape."""
+    """Whether the platform's paged kernels can be lowered for this page size and head dimension."""
     return KERNELS[platform].fits(page_size, head_dim)
 
 
@@ -78,11 +78,11 @@ class PagedLayer(NamedTuple):
         positions: Int[Array, "rows length"],
         kernels: Kernels,
     ) -> tuple[Float[Array, "rows length kv_heads queries_per_kv head_dim"], "PagedLayer"]:
-        """As `LayerCache.attend`. All rows write before any attends, so that a row may read what
-        another one writes in the same call: blocks of one sequence can be rows side by side.
+        """Implements `LayerCache.attend`.
 
-        The tokens of a row lie within one page; the caller sees to it. A shape that a platform's
-        kernel does not take is gathered there.
+        All rows write before any row attends, so blocks of one sequence may be rows of one call.
+        The caller ensures that a row's new tokens lie within one page. Shapes that the platform's
+        kernel does not take are gathered.
         """
         cache = self.write(keys, values, positions[:, 0])
         way = kernels.prefill if queries.shape[1] > 1 else kernels.decode
@@ -97,11 +97,11 @@ class PagedLayer(NamedTuple):
         *,
         trunk: Int[Array, " rows"] | None = None,
     ) -> Float[Array, "rows length kv_heads queries_per_kv head_dim"]:
-        """What the queries of each row see, the first of which is at `start`.
+        """Attends to the cache; row r's first query is at position `start[r]`.
 
         Args:
-          way: which of `kernels` it is: that of decoding, prefill or verification.
-          trunk: of rows that branch, see `layers.sees`.
+          way: the entry of `kernels` that applies: `decode`, `prefill` or `verify`.
+          trunk: for rows that branch, see `layers.sees`.
         """
         is_kernel = way == PALLAS and takes(kernels.platform, self.page_size, queries.shape[-1])
         if queries.shape[1] > 1:
@@ -111,13 +111,13 @@ class PagedLayer(NamedTuple):
         return one(queries[:, 0], *self, self._to_read(start))[:, None]
 
     def _to_read(self, position: Int[Array, " rows"]) -> Int[Array, " rows"]:
-        """Tokens that each row attends to; nothing reads what comes of a row that has no pages."""
-        # A row that has ended within a burst may stand behind its last page.
+        """Number of tokens that each row attends to; 1 for a row without pages."""
+        # The position of a row that finished within a burst may be behind its last page.
         most = self.table.shape[1] * self.page_size
         return jnp.where(self.table[:, 0] == NULL_PAGE, 1, jnp.minimum(position + 1, most))
 
     def gather(self) -> tuple[Float[Array, "rows kv_heads length head_dim"], Array]:
-        """Every row's keys and values in one piece; the length is width * page_size."""
+        """Returns every row's keys and values as contiguous rows of width * page_size tokens."""
         return _gather(self.keys, self.table), _gather(self.values, self.table)
 
     def write(
@@ -126,10 +126,10 @@ class PagedLayer(NamedTuple):
         values: Float[Array, "rows chunk kv_heads head_dim"],
         start: Int[Array, " rows"],
     ) -> "PagedLayer":
-        """Puts tokens start … start + chunk - 1 of each row into the page that holds them.
+        """Writes tokens start … start + chunk - 1 of each row into the page that holds them.
 
-        What lies behind the row's table, of rows that have ended, goes to NULL_PAGE as zeros: there
-        a NaN would reach every row, which multiplies what it does not see by zero.
+        Finished rows may write behind their table: zeros then go to NULL_PAGE. A NaN there would
+        reach every row, since masked attention multiplies it by 0.
         """
         pages, offsets = self._place(start)
         is_null = (pages == NULL_PAGE)[:, None, None, None]
@@ -145,20 +145,20 @@ class PagedLayer(NamedTuple):
     def token(
         self, position: Int[Array, " rows"]
     ) -> tuple[Float[Array, "rows 1 kv_heads dim"], Array]:
-        """The keys and values of one token of each row, as `write` takes them."""
+        """Returns the keys and values of one token of each row, in the shape that `write` takes."""
         row = _matrix_rows(self.keys, *self._place(position), 1)[..., 0]
         keys, values = (jnp.reshape(x, (-1, x.shape[3]))[row] for x in (self.keys, self.values))
         return keys[:, None], values[:, None]
 
     def _place(self, position: Int[Array, " rows"]) -> tuple[Int[Array, " rows"], Array]:
-        """The page of one token of each row and its place there; NULL_PAGE behind the row's table."""
+        """Page and offset of one token of each row; NULL_PAGE if it is behind the row's table."""
         index = (position // self.page_size)[:, None]
         pages = jnp.take_along_axis(self.table, index, axis=1, mode="fill", fill_value=NULL_PAGE)
         return pages[:, 0], position % self.page_size
 
 
 def _write_in_turn(pool: Array, chunks: Array, pages: Array, offsets: Array) -> Array:
-    """One row after the other: XLA:CPU may copy the whole pool for a scatter."""
+    """Writes row by row: XLA:CPU may copy the whole pool for a scatter."""
 
     def write_row(row: Int[Array, ""], pool: Array) -> Array:
         chunk = jax.lax.dynamic_index_in_dim(chunks, row)
@@ -179,8 +179,9 @@ def _write_at_once(pool: Array, chunks: Array, pages: Array, offsets: Array) -> 
 def _matrix_rows(
     pool: Array, pages: Int[Array, " rows"], offsets: Int[Array, " rows"], count: int
 ) -> Int[Array, "rows kv_heads count"]:
-    """Where `count` tokens of each row are in the pool as one matrix: for indices along two dimensions
-    XLA:TPU lays the whole pool out anew."""
+    """Indices of `count` tokens of each row in the pool seen as one matrix.
+
+    With indices along two dimensions, XLA:TPU changes the layout of the whole pool."""
     _, heads, page_size, _ = pool.shape
     of_head = pages[:, None] * heads + jnp.arange(heads)[None]
     return (of_head * page_size + offsets[:, None])[..., None] + jnp.arange(count)[None, None]

@@ -1,4 +1,4 @@
-"""config.json of a Hugging Face checkpoint, read into a `ModelConfig` and written back.
+"""Reads config.json of a Hugging Face checkpoint into a `ModelConfig`, and writes it back.
 
 Knows which fields the supported architectures have. Does not know any tensor.
 """
@@ -16,8 +16,8 @@ from pat_jax.common.json_text import JsonError, parse_json
 from pat_jax.models.config import ExpertsConfig, ModelConfig, RopeScaling
 
 CONFIG_FILE = "config.json"
-_FULL_ATTENTION = "full_attention"  # the one type of layers
-MOST = 2**31 - 1  # of any size
+_FULL_ATTENTION = "full_attention"  # the one supported type of layers
+MOST = 2**31 - 1  # largest size
 MOST_LAYERS = 1000
 LARGEST_NUMBER = 1e30
 
@@ -29,7 +29,7 @@ class _Family:
     attention_bias: bool = False
     qk_norm: bool = False
     has_experts: bool = False
-    norm_eps: float = 1e-6  # where config.json says none, as of `rope_theta`
+    norm_eps: float = 1e-6  # default of the field in config.json, as is `rope_theta`
     rope_theta: float = 10_000.0
 
 
@@ -37,8 +37,8 @@ _QWEN3_MOE = _Family("qwen3_moe", "Qwen3MoeForCausalLM", qk_norm=True, has_exper
 _MIXTRAL = _Family(
     "mixtral", "MixtralForCausalLM", has_experts=True, norm_eps=1e-5, rope_theta=1_000_000.0
 )
-# Qwen3-MoE with experts that take and give fewer numbers of a token than a layer has: no model of
-# transformers. The field that says how many is called as Nemotron-H's.
+# Qwen3-MoE with experts narrower than the layer; transformers has no such model. The field of the
+# experts' width has the name that Nemotron-H gives it.
 _BIGMAC = replace(_QWEN3_MOE, model_type="bigmac", class_name="BigMacForCausalLM")
 _LATENT = "moe_latent_size"
 _FAMILIES = (
@@ -50,7 +50,7 @@ _FAMILIES = (
     _BIGMAC,
 )
 
-# Fields that change what is computed, with the one value that is implemented. Absent means that value.
+# Fields that change what is computed, with the one value that is implemented, also the default.
 _ONLY_VALUES: Mapping[str, object] = {
     "hidden_act": "silu",
     "mlp_bias": False,
@@ -64,9 +64,7 @@ _ONLY_VALUES: Mapping[str, object] = {
 }
 _CHECK = "check the checkpoint's config.json"
 _COUNTS = ("num_experts", "num_local_experts")  # two names of one field
-_AUX_LOSS_COEF = (
-    0.001  # what transformers takes where a checkpoint says nothing; no loss is added here
-)
+_AUX_LOSS_COEF = 0.001  # transformers' default; no loss is added here
 
 
 @dataclass(frozen=True)
@@ -116,7 +114,11 @@ class _Fields:
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
-    """The one object of a JSON file; a file that is not one is a UserError naming the line."""
+    """Returns the object of a JSON file.
+
+    Raises:
+      UserError: the file is not one JSON object; the message names the line.
+    """
     if path.exists() and not path.is_file():
         raise UserError(f"{path}: it is no file, expected one JSON object; download it again.")
     try:
@@ -141,7 +143,11 @@ def read_json_object(path: Path) -> dict[str, Any]:
 
 
 def read_config(directory: str | Path) -> ModelConfig:
-    """The model described by `directory/config.json`."""
+    """Returns the model that `directory/config.json` describes.
+
+    Raises:
+      UserError: the file is missing or damaged, or describes an unsupported model.
+    """
     path = Path(directory) / CONFIG_FILE
     if not path.parent.is_dir():
         raise UserError(
@@ -196,12 +202,12 @@ def _refuse_unsupported(fields: _Fields, family: _Family) -> None:
     for name, only in _ONLY_VALUES.items():
         if fields.has(name) and fields.values[name] != only:
             raise fields.error(name, json.dumps(only), advice)
-    # Qwen2.5 has its biases whatever this field says; in Llama and Qwen3 it adds one to the output too.
+    # Qwen2.5 has biases whatever this field says; in Llama and Qwen3 it adds one to the output too.
     if not family.attention_bias and fields.boolean("attention_bias", False):
         raise fields.error("attention_bias", "false", advice)
     if family is not _BIGMAC and fields.has(_LATENT):
         raise fields.error(_LATENT, f"null in {family.model_type}", _CHECK)
-    # In the other families `use_sliding_window` says whether it counts.
+    # In the other families `use_sliding_window` switches it on.
     if family is _MIXTRAL and fields.has("sliding_window"):
         raise fields.error("sliding_window", "null", advice)
     layer_types = fields.values.get("layer_types") or []
@@ -255,7 +261,7 @@ def _latent_dim(fields: _Fields) -> int:
 
 
 def _num_experts(fields: _Fields) -> int:
-    """Qwen3's name of it is the first; transformers 5 writes the second for every family."""
+    """Qwen3 uses the first name of `_COUNTS`; transformers 5 writes the second for every family."""
     first, second = _COUNTS
     if not fields.has(second):
         return fields.integer(first)
@@ -266,7 +272,7 @@ def _num_experts(fields: _Fields) -> int:
 
 
 def _dense_layers(fields: _Fields) -> tuple[int, ...]:
-    """Layers without experts: those named, and all but every n-th."""
+    """Layers without experts: those in `mlp_only_layers`, and all but every n-th."""
     num_layers = fields.integer("num_hidden_layers", most=MOST_LAYERS)
     step = fields.integer("decoder_sparse_step", 1)
     named = fields.values["mlp_only_layers"] if fields.has("mlp_only_layers") else []
@@ -292,7 +298,7 @@ def _rope(fields: _Fields, family: _Family) -> tuple[float, RopeScaling | None]:
         return theta, None
     rope = fields.section(names[0])
     theta = rope.number("rope_theta", theta)
-    # transformers 5 has an object for each type of layers, where there are several; here is one type.
+    # transformers 5 writes an object for each type of layers; only one type is supported here.
     nested = [name for name, value in rope.values.items() if isinstance(value, dict)]
     if nested or _FULL_ATTENTION in rope.values:
         if not rope.has(_FULL_ATTENTION):
@@ -316,7 +322,7 @@ def _rope(fields: _Fields, family: _Family) -> tuple[float, RopeScaling | None]:
 
 
 def _scaling(fields: _Fields, rope: _Fields) -> RopeScaling:
-    original = "original_max_position_embeddings"  # beside the object it comes first
+    original = "original_max_position_embeddings"  # preferred outside of the object
     scaling = RopeScaling(
         factor=rope.number("factor"),
         low_freq_factor=rope.number("low_freq_factor"),
@@ -330,7 +336,11 @@ def _scaling(fields: _Fields, rope: _Fields) -> RopeScaling:
 
 
 def to_hf_config(config: ModelConfig, dtype: jnp.dtype) -> dict[str, object]:
-    """config.json as transformers 4.5x and 5.x both read it, for weights stored in `dtype`."""
+    """Returns config.json for weights stored in `dtype`; transformers 4.5x and 5.x can read it.
+
+    Raises:
+      ValueError: the architecture's config.json cannot express the configuration.
+    """
     family = next(family for family in _FAMILIES if family.model_type == config.architecture)
     if (config.attention_bias, config.qk_norm) != (family.attention_bias, family.qk_norm):
         raise ValueError(

@@ -40,7 +40,7 @@ _COPIED_FILES = (
 
 
 def check_export(directory: str | Path, tokenizer_dir: str | Path | None = None) -> None:
-    """UserError where `export` would refuse, so that a run can learn it before it starts."""
+    """Raises UserError if `export` would refuse, so that a run can fail before it starts."""
     directory = Path(directory)
     if directory.exists() and not directory.is_dir():
         raise UserError(
@@ -72,12 +72,17 @@ def export(
     max_shard_bytes: int = MAX_SHARD_BYTES,
 ) -> None:
     """Writes config.json and safetensors in `dtype`; the directory appears once it is complete.
-    Adapters are merged into the weights that they are attached to, one at a time.
 
-    `tokenizer_dir` is the checkpoint or tokenizer directory the run started from: its tokenizer
-    files and generation_config.json are copied, its config.json's special token ids kept. Host
-    memory peaks at about two tensors, of which each expert has its own. If there are several
-    processes, one writes, and the others must `attend`.
+    Adapters are merged into their weights, one at a time. Host memory peaks at about two tensors;
+    each expert has its own tensor. If there are several processes, one calls this, and the others
+    must call `attend`.
+
+    Args:
+      tokenizer_dir: the checkpoint or tokenizer directory that the run started from. Its tokenizer
+        files and generation_config.json are copied, and special token ids of its config.json kept.
+
+    Raises:
+      UserError: see `check_export`.
     """
     check_export(directory, tokenizer_dir)
     with appearing_at_once(Path(directory)) as partial:
@@ -92,20 +97,19 @@ def export(
 
 
 def attend(policy: Policy, params: Params, dtype: jnp.dtype) -> None:
-    """A process's part in an export that another one writes: every tensor, which they bring
-    together."""
+    """Takes part in an export that another process writes: all processes gather every tensor."""
     for tensor in _stored(policy, params):
         tensor.on_host(np.dtype(dtype))
 
 
 @dataclass(frozen=True)
 class _Stored:
-    """One tensor of a file, and where its numbers come from."""
+    """One tensor of a file, and the array that it is written from."""
 
     name: str
     tensor: HFTensor
     array: jax.Array | AdaptedWeight
-    expert: int | None  # which one's part of the array; None: it is all of it
+    expert: int | None  # the expert whose part of the array is written; None: the whole array
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -121,7 +125,7 @@ class _Stored:
         if isinstance(array, AdaptedWeight):
             array = _merged(array)
         elif self.expert is None:
-            # An array keeps its host copy once it has been read: read a passing twin, not the
+            # An array keeps its host copy once it has been read: read a temporary copy, not the
             # parameter.
             array = jax.device_put(array, array.sharding, may_alias=False)
         return np.array(self.tensor.to_stored(on_host(array)), dtype=dtype, order="C")
@@ -132,14 +136,16 @@ _merged = jax.jit(AdaptedWeight.merged)
 
 @jax.jit
 def _of_expert(stack: jax.Array, expert: int) -> jax.Array:
-    """One expert's part. Where devices have parts of the stack, the compiler brings them together
-    by a sum: of bits, as one of numbers loses the sign of a zero."""
+    """Returns one expert's part of the stack.
+
+    If the stack is split over devices, the compiler gathers it by a sum. Bits are summed here: a
+    sum of numbers loses the sign of a zero."""
     bits = stack.view(f"uint{8 * stack.dtype.itemsize}")
     return jnp.take(bits, expert, axis=0, mode="clip").view(stack.dtype)
 
 
 def _stored(policy: Policy, params: Params) -> list[_Stored]:
-    """In the order in which they are written."""
+    """Lists the policy's tensors in the order in which they are written."""
     leaves = jax.tree.leaves(params, is_leaf=is_adapted)
     return [
         _Stored(name, tensor, array, i if tensor.is_stack else None)
@@ -157,7 +163,7 @@ def _token_ids(source: Path) -> dict[str, object]:
 
 @contextmanager
 def appearing_at_once(directory: Path) -> Iterator[Path]:
-    """A sibling to write into, renamed to `directory` on success and removed on failure."""
+    """Yields a temporary directory, renamed to `directory` on success and removed on failure."""
     partial = directory.absolute().with_name(f".{directory.name}.partial-{os.getpid()}")
     partial.mkdir(parents=True)
     try:
@@ -192,7 +198,7 @@ def _write_weights(
 def _split_files(
     tensors: list[_Stored], dtype: np.dtype, max_bytes: int
 ) -> dict[str, list[_Stored]]:
-    """Tensors in their order, cut into files of at most `max_bytes`, or of one larger tensor."""
+    """Splits the tensors, in order, into files of at most `max_bytes` or of one larger tensor."""
     groups: list[list[_Stored]] = [[]]
     size = 0
     for tensor in tensors:

@@ -1,7 +1,7 @@
 """Reads a Hugging Face checkpoint directory into sharded parameters, one parameter at a time.
 
-Everything that can be wrong with a checkpoint is found from config.json and the file headers,
-before any tensor is read.
+Every error in a checkpoint is found from config.json and the file headers, before any tensor is
+read.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,16 +25,19 @@ from pat_jax.models.weight_formats import QuantizedWeight, quantizer
 WEIGHTS_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 
-Bounds = tuple[tuple[int, int], ...]  # of a shard, in each dimension
+Bounds = tuple[tuple[int, int], ...]  # start and stop of a shard in each dimension
 
 _STACKS = (".experts.gate_up_proj", ".experts.down_proj")
 _ROTARY_BUFFER = "rotary_emb.inv_freq"  # computed from the configuration; old versions stored it
 
 
 def check_checkpoint(directory: str | Path) -> ModelConfig:
-    """The checkpoint's configuration, once every file and tensor is seen to agree with it.
+    """Returns the checkpoint's configuration after checking every file and tensor against it.
 
     Reads config.json and file headers only, and compiles nothing.
+
+    Raises:
+      UserError: the configuration, a file or a tensor is missing or wrong.
     """
     config = read_config(directory)
     _locate(Path(directory), Policy.from_config(config))
@@ -44,13 +47,15 @@ def check_checkpoint(directory: str | Path) -> ModelConfig:
 def load_params(
     directory: str | Path, policy: Policy, shardings: Params | None, dtype: jnp.dtype
 ) -> Params:
-    """The checkpoint's parameters in `dtype`, each put straight into its sharded place.
+    """Returns the checkpoint's parameters in `dtype`, each read straight into its shards.
 
-    `shardings` is the tree of the parameters with a `jax.sharding.Sharding` for each array; None
-    puts everything on the default device. Host memory peaks at about one parameter, of a layer's
-    experts at those that this process has, and of the others no tensor is read. What pads the
-    vocabulary and the query heads is zero. What `policy` keeps quantized is read in float32 and
-    quantized on the devices.
+    Host memory peaks at about one parameter; of a layer's experts, only those that this process
+    holds are read. Padding of the vocabulary and of query heads is zero. Weights that `policy`
+    keeps quantized are read in float32 and quantized on the devices.
+
+    Args:
+      shardings: the tree of the parameters with a `jax.sharding.Sharding` for each array; None puts
+        everything on the default device.
     """
     unquantized = policy.with_weights("auto")
     located = _locate(Path(directory), unquantized)
@@ -82,7 +87,7 @@ def load_params(
 
 @dataclass(frozen=True)
 class _ShardReader:
-    """Copies shards out of one parameter's mapped tensors, in our shape; replicas share a copy."""
+    """Copies shards of one parameter from its mapped tensors; equal shards share a copy."""
 
     tensor: HFTensor
     parts: Sequence[StoredTensor]
@@ -91,7 +96,7 @@ class _ShardReader:
     shards: dict[Bounds, np.ndarray]
 
     def read(self, index: tuple[slice, ...] | None) -> np.ndarray:
-        """The shard at `index`, which None says is the whole."""
+        """Returns the shard at `index`, or the whole parameter for None."""
         index = (slice(None),) * len(self.shape) if index is None else index
         bounds = tuple(
             part.indices(length)[:2] for part, length in zip(index, self.shape, strict=True)
@@ -116,7 +121,7 @@ class _ShardReader:
 
 
 def _locate(directory: Path, policy: Policy) -> Mapping[str, StoredTensor]:
-    """Where each tensor of the model lies; UserError for the first thing that is wrong."""
+    """Returns where each tensor of the model is stored; UserError for the first error."""
     stored = _stored_tensors(directory)
     if policy.config.tie_embeddings and EMBEDDING not in stored and LM_HEAD in stored:
         stored[EMBEDDING] = stored.pop(LM_HEAD)  # one tensor, under either name
@@ -143,7 +148,7 @@ def _locate(directory: Path, policy: Policy) -> Mapping[str, StoredTensor]:
 
 
 def _refuse_stacks(stored: Mapping[str, StoredTensor]) -> None:
-    """transformers 5 computes with stacks of experts, and stores them only where it is told to."""
+    """Refuses stacks of experts, which transformers 5 stores only if it is told to."""
     for name, tensor in stored.items():
         if name.endswith(_STACKS):
             raise UserError(
@@ -175,7 +180,7 @@ def _check_tensor(
 
 
 def _check_tied(head: StoredTensor, embedding: StoredTensor) -> None:
-    """Some checkpoints store the tied head again; one that was trained apart must not be lost."""
+    """Refuses a tied head that differs: some checkpoints store it again, equal to the embedding."""
     is_alike = (head.shape, head.dtype_name) == (embedding.shape, embedding.dtype_name)
     if not is_alike or not np.array_equal(
         head.view().view(np.uint16), embedding.view().view(np.uint16)
@@ -187,7 +192,7 @@ def _check_tied(head: StoredTensor, embedding: StoredTensor) -> None:
 
 
 def _stored_tensors(directory: Path) -> dict[str, StoredTensor]:
-    """Every tensor of the directory by name, from one file or from those an index names."""
+    """Returns every tensor of the directory by name, from one file or from those of the index."""
     if (directory / WEIGHTS_FILE).is_file():
         return read_header(directory / WEIGHTS_FILE)
     index_path = directory / INDEX_FILE

@@ -1,9 +1,9 @@
-"""How Hugging Face names and lays out each parameter: one table for reading and for writing.
+"""Names and shapes of each parameter in Hugging Face checkpoints, for reading and writing.
 
-A linear layer is stored as [out, in] in both, but with all heads in one dimension there; here heads
-are [kv_heads, queries_per_kv, head_dim]. Head h = kv_head * queries_per_kv + query, so splitting or
-merging them never moves a number. What pads a dimension lies at its end. A layer's experts are one
-parameter here, and a tensor of each expert there.
+Both store a linear layer as [out, in]. Hugging Face has all heads in one dimension; here they are
+[kv_heads, queries_per_kv, head_dim]. Head h = kv_head * queries_per_kv + query, so splitting or
+merging the dimensions never moves a value. Padding is at the end of a dimension. A layer's experts
+are one parameter here, and one tensor per expert in a checkpoint ("there" below).
 """
 
 import math
@@ -48,7 +48,7 @@ _LAYER_TENSORS: dict[str, tuple[str, _Form]] = {
     "mlp.up": ("mlp.up_proj.weight", _Form.INPUT),
     "mlp.down": ("mlp.down_proj.weight", _Form.OUTPUT),
 }
-# Of layers that have experts, in the place of the MLP's; {} is an expert's number.
+# For layers with experts, in place of the MLP's tensors; {} is an expert's number.
 _QWEN3_MOE_TENSORS = {
     "mlp.router": ("mlp.gate.weight", _Form.INPUT),
     "mlp.gate": ("mlp.experts.{}.gate_proj.weight", _Form.EXPERTS),
@@ -57,7 +57,7 @@ _QWEN3_MOE_TENSORS = {
 }
 _EXPERTS_TENSORS: Mapping[str, dict[str, tuple[str, _Form]]] = {
     "qwen3_moe": _QWEN3_MOE_TENSORS,
-    # The shared matrices are called as Nemotron-H's, which has them as well.
+    # The shared matrices have the names that Nemotron-H gives to its own.
     "bigmac": _QWEN3_MOE_TENSORS
     | {
         "mlp.descend": ("mlp.fc1_latent_proj.weight", _Form.INPUT),
@@ -82,29 +82,29 @@ class HFTensor:
 
     @property
     def module(self) -> str:
-        """The layer whose weight it is; its own name if it is not a weight."""
+        """Name of the module whose weight it is; the tensor's own name if it is not a weight."""
         return self.name.removesuffix(".weight")
 
     @property
     def is_stack(self) -> bool:
-        """Whether it is a tensor of each expert there: its parts, in the order of the experts."""
+        """Whether the parameter is one tensor per expert there; these are called its parts."""
         return self.form is _Form.EXPERTS
 
     @property
     def names(self) -> Iterator[str]:
-        """Those of the tensors there: one, or one of each part."""
+        """Names of the parameter's tensors there: one, or one for each expert in order."""
         if not self.is_stack:
             return iter((self.name,))
         return (self.name.format(expert) for expert in range(self.native_shape[0]))
 
     @property
     def part_shape(self) -> tuple[int, ...]:
-        """The shape here of one tensor there."""
+        """Shape here of one tensor there, without padding."""
         return self.native_shape[1:] if self.is_stack else self.native_shape
 
     @property
     def stored_shape(self) -> tuple[int, ...]:
-        """The shape there, of each part."""
+        """Shape there of one tensor."""
         shape = self.native_shape
         match self.form:
             case _Form.INPUT:
@@ -117,17 +117,17 @@ class HFTensor:
                 return self.part_shape
 
     def to_native(self, stored: np.ndarray) -> np.ndarray:
-        """A view of a stored tensor in our shape; nothing is copied."""
+        """Returns a view of a stored tensor in our shape; nothing is copied."""
         return stored.reshape(self.part_shape)
 
     def to_stored(self, native: np.ndarray) -> np.ndarray:
-        """An array of ours, padded or not, or a part of one, in the stored shape."""
+        """Reshapes an array of ours, padded or not, or one part of it, to the stored shape."""
         unpadded = native[tuple(slice(length) for length in self.part_shape)]
         return unpadded.reshape(self.stored_shape)
 
 
 def hf_tensors(policy: Policy) -> Params:
-    """The tree of the parameters, with an `HFTensor` in place of each array."""
+    """Returns the tree of the policy's parameters with an `HFTensor` in place of each array."""
     sparse = _LAYER_TENSORS | _EXPERTS_TENSORS.get(policy.config.architecture, {})
     of_layer = {False: _LAYER_TENSORS, True: sparse}
 
@@ -151,5 +151,5 @@ def hf_tensors(policy: Policy) -> Params:
 
 
 def num_parameters(policy: Policy) -> int:
-    """Number of parameters, without what pads its vocabulary and its heads."""
+    """Returns the number of parameters, without padding of the vocabulary and the heads."""
     return sum(math.prod(tensor.native_shape) for tensor in jax.tree.leaves(hf_tensors(policy)))

@@ -1,8 +1,7 @@
-"""Adapters in the format of PEFT: a directory with adapter_config.json and
-adapter_model.safetensors.
+"""Reads and writes adapters in PEFT's format: adapter_config.json, adapter_model.safetensors.
 
-Everything that can be wrong with one is found from the configuration and the file's header, before
-any tensor is read.
+Every error in an adapter but values that are not finite is found from the configuration and the
+file's header, before any tensor is read.
 """
 
 import re
@@ -46,9 +45,9 @@ from pat_jax.models.policy import Policy
 ADAPTER_FILE = "adapter_model.safetensors"
 _NAMED = re.compile(
     r"(\.lora_[AB])\.default\.weight$"
-)  # by the adapter's name, as PEFT has it in memory
+)  # with the adapter's name, as in PEFT's memory
 
-# Fields of an adapter that we write, as older versions of PEFT want them.
+# Fields that we write because older versions of PEFT need them.
 _PLAIN: Mapping[str, object] = {
     "peft_type": "LORA",
     "bias": "none",
@@ -66,8 +65,8 @@ def export_adapter(directory: str | Path, lora: Lora, adapters: Adapters, base: 
     """Writes adapters in float32; the directory appears once it is complete.
 
     Args:
-      base: the checkpoint that they belong to, a directory or a name of the Hub, named in their
-        configuration.
+      base: the checkpoint that the adapters belong to, a directory or a name of the Hub; it is
+        named in their configuration.
     """
     check_export(directory)
     of_experts = [name for name in lora.modules if is_of_experts(lora.policy, name)]
@@ -103,10 +102,10 @@ def export_adapter(directory: str | Path, lora: Lora, adapters: Adapters, base: 
 
 
 def read_adapter(directory: str | Path, policy: Policy) -> Lora:
-    """What adapters a directory has, once every tensor is seen to belong to `policy`.
+    """Returns which adapters a directory has, after checking every tensor against `policy`.
 
     Raises:
-      UserError: it is not an adapter directory, of an unknown kind, or of another model.
+      UserError: the directory holds no adapter, or one of an unknown kind or of another model.
     """
     config, linear = read_peft_config(directory), linear_modules(policy)
     stored = _stored_tensors(Path(directory))
@@ -127,7 +126,11 @@ def read_adapter(directory: str | Path, policy: Policy) -> Lora:
 
 
 def load_adapter(directory: str | Path, lora: Lora, shardings: Adapters | None = None) -> Adapters:
-    """The adapters that `read_adapter` has found there, float32."""
+    """Returns the adapters that `read_adapter` has found in the directory, float32.
+
+    Raises:
+      UserError: a tensor has values that are not finite.
+    """
     stored, abstract = _stored_tensors(Path(directory)), lora.abstract_params
     unpadded = lora.unpadded
 
@@ -153,13 +156,13 @@ def load_adapter(directory: str | Path, lora: Lora, shardings: Adapters | None =
 
 
 def _names(module: str, lora: Lora) -> tuple[str, str]:
-    """Those of a module's tensors."""
+    """Names of a module's tensors A and B."""
     name = PREFIX + wrapper(module, lora.modules)
     return name + A, name + B
 
 
 def _stored_tensors(directory: Path) -> dict[str, StoredTensor]:
-    """By names without an adapter's own, which PEFT leaves out of most files."""
+    """Returns the tensors by name, without the adapter's name, which most files leave out."""
     path = directory / ADAPTER_FILE
     if not path.is_file():
         raise UserError(
@@ -183,7 +186,7 @@ def _stored_tensors(directory: Path) -> dict[str, StoredTensor]:
 def _check_modules(
     config: PeftConfig, modules: Set[str], linear: Sequence[str], policy: Policy
 ) -> None:
-    """UserError for the first that has no adapter here."""
+    """Raises UserError for the first module that cannot have an adapter here."""
     directory = config.path.parent
     for module in sorted(modules - set(linear)):
         if policy.config.experts is not None:
@@ -196,7 +199,7 @@ def _check_modules(
 
 
 def _check_beside_attention(config: PeftConfig, module: str) -> None:
-    """UserError in its own words for a module of a model with experts that has no adapter here."""
+    """Raises a specific UserError for a module beside attention in a model with experts."""
     has = f"{config.path.parent / ADAPTER_FILE}: it has an adapter of {module!r}, expected"
     if module.removesuffix(".base_layer").endswith(".mlp.experts"):
         expected = f"the parameters of experts that {ADAPTER_FILE} has tensors of, as {module!r}"
@@ -214,7 +217,9 @@ def _check_beside_attention(config: PeftConfig, module: str) -> None:
 
 
 def _check_targets(config: PeftConfig, modules: Set[str], named: Set[str], policy: Policy) -> None:
-    """PEFT gives each target an adapter, that of the file or a new one, and leaves out all others.
+    """Raises UserError unless the targets are the modules in the file.
+
+    PEFT gives each target an adapter, from the file or a new one, and ignores all others.
 
     Args:
       named: modules whose parameters are targets.

@@ -1,4 +1,4 @@
-"""adapter_config.json of a PEFT adapter, read as PEFT 0.21 reads it, or refused by a field's name.
+"""Reads adapter_config.json as PEFT 0.21 does; an error names the field that is not supported.
 
 Knows every field of PEFT's `LoraConfig`. Does not know any tensor.
 """
@@ -13,9 +13,9 @@ from pat_jax.common.errors import UserError, shown
 from pat_jax.models.checkpoints.hf_config import read_json_object
 
 ADAPTER_CONFIG = "adapter_config.json"
-MOST_ALPHA = 10**6  # as --lora.alpha has it
+MOST_ALPHA = 10**6  # the limit of --lora.alpha
 
-# Fields that say how an adapter is applied, with what PEFT takes where one is missing.
+# Fields that say how an adapter is applied, with PEFT's defaults.
 _DEFAULTS: Mapping[str, object] = {
     "r": 8,
     "lora_alpha": 8,
@@ -27,16 +27,16 @@ _DEFAULTS: Mapping[str, object] = {
     "layers_pattern": None,
     "target_parameters": None,
 }
-TARGET_PARAMETERS = "target_parameters"  # those of experts and routers
-# The pattern by which PEFT 0.21 has twice the rank and twice alpha of gate and up, where an adapter of
-# each was asked for (`target_modules` all-linear, or names of transformers 4).
+TARGET_PARAMETERS = "target_parameters"  # parameters of experts and routers
+# The pattern by which PEFT 0.21 doubles rank and alpha of gate and up, where an adapter of each was
+# asked for (`target_modules` all-linear, or names of transformers 4).
 GATE_UP = r".*\.gate_up_proj"
-# Modules that PEFT adapts where they are targets, and that have no adapter here.
+# Modules that PEFT adapts if they are targets, but that cannot have an adapter here.
 NOT_ADAPTED = ("model.embed_tokens", "lm_head")
 _DEFAULT_TARGETS = ["q_proj", "v_proj"]  # PEFT's for every architecture that is known here
 
-# Ways in which a and b begin that leave the base as it is. By all others a part of the base becomes the
-# adapter's, and the remainder, which no file holds, its base.
+# Initializations of a and b that leave the base unchanged. All others move a part of the base into
+# the adapter; its base is then the remainder, which no file holds.
 _INITS = ("gaussian", "eva", "orthogonal", "mica")
 
 # Fields that turn on what is not implemented here, unless they are null, false or empty.
@@ -86,21 +86,23 @@ class PeftConfig:
     """The fields of a plain adapter."""
 
     path: Path
-    fields: Mapping[str, Any]  # those that were missing filled in
+    fields: Mapping[str, Any]  # missing ones filled in
     rank: int
     alpha: float
     doubles_gate_up: bool
 
     def targets(self, linear: Iterable[str]) -> set[str] | None:
-        """Which modules it adapts, of the `linear` ones of a model and of `NOT_ADAPTED`; None where
-        a regular expression says it, which could run for ever: only the tensors tell."""
+        """Returns which modules are adapted, among `linear` and `NOT_ADAPTED`.
+
+        None if the file gives a regular expression, which could run for ever: then only the tensors
+        tell."""
         targets, excluded = self.fields["target_modules"], self.fields["exclude_modules"] or []
         if isinstance(excluded, str) or (isinstance(targets, str) and targets != "all-linear"):
             return None
         if targets == "all-linear":
             chosen = set(linear)
         else:
-            # A module that is named in full is one whatever its layer.
+            # A module that is named in full is a target whatever its layer.
             chosen = {
                 x
                 for x in (*linear, *NOT_ADAPTED)
@@ -109,7 +111,7 @@ class PeftConfig:
         return {x for x in chosen if not _ends(x, excluded)}
 
     def has_parameter(self, name: str) -> bool:
-        """Whether it adapts a parameter of this name, whatever its layer."""
+        """Whether the adapter has a parameter of this name among its targets."""
         return _ends(name, self.fields[TARGET_PARAMETERS] or [])
 
     def _in_layers(self, module: str) -> bool:
@@ -127,9 +129,10 @@ class PeftConfig:
 
 
 def read_peft_config(directory: str | Path) -> PeftConfig:
-    """
+    """Reads and checks the configuration in an adapter's directory.
+
     Raises:
-      UserError: it is not an adapter directory, or of an unknown kind.
+      UserError: the directory holds no adapter, or one of an unknown kind.
     """
     path = Path(directory) / ADAPTER_CONFIG
     if not path.is_file():
@@ -170,8 +173,8 @@ def _check_kind(config: PeftConfig) -> None:
         if fields.get(name) and name not in of_gate_up:
             raise config.error(name, "null, false or nothing in it", plain)
     for name in sorted(fields.keys() - KNOWN_FIELDS):
-        # PEFT's later versions have more: what turns a variant on is true, or an object or a list with
-        # something in it, in all of those above. A number or a word is a setting of a variant.
+        # Later versions of PEFT have more fields. As in those above, true or a non-empty object or
+        # list turns a variant on; a number or a word is a setting of a variant.
         if fields[name] is True or (isinstance(fields[name], list | dict) and fields[name]):
             raise config.error(name, "only fields that PEFT 0.21 has", plain)
     init = fields["init_lora_weights"]
@@ -202,7 +205,7 @@ def _check_targets(config: PeftConfig) -> None:
 
 
 def _ends(module: str, names: Iterable[str]) -> bool:
-    """As PEFT matches them."""
+    """Whether one of the names is a suffix of the module's, as PEFT matches them."""
     return any(f".{module}".endswith(f".{name}") for name in names)
 
 

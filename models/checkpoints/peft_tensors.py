@@ -1,4 +1,4 @@
-"""How PEFT names and lays out an adapter's two tensors: one place for reading and for writing.
+"""Names and shapes of an adapter's two tensors in PEFT, for reading and writing.
 
     a linear layer    A[rank, in], B[out, rank]
     experts           A[experts · rank, in], B[out, rank · experts]
@@ -6,8 +6,8 @@
 The expert is the slowest index of A and the fastest of B. The outputs of gate_up_proj are gate's,
 then up's.
 
-PEFT wraps experts once for each of their stacks, the outer around the inner, and an adapter's name
-says where its wrapper is: that of gate_up_proj is inside, if down_proj has one.
+PEFT wraps the experts once for each adapted stack, one wrapper around the other. An adapter's name
+says which wrapper it is in: gate_up_proj has the inner one if down_proj has an adapter too.
 """
 
 import math
@@ -25,7 +25,7 @@ Shape = tuple[int, ...]
 
 
 def wrapper(module: str, modules: Container[str]) -> str:
-    """The module that has a module's tensors in PEFT, where `modules` have adapters."""
+    """Returns the module that holds the tensors of `module` in PEFT, if `modules` have adapters."""
     if not is_stack(module):
         return module
     experts, _, last = module.rpartition(".")
@@ -34,12 +34,12 @@ def wrapper(module: str, modules: Container[str]) -> str:
 
 
 def parameter(module: str) -> str:
-    """What `target_parameters` calls a stack or a router."""
+    """Returns the name of a stack or a router in `target_parameters`."""
     return module if is_stack(module) else f"{module}.weight"
 
 
 def stored_shapes(module: str, shapes: Adapter) -> tuple[Shape, Shape]:
-    """Of A and B, for the shapes of an adapter."""
+    """Returns the shapes of A and B for an adapter whose leaves are shapes."""
     a, b = shapes.a, _parts(shapes)
     if not is_stack(module):
         return (a[0], math.prod(a[1:])), (math.prod(b[0][:-1]), b[0][-1])
@@ -48,7 +48,7 @@ def stored_shapes(module: str, shapes: Adapter) -> tuple[Shape, Shape]:
 
 
 def to_stored(module: str, adapter: Adapter) -> tuple[np.ndarray, np.ndarray]:
-    """A and B of an adapter of host arrays, not padded."""
+    """Returns A and B of an adapter of host arrays without padding."""
     shapes = Adapter(adapter.a.shape, [b.shape for b in _parts(adapter)])
     in_a, in_b = stored_shapes(module, shapes)
     whole = _parts(adapter)[0]
@@ -58,7 +58,7 @@ def to_stored(module: str, adapter: Adapter) -> tuple[np.ndarray, np.ndarray]:
 
 
 def from_stored(module: str, a: np.ndarray, b: np.ndarray, shapes: Adapter) -> Adapter:
-    """The adapter of `shapes` that is stored as A and B."""
+    """Returns the adapter, with leaves of the given shapes, that is stored as A and B."""
     if not is_stack(module):
         return Adapter(a.reshape(shapes.a), b.reshape(shapes.b))
     experts, rank, _ = shapes.a
@@ -69,7 +69,7 @@ def from_stored(module: str, a: np.ndarray, b: np.ndarray, shapes: Adapter) -> A
 
 
 def of_wrappers(modules: Iterable[str]) -> dict[str, str]:
-    """Modules that have adapters, by the modules that have their tensors in PEFT."""
+    """Maps the modules that hold tensors in PEFT (see `wrapper`) to the adapted modules."""
     every = list(modules)
     return {wrapper(module, every): module for module in every}
 

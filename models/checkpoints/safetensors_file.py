@@ -1,9 +1,8 @@
-"""The safetensors container: headers checked, tensors as views of the file, files written in a
-stream.
+"""Reads and writes safetensors files: checks headers, maps tensors, writes tensor by tensor.
 
 The format is eight bytes of header length, a JSON header (name -> dtype, shape, data_offsets) and
 the tensors' bytes, little-endian, back to back. Reading maps one tensor at a time and copies
-nothing; writing holds one tensor at a time, where the safetensors library wants a whole file's.
+nothing. Writing holds one tensor at a time; the safetensors library needs a whole file's.
 """
 
 import json
@@ -27,7 +26,7 @@ DTYPES: Mapping[str, np.dtype] = {
     "F64": np.dtype(np.float64),
 }
 _LENGTH_BYTES = 8
-_ALIGNMENT = 64  # of the first tensor written: a cache line
+_ALIGNMENT = 64  # alignment of the first tensor written: a cache line
 _MAX_HEADER_BYTES = 100_000_000  # the format's own bound
 _ADVICE = "download or export the file again"
 
@@ -35,22 +34,25 @@ _ADVICE = "download or export the file again"
 @dataclass(frozen=True)
 class StoredTensor:
     path: Path
-    dtype_name: str  # as the header says it; a key of DTYPES, or a kind this project does not read
+    dtype_name: str  # from the header; a key of DTYPES, or a type that this project does not read
     shape: tuple[int, ...]
-    offset: int  # of its first byte in the file
+    offset: int  # of the tensor's first byte in the file
 
     def view(self) -> np.ndarray:
-        """The tensor, mapped and not read: bytes come in where it is indexed, and go when it is
-        dropped."""
+        """Maps the tensor without reading it: bytes are read when it is indexed."""
         return np.memmap(self.path, DTYPES[self.dtype_name], "r", self.offset, self.shape)
 
 
 def read_header(path: Path) -> dict[str, StoredTensor]:
-    """Every tensor of the file by name, once the header is seen to fit the file's size."""
+    """Returns every tensor of the file by name, after checking the header against the file's size.
+
+    Raises:
+      UserError: the file is truncated, damaged or no safetensors file.
+    """
     size = path.stat().st_size
     with path.open("rb") as file:
         prefix = file.read(_LENGTH_BYTES)
-        if prefix == b"version ":  # of a Git LFS pointer, the usual leftover of a clone
+        if prefix == b"version ":  # a Git LFS pointer, which a clone without LFS leaves
             raise UserError(
                 f"{path}: the file is a Git LFS pointer, expected the tensors; run `git lfs pull`."
             )
@@ -99,7 +101,7 @@ def _parse_header(path: Path, text: bytes) -> dict[str, dict[str, Any]]:
 
 
 def _check_places(path: Path, header: Mapping[str, Mapping[str, Any]]) -> None:
-    """Tensors lie back to back: one that begins inside another would be read as its numbers."""
+    """Raises UserError unless tensors lie back to back: overlapping ones would be misread."""
     end, former = 0, "the header"
     for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
         begin, next_end = entry["data_offsets"]
@@ -133,8 +135,12 @@ def write_file(
     dtype: jnp.dtype,
     arrays: Iterable[np.ndarray],
 ) -> None:
-    """Writes one file; `arrays` yields the tensors in the order of `shapes`, each dropped once
-    written."""
+    """Writes one file, tensor by tensor.
+
+    Args:
+      shapes: shape of each tensor by name.
+      arrays: the tensors in the order of `shapes`; each is dropped once it is written.
+    """
     dtype_name = next(name for name, known in DTYPES.items() if known == dtype)
     header: dict[str, object] = {
         "__metadata__": {"format": "pt"}

@@ -1,8 +1,8 @@
-"""The MLPs of experts: by kernels of a platform, or tile by tile in plain operations.
+"""Computes the MLPs of experts by a platform's kernels, or tile by tile in plain operations.
 
-`Kernels` chooses the way, and so does the kind of the weights. A GPU's kernel takes quantized
-weights as well, and dimensions that are multiples of 16, the rank of adapters among them. A TPU's
-takes multiples of 128, and smaller ones that are multiples of 16. Does not know where a kernel
+`Kernels` and the kind of the weights choose between the two. GPU kernels also take quantized
+weights; all dimensions, ranks of adapters included, must be multiples of 16. TPU kernels take
+multiples of 128, and smaller dimensions that are multiples of 16. Does not know where a kernel
 finds a choice.
 """
 
@@ -23,26 +23,26 @@ from pat_jax.models.layers import linear, swiglu
 
 
 class Choices(Protocol):
-    """The choices of experts as a platform's kernels take them."""
+    """The tokens' choices of experts, in the form that a platform's kernels take."""
 
     def spread(self, x: Float[Array, "rows in"]) -> Array:
-        """Rows as `product` takes them."""
+        """Brings rows into the order that `product` takes."""
         ...
 
     def product(self, x: Array, weight: Any) -> Array:
-        """What each choice's expert, of weight[experts, out, in], makes of it."""
+        """Multiplies each choice's row with its expert's part of weight[experts, out, in]."""
         ...
 
     def collected(self, each: Array) -> Float[Array, "rows k out"]:
-        """Results of products by rows; zeros of what is computed elsewhere."""
+        """Brings results of `product` into the order of rows; 0 for experts held elsewhere."""
         ...
 
 
 class ExpertKernels(NamedTuple):
     """The products by expert of one platform; they are differentiable."""
 
-    of: Callable[..., Choices]  # chosen experts, how many are here, rows that one has
-    takes: Callable[[Any], bool]  # a weight[experts, out, in]
+    of: Callable[..., Choices]  # from (chosen experts, number of experts here, rows per expert)
+    takes: Callable[[Any], bool]  # whether the kernels take a weight[experts, out, in]
 
 
 _ON_GPU = ExpertKernels(ChoicesOnGpu.of, ChoicesOnGpu.takes)
@@ -56,7 +56,7 @@ KERNELS: Mapping[str, ExpertKernels] = {
 
 
 def takes_weight(kernels: Kernels, weight: Any) -> bool:
-    """Whether the platform's kernels can be lowered for a weight, or a shape, of this kind."""
+    """Whether the platform's kernels can be lowered for this weight or shape."""
     parts = (weight.weight, weight.a, weight.b) if isinstance(weight, AdaptedWeight) else (weight,)
     return all(map(KERNELS[kernels.platform].takes, parts))
 
@@ -69,12 +69,13 @@ def mlp_by_expert(
     size: int,
     kernels: Kernels = ANYWHERE,
 ) -> Float[Array, "rows out"]:
-    """The weighted sum of what each row's experts make of it, of those whose weights are here.
+    """Returns each row's weighted sum of its experts' outputs, for the experts on this device.
 
     Args:
-      experts: the weights [experts, out, in] of the gates, of what they gate, and of the way back.
-      chosen: by their number here; any other number adds nothing.
-      size: rows that an expert has, about.
+      experts: the weights [experts, out, in] gate, up and down of the experts on this device.
+      chosen: each row's experts, as indices into `experts`; any other number adds nothing.
+      weights: weight of each chosen expert's output.
+      size: approximate number of rows per expert.
     """
     if kernels.experts != PALLAS or not all(takes_weight(kernels, each) for each in experts):
         return by_expert(_mlp, experts, x, chosen, weights, size)

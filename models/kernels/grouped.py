@@ -1,8 +1,8 @@
-"""Rows ordered by the expert that computes them, in tiles of one expert each.
+"""Groups rows by the expert that computes them, in tiles of one expert each.
 
-A tile holds at most `size` rows of one expert; the last tile of an expert may have empty slots. Few
-tiles are in use where few rows are real: the loop over them stops there, so that a step reads the
-weights of the experts that its rows chose and no others.
+A tile holds at most `size` rows of one expert; the last tile of an expert may have empty slots. The
+loop over tiles stops after the last one in use, so that a step reads only the weights of the
+experts that its rows chose.
 """
 
 from collections.abc import Callable
@@ -24,11 +24,11 @@ class Tiles(NamedTuple):
     choice: Int[Array, "tiles size"]  # row · k + choice; rows · k: the slot is empty
     expert: Int[Array, " tiles"]
     slot: Int[Array, "rows k"]  # tile · size + place in it; tiles · size: computed elsewhere
-    count: Int[Array, ""]  # tiles in use, the first ones
+    count: Int[Array, ""]  # number of tiles in use; they come first
 
 
 def tile_size(rows: int, per_token: int, num_experts: int) -> int:
-    """Rows of a tile: about as many as an expert has, if rows are spread evenly."""
+    """Returns the rows of a tile: about an expert's share of rows, if these are spread evenly."""
     size, mean = 1, rows * per_token // num_experts
     while size < min(mean, rows, LARGEST_TILE):
         size *= 2
@@ -39,7 +39,7 @@ def in_tiles(chosen: Int[Array, "rows k"], num_experts: int, size: int) -> Tiles
     """Groups the rows by expert.
 
     Args:
-      chosen: experts of each row, of 0 … `num_experts` - 1; any other number: not computed here.
+      chosen: experts of each row, from 0 to `num_experts` - 1; others are not computed here.
       size: rows of a tile.
     """
     num_rows, k = chosen.shape
@@ -61,7 +61,7 @@ def in_tiles(chosen: Int[Array, "rows k"], num_experts: int, size: int) -> Tiles
     return Tiles(
         choice=choice.reshape(num_tiles, size),
         expert=jnp.minimum(
-            # In one kernel of an accelerator; a search by halves is a loop.
+            # "compare_all" is one kernel on an accelerator; a binary search is a loop.
             jnp.searchsorted(ends, jnp.arange(num_tiles), side="right", method="compare_all"),
             num_experts - 1,
         ),
@@ -78,12 +78,14 @@ def by_expert(
     weights: Float[Array, "rows k"],
     size: int,
 ) -> Float[Array, "rows out"]:
-    """The weighted sum of what each row's experts make of it, of those whose weights are here.
+    """Returns each row's weighted sum of its experts' outputs, for the experts on this device.
 
     Args:
-      compute: from one expert's weights and rows[size, in] to their results[size, out].
-      experts: the weights of the experts here.
-      chosen: by their number here; any other number adds nothing.
+      compute: maps one expert's weights and rows[size, in] to results[size, out].
+      experts: the weights of the experts on this device.
+      chosen: each row's experts, as indices into `experts`; any other number adds nothing.
+      weights: weight of each chosen expert's output.
+      size: rows of a tile.
     """
     num_here = len(jax.tree.leaves(experts)[0])
     tiles = in_tiles(chosen, num_here, size)
@@ -103,10 +105,10 @@ def _run_tiles(
     expert: Int[Array, " tiles"],
     count: Int[Array, ""],
 ) -> Float[Array, "tiles size out"]:
-    """`compute` of each tile in use; zeros of the others.
+    """Applies `compute` to each tile in use; the other tiles' results are zeros.
 
-    The number of tiles in use is known to the devices alone, and JAX does not differentiate such
-    loops: the rule below does. It keeps the rows, and computes a tile anew.
+    Only the devices know the number of tiles in use, and JAX does not differentiate such loops: the
+    rule below does. It keeps the rows and recomputes each tile.
     """
     out = jax.eval_shape(compute, _of_expert(experts, jnp.int32(0)), rows[0])
 
@@ -140,7 +142,7 @@ def _backward(compute: Callable, kept: tuple, grad: Array) -> tuple:
         )
         return to_experts, jax.lax.dynamic_update_index_in_dim(to_rows, to_tile, i, 0)
 
-    # An expert has as many terms as tiles: of bfloat16 weights they are added up in float32.
+    # Each tile of an expert adds to its gradient: the sum is in float32, also for bfloat16 weights.
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), experts)
     sums = jax.lax.fori_loop(0, count, one_tile, (zeros, jnp.zeros_like(rows)))
     to_experts, to_rows = sums
@@ -152,7 +154,7 @@ _run_tiles.defvjp(_forward, _backward)
 
 
 def _of_expert(experts: Experts, i: Array) -> Experts:
-    # With the index, which changes: XLA:CPU slices bfloat16 as float32, and would convert the
-    # weights of all experts before the loop.
+    # Ties the weights to the index, which changes: XLA:CPU slices bfloat16 as float32, and would
+    # convert the weights of all experts before the loop.
     experts, i = jax.lax.optimization_barrier((experts, i))
     return jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, i, keepdims=False), experts)

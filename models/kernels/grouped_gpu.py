@@ -1,10 +1,9 @@
-"""Products of rows with the weights of their experts on a GPU, forward and backward, by kernels of
-our own.
+"""Multiplies rows with the weights of their experts on a GPU, forward and backward, by own kernels.
 
 A program multiplies a tile of rows of one expert with a part of that expert's weights. It reads the
-rows where they lie and writes each result to the place of its choice: nothing is copied into the
-order of the experts, and no slot of a tile takes up memory. Programs of tiles that are not in use
-end at once. Triton wants powers of two: parts are as large as divides a dimension.
+rows in place and writes each result to the place of its choice: nothing is copied into the order of
+the experts, and empty slots of a tile take no memory. Programs of unused tiles end at once. Triton
+needs powers of two: a part is the largest one that divides the dimension, up to a limit.
 """
 
 from functools import partial
@@ -19,25 +18,25 @@ from jaxtyping import Array, Float, Int
 from pat_jax.models.kernels.grouped import Tiles, in_tiles
 from pat_jax.models.weight_formats import QuantizedWeight
 
-LEAST = 16  # of each side of a product on tensor cores
-STAGES = 3  # parts of a loop that are on their way at once
-GRADIENT = 128  # inputs and outputs of a program that computes a weight's gradient, at most
+LEAST = 16  # least size of each side of a product on tensor cores
+STAGES = 3  # parts of a loop that are loaded at once
+GRADIENT = 128  # most inputs, and most outputs, of a program that computes a weight's gradient
 
 
 class Part(NamedTuple):
     """How much of an expert's weights one program takes, at most."""
 
     outputs: int
-    inputs: int  # at once
+    inputs: int  # in each turn of the loop
     warps: int
 
 
-# By the rows of a tile. Few rows wait for the weights: more programs, which read longer parts.
+# By the rows of a tile. With few rows, loading weights takes longest: more programs, longer parts.
 PARTS = {16: Part(64, 128, 4), 64: Part(128, 64, 4), 128: Part(128, 64, 8)}
 
 
 class ChoicesOnGpu(NamedTuple):
-    """Where kernels find each choice of an expert."""
+    """The tokens' choices of experts as tiles, for the GPU's kernels."""
 
     tiles: Tiles
     interpret: bool
@@ -46,39 +45,39 @@ class ChoicesOnGpu(NamedTuple):
     def of(
         cls, chosen: Int[Array, "rows k"], num_experts: int, size: int, *, interpret: bool = False
     ) -> "ChoicesOnGpu":
-        """
+        """Groups the choices into tiles.
+
         Args:
-          size: rows that an expert has, about.
+          size: approximate number of rows per expert.
         """
         rows = max(n for n in PARTS if n <= max(size, LEAST))
         return cls(in_tiles(chosen, num_experts, rows), interpret)
 
     @staticmethod
     def takes(weight: Any) -> bool:
-        """Whether kernels can be lowered for a weight[experts, out, in] of this kind."""
+        """Whether the kernels can be lowered for this weight[experts, out, in]."""
         values = weight.values if isinstance(weight, QuantizedWeight) else weight
         return isinstance(values, jax.Array | jax.ShapeDtypeStruct) and not any(
             n % LEAST for n in values.shape[1:]
         )
 
     def spread(self, x: Float[Array, "rows in"]) -> Float[Array, "rows in"]:
-        """Kernels read rows where they lie."""
+        """Returns x: the kernels read rows in place."""
         return x
 
     def product(
         self, x: Float[Array, "rows_or_choices in"], weight: Array | QuantizedWeight
     ) -> Float[Array, "choices out"]:
-        """What each choice's expert makes of it. What is computed elsewhere is refuse.
+        """Multiplies each choice's row with its expert's part of weight[experts, out, in].
 
-        Args:
-          weight: [experts, out, in].
+        Results for experts held elsewhere are undefined.
         """
         if isinstance(weight, QuantizedWeight):
             return _multiplied(x, weight.values, self.tiles, self.interpret, scale=weight.scale)
         return _product(self.interpret, x, weight, self.tiles)
 
     def collected(self, each: Float[Array, "choices out"]) -> Float[Array, "rows k out"]:
-        """By rows; zeros of what is computed elsewhere."""
+        """Brings results into the order of rows; 0 for experts held elsewhere."""
         return _or_zeros(each, self.tiles).reshape(*self.tiles.slot.shape, -1)
 
 
@@ -115,10 +114,11 @@ def _multiplied(
     scale: Float[Array, "experts out"] | None = None,
     is_turned: bool = False,
 ) -> Float[Array, "choices out"]:
-    """
+    """Runs the kernel that multiplies each choice's row with its expert's weights.
+
     Args:
-      scale: of each output.
-      is_turned: the weight is [experts, in, out].
+      scale: scale of each output, for quantized weights.
+      is_turned: whether the weight is [experts, in, out].
     """
     num_tiles, size = tiles.choice.shape
     inputs, outputs = weight.shape[1:] if is_turned else weight.shape[:0:-1]
@@ -131,7 +131,7 @@ def _multiplied(
     count = pl.BlockSpec((1,), lambda *_: (0,))
     return pl.pallas_call(
         partial(_product_kernel, part=part, per_row=tiles.slot.size // len(x), turned=is_turned),
-        # Programs of one tile, which share its rows, and those of an expert one behind the other.
+        # Programs of one tile, which share its rows, follow each other; so do tiles of an expert.
         grid=(outputs // part.outputs, num_tiles),
         in_specs=[of_tile, number, count, *map(_whole, (x, weight, *scales))],
         out_specs=_whole(out),
@@ -211,18 +211,18 @@ def _to_weight_kernel(first_ref, end_ref, choice_ref, x_ref, grads_ref, out_ref,
 
 
 def _rows(ref: Any, choice: Array, num_choices: int, columns: Any, per_row: int = 1) -> Array:
-    """Of a tile's choices, of which `per_row` share a row; zeros of empty slots."""
+    """Loads the rows of a tile's choices, `per_row` of which share a row; 0 for empty slots."""
     at = ref.at[choice // per_row, _columns(columns)]
     return triton.load(at, mask=choice < num_choices, other=0)
 
 
 def _columns(columns: Any) -> Int[Array, "1 columns"]:
-    """Numbers, as an index beside rows by number: interpreted, Pallas knows no other."""
+    """Column numbers, to index beside row numbers: interpreted, Pallas knows no other form."""
     return (columns.start + jnp.arange(columns.size))[None]
 
 
 def _part(dimension: int, most: int) -> int:
-    """The largest power of two that divides it, `most` at most."""
+    """Returns the largest power of two up to `most` (itself one) that divides the dimension."""
     return min(dimension & -dimension, most)
 
 

@@ -1,9 +1,9 @@
-"""Products of rows with the weights of their experts on a TPU: JAX's megablox.
+"""Multiplies rows with the weights of their experts on a TPU, by JAX's megablox kernels.
 
-Its kernel takes rows in the order of their experts, and reads the weights of the experts that have
-any once for each tile of rows. It leaves what is behind the last expert's rows as it was in memory.
-XLA's `ragged_dot` reads as little with an option of the compiler that has to be given wherever a
-program is compiled, and multiplies every row with every expert without it.
+The kernels take rows in the order of their experts. For each tile of rows they read only the
+weights of experts that have rows in it. Results behind the last expert's rows are undefined. XLA's
+`ragged_dot` reads as little only with a compiler option, which every compilation would need;
+without it, it multiplies every row with every expert.
 """
 
 from functools import partial
@@ -15,18 +15,18 @@ from jax.experimental.pallas import tpu
 from jax.experimental.pallas.ops.tpu.megablox.gmm import gmm, tgmm
 from jaxtyping import Array, Float, Int
 
-ROWS = 128  # of a tile at most: with fewer a large expert is read more often
-LEAST = 16  # rows of a register, of bfloat16
-LANES = 128  # numbers of a row of a register
-OUTPUTS, INPUTS = 512, 2048  # of a part of the weights at most: both of its buffers fit the memory
+ROWS = 128  # most rows of a tile: with fewer, a large expert's weights are read more often
+LEAST = 16  # rows of a bfloat16 register
+LANES = 128  # values in a row of a register
+OUTPUTS, INPUTS = 512, 2048  # most of each in a part of the weights: two buffers fit the memory
 
 
 class ChoicesOnTpu(NamedTuple):
-    """The choices of experts in the order of the experts; those computed elsewhere come last."""
+    """The choices in the order of their experts; choices computed elsewhere come last."""
 
-    order: Int[Array, " places"]  # row · k + choice; rows · k: a place that fills a tile up
-    sizes: Int[Array, " experts"]  # rows of each
-    place: Int[Array, "rows k"]  # that each choice has; as many as there are: computed elsewhere
+    order: Int[Array, " places"]  # row · k + choice; rows · k: padding of the last tile
+    sizes: Int[Array, " experts"]  # rows of each expert
+    place: Int[Array, "rows k"]  # index of each choice in `order`; len(order): computed elsewhere
     interpret: bool
 
     @classmethod
@@ -46,7 +46,7 @@ class ChoicesOnTpu(NamedTuple):
 
     @staticmethod
     def takes(weight: Any) -> bool:
-        """Whether kernels can be lowered for a weight[experts, out, in] of this kind."""
+        """Whether the kernels can be lowered for this weight[experts, out, in]."""
         if not isinstance(weight, jax.Array | jax.ShapeDtypeStruct):
             return False
         is_float = weight.dtype in (jnp.bfloat16, jnp.float32)
@@ -58,11 +58,11 @@ class ChoicesOnTpu(NamedTuple):
     def product(
         self, x: Float[Array, "places in"], weight: Float[Array, "experts out in"]
     ) -> Float[Array, "places out"]:
-        """What each place's expert makes of it. What is computed elsewhere is refuse."""
+        """Multiplies each row with its expert's weights; undefined for experts held elsewhere."""
         return _product(self.interpret, x, weight.astype(x.dtype), self.sizes)
 
     def collected(self, each: Float[Array, "places out"]) -> Float[Array, "rows k out"]:
-        """By rows; zeros of what is computed elsewhere."""
+        """Brings results into the order of rows; 0 for experts held elsewhere."""
         return _collected(each, self.order, self.place)
 
 
@@ -70,8 +70,8 @@ def _tile_rows(num_choices: int) -> int:
     return min(-(-num_choices // LEAST) * LEAST, ROWS)
 
 
-# The gradient of each is the other, with sums over a row's choices: it is gathered, where JAX would add
-# it up place by place.
+# The gradient of each is the other, with sums over a row's choices. So it is a gather, where JAX
+# would scatter-add.
 @jax.custom_vjp
 def _spread(x: Array, order: Array, place: Array) -> Array:
     return jnp.take(x, order // place.shape[1], axis=0, mode="fill", fill_value=0)
@@ -127,12 +127,13 @@ _product.defvjp(_forward, _backward)
 
 
 def _where_it_is(weight: Array, interpret: bool) -> Array:
-    """Not copied to the vector memory before a product: XLA copies all experts, where they fit."""
+    """Keeps the weight in HBM: else XLA would copy all experts to vector memory, where they fit."""
     return weight if interpret else tpu.with_memory_space_constraint(weight, tpu.HBM)
 
 
 def _part(dimension: int, most: int) -> int:
-    """The largest number of whole registers that divides it, `most` at most; less than one whole."""
+    """Returns the largest multiple of LANES up to `most` that divides the dimension, or all of one
+    below LANES."""
     if dimension < LANES:
         return dimension
     whole = dimension // LANES

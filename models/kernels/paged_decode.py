@@ -1,9 +1,9 @@
-"""Decode attention that reads pages where they lie: one query a row.
+"""Decode attention that reads pages in place: one query per row.
 
-On a GPU it is the kernel of prefill with the keys of a row in parts. On a TPU it is JAX's, which
-wants a pool as [kv_heads, pages, page_size, head_dim]. Ours, [pages, kv_heads, …], is handed over
-without moving anything as a pool of one KV head and pages * kv_heads pages, and every (row, KV
-head) as a sequence of its own with its own table.
+On a GPU it is the prefill kernel, with a row's keys split into parts. On a TPU it is JAX's kernel,
+which needs a pool as [kv_heads, pages, page_size, head_dim]. Our pool, [pages, kv_heads, …], is
+passed without a copy as one KV head with pages * kv_heads pages. Every (row, KV head) is then a
+sequence with its own table.
 """
 
 import jax.numpy as jnp
@@ -12,10 +12,10 @@ from jaxtyping import Array, Float, Int
 
 from pat_jax.models.kernels.paged_prefill import attend_blocks_on_gpu
 
-GPU_KEYS = 128  # of a row at once: a tile has few queries, registers are free
-GPU_PARTS = 16  # of a row's keys, side by side; those without keys cost next to nothing
-PAGES_PER_BLOCK = 8  # that the TPU's kernel attends to at once; tables are padded to whole blocks
-TPU_TABLE = 2**17  # entries of a table: a core's scalar memory holds twice as many
+GPU_KEYS = 128  # keys of a row at once: a tile has few queries, so registers are free
+GPU_PARTS = 16  # most parts of a row's keys, in parallel; parts without keys cost next to nothing
+PAGES_PER_BLOCK = 8  # pages that the TPU's kernel reads at once; tables are padded to whole blocks
+TPU_TABLE = 2**17  # most entries of a table: a core's scalar memory holds twice as many
 
 
 def attend_on_gpu(
@@ -27,7 +27,7 @@ def attend_on_gpu(
     *,
     interpret: bool = False,
 ) -> Float[Array, "rows kv_heads queries_per_kv head_dim"]:
-    """One query a head over the first `lengths[r]` ≥ 1 tokens of row r."""
+    """Attends with one query per head to the first `lengths[r]` ≥ 1 tokens of row r."""
     turns = -(-table.shape[1] * keys.shape[2] // GPU_KEYS)
     out = attend_blocks_on_gpu(
         queries[:, None],
@@ -49,7 +49,7 @@ def attend_on_tpu(
     table: Int[Array, "rows width"],
     lengths: Int[Array, " rows"],
 ) -> Float[Array, "rows kv_heads queries_per_kv head_dim"]:
-    """Does what `attend_on_gpu` does, on a TPU; the head dimension is to be a multiple of 128."""
+    """Like `attend_on_gpu`, but on a TPU; the head dimension must be a multiple of 128."""
     rows, heads, group, dim = queries.shape
     pages, _, page_size, _ = keys.shape
     pool = 1, pages * heads, page_size, dim

@@ -1,9 +1,9 @@
-"""Prefill attention that reads pages where they lie: many blocks of queries, each within one page.
+"""Prefill attention that reads pages in place: many blocks of queries, each within one page.
 
-Flash attention (arXiv 2307.08691) with a block table, since no kernel that JAX maintains fits. On a
-GPU none reads pages; there the keys of a row may be split over programs, as decoding wants them.
-The one for a TPU, `ragged_paged_attention`, wants a pool as [pages, page_size, 2 * kv_heads,
-head_dim] with keys and values by turns, which ours cannot be seen as.
+This is flash attention (arXiv 2307.08691) with a block table, since no kernel of JAX fits. For GPUs
+JAX has none that reads pages; ours can also split the keys of a row over programs, for decoding.
+JAX's TPU kernel, `ragged_paged_attention`, needs a pool [pages, page_size, 2 * kv_heads, head_dim]
+with alternating keys and values, to which our pool cannot be reshaped without a copy.
 """
 
 import functools
@@ -16,21 +16,21 @@ from jaxtyping import Array, Float, Int
 
 from pat_jax.models.layers import MASKED, sees
 
-GPU_QUERIES = 64  # of one program: what its registers hold
-GPU_KEYS = 64  # at once
-GPU_WARP_KEYS = 16  # of them
-TPU_KEYS = 128
-LEAST_SIDE = 16  # of a product on tensor cores, and rows of a bfloat16 register of a TPU
-TPU_LANES = 128  # numbers of a row of a register
+GPU_QUERIES = 64  # most queries of one program: what its registers hold
+GPU_KEYS = 64  # keys at once
+GPU_WARP_KEYS = 16  # keys at once per warp
+TPU_KEYS = 128  # keys at once
+LEAST_SIDE = 16  # least side of a product on tensor cores; rows of a TPU's bfloat16 register
+TPU_LANES = 128  # values in a row of a register
 
 
 def fits_gpu(page_size: int, head_dim: int) -> bool:
-    """Whether kernels for GPUs can be lowered, for decoding as well: Triton wants powers of two."""
+    """Whether the GPU kernels, also for decoding, can be lowered: Triton needs powers of two."""
     return page_size.bit_count() == head_dim.bit_count() == 1 and head_dim >= LEAST_SIDE
 
 
 def fits_tpu(page_size: int, head_dim: int) -> bool:
-    """Whether kernels for TPUs can be lowered, for decoding as well: pages of whole registers."""
+    """Whether the TPU kernels, also for decoding, can be lowered: pages must be whole registers."""
     return page_size % LEAST_SIDE == head_dim % TPU_LANES == 0
 
 
@@ -47,13 +47,14 @@ def attend_blocks_on_gpu(
     keys_at_once: int = GPU_KEYS,
     interpret: bool = False,
 ) -> Float[Array, "rows length kv_heads queries_per_kv head_dim"]:
-    """Row r's queries are at places `start[r]` … + length - 1; each sees the keys up to its own.
+    """Attends with the queries of row r, at places `start[r]` … `start[r]` + length - 1.
 
-    One program for each row, KV head, `GPU_QUERIES` of the queries that share its keys, and part of
-    the row's keys.
+    Each query sees the keys up to its own place. One program runs for each row, KV head,
+    `GPU_QUERIES` of the queries that share the head's keys, and part of the row's keys.
 
     Args:
-      trunk: of rows that branch, see `layers.sees`.
+      trunk: for rows that branch, see `layers.sees`.
+      parts: parts of a row's keys, computed in parallel.
     """
     rows, length, heads, group, dim = queries.shape
     tile = min(max(pl.next_power_of_2(length * group), LEAST_SIDE), GPU_QUERIES)
@@ -117,7 +118,7 @@ def _attend_on_gpu(
     each = pl.cdiv(turns, parts)
     stop = jnp.minimum((part + 1) * each, turns)
     out, largest, total = jax.lax.fori_loop(part * each, stop, over_pages, nothing)
-    # The largest weight is one: the total is less only where the part has no turn.
+    # The largest weight is 1, so the total is less only where the part has no turn.
     out_ref[...] = (out / jnp.maximum(total, 1)[:, None]).astype(out_ref.dtype)
     logsumexp_ref[...] = largest + jnp.log(total)
 
@@ -126,7 +127,7 @@ def _joined(
     out: Float[Array, "parts rows kv_heads queries head_dim"],
     logsumexp: Float[Array, "parts rows kv_heads queries"],
 ) -> Float[Array, "rows kv_heads queries head_dim"]:
-    """Attention over all keys from that over each part of them."""
+    """Combines the attention over parts of the keys into that over all keys."""
     if len(out) == 1:
         return out[0]
     weights = jax.nn.softmax(logsumexp, axis=0)
@@ -142,8 +143,7 @@ def attend_blocks_on_tpu(
     start: Int[Array, " rows"],
     trunk: Int[Array, " rows"] | None = None,
 ) -> Float[Array, "rows length kv_heads queries_per_kv head_dim"]:
-    """Does what `attend_blocks_on_gpu` does; one program for each row fetches pages with all their
-    heads."""
+    """Like `attend_blocks_on_gpu`, but on a TPU: one program per row fetches pages of all heads."""
     rows, length, heads, group, dim = queries.shape
     page_size = keys.shape[2]
     flat = _by_head(queries, LEAST_SIDE)
@@ -223,7 +223,7 @@ def _attend_on_tpu(
 
 
 def _copies(table_ref, pools, semaphores, at_once: int, turn, slot) -> list:
-    """Of the pages of a turn, to that one of two places."""
+    """The copies of one turn's pages to buffer `slot` of two."""
     return [
         tpu.make_async_copy(
             pool.at[table_ref[0, turn * at_once + i]], to.at[slot, i], semaphores.at[which, slot]
@@ -239,7 +239,7 @@ def _dot(x: Array, y: Array, contracted: int) -> Array:
 
 
 def _by_head(queries: Array, multiple: int) -> Array:
-    """[rows, kv_heads, queries that share keys, head_dim], those of one head in order, then padding."""
+    """Reshapes to [rows, kv_heads, queries that share keys, head_dim], and pads the queries."""
     rows, length, heads, group, dim = queries.shape
     flat = jnp.reshape(jnp.transpose(queries, (0, 2, 3, 1, 4)), (rows, heads, group * length, dim))
     return jnp.pad(flat, ((0, 0), (0, 0), (0, -flat.shape[2] % multiple), (0, 0)))

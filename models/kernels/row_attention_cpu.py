@@ -1,6 +1,6 @@
-"""Attention within rows of several sequences by blocks, in operations that run anywhere.
+"""Blockwise attention within packed rows, in plain operations that run anywhere.
 
-The fastest on a CPU, forward and backward.
+On a CPU it is the fastest way, forward and backward.
 """
 
 from typing import Any
@@ -13,7 +13,7 @@ from pat_jax.models.kernels.row_bounds import Seen, is_seen, key_blocks, seen_ke
 from pat_jax.models.layers import MASKED, attention_scores
 from pat_jax.models.rematerialization import kept_of_attention
 
-# Queries and keys of a block on a CPU. With 64 it is as fast at 4,096 tokens, slower where rows are short.
+# Queries and keys of a block. With 64 a CPU is as fast at 4,096 tokens, and slower with short rows.
 BLOCK = 32
 
 Queries = Float[Array, "rows length kv_heads queries_per_kv head_dim"]
@@ -25,12 +25,12 @@ Positions = Int[Array, "rows length"]
 def attend_in_blocks(
     queries: Queries, keys: Context, values: Context, positions: Positions
 ) -> Queries:
-    """As `row_attention.attend_rows`.
+    """Implements `row_attention.attend_rows` in plain operations.
 
-    Scores are float32 and exist for a block of queries at a time; the backward pass computes them
-    anew. Blocks of keys that none of a block's queries sees in any row are not computed: those that
-    come after, and those of other sequences and branches (Dao et al. 2022,
-    https://arxiv.org/abs/2205.14135, algorithms 1 and 4, by blocks).
+    Scores are float32 and exist for one block of queries at a time; the backward pass recomputes
+    them. Blocks of keys that no query of a block sees in any row are skipped: later ones, and those
+    of other sequences and branches (Dao et al. 2022, https://arxiv.org/abs/2205.14135, algorithms 1
+    and 4, by blocks).
     """
     return _forward(queries, keys, values, positions)[0]
 
@@ -41,7 +41,7 @@ def _forward(queries: Array, keys: Array, values: Array, positions: Array):
 
 
 def _to_blocks(x: Array, num_blocks: int, size: int, *, axis: int) -> Array:
-    """[num_blocks, …, size, …] of a length at `axis`, filled up with 0."""
+    """Splits `axis`, padded with 0, into blocks: [num_blocks, …, size, …]."""
     filling = [(0, 0)] * x.ndim
     filling[axis] = (0, num_blocks * size - x.shape[axis])
     shape = (*x.shape[:axis], num_blocks, size, *x.shape[axis + 1 :])
@@ -55,16 +55,18 @@ def _from_blocks(blocks: Array, length: int, *, axis: int) -> Array:
 
 
 def _grid(length: int) -> tuple[int, int]:
-    """Blocks, and tokens of each."""
+    """Returns the number of blocks, and the tokens of each."""
     num_blocks = -(-length // BLOCK)
     return num_blocks, -(-length // num_blocks)
 
 
 def _seen(positions: Array, num_blocks: int, size: int) -> tuple[Seen, Array, Array]:
-    """What queries see; of each block of them how many blocks of keys one of them sees in any row; and of
-    each two blocks the next one before the second that the first sees."""
+    """Returns the keys that each query sees, and which blocks of keys to visit.
+
+    For each block of queries: the number of blocks to visit, because a query sees them in some row;
+    and for each block of keys the next one to visit, going down."""
     filling = (0, 0), (0, num_blocks * size - positions.shape[1])
-    seen = seen_keys(jnp.pad(positions, filling))  # what fills up are sequences of one token
+    seen = seen_keys(jnp.pad(positions, filling))  # padding tokens are sequences of one token
     own, first, shared = (x[..., None] for x in key_blocks(seen, queries=size, keys=size))
     block = jnp.arange(own.shape[1], dtype=own.dtype)
     key = block[None, None]
@@ -76,7 +78,7 @@ def _seen(positions: Array, num_blocks: int, size: int) -> tuple[Seen, Array, Ar
 
 
 def _visible(seen: Seen, i: Array, j: Array) -> Array:
-    """Which keys of block j the queries of block i see: [rows, 1, 1, queries, keys]."""
+    """Whether queries of block i see keys of block j: [rows, 1, 1, queries, keys]."""
     size = seen.own.shape[1]
     at = jnp.arange(size, dtype=seen.own.dtype)
     by_query = Seen(*(x[:, :, None] for x in seen))
@@ -85,17 +87,17 @@ def _visible(seen: Seen, i: Array, j: Array) -> Array:
 
 
 def _product(subscripts: str, x: Array, y: Array) -> Array:
-    """In float32."""
+    """Einsum in float32."""
     return jnp.einsum(subscripts, x, y, preferred_element_type=jnp.float32)
 
 
 def _scores(query: Array, of_keys: Array, seen: Seen, i: Array, j: Array) -> Array:
-    """Of the queries of block i and the keys of block j, [rows, kv_heads, queries_per_kv, queries, keys]."""
+    """Scores of query block i and key block j: [rows, kv_heads, queries_per_kv, queries, keys]."""
     return jnp.where(_visible(seen, i, j), attention_scores(query, of_keys[j]), MASKED)
 
 
 def _skipping(queries: Array, keys: Array, values: Array, positions: Array) -> tuple[Array, Array]:
-    """The attention, and the logarithms of each query's sums of exponentials."""
+    """Returns the attention and each query's logsumexp, visiting only blocks that are seen."""
     length = queries.shape[1]
     num_blocks, size = _grid(length)
     seen, counts, before = _seen(positions, num_blocks, size)
@@ -116,8 +118,8 @@ def _skipping(queries: Array, keys: Array, values: Array, positions: Array) -> t
             return earlier[j], larger, total, out * fading[..., None] + product
 
         shape = rows, kv, group, size
-        # From the block's own keys downwards, where each query sees itself: what a later block hides
-        # from it then counts exactly 0.
+        # From the block's own keys downwards: there each query sees itself, so that what later
+        # blocks mask counts exactly 0.
         zeros = jnp.zeros(shape, jnp.float32), jnp.zeros((*shape, dim), jnp.float32)
         begun = i, jnp.full(shape, MASKED, jnp.float32), *zeros
         _, most, total, out = jax.lax.fori_loop(0, count, add, begun)
@@ -133,12 +135,12 @@ def _skipping(queries: Array, keys: Array, values: Array, positions: Array) -> t
 def _gradients(
     query: Array, key: Array, value: Array, grad: Array, weights: Array, along: Array
 ) -> tuple[Array, Array, Array]:
-    """What a block of keys and a block of queries, whose attention has the gradient `grad`, give to the
-    gradients of queries, keys and values.
+    """One block pair's contribution to the gradients of queries, keys and values.
 
     Args:
-      weights: of the keys in the attention, [rows, kv_heads, queries_per_kv, queries, keys].
-      along: Σ grad * attention of each query.
+      grad: gradient of the attention of the block of queries.
+      weights: attention weights, [rows, kv_heads, queries_per_kv, queries, keys].
+      along: Σ grad * attention for each query.
     """
     dtype, scale = query.dtype, query.shape[-1] ** -0.5
     to_value = _product("bkgts,btkgd->bksd", weights.astype(dtype), grad)

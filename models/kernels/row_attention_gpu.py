@@ -1,9 +1,9 @@
-"""Attention within rows of several sequences on a GPU, forward and backward, by kernels of our own.
+"""Attention within packed rows on a GPU, forward and backward, by our own kernels.
 
-FlashAttention-2 (Dao 2023, https://arxiv.org/abs/2307.08691, algorithms 1 and 2). A loop over keys
-begins at the first one that a query of its block sees. A loop over queries ends at the last that
-sees a key of its block. Queries that share a KV head read it where it lies. `docs/targets.md` says
-why it is none of the libraries'.
+These are FlashAttention-2 (Dao 2023, https://arxiv.org/abs/2307.08691, algorithms 1 and 2). A loop
+over keys begins at the first key that a query of the block sees. A loop over queries ends at the
+last query that sees a key of the block. Queries that share a KV head read it in place.
+`docs/targets.md` says why no library's kernel is used.
 """
 
 import functools
@@ -24,7 +24,7 @@ from pat_jax.models.kernels.row_kernels_gpu import (
 )
 from pat_jax.models.rematerialization import kept_of_attention
 
-LEAST_DIM = 16  # of a product on tensor cores
+LEAST_DIM = 16  # least dimension of a product on tensor cores
 
 Queries = Float[Array, "rows length kv_heads queries_per_kv head_dim"]
 Context = Float[Array, "rows length kv_heads head_dim"]
@@ -32,19 +32,21 @@ OfQuery = Float[Array, "rows kv_heads queries_per_kv length"]
 
 
 class Tiles(NamedTuple):
+    """The tile sizes of the three kernels."""
+
     forward: Tile
-    to_queries: Tile  # backward, the gradient of queries
-    to_keys: Tile  # and that of keys and values
+    to_queries: Tile  # backward, for the gradient of queries
+    to_keys: Tile  # backward, for the gradients of keys and values
 
 
-# By the bytes of a number; of heads up to 128 wide. The largest whose registers are not spilled, as
+# By bytes per value, for heads up to 128 wide: the largest tiles without register spills, as
 # compiled for compute capabilities 8.0 and 9.0.
 TILES = {
     2: Tiles(Tile(128, 64, 8), Tile(64, 64, 4), Tile(64, 64, 8)),
     4: Tiles(Tile(64, 32, 4), Tile(32, 32, 4), Tile(32, 32, 4)),
 }
 WIDEST = 128
-STAGES = 2  # blocks of a loop that are on their way at once
+STAGES = 2  # blocks of a loop that are loaded at once
 
 
 def attend_on_gpu(
@@ -55,7 +57,7 @@ def attend_on_gpu(
     *,
     interpret: bool = False,
 ) -> Queries:
-    """As `row_attention.attend_rows`."""
+    """Implements `row_attention.attend_rows` on a GPU."""
     return _attend(interpret, queries, keys, values, positions)
 
 
@@ -86,12 +88,12 @@ _attend.defvjp(_forward, _backward)
 
 
 class _Padded(NamedTuple):
-    """What kernels read: whole tiles, heads as wide as a power of two."""
+    """The kernels' inputs, padded to whole tiles and to heads as wide as a power of two."""
 
     queries: Queries
     keys: Context
     values: Context
-    seen: Seen  # by each query
+    seen: Seen  # the keys that each query sees
     scale: float
     tiles: Tiles
 
@@ -101,19 +103,19 @@ class _Padded(NamedTuple):
         whole = max(max(tile.queries, tile.keys) for tile in tiles)
         length = -(-queries.shape[1] // whole) * whole
         wide = max(pl.next_power_of_2(dim), LEAST_DIM)
-        # What fills a row up are sequences of one token: position 0.
+        # Padding tokens are sequences of one token: position 0.
         seen = seen_keys(_filled(positions, 1, length))
         arrays = queries, jnp.swapaxes(keys, 1, 2), jnp.swapaxes(values, 1, 2)
         filled = [_filled(_filled(x, 1, length), -1, wide) for x in arrays]
         return cls(filled[0], filled[1], filled[2], seen, dim**-0.5, tiles)
 
     def like(self, x: Array) -> Queries:
-        """An array of the shape that queries had, filled up as they were."""
+        """Pads x, of the shape of the unpadded queries, like the queries."""
         return _filled(_filled(x, 1, self.queries.shape[1]), -1, self.queries.shape[-1])
 
 
 def _tiles(queries: Array) -> Tiles:
-    """Narrower ones where heads are wider than the table's."""
+    """Returns the tile sizes; smaller ones for heads wider than WIDEST."""
     by_width = max(1, pl.next_power_of_2(queries.shape[-1]) // WIDEST)
     return Tiles(
         *(
@@ -130,7 +132,7 @@ def _filled(x: Array, axis: int, size: int) -> Array:
 
 
 def _attended(x: _Padded, interpret: bool) -> tuple[Queries, OfQuery]:
-    """The attention, and the logarithms to base 2 of each query's sums of exponentials."""
+    """Returns the attention, and the base-2 logarithm of each query's sum of exponentials."""
     rows, _, heads, group, _ = x.queries.shape
     at, tile = _ByQueries(x.queries, x.tiles.forward), x.tiles.forward
     sums = jax.ShapeDtypeStruct((rows, heads, group, x.queries.shape[1]), jnp.float32)
@@ -178,13 +180,13 @@ def _options(tile: Tile, interpret: bool) -> dict[str, Any]:
 
 
 class _ByQueries:
-    """One program for each block of queries, query head and row; it sees all of the row's keys."""
+    """Block specs of one program per block of queries, query head and row; it reads all keys."""
 
     def __init__(self, queries: Queries, tile: Tile):
         rows, length, heads, group, dim = queries.shape
         size, last = tile.queries, length // tile.queries - 1
         self.grid = last + 1, heads * group, rows
-        # Blocks with most keys first: the shorter ones fill up what is left of a round of programs.
+        # Blocks with most keys go first, so that shorter programs fill the last round.
         self.seen = pl.BlockSpec((None, size), lambda i, _, row: (row, last - i))
         self.queries = pl.BlockSpec(
             (None, size, None, None, dim),
@@ -202,8 +204,8 @@ class _ByQueries:
 
 
 class _ByKeys:
-    """One program for each block of keys, KV head and row; it sees all queries that share the
-    head."""
+    """Block specs of one program per block of keys, KV head and row; it reads all queries that
+    share the head."""
 
     def __init__(self, queries: Queries, tile: Tile):
         rows, length, heads, group, dim = queries.shape

@@ -1,8 +1,8 @@
-"""Attention within rows of several sequences on a TPU: JAX's splash attention.
+"""Attention within packed rows on a TPU, by JAX's splash attention.
 
-With a causal mask the kernel leaves out the upper triangle, by tables of the blocks that it looks
-at; what a segment hides it computes and masks. Here the tables are made of the positions: they
-leave out the blocks of other sequences as well, which are not even fetched.
+With a causal mask the kernel skips the upper triangle by tables of the blocks to visit; blocks of
+other segments are computed and masked. Here the tables are made from the positions, so that blocks
+of other sequences are neither computed nor fetched.
 """
 
 from collections.abc import Callable
@@ -16,8 +16,8 @@ from jaxtyping import Array, Float, Int
 from pat_jax.models.kernels.row_bounds import end_blocks, key_blocks, seen_keys
 from pat_jax.models.rematerialization import ATTENTION
 
-BLOCK = 512  # queries and keys of a block at most: with 2,048 they do not fit the vector memory
-LANES = 128  # numbers of a row of a register
+BLOCK = 512  # most queries and keys of a block: 2,048 do not fit the vector memory
+LANES = 128  # values in a row of a register
 
 
 def attend_on_tpu(
@@ -28,27 +28,27 @@ def attend_on_tpu(
     *,
     interpret: bool = False,
 ) -> Float[Array, "rows length kv_heads queries_per_kv head_dim"]:
-    """As `row_attention.attend_rows`."""
+    """Implements `row_attention.attend_rows` on a TPU; rows may not hold branches."""
     rows, length, heads, group, dim = queries.shape
     size, num_blocks = _grid(length)
     whole = num_blocks * size
 
     def one_row(x: Array, axis: int) -> Array:
-        """[heads, rows * whole, head_dim]: all rows one behind the other, by head."""
+        """Joins all rows: [heads, rows * whole, head_dim]."""
         filling = [(0, 0)] * x.ndim
         filling[axis], filling[-1] = (0, whole - length), (0, -dim % LANES)
         by_head = jnp.moveaxis(jnp.pad(x, filling), (0, axis), (-3, -2))
         return jnp.reshape(by_head, (-1, rows * whole, x.shape[-1] + filling[-1][1]))
 
-    # What fills a row up are sequences of one token: position 0.
+    # Padding tokens are sequences of one token: position 0.
     positions = jnp.pad(positions, ((0, 0), (0, whole - length)))
     segments = jnp.cumsum(jnp.ravel(positions) == 0, dtype=jnp.int32)
     # The kernel does not scale the scores.
     scaled = queries * jnp.asarray(dim**-0.5, queries.dtype)
     kernel = _kernel(positions, size, heads * group, interpret)
     ids = splash.SegmentIds(segments, segments)
-    # A batch of one: without it XLA:TPU lays the sums of exponentials out anew, 256 MiB of float32 with
-    # 16,384 tokens and 32 heads.
+    # A batch of one: without it XLA:TPU changes the layout of the sums of exponentials, 256 MiB of
+    # float32 with 16,384 tokens and 32 heads.
     out = jax.vmap(lambda q, k, v: kernel(q, k, v, segment_ids=ids))(
         *(x[None] for x in (one_row(scaled, 1), one_row(keys, 2), one_row(values, 2)))
     )
@@ -57,7 +57,7 @@ def attend_on_tpu(
 
 
 def _grid(length: int) -> tuple[int, int]:
-    """Tokens of a block, whole registers of them, and blocks of a row."""
+    """Returns the tokens of a block, in whole registers, and the blocks of a row."""
     num_blocks = -(-length // BLOCK)
     return -(-length // (num_blocks * LANES)) * LANES, num_blocks
 
@@ -65,8 +65,8 @@ def _grid(length: int) -> tuple[int, int]:
 def _kernel(
     positions: Int[Array, "rows length"], size: int, heads: int, interpret: bool
 ) -> Callable[..., Any]:
-    """Splash attention for rows with these positions, one behind the other."""
-    # Of one block: the mask's function is the same for all, and the tables are replaced.
+    """Returns splash attention for joined rows with these positions."""
+    # The mask of one block: its function is the same for all blocks, and the tables are replaced.
     mask = splash.MultiHeadMask([splash.CausalMask((size, size))] * heads)
     sizes = splash.BlockSizes(
         block_q=size,
@@ -90,8 +90,9 @@ def _kernel(
 def _tables(
     positions: Int[Array, "rows length"], size: int
 ) -> tuple[dict[str, Array], dict[str, Array]]:
-    """The blocks of keys that each block of queries looks at, and those of queries that look at each of
-    keys: whether it does, and which block to fetch."""
+    """Returns the kernels' tables by block of queries and by block of keys.
+
+    Each says which blocks of the other kind to visit, and which block to fetch."""
     rows, num_blocks = positions.shape[0], positions.shape[1] // size
     seen_by = seen_keys(positions)
     start = key_blocks(seen_by, queries=size, keys=size).own[:, :, None]
@@ -99,7 +100,7 @@ def _tables(
     block = jnp.arange(num_blocks, dtype=positions.dtype)
     query, key = block[None, :, None], block[None, None]
     seen = ((start <= key) & (key <= query)).astype(jnp.int8)
-    # The block to fetch: where none is looked at, that which is there already or comes next.
+    # The block to fetch: where none is visited, the one that is there already or comes next.
     before = num_blocks * jnp.arange(rows, dtype=positions.dtype)[:, None, None]
     small = jnp.int8 if rows * num_blocks <= 128 else jnp.int16  # scalar memory is scarce
     of_queries = (before + jnp.clip(key, start, query)).astype(small)

@@ -1,8 +1,8 @@
 """Which keys each query sees in packed rows, and which blocks of keys a block of queries sees.
 
-What a query sees is two stretches of its row: its own, up to itself, and, where it is of a branch,
-the beginning of its sequence. Within a row neither of them ever begins before that of the query
-ahead: so the first query of a block says where all of it begins to see.
+A query sees two stretches of its row: its own, up to itself, and, if it is in a branch, the
+beginning of its sequence. Within a row, neither stretch begins before that of an earlier query. So
+the first query of a block bounds what the whole block sees.
 """
 
 from typing import NamedTuple
@@ -15,19 +15,20 @@ from jaxtyping import Array, Int
 class Seen(NamedTuple):
     """The keys that each query sees: `first` … `shared` - 1, and `own` … itself.
 
-    The first stretch is empty where a sequence has no branches, and in what its branches share.
+    The first stretch is empty if a sequence has no branches, and in the part that branches share.
     """
 
     own: Int[Array, "rows length"]  # the first key of the query's branch, or of its sequence
     first: Int[Array, "rows length"]  # the first key of its sequence
-    shared: Int[Array, "rows length"]  # the key behind those that its branch shares with others
+    shared: Int[Array, "rows length"]  # the key behind the shared beginning of its branch
 
 
 def seen_keys(positions: Int[Array, "rows length"]) -> Seen:
-    """
+    """Returns the keys that each query sees.
+
     Args:
-      positions: 0 begins a sequence; another one that does not follow upon the position before
-        begins a branch, which goes on from the sequence's first tokens, as many as it says.
+      positions: 0 begins a sequence. Any other position p that is not the one before plus 1 begins
+        a branch, which continues the sequence's first p tokens.
     """
     at = jnp.broadcast_to(
         jnp.arange(positions.shape[1], dtype=positions.dtype)[None], positions.shape
@@ -39,15 +40,14 @@ def seen_keys(positions: Int[Array, "rows length"]) -> Seen:
 
 
 def is_seen(seen: Seen, query: Int[Array, "..."], key: Int[Array, "..."]) -> Array:
-    """Whether each query sees each key, by indices in the row; all arrays as wide as one
-    another."""
+    """Whether each query sees each key, by indices in the row; arrays have equal ndim."""
     begins = (key >= seen.own) | ((key >= seen.first) & (key < seen.shared))
     return begins & (key <= query)
 
 
 class Blocks(NamedTuple):
     """The blocks of keys that each block of queries sees: `first` … `shared` - 1, and `own` … the
-    one that holds the last of the queries."""
+    block that holds the last of the queries."""
 
     own: Int[Array, "rows query_blocks"]
     first: Int[Array, "rows query_blocks"]
@@ -55,17 +55,16 @@ class Blocks(NamedTuple):
 
 
 def key_blocks(seen: Seen, *, queries: int, keys: int) -> Blocks:
-    """Bounds of each block of so many queries, by blocks of so many keys."""
+    """Returns the bounds for blocks of `queries` queries, in blocks of `keys` keys."""
     own, first, shared = (x[:, ::queries] for x in seen)
-    # Where another sequence begins in the block, what its branches share is behind `own`.
+    # If another sequence begins in the block, the keys that its branches share are behind `own`.
     return Blocks(own // keys, first // keys, jnp.minimum(-(-shared // keys), own // keys))
 
 
 def end_blocks(seen: Seen, *, queries: int, keys: int) -> Int[Array, "rows key_blocks"]:
-    """For each block of so many keys, the block of queries behind the last one that sees any of
-    them.
+    """For each block of `keys` keys, returns the block of queries behind the last that sees any.
 
-    The first one has the first of the keys as a query, and all between them see one.
+    The first such block has the block's first key as a query, and all blocks between see one too.
     """
     length = seen.own.shape[1]
     begin = jnp.arange(0, length - keys + 1, keys, dtype=seen.own.dtype)[None, :, None]

@@ -1,4 +1,4 @@
-"""What one program of each kernel of `row_attention_gpu.py` does, in Triton by Pallas."""
+"""The programs of the kernels of `row_attention_gpu.py`, in Pallas for Triton."""
 
 import math
 from collections.abc import Callable
@@ -13,11 +13,11 @@ from jaxtyping import Array
 from pat_jax.models.kernels.row_bounds import Seen, is_seen
 from pat_jax.models.layers import MASKED
 
-LOG2_E = math.log2(math.e)  # kernels raise 2 to powers: what a GPU has an instruction for
+LOG2_E = math.log2(math.e)  # kernels use exp2, for which a GPU has an instruction
 
 
 class Tile(NamedTuple):
-    """What one program of a kernel works on."""
+    """Queries and keys of a block, and warps of a program."""
 
     queries: int
     keys: int
@@ -40,8 +40,8 @@ def forward_kernel(
         scores = triton.dot(queries, keys_ref[at, :].T) * (scale * LOG2_E)
         key = j * tile.keys + jnp.arange(tile.keys)[None]
         scores = jnp.where(is_seen(seen, query, key), scores, MASKED)
-        # Where a block hides all keys from a query, what counts here is multiplied by 0 at the first
-        # that it sees: at the latest itself.
+        # If a block masks all keys of a query, what counts here is multiplied by 0 at the first key
+        # that the query sees, at the latest itself.
         larger = jnp.maximum(largest, jnp.max(scores, axis=1))
         weights, fading = jnp.exp2(scores - larger[:, None]), jnp.exp2(largest - larger)
         values = values_ref[at, :]
@@ -111,14 +111,14 @@ def to_keys_kernel(
 
 
 def _of_queries(*refs: Any) -> Seen:
-    """What the queries of a block see, to be held against keys along the second axis."""
+    """What the queries of a block see, to compare with keys along the second axis."""
     return Seen(*(ref[...][:, None] for ref in refs))
 
 
 def _blocks_of_keys(
     own_ref: Any, first_ref: Any, shared_ref: Any, i: Array, tile: Tile
 ) -> tuple[Array, Callable[[Array], Array]]:
-    """How many blocks of keys the queries of block i see, and which is the n-th: `row_bounds.key_blocks`."""
+    """Number of key blocks that query block i sees, and a function to the n-th (`key_blocks`)."""
     own, first = own_ref[0] // tile.keys, first_ref[0] // tile.keys
     shared = jnp.minimum(pl.cdiv(shared_ref[0], tile.keys), own) - first
     count = shared + pl.cdiv((i + 1) * tile.queries, tile.keys) - own

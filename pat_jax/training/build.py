@@ -1,4 +1,4 @@
-"""The trainer that a configuration asks for.
+"""Builds the trainer that a configuration asks for.
 
 Knows options. Does not know data, checkpoints or which devices there are.
 """
@@ -37,13 +37,13 @@ from pat_jax.training.trainable_params import TrainableParams
 from pat_jax.training.trainer import Trainer
 from pat_jax.training.transfer import Receivers
 
-LOGIT_BYTES = 2**28  # of float32 logits on a device at a time; its gradient's pass has a few such
-# Where a loop over layers is worth its copy of their parameters (docs/targets.md): where compilers take
-# longest for each layer, and from how many on it shows.
+LOGIT_BYTES = 2**28  # float32 logits on a device at a time; a backward pass holds a few times this
+# Where a loop over layers is worth its copy of their parameters (docs/targets.md): platforms whose
+# compilers take longest per layer, and the number of layers from which it shows.
 SCANNED_ON = {("tpu", "float32"), ("tpu", "bfloat16"), ("cpu", "float32")}
 SCANNED_FROM = 8  # layers
-ROW_UNIT = 32  # tokens, of which the length of a row is a multiple
-GROUP_UNIT = 8  # the same of a row as long as a group: there is one for each
+ROW_UNIT = 32  # the length of a row is a multiple of so many tokens
+GROUP_UNIT = 8  # the same for rows that hold a whole group
 DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 
 
@@ -54,13 +54,13 @@ def build_trainer(
     rollout_layouts: dict[Split, Layout],
     drafter: Drafter = NO_DRAFTER,
 ) -> Trainer:
-    """The programs of the update in `layout`, and of the transfer to each of `rollout_layouts`.
+    """Returns the trainer with its update in `layout` and transfers to each of `rollout_layouts`.
 
     Args:
-      drafter: of the rollouts: what it keeps on the devices lies beside the update.
+      drafter: the rollouts' drafter; its arrays stay on the devices during updates.
 
     Raises:
-      UserError: adapters are asked for that the model cannot have.
+      UserError: the options ask for adapters that the model cannot have.
     """
     algorithm, dtype = config.algorithm, DTYPES[config.compute_dtype]
     is_warm = config.warm_start.steps > 0
@@ -81,36 +81,36 @@ def build_trainer(
 
 
 def trained_of(config: AnyRun, policy: Policy, layout: Layout) -> TrainableParams:
-    """What the options say is trained of a policy.
+    """Returns which parameters of the policy the options train.
 
     Raises:
-      UserError: adapters are asked for that the model cannot have.
+      UserError: the options ask for adapters that the model cannot have.
     """
     return TrainableParams(
         policy,
         layout,
         build_lora(config.lora, policy),
-        # The forward pass rounds to it anyway, so that nothing is lost and half the memory won.
+        # The forward pass rounds to this dtype anyway: nothing is lost, and half the memory saved.
         base_dtype=DTYPES[config.compute_dtype],
         weight_dtype=DTYPES[config.optimizer.weight_dtype],
     )
 
 
 def rollout_policy(config: RunConfig, policy: Policy) -> Policy:
-    """`policy` as the rollout keeps it: in its format, adapters beside their weights.
+    """Returns `policy` as the rollout keeps it: in its weight format, adapters beside weights.
 
-    Merged into bfloat16 weights, an update smaller than their last bits would not arrive.
+    Adapters are not merged: in bfloat16 weights, updates smaller than the last bit would be lost.
     """
     kept, lora = policy.with_weights(config.rollout.weights), build_lora(config.lora, policy)
     return lora.beside(kept) if lora else kept
 
 
 def build_lora(config: LoraConfig, policy: Policy) -> Lora | None:
-    """The adapters that the options ask for; None: all of the policy is trained.
+    """Returns the adapters that the options ask for; None if the whole policy is trained.
 
     Raises:
-      UserError: a target matches no linear layer; or the adapter that is gone on from is of another
-        model, or not as the options say.
+      UserError: a target matches no linear layer, or the adapter to continue from belongs to
+        another model or disagrees with the options.
     """
     if not config.is_on:
         return None
@@ -132,7 +132,7 @@ def build_lora(config: LoraConfig, policy: Policy) -> Lora | None:
 def _updates(
     config: RunConfig, policy: Policy, layout: Layout
 ) -> tuple[PolicyUpdate, PolicyUpdate]:
-    """Of the reinforcement stage, and of the supervised stage before."""
+    """Returns the updates of the reinforcement stage and of the supervised stage before it."""
     algorithm, warm_start = config.algorithm, config.warm_start
     loss = policy_loss(algorithm, is_on_policy=config.updates_per_step == 1)
     update = PolicyUpdate(
@@ -151,10 +151,9 @@ def _updates(
         warmup_steps=10,
         moment_dtype=config.optimizer.moment_dtype,  # both optimizers' states have one form
     )
-    # The advantages of demonstrations are 1: at a ratio of 1 the gradient is that of the cross-entropy.
-    # So where the loss above is on-policy and plain, the two updates are equal except for the
-    # optimizer, and the trainer compiles one set of passes. A ratio of whole responses would weight
-    # tokens by their number.
+    # Demonstrations have advantage 1: at a ratio of 1 the gradient is that of the cross-entropy.
+    # So if the loss above is on-policy and plain, the two updates differ only in the optimizer, and
+    # the trainer compiles one set of passes. A ratio over whole responses would weight by length.
     cross_entropy = replace(
         loss, ratio="token", beta=0.0, entropy_coef=0.0, correction="none", is_on_policy=True
     )
@@ -164,10 +163,10 @@ def _updates(
 def functions_of(
     options: AnyRun, policy: Policy, layout: Layout, *, router_replay: bool = True
 ) -> ModelFunctions:
-    """The policy as an update wants it, computed as the options say.
+    """Returns the policy's functions for an update, computed as the options say.
 
     Raises:
-      OptionError: these devices or this model cannot.
+      OptionError: the devices or the model do not support an option.
     """
     asked = options.scan_layers, policy.config.num_layers, layout.platform, options.compute_dtype
     is_scanned = scans_layers(*asked)
@@ -200,7 +199,7 @@ def scans_layers(option: str, num_layers: int, platform: str, compute_dtype: str
 
     Args:
       option: `--scan_layers`.
-      platform: of its devices, as `jax.Device.platform` has it.
+      platform: `jax.Device.platform` of the devices.
     """
     if option != "auto":
         return option == "true"
@@ -208,18 +207,18 @@ def scans_layers(option: str, num_layers: int, platform: str, compute_dtype: str
 
 
 def logit_tokens(policy: Policy, layout: Layout) -> int:
-    """Tokens of a shard of rows whose logits, split over its TP, exist at a time."""
+    """Returns for how many tokens of a shard of rows logits, split over TP, exist at a time."""
     return max(1, LOGIT_BYTES * layout.split.tp // (4 * policy.config.padded_vocab_size))
 
 
 def learning_rates(config: RunConfig) -> Callable[[ArrayLike], Array | np.floating]:
-    """The learning rate of each optimizer step of a run, counted from 0."""
+    """Returns a function from an optimizer step of the run, from 0, to its learning rate."""
     return schedule_of(config.optimizer_in_use, _num_updates(config))
 
 
 def optimizer_of(options: OptimizerConfig, total_steps: int) -> optax.GradientTransformation:
-    """AdamW for `total_steps` optimizer steps."""
-    # How weights are kept and where moments rest is the trainer's business, and when to give up the run's.
+    """Returns AdamW for `total_steps` optimizer steps."""
+    # The trainer handles how weights are kept and where moments rest, the run when to give up.
     others = ("weight_dtype", "offload", "max_skipped")
     own = {k: v for k, v in asdict(options).items() if k not in others}
     return make_optimizer(total_steps=total_steps, **own)
@@ -228,7 +227,7 @@ def optimizer_of(options: OptimizerConfig, total_steps: int) -> optax.GradientTr
 def schedule_of(
     optimizer: OptimizerConfig, total_steps: int
 ) -> Callable[[ArrayLike], Array | np.floating]:
-    """The learning rate of each of `total_steps` optimizer steps, counted from 0."""
+    """Returns a function from an optimizer step, 0 … `total_steps` - 1, to its learning rate."""
     assert optimizer.learning_rate is not None, "as `optimizer_in_use` has it"
     return make_schedule(
         learning_rate=optimizer.learning_rate,
@@ -243,7 +242,7 @@ def _num_updates(config: RunConfig) -> int:
 
 
 def policy_loss(algorithm: AlgorithmConfig, *, is_on_policy: bool) -> PolicyLoss:
-    """The loss of an algorithm."""
+    """Returns the loss that an algorithm's options describe."""
     return PolicyLoss(
         ratio=algorithm.ratio,
         surrogate=algorithm.surrogate,
@@ -263,27 +262,26 @@ def shares_prompts(config: RunConfig, platform: str) -> bool:
     """Whether the responses of a group may share their prompt in the rows of an update.
 
     Args:
-      platform: of the devices, as `jax.Device.platform` has it.
+      platform: `jax.Device.platform` of the devices.
     """
     return config.algorithm.share_prompts and knows_branches(platform)
 
 
 def micro_shapes(config: RunConfig, num_shards: int, platform: str) -> list[tuple[int, int]]:
-    """Rows and length of each micro-batch that an update of this run may have, smallest first.
+    """Returns rows and length of each micro-batch that an update may have, smallest first.
 
-    Where responses share prompts, a row is as long as a whole group, if the budget has room for
-    such rows.
+    If responses share prompts, a row holds a whole group where the budget has room for such rows.
 
     Args:
-      num_shards: that the rows are split into.
-      platform: of the devices, as `jax.Device.platform` has it.
+      num_shards: number of shards that the rows are split into.
+      platform: `jax.Device.platform` of the devices.
     """
     rollout, algorithm = config.rollout, config.algorithm
     budget, responses = algorithm.tokens_per_micro_batch, rollout.num_generations
     whole = largest_length(rollout.max_length, min(rollout.min_length, ROW_UNIT))
 
     def of(length: int, most_of_group: int, most: int = MOST_SHAPES) -> list[tuple[int, int]]:
-        """Shapes with rows of this length, which hold so many of a group's longest responses."""
+        """Shapes with rows of this length, each with room for `most_of_group` longest responses."""
         rows = algorithm.mini_batch_size * -(-responses // most_of_group)
         if config.warm_start.steps:
             rows = max(rows, -(-config.warm_start.batch_size // (length // whole)))
@@ -292,7 +290,7 @@ def micro_shapes(config: RunConfig, num_shards: int, platform: str) -> list[tupl
     apart = of(whole, 1)
     if not shares_prompts(config, platform):
         return apart
-    # Beside the prompt, of which each response has its own copy of the last token.
+    # Each response has its own copy of the prompt's last token, beside the shared prompt.
     prompt, response = rollout.max_prompt_length - 1, rollout.max_completion_length + 1
     group = largest_length(prompt + responses * response, GROUP_UNIT)
     length = max(whole, min(group, budget // num_shards // GROUP_UNIT * GROUP_UNIT))

@@ -1,13 +1,12 @@
-"""Checksums of policies: of the bits of each array and of their places, the same in every layout.
+"""Checksums of policies, over the bits and places of all values; the same in every layout.
 
-    Σ_arrays (2 · number + 1) · Σ_values mix(bits ^ SPREAD · place)   modulo 2^32, place counted in
-    its array
+    Σ_arrays (2 · number + 1) · Σ_values mix(bits ^ SPREAD · place)   modulo 2^32, place in array
 
-As `mix` is one to one, a single value that differs always shows. Values that changed places, as the
-shards of a wrong resharding, show except in one case of 2^32.
+`mix` is one to one, so a single different value always shows. Values that changed places, such as
+shards of a wrong resharding, show except with a chance of 1 in 2^32.
 
-One program for each kind of array, which layers share: one program for all arrays of a model takes
-as long to compile as a training step.
+One program is compiled for each kind of array, which layers share: one program for all arrays of a
+model takes as long to compile as a training step.
 """
 
 import math
@@ -23,13 +22,13 @@ from jaxtyping import Array
 from pat_jax.models.policy import Params, Policy
 from pat_jax.programs.programs import Key, ProgramTable
 
-SPREAD = 0x9E3779B9  # 2^32 over the golden ratio, odd: neighbouring places far from each other
+SPREAD = 0x9E3779B9  # 2^32 / golden ratio, odd: puts neighbouring places far from each other
 WORD = 2**32
 
 
 @dataclass(frozen=True)
 class Counted:
-    """Looks at the part of an array that counts, as if there were no more, rounded to bfloat16."""
+    """Sums the values of an array's unpadded part, of this shape, rounded to bfloat16."""
 
     shape: tuple[int, ...]
 
@@ -38,7 +37,7 @@ class Counted:
 
 
 class TreeChecksum:
-    """The checksum of trees of arrays, by compiled programs."""
+    """Computes the checksum of trees of arrays by compiled programs."""
 
     def __init__(
         self,
@@ -47,13 +46,13 @@ class TreeChecksum:
         shapes: Any,
         sums: Sequence[Callable[[Array], Any]] | None = None,
     ):
-        """Declares them.
+        """Declares the programs.
 
         Args:
-          key: of the programs; they differ by its `part`.
-          shapes: of the trees, with shardings.
-          sums: of each array the sum over its values, or those of the arrays that are made of it.
-            Equal ones share a program.
+          key: key of the programs, which differ in `part`.
+          shapes: shapes with shardings of the trees.
+          sums: for each array, a function to the sum of its values, or to those of arrays made from
+            it. Equal functions share a program. None: `array_sums` for each.
         """
         self.table, self.keys = table, list[Key]()
         leaves, parts = jax.tree.leaves(shapes), dict[Any, int]()
@@ -71,20 +70,21 @@ class TreeChecksum:
 
 
 def checksum(params: Any) -> int:
-    """The checksum of a tree of arrays, without programs that were compiled before."""
+    """Returns the checksum of a tree of arrays without programs that were compiled before."""
     return _total(map(array_sums, jax.tree.leaves(params)))
 
 
 def base_checksum(policy: Policy, params: Params) -> int:
-    """The checksum of a frozen policy's values: the same in both dtypes, whatever the padding."""
+    """Returns the checksum of a frozen policy's values: independent of the padding, and the same
+    in float32 and bfloat16."""
     leaves = jax.tree.leaves(params)
     return _total(one(x) for one, x in zip(base_sums(policy), leaves, strict=True))
 
 
 def base_sums(policy: Policy) -> list[Counted]:
-    """What `base_checksum` counts of each array."""
-    # Checkpoints hold sums with the vocabulary's usual padding. That of other numbers of devices is not
-    # counted.
+    """Returns for each array the function whose sum `base_checksum` adds up."""
+    # Checkpoints hold sums that include the vocabulary's usual padding, but not that of other
+    # numbers of devices.
     multiple = math.gcd(policy.config.vocab_multiple, 128)
     config = replace(policy.config, vocab_multiple=multiple, query_multiple=1)
     counted = Policy.from_config(config).abstract_params
@@ -92,7 +92,7 @@ def base_sums(policy: Policy) -> list[Counted]:
 
 
 def array_sums(x: Any) -> Any:
-    """The sum over the values of each array of a tree, modulo 2^32."""
+    """Returns the sum over the values of each array of a tree, modulo 2^32."""
     return jax.tree.map(lambda leaf: _array_sum(leaf, leaf.shape), x)
 
 
@@ -101,8 +101,8 @@ def _called(of_array: Callable[[Array], Any], x: Array) -> Any:
 
 
 def _total(sums: Iterable[Any]) -> int:
-    # Each is waited for before the next program starts: on a CPU programs that wait for other devices
-    # take the threads that those would run on.
+    # Wait for each sum before the next program starts: on a CPU, programs that wait for other
+    # devices take the threads that those would run on.
     each = [int(one) for of_array in sums for one in jax.tree.leaves(of_array)]
     return sum((2 * i + 1) * one for i, one in enumerate(each)) % WORD
 
@@ -128,7 +128,7 @@ def _bits(x: Array) -> Array:
 
 
 def _mix(x: Array) -> Array:
-    """Spreads each bit over the word, one to one: the end of MurmurHash3
+    """Spreads each bit over the word, one to one: the last step of MurmurHash3
     (https://github.com/aappleby/smhasher, `fmix32`)."""
     x = (x ^ (x >> 16)) * jnp.uint32(0x85EBCA6B)
     x = (x ^ (x >> 13)) * jnp.uint32(0xC2B2AE35)

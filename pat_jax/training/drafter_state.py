@@ -1,4 +1,4 @@
-"""What drafts keep on the devices beside training: a draft model, or a head that learns.
+"""What a drafter keeps on the devices beside training: a draft model, or a head that learns.
 
 Knows shapes and shardings. Does not know how a head learns (`exit_head.py`).
 """
@@ -16,27 +16,27 @@ from pat_jax.engine.device.draft.drafter import Drafter
 from pat_jax.layout.layout import Layout
 from pat_jax.rl.algorithm.update import TrainState
 
-LEARNING_RATE = 2e-3  # of Adam, after some steps of warm-up: the head begins at zeros
+LEARNING_RATE = 2e-3  # of Adam, after a warm-up: the head begins at zeros
 WARM_UP = 5
 
 
 @dataclass(frozen=True)
 class DrafterState:
-    """Trees of shapes with shardings, all of them whole on every device."""
+    """Shapes with shardings of a drafter's arrays, all of them whole on every device."""
 
-    always: Any = ()  # in rollouts as well
-    in_updates: Any = ()  # alone: an account of rollouts has it among what drafts take there
+    always: Any = ()  # during updates and rollouts
+    in_updates: Any = ()  # during updates only; the memory of rollouts already counts it
 
 
 def drafter_state(
     drafter: Drafter, layout: Layout, embed_dim: int, dtype: jnp.dtype, *, learns: bool
 ) -> DrafterState:
-    """
+    """Returns the shapes of what the rollouts' drafter keeps beside training.
+
     Args:
-      drafter: of the rollouts.
-      embed_dim: of the policy.
-      dtype: of the rollouts' weights.
-      learns: whether the head of first layers does.
+      embed_dim: the policy's.
+      dtype: dtype of the rollouts' weights.
+      learns: whether the early-exit head is trained.
     """
     head = head_state(layout, embed_dim) if learns and drafter.drafts.exit_layer else ()
     draft_model = drafter.policy and whole_params(drafter.policy, layout, dtype)
@@ -48,7 +48,7 @@ def head_optimizer() -> optax.GradientTransformation:
 
 
 def head_state(layout: Layout, embed_dim: int) -> TrainState:
-    """Shapes with shardings of a head that learns, with its optimizer's moments."""
+    """Returns shapes with shardings of an early-exit head with its optimizer's moments."""
     everywhere, head = layout.sharding(), jax.ShapeDtypeStruct((embed_dim, embed_dim), jnp.float32)
     init, step = head_optimizer().init, jnp.zeros((), jnp.int32)
     shapes = jax.eval_shape(lambda head: TrainState(head, init(head), step), head)

@@ -1,9 +1,9 @@
-"""Keeps the head behind the policy's first layers near the policy, by the policy's own samples.
+"""Trains the early-exit head on the policy's own samples, so that it follows the policy.
 
-The head (`models/exit_head.py`) is all that is trained here: the layers before it are the policy's
-own and change with it. Its loss is the cross-entropy of the policy's own samples, so its optimum is
-the policy's distribution as far as those layers know it. Drafts change no token: nothing of this
-touches the policy.
+Only the head (`models/exit_head.py`) is trained here; the layers before it are the policy's own and
+change with it. The loss is the cross-entropy of the policy's samples. Its optimum is the policy's
+distribution, as far as those layers can predict it. The head only proposes drafts, which change no
+token, so this does not affect the policy.
 """
 
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ from pat_jax.training.trainer import Trainer
 
 
 class ExitHeadTrainer:
-    """Beside a trainer of the policy, whose batches it learns from."""
+    """Trains the head beside the policy's trainer, on the same batches."""
 
     def __init__(
         self,
@@ -46,9 +46,9 @@ class ExitHeadTrainer:
     ):
         """
         Args:
-          depth: layers before the head.
-          micro_shapes: of the trainer's batches.
-          dtype: in which the layers are computed.
+          depth: number of layers before the head.
+          micro_shapes: rows and length of the trainer's micro-batches.
+          dtype: dtype in which the layers are computed.
           logit_tokens, temperature: see `PolicyUpdate`.
         """
         self.trainer, self.depth, self.dtype = trainer, depth, dtype
@@ -69,11 +69,11 @@ class ExitHeadTrainer:
 
     @property
     def head(self) -> np.ndarray:
-        """float32[embed, embed]; every process has it."""
+        """The head, float32[embed, embed], in every process."""
         return np.asarray(self.state.params)
 
     def take(self, leaves: Sequence[np.ndarray]) -> None:
-        """Goes on from another state, leaf by leaf."""
+        """Replaces the state by the given leaves."""
         tree = jax.tree.structure(self.state)
         self.state = self.trainer.layout.put(jax.tree.unflatten(tree, leaves))
 
@@ -112,7 +112,7 @@ class ExitHeadTrainer:
         self.programs.declare(Key("exit_apply", split), apply, state, gradient, **options)
 
     def _over(self, params: Leaves) -> ModelFunctions:
-        """The first layers of a policy with a head to be learned."""
+        """The policy's first layers with the head as parameters."""
         policy, partition = self.trainer.policy, AutoPartition(self.trainer.layout)
 
         def forward(
@@ -132,10 +132,10 @@ class ExitHeadTrainer:
         return ModelFunctions(forward, self._update.model.logits, of_policy, partition.by_rows)
 
     def learn(self, params: Leaves, batch: TrainBatch) -> dict[str, float]:
-        """A step of each mini-batch, by the responses in it.
+        """Takes an optimizer step for each mini-batch, on its responses.
 
         Returns:
-          Metrics: the cross-entropy of the policy's tokens under the head, nats.
+          Metrics: the cross-entropy of the policy's tokens under the head, in nats.
         """
         split, losses = self.trainer.layout.split, []
         for mini in batch.mini_batches:

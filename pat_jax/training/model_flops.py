@@ -1,4 +1,4 @@
-"""The arithmetic that training a model asks for, whatever a program makes of it."""
+"""Counts the floating-point operations that training a model needs, whatever a program executes."""
 
 import numpy as np
 from jaxtyping import Int
@@ -13,23 +13,24 @@ def training_flops(
     *,
     adapter_weights: int | None = None,
 ) -> float:
-    """Floating-point operations of one forward and backward pass over sequences of n tokens each,
-    of which the first s are computed with another sequence.
+    """Returns the floating-point operations of a forward and backward pass over some sequences.
+
+    Each has n tokens, the first s of which are computed with another sequence:
 
         6 · (weights of matrix products) · Σ (n - s)  +  6 · layers · heads · head_dim · Σ (n² - s²)
 
-    Where adapters are trained, a frozen weight has no gradient of its own:
+    If adapters are trained, a frozen weight has no gradient of its own:
 
         (4 · (weights of matrix products) + 6 · adapter_weights) · Σ (n - s)  +  …
 
-    The second is causal attention: a token sees those before it, on average half of them. Looking
-    up an embedding, padding, recomputed layers and passes that only give log-probabilities are no
-    part.
+    The second term is causal attention: a token sees on average half of the tokens. Embedding
+    lookups, padding, recomputed layers and passes that only give log-probabilities do not count.
 
     Args:
-      lengths: n, of each sequence.
-      shared: s, of each sequence.
-      adapter_weights: that each token is multiplied with; None where all of the model is trained.
+      lengths: n of each sequence.
+      shared: s of each sequence.
+      adapter_weights: adapter weights that each token is multiplied with; None: the whole model is
+        trained.
 
     Reference: Chowdhery et al. 2022, https://arxiv.org/abs/2204.02311, appendix B, which counts
     attention as if each token saw all others.
@@ -43,8 +44,9 @@ def training_flops(
 
 
 def matrix_weights(model: ModelConfig) -> int:
-    """Weights that each token is multiplied with: no norms, biases, looked-up embeddings, and no
-    experts that compute other tokens."""
+    """Returns the number of weights that each token is multiplied with.
+
+    Norms, biases, embedding lookups and experts of other tokens do not count."""
     heads = 2 * model.num_heads + 2 * model.num_kv_heads  # queries and output, keys and values
     units, num_sparse = 3 * model.mlp_dim, len(model.sparse_layers)
     outputs = model.num_layers * heads * model.head_dim + (model.num_layers - num_sparse) * units

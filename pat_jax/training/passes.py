@@ -1,4 +1,4 @@
-"""The passes of an update over its micro-batches, forward and backward, as compiled programs.
+"""The forward and backward passes of an update over its micro-batches, as compiled programs.
 
 Knows shapes of micro-batches. Does not know optimizers, nor which passes make an update
 (`trainer.py`).
@@ -29,7 +29,7 @@ from pat_jax.rl.algorithm.update import ModelFunctions, PolicyUpdate
 from pat_jax.rl.batches.batches import MicroBatch, abstract_micro_batch
 from pat_jax.training.trainable_params import TrainableParams
 
-ROUTE_FLIPS = "route_flips"  # of each token's experts the share that the routers would not choose
+ROUTE_FLIPS = "route_flips"  # share of a token's recorded experts that the routers would not choose
 
 
 def model_functions(
@@ -42,10 +42,10 @@ def model_functions(
     router_replay: bool = True,
     experts: str = "gathered",
 ) -> ModelFunctions:
-    """The policy in this layout, computed in `dtype`.
+    """Returns the policy's functions in this layout, computed in `dtype`.
 
     Args:
-      router_replay: tokens are computed by the experts that are recorded of them, where any are.
+      router_replay: whether each token is computed by its recorded experts, if any.
       experts: `--experts`.
     """
     config = policy.config.experts
@@ -78,18 +78,18 @@ def model_functions(
 
 
 def _is_real(positions: Int[Array, "rows length"]) -> Bool[Array, "rows length"]:
-    """Whether a token is one of an example, and not what fills up the row."""
+    """Whether a token belongs to an example and is not padding of the row."""
     behind = jnp.pad(positions[:, 1:], ((0, 0), (0, 1)))
     return (positions > 0) | (behind > 0)
 
 
 def _routers(config: ModelConfig) -> tuple[int, int] | None:
-    """Layers that have one, and experts of each; None where no layer has any."""
+    """Number of layers with a router, and experts of each; None without experts."""
     return (len(config.sparse_layers), config.experts.num_experts) if config.experts else None
 
 
 def _sums(routed: Routed, positions: Array) -> dict[str, Array]:
-    """What the routers of all layers make of a micro-batch, as `balance.py` names it."""
+    """Sums over the micro-batch of all layers' routers, by the names of `balance.py`."""
     return {
         balance.TOKENS: jnp.sum(_is_real(positions).astype(jnp.float32)),
         balance.LOAD: routed.load,
@@ -101,7 +101,7 @@ def _sums(routed: Routed, positions: Array) -> dict[str, Array]:
 def _flips(
     recorded: Int16[Array, "rows length layers k"], chosen: Int16[Array, "rows length layers k"]
 ) -> Float[Array, "rows length"]:
-    """Of each token's experts the share that the routers would not choose now."""
+    """The share of each token's recorded experts that the routers would not choose now."""
     is_chosen = (recorded[..., None] == chosen[..., None, :]).any(axis=-1)
     return jnp.mean((recorded >= 0) & ~is_chosen, axis=(2, 3))
 
@@ -109,7 +109,7 @@ def _flips(
 def abstract_micro(
     policy: Policy, layout: Layout, shape: tuple[int, int], columns: Sequence[str]
 ) -> MicroBatch:
-    """Shapes with shardings of a micro-batch."""
+    """Returns shapes with shardings of a micro-batch."""
     micro = abstract_micro_batch(*shape, columns)
     if policy.config.experts:
         routes: Any = jax.ShapeDtypeStruct((*shape, *policy.config.routes_shape), ROUTE_DTYPE)
@@ -119,7 +119,7 @@ def abstract_micro(
 
 
 class Passes:
-    """Those of one update, for each shape of its micro-batches."""
+    """The compiled passes of one update, for each shape of its micro-batches."""
 
     def __init__(
         self,
@@ -131,12 +131,12 @@ class Passes:
         stage: str,
         scored: Sequence[str],
     ):
-        """Declares them.
+        """Declares the programs.
 
         Args:
-          stage: what the names of the programs begin with.
-          scored: columns of log-probabilities, which one program computes; none: there is no such
-            program.
+          stage: prefix of the programs' names.
+          scored: columns of log-probabilities, all computed by one program; if empty, there is no
+            such program.
         """
         self.update, self._table, self._trained, self._stage = update, table, trained, stage
         layout = trained.layout
@@ -192,5 +192,5 @@ class Passes:
         return self._table[Key(f"{self._stage}zero_sums", self._split)]()
 
     def program(self, name: str, micro: MicroBatch) -> Callable:
-        """`grad` or `logprobs` of a micro-batch of this shape."""
+        """Returns the program `grad` or `logprobs` for a micro-batch of this shape."""
         return self._table[Key(f"{self._stage}{name}", self._split, *micro.tokens.shape)]

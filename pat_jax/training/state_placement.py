@@ -1,4 +1,4 @@
-"""Where the state of an update lies: on the devices during an optimizer step, or at rest.
+"""Where an update's state is: on the devices during an optimizer step, or at rest between steps.
 
 Knows trees and shardings. Does not know which optimizer it is.
 """
@@ -19,23 +19,23 @@ from pat_jax.rl.algorithm.update import Params, TrainState
 
 @dataclass(frozen=True)
 class StatePlacement:
-    """Moments are split like the parameters they belong to; counters are everywhere."""
+    """Shardings of an update's state: moments like their parameters, counters on every device."""
 
-    params: Params  # their shardings
+    params: Params  # shardings of the parameters
     everywhere: NamedSharding
-    is_offloaded: bool  # at rest moments are in the host's memory
+    is_offloaded: bool  # whether moments at rest are in the host's memory
 
     def at_rest(self, state: TrainState) -> TrainState:
-        """Shardings of a state with these shapes, between two steps."""
+        """Returns the shardings of a state with these shapes, between two steps."""
         there = jax.tree.map(in_host_memory, self.params) if self.is_offloaded else self.params
         return self._placed(state, there)
 
     def in_a_step(self, state: TrainState) -> TrainState:
-        """Shardings of a state with these shapes, during one."""
+        """Returns the shardings of a state with these shapes, during a step."""
         return self._placed(state, self.params)
 
     def on_devices(self, state: TrainState) -> TrainState | tuple[Any, ...]:
-        """What of a state is there between two steps: without moments in the host's memory."""
+        """Returns the part of a state that is on the devices between two steps."""
         moments = {id(tree) for tree in self.offloaded(state)}
         opt_state = jax.tree.map(
             lambda node: None if id(node) in moments else node,
@@ -45,23 +45,23 @@ class StatePlacement:
         return state.params, opt_state, state.step
 
     def offloaded(self, state: TrainState) -> list[Params]:
-        """The part of a state that is in the host's memory except during a step."""
+        """Returns the part of a state that is in the host's memory except during a step."""
         if not self.is_offloaded:
             return []
         nodes = jax.tree.leaves(state.opt_state, is_leaf=self._is_like_params)
         return [node for node in nodes if self._is_like_params(node)]
 
     def fetched(self, state: TrainState) -> TrainState:
-        """For a step; the buffers of a state at rest are given up."""
+        """Brings a state at rest to the devices for a step, and frees its old buffers."""
         return self._moved(state, self.in_a_step(state)) if self.is_offloaded else state
 
     def rested(self, state: TrainState) -> TrainState:
-        """After a step; the buffers of what it returned are given up."""
+        """Brings a step's result to its place at rest, and frees its old buffers."""
         return self._moved(state, self.at_rest(state)) if self.is_offloaded else state
 
     def _moved(self, state: TrainState, shardings: TrainState) -> TrainState:
-        # Outside of the step's program: inside, compilers have all moments on a device twice, as they
-        # come and as they go. So the step gives each its old one's place.
+        # Outside of the step's program, so that the step updates the moments in place. Inside it,
+        # compilers would hold all moments on a device twice, as they come and as they go.
         opt_state = jax.device_put(state.opt_state, shardings.opt_state)
         for there, here in zip(*map(jax.tree.leaves, (state.opt_state, opt_state)), strict=True):
             if there.sharding != here.sharding:
@@ -69,7 +69,7 @@ class StatePlacement:
         return replace(state, opt_state=opt_state)
 
     def _placed(self, state: TrainState, moments: Params) -> TrainState:
-        """Shardings of a state whose moments have these."""
+        """Shardings of a state whose moments have the shardings `moments`."""
 
         def place(path: tuple[Any, ...], node: Any) -> Any:
             if not self._is_like_params(node):
@@ -83,7 +83,7 @@ class StatePlacement:
 
 
 def check_offload(config: OptimizerConfig, devices: Sequence[Device]) -> None:
-    """Raises OptionError where moments are to rest in a memory that these devices lack."""
+    """Raises OptionError if moments are to be offloaded but the devices have no host memory."""
     require(
         not config.offload or has_host_memory(devices),
         "optimizer.offload",

@@ -1,4 +1,4 @@
-"""The trainer of supervised fine-tuning. Knows options, no data, checkpoints or devices."""
+"""Builds the trainer of supervised fine-tuning. Knows options, no data, checkpoints or devices."""
 
 import numpy as np
 
@@ -20,10 +20,12 @@ SHORTEST_ROW = 64  # tokens
 def build_supervised_trainer(
     config: SftConfig, policy: Policy, layout: Layout, total_steps: int
 ) -> Trainer:
-    """Updates by the cross-entropy in `layout`, and log-probabilities where there is an evaluation.
+    """Returns a trainer in `layout` whose loss is the cross-entropy.
+
+    If the run evaluates, it also computes log-probabilities.
 
     Raises:
-      UserError: adapters are asked for that the model cannot have.
+      UserError: the options ask for adapters that the model cannot have.
     """
     update = PolicyUpdate(
         functions_of(config, policy, layout),
@@ -44,14 +46,14 @@ def build_supervised_trainer(
 
 
 def row_shapes(config: SftConfig, num_shards: int) -> list[Shape]:
-    """Shapes of micro-batches, the longest of whose rows hold an example of `max_length`."""
+    """Returns the shapes of micro-batches; the longest rows hold an example of `max_length`."""
     shortest = min(SHORTEST_ROW, config.max_length)
     whole = largest_length(config.max_length, shortest)
     return shapes(ladder(shortest, whole), config.tokens_per_micro_batch, num_shards)
 
 
 def cross_entropy(trainer: Trainer, params: Params, batch: TrainBatch) -> float:
-    """-Σ weights * log π(token) in nats over a batch, without an update."""
+    """Returns -Σ weights * log π(token) in nats over a batch, without an update."""
     scored = trainer.with_logprobs(batch, {OLD: params})
     micro_batches = [micro for mini in scored.mini_batches for micro in mini]
     logprobs = (np.asarray(micro.columns[OLD], np.float64) for micro in micro_batches)

@@ -1,4 +1,4 @@
-"""What of a policy is trained and what is frozen: all and nothing, or adapters and their base.
+"""Splits a policy into what is trained and what is frozen: all and nothing, or adapters and base.
 
 Knows shapes, shardings and how the two together are a policy. Does not know losses or optimizers.
 """
@@ -22,17 +22,17 @@ Leaves = Any  # the tree of the policy's parameters, or that of its adapters
 
 @dataclass
 class TrainableParams:
-    """A trainer's parameters are what is trained; every program is given the frozen ones too."""
+    """Which parameters are trained and which frozen. Every program is given both."""
 
     policy: Policy
     layout: Layout
-    lora: Lora | None = None  # None: all of the policy is trained
+    lora: Lora | None = None  # None: the whole policy is trained
     base_dtype: jnp.dtype = jnp.float32
-    """Of the policy under the adapters."""
+    """Dtype of the policy under the adapters."""
     weight_dtype: jnp.dtype = jnp.float32
-    """In which what is trained is kept; adapters always in float32."""
+    """Dtype of the trained parameters, except adapters, which are float32."""
     frozen: Leaves = field(default_factory=dict)
-    """The base, once there is one; nothing where all is trained."""
+    """Parameters of the base, once they are there; empty if the whole policy is trained."""
 
     @cached_property
     def shardings(self) -> Leaves:
@@ -40,51 +40,51 @@ class TrainableParams:
 
     @property
     def abstract(self) -> Leaves:
-        """Shapes with shardings of what is trained."""
+        """Shapes with shardings of the trained parameters."""
         if self.lora:
             return with_sharding(self.lora.abstract_params, self.shardings)
         return with_sharding(self.policy.abstract(self.weight_dtype), self.shardings)
 
     @cached_property
     def abstract_gradients(self) -> Leaves:
-        """The same of what is added up over micro-batches."""
+        """Shapes with shardings of the gradients that are summed over micro-batches."""
         return with_sharding(jax.eval_shape(zero_gradients, self.abstract), self.shardings)
 
     @cached_property
     def abstract_frozen(self) -> Leaves:
-        """Shapes of the base; empty where all is trained."""
+        """Shapes with shardings of the base; empty if the whole policy is trained."""
         if not self.lora:
             return {}
         return with_sharding(self.policy.abstract(self.base_dtype), self.base_shardings)
 
     @property
     def base_shardings(self) -> Leaves:
-        """Where a policy's own parameters go, trained or frozen."""
+        """Shardings of the policy's own parameters, trained or frozen."""
         return self.layout.param_shardings(self.policy, role="train")
 
     def init(self, seed: int) -> Leaves:
-        """What is trained, before it has learned anything: random where it is all of the policy."""
+        """Returns initial trained parameters: a random policy, or new adapters."""
         if self.lora:
             return self.lora.init(seed, self.shardings)
         return self.policy.init(seed, self.shardings, self.weight_dtype)
 
     def whole(self, frozen: Leaves, params: Leaves) -> Leaves:
-        """The policy, with adapters beside the weights that have one."""
+        """Returns the policy's parameters, with adapters beside their weights."""
         return self.lora.attach(frozen, params) if self.lora else params
 
     def unscaled(self, frozen: Leaves, params: Leaves) -> Leaves:
-        """The same of arrays or of shapes, without the scale of the adapters: see `factors`."""
+        """Like `whole`, for arrays or shapes, without the adapters' scale (see `factors`)."""
         return self.lora.beside_each(frozen, params) if self.lora else params
 
     @property
     def factors(self) -> list[float]:
-        """What each array of `unscaled` is multiplied by in `whole`."""
+        """The factors by which `whole` multiplies the arrays of `unscaled`."""
         if not self.lora:
             return [1.0] * len(jax.tree.leaves(self.abstract))
         return jax.tree.leaves(self.lora.factors)
 
     def over(self, frozen: Leaves, update: PolicyUpdate) -> PolicyUpdate:
-        """An update of the whole policy as one of what is trained, what is frozen being given."""
+        """Turns an update of the whole policy into one of the trained parameters alone."""
 
         model = update.model
 

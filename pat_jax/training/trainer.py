@@ -1,8 +1,8 @@
-"""The update on devices: the pure functions of `rl`, compiled for the trainer's layout.
+"""Runs updates on devices: the pure functions of `rl`, compiled for the trainer's layout.
 
 Parameters and optimizer state are split over all devices (FSDP over the data-parallel axes, TP over
-the others). Hands the policy to the rollout as one compiled transfer. Its parameters are those that
-are trained, with LoRA the adapters (`trainable_params.py`).
+the others). One compiled transfer hands the policy to the rollout. "Parameters" are the trained
+ones: with LoRA, the adapters (`trainable_params.py`).
 """
 
 import math
@@ -32,19 +32,20 @@ from pat_jax.training.trainable_params import TrainableParams
 from pat_jax.training.transfer import Receivers, Transfer
 from pat_jax.training.update_seen import update_seen
 
-# The stages of learning, by what the names of their programs begin with.
+# The stages of learning, named by the prefix of their programs' names.
 REINFORCED, SUPERVISED = "", "supervised_"
 # The columns that are log-probabilities under a policy: the one before the update, and the reference.
 OLD, REFERENCE = "old_logprobs", "reference_logprobs"
 
-Record = tuple[Sums, Array, Array]  # of an optimizer step: metrics, norm, whether it was applied
+# What an optimizer step returns: sums for metrics, the gradient's norm, and whether it was applied.
+Record = tuple[Sums, Array, Array]
 
 
 @dataclass(frozen=True)
 class UpdateResult:
     metrics: dict[str, float]
-    applied: tuple[bool, ...]  # of its optimizer steps, whether the gradient was finite
-    updates_applied: int  # since the state's optimizer began
+    applied: tuple[bool, ...]  # for each optimizer step, whether the gradient was finite
+    updates_applied: int  # number since the state's optimizer began
 
 
 class Trainer:
@@ -66,12 +67,12 @@ class Trainer:
     ):
         """
         Args:
-          beside: what drafts keep on the devices; nothing where not given.
-          has_logprobs: whether log-probabilities are asked for that the loss does not look at.
-          has_reference: whether a frozen reference policy is kept; if not given, whether the loss
-            looks at it.
-          is_offloaded: whether the optimizer's moments rest in the host's memory between two steps.
-          supervised: the update of a supervised stage before, with its own optimizer.
+          beside: arrays that a drafter keeps on the devices; None: nothing.
+          has_logprobs: whether to compute the policy's log-probabilities even if the loss does not
+            read them.
+          has_reference: whether a frozen reference policy is kept; None: if the loss reads it.
+          is_offloaded: whether the optimizer's moments are in the host's memory between two steps.
+          supervised: the update of a preceding supervised stage, with its own optimizer.
         """
         self.trained, self.num_iterations = trained, num_iterations
         self.policy, self.layout, self.shardings = trained.policy, trained.layout, trained.shardings
@@ -79,14 +80,14 @@ class Trainer:
         self.placement = StatePlacement(self.shardings, self.layout.sharding(), is_offloaded)
         needs = update.loss.needs
         self.has_reference = REFERENCE in needs if has_reference is None else has_reference
-        # A reference that the loss does not look at is for KL in the reward, which is between both.
+        # A reference that the loss does not read is for KL in the reward, which needs both columns.
         in_reward = (OLD, REFERENCE) if self.has_reference and REFERENCE not in needs else ()
         asked = {*needs, *in_reward, *[OLD] * has_logprobs}
-        # Columns of log-probabilities that an update begins with, all of them by one program.
+        # Columns of log-probabilities that an update begins with; one program computes all of them.
         self.scored = tuple(name for name in (OLD, REFERENCE) if name in asked)
         self.updates = {REINFORCED: update} | ({SUPERVISED: supervised} if supervised else {})
         self.programs, self._passes = ProgramTable(), dict[str, Passes]()
-        self.largest = micro_shapes[-1:]  # rows and length; none where nothing is trained
+        self.largest = micro_shapes[-1:]  # rows and length; empty if nothing is trained
         self._declare(receivers.dtype)
         self._declare_passes(micro_shapes)
         self.transfer = Transfer(self.programs, trained, receivers, update.score_step)
@@ -94,13 +95,17 @@ class Trainer:
     def compile(
         self, progress: Callable[[int, int], None] | None = None, *, by_need: bool = False
     ) -> None:
-        """`by_need`: of the passes those of the largest micro-batch; others when one comes."""
+        """Compiles the programs.
+
+        Args:
+          by_need: compile only the passes of the largest micro-batch now, others at first use.
+        """
         asked = self._is_first if by_need else lambda key: True
         threads = os.cpu_count() or 1
         self.programs.compile_all(threads=threads, progress=progress, only=asked)
 
     def to_compile(self, *, by_need: bool) -> int:
-        """How many programs `compile` would compile."""
+        """Returns how many programs `compile` would compile."""
         missing = self.programs.missing()
         return sum(map(self._is_first, missing)) if by_need else len(missing)
 
@@ -113,13 +118,13 @@ class Trainer:
 
     @cached_property
     def abstract_state(self) -> TrainState:
-        """Between two optimizer steps."""
+        """Shapes with shardings of the state between two optimizer steps."""
         shapes = jax.eval_shape(self.updates[REINFORCED].init, self.abstract_params)
         return with_sharding(shapes, self.placement.at_rest(shapes))
 
     @cached_property
     def state_in_a_step(self) -> TrainState:
-        """The same during one, on the devices."""
+        """Shapes with shardings of the state during an optimizer step, on the devices."""
         state = self.abstract_state
         return with_sharding(state, self.placement.in_a_step(state))
 
@@ -148,7 +153,7 @@ class Trainer:
             declare(Key(f"{stage}apply", split), update.apply_step, state, grads, **applied)
 
     def _declare_passes(self, micro_shapes: Sequence[tuple[int, int]]) -> None:
-        """Of each stage, unless an earlier one is equal except for the optimizer."""
+        """Declares each stage's passes; stages that differ only in the optimizer share them."""
         for stage, update in self.updates.items():
             equal = [one for one in self._passes.values() if update.has_passes_of(one.update)]
             scored = self.scored if stage == REINFORCED else ()
@@ -162,10 +167,10 @@ class Trainer:
         return self.trained.init(seed)
 
     def freeze(self, base: Params) -> int:
-        """Takes the policy that the adapters are added to, as `trained.abstract_frozen` has it.
+        """Sets the policy that the adapters are added to, in the form of `trained.abstract_frozen`.
 
         Returns:
-          A checksum of its values, the same in bfloat16 as in float32.
+          A checksum of its values, the same in bfloat16 and float32.
         """
         self.trained.frozen = base
         return self.transfer.base_checksum(base)
@@ -173,10 +178,10 @@ class Trainer:
     def update(
         self, state: TrainState, batch: TrainBatch, reference: Params | None
     ) -> tuple[TrainState, UpdateResult]:
-        """Every optimizer step of one iteration's batch.
+        """Takes every optimizer step of one iteration's batch.
 
         Args:
-          reference: parameters of the frozen reference policy, where one is kept.
+          reference: parameters of the frozen reference policy, if one is kept.
 
         Raises:
           ValueError: a column that the loss needs is neither in the batch nor computed.
@@ -189,7 +194,7 @@ class Trainer:
             for mini in batch.mini_batches
         ]
         for micro in chain.from_iterable(mini_batches):
-            # Before the devices are busy: they would compute while a compiler is waited for.
+            # Compile before the devices are busy.
             self._passes[REINFORCED].program("grad", micro)
         before = self["copy"](state.params) if self.trained.lora else None
         records = []
@@ -205,7 +210,7 @@ class Trainer:
     def supervised_step(
         self, state: TrainState, micro_batches: Sequence[MicroBatch]
     ) -> tuple[TrainState, UpdateResult]:
-        """One optimizer step on demonstrations; `train/cross_entropy` is of their responses."""
+        """Takes an optimizer step on demonstrations; `train/cross_entropy` is that of responses."""
         loss = self.updates[SUPERVISED].loss
         mini = [replace(micro, columns=loss.read(micro.columns)) for micro in micro_batches]
         state, record = self._step(SUPERVISED, state, mini)
@@ -214,24 +219,24 @@ class Trainer:
     def reference_kl(
         self, state: TrainState, batch: TrainBatch, reference: Params, estimator: Estimator
     ) -> tuple[TrainBatch, list[np.ndarray]]:
-        """How far the policy is from the reference at each token of each response.
+        """Estimates KL(policy || reference) at each token of each response.
 
         Returns:
-          The batch with the columns that this took, and KL(policy || reference) in nats, as
-          `TrainBatch.by_response` returns a column.
+          The batch with the columns computed for this, and the KL in nats, in the form of
+          `TrainBatch.by_response`.
         """
         scored = self.with_logprobs(batch, {OLD: state.params, REFERENCE: reference})
         both = zip(scored.by_response(OLD), scored.by_response(REFERENCE), strict=True)
         return scored, [estimate_kl(old, other, estimator) for old, other in both]
 
     def with_logprobs(self, batch: TrainBatch, policies: Mapping[str, Params | None]) -> TrainBatch:
-        """With the columns of `scored`, unless they are there.
+        """Returns the batch with the columns of `scored`, computing those that are not there.
 
         Args:
-          policies: the parameters that each column is computed by.
+          policies: for each column, the parameters of the policy that computes it.
 
         Raises:
-          ValueError: those of a column are missing.
+          ValueError: the parameters for a column are missing.
         """
         known = {name: params for name, params in policies.items() if params is not None}
         if missing := [name for name in self.scored if name not in known]:
@@ -248,12 +253,12 @@ class Trainer:
         rows = self._with_routes(replace(micro, columns={}))
         program = self._passes[REINFORCED].program("logprobs", micro)
         computed = program(self.trained.frozen, policies, rows)
-        if self.layout.spans_processes:  # each has all of it, to read and to hand to its devices
+        if self.layout.spans_processes:  # each process has all of it, to read and for its devices
             computed = {name: np.asarray(column) for name, column in computed.items()}
         return replace(micro, columns={**micro.columns, **computed})
 
     def _with_routes(self, micro: MicroBatch) -> MicroBatch:
-        """Programs of a model with experts are given routes, recorded or not."""
+        """Adds empty routes if none are recorded: programs of models with experts need them."""
         config = self.policy.config
         if config.experts is None or micro.routes is not None:
             return micro
@@ -278,7 +283,7 @@ def _copy(params: Params) -> Params:
 
 
 def _summary(update: PolicyUpdate, records: Sequence[Record], state: TrainState) -> UpdateResult:
-    """Over the optimizer steps, fetched from the devices once; `state` is that after the last."""
+    """Summarizes optimizer steps, fetched from the devices once; `state` is after the last."""
     fetched, step = jax.device_get((list(records), state.step))
     sums, norms, applied = zip(*fetched, strict=True)
     metrics = {f"train/{name}": value for name, value in update.summary(sums).items()}

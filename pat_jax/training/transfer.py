@@ -1,6 +1,7 @@
 """The programs that hand the trainer's parameters to the rollout, and check what arrived.
 
-Bits by a checksum; what the rollout makes of them by one log-probability in each of its replicas.
+A checksum checks the bits. One log-probability in each replica checks what the rollout computes
+with them.
 """
 
 from collections.abc import Callable, Mapping
@@ -28,8 +29,8 @@ from pat_jax.training.checksum import TreeChecksum, array_sums, base_sums
 from pat_jax.training.trainable_params import TrainableParams
 
 PROBE_LENGTH = 8  # tokens of a prompt whose next token's log-probability is compared
-# Nats that the trainer's arithmetic and the rollout's may differ by: the first where products of
-# float32 are float32, the second where the devices round what they multiply.
+# Largest difference in nats between trainer and rollout: EXACT_GAP if float32 products are computed
+# in float32, ROUNDED_GAP if the devices round what they multiply.
 EXACT_GAP, ROUNDED_GAP = 1e-3, 0.5
 
 
@@ -37,16 +38,16 @@ EXACT_GAP, ROUNDED_GAP = 1e-3, 0.5
 class Receivers:
     """The rollouts that a trainer hands its policy to."""
 
-    dtype: jnp.dtype  # in which they keep what they do not quantize
-    layouts: Mapping[Split, Layout] = field(default_factory=dict)  # none: nobody receives it
-    policy: Policy | None = None  # as they keep it; None: as the trainer has it
+    dtype: jnp.dtype  # dtype of weights that they do not quantize
+    layouts: Mapping[Split, Layout] = field(default_factory=dict)  # empty: there are no rollouts
+    policy: Policy | None = None  # the policy in their format; None: the trainer's
 
 
 @dataclass(frozen=True)
 class _SentSums:
-    """The checksum of what is sent of one of the trainer's arrays."""
+    """The checksum of one of the trainer's arrays in the form in which it is sent."""
 
-    like: jax.ShapeDtypeStruct | QuantizedWeight  # as the rollout keeps it
+    like: jax.ShapeDtypeStruct | QuantizedWeight  # the rollout's format
     dtype: jnp.dtype
     factor: float
 
@@ -56,11 +57,11 @@ class _SentSums:
 
 
 class Transfer:
-    """The policy on its way to the rollout, checked: what arrives has the bits that were sent.
+    """Sends the policy to the rollout, and checks that the bits that arrive are those sent.
 
-    Declares `transfer` to each layout, each `checksum` of what is sent and of what is there, and
-    the `score` of tokens by what is sent: the policy, adapters beside the weights that have one.
-    Where nobody receives it, none of these.
+    The policy is sent with adapters beside their weights. Declares a program `transfer` to each
+    layout, a `checksum` of what is sent and of what arrived, and `score`, which computes
+    log-probabilities with what is sent. Without receivers it declares none of these.
     """
 
     def __init__(
@@ -70,11 +71,14 @@ class Transfer:
         receivers: Receivers,
         score: Callable[[Params, Array], Array],
     ):
-        """`score`: log-probabilities of tokens[rows, length], as `PolicyUpdate.score_step`."""
+        """
+        Args:
+          score: computes log-probabilities of tokens[rows, length], as `PolicyUpdate.score_step`.
+        """
         self._table, self._trained, self._dtype = table, trained, receivers.dtype
         self._policy = receivers.policy or trained.policy
-        self.sent: int | None = None  # checksum of the policy that a rollout was handed last
-        self._base: TreeChecksum | None = None  # of the frozen policy; None: all of it is trained
+        self.sent: int | None = None  # checksum of the policy that was sent last
+        self._base: TreeChecksum | None = None  # of the frozen policy; None without adapters
         self._of_received: dict[Split, TreeChecksum] = {}
         self._split = split = trained.layout.split
         if trained.lora:
@@ -87,7 +91,7 @@ class Transfer:
             self._of_received[target] = self._declare_received(layout)
 
     def _declare_sent(self, score: Callable[[Params, Array], Array]) -> TreeChecksum:
-        """Also the program that scores tokens by it."""
+        """Declares the checksum of what is sent, and the program that scores tokens with it."""
         trained, source = self._trained, self._trained.layout
         held = trained.abstract_frozen, trained.abstract
 
@@ -108,14 +112,14 @@ class Transfer:
         )
 
     def _declare_received(self, layout: Layout) -> TreeChecksum:
-        """Also the program that sends it there."""
+        """Declares the transfer to a layout, and the checksum of what arrives there."""
         trained, shardings = self._trained, layout.param_shardings(self._policy)
         gathered = trained.layout.param_shardings(self._policy)
 
         def transfer(frozen: Params, params: Params) -> Params:
-            # A copy even where nothing changes: the rollout deletes what it was given. Gathered over
-            # FSDP first, resharded after: the partitioner finds no way to do both at once.
-            # Quantized before either, so that every layout gets the same numbers.
+            # Copy even where nothing changes: the rollout deletes what it was given. Gather over
+            # FSDP first, then reshard: the partitioner finds no way to do both at once. Quantize
+            # before either, so that every layout gets the same values.
             return jax.tree.map(
                 lambda x, whole: jax.lax.with_sharding_constraint(jnp.copy(x), whole),
                 self._stored(frozen, params),
@@ -129,11 +133,11 @@ class Transfer:
         return TreeChecksum(self._table, key._replace(name="checksum"), received)
 
     def _stored(self, frozen: Params, params: Params) -> Params:
-        """As the rollout keeps it."""
+        """Returns the policy's parameters in the rollout's format."""
         return self._policy.store(self._trained.whole(frozen, params), self._dtype)
 
     def __call__(self, params: Params, layout: Layout) -> Params:
-        """The policy on the shards of a rollout's layout.
+        """Returns the policy's parameters on the shards of a rollout's layout.
 
         Raises:
           RuntimeError: what arrived is not what was sent.
@@ -150,11 +154,11 @@ class Transfer:
         return received
 
     def score(self, params: Params, tokens: ArrayLike) -> Array:
-        """log π(next token) in nats of tokens[rows, length], by what is sent to a rollout."""
+        """Returns log π(next token) in nats for tokens[rows, length], with what is sent."""
         return self._table[Key("score", self._split)](self._trained.frozen, params, tokens)
 
     def base_checksum(self, base: Params) -> int:
-        """The checksum of the policy under the adapters, the same in bfloat16 as in float32."""
+        """Returns the checksum of the policy under the adapters, equal in bfloat16 and float32."""
         assert self._base is not None, "there are adapters"
         return self._base(base)
 
@@ -162,17 +166,18 @@ class Transfer:
 def logprob_gap(
     engine: RolloutEngine, score: Callable[[Int[np.ndarray, "rows length"]], Array], rows: int
 ) -> float:
-    """|log π(token)| of the rollout less the trainer's, in nats: the largest over the replicas.
+    """Returns the largest |log π_rollout(token) - log π_trainer(token)| over replicas, in nats.
 
-    Each replica of the engine's layout answers a prompt with its likeliest token, by the programs
-    that a rollout runs. NaN where the policy itself gives no numbers: its rollout will say so.
+    Each replica of the engine's layout generates the likeliest token for a prompt, by the programs
+    that a rollout runs. The gap is NaN if the policy itself gives NaN; the rollout reports that.
 
     Args:
-      score: log-probabilities of next tokens by the trainer.
-      rows: that it takes, one for each of its own replicas; the rollout has no more.
+      score: computes the trainer's log-probabilities of next tokens.
+      rows: rows that `score` takes, one for each of the trainer's replicas; the rollout must not
+        have more replicas.
 
     Raises:
-      RuntimeError: they differ by more than rounding does.
+      RuntimeError: the two differ by more than rounding.
     """
     assert engine.layout is not None, "it has just been given weights"
     split, vocab = engine.layout.split, engine.policy.config.vocab_size

@@ -1,7 +1,7 @@
-"""What the update and the transfer take of a device, read off their compiled programs.
+"""Device memory of the update and the transfer, read from their compiled programs.
 
-Knows the trainer's programs and what lies beside them. Does not know what a rollout takes: its
-weights and its KV cache are gone while these run (`engine/sizing/memory.py`).
+Knows the trainer's programs and what is resident beside them. Does not know the memory of a
+rollout: its weights and its KV cache are freed while these run (`engine/sizing/memory.py`).
 """
 
 import logging
@@ -22,14 +22,14 @@ OTHER_DRAFTS = "make no drafts that a model generates (--speculation.source suff
 
 
 class UpdateOptions(Protocol):
-    """What a run can change where its update does not fit."""
+    """Options that a run can change if its update does not fit."""
 
     @property
     def optimizer(self) -> OptimizerState: ...
 
     @property
     def trains_adapters(self) -> bool:
-        """Alone, so that the optimizer's state is small."""
+        """Whether only adapters are trained, so that the optimizer's state is small."""
         ...
 
     @property
@@ -43,7 +43,7 @@ class UpdateOptions(Protocol):
 
     @property
     def micro_batch_option(self) -> str:
-        """What sets the size of a micro-batch, and to what; empty where it is the least."""
+        """The option that sets a micro-batch's size, with its value; empty if it is the least."""
         ...
 
     @property
@@ -52,13 +52,13 @@ class UpdateOptions(Protocol):
 
 @dataclass(frozen=True)
 class Stage:
-    """One program of the update, and what lies on a device while it runs."""
+    """One program of the update, and the memory of a device while it runs."""
 
     name: str
-    held: int  # bytes: training state, drafts, and the gradients that are added up
-    taken: int  # bytes: temporaries, and results that take no argument's place
-    has_rows: bool = True  # of a micro-batch: smaller ones take less
-    drafts: int = 0  # bytes of `held`: a draft model, or what the head of first layers has learned
+    held: int  # bytes: training state, drafter, and the summed gradients
+    taken: int  # bytes: temporaries, and results that do not reuse an argument's buffer
+    has_rows: bool = True  # whether it runs on a micro-batch, so that smaller ones take less
+    drafts: int = 0  # bytes of `held` for a draft model or the early-exit head's state
 
     @property
     def total(self) -> int:
@@ -71,13 +71,19 @@ class Stage:
 
 
 def update_stages(trainer: Trainer) -> list[Stage]:
-    """Those of a step, each micro-batch shape by itself; none where the backend does not tell."""
+    """Returns the stages of an update, each micro-batch shape by itself.
+
+    Empty if the backend does not report memory."""
     taken = {key: trainer.programs.bytes_taken(key) for key in trainer.programs}
     return stages_of(trainer, {key: size for key, size in taken.items() if size is not None})
 
 
 def stages_of(trainer: Trainer, taken: Mapping[Key, int]) -> list[Stage]:
-    """`taken`: bytes of each program beside what it is given, such as its own gradients."""
+    """Returns the stages of an update.
+
+    Args:
+      taken: bytes of each program beside its arguments, such as its own gradients.
+    """
     state, drafts = resident_bytes(trainer), _draft_bytes(trainer)
     gradients = shard_bytes(trainer.trained.abstract_gradients)
     in_step = state + gradients + fetched_bytes(trainer)
@@ -90,23 +96,23 @@ def stages_of(trainer: Trainer, taken: Mapping[Key, int]) -> list[Stage]:
 
 
 def fetched_bytes(trainer: Trainer) -> int:
-    """Bytes of a device during an optimizer's step, beside what is resident."""
+    """Returns the bytes of a device that an optimizer step adds to what is resident."""
     return shard_bytes(trainer.placement.offloaded(trainer.state_in_a_step))
 
 
 def resident_bytes(trainer: Trainer) -> int:
-    """Bytes of a device during an update, whichever of its programs runs."""
+    """Returns the bytes of a device that are resident during an update, in all its programs."""
     before = [trainer.abstract_params] if trainer.trained.lora else []  # of `update_seen`
     return shard_bytes([*trainer.resident, trainer.beside.in_updates, *before])
 
 
 def _draft_bytes(trainer: Trainer) -> int:
-    """Those of them that drafts have."""
+    """The resident bytes that belong to the drafter."""
     return shard_bytes([trainer.beside.always, trainer.beside.in_updates])
 
 
 def _name(key: Key) -> str | None:
-    """None of programs that take next to nothing, or run once and little else is there."""
+    """Name of a program in messages; None if it takes little, or runs once beside little else."""
     shape = f"{key.rows} x {key.length} tokens"
     return {
         "grad": f"gradients of {shape}",
@@ -119,10 +125,10 @@ def _name(key: Key) -> str | None:
 
 
 def check_state(trainer: Trainer, limit: float) -> None:
-    """Before anything is compiled: the least that an update needs.
+    """Checks, before anything is compiled, the least memory that an update needs.
 
     Raises:
-      UserError: a device has not as much.
+      UserError: a device has less than that.
     """
     state, drafts = resident_bytes(trainer), _draft_bytes(trainer)
     gradients = shard_bytes(trainer.trained.abstract_gradients)
@@ -141,10 +147,10 @@ def check_state(trainer: Trainer, limit: float) -> None:
 
 
 def check_update(stages: Sequence[Stage], limit: float, config: UpdateOptions) -> str:
-    """After compilation: what the largest program takes, in words, if a device has as much.
+    """Checks, after compilation, the memory of the largest program, and describes it.
 
     Raises:
-      UserError: it has not.
+      UserError: a device has less than that.
     """
     if not stages:
         return "the update no figure: this backend does not say what its programs take"
@@ -162,10 +168,10 @@ def largest(stages: Sequence[Stage]) -> Stage:
 
 
 def shortage(stage: Stage, limit: float, config: UpdateOptions, *, is_least: bool = False) -> str:
-    """Why a device has no room for it, and what would help; empty where it has.
+    """Returns why a device has no room for a stage and what would help; empty if it has room.
 
     Args:
-      is_least: the program takes more than `stage` says.
+      is_least: whether the program takes more than `stage` says.
     """
     if stage.total <= limit:
         return ""
@@ -177,7 +183,7 @@ def shortage(stage: Stage, limit: float, config: UpdateOptions, *, is_least: boo
 
 
 def tightness(stage: Stage, limit: float, config: UpdateOptions) -> str:
-    """A warning where a device has hardly more memory; else empty."""
+    """Returns a warning if a device has hardly more memory than the stage takes; else empty."""
     if stage.total <= USABLE * limit:
         return ""
     return (
@@ -191,7 +197,7 @@ def _drafts_words(drafts: int) -> str:
 
 
 def _advice(stage: Stage, config: UpdateOptions) -> Iterator[str]:
-    """What would help, the larger part of the stage first."""
+    """Yields what would help, first for the larger part of the stage."""
     of_rows = list(_smaller_rows(config)) if stage.has_rows else []
     of_state = [] if config.trains_adapters else list(_smaller_state(stage, config.optimizer))
     yield from of_state + of_rows if stage.held > stage.taken else of_rows + of_state
@@ -211,7 +217,7 @@ def _smaller_rows(config: UpdateOptions) -> Iterator[str]:
 
 
 def _smaller_state(stage: Stage, optimizer: OptimizerState) -> Iterator[str]:
-    if not optimizer.offload and stage.name != STEP:  # for which moments come back
+    if not optimizer.offload and stage.name != STEP:  # in the step, moments are on the device
         yield "take --optimizer.offload true, which keeps moments in the host's memory"
     if optimizer.moment_dtype == "float32":
         yield "take --optimizer.moment_dtype bfloat16"

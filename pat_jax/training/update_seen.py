@@ -1,6 +1,6 @@
-"""How much of an update the rollout sees, which rounds adapters to what it computes in.
+"""How much of an update the rollout sees after rounding the adapters to its own dtype.
 
-Knows adapters before and after an update. Does not know the base: the rollout's copy of it stays.
+Knows adapters before and after an update. Does not know the base, which does not change.
 """
 
 from collections import defaultdict
@@ -19,17 +19,16 @@ Factors = tuple[Array, Array]  # [*out, 2 rank] and [2 rank, *in] of a low-rank 
 def update_seen(
     before: Adapters, now: Adapters, *, scale: float, dtype: jnp.dtype
 ) -> Float[Array, ""]:
-    """The rollout's change of its weights along that of the trainer's, as a share of the latter.
+    """Returns the rollout's change of weights Δr along the trainer's change Δt, as a share of Δt.
 
         ⟨Δr, Δt⟩ / ⟨Δt, Δt⟩,   Δ = b₁a₁ - b₀a₀ = (b₁ - b₀) a₁ + b₀ (a₁ - a₀),   over all adapters
 
-    1: all of it is seen; 0: none of it, or what is seen has nothing to do with it. NaN where
-    nothing was learned. Nothing is multiplied out: an inner product of b·a and d·c is that of bᵀd
-    and a·cᵀ.
+    1 means that the rollout sees the whole update, 0 that it sees nothing of it. NaN means that
+    nothing was learned. No product is multiplied out: ⟨b·a, d·c⟩ = ⟨bᵀd, a·cᵀ⟩.
 
     Args:
-      scale: of the products.
-      dtype: in which the rollout keeps a and scale · b.
+      scale: factor of the products b·a.
+      dtype: dtype in which the rollout keeps a and scale · b.
     """
 
     def inner(first: Adapter, then: Adapter) -> tuple[Array, Array]:
@@ -43,7 +42,7 @@ def update_seen(
             alike[is_stack(name), then.a.shape, then.b.shape].append((first, then))
     seen, whole = jnp.zeros(()), jnp.zeros(())
     for (has_experts, *_), pairs in alike.items():
-        # Stacked: of as many programs' operations as there are shapes, not layers.
+        # Stacked, so that the program grows with the number of shapes, not of layers.
         first, then = jax.tree.map(lambda *xs: jnp.stack(xs), *pairs)
         of_each = jax.vmap(jax.vmap(inner) if has_experts else inner)
         of_seen, of_whole = of_each(first, then)
@@ -52,7 +51,7 @@ def update_seen(
 
 
 def _apart(adapter: Adapter) -> list[Adapter]:
-    """Of each of the weights that share a."""
+    """Splits an adapter whose a several weights share into one for each weight."""
     parts = adapter.b if isinstance(adapter.b, list) else [adapter.b]
     return [Adapter(adapter.a, b) for b in parts]
 
@@ -61,7 +60,7 @@ def _change(before: Adapter, now: Adapter, scale: float, dtype: jnp.dtype | None
     def kept(x: Array) -> Array:
         if dtype is None:
             return x
-        # Not a cast there and back, which compilers leave out.
+        # Not a cast there and back, which compilers remove.
         kind = jnp.finfo(dtype)
         return jax.lax.reduce_precision(x, kind.nexp, kind.nmant)
 

@@ -10,13 +10,13 @@ from jaxtyping import Bool, Float, Int
 Baseline = Literal["group", "leave_one_out", "length_weighted", "none"]
 Scale = Literal["group", "batch", "none"]
 
-# Of the largest reward: a few units in the last place of float32, in which rewards are kept.
+# Relative to the largest reward: a few units in the last place of float32, the dtype of rewards.
 ROUNDING = 4 * float(np.finfo(np.float32).eps)
-_EPSILON = 1e-6  # in units of the reward: keeps nearly equal ones from being blown up
+_EPSILON = 1e-6  # in units of the reward: keeps nearly equal rewards from being blown up
 
 
 def has_signal(rewards: Float[np.ndarray, "groups samples"]) -> Bool[np.ndarray, " groups"]:
-    """Whether a group's rewards differ by more than rounding: else nothing is learned from it.
+    """Whether a group's rewards differ by more than rounding, so that the policy learns from it.
 
     NaN counts as no reward.
     """
@@ -34,22 +34,22 @@ def group_advantages(
     baseline: Baseline = "group",
     lengths: Int[np.ndarray, "groups samples"] | None = None,
 ) -> Float[np.ndarray, "groups samples"]:
-    """How much better a response is than a baseline b, that of the others to its prompt.
+    """Returns how much better each response is than a baseline b of the responses to its prompt.
 
         A = r - b                     scale = "none" (Dr. GRPO)
         A = (r - b) / (σ + ε)         σ of the group's rewards: "group" (GRPO); of all: "batch"
 
-    The paper does not say which standard deviation; here it is the sample's (n - 1), as in the
-    common implementations. A group of rewards equal up to rounding, or of one, gives exactly zero
-    with every baseline but "none".
+    The standard deviation is the sample's (n - 1), as in common implementations; the paper does not
+    say which. A group of one response, or of rewards equal up to rounding, gives exactly 0 with
+    every baseline but "none".
 
     Args:
-      rewards: one row for each prompt, one column for each of its responses; NaN for a response
-        that has none, which then is in no mean and no deviation.
-      lengths: tokens of each response; needed by "length_weighted" alone.
+      rewards: one row for each prompt, one column for each of its responses. NaN: the response has
+        no reward, and counts in no mean or deviation.
+      lengths: tokens of each response; only "length_weighted" needs them.
 
     Returns:
-      float32, the shape of `rewards`; NaN where there is no reward.
+      Advantages, float32 in the shape of `rewards`; NaN where there is no reward.
 
     >>> group_advantages(np.array([[1.0, 0.0, np.nan], [0.1, 0.1, 0.1]]), scale="none").tolist()
     [[0.5, -0.5, nan], [0.0, 0.0, 0.0]]
@@ -83,7 +83,7 @@ def _check(rewards: np.ndarray, scale: Scale) -> None:
 def _baseline(
     known: np.ndarray, is_scored: np.ndarray, baseline: Baseline, lengths: np.ndarray | None
 ) -> np.ndarray:
-    """b of each response; `known` is 0 where there is no reward.
+    """Returns b for each response; `known` is 0 where there is no reward.
 
         b = mean(r)                               "group" (GRPO)
         b = mean of the others' r                 "leave_one_out" (RLOO)
@@ -114,7 +114,7 @@ def _baseline(
 
 
 def _deviation(known: np.ndarray, is_scored: np.ndarray, axis: int | None) -> np.ndarray:
-    """The sample's standard deviation, of the scored."""
+    """Returns the sample standard deviation of the scored responses."""
     count = is_scored.sum(axis=axis, keepdims=True)
     mean = known.sum(axis=axis, keepdims=True) / np.maximum(count, 1)
     squares = np.square(np.where(is_scored, known - mean, 0.0)).sum(axis=axis, keepdims=True)
@@ -123,14 +123,14 @@ def _deviation(known: np.ndarray, is_scored: np.ndarray, axis: int | None) -> np
 
 @dataclass(frozen=True)
 class AdvantageEstimator:
-    """From rewards to the advantage of each token.
+    """Turns rewards into the advantage of each token.
 
     Args:
-      whiten: advantages are then centred and scaled over all tokens of the batch.
-      beta: what a nat of KL to the reference policy takes off the reward.
+      whiten: whether advantages are then centred and scaled over all tokens of the batch.
+      beta: reduction of the reward per nat of KL to the reference policy.
 
-    Where a response is compared with others, KL of all its tokens is taken off its reward before;
-    where it is not, each token's advantage is what comes from there on, as in REINFORCE++:
+    With a baseline, the KL of all tokens of a response is subtracted from its reward first. Without
+    one, a token's advantage contains the KL from that token on, as in REINFORCE++:
 
         A_t = r - β Σ_{s ≥ t} kl_s
 
@@ -150,10 +150,10 @@ class AdvantageEstimator:
     ) -> list[list[Float[np.ndarray, " _"]]]:
         """
         Args:
-          rewards: NaN for a response without one.
+          rewards: reward of each response; NaN: it has none.
           lengths: tokens of each response.
-          kl: of each response, group by group, an estimate in nats at each of its tokens; where
-            beta > 0.
+          kl: for each response, group by group, an estimate in nats at each of its tokens; needed
+            if beta > 0.
 
         Returns:
           The advantages of each response's tokens, group by group; NaN without a reward.
@@ -182,7 +182,7 @@ class AdvantageEstimator:
 
 
 def _whitened(advantages: Sequence[np.ndarray], eps: float = 1e-8) -> list[np.ndarray]:
-    """Of mean 0 and variance 1 over all tokens that have one."""
+    """Scales advantages to mean 0 and variance 1 over all tokens that have one."""
     tokens = np.concatenate(advantages)
     tokens = tokens[~np.isnan(tokens)]
     mean, variance = (tokens.mean(), tokens.var()) if len(tokens) else (0.0, 1.0)
@@ -192,12 +192,12 @@ def _whitened(advantages: Sequence[np.ndarray], eps: float = 1e-8) -> list[np.nd
 def overlong_penalty(
     lengths: Int[np.ndarray, "*shape"], cap: int, *, share: float, penalty: float
 ) -> Float[np.ndarray, "*shape"]:
-    """What is taken off the reward of long responses: DAPO's soft overlong punishment.
+    """Returns what to subtract from the reward of long responses: DAPO's soft overlong punishment.
 
         0 up to cap - buffer, then linearly to `penalty` at cap;   buffer = share * cap
 
     Args:
-      lengths: tokens of each response, `cap` at most.
+      lengths: tokens of each response, at most `cap`.
       cap: tokens of the longest response.
 
     Reference: Yu et al. 2025, https://arxiv.org/abs/2503.14476, eq. 13.

@@ -1,4 +1,4 @@
-"""How much a token weighs in the loss of its mini-batch. Knows lengths alone."""
+"""Weights of tokens in the loss of a mini-batch. Knows only lengths."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -9,20 +9,20 @@ Aggregation = Literal["token", "sequence", "constant"]
 def token_weights(
     counts: Sequence[int], aggregation: Aggregation, max_completion_length: int
 ) -> list[float]:
-    """The weight in the mini-batch's loss of each token of each response.
+    """Returns for each response the weight of each of its tokens in the mini-batch's loss.
 
         weight = 1 / (tokens in the loss)                             aggregation = "token"
         weight = 1 / (tokens of its response * responses in the loss)               "sequence"
         weight = 1 / (max_completion_length * responses)                            "constant"
 
-    What is not in the loss, as a truncated response that is masked, has weight 0, and the averages
-    of "token" and "sequence" are over the others alone. Their weights add up to 1. Those of
-    "constant" add up to less, but a token weighs the same in every mini-batch, however long the
-    responses are and however many of them are masked.
+    Responses that are not in the loss, such as masked truncated ones, have weight 0; "token" and
+    "sequence" average over the others alone. Their weights add up to 1. The weights of "constant"
+    add up to less, but a token weighs the same in every mini-batch, however long the responses are
+    and however many are masked.
 
     Args:
-      counts: tokens of each response; 0 of one that is not in the loss.
-      max_completion_length: tokens of the longest response; needed by "constant" alone.
+      counts: tokens of each response; 0 if it is not in the loss.
+      max_completion_length: tokens of the longest response; only "constant" needs it.
 
     Reference: Yu et al. 2025, https://arxiv.org/abs/2503.14476, eq. 8 ("token");
     Shao et al. 2024, https://arxiv.org/abs/2402.03300, eq. 3 ("sequence");

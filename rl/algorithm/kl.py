@@ -13,7 +13,7 @@ from jaxtyping import Array
 Estimator = Literal["k1", "k2", "k3"]
 AnyArray = TypeVar("AnyArray", Array, np.ndarray)
 
-# exp of it is 4.9e8: far beyond any ratio that means something, far from infinity.
+# exp(20) is 4.9e8: far beyond any meaningful ratio, and far from infinity.
 MAX_LOG_RATIO = 20.0
 
 

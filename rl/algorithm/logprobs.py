@@ -1,7 +1,7 @@
 """Log-probabilities of given tokens without the full logits.
 
-Knows hidden states and a function from them to logits. Does not know the model, nor how its
-arrays are sharded.
+Knows hidden states and a function from these to logits. Does not know the model, nor how its arrays
+are sharded.
 """
 
 from collections.abc import Callable
@@ -12,12 +12,12 @@ from jaxtyping import Array, Float, Int
 
 Logits = Callable[[Float[Array, "rows chunk embed"]], Float[Array, "rows chunk vocab"]]
 
-# exp of it is exactly 0 in float32, and unlike -inf it gives 0, not NaN, when multiplied by that 0.
+# Its exp is exactly 0 in float32. Unlike -inf, it gives 0 and not NaN when multiplied by that 0.
 _MASKED_LOGIT = -1e30
 
 
 def next_tokens(tokens: Int[Array, "rows length"]) -> Int[Array, "rows length"]:
-    """What each position predicts: the tokens moved left by one, the last column filled with 0."""
+    """Returns what each position predicts: the tokens moved left by one, 0 in the last column."""
     return jnp.pad(tokens[:, 1:], ((0, 0), (0, 1)))
 
 
@@ -31,10 +31,12 @@ def token_logprobs(
     chunk: int = 128,
     has_entropy_gradient: bool = False,
 ) -> tuple[Float[Array, "rows length"], Float[Array, "rows length"]]:
-    """log π(target) and the entropy of π at each position, π = softmax(logits / temperature).
+    """Returns log π(target) and the entropy of π at each position.
 
-    The logits of `chunk` positions exist at a time, in the backward pass as well (there they are
-    computed again): memory is rows * chunk * vocab instead of rows * length * vocab.
+    π is softmax(logits / temperature).
+
+    Logits exist for `chunk` positions at a time, so memory is rows * chunk * vocab instead of
+    rows * length * vocab. The backward pass recomputes them in the same chunks.
 
     Args:
       hidden: the last hidden states; position t predicts `targets[:, t]`.
@@ -42,8 +44,8 @@ def token_logprobs(
       logits_fn: the head, applied to a chunk of positions; any float type.
       vocab_size: the real vocabulary; logits beyond it are padding and get probability 0.
       temperature: 0 (greedy sampling) is treated as 1, there being no gradient otherwise.
-      chunk: positions in one chunk, at most.
-      has_entropy_gradient: whether the entropies carry a gradient, which costs as much again.
+      chunk: most positions in one chunk.
+      has_entropy_gradient: whether the entropies have a gradient, which costs as much again.
 
     Returns:
       Log-probabilities and entropies in nats, both float32.
@@ -61,7 +63,7 @@ def token_logprobs(
 
 
 def _in_chunks(function: Callable, most: int, *arrays: Array) -> tuple[Array, ...]:
-    """What the function makes of arrays[rows, length, …], of equal chunks of at most so many positions."""
+    """Applies a function to arrays[rows, length, …] in equal chunks of up to `most` positions."""
     rows, length = arrays[0].shape[:2]
     num_chunks = -(-length // most)
     chunk = -(-length // num_chunks)
@@ -90,9 +92,9 @@ def _chunk_logprobs(
     shifted = logits - jax.lax.stop_gradient(logits.max(axis=-1, keepdims=True))
     exponentials = jnp.exp(shifted)
     total = exponentials.sum(axis=-1)
-    # Compare-and-sum instead of a gather: with the vocabulary sharded, each device sums its own
-    # shard and one number a token is reduced, whatever the partitioner makes of a gather along a
-    # sharded axis; and the transpose is a select, not a scatter.
+    # Compare-and-sum instead of a gather: if the vocabulary is sharded, each device sums its own
+    # shard and one number per token is reduced, however the partitioner treats a gather along a
+    # sharded axis. The transpose is a select, not a scatter.
     target = jnp.where(ids == targets[..., None], shifted, 0.0).sum(axis=-1)
     log_total = jnp.log(total)
     entropy = log_total - (exponentials * shifted).sum(axis=-1) / total

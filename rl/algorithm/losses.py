@@ -1,8 +1,8 @@
-"""What a loss is. Knows log-probabilities and weights, not models, tokens or batches.
+"""The interface of losses. Knows log-probabilities and weights, not models, tokens or batches.
 
 Per-token arrays are [rows, length]; position t belongs to the target, the token after position t.
 Every loss is a plain sum over tokens times `weights`, which are computed once for a whole
-mini-batch (`batches.py`): adding the gradients of its micro-batches gives exactly the mini-batch's
+mini-batch (`batches.py`). So the gradients of its micro-batches add up to exactly the mini-batch's
 gradient.
 """
 
@@ -21,25 +21,25 @@ T = TypeVar("T")
 PerToken = Float[Array, "rows length"]
 Responses = Int[Array, "rows length"]  # the number of a token's response in its row; 0: none
 Columns = Mapping[str, PerToken]
-# Of each metric by name, of the weights, and of routers (`balance.py`).
+# Sums by name: of each metric, of the weights ("weight"), and of routers (`balance.py`).
 Sums = dict[str, Float[Array, "..."]]
 
 
 class Reduction(Enum):
-    """How the values of a metric, one for each token, become one number of an optimizer step."""
+    """How a metric's values, one for each token, are reduced to one number per optimizer step."""
 
     SUM = "sum"  # Σ weights * values
-    MEAN = "mean"  # the same, divided by Σ weights
-    MAX = "max"  # the largest of a token in the loss, at least 0
-    MIN = "min"  # the smallest
+    MEAN = "mean"  # Σ weights * values / Σ weights
+    MAX = "max"  # the largest value of a token in the loss, at least 0
+    MIN = "min"  # the smallest value of a token in the loss
 
     @property
     def of_none(self) -> float:
-        """Where sums begin, before any token."""
+        """The statistic before any token."""
         return jnp.inf if self is Reduction.MIN else 0.0
 
     def of_tokens(self, values: PerToken, weights: PerToken) -> Float[Array, ""]:
-        """The statistic of a micro-batch; a MEAN is divided at the end."""
+        """Returns the statistic of a micro-batch; a MEAN is divided at the end."""
         is_counted = weights > 0
         match self:
             case Reduction.MAX:
@@ -50,13 +50,14 @@ class Reduction(Enum):
                 return jnp.sum(weights * values)
 
     def join(self, one: Float[Array, ""], other: Float[Array, ""]) -> Float[Array, ""]:
-        """The statistic of two micro-batches together."""
+        """Returns the statistic of two micro-batches together."""
         joined = {Reduction.MAX: jnp.maximum, Reduction.MIN: jnp.minimum}.get(self, jnp.add)
         return joined(one, other)
 
     def of_steps(self, values: Sequence[float], weights: Sequence[float]) -> float:
-        """The statistic over optimizer steps that have tokens in the loss, on the host: the
-        extreme, or the mean over steps; NaN where there is none."""
+        """Returns the extreme, or the mean, over optimizer steps with tokens in the loss.
+
+        Runs on the host; NaN if there is no such step."""
         counted = [(x, w) for x, w in zip(values, weights, strict=True) if w > 0]
         if not counted:
             return math.nan
@@ -70,31 +71,32 @@ class Reduction(Enum):
 class Loss(ABC):
     """A loss as a value: which columns it reads, and which metrics it gives.
 
-    Its subclasses are frozen dataclasses: equal ones are the same program. The loss is the metric
-    of that name, a SUM.
+    Subclasses are frozen dataclasses; equal losses share compiled programs. The loss itself is the
+    metric `loss`, a SUM.
     """
 
     @property
     @abstractmethod
     def metrics(self) -> Mapping[str, Reduction]:
-        """The names of its metrics, `loss` among them, and how each is reduced."""
+        """Names of the metrics, `loss` included, and how each is reduced."""
 
     @property
     @abstractmethod
     def needs(self) -> tuple[str, ...]:
-        """The names of the per-token columns that it reads."""
+        """Names of the per-token columns that the loss reads."""
 
     @property
     def has_entropy_gradient(self) -> bool:
-        """Whether the gradient of the entropy is worth computing."""
+        """Whether the loss needs the gradient of the entropy."""
         return False
 
     @abstractmethod
     def values(
         self, logprobs: PerToken, entropy: PerToken, columns: Columns, responses: Responses
     ) -> Columns:
-        """The value of each metric at each token. All arguments are 0 where a weight is 0, and
-        only `logprobs` and `entropy` have gradients."""
+        """Returns the value of each metric at each token.
+
+        All arguments are 0 where a weight is 0; only `logprobs` and `entropy` have gradients."""
 
     def __call__(
         self,
@@ -104,16 +106,16 @@ class Loss(ABC):
         weights: PerToken,
         responses: Responses | None = None,
     ) -> tuple[Float[Array, ""], Sums]:
-        """The loss of a micro-batch.
+        """Computes the loss of a micro-batch.
 
         Args:
           logprobs: log π(token) in nats under the policy being updated.
-          entropy: of that policy's next-token distribution in nats.
-          columns: at least what the loss needs; none has a gradient.
-          weights: of each token, 0 where it is not part of the loss. All zeros give 0, not NaN;
-            what the other arrays hold where a weight is 0 has no influence, not even NaN.
-          responses: which of its row's responses each token belongs to, from 1; None: each row is
-            one response.
+          entropy: entropy of that policy's next-token distribution in nats.
+          columns: at least those in `needs`; none has a gradient.
+          weights: weight of each token, 0 if it is not in the loss. All zeros give 0, not NaN.
+            Where a weight is 0, values of the other arrays have no influence, not even NaN.
+          responses: number of the response in its row that each token belongs to, from 1; None:
+            each row is one response.
 
         Returns:
           The loss, and the sums of its metrics (without gradient).
@@ -128,17 +130,17 @@ class Loss(ABC):
             lambda x: jnp.where(is_counted, x, 0.0),
             (logprobs, entropy, jax.lax.stop_gradient(read)),
         )
-        # What is not in the loss is in no sum over a response either.
+        # Tokens that are not in the loss are in no sum over a response either.
         responses = jnp.where(is_counted, 1 if responses is None else responses, 0)
         values = self.values(logprobs, entropy, read, responses)
         sums = {name: how.of_tokens(values[name], weights) for name, how in self.metrics.items()}
         return sums["loss"], jax.lax.stop_gradient({**sums, "weight": jnp.sum(weights)})
 
     def read(self, columns: Mapping[str, T]) -> dict[str, T]:
-        """Those of these columns that the loss needs.
+        """Returns the columns that the loss needs.
 
         Raises:
-          ValueError: one is missing.
+          ValueError: one of them is missing.
         """
         if missing := [name for name in self.needs if name not in columns]:
             raise ValueError(
@@ -148,17 +150,18 @@ class Loss(ABC):
         return {name: columns[name] for name in self.needs}
 
     def zero_sums(self) -> Sums:
-        """The sums before any micro-batch."""
+        """Returns the sums before any micro-batch."""
         each = {name: jnp.full((), how.of_none) for name, how in self.metrics.items()}
         return {**each, "weight": jnp.zeros(())}
 
     def add(self, sums: Sums, other: Sums) -> Sums:
-        """The sums of both."""
+        """Combines the sums of two micro-batches."""
         joined = {name: how.join(sums[name], other[name]) for name, how in self.metrics.items()}
         return {**joined, "weight": sums["weight"] + other["weight"]}
 
     def summary(self, steps: Sequence[Mapping[str, Float[np.ndarray, ""]]]) -> dict[str, float]:
-        """The metrics of optimizer steps from the sums of each, on the host; NaN without tokens."""
+        """Returns metrics over optimizer steps from each step's sums, on the host; NaN without
+        tokens."""
         weights = [float(sums["weight"]) for sums in steps]
         return {
             name: how.of_steps([float(sums[name]) for sums in steps], weights)

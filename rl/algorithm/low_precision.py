@@ -1,4 +1,4 @@
-"""State and weights of an optimizer that are kept in fewer bits than they are computed in.
+"""Keeps an optimizer's state and weights in fewer bits than they are computed in.
 
 Knows trees of arrays and optax. Does not know which optimizer it is.
 """
@@ -15,16 +15,16 @@ _SEED = 0x5EED  # of the rounding; a resumed run goes on with its count
 
 
 class KeptState(NamedTuple):
-    inner: optax.OptState  # its float32 arrays in bfloat16
-    count: Int[Array, ""]  # of updates: rounding draws anew at each
+    inner: optax.OptState  # with its float32 arrays in bfloat16
+    count: Int[Array, ""]  # number of updates; it seeds the rounding of each
 
 
 def kept_in_bfloat16(inner: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
-    """`inner`, whose float32 state is kept in bfloat16, each update rounded stochastically.
+    """Returns `inner` with its float32 state kept in bfloat16, rounded stochastically.
 
-    Rounded to nearest, what changes by less than half of its last bit would never change: of a
-    moment that decays by 0.1 % a step that is every change. Rounded stochastically it is right in
-    the mean (Gupta et al. 2015, https://arxiv.org/abs/1502.02551, section 3.1).
+    Rounded to nearest, a value would never change by less than half of its last bit: a moment that
+    decays by 0.1 % per step would not change at all. Stochastic rounding is right in the mean
+    (Gupta et al. 2015, https://arxiv.org/abs/1502.02551, section 3.1).
     """
     exact = optax.with_extra_args_support(inner)
 
@@ -42,19 +42,21 @@ def kept_in_bfloat16(inner: optax.GradientTransformation) -> optax.GradientTrans
 
 
 def round_stochastically(x: Float[Array, "*shape"], key: Key[Array, ""]) -> Float[Array, "*shape"]:
-    """Float32 values as bfloat16: one of the two neighbours, the nearer the likelier, so that the
-    mean is the value itself. What is not finite, and what bfloat16 has, stays."""
+    """Rounds float32 values to one of the two neighbouring bfloat16 values.
+
+    The nearer neighbour is likelier, so that the mean is the value itself. Values that bfloat16 can
+    represent, and values that are not finite, do not change."""
     bits = jax.lax.bitcast_convert_type(x, jnp.uint32)
     drawn = jax.random.bits(key, x.shape, jnp.uint16).astype(jnp.uint32)
-    # bfloat16 is the upper half of a float32. What the lower half holds, and a draw over all that it
-    # can hold, carry in its proportion.
+    # bfloat16 is the upper half of a float32. Adding a uniform 16-bit draw to the lower half
+    # carries with a chance proportional to the lower half.
     upper = ((bits + drawn) >> 16).astype(jnp.uint16)
     rounded = jax.lax.bitcast_convert_type(upper, jnp.bfloat16)
     return jnp.where(jnp.isfinite(x), rounded, x.astype(jnp.bfloat16))
 
 
 def rounded_like(kept: Any, tree: Any, key: Key[Array, ""]) -> Any:
-    """`tree` as `kept` is: where that is bfloat16, rounded stochastically to it."""
+    """Rounds `tree` stochastically to bfloat16 wherever `kept` is bfloat16."""
     leaves, structure = jax.tree.flatten(tree)
     rounded = [
         round_stochastically(x, jax.random.fold_in(key, i)) if like.dtype == jnp.bfloat16 else x
@@ -64,7 +66,7 @@ def rounded_like(kept: Any, tree: Any, key: Key[Array, ""]) -> Any:
 
 
 def in_float32(tree: Any) -> Any:
-    """With bfloat16 arrays as float32, which has all of their values."""
+    """Converts bfloat16 arrays to float32, which is exact."""
     return _cast(tree, jnp.bfloat16, jnp.float32)
 
 

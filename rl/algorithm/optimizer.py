@@ -1,6 +1,6 @@
-"""The optimizer of a run: its rate, what it decays, and how its moments are kept.
+"""The optimizer of a run: its learning rate, weight decay, and how its moments are kept.
 
-Knows trees of arrays. Does not know where they lie.
+Knows trees of arrays. Does not know where they are.
 """
 
 from collections.abc import Callable
@@ -25,13 +25,14 @@ def make_schedule(
     warmup_steps: int,
     total_steps: int,
 ) -> Callable[[ArrayLike], Array | np.floating]:
-    """The learning rate of update number `step` (from 0), computed where the number is.
+    """Returns a function from the number of an update, `step` from 0, to its learning rate.
 
         rate = learning_rate * min(1, (step + 1) / warmup_steps) * decay
         decay = 1                                                            "constant"
         decay = (1 + cos(π (step - warmup) / (total - warmup))) / 2          "cosine"
 
-    The first update of a warm-up is small but not nothing, and so is the last of a cosine.
+    The first update of a warm-up and the last of a cosine are small but not 0. The rate is computed
+    on the host or on devices, wherever the number is.
 
     Raises:
       ValueError: there is no such schedule.
@@ -40,7 +41,7 @@ def make_schedule(
         raise ValueError(f"schedule is {schedule!r}; expected 'constant' or 'cosine'.")
 
     def rate(count: ArrayLike) -> Array | np.floating:
-        # On the host nothing compiles for it.
+        # NumPy on the host, where nothing is compiled.
         np_: Any = jnp if isinstance(count, jax.Array) else np
         step = np_.asarray(count, float)
         warm_up = np_.minimum(1.0, (step + 1.0) / max(warmup_steps, 1))
@@ -63,10 +64,10 @@ def make_optimizer(
     max_grad_norm: float = 1.0,
     moment_dtype: Literal["float32", "bfloat16"] = "float32",
 ) -> optax.GradientTransformation:
-    """Global-norm clipping, then AdamW; norms and biases are not decayed.
+    """Returns global-norm clipping followed by AdamW; norms and biases are not decayed.
 
     Args:
-      moment_dtype: in which both moments are kept; bfloat16 is rounded stochastically.
+      moment_dtype: dtype of both moments; bfloat16 is rounded stochastically.
     """
     rate = make_schedule(
         learning_rate=learning_rate,
@@ -81,9 +82,9 @@ def make_optimizer(
 
 
 def decay_mask(params: Params) -> Params:
-    """True where weight decay applies: neither 1-D nor named `…norm` or `…bias`.
+    """Returns True for parameters with weight decay: neither 1-D nor named `…norm` or `…bias`.
 
-    A bias may have an axis for its heads, so the number of axes alone does not tell.
+    The number of axes alone does not tell: a bias may have an axis for its heads.
     """
 
     def is_decayed(path: tuple, x: Array) -> bool:

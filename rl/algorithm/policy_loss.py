@@ -1,7 +1,7 @@
-"""The losses of policy-gradient algorithms, as a composition of parts that each paper chooses.
+"""The losses of policy-gradient algorithms, composed of parts that each paper chooses.
 
-Knows log-probabilities and advantages. Does not know what an advantage is made of
-(`advantages.py`), nor how tokens are weighted (`aggregation.token_weights`).
+Knows log-probabilities and advantages. Does not know how advantages are computed (`advantages.py`),
+nor how tokens are weighted (`aggregation.token_weights`).
 """
 
 from collections.abc import Mapping
@@ -26,20 +26,20 @@ class PolicyLoss(Loss):
 
         loss = Σ weights * (β * kl - c * gain - entropy_coef * entropy)
 
-    ρ, the probability ratio of the policy to the one before this batch's first update, with
-    l_t = logprobs - old_logprobs:
+    ρ is the probability ratio of the policy to the old policy, the one before this batch's first
+    update, with l_t = logprobs - old_logprobs:
 
         ρ_t = exp(l_t)                                     ratio = "token" (PPO, GRPO)
         ρ_t = exp(mean of l over the tokens of its response)       "sequence" (GSPO)
         ρ_t = exp(sum of l over the tokens of its response)        "trajectory" (RLOO)
 
-    The gain, with clip(ρ) = min(max(ρ, 1 - ε), 1 + ε_high):
+    The gain uses clip(ρ) = min(max(ρ, 1 - ε), 1 + ε_high):
 
         gain = min(ρ A, clip(ρ) A), at least δ A where A < 0       surrogate = "ppo"
         gain = stop_gradient(clip(ρ)) * A * logprobs                           "cispo"
 
-    c, what a token counts for although another distribution than the old policy sampled it, with
-    w = exp(old_logprobs - sampled_logprobs) at each token or its product over a response:
+    c corrects for sampling from another distribution than the old policy, with
+    w = exp(old_logprobs - sampled_logprobs) at each token, or its product over a response:
 
         c = min(w, cap)                                    correction = "…_truncate" (TIS)
         c = w if w ≤ cap else 0                                         "…_mask" (MIS)
@@ -49,16 +49,16 @@ class PolicyLoss(Loss):
     1 / (longest response * sequences), by a constant (Dr. GRPO): see `aggregation.token_weights`.
 
     Exponents are clamped to ±20, which keeps loss and gradient finite: exp of an unbounded
-    log-ratio overflows, and its gradient is NaN even where the clip cuts it. Beyond the clamp there
-    is no gradient.
+    log-ratio overflows, and its gradient is NaN even where the clip applies. Beyond the clamp the
+    gradient is 0.
 
     Columns, log-probabilities in nats:
       advantages: A.
       behavior_logprobs: under the rollout's policy, before top-k and top-p; for metrics only.
-      sampled_logprobs: under the distribution that sampled, top-k and top-p included; only with a
-        correction.
-      old_logprobs: under the policy before this batch's first update; not where `is_on_policy`.
-      reference_logprobs: under the frozen reference policy; only where β > 0.
+      sampled_logprobs: under the distribution that was sampled, with top-k and top-p; only read
+        with a correction.
+      old_logprobs: under the policy before this batch's first update; not read if `is_on_policy`.
+      reference_logprobs: under the frozen reference policy; only read if β > 0.
 
     Reference: Shao et al. 2024, https://arxiv.org/abs/2402.03300, eq. 3 and 4 (GRPO);
     Yu et al. 2025, https://arxiv.org/abs/2503.14476, eq. 8 (DAPO: clip-higher, token average);
@@ -73,25 +73,25 @@ class PolicyLoss(Loss):
     surrogate: Surrogate = "ppo"
     epsilon: float = 0.2  # ε, the lower clip
     epsilon_high: float = 0.2  # ε_high, the upper clip (above ε: clip-higher)
-    # δ, the most that a ratio counts for where A < 0: without it nothing bounds the gradient of a
-    # token that has become likelier but should not. 0 leaves it out, as GRPO's paper.
+    # δ, the largest ratio that counts where A < 0. Without it nothing bounds the gradient of a
+    # token that has become likelier but should not. 0 leaves it out, as in the GRPO paper.
     delta: float = 3.0
     beta: float = 0.0  # β
     kl_estimator: Estimator = "k3"
     entropy_coef: float = 0.0
     correction: Correction = "none"
     correction_cap: float = 2.0
-    # Every batch is used for one update, so the old policy is the policy itself: the ratio is 1, and
-    # no clip acts.
+    # Whether every batch is used for one update: the old policy is then the policy itself, the
+    # ratio is 1, and no clip applies.
     is_on_policy: bool = False
 
     @property
     def metrics(self) -> Mapping[str, Reduction]:
         shared = {
             "loss": Reduction.SUM,
-            "clip_fraction": Reduction.MEAN,  # tokens whose policy gradient a clip has bounded
-            "clip_fraction_low": Reduction.MEAN,  # … from below, their ratio being under 1 - ε
-            "clip_fraction_high": Reduction.MEAN,  # … from above
+            "clip_fraction": Reduction.MEAN,  # tokens whose policy gradient is clipped
+            "clip_fraction_low": Reduction.MEAN,  # … with a ratio under 1 - ε
+            "clip_fraction_high": Reduction.MEAN,  # … with a ratio that is too high
             "ratio_mean": Reduction.MEAN,
             "ratio_min": Reduction.MIN,
             "ratio_max": Reduction.MAX,
@@ -171,7 +171,7 @@ class PolicyLoss(Loss):
         return jnp.clip(total, -MAX_LOG_RATIO, MAX_LOG_RATIO)
 
     def _correction(self, old: PerToken, sampled: PerToken, responses: Responses) -> Columns:
-        """c as `correction_mean`, and what it is otherwise known by."""
+        """Returns c as `correction_mean`, and the other metrics of the correction."""
         level, how = self.correction.split("_")
         log_weight = old - sampled
         if level == "sequence":
@@ -188,10 +188,10 @@ class PolicyLoss(Loss):
 
 
 def sum_by_response(values: PerToken, responses: Responses) -> PerToken:
-    """At each position the sum of `values` over the positions of its response."""
+    """Returns at each position the sum of `values` over its response."""
 
     def of_row(values: Array, responses: Array) -> Array:
-        # By rows: they are split over devices, and no sum crosses one.
+        # Row by row: rows are split over devices, and no sum crosses rows.
         return jax.ops.segment_sum(values, responses, len(values))[responses]
 
     return jax.vmap(of_row)(values, responses)

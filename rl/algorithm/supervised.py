@@ -1,4 +1,4 @@
-"""Learning by imitation: the cross-entropy of the tokens to generate, over packed rows.
+"""Supervised learning: the cross-entropy of the tokens to generate, over packed rows.
 
 Knows examples and losses. Does not know files or models.
 """
@@ -16,7 +16,7 @@ from pat_jax.rl.data.example import Example
 
 @dataclass(frozen=True)
 class CrossEntropy(Loss):
-    """-Σ weights * log π(token): maximum likelihood. Reads no column."""
+    """-Σ weights * log π(token), maximum likelihood. The loss reads no column."""
 
     @property
     def metrics(self) -> Mapping[str, Reduction]:
@@ -37,10 +37,10 @@ class CrossEntropy(Loss):
 
 
 def to_example_batch(examples: Sequence[Example], micro_shapes: Sequence[Shape]) -> TrainBatch:
-    """One mini-batch; each token in the loss weighs 1 / (all of them).
+    """Packs examples into one mini-batch; each token in the loss weighs 1 / (tokens in the loss).
 
     Args:
-      examples: at least one of their tokens is in the loss.
+      examples: the examples; at least one of their tokens must be in the loss.
       micro_shapes: from `packing.shapes`.
 
     Raises:
@@ -53,7 +53,7 @@ def to_example_batch(examples: Sequence[Example], micro_shapes: Sequence[Shape])
         micro, row = micro_batches[spot.micro], spot.row
         whole = slice(spot.start, spot.start + len(example))
         targets = slice(whole.start, whole.stop - 1)
-        in_loss = example.in_loss[1:]  # of the target of each position
+        in_loss = example.in_loss[1:]  # whether each position's target is
         micro.tokens[row, whole] = example.tokens
         micro.positions[row, whole] = example.positions
         micro.responses[row, targets] = np.where(in_loss, spot.number, 0)
@@ -63,5 +63,5 @@ def to_example_batch(examples: Sequence[Example], micro_shapes: Sequence[Shape])
 
 
 def num_learned(examples: Sequence[Example]) -> int:
-    """Tokens in the loss."""
+    """Returns the number of tokens in the loss."""
     return sum(int(example.in_loss.sum()) for example in examples)

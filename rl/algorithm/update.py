@@ -1,7 +1,7 @@
 """The update as pure functions of arrays: log-probabilities, gradients, one optimizer step.
 
-Knows neither the model nor how anything is sharded or compiled: the model comes as two functions,
-and the caller compiles the steps ahead of time, with shardings and donation.
+Knows neither the model, which comes as functions, nor how anything is sharded or compiled. The
+caller compiles the steps ahead of time, with shardings and donation.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -23,23 +23,23 @@ from pat_jax.rl.batches.batches import MicroBatch
 
 Params = Any  # a pytree of float32 or bfloat16 arrays, the master weights
 
-_SEED = 0xB16  # of the rounding of weights: not that of moments, whose draws would be the same
+_SEED = 0xB16  # of the rounding of weights; with that of moments, the draws would be the same
 
 
 @dataclass(frozen=True)
 class ModelFunctions:
-    """A model as an update wants it."""
+    """A model as the functions that an update needs."""
 
-    # params, tokens[rows, length], their positions and `MicroBatch.routes` -> hidden states, and with
-    # routes a number of each token under each name of `beside`, and what `balance.py` names
+    # (params, tokens[rows, length], positions, `MicroBatch.routes`) -> hidden states and, with
+    # routes, a number of each token for each name in `beside`, and the sums of `balance.py`
     forward: Callable[[Params, Array, Array, Array | None], tuple[Array, dict[str, Array]]]
     logits: Callable[[Any, Array], Array]  # head, hidden states -> logits, padding included
-    # What `logits` is given of the parameters.
+    # The part of the parameters that `logits` is given.
     head: Callable[[Params], Any] = lambda params: params
-    # (function, head, arrays of rows) -> what the function makes of them, shard of rows by shard
+    # (function, head, arrays of rows) -> function(head, arrays), applied to each shard of rows
     by_rows: Callable[..., tuple[PerToken, PerToken]] = lambda function, *given: function(*given)
-    beside: tuple[str, ...] = ()  # metrics, each the mean over the tokens in the loss
-    routers: tuple[int, int] | None = None  # layers that have one, and experts of each
+    beside: tuple[str, ...] = ()  # metrics, each a mean over the tokens in the loss
+    routers: tuple[int, int] | None = None  # number of layers with a router, and experts of each
 
 
 @pytree_dataclass
@@ -55,21 +55,21 @@ class TrainState:
 class PolicyUpdate:
     """The model, the loss and the optimizer of an update; its methods are the programs.
 
-    A mini-batch is: `grad_step` for each of its micro-batches, starting from `zero_gradients` and
-    `zero_sums`, then `apply_step`. To be donated: grads and sums where they are added to, the
-    state where it is replaced.
+    A mini-batch runs `grad_step` for each of its micro-batches, starting from `zero_gradients` and
+    `zero_sums`, then `apply_step`. `grad_step` may donate `grads` and `sums`, `apply_step` may
+    donate the state.
     """
 
     model: ModelFunctions
     optimizer: optax.GradientTransformation
     vocab_size: int  # without padding
     loss: Loss
-    temperature: float = 1.0  # the rollout's, so that both mean the same distribution
+    temperature: float = 1.0  # the rollout's, so that both use the same distribution
     router_aux_loss_coef: float = 0.0  # weight of `balance.switch_loss`
-    logit_tokens: int = 4096  # of one shard of rows, whose logits exist at a time
+    logit_tokens: int = 4096  # tokens of one shard of rows for which logits exist at a time
 
     def has_passes_of(self, other: "PolicyUpdate") -> bool:
-        """Whether all but the optimizers is equal: then the passes are the same programs."""
+        """Whether the two differ only in the optimizer: then their passes are the same programs."""
         return self == replace(other, optimizer=self.optimizer)
 
     def init(self, params: Params) -> TrainState:
@@ -77,13 +77,13 @@ class PolicyUpdate:
         return TrainState(params, state, jnp.zeros((), jnp.int32))
 
     def logprob_step(self, params: Params, micro: MicroBatch) -> tuple[PerToken, PerToken]:
-        """Log-probabilities and entropies of the responses in nats, 0 outside `micro.mask`."""
+        """Returns log-probabilities and entropies of responses in nats, 0 outside `micro.mask`."""
         hidden, _ = self._forward(params, micro)
         logprobs, entropy = self._logprobs(params, hidden, micro.targets, self.temperature)
         return jnp.where(micro.mask, logprobs, 0.0), jnp.where(micro.mask, entropy, 0.0)
 
     def score_step(self, params: Params, tokens: Int[Array, "rows length"]) -> PerToken:
-        """log π(next token) in nats at each position but the last, by the model alone."""
+        """Returns log π(next token) in nats at temperature 1; the last position has no meaning."""
         positions = jnp.broadcast_to(jnp.arange(tokens.shape[1])[None], tokens.shape)
         hidden, _ = self.model.forward(params, tokens, positions, None)
         return self._logprobs(params, hidden, next_tokens(tokens), 1.0)[0]
@@ -94,7 +94,7 @@ class PolicyUpdate:
         """Adds the micro-batch's gradient to `grads`, float32, and its metrics to `sums`.
 
         Raises:
-          ValueError: it lacks a column that the loss needs.
+          ValueError: the micro-batch lacks a column that the loss needs.
         """
 
         def loss(params: Params) -> tuple[Float[Array, ""], Sums]:
@@ -110,20 +110,20 @@ class PolicyUpdate:
                 logprobs, entropy, micro.columns, micro.weights, micro.responses
             )
             if self.model.routers and self.router_aux_loss_coef:
-                # A micro-batch counts as its tokens in the loss weigh: one of all tokens counts 1.
+                # A micro-batch counts by the weight of its tokens in the loss, all of them by 1.
                 share = self.router_aux_loss_coef * jnp.sum(micro.weights)
                 value += share * balance.switch_loss(beside)
             more = {name: jnp.sum(micro.weights * beside[name]) for name in self.model.beside}
             of_routers = {name: beside[name] for name in self._zero_of_routers()}
             return value, sums | jax.lax.stop_gradient(more | of_routers)
 
-        # By float32 weights, whatever they are kept in: else the tokens of an embedding, and chunks
-        # of logits, would add up in bfloat16.
+        # With respect to float32 weights, whatever they are kept in: else gradients of an
+        # embedding's tokens, and of chunks of logits, would be summed in bfloat16.
         micro_grads, micro_sums = jax.grad(loss, has_aux=True)(in_float32(params))
         return jax.tree.map(jnp.add, grads, micro_grads), self._add(sums, micro_sums)
 
     def zero_sums(self) -> Sums:
-        """The sums before any micro-batch: of the loss's metrics, and of what the model knows."""
+        """Returns the sums before any micro-batch, for the metrics of the loss and the model."""
         more = {name: jnp.zeros(()) for name in self.model.beside}
         return self.loss.zero_sums() | more | self._zero_of_routers()
 
@@ -135,8 +135,9 @@ class PolicyUpdate:
         return joined | {name: sums[name] + other[name] for name in sums if name not in joined}
 
     def summary(self, steps: Sequence[Mapping[str, np.ndarray]]) -> dict[str, float]:
-        """The metrics of optimizer steps from the sums of each, on the host; NaN where none of them
-        has a token in the loss."""
+        """Returns metrics over optimizer steps from each step's sums, on the host.
+
+        They are NaN if no step has a token in the loss."""
         weights = [float(sums["weight"]) for sums in steps]
         more = {
             name: Reduction.MEAN.of_steps([float(sums[name]) for sums in steps], weights)
@@ -148,14 +149,14 @@ class PolicyUpdate:
     def apply_step(
         self, state: TrainState, grads: Params
     ) -> tuple[TrainState, Float[Array, ""], Bool[Array, ""]]:
-        """One optimizer step, left out altogether when a gradient is not finite.
+        """Takes one optimizer step, or none if a gradient is not finite.
 
-        It is computed in float32. Weights that are kept in bfloat16 are rounded stochastically. A
-        step of AdamW is about the learning rate, mostly less than half of a weight's last bit:
-        rounded to nearest, no weight would ever move (`low_precision.py`).
+        The step is computed in float32. Weights that are kept in bfloat16 are rounded
+        stochastically. A step of AdamW is about the learning rate, mostly less than half of a
+        weight's last bit: rounded to nearest, no weight would ever move (`low_precision.py`).
 
         Returns:
-          The new state, the gradient's global norm before clipping, and whether it was applied.
+          The new state, the gradient's global norm before clipping, and whether the step was taken.
         """
         grad_norm = optax.tree.norm(grads)
         is_applied = jnp.isfinite(grad_norm)
@@ -180,8 +181,8 @@ class PolicyUpdate:
         *,
         has_entropy_gradient: bool = False,
     ) -> tuple[PerToken, PerToken]:
-        # The head is brought together once for all chunks of a shard, and its gradient summed over
-        # shards once: where the compiler splits the loop over chunks, it does both at each.
+        # `by_rows` gathers the head once for all chunks of a shard, and sums its gradient over
+        # shards once. If the compiler splits the loop over chunks, it does both in each chunk.
         def of_rows(head: Any, hidden: Array, targets: Array) -> tuple[PerToken, PerToken]:
             return token_logprobs(
                 hidden,
@@ -197,5 +198,5 @@ class PolicyUpdate:
 
 
 def zero_gradients(params: Params) -> Params:
-    """Float32, in whatever the parameters are kept."""
+    """Returns float32 zeros in the shapes of the parameters, whatever dtype these have."""
     return jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), params)

@@ -1,12 +1,11 @@
-"""From responses to arrays of a few fixed shapes. Knows tokens, lengths and weights, no model.
+"""Packs responses into arrays of a few fixed shapes. Knows tokens, lengths and weights, no model.
 
-A row holds examples, prompt + response, one behind the other (`packing.py`), and token 0 behind the
-last. Where examples share their prompt, it lies there once, and each has its own copy of the
-prompt's last token before its response: the one that predicts the first token of it. The per-token
-arrays have the shape of `tokens` and belong to its *targets*: position t describes the token at t +
-1, the one that the hidden state at t predicts. Hence a response of n tokens after a prompt of p
-occupies the n positions from that of the prompt's last token on, and the last column is always
-empty. Everything here runs on the host.
+A row holds packed examples, each a prompt + response (`packing.py`), and token 0 behind the last.
+If examples share their prompt, the row holds it once. Each then has its own copy of the prompt's
+last token, which predicts the first token of the response. The per-token arrays have the shape of
+`tokens` and belong to *targets*: position t describes the token at t + 1, which the hidden state at
+t predicts. So a response of n tokens occupies the n positions from the prompt's last token on, and
+the last column is always empty. Everything here runs on the host.
 """
 
 from collections.abc import Iterable, Sequence
@@ -26,8 +25,8 @@ from pat_jax.rl.batches.types import FinishReason, RolloutGroup
 
 AnyArray = Any  # a NumPy array from here, a JAX array inside a program
 
-NOT_RECORDED = -1  # in the place of an expert
-# Of a batch. Others are computed from it, as a loss needs them (`losses.Loss.needs`).
+NOT_RECORDED = -1  # instead of an expert
+# The columns of a batch. Other columns are computed from it if a loss needs them (`Loss.needs`).
 COLUMNS = ("advantages", "behavior_logprobs", "sampled_logprobs")
 
 
@@ -35,16 +34,16 @@ COLUMNS = ("advantages", "behavior_logprobs", "sampled_logprobs")
 class MicroBatch:
     """One forward-backward pass. Empty rows and positions are 0 everywhere."""
 
-    tokens: Int[AnyArray, "rows length"]  # prompt + response, of one example after the other
-    # Of the token in its example, from 0. Where they do not go on, another example begins: at 0, or with
-    # what it does not share, at as many tokens as it shares.
+    tokens: Int[AnyArray, "rows length"]  # prompt + response of each example in turn
+    # Position of the token in its example, from 0. A jump begins another example: at 0, or, if it
+    # shares a prefix that is already in the row, at the number of shared tokens.
     positions: Int[AnyArray, "rows length"]
-    # Which of the row's responses the target is a token of, from 1; 0: it is a token of none.
+    # Number of the response in its row that the target belongs to, from 1; 0: none.
     responses: Int[AnyArray, "rows length"]
     weights: Float[AnyArray, "rows length"]  # of the target in the mini-batch's loss; 0: not in it
     columns: dict[str, Float[AnyArray, "rows length"]]  # what a loss reads of the target, by name
-    # The experts that computed each token in the rollout, NOT_RECORDED where none is known; None: the
-    # model has no experts, or nothing is recorded.
+    # The experts that computed each token in the rollout, NOT_RECORDED if unknown; None: the model
+    # has no experts, or nothing is recorded.
     routes: Int16[AnyArray, "rows length layers k"] | None = None
 
     @property
@@ -60,21 +59,21 @@ class MicroBatch:
 @dataclass(frozen=True)
 class TrainBatch:
     mini_batches: Sequence[Sequence[MicroBatch]]  # one optimizer step each, in order
-    padding_efficiency: float  # tokens that are there / (rows * length) over all micro-batches
-    places: Sequence["Place"] = ()  # of each response, group by group
+    padding_efficiency: float  # real tokens / (rows * length) over all micro-batches
+    places: Sequence["Place"] = ()  # place of each response, group by group
 
     @property
     def shared(self) -> Int[np.ndarray, " responses"]:
-        """For each response, how many tokens of its prompt another one has put into the row."""
+        """For each response, how many tokens of its prompt it shares with an earlier one."""
         return np.array([at.shared for at in self.places], np.int64)
 
     def by_response(self, column: str) -> list[Float[np.ndarray, " _"]]:
-        """A column's values at the tokens of each response, group by group."""
+        """Returns a column's values at the tokens of each response, group by group."""
         host = [[np.asarray(micro.columns[column]) for micro in mini] for mini in self.mini_batches]
         return [host[at.mini][at.micro][at.row, at.targets] for at in self.places]
 
     def with_column(self, column: str, values: Sequence[Float[np.ndarray, " _"]]) -> "TrainBatch":
-        """With these values in a column, given as `by_response` returns them."""
+        """Returns the batch with a column of these values, in the form of `by_response`."""
 
         def with_zeros(micro: MicroBatch) -> MicroBatch:
             zeros = np.zeros(micro.tokens.shape, np.float32)
@@ -87,13 +86,13 @@ class TrainBatch:
 
 
 class Place(NamedTuple):
-    """Where a response lies in a batch."""
+    """The place of a response in a batch."""
 
-    mini: int  # of the batch's mini-batches
-    micro: int  # of the mini-batch's micro-batches
+    mini: int  # index of the mini-batch
+    micro: int  # index of the micro-batch in the mini-batch
     row: int
-    targets: slice  # positions
-    shared: int  # of its prompt's tokens, how many another one has put into the row
+    targets: slice  # positions in the row
+    shared: int  # number of its prompt's tokens that an earlier response has put into the row
 
 
 @dataclass(frozen=True)
@@ -104,8 +103,8 @@ class Example:
     response: np.ndarray  # int[n]
     behavior_logprobs: np.ndarray  # float[n], nats, the rollout's: `policy_logprobs`
     sampled_logprobs: np.ndarray  # float[n], nats, under the distribution that sampled: `logprobs`
-    advantage: np.ndarray  # of each of its tokens, float[n], or of all, float[]
-    in_loss: bool  # False: its tokens have weight 0
+    advantage: np.ndarray  # float[n], one for each token, or float[], the same for all
+    in_loss: bool  # False: the tokens have weight 0
     # int16[tokens - 1, layers, k], see `Rollout`.
     routed_experts: np.ndarray | None = None
 
@@ -120,12 +119,12 @@ class Example:
 
     @property
     def targets(self) -> slice:
-        """The positions that predict its response, from its beginning."""
+        """The positions, counted in the example, that predict the response."""
         return slice(len(self.prompt) - 1, len(self) - 1)
 
 
 def abstract_micro_batch(rows: int, length: int, columns: Iterable[str]) -> MicroBatch:
-    """A micro-batch of `jax.ShapeDtypeStruct` with these columns, to lower a program with."""
+    """Returns a micro-batch of `jax.ShapeDtypeStruct` with these columns, to lower a program."""
 
     def per_token(dtype: type) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct((rows, length), dtype)
@@ -150,18 +149,18 @@ def to_train_batch(
     max_completion_length: int = 0,
     shares_prompts: bool = False,
 ) -> TrainBatch:
-    """Mini-batches of whole groups, each cut into micro-batches.
+    """Returns mini-batches of whole groups, each split into micro-batches.
 
     Args:
       advantages: one for each rollout or for each of its tokens, in the order of `groups` and of
-        their rollouts; the tokens of one without, NaN, have weight 0.
+        their rollouts. NaN: there is none, and the rollout's tokens have weight 0.
       mini_batch_size: prompts in one mini-batch; the last may hold fewer.
       micro_shapes: from `packing.shapes`.
       aggregation: how tokens are weighted, see `token_weights`.
-      truncated: "mask" gives weight 0 to the tokens of responses cut at the longest length.
-      max_completion_length: tokens of the longest response, what "constant" divides by.
-      shares_prompts: whether the responses of a group may share their prompt in a row, where that
-        is less to compute; the attention must know branches (`row_attention.knows_branches`).
+      truncated: "mask" gives weight 0 to the tokens of truncated responses.
+      max_completion_length: tokens of the longest response; "constant" divides by it.
+      shares_prompts: whether the responses of a group may share their prompt in a row, if that is
+        less to compute; the attention must know branches (`row_attention.knows_branches`).
     """
     pairs = zip(groups, advantages, strict=True)
     examples_G = [_examples(group, row, truncated) for group, row in pairs]
@@ -206,9 +205,13 @@ def to_supervised_batch(
     *,
     micro_shapes: Sequence[Shape],
 ) -> Sequence[MicroBatch]:
-    """One mini-batch of (prompt tokens, response tokens), the end-of-sequence token included.
+    """Packs demonstrations into one mini-batch.
 
-    Advantages are 1 and log-probabilities of the rollout 0, as if it had been certain of each.
+    Advantages are 1 and the rollout's log-probabilities 0, as if it had been certain of each token.
+
+    Args:
+      demonstrations: (prompt tokens, response tokens), the end-of-sequence token included.
+      micro_shapes: from `packing.shapes`.
     """
     examples = [
         Example(prompt, np.asarray(response), zeros, zeros, np.ones(()), True)
@@ -225,13 +228,14 @@ def pack(
     max_completion_length: int = 0,
     prefixes: Sequence[Prefix] | None = None,
 ) -> tuple[list[MicroBatch], list[Place]]:
-    """One mini-batch, every example once.
+    """Packs every example once into one mini-batch.
 
     Args:
-      prefixes: of each example, none of whose targets lies within it; None: nothing is shared.
+      prefixes: prefix of each example, which must contain none of its targets; None: examples
+        share nothing.
 
     Returns:
-      The micro-batches, and where each example lies, as in a batch of one mini-batch.
+      The micro-batches, and the place of each example in them, with `mini` 0.
 
     Raises:
       ValueError: an example is longer than every row.
@@ -254,7 +258,7 @@ def pack(
 
 
 def prompt_prefixes(groups: Sequence[Sequence[Example]]) -> list[Prefix]:
-    """All but the last token of each one's prompt: that one predicts, and each has its own copy."""
+    """Returns each example's shareable prefix: its prompt without the last token, the predictor."""
     return [
         Prefix(number, len(example.prompt) - 1)
         for number, examples in enumerate(groups)
@@ -263,12 +267,12 @@ def prompt_prefixes(groups: Sequence[Sequence[Example]]) -> list[Prefix]:
 
 
 def empty_micro_batch(shape: Shape, columns: Iterable[str]) -> MicroBatch:
-    """On the host, to be written to."""
+    """Returns a micro-batch of zeros on the host, to be written to."""
     return jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), abstract_micro_batch(*shape, columns))
 
 
 def with_no_routes(micro: MicroBatch, shape: tuple[int, ...]) -> MicroBatch:
-    """With room for routes of `shape`, none of which is recorded."""
+    """Returns the micro-batch with routes of `shape` per token, none of which is recorded."""
     routes = np.full((*micro.tokens.shape, *shape), NOT_RECORDED, np.int16)
     return replace(micro, routes=routes)
 

@@ -1,8 +1,8 @@
-"""Which rows of which micro-batches hold which examples. Knows lengths and shapes alone.
+"""Decides which rows of which micro-batches hold which examples. Knows only lengths and shapes.
 
-A row holds several examples, one behind the other. Those that begin alike may share that beginning:
-it lies before the first of them once, and what each has of its own follows. Everything here runs on
-the host.
+A row holds several examples in turn. Examples with a common prefix may share it: the row then holds
+it once, before the first of them, followed by each one's own tokens. Everything here runs on the
+host.
 """
 
 import math
@@ -14,28 +14,28 @@ import numpy as np
 
 Shape = tuple[int, int]  # rows, length
 
-# What a micro-batch costs beside its tokens (adding its gradients up, gathering split parameters),
-# as a share of the largest one's tokens.
+# Fixed cost of a micro-batch (adding up its gradients, gathering split parameters), as a share of
+# the largest one's tokens.
 PASS_COST = 1 / 32
 MOST_SHAPES = 4  # each about half of the next: the smallest is an eighth of the largest
-MOST_OF_LONGER = 0.75  # of a bucket's length that a shorter one may have to be worth a program
+MOST_OF_LONGER = 0.75  # longest that a shorter bucket may be, relative to a longer one
 
 
 class Prefix(NamedTuple):
-    """The tokens that an example begins with, as others do."""
+    """The first tokens of an example, which other examples share."""
 
-    of: int  # equal for the examples that begin with the same
-    length: int  # tokens, fewer than each of them has
+    of: int  # number of the prefix, equal for the examples that share it
+    length: int  # tokens, fewer than each of these examples has
 
 
 class Spot(NamedTuple):
-    """Where an example begins."""
+    """The place where an example begins."""
 
-    micro: int  # of the micro-batches
+    micro: int  # index of the micro-batch
     row: int
-    start: int  # position in the row of its first token that no other one has put there
-    number: int  # of the row's examples, from 1
-    shared: int = 0  # of its first tokens, how many lie in the row already
+    start: int  # position in the row of the first token that it does not share with an earlier one
+    number: int  # number among the row's examples, from 1
+    shared: int = 0  # number of its first tokens that are in the row already
 
 
 class Packing(NamedTuple):
@@ -50,21 +50,21 @@ def shapes(
     most_rows: int | None = None,
     most_shapes: int = MOST_SHAPES,
 ) -> list[Shape]:
-    """Every (rows, length) a micro-batch can have, smallest first: compile these ahead of time.
+    """Returns every (rows, length) a micro-batch can have, smallest first, to be compiled.
 
     The largest has the budget's tokens in rows of the longest bucket, but no more rows than needed.
-    Each other has about half of the next larger one's: half of its rows, or as many rows of a
-    shorter bucket where these cannot be halved. They hold what is left over when larger ones are
-    full; less than an eighth of the largest is not worth a program.
+    Each other has about half the tokens of the next larger one: half of its rows or, if these
+    cannot be halved, as many rows of a shorter bucket. Smaller shapes hold what is left over when
+    larger ones are full; less than an eighth of the largest is not worth a program.
 
     Args:
       buckets: lengths in tokens, strictly increasing; the last must hold the longest example. There
-        are at most as many shapes.
-      budget: rows * length in tokens, all devices together; exceeded only where `row_multiple`
-        rows are already more.
-      row_multiple: the number of shards that the rows are split into.
-      most_rows: that are ever needed, as one for each example of a mini-batch; None: not known.
-      most_shapes: more than four there never are.
+        are at most as many shapes as buckets.
+      budget: rows * length in tokens over all devices; exceeded only if `row_multiple` rows already
+        exceed it.
+      row_multiple: number of shards that the rows are split into.
+      most_rows: most rows ever needed, such as one for each example of a mini-batch; None: unknown.
+      most_shapes: most shapes to return; there are never more than MOST_SHAPES.
     """
     *shorter, longest = buckets
     rows = budget // longest // row_multiple
@@ -88,21 +88,21 @@ def shapes(
 def pack_rows(
     lengths: Sequence[int], micro_shapes: Sequence[Shape], prefixes: Sequence[Prefix] | None = None
 ) -> Packing:
-    """Every example in one place, with little left empty.
+    """Places every example once, leaving little empty.
 
-    Full micro-batches of the largest shape come first, each row filled up with what fits. What
-    remains goes into the smallest shape that holds it, or into a full smaller one and others, where
-    these have together fewer tokens.
+    Full micro-batches of the largest shape come first, each row filled with what fits. The rest
+    goes into the smallest shape that holds it, or into a full smaller one and others if these have
+    fewer tokens together.
 
-    An example goes to the first row that has its prefix and room for the rest of it, else to the
-    first with room for all of it. A prefix that is too much for one row is in several. Three ways
-    are tried: in the order of lengths, in that of prefixes, longest first, and rows that share
-    nothing. The one with the fewest tokens in all is taken.
+    An example goes to the first row that has its prefix and room for its own tokens, else to the
+    first with room for all of it. So several rows may hold the same prefix. Three ways are tried:
+    sharing with examples ordered by length, sharing with examples ordered by prefix (longest
+    first), and not sharing. The way with the fewest tokens in all wins.
 
     Args:
       lengths: tokens of each example.
       micro_shapes: from `shapes`.
-      prefixes: of each example; None: nothing is shared.
+      prefixes: prefix of each example; None: examples share nothing.
 
     Raises:
       ValueError: an example is longer than every row.
@@ -121,7 +121,9 @@ def pack_rows(
 
 
 def single_passes(lengths: Sequence[int], shape: Shape, *, max_examples: int) -> list[list[int]]:
-    """Examples in their order, in batches of at most so many that go into one micro-batch each."""
+    """Splits examples, roughly in their order, into batches that fit one micro-batch each.
+
+    A batch has at most `max_examples` examples; it is a list of their indices."""
     apart = _apart(lengths)
     rest, batches = list(range(len(lengths))), []
     while rest:
@@ -136,19 +138,19 @@ Filled = tuple[Shape, dict[int, Spot]]  # a micro-batch and what is in it
 
 class _Example(NamedTuple):
     length: int
-    shared: int  # of its tokens, where its prefix lies in the row already
+    shared: int  # tokens that it shares if its prefix is in the row already
     prefix: int
 
 
 def _apart(lengths: Sequence[int]) -> list[_Example]:
-    """Of examples that share nothing."""
+    """Describes examples that share nothing."""
     return [_Example(length, 0, i) for i, length in enumerate(lengths)]
 
 
 def _ways(
     lengths: Sequence[int], micro_shapes: Sequence[Shape], prefixes: Sequence[Prefix] | None
 ) -> Iterator[tuple[float, list[Filled]]]:
-    """Each with its cost in tokens; that which shares nothing first."""
+    """Yields each way to pack, with its cost in tokens; the way that shares nothing comes first."""
     by_length = sorted(range(len(lengths)), key=lambda i: -lengths[i])  # equal ones in their order
     yield _micro_batches(by_length, _apart(lengths), micro_shapes)
     if prefixes is None:
@@ -167,7 +169,7 @@ def _ways(
 def _micro_batches(
     rest: Sequence[int], examples: Sequence[_Example], micro_shapes: Sequence[Shape]
 ) -> tuple[float, list[Filled]]:
-    """For examples in this order: their cost in tokens, and the micro-batches."""
+    """Packs examples in this order; returns the cost in tokens, and the micro-batches."""
     full: list[Filled] = []
     each = PASS_COST * np.prod(micro_shapes[-1])
     cost = 0.0
@@ -204,10 +206,10 @@ def _micro_batches(
 def _fill(
     rest: Sequence[int], examples: Sequence[_Example], shape: Shape
 ) -> tuple[dict[int, Spot], list[int]]:
-    """First fit: where the examples are, and those that found no row with room."""
+    """Packs first-fit; returns the examples' spots, and the examples that fit no row."""
     rows, length = shape
     used = [0] * rows  # a list: NumPy is slower at single numbers
-    # Of each row, by prefix; and the rows that have a prefix.
+    # `members`: each row's examples by prefix; `having`: the rows that have a prefix.
     members: list[dict[int, list[int]]] = [{} for _ in range(rows)]
     having: dict[int, list[int]] = {}
     left = []
@@ -235,7 +237,7 @@ def _fill(
 def _spots(
     row: int, members: Iterable[Sequence[int]], examples: Sequence[_Example]
 ) -> dict[int, Spot]:
-    """Of a row's examples, those that share a prefix together."""
+    """Returns the spots of a row's examples; those that share a prefix are together."""
     spots, start = {}, 0
     for alike in members:
         for i in alike:

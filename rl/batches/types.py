@@ -1,7 +1,6 @@
-"""What flows through an iteration: Prompt -> Rollout -> RolloutGroup -> TrainBatch.
+"""The values that flow through an iteration: Prompt -> Rollout -> RolloutGroup -> TrainBatch.
 
-Host-side values. Tokens in, tokens out: text is decoded from tokens once, for rewards, and never
-tokenised again.
+They are on the host. Text is decoded from tokens once, for rewards, and never tokenised again.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,16 +30,16 @@ class Rollout:
     tokens: np.ndarray  # int32[length], the end-of-sequence token included when finish is STOP
     logprobs: np.ndarray  # float32[length], nats under the distribution that sampled each token
     finish: FinishReason
-    # Under softmax(logits / temperature), where filters such as top_p drew from another distribution;
-    # None: they are `logprobs`.
+    # Log-probabilities under softmax(logits / temperature), if filters such as top_p changed the
+    # distribution that was sampled; None: they are `logprobs`.
     unfiltered_logprobs: np.ndarray | None = None
-    # int16[prompt + response - 1, layers, k]: the experts that computed each token but the last; None: the
-    # policy has none.
+    # int16[prompt + response - 1, layers, k]: the experts that computed each token but the last;
+    # None: the policy has no experts.
     routed_experts: np.ndarray | None = None
 
     @property
     def policy_logprobs(self) -> np.ndarray:
-        """What the trainer computes anew: it knows the policy and its temperature, no filters."""
+        """Log-probabilities comparable to the trainer's: with temperature, without filters."""
         unfiltered = self.unfiltered_logprobs
         return self.logprobs if unfiltered is None else unfiltered
 

@@ -1,13 +1,13 @@
-"""The built-in task: sums worked step by step, whose lengths have a heavy tail.
+"""The built-in task: arithmetic solved step by step, with a heavy tail of response lengths.
 
     prompt    a3b+8c*5d+9=               from left to right, every value modulo 10
     response  b3+8=1;c1*5=5;d5+9=4;#4    letter, value so far, operand copied, new value; answer
 
-A term costs 3 tokens of prompt and 7 of response, so the response's length follows the number of
-terms, which is drawn from a power law. The reward is exact (`rewards.exact`), and a transformer of
-less than a million parameters learns the steps in some hundred supervised steps. Demonstrations are
-of mixed quality, as supervised data is: half of them guess, so that a policy which imitates them
-answers about half of the problems, and reinforcement has the rest to gain.
+A term takes 3 tokens of the prompt and 7 of the response, so the response's length follows the
+number of terms, which is drawn from a power law. The reward is exact (`rewards.exact`). A
+transformer of less than a million parameters learns the task in some hundred supervised steps. Half
+of the demonstrations guess the answer, so a policy that imitates them solves about half of the
+problems, and reinforcement can gain the rest.
 
 Knows characters, digits and random draws. Does not know models or training.
 """
@@ -27,23 +27,23 @@ TOKENIZER = CharTokenizer("0123456789" + LETTERS + "+*=;#")
 HELDOUT_SHARE = 1 / 8
 HELDOUT_FIRST_ID = 1 << 30  # held-out ids start here, training ids at 0
 _MULTIPLY_SHARE = 1 / 3
-# Operands 2 … 4: a 0 or 1 would make steps without arithmetic, and each one more is twenty more
-# facts for the policy to learn by heart, which is what the warm start's time goes into.
+# Operands 2 … 4: 0 and 1 would make steps without arithmetic. Each further operand is twenty more
+# facts for the policy to memorize, which takes most of the warm start's time.
 _OPERANDS = (2, 5)
-# P(n ≥ k terms) ∝ k^-_TAIL, the mass beyond the most cut off: the median is 4 and the 99th percentile
-# 16, which are full responses of 24 and 108 tokens.
+# P(n ≥ k terms) ∝ k^-_TAIL, cut off at _MOST_TERMS: the median is 4 and the 99th percentile 16
+# terms, which are full responses of 24 and 108 tokens.
 _FEWEST_TERMS, _MOST_TERMS, _TAIL = 3, 19, 2.2
 _PROMPT_TOKENS_PER_TERM = 3
 MAX_PROMPT_LENGTH = _PROMPT_TOKENS_PER_TERM * _MOST_TERMS  # its response has 129 tokens
-_GUESS_SHARE = 0.5  # of the demonstrations
+_GUESS_SHARE = 0.5  # share of the demonstrations that guess
 
 
 class ArithmeticProblems:
-    """An endless sequence of problems: each is a function of the seed, the split and its index.
+    """An endless sequence of problems, each a function of the seed, the split and its index.
 
-    Held-out problems do not depend on the seed, so that runs compare. The two splits share no
-    problem: which one a problem is in follows from its text (`subset_of`), and draws that fall into
-    the other are drawn again. A short problem may come back under another index and id.
+    Held-out problems do not depend on the seed, so that runs are comparable. The two splits share
+    no problem: a problem's text determines its split (`subset_of`), and draws of the other split
+    are repeated. A short problem may occur again under another index and id.
     """
 
     def __init__(self, seed: int, split: Subset):
@@ -69,7 +69,9 @@ class ArithmeticProblems:
     checksum = 0  # nothing can change them
 
     def draw(self, at: Cursor, size: int) -> tuple[list[Prompt], Cursor]:
-        """As `Problems.draw`, all in one epoch."""
+        """Returns the `size` prompts from there, and where the next batch begins.
+
+        All problems are in one endless epoch."""
         stop = at.offset + size
         return [self[index] for index in range(at.offset, stop)], Cursor(0, stop)
 
@@ -77,14 +79,14 @@ class ArithmeticProblems:
         return Cursor(0, batches * size)
 
     def batch(self, step: int, size: int) -> list[Prompt]:
-        """The prompts of iteration `step`, as `draw`, where all before it have drawn `size`."""
+        """Returns the prompts of iteration `step` if every iteration draws `size` prompts."""
         return self.draw(self.after(step, size), size)[0]
 
     def epochs(self, at: Cursor) -> None:
-        """None: they have no end."""
+        """Returns None: the problems have no end, and so no epochs."""
 
     def first(self, count: int) -> list[Prompt]:
-        """The first `count` prompts, the same in every run for the held-out split."""
+        """Returns the first `count` prompts; for the held-out split, the same in every run."""
         return self.batch(0, count)
 
 
@@ -93,12 +95,12 @@ def problems(seed: int, split: Subset | str) -> ArithmeticProblems:
 
 
 def solve(text: str) -> str:
-    """The answer to the prompt `text`, one digit."""
+    """Returns the answer to the prompt `text`, one digit."""
     return worked(text)[-1]
 
 
 def worked(text: str) -> str:
-    """The response to the prompt `text` without a mistake: every step, and the answer."""
+    """Returns the correct response to the prompt `text`: every step, and the answer."""
     value, written = int(text[1]), []
     for letter, sign, operand in _later_terms(text):
         after = (value + operand if sign == "+" else value * operand) % 10
@@ -108,7 +110,7 @@ def worked(text: str) -> str:
 
 
 def demonstration(prompt: Prompt, rng: np.random.Generator) -> tuple[int, ...]:
-    """A completion to imitate, end of sequence included: worked, or a random digit at once."""
+    """Returns a completion to imitate, end of sequence included: worked, or a guessed digit."""
     is_guess = rng.random() < _GUESS_SHARE
     text = f"#{rng.integers(10)}" if is_guess else worked(prompt.text)
     return (*TOKENIZER.encode(text), TOKENIZER.eos_ids[0])
@@ -130,7 +132,7 @@ def _draw_num_terms(rng: np.random.Generator) -> int:
 
 
 def _later_terms(text: str) -> Iterator[tuple[str, str, int]]:
-    """Letter, sign and operand of all terms but the first."""
+    """Yields letter, sign and operand of all terms but the first."""
     for start in range(2, len(text) - 1, _PROMPT_TOKENS_PER_TERM):
         letter, sign, digit = text[start : start + _PROMPT_TOKENS_PER_TERM]
         yield letter, sign, int(digit)

@@ -1,4 +1,4 @@
-"""Which tokens of a chat the assistant says: those that a policy would have to sample.
+"""Marks the assistant's tokens in a chat: those that a policy would have to generate.
 
 Knows texts that a chat template makes, and tokens. Does not know files or batches.
 """
@@ -11,15 +11,15 @@ from typing import Any, NamedTuple
 from pat_jax.rl.text.chat_template import ChatTemplateError
 from pat_jax.rl.text.tokenizer import ASSISTANT, ChatMessage, HuggingFaceTokenizer
 
-# In the place of an answer, to see what a template writes before one. No template looks for it.
+# Replaces an answer, to see what a template writes before it. No template treats it specially.
 _PROBE = "4bd2f0c1"
 
 Encode = Callable[[str], list[int]]
-Write = Callable[..., str]  # messages, is_closed: as `HuggingFaceTokenizer.chat_text`
+Write = Callable[..., str]  # (messages, is_closed), as `HuggingFaceTokenizer.chat_text`
 
 
 class Piece(NamedTuple):
-    """A part of a text, in order."""
+    """One of the consecutive parts of a text."""
 
     text: str
     is_generated: bool  # by the assistant
@@ -36,20 +36,21 @@ def mark_turns(
     first: int = 0,
     variables: Mapping[str, Any] | None = None,
 ) -> Marked:
-    """A chat as its template writes it, up to the end of the assistant's last message.
+    """Renders a chat up to the end of the assistant's last message, and marks its turns.
 
-    A turn is what a policy answers to the messages before it: from where the template's request for
-    an answer ends to the first token of `eos_ids`, that token included. Where the template ends no
-    turn with one, the last turn gets it: without it a policy would never learn to stop.
+    A turn is the policy's answer to the messages before it. It reaches from the end of the
+    template's generation prompt to the first token of `eos_ids`, that token included. If the
+    template ends turns with no such token, the last turn gets one: else a policy would never learn
+    to stop.
 
     Args:
-      messages: at least one of them the assistant's, from `first` on.
-      first: messages before it are context, of whatever role.
-      variables: of the template, besides those of every chat.
+      messages: the chat; from index `first` on, at least one message must be the assistant's.
+      first: messages before this index are context, whatever their role.
+      variables: variables of the template, besides those of every chat.
 
     Raises:
-      ChatTemplateError: the template fails, or it writes messages in another way once others
-        follow, so that nobody could tell which tokens are whose, or an answer not at all.
+      ChatTemplateError: the template fails; it leaves out an answer; or it writes messages
+        differently once others follow, so that turns cannot be told apart.
     """
     write = partial(tokenizer.chat_text, variables=variables)
     chat = _Chat(write, tokenizer.eos_texts, messages, write(messages, is_closed=True))
@@ -58,22 +59,22 @@ def mark_turns(
 
 
 def ended(marked: Marked, eos_ids: Sequence[int]) -> Marked:
-    """With an end of sequence, which is learned, unless it has one."""
+    """Appends an end-of-sequence token, marked as generated, if the last token is none."""
     if marked.tokens[-1] in eos_ids:
         return marked
     return Marked([*marked.tokens, eos_ids[0]], [*marked.is_generated, True])
 
 
 def join_pieces(pieces: Sequence[Piece], begin: Encode, go_on: Encode) -> Marked:
-    """The tokens of the pieces, none of which reaches from one into the next.
+    """Tokenizes the pieces so that no token reaches from one piece into the next.
 
-    The first piece's tokens are those of its text alone, as a policy is given them. What follows is
-    read in its context, where that leaves the tokens before it as they are: some tokenizers put a
-    space before a text that stands alone.
+    The first piece is tokenized alone, as a policy is given it. A later piece is tokenized in its
+    context, unless that changes the tokens before it: some tokenizers put a space before a text
+    that stands alone.
 
     Args:
-      begin: tokens of a text from its beginning.
-      go_on: tokens of a text with others before it.
+      begin: returns the tokens of a text from its beginning.
+      go_on: returns the tokens of a text that follows others.
     """
     tokens, is_generated, before = list[int](), list[bool](), ""
     for piece in pieces:
@@ -107,12 +108,12 @@ class _Chat:
             done = end
 
     def _start(self, i: int) -> int:
-        """Where the answer `messages[i]` begins in the text of the whole chat."""
+        """Index in the whole chat's text where the answer `messages[i]` begins."""
         if i and self.messages[i - 1]["role"] != ASSISTANT:
             asked = self.write(self.messages[:i], is_closed=False)
             if self.whole.startswith(asked):
                 return len(asked)
-        # Such as a request for an answer that opens its thoughts, which are not kept in a chat.
+        # For example, the generation prompt opens a thought, which is not kept in a chat.
         head, probe, _ = self._probed(i).partition(_PROBE)
         if not probe:
             raise _unsaid(i)
@@ -121,7 +122,7 @@ class _Chat:
         return len(head)
 
     def _end(self, i: int, start: int, limit: int) -> int:
-        """Behind the token that ends the answer, or, where there is none, behind its message."""
+        """Index behind the token that ends the answer or, without one, behind its message."""
         found = [(self.whole.find(text, start, limit), text) for text in self.eos_texts]
         ends = [at + len(text) for at, text in found if at >= 0]
         if ends:
@@ -134,15 +135,15 @@ class _Chat:
         return len(closed)
 
     def _probed(self, i: int) -> str:
-        """The whole chat with another text in the place of an answer."""
+        """Renders the whole chat with `_PROBE` instead of the answer `messages[i]`."""
         probe = {**self.messages[i], "content": _PROBE}
         return self.write([*self.messages[:i], probe, *self.messages[i + 1 :]], is_closed=True)
 
     def _check_is_rendered(self, i: int, rendered: str) -> None:
-        """Refuses an answer that the template leaves out: to say nothing would be learned from it.
+        """Refuses an answer that the template leaves out: the policy would learn to be silent.
 
-        It may change spaces, drop thoughts and escape characters, so that what differs from the
-        message is asked for again with a text that cannot be there by chance.
+        A template may change spaces, drop thoughts and escape characters. So if the rendered text
+        differs from the message, the chat is rendered again with `_PROBE` instead.
         """
         for text in self.eos_texts:
             rendered = rendered.replace(text, "")

@@ -1,4 +1,4 @@
-"""Which column of a file holds what. Knows names, and what to say of a row without."""
+"""Finds the columns of a file by name. Knows names, and the errors of rows without a column."""
 
 from collections.abc import Mapping, Sequence
 
@@ -7,19 +7,19 @@ from pat_jax.common.json_text import has_lone_surrogate
 from pat_jax.rl.data.row_files import Record, listed
 from pat_jax.rl.text.tokenizer import PromptText, is_message
 
-ABSENT = object()  # what a row has in a column that it has not
+ABSENT = object()  # the value of a column that a row lacks
 
 
 def find_column(records: Sequence[Record], named: str, known: Sequence[str], option: str) -> str:
-    """The column that is named, or the first that is known and that any row has, or none ("").
+    """Returns the named column, else the first of `known` that any row has, else "".
 
     Args:
-      named: as somebody has written it; `a.b` is field b of column a, and the case of letters does
-        not matter where no column is spelt so.
-      option: where it was written, as `data.prompt_key`.
+      named: the column's name as the user wrote it, or "". `a.b` is field b of column a. If no
+        column has exactly this name, the case of letters does not matter.
+      option: the option that names it, such as `data.prompt_key`.
 
     Raises:
-      UserError: no row has the column that is named.
+      UserError: no row has the named column.
     """
     names = column_names(records)
     spelt = {name.lower(): name for name in reversed(names)}
@@ -36,12 +36,12 @@ def find_column(records: Sequence[Record], named: str, known: Sequence[str], opt
 
 
 def column_names(records: Sequence[Record]) -> list[str]:
-    """Those that any row has, in their order."""
+    """Returns the names of the columns that any row has, in order."""
     return list(dict.fromkeys(name for record in records for name in record.fields))
 
 
 def lookup(fields: Mapping[str, object], key: str) -> object:
-    """What a row has there, or `ABSENT`."""
+    """Returns a row's value in a column, or `ABSENT`."""
     if key in fields or "." not in key:
         return fields.get(key, ABSENT)
     head, _, rest = key.partition(".")
@@ -50,10 +50,10 @@ def lookup(fields: Mapping[str, object], key: str) -> object:
 
 
 def present(record: Record, key: str) -> object:
-    """What a row has in a column that others have.
+    """Returns a row's value in a column that other rows have.
 
     Raises:
-      UserError: it has nothing there, or text that nobody can read.
+      UserError: the row lacks the column, or its text has half of a character.
     """
     value = lookup(record.fields, key)
     if value is ABSENT:
@@ -64,7 +64,11 @@ def present(record: Record, key: str) -> object:
 
 
 def text_or_chat(record: Record, key: str) -> PromptText:
-    """What a row has there, which is to be a text or chat messages."""
+    """Returns a row's value in a column that must hold a text or chat messages.
+
+    Raises:
+      UserError: the value is missing, empty or of another kind.
+    """
     value = present(record, key)
     if isinstance(value, list):
         check_messages(record, key, value)
@@ -80,7 +84,7 @@ def check_messages(record: Record, key: str, value: list) -> None:
 
 
 def missing(record: Record, key: str) -> UserError:
-    """The error for a row without the column that others have."""
+    """Returns the error for a row without a column that others have."""
     return UserError(
         f"{record.where}, has no field {key!r}, which other rows have (found: "
         f"{listed(record.fields)}); add the field to this row or remove the row."

@@ -1,6 +1,6 @@
-"""In which order the rows of a set are drawn, epoch after epoch, however many at a time.
+"""The order in which the rows of a set are drawn, epoch after epoch, in batches of any size.
 
-Knows numbers of rows and which of them are alike. Does not know what they hold.
+Knows row numbers and which rows are equal. Does not know what rows hold.
 """
 
 from collections.abc import Hashable, Sequence
@@ -11,25 +11,28 @@ from jaxtyping import Int
 
 
 class Cursor(NamedTuple):
-    """Where a batch begins."""
+    """The place where a batch begins."""
 
     epoch: int = 0
-    offset: int = 0  # rows of the epoch's order that lie behind it
+    offset: int = 0  # rows of the epoch's order that have been passed
 
 
 START = Cursor()
 
 
 class Epochs:
-    """A new random order every epoch, in which rows that are alike stand as far apart as they can.
+    """A new random order every epoch, in which equal rows are as far apart as possible.
 
-    A batch holds no two that are alike, unless there are fewer different rows than it has places.
-    What it passes over, and the last rows of an epoch where they fill no batch, waits for a later
-    epoch: others in every one.
+    A batch holds no two equal rows, unless it is larger than the number of different rows. Rows
+    that it skips, and the last rows of an epoch if they fill no batch, are left out in this epoch.
+    In every epoch these are other rows.
     """
 
     def __init__(self, keys: Sequence[Hashable], *, seed: int):
-        """`keys`: of each row; those that are alike have the same."""
+        """
+        Args:
+          keys: key of each row; equal rows have equal keys.
+        """
         numbers: dict[Hashable, int] = {}
         self._alike = np.array([numbers.setdefault(key, len(numbers)) for key in keys], np.int64)
         self.num_different = len(numbers)
@@ -39,10 +42,12 @@ class Epochs:
         return len(self._alike)
 
     def draw(self, at: Cursor, size: int) -> tuple[list[int], Cursor]:
-        """The rows of the batch that begins there, and where the next one begins: a pure function.
+        """Returns the rows of the batch that begins at `at`, and where the next batch begins.
+
+        This is a pure function.
 
         Args:
-          size: of the batch, at most `len(self)`; batches before may have had others.
+          size: rows of the batch, at most `len(self)`; earlier batches may have had other sizes.
         """
         if not 0 < size <= len(self):
             raise ValueError(f"a batch of {size}: expected from 1 to {len(self)} rows.")
@@ -67,8 +72,9 @@ class Epochs:
         return order
 
     def _spread(self, order: Int[np.ndarray, " rows"]) -> Int[np.ndarray, " rows"]:
-        """The k-th of n rows that are alike comes at (u + k) / n of the epoch, u being the place in it
-        that one of them had, from 0 to 1: alone, a row stays where it is."""
+        """Moves the k-th of n equal rows to (u + k) / n of the epoch.
+
+        u is the place that one of them had, from 0 to 1, so a row without equals stays in place."""
         _, first, counts = np.unique(self._alike, return_index=True, return_counts=True)
         place = np.empty(len(order))
         place[order] = np.arange(len(order)) / len(order)

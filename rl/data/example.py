@@ -1,4 +1,4 @@
-"""One example to imitate, as tokens."""
+"""One example of supervised fine-tuning, as tokens."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,8 @@ from jaxtyping import Bool, Int
 class Example:
     tokens: Int[np.ndarray, " length"]
     in_loss: Bool[np.ndarray, " length"]  # the first token never is: nothing predicts it
-    # Of each token in its text, from 0; None: the example is one text. A token sees its own text.
+    # Position of each token in its text, from 0; a token sees only its own text. None: the example
+    # is one text.
     places: Int[np.ndarray, " length"] | None = None
 
     def __len__(self) -> int:

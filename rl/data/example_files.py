@@ -1,12 +1,11 @@
-"""Examples to imitate in people's files: what comes before, and what is to be generated.
+"""Reads examples of supervised fine-tuning from files, by these columns:
 
     prompt + completion    text or chat messages, each
     messages               a chat
-    text                   a text, as a whole text file is (`text_files.py`)
+    text                   a text, like a whole text file (`text_files.py`)
 
-in this order, and whatever the case of their letters. Knows columns and what may be in them: every
-complaint names file, line or row, and field. Does not know how files are written (`row_files.py`),
-nor tokens.
+The first that a file has counts; case does not matter. Knows columns and what may be in them: every
+error names file, line or row, and field. Does not know file formats (`row_files.py`), nor tokens.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,7 +22,7 @@ from pat_jax.rl.text.tokenizer import ASSISTANT, ChatMessage, PromptText, flatte
 
 @dataclass(frozen=True)
 class ExampleColumns:
-    """Which columns hold what; `a.b` is field b of column a. Empty takes the one of that name."""
+    """Names of the columns; `a.b` is field b of column a. Empty: the field's own name."""
 
     prompt: str = ""
     completion: str = ""
@@ -32,13 +31,13 @@ class ExampleColumns:
 
     @property
     def named(self) -> list[str]:
-        """The fields that somebody has set."""
+        """The fields for which the user has named a column."""
         return [name for name, column in asdict(self).items() if column]
 
 
 @dataclass(frozen=True)
 class Completion:
-    """What is to be generated after a prompt."""
+    """A prompt and the completion to generate after it."""
 
     where: str  # file, line and field
     prompt: PromptText
@@ -47,7 +46,7 @@ class Completion:
 
     @property
     def text(self) -> str:
-        """What makes it the same example as another, or not."""
+        """The text that decides whether the example is held out: the prompt's."""
         return flatten_messages(self.prompt)
 
 
@@ -72,10 +71,10 @@ ExampleRow = Completion | Conversation | PlainText
 
 
 def read_example_file(path: Path, columns: ExampleColumns | None = None) -> list[ExampleRow]:
-    """Every row of the file.
+    """Returns every row of the file.
 
     Args:
-      columns: those that somebody has named.
+      columns: the columns that the user has named.
 
     Raises:
       UserError: the file or one of its rows cannot be used.
@@ -105,7 +104,7 @@ def read_example_file(path: Path, columns: ExampleColumns | None = None) -> list
 
 
 def _refuse_media(records: Sequence[Record]) -> None:
-    """An answer about a picture, learned without the picture, teaches to make things up."""
+    """Refuses rows with images, videos or sound: answers to what is not seen would be made up."""
     for record in records:
         for name in media_columns(record.fields):
             raise record.complain(

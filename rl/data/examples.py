@@ -1,4 +1,4 @@
-"""Examples to imitate, as tokens: which of them are learned, and in which order.
+"""Examples of supervised fine-tuning, as tokens: which tokens are learned, and in which order.
 
 Knows rows, tokens, splits and epochs. Does not know file formats (`example_files.py`,
 `text_files.py`), batches or shapes.
@@ -34,7 +34,7 @@ from pat_jax.rl.text.tokenizer import ASSISTANT, ChatMessage, HuggingFaceTokeniz
 
 
 class Examples:
-    """A fixed set of examples, in a new random order every epoch, each once."""
+    """A fixed set of examples. Every epoch has each of them once, in a new random order."""
 
     def __init__(self, examples: Sequence[Example], *, seed: int):
         self._examples, self._seed = examples, seed
@@ -46,9 +46,10 @@ class Examples:
         return self._examples[index]
 
     def draw(self, position: int, size: int) -> list[Example]:
-        """The next `size` after `position` examples have been drawn: a pure function.
+        """Returns the next `size` examples after `position` examples have been drawn.
 
-        The last of an epoch are fewer: no batch reaches into the next.
+        This is a pure function. The last batch of an epoch may be smaller: no batch reaches into
+        the next epoch.
         """
         epoch, start = divmod(position, len(self))
         order = np.random.default_rng((self._seed, epoch)).permutation(len(self))
@@ -56,7 +57,7 @@ class Examples:
 
     @cached_property
     def checksum(self) -> int:
-        """CRC-32 of what they are and which of it is learned, in their order."""
+        """CRC-32 of the examples' tokens and of which are learned, in order."""
         found = 0
         for each in self._examples:
             found = zlib.crc32(each.in_loss.tobytes(), zlib.crc32(each.tokens.tobytes(), found))
@@ -68,14 +69,14 @@ class Examples:
 
 @dataclass
 class Read:
-    """What came of files of examples."""
+    """The examples read from files."""
 
     max_length: int
     is_truncated: bool
-    option: str  # of the limit
+    option: str  # name of the option that sets `max_length`
     train: list[Example] = field(default_factory=list)
     heldout: list[Example] = field(default_factory=list)
-    too_long: list[int] = field(default_factory=list)  # lengths of what is left out, or cut
+    too_long: list[int] = field(default_factory=list)  # lengths of examples left out, or cut
     num_unlearned: int = 0  # left out: cut before the first token that is learned
 
     def __str__(self) -> str:
@@ -90,14 +91,14 @@ class Read:
 
 @dataclass(frozen=True)
 class ExampleReader:
-    """From files to examples, or to rows of text.
+    """Reads files as examples, or as rows of text.
 
     Args:
-      max_length: tokens; longer examples are left out, or cut there where they are truncated. Rows
-        of text have as many.
-      completion_only: of prompt and completion, the completion is learned and the prompt is not.
-      assistant_only: of a chat, what the assistant says is learned and nothing else.
-      option: what a person calls `max_length`.
+      max_length: most tokens of an example; longer ones are left out, or cut if `is_truncated`.
+        Rows of text have this many tokens.
+      completion_only: learn the completion and not the prompt.
+      assistant_only: in a chat, learn only the assistant's tokens.
+      option: name of the option that sets `max_length`, for messages.
     """
 
     tokenizer: HuggingFaceTokenizer
@@ -109,13 +110,14 @@ class ExampleReader:
     option: str = A_LIMIT
 
     def read(self, paths: Sequence[Path], heldout_share: float) -> Read | TextRead:
-        """
+        """Reads all files.
+
         Args:
-          heldout_share: of the rows, by the text of a prompt, a chat or a text alone: neither order
-            nor seed changes which.
+          heldout_share: share of the rows to hold out. The text of a prompt, a chat or a text alone
+            decides it; order and seed do not matter.
 
         Raises:
-          UserError: a file or one of its rows cannot be used, or some are texts and some are not.
+          UserError: a file or one of its rows cannot be used, or some rows are texts and some not.
         """
         found = Read(self.max_length, self.is_truncated, self.option)
         subsets = {Subset.TRAIN: found.train, Subset.HELDOUT: found.heldout}
@@ -145,7 +147,7 @@ class ExampleReader:
         return [PlainText(str(path), read_text_file(path))]
 
     def _example(self, row: Completion | Conversation, found: Read) -> Example | None:
-        """None of a row that is left out, and counted."""
+        """Returns a row's example; None if it is left out, and counts it in `found`."""
         try:
             tokens, is_learned = self._marked(row)
         except ChatTemplateError as error:

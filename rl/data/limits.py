@@ -1,26 +1,30 @@
-"""Limits on tokens: which would leave out few, and what surely exceeds one.
+"""Limits on numbers of tokens: suggests a limit, and finds texts that surely exceed one.
 
-Knows lengths. Does not know tokenizers, nor what the option of the limit is called.
+Knows lengths. Does not know tokenizers.
 """
 
 from collections.abc import Sequence
 
-A_LIMIT = "a limit of"  # what a limit is called where it has no option
-MOST_CHARACTERS = 256  # of a token; the longest of the usual vocabularies have half as many
+A_LIMIT = "a limit of"  # the name of a limit without an option
+MOST_CHARACTERS = 256  # most in a token; the longest of usual vocabularies have half as many
 
 
 def has_more_tokens(text: str, count: int) -> bool:
-    """Whether that is sure without a tokenizer, which takes a second for a million characters."""
+    """Whether the text surely has more than `count` tokens, without tokenizing it.
+
+    A tokenizer takes a second for a million characters."""
     return len(text) > MOST_CHARACTERS * count
 
 
 def keeps_most(num_kept: int, too_long: Sequence[int | None], option: str) -> str:
-    """The smallest limit that keeps 99 %, in words to follow those about the present one.
+    """Returns a hint for messages: the smallest limit that keeps 99 %.
 
-    Empty where that one does, or where too many lengths are not known.
+    Empty if the present limit keeps as many, or if too many lengths are unknown.
 
     Args:
-      too_long: lengths of what is left out; None is taken as longer than any other.
+      num_kept: how many the present limit keeps.
+      too_long: lengths of those that it leaves out; None counts as longer than any other.
+      option: name of the option that sets the limit.
     """
     known = sorted(length for length in too_long if length is not None)
     place = len(too_long) - 1 - (num_kept + len(too_long)) // 100

@@ -1,13 +1,13 @@
-"""Problems in the files that people have: which column is the prompt, and which the answer.
+"""Reads problems from files, and finds the columns of prompts and answers.
 
     prompt       text or chat messages      verl, DAPO-Math-17k, TRL
     problem      text                       DeepScaleR, MATH-500, AIME
     question     text                       GSM8K, AIME
     messages     chat messages
 
-in this order, and whatever the case of their letters. Answers are those of `ANSWERS`. Knows columns
-and what may be in them: every complaint names file, line or row, and field. Does not know how files
-are written (`row_files.py`), nor tokens, splits or order.
+The first of these columns that a file has is the prompt, and the first of `ANSWERS` the answer;
+case does not matter. Knows columns and what may be in them: every error names file, line or row,
+and field. Does not know file formats (`row_files.py`), nor tokens, splits or order.
 """
 
 import math
@@ -29,21 +29,21 @@ from pat_jax.rl.text.tokenizer import PromptText, flatten_messages
 
 INSTRUCTION = "Please reason step by step, and put your final answer within \\boxed{}."
 
-# Names that the trainer itself passes to reward functions, beside the columns of the file.
+# Names of arguments that the trainer itself passes to reward functions.
 RESERVED_COLUMNS = (
     *("prompts", "completions", "finish_reason"),
     *("prompt_ids", "completion_ids", "is_thinking"),
 )
 PROMPTS = ("prompt", "problem", "question", "messages")
-STATED = ("problem", "question")  # texts that do not say what to do with them
-SOLUTION = "solution"  # is the answer or ends in it
-MARK = "####"  # before the answer in GSM8K's solutions, which it calls answers
+STATED = ("problem", "question")  # columns whose texts get `INSTRUCTION`
+SOLUTION = "solution"  # this column is the answer or ends in it
+MARK = "####"  # stands before the answer in GSM8K's solutions, which are in its column `answer`
 ANSWERS = ("answer", "reward_model.ground_truth", "ground_truth", SOLUTION)
 
 
 @dataclass(frozen=True)
 class Columns:
-    """Which columns hold what; `a.b` is field b of column a. Empty takes the one that is known."""
+    """Names of the columns; `a.b` is field b of column a. Empty: the first known column is used."""
 
     prompt: str = ""
     answer: str = ""
@@ -56,26 +56,26 @@ class Row:
     text: str  # the problem alone, without an instruction
     prompt: PromptText  # what the policy reads
     variables: Mapping[str, Any]  # of the chat template, besides those of every prompt
-    columns: Mapping[str, object]  # all but the prompt's; the answer as `answer`
+    columns: Mapping[str, object]  # all columns but the prompt's; the answer is `answer`
 
 
 @dataclass(frozen=True)
 class ProblemFile:
     rows: Sequence[Row]
-    last_number: int  # of a row, left out or not
-    without_answer: Sequence[str]  # where the answer is null, or is not in its solution
-    media: Mapping[str, int]  # columns that no policy here is shown, and how many rows have one
+    last_number: int  # number of the last row, left out or not
+    without_answer: Sequence[str]  # places where the answer is null, or not found in its solution
+    media: Mapping[str, int]  # columns with images, videos or sound, and how many rows have one
 
 
 def read_problem_file(
     path: Path, columns: Columns | None = None, *, is_compared: bool = True
 ) -> ProblemFile:
-    """Every row of the file that has an answer.
+    """Returns every row of the file that has an answer.
 
     Args:
-      columns: those that somebody has named.
-      is_compared: rewards compare texts with the answer, so that it has to be a text or a number;
-        a reward function of the user may do with a list, or without.
+      columns: the columns that the user has named.
+      is_compared: whether rewards compare texts with the answer, which must then be a text or a
+        number. Reward functions of the user may take a list, or need no answer.
 
     Raises:
       UserError: the file or one of its rows cannot be used.
@@ -99,7 +99,7 @@ def read_problem_file(
 
 
 def _keys(path: Path, records: Sequence[Record], columns: Columns) -> tuple[str, str]:
-    """Of prompts and answers."""
+    """Returns the columns of prompts and answers."""
     prompt_key = find_column(records, columns.prompt, PROMPTS, "data.prompt_key")
     answer_key = find_column(records, columns.answer, ANSWERS, "data.answer_key")
     if not prompt_key:
@@ -133,7 +133,7 @@ def _others(record: Record, prompt_key: str) -> dict[str, object]:
 
 
 def _prompt(record: Record, key: str) -> tuple[str, PromptText]:
-    """The problem's text and what the policy reads."""
+    """Returns the problem's text, and the prompt that the policy reads."""
     value = text_or_chat(record, key)
     text = flatten_messages(value)
     is_stated = isinstance(value, str) and key.rpartition(".")[2].lower() in STATED
@@ -143,7 +143,7 @@ def _prompt(record: Record, key: str) -> tuple[str, PromptText]:
 def _answer(
     record: Record, key: str, *, has_marks: bool, is_compared: bool
 ) -> dict[str, object] | None:
-    """The columns that the answer makes; None where there is no answer."""
+    """Returns the columns made from the answer; None if the row has no answer."""
     value = lookup(record.fields, key) if key else None
     if not key or (value is ABSENT and not is_compared):
         return {}
@@ -168,11 +168,11 @@ def _answer(
 
 
 def _as_text(value: object) -> str | None:
-    """A text that is not blank, or a finite number as text; None for anything else."""
+    """Returns a text that is not blank, or a finite number as text; None for anything else."""
     if isinstance(value, str):
         return value.strip() or None
     if isinstance(value, bool) or not isinstance(value, int | float | Decimal):
         return None
     if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
-        value = int(value)  # 70.0, as a column of numbers becomes where one of them is missing
+        value = int(value)  # integers become 70.0 in a column where a number is missing
     return str(value) if isinstance(value, int) or math.isfinite(value) else None

@@ -1,7 +1,7 @@
-"""Problems in order: which prompts each iteration trains on, and which are held out.
+"""Decides which prompts each iteration trains on, and which are held out.
 
-Knows prompts and splits. Does not know file formats (`problem_files.py`), rewards, or what order an
-epoch has (`epochs.py`). The built-in task (`arithmetic.py`) has the same `draw` and `first`.
+Knows prompts and splits. Does not know file formats (`problem_files.py`), rewards, or the order of
+an epoch (`epochs.py`). The built-in task (`arithmetic.py`) has the same `draw` and `first`.
 """
 
 import zlib
@@ -25,11 +25,11 @@ HELDOUT_SHARE = 0.1
 class Problems:
     """A fixed set of prompts, in a new random order every epoch (`Epochs`).
 
-    No batch holds a prompt twice, unless there are fewer different ones than places in it.
+    No batch holds a prompt twice, unless it is larger than the number of different prompts.
     """
 
     def __init__(self, prompts: Sequence[Prompt], *, seed: int, name: str):
-        self.name = name  # what messages call the set
+        self.name = name  # name of the set in messages
         self._prompts = tuple(prompts)
         self._epochs = Epochs([(prompt.text, prompt.tokens) for prompt in prompts], seed=seed)
 
@@ -41,14 +41,16 @@ class Problems:
 
     @property
     def num_different(self) -> int:
-        """Prompts, each counted once."""
+        """Number of different prompts."""
         return self._epochs.num_different
 
     def draw(self, at: Cursor, size: int) -> tuple[list[Prompt], Cursor]:
-        """A pure function: the `size` prompts from there, and where the next batch begins.
+        """Returns the `size` prompts from `at` on, and where the next batch begins.
+
+        This is a pure function.
 
         Raises:
-          UserError: there are fewer than `size`.
+          UserError: there are fewer than `size` prompts.
         """
         if size > len(self):
             raise UserError(
@@ -60,21 +62,22 @@ class Problems:
         return [self._prompts[row] for row in rows], after
 
     def after(self, batches: int, size: int) -> Cursor:
-        """Where a run was that has drawn so many batches, none of which left a prompt out for being
-        like another: as checkpoints have it that know no cursor."""
+        """Returns where the next batch begins after `batches` batches of `size` prompts.
+
+        Assumes that no batch skipped a repeated prompt. For checkpoints that hold no cursor."""
         epoch, position = divmod(batches, max(1, len(self) // size))
         return Cursor(epoch, position * size)
 
     def batch(self, step: int, size: int) -> list[Prompt]:
-        """The prompts of iteration `step`, as `draw`, where all before it have drawn `size`."""
+        """Returns the prompts of iteration `step` if every iteration draws `size` prompts."""
         return self.draw(self.after(step, size), size)[0]
 
     def epochs(self, at: Cursor) -> float:
-        """Passes over the prompts that lie behind it."""
+        """Returns the number of passes over the prompts before `at`."""
         return at.epoch + min(1.0, at.offset / len(self))
 
     def first(self, count: int) -> list[Prompt]:
-        """Up to `count` prompts, always the same ones: what evaluations use."""
+        """Returns up to `count` prompts, always the same ones, for evaluations."""
         return [self._prompts[row] for row in self._epochs.order(0)[:count]]
 
     @property
@@ -83,7 +86,7 @@ class Problems:
 
 
 def checksum_of(prompts: Iterable[Prompt]) -> int:
-    """CRC-32 of prompts and of what rewards are told of them, in their order."""
+    """Returns the CRC-32 of prompts and the columns that rewards are given, in order."""
     found = 0
     for prompt in prompts:
         whole = prompt.text, prompt.tokens, sorted(prompt.columns.items())
@@ -96,10 +99,10 @@ class ProblemSplits:
     train: Problems
     heldout: Problems
     max_prompt_length: int
-    too_long: Sequence[int | None]  # lengths, where known
-    without_answer: Sequence[str]  # where
+    too_long: Sequence[int | None]  # lengths of prompts left out; None: not known
+    without_answer: Sequence[str]  # places of rows without an answer
     media: Mapping[str, int]  # columns that no prompt shows, and how many rows have one
-    option: str  # of the limit
+    option: str  # name of the option that sets `max_prompt_length`
 
     def __str__(self) -> str:
         sets = {"to train on": self.train, "held out": self.heldout}
@@ -135,12 +138,12 @@ def load_problems(
 ) -> ProblemSplits:
     """Reads, tokenises, filters and splits files of problems.
 
-    A prompt's id is its line or row number, counted on from file to file. The split follows from
-    the problem's text and the order of the held-out set is fixed: neither depends on `seed`.
+    A prompt's id is its line or row number, counted on from file to file. The problem's text
+    determines its split, and the held-out set has a fixed order: neither depends on `seed`.
 
     Args:
       columns, is_compared: see `read_problem_file`.
-      option: what a person calls `max_prompt_length`.
+      option: name of the option that sets `max_prompt_length`, for messages.
 
     Raises:
       UserError: a file or one of its rows cannot be used.
@@ -162,7 +165,7 @@ def load_problems(
 def _prompts(
     files: Iterable[ProblemFile], tokens: "_Tokens", heldout_share: float
 ) -> tuple[dict[Subset, list[Prompt]], list[int | None]]:
-    """Those that are short enough, and the lengths of the others, where known."""
+    """Returns the prompts that are short enough by split, and the lengths of the others."""
     prompts: dict[Subset, list[Prompt]] = {Subset.TRAIN: [], Subset.HELDOUT: []}
     too_long: list[int | None] = []
     before = 0
@@ -179,14 +182,14 @@ def _prompts(
 
 
 class _Tokens:
-    """Tokens of prompts, worked out once each: DAPO-Math-17k repeats every one a hundred times."""
+    """Tokenizes each prompt once: DAPO-Math-17k repeats every prompt a hundred times."""
 
     def __init__(self, tokenizer: Tokenizer, max_length: int):
         self._tokenizer, self._max_length = tokenizer, max_length
         self._known: dict[str, tuple[int, ...] | int | None] = {}
 
     def of(self, row: Row) -> tuple[int, ...] | int | None:
-        """Of a prompt that is too long its length; None where that is clear without a count."""
+        """Returns a prompt's tokens or, if it is too long, its length, or None if unknown."""
         if isinstance(row.prompt, str) and not row.variables:
             key = row.prompt
         else:

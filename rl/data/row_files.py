@@ -1,7 +1,7 @@
-"""Rows of JSON arrays, JSON lines and Parquet, as their files have them.
+"""Reads the rows of JSON arrays, JSON lines and Parquet files.
 
-Knows files and what can be wrong with them: every complaint names file, line or row. Does not know
-what fields mean (`problem_files.py`).
+Knows files and their errors: every message names file, line or row. Does not know what fields mean
+(`problem_files.py`).
 """
 
 import os
@@ -14,14 +14,14 @@ from pat_jax.common.errors import UserError, shown
 from pat_jax.common.json_text import JsonError, parse_json
 from pat_jax.rl.data.template_columns import ColumnError, template_variables
 
-MOST_ROWS, MOST_BYTES = 2_000_000, 2**32  # of a file, unpacked
+MOST_ROWS, MOST_BYTES = 2_000_000, 2**32  # most in a file, unpacked
 RECORD_FORMATS = (".json", ".jsonl", ".ndjson", ".parquet")
 _ROWS_AT_ONCE = 256  # unpacked before their size is looked at
 
 
 @dataclass(frozen=True)
 class Record:
-    """One row."""
+    """One row of a file."""
 
     path: Path
     unit: str  # "line" or "row"
@@ -39,13 +39,13 @@ class Record:
         )
 
     def template_variables(self, *others: str) -> dict[str, Any]:
-        """What the row tells the chat template beside the messages.
+        """Returns the variables that the row sets for the chat template.
 
         Args:
-          others: columns that hold something else, whatever they are called.
+          others: columns with another meaning, which are ignored whatever their names.
 
         Raises:
-          UserError: it is of another kind.
+          UserError: a variable has a value of the wrong kind.
         """
         given = {name: value for name, value in self.fields.items() if name not in others}
         try:
@@ -55,13 +55,13 @@ class Record:
 
 
 def read_records(path: Path, *, of: str = "problems") -> list[Record]:
-    """Every row of the file: at least one.
+    """Returns every row of the file, at least one.
 
     Args:
-      of: what its rows are, for people.
+      of: what the rows are, for messages.
 
     Raises:
-      UserError: it cannot be read, is damaged, or has no row.
+      UserError: the file cannot be read, is damaged, or has no row.
     """
     of_formats = (_read_json, _read_json_lines, _read_json_lines, _read_parquet)
     readers: dict[str, Callable[[Path], Iterator[Record]]] = dict(
@@ -84,7 +84,9 @@ def read_records(path: Path, *, of: str = "problems") -> list[Record]:
 
 
 def problem_of(path: Path, suffixes: Iterable[str]) -> str:
-    """Why it cannot be such a file, the end of a sentence; nothing where it can."""
+    """Returns why the path is not a file with one of these suffixes, as the end of a sentence.
+
+    Empty if it is one."""
     if path.is_dir():
         return f"is a folder: expected a file; give those in it, such as '{path}/*.parquet'."
     if path.suffix.lower() not in suffixes:
@@ -100,7 +102,7 @@ def problem_of(path: Path, suffixes: Iterable[str]) -> str:
 
 
 def listed(names: Iterable[str]) -> str:
-    """Names of columns, as many as a sentence can hold."""
+    """Returns the names of columns for a message, at most 20 of them."""
     shown_names = [name if name.isprintable() and name else repr(name) for name in names]
     more = f" and {len(shown_names) - 20} more" if len(shown_names) > 20 else ""
     return ", ".join(name[:40] for name in shown_names[:20]) + more or "none"
@@ -167,12 +169,12 @@ def _read_parquet(path: Path) -> Iterator[Record]:
 
 
 def _num_bytes(column: Any) -> int:
-    """Of the values of an Arrow array as Python has them: each, though a dictionary holds it once."""
+    """Bytes of an Arrow array's values in Python, where dictionary values are repeated."""
     return (column.dictionary_decode() if hasattr(column, "dictionary") else column).nbytes
 
 
 def _check_size(path: Path, num_rows: int, num_bytes: int) -> None:
-    """A few kilobytes of Parquet may stand for more equal rows than fit into memory."""
+    """Refuses files that are too large: a few kilobytes of Parquet can unpack to very many rows."""
     if num_rows > MOST_ROWS or num_bytes > MOST_BYTES:
         values = f"{num_bytes / 2**30:.1f} GiB of values and more"
         size = f"{num_rows:,} rows" if num_rows else values

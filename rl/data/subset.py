@@ -1,7 +1,7 @@
-"""Which problems are held out: a property of the problem's text and of nothing else.
+"""Decides which problems are held out, by the problem's text and nothing else.
 
-No seed, file order or run enters, so what one run trained on no other run evaluates on (a run that
-never evaluates holds nothing out).
+Seed, file order and run do not matter, so no run evaluates on what another one trained on (a run
+that never evaluates holds nothing out).
 """
 
 import hashlib
@@ -14,7 +14,7 @@ class Subset(StrEnum):
 
 
 def subset_of(text: str, heldout_share: float) -> Subset:
-    """Held out if the text's 64-bit hash lies in the lowest `heldout_share` of all hashes."""
+    """Returns HELDOUT if the text's 64-bit hash is in the lowest `heldout_share` of all hashes."""
     digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
     is_heldout = int.from_bytes(digest, "big") < heldout_share * 2**64
     return Subset.HELDOUT if is_heldout else Subset.TRAIN

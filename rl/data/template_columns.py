@@ -1,4 +1,4 @@
-"""What a row tells its chat template, as in TRL: `tools` and `chat_template_kwargs`.
+"""Reads a row's variables for the chat template, as in TRL: `tools` and `chat_template_kwargs`.
 
 Each is the value itself or its JSON text. Knows values. Does not know where the row is from, nor
 which variables a template has.
@@ -10,7 +10,7 @@ from typing import Any
 from pat_jax.common.json_text import JsonError, has_lone_surrogate, parse_json
 
 TOOLS, VARIABLES = "tools", "chat_template_kwargs"
-# What TRL and verl show a model that sees or hears; those here read text alone.
+# Columns that TRL and verl show to multimodal models; models here read only text.
 MEDIA = ("image", "images", "video", "videos", "audio", "audios")
 
 
@@ -23,13 +23,13 @@ class ColumnError(ValueError):
 
 
 def template_variables(fields: Mapping[str, object]) -> dict[str, Any]:
-    """The variables of the template that a row sets.
+    """Returns the variables of the template that a row sets.
 
-    Tools that are none, and what is null in an object, are not given: Parquet fills in null where
-    rows have other keys.
+    Empty tools and nulls in objects are left out: Parquet fills in null if other rows have more
+    keys.
 
     Raises:
-      ColumnError: a value is of another kind.
+      ColumnError: a value is of the wrong kind.
     """
     variables = _value(fields, VARIABLES)
     if variables is not None and not isinstance(variables, dict):
@@ -44,7 +44,7 @@ def template_variables(fields: Mapping[str, object]) -> dict[str, Any]:
 
 
 def media_columns(fields: Mapping[str, object]) -> list[str]:
-    """Those in which a row has an image, a video or a sound."""
+    """Returns the columns in which a row has an image, a video or a sound."""
     return [name for name in MEDIA if fields.get(name) not in (None, "", b"", [], {})]
 
 
@@ -63,7 +63,7 @@ def _value(fields: Mapping[str, object], name: str) -> object:
 
 
 def _given(value: object) -> object:
-    """Without what is null in objects, at any depth."""
+    """Removes nulls in objects, at any depth."""
     if isinstance(value, Mapping):
         return {key: _given(each) for key, each in value.items() if each is not None}
     return [_given(each) for each in value] if isinstance(value, list) else value

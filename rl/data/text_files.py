@@ -1,6 +1,6 @@
-"""Files of plain text: whatever is neither rows (`row_files.py`) nor a table.
+"""Reads plain text files: those that hold neither rows (`row_files.py`) nor a table.
 
-Knows files and what can be wrong with them. Does not know tokens.
+Knows files and their errors. Does not know tokens.
 """
 
 from pathlib import Path
@@ -17,10 +17,10 @@ def is_text_file(path: Path) -> bool:
 
 
 def read_text_file(path: Path) -> str:
-    """The whole file, as it is.
+    """Returns the whole file unchanged.
 
     Raises:
-      UserError: it cannot be read, is too large, or holds something else.
+      UserError: the file cannot be read, is too large, or is not UTF-8 text.
     """
     if problem := problem_of(path, (path.suffix.lower(),)):
         raise UserError(f"data file {path} {problem}")

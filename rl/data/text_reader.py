@@ -1,4 +1,4 @@
-"""A corpus, text by text, to rows of tokens. Knows tokenizers and splits. Does not know files."""
+"""Turns a corpus, text by text, into rows of tokens. Knows tokenizers and splits, no files."""
 
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -15,7 +15,7 @@ PART_LENGTH = 4096  # characters
 
 @dataclass(frozen=True)
 class TextRead:
-    """What came of texts."""
+    """The rows made from a corpus."""
 
     train: TextRows
     heldout: TextRows
@@ -34,11 +34,13 @@ class TextRead:
 class TextReader:
     """Takes texts one at a time, and keeps their tokens as arrays.
 
-    A long text is tokenized and held out in parts of up to `PART_LENGTH` characters, cut behind a
-    line if one ends there. Parts that follow each other in one subset are one text.
+    A long text is split into parts of up to `PART_LENGTH` characters, at the end of a line if
+    possible. Each part is tokenized and held out by itself. Consecutive parts in one subset are one
+    text.
 
     Args:
-      heldout_share: of the parts, by their characters: neither order nor seed changes which.
+      heldout_share: share of the parts to hold out. A part's text decides it; order and seed do not
+        matter.
     """
 
     tokenizer: HuggingFaceTokenizer
@@ -53,7 +55,7 @@ class TextReader:
         self._streams = {subset: TextStream(beginning, end, dtype) for subset in Subset}
 
     def add(self, text: str) -> None:
-        """Counts one without characters other than spaces, and leaves it out."""
+        """Adds a text; a blank one is only counted."""
         if not text.strip():
             self.num_blank += 1
             return
@@ -74,7 +76,7 @@ class TextReader:
         return np.concatenate([np.array(each, np.int32) for each in tokens])
 
     def result(self, max_length: int) -> TextRead:
-        """All texts so far, in rows of `max_length` tokens."""
+        """Returns all texts so far, in rows of `max_length` tokens."""
         train, heldout = (
             self._streams[subset].rows(max_length) for subset in (Subset.TRAIN, Subset.HELDOUT)
         )

@@ -1,13 +1,13 @@
-"""A corpus as tokens: texts one behind the other, cut into rows of one length.
+"""A corpus as tokens: concatenated texts, split into rows of one length.
 
     E t e x t E m o r e E      E: the end token
     |- row 0 -|
               |- row 1 -|      begins with the last token of row 0
 
-Each token but the first is a target in one row. A text's positions begin at 0 with its
-beginning-of-sequence token, or where the tokenizer has none with the E before it, so that tokens
-attend to their own text alone. A text that goes on in the next row begins there anew. Does not know
-files, tokenizers or shapes of batches.
+Each token but the first is a target in exactly one row. Position 0 of a text is its
+beginning-of-sequence token or, if the tokenizer has none, the E before the text. So tokens attend
+only to their own text. If a text continues in the next row, positions begin at 0 again. Does not
+know files, tokenizers or shapes of batches.
 """
 
 from collections.abc import Sequence
@@ -21,13 +21,13 @@ from pat_jax.rl.data.example import Example
 
 
 class TextRows(Sequence[Example]):
-    """The rows of a corpus, each made when it is asked for.
+    """The rows of a corpus, each made on access.
 
     Args:
-      tokens: of all texts, with their end tokens.
-      starts: of each text its position 0, as an index of `tokens`.
-      max_length: tokens of a row; the last one may have fewer.
-      num_bytes: of the texts in UTF-8.
+      tokens: tokens of all texts, with their end tokens.
+      starts: for each text, the index in `tokens` of its position 0.
+      max_length: tokens of a row; the last row may have fewer.
+      num_bytes: bytes of the texts in UTF-8.
     """
 
     def __init__(
@@ -42,12 +42,12 @@ class TextRows(Sequence[Example]):
 
     @property
     def num_targets(self) -> int:
-        """Tokens that are learned in an epoch: all but the first."""
+        """Number of tokens that are learned in an epoch: all but the first."""
         return max(0, len(self.tokens) - 1)
 
     @property
     def tokens_per_byte(self) -> float:
-        """Times a loss in bits per token: bits per byte."""
+        """Targets per byte: a loss in bits per token, times this, is in bits per byte."""
         return self.num_targets / max(1, self.num_bytes)
 
     def __len__(self) -> int:
@@ -72,12 +72,12 @@ class TextRows(Sequence[Example]):
 
 @dataclass
 class TextStream:
-    """Puts texts one behind the other.
+    """Concatenates texts.
 
     Args:
-      beginning: tokens that a text begins with; none, where the tokenizer puts none there.
+      beginning: tokens that a text begins with; empty if the tokenizer adds none.
       end: the token that ends a text.
-      dtype: that holds every token.
+      dtype: a dtype that holds every token.
     """
 
     beginning: Sequence[int]
@@ -89,7 +89,7 @@ class TextStream:
     _starts: list[int] = field(default_factory=list)
 
     def add(self, text: Integer[np.ndarray, " _"], num_bytes: int) -> None:
-        """One text of at least one token; `num_bytes` of it in UTF-8."""
+        """Adds a text of at least one token, which has `num_bytes` bytes in UTF-8."""
         count, end = len(self.beginning), np.array([self.end])
         begins = count > 0 and tuple(text[:count]) == tuple(self.beginning)
         if not begins and not self._length:
@@ -105,6 +105,6 @@ class TextStream:
         self._length += len(tokens)
 
     def rows(self, max_length: int) -> TextRows:
-        """All texts so far, in rows of `max_length` tokens."""
+        """Returns all texts so far, in rows of `max_length` tokens."""
         tokens = np.concatenate(self._parts or [np.zeros(0, self.dtype)])
         return TextRows(tokens, np.array(self._starts, np.int64), max_length, self.num_bytes)

@@ -42,12 +42,12 @@ def math_reward(
 ) -> list[float]:
     r"""1 if the response ended and its final answer has the value of the column `answer`, else 0.
 
-    A final answer stands in a form that is asked for (`final_answer.py`): `\boxed{x}`,
-    `<answer>x</answer>`, `#### x`, `Answer: x`, or `$x$` as the whole of the last line.
+    A final answer has one of these forms (`final_answer.py`): `\boxed{x}`, `<answer>x</answer>`,
+    `#### x`, `Answer: x`, or `$x$` as the whole last line.
 
     Args:
       is_thinking: for each response, whether the chat template opened a thought before it; such a
-        response has no answer before `</think>`. Empty: none was opened.
+        response has no answer before `</think>`. Empty: the template opened none.
     """
     answers = require_column("math", "answer", columns)
     reasons = require_column("math", "finish_reason", columns)
@@ -67,7 +67,7 @@ def math_lenient_reward(
 ) -> list[float]:
     r"""1 if the last `\boxed{…}`, or without one the last number, has the answer's value, else 0.
 
-    A response that was cut off earns by its last number too, by chance or by having been right.
+    A truncated response may also score by its last number, rightly or by chance.
     """
     del prompts
     answers = require_column("math_lenient", "answer", columns)
@@ -80,10 +80,10 @@ BUILT_IN: Mapping[str, RewardFunction] = {"exact": exact_reward, **MATH}
 
 
 def check_columns(specs: Sequence[str], columns: Mapping[str, object], source: str) -> None:
-    """Refuses data without the column that a built-in reward compares with.
+    """Raises UserError if the data lacks the column that a built-in reward compares with.
 
     Args:
-      source: what the message calls the data.
+      source: name of the data in the message.
     """
     for spec in specs:
         if spec in BUILT_IN:

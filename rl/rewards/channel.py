@@ -1,13 +1,13 @@
-"""What the process of a reward and its caller tell each other, over a pair of sockets.
+"""The protocol between a reward's process and its caller, over a pair of sockets.
 
-    caller → process    8 bytes, how long; then number and responses of a call, pickled process →
-    caller    {"call": number, "seconds": …, "scores": [number or failure, …], …}, a line of JSON
+    caller → process    length, 8 bytes; then number and responses of a call, pickled
+    process → caller    a line of JSON: {"call": number, "scores": [number or failure, …], …}
 
-Code of the user runs in the process, and may write to every open file, fork, or close what it
-finds. So nothing that comes from there is unpickled, and an answer has a bound in time and in
-length and names its call; anything else ends the process. Columns hold dates, bytes and decimals,
-for which JSON has no words; to the process they go as pickles, which nobody but the caller can
-write. Does not know how processes start (`workers.py`) or what a function does; imports no jax.
+The user's code runs in the process, and may write to any open file, fork, or close files. So
+nothing from there is unpickled, and an answer is bounded in time and length and names its call;
+anything else ends the process. To the process, columns go as pickles, because JSON has no dates,
+bytes and decimals; only the caller can write these. Does not know how processes start
+(`workers.py`) or what a function does; imports no jax.
 """
 
 import contextlib
@@ -26,24 +26,24 @@ from pat_jax.rl.rewards.outcome import Cause, Failure, Outcome
 from pat_jax.rl.rewards.responses import Response
 from pat_jax.rl.rewards.results import LARGEST
 
-LARGEST_ANSWER = 2**26  # bytes; a response that raises has about four thousand of them
-LOST = 90  # exit code of a process whose socket the function has closed, or put another file in its place
-IMPORT = 0  # the number of the first answer, which nobody asks for: whether the function is there
+LARGEST_ANSWER = 2**26  # bytes; a response that raises takes about four thousand
+LOST = 90  # exit code of a process whose socket the function has closed or replaced
+IMPORT = 0  # number of the first answer, sent without a call: whether the import succeeded
 _LENGTH_BYTES = 8
 _CHUNK = 2**16
 _LONGEST_POLL = 3600.0  # seconds: poll() takes milliseconds, of which 2**31 are too many
-# What `_read` raises of text that is not an answer; of broken JSON the first.
+# What `_read` raises for text that is not an answer; ValueError for broken JSON.
 _MALFORMED = (ValueError, TypeError, KeyError, OverflowError, AttributeError)
 
 
 class NoAnswerError(Exception):
-    """What came is not the answer to the call: the function has written to the socket."""
+    """What arrived is not the answer to the call: the function has written to the socket."""
 
 
 class Calls:
-    """The caller's end. `until` is a moment of `time.monotonic()`, also one that never comes.
+    """The caller's end of the sockets. `until` is a time of `time.monotonic()`, or infinity.
 
-    Every method raises TimeoutError when that is over, and EOFError when the process is gone.
+    Every method raises TimeoutError after `until`, and EOFError when the process has ended.
     """
 
     def __init__(self, ours: socket.socket):
@@ -54,7 +54,7 @@ class Calls:
         self._socket.close()
 
     def ask(self, number: int, responses: Sequence[Response], until: float) -> None:
-        """Sends a call, though the process may not read it."""
+        """Sends a call; waits no longer than `until` for the process to read it."""
         content = pickle.dumps((number, list(responses)))
         rest = memoryview(len(content).to_bytes(_LENGTH_BYTES) + content)
         while rest:
@@ -68,13 +68,13 @@ class Calls:
             _check_time(until)
 
     def answer(self, number: int, count: int, until: float) -> Outcome:
-        """That to the call of this number.
+        """Returns the answer to the call of this number.
 
         Args:
-          count: of its responses.
+          count: number of the call's responses.
 
         Raises:
-          NoAnswerError: something else has come.
+          NoAnswerError: something else has arrived.
         """
         line = self._line(until)
         try:
@@ -83,7 +83,7 @@ class Calls:
             raise NoAnswerError from error
 
     def _line(self, until: float) -> bytes:
-        """What comes up to a line break, and whatever has come behind it."""
+        """Reads up to a line break, with whatever has arrived behind it."""
         line = bytearray()
         while True:
             self._wait(select.POLLIN, until)
@@ -111,17 +111,17 @@ class Calls:
 
 
 def _check_time(until: float) -> float:
-    """Seconds left; raises TimeoutError where there are none."""
+    """Returns the seconds left; raises TimeoutError if there are none."""
     if (left := until - time.monotonic()) <= 0:
         raise TimeoutError
     return left
 
 
 class Answers:
-    """The process's end, of it alone: its children have it neither after a fork nor after an exec.
+    """The process's end of the sockets. Its children lose it, after a fork or an exec.
 
     Args:
-      file: the number of the open file.
+      file: the socket's file descriptor.
     """
 
     def __init__(self, file: int):
@@ -130,12 +130,12 @@ class Answers:
         os.register_at_fork(after_in_child=self._forget)
 
     def receive(self) -> tuple[int, list[Response]]:
-        """Number and responses of the next call; raises EOFError where there will be none."""
+        """Returns number and responses of the next call; raises EOFError if there are no more."""
         length = int.from_bytes(self._read(_LENGTH_BYTES))
         return pickle.loads(self._read(length))
 
     def send(self, number: int, outcome: Outcome) -> None:
-        """Ends the process where it cannot be sent, and a child of it that has come here."""
+        """Sends an answer. Ends the process if that fails, or if this is a forked child."""
         if os.getpid() != self._process:
             os._exit(0)
         line = _written(number, outcome)
@@ -164,12 +164,12 @@ class Answers:
         return bytes(read)
 
     def _check(self) -> None:
-        """Raises OSError where the number is no longer that of our socket."""
+        """Raises OSError if the file descriptor is no longer our socket's."""
         if _identity(self._file) != self._identity:
             raise OSError
 
     def _forget(self) -> None:
-        """In a child: the caller is to see when the process itself has ended."""
+        """Closes the socket in a child, so that the caller sees when the process itself ends."""
         with contextlib.suppress(OSError):
             self._check()
             os.close(self._file)
@@ -189,7 +189,7 @@ def _written(number: int, outcome: Outcome) -> bytes:
         "scores": [_told(score) for score in outcome.scores],
         "numbers": [dict(one) for one in outcome.numbers],
     }
-    # What is not finite is a failure by now.
+    # Scores that are not finite have become failures before.
     return f"{json.dumps(answer, allow_nan=False)}\n".encode()
 
 
@@ -200,7 +200,7 @@ def _told(score: float | Failure | None) -> object:
 
 
 def _read(text: str, number: int, count: int) -> Outcome:
-    """Raises one of `_MALFORMED` where it is not an answer to this call."""
+    """Parses an answer; raises one of `_MALFORMED` if it is not an answer to this call."""
     answer: Any = parse_json(text)
     outcome = Outcome(
         scores=[_score(score) for score in answer["scores"]],
@@ -221,7 +221,7 @@ def _read(text: str, number: int, count: int) -> Outcome:
 def _score(value: object) -> float | Failure:
     if not isinstance(value, int | float):
         return _failure(value)
-    if abs(value) > LARGEST:  # of which the process would have made a failure
+    if abs(value) > LARGEST:  # the process would have sent a failure
         raise ValueError
     return _number(value)
 

@@ -1,9 +1,9 @@
-"""A reward that another program works out, asked over HTTP: a judge, a sandbox.
+"""A reward computed by another program, over HTTP: a judge, a sandbox.
 
     POST {"prompts": [text, …], "completions": [text, …], "columns": {name: [value, …], …}}
     200  {"scores": [number or null, …]}
 
-Knows questions, time limits, and which answers are worth another try. Does not know connections
+Knows requests, time limits, and which answers are worth a retry. Does not know connections
 (`endpoint_http.py`), nor which responses one call is for (`function.py`); imports no jax.
 """
 
@@ -28,7 +28,7 @@ from pat_jax.rl.rewards.responses import Response
 from pat_jax.rl.rewards.results import read_scores
 
 _CONNECT_SECONDS = 10.0
-_FIRST_WAIT, _LONGEST_WAIT = 0.5, 30.0  # seconds between two tries, twice as many each time
+_FIRST_WAIT, _LONGEST_WAIT = 0.5, 30.0  # seconds between two tries, doubled each time
 _EXCERPT_LENGTH = 200
 _TOO_MANY, _INTERNAL = 429, 500
 _INSTEAD_OF_TOKEN = "[token]"
@@ -36,13 +36,13 @@ _SHAPE = '{"scores": [a number or null for each response]}'
 
 
 class RewardEndpoint:
-    """Asks the program at `url`, each time within its limit.
+    """Calls the program at `url`, each call within its time limit.
 
     Args:
-      num_calls: calls at a time.
-      retries: further tries where it cannot be reached, answers 429 or 5xx, after longer and longer
-        waits, or those that its `Retry-After` asks for; each try has the time of a call.
-      token: what `Authorization: Bearer` says; empty: nothing does. No message has it.
+      num_calls: most calls at a time.
+      retries: further tries if the program cannot be reached or answers 429 or 5xx. Waits between
+        them grow, or follow its `Retry-After`. Each try has the time of a call.
+      token: sent as `Authorization: Bearer`, and never shown in messages; empty: nothing is sent.
 
     Raises UserError if `url` is not an address.
     """
@@ -55,7 +55,7 @@ class RewardEndpoint:
         self._open: set[socket.socket] = set()
 
     def close(self) -> None:
-        """Breaks off what is under way: what has not been scored never will be."""
+        """Breaks off all calls; responses that are not yet scored never will be."""
         with self._lock:
             self._is_closed.set()
             for connected in self._open:
@@ -63,7 +63,7 @@ class RewardEndpoint:
         self._threads.shutdown(cancel_futures=True)
 
     def submit(self, responses: Sequence[Response], seconds: float) -> Future[Outcome]:
-        """One call, each try of which ends when it has run for `seconds` at the latest."""
+        """Starts one call; each of its tries ends after at most `seconds`."""
         return self._threads.submit(self._call, responses, seconds)
 
     def _call(self, responses: Sequence[Response], seconds: float) -> Outcome:
@@ -100,7 +100,7 @@ class RewardEndpoint:
     def _exchange(
         self, connection: HTTPConnection, body: bytes, count: int
     ) -> "Outcome | _Passing":
-        """Whatever comes, until the connection is cut."""
+        """Sends the request and reads the answer, until the connection is cut."""
         try:
             connection.request("POST", self._address.path, body, self._headers)
             answer = connection.getresponse()
@@ -110,7 +110,7 @@ class RewardEndpoint:
             return Outcome(
                 failure=Failure(Cause.WRONG_RESULT, f"{what} where {_SHAPE} was expected")
             )
-        # The last two of chunks of size -5, or of 2**99.
+        # ValueError and OverflowError come from chunks of size -5 or 2**99.
         except (OSError, HTTPException, ValueError, OverflowError) as error:
             named = self._secret.hidden(" ".join(str(error).split())) or type(error).__name__
             return _Passing(f"broke the connection off ({named:.{_EXCERPT_LENGTH}})")
@@ -121,7 +121,7 @@ class RewardEndpoint:
         """Cuts a connection when its time is over, wherever its thread waits for it.
 
         Yields:
-          whether it was.
+          An event that is set if the time was over.
         """
         is_over = threading.Event()
 
@@ -129,7 +129,7 @@ class RewardEndpoint:
             is_over.set()
             _cut(connected)
 
-        connected.settimeout(None)  # of a single wait; that of all of them is the watch's
+        connected.settimeout(None)  # no limit on a single wait; the timer limits all of them
         watch = threading.Timer(min(max(seconds, 0.0), threading.TIMEOUT_MAX), end)
         watch.daemon = True
         with self._lock:
@@ -151,15 +151,15 @@ _HEADERS |= {"Connection": "close", "User-Agent": "pat_jax"}
 
 @dataclass(frozen=True)
 class _Passing:
-    """Why there is no answer yet; another try may have one."""
+    """Why a try has failed; another try may succeed."""
 
     text: str
     cause: Cause = Cause.ENDPOINT
-    asked_wait: float = 0.0  # seconds until then, at least, by the endpoint's own word
+    asked_wait: float = 0.0  # least seconds to wait, as the endpoint asked
 
 
 def _cut(connected: socket.socket) -> None:
-    """Wakes the thread that waits for it."""
+    """Cuts a connection, which wakes the thread that waits for it."""
     with contextlib.suppress(OSError):  # it has ended by itself
         socket.socket.shutdown(connected, socket.SHUT_RDWR)  # below TLS, which would wait
 
@@ -175,7 +175,7 @@ def _request(responses: Sequence[Response]) -> bytes:
 
 
 def _plain(value: object) -> object:
-    """A value that JSON can say: null for what is not finite, its text for what JSON has no word for."""
+    """Converts a value for JSON: not finite becomes null, and other types become their text."""
     if isinstance(value, Mapping):
         return {str(key): _plain(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
@@ -186,7 +186,7 @@ def _plain(value: object) -> object:
 
 
 def _asked_wait(retry_after: str) -> float:
-    """Seconds that `Retry-After` names, as a number or as a date; 0 where it names none.
+    """Returns the seconds that `Retry-After` asks for, by a number or a date; 0 without one.
 
     Reference: RFC 9110, section 10.2.3.
     """
@@ -203,10 +203,10 @@ def _asked_wait(retry_after: str) -> float:
 
 
 class _Secret:
-    """A token that messages do not have, though an answer may quote it, and a message the answer.
+    """Hides a token in messages: an answer may quote the token, and a message the answer.
 
     Args:
-      token: empty: there is none to hide.
+      token: the token; empty: nothing to hide.
     """
 
     def __init__(self, token: str):
@@ -215,13 +215,13 @@ class _Secret:
         self._forms = sorted(forms - {""}, key=len, reverse=True)
 
     def hidden(self, text: str) -> str:
-        """A text, whether it quotes the token as it is, as JSON does or as an address does."""
+        """Hides the token in a text, also in the escaped forms of JSON and addresses."""
         for form in self._forms:
             text = text.replace(form, _INSTEAD_OF_TOKEN)
         return text
 
     def hidden_inside(self, value: object) -> object:
-        """A value of JSON, with the texts in it."""
+        """Hides the token in all texts of a JSON value."""
         if isinstance(value, str):
             return self.hidden(value)
         if isinstance(value, list):
@@ -232,11 +232,11 @@ class _Secret:
 
 
 def _read(answer: HTTPResponse, sentence: str, count: int, secret: _Secret) -> "Outcome | _Passing":
-    """What an answer with the text `sentence` comes to."""
+    """Reads an answer with the text `sentence`."""
     text, reason = secret.hidden(sentence), secret.hidden(answer.reason)
     wait = _asked_wait(answer.getheader("Retry-After") or "")
     status = f"answered {answer.status} {reason:.{_EXCERPT_LENGTH}}"
-    if answer.status == _INTERNAL:  # by what it was asked, perhaps: the other responses may do
+    if answer.status == _INTERNAL:  # perhaps only one response causes it: others may be scored
         excerpt = f"{status} ({text!r:.{_EXCERPT_LENGTH}})"
         return _Passing(excerpt, Cause.EXCEPTION, wait)
     if answer.status == _TOO_MANY or answer.status > _INTERNAL:

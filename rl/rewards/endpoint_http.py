@@ -1,7 +1,7 @@
-"""HTTP to a program that scores: its address, a connection, and an answer of bounded length.
+"""HTTP to a reward endpoint: its address, a connection, and an answer of bounded length.
 
-Knows sockets and bytes. Does not know what is asked, nor what an answer means (`endpoint.py`);
-imports no jax.
+Knows sockets and bytes. Does not know what requests and answers mean (`endpoint.py`); imports no
+jax.
 """
 
 import contextlib
@@ -14,11 +14,11 @@ from urllib.parse import urlsplit
 
 from pat_jax.common.errors import UserError
 
-LARGEST_ANSWER = 2**24  # bytes, headers included; a score has about twenty
+LARGEST_ANSWER = 2**24  # bytes, headers included; a score takes about twenty
 
 
 class TooLongError(Exception):
-    """An answer goes on behind `LARGEST_ANSWER`."""
+    """An answer is longer than `LARGEST_ANSWER`."""
 
 
 @dataclass(frozen=True)
@@ -30,12 +30,15 @@ class Address:
 
     @classmethod
     def of(cls, url: str) -> "Address":
-        """Raises UserError where it is not an address, or has a password, which would be kept."""
+        """Parses a URL.
+
+        Raises:
+          UserError: it is not an address, or has a user or password, which would be kept."""
         is_plain = url.isascii() and url.isprintable() and " " not in url
         with contextlib.suppress(ValueError):  # of a port or a host that cannot be
             parts = urlsplit(url)
             if is_plain and parts.hostname and "@" not in parts.netloc:
-                # As a connection does: a label has up to 63 characters.
+                # A connection does the same: it fails if a label has more than 63 characters.
                 parts.hostname.encode("idna")
                 is_secure = parts.scheme == "https"
                 usual = HTTPS_PORT if is_secure else HTTP_PORT
@@ -48,7 +51,7 @@ class Address:
         )
 
     def connection(self, timeout: float) -> HTTPConnection:
-        """`timeout`: seconds, of connecting."""
+        """Returns a connection that is not open yet; `timeout` limits connecting, in seconds."""
         kind = HTTPSConnection if self.is_secure else HTTPConnection
         opened = kind(self.host, self.port, timeout=timeout)
         opened.response_class = _Answer
@@ -63,8 +66,9 @@ class _Answer(HTTPResponse):
 
 
 class _Bounded(io.RawIOBase):
-    """Raises TooLongError in the place of more than an answer may have, at any read, and however
-    much at once: a chunk of size -1 asks for all that ever comes."""
+    """Raises TooLongError at the read that exceeds LARGEST_ANSWER, however much is read at once.
+
+    A chunk of size -1 would read without end."""
 
     def __init__(self, raw: Any):
         self._raw, self._left = raw, LARGEST_ANSWER

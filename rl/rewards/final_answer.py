@@ -1,17 +1,16 @@
-r"""The final answer of a response, in one of the forms that models are asked for.
+r"""Finds the final answer of a response, in one of the forms that models are asked for.
 
-The forms, the first that a response has is the one that counts:
+The first of these forms that a response has counts:
 
     \boxed{x}   \boxed x   \fbox{x}   \framebox{x}
     <answer>x</answer>
     #### x                               the rest of the line, as in GSM8K
     Answer: x   The answer is x          the rest of the line, or the next line
-    $x$   $$x$$   \(x\)   \[x\]          as the whole of the last line
+    $x$   $$x$$   \(x\)   \[x\]          as the whole last line
 
-Where a form occurs several times, the last counts. What a model has thought (`<think>…</think>`)
-never counts, nor does what it only repeats of its prompt. A chat template may have opened the
-thought at the end of the prompt. Reads each text once, whatever it holds. Knows text, not what it
-is worth (`math_value.py`).
+If a form occurs several times, the last one counts. Thoughts (`<think>…</think>`) never count, nor
+does text that only repeats the prompt. A chat template may have opened the thought at the end of
+the prompt. Each text is read once, whatever it holds. Knows text, not its value (`math_value.py`).
 """
 
 import re
@@ -28,7 +27,7 @@ _MATH = [
     (re.compile(r"\\\("), r"\)"),
     (re.compile(r"\\\["), r"\]"),
 ]
-_COPY_LENGTH = 40  # in characters; less may be the answer of an example in the prompt, and right
+_COPY_LENGTH = 40  # characters; a shorter text may equal an example's answer, and still be right
 
 
 def opens_thought(prompt: str) -> bool:
@@ -37,13 +36,13 @@ def opens_thought(prompt: str) -> bool:
 
 
 def final_answer(response: str, prompt: str = "", *, is_thinking: bool = False) -> str | None:
-    r"""What the response gives as its final answer, or None if it gives none.
+    r"""Returns the response's final answer, or None if it gives none.
 
     Args:
-      is_thinking: the response begins inside a thought, which a chat template has opened; a prompt
-        that ends in `<think>` says so too.
+      is_thinking: whether the response begins inside a thought that a chat template has opened. A
+        prompt that ends in `<think>` opens one too.
 
-    Boxes side by side are one answer: `\boxed{2} and \boxed{3}` is `2, 3`.
+    Adjacent boxes are one answer: `\boxed{2} and \boxed{3}` is `2, 3`.
 
     >>> final_answer(r"First \boxed{3}, but then $\boxed{\frac{1}{2}}$.")
     '\\frac{1}{2}'
@@ -63,7 +62,7 @@ def final_answer(response: str, prompt: str = "", *, is_thinking: bool = False) 
 
 
 def last_box(text: str) -> str | None:
-    r"""What the last complete `\boxed{…}` holds, with those right before it."""
+    r"""Returns the content of the last complete `\boxed{…}`, and of boxes right before it."""
     boxes = list(_boxes(text))
     if not boxes:
         return None
@@ -75,7 +74,7 @@ def last_box(text: str) -> str | None:
 
 
 def _boxes(text: str) -> Iterator[tuple[int, int, str]]:
-    """Start, end and content of each box, in order; one whose brace is not closed is none."""
+    """Yields start, end and content of each box, in order; unclosed boxes do not count."""
     closing = _closing_braces(text)
     for box in _BOX.finditer(text):
         first = box.start("content")

@@ -1,4 +1,4 @@
-"""One reward function and its scores for the responses of a rollout, as they end.
+"""Scores the responses of a rollout with one reward function, as they finish.
 
 A response that fails must not cost others their scores. Knows which responses one call is for, and
 which are scored again. Does not know processes (`workers.py`), nor other functions.
@@ -24,15 +24,17 @@ from pat_jax.rl.rewards.workers import RewardWorkers
 
 logger = logging.getLogger(__name__)
 
-# String comparisons that cannot hang: sending the texts to a process would cost more than scoring.
+# Functions that only compare strings and cannot hang: a process would cost more than the scoring.
 _IN_PROCESS = ("exact",)
-# What no response explains.
+# Exceptions that the function's code causes, whatever the response.
 _MISTAKES = "NameError", "UnboundLocalError", "ImportError", "ModuleNotFoundError"
 _FATAL = frozenset(Cause) - {Cause.EXCEPTION, Cause.NONE, Cause.NOT_A_NUMBER}
 
 
 def groups_of(prompts: Sequence[str]) -> Iterator[range]:
-    """Runs of equal prompts: the responses that a function may compare, and one process scores."""
+    """Yields the runs of equal prompts.
+
+    A function may compare the responses of such a group, and one process scores them."""
     start = 0
     for _, group in itertools.groupby(prompts):
         stop = start + len(list(group))
@@ -42,39 +44,39 @@ def groups_of(prompts: Sequence[str]) -> Iterator[range]:
 
 @dataclass(frozen=True)
 class Limits:
-    """What each function may take."""
+    """Limits of each function."""
 
-    timeout: float  # seconds for a response; a call has them for each of its responses
+    timeout: float  # seconds per response; a call has the sum for its responses
     num_workers: int = 1  # calls at a time
     memory: float = 0.0  # GiB of each process; 0: no limit
     retries: int = 0  # of a call to an endpoint
-    token: str = field(default="", repr=False)  # that endpoints are shown
+    token: str = field(default="", repr=False)  # sent to endpoints
 
 
 class ScoredFunction:
-    """The function that `spec` names (`rewards.resolve_reward`), or the endpoint at that address.
+    """Calls the function that `spec` names (`rewards.resolve_reward`), or the endpoint there.
 
-    Functions of the user see a group at a time (consecutive equal prompts).
+    Functions of the user see one group at a time (consecutive equal prompts).
 
-    Raises UserError if it cannot be imported, or is not an address.
+    Raises UserError if the function cannot be imported, or `spec` is not a valid address.
     """
 
     def __init__(self, spec: str, name: str, weight: float, limits: Limits):
         self.spec, self.name, self.weight = spec, name, weight
         self._timeout = limits.timeout
-        self._told: set[tuple[str, ...]] = set()  # where it raised
+        self._told: set[tuple[str, ...]] = set()  # places of tracebacks that were logged
         self._caller = _open(spec, limits)
 
     def close(self) -> None:
         self._caller.close()
 
     def submit(self, responses: Sequence[Response]) -> Future[Outcome]:
-        """One call."""
+        """Starts one call for these responses."""
         return self._caller.submit(responses, self._timeout * len(responses))
 
     def calls(self, prompts: Sequence[str]) -> list[range]:
-        """Which responses the function sees together; each is in one of them."""
-        if self.spec in BUILT_IN:  # these look at each response alone
+        """Returns which responses the function sees together; each response is in one call."""
+        if self.spec in BUILT_IN:  # built-in functions look at each response alone
             return [range(row, row + 1) for row in range(len(prompts))]
         return list(groups_of(prompts))
 
@@ -82,13 +84,14 @@ class ScoredFunction:
         """Calls the function once, for made-up responses, with the time of a group.
 
         Args:
-          is_alone: whether a response has no reward where this function returns None.
+          is_alone: whether this is the only function, so that None means no reward.
 
         Returns:
-          A line for the user, if it raised or gave no number: real responses may be other ones.
+          A warning if the function raised or returned no number. It may still score real responses.
 
         Raises:
-          UserError: it cannot be called, does not return one value a response, hangs or crashes.
+          UserError: the function cannot be called, does not return one value per response, hangs or
+            crashes.
         """
         outcome = self._caller.submit(responses, self._timeout * group_size).result()
         if outcome.mistake:
@@ -110,7 +113,7 @@ class ScoredFunction:
         return f"{sentence}; the run ends if it never scores real ones"
 
     def log_traceback(self, failure: Failure) -> None:
-        """Once for each place, whatever the messages."""
+        """Logs a failure's traceback, once for each place in the code, whatever its message."""
         lines = failure.traceback.splitlines()
         places = tuple(line for line in lines if line.startswith("  File "))
         if places and places not in self._told:
@@ -119,29 +122,29 @@ class ScoredFunction:
 
 
 def _is_mistake(failure: Failure) -> bool:
-    """Whether the function raised what its code alone explains."""
+    """Whether the function's code alone explains what it raised."""
     last = failure.traceback.rstrip().rpartition("\n")[2]
     return failure.cause is Cause.EXCEPTION and last.partition(":")[0] in _MISTAKES
 
 
 @runtime_checkable
 class KeptScores(Protocol):
-    """Where scores are that outlive the process."""
+    """A store of scores that outlives the process."""
 
     @property
     def scores(self) -> Mapping[int, Mapping[str, Score]]:
-        """By response and function; those of a response are there before it ends."""
+        """Stored scores by response and function. A response's are there before it finishes."""
         ...
 
     def keep(self, place: int, function: str, score: Score) -> None: ...
 
 
 class FunctionScoring:
-    """The scores that one function gives; they do not depend on the order in which responses end.
+    """The scores of one function; they do not depend on the order in which responses finish.
 
-    Each call begins when the last of its responses has ended. One that fails, such as by taking too
-    long, is made again for each of its responses alone, unless an endpoint is down. Everything here
-    happens on one thread.
+    A call begins when the last of its responses has finished. If a call fails, for example by
+    taking too long, it is repeated for each of its responses alone, unless an endpoint is down.
+    Everything here happens on one thread.
     """
 
     def __init__(
@@ -155,24 +158,24 @@ class FunctionScoring:
         """
         Args:
           own: the responses to score, in whole groups.
-          do: has a step done on that thread, with arguments.
-          kept: scores that need not be found again, if any; is told of those that are found.
+          do: runs a step with arguments on that thread.
+          kept: store of known scores, which are not computed again; new ones are added to it.
         """
         self._function, self._do, self._kept = function, do, kept
         calls = [rows for rows in function.calls(prompts) if rows.start in own]
         self._calls = {row: rows for rows in calls for row in rows}
-        self.by_response: dict[int, Score] = {}  # once they are there
-        self.seconds = 0.0  # of scoring so far
+        self.by_response: dict[int, Score] = {}  # known so far
+        self.seconds = 0.0  # spent scoring so far
 
     @property
     def is_over(self) -> bool:
         return len(self.by_response) == len(self._calls)
 
     def take(self, row: int, responses: Mapping[int, Response]) -> None:
-        """Response `row` has ended.
+        """Takes response `row`, which has finished.
 
         Args:
-          responses: all that have.
+          responses: all finished responses.
         """
         rows, name = self._calls[row], self._function.name
         if not all(one in responses for one in rows):
@@ -210,7 +213,7 @@ class FunctionScoring:
 
 
 class _InProcess:
-    """Calls a built-in function right here."""
+    """Calls a built-in function in this process."""
 
     def __init__(self, spec: str):
         self._function = Recognised(BUILT_IN[spec], spec)
@@ -223,7 +226,7 @@ class _InProcess:
         return here
 
     def close(self) -> None:
-        """There is nothing to end."""
+        """Does nothing: there is no process to end."""
 
 
 def _open(spec: str, limits: Limits) -> "_InProcess | RewardEndpoint | RewardWorkers":

@@ -1,4 +1,4 @@
-r"""One way to write a mathematical answer for the many that people and models use.
+r"""Rewrites a mathematical answer in one notation, from the many that people and models use.
 
 Knows notation: signs, spaces, roots, decimals that repeat, intervals, families of solutions. Does
 not know values (`math_value.py`) nor units (`math_units.py`). Reads each text once.
@@ -30,7 +30,7 @@ DEGREES = r"\^ ?(?:\{ ?\\circ ?\}|\\circ(?![a-z]))"
 
 
 def _improper(mixed: re.Match[str]) -> str:
-    """A mixed number as one fraction: 5 1/2 is 11/2. Others, as 5 3/2, stay products."""
+    """Turns a mixed number into a fraction: 5 1/2 is 11/2. Others, such as 5 3/2, stay products."""
     whole, numerator, denominator = map(int, mixed.groups())
     if numerator >= denominator:
         return mixed[0]
@@ -101,7 +101,7 @@ _LIST = re.compile(r"[(\[]|\\\{")  # (1,234) may be a pair
 
 
 def plain(text: str) -> str:
-    r"""The same answer, written in one way.
+    r"""Returns the same answer in one notation.
 
     >>> plain("11 5/6"), plain(r"0.1\overline{6}"), plain("]0,1]"), plain(r"4\sqrt(2)")
     ('\\frac{71}{6}', '\\frac{15}{90}', '(0,1]', '4\\sqrt{2}')
@@ -126,12 +126,14 @@ def plain(text: str) -> str:
 
 
 def without_grouping(text: str) -> str:
-    """Without commas between groups of three digits: `1,234` is 1234, `12,34` stays."""
+    """Removes commas between groups of three digits: `1,234` becomes 1234, `12,34` stays."""
     return _GROUPED.sub(lambda number: number[0].replace(",", ""), text)
 
 
 def split_family(text: str) -> tuple[str, str | None]:
-    r"""An answer and the letter in it that stands for any integer, if the answer says so.
+    r"""Splits off what says that a letter stands for any integer; returns answer and letter.
+
+    The letter is None if the answer says nothing of the kind.
 
     >>> split_family(r"2k\pi, k \in \mathbb{Z}")
     ('2k\\pi', 'k')
@@ -144,7 +146,7 @@ def split_family(text: str) -> tuple[str, str | None]:
 
 
 def _fraction(number: re.Match[str]) -> str:
-    """The exact value of a decimal whose last digits repeat for ever."""
+    """Returns the fraction of a decimal whose last digits repeat for ever."""
     groups = number.groupdict()
     again = groups["again"] + (groups.get("middle") or "") + (groups.get("last") or "")
     before = number["whole"] + number["first"]
@@ -154,7 +156,7 @@ def _fraction(number: re.Match[str]) -> str:
 
 
 def _braced_roots(text: str) -> str:
-    r"""`\sqrt(x)` as `\sqrt{x}`; a parenthesis that is not closed stays."""
+    r"""Turns `\sqrt(x)` into `\sqrt{x}`; an unclosed parenthesis stays."""
     closing, opened = {}, []
     for at, sign in enumerate(text):
         if sign == "(":
@@ -169,7 +171,7 @@ def _braced_roots(text: str) -> str:
 
 
 def _listed(text: str) -> str:
-    """Semicolons between values as commas, and a set by the condition or the family that it names."""
+    """Turns semicolons between values into commas, and a set into its condition or family."""
     if ";" in text and "," not in text:
         text = text.replace(";", ",")
     if not (named := _SET.fullmatch(text)):
@@ -180,13 +182,13 @@ def _listed(text: str) -> str:
 
 
 def _interval(found: re.Match[str]) -> str:
-    """`]0,1[`, as ISO 31-11 writes an open interval, with parentheses."""
+    """Turns `]0,1[`, an open interval in ISO 31-11, into `(0,1)`."""
     opening, ends, closing = found.groups()
     return ("(" if opening == "]" else "[") + ends + (")" if closing == "[" else "]")
 
 
 def _real_set(text: str) -> str:
-    r"""`x \ne 2` as the real numbers without 2."""
+    r"""Turns `x \ne 2` into the set of real numbers without 2."""
     text = _WITHOUT.sub(r"\1\\setminus\\{\2\\}", text)
     if not (unequal := _UNEQUAL.fullmatch(text)):
         return text

@@ -1,4 +1,4 @@
-r"""The unit at the end of an answer, however it is written.
+r"""Splits the unit from the end of an answer, however it is written.
 
 Knows names of units. Does not convert: `500 cm` is not `5 m`.
 """
@@ -19,7 +19,7 @@ degree deg; degree_c; degree_f; radian rad
 dollar $ usd buck; cent ¢; euro € eur; rupee ₹ rs inr; yen ¥ jpy
 n newton; j joule; w watt; hz hertz"""
 _KNOWN = {word: words[0] for words in map(str.split, re.split("[;\n]", _UNITS)) for word in words}
-# Without a name of its own, and so no other than any: 5 units are 5.
+# Words that name no unit: 5 units are 5.
 _NO_UNIT = {"unit", "unit^2", "unit^3"}
 _POWER = r"(?:\^ ?\{? ?[23] ?\}?)?"
 _SHORT = r"[cdkm]?m|[km]?g|ft|in|yd|mi|lbs?|oz|hrs?|h|min|sec|s|m?[lL]|mph|sq\.?|cu\.?|[ap]\.?m\.?"
@@ -37,7 +37,7 @@ _NO_WORD = re.compile(rf"{TEXT}|\\frac|[{{}}\\]")
 
 
 def split_unit(plain: str) -> tuple[str, str | None]:
-    r"""The value and the name of the unit, None where there is none.
+    r"""Returns the value, and the name of the unit or None.
 
     >>> split_unit(r"5\text{ sq. cm}"), split_unit("8 boys"), split_unit("5x"), split_unit("6 units")
     (('5', 'cm^2'), ('8', 'boy'), ('5x', None), ('6', None))
@@ -53,13 +53,15 @@ def split_unit(plain: str) -> tuple[str, str | None]:
 
 
 def split_attached(plain: str, unit: str) -> str:
-    """The value of `5cm`, where the other answer has this unit: alone it is a product."""
+    """Returns the value of `5cm` if the other answer has this unit; else `5cm` is a product."""
     found = _ATTACHED.fullmatch(plain)
     return found["value"] if found and _name(found["unit"]) == unit else plain
 
 
 def is_other_unit(unit: str, other: str) -> bool:
-    """Measures are to be the same; of other things (paper clips) one name in common is enough."""
+    """Whether two units differ.
+
+    Measures must be the same; other things (paper clips) need one word in common."""
     measures = [[word for word in name.split() if _is_measure(word)] for name in (unit, other)]
     if any(measures):
         return measures[0] != measures[1]

@@ -1,8 +1,8 @@
-r"""Whether two mathematical answers have the same value, however they are written.
+r"""Compares the values of two mathematical answers, however they are written.
 
-Knows what leaves an answer open or denies it; `math_verify` knows mathematics, `math_notation.py`
-notation, `math_units.py` units. May take for ever (`9^{9^{9^{9}}}`): for processes that can be
-killed.
+Knows words that leave an answer open or deny it. `math_verify` knows mathematics,
+`math_notation.py` notation, `math_units.py` units. May run for ever (`9^{9^{9^{9}}}`), so use it
+only in processes that can be killed.
 """
 
 import functools
@@ -16,12 +16,12 @@ from typing import Any
 from pat_jax.rl.rewards.math_notation import TEXT, plain, split_family
 from pat_jax.rl.rewards.math_units import is_other_unit, split_attached, split_unit
 
-# What an answer is not with: they leave open which value is meant, or deny it.
+# Words and signs that no answer may contain: they leave open which value is meant, or deny it.
 _HEDGE = re.compile(
     r"(?<![a-zA-Z\\])(?:or|not|no|nor|neither|either|to|is|than|between|from|wrong|about|around)"
     r"(?![a-zA-Z])|\\(?:pm|mp|ne|neq|not|lor|vee)(?![a-zA-Z])|\+/-|(?<=\d) ?\| ?(?=[-.\d])"
 )
-_SEVERAL = {"or", r"\lor", r"\vee", r"\pm"}  # right where the answer has several values
+_SEVERAL = {"or", r"\lor", r"\vee", r"\pm"}  # allowed if the answer has several values
 _PAIR = re.compile(r"([\[(])[^\[\]()]*,[^\[\]()]*([\])])")
 _ORDER = re.compile(r"[<>]|\\[lg]eq?(?:slant)?(?![a-zA-Z])")
 _NAME = re.compile(r"(?<![\w\\^{])(?:([a-zA-Z])|\\(?:math|bold|vec)[a-z]*\{ ?([a-zA-Z]) ?\}) ?= ?")
@@ -31,12 +31,12 @@ _CHOICE = re.compile(r"[{ ]*\(?([A-Z])(?:\)|[.:](?=\s))")
 _NAMED = re.compile(r"(?<!\\)(?<![a-zA-Z])[a-zA-Z]")
 _DECIMALS = 6  # of `math_verify`: 0.333333 is a third, 0.333 is not
 _DIGITS = 15
-_SMALL = 3  # zeros behind the point, from which on six decimals tell too little
+_SMALL = 3  # with so many zeros behind the point, six decimals are too few
 _MOST_ZEROS = 10_000
 
 
 def same_value(found: str, answer: str) -> bool:
-    r"""Whether what was found says the value of `answer`, and no other beside it.
+    r"""Whether `found` states the value of `answer`, and no other value.
 
     >>> same_value(r"\dfrac12", "0.5"), same_value("2 or 3", "3"), same_value("x = -3.", "3")
     (True, False, False)
@@ -54,14 +54,14 @@ def same_value(found: str, answer: str) -> bool:
 
 
 def _measured(text: str) -> tuple[str, str | None]:
-    """An answer in one way of writing, and its unit; what is only rounded gives way to the exact."""
+    """Returns an answer in one notation, the exact value if a rounded one follows, and its unit."""
     exact, _, rounded = plain(text).partition(r"\approx")
     text = (exact if exact.strip() else rounded).strip().rstrip(".").strip()
     return (text, None) if _HEDGE.search(text) else split_unit(text)
 
 
 def _families(found: str, answer: str) -> tuple[str, str]:
-    """Two families of solutions by one letter."""
+    """Writes two families of solutions with the same letter."""
     (found, letter), (answer, expected) = split_family(found), split_family(answer)
     if letter and expected and letter != expected:
         found = re.sub(rf"(?<![\\a-zA-Z]){letter}(?![a-zA-Z])", expected, found)
@@ -92,7 +92,7 @@ def _states(sides: Sequence[str], answer: str) -> bool:
 
 
 def _as_text(written: str) -> str:
-    """What is compared before any mathematics: weekdays, letters of choices, the same signs."""
+    """Returns the text that is compared before any mathematics: words, choices, equal notation."""
     words = re.sub(rf"{TEXT}\{{([^{{}}]*)\}}", r"\1", written)
     words = re.sub(r"(?<!\d)\s|\s(?!\d)", "", words)
     is_word = re.fullmatch(r"\(?[a-zA-Z]+\)?", words)
@@ -107,7 +107,7 @@ def _is_hedged(found: str, answer: str) -> bool:
 
 
 def _is_other_pair(found: str, answer: str) -> bool:
-    """An open interval is not a closed one."""
+    """Whether two pairs have different brackets: an open interval is not a closed one."""
     one, other = _PAIR.fullmatch(found), _PAIR.fullmatch(answer)
     return bool(one and other and one.groups() != other.groups())
 
@@ -118,7 +118,7 @@ def _is_other_base(found: str, answer: str) -> bool:
 
 
 def _verify(answer: list, found: list) -> bool:
-    """By `math_verify`, with as many more decimals as its smallest numbers begin with zeros."""
+    """Compares by `math_verify`; small numbers get as many more decimals as they have zeros."""
     zeros = max(map(_zeros, answer + found), default=0)
     more = min(zeros, _MOST_ZEROS) if zeros >= _SMALL else 0
     verify = math_verify()[1]
@@ -133,13 +133,13 @@ def _verify(answer: list, found: list) -> bool:
 
 
 def _zeros(parsed: object) -> int:
-    """Zeros behind the point of the smallest number in a value that is not 0: 3 of 0.00012."""
+    """Zeros behind the point of a value's smallest number that is not 0, such as 3 for 0.00012."""
     sizes = [Decimal(str(abs(number.evalf(3)))) for number in _numbers(parsed)]
     return max((-size.adjusted() - 1 for size in sizes if size.is_finite() and size), default=0)
 
 
 def _numbers(parsed: Any) -> Iterator[Any]:
-    """The largest parts of SymPy's value that are real numbers."""
+    """Yields the largest parts of a SymPy value that are real numbers."""
     if getattr(parsed, "is_number", False) and parsed.is_real:
         yield parsed
     else:
@@ -166,9 +166,10 @@ def _notation() -> list:
 
 @functools.cache
 def math_verify() -> tuple[Callable, Callable]:
-    """`parse` and `verify`, used without their time limits, which need the main thread's signals.
+    """Returns `parse` and `verify`, to be used without their time limits.
 
-    The worker process that this runs in is killed instead, so its warning about that is silenced.
+    The limits need signals in the main thread. Here the worker process is killed instead, so the
+    warning about missing limits is silenced.
     """
     from math_verify import parse, verify  # two seconds to import, in workers only
 

@@ -1,7 +1,7 @@
-"""The process that a reward function runs in: how it starts, and one call after the other.
+"""The process that a reward function runs in: it imports the function, then answers calls.
 
-Does not know how the function wants to be called (`signatures.py`), nor time limits or retries
-(`workers.py`, `scorer.py`); imports no jax.
+Does not know the function's arguments (`signatures.py`), nor time limits or retries (`workers.py`,
+`scorer.py`); imports no jax.
 """
 
 import os
@@ -23,12 +23,12 @@ from pat_jax.rl.rewards.signatures import Recognised
 
 
 def serve(spec: str, memory: float, calls_file: int, lifeline: int) -> None:
-    """First says what is wrong, if anything is; then answers each call with an Outcome.
+    """Imports the function and reports any mistake; then answers each call with an Outcome.
 
     Args:
-      memory: GiB that this process may have, and each of its children; 0: no limit.
-      calls_file: the number of an open file, the other end of the caller's socket.
-      lifeline: one that ends when the process does that started this one.
+      memory: GiB that this process, and each of its children, may have; 0: no limit.
+      calls_file: file descriptor of the other end of the caller's socket.
+      lifeline: file descriptor that reaches its end when the caller's process ends.
     """
     answers = Answers(calls_file)
     os.set_inheritable(lifeline, False)
@@ -54,7 +54,7 @@ def serve(spec: str, memory: float, calls_file: int, lifeline: int) -> None:
 
 
 def _limit_memory(limit: int) -> None:
-    """Allocating more raises MemoryError. Of what it writes to, not of files that it maps."""
+    """Makes larger allocations raise MemoryError; mapped files do not count."""
     _, most = resource.getrlimit(resource.RLIMIT_DATA)
     limit = limit if most == resource.RLIM_INFINITY else min(limit, most)
     resource.setrlimit(resource.RLIMIT_DATA, (limit, most))
@@ -68,7 +68,7 @@ def _die_with(lifeline: int) -> None:
 def call(
     function: Callable[[Sequence[Response]], Outcome], responses: Sequence[Response]
 ) -> Outcome:
-    """One call, whatever the function may do short of ending or holding up its process."""
+    """Calls the function; whatever it raises becomes an Outcome."""
     try:
         return function(responses)
     except UserError as error:

@@ -1,6 +1,6 @@
-"""What a person is told of rewards: the metrics `reward/*`, and why responses could not be scored.
+"""Reports rewards: the metrics `reward/*`, and why responses could not be scored.
 
-NaN is the reward of a response that has none.
+A response without a reward has NaN.
 """
 
 import logging
@@ -26,10 +26,11 @@ def log_failures(
     scores: Sequence[FunctionScores],
     failures: Mapping[int, Failure],
 ) -> None:
-    """A line for each failure of a function, and what came of it.
+    """Logs a line for each failure of a function, with its effect.
 
     Args:
-      failures: why responses have no reward.
+      responses: the responses at which a function failed.
+      failures: for each response without a reward, the reason.
     """
     for row, response in sorted(responses.items()):
         total = failures.get(row)
@@ -46,7 +47,7 @@ def log_failures(
 
 
 def never_scored(scores: Sequence[FunctionScores], failures: Mapping[int, Failure]) -> str:
-    """The sentence where no response has a reward, nor had any before."""
+    """Returns the error message for a run in which no response has ever had a reward."""
     first = min(failures)
     ((who, failure), *_) = _failures(first, scores, failures[first])
     causes = describe_causes(failures.values())
@@ -66,13 +67,13 @@ def never_scored(scores: Sequence[FunctionScores], failures: Mapping[int, Failur
 def _failures(
     row: int, scores: Sequence[FunctionScores], total: Failure | None
 ) -> list[tuple[str, Failure]]:
-    """Who failed at a response, and how; that functions do not apply counts where none does."""
+    """Who failed at a response, and how; None as a result counts only if no function applies."""
     failed = [(f"reward {one.spec!r}", one.scores[row]) for one in scores]
     found = [(who, score) for who, score in failed if isinstance(score, Failure)]
     if total is None or total.cause is not Cause.NONE:
         found = [(who, failure) for who, failure in found if failure.cause is not Cause.NONE]
     if total is not None and all(failure is not total for _, failure in found):
-        found.insert(0, ("the reward", total))  # of numbers that are too large together
+        found.insert(0, ("the reward", total))  # the sum is too large
     return found
 
 
@@ -88,7 +89,7 @@ def describe_rewards(
     failures: Mapping[int, Failure],
     functions: Sequence[FunctionScores],
 ) -> dict[str, float | int]:
-    """The metrics `reward/*`, of the scored responses, and how many of the others there are."""
+    """Returns the metrics `reward/*` of the scored responses, and the number of others."""
     scored = rewards[~np.isnan(rewards)]
     return {
         **_by_function(functions),
@@ -101,13 +102,13 @@ def describe_rewards(
 
 
 def mean_reward(rewards: Float[np.ndarray, "*shape"]) -> float:
-    """Mean over the scored responses; NaN if there are none."""
+    """Returns the mean over the scored responses; NaN if there are none."""
     scored = rewards[~np.isnan(rewards)]
     return float(scored.mean(dtype=np.float64)) if scored.size else float("nan")
 
 
 def _by_function(functions: Sequence[FunctionScores]) -> dict[str, float | int]:
-    """What functions measured beside their scores, and of several the mean score, without its weight."""
+    """Numbers that functions returned beside their scores; with several, also their mean scores."""
     found: dict[str, float | int] = {}
     for one in functions:
         prefix = f"reward/{one.name}"

@@ -1,7 +1,7 @@
-"""Responses as reward functions are told of them: texts, tokens and the columns of their rows.
+"""Responses in the form that reward functions get: texts, tokens and the columns of their rows.
 
-Knows texts, and how a response ended. Does not know functions or processes; imports no jax, because
-reward workers import this module.
+Knows texts, and how a response finished. Does not know functions or processes; imports no jax,
+because reward workers import this module.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -16,27 +16,27 @@ _THINK_TOKENS = 16  # at the end of a prompt, enough to spell `<think>` and the 
 
 @dataclass(frozen=True)
 class Response:
-    """What a reward function may be told of one response."""
+    """What a reward function may get of one response."""
 
     prompt: str
     completion: str
     columns: Mapping[str, object]
     prompt_ids: Sequence[int] = ()
     completion_ids: Sequence[int] = ()  # the end-of-sequence token included
-    is_thinking: bool = False  # the chat template opened a thought at the end of the prompt
+    is_thinking: bool = False  # whether the chat template opened a thought at the prompt's end
 
 
 def text_of(rollout: Rollout, tokenizer: Tokenizer) -> str:
-    """Without the token that ended it, whether special tokens are left out or not."""
+    """Returns a response's text without its stop token, also if special tokens are decoded."""
     has_eos = rollout.finish is FinishReason.STOP
     return tokenizer.decode(rollout.tokens[: len(rollout.tokens) - has_eos].tolist())
 
 
 def response_reader(names: Sequence[str], tokenizer: Tokenizer) -> Callable[[Rollout], Response]:
-    """Texts, tokens, columns of the data and `finish_reason` of responses.
+    """Returns a function from a rollout to its `Response`, whose columns include `finish_reason`.
 
     Args:
-      names: of all columns that any prompt has; one is None where the prompt has it not.
+      names: names of all columns that any prompt has; a column that a prompt lacks is None.
     """
 
     def read(rollout: Rollout) -> Response:
@@ -48,8 +48,10 @@ def response_reader(names: Sequence[str], tokenizer: Tokenizer) -> Callable[[Rol
 
 
 def trial_responses(prompt: Prompt, names: Sequence[str]) -> list[Response]:
-    """Made-up responses, with columns as of `response_reader`: nothing, and the answer in the usual
-    forms. Their tokens are those of the prompt: not every tokenizer has these texts."""
+    """Returns made-up responses: an empty one, and one with the answer in the usual forms.
+
+    Columns are as in `response_reader`. Their tokens are the prompt's, because not every tokenizer
+    can encode these texts."""
     answer = prompt.columns.get("answer", "1")
     right = f"<answer>{answer}</answer>\nThe answer is \\boxed{{{answer}}}.\n#### {answer}"
     stop = FinishReason.STOP

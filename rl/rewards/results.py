@@ -1,6 +1,6 @@
-"""What a reward function has returned or raised, taken as it is meant where that is clear.
+"""Turns what a reward function has returned or raised into an `Outcome`.
 
-Plain values of any library in, an `Outcome` out. Imports no jax.
+Accepts numbers and arrays of any library. Imports no jax.
 """
 
 import math
@@ -17,12 +17,12 @@ from pat_jax.rl.rewards.outcome import Cause, Failure, Outcome
 LARGEST = float(np.finfo(np.float32).max)
 _TOO_LARGE = ", more than float32 holds"
 _TRACEBACK_LENGTH = 4000
-_SCORE = "score"  # the reward in a dict of verl's
+_SCORE = "score"  # the key of the reward in a dict, as in verl
 _CALLERS = [str(Path(__file__).with_name(name)) for name in ("process.py", "signatures.py")]
 
 
 def read_scores(scores: object, count: int) -> Outcome:
-    """Reads what was returned for `count` responses together."""
+    """Reads what a function returned for `count` responses together."""
     if hasattr(scores, "tolist"):  # an array of any library
         scores = scores.tolist()  # pyright: ignore[reportAttributeAccessIssue]
     if not isinstance(scores, Sequence) or isinstance(scores, str):
@@ -33,8 +33,10 @@ def read_scores(scores: object, count: int) -> Outcome:
 
 
 def read_results(results: Iterable[object]) -> Outcome:
-    """Reads what was returned, or raised, for each response alone: a number, or a dict as of verl,
-    whose `score` is the reward and whose other numbers are measured beside it."""
+    """Reads what a function returned, or raised, for each response alone.
+
+    A result is a number, or a dict as in verl: `score` is the reward, and other numbers in it are
+    kept beside it."""
     scores: list[float | Failure] = []
     numbers: list[Mapping[str, float]] = []
     for result in results:
@@ -59,7 +61,7 @@ def read_score(score: object) -> float | Failure:
 
 
 def failure_of(error: BaseException) -> Failure:
-    """What was raised, with the traceback of the user's code."""
+    """Returns the failure for an exception, with the traceback of the user's code."""
     cause = Cause.OUT_OF_MEMORY if isinstance(error, MemoryError) else Cause.EXCEPTION
     lines = traceback.format_exception_only(error)
     last = next(line for line in lines if not line.startswith(" "))  # no place, no note
@@ -69,7 +71,7 @@ def failure_of(error: BaseException) -> Failure:
 
 
 def _users(frames: TracebackType | None) -> TracebackType | None:
-    """The frames below the last of ours."""
+    """Returns the frames below the last one of this project."""
     users = frames
     while frames:
         frames, is_ours = frames.tb_next, frames.tb_frame.f_code.co_filename in _CALLERS
@@ -78,7 +80,7 @@ def _users(frames: TracebackType | None) -> TracebackType | None:
 
 
 def _others(result: Mapping) -> dict[str, float]:
-    """The finite numbers beside the score, by name."""
+    """Returns the finite numbers beside the score, by name."""
     found = {str(key): _number(value) for key, value in result.items() if key != _SCORE}
     return {key: x for key, x in found.items() if x is not None and math.isfinite(x)}
 

@@ -1,7 +1,7 @@
-"""Reward functions by name: built in, or the user's own from a module or a file.
+"""Finds reward functions by name: built-in ones, or the user's from a module or a file.
 
-Knows names. Does not know how a function wants to be called (`signatures.py`), nor processes
-or time limits (`workers.py`), and imports no jax, because reward workers import this module.
+Knows names. Does not know a function's arguments (`signatures.py`), nor processes or time limits
+(`workers.py`), and imports no jax, because reward workers import this module.
 """
 
 import importlib
@@ -18,13 +18,18 @@ from pat_jax.common.errors import UserError
 from pat_jax.rl.rewards.built_in import BUILT_IN, MATH, RewardFunction
 from pat_jax.rl.rewards.math_value import same_value
 
-PICKLED = ".reward"  # the name of a file ends so that holds functions of a program's own, pickled
+PICKLED = ".reward"  # suffix of files with a program's own functions, pickled
 
 
 def resolve_reward(spec: str) -> RewardFunction:
-    """The function that `exact`, `math`, `module:function` or `path/to/file.py:function` names.
+    """Returns the function that `spec` names.
 
-    A file may also be one that `run/results/serialized_rewards.py` wrote.
+    Args:
+      spec: `exact`, `math`, `math_lenient`, `module:function` or `path/to/file.py:function`. A file
+        may also be one that `run/results/serialized_rewards.py` wrote.
+
+    Raises:
+      UserError: there is no such function, or importing it fails.
     """
     if spec in BUILT_IN:
         if spec in MATH:
@@ -48,13 +53,14 @@ def resolve_reward(spec: str) -> RewardFunction:
 
 
 def is_endpoint(spec: str) -> bool:
-    """Whether it is an address (`endpoint.py`) and no function."""
+    """Whether `spec` is an address (`endpoint.py`) and not a function."""
     return spec.lower().startswith(("http://", "https://"))
 
 
 def short_names(specs: Sequence[str]) -> list[str]:
-    """What metrics call the functions: each its own name, or the last part of its address, counted
-    on where several have the same."""
+    """Returns the functions' names in metrics: the function's name or the address's last part.
+
+    Equal names are numbered."""
     names: list[str] = []
     for spec in specs:
         own = spec.rpartition(":")[2]
@@ -70,7 +76,7 @@ def short_names(specs: Sequence[str]) -> list[str]:
 
 
 def metric_name(text: str) -> str:
-    """With the characters alone that every reader of metrics takes."""
+    """Replaces characters that not every reader of metrics accepts by `_`."""
     return re.sub(r"[^\w.-]", "_", text, flags=re.ASCII)
 
 
@@ -98,7 +104,7 @@ def _import_source(source: str, spec: str) -> ModuleType:
 
 
 def _unpickle(path: Path) -> ModuleType:
-    """A module of the functions that a program has sent here by value, by name."""
+    """Returns a module with the functions that a program has pickled by value."""
     module = ModuleType(path.stem)
     vars(module).update(pickle.loads(path.read_bytes()))
     return module

@@ -1,8 +1,8 @@
-"""Scoring the responses of a rollout from the moment they end, while others are still generated.
+"""Scores the responses of a rollout as they finish, while others are still generated.
 
-One response may send a reward function into an endless loop; it must cost that response its reward,
-and not end the run. Knows when a response is read and when all are scored. Does not know how a
-function is called (`function.py`), how scores add up (`weighted_sum.py`), nor jax.
+A response may send a reward function into an endless loop. This must cost only that response its
+reward, and not end the run. Knows when a response is read and when all are scored. Does not know
+how a function is called (`function.py`), how scores add up (`weighted_sum.py`), nor jax.
 """
 
 import contextlib
@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 @runtime_checkable
 class Shares(Protocol):
-    """The processes that score together, each a share of the groups."""
+    """The processes of a run, each of which scores a share of the groups."""
 
     @property
     def index(self) -> int: ...
@@ -43,12 +43,12 @@ class Shares(Protocol):
     def count(self) -> int: ...
 
     def gather(self, name: str, value: T) -> list[T]:
-        """What each process gives, in every one."""
+        """Returns, in every process, the values that all processes pass."""
         ...
 
 
 class Alone:
-    """One process, which scores everything."""
+    """A single process, which scores everything."""
 
     index, count = 0, 1
 
@@ -58,29 +58,29 @@ class Alone:
 
 
 def own_rows(prompts: Sequence[str], shares: Shares) -> set[int]:
-    """The responses that this process scores: whole groups, every `shares.count`th."""
+    """Returns the responses that this process scores: every `shares.count`th group."""
     groups = list(groups_of(prompts))
     return {row for group in groups[shares.index :: shares.count] for row in group}
 
 
 def together(shares: Shares, name: str, own: Mapping[int, T]) -> dict[int, T]:
-    """What each process has by response, in one."""
+    """Merges the values by response of all processes into one dict, in every process."""
     return {row: value for part in shares.gather(name, own) for row, value in part.items()}
 
 
 class RewardScorer:
     """Scores responses with the rewards that `specs` name (`rewards.resolve_reward`).
 
-    The reward of a response is the weighted sum of what the functions give it (`weighted_sum.py`).
-    One that could not be scored is logged and has none.
+    The reward of a response is the weighted sum of the functions' scores (`weighted_sum.py`). A
+    response that could not be scored is logged and has no reward.
 
     Args:
-      weights: one a function; empty: all are 1.
+      weights: one per function; empty: all are 1.
       timeout: seconds that a function has for a response (`function.py`).
-      num_workers, memory, retries: of each function, see `Limits`.
-      shares: of which this process scores one; every process is told of all responses.
+      num_workers, memory, retries, token: for each function, see `Limits`.
+      shares: the processes that score; each must add all responses. None: this process alone.
 
-    Raises UserError if a function cannot be imported or called, or nothing has ever had a reward.
+    Raises UserError if a function cannot be imported or called, or no response ever had a reward.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class RewardScorer:
         self.close()
 
     def close(self) -> None:
-        """Ends the processes; what is not scored yet never will be."""
+        """Ends the processes; responses that are not yet scored never will be."""
         self._close_functions.close()
         self.thread.shutdown(cancel_futures=True)
 
@@ -123,11 +123,11 @@ class RewardScorer:
         read: Callable[[Ended], Response],
         kept: KeptScores | None = None,
     ) -> "Scoring[Ended]":
-        """Starts the scoring of one response to each of `prompts`, whenever it ends.
+        """Begins to score one response to each of `prompts`; see `Scoring.add`.
 
         Args:
-          kept: scores that need not be found again.
-          read: makes texts of what `Scoring.add` is given; called on a thread, for one at a time.
+          kept: store of known scores, which are not computed again.
+          read: turns what `Scoring.add` is given into a `Response`; called on one thread.
         """
         return Scoring(self, prompts, read, kept)
 
@@ -137,9 +137,9 @@ class RewardScorer:
         completions: Sequence[str],
         columns: Mapping[str, Sequence[object]],
     ) -> np.ndarray:
-        """Rewards, float32[responses], in the order of `completions`, which are all there.
+        """Returns the rewards of finished responses, float32[responses].
 
-        NaN is the reward of one that could not be scored.
+        NaN: the response could not be scored.
         """
         for name, values in {"completions": completions, **columns}.items():
             if len(values) != len(prompts):
@@ -165,13 +165,14 @@ class RewardScorer:
         scores: Sequence[FunctionScores],
         failures: Mapping[int, Failure],
     ) -> None:
-        """Logs what could not be scored.
+        """Logs the responses that could not be scored.
 
         Args:
-          responses: those that a function has failed at.
+          responses: the responses at which a function failed.
+          failures: for each response without a reward, the reason.
 
         Raises:
-          UserError: none of them has a reward, nor had any before.
+          UserError: no response has a reward, now or before.
         """
         log_failures(responses, scores, failures)
         for function, one in zip(self.functions, scores, strict=True):
@@ -183,9 +184,9 @@ class RewardScorer:
 
 
 class Scoring(Generic[Ended]):
-    """The rewards of responses that end one after the other; they do not depend on the order.
+    """The rewards of responses that finish one by one; they do not depend on the order.
 
-    What is known of the responses changes on the scorer's one thread only.
+    The state of the responses changes only on the scorer's one thread.
     """
 
     def __init__(
@@ -200,20 +201,20 @@ class Scoring(Generic[Ended]):
         parts = (prompts, self._own, self._do, kept)
         self._parts = [FunctionScoring(one, *parts) for one in scorer.functions]
         self._num_expected = len(prompts)
-        self._responses: dict[int, Response] = {}  # of this process, as they were read
-        self._seconds = 0.0  # of reading so far
-        self.hidden_seconds = 0.0  # of reading and scoring, what was over when `rewards` was called
+        self._responses: dict[int, Response] = {}  # read so far in this process
+        self._seconds = 0.0  # spent reading so far
+        self.hidden_seconds = 0.0  # spent reading and scoring before `rewards` was called
         self.scores: Sequence[FunctionScores] = ()  # function by function, once all are there
-        self.failures: Mapping[int, Failure] = {}  # why responses have no reward
+        self.failures: Mapping[int, Failure] = {}  # reason for each response without a reward
         self._end: Future[None] = Future()
         if not self._own:
             self._end.set_result(None)
 
     def add(self, row: int, ended: Ended) -> None:
-        """Response `row` has ended. Returns at once.
+        """Adds response `row`, which has finished, and returns at once.
 
         Raises:
-          UserError: rewards worked out meanwhile show that a function is wrong for all responses.
+          UserError: scores computed meanwhile show that a function is wrong for all responses.
         """
         if self._end.done():
             self._end.result()
@@ -222,10 +223,9 @@ class Scoring(Generic[Ended]):
             self._do(self._take, row, ended)
 
     def rewards(self) -> np.ndarray:
-        """Rewards, float32[responses], as soon as the last one is there; all have been added.
+        """Waits for the last reward, and returns all, float32[responses]; all must have been added.
 
-        NaN is the reward of a response that has none; `failures` says why, `scores` what each
-        function made of it.
+        NaN: the response has no reward; `failures` has the reason, `scores` each function's score.
 
         Raises:
           UserError: see `RewardScorer`.
@@ -247,7 +247,7 @@ class Scoring(Generic[Ended]):
         return rewards
 
     def each(self, make: Callable[[Response], T]) -> list[T]:
-        """What `make` gives for each response, in their order, once rewards are there."""
+        """Returns `make(response)` for each response in order; call it after `rewards`."""
         own = {row: make(response) for row, response in self._responses.items()}
         everyone = together(self._scorer.shares, "responses", own)
         return [everyone[row] for row in range(len(everyone))]
@@ -260,7 +260,7 @@ class Scoring(Generic[Ended]):
                 self._end.set_exception(error)
 
     def _guarded(self, step: Callable[..., None], *args: object) -> None:
-        if self._end.done():  # by an error: the rewards are of no use
+        if self._end.done():  # after an error the rewards are of no use
             return
         try:
             step(*args)

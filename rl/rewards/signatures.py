@@ -1,13 +1,14 @@
-"""How a reward function wants to be called, told by the names of its parameters.
+"""Calls a reward function by one of two conventions, told apart by its parameters' names.
 
-    fn(prompts, completions, **columns) -> [number, …]          this project's and TRL's: once a
-    group compute_score(data_source, solution_str, ground_truth, extra_info=None) -> number or dict
-    verl's: once a response
+    fn(prompts, completions, **columns) -> [number, …]
+        this project and TRL: called once per group
+    compute_score(data_source, solution_str, ground_truth, extra_info=None) -> number or dict
+        verl: called once per response
 
-Either may be `async`; all calls of a process share one event loop, as clients of services need. A
-function is told what it names: texts, `completion_ids`, `prompt_ids`, `is_thinking`, and columns of
-the data; with `**columns` all columns. Knows names and arguments. Does not know what may be
-returned (`results.py`), nor processes.
+Both may be `async`; all calls of a process share one event loop, as clients of services need. A
+function gets the arguments that it names: texts, `completion_ids`, `prompt_ids`, `is_thinking`, and
+columns of the data; with `**columns` all columns. Knows names and arguments. Does not know what may
+be returned (`results.py`), nor processes.
 """
 
 import asyncio
@@ -22,14 +23,14 @@ from pat_jax.rl.rewards.results import read_results, read_scores
 
 Function = Callable[..., Any]
 
-_MARK = "solution_str"  # no group's function has a parameter of this name
+_MARK = "solution_str"  # a parameter of this name marks verl's convention
 
 
 class Recognised:
-    """A function as it is called for the responses of a group.
+    """A reward function that can be called for the responses of a group.
 
     Args:
-      spec: its name in messages.
+      spec: the function's name in messages.
     """
 
     def __init__(self, function: Function, spec: str):
@@ -41,13 +42,15 @@ class Recognised:
         self._known = self._signature.parameters if self._signature else {}
 
     def __call__(self, responses: Sequence[Response]) -> Outcome:
-        """Raises UserError where an argument is missing, and whatever a group's function raises."""
+        """Scores responses. Raises UserError if an argument is missing.
+
+        What a group's function raises passes through."""
         if _MARK in self._known:
             return self._one_by_one(responses)
         return self._together(responses)
 
     def _together(self, responses: Sequence[Response]) -> Outcome:
-        """One call for a group of responses, which the function may compare."""
+        """Calls the function once for a group of responses, which it may compare."""
         columns = {name: [one.columns[name] for one in responses] for name in responses[0].columns}
         texts = {
             "prompts": [one.prompt for one in responses],
@@ -64,7 +67,7 @@ class Recognised:
         return read_scores(scores, len(responses))
 
     def _one_by_one(self, responses: Sequence[Response]) -> Outcome:
-        """One call for each response; those of an `async` function wait beside each other."""
+        """Calls the function once for each response; `async` calls run concurrently."""
         calls = [self._arguments(response) for response in responses]
         results = [self._result(arguments) for arguments in calls]
         if any(map(inspect.isawaitable, results)):
@@ -83,10 +86,10 @@ class Recognised:
         return self._bind(given, others)
 
     def _bind(self, given: Mapping[str, object], more: Mapping[str, object]) -> dict[str, Any]:
-        """The arguments that the function names; of `given` all, if it takes any (`**columns`).
+        """Returns the arguments that the function names; all of `given` if it has `**columns`.
 
         Raises:
-          UserError: it needs one that there is not.
+          UserError: the function needs an argument that does not exist.
         """
         if self._signature is None:
             return dict(given)
@@ -104,7 +107,7 @@ class Recognised:
         return wanted
 
     def _result(self, arguments: Mapping[str, Any]) -> object:
-        """What the function returns, or the error that it raises: other responses are scored."""
+        """Returns the function's result, or what it raises, so that other responses are scored."""
         try:
             return self._function(**arguments)
         # Code of the user may raise anything.
@@ -113,7 +116,7 @@ class Recognised:
 
 
 def _ground_truth(columns: Mapping[str, object]) -> dict[str, object]:
-    """As in verl's rows, where it stands in `reward_model`; in others their answer."""
+    """Returns the ground truth in `reward_model`, as in verl's data, else the answer column."""
     model = columns.get("reward_model")
     if isinstance(model, Mapping) and "ground_truth" in model:
         return {"ground_truth": model["ground_truth"]}
@@ -126,7 +129,7 @@ async def _wait_for(scores: object) -> object:
 
 
 async def _gather(results: Sequence[Any]) -> list[object]:
-    """What awaitables come to; what is none stays as it is."""
+    """Awaits all awaitables together; other values stay as they are."""
 
     async def settled(result: Any) -> object:
         return await result if inspect.isawaitable(result) else result

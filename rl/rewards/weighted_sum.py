@@ -1,6 +1,6 @@
-"""The reward of a response: the weighted sum of what several functions give it.
+"""The reward of a response: the weighted sum of several functions' scores.
 
-Plain values; pure functions. Imports no jax.
+Pure functions of plain values. Imports no jax.
 """
 
 import math
@@ -13,27 +13,27 @@ from jaxtyping import Float
 from pat_jax.rl.rewards.outcome import Cause, Failure
 from pat_jax.rl.rewards.results import LARGEST
 
-Score = tuple[float | Failure, Mapping[str, float]]  # and what was measured beside it
+Score = tuple[float | Failure, Mapping[str, float]]  # the score, and further numbers beside it
 
 
 @dataclass(frozen=True)
 class FunctionScores:
-    """What one function has made of all responses, in their order."""
+    """One function's scores of all responses, in order."""
 
-    spec: str  # the option's word for it
+    spec: str  # the function in the option --reward
     name: str  # in metrics
     weight: float
     scores: Sequence[float | Failure]
-    numbers: Sequence[Mapping[str, float]]  # what it measured beside each score
+    numbers: Sequence[Mapping[str, float]]  # further numbers beside each score
 
     @property
     def pairs(self) -> Iterable[Score]:
-        """One a response."""
+        """Score and further numbers of each response."""
         return zip(self.scores, self.numbers, strict=True)
 
     @property
     def array(self) -> Float[np.ndarray, " responses"]:
-        """The scores; NaN where there is none."""
+        """The scores; NaN where the function failed."""
         numbers = [np.nan if isinstance(x, Failure) else x for x in self.scores]
         return np.array(numbers, np.float32)
 
@@ -43,21 +43,21 @@ class FunctionScores:
 
     @property
     def failed(self) -> list[int]:
-        """The responses that it failed at."""
+        """The responses at which the function failed."""
         return [row for row, score in enumerate(self.scores) if isinstance(score, Failure)]
 
 
 def in_order(
     spec: str, name: str, weight: float, by_response: Mapping[int, Score]
 ) -> FunctionScores:
-    """`by_response`: of each response its score, and what was measured beside it."""
+    """Returns one function's scores in the order of responses, from its scores by response."""
     pairs = [by_response[row] for row in range(len(by_response))]
     scores, numbers = zip(*pairs, strict=True) if pairs else ((), ())
     return FunctionScores(spec, name, weight, list(scores), list(numbers))
 
 
 def joined(parts: Sequence[FunctionScores]) -> FunctionScores:
-    """What one function has made of several batches of responses."""
+    """Joins one function's scores of several batches of responses."""
     scores = [score for part in parts for score in part.scores]
     numbers = [each for part in parts for each in part.numbers]
     return replace(parts[0], scores=scores, numbers=numbers)
@@ -66,17 +66,17 @@ def joined(parts: Sequence[FunctionScores]) -> FunctionScores:
 def weighted_sum(
     functions: Sequence[FunctionScores],
 ) -> tuple[Float[np.ndarray, " responses"], dict[int, Failure]]:
-    """Σ weightᵢ · scoreᵢ over the functions that apply to a response.
+    """Returns Σ weightᵢ · scoreᵢ over the functions that apply to each response.
 
-    A function that returned None does not apply. One of weight 0 is measured only: neither its
-    score nor its failure changes anything. Where another fails, or none applies, there is no
+    A function that returned None does not apply. A function of weight 0 is only measured: neither
+    its score nor its failure has an effect. If another function fails, or none applies, there is no
     reward.
 
     Args:
-      functions: at least one, all of the same responses.
+      functions: at least one, all with the same responses.
 
     Returns:
-      The rewards, NaN where there is none, and why there is none.
+      The rewards, NaN for a response without one, and the reason for each such response.
     """
     counted = [one for one in functions if one.weight]
     weights = [one.weight for one in counted]

@@ -1,7 +1,7 @@
-"""Processes that score responses and that can be killed, children and all.
+"""Processes that score responses, and that can be killed with all their children.
 
-Knows processes and time limits. Does not know what they are sent (`channel.py`), which response
-is scored when, or again (`scorer.py`), what a reward means, nor jax.
+Knows processes and time limits. Does not know what they are sent (`channel.py`), which response is
+scored when, or again (`scorer.py`), what a reward means, nor jax.
 """
 
 import contextlib
@@ -24,8 +24,8 @@ from pat_jax.rl.rewards.outcome import Cause, Failure, Outcome
 from pat_jax.rl.rewards.responses import Response
 
 _IMPORT_SECONDS = 300.0
-_END_SECONDS = 5.0  # from its last word to its end
-# Signals that processes do not get by what they do themselves.
+_END_SECONDS = 5.0  # from closing its socket to its end
+# Signals that only others send to a process.
 _FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 _NO_ANSWER = "wrote to open files that are not its own, so that its process was ended"
 _COMMAND = (
@@ -38,7 +38,7 @@ class RewardWorkers:
     """Runs the function that `spec` names (`rewards.resolve_reward`), each call within its limit.
 
     Args:
-      num_workers: calls at a time; processes start when they are first needed.
+      num_workers: most calls at a time; processes start when they are first needed.
       memory: GiB that a process may have; 0: no limit.
 
     Raises UserError if the function cannot be imported.
@@ -47,7 +47,7 @@ class RewardWorkers:
     def __init__(self, spec: str, num_workers: int, memory: float):
         self._threads = ThreadPoolExecutor(num_workers, thread_name_prefix="reward-worker")
         self._workers = [_Worker(spec, memory) for _ in range(num_workers)]
-        self._idle: queue.LifoQueue[_Worker] = queue.LifoQueue()  # one that runs before a new one
+        self._idle: queue.LifoQueue[_Worker] = queue.LifoQueue()  # running workers are taken first
         for worker in self._workers:
             self._idle.put(worker)
         with contextlib.ExitStack() as on_failure:
@@ -57,7 +57,7 @@ class RewardWorkers:
             on_failure.pop_all()
 
     def close(self) -> None:
-        """Kills the processes, whatever they are at: what has not been scored never will be."""
+        """Kills the processes; responses that are not yet scored never will be."""
         for worker in self._workers:
             worker.close()
         self._threads.shutdown(cancel_futures=True)
@@ -65,7 +65,7 @@ class RewardWorkers:
             worker.end()
 
     def submit(self, responses: Sequence[Response], seconds: float) -> Future[Outcome]:
-        """One call, killed when it has run for `seconds`."""
+        """Starts one call, which is killed after `seconds`."""
         return self._threads.submit(self._call, responses, seconds)
 
     def _call(self, responses: Sequence[Response], seconds: float) -> Outcome:
@@ -77,24 +77,24 @@ class RewardWorkers:
 
 
 class _KilledError(Exception):
-    """Somebody has ended the process: the system, short of memory, or a person. Says how."""
+    """The system, out of memory, or a person has killed the process. The message says how."""
 
 
 class _Worker:
     """One process at a time, started again after it was killed or has ended.
 
-    A process of its own, not one of `multiprocessing`: that would run the command's file again,
-    which for the trainer means jax and the models.
+    It is not a `multiprocessing` process: that would run the command's file again, which for the
+    trainer imports jax and the models.
     """
 
     def __init__(self, spec: str, memory: float):
         self._spec, self._memory = spec, memory
         self._running: _Running | None = None
         self._is_closed, self._lock = False, threading.Lock()
-        self._numbers = itertools.count(IMPORT + 1)  # of calls
+        self._numbers = itertools.count(IMPORT + 1)  # numbers of calls
 
     def call(self, responses: Sequence[Response], seconds: float) -> Outcome:
-        """Made once more where somebody has killed the process, which no response explains."""
+        """Calls the function; once more if the process was killed from outside."""
         try:
             try:
                 return self._call(responses, seconds)
@@ -123,10 +123,10 @@ class _Worker:
             return Outcome(failure=Failure(Cause.CRASHED, self.ended()))
 
     def start(self) -> str:
-        """Starts the process, with the function imported; once more where somebody has killed it.
+        """Starts the process and imports the function; once more if it was killed from outside.
 
         Returns:
-          What is wrong with it, if anything is.
+          What is wrong with the function, or "".
         """
         try:
             try:
@@ -173,23 +173,26 @@ class _Worker:
         )
 
     def close(self) -> None:
-        """Callable from any thread; the thread that waits for the process sees that it has ended."""
+        """Kills the process, from any thread; the thread that waits for it sees that it ended."""
         with self._lock:
             self._is_closed = True
             if self._running is not None:
                 self._running.kill()
 
     def end(self, patience: float = 0.0) -> int | None:
-        """Ends the process, unless it ends in `patience` seconds; then returns its exit code."""
+        """Waits `patience` seconds for the process to end, then kills it.
+
+        Returns:
+          Its exit code if it ended by itself, else None."""
         with self._lock:
             running, self._running = self._running, None
         return running.end(patience) if running else None
 
     def ended(self) -> str:
-        """How a process ended that has no more to say, a clause.
+        """Returns how a process that closed its socket has ended, as a clause.
 
         Raises:
-          _KilledError: somebody has killed it.
+          _KilledError: it was killed from outside.
         """
         code = self.end(_END_SECONDS)
         if code is None or code == LOST:
@@ -207,7 +210,7 @@ class _Worker:
 class _Running:
     process: subprocess.Popen
     calls: Calls
-    lifeline: int  # a file: the process ends when no other has it open
+    lifeline: int  # file descriptor: the process ends when no other process has it open
 
     @classmethod
     def start(cls, spec: str, memory: float) -> "_Running":
@@ -229,12 +232,12 @@ class _Running:
         return cls(process, Calls(ours), lifeline)
 
     def kill(self) -> None:
-        """The process and its children, which are of its group."""
+        """Kills the process and its children, which are in its process group."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
 
     def end(self, patience: float) -> int | None:
-        """Its exit code, where it has ended by itself in `patience` seconds."""
+        """Kills the process after `patience` seconds; returns its exit code if it ended before."""
         try:
             code = self.process.wait(patience)
         except subprocess.TimeoutExpired:

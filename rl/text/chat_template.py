@@ -1,4 +1,4 @@
-"""Chats to text, by a checkpoint's chat template, in a process that can be lost.
+"""Renders chats by a checkpoint's chat template, in a process that may be killed.
 
 Knows the process and its limits. Does not know tokens.
 """
@@ -10,23 +10,23 @@ from typing import Any
 
 from pat_jax.rl.text.text_worker import Limits, TextWorker, WorkerDied, take
 
-SECONDS, NUM_BYTES = 10.0, 2**30  # of one text; a usual one takes a thousandth of either
-# Of the processor, for all texts: so much at once, and so much more for each.
+SECONDS, NUM_BYTES = 10.0, 2**30  # limits of one text; a usual one takes a thousandth of either
+# Budget of processor seconds for all texts: BUDGET_S, and EACH_S more for each text.
 BUDGET_S, EACH_S = 20.0, 0.1
 
-# Arguments of a rendering that are not the template's.
+# Arguments of a rendering that are not variables of the template.
 _OURS = ("messages", "add_generation_prompt", "continue_final_message", "chat_template")
 
 
 class ChatTemplateError(ValueError):
-    """One sentence about what the template did with some messages."""
+    """A chat template cannot render some messages; the message is one sentence."""
 
 
 class ChatTemplate:
-    """A template; serves one thread at a time.
+    """A chat template; it may be used by one thread at a time.
 
     Args:
-      constants: of the checkpoint, such as its special tokens.
+      constants: the checkpoint's constants, such as its special tokens.
     """
 
     def __init__(
@@ -40,10 +40,10 @@ class ChatTemplate:
         self._template, self._constants = template, dict(constants)
         self._limits = Limits(seconds, num_bytes)
         self._worker: TextWorker | None = None
-        self._seconds, self._texts = 0.0, 0  # that all texts took, and how many they were
+        self._seconds, self._texts = 0.0, 0  # time and number of all texts so far
 
     def check_variables(self, names: Iterable[str]) -> None:
-        """Raises ChatTemplateError for a name that the template never says."""
+        """Raises ChatTemplateError for a name that does not occur in the template."""
         for name in names:
             if name in _OURS or not re.search(rf"\b{re.escape(name)}\b", self._template):
                 raise ChatTemplateError(
@@ -58,8 +58,12 @@ class ChatTemplate:
         *,
         is_closed: bool = False,
     ) -> str:
-        """What the policy reads: a last message of the assistant is continued, after any other
-        one the assistant's is begun. Or, closed, the messages, and no more.
+        """Returns the text that the policy reads.
+
+        If the last message is the assistant's, the text continues it; else it begins an answer.
+
+        Args:
+          is_closed: whether the text is the messages alone, with nothing to continue.
 
         Raises:
           ChatTemplateError: the template refuses the messages, fails, or takes too long.
@@ -89,7 +93,7 @@ class ChatTemplate:
         return text
 
     def _check_budget(self) -> None:
-        """Many texts, each just within its limit, take as long as one that never ends."""
+        """Raises ChatTemplateError if all texts together take too long."""
         if self._seconds > BUDGET_S + EACH_S * self._texts:
             raise ChatTemplateError(
                 f"the chat template has worked for {self._seconds:.0f} s on {self._texts} texts: expected less "
@@ -97,7 +101,7 @@ class ChatTemplate:
             )
 
     def _died(self, death: WorkerDied) -> ChatTemplateError:
-        """The next text gets another process."""
+        """Returns the error for a process that died; the next text gets another process."""
         self._worker = None
         if death.code == -signal.SIGPROF:
             what = f"works for more than {self._limits.seconds:g} s"

@@ -1,9 +1,9 @@
-"""The process that runs what came with the weights: a script, started by `text_worker.py`.
+"""The script of the process that runs a checkpoint's own code, started by `text_worker.py`.
 
-A chat template is a program, and a tokenizer nearly one. It may not end, fill the memory or end the
-process: this one ends itself after so many seconds of work, and gets no more than so many bytes. It
-is asked in pickles, and answers each in a line of JSON: a text or null, what was raised, and the
-seconds that it took. Imports nothing of the project.
+A chat template is a program, and a tokenizer nearly one. Either may run for ever, fill the memory
+or end its process. So this process limits its own time and memory. It reads requests as pickles,
+and answers each with a line of JSON: a text or null, what was raised, and the seconds taken.
+Imports nothing of the project.
 """
 
 import json
@@ -18,16 +18,16 @@ from pathlib import Path
 from typing import Any
 
 MAX_CHARACTERS = 2**24  # of a text; its tokens would take a quarter of a minute
-MAX_GROWTH = 64  # tokens that a character may become: one has four bytes at most
+MAX_GROWTH = 64  # most tokens per character, which has at most four bytes
 
 
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # meant for the command, which ends this process
     requests, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what an import prints is not an answer
-    # PyTorch is missing, which is how it should be.
+    # Silences the warning that PyTorch is missing: it is not needed.
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
-    # Threads, of which each takes memory that none of them uses.
+    # No threads: each reserves memory that it does not use.
     os.environ.update(TOKENIZERS_PARALLELISM="false", RAYON_NUM_THREADS="1", MALLOC_ARENA_MAX="2")
     from transformers import AutoTokenizer  # before the limits
     from transformers.utils.chat_template_utils import render_jinja_template
@@ -42,11 +42,11 @@ def main() -> None:
         except EOFError:
             return
         _limit_memory(num_bytes)
-        signal.setitimer(signal.ITIMER_PROF, seconds)  # of the processor: others may be at work
+        signal.setitimer(signal.ITIMER_PROF, seconds)  # processor time: others may be running
         begun = time.process_time()
         try:
             answer = ways[kind](*told), ""
-        # A template may raise anything, and what Rust raises when it panics is not an Exception.
+        # A template may raise anything, and a panic in Rust is not an Exception.
         except BaseException as error:
             answer = None, f"{type(error).__name__}: {error}"[:10_000]
         signal.setitimer(signal.ITIMER_PROF, 0)
@@ -67,7 +67,7 @@ def _render(
 
 
 def _load(auto_tokenizer: Any, directory: str, texts: Sequence[str]) -> str:
-    """Reads a tokenizer, and has it read texts and write them again."""
+    """Loads a tokenizer, and encodes and decodes the texts with it."""
     tokenizer = auto_tokenizer.from_pretrained(
         directory, local_files_only=True, trust_remote_code=False
     )
@@ -83,7 +83,7 @@ def _load(auto_tokenizer: Any, directory: str, texts: Sequence[str]) -> str:
 
 
 def _limit_memory(num_bytes: int) -> None:
-    """To so much more than is held now, where the system says how much that is."""
+    """Limits memory to `num_bytes` more than is used now, if the system says how much that is."""
     statm = Path("/proc/self/statm")
     if statm.exists():
         held = int(statm.read_text().split()[0]) * resource.getpagesize()

@@ -1,6 +1,6 @@
-"""A tokenizer's special tokens: which it puts before a text, and which a decoded text leaves out.
+"""A tokenizer's special tokens: those that it puts before a text, and those that decoding drops.
 
-Also end-of-sequence tokens that files of a checkpoint name. Knows tokenizers of transformers.
+Also the end-of-sequence tokens that a checkpoint's files name. Knows tokenizers of transformers.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,27 +13,27 @@ from pat_jax.common.json_text import JsonError, parse_json
 
 GENERATION_CONFIG, MODEL_CONFIG = "generation_config.json", "config.json"
 _FIELD = "eos_token_id"
-_SECTIONS = ("text_config", "decoder", "generator")  # of the text's model, where there are several
+_SECTIONS = ("text_config", "decoder", "generator")  # configs of the text model among several
 
 
 @dataclass(frozen=True)
 class SpecialTokens:
-    beginning: tuple[int, ...]  # that stand before every text
-    texts: Mapping[int, str]  # how those are written that a text without special tokens has not
+    beginning: tuple[int, ...]  # tokens before every text
+    texts: Mapping[int, str]  # texts of the tokens that decoding without special tokens drops
 
     @classmethod
     def of(cls, tokenizer: Any) -> "SpecialTokens":
         return cls(_beginning(tokenizer), _texts(tokenizer))
 
     def begun_once(self, tokens: Sequence[int]) -> list[int]:
-        """Without the second one of two beginnings, where the text has had one already."""
+        """Removes the second of two beginnings, if the text had one already."""
         count = len(self.beginning)
         is_twice = count and tuple(tokens[: 2 * count]) == 2 * self.beginning
         return list(tokens[count if is_twice else 0 :])
 
 
 def _beginning(tokenizer: Any) -> tuple[int, ...]:
-    """As the tokenizer itself begins a text; where it does not, its token for it, if it has one."""
+    """Returns the tokens that the tokenizer puts before a text, else its beginning token or ()."""
     begun, bare = (tokenizer.encode("a", add_special_tokens=more) for more in (True, False))
     for count in range(1, len(begun) - len(bare) + 1):
         if bare and begun[count : count + len(bare)] == bare:
@@ -57,10 +57,10 @@ def _texts(tokenizer: Any) -> dict[int, str]:
 
 
 def named_eos_ids(directory: Path) -> tuple[int, ...]:
-    """Those of generation_config.json; where it names none, those of config.json.
+    """Returns the end-of-sequence ids of generation_config.json or, without any, of config.json.
 
-    transformers and vLLM take config.json where the other file is missing. Where it is there
-    without the field, their responses would not end at all.
+    transformers and vLLM use config.json only if the other file is missing. If that file is there
+    without the field, their responses would not end.
 
     Raises:
       UserError: a file does not hold a JSON object, or its field does not hold integers.
@@ -80,7 +80,7 @@ def named_eos_ids(directory: Path) -> tuple[int, ...]:
 
 
 def _sections(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """The objects of a file that may name them, the outermost first, each with its place."""
+    """Yields the objects of a file that may name the ids, outermost first, each with its place."""
     if not path.exists():
         return
     try:

@@ -1,7 +1,7 @@
-"""A process that does with what came with the weights (a chat template, a tokenizer) what may not
-end, or may end the process: within limits, and with an answer or none.
+"""A process that runs a checkpoint's own code (chat template, tokenizer) within limits.
 
-Knows the process and its limits (`chat_worker.py` is what it runs). Does not know what is asked.
+That code may run for ever, or end the process. Knows the process, which runs `chat_worker.py`, and
+its limits. Does not know what the requests mean.
 """
 
 import contextlib
@@ -19,26 +19,26 @@ _WORKER = Path(__file__).with_name("chat_worker.py")
 class Limits(NamedTuple):
     """Limits of one answer."""
 
-    seconds: float  # of the processor
-    num_bytes: int  # beside what the process holds before
+    seconds: float  # processor time
+    num_bytes: int  # in addition to what the process uses before
 
 
 class Answer(NamedTuple):
-    text: str | None  # None: it failed
-    error: str  # what it raised
-    seconds: float  # of the processor, that it took
+    text: str | None  # None: the request failed
+    error: str  # what was raised
+    seconds: float  # processor time taken
 
 
 class WorkerDied(Exception):
-    """The process has ended, and not by itself."""
+    """The process has ended without an answer."""
 
     def __init__(self, code: int):
         super().__init__(f"code {code}")
-        self.code = code  # as `subprocess` has it: negative for a signal
+        self.code = code  # as in `subprocess`: negative for a signal
 
 
 class TextWorker:
-    """One process; serves one thread at a time, and ends with this object."""
+    """One process, for one thread at a time; it ends with this object."""
 
     def __init__(self) -> None:
         # -P: the files beside the script are no modules.
@@ -53,20 +53,20 @@ class TextWorker:
         self._finalizer = weakref.finalize(self, _end, self.process)
 
     def begin(self, limits: Limits, kind: str, *told: Any) -> None:
-        """Asks; the process works while this one does something else."""
+        """Sends a request and returns; the process works in the background."""
         assert self.process.stdin
         with contextlib.suppress(BrokenPipeError):  # `answer` says so
             pickle.dump((kind, limits, *told), self.process.stdin)
             self.process.stdin.flush()
 
     def answer(self) -> Answer:
-        """The answer to what was begun last.
+        """Waits for the answer to the last request.
 
         Raises:
-          WorkerDied: there is none, and there will be no more.
+          WorkerDied: the process has ended; this worker gives no more answers.
         """
         assert self.process.stdout
-        # JSON: what runs a stranger's template does not get to say what this process unpickles.
+        # JSON, not pickle: what runs a stranger's template must not choose what is unpickled here.
         line = self.process.stdout.readline()
         if not line.endswith(b"\n"):
             self._finalizer()
@@ -78,12 +78,12 @@ _idle: list[TextWorker] = []
 
 
 def take() -> TextWorker:
-    """One that nobody uses: starting it takes a second."""
+    """Returns an idle worker, or starts one, which takes a second."""
     return _idle.pop() if _idle else TextWorker()
 
 
 def give_back(worker: TextWorker) -> None:
-    """The next caller may have it."""
+    """Makes a worker available to the next caller of `take`."""
     _idle.append(worker)
 
 

@@ -1,7 +1,7 @@
-"""Text to tokens and back: what every tokenizer offers, and that of a checkpoint.
+"""The interface of tokenizers, and the tokenizer of a Hugging Face checkpoint.
 
-Knows files of tokenizers and chat templates. Does not know models: `check_vocabulary` is told how
-many embedding rows there are.
+Knows files of tokenizers and chat templates. Does not know models: `check_vocabulary` gets the
+number of embedding rows.
 """
 
 import importlib.util
@@ -24,7 +24,7 @@ from pat_jax.rl.text.special_tokens import (
 )
 from pat_jax.rl.text.tokenizer_trial import TokenizerTrial
 
-ChatMessage = Mapping[str, Any]  # {"role": text, "content": text}, and what else the template knows
+ChatMessage = Mapping[str, Any]  # {"role": text, "content": text}, and other keys of the template
 PromptText = str | Sequence[ChatMessage]
 
 ASSISTANT = "assistant"  # the role of the policy
@@ -32,7 +32,7 @@ NO_TEMPLATE = (
     "to set tools or chat_template_kwargs of: expected rows without them; remove the columns, or use a "
     "checkpoint with a template."
 )
-# Of a model without a tokenizer: the tokens of a text are its bytes in UTF-8, then comes the end token.
+# For a model without a tokenizer: the tokens are the text's bytes in UTF-8; the end token is 256.
 BYTE_TOKENIZER, NUM_BYTE_TOKENS = Path(__file__).parent / "byte_tokenizer", 257
 _VOCABULARY_FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt")
 
@@ -55,23 +55,25 @@ class Tokenizer(Protocol):
         ...
 
     def encode(self, text: str) -> list[int]:
-        """Tokens of the text alone: nothing is put before or after."""
+        """Returns the tokens of the text alone: nothing is put before or after."""
         ...
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Text without special tokens (padding, end of sequence), unless it is to have them."""
+        """Returns the text, without special tokens unless the tokenizer is set to keep them."""
         ...
 
     def encode_prompt(
         self, prompt: PromptText, variables: Mapping[str, Any] | None = None
     ) -> list[int]:
-        """Tokens after which the response begins: the chat template, where there is one, applied.
+        """Returns the tokens of a prompt, after which the response begins.
+
+        The chat template is applied, if there is one.
 
         Args:
-          variables: of the template; they win over those of every prompt.
+          variables: variables of the template; they override those of every prompt.
 
         Raises:
-          ChatTemplateError: the template cannot do it.
+          ChatTemplateError: the template cannot render the prompt.
         """
         ...
 
@@ -82,7 +84,7 @@ def is_message(value: object) -> bool:
 
 
 def flatten_messages(prompt: PromptText) -> str:
-    """What a person reads of a prompt: the contents of its messages, without roles."""
+    """Returns a prompt as text for people: the contents of its messages, without roles."""
     if isinstance(prompt, str):
         return prompt
     return "\n\n".join(message["content"] for message in prompt)
@@ -90,10 +92,10 @@ def flatten_messages(prompt: PromptText) -> str:
 
 @dataclass(frozen=True)
 class Chat:
-    """What every prompt gets that a chat template turns into text."""
+    """Settings for every prompt that a chat template renders."""
 
-    system_prompt: str = ""  # of prompts without one
-    variables: Mapping[str, Any] = field(default_factory=dict)  # of the template
+    system_prompt: str = ""  # for prompts without one
+    variables: Mapping[str, Any] = field(default_factory=dict)  # variables of the template
 
 
 class HuggingFaceTokenizer:
@@ -102,7 +104,10 @@ class HuggingFaceTokenizer:
     def __init__(
         self, directory: str | Path, chat: Chat | None = None, *, skip_special_tokens: bool = True
     ):
-        """`skip_special_tokens`: texts of tokens are without special ones."""
+        """
+        Args:
+          skip_special_tokens: whether `decode` drops special tokens.
+        """
         self.chat, self._skips_special = chat or Chat(), skip_special_tokens
         self.directory = Path(directory)
         self._tokenizer = _load_auto_tokenizer(self.directory)
@@ -127,7 +132,7 @@ class HuggingFaceTokenizer:
             )
         try:
             template = self._tokenizer.get_chat_template()
-        except ValueError as error:  # several, and none of them is the one to take
+        except ValueError as error:  # there are several templates, and none is the default
             raise UserError(
                 f"{self.directory}: {_first_line(error)} Expected one chat template."
             ) from None
@@ -162,15 +167,17 @@ class HuggingFaceTokenizer:
         )
 
     def encode_text(self, text: str) -> list[int]:
-        """Tokens of a text to go on with: no chat template, but unlike `encode` with the
-        beginning-of-sequence token that a base model expects, once: by the template, the text or
-        the tokenizer.
+        """Returns the tokens of a text to continue, without a chat template.
+
+        Unlike `encode`, keeps the beginning-of-sequence token that the tokenizer adds and a base
+        model expects, unless the text begins with one.
         """
         return self.special.begun_once(self._tokenizer.encode(text))
 
     def encode_chat(self, text: str) -> list[int]:
-        """Tokens of what the chat template has made, with one beginning of sequence at most: where
-        it writes one, a message that begins with another adds none."""
+        """Returns the tokens of a rendered chat, with at most one beginning-of-sequence token.
+
+        The template may write one, and the first message may begin with another."""
         return self.special.begun_once(self.encode(text))
 
     @cached_property
@@ -179,13 +186,13 @@ class HuggingFaceTokenizer:
 
     @cached_property
     def is_bytes(self) -> bool:
-        """Whether it is the byte tokenizer, read from whichever directory."""
+        """Whether this is the byte tokenizer, whatever directory it was read from."""
         text = bytes(range(128)).decode()
         return self.vocab_size == NUM_BYTE_TOKENS and self.encode(text) == list(range(128))
 
     @cached_property
     def dropped(self) -> Mapping[int, str]:
-        """Special tokens that `decode` drops, with text, except beginning, end and padding."""
+        """Special tokens that `decode` drops, with their texts; not beginning, end or padding."""
         usual = {*self.eos_ids, self.pad_id, *self.special.beginning}
         texts = self.special.texts if self._skips_special else {}
         return {token: text for token, text in texts.items() if token not in usual}
@@ -197,7 +204,7 @@ class HuggingFaceTokenizer:
 
     @property
     def eos_texts(self) -> tuple[str, ...]:
-        """How the tokens of `eos_ids` are written."""
+        """The texts of the tokens in `eos_ids`."""
         return tuple(self._tokenizer.convert_ids_to_tokens(list(self.eos_ids)))
 
     def encode_prompt(
@@ -221,10 +228,10 @@ class HuggingFaceTokenizer:
         *,
         is_closed: bool = False,
     ) -> str:
-        """What the chat template makes of messages, as `ChatTemplate.render` does.
+        """Renders messages with the chat template; see `ChatTemplate.render`.
 
         Raises:
-          ChatTemplateError: the template cannot do it.
+          ChatTemplateError: the template cannot render them.
         """
         if self.chat.system_prompt and messages[0]["role"] != "system":
             messages = [{"role": "system", "content": self.chat.system_prompt}, *messages]
@@ -234,9 +241,11 @@ class HuggingFaceTokenizer:
 
 
 def check_vocabulary(tokenizer: Tokenizer, num_embeddings: int, *, source: str = "") -> None:
-    """Refuses a tokenizer with an id that has no row in an embedding of `num_embeddings` rows.
+    """Raises UserError if an id of the tokenizer has no row in an embedding.
 
-    `source` is the checkpoint directory that the message names.
+    Args:
+      num_embeddings: rows of the embedding.
+      source: the checkpoint directory, for the message.
     """
     largest = tokenizer.vocab_size - 1
     if largest >= num_embeddings:
@@ -260,7 +269,7 @@ def has_tokenizer(directory: Path) -> bool:
 
 
 def _load_auto_tokenizer(directory: Path):
-    # Without these files transformers makes up a tokenizer of one token from config.json.
+    # Without these files transformers would invent a tokenizer of one token from config.json.
     if not has_tokenizer(directory):
         what = "has no tokenizer files" if directory.is_dir() else "does not exist"
         raise UserError(
@@ -268,7 +277,7 @@ def _load_auto_tokenizer(directory: Path):
             "the path, or copy the file from the model's release."
         )
     trial = TokenizerTrial(directory)
-    # Every run would print that PyTorch is missing, which is how it should be.
+    # Silences the warning that PyTorch is missing: it is not needed.
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     from transformers import AutoTokenizer  # takes seconds, and only checkpoints need it
 
@@ -277,7 +286,7 @@ def _load_auto_tokenizer(directory: Path):
             f"no tokenizer could be read from {directory} ({problem}): expected intact tokenizer.json and "
             "tokenizer_config.json, and no code to be run; copy them from the model's release."
         )
-    # What code a checkpoint may bring is not run, and nobody is asked whether it should be.
+    # Code in a checkpoint is never run, and the user is not asked about it.
     return AutoTokenizer.from_pretrained(
         str(directory), local_files_only=True, trust_remote_code=False
     )

@@ -1,8 +1,8 @@
-"""A tokenizer is tried out in a process that can be lost, before this one reads it.
+"""Tries out a tokenizer in another process before this process loads it.
 
-`tokenizer.json` is read by a library in Rust, which may panic, never return or take all memory: on
-the file itself, or on the texts that its rules make of others. Knows the files. Does not know what
-tokens are for.
+A library in Rust reads `tokenizer.json`. It may panic, never return or take all memory: on the file
+itself, or on texts that the file's rules produce. Knows the files. Does not know what tokens are
+for.
 """
 
 import signal
@@ -21,14 +21,14 @@ _TEXTS = (
     "What is 12 * 3? Let's think step by step, and answer: \\boxed{36}.\n\n",
     *(unit * 2000 for unit in ("a", "A ", "1", " ", "\n", "-", "é", "日", "👩‍🔬", "a\u0301")),
     "a" * 2000 + "!",
-    "ﷺ" * 500,  # of which one character becomes 18
+    "ﷺ" * 500,  # each character becomes 18
 )
 _MOST_OF_A_RULE = 64  # characters of a text that is tried
 _passed: set[int] = set()  # checksums of tokenizers that need not be tried again
 
 
 class TokenizerTrial:
-    """Begins with this object, and goes on while the process does something else."""
+    """A trial in the background, which begins when this object is made."""
 
     def __init__(self, directory: Path):
         self._checksum = _checksum(directory)
@@ -39,7 +39,7 @@ class TokenizerTrial:
             self._worker.begin(LIMITS, "load", str(directory), texts)
 
     def problem(self) -> str:
-        """What is wrong with the tokenizer, in words; empty where nothing is."""
+        """Waits for the trial; returns what is wrong with the tokenizer, or ""."""
         if self._worker is None:
             return ""
         try:
@@ -57,7 +57,7 @@ class TokenizerTrial:
 
 
 def _checksum(directory: Path) -> int:
-    """Of every file that a tokenizer may be read from."""
+    """Returns the checksum of every file that a tokenizer may be read from."""
     found = 0
     for path in sorted(directory.iterdir()):
         if path.is_file() and path.suffix in (".json", ".txt", ".model", ".jinja", ".tiktoken"):
@@ -66,7 +66,7 @@ def _checksum(directory: Path) -> int:
 
 
 def _texts_of_rules(path: Path) -> Iterator[str]:
-    """What the rules of the file look for, so that they are tried on it."""
+    """Yields the texts that the file's rules look for, so that the rules are tried on them."""
     if not path.is_file():
         return
     try:
