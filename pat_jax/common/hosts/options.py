@@ -1,4 +1,4 @@
-"""Options of a run that is several processes, on one machine or on many."""
+"""Options of a run of several processes, on one machine or several."""
 
 import re
 from dataclasses import dataclass
@@ -45,7 +45,7 @@ class DistributedConfig(Options):
 
 
 def is_address(text: str) -> bool:
-    """Whether it is `host:port` or `[host]:port`, with a host that could be one."""
+    """Returns whether the text is `host:port` or `[host]:port`, with a well-formed host."""
     found = re.fullmatch(r"(\[[0-9A-Fa-f:.%\w-]+\]|[^\s:\[\]/@]{1,253}):([0-9]{1,5})", text)
     if found is None or not found[1].isascii():
         return False
