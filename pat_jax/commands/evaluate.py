@@ -68,7 +68,7 @@ def evaluate(config: EvaluateConfig) -> None:
 
 def with_saved(config: EvaluateConfig) -> tuple[EvaluateConfig, SavedPolicy | None]:
     """With --run_dir, finds the checkpoint to evaluate, and returns it with the options that name
-    it. Raises UserError if there is none, or if the model is no checkpoint directory."""
+    it. Raises UserError if there is none, or if the model is not a checkpoint directory."""
     saved = find_policy(config.run_dir, config.checkpoint) if config.run_dir else None
     if saved:
         dtype = saved.compute_dtype if config.compute_dtype == "auto" else config.compute_dtype

@@ -123,7 +123,7 @@ def _asked(
 
 def recommended_overrides(directory: Path) -> SamplingOverrides:
     """Returns the sampling that a checkpoint's authors recommend, if any. `do_sample: false` is
-    greedy. Raises UserError if the file is no JSON object, or has an impossible value."""
+    greedy. Raises UserError if the file is not a JSON object, or has an impossible value."""
     path = directory / GENERATION_CONFIG
     if not path.is_file():
         return SamplingOverrides()

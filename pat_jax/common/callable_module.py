@@ -1,7 +1,7 @@
 """Makes modules callable: `pat_jax.train(...)` in Python does what `python -m pat_jax.train` does.
 
-A command's module and its function should have the same name, and importing the module takes that
-name. So the module itself is callable.
+A command's module and its function have the same name in the package, where importing the module
+would hide the function. So the module itself is callable.
 """
 
 import inspect

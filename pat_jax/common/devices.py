@@ -128,7 +128,7 @@ def num_cores() -> int:
 
 
 def in_host_memory(sharding: jax.sharding.NamedSharding) -> jax.sharding.NamedSharding:
-    """Returns the sharding in host memory. Devices that are not at hand keep theirs."""
+    """Returns the sharding in host memory. For devices that are not at hand it stays unchanged."""
     devices = sharding.mesh.devices
     assert devices is not None  # the mesh is one of devices, not of sizes alone
     is_on_paper = not hasattr(devices.flat[0], "client")

@@ -65,8 +65,9 @@ def go_on_with(commits: Mapping[str, Mapping[str, str]]) -> None:
 
 def local_checkpoint(name: str, *, option: str = "model", weights: bool = True) -> str:
     """Returns the directory of a model of the Hub in the client's cache, or any other name
-    unchanged. If the cache has the model, the Hub is not asked for a newer one. Raises UserError if
-    the cache lacks a file, and it cannot be downloaded."""
+    unchanged. Downloads what the cache lacks (without `weights`, only configuration and tokenizer),
+    but does not look for a newer version. Raises UserError if a file is neither in the cache nor
+    can be downloaded."""
     repo = _repo(name, option, "model")
     if repo is None:
         return name
@@ -78,7 +79,8 @@ def local_checkpoint(name: str, *, option: str = "model", weights: bool = True) 
 
 
 def is_checkpoint(name: str) -> bool:
-    """Returns whether `name` is a directory, or a model of the Hub, which is downloaded."""
+    """Returns whether `name` is a directory, or a model of the Hub. Downloads the configuration of
+    such a model. Raises UserError as `local_checkpoint` does."""
     return Path(local_checkpoint(name, weights=False)).is_dir()
 
 
@@ -129,7 +131,7 @@ class _Repo:
             raise self.refusal(error) from None
 
     def found(self, folder: str) -> str:
-        """Records the commit of a snapshot, which the process stays with, and returns its folder."""
+        """Records the commit of a snapshot, for later look-ups, and returns its folder."""
         _commits.setdefault((self.kind, self.given), Path(folder).name)
         return folder
 
@@ -225,8 +227,8 @@ def _repo(name: str, option: str, kind: _Kind) -> _Repo | None:
 def _whole(
     repo: _Repo, wanted: Sequence[str], needed: Sequence[str], usual: Sequence[str] = ()
 ) -> str:
-    """Returns the folder of a snapshot with all `needed` files. The cache is used if it has them and
-    the `usual` files: without these, another program may have downloaded only a part."""
+    """Returns the folder of a snapshot with all `needed` files. The cache is used if it has them
+    and the `usual` files: without these, another program may have downloaded only a part."""
 
     def lacking(folder: str) -> list[str]:
         files = [part for file in needed for part in _parts(Path(folder), file)]

@@ -26,7 +26,7 @@ class JsonError(ValueError):
 
 
 def parse_json(text: str | bytes) -> object:
-    """Returns the value of the text. Raises JsonError if it is no valid JSON or UTF-8, is nested
+    """Returns the value of the text. Raises JsonError if it is not valid JSON or UTF-8, is nested
     deeper than `MAX_DEPTH`, or has an integer longer than Python reads."""
     try:
         value = json.loads(text.decode() if isinstance(text, bytes) else text)

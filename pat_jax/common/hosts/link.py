@@ -79,7 +79,7 @@ class Link:
     """One process's connections: from the first to all others, from any other to the first.
 
     Args:
-      heard: called with each message that is no value, goodbye or heartbeat, on a peer's thread.
+      heard: called on a peer's thread with each message except values, goodbyes and heartbeats.
       lost: called with a lost peer and the reason, on any thread.
       beat: called for each heartbeat; returns where this process's main thread is.
     """

@@ -18,17 +18,17 @@ class DistributedConfig(Options):
     SECTION = "distributed."
 
     coordinator: str = option("", _PLACE)
-    """host:port of process 0, which the others can reach; empty finds the processes by the
-    cluster."""
+    """host:port of process 0, which the others can reach; if empty, the cluster tells where the
+    processes are."""
     num_processes: int = option(1, count(1, MOST_PROCESSES))
-    """How many processes there are; with coordinator."""
+    """Number of processes; with coordinator."""
     process_id: int = 0
-    """Which of them this one is, from 0; with coordinator."""
+    """Index of this process, from 0; with coordinator."""
     wait: int = option(300, count(1, 10**6))
     """Seconds to wait for the others at the start."""
     patience: int = option(3600, count(10, 10**6))
-    """Seconds after which all end where a process comes to nothing new: more than compiling one
-    program, the slowest rewards of a rollout, or an update on the devices take."""
+    """Seconds without progress of a process after which all end. It must be more than compiling one
+    program, the slowest rewards of a rollout, or an update on the devices takes."""
 
     def __post_init__(self):
         super().__post_init__()

@@ -45,7 +45,7 @@ def read_preset(presets: Path, name: str, options: Mapping[str, Option]) -> dict
 
 def read_yaml(path: Path, title: str, options: Mapping[str, Option]) -> dict[str, Setting]:
     """Reads the options of a YAML file. `title` is its name in messages. Raises UserError if it
-    cannot be read, is no YAML mapping, or has an option that is not in `options`."""
+    cannot be read, is not a YAML mapping, or has an option that is not in `options`."""
     if os.path.exists(path) and not os.path.isfile(path):
         raise UserError(f"cannot read {title}: it is no file; expected one of YAML text.")
     try:

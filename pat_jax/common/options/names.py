@@ -47,8 +47,8 @@ def unknown(name: str, options: Collection[str], where: str = "") -> UserError:
 
 
 def is_not_offered(name: str) -> bool:
-    """Returns whether the name is an option of other projects that pat_jax does not have. Then it
-    is no typing mistake."""
+    """Returns whether the name is an option of other projects that pat_jax does not have, and so
+    not a typing mistake."""
     return name.rpartition(".")[2] in _NOT_OFFERED
 
 

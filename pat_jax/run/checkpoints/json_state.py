@@ -23,7 +23,7 @@ def read_kept(
     path: Path, expected: str, made_of: Callable[[Any], Found], otherwise: Found | None = None
 ) -> Found:
     """Returns what `made_of` makes of a file's JSON value, or `otherwise` if there is no file.
-    Raises UserError, naming what is `expected`, if the file is no JSON or `made_of` raises
+    Raises UserError, naming what is `expected`, if the file is not JSON or `made_of` raises
     ValueError, TypeError, KeyError or AttributeError."""
     if otherwise is not None and not path.is_file():
         return otherwise

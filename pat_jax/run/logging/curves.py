@@ -66,7 +66,7 @@ def drawn_names(rows: Rows, panel: Panel) -> list[str]:
 
 
 def number(value: Any) -> float:
-    """Returns the value as a float, or NaN if it is no number or not finite."""
+    """Returns the value as a float, or NaN if it is not a finite number."""
     return float(value) if isinstance(value, int | float) and isfinite(value) else nan
 
 

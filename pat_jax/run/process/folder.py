@@ -158,7 +158,7 @@ def changed_options(config: AnyRun, folder: Path) -> list[str]:
 
 def name_of_rows(path: str) -> str:
     """Returns the name of a file of given rows inside its run's folder, or "" for any other path.
-    The name is a checksum of the rows: files with the same name have the same rows."""
+    It contains a checksum of the rows: files with the same name have the same rows."""
     name = "/".join(Path(path).parts[-3:])
     return name if re.fullmatch(rf"{ROWS}/[0-9a-f]{{16}}/\w+\.jsonl", name) else ""
 

@@ -40,7 +40,8 @@ class GivenRows:
 
     def taken_from(self, options: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         """Takes the rows out of the options. Returns the options with file names in their place.
-        Raises UserError if an option has neither file names nor rows, or if a row is no JSON."""
+        Raises UserError if an option has neither file names nor rows, or if JSON cannot hold a
+        row."""
         found: dict[str, Any] = {}
         for key, value in options.items():
             name = f"{prefix}{key}"
