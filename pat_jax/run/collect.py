@@ -142,7 +142,7 @@ class Collector:
 
 
 def _describe(drawn: Sequence[Drawn]) -> dict[str, Any]:
-    """Returns the metrics of all batches together; those of a rollout are the last batch's."""
+    """Returns the metrics of all batches together, but those of the rollout only of the last."""
     rewards = np.concatenate([one.rewards for one in drawn])
     failures = [failure for one in drawn for failure in one.failures.values()]
     groups = [group for one in drawn for group in one.groups]

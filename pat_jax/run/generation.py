@@ -178,7 +178,7 @@ def sampling_request(
         key=sequence_key(*ids),
         max_new_tokens=config.max_completion_length,
         sampling=Sampling(temperature, config.top_k, config.top_p),
-        # Held-out prompts are numbered by themselves: their ids would be taken for training ones.
+        # Held-out prompts have ids of their own, which would be taken for those of training ones.
         prompt_id=prompt.id if ids[1] == TRAIN else None,
     )
 
