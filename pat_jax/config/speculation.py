@@ -17,8 +17,8 @@ LONGEST = 16  # largest allowed number of tokens of a draft
 
 @dataclass(frozen=True)
 class SpeculationConfig(Options):
-    """Drafts: proposed tokens, several of which a step verifies. They change no generated token,
-    and the planner uses none where they do not pay."""
+    """Drafts: proposed tokens, several of which a step verifies. They change no
+    generated token, and the planner uses none where they do not pay."""
 
     SECTION = "speculation."
 
