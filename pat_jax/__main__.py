@@ -1,4 +1,4 @@
-"""`pat_jax` and `python -m pat_jax`: a command by its name, or the list of all."""
+"""`pat_jax` and `python -m pat_jax`: runs a command by its name, or lists all commands."""
 
 import ast
 import re

@@ -1,4 +1,4 @@
-"""Accelerators as their makers describe them: data, in `chips.yaml`."""
+"""The data sheets of accelerators, read from `chips.yaml`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -190,7 +190,7 @@ class OptimizerConfig(OptimizerState):
     """Peak learning rate. If it is not given: 1e-6 for reinforcement learning and 2e-5 for
     supervised fine-tuning, ten times that with --lora.rank or --lora.adapter (docs/lora.md)."""
     schedule: Literal["constant", "cosine"] = "constant"
-    """What follows the warm-up."""
+    """Learning rate after the warm-up."""
     warmup_steps: int = option(0, STEPS)
     """Optimizer steps of linear warm-up."""
     weight_decay: float = option(0.0, not_negative(100))

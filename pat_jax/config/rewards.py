@@ -16,7 +16,7 @@ class RewardOptions(Options):
     """Reward functions, and how they are run."""
 
     reward: tuple[str, ...] = option(("auto",), SOME)
-    """One or several, whose weighted sum counts: `module:function` or `path/to/file.py:function`;
+    """Reward functions, whose weighted sum counts: `module:function` or `path/to/file.py:function`;
     `http://host:port/path` of a program that scores; `math` (the response has ended, and its final
     answer, as `\\boxed{x}`, `<answer>x</answer>`, `#### x`, `Answer: x`, or `$x$` on the last line,
     has the answer's value); `math_lenient` (its last box or number has); `exact`; or auto (the

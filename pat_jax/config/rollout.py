@@ -1,4 +1,4 @@
-"""Options of generation: how many responses, how long, sampled how."""
+"""Options of generation: number and length of responses, sampling, and the engine's sizes."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -20,7 +20,7 @@ TOP_P: Rule = (lambda x: 0 < x <= 1, "a number in (0, 1]")
 
 @dataclass(frozen=True)
 class SamplingOptions(Options):
-    """How a token is drawn."""
+    """How tokens are sampled."""
 
     temperature: float = option(1.0, TEMPERATURE)
     """Softmax temperature; 0 is greedy."""
@@ -66,7 +66,7 @@ class EngineSizes(Options):
 
 @dataclass(frozen=True)
 class RolloutConfig(SamplingOptions, EngineSizes):
-    """Generation: how many responses, how long, sampled how."""
+    """Generation: number and length of responses, and sampling."""
 
     SECTION = "rollout."
 
@@ -79,9 +79,9 @@ class RolloutConfig(SamplingOptions, EngineSizes):
     checkpoint directory or a model of the Hub, at most half of its context; 96 for a built-in
     shape."""
     max_completion_length: int = auto(TOKENS)
-    """Longest response in tokens, cut there; with the longest prompt at most the model's context.
-    auto: 1,024 for a checkpoint directory or a model of the Hub, at most what the prompt leaves of
-    its context; 160 for a built-in shape."""
+    """Longest response in tokens; longer ones are cut. Together with the longest prompt it has to
+    fit into the model's context. auto: 1,024 for a checkpoint directory or a model of the Hub, or
+    what the prompt leaves of its context if that is less; 160 for a built-in shape."""
     max_logprobs: int = option(0, COUNT_OR_ZERO)
     """Most likely tokens whose log-probabilities a request may ask for; 0 offers none."""
     weights: Literal["auto", "int8", "fp8"] = "auto"
@@ -93,9 +93,9 @@ class RolloutConfig(SamplingOptions, EngineSizes):
     """How the KV cache of unfinished sequences crosses a switch; auto takes the cheaper of the two
     by the latency model."""
     kv_pages: int = option(0, COUNT_OR_ZERO)
-    """Pages in the KV cache of a replica where no KV heads are split (a layout that
-    splits them in f ways has f times as many, each of 1/f the bytes of a device); 0 takes what the
-    memory of a device allows, or what every sequence needs at full length if that is less."""
+    """Pages in the KV cache of a replica whose KV heads are not split. A layout that splits them
+    in f ways has f times as many, each of 1/f the bytes on a device. 0 takes what the memory of a
+    device allows, or what every sequence needs at full length if that is less."""
     prefill_blocks: int = option(64, RESPONSES)
     """Pages of each replica computed by one prefill call."""
     compile: Literal["needed", "all", "lazy"] = "needed"

@@ -42,7 +42,7 @@ class SftDataConfig(ChatOptions):
     messages_key: str = ""
     """Column of chats. Empty: messages."""
     text_key: str = ""
-    """Column of texts, every token of which is learned. Empty: text."""
+    """Column of texts; all of their tokens are learned. Empty: text."""
 
 
 @dataclass(frozen=True)

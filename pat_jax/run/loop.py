@@ -1,6 +1,6 @@
 """The loop of reinforcement learning: `Run.iterate` is the whole algorithm.
 
-Wires the rooms together. Knows no option of the command line and no array.
+Connects the packages. Knows no option of the command line and no array.
 """
 
 import logging

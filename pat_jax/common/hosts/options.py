@@ -12,8 +12,8 @@ _PLACE: Rule = (lambda x: x == "" or is_address(x), "host:port")
 
 @dataclass(frozen=True)
 class DistributedConfig(Options):
-    """Several processes as one run: the same command on each host. TPU slices, SLURM, GKE,
-    Open MPI and what torchrun's variables name are found without options."""
+    """Several processes as one run: the same command on each host. On TPU slices, SLURM, GKE,
+    Open MPI and with torchrun's variables, processes find each other without options."""
 
     SECTION = "distributed."
 

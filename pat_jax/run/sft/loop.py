@@ -1,6 +1,6 @@
 """The loop of supervised fine-tuning: packs examples into a batch and updates, step by step.
 
-Wires the rooms together. Knows no option of the command line and no array.
+Connects the packages. Knows no option of the command line and no array.
 """
 
 import math
