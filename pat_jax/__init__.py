@@ -1,4 +1,4 @@
-"""pat_jax: reinforcement learning of language models with a rollout that changes its layout.
+"""pat_jax: reinforcement learning of language models, with rollouts that change their layout.
 
     import pat_jax
     run = pat_jax.train("demo", steps=20)
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["SavedRun", "UserError", "plan", "profile", "session", "simulate", "train"]
 
-# The others are modules that are called.
+# The other names are modules that can be called.
 _FROM = {"SavedRun": "run.results.saved_run", "UserError": "common.errors", "session": "generate"}
 
 

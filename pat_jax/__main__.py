@@ -1,4 +1,4 @@
-"""`pat_jax` and `python -m pat_jax`: a command by its name, or the list of all."""
+"""`pat_jax` and `python -m pat_jax`: runs a command by its name, or lists all commands."""
 
 import ast
 import re
@@ -27,7 +27,7 @@ def main() -> None:
 
 
 def commands() -> dict[str, str]:
-    """What each command does, by the first line of its file, without importing any of them."""
+    """Returns each command with the first line of its docstring, without importing any."""
     found = {}
     for path in sorted(Path(__file__).parent.glob("*.py")):
         text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""

@@ -1,8 +1,8 @@
 """`python -m pat_jax.doctor`: examines a machine in about a minute, and says what to do.
 
-Devices, versions, memory, links, every kernel against plain operations, a switch there and back,
-one iteration of training. One part that fails keeps no other from being looked at. The exit code is
-0 where all is well, and 1 where it is not.
+Examines devices, versions, memory, links, every kernel against plain operations, a switch there and
+back, and one iteration of training. If one part fails, the others are still examined. The exit code
+is 0 if all is well, and 1 if not.
 """
 
 import shlex

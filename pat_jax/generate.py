@@ -1,7 +1,7 @@
 """`python -m pat_jax.generate`: completions of a file of prompts, one JSON line each.
 
-Reads and writes line by line. A line that is wrong gets its error as its result, the others go on;
-a killed run goes on with --resume where it was. From Python it is `pat_jax.session(...)`.
+Reads and writes line by line. A wrong line gets its error as its result, and the others go on. A
+killed run continues with --resume. From Python, use `pat_jax.session(...)`.
 """
 
 import sys
@@ -33,15 +33,14 @@ def main() -> None:
 def session(
     config: Config = None, *, run: "SavedRun | str | Path | None" = None, **options: Any
 ) -> "TextSession":
-    """An engine to generate with, any number of times: `session(model=DIR).generate(["Once"],
+    """Opens an engine that generates any number of times: `session(model=DIR).generate(["Once"],
     n=4)`.
 
     Args:
       config: a YAML file, or a dictionary of options.
-      run: generates with the policy that this run has learned, in the place of --model.
-      options: win over `config`, by the names that `python -m pat_jax.generate --help` lists,
-        except those of its files. How to sample is where `TextSession.generate` does not say
-        otherwise.
+      run: a run whose learned policy generates, instead of --model.
+      options: win over `config`. Their names are those of `python -m pat_jax.generate --help`,
+        except the ones about files. Sampling options are defaults for `TextSession.generate`.
 
     Raises:
       UserError: one sentence about what is wrong.

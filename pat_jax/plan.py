@@ -3,9 +3,9 @@
     python -m pat_jax.plan --model llama-3.1-8b --target h100:8 --responses 1024
     --max_completion_length 24576
 
-Compiles the engine's own programs with the target's own compiler, counts what they hold and send,
-predicts what steps and updates take, and replays rollouts with the planner that ships. Leaves a
-table here, and a report as JSON, pictures and one HTML page in the run folder.
+Compiles the engine's own programs with the target's compiler, and counts what they hold and send.
+Predicts the time of steps and updates, and replays rollouts with the engine's planner. Prints a
+table, and writes a JSON report, a picture and an HTML page into the run folder.
 """
 
 import shlex
@@ -33,7 +33,7 @@ def main() -> None:
 
 
 def plan(config: Config = None, **options: Any) -> "Planned":
-    """What adaptive TP would give on machines that are not there, as the command says it.
+    """Plans adaptive TP for machines that are not there, as `python -m pat_jax.plan` does.
 
         pat_jax.plan(model="llama-3.1-8b", target="h100:8", responses=1024, compile=False)
 

@@ -1,6 +1,6 @@
 """`python -m pat_jax.sft`: supervised fine-tuning on files of examples, or training on text.
 
-What happens is in `run/sft/loop.py`.
+The loop is in `run/sft/loop.py`.
 """
 
 import sys

@@ -3,13 +3,13 @@
     python -m pat_jax.simulate --profile examples/profile.json --responses 64,128 \\
         --prompt_tokens 60 --max_completion_length 132 --link_slowdown 1,4
 
-The planner that ships runs on a simulated clock whose durations are those of a profile, with
-response lengths from a file or a built-in distribution, against every layout for good. Nothing runs
-on a device. Options that take several values, separated by commas, are combined in every way.
+The engine's planner runs on a simulated clock with the times of a profile. Response lengths come
+from a file or a built-in distribution. It is compared with each static layout; no device is used.
+Options can have several values, separated by commas; all combinations are replayed.
 
     python -m pat_jax.simulate --trace runs/DATE-TIME/rollout.json
 
-prints instead what the path of a run's last rollout has cost over the oracle's.
+prints instead how much longer a run's last rollout took than the oracle's path.
 """
 
 import sys
@@ -50,7 +50,7 @@ def simulate(config: Config = None, **options: Any) -> "Simulated | PathRegret":
     Args:
       config: a YAML file, or a dictionary of options.
       options: win over `config`, by the names that `python -m pat_jax.simulate --help` lists.
-        Several values are a text with commas, as there.
+        Several values are a text with commas.
 
     Raises:
       UserError: one sentence about what is wrong.

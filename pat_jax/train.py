@@ -1,6 +1,6 @@
 """`python -m pat_jax.train`: GRPO whose rollout changes its tensor parallelism while it runs.
 
-What happens is in `run/loop.py`. From Python it is `pat_jax.train(...)`.
+The loop is in `run/loop.py`. From Python, use `pat_jax.train(...)`.
 """
 
 import sys
@@ -43,21 +43,20 @@ def train(
 
     Args:
       config: the name of a preset, a YAML file, or a dictionary of options.
-      reward: what `--reward` names, functions of this program, or several of both. Functions are
-        sent to processes of their own, with what they refer to as it is now: there they have
-        --reward_timeout, --reward_memory and --reward_workers, and what they change there is not
-        changed here.
+      reward: a name as in `--reward`, a function, or several of both. Functions run in processes of
+        their own, with the present values that they refer to. The limits are --reward_timeout,
+        --reward_memory and --reward_workers. What a function changes there does not change here.
       options: win over `config`, by the names that `python -m pat_jax.train --help` lists; sections
-        are dictionaries: `steps=20, rollout={"top_p": 0.9}`. Rows can stand in the place of the
-        files of `data` and of `eval={"data": ...}`: a list of dictionaries, or a datasets.Dataset.
-        The run's folder keeps them: a resumed run need not be given them again.
+        are dictionaries: `steps=20, rollout={"top_p": 0.9}`. `data` and `eval={"data": ...}` take
+        rows instead of files: a list of dictionaries, or a datasets.Dataset. The run's folder
+        keeps the rows, so that a resumed run need not be given them again.
 
     Returns:
-      What the run has left in its folder.
+      The run's folder, with what it has left there.
 
     Raises:
       UserError: one sentence about what is wrong.
-      KeyboardInterrupt: the run was interrupted, and saved: `resume=True, run_dir=…` goes on.
+      KeyboardInterrupt: the run was interrupted and saved; `resume=True, run_dir=…` continues it.
     """
     from pat_jax.commands.train import rewards_of, run
     from pat_jax.run.results.saved_run import SavedRun

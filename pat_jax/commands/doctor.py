@@ -1,4 +1,4 @@
-"""The examination of a machine, once its options are read."""
+"""The command `doctor`: examines a machine."""
 
 import gc
 import io
@@ -30,7 +30,7 @@ from pat_jax.train import train
 from pat_jax.training.build import DTYPES
 
 LARGEST_GAP = 0.1  # nats in the mean, of the rollout's and the trainer's log-probabilities
-# What a person does where a part fails.
+# What the user can do if a part fails.
 ADVICE = {
     "devices": "pip install -e '.[cuda12]' or '.[tpu]', and see that the driver is loaded",
     "versions": "reinstall with pip install -e .",
@@ -45,7 +45,8 @@ ADVICE = {
 
 
 def examine(config: DoctorConfig, command: str) -> int:
-    """Returns the exit code; `command` is as it was given, for the report."""
+    """Examines this machine, or compiles for --target. Returns the exit code. `command` is the
+    command line, for the report."""
     out = Path(config.out) if config.out else None
     if out is not None:
         check_writable(out, "report")
@@ -55,7 +56,7 @@ def examine(config: DoctorConfig, command: str) -> int:
 
 
 def _compiled(config: DoctorConfig, model: ModelConfig, examination: Examination) -> int:
-    """For a machine that is not here; returns the exit code."""
+    """Compiles the kernels for a machine that is not here. Returns the exit code."""
     target = Target.parse(config.target)
     installed(target)
     configure(0)
@@ -68,7 +69,7 @@ def _compiled(config: DoctorConfig, model: ModelConfig, examination: Examination
 
 
 def _examined(config: DoctorConfig, model: ModelConfig, examination: Examination) -> int:
-    """For this machine; returns the exit code."""
+    """Examines this machine. Returns the exit code."""
     devices: list[Device] = []
     dtype = DTYPES[config.compute_dtype]
 
@@ -88,7 +89,7 @@ def _examined(config: DoctorConfig, model: ModelConfig, examination: Examination
     }
     for name, examine in parts.items():
         examination.look(name, examine, ADVICE[name])
-        gc.collect()  # what it had on the devices, which the next part needs
+        gc.collect()  # frees the part's arrays on the devices for the next one
     kind = f"{len(devices)} x {devices[0].device_kind}"
     return examination.finish(
         f"all is well on {kind}. Measure it for your model with python -m pat_jax.profile, or train"
@@ -96,7 +97,8 @@ def _examined(config: DoctorConfig, model: ModelConfig, examination: Examination
 
 
 def iteration_found(devices: Sequence[Device]) -> Finding:
-    """A rollout, rewards and an update of a tiny model by the command that trains."""
+    """Trains a tiny model for one iteration, and reports its times and whether rollout and trainer
+    agree."""
     output = io.StringIO()
     with tempfile.TemporaryDirectory() as folder, redirect_stderr(output), redirect_stdout(output):
         row = _iteration(len(devices), Path(folder) / "run")
@@ -114,7 +116,7 @@ def iteration_found(devices: Sequence[Device]) -> Finding:
 
 
 def _iteration(num_devices: int, folder: Path) -> Mapping[str, Any]:
-    """Its metrics."""
+    """Trains for one iteration, and returns its metrics."""
     prompts = num_devices * -(-4 // num_devices)  # a multiple of the devices, at least four
     run = train(
         "demo",
@@ -141,6 +143,6 @@ def _iteration(num_devices: int, folder: Path) -> Mapping[str, Any]:
 
 
 def _lengths(completions: Sequence[str], **columns: object) -> list[float]:
-    """A reward that differs between responses."""
+    """Rewards length, so that rewards differ between responses."""
     del columns
     return [float(len(text)) for text in completions]

@@ -1,4 +1,4 @@
-"""An evaluation, once its options are read."""
+"""The command `evaluate`: evaluates a model on problem sets."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -67,7 +67,8 @@ def evaluate(config: EvaluateConfig) -> None:
 
 
 def with_saved(config: EvaluateConfig) -> tuple[EvaluateConfig, SavedPolicy | None]:
-    """With --run_dir, the checkpoint that is evaluated, and the options, which then name it."""
+    """With --run_dir, finds the checkpoint to evaluate, and returns it with the options that name
+    it. Raises UserError if there is none, or if the model is not a checkpoint directory."""
     saved = find_policy(config.run_dir, config.checkpoint) if config.run_dir else None
     if saved:
         dtype = saved.compute_dtype if config.compute_dtype == "auto" else config.compute_dtype
@@ -83,7 +84,7 @@ def with_saved(config: EvaluateConfig) -> tuple[EvaluateConfig, SavedPolicy | No
 
 
 def _answers(session: Session, requests: Sequence[Request]) -> Iterator[tuple[int, Completion]]:
-    """As the responses end."""
+    """Yields the index of each request with its completion, as it ends."""
     advice = "is the checkpoint intact? --compute_dtype float32 helps where numbers overflow"
     stream = session.stream(requests)
     return sampled(bar(stream, total=len(requests), unit="response"), len(requests), advice)

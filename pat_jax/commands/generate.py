@@ -1,4 +1,4 @@
-"""An engine to generate with, and a file of prompts that goes through it."""
+"""The command `generate`: builds an engine, and generates from a file of prompts."""
 
 import logging
 import sys
@@ -56,7 +56,7 @@ def generate(config: GenerateConfig) -> None:
 
 @dataclass(frozen=True)
 class Prepared:
-    """The parts of a session, nothing compiled yet."""
+    """The parts of a session, before anything is compiled."""
 
     config: GenerateConfig
     setup: SessionSetup
@@ -70,11 +70,12 @@ class Prepared:
 def prepared(
     config: GenerateConfig, saved_run: SavedRun | None = None, prompts: Path | None = None
 ) -> Prepared:
-    """Raises UserError for whatever in the options or their files cannot work.
+    """Builds the parts of a session. Raises UserError if anything in the options or their files
+    cannot work.
 
     Args:
-      saved_run: whose policy it is; None: it is that of --model.
-      prompts: all that will be asked; None: anything that the options allow may be.
+      saved_run: the run whose policy generates; None: that of --model.
+      prompts: the only prompts that will come; None: any that the options allow.
     """
     options = config.model_options
     if saved_run:
@@ -114,15 +115,15 @@ def _asked(
     tokenizer: Tokenizer | None,
     most: Reach,
 ) -> Reach:
-    """How much a file of prompts asks for, at most `most`."""
+    """Returns the engine size that a file of prompts needs, at most `most`."""
     assert tokenizer is None or isinstance(tokenizer, HuggingFaceTokenizer)
     line = (config.overrides, recommended, tokenizer)
     return reach(prompts, lambda given: parse_ask(given, *line, max_length=most.length), most)
 
 
 def recommended_overrides(directory: Path) -> SamplingOverrides:
-    """The sampling that a checkpoint's authors recommend, if any. `do_sample: false` is greedy.
-    Raises UserError where the file does not hold a JSON object, or holds an impossible value."""
+    """Returns the sampling that a checkpoint's authors recommend, if any. `do_sample: false` is
+    greedy. Raises UserError if the file is not a JSON object, or has an impossible value."""
     path = directory / GENERATION_CONFIG
     if not path.is_file():
         return SamplingOverrides()
@@ -141,7 +142,8 @@ def recommended_overrides(directory: Path) -> SamplingOverrides:
 
 
 def gap_words(config: GenerateConfig, setup: SessionSetup, sample: Sample) -> str:
-    """How far the results are from those of the full weights, for which the engine's are freed."""
+    """Returns a sentence on how much log-probabilities differ from those of the full weights. Frees
+    the engine's weights to measure it."""
     engine = setup.engine
     limit = memory_limit(setup.config.rollout, list(engine.mesh.devices.flat))
     gap = measure_gap(engine, sample, partial(setup.load, engine.dtype), limit=limit)

@@ -1,4 +1,4 @@
-"""What the path of a recorded rollout cost over the oracle's: `simulate --trace`."""
+"""The command `simulate --trace`: compares the path of a recorded rollout with the oracle's."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +23,7 @@ class PathRegret:
     """The regret of one rollout."""
 
     trace: RolloutTrace
-    profile: Path  # whose prices these are
+    profile: Path  # has the prices
     regret: Regret
 
     def __repr__(self) -> str:
@@ -57,8 +57,8 @@ class PathRegret:
 
 
 def path_regret(config: SimulateConfig) -> PathRegret:
-    """Raises UserError where the trace is of no run, lacks what a replay needs, or has layouts
-    without prices."""
+    """Computes the regret of a recorded rollout. Raises UserError if the trace is not in a run's
+    folder, lacks the lengths that a replay needs, or has layouts that the profile lacks."""
     path, profile = Path(config.trace), Path(config.profile)
     run, trace = SavedRun(path.parent), read_trace(path)
     if config.profile == SimulateConfig.profile:

@@ -1,4 +1,4 @@
-"""A plan, once its options are read."""
+"""The command `plan`: plans rollouts for a machine that is not here."""
 
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -49,7 +49,7 @@ REPORT_FILE, PAGE_FILE, PICTURE_FILE = "plan.json", "plan.html", "rollout.png"
 
 @dataclass(frozen=True)
 class Planned:
-    """A plan, and the folder that has its page, its figures and its picture."""
+    """A plan, and the folder with its page, figures and picture."""
 
     report: PlanReport
     folder: Path
@@ -63,7 +63,7 @@ class Planned:
         return self.folder / REPORT_FILE
 
     def plot(self) -> "Figure":
-        """The first of the replayed rollouts: running sequences over time, the layout in force."""
+        """Draws the first replayed rollout: running sequences over time, and the layout."""
         return draw_rollout(self.report.comparison.traces[0])
 
     def __repr__(self) -> str:
@@ -92,8 +92,8 @@ def made_plan(config: PlanConfig, command: str) -> Planned:
 
 
 def question_of(config: PlanConfig, command: str) -> Question:
-    """Raises UserError for whatever is wrong with what was asked; nothing has been written or
-    compiled."""
+    """Builds the question from the options. Writes and compiles nothing. Raises UserError if
+    anything in the options is wrong."""
     target, model = Target.parse(config.target), model_of(config.model)
     if config.max_completion_length is None:
         config = config.settled(model.max_position)
@@ -133,12 +133,14 @@ def question_of(config: PlanConfig, command: str) -> Question:
 
 
 def model_of(name: str) -> ModelConfig:
-    """Raises UserError where it is neither a usable checkpoint directory nor a built-in shape."""
+    """Returns the shape of a model. Raises UserError if `name` is neither a usable checkpoint nor a
+    built-in shape."""
     return checkpoint_shape(name, "model") or preset(name)
 
 
 def encode_of(name: str) -> Encode | None:
-    """The tokenizer of a checkpoint, which is loaded where there is a text for it."""
+    """Returns a function that encodes text with the checkpoint's tokenizer, loaded at its first
+    call. Returns None for a built-in shape."""
     folder = local_checkpoint(name, weights=False)
     if not Path(folder).is_dir():
         return None
@@ -163,7 +165,7 @@ def compiled(question: Question) -> Compilation:
 
 
 def keep(report: PlanReport, folder: Path) -> None:
-    """Everything that a plan leaves behind."""
+    """Writes the plan's figures, picture and page into `folder`."""
     replace_text(folder / REPORT_FILE, report.to_json())
     plot_rollout(report.comparison.traces[0], folder / PICTURE_FILE)
     replace_text(folder / PAGE_FILE, page(report))

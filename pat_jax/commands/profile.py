@@ -1,4 +1,4 @@
-"""A measurement of this machine, once its options are read."""
+"""The command `profile`: measures this machine for one model."""
 
 import errno
 import logging
@@ -46,7 +46,7 @@ class Measured:
     path: Path
 
     def plot(self) -> "Figure":
-        """The decode step by running sequences, a panel for each cache length."""
+        """Draws the time of a decode step by running sequences, a panel for each cache length."""
         return draw_profile(self.profile)
 
     def __repr__(self) -> str:
@@ -64,7 +64,7 @@ def measured(config: ProfileConfig) -> Measured:
     path = Path(config.out) if config.out else PROFILE_DIR / subject.file_name
     us = process_group()
     known = us.agree("known profile", lambda: known_profile(config, subject, path, shards_of=""))
-    rollout = replace(config.rollout, compile="all")  # all of it is to be measured
+    rollout = replace(config.rollout, compile="all")  # every program is measured
     engine = build_engine(replace(config, rollout=rollout), model, devices)
     log.info("%s", engine.drafting)
     us.agree("profile's folder", lambda: check_writable(path))
@@ -80,7 +80,8 @@ def _settled(config: ProfileConfig, model: ModelConfig, devices: Sequence[Device
 
 
 def measure_shards(config: ProfileConfig, device: Device) -> Measured:
-    """A profile of the machine that `config.shards` names, from one of its devices."""
+    """Measures shards of the machine that `config.shards` names, on one of its devices. Returns
+    the profile."""
     target = Target.parse(config.shards)
     model = model_config(config, paper_devices(target))
     config = _settled(config, model, [device])
@@ -116,8 +117,9 @@ def measure_shards(config: ProfileConfig, device: Device) -> Measured:
 def known_profile(
     config: ProfileConfig, subject: Subject, path: Path, *, shards_of: str
 ) -> Profile | None:
-    """What the file holds already, unless all is to be measured anew. It has to be of the shards of
-    `shards_of`, or where that is empty of whole devices. Raises ProfileError where it is not."""
+    """Returns the profile in the file, or None if there is none or with --remeasure. It must be of
+    the shards of `shards_of`, or of whole devices if that is empty; otherwise raises
+    ProfileError."""
     if not path.is_file() or config.remeasure:
         return None
     known = load_profile(path, subject)
@@ -133,7 +135,8 @@ def known_profile(
 def saving(
     show: Callable[[int, int], None], save: Callable[[], None]
 ) -> Callable[[int, int], None]:
-    """Told of every program that has run, it shows them and now and then saves what is measured."""
+    """Returns a callback for each program that was measured: it calls `show`, and sometimes
+    `save`."""
     saved = time.monotonic()
 
     def tick(done: int, total: int) -> None:
@@ -153,8 +156,8 @@ def kept(profile: Profile, path: Path) -> Measured:
 
 
 def check_writable(path: Path, what: str = "profile") -> None:
-    """Before minutes are spent on what cannot be kept; makes the folder. Raises UserError where no
-    file can be written there."""
+    """Creates the folder, and raises UserError if no file can be written there. Called before the
+    minutes of measuring."""
     try:
         if path.exists() and not path.is_file():
             raise OSError(errno.EINVAL, "it is no file", str(path))
@@ -176,7 +179,7 @@ def measure(
     known: Profile | None,
     path: Path,
 ) -> Profile:
-    """Everything that `known` lacks, saved to `path` on the way."""
+    """Measures everything that `known` lacks, and saves it to `path` on the way."""
     layouts, dtype = list(engine.layouts.values()), DTYPES[config.compute_dtype]
     compiled = dict(known.compile_s) if known else {}
     if missing := [layout for layout in layouts if f"decode {layout}" not in compiled]:
@@ -204,7 +207,8 @@ def measure(
 
 
 def compile_seconds(engine: RolloutEngine, names: Sequence[str]) -> dict[str, float]:
-    """Seconds to compile a program of each kind and layout, without the cache of compiled ones."""
+    """Returns the seconds to compile one decode and one prefill program of each named layout,
+    without the compilation cache."""
     table, seconds = ProgramTable(), {}
     engine.specs.declare(table)
     jax.config.update("jax_enable_compilation_cache", False)

@@ -1,4 +1,4 @@
-"""What `--show_switch` adds to a run that has ended: a switch, and a plan of other devices."""
+"""`--show_switch`: after a run, shows a forced switch, and a plan for other devices."""
 
 import logging
 import shlex
@@ -27,7 +27,8 @@ log = logging.getLogger(__name__)
 
 
 def show_switch(run: Run) -> None:
-    """Changes nothing that the run has learned or saved; a failure costs a line."""
+    """Makes, saves and prints the shown switch. Changes nothing that the run has learned or saved.
+    A failure is printed in one line."""
     is_new = run.config.steps > run.steps.first
     if len(run.setup.layouts) == 1 or not (process_group().is_alone and is_new):
         return
@@ -37,7 +38,7 @@ def show_switch(run: Run) -> None:
     except Stopped as stop:
         _tell_nothing(f"stopped by {stop.name}")
         raise
-    except Exception as error:  # whatever it is, the run is complete
+    except Exception as error:  # no failure here can matter: the run is complete
         first, *_ = f"{error}".splitlines() or [""]
         _tell_nothing(f"{type(error).__name__}: {first}")
         return
@@ -47,12 +48,12 @@ def show_switch(run: Run) -> None:
 def _tell_nothing(why: str) -> None:
     told = f"--show_switch shows nothing ({why}); the run is complete"
     log.warning("%s", told)
-    with suppress(OSError):  # nobody may read it any more, which may be why
+    with suppress(OSError):  # the reader of the output may have gone
         print(told, flush=True)
 
 
 def computed_plan(command: str = PLAN) -> ComputedPlan:
-    """The plan for an 8B policy on eight H100s, from the shipped tables."""
+    """Computes the plan for an 8B policy on eight H100s, from the shipped tables."""
     argv = shlex.split(command)[3:]
     config = parse(argv, PlanConfig, prog="python -m pat_jax.plan", presets=None)
     report = planned(question_of(config, command), None)

@@ -1,4 +1,4 @@
-"""Replays on a measured machine, once the options are read."""
+"""The command `simulate`: replays rollouts on a measured machine."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -37,7 +37,7 @@ from pat_jax.profiling.simulate.comparison import Comparison, Series, compare
 from pat_jax.profiling.simulate.draft_sources import DraftSources
 from pat_jax.profiling.simulate.response_lengths import ResponseLengths
 
-# Beside every layout: without drafts.
+# Columns of the comparison with drafts.
 DRAFT_HEADER = ("with drafts s", "tokens a step", "the best static takes")
 
 if TYPE_CHECKING:
@@ -46,11 +46,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Answer:
-    """What came of one question."""
+    """The answer to one what-if question."""
 
     what_if: WhatIf
     comparison: Comparison
-    unmeasured: str  # loads that no run was measured at
+    unmeasured: str  # loads unlike any that was measured
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -62,16 +62,17 @@ class Answer:
 
 @dataclass(frozen=True)
 class Simulated:
-    """What came of all questions, which share a machine and response lengths."""
+    """The answers to all what-if questions, which share a machine and response lengths."""
 
     config: SimulateConfig
     profile: Profile
     lengths: ResponseLengths
     answers: Sequence[Answer]
-    told: Sequence[str] = ()  # of drafts, in sentences
+    told: Sequence[str] = ()  # sentences about drafts
 
     def plot(self, number: int = 0) -> "Figure":
-        """The first adaptive rollout of an answer: running sequences over time, and the layout."""
+        """Draws an answer's first adaptive rollout: running sequences over time, and the layout.
+        Raises UserError if there is no answer of this `number`."""
         if number not in range(len(self.answers)):
             raise UserError(
                 f"number is {shown(number)}: expected that of an answer, from 0 to {len(self.answers) - 1}."
@@ -96,7 +97,7 @@ class Simulated:
 
     @property
     def costs(self) -> str:
-        """Where they are from, for people."""
+        """A text on where the costs come from."""
         return profile_words(Path(self.config.profile), self.profile)
 
     def to_json(self) -> dict[str, Any]:
@@ -136,7 +137,8 @@ def simulated(config: SimulateConfig) -> Simulated:
 def _drafts(
     config: SimulateConfig, profile: Profile, recorded: RecordedResponses | None, longest: int
 ) -> tuple[Drafter, DraftSources | None, tuple[str, ...]]:
-    """Those that were measured of the ones asked for, their sources, and what to print about it."""
+    """Returns the requested drafts, as far as the profile has them, their sources, and notes.
+    Raises UserError if a source was asked for and the profile has none of its drafts."""
     asked, backend = config.speculation, profile.subject.backend
     wanted = drafter_of(asked, model_of(profile), backend, longest, shape_of)
     drafts, told = measured_drafts(wanted, profile.latency)
@@ -189,7 +191,8 @@ def longest_prompt(config: SimulateConfig, lengths: ResponseLengths) -> int:
 
 
 def _gains(answers: Sequence[Answer]) -> str:
-    """One line for each question: seconds of a rollout, and what adapting saves."""
+    """Returns a table with a line for each question: seconds of a rollout, and what adapting
+    saves."""
     names = dict.fromkeys(system.name for one in answers for system in one.comparison.static)
     has_drafts = any(one.comparison.drafting for one in answers)
     header = ["what if", "adaptive s", *DRAFT_HEADER * has_drafts, *(f"{name} s" for name in names)]
@@ -214,14 +217,14 @@ def _gains(answers: Sequence[Answer]) -> str:
 
 
 def _by_source(answers: Sequence[Answer]) -> Iterator[str]:
-    """What drafts give, by where they are from; nothing where none are made."""
+    """Yields a table of what drafts give by source, if there are any."""
     rows = [[str(one.what_if), *row] for one in answers for row in source_rows(one.comparison)]
     if rows:
         yield text_table(["what if", *SOURCE_HEADER], rows)
 
 
 def _with_drafts(found: Comparison) -> list[Cell]:
-    """Under `DRAFT_HEADER`; nothing where no drafts are made."""
+    """Returns the cells under `DRAFT_HEADER`, or none without drafts."""
     if (drafting := found.drafting) is None:
         return []
     faster = found.best_static.mean_s / drafting.mean_s
@@ -239,7 +242,7 @@ def _rollouts(one: Answer) -> str:
 
 
 def write(path: Path, found: dict[str, Any]) -> None:
-    """Raises UserError where no file can be written there."""
+    """Writes JSON to --out. Raises UserError if no file can be written there."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_text(path, json.dumps(found, indent=1) + "\n")

@@ -1,4 +1,4 @@
-"""A training run, once its options are read."""
+"""The command `train`: trains a policy by reinforcement learning."""
 
 from typing import Any
 
@@ -16,7 +16,8 @@ from pat_jax.run.start.given_rows import GivenRows
 
 
 def run(config: RunConfig, signals: StopSignals, rows: GivenRows) -> str:
-    """Returns its folder; `rows` are those that a program has given in the place of data files."""
+    """Trains, and returns the run's folder. `rows` are rows that a program gave instead of data
+    files."""
     config = meet(config, signals)
     with rows.placed(config) as config:
         setup = build(config, configure(config.devices))
@@ -26,7 +27,7 @@ def run(config: RunConfig, signals: StopSignals, rows: GivenRows) -> str:
                 process_group().agree("rows", lambda: rows.keep(config))
                 training.run()
                 if config.show_switch:
-                    from pat_jax.commands.show_switch import show_switch  # and replays, if asked
+                    from pat_jax.commands.show_switch import show_switch  # imports replays as well
 
                     show_switch(training)
             finally:
@@ -35,8 +36,8 @@ def run(config: RunConfig, signals: StopSignals, rows: GivenRows) -> str:
 
 
 def rewards_of(reward: object) -> list[str]:
-    """What `--reward` says of each: functions of this program are sent to processes of their own.
-    Raises UserError where one is neither a function nor a text, or cannot be sent."""
+    """Returns the value of `--reward`. Functions are written to files, for the processes that
+    score. Raises UserError if one is neither a function nor a text, or cannot be written."""
     found: list[Any] = list(reward) if isinstance(reward, list | tuple) else [reward]
     if not found or not all(isinstance(each, str) or callable(each) for each in found):
         raise UserError(

@@ -1,6 +1,6 @@
-"""Progress bars: on a terminal, under the cell of a notebook, and nowhere else.
+"""Progress bars, shown on terminals and in notebooks only.
 
-tqdm is imported when the first one is shown.
+tqdm is imported when the first bar is shown.
 """
 
 import sys
@@ -13,12 +13,13 @@ if TYPE_CHECKING:
 
 
 def is_cell(stream: TextIO) -> bool:
-    """Whether what is written there appears under a cell of a notebook."""
+    """Returns whether the stream appears under a cell of a notebook."""
     return type(stream).__module__.startswith("ipykernel")
 
 
 def bar(*iterable: Any, **options: Any) -> "tqdm":
-    """As `tqdm(*iterable, **options)`."""
+    """Returns `tqdm(*iterable, **options)`, disabled if it is neither on a terminal nor in a
+    notebook."""
     from tqdm.auto import tqdm
 
     shown = {"disable": None, "dynamic_ncols": True} | options
@@ -29,7 +30,7 @@ def bar(*iterable: Any, **options: Any) -> "tqdm":
 
 @contextmanager
 def counting(what: str, **options: Any) -> Iterator[Callable[[int, int], None]]:
-    """A bar of programs; yields what it is told by: how many are done, and of how many."""
+    """Shows a bar of programs; yields a function that sets how many are done, and of how many."""
     with bar(total=0, unit="program", desc=what, **options) as shown:
 
         def show(done: int, total: int) -> None:
@@ -40,7 +41,7 @@ def counting(what: str, **options: Any) -> Iterator[Callable[[int, int], None]]:
 
 
 def note(text: str) -> None:
-    """A line about what goes on, above any bar."""
+    """Prints a line above any bar."""
     from tqdm.auto import tqdm
 
     tqdm.write(text, file=sys.stdout if is_cell(sys.stdout) else sys.stderr)

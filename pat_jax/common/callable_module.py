@@ -1,7 +1,7 @@
-"""Modules that are called: `pat_jax.train(...)` is `python -m pat_jax.train` in Python.
+"""Makes modules callable: `pat_jax.train(...)` in Python does what `python -m pat_jax.train` does.
 
-A command's module has the name that its function should have, and importing it anywhere puts the
-module under that name: so the module is what is called.
+A command's module and its function have the same name in the package, where importing the module
+would hide the function. So the module itself is callable.
 """
 
 import inspect
@@ -12,7 +12,8 @@ from typing import Any
 
 
 def make_callable(module_name: str, function: Callable[..., Any]) -> None:
-    """Calling the module calls `function`, whose signature and documentation it then shows."""
+    """Makes calls of the module call `function`. The module then shows the function's signature and
+    documentation."""
     module = sys.modules[module_name]
     members = {"__call__": staticmethod(function), "__signature__": inspect.signature(function)}
     module.__class__ = type("CallableModule", (ModuleType,), members)

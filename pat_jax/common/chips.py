@@ -1,4 +1,4 @@
-"""Accelerators as their makers describe them: data, in `chips.yaml`."""
+"""The data sheets of accelerators, read from `chips.yaml`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -26,17 +26,17 @@ class Chip:
     largest_host: int = 0  # devices; 0: no limit
     dimensions: int = 0  # of a TPU's torus
     description: str = ""  # a GPU, for XLA's compiler: a GpuTargetConfig in text form
-    device_kinds: tuple[str, ...] = ()  # what JAX calls it
+    device_kinds: tuple[str, ...] = ()  # its names in JAX
 
 
 @lru_cache(maxsize=1)
 def chips() -> Mapping[str, Chip]:
-    """Every accelerator known here, by name."""
+    """Returns every known accelerator, by name."""
     rows = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
     kinds = {name: tuple(row.pop("device_kinds")) for name, row in rows.items()}
     return {name: Chip(name, **row, device_kinds=kinds[name]) for name, row in rows.items()}
 
 
 def chip_of(device_kind: str) -> Chip | None:
-    """The one that JAX calls so; None: it is not known here."""
+    """Returns the chip with this name in JAX, or None if it is not known here."""
     return next((chip for chip in chips().values() if device_kind in chip.device_kinds), None)

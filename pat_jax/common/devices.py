@@ -1,4 +1,4 @@
-"""Which devices a run uses, and what must be set before JAX looks for them."""
+"""Chooses the devices of a run, and sets what JAX reads when it looks for them."""
 
 import contextlib
 import ctypes
@@ -17,13 +17,13 @@ from pat_jax.common.hosts.together import process_group
 
 Device: TypeAlias = jax.Device  # pyright: ignore[reportInvalidTypeForm]  # jaxlib has no stubs
 
-HOST_MEMORY = "pinned_host"  # which devices read and write by themselves
+HOST_MEMORY = "pinned_host"  # devices read and write it directly
 CACHE_DIR = Path(os.environ.get("PAT_JAX_CACHE", Path.home() / ".cache" / "pat_jax" / "xla"))
-PROFILE_DIR = CACHE_DIR.parent / "profiles"  # what was measured of this machine
-KEPT_DIR = PROFILE_DIR / "kept"  # what runs have measured of it on their way
-PLAN_DIR = CACHE_DIR.parent / "plans"  # what was compiled for others
+PROFILE_DIR = CACHE_DIR.parent / "profiles"  # profiles of this machine
+KEPT_DIR = PROFILE_DIR / "kept"  # profiles that runs have measured on their way
+PLAN_DIR = CACHE_DIR.parent / "plans"  # programs compiled for other machines
 
-# The modules of a plug-in, and the device files of which a machine has one if it is for it.
+# The modules of each plug-in, and its device files: a machine with such a device has one of them.
 _PLATFORMS: Mapping[str, tuple[Sequence[str], Sequence[str]]] = {
     "tpu": (("libtpu",), ("/dev/accel*", "/dev/vfio/[0-9]*")),
     "cuda": (
@@ -35,13 +35,13 @@ _PLATFORMS: Mapping[str, tuple[Sequence[str], Sequence[str]]] = {
 
 
 def configure(num_devices: int) -> Sequence[Device]:
-    """The devices of this run, all processes together; to be called before anything else asks JAX
-    for devices. Raises UserError where fewer are there than asked for.
+    """Returns the devices of this run, of all processes together. Call it before anything else asks
+    JAX for devices. Raises UserError if there are fewer than asked for.
 
-    A CPU is made to look like several devices with a pool of one compute thread for each: the
-    largest power of two up to min(cores, 8), or `num_devices`. The pool is shared: where all
-    devices work, each has a thread; one that works while the others idle takes theirs as well (JAX
-    0.10). In a program that has used JAX before, a CPU has as many devices as it had then.
+    A CPU appears as several devices: `num_devices`, or the largest power of two up to min(cores,
+    8). They share a pool with one compute thread for each device. If all devices work, each has a
+    thread; a device that works alone uses all threads (JAX 0.10). In a program that has used JAX
+    before, the number of CPU devices stays as it was.
     """
     processes = process_group().count
     if num_devices % processes:
@@ -68,7 +68,7 @@ def configure(num_devices: int) -> Sequence[Device]:
 
 
 def _set_up(num_cpu: int) -> None:
-    """What JAX reads when it looks for devices, and where it keeps compiled programs."""
+    """Sets what JAX reads when it looks for devices, and the folder of its compilation cache."""
     # XLA sizes its pool by this variable, but no smaller than the number of devices; the flags alone
     # leave a single device all cores.
     os.environ.setdefault("NPROC", str(num_cpu))
@@ -81,7 +81,7 @@ def _set_up(num_cpu: int) -> None:
     asked_for = jax.config.jax_platforms  # pyright: ignore[reportAttributeAccessIssue]
     if asked_for is None and (platforms := platforms_here()):
         jax.config.update("jax_platforms", platforms)
-    with contextlib.suppress(RuntimeError):  # a program has used JAX before: what there is stays
+    with contextlib.suppress(RuntimeError):  # raised if the program has used JAX before
         jax.config.update("jax_num_cpu_devices", num_cpu)
     jax.config.update("jax_compilation_cache_dir", str(CACHE_DIR))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
@@ -89,10 +89,10 @@ def _set_up(num_cpu: int) -> None:
 
 
 def platforms_here() -> str | None:
-    """What JAX is to look for, where compilers are installed for accelerators that are not here.
+    """Returns the platforms that JAX should look for; None: all that are installed.
 
-    With the extra `plan` they are, and JAX would start each of them: seen to take minutes. None: it
-    may look for all that is installed.
+    The extra `plan` installs compilers for accelerators that are not here. JAX would start each of
+    them, which has taken minutes.
     """
     installed = [name for name, (modules, _) in _PLATFORMS.items() if any(map(find_spec, modules))]
     here = [name for name in installed if any(glob(sign) for sign in _PLATFORMS[name][1])]
@@ -100,18 +100,18 @@ def platforms_here() -> str | None:
 
 
 def idle_accelerators(platform: str) -> list[str]:
-    """Kinds of accelerators whose device files are there while JAX runs on a CPU unasked."""
+    """Returns the kinds of accelerators that have device files, if JAX uses a CPU without being
+    asked to."""
     if platform != "cpu" or os.environ.get("JAX_PLATFORMS"):
         return []
     return [name for name, (_, signs) in _PLATFORMS.items() if any(map(glob, signs))]
 
 
 def _keep_freed_memory() -> None:
-    """Has the C library keep what XLA's CPU devices free, as XLA keeps the memory of a GPU.
+    """Makes the C library keep memory that XLA's CPU devices free, as XLA keeps a GPU's memory.
 
-    By default glibc hands large blocks back to the kernel, which clears each page anew when they are
-    next asked for: seen to take longer than writing a switch's weights. Other C libraries have no
-    such knobs.
+    By default glibc returns large blocks to the kernel, which clears each page at its next use.
+    This has taken longer than writing a switch's weights. Other C libraries have no such setting.
     """
     if platform.libc_ver()[0] == "glibc":
         mmap_max, trim_threshold = -4, -1  # M_MMAP_MAX and M_TRIM_THRESHOLD of malloc.h
@@ -121,14 +121,14 @@ def _keep_freed_memory() -> None:
 
 
 def num_cores() -> int:
-    """Cores that this process may use."""
+    """Returns the number of cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def in_host_memory(sharding: jax.sharding.NamedSharding) -> jax.sharding.NamedSharding:
-    """The same in the memory of the hosts; as it is where devices are on paper."""
+    """Returns the sharding in host memory. For devices that are not at hand it stays unchanged."""
     devices = sharding.mesh.devices
     assert devices is not None  # the mesh is one of devices, not of sizes alone
     is_on_paper = not hasattr(devices.flat[0], "client")
@@ -136,7 +136,7 @@ def in_host_memory(sharding: jax.sharding.NamedSharding) -> jax.sharding.NamedSh
 
 
 def has_host_memory(devices: Sequence[Device]) -> bool:
-    """Whether arrays of these devices may lie in the memory of their hosts."""
+    """Returns whether arrays of these devices may lie in host memory."""
     return all(
         HOST_MEMORY in [memory.kind for memory in device.addressable_memories()]
         for device in devices

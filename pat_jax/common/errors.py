@@ -1,19 +1,18 @@
-"""The one exception whose message is meant for the person who ran the command, and its words."""
+"""UserError, the one exception whose message is for the user, and helpers for its text."""
 
 import re
 
 from pat_jax.common.printable import printable
 
 MOST_CHARACTERS = 1200  # of a sentence
-_LONG_WORD = re.compile(r"\S{301,}")  # more than most paths have
+_LONG_WORD = re.compile(r"\S{301,}")  # longer than most paths
 
 
 class UserError(Exception):
     """A mistake in the input: one sentence saying what, where, what was expected, what to do.
 
-    Commands print it after `error:` and exit with code 2; nothing has been written by then. Under
-    the cell of a notebook it is that line too. Whatever of the input it repeats, it is one line of
-    at most `MOST_CHARACTERS`.
+    Commands print it after `error:` and exit with code 2; nothing has been written by then. A
+    notebook shows the same line. It is one line of at most `MOST_CHARACTERS`, whatever it quotes.
     """
 
     def __init__(self, sentence: str):
@@ -24,12 +23,12 @@ class UserError(Exception):
 
 
 def shown(value: object) -> str:
-    """As much of a value as a sentence can hold."""
+    """Returns the repr of a value, shortened to fit into a sentence."""
     try:
         text = repr(value)
     except RecursionError:
         return f"a deeply nested {type(value).__name__}"
-    except ValueError:  # Python writes no integer of so many digits
+    except ValueError:  # an integer of more digits than Python writes
         return "an integer of thousands of digits"
     return shortened(text)
 
@@ -39,7 +38,7 @@ def shortened(text: str) -> str:
 
 
 def in_one_line(text: str) -> str:
-    """The text in one line; a long one is cut in the middle."""
+    """Returns the text in one line. A long text is cut in the middle."""
     text = _LONG_WORD.sub(lambda word: _middle_cut(word[0], 240), text)
     return _middle_cut(re.sub(r"\s*\n\s*", " ", text), MOST_CHARACTERS - 100)
 

@@ -1,4 +1,4 @@
-"""Files that survive what happens to a run: a kill in the middle of a write, a full disk."""
+"""Writes files that survive a kill in the middle of a write, and a full disk."""
 
 import errno
 import json
@@ -12,25 +12,26 @@ log = logging.getLogger(__name__)
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Writes a file that is whole, or as it was before, at whatever moment the process dies."""
+    """Replaces a file atomically: if the process dies, the file has the old or the new content."""
     replace_bytes(path, text.encode())
 
 
 def replace_bytes(path: Path, content: bytes) -> None:
-    """`replace_text` of any content."""
+    """Replaces a file atomically, as `replace_text` does."""
     partial = path.with_name(f".{path.name}.partial")
     if path.exists() and not path.is_file():  # a folder, or a device that would be gone
         raise OSError(errno.EINVAL, "it is no file", str(path))
     try:
         partial.write_bytes(content)
         partial.replace(path)
-    except OSError:  # such as a full disk, of which the half is to take no more
+    except OSError:  # such as a full disk, where the partial file must not stay
         partial.unlink(missing_ok=True)
         raise
 
 
 def whole_lines(path: Path) -> bytes:
-    """A file's lines without the half that a killed process may have left; none of no file."""
+    """Returns a file's complete lines, without the half that a killed process may have left.
+    Returns b"" if there is no file."""
     if path.exists() and not path.is_file():
         raise OSError(errno.EINVAL, "it is no file", str(path))
     content = path.read_bytes() if path.exists() else b""
@@ -38,7 +39,7 @@ def whole_lines(path: Path) -> bytes:
 
 
 def open_lines(path: Path) -> "PatientFile":
-    """To append lines to: where a killed run has left half of one, ours is not glued to it."""
+    """Opens a file to append lines. If a killed run has left half a line, begins a new one."""
     file = PatientFile(path)
     with path.open("rb") as before:
         if before.seek(0, os.SEEK_END):
@@ -48,7 +49,7 @@ def open_lines(path: Path) -> "PatientFile":
 
 
 class PatientFile:
-    """Appends to a file. What a full disk does not take is kept, and written once it does."""
+    """Appends to a file. What a full disk does not take waits in memory until it can be written."""
 
     def __init__(self, path: str | Path):
         self._path = Path(path)
@@ -57,11 +58,11 @@ class PatientFile:
         self._is_stuck = False
 
     def write(self, data: bytes) -> None:
-        """On its way to the disk with the next flush."""
+        """Buffers the data until the next flush."""
         self._pending += data
 
     def write_row(self, row: Mapping[str, Any], **options: Any) -> None:
-        """Writes a line of JSON, and flushes it; the options are those of `json.dumps`."""
+        """Writes a line of JSON, and flushes it. The options are those of `json.dumps`."""
         self.write(f"{json.dumps(row, **options)}\n".encode())
         self.flush()
 

@@ -1,8 +1,8 @@
-"""Names of the Hugging Face Hub, `owner/name`, become files of its client's cache.
+"""Turns names of the Hugging Face Hub, `owner/name`, into files of its client's cache.
 
-Knows models, adapters and datasets, and the client, which is imported where a name is asked for.
-Does not know what is in the files. A path that is there wins, unless the name was one of the Hub
-before: a process, and a run that is resumed, go on with the commit that they began with.
+Knows models, adapters and datasets, and the client, which is imported when a name is looked up.
+Does not know what is in the files. An existing path wins over the Hub, unless the name has been
+looked up there before: a process, and a resumed run, stay with the commit that they began with.
 """
 
 import errno
@@ -25,9 +25,9 @@ _NAME = re.compile(
     re.ASCII,
 )
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
-_SECONDS = 10  # until the Hub has said which files there are
+_SECONDS = 10  # timeout of the Hub's list of files
 
-# By the status of an answer; elsewhere there may be a connection.
+# By HTTP status.
 _ADVICE: dict[int | None, str] = {
     401: "check HF_TOKEN, or log in anew with `hf auth login`",
     403: "ask its owner for access, and log in with `hf auth login`",
@@ -45,11 +45,11 @@ _NOT_READ = ("*/*", "*.py", "consolidated*")  # code, and the weights in another
 _ADAPTER = ("adapter_config.json", "adapter_model.safetensors")
 
 _Kind = Literal["model", "dataset"]
-_commits: dict[tuple[_Kind, str], str] = {}  # of names that were found, as they were given
+_commits: dict[tuple[_Kind, str], str] = {}  # of names found on the Hub, as they were given
 
 
 def commits() -> dict[str, dict[str, str]]:
-    """Commits of models and datasets, by the names that this process has found on the Hub."""
+    """Returns the commits of all names that this process has found on the Hub, by kind and name."""
     found: dict[str, dict[str, str]] = {}
     for (kind, name), commit in _commits.items():
         found.setdefault(kind, {})[name] = commit
@@ -57,16 +57,17 @@ def commits() -> dict[str, dict[str, str]]:
 
 
 def go_on_with(commits: Mapping[str, Mapping[str, str]]) -> None:
-    """What another process has had of `commits()`."""
+    """Makes this process use the commits that another one got from `commits()`."""
     kinds: tuple[_Kind, ...] = ("model", "dataset")
     for kind in kinds:
         _commits.update({(kind, name): commit for name, commit in commits.get(kind, {}).items()})
 
 
 def local_checkpoint(name: str, *, option: str = "model", weights: bool = True) -> str:
-    """The directory of a model of the Hub, in the client's cache; any other name as it is. What the
-    cache has is taken, without asking whether the Hub has something newer. Raises UserError where
-    not all of it is in the cache, and the Hub does not give it."""
+    """Returns the directory of a model of the Hub in the client's cache, or any other name
+    unchanged. Downloads what the cache lacks (without `weights`, only configuration and tokenizer),
+    but does not look for a newer version. Raises UserError if a file is neither in the cache nor
+    can be downloaded."""
     repo = _repo(name, option, "model")
     if repo is None:
         return name
@@ -78,21 +79,23 @@ def local_checkpoint(name: str, *, option: str = "model", weights: bool = True) 
 
 
 def is_checkpoint(name: str) -> bool:
-    """Whether it is a directory, or becomes one: a model of the Hub."""
+    """Returns whether `name` is a directory, or a model of the Hub. Downloads the configuration of
+    such a model. Raises UserError as `local_checkpoint` does."""
     return Path(local_checkpoint(name, weights=False)).is_dir()
 
 
 def local_adapter(name: str, *, option: str = "adapter") -> str:
-    """The directory of a PEFT adapter of the Hub, as `local_checkpoint` has a model's."""
+    """Returns the directory of a PEFT adapter of the Hub in the cache, or any other name unchanged.
+    Raises UserError as `local_checkpoint` does."""
     repo = _repo(name, option, "model")
     return name if repo is None else _whole(repo, _ADAPTER, _ADAPTER)
 
 
 def dataset_files(name: str, option: str, split: str) -> Sequence[Path]:
-    """The files of a dataset of the Hub, of one split of one configuration; none of any other name.
-    The Hub is asked which files there are; where it does not answer, the cache is. `split` is meant
-    where `name` says none. Raises UserError where the name does not say which files, or they are
-    neither in the cache nor given."""
+    """Returns the files of one split of one configuration of a dataset of the Hub, or () for any
+    other name. The list of files comes from the Hub, or from the cache if the Hub does not answer.
+    `split` is the default. Raises UserError if there is no such split, or if its files are neither
+    in the cache nor can be downloaded."""
     repo = _repo(name, option, "dataset")
     if repo is None or name.lower().endswith(FORMS):
         return ()
@@ -109,12 +112,13 @@ class _Repo:
     revision: str | None
 
     def fetch(self, wanted: Sequence[str], *, is_online: bool = True) -> str:
-        """The folder of a snapshot that has these files, downloaded where they are not there."""
+        """Returns the folder of a snapshot with these files; downloads missing ones if online.
+        Raises UserError if that fails."""
         from huggingface_hub import snapshot_download
 
         try:
             if is_online:
-                self._ask()  # the client itself would wait for ever for a Hub that is silent
+                self._ask()  # has a timeout; the client itself would wait forever
             return snapshot_download(
                 self.id,
                 repo_type=self.kind,
@@ -127,12 +131,13 @@ class _Repo:
             raise self.refusal(error) from None
 
     def found(self, folder: str) -> str:
-        """The folder of a snapshot, with which the process goes on."""
+        """Records the commit of a snapshot, for later look-ups, and returns its folder."""
         _commits.setdefault((self.kind, self.given), Path(folder).name)
         return folder
 
     def file_names(self) -> tuple[Sequence[str], bool]:
-        """Of all its files, and whether the Hub has said them."""
+        """Returns the names of all files, and whether the Hub (not the cache) has listed them.
+        Raises UserError if neither has."""
         try:
             return self._ask(), True
         except _client_errors() as error:
@@ -145,7 +150,7 @@ class _Repo:
         return [path.relative_to(folder).as_posix() for path in paths], False
 
     def _ask(self) -> Sequence[str]:
-        """What files the Hub has; it has to answer soon."""
+        """Asks the Hub for the names of all files, with a timeout."""
         from huggingface_hub import HfApi
 
         asked: dict[str, Any] = {"repo_type": self.kind, "revision": self.revision}
@@ -166,7 +171,7 @@ class _Repo:
         )
 
     def refusal(self, error: Exception) -> UserError:
-        """What an error of the client means for the person who gave the name."""
+        """Returns an error of the client as a UserError, with what the user can do."""
         from huggingface_hub import constants, errors
 
         page = f"{constants.ENDPOINT}/{'datasets/' * (self.kind == 'dataset')}{self.id}"
@@ -192,24 +197,24 @@ class _Repo:
 
 
 def _client_errors() -> tuple[type[Exception], ...]:
-    """All that the client raises where it does not get something."""
+    """Returns the errors that the client raises if it cannot get something."""
     from huggingface_hub.errors import (
         HFValidationError,
         HTTPError,  # pyright: ignore[reportPrivateImportUsage]
     )
 
-    answers_of_no_hub = KeyError, TypeError, AttributeError  # such as a proxy's own
+    answers_of_no_hub = KeyError, TypeError, AttributeError  # such as those of a proxy
     return HTTPError, HFValidationError, OSError, ValueError, RuntimeError, *answers_of_no_hub
 
 
 def _status(error: Exception) -> int | None:
-    """Of the answer that was none."""
+    """Returns the HTTP status of an error, if it has one."""
     response = getattr(error.__cause__ or error, "response", None)
     return getattr(response, "status_code", None)
 
 
 def _repo(name: str, option: str, kind: _Kind) -> _Repo | None:
-    """None: it is not a name of the Hub, or something here is called so."""
+    """Parses a name of the Hub. Returns None if it is none, or if there is a file of this name."""
     found, commit = _NAME.fullmatch(name), _commits.get((kind, name))
     if not found or (found["part"] and kind == "model"):
         return None
@@ -218,12 +223,12 @@ def _repo(name: str, option: str, kind: _Kind) -> _Repo | None:
     return _Repo(name, option, kind, found["id"], found["part"] or "", commit or found["revision"])
 
 
-@cache  # what a name has been found to be is asked for again and again
+@cache  # the same name is looked up many times
 def _whole(
     repo: _Repo, wanted: Sequence[str], needed: Sequence[str], usual: Sequence[str] = ()
 ) -> str:
-    """The folder of a snapshot with all that is needed, of the cache if it has that and the `usual`
-    files too: without these a program may have filled it that wanted less."""
+    """Returns the folder of a snapshot with all `needed` files. The cache is used if it has them
+    and the `usual` files: without these, another program may have downloaded only a part."""
 
     def lacking(folder: str) -> list[str]:
         files = [part for file in needed for part in _parts(Path(folder), file)]
@@ -239,7 +244,7 @@ def _whole(
     except UserError:
         if kept is None or lacking(kept):
             raise
-        return repo.found(kept)  # it may be all that there is
+        return repo.found(kept)  # the model may have no more files
     if lacks := lacking(folder):
         advice = f"choose one that has it, or, if the cache alone lacks it, {repo.download}"
         raise repo.error(f"it has no {lacks[0]}", advice)
@@ -265,7 +270,7 @@ def _files(repo: _Repo, split: str) -> Sequence[Path]:
 
 
 def _parts(folder: Path, file: str) -> Sequence[str]:
-    """What a file is in the snapshot: in the place of the weights, those that an index lists."""
+    """Returns the files that a file stands for: for the weights, those that an index lists."""
     if file != _WEIGHTS or not (folder / _INDEX).is_file():
         return (file,)
     index = (folder / _INDEX).read_text(encoding="utf-8", errors="replace")

@@ -1,10 +1,10 @@
-"""Which files of a dataset of the Hub are one split of one configuration, by the habits of the Hub:
+"""Finds the files of one split of one configuration in a dataset of the Hub, by their names:
 
     main/train-00000-of-00001.parquet    configuration main, split train
     data/test.jsonl, test/a.jsonl        default, test
     problems.json                        default, train
 
-Knows names alone: the configurations that a README.md may define otherwise are not read.
+Knows names only: configurations that a README.md defines are not read.
 """
 
 import re
@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import PurePosixPath
 
-# Of a dataset in several forms the first that is there.
+# If a dataset has several formats, the first of these is read.
 FORMS = (".parquet", ".jsonl", ".ndjson", ".json")
 MAIN = ("default", "main")  # configurations that need no name
 _NO_DATA = re.compile(r"(dataset_infos?|dataset_dict|state|metadata)\.json")
@@ -25,13 +25,14 @@ Place = tuple[str, str]  # a configuration and a split
 
 
 def by_place(names: Sequence[str]) -> dict[Place, list[str]]:
-    """The files that hold data, in order."""
+    """Returns the data files of each configuration and split, sorted."""
     data = [name for name in sorted(names) if not _NO_DATA.fullmatch(PurePosixPath(name).name)]
     forms = ([name for name in data if name.lower().endswith(form)] for form in FORMS)
     found: dict[Place, list[str]] = defaultdict(list)
     for name in next(filter(None, forms), ()):
         found[_place(name)].append(name)
-    # Files that say no split are to train on, but beside others of their configuration nobody knows.
+    # Files without a split in their name are for training, unless others in their configuration
+    # have one: then they are left out.
     named = {config for config, split in found if split}
     return {
         (config, split or "train"): files
@@ -41,8 +42,8 @@ def by_place(names: Sequence[str]) -> dict[Place, list[str]]:
 
 
 def wanted_place(part: str, split: str, configs: set[str]) -> Place:
-    """`part` is a configuration, a split, both as `config/split`, or nothing. `split` is meant
-    where it says none, and `configs` are those that there are."""
+    """Returns the configuration and split that `part` names. It is a configuration, a split, both
+    as `config/split`, or "". `split` is the default; `configs` are those that exist."""
     first, _, second = part.partition("/")
     if not second and first not in configs:
         first, second = "", first
@@ -50,7 +51,7 @@ def wanted_place(part: str, split: str, configs: set[str]) -> Place:
 
 
 def num_shards(name: str) -> int:
-    """The number of files that this is one of, by its name."""
+    """Returns of how many files this is one, by its name."""
     found = _SHARD.search(PurePosixPath(name).stem)
     return int(found[2]) if found and found[2] else 1
 
@@ -59,7 +60,7 @@ def _place(name: str) -> Place:
     *folders, last = PurePosixPath(name).parts
     stem = _SHARD.sub("", PurePosixPath(last).stem)
     config = folders[0] if folders and folders[0] not in {"data", *_SPLITS} else MAIN[0]
-    if "-of-" in last:  # `push_to_hub` names files by the split, whatever it is called
+    if "-of-" in last:  # `push_to_hub` begins file names with the split, which may be any word
         return config, stem
     words = map(str.lower, [*folders, *re.split(r"[^A-Za-z]+", stem)])
     return config, next((_SPLITS[word] for word in words if word in _SPLITS), "")

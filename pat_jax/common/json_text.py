@@ -1,7 +1,7 @@
-"""JSON text that somebody else wrote: its value, or what is wrong with it in one sentence.
+"""Parses JSON text from others, with errors of one sentence.
 
-Imports nothing of the project. What it returns can be written, copied, shown and sent to another
-process: Python does each of these by recursion, and fails where a value is nested deeply.
+Imports nothing of the project. Limits the depth of values: Python writes, copies, prints and
+pickles them by recursion, which fails for deep nesting.
 """
 
 import json
@@ -12,21 +12,22 @@ MAX_DEPTH = 100  # objects and arrays inside each other; data and checkpoints ha
 
 
 class JsonError(ValueError):
-    """Says what is wrong; `line` and `column`, from 1, where that is known."""
+    """A mistake in JSON text. `line` and `column` count from 1, and are None if not known."""
 
     def __init__(self, problem: str, line: int | None = None, column: int | None = None):
         super().__init__(problem)
         self.line, self.column = line, column
 
     def at(self, line: int | None = None) -> str:
-        """`, line 3, column 5`, as far as it is known; `line` is that of a text of one line."""
+        """Returns the place, such as `, line 3, column 5`, as far as it is known. If the text was
+        one line of a file, `line` is its number there."""
         places = (("line", line or self.line), ("column", self.column))
         return "".join(f", {name} {number}" for name, number in places if number is not None)
 
 
 def parse_json(text: str | bytes) -> object:
-    """The one value of the text. Raises JsonError where it is broken, nested deeper than
-    `MAX_DEPTH`, has an integer longer than Python reads, or is not UTF-8."""
+    """Returns the value of the text. Raises JsonError if it is not valid JSON or UTF-8, is nested
+    deeper than `MAX_DEPTH`, or has an integer longer than Python reads."""
     try:
         value = json.loads(text.decode() if isinstance(text, bytes) else text)
     except UnicodeDecodeError as error:
@@ -57,13 +58,14 @@ def _is_too_deep(value: object) -> bool:
 
 
 def _inside(value: object) -> Iterator[object]:
-    """The objects and arrays right inside of one."""
+    """Yields the objects and arrays that are direct members of a value."""
     values = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     return (inner for inner in values if isinstance(inner, dict | list))
 
 
 def has_lone_surrogate(value: object) -> bool:
-    """Whether a text, at any depth, has half of a character, which no tokenizer reads."""
+    """Returns whether a text in the value, at any depth, has half of a surrogate pair, which no
+    tokenizer reads."""
     if isinstance(value, Mapping):
         return any(has_lone_surrogate(pair) for pair in value.items())
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""The memory of this machine: how much it has, and giving back what was freed."""
+"""The memory of this machine: its size, and returning freed memory to the system."""
 
 import ctypes
 import math
@@ -10,20 +10,20 @@ CGROUP = Path("/sys/fs/cgroup/memory.max")  # of a container
 
 
 def machine_memory() -> float:
-    """Bytes that this process may have of the machine's; infinite where the system does not say."""
+    """Returns the bytes of memory that this process may use, or infinity if they are not known."""
     try:
         most = float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
     except (AttributeError, OSError, ValueError):
         return math.inf
     try:
         return min(most, float(CGROUP.read_text()))
-    except (OSError, ValueError):  # it has no container, or one without a limit
+    except (OSError, ValueError):  # no container, or one without a limit
         return most
 
 
 def give_back() -> None:
-    """To be called where much has been freed that is not needed soon, such as after a compiler. The
-    C library of Linux keeps it, in small pieces between others; elsewhere this does nothing."""
+    """Returns freed memory to the system. Call it after freeing much, such as after compiling:
+    glibc would keep it. On other systems it does nothing."""
     if sys.platform != "linux":
         return
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)

@@ -1,4 +1,4 @@
-"""Files by a pattern of their names, found within a time: `/**` is the whole machine."""
+"""Finds files by a pattern, within a time limit: `/**` would be the whole machine."""
 
 import subprocess
 import sys
@@ -6,7 +6,7 @@ import sys
 from pat_jax.common.errors import UserError, shown
 
 SECONDS, MOST_FILES = 20.0, 100_000
-# A process can be ended in the middle of a folder of a million files, or of a disk that does not answer.
+# A process can be killed while it reads a folder of a million files, or waits for a dead disk.
 _PROGRAM = """
 import glob, itertools, sys
 for name in itertools.islice(glob.iglob(sys.argv[1], recursive=True), int(sys.argv[2])):
@@ -15,8 +15,8 @@ for name in itertools.islice(glob.iglob(sys.argv[1], recursive=True), int(sys.ar
 
 
 def matches(pattern: str, option: str) -> list[str]:
-    """What is called so, in its order. Raises UserError, which names `option`, where looking takes
-    too long, or more is found than a run can read."""
+    """Returns the paths that match the pattern, sorted. Raises UserError, which names `option`, if
+    that takes too long, or if there are more than MOST_FILES."""
     command = [sys.executable, "-I", "-S", "-c", _PROGRAM, pattern, str(MOST_FILES + 1)]
     try:
         found = subprocess.run(command, stdout=subprocess.PIPE, timeout=SECONDS, check=True).stdout

@@ -1,6 +1,6 @@
-"""Figures that are written to a file, and shown where a cell of a notebook ends in one.
+"""Figures that are written to files, and shown in notebooks.
 
-Imports matplotlib: to be imported when something is drawn.
+Imports matplotlib: import this module only when something is drawn.
 """
 
 from io import BytesIO
@@ -9,14 +9,14 @@ from typing import Any
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-CELL_DPI = 90  # dots per inch in a notebook, which keeps them in its file
+CELL_DPI = 90  # dots per inch in a notebook, whose file keeps the picture
 
 
 class Picture(Figure):
-    """Without pyplot: the backend and the open figures of a notebook are left alone."""
+    """A figure without pyplot, which does not change a notebook's backend or open figures."""
 
     def __init__(self, width: float, height: float, **options: Any):
-        """Width and height are inches."""
+        """Width and height are in inches."""
         super().__init__(figsize=(width, height), dpi=160, layout="constrained", **options)
         FigureCanvasAgg(self)
 

@@ -1,8 +1,8 @@
-"""What all pictures have in common: colours, and the words of those that no clock has seen."""
+"""The style of all pictures: colours, and the label of those that were not measured."""
 
 COMPUTED = "computed, not measured"  # in a picture of a plan or a replay
 
-# Told apart by the colour-blind (Okabe and Ito 2008), on white and on black.
+# Colour-blind people can tell them apart (Okabe and Ito 2008), on white and on black.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b8860b", "#56b4e9", "#7f7f7f")
 
 
@@ -11,8 +11,8 @@ def colour(i: int) -> str:
 
 
 def tp_colour(tp: int) -> str:
-    """The colour of layouts with that TP degree, the same in every picture. It follows from the
-    number of its prime factors: each wider layout of a mesh takes another axis."""
+    """Returns the colour of layouts with this TP degree, the same in every picture. It depends on
+    the degree's number of prime factors, as each wider layout adds a mesh axis."""
     count, factor = 0, 2
     while tp > 1:
         if tp % factor:
@@ -23,5 +23,5 @@ def tp_colour(tp: int) -> str:
 
 
 def layout_colour(name: str) -> str:
-    """The same of a layout's name, such as `dp2tp4`."""
+    """Returns the colour of a layout by its name, such as `dp2tp4`."""
     return tp_colour(int(name.rpartition("tp")[2]))

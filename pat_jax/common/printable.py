@@ -1,17 +1,17 @@
-"""Text of somebody else: what would steer the terminal is shown, not obeyed.
+"""Escapes control characters in text from others, so that a terminal does not obey them.
 
 Imports nothing of the project.
 """
 
 import re
 
-# Control characters except for tab and line feed, what changes the direction of text, line
-# separators that are none to a terminal, and halves of characters, which no file takes.
+# Control characters except for tab and line feed, those that change the direction of text, line
+# separators that terminals do not know, and half surrogate pairs, which no file takes.
 _STEERING = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]"
 )
 
 
 def printable(text: str) -> str:
-    r"""With escapes such as `\x1b` in the place of these; of a text without any the text itself."""
+    r"""Returns the text with control characters replaced by escapes such as `\x1b`."""
     return _STEERING.sub(lambda found: found[0].encode("unicode_escape").decode(), text)

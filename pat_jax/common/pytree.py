@@ -1,4 +1,4 @@
-"""A frozen dataclass that is a pytree, and pytrees of arrays and shapes."""
+"""A decorator for frozen dataclasses that are pytrees, and helpers for pytrees of arrays."""
 
 import dataclasses
 import typing
@@ -14,7 +14,7 @@ Tree = TypeVar("Tree")
 
 
 def with_sharding(shapes: Tree, shardings: Tree) -> Tree:
-    """Arrays or shapes as the shapes of arrays that will have these shardings."""
+    """Returns the `ShapeDtypeStruct` of each array or shape, with these shardings."""
     return jax.tree.map(
         lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
         shapes,
@@ -23,7 +23,8 @@ def with_sharding(shapes: Tree, shardings: Tree) -> Tree:
 
 
 def on_host(x: jax.Array) -> np.ndarray:
-    """All of an array; where others have parts of it, every process asks for it in one order."""
+    """Returns the whole array. If other processes have parts of it, every process must call this,
+    for the same arrays in the same order."""
     if x.is_fully_addressable or x.is_fully_replicated:
         return np.asarray(x)
     return np.asarray(multihost_utils.process_allgather(x, tiled=True))
@@ -31,8 +32,8 @@ def on_host(x: jax.Array) -> np.ndarray:
 
 @typing.dataclass_transform(frozen_default=True)
 def pytree_dataclass(cls: type[T]) -> type[T]:
-    """Registers `cls` so that its leaves may be shapes or shardings as well as arrays: unflattening
-    skips `__init__`, where type checkers would refuse them."""
+    """Makes `cls` a frozen dataclass and a pytree. Unflattening skips `__init__`, so that type
+    checkers do not refuse leaves that are shapes or shardings."""
     cls = dataclasses.dataclass(frozen=True)(cls)
     names = [f.name for f in dataclasses.fields(cast(Any, cls))]
 

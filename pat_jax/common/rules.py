@@ -1,6 +1,6 @@
-"""What an option's value has to be, and the one sentence where it is not.
+"""Rules for the values of options, and the error for a value that breaks one.
 
-Every number has an upper bound: beyond it a value means nothing, or asks for more than can be.
+Every number has an upper bound, beyond which a value has no meaning or cannot be served.
 """
 
 import re
@@ -11,16 +11,16 @@ from pat_jax.common.errors import UserError, shown
 
 
 class OptionError(UserError):
-    """An option whose value is not allowed; the parser adds `where` the value was written."""
+    """An option has a value that is not allowed. The parser adds `where` it was written."""
 
     def __init__(self, name: str, value: object, expected: str, where: str = ""):
         super().__init__(f"option --{name} is {shown(value)}{where}: expected {expected}.")
         self.name, self.value, self.expected = name, value, expected
 
 
-Rule = tuple[Callable[[Any], bool], str]  # what must hold, and how to say it
+Rule = tuple[Callable[[Any], bool], str]  # the check, and what it expects in words
 
-MOST = 2**31 - 1  # what an array of 32-bit integers holds
+MOST = 2**31 - 1  # the largest 32-bit integer
 
 
 def count(least: int, most: int = MOST) -> Rule:
@@ -38,7 +38,7 @@ def not_negative(most: float) -> Rule:
 COUNT, COUNT_OR_ZERO = count(1), count(0)
 MOST_RESPONSES = 2**20  # of one rollout
 RESPONSES = count(1, MOST_RESPONSES)
-MOST_REPLAYED = 2**16  # responses of a replayed one: more take hours
+MOST_REPLAYED = 2**16  # responses of a replayed rollout: more take hours
 ROLLOUTS = count(1, 1000)  # replayed one after another
 TOKENS = count(1, 2**24)  # of one sequence
 STEPS = count(0, 10**9)
@@ -47,7 +47,7 @@ SEED = count(0, 2**32 - 1)
 MEMORY_GIB = not_negative(65_536)  # of one device
 LEARNING_RATE = not_negative(1)
 MIN_TEMPERATURE = 1e-6  # a smaller one would overflow float32 logits
-MAX_TEMPERATURE = 1000.0  # all tokens are as good as equally likely long before
+MAX_TEMPERATURE = 1000.0  # all tokens are practically equally likely long before
 TEMPERATURE: Rule = (
     lambda x: x == 0 or MIN_TEMPERATURE <= x <= MAX_TEMPERATURE,
     f"0 (greedy) or a number from {MIN_TEMPERATURE:g} to {MAX_TEMPERATURE:g}",
@@ -69,10 +69,10 @@ def require(is_valid: bool, name: str, value: object, expected: str) -> None:
 
 
 def check_context(lengths: Mapping[str, int], context: int, model: str) -> None:
-    """Raises UserError where prompt and response together do not fit the model's context.
+    """Raises UserError if prompt and response together do not fit into the model's context.
 
     Args:
-      lengths: tokens of the longest prompt and of the longest response, in this order, by option.
+      lengths: tokens of the longest prompt and of the longest response, by option, in this order.
       context: tokens of the longest sequence that the model is for, `ModelConfig.max_position`.
     """
     (prompt, response), (prompt_tokens, response_tokens) = lengths, lengths.values()

@@ -1,4 +1,4 @@
-"""A command from its first line to its exit code: one sentence for what a user can put right.
+"""Runs a command: prints a mistake of the user in one sentence, and sets the exit code.
 
 Knows errors, signals and the processes of a run. Does not know options.
 """
@@ -19,8 +19,8 @@ from pat_jax.common.hosts.together import process_group
 from pat_jax.common.printable import printable
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
-# What a path can be that no reader asks about: a name of more than 255 bytes, a file in the place of a folder,
-# a ring of links, a device that is not there.
+# Errors of impossible paths: a name of more than 255 bytes, a file where a folder should be, a ring
+# of links, a device that is not there.
 _NO_PATH = (
     *(errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENOENT, errno.ENXIO),
     *(errno.EACCES, errno.EPERM, errno.ENODEV, errno.EINVAL, errno.EIO, errno.EEXIST),
@@ -29,7 +29,7 @@ _NO_PATH = (
 
 @contextmanager
 def in_one_sentence() -> Iterator[None]:
-    """A disk without room is a `UserError`, and so is a path that cannot be."""
+    """While entered, turns the OSError of a full disk or an impossible path into a UserError."""
     try:
         yield
     except OSError as error:
@@ -46,10 +46,10 @@ def in_one_sentence() -> Iterator[None]:
 
 
 def run_command(main: Callable[[], None]) -> None:
-    """Run a command; a `UserError` becomes `error: …` on stderr and exit code 2.
+    """Runs a command; a `UserError` becomes `error: …` on stderr and exit code 2.
 
-    It ends without a message when the reader of its output has gone (`| head`) and on Ctrl-C, as
-    other programs do. A disk without room is one sentence as well.
+    It ends without a message on Ctrl-C, and when the reader of its output has gone (`| head`). A
+    full disk is one sentence as well.
     """
     try:
         _run_command(main)
@@ -60,8 +60,8 @@ def run_command(main: Callable[[], None]) -> None:
 
 
 def _end_at_once(code: str | int | None) -> None:
-    """Where threads of Orbax would keep the process: after a checkpoint that failed they wait for its
-    folder, for ten minutes, and nobody can tell them."""
+    """Exits at once if threads of Orbax still run: after a failed checkpoint they wait ten minutes
+    for its folder, and cannot be stopped."""
     threads = [one for one in threading.enumerate() if not one.daemon]
     if any(type(one).__module__.startswith("orbax.") for one in threads):
         with suppress(OSError):
@@ -76,7 +76,7 @@ def _run_command(main: Callable[[], None]) -> None:
                 main()
             process_group().leave()
         except UserError as error:
-            sentence = printable(str(error))  # which quotes files, rewards and answers
+            sentence = printable(str(error))  # it may quote files, rewards and answers
             process_group().fail(sentence, 2)
             print(f"error: {sentence}", file=sys.stderr)
             raise SystemExit(2) from None
@@ -84,24 +84,24 @@ def _run_command(main: Callable[[], None]) -> None:
             process_group().fail("it was interrupted", 128 + signal.SIGINT)
             raise SystemExit(128 + signal.SIGINT) from None
         except Exception as error:
-            if not process_group().is_alone:  # its end would wait for the others
+            if not process_group().is_alone:  # a normal exit would wait for the others
                 if not process_group().is_ending:
                     traceback.print_exc(file=sys.__stderr__)
                 process_group().fail(f"{type(error).__name__}: {error}", 1)
             raise
         finally:
-            sys.stdout.flush()  # the interpreter would complain if this failed at its end
+            sys.stdout.flush()  # a failure here is caught; at exit the interpreter would print it
     except BrokenPipeError:
         gone = [stream for stream in (sys.stdout, sys.stderr) if _has_no_reader(stream)]
         if not gone:
-            raise  # another pipe broke
+            raise  # some other pipe is broken
         for stream in gone:
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
         raise SystemExit(128 + signal.SIGPIPE) from None
 
 
 def _has_no_reader(stream: TextIO) -> bool:
-    """Whether it is a pipe whose other end is closed."""
+    """Returns whether the stream is a pipe whose other end is closed."""
     poll = select.poll()
     poll.register(stream.fileno(), 0)
     return any(event & select.POLLERR for _, event in poll.poll(0))

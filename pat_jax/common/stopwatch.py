@@ -1,4 +1,4 @@
-"""Seconds by stage, under one set of names for logs, metrics and profiler traces."""
+"""Measures seconds by stage, with the same names in logs, metrics and profiler traces."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -11,7 +11,7 @@ class Stopwatch:
     """Adds up the seconds of each stage since the last reset."""
 
     def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
-        """`now` gives seconds, since whenever."""
+        """`now` returns seconds since any fixed time."""
         self.seconds: dict[str, float] = {}
         self._now, self._begin = now, now()
 

@@ -1,4 +1,4 @@
-"""Tables of text: columns as wide as they need, numbers to the right, words to the left."""
+"""Formats tables of text, with numbers aligned to the right and words to the left."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -12,7 +12,7 @@ class Table(NamedTuple):
 
 
 def text_table(header: Sequence[str], rows: Sequence[Sequence[Cell]]) -> str:
-    """One line a row; None is left empty."""
+    """Returns a table with one line a row. A cell of None is empty."""
     texts = [[shown(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(header, *texts, strict=True)]
     is_number = [
@@ -29,7 +29,8 @@ def text_table(header: Sequence[str], rows: Sequence[Sequence[Cell]]) -> str:
 
 
 def shown(cell: Cell) -> str:
-    """Three digits that mean something; whole numbers whole."""
+    """Formats a number with three significant digits; integers and numbers from 1,000 stay
+    whole."""
     if cell is None:
         return ""
     if isinstance(cell, str):
@@ -40,7 +41,7 @@ def shown(cell: Cell) -> str:
 
 
 def starred(numbers: Sequence[float | None]) -> list[str]:
-    """A line of numbers, with a star at the least of them."""
+    """Formats numbers, with a star at the least of them."""
     least = min((x for x in numbers if x is not None), default=None)
     return [shown(x) + "*" * (x is not None and x == least) for x in numbers]
 

@@ -1,6 +1,6 @@
-"""Algorithms by name: what each sets of the options that an algorithm is made of.
+"""Algorithms by name: the options that each name sets.
 
-Each can still be set by itself. What a name leaves out is as in GRPO.
+Each option can still be set by itself. Options that a name leaves out are as in GRPO.
 """
 
 from collections.abc import Mapping

@@ -40,13 +40,13 @@ class AnyRun(UpdateOptions, OnDevices):
     run_dir: str = ""
     """Folder of the run; empty makes runs/<date-time>."""
     trackers: tuple[str, ...] = option((), KNOWN_TRACKERS)
-    """Where metrics go beside metrics.jsonl and TensorBoard: wandb, trackio or both. Offline by
-    their own settings (WANDB_MODE=offline; Trackio keeps to this machine by itself)."""
+    """Where metrics go beside metrics.jsonl and TensorBoard: wandb, trackio or both. They can stay
+    offline: wandb with WANDB_MODE=offline, Trackio by default."""
     tracker_project: str = option("pat_jax", GIVEN)
-    """Name of the project there; a run is called like its folder."""
+    """Name of the project in the trackers; a run has the name of its folder."""
     resume: bool = False
-    """Continue the run in run_dir from its last checkpoint; with `auto` if there is a run, else
-    begin it: one command for the first start and every restart."""
+    """Continue the run in run_dir from its last checkpoint. `auto` continues it if there is one,
+    and otherwise begins it: one command for the first start and every restart."""
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     lora: LoraConfig = field(default_factory=LoraConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
@@ -58,7 +58,7 @@ class AnyRun(UpdateOptions, OnDevices):
         self._check_lora()
 
     def _check_lora(self) -> None:
-        """What adapters exclude."""
+        """Raises OptionError if options do not go together with adapters, or need them."""
         lora = self.lora
         self.need(
             "lora.rank",
@@ -83,8 +83,8 @@ class AnyRun(UpdateOptions, OnDevices):
 
     @property
     def optimizer_in_use(self) -> OptimizerConfig:
-        """With a learning rate; adapters take ten times as much
-        (https://thinkingmachines.ai/blog/lora/)."""
+        """The optimizer's options with a learning rate. Its default for adapters is ten times as
+        large (https://thinkingmachines.ai/blog/lora/)."""
         if self.optimizer.learning_rate is not None:
             return self.optimizer
         rate = 10 * self.LEARNING_RATE if self.lora.is_on else self.LEARNING_RATE
@@ -92,5 +92,5 @@ class AnyRun(UpdateOptions, OnDevices):
 
     @property
     def trains_adapters(self) -> bool:
-        """And nothing else."""
+        """Whether only adapters are trained."""
         return self.lora.is_on

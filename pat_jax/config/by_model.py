@@ -1,8 +1,8 @@
-"""Options that are open until the model and the devices are known, and what they are then.
+"""Sets the options that are `auto` until the model and the devices are known.
 
-A checkpoint, a directory or a model of the Hugging Face Hub, brings lengths for real questions and
-answers, and bfloat16 on accelerators. A built-in shape has those of the small demonstration. What
-is written wins: on the command line, in a file or in a preset. Does not know how a model is found.
+For a checkpoint (a directory, or a model of the Hugging Face Hub), lengths are those of real
+questions and answers, with bfloat16 on accelerators. For a built-in shape, they are those of the
+small demonstration. Options that the user sets win. Does not know how a model is found.
 """
 
 from collections.abc import Mapping
@@ -30,16 +30,17 @@ LONGEST_EXAMPLE = 1024  # tokens, in supervised fine-tuning
 
 @dataclass(frozen=True)
 class KnownModel:
-    """What the defaults of a model depend on."""
+    """The facts of a model that default options depend on."""
 
     name: str
     is_checkpoint: bool
-    context: int  # tokens of the longest sequence that it is for
+    context: int  # tokens of the longest sequence it supports
     platform: str  # of the devices, such as cpu
 
 
 def settled(config: Options, model: KnownModel) -> tuple[Options, str]:
-    """The options with nothing open, and a sentence where the context is too short for them."""
+    """Returns the options with every `auto` settled. Also returns a note if the model's context is
+    too short for the usual lengths, else ""."""
     usual = OF_CHECKPOINTS if model.is_checkpoint else OF_BUILT_IN_SHAPES
     dtype = settled_dtype(config.compute_dtype, model.platform, is_checkpoint=model.is_checkpoint)
     rollout, note = _with_lengths(config.rollout, usual, model)
@@ -49,7 +50,8 @@ def settled(config: Options, model: KnownModel) -> tuple[Options, str]:
 def settled_examples(
     config: SftConfig, context: int, platform: str, *, is_checkpoint: bool = True
 ) -> tuple[SftConfig, str]:
-    """As `settled`, of supervised fine-tuning."""
+    """Returns the options of supervised fine-tuning with every `auto` settled, and a note as
+    `settled` does."""
     dtype = settled_dtype(config.compute_dtype, platform, is_checkpoint=is_checkpoint)
     if config.max_length is not None:
         return replace(config, compute_dtype=dtype), ""
@@ -67,7 +69,8 @@ def settled_dtype(asked: ComputeDtype, platform: str, *, is_checkpoint: bool) ->
 def _with_lengths(
     rollout: RolloutConfig, usual: Lengths, model: KnownModel
 ) -> tuple[RolloutConfig, str]:
-    """In a short context the response gives way first: the prompt has its usual length up to half."""
+    """Settles the lengths. In a short context, the prompt takes up to half of it, and the response
+    what is left."""
     prompt, response, left = rollout.max_prompt_length, rollout.max_completion_length, {}
     if prompt is None:
         room = model.context // 2 if response is None else model.context - response
@@ -81,8 +84,8 @@ def _with_lengths(
 
 
 def shortened(name: str, context: int, section: str, lengths: Mapping[str, tuple[int, int]]) -> str:
-    """What a person is told where a model's context is too short for the usual lengths; else
-    nothing. `lengths` has what each option that was open is, and what it usually is."""
+    """Returns a note for the user if a model's context is too short for the usual lengths, else "".
+    `lengths` has the settled and the usual value of each option."""
     changes = [
         f"--{section}{option} is {now:,} in place of {usual:,}"
         for option, (now, usual) in lengths.items()

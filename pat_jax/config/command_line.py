@@ -35,8 +35,8 @@ def parse(
     presets: Path | None = PRESETS,
     only: Collection[str] | None = None,
 ) -> Config:
-    """The configuration that `argv` (without the program's name) asks for. Raises UserError with
-    one sentence about the first mistake, and SystemExit after printing the help or the version.
+    """Returns the configuration that `argv` (without the program's name) asks for. Raises UserError
+    with one sentence about the first mistake, and SystemExit after printing help or version.
 
     Args:
       argv: `--name value`, `--name=value`, or `--name` alone for a boolean; `-` stands for `_`.
@@ -44,8 +44,8 @@ def parse(
         ...] or nested dataclass fields, each with a default, or of these or None.
       prog: how the command is called, for the usage in --help.
       presets: the folder of the YAML files that --preset can name; None offers none.
-      only: the options that are looked at, where the others may not fit without those of a file
-        that is still to be found; None looks at all.
+      only: the options to read, while others may not be valid without a file that is still to be
+        found; None reads all.
     """
     default = config_class()
     own = list(options_of(default))
@@ -66,19 +66,20 @@ def parse(
 
 
 def _answer(text: str) -> NoReturn:
-    """In the place of a configuration."""
+    """Prints a text instead of returning a configuration, and exits."""
     print(text)
     raise SystemExit(0)
 
 
 def dump(config: Any) -> str:
-    """The resolved configuration as YAML; `--config` reads it back to an equal one."""
+    """Returns a configuration as YAML. `--config` reads it back to an equal one."""
     options: Any = {"sort_keys": False, "allow_unicode": True, "explicit_end": True}
     return yaml.dump(_given(config), Dumper=_Dumper, **options)
 
 
 def _given(config: Any) -> dict[str, Any]:
-    """Sections last, and without options that are None: not given, they are that again."""
+    """Returns the values of a configuration, sections last. Options that are None are left out, as
+    they are None if not given."""
     values = {field.name: getattr(config, field.name) for field in ordered_fields(config)}
     sections = {name: _given(value) for name, value in values.items() if is_dataclass(value)}
     own = {name: value for name, value in values.items() if value is not None}
@@ -86,7 +87,7 @@ def _given(config: Any) -> dict[str, Any]:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Escapes the line break of Unicode that YAML reads back as a space."""
+    """Escapes the line break U+0085, which YAML would read back as a space."""
 
 
 def _text(dumper: _Dumper, text: str) -> yaml.ScalarNode:
@@ -98,7 +99,7 @@ _Dumper.add_representer(str, _text)
 
 
 def _sources(presets: Path | None) -> dict[str, Option]:
-    """Options that stand for others."""
+    """Returns the options that stand for others: --config, and --preset if there are presets."""
     config = Option("config", str, "", "A YAML file of options; may be given more than once.")
     if presets is None:
         return {"config": config}
@@ -108,7 +109,7 @@ def _sources(presets: Path | None) -> dict[str, Option]:
 
 
 def _scan(argv: Sequence[str], options: Mapping[str, Option]) -> Iterator[tuple[str, list[str]]]:
-    """Full names of options, and the texts that they are given."""
+    """Yields the full name of each option, and its texts."""
     rest = list(argv)
     while rest:
         word = rest.pop(0)
@@ -126,7 +127,7 @@ def _scan(argv: Sequence[str], options: Mapping[str, Option]) -> Iterator[tuple[
 
 
 def _take_values(rest: list[str], option: Option) -> list[str]:
-    """Takes off the words that are the option's."""
+    """Removes the option's values from the front of `rest`, and returns them."""
     end = next((i for i, word in enumerate(rest) if word.startswith("--")), len(rest))
     count = end if option.takes_many else min(end, 1)
     values, rest[:count] = rest[:count], []
@@ -136,7 +137,7 @@ def _take_values(rest: list[str], option: Option) -> list[str]:
 def _settings(
     words: Sequence[tuple[str, Sequence[str]]], presets: Path | None, options: Mapping[str, Option]
 ) -> dict[str, Setting]:
-    """What was set and where, the later source winning, whatever the order of the words."""
+    """Returns what was set and where. A later source wins, whatever the order of the words."""
     settings: dict[str, Setting] = {}
     for name, (text, *_) in words:
         if name == "config":

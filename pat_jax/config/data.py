@@ -1,4 +1,4 @@
-"""Options of what is learned from: files, columns, and how a prompt becomes a chat."""
+"""Options of the data to learn from: files, columns, and how a prompt becomes a chat."""
 
 from dataclasses import dataclass, field, fields
 
@@ -31,7 +31,7 @@ class DataConfig(ChatOptions):
         return self.files == (ARITHMETIC,)
 
     def check_unused(self) -> None:
-        """Refuses what the built-in task would ignore."""
+        """Raises OptionError if an option is set that the built-in task would ignore."""
         for each in fields(self):
             if each.name != "files":
                 expected = f"nothing with the built-in task {ARITHMETIC!r}, which has no files"

@@ -1,4 +1,4 @@
-"""Options of the evaluation in training, and what every evaluation has to be."""
+"""Options of the evaluation in training, and a check for every evaluation."""
 
 from dataclasses import dataclass
 
@@ -19,8 +19,8 @@ class EvalSchedule(Options):
     SECTION = "eval."
 
     every: int = option(20, STEPS)
-    """Iterations, or steps of fine-tuning, between two evaluations; 0 evaluates never. The first
-    and the last policy are always evaluated otherwise."""
+    """Iterations, or steps of fine-tuning, between two evaluations; 0 never evaluates. Otherwise
+    the first and the last policy are evaluated too."""
     data: tuple[str, ...] = option((), NAMES)
 
     def __post_init__(self):
@@ -34,18 +34,18 @@ class EvalConfig(EvalSchedule):
     """Held-out evaluation."""
 
     num_prompts: int = option(256, RESPONSES)
-    """Held-out prompts, kept apart from training; of several --eval.data files so many of each."""
+    """Held-out prompts, not used for training; with several --eval.data, this many of each."""
     data: tuple[str, ...] = option((), NAMES)
     """Files of problems to evaluate on, or datasets of the Hugging Face Hub (the split test, unless
-    named), read like those of --data, each with metrics of its own; none holds out a tenth of
-    --data."""
+    named), read like those of --data, each with its own metrics. If none is given, a tenth of
+    --data is held out."""
     num_generations: int = option(1, RESPONSES)
-    """Responses sampled for each of these prompts; of k there are eval/pass@k and eval/maj@k
-    too."""
+    """Responses sampled for each of these prompts; more than one adds eval/pass@k and
+    eval/maj@k."""
     temperature: float = option(1.0, TEMPERATURE)
     """Sampling temperature of the evaluation; 0 is greedy."""
     pass_threshold: float = option(1.0, REWARD)
-    """Reward from which on a response passes, for pass@k and maj@k."""
+    """Least reward with which a response passes, for pass@k and maj@k."""
     num_completions_to_print: int = option(2, count(0, 1000))
     """Responses shown at each evaluation, to the same prompts every time; 0 shows none."""
 
@@ -55,7 +55,7 @@ class EvalConfig(EvalSchedule):
 
 
 def check_samples_differ(num_generations: int, temperature: float, section: str = "") -> None:
-    """Raises OptionError where several samples of one prompt would all be the same."""
+    """Raises OptionError if several samples of one prompt would all be the same."""
     require(
         num_generations == 1 or temperature > 0,
         f"{section}temperature",

@@ -1,10 +1,10 @@
-"""Options from Python: the words that a shell would have given the command.
+"""Turns options given in Python into the words of a command line.
 
     words("demo", {"steps": 5, "rollout": {"top_p": 0.9}})  ->  --preset=demo --steps=5
     --rollout.top_p=0.9
 
-Knows Python's values. Does not know what an option means, nor what it may be: `command_line.parse`
-reads the words, and refuses them in the same sentences.
+Knows Python's values. Does not know what an option means, nor its valid values:
+`command_line.parse` reads the words, with the same error messages.
 """
 
 import json
@@ -29,14 +29,14 @@ def words(
     config_class: type = RunConfig,
     presets: Path | None = PRESETS,
 ) -> list[str]:
-    """Raises UserError where `config` is none of these, or a value is of no kind that an option can
-    have.
+    """Returns the words of a command line. Raises UserError if `config` is none of the kinds below,
+    or if a value has a type that no option has.
 
     Args:
       config: the name of a preset, a YAML file, or options.
-      options: win over `config`; by their names as the command has them, a section as a mapping.
-        None is an option that is not given.
-      presets: the folder of the YAML files that a preset can be; None: there are none.
+      options: win over `config`. They have the command's names; a section is a mapping. An option
+        of None is not given.
+      presets: the folder of the presets' YAML files; None: there are none.
     """
     names = [option.name for option in options_of(config_class())]
     sections = {name.rpartition(".")[0] for name in names} - {""}

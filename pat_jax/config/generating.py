@@ -1,4 +1,4 @@
-"""The options that every command has that only generates, and how they become those of a run."""
+"""The options of all commands that only generate, and their translation to options of a run."""
 
 import math
 from dataclasses import dataclass, replace
@@ -12,7 +12,7 @@ from pat_jax.config.rollout import RolloutConfig
 from pat_jax.config.run import RunConfig
 from pat_jax.config.shared import OnDevices, Planned
 
-SHORTEST_CACHE = 256  # tokens; fewer and longer buckets compile sooner
+SHORTEST_CACHE = 256  # tokens; fewer buckets compile sooner
 
 
 @dataclass(frozen=True)
@@ -26,11 +26,11 @@ class Generating(Planned, OnDevices):
     """Sequences generated at once (rounded up to a multiple of the devices)."""
     weights: Literal["auto", "int8", "fp8"] = "auto"
     """auto keeps the weights in compute_dtype; int8 and fp8 (e4m3) quantize those of linear layers,
-    with a scale for each output: a half or a quarter of the memory, and another model by a
-    little."""
+    with a scale for each output. They take a half or a quarter of the memory, and change the model
+    a little."""
 
     def model_of(self, data: DataConfig, run_dir: str = "") -> RunConfig:
-        """The options that say which model this is, under the names of a run."""
+        """Returns the options of a run that describe the model."""
         return RunConfig(
             model=self.model,
             run_dir=run_dir,
@@ -44,8 +44,9 @@ class Generating(Planned, OnDevices):
     def engine_of(
         self, run: RunConfig, num_devices: int, rows: int, lengths: tuple[int, int], **sampling: Any
     ) -> RunConfig:
-        """`run` with the options that an engine is built by: for so many `rows` at once, at least,
-        and the longest prompt and response; `sampling` are other options of `RolloutConfig`."""
+        """Returns `run` with the options that an engine is built by. It has room for at least
+        `rows` sequences at once; `lengths` are tokens of the longest prompt and response.
+        `sampling` are other options of `RolloutConfig`."""
         (prompt, response), page = lengths, RolloutConfig.page_size
         rows = math.ceil(rows / num_devices) * num_devices
         rollout = RolloutConfig(

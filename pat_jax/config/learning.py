@@ -1,4 +1,4 @@
-"""Options of learning: the algorithm, the optimizer, the supervised stage before."""
+"""Options of learning: the algorithm, the optimizer, and the supervised stage before."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -42,12 +42,12 @@ class AlgorithmConfig(Options):
         "reinforce_pp_baseline",
         "opo",
     ] = field(default="grpo", metadata=stands_for(ALGORITHMS))
-    """Sets the options below of which the algorithm consists; each of them can still be set."""
+    """Name of the algorithm: sets the options below that it consists of. Each can still be set."""
     baseline: Literal["group", "leave_one_out", "length_weighted", "none"] = "group"
     """What is subtracted from a reward: the mean of its group (GRPO), the mean of the others of its
     group (RLOO), the mean weighted by lengths (OPO), or nothing."""
     scale_rewards: Literal["group", "batch", "none"] = "group"
-    """Divide what is left by the standard deviation of the group's rewards (GRPO), by that of all
+    """Divide the difference by the standard deviation of the group's rewards (GRPO), by that of all
     rewards of the iteration, or not (Dr. GRPO, together with loss_aggregation constant)."""
     whiten_advantages: bool = False
     """Subtract the mean of advantages over all tokens of the iteration and divide by their standard
@@ -56,20 +56,19 @@ class AlgorithmConfig(Options):
     """Probability ratio to the policy before the update: of each token (GRPO), the geometric mean
     over the tokens of a response (GSPO), or their product (RLOO)."""
     surrogate: Literal["ppo", "cispo"] = "ppo"
-    """What the clip bounds: the gain, which cuts gradients (PPO), or the weight of a token, which
-    cuts none (CISPO)."""
+    """What the clip bounds: the objective, which zeroes gradients of clipped tokens (PPO), or the
+    weight of a token, which keeps them (CISPO)."""
     epsilon: float = option(0.2, LOWER_CLIP)
     """Lower clip of the probability ratio, at 1 - epsilon."""
     epsilon_high: float = option(0.2, positive(1000))
     """Upper clip of the probability ratio, at 1 + epsilon_high (DAPO's clip-higher when above
     epsilon)."""
     delta: float = option(3.0, DELTA)
-    """Most that the ratio counts for where the advantage is negative (dual-clip PPO); 0: no
-    bound."""
+    """Upper bound of the ratio for negative advantages (dual-clip PPO); 0: no bound."""
     beta: float = option(0.0, not_negative(1000))
     """Weight of the KL penalty to the frozen reference policy; 0 keeps no reference in memory."""
     kl_in: Literal["loss", "reward"] = "loss"
-    """Where the KL penalty is: a term of the loss (GRPO), or taken off the reward (RLOO,
+    """Where the KL penalty goes: added to the loss (GRPO), or subtracted from the reward (RLOO,
     REINFORCE++)."""
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
     """How the KL is estimated from sampled tokens (Schulman 2020)."""
@@ -78,11 +77,11 @@ class AlgorithmConfig(Options):
     rollout_correction: Literal[
         "none", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask"
     ] = "none"
-    """Importance weights for the distribution that sampled, top_p, top_k and an 8-bit rollout
-    included, where it is not the trainer's policy: of each token or each response, truncated at the
-    cap (TIS) or 0 above it (MIS)."""
+    """Importance weights for the difference between the sampling distribution (with top_p, top_k
+    and an 8-bit rollout) and the trainer's policy: per token or per response, truncated at the cap
+    (TIS) or 0 above it (MIS)."""
     rollout_correction_cap: float = option(2.0, CAP)
-    """Largest such weight."""
+    """Cap of these importance weights."""
     dynamic_sampling: int = option(0, count(0, 1000))
     """Most further batches of prompts that an iteration generates to replace groups without signal,
     whose rewards are all equal (DAPO); 0 keeps them."""
@@ -90,7 +89,7 @@ class AlgorithmConfig(Options):
     """Share of max_completion_length at its end over which a response's reward falls linearly by
     overlong_penalty (DAPO's soft overlong punishment); 0: none."""
     overlong_penalty: float = option(1.0, not_negative(1000))
-    """What a response of max_completion_length loses, in units of the reward."""
+    """What a response of max_completion_length loses of its reward."""
     num_iterations: int = option(1, count(1, 1000))
     """Passes over each batch of rollouts (the inner epochs, mu in the paper)."""
     mini_batch_size: int = option(32, RESPONSES)
@@ -99,17 +98,17 @@ class AlgorithmConfig(Options):
     """Token budget (rows x padded length, all devices together) of one forward-backward pass;
     gradients accumulate over the rest."""
     share_prompts: bool = True
-    """Compute the prompt of several responses in a row once, where this leaves fewer tokens; off:
-    each response brings its own. The loss and its gradient are the same."""
+    """Compute a prompt once for all its responses in the same row of a micro-batch, if this leaves
+    fewer tokens; off: once for each response. The loss and its gradient are the same."""
     loss_aggregation: Literal["token", "sequence", "constant"] = "token"
     """Average the loss over all tokens of a mini-batch (DAPO), over the tokens of each response and
     then over responses (GRPO's paper), or add it up and divide by a constant, the responses times
     max_completion_length (Dr. GRPO)."""
     router_replay: bool = True
     """Train a mixture of experts with the experts that computed each token in the rollout; off: with
-    those that the routers choose now. Which they are is recorded either way."""
+    those that the routers choose now. The rollout records its experts either way."""
     router_aux_loss_coef: float = option(0.0, not_negative(1000))
-    """Weight of the loss that evens out the load of a mixture of experts (Switch Transformer, eq. 4;
+    """Weight of the loss that balances the load of a mixture of experts (Switch Transformer, eq. 4;
     docs/experts.md). 0: none, as is usual in reinforcement learning."""
     truncated: Literal["mask", "score"] = "score"
     """Responses cut at max_completion_length: leave them out of the loss, or score them like any
@@ -121,12 +120,12 @@ class AlgorithmConfig(Options):
 
     @property
     def is_relative(self) -> bool:
-        """Whether a response is compared with the others to its prompt."""
+        """Whether a response is compared with the other responses to its prompt."""
         return self.baseline != "none"
 
     @property
     def title(self) -> str:
-        """The name, and what has been set otherwise, such as `dapo (epsilon_high 0.3)`."""
+        """The name, and the options set differently, such as `dapo (epsilon_high 0.3)`."""
         parts = ALGORITHMS[self.name]
         changed = [
             f"{part} {getattr(self, part)}" for part in parts if getattr(self, part) != parts[part]
@@ -134,7 +133,7 @@ class AlgorithmConfig(Options):
         return f"{self.name} ({', '.join(changed)})" if changed else self.name
 
     def _check_pairs(self) -> None:
-        """Options that exclude each other."""
+        """Raises OptionError if two options exclude each other."""
         is_scaled = self.scale_rewards != "none"
         for is_wrong, name, expected in (
             (
@@ -173,13 +172,14 @@ class OptimizerState(Options):
     SECTION = "optimizer."
 
     moment_dtype: Literal["float32", "bfloat16"] = "float32"
-    """Of both moments; bfloat16, rounded stochastically, takes 4 bytes a parameter instead of 8."""
+    """Data type of both moments; bfloat16, rounded stochastically, takes 4 bytes a parameter
+    instead of 8."""
     weight_dtype: Literal["float32", "bfloat16"] = "float32"
-    """Of the master weights; bfloat16, rounded stochastically at each step, takes 2 bytes a
-    parameter instead of 4. Gradients add up in float32 all the same."""
+    """Data type of the master weights; bfloat16, rounded stochastically at each step, takes 2 bytes
+    a parameter instead of 4. Gradients are still summed in float32."""
     offload: bool = False
-    """Keep both moments in the host's memory except for the optimizer's step: rollouts and
-    gradients have their room, and each step fetches them and sends them back."""
+    """Keep both moments in host memory except during the optimizer's step. Rollouts and gradients
+    can use their device memory; each step fetches them and sends them back."""
 
 
 @dataclass(frozen=True)
@@ -187,10 +187,10 @@ class OptimizerConfig(OptimizerState):
     """AdamW with linear warm-up, then a constant or cosine rate."""
 
     learning_rate: float | None = option(None, LEARNING_RATE)
-    """Peak learning rate; where not given 1e-6 of a training run and 2e-5 of supervised
-    fine-tuning, ten times that with --lora.rank or --lora.adapter (docs/lora.md)."""
+    """Peak learning rate. If it is not given: 1e-6 for reinforcement learning and 2e-5 for
+    supervised fine-tuning, ten times that with --lora.rank or --lora.adapter (docs/lora.md)."""
     schedule: Literal["constant", "cosine"] = "constant"
-    """What follows the warm-up."""
+    """Learning rate after the warm-up."""
     warmup_steps: int = option(0, STEPS)
     """Optimizer steps of linear warm-up."""
     weight_decay: float = option(0.0, not_negative(100))
@@ -202,8 +202,8 @@ class OptimizerConfig(OptimizerState):
     max_grad_norm: float = option(1.0, positive(10**6))
     """Global-norm gradient clipping."""
     max_skipped: int = option(8, COUNT_OR_ZERO)
-    """Optimizer steps in a row that may be left out because their gradient is not finite; one more
-    ends the run. What they were to learn is kept in the folder skipped of the run."""
+    """Optimizer steps in a row that may be skipped because their gradient is not finite; one more
+    ends the run. Their batches are kept in the run's folder, in skipped."""
 
 
 @dataclass(frozen=True)
@@ -215,13 +215,13 @@ class WarmStartConfig(Options):
     steps: int = option(0, STEPS)
     """Supervised steps before reinforcement learning; 0 skips the stage."""
     batch_size: int = option(64, RESPONSES)
-    """Demonstrations in one supervised step, at most; no more than one micro-batch holds."""
+    """Most demonstrations in one supervised step, which is at most one micro-batch."""
     learning_rate: float = option(1e-3, LEARNING_RATE)
     """Peak learning rate of the supervised stage (cosine to zero)."""
 
 
 def check_signal(rollout: RolloutConfig, algorithm: AlgorithmConfig) -> None:
-    """Raises OptionError where the responses to a prompt that are compared cannot differ."""
+    """Raises OptionError if responses to one prompt are compared, but cannot differ."""
     why = "where something is trained: an advantage compares the responses to one prompt"
     for name, is_valid, expected in (
         ("num_generations", rollout.num_generations > 1 or not algorithm.is_relative, "at least 2"),
@@ -232,7 +232,7 @@ def check_signal(rollout: RolloutConfig, algorithm: AlgorithmConfig) -> None:
 
 
 def learning_notes(rollout: RolloutConfig, algorithm: AlgorithmConfig) -> list[str]:
-    """What these options make of learning that their names do not say, a sentence each."""
+    """Returns a sentence about each effect on learning that the options' names do not tell."""
     notes = []
     if rollout.top_p < 1 or rollout.top_k:
         notes.append(

@@ -11,23 +11,24 @@ MOST_RANK = 4096
 
 @dataclass(frozen=True)
 class LoraConfig(Options):
-    """Low-rank adapters that are trained in place of the policy (LoRA, docs/lora.md)."""
+    """Low-rank adapters, trained instead of the whole policy (LoRA, docs/lora.md)."""
 
     SECTION = "lora."
 
     rank: int = option(0, count(0, MOST_RANK))
-    """Rank of the adapters; 0 trains all of the policy, or takes that of adapter."""
+    """Rank of the adapters; 0 takes that of --lora.adapter, or without it trains the whole
+    policy."""
     alpha: float = option(0.0, not_negative(10**6))
-    """The adapters' product is multiplied by alpha / rank; 0 stands for twice the rank, or for that
-    of adapter."""
+    """The adapters' product is multiplied by alpha / rank; 0 takes that of --lora.adapter, or
+    without it twice the rank."""
     targets: tuple[str, ...] = option((), NAMES)
     """Linear layers that have an adapter, by the ends of their names in a checkpoint (q_proj,
-    mlp.up_proj, layers.0.self_attn.o_proj), experts as PEFT has them (experts.gate_up_proj,
-    experts.down_proj, their router gate.weight); none stands for all-linear, which of a model with
-    experts is its attention, or for those of adapter."""
+    mlp.up_proj, layers.0.self_attn.o_proj), or experts by PEFT's names (experts.gate_up_proj,
+    experts.down_proj, their router gate.weight). If none is given: those of --lora.adapter, or
+    without it all-linear, which for a model with experts is its attention."""
     adapter: str = ""
-    """A PEFT adapter directory, or one of the Hugging Face Hub (owner/name), to go on from; empty
-    begins with new adapters, which change nothing."""
+    """A PEFT adapter directory, or an adapter of the Hugging Face Hub (owner/name), to continue
+    from. Empty begins with new adapters, which leave the policy unchanged."""
     export: Literal["merged", "adapter"] = "merged"
     """What is written to --checkpoint.export_dir: the policy with its adapters merged into it, or
     the adapters alone, as PEFT loads them."""

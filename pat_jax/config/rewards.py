@@ -1,4 +1,4 @@
-"""Options of rewards: of a run, and of an evaluation."""
+"""Options of rewards, for runs and evaluations."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,35 +13,34 @@ SOME: Rule = (lambda names: names != () and all(names), GIVEN[1])
 
 @dataclass(frozen=True)
 class RewardOptions(Options):
-    """What a response is worth, and how that is found."""
+    """Reward functions, and how they are run."""
 
     reward: tuple[str, ...] = option(("auto",), SOME)
-    """One or several, whose weighted sum counts: `module:function` or `path/to/file.py:function`;
+    """Reward functions, whose weighted sum counts: `module:function` or `path/to/file.py:function`;
     `http://host:port/path` of a program that scores; `math` (the response has ended, and its final
     answer, as `\\boxed{x}`, `<answer>x</answer>`, `#### x`, `Answer: x`, or `$x$` on the last line,
     has the answer's value); `math_lenient` (its last box or number has); `exact`; or auto (the
     task's own; math for files)."""
     reward_weights: tuple[float, ...] = ()
-    """A number for each of --reward; none stands for 1 each. A negative one makes a penalty of it,
-    0 measures it only."""
+    """A weight for each --reward; if none is given, each is 1. A negative weight makes a penalty; 0
+    only measures."""
     reward_timeout: float = option(10.0, positive(86_400))
-    """Seconds by the clock that one response may take to score, and each try of an endpoint. A call
-    that takes longer is killed and logged; training leaves its response out of baseline and
-    loss."""
+    """Wall-clock seconds that one response may take to score, and each try of an endpoint. A longer
+    call is killed and logged, and training leaves its response out of baseline and loss."""
     reward_workers: int = option(0, count(0, 1024))
-    """Processes of each reward that score responses at the same time, or calls of an endpoint; 0
-    takes as many as there are cores."""
+    """Processes per reward that score responses at the same time, or concurrent calls of an
+    endpoint; 0 takes as many as there are cores."""
     reward_memory: float = option(8.0, MEMORY_GIB)
-    """GiB that each of these processes may have, and each of its children; 0 is not a limit."""
+    """Most GiB of each of these processes, and of each of its children; 0: no limit."""
     reward_retries: int = option(3, count(0, 100))
-    """Further tries where an endpoint cannot be reached, is too busy (429) or fails (5xx), after
-    0.5, 1, 2 … seconds, at most 30, or when their Retry-After says, within the time of a call."""
+    """Further tries if an endpoint cannot be reached, is too busy (429) or fails (5xx), after 0.5,
+    1, 2 … seconds, at most 30, or as its Retry-After says, within the time of a call."""
     reward_token_env: str = option("", _VARIABLE)
-    """Name of an environment variable whose value every endpoint of --reward is shown, as
-    `Authorization: Bearer VALUE`; no file and no log has the value. Empty shows none."""
+    """Name of an environment variable whose value is sent to every endpoint of --reward, as
+    `Authorization: Bearer VALUE`. The value is in no file and no log. Empty sends none."""
     reward_skip_special_tokens: bool = True
-    """Leave special tokens out of the texts that rewards, completions.jsonl and samples are given;
-    false keeps all but the one that ends a response."""
+    """Leave special tokens out of the texts for rewards, completions.jsonl and samples; false keeps
+    all except the one that ends a response."""
 
     def __post_init__(self):
         super().__post_init__()

@@ -1,4 +1,4 @@
-"""Options of generation: how many responses, how long, sampled how."""
+"""Options of generation: number and length of responses, sampling, and the engine's sizes."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -20,14 +20,14 @@ TOP_P: Rule = (lambda x: 0 < x <= 1, "a number in (0, 1]")
 
 @dataclass(frozen=True)
 class SamplingOptions(Options):
-    """How a token is drawn."""
+    """How tokens are sampled."""
 
     temperature: float = option(1.0, TEMPERATURE)
     """Softmax temperature; 0 is greedy."""
     top_p: float = option(1.0, TOP_P)
     """Nucleus sampling mass; 1 turns it off."""
     top_k: int = option(0, COUNT_OR_ZERO)
-    """Sample among the k likeliest tokens; 0 turns it off."""
+    """Sample among the k most likely tokens; 0 turns it off."""
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,8 @@ class EngineSizes(Options):
     page_size: int = option(16, TOKENS)
     """Tokens in one page of the KV cache."""
     min_rows: int = option(4, RESPONSES)
-    """Smallest row bucket of a replica, in sequences; smaller buckets follow the running batch
-    further but compile more programs."""
+    """Smallest row bucket of a replica, in sequences; smaller buckets fit a shrinking batch more
+    closely, but compile more programs."""
     min_length: int = option(64, TOKENS)
     """Smallest KV length bucket in tokens; buckets double from here to the longest sequence."""
     check_every: int = option(8, TOKENS)
@@ -46,11 +46,11 @@ class EngineSizes(Options):
     burst_steps: int = option(64, TOKENS)
     """Most decode steps in one on-device burst."""
     expert_parallel: int = option(0, COUNT_OR_ZERO)
-    """Devices over which the experts of a layer are divided, alike in all layouts; other devices have
-    copies. 0: as many of a host as divide them."""
+    """Devices over which the experts of a layer are divided, the same in all layouts; other devices
+    have copies. 0: as many of a host as divide them."""
     expert_width: int = option(1, COUNT)
-    """Devices over which the width of each expert is divided besides: steps of few sequences are
-    faster (docs/experts.md)."""
+    """Devices over which the width of each expert is divided in addition: steps of few sequences
+    are faster (docs/experts.md)."""
     device_memory_gib: float = option(0.0, MEMORY_GIB)
     """Memory of one device in GiB; 0 asks the device. A layout is used only while it fits. KV
     caches of a CPU's devices take a quarter of the machine's memory at most unless this is
@@ -66,7 +66,7 @@ class EngineSizes(Options):
 
 @dataclass(frozen=True)
 class RolloutConfig(SamplingOptions, EngineSizes):
-    """Generation: how many responses, how long, sampled how."""
+    """Generation: number and length of responses, and sampling."""
 
     SECTION = "rollout."
 
@@ -79,42 +79,42 @@ class RolloutConfig(SamplingOptions, EngineSizes):
     checkpoint directory or a model of the Hub, at most half of its context; 96 for a built-in
     shape."""
     max_completion_length: int = auto(TOKENS)
-    """Longest response in tokens, cut there; with the longest prompt at most the model's context.
-    auto: 1,024 for a checkpoint directory or a model of the Hub, at most what the prompt leaves of
-    its context; 160 for a built-in shape."""
+    """Longest response in tokens; longer ones are cut. Together with the longest prompt it has to
+    fit into the model's context. auto: 1,024 for a checkpoint directory or a model of the Hub, or
+    what the prompt leaves of its context if that is less; 160 for a built-in shape."""
     max_logprobs: int = option(0, COUNT_OR_ZERO)
-    """Likeliest tokens whose log-probabilities a request may ask for; 0 compiles none in."""
+    """Most likely tokens whose log-probabilities a request may ask for; 0 offers none."""
     weights: Literal["auto", "int8", "fp8"] = "auto"
     """How the rollout keeps its copy of the weights: auto in compute_dtype; int8 and fp8 (e4m3)
-    quantize those of linear layers, with a scale for each output. Responses then come from another
-    policy than the trained one, by train/behavior_gap; --algorithm.rollout_correction corrects for
-    it."""
+    quantize those of linear layers, with a scale for each output. The policy that generates then
+    differs from the trained one, by train/behavior_gap; --algorithm.rollout_correction corrects
+    for it."""
     kv_carry: Literal["auto", "migrate", "recompute"] = "auto"
     """How the KV cache of unfinished sequences crosses a switch; auto takes the cheaper of the two
     by the latency model."""
     kv_pages: int = option(0, COUNT_OR_ZERO)
-    """Pages in the KV cache of a replica where no KV heads are split (a layout that
-    splits them in f ways has f times as many, each of 1/f the bytes of a device); 0 takes what the
-    memory of a device allows, or what every sequence needs at full length if that is less."""
+    """Pages in the KV cache of a replica whose KV heads are not split. A layout that splits them
+    in f ways has f times as many, each of 1/f the bytes on a device. 0 takes what the memory of a
+    device allows, or what every sequence needs at full length if that is less."""
     prefill_blocks: int = option(64, RESPONSES)
     """Pages of each replica computed by one prefill call."""
     compile: Literal["needed", "all", "lazy"] = "needed"
     """Programs compiled before the first iteration. needed: a few of each layout, which are
-    measured; rollouts compile the others when they need them. lazy: those of the layout it starts
-    in alone; other layouts follow in the background once the planner finds that they would pay.
-    all: every one, as under --deterministic and with several processes."""
+    measured; rollouts compile the others when they need them. lazy: only those of the layout that
+    a rollout starts in; others are compiled in the background once the planner finds that they
+    would pay. all: every program, as with --deterministic and with several processes."""
     keep_unfinished: bool = True
     """Write the responses of an iteration to the run folder as they end, with their scores: a run
-    that is killed and resumed draws none of them again. Not under --deterministic, where what is
-    left of a rollout would run in other rows, and round otherwise."""
+    that is killed and resumed generates none of them again. Off with --deterministic, where the
+    rest of a rollout would run in other rows, and round differently."""
     check_integrity: bool = False
-    """Check the accounts of rows and pages of the KV cache after each burst, and before it that all
-    processes of the run are about to do the same, drafts and what they come from included; and
-    after each transfer of weights what the rollout says of a token. For debugging."""
+    """For debugging: before each burst, check that all processes are about to do the same, drafts
+    and their sources included; after it, the accounts of rows and pages of the KV cache; after each
+    transfer of weights, the rollout's log-probability of a token."""
 
     @property
     def max_length(self) -> int:
-        """Tokens of the longest prompt and the longest response."""
+        """Tokens of the longest prompt and the longest response together."""
         return self.max_prompt_length + self.max_completion_length
 
     def __post_init__(self):

@@ -1,4 +1,4 @@
-"""Every option of a run: one frozen dataclass per concern, checked where it is declared.
+"""Every option of a training run: one frozen dataclass per concern, checked where it is declared.
 
 Knows names, units, defaults and bounds. Does not know how they are parsed (`command_line.py`) or
 used. The string under a field is its help text on the command line.
@@ -52,13 +52,13 @@ class RunConfig(RewardOptions, Planned, AnyRun):
     """Write every response with its prompt and its reward to completions.jsonl in the run
     folder."""
     log_samples_every: int = option(20, COUNT_OR_ZERO)
-    """Iterations between two looks at the responses to two prompts, with their rewards: on the page
-    run.html in the run folder and in the trackers. The first iteration is shown too; 0 shows
-    none."""
+    """Iterations between two samples, which are responses to two prompts with their rewards. They
+    appear on run.html in the run folder, and in the trackers. The first iteration is sampled too; 0
+    takes none."""
     show_switch: bool = False
     """After the run, on at least two devices of one process, make the next rollout twice, as
-    planned and with a forced switch of layout, and show it on run.html beside a computed plan of
-    eight H100s; nothing is learned of it."""
+    planned and with a forced switch of layout, and show it on run.html beside a computed plan for
+    eight H100s. The policy does not learn from it."""
     deterministic: bool = False
     """Frozen profile and simulated planner clock: a resumed run repeats bit for bit (CPU,
     float32)."""
@@ -104,7 +104,7 @@ class RunConfig(RewardOptions, Planned, AnyRun):
 
     @property
     def micro_batch_option(self) -> str:
-        """What sets the size of a micro-batch, and to what."""
+        """The option that sets the size of a micro-batch, with its value."""
         return f"--algorithm.tokens_per_micro_batch ({self.algorithm.tokens_per_micro_batch})"
 
     @property
@@ -113,21 +113,21 @@ class RunConfig(RewardOptions, Planned, AnyRun):
 
     @property
     def is_planned(self) -> bool:
-        """The planner chooses the layout of every moment."""
+        """Whether the planner chooses the layouts."""
         return self.layout == "auto" and not self.switch_to
 
     @property
     def keeps_unfinished(self) -> bool:
-        """Responses of iterations that no checkpoint covers yet."""
+        """Whether responses of iterations that no checkpoint covers yet are kept on disk."""
         return self.rollout.keep_unfinished and not self.deterministic
 
     @property
     def learning_notes(self) -> list[str]:
-        """What a person should know of what these options learn, a sentence each."""
+        """Sentences for the user about effects of these options on learning."""
         return learning_notes(self.rollout, self.algorithm) if self.train else []
 
     def _check_warmup(self) -> None:
-        """Rates that never come to their peak are not those that were asked for."""
+        """Raises OptionError if the run ends before the learning rate reaches its peak."""
         updates = self.steps * self.updates_per_step
         self.need(
             "optimizer.warmup_steps",

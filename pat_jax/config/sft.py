@@ -42,7 +42,7 @@ class SftDataConfig(ChatOptions):
     messages_key: str = ""
     """Column of chats. Empty: messages."""
     text_key: str = ""
-    """Column of texts, every token of which is learned. Empty: text."""
+    """Column of texts; all of their tokens are learned. Empty: text."""
 
 
 @dataclass(frozen=True)
@@ -51,13 +51,13 @@ class SftEvalConfig(EvalSchedule):
 
     every: int = option(100, STEPS)
     data: tuple[str, ...] = option((), NAMES)
-    """Files of examples to evaluate on, read like those of --data; none holds out a share of
-    --data."""
+    """Files of examples to evaluate on, read like those of --data. If none is given, a share of
+    --data is held out."""
     share: float = option(0.05, FRACTION)
-    """Share of --data that is held out, by the hash of the prompt, the chat or the text; of a long
-    text by that of each part of 4,096 characters."""
+    """Share of --data that is held out, by a hash of the prompt, the chat or the text; a long text
+    is divided into parts of 4,096 characters, each with its own hash."""
     num_examples: int = option(256, RESPONSES)
-    """Held-out examples that are evaluated, at most; of texts rows."""
+    """Most held-out examples to evaluate on; for texts, rows."""
 
 
 @dataclass(frozen=True)
@@ -82,21 +82,21 @@ class SftConfig(AnyRun):
     epochs: float = option(1.0, positive(10**6))
     """Passes over the examples."""
     steps: int = option(0, STEPS)
-    """Optimizer steps; 0 takes --epochs."""
+    """Optimizer steps; 0 trains for --epochs."""
     batch_size: int = option(32, RESPONSES)
-    """Examples in one optimizer step; of texts, rows. The loss is the mean over all their tokens
-    that are learned."""
+    """Examples in one optimizer step; for texts, rows. The loss is the mean over all their learned
+    tokens."""
     max_length: int = auto(count(2, 2**24))
     """Longest example in tokens, at most the model's context; longer ones are left out and counted.
     Texts are cut into rows of this length. auto: 1,024, or the context if that is shorter."""
     truncate: bool = False
     """Cut longer examples at max_length instead."""
     completion_only_loss: bool = True
-    """Of prompt and completion, learn the completion alone."""
+    """For prompts with completions, learn only the completion."""
     assistant_only_loss: bool = True
-    """Of messages, learn what the assistant says alone, in each of its turns."""
+    """For messages, learn only the assistant's turns."""
     router_aux_loss_coef: float = option(1e-3, not_negative(1000))
-    """Weight of the loss that evens out the load of a mixture of experts (Switch Transformer, eq. 4;
+    """Weight of the loss that balances the load of a mixture of experts (Switch Transformer, eq. 4;
     docs/experts.md); 0: none. Models without experts have no such loss."""
     tokens_per_micro_batch: int = option(8192, COUNT)
     """Token budget (rows x length, all devices together) of one forward-backward pass; gradients
@@ -114,7 +114,7 @@ class SftConfig(AnyRun):
 
     @property
     def micro_batch_option(self) -> str:
-        """What sets the size of a micro-batch, and to what."""
+        """The option that sets the size of a micro-batch, with its value."""
         return f"--tokens_per_micro_batch ({self.tokens_per_micro_batch})"
 
     @property

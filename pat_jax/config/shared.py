@@ -46,26 +46,26 @@ class OnDevices(Options):
 
 @dataclass(frozen=True)
 class Planned(Options):
-    """How the layouts of a rollout are found."""
+    """How the layouts of a rollout are chosen."""
 
     layout: str = option("auto", ONE_LAYOUT)
-    """auto plans the layout of every moment; `dp2tp4` pins one, whose replicas are still kept
-    even."""
+    """auto lets the planner choose the layout at every moment; `dp2tp4` pins one, whose replicas
+    are still balanced."""
     profile: str = option("auto", GIVEN)
-    """What the planner plans by: a file of `python -m pat_jax.profile`; auto takes the one that was
-    measured for this model on these devices, if any; none measures a quick one while warming up."""
+    """The measured times that the planner uses: a file of `python -m pat_jax.profile`; auto takes
+    the one for this model and these devices, if any; none measures a quick one while warming up."""
     speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
 
 
 @dataclass(frozen=True)
 class ChatOptions(Options):
-    """What every prompt gets that a chat template turns into text."""
+    """Options of chat templates, which turn chats into text."""
 
     system_prompt: str = option("", WHOLE_TEXT)
     """System message of chats that have none."""
     chat_template_kwargs: str = option("", JSON_OBJECT)
-    """Variables of the chat template, a JSON object such as '{"enable_thinking": false}'; those
-    that a row of the data has itself win."""
+    """Variables of the chat template, a JSON object such as '{"enable_thinking": false}'; a row's
+    own variables win."""
 
     @property
     def template_variables(self) -> Mapping[str, Any]:
@@ -77,15 +77,15 @@ class UpdateOptions(Options):
     """How the layers of an update run."""
 
     remat: Literal["full", "attention", "dots", "none"] = "full"
-    """What the backward pass keeps of each layer, the rest being computed anew: its input alone
-    (full), the output of attention too, so that its kernel runs forward once (attention), the
-    products with weights as well (dots), or all (none). Least memory first, least arithmetic
-    last."""
+    """What the backward pass keeps of each layer; the rest is computed anew. full: only its input;
+    attention: also the output of attention, so that its kernel runs forward once; dots: also the
+    products with weights; none: everything. full takes the least memory, none the least
+    arithmetic."""
     scan_layers: Literal["auto", "true", "false"] = "auto"
     """Run the layers of an update as a loop, which compiles in the time of one layer but reads
-    their parameters from a copy in compute_dtype; auto does on TPUs, and on CPUs in float32, for
-    models of at least 8 layers."""
+    their parameters from a copy in compute_dtype. auto: on TPUs, and on CPUs in float32, for models
+    of at least 8 layers."""
     experts: Literal["auto", "gathered", "exchanged"] = "auto"
-    """How the tokens of an update and the experts of a layer meet. gathered: the weights of all are
-    brought together, as those of other layers are; exchanged: tokens are sent to the devices of
-    their experts; auto: by what takes less of the links (docs/experts.md)."""
+    """How an update brings tokens and experts together. gathered: each device gathers the weights
+    of all experts of a layer, as for other layers; exchanged: tokens are sent to the devices of
+    their experts; auto: the one that sends less (docs/experts.md)."""

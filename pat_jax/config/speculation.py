@@ -1,4 +1,4 @@
-"""Options of drafts: tokens that a rollout guesses, and verifies several at a time."""
+"""Options of drafts: tokens that are proposed, and verified several at a time."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -12,45 +12,43 @@ SOURCE = matches(
     rf"auto|none|suffix|{EXIT}[1-9]\d{{0,3}}|{MODEL}.+",
     f"auto, none, suffix, {MODEL}DIR or {EXIT}LAYER",
 )
-LONGEST = 16  # tokens of a draft that anybody may ask for
+LONGEST = 16  # largest allowed number of tokens of a draft
 
 
 @dataclass(frozen=True)
 class SpeculationConfig(Options):
-    """Drafts: tokens guessed from texts, several of which a step verifies. They change
-    no token, and where they do not pay the planner makes none."""
+    """Drafts: proposed tokens, several of which a step verifies. They change no
+    generated token, and the planner uses none where they do not pay."""
 
     SECTION = "speculation."
 
     source: str = option("auto", SOURCE)
-    """Where drafts come from. suffix: what followed the last tokens before, in the response itself,
-    in others to its prompt, or in those of earlier iterations. model:DIR: what a smaller model of
-    the same vocabulary generates, a Hugging Face checkpoint or owner/name of the Hub.
-    early_exit:LAYER: what the policy would generate if it ended behind its first LAYER layers.
-    auto: suffix on accelerators; none on a CPU, where a step takes longer the more tokens it
-    verifies. none: no drafts."""
+    """Where drafts come from. suffix: what followed earlier occurrences of the last tokens, in the
+    response itself, in others to its prompt, or in earlier iterations. model:DIR: a smaller model
+    of the same vocabulary, a Hugging Face checkpoint or owner/name of the Hub. early_exit:LAYER:
+    the policy's first LAYER layers. auto: suffix on accelerators; none on a CPU, where a step takes
+    longer the more tokens it verifies. none: no drafts."""
     longest: int = option(7, count(1, LONGEST))
     """Most tokens of a draft."""
     num_draft_tokens: tuple[int, ...] = (1, 3, 7)
-    """Draft tokens of a step, for each row: a program for each is compiled, and the planner chooses
-    by load. The room goes to the tokens that are likeliest right, in any row."""
+    """Draft tokens of a step, per row: each number has its own program, and the planner chooses by
+    load. A step verifies the tokens most likely to be accepted, of any row."""
     texts: int = option(4, count(0, 64))
-    """Tokens of other responses that each row drafts from, in lengths of its own context; 0: from
-    its own text alone."""
+    """Tokens of other responses that each row drafts from, as a multiple of its own context's
+    length; 0: only from its own text."""
     stagger: Literal["auto", "on", "off"] = "off"
-    """on: where more sequences are asked for than run at once, the first few samples of each prompt
-    begin one after the other, so that later ones draft from finished siblings. off: all samples of
-    a prompt begin together. auto is off, for older configurations."""
+    """on: if more sequences are requested than can run at once, the first few samples of each
+    prompt begin one after the other, so that later ones draft from finished siblings. off: all
+    samples of a prompt begin together. auto is off, for older configurations."""
     earlier: int = option(2**24, COUNT_OR_ZERO)
-    """Tokens of earlier iterations, responses with their prompts, that a training run keeps to
-    draft from when a prompt comes again: 4 bytes each, in memory and beside every checkpoint. 0
-    keeps none."""
+    """Tokens of earlier responses and their prompts that a training run keeps, to draft from when a
+    prompt comes again: 4 bytes each, in memory and beside every checkpoint. 0 keeps none."""
     most_tokens: int = option(0, count(0, 2**16))
-    """Tokens, newest ones and drafts, that a step of a replica may verify; 0 takes as many as
-    read the weights about as long as they compute with them: 256 on accelerators, 64 on a CPU."""
+    """Most tokens, newest ones and drafts, that a step of a replica may verify. 0 takes as many as
+    need about as long to compute as reading the weights takes: 256 on accelerators, 64 on a CPU."""
     cache_tokens: int = option(2**16, COUNT)
-    """Tokens of sequences that a draft model's cache holds, of each replica, and one sequence of
-    full length at least. While the rows of a replica hold more, no model drafts."""
+    """Tokens in a draft model's cache, per replica; it has room for at least one sequence of full
+    length. While the rows of a replica hold more tokens, the model does not draft."""
 
     def __post_init__(self):
         super().__post_init__()
@@ -65,15 +63,15 @@ class SpeculationConfig(Options):
 
     @property
     def is_generated(self) -> bool:
-        """By a model, token by token."""
+        """Whether a model generates the drafts, token by token."""
         return self.exit_layer > 0 or self.draft_model != ""
 
     @property
     def exit_layer(self) -> int:
-        """Layers of the policy that draft; 0 where they do not."""
+        """Number of the policy's layers that draft, or 0 without early exit."""
         return int(self.source.removeprefix(EXIT)) if self.source.startswith(EXIT) else 0
 
     @property
     def draft_model(self) -> str:
-        """The folder of a draft model's checkpoint; empty where none drafts."""
+        """Checkpoint or Hub name of the draft model, or "" if there is none."""
         return self.source.removeprefix(MODEL) if self.source.startswith(MODEL) else ""

@@ -1,4 +1,4 @@
-"""What an iteration learns from: prompts, responses and rewards, until enough of them teach.
+"""Collects what an iteration learns from: prompts, responses and their rewards.
 
 Knows batches of prompts, rollouts and rewards. Does not know advantages or updates.
 """
@@ -41,12 +41,13 @@ class Drawn:
     rewards: Float[np.ndarray, "groups samples"]  # NaN: the response has none
     failures: Mapping[int, Failure]  # by response, one group after the other
     scores: Sequence[FunctionScores]  # of each reward function
-    hidden_seconds: float  # of scoring, beside the rollout
-    from_disk: int = 0  # responses that were drawn before the run was killed
+    hidden_seconds: float  # of scoring while the rollout was running
+    from_disk: int = 0  # responses that were generated before the run was killed
 
     def trace(self, capacity: int) -> RolloutTrace:
-        """What the rollout did, with what a replay needs unless the path of some responses is lost.
-        The engine can run `capacity` sequences at once."""
+        """Returns the rollout's trace, with the lengths of its sequences for a replay. They are
+        left out if some responses came from disk, as their path is not known. `capacity` is how
+        many sequences the engine can run at once."""
         if self.from_disk:
             return self.report.trace
         rollouts = [one for group in self.groups for one in group.rollouts]
@@ -62,16 +63,16 @@ class Experience:
     groups: Sequence[RolloutGroup]
     rewards: Float[np.ndarray, "groups samples"]
     last: Drawn  # the batch that completed it
-    drawn: Sequence[RolloutGroup]  # of all batches, those too that teach nothing
+    drawn: Sequence[RolloutGroup]  # of all batches, groups without signal included
     measured: dict[str, Any]
 
 
 class Collector:
-    """Draws batches of prompts, one after the other.
+    """Draws batches of prompts, and has their responses generated and scored.
 
-    With dynamic sampling, groups without signal, whose rewards are all equal, are left out, and
-    further batches replace them, `dynamic_sampling` of them at most. An iteration that finds fewer
-    groups than it needs learns from those, and from a batch as it is if it finds none.
+    Dynamic sampling leaves out groups without signal, whose rewards are all equal. It replaces them
+    from at most `dynamic_sampling` further batches. If too few groups are found, the iteration
+    learns from these; if none is found, it learns from the whole last batch.
 
     Reference: Yu et al. 2025, https://arxiv.org/abs/2503.14476, section 3.2.
     """
@@ -86,7 +87,7 @@ class Collector:
         unfinished: RolloutJournal,
         totals: Totals,
     ):
-        """`totals` are those of the iterations before."""
+        """`totals` counts what earlier iterations drew."""
         self.unfinished = unfinished
         self._config, self._task, self._scorer = config, task, scorer
         self._read = response_reader(task.columns, task.tokenizer)
@@ -94,8 +95,8 @@ class Collector:
         self.totals = totals
 
     def collect(self, step: int, generator: Generator, clock: Stopwatch) -> Experience:
-        """The groups of iteration `step`. Raises UserError where the reward function cannot work,
-        or a response could not be sampled."""
+        """Returns the groups of iteration `step` with their rewards. Raises UserError if the reward
+        function cannot work, or if a response could not be sampled."""
         config, wanted = self._config, self._config.rollout.prompts_per_step
         more = config.algorithm.dynamic_sampling if config.train else 0
         drawn, groups, rewards = [], [], []
@@ -122,7 +123,7 @@ class Collector:
         texts = [prompt.text for prompt in prompts for _ in range(rollout.num_generations)]
         kept = iteration.batch(number)
         scoring = self._scorer.begin(texts, self._read, kept)
-        with clock("rollout"):  # prompt -> rollout, switching inside; rewards of what has ended
+        with clock("rollout"):  # finished responses are scored meanwhile
             groups, report = generator.rollout(prompts, number, scoring.add, kept)
         responses = [one for group in groups for one in group.rollouts]
         with clock("reward"), self._completions.kept(step + 1, "train", responses):
@@ -141,7 +142,7 @@ class Collector:
 
 
 def _describe(drawn: Sequence[Drawn]) -> dict[str, Any]:
-    """Of all batches, except for what only a rollout has, which is of the last."""
+    """Returns the metrics of all batches together, but those of the rollout only of the last."""
     rewards = np.concatenate([one.rewards for one in drawn])
     failures = [failure for one in drawn for failure in one.failures.values()]
     groups = [group for one in drawn for group in one.groups]

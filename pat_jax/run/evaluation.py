@@ -1,7 +1,7 @@
-"""The evaluation of a policy: samples of held-out problems, each scored from the moment it ends.
+"""Evaluates a policy: samples responses to held-out problems, and scores each as soon as it ends.
 
-One path for a run in training and for the command. Knows prompts, rewards and what is written of
-them; does not know what generates (it is handed a function) nor what the metrics are for.
+Training runs and the command `evaluate` share this code. Knows prompts, rewards and what is written
+of them. Does not know what generates (it is handed a function) nor what the metrics are for.
 """
 
 import time
@@ -24,7 +24,7 @@ from pat_jax.run.logging.completions import Completions
 from pat_jax.run.logging.progress import Progress
 from pat_jax.run.scoring import wait_for_rewards
 
-# What generates: yields the place of a request and its completion, as they end.
+# Generates: yields the index of each request with its completion, as it ends.
 Ask = Callable[[Sequence[Request]], Iterator[tuple[int, Completion]]]
 
 
@@ -37,7 +37,7 @@ class Evaluation:
 
     @property
     def lines(self) -> list[str]:
-        """What a person is told: of all problems, and of several sets each its own."""
+        """A line about all problems, and one about each set if there are several."""
         several = self.parts if len(self.parts) > 1 else ()
         return [_line(self.total, ""), *(_line(part, f" on {part.name}") for part in several)]
 
@@ -47,7 +47,7 @@ class Evaluation:
 
 
 class Evaluator:
-    """Evaluates on the same problems, as often as it is asked."""
+    """Evaluates policies on the same problems every time."""
 
     def __init__(
         self,
@@ -58,14 +58,14 @@ class Evaluator:
         completions: Completions,
         progress: Progress,
     ):
-        """`read` makes texts of a response (`rl.rewards.responses.response_reader`)."""
+        """`read` decodes a rollout to text (`rl.rewards.responses.response_reader`)."""
         self._config, self._sets, self._read, self._scorer = config, sets, read, scorer
         self._completions, self._progress = completions, progress
 
     def evaluate(self, step: int | None, ask: Ask) -> Evaluation:
-        """Asks for all samples of all problems at once, so that no set waits for another's tail;
-        `step` is None where there is no run. Raises UserError where the reward function cannot
-        work, or a response could not be sampled."""
+        """Asks for all samples of all problems at once, so that no set waits for another's tail.
+        `step` is None outside of a run. Raises UserError if the reward function cannot work, or if
+        a response could not be sampled."""
         start, size = time.perf_counter(), self._config.eval.num_generations
         asked = [
             (number, prompt, sample)
@@ -90,7 +90,7 @@ class Evaluator:
             for one, end in zip(self._sets, ends, strict=True)
         ]
         seconds, few = time.perf_counter() - start, self._config.eval.num_completions_to_print
-        firsts = slice(0, few * size, size)  # one of a problem
+        firsts = slice(0, few * size, size)  # one response to each problem
         samples = list(self._completions.samples(rollouts[firsts], rewards[firsts], few))
         return Evaluation(total, parts, seconds, samples)
 

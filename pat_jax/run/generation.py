@@ -1,4 +1,4 @@
-"""From prompts to groups of responses: requests in, sampling keys, planner and what it learns."""
+"""Turns prompts into groups of responses, and teaches the planner from their lengths."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -42,30 +42,30 @@ class Generator:
     config: RolloutConfig
     seed: int
     lengths: LengthModel
-    exit_head: ExitHeadTrainer | None = None  # of the first layers, where they draft
-    earlier: EarlierResponses | None = None  # what the rollouts of training draft from
+    exit_head: ExitHeadTrainer | None = None  # with early-exit drafts
+    earlier: EarlierResponses | None = None  # training rollouts copy drafts from them
 
     def load(self, params: Params) -> None:
-        """Takes over the policy: the next rollout samples it."""
+        """Transfers the policy to the engine: the next rollout samples from it."""
         layout = self._first_layout()
         head = None if self.exit_head is None else self.exit_head.head
         self.engine.set_weights(self.trainer.transfer(params, layout), layout, head)
 
     def compare(self, params: Params) -> float:
-        """How far the rollout's log-probability of one token is from the trainer's by `params`,
-        which were loaded, in nats. Takes a prefill and a pass of the trainer."""
+        """Returns the difference between the rollout's and the trainer's log-probability of one
+        token, in nats. `params` are those that were loaded. Costs a prefill and a trainer pass."""
         score, rows = partial(self.trainer.transfer.score, params), self.trainer.layout.split.dp
         return logprob_gap(self.engine, score, rows)
 
     def _first_layout(self) -> Layout:
-        """Where a full rollout begins."""
+        """Returns the layout in which a full rollout starts."""
         load = full_load(self.config, self.engine.capacity)
         start = process_group().agree("first layout", lambda: self.planner.start(load))
         return self.engine.layouts[start]
 
     @property
     def policy(self) -> int:
-        """Checksum of what it samples."""
+        """Checksum of the weights that were loaded."""
         assert self.trainer.transfer.sent is not None, "no policy has been loaded"
         return self.trainer.transfer.sent
 
@@ -83,9 +83,9 @@ class Generator:
         """Samples a group of responses to each prompt.
 
         Args:
-          kept: the responses that are on disk already; `on_finish` is told of the others.
-          on_finish: told of each response when it has ended, the others going on: its place among
-            the responses of all groups, one group after the other, and what was generated.
+          kept: the batch's journal: responses on disk are taken from it, the others written to it.
+          on_finish: called with each response as soon as it ends, and with its index among the
+            responses of all groups.
         """
         size = self.config.num_generations
         requests = training_requests(self.config, prompts, self.seed, iteration)
@@ -110,8 +110,8 @@ class Generator:
         return groups, report
 
     def evaluate(self, requests: Sequence[Request]) -> Iterator[tuple[int, Completion]]:
-        """The responses of an evaluation as they end; nothing is learned of them. Raises UserError
-        where some could not be sampled, when the others have ended."""
+        """Yields the responses of an evaluation as they end; their lengths teach the planner
+        nothing. Raises UserError at the end if some could not be sampled."""
         size = WINDOW * self.engine.capacity
         for start in range(0, len(requests), size):
             some = requests[start : start + size]
@@ -125,9 +125,9 @@ class Generator:
         expected: np.ndarray | None = None,
         earlier: EarlierResponses | None = None,
     ) -> Iterator[tuple[int, Completion]]:
-        """The responses as they end; raises UserError at the end where some could not be
+        """Yields the responses as they end. Raises UserError at the end if some could not be
         sampled."""
-        # Wherever the rollout before has ended, so that an evaluation or a resumption in between
+        # Whatever layout the last rollout ended in: so an evaluation or a resumption in between
         # changes nothing.
         if (first := self._first_layout()) is not self.engine.layout:
             self.engine.reshard(first)
@@ -146,7 +146,8 @@ class Generator:
 
 
 def full_load(config: RolloutConfig, count: int) -> Load:
-    """`count` sequences of the longest prompts, which siblings share, before the first token."""
+    """Returns the load of `count` sequences with the longest prompts, before the first token.
+    Siblings share a prompt."""
     return Load(
         replica=np.zeros(count, int),
         generated=np.zeros(count, int),
@@ -159,7 +160,7 @@ def full_load(config: RolloutConfig, count: int) -> Load:
 def training_requests(
     config: RolloutConfig, prompts: Sequence[Prompt], seed: int, iteration: int
 ) -> list[Request]:
-    """Those of one group after the other."""
+    """Returns the requests of an iteration, one group after the other."""
     return [
         sampling_request(config, prompt, (seed, TRAIN, iteration, prompt.id, i), config.temperature)
         for prompt in prompts
@@ -170,13 +171,14 @@ def training_requests(
 def sampling_request(
     config: RolloutConfig, prompt: Prompt, ids: tuple[int, int, int, int, int], temperature: float
 ) -> Request:
-    """The sampling key is of `ids`: seed, stream, iteration or set of problems, prompt, sample."""
+    """Returns the request for one response. Its sampling key follows from `ids`: seed, stream,
+    iteration (or problem set), prompt, sample."""
     return Request(
         tokens=prompt.tokens,
         key=sequence_key(*ids),
         max_new_tokens=config.max_completion_length,
         sampling=Sampling(temperature, config.top_k, config.top_p),
-        # Ids of held-out prompts are their own: they would be taken for training prompts.
+        # Held-out prompts have ids of their own, which would be taken for those of training ones.
         prompt_id=prompt.id if ids[1] == TRAIN else None,
     )
 
@@ -184,8 +186,8 @@ def sampling_request(
 def sampled(
     stream: Iterable[tuple[int, Completion]], count: int, advice: str
 ) -> Iterator[tuple[int, Completion]]:
-    """The completions of `count` requests that could be sampled. Raises UserError, with what to do
-    as `advice`, where some could not, when the stream has ended."""
+    """Yields the completions that could be sampled, of `count` requests. When the stream has ended,
+    raises UserError if some could not; `advice` tells the user what to do."""
     failed: dict[int, str] = {}
     for i, done in stream:
         if done.error:

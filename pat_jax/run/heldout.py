@@ -1,4 +1,4 @@
-"""What is evaluated on: sets of held-out problems, and what they are called.
+"""The sets of held-out problems that a run evaluates on, and their names.
 
 Knows prompts and names of files. Does not know how files are read (`rl/data/problems.py`).
 """
@@ -12,8 +12,8 @@ from pat_jax.rl.batches.types import Prompt
 from pat_jax.rl.data.problems import Problems
 from pat_jax.rl.rewards.rewards import metric_name
 
-HELDOUT = "heldout"  # what is held out of the training data, or of the built-in task
-# Names of files and folders that say nothing of what is in them: gsm8k/main/test-00000-of-00001.parquet.
+HELDOUT = "heldout"  # the set held out of the training data, or of the built-in task
+# Generic names of files and folders, as in gsm8k/main/test-00000-of-00001.parquet.
 _NAMELESS = re.compile(
     r"(test|train|validation|valid|val|dev|eval|data|main|default|part|of|\d|[^\w\s])+"
 )
@@ -26,13 +26,13 @@ class HeldoutSet:
 
     @classmethod
     def of(cls, name: str, problems: Problems, most: int) -> "HeldoutSet":
-        """Up to `most` of the problems, always the same ones, in the order of their files."""
+        """Returns a set of up to `most` problems: always the same, in the order of their files."""
         return cls(name, sorted(problems.first(most), key=lambda prompt: prompt.id))
 
 
 def set_names(words: Sequence[str]) -> list[str]:
-    """A name for each file, or pattern of files: its own, or the nearest folder's that says
-    something; counted on where several have the same.
+    """Returns a name for each file or pattern: the file's own name, or that of the nearest folder
+    if the file's is generic (such as `test`). Equal names get a number.
 
     >>> set_names(["gsm8k/main/test-*.parquet", "MATH-500/test.jsonl", "aime.jsonl", "old/aime.json"])
     ['gsm8k', 'MATH-500', 'aime', 'aime_2']
@@ -51,7 +51,7 @@ def set_names(words: Sequence[str]) -> list[str]:
 
 
 def _telling(word: str) -> str:
-    path = PurePath(word.replace(":", "/"))  # behind which a dataset has its split
+    path = PurePath(word.replace(":", "/"))  # a dataset's split follows the colon
     parts = [path.stem, *reversed(path.parts[:-1])]
     telling = (part for part in parts if not _NAMELESS.fullmatch(part.lower().replace("_", "-")))
     return next(telling, path.stem)

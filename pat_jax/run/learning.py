@@ -1,4 +1,4 @@
-"""From rewards to the next policy: shaping, KL in the reward, advantages, a batch, the update.
+"""Turns rewards into the next policy: shaping, KL in the reward, advantages, batch, update.
 
 Knows the options of the algorithm. Does not know how responses or rewards came about.
 """
@@ -30,7 +30,7 @@ from pat_jax.training.trainer import Trainer, UpdateResult
 def nothing_to_learn(
     config: RunConfig, groups: Sequence[RolloutGroup], rewards: Float[np.ndarray, "groups samples"]
 ) -> str:
-    """Why no response of an iteration is in the loss, in a sentence; empty where one is."""
+    """Returns a sentence on why no response of an iteration is in the loss, or "" if one is."""
     responses = [one for group in groups for one in group.rollouts]
     is_cut = np.array([one.finish is FinishReason.LENGTH for one in responses])
     is_masked = is_cut & (config.algorithm.truncated == "mask")
@@ -57,8 +57,8 @@ def training_batch(
     state: TrainState,
     reference: Params | None,
 ) -> tuple[TrainBatch, dict[str, float]]:
-    """The batch of an iteration, and the metrics of its advantages. A reward of NaN is none: the
-    response is left out. KL in the reward compares the policies of `state` and `reference`."""
+    """Returns the batch of an iteration, and the metrics of its advantages. Responses whose reward
+    is NaN are left out. KL in the reward compares the policies of `state` and `reference`."""
     algorithm, cap = config.algorithm, config.rollout.max_completion_length
     buffer = algorithm.overlong_buffer
     lengths = np.array([[len(one.tokens) for one in group.rollouts] for group in groups])
@@ -90,8 +90,8 @@ def _advantages(
     lengths: Int[np.ndarray, "groups samples"],
     kl: Sequence[np.ndarray] | None,
 ) -> tuple[list[np.ndarray], dict[str, float]]:
-    """The advantages of each response, 0 where it has none, and their metrics; `kl` of each token
-    is taken off the reward."""
+    """Returns the token advantages of each response, 0 where it has no reward, and their metrics.
+    `kl`, of each token, is subtracted from the reward."""
     estimator = AdvantageEstimator(
         algorithm.baseline,
         algorithm.scale_rewards,
@@ -109,7 +109,7 @@ def _advantages(
 
 
 class Learner:
-    """The policy of a run, and what it learns with: optimizer, reference, exit head."""
+    """Holds the training state of a run: policy, optimizer, reference and exit head."""
 
     def __init__(self, config: RunConfig, setup: Setup, began: Beginning, run: OpenRun):
         self._config, self._setup, self._trainer = config, setup, setup.trainer
@@ -125,14 +125,14 @@ class Learner:
             run.progress.print(lost)
 
     def learn(self, found: Experience) -> tuple[TrainBatch, UpdateResult, dict[str, float]]:
-        """To the next policy; returns the batch, what came of it, and metrics."""
+        """Updates the policy. Returns the batch, the result of the update, and metrics."""
         made_of = self._shapes, found.groups, found.rewards, self.state, self.reference
         batch, measured = training_batch(self._config, self._trainer, *made_of)
         self.state, result = self._trainer.update(self.state, batch, self.reference)
         return batch, result, measured | result.metrics
 
     def learn_head(self, batch: TrainBatch) -> dict[str, float]:
-        """The head of the first layers learns of the same batch; returns metrics."""
+        """Trains the exit head, if there is one, on the same batch. Returns its metrics."""
         return self.exit_head.trainer.learn(self.state.params, batch) if self.exit_head else {}
 
     def describe(
@@ -142,7 +142,7 @@ class Learner:
         result: UpdateResult,
         seconds: float,
     ) -> dict[str, float]:
-        """Metrics of an update that took so long."""
+        """Returns the metrics of an update that took `seconds`."""
         lora, lengths = self._trainer.trained.lora, sequence_lengths(groups)
         speed = describe_update(
             self._setup.policy.config,
@@ -160,11 +160,11 @@ class Learner:
         }
 
     def note_skipped(self, step: int, batch: TrainBatch, result: UpdateResult) -> None:
-        """Raises UserError where too many optimizer steps in a row were left out."""
+        """Raises UserError if too many optimizer steps in a row were skipped."""
         self._skipped.note(step, batch.mini_batches, result.applied)
 
     @property
     def kept(self) -> dict[str, Any]:
-        """The state that a checkpoint has."""
+        """The state that a checkpoint saves."""
         reference = {} if self.reference is None else {"reference": self.reference}
         return {"train": self.state, **reference}

@@ -1,6 +1,6 @@
 """The loop of reinforcement learning: `Run.iterate` is the whole algorithm.
 
-Wires the rooms together. Knows no option of the command line and no array.
+Connects the packages. Knows no option of the command line and no array.
 """
 
 import logging
@@ -42,12 +42,12 @@ from pat_jax.run.start.prepare import cost_planner, frozen, warm_up
 
 log = logging.getLogger(__name__)
 
-# Updates of which one is compared with the rollout by what it says; bits are compared in all.
+# One transfer in so many is checked by a token's log-probability too; checksums check them all.
 COMPARE_EVERY = 16
 
 
 class Run:
-    """One run, from the first compilation to the last picture."""
+    """One training run, from compilation to the last picture."""
 
     def __init__(self, setup: Setup, scorer: RewardScorer, signals: StopSignals):
         self.setup, self.scorer, config = setup, scorer, setup.config
@@ -90,7 +90,7 @@ class Run:
             self.evaluate(self.config.steps)
 
     def iterate(self, step: int) -> None:
-        """Prompts to rollouts to rewards to advantages to an update to the next policy."""
+        """Runs one iteration: prompts, rollout, rewards, advantages, update."""
         config, clock = self.config, self.steps.clock
         if config.eval.every and step % config.eval.every == 0:
             self.evaluate(step)
@@ -100,7 +100,7 @@ class Run:
         if self.lazy:
             self.lazy.end_rollout(config.steps - step - 1)
         measured = experience.measured
-        with self.steps.signals.held():  # from here to its end a step is carried through
+        with self.steps.signals.held():  # from here on the step is completed before a stop
             if config.train:
                 self.update(step + 1, experience, measured)
             else:
@@ -111,7 +111,7 @@ class Run:
             self.end_step(step + 1, experience.last, measured)
 
     def update(self, step: int, experience: Experience, measured: dict[str, Any]) -> None:
-        """To the next policy, which the next rollout samples; adds to what was measured."""
+        """Updates the policy, and loads it for the next rollout. Adds metrics to `measured`."""
         config, clock, learner = self.config, self.steps.clock, self.learner
         if why := nothing_to_learn(config, experience.groups, experience.rewards):
             self.open.progress.print(f"step {step}: {why}")
@@ -134,9 +134,9 @@ class Run:
         learner.note_skipped(step, batch, result)
 
     def has_learned(self, step: int, measured: dict[str, Any]) -> None:
-        """As `Steps.has_learned`."""
+        """Marks `step` as the one to save (`Steps.has_learned`)."""
         self.steps.has_learned(step, measured)
-        # Of whole steps: what an abandoned one has drawn is drawn again.
+        # Of whole steps only: what an interrupted step has drawn is drawn again.
         self.whole = self.collector.totals, self.generator.lengths
 
     def end_step(self, step: int, last: Drawn, measured: dict[str, Any]) -> None:
@@ -157,7 +157,7 @@ class Run:
         self.compiled = compile_run(config, setup, first, progress)
 
     def begin(self) -> None:
-        """Parameters, optimizer and history: from the checkpoint, or from the start."""
+        """Restores parameters, optimizer and history from the checkpoint, or initializes them."""
         config, setup, progress = self.config, self.setup, self.open.progress
         self.open.tell_changes()
         began = begin(config, setup, self.open)
@@ -179,7 +179,7 @@ class Run:
             self.learner.exit_head.save(step)
 
     def warm_up(self, lengths: LengthModel) -> None:
-        """Runs every program of the rollout; the times it takes are the planner's profile."""
+        """Runs the compiled programs of the rollout; their measured times become the profile."""
         config, setup, folder = self.config, self.setup, self.open.folder
         first, notify = self.compiled.layouts, self.open.progress.print
         self.open.progress.stage("warming up")
@@ -210,7 +210,7 @@ class Run:
         return self.setup.trainer.transfer(self.learner.state.params, layout)
 
     def bring_in_layouts(self) -> None:
-        """What has been compiled meanwhile is warmed up: from now on plans may lead there."""
+        """Warms up the layouts that were compiled in the background: plans may use them now."""
         if not (self.lazy and (due := self.lazy.due())):
             return
         with self.steps.clock("warm_up"):
@@ -221,7 +221,7 @@ class Run:
             self.generator.load(self.learner.state.params)
 
     def evaluate(self, step: int) -> None:
-        """Held-out reward of the current policy."""
+        """Measures and prints the held-out reward of the current policy."""
         if self.config.eval.every:
             found = self.evaluator.evaluate(step, self.generator.evaluate)
             self.steps.metrics.write(step, found.metrics)

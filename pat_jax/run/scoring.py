@@ -1,4 +1,4 @@
-"""The rewards of a run: its scorer, and what a person is told of failures."""
+"""The rewards of a run: builds its scorer, and reports failures."""
 
 import os
 from collections.abc import Sequence
@@ -20,8 +20,8 @@ from pat_jax.run.results.serialized_rewards import check_shipped
 
 
 def open_scorer(config: RunConfig, rewards: Sequence[str]) -> RewardScorer:
-    """A scorer of the task's `rewards`. Raises UserError where one cannot be imported, or there is
-    no token where one is asked for."""
+    """Returns a scorer for the task's `rewards`. Raises UserError if one cannot be imported, or if
+    the variable of --reward_token_env holds no token."""
     check_shipped(rewards)
     num_workers = config.reward_workers or num_cores()
     return RewardScorer(
@@ -37,7 +37,7 @@ def open_scorer(config: RunConfig, rewards: Sequence[str]) -> RewardScorer:
 
 
 def _token(name: str) -> str:
-    """What the environment variable `name` holds; of no name nothing."""
+    """Returns the token in the environment variable `name`, or "" if `name` is empty."""
     token = os.environ.get(name, "") if name else ""
     is_sendable = token.isascii() and token.isprintable() and " " not in token
     if name and not (token and is_sendable):
@@ -55,14 +55,16 @@ def try_out(
     num_generations: int,
     progress: Progress,
 ) -> None:
-    """Raises UserError where a reward function cannot work, before anything is compiled."""
+    """Calls the reward functions on trial responses, before anything is compiled. Raises UserError
+    if one cannot work."""
     progress.stage("trying out the reward")
     for note in scorer.try_out(trial_responses(prompt, columns), num_generations):
         progress.print(note)
 
 
 def wait_for_rewards(scoring: Scoring[Any], progress: Progress) -> Float[np.ndarray, " responses"]:
-    """All rewards, once the last is there; NaN for responses that are left out and reported."""
+    """Waits for all rewards and returns them. A response that could not be scored has NaN, and is
+    reported."""
     progress.stage("waiting for rewards")
     rewards, failures = scoring.rewards(), scoring.failures.values()
     if failures:

@@ -1,5 +1,5 @@
-"""Puts a run together from its configuration. Everything that can be wrong is found out here,
-before anything is compiled or written."""
+"""Builds the parts of a run from its configuration. All mistakes in options and files are found
+here, before anything is compiled or written."""
 
 import logging
 import os
@@ -53,9 +53,9 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Setup:
-    """The parts of a run, nothing compiled yet."""
+    """The parts of a run, before anything is compiled."""
 
-    config: RunConfig  # with nothing open
+    config: RunConfig  # every `auto` settled
     task: Task
     policy: Policy
     layouts: dict[Split, Layout]
@@ -63,10 +63,10 @@ class Setup:
     shortened: str  # which lengths the model's context has shortened, if any
     engine: RolloutEngine
     trainer: Trainer
-    scripted: Planner | None  # the path that the options write down; None: plan by cost
-    fingerprint: Mapping[str, object]  # what a checkpoint has to share with this run
-    subject: Subject  # what a profile has to be of
-    profile: Profile | None  # measured before, if it was
+    scripted: Planner | None  # follows the path given by options; None: plan by cost
+    fingerprint: Mapping[str, object]  # a checkpoint must have the same to be resumed
+    subject: Subject  # the model and devices that a profile must be of
+    profile: Profile | None  # measured before this start, if any was
     memory: MemoryModel
 
     @property
@@ -75,10 +75,10 @@ class Setup:
 
 
 def build(config: RunConfig, devices: Sequence[Device]) -> Setup:
-    """Raises UserError for whatever in the configuration or its files cannot work. Cheap checks
-    come first: options, headers of files, layouts. Then come the tokenizer and the data, which take
-    seconds, and the kernels on these devices. Weights, which may have to be downloaded, come
-    last."""
+    """Builds all parts of a run. Raises UserError if anything in the configuration or its files
+    cannot work. Cheap checks come first: options, headers of files, layouts. Then come the
+    tokenizer and the data, which take seconds, and the kernels on these devices. Weights, which may
+    have to be downloaded, come last."""
     setup = _built(config, devices)
     kernels = other_kernels(setup.config, setup.engine, also=("rows",))
     if kernels is not None:
@@ -133,7 +133,7 @@ def _built(config: RunConfig, devices: Sequence[Device], kernels: Kernels | None
 def _layouts(
     config: RunConfig, model: ModelConfig, devices: Sequence[Device], kernels: Kernels | None
 ) -> tuple[Layout, dict[Split, Layout], list[str]]:
-    """The trainer's layout, those of rollouts, and why others of these devices are missing."""
+    """Returns the trainer's layout, those of rollouts, and why other layouts are missing."""
     mesh = factored_mesh(devices)
     experts = ExpertSplit(config.rollout.expert_parallel, config.rollout.expert_width)
     chain, dropped = layout_chain(mesh, model, kernels, experts=experts)
@@ -143,7 +143,8 @@ def _layouts(
 
 
 def _fingerprint(config: RunConfig, policy: Policy) -> Mapping[str, object]:
-    """Raises UserError where the checkpoints to resume from have another."""
+    """Returns the run's fingerprint. Raises UserError if the checkpoint to resume from has another
+    one."""
     own = {"has_reference": config.algorithm.beta > 0}
     fingerprint = asdict(policy.config) | own | identity(build_lora(config.lora, policy))
     if config.resume:
@@ -152,7 +153,7 @@ def _fingerprint(config: RunConfig, policy: Policy) -> Mapping[str, object]:
 
 
 def build_engine(config: RunConfig, model: ModelConfig, devices: Sequence[Device]) -> RolloutEngine:
-    """The rollout's part of a run alone, without its data. Raises UserError as `build` does, except
+    """Builds only the engine, without the data of a run. Raises UserError as `build` does, except
     for the weights of `config.model`, which not every caller needs."""
     engine = _built_engine(config, model, devices)
     scores = ("rows",) if config.rollout.weights != "auto" else ()  # the gap to the full weights
@@ -182,16 +183,16 @@ def _built_engine(
 
 
 def checked_tokenizer(config: RunConfig, model: ModelConfig) -> Tokenizer:
-    """Raises UserError where it has tokens that the model has not."""
+    """Returns the model's tokenizer. Raises UserError if it has tokens that the model lacks."""
     tokenizer = load_tokenizer(config)
     check_vocabulary(tokenizer, model.vocab_size, source=config.model)
     return tokenizer
 
 
 def model_config(config: RunConfig, devices: Sequence[Device]) -> ModelConfig:
-    """The shape of the model, padded so that the devices have the layouts that may be asked for.
-    Raises UserError where `config.model` is neither a usable checkpoint directory nor a built-in
-    shape."""
+    """Returns the model's shape, padded so that it divides over the devices in each layout that may
+    be asked for. Raises UserError if `config.model` is neither a usable checkpoint directory nor a
+    built-in shape."""
     if shape := checkpoint_shape(config.model, "model"):
         model = shape
     elif os.sep in config.model:
@@ -210,7 +211,8 @@ def model_config(config: RunConfig, devices: Sequence[Device]) -> ModelConfig:
 def settled_options(
     config: Options, model: ModelConfig, devices: Sequence[Device]
 ) -> tuple[Options, str]:
-    """The options with what this model and these devices bring (`settled`)."""
+    """Fills in the `auto` options for this model and these devices (`config.by_model.settled`).
+    Returns them with a note on what was shortened."""
     context, platform = model.max_position, devices[0].platform
     return settled(config, KnownModel(config.model, is_checkpoint(config.model), context, platform))
 
@@ -218,8 +220,8 @@ def settled_options(
 def other_kernels(
     config: RunConfig, engine: RolloutEngine, also: Sequence[str] = ()
 ) -> Kernels | None:
-    """What the engine's devices are to compute with, `also` beside generation; None where its own
-    kernels are right."""
+    """Checks the engine's kernels on its devices, those named in `also` as well. Returns the ones
+    to use instead, or None if all of its own work."""
     layouts, drafts = list(engine.layouts.values()), engine.specs.drafts.num_draft_tokens
     kernels = usable_kernels(
         layouts,

@@ -1,4 +1,4 @@
-"""What is learned from: prompts, held-out prompts, their tokenizer, reward and demonstrations."""
+"""A run's task: prompts, held-out prompts, their tokenizer, rewards and demonstrations."""
 
 import glob
 import os
@@ -36,23 +36,23 @@ Demonstration = tuple[Sequence[int], Sequence[int]]  # prompt tokens, response t
 @dataclass(frozen=True)
 class Task:
     tokenizer: Tokenizer
-    rewards: Sequence[str]  # the option's, or what `auto` means here
+    rewards: Sequence[str]  # names from --reward, `auto` replaced
     train: Problems | arithmetic.ArithmeticProblems
     heldout: Sequence[HeldoutSet]
     demonstrations: Callable[[int, int], list[Demonstration]] | None  # (step, how many), if any
-    columns: Sequence[str]  # that any prompt has, whichever an iteration draws
-    note: str = ""  # what a person should know, such as how many prompts were too long
+    columns: Sequence[str]  # every column that some prompt has
+    note: str = ""  # for the user, such as how many prompts were too long
 
     @cached_property
     def checksums(self) -> dict[str, int]:
-        """Checksums of training and held-out problems: a resumed run should have the same."""
+        """Checksums of the training and held-out problems; a resumed run should have the same."""
         heldout = checksum_of(prompt for one in self.heldout for prompt in one.prompts)
         return {"train": self.train.checksum, "heldout": heldout}
 
 
 def check_task(config: RunConfig) -> None:
-    """Refuses options that do not go together; reads no file. Raises UserError where `config.data`
-    names no task that `config.model` can do."""
+    """Checks that the options of the task fit each other; reads no file. Raises UserError if
+    `config.data` names no task that `config.model` can do."""
     require(
         config.lora.export == "merged" or is_checkpoint(config.model),
         "lora.export",
@@ -64,7 +64,7 @@ def check_task(config: RunConfig) -> None:
         return
     files = find_files("data", config.data.files)
     find_files("eval.data", config.eval.data, split="test")
-    if not is_checkpoint(config.model):  # asked after the data, which is less to download
+    if not is_checkpoint(config.model):  # after the data, which is less to download
         raise UserError(
             f"option --data is {str(files[0])!r}, which needs a tokenizer, but --model is "
             f"{config.model!r}, which is no Hugging Face checkpoint directory, and no model of the "
@@ -84,9 +84,9 @@ def find_files(
     *,
     split: str = "train",
 ) -> list[Path]:
-    """Files of these names, that match them as patterns, or of datasets of the Hub, each once: of
-    `split` where the name says none. Raises UserError where there is none for a name; `otherwise`
-    says in it what else the name could have meant."""
+    """Returns the files that `names` stand for, each once. A name is a file, a pattern or a dataset
+    of the Hub, whose default split is `split`. Raises UserError if a name stands for no file;
+    `otherwise` tells what else it could have meant."""
     found: dict[Path, None] = {}
     for name in names:
         found_here = dataset_files(name, option, split)
@@ -136,7 +136,7 @@ def load_tokenizer(config: RunConfig) -> Tokenizer:
 
 
 def load_task(config: RunConfig, tokenizer: Tokenizer) -> Task:
-    """The task that `config.data` names. Raises UserError where the file is unusable, with this
+    """Loads the task that `config.data` names. Raises UserError if a file is unusable, with this
     tokenizer or at all."""
     if config.data.is_arithmetic:
         return _arithmetic(config)
@@ -166,8 +166,8 @@ def problem_reader(
     rewards: Sequence[str],
     option: str = "--rollout.max_prompt_length",
 ) -> Callable[..., ProblemSplits]:
-    """`load_problems` as the options and the rewards want it, without files and `heldout_share`; a
-    person calls the limit `option`."""
+    """Returns `load_problems` with all arguments bound except for the files and `heldout_share`.
+    `option` is the user's name for the longest prompt, for messages."""
     return partial(
         load_problems,
         tokenizer=tokenizer,
@@ -182,7 +182,8 @@ def problem_reader(
 def read_sets(
     option: str, words: Sequence[str], read: Callable[..., ProblemSplits]
 ) -> dict[str, ProblemSplits]:
-    """A set of problems, all of them held out, for each word: a file, a pattern, or a dataset."""
+    """Reads a set of held-out problems for each word, which is a file, a pattern or a dataset.
+    Returns the sets by name."""
     files = [find_files(option, [word], split="test") for word in words]
     return {
         name: read(paths, heldout_share=1.0)
@@ -191,7 +192,8 @@ def read_sets(
 
 
 def check_sets(sets: Mapping[str, ProblemSplits], rewards: Sequence[str], advice: str) -> None:
-    """Refuses sets without problems, with `advice`, or without what a reward compares with."""
+    """Raises UserError if a set has no problems (the message ends with `advice`), or if it lacks a
+    column that a reward compares with."""
     for one in sets.values():
         name = one.heldout.name
         if not len(one.heldout):
@@ -203,7 +205,7 @@ def check_sets(sets: Mapping[str, ProblemSplits], rewards: Sequence[str], advice
 
 
 def rewards_of(config: RunConfig, own: str) -> list[str]:
-    """`own` is what `auto` means."""
+    """Returns the rewards that the options name, `auto` replaced by `own`."""
     return [own if reward == "auto" else reward for reward in config.reward]
 
 
@@ -212,7 +214,7 @@ def columns_of(prompts: Iterable[Prompt]) -> list[str]:
 
 
 def _overlap(train: Problems, heldout: Problems) -> str:
-    """What to know where a problem is trained on and evaluated on."""
+    """Returns a clause on how many held-out problems are trained on as well, or ""."""
     trained = {prompt.text for prompt in train}
     count = sum(prompt.text in trained for prompt in heldout)
     return f"; {count} of them are trained on as well" if count else ""
@@ -234,7 +236,7 @@ def _arithmetic(config: RunConfig) -> Task:
 
     def demonstrations(step: int, size: int) -> list[Demonstration]:
         rng = np.random.default_rng((config.seed, step))
-        # Cut where a response would be: no longer row is compiled for.
+        # Cut like a response: nothing is compiled for longer rows.
         return [
             (prompt.tokens, arithmetic.demonstration(prompt, rng)[:longest])
             for prompt in shown.batch(step, size)

@@ -1,4 +1,4 @@
-"""What a run has drawn since it began, its resumptions included: part of each checkpoint."""
+"""Counts what a run has drawn since it began, across resumptions; saved in each checkpoint."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -16,11 +16,12 @@ class Totals:
     cursor: Cursor = START  # where the next batch begins
 
     def plus(self, tokens: int, cursor: Cursor) -> "Totals":
-        """With one more batch, of so many tokens; the next one begins at the cursor."""
+        """Returns the totals after one more batch of `tokens` tokens. `cursor` is where the next
+        batch begins."""
         return Totals(self.batches + 1, self.tokens + tokens, cursor)
 
     def metrics(self, epochs: float | None) -> dict[str, float]:
-        """`progress/*`; problems without an end have no epoch."""
+        """Returns `progress/*`. `epochs` is None for problems without an end."""
         epoch = {} if epochs is None else {"progress/epoch": epochs}
         return {"progress/tokens": self.tokens, **epoch}
 
@@ -32,13 +33,13 @@ class Totals:
     def from_json(
         cls, meta: Mapping[str, Any], step: int, size: int, after: Callable[[int, int], Cursor]
     ) -> "Totals":
-        """
+        """Reads the totals from the metadata of a checkpoint.
+
         Args:
-          meta: of a checkpoint; one that was written before there were totals, or cursors, has
-            none.
-          step: the iterations it has behind it: of a batch each, where no batches were added.
-          size: prompts of its batches, where the checkpoint does not say that either.
-          after: where a run is that has drawn so many batches of so many prompts.
+          meta: metadata; old checkpoints have no totals, or no cursor.
+          step: iterations done, one batch each: used if the totals are missing.
+          size: prompts of a batch: used if the checkpoint does not have this option.
+          after: returns the cursor after a number of batches of a number of prompts.
         """
         batches = meta.get("batches_drawn", step)
         if "cursor" in meta:

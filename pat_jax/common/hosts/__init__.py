@@ -1,1 +1,1 @@
-"""Several processes that are one run: who they are, what they agree on, how they end."""
+"""A run of several processes: how they find each other, agree, and end."""

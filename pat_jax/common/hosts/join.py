@@ -1,9 +1,9 @@
-"""How the processes of a run find each other: by their cluster, by variables, or by options.
+"""Connects the processes of a run, found by their cluster, by variables, or by options.
 
 Must come before anything asks JAX for devices. Uses JAX's own service and its key-value store, but
 not `jax.experimental.multihost_utils`. Its `broadcast_one_to_all` and `process_allgather` run
-programs on the devices (9 ms against 0.5 ms) and take arrays only. When a process is gone they wait
-for ever, or abort in C++. Messages between processes (`link.py`) end them all with a sentence.
+programs on the devices (9 ms against 0.5 ms) and take arrays only. If a process is gone, they wait
+forever or abort in C++. With our messages (`link.py`), all processes end with a sentence.
 """
 
 import ast
@@ -22,22 +22,22 @@ from pat_jax.common.hosts.roll_call import roll_call
 from pat_jax.common.hosts.sockets import split
 from pat_jax.common.hosts.together import ProcessGroup, found, process_group
 
-# JAX ends a process whose coordinator has been silent for so long; ours speaks up before (`link.py`).
+# JAX ends a process whose coordinator is silent for so long; our message comes before (`link.py`).
 HEARTBEAT_S = 60
 SHUTDOWN_S = 30
 _MEETING = "pat_jax/meeting"  # key of the first process's address
 
 
 def join(config: DistributedConfig) -> ProcessGroup:
-    """Meets the other processes of this run, if there are any. Raises UserError where they cannot
-    be reached."""
+    """Connects to the other processes of this run, if there are any. Raises UserError if they
+    cannot be reached."""
     place = find_place(config, os.environ)
     if place is None or not process_group().is_alone:
         return process_group()
     if place.coordinator is None:
         place = located(config.wait, os.environ)
     bind = roll_call(place, config.wait)
-    # It would take SIGTERM for itself, and tell those alone who ask it between two steps.
+    # JAX's service would catch SIGTERM, and tell only programs that ask it between two steps.
     jax.config.update("jax_enable_preemption_service", False)
     try:
         jax.distributed.initialize(
@@ -80,6 +80,6 @@ def _meet(us: ProcessGroup, wait_s: int) -> None:
     else:
         text = store.blocking_key_value_get_bytes(_MEETING, 1000 * wait_s).decode()
         us.meet(connect(Address(*ast.literal_eval(text)), us.index))
-        # The first process speaks for all; why this one ends it says by itself
+        # The first process prints for all. This one prints only why it ends
         # (`ProcessGroup.fail`).
         sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115  # until the process ends

@@ -1,10 +1,9 @@
 """Messages between the processes of a run, beside what their devices send each other.
 
-A star: every process has one connection to the first. Each end sends a heartbeat four times a
-`SILENCE_S`, with the place of its main thread. A peer that is silent for so long, or whose
-connection breaks before it has taken its leave, is given up. Values of Python are sent as pickles,
-each with a code that only a process of this run can make: nothing is unpickled before that is
-checked. Does not know what the messages mean.
+A star: every process has one connection to the first. Each end sends four heartbeats per
+`SILENCE_S`, with the place of its main thread. A peer counts as lost if it is silent for that long,
+or if its connection breaks before it has said goodbye. Python values are sent as pickles with an
+authentication code, which is checked before unpickling. Does not know what the messages mean.
 """
 
 import hmac
@@ -36,7 +35,7 @@ Kind = Literal["value", "alive", "stop", "failed", "bye"]
 
 class Message(NamedTuple):
     kind: Kind
-    name: str = ""  # what a value is of
+    name: str = ""  # of a value: what the processes agree on or gather
     content: Any = None
 
 
@@ -48,7 +47,7 @@ class Peer:
         self._key = key
         self.values: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self.has_left = False
-        self.at = At()  # where its main thread was last heard of
+        self.at = At()  # where its main thread was at the last heartbeat
         self._connection, self._sends = connection, threading.Lock()
         self._heard = time.monotonic()
 
@@ -60,12 +59,13 @@ class Peer:
         return time.monotonic() - self._heard
 
     def send(self, pickled: bytes) -> None:
-        """Raises OSError where nobody is there any more."""
+        """Sends a pickled message. Raises OSError if the peer is gone."""
         with self._sends:
             self._connection.send_bytes(_code(self._key, pickled) + pickled)
 
     def receive(self) -> Message:
-        """Raises EOFError or OSError where nobody is there any more, or somebody else is."""
+        """Receives a message. Raises EOFError or OSError if the peer is gone, and OSError if the
+        message is not authentic."""
         content = self._connection.recv_bytes()
         code, pickled = content[:_CODE_BYTES], content[_CODE_BYTES:]
         if not hmac.compare_digest(code, _code(self._key, pickled)):
@@ -76,12 +76,12 @@ class Peer:
 
 
 class Link:
-    """One process's connections: of the first to all others, of each other one to the first.
+    """One process's connections: from the first to all others, from any other to the first.
 
     Args:
-      heard: told of every message that is not a value, on a thread of the peer.
-      lost: told, on some thread, of a peer that is given up and why.
-      beat: called with each heartbeat: where this process's main thread is.
+      heard: called on a peer's thread with each message except values, goodbyes and heartbeats.
+      lost: called with a lost peer and the reason, on any thread.
+      beat: called for each heartbeat; returns where this process's main thread is.
     """
 
     def __init__(
@@ -100,18 +100,18 @@ class Link:
         threading.Thread(target=self._watch, daemon=True).start()
 
     def send(self, message: Message) -> None:
-        """To every peer that is still there."""
+        """Sends a message to every peer that has not left."""
         pickled = pickle.dumps(message)
         for peer in self.peers:
             if not peer.has_left:
                 self._try_send(peer, pickled)
 
     def post(self, message: Message) -> None:
-        """The same, soon and by another thread: a signal's handler must not wait."""
+        """Has another thread send the message soon: a signal handler must not wait."""
         self._posted.put(message)
 
     def close(self) -> None:
-        """Takes leave: from now on nobody is missed."""
+        """Says goodbye; from now on no peer counts as lost."""
         self._is_over = True
         self.send(Message("bye"))
 
@@ -159,14 +159,14 @@ class Address(NamedTuple):
 
 
 def listen(host: str) -> tuple[socket.socket, Address]:
-    """The first process's side; `host` is how the others reach this machine."""
+    """Opens the first process's port. `host` is the name by which others reach this machine."""
     listener = open_port(host)
     return listener, Address(host, int(listener.getsockname()[1]), secrets.token_bytes(32))
 
 
 def accept(listener: socket.socket, key: bytes, count: int, wait_s: float) -> list[Peer]:
-    """Waits for `count` others, which may come in any order; any other visitor is sent away. Raises
-    UserError where one does not come within `wait_s`."""
+    """Waits for `count` other processes, which may come in any order; other visitors are dropped.
+    Returns them by index. Raises UserError if one does not come within `wait_s`."""
 
     def greet(visitor: socket.socket, until: float) -> Peer:
         asked = secrets.token_hex(32)
@@ -195,8 +195,8 @@ def accept(listener: socket.socket, key: bytes, count: int, wait_s: float) -> li
 
 
 def connect(address: Address, index: int) -> list[Peer]:
-    """Every other process's side: its one peer is the first. Raises UserError where it cannot be
-    reached, or is another."""
+    """Connects another process to the first, and returns that as its one peer. Raises UserError if
+    the first cannot be reached, or if what answers is another program."""
     host, asked = socket.gethostname(), secrets.token_hex(32)
     try:
         reached = socket.create_connection((address.host, address.port), timeout=GREETING_S)

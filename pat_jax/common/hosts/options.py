@@ -1,4 +1,4 @@
-"""Options of a run that is several processes, on one machine or on many."""
+"""Options of a run of several processes, on one machine or several."""
 
 import re
 from dataclasses import dataclass
@@ -12,23 +12,23 @@ _PLACE: Rule = (lambda x: x == "" or is_address(x), "host:port")
 
 @dataclass(frozen=True)
 class DistributedConfig(Options):
-    """Several processes as one run: the same command on each host. TPU slices, SLURM, GKE,
-    Open MPI and what torchrun's variables name are found without options."""
+    """Several processes as one run: the same command on each host. On TPU slices, SLURM, GKE,
+    Open MPI and with torchrun's variables, processes find each other without options."""
 
     SECTION = "distributed."
 
     coordinator: str = option("", _PLACE)
-    """host:port of process 0, which the others can reach; empty finds the processes by the
-    cluster."""
+    """host:port of process 0, which the others can reach; if empty, the cluster tells where the
+    processes are."""
     num_processes: int = option(1, count(1, MOST_PROCESSES))
-    """How many processes there are; with coordinator."""
+    """Number of processes; with coordinator."""
     process_id: int = 0
-    """Which of them this one is, from 0; with coordinator."""
+    """Index of this process, from 0; with coordinator."""
     wait: int = option(300, count(1, 10**6))
     """Seconds to wait for the others at the start."""
     patience: int = option(3600, count(10, 10**6))
-    """Seconds after which all end where a process comes to nothing new: more than compiling one
-    program, the slowest rewards of a rollout, or an update on the devices take."""
+    """Seconds without progress of a process after which all end. It must be more than compiling one
+    program, the slowest rewards of a rollout, or an update on the devices takes."""
 
     def __post_init__(self):
         super().__post_init__()
@@ -45,7 +45,7 @@ class DistributedConfig(Options):
 
 
 def is_address(text: str) -> bool:
-    """Whether it is `host:port` or `[host]:port`, with a host that could be one."""
+    """Returns whether the text is `host:port` or `[host]:port`, with a well-formed host."""
     found = re.fullmatch(r"(\[[0-9A-Fa-f:.%\w-]+\]|[^\s:\[\]/@]{1,253}):([0-9]{1,5})", text)
     if found is None or not found[1].isascii():
         return False

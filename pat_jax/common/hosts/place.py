@@ -1,7 +1,6 @@
-"""Which process of a run this one is: by the options, else by the variables of a launcher.
+"""Finds which process of a run this one is, by options or by the variables of a launcher.
 
-Knows variables. Asks nothing of JAX but where it finds the processes of a cluster by itself
-(`located`).
+Knows variables. Asks JAX only for the processes of a cluster that it finds by itself (`located`).
 """
 
 import re
@@ -14,7 +13,7 @@ from pat_jax.common.errors import UserError, shown
 from pat_jax.common.hosts.options import MOST_PROCESSES, DistributedConfig, is_address
 
 _TORCHRUN = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE")
-# How many processes a cluster says that there are, and which this one is.
+# The variables of each kind of cluster: the number of processes, and the index of this one.
 _CLUSTERS = (("SLURM_NTASKS", "SLURM_PROCID"), ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"))
 _READ_BY_JAX = (
     *("SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_LOCALID", "OMPI_MCA_orte_hnp_uri"),
@@ -30,12 +29,13 @@ class Place(NamedTuple):
     coordinator: str | None  # host:port; None: JAX finds the processes by itself
     index: int = 0
     count: int = 0
-    local_device: int | None = None  # the one device of this process; None: all of its machine
+    local_device: int | None = None  # the only device of this process; None: all of its machine
 
 
 def find_place(config: DistributedConfig, variables: Mapping[str, str]) -> Place | None:
-    """By the options; else by torchrun's variables; else by the cluster's, which JAX reads. None:
-    alone. Raises UserError where some of them are missing, or are not what they have to be."""
+    """Finds this process's place by the options, else by torchrun's variables, else by the
+    cluster's, which JAX reads. Returns None if it is alone. Raises UserError if some variables are
+    missing or wrong."""
     if config.coordinator:
         return Place(config.coordinator, config.process_id, config.num_processes)
     if _number(variables, "WORLD_SIZE", 1, MOST_PROCESSES, otherwise=1) > 1:
@@ -44,11 +44,11 @@ def find_place(config: DistributedConfig, variables: Mapping[str, str]) -> Place
 
 
 def in_cluster(variables: Mapping[str, str]) -> bool:
-    """Whether a scheduler has started several processes, which JAX knows how to find. Raises
-    UserError where it says so in variables that are no numbers."""
+    """Returns whether a scheduler has started several processes that JAX can find. Raises UserError
+    if a variable with their number or index is wrong."""
     for size, rank in _CLUSTERS:
         if rank not in variables:
-            continue  # an interactive shell has the other one too
+            continue  # an interactive shell has only the size
         count = _number(variables, size, 1, MOST_PROCESSES, otherwise=1)
         if count > 1:
             _number(variables, rank, 0, count - 1)
@@ -58,13 +58,13 @@ def in_cluster(variables: Mapping[str, str]) -> bool:
 
 
 def located(wait_s: int, variables: Mapping[str, str]) -> Place:
-    """Where JAX finds the processes of a cluster. Raises UserError where the cluster's variables do
-    not say it."""
+    """Returns this process's place as JAX finds it in a cluster. Raises UserError if the cluster's
+    variables do not tell it."""
     try:
         coordinator, count, index, local = ClusterEnv.auto_detect_unset_distributed_params(
             variables.get("JAX_COORDINATOR_ADDRESS"), None, None, None, None, wait_s
         )
-    # What each kind of cluster makes of a missing or strange variable, or a name that is unknown.
+    # Errors that JAX's cluster classes raise for missing or wrong variables, or unknown hosts.
     except (KeyError, ValueError, IndexError, TypeError, RuntimeError, OSError) as error:
         raise _unreadable(variables, f"{type(error).__name__}: {error}") from None
     if coordinator is None or count is None or index is None or not is_address(coordinator):
@@ -95,7 +95,8 @@ def _of_torchrun(variables: Mapping[str, str]) -> Place:
 def _number(
     variables: Mapping[str, str], name: str, least: int, most: int, otherwise: int | None = None
 ) -> int:
-    """`otherwise` is what it is where it is not set."""
+    """Returns the integer in a variable, or `otherwise` if it is not set. Raises UserError if it is
+    not between `least` and `most`."""
     if otherwise is not None and name not in variables:
         return otherwise
     text = variables[name].strip()

@@ -1,9 +1,9 @@
 """Checks that all processes of a run are there, before JAX does. If one is missing, JAX aborts the
 process in C++, without a message for the user.
 
-The first process listens at the coordinator's address until every other one has given its name, and
-tells all to go on, or why not. Then the port is JAX's. The messages decide nothing else: no secret
-is told, and only JSON is read.
+The first process listens at the coordinator's address until every other one has sent its index. It
+tells them to go on, or why not, and leaves the port to JAX. The messages have no other effect: they
+contain no secret, and only JSON is read.
 """
 
 import errno
@@ -27,16 +27,16 @@ from pat_jax.common.hosts.sockets import (
 
 _HELLO = "pat_jax roll call 1"
 _AGAIN_S = 0.25  # between two tries to reach the first process
-_GRACE_S = 15.0  # for the word of the first process to come, after its own time is over
-_NAMED = 8  # processes that a sentence names
+_GRACE_S = 15.0  # for the first process's answer, after its own time is over
+_NAMED = 8  # processes named in a sentence
 
-Visitor = tuple[socket.socket, Mapping[str, Any]]  # and what it has said
+Visitor = tuple[socket.socket, Mapping[str, Any]]  # a connection, and the fields it has sent
 
 
 def roll_call(place: Place, wait_s: float) -> str | None:
-    """Waits until every process is there. Returns the only address at which the others reach the
-    first one; None where it is not known. Raises UserError where one of them did not come within
-    `wait_s`, or was started as another."""
+    """Waits until every process is there. In the first process, returns the one address that it
+    listened at, or None if it was all interfaces; in others, None. Raises UserError if a process
+    did not come within `wait_s`, or was started with another number of processes."""
     assert place.coordinator is not None
     until = time.monotonic() + wait_s
     if place.index == 0:
@@ -65,7 +65,8 @@ def _call(place: Place, coordinator: str, until: float, wait_s: float) -> str | 
 
 
 def _gathered(place: Place, came: Iterable[Visitor]) -> tuple[dict[int, socket.socket], str]:
-    """The connections of the processes that have come, and why the run cannot begin with them."""
+    """Returns the connections of the processes that have come, and why the run cannot begin, or
+    ""."""
     there: dict[int, socket.socket] = {}
     if place.count == 1:
         return there, ""
@@ -78,7 +79,7 @@ def _gathered(place: Place, came: Iterable[Visitor]) -> tuple[dict[int, socket.s
             _send_verdict(visitor, f"process {index} of this run is there already: {_ADVICE}")
             continue
         there[index] = visitor
-        # Who has come may have gone again.
+        # A process may have come and gone again.
         there = {i: one for i, one in there.items() if _is_open(one)}
         if len(there) == place.count - 1:
             break
@@ -97,7 +98,7 @@ _ADVICE = (
 
 
 def _send_verdict(visitor: socket.socket, sentence: str) -> None:
-    """Lets a process go on, or tells it why it cannot."""
+    """Tells a process to go on, or why it cannot."""
     with closing(visitor), suppress(OSError):
         send_fields(visitor, go=not sentence, sentence=sentence)
 

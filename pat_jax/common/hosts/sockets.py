@@ -1,8 +1,8 @@
-"""Ports that the processes of a run open, and their first messages: one line of JSON at a time.
+"""Opens the ports of a run's processes, and exchanges their first messages, in lines of JSON.
 
 Anybody may connect: a scanner, a browser, a process of another run. So only short JSON is read, and
-each visitor has a thread and a few seconds of its own. One that sends nothing or the wrong thing is
-dropped. Knows sockets. Does not know what the messages mean.
+each visitor has its own thread and a few seconds. A visitor that sends nothing or something wrong
+is dropped. Knows sockets. Does not know what the messages mean.
 """
 
 import errno
@@ -22,26 +22,26 @@ T = TypeVar("T")
 
 GREETING_S = 10.0  # for a visitor to say who it is
 _LONGEST = 8192  # bytes of a line
-_LOOK_S = 0.1  # how often a listener sees that it is over
-_MOST_VISITORS = 4096  # that are greeted at once: more would be no run
+_LOOK_S = 0.1  # how often a listener checks whether it should end
+_MOST_VISITORS = 4096  # greeted at once: no run has more processes
 
-# What a line, or a connection, can be broken by.
+# Errors of a broken line or connection.
 BROKEN = (OSError, ValueError, EOFError)
 
 
 def split(address: str) -> tuple[str, int]:
-    """Host and port of `host:port` or `[host]:port`."""
+    """Returns host and port of `host:port` or `[host]:port`."""
     host, _, port = address.rpartition(":")
     return host.strip("[]"), int(port)
 
 
 def open_port(host: str, port: int = 0) -> socket.socket:
-    """Listens where `host` is reached: on that address alone where it is one of this machine, else
-    on all interfaces, as behind the name of a service. Raises OSError where the port is taken, or
-    `host` has no address."""
+    """Opens a port that is reached as `host`. Listens on that address only, if this machine has it;
+    otherwise on all interfaces, such as behind the name of a service. Raises OSError if the port is
+    taken, or if `host` has no address."""
     kind, _, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     address = str(place[0])
-    # Many systems give their own name an address that no other host reaches them by.
+    # Many systems give their own name a loopback address, which no other host can reach.
     if _is_loopback(address) <= (host == "localhost" or _is_loopback(host)):
         try:
             return _bound(kind, (address, port))
@@ -52,7 +52,7 @@ def open_port(host: str, port: int = 0) -> socket.socket:
 
 
 def is_everywhere(listener: socket.socket) -> bool:
-    """Whether it listens on all interfaces."""
+    """Returns whether the port is open on all interfaces."""
     return ipaddress.ip_address(listener.getsockname()[0]).is_unspecified
 
 
@@ -80,8 +80,8 @@ def send_fields(to: socket.socket, **fields: Any) -> None:
 
 
 def receive_fields(of: socket.socket, until: float) -> dict[str, Any]:
-    """One line, which has to be there when `time.monotonic()` is `until`. Raises OSError or
-    EOFError where it does not come, and ValueError where it is not a JSON object."""
+    """Receives one line, before `time.monotonic()` reaches `until`. Raises OSError or EOFError if
+    none comes, and ValueError if it is not a JSON object."""
     line = bytearray()
     while not line.endswith(b"\n"):
         of.settimeout(max(until - time.monotonic(), 0.001))
@@ -102,11 +102,11 @@ def receive_fields(of: socket.socket, until: float) -> dict[str, Any]:
 def visitors(
     listener: socket.socket, greet: Callable[[socket.socket, float], T], until: float
 ) -> Generator[T, None, None]:
-    """What `greet` finds of each visitor that it does not refuse by one of `BROKEN`; ends with
-    `until`. It is told the connection, and until when the visitor has to have said all."""
+    """Yields the result of `greet` for each visitor, until `until`. `greet` gets the connection and
+    its own deadline. A visitor for which it raises an error of `BROKEN` is dropped."""
     found: queue.SimpleQueue[tuple[socket.socket, T]] = queue.SimpleQueue()
     room, is_over = threading.BoundedSemaphore(_MOST_VISITORS), threading.Event()
-    # A thread that waits in the system for a visitor keeps the port open although another has closed it.
+    # A thread that waits in accept() keeps the port open, even if another thread has closed it.
     listener.settimeout(_LOOK_S)
 
     def meet(visitor: socket.socket) -> None:
@@ -133,5 +133,5 @@ def visitors(
     finally:
         is_over.set()
         door.join()
-        while not found.empty():  # who has come too late
+        while not found.empty():  # visitors that came too late
             found.get()[0].close()

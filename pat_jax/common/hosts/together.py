@@ -1,11 +1,11 @@
 """What the processes of a run do together: decide once, gather, stop, and end.
 
 Every process runs the same program on the same inputs, and issues the same programs to its devices
-in the same order. What does not follow from the inputs (a plan, which looks at clocks; what a file
-system says; that somebody was told to stop) the first process decides and the others are told:
-`agree`. What each has worked out of its own share comes together by `gather`.
+in the same order. Some decisions do not follow from the inputs: a plan depends on clocks, others on
+the file system or on signals. The first process makes them and tells the others (`agree`). Each
+process may compute a share of something; `gather` gives all shares to all processes.
 
-There is one such company a process, as there is one `jax.process_index()`; alone it costs nothing.
+A process has one `ProcessGroup`, as it has one `jax.process_index()`. Alone it costs nothing.
 """
 
 import math
@@ -26,22 +26,22 @@ from pat_jax.common.hosts.waiting import START_AGAIN, At, Stall, Wait
 
 T = TypeVar("T")
 
-FAILURE_MESSAGE_S = 2.0  # for a sentence to reach the others before its sender is gone
+FAILURE_MESSAGE_S = 2.0  # for the reason to reach the others before its sender ends
 FAILED = 1  # exit code where another process was lost
 
 
 class ProcessGroup:
-    """The processes of this run, seen from one of them."""
+    """The processes of this run, as seen by one of them."""
 
     def __init__(self, index: int = 0, count: int = 1, patience_s: float = math.inf):
         self.index, self.count = index, count
-        self._patience_s = patience_s  # with a process that comes to nothing new
+        self._patience_s = patience_s  # with a process that makes no progress
         self.stop_number: int | None = None  # of the signal that one of the processes was sent
         self.may_stop: Callable[[], bool] = lambda: False
         self.stop: Callable[[int], None] = lambda number: None
         self.end: Callable[[int], None] = _end  # of this process, at once
         self._link: Link | None = None
-        self._ends = threading.Lock()  # of the one thread that ends this process
+        self._ends = threading.Lock()  # held by the one thread that ends this process
         self._scratch: Any = None
         self._at, self._thread = At(), threading.get_ident()
         self._stall = Stall(patience_s)
@@ -53,7 +53,8 @@ class ProcessGroup:
         self._link = Link(peers, self._handle, self._lose, lambda: self._beat(peers))
 
     def reach_point(self, name: str) -> None:
-        """Says in the next heartbeat that this process goes on: who waits for it has patience."""
+        """Tells the others in the next heartbeat that this process makes progress, so that those
+        who wait for it do not give up."""
         self._at, self._thread = self._at.next(name), threading.get_ident()
 
     @property
@@ -66,21 +67,22 @@ class ProcessGroup:
 
     @property
     def is_ending(self) -> bool:
-        """The reason has been printed: what else goes wrong meanwhile follows from it."""
+        """Whether the run is ending and its reason is printed; later errors follow from it."""
         return self._ends.locked()
 
     def agree(self, name: str, make: Callable[[], T]) -> T:
-        """What `make` gives in the first process, in every one. All must call it, in the same
-        order, with the same `name` for it. Raises the UserError of the first process, and what
-        `stop` raises where a process was told to stop."""
+        """Returns in every process what `make` returns in the first. All processes must call it, in
+        the same order, with the same `name`. Raises the UserError of the first process. If a
+        process was told to stop, raises what `stop` raises."""
         if self.is_alone:
             return make()
         self.reach_point(name)
         return self._decide(name, make)
 
     def gather(self, name: str, value: T, *, trouble: str = "") -> list[T]:
-        """What each process gives, in the order of their indices, in every one. With `trouble`,
-        what this process could not do, the others have a minute to come here: they may not."""
+        """Returns in every process the values of all, in the order of their indices. `trouble` is
+        what this process could not do: then the others have only a minute to call this, as they
+        may never do so."""
         if self.is_alone:
             return [value]
         self.reach_point(name)
@@ -91,7 +93,7 @@ class ProcessGroup:
         return self._decide(name, list, is_gathered=True, trouble=trouble)
 
     def compare(self, name: str, value: object) -> None:
-        """Ends all processes where one has come to another `value` than the first."""
+        """Ends all processes if one has another `value` than the first."""
         answers = self.gather(name, value)
         if others := [i for i, one in enumerate(answers) if one != answers[0]]:
             self.fail(
@@ -101,8 +103,8 @@ class ProcessGroup:
             )
 
     def folder(self, path: Path) -> Path:
-        """Where this process writes what the first writes into `path`: the others into a folder of
-        their own, which goes with them, so that each file has one writer."""
+        """Returns the folder where this process writes what the first writes into `path`. For other
+        processes it is a temporary folder, so that each file has one writer."""
         if self.is_first:
             return path
         if self._scratch is None:
@@ -112,7 +114,7 @@ class ProcessGroup:
         return folder
 
     def ask_to_stop(self, number: int) -> None:
-        """This process was told to stop by a signal: all do, where they next agree."""
+        """Passes on a signal to stop: all processes stop when they next agree."""
         if self.is_first:
             self.stop_number = number
         else:
@@ -120,18 +122,18 @@ class ProcessGroup:
             self._link.post(Message("stop", content=number))
 
     def leave(self) -> None:
-        """The end, when every process has come to it."""
+        """Waits until every process has reached its end, and disconnects."""
         if self._link is not None:
-            self.may_stop = lambda: False  # it is too late for that
+            self.may_stop = lambda: False  # too late to stop
             self.gather("end", None)
             self._link.close()
             self._link = None
-            import jax  # options are read before it is there
+            import jax  # not at the top: options are read without JAX
 
             jax.distributed.shutdown()
 
     def fail(self, sentence: str, code: int) -> None:
-        """Says why this process cannot go on, and ends all; returns where there are no others."""
+        """Prints why this process cannot go on, and ends all. Returns if it is alone."""
         if self._link is not None:
             with self._ends:
                 print(f"error: {sentence}", file=sys.__stderr__, flush=True)
@@ -159,7 +161,7 @@ class ProcessGroup:
 
     def _made(self, make: Callable[[], Any], *, can_stop: bool) -> tuple[str, Any]:
         if can_stop and self.stop_number is not None and self.may_stop():
-            # Once: what is saved then is agreed on too.
+            # Only once, as saving after the stop agrees on things as well.
             number, self.stop_number = self.stop_number, None
             return "stop", number
         try:
@@ -182,7 +184,8 @@ class ProcessGroup:
         return message
 
     def _next(self, peer: Peer, name: str, trouble: str) -> Message:
-        """Where it does not come for too long, this process ends, and all others with it."""
+        """Waits for a peer's next value. Ends all processes if the peer makes no progress for too
+        long."""
         if not peer.values.empty():
             return peer.values.get()
         wait = Wait(str(self), str(peer), self.index, name, self._patience_s, trouble)
@@ -212,7 +215,7 @@ class ProcessGroup:
             self.stop_number = message.content
             return
         index, sentence, code = message.content
-        # The first process hands on what it was told.
+        # The first process passes on what another has told it.
         if not sentence.startswith(("process ", "processes ")):
             sentence = f"process {index} has ended: {sentence}"
         self._give_up(sentence, code)
@@ -221,7 +224,7 @@ class ProcessGroup:
         self._give_up(f"{peer} {why}, and the run cannot go on without it{START_AGAIN}", FAILED)
 
     def _give_up(self, sentence: str, code: int) -> None:
-        """On a thread, whatever the main one is waiting for."""
+        """Ends this process from a thread, whatever the main thread is waiting for."""
         if self._ends.acquire(blocking=False):
             print(f"error: {sentence}", file=sys.__stderr__, flush=True)
             if self.is_first:
@@ -236,7 +239,7 @@ class ProcessGroup:
 
 
 def _end(code: int) -> None:
-    """Without waiting for anybody: JAX's own end waits for every process."""
+    """Ends this process at once: JAX's own exit would wait for every process."""
     sys.stdout.flush()
     os._exit(code)
 
@@ -245,12 +248,12 @@ _process_group = ProcessGroup()
 
 
 def process_group() -> ProcessGroup:
-    """The processes of this run; alone before `join`."""
+    """Returns the processes of this run; before `join`, this process is alone."""
     return _process_group
 
 
 def found(index: int, count: int, patience_s: float) -> ProcessGroup:
-    """Makes it one of several processes."""
+    """Makes this process one of several, and returns their group."""
     global _process_group
     _process_group = ProcessGroup(index, count, patience_s)
     return _process_group

@@ -1,8 +1,8 @@
-"""How long one process waits for others, and what it says meanwhile and at the end.
+"""Decides how long one process waits for others, and what it prints meanwhile and at the end.
 
-A process whose main thread hangs (a deadlock, a dead file system) still says that it is alive. Its
-heartbeats say too what it has come to and where it is in the program (`At`); who waits counts the
-seconds since that was something new. Knows no connection (`link.py`).
+A process whose main thread hangs (a deadlock, a dead file system) still sends heartbeats. These
+tell the last point that it reached and where it is in the program (`At`). A process that waits
+counts the seconds since that point was new. Does not know connections (`link.py`).
 """
 
 import sys
@@ -11,31 +11,31 @@ from collections.abc import Mapping
 from types import FrameType
 from typing import NamedTuple
 
-TROUBLE_S = 60.0  # for others to come to where one says that it is in trouble
-LINE_S = 300.0  # between two lines about what is waited for
-_SHOWN = 3  # processes that a sentence names
+TROUBLE_S = 60.0  # for others to reach a process that reports trouble
+LINE_S = 300.0  # between two lines about a wait
+_SHOWN = 3  # processes named in a sentence
 START_AGAIN = "; start all processes again with --resume auto."
 _ADVICE = (
     ", and the run cannot go on; start all processes again with --resume auto, and with a higher "
     "--distributed.patience if it takes so long."
 )
-_DEVICES = {"jax", "jaxlib", "numpy"}  # whose code waits for what devices compute
+_DEVICES = {"jax", "jaxlib", "numpy"}  # packages whose code waits for devices
 
 
 class At(NamedTuple):
-    """Where the main thread of a process is."""
+    """How far the main thread of a process has come."""
 
     name: str = "its start"
-    count: int = 0  # of all that it has come to: a name may come again
-    waits_for: int | None = None  # the process without which it cannot go on
-    place: str = ""  # in our code
-    is_on_devices: bool = False  # it waits for what they compute, as most of a run does
+    count: int = 0  # points reached so far, as names may repeat
+    waits_for: int | None = None  # index of the process that it waits for
+    place: str = ""  # line and function of our code
+    is_on_devices: bool = False  # waits for devices, as a run mostly does
 
     def next(self, name: str) -> "At":
         return At(name, self.count + 1)
 
     def seen(self, thread: int) -> "At":
-        """With the place where `thread` is now."""
+        """Returns this with the line of our code that `thread` is at now."""
         frame = innermost = sys._current_frames().get(thread)
         while frame is not None and not _module(frame).startswith("pat_jax."):
             frame = frame.f_back
@@ -47,7 +47,8 @@ class At(NamedTuple):
 
     @property
     def progress(self) -> tuple[int, int | None]:
-        """Is another one where the process goes on: within one place it may hang or compute."""
+        """A value that changes when the process makes progress. Places do not count: within one
+        point, the process may hang or compute."""
         return self.count, self.waits_for
 
     def __str__(self) -> str:
@@ -58,11 +59,11 @@ class Wait:
     """One process waits for another, from now on.
 
     Args:
-      me, other: who waits for whom, in words.
-      index: of the one that waits.
-      name: at what.
-      patience_s: how long the other may come to nothing new.
-      trouble: why it may not come, where this process is to blame.
+      me, other: names of the process that waits, and of the one it waits for.
+      index: index of the process that waits.
+      name: the point where it waits.
+      patience_s: how long the other may make no progress.
+      trouble: what this process could not do, which may keep the other from coming.
     """
 
     def __init__(
@@ -76,20 +77,20 @@ class Wait:
 
     @property
     def look_s(self) -> float:
-        """How often to look at where the other is."""
+        """Seconds between two looks at the other's progress."""
         return min(1.0, self._patience_s / 4)
 
     def is_over(self, at: At) -> bool:
-        """Whether the other, last heard of `at`, has come to nothing new for too long."""
+        """Returns whether the other, last heard of `at`, has made no progress for too long."""
         now = time.monotonic()
-        # One that waits for a third is not what the run waits for: it looks at that one by itself.
+        # If the other waits for a third process, it watches that one itself.
         waits_for_a_third = at.waits_for not in (None, self._index)
         if waits_for_a_third or at.progress != self._progress:
             self._progress, self._since = at.progress, now
         return now - self._since > self._patience_s
 
     def line(self, at: At) -> str:
-        """What is waited for, each time that nothing was printed for long enough; else empty."""
+        """Returns a line about the wait if none was printed for LINE_S, else ""."""
         if (now := time.monotonic()) - self._logged_at < LINE_S:
             return ""
         self._logged_at = now
@@ -97,7 +98,7 @@ class Wait:
         return f"{self._me} waits at {self._name!r} for {self._other}, {at}{whom}"
 
     def sentence(self, at: At) -> str:
-        """Why nobody waits any longer."""
+        """Returns why this process waits no longer."""
         if self._trouble:
             return f"{self._trouble}, and {self._other}, {at}, cannot go on without its part{START_AGAIN}"
         return (
@@ -107,7 +108,7 @@ class Wait:
 
 
 class Stall:
-    """All processes at once: where one hangs, the others mostly wait on their devices."""
+    """Watches all processes at once: if one hangs, the others mostly wait on their devices."""
 
     def __init__(self, patience_s: float):
         self._patience_s = patience_s
@@ -115,7 +116,7 @@ class Stall:
         self._since = time.monotonic()
 
     def sentence(self, ats: Mapping[str, At]) -> str:
-        """Why the run ends; empty while a process goes on, or waits for another by itself."""
+        """Returns why the run ends, or "" while a process makes progress or waits for another."""
         now, progress = time.monotonic(), [at.progress for at in ats.values()]
         waits = any(at.waits_for is not None for at in ats.values())
         if waits or progress != self._progress:

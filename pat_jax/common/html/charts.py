@@ -1,4 +1,4 @@
-"""Charts of an HTML page, by value: what `macros.html.jinja` draws, and where each point lies."""
+"""The charts of an HTML page: their values, and the place of each point (`macros.html.jinja`)."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,13 +21,13 @@ class Bar:
 
 @dataclass(frozen=True)
 class Bars:
-    """Stacked bars of one scale."""
+    """Stacked bars with a common scale."""
 
     bars: Sequence[Bar]
-    limit: float = 0.0  # what a device has, marked in each bar; 0: none is
+    limit: float = 0.0  # marked in each bar, such as a device's memory; 0: no mark
 
     def at(self, value: float) -> float:
-        """In percent of the longest bar, or of the limit."""
+        """Returns the length of a value, in percent of the longest bar or of the limit."""
         most = max([self.limit, *(sum(bar.parts.values()) for bar in self.bars)]) or 1.0
         return round(100 * value / most, 3)
 
@@ -40,10 +40,10 @@ class Bars:
 @dataclass(frozen=True)
 class Line:
     name: str
-    points: Points  # x and y; one that is not finite leaves a gap
+    points: Points  # x and y; a point that is not finite leaves a gap
     colour: str
-    is_step: bool = False  # from point to point it stays as high as it was
-    is_dotted: bool = False  # each point is marked
+    is_step: bool = False  # horizontal between points, with steps at them
+    is_dotted: bool = False  # each point has a marker
     interval: Points = ()  # x, low and high of an interval around the line
 
 
@@ -59,7 +59,7 @@ class Band:
 
 @dataclass(frozen=True)
 class Axis:
-    """Where a number lies, in percent: 0 at the left or the bottom, 100 at the right or the top."""
+    """Maps numbers to percent: 0 is the left or the bottom, 100 the right or the top."""
 
     low: float
     high: float
@@ -68,7 +68,7 @@ class Axis:
 
     @classmethod
     def over(cls, values: Sequence[float], *, is_log: bool = False) -> "Axis":
-        """Has 0 on it, where it is not logarithmic."""
+        """Returns an axis for these values. Unless it is logarithmic, it includes 0."""
         low = min(values) if is_log else min(0.0, *values)
         high = max(values) if is_log else max(0.0, *values)
         return cls(low, high if high > low else low + 1, is_log)
@@ -82,7 +82,7 @@ class Axis:
         return round(self.at(right) - self.at(left), 3)
 
     def ticks(self) -> list[tuple[float, str]]:
-        """Where round numbers lie, four or so, and what they are."""
+        """Returns about four round numbers: the place of each, and its text."""
         return [(self.at(number), _short(number)) for number in self._round_numbers()]
 
     def _round_numbers(self) -> list[float]:
@@ -107,7 +107,7 @@ def _short(value: float) -> str:
 
 @dataclass(frozen=True)
 class Plot:
-    """Lines over shaded bands, as paths of SVG in a square of 100, up from the bottom."""
+    """Lines over shaded bands, as SVG paths in a square of 100 x 100. y points up."""
 
     lines: Sequence[Line]
     across: Axis
@@ -115,7 +115,7 @@ class Plot:
     across_words: str
     up_words: str
     bands: Sequence[Band] = ()
-    marks: Sequence[float] = ()  # along the horizontal axis, where something happens
+    marks: Sequence[float] = ()  # events, as places on the horizontal axis
     note: str = COMPUTED  # inside the plot
 
     @property
@@ -123,7 +123,7 @@ class Plot:
         return {each.name: each.colour for each in (*self.lines, *self.bands) if each.name}
 
     def path(self, line: Line) -> str:
-        """A part between gaps is a part of the path."""
+        """Returns the path of a line, with a subpath for each part between gaps."""
         found = []
         for first, *rest in self._parts(line.points):
             found.append("M{} {}".format(*first) + ("" if rest else "h0"))
@@ -134,14 +134,14 @@ class Plot:
         return "".join(f"M{x} {y}h0" for part in self._parts(line.points) for x, y in part)
 
     def spread(self, line: Line) -> Iterator[str]:
-        """The interval around a line, one path for each part between gaps."""
+        """Yields the area of the interval around a line, a path for each part between gaps."""
         for part in self._parts(line.interval):
             upper = [(x, high) for x, _, high in part]
             lower = [(x, low) for x, low, _ in reversed(part)]
             yield f"M{'L'.join(f'{x} {y}' for x, y in (*upper, *lower))}Z"
 
     def _parts(self, points: Points) -> Iterator[list[tuple[float, ...]]]:
-        """Points between gaps, as they lie on the axes."""
+        """Yields the points between gaps, in percent of the axes."""
         for is_known, part in groupby(points, key=lambda point: all(map(isfinite, point))):
             if is_known:
                 yield [(self.across.at(x), *map(self.up.at, heights)) for x, *heights in part]

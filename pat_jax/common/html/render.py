@@ -1,7 +1,7 @@
-"""Pages and texts from jinja2 templates.
+"""Renders pages and texts from jinja2 templates.
 
-A page is one HTML file with everything in it, readable offline, at any width, light or dark. Markup
-in its values is escaped.
+A page is one self-contained HTML file, for any width, light or dark. Markup in its values is
+escaped.
 """
 
 from functools import cache
@@ -18,11 +18,12 @@ SHARED = Path(__file__).parent
 
 
 def rendered(template: Path, **values: Any) -> str:
-    """
+    """Renders a template.
+
     Args:
       template: `*.html.jinja` or `*.txt.jinja`. It can extend and import templates beside it and
         here.
-      values: its variables.
+      values: the template's variables.
     """
     environment = _environment(template.parent, ".html" in template.suffixes)
     text = environment.get_template(template.name).render(values)

@@ -1,1 +1,1 @@
-"""From configuration classes to options: declared, found in files, explained, misspelt."""
+"""Options of configuration classes: declares them, reads them from files, writes --help."""

@@ -1,7 +1,7 @@
-"""Options as the fields of a configuration class declare them.
+"""Turns the fields of a configuration class into options.
 
-Knows dataclasses: names, types and defaults come from the fields, explanations from the string
-under each. Does not know where values are written, nor what an option means.
+Names, types and defaults come from the fields, help texts from the string under each. Does not know
+where values are written, nor what an option means.
 """
 
 import ast
@@ -18,7 +18,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from pat_jax.common.rules import OptionError, Rule
 
-# Metadata of the field, one at most, that its section's bare name stands for.
+# Metadata of a section's one field that can be set by the section's bare name (`--data`).
 SHORT_FORM = {"is_short_form": True}
 _STANDS_FOR, _IS_AUTO, _RULE = "stands_for", "is_auto", "rule"
 AUTO = "auto"
@@ -27,47 +27,47 @@ LARGEST = 2**63 - 1  # what arrays, seeds and files can hold
 
 
 def stands_for(values: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Metadata of a field whose `values` each set other options of its section."""
+    """Returns the metadata of an option whose values set other options of its section."""
     return {_STANDS_FOR: values}
 
 
 def option(default: Any, rule: Rule, **metadata: Any) -> Any:
-    """The default of a field, and what its value has to be unless it is None."""
+    """Declares a field with a default, and the rule that its value must meet unless it is None."""
     return dataclass_field(default=default, metadata={_RULE: rule, **metadata})
 
 
 def auto(rule: Rule) -> Any:
-    """The default of a number that is None until the model is known; `auto` is the word for it.
-    Nothing reads it before (`config/by_model.py`): its type is that of the number."""
+    """Declares a number that is None, written `auto`, until `config/by_model.py` sets it. Nothing
+    reads it before, so its type does not include None."""
     return option(None, rule, **{_IS_AUTO: True})
 
 
 @dataclass(frozen=True)
 class Options:
-    """The options of a command, or a section of them; each field's value keeps its rule.
+    """The options of a command, or a section of them. Each value is checked by its field's rule.
 
-    Classes that share options inherit them. A class that declares such a field again, for another
-    default, has the text under the inherited one unless it has its own.
+    Classes that share options inherit them. A class may declare an inherited field again with
+    another default; the help text is inherited unless it has its own.
     """
 
-    SECTION = ""  # how the names of the options begin, such as "rollout."
+    SECTION = ""  # prefix of the names of the options, such as "rollout."
 
     def __post_init__(self):
-        """Raises OptionError where a value breaks the rule of its field."""
+        """Raises OptionError if a value breaks the rule of its field."""
         for each in filter(lambda field: _RULE in field.metadata, fields(self)):
             value, (is_valid, expected) = getattr(self, each.name), each.metadata[_RULE]
             self.need(each.name, value is None or is_valid(value), expected)
 
     def need(self, name: str, is_valid: bool, expected: str) -> None:
-        """Raises OptionError where the value of an option, or of one in a section of them such as
-        "rollout.compile", is not valid."""
+        """Raises OptionError unless the value of the option `name` is valid. The name may have
+        sections, such as "rollout.compile"."""
         if not is_valid:
             value = attrgetter(name)(self)
             words = " ".join(map(str, value)) if isinstance(value, tuple) else value
             raise OptionError(self.SECTION + name, words, expected)
 
     def shared(self, base: type["Options"]) -> dict[str, Any]:
-        """The values of the options that are inherited from `base`."""
+        """Returns the values of the options that are inherited from `base`."""
         return {each.name: getattr(self, each.name) for each in fields(base)}
 
 
@@ -101,11 +101,12 @@ class Option:
 
     @property
     def _each(self) -> Any:
-        """The kind of each value of those that it takes."""
+        """The type of one value."""
         return get_args(self.kind)[0] if self.takes_many else self.kind
 
     def convert(self, texts: Sequence[str]) -> Any:
-        """The value of what was written: of one text, unless the option takes many."""
+        """Converts the texts, one unless the option takes many, to the option's value. Raises
+        OptionError if that fails."""
         for text in texts:
             self._check_text(text)
         if self.takes_many:
@@ -123,7 +124,7 @@ class Option:
         if kind in (int, float):
             try:
                 value = kind(text)
-            except ValueError:  # more digits than Python reads are one as well
+            except ValueError:  # also raised for more digits than Python reads
                 value = math.nan
             if kind is int and abs(value) > LARGEST:
                 raise OptionError(self.name, text, "an integer of at most 64 bits")
@@ -134,7 +135,7 @@ class Option:
         raise OptionError(self.name, text, f"{self.expected}{hint}")
 
     def _check_text(self, text: str) -> None:
-        """Names of files go to libraries that know UTF-8 alone, and no NUL."""
+        """Raises OptionError unless the text is UTF-8 without NUL, as libraries need file names."""
         try:
             text.encode()
         except UnicodeEncodeError:
@@ -145,7 +146,7 @@ class Option:
 
 
 def options_of(config: Any, prefix: str = "") -> Iterator[Option]:
-    """Every option of a configuration: its own first, then those of each section."""
+    """Yields every option of a configuration: its own first, then those of each section."""
     hints, texts = get_type_hints(type(config)), _field_texts(type(config))
     values = {field: getattr(config, field.name) for field in ordered_fields(config)}
     for field, value in values.items():
@@ -161,7 +162,7 @@ def options_of(config: Any, prefix: str = "") -> Iterator[Option]:
 
 
 def ordered_fields(config: Any) -> "list[Field[Any]]":
-    """The fields that the class declares itself, then those that it inherits alone."""
+    """Returns the fields that the class declares, then those that it only inherits."""
     names = [name for base in type(config).__mro__ for name in inspect.get_annotations(base)]
     return sorted(fields(config), key=lambda field: names.index(field.name))
 
@@ -169,7 +170,8 @@ def ordered_fields(config: Any) -> "list[Field[Any]]":
 def build(
     config: Any, texts: Mapping[str, Sequence[str]], options: Mapping[str, Option], prefix: str = ""
 ) -> Any:
-    """`config` with the options that `texts` sets; raises OptionError for the first mistake."""
+    """Returns `config` with the options that `texts` sets. Raises OptionError at the first
+    mistake."""
     values = {}
     for field in fields(config):
         name, value = prefix + field.name, getattr(config, field.name)
@@ -181,20 +183,20 @@ def build(
 
 
 def _without_none(kind: Any) -> Any:
-    """`float` of `float | None`: such an option is None until it is set."""
+    """Returns `float` for `float | None`, the type of an option that is None until it is set."""
     kinds = [each for each in get_args(kind) if each is not type(None)]
     return kinds[0] if type(None) in get_args(kind) else kind
 
 
 def _field_texts(config_class: type) -> dict[str, str]:
-    """The string under each field of a dataclass, joined to one line; inherited ones included."""
+    """Returns the help text of each field of a dataclass, in one line, inherited ones included."""
     texts = {}
     for base in reversed(config_class.__mro__):
         texts |= _own_field_texts(base) if is_dataclass(base) else {}
     return texts
 
 
-@cache  # reading the source again costs more than all else of a command line
+@cache  # reading source code takes most of the time of parsing
 def _own_field_texts(config_class: type) -> dict[str, str]:
     (definition,) = ast.parse(textwrap.dedent(inspect.getsource(config_class))).body
     assert isinstance(definition, ast.ClassDef)

@@ -1,4 +1,4 @@
-"""Options in YAML files: what each sets, and in which line."""
+"""Reads options from YAML files, with the line where each is set."""
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,12 +16,13 @@ from pat_jax.common.rules import OptionError
 
 @dataclass(frozen=True)
 class Setting:
-    texts: Sequence[str]  # as they were written: one, unless the option takes many
+    texts: Sequence[str]  # as written: one, unless the option takes many
     where: str = ""  # " in FILE, line N"; empty for the command line
 
 
 def expanded(settings: Mapping[str, Setting], options: Mapping[str, Option]) -> dict[str, Setting]:
-    """With what some of them stand for: those of the same source that say otherwise win."""
+    """Adds the options that some of the settings stand for. Options set directly in the same source
+    win."""
     found: dict[str, Setting] = {}
     for name, setting in settings.items():
         option, value = options[name], " ".join(setting.texts)
@@ -43,8 +44,8 @@ def read_preset(presets: Path, name: str, options: Mapping[str, Option]) -> dict
 
 
 def read_yaml(path: Path, title: str, options: Mapping[str, Option]) -> dict[str, Setting]:
-    """Raises UserError where it cannot be read, is not a YAML mapping, or has an option that is not
-    in `options`; `title` is the file's name in messages."""
+    """Reads the options of a YAML file. `title` is its name in messages. Raises UserError if it
+    cannot be read, is not a YAML mapping, or has an option that is not in `options`."""
     if os.path.exists(path) and not os.path.isfile(path):
         raise UserError(f"cannot read {title}: it is no file; expected one of YAML text.")
     try:
@@ -54,7 +55,7 @@ def read_yaml(path: Path, title: str, options: Mapping[str, Option]) -> dict[str
         raise UserError(f"cannot read {title}: {error.strerror}.") from None
     except UnicodeDecodeError:
         raise UserError(f"cannot read {title}: it is not UTF-8 text.") from None
-    except ValueError:  # a byte of zero
+    except ValueError:  # a NUL in the path
         raise UserError(f"cannot read {title}: no file can have this name; correct it.") from None
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark

@@ -1,4 +1,4 @@
-"""The text of --help: what a command does, how it is called, and every option."""
+"""Writes the text of --help: what a command does, its usage, and every option."""
 
 import inspect
 import textwrap
@@ -14,8 +14,8 @@ _INDENT: Any = {"initial_indent": " " * 8, "subsequent_indent": " " * 8}
 def help_text(
     config: object, sources: Sequence[Option], options: Sequence[Option], prog: str
 ) -> str:
-    """`config` has the defaults, and the text that says what the command does, with an example.
-    `sources` are options that stand for others, such as --config."""
+    """Returns the text of --help. `config` has the defaults; its class's docstring says what the
+    command does. `sources` are options that stand for others, such as --config."""
     names = ", ".join(f"--{option.name}" for option in sources)
     lines = [
         inspect.cleandoc(type(config).__doc__ or ""),
@@ -35,7 +35,7 @@ def help_text(
 
 
 def _usage(sources: Sequence[Option], options: Sequence[Option], prog: str) -> str:
-    """The forms that this command takes, and no others."""
+    """Returns the usage line, with only the forms that this command takes."""
     sections = any(option.section for option in options)
     forms = [f"[--{option.name} {option.name.upper()}]" for option in sources]
     forms += ["[--OPTION VALUE ...]"] + ["[--SECTION.OPTION VALUE ...]"] * sections
@@ -50,7 +50,7 @@ def _choices(option: Option) -> tuple[str, ...]:
 
 
 def _has_many(option: Option) -> bool:
-    """More choices than fit into its first line."""
+    """Returns whether the choices do not fit into the option's first line."""
     return len(",".join(_choices(option))) > 60
 
 

@@ -1,4 +1,4 @@
-"""What a name that is not there may have meant: a slip, or a neighbour's word for it."""
+"""Suggests an option for an unknown name: a typing mistake, or a name from another project."""
 
 import logging
 from collections.abc import Collection, Sequence
@@ -22,7 +22,7 @@ RENAMED = {"speculation.budgets": "speculation.num_draft_tokens"}
 
 
 def renamed(name: str, options: Collection[str]) -> str:
-    """The option's name now; where it had another one, with a hint."""
+    """Returns the option's present name. If `name` is an old one, logs a hint."""
     new = RENAMED.get(name, name)
     if name in options or new == name or new not in options:
         return name
@@ -36,7 +36,7 @@ def hint_once(old: str, new: str) -> None:
 
 
 def unknown(name: str, options: Collection[str], where: str = "") -> UserError:
-    """The sentence that refuses `name`, and what was probably meant."""
+    """Returns the error for an unknown name, with a suggestion."""
     if any(known.startswith(f"{name}.") for known in options):
         return UserError(f"--{name}{where} is a section: write --{name}.OPTION (see --help).")
     near = meant(name, options)
@@ -47,12 +47,13 @@ def unknown(name: str, options: Collection[str], where: str = "") -> UserError:
 
 
 def is_not_offered(name: str) -> bool:
-    """Whether other projects have this sampling option: then it is not a typing mistake."""
+    """Returns whether the name is an option of other projects that pat_jax does not have, and so
+    not a typing mistake."""
     return name.rpartition(".")[2] in _NOT_OFFERED
 
 
 def meant(name: str, known: Collection[str]) -> str | None:
-    """The one of the `known` names that stands for the same thing, or is spelt like it. The last
+    """Returns the known name that means the same as `name`, or is spelt like it, or None. The last
     part of a dotted name counts most."""
     leaf = name.rpartition(".")[2]
     by_leaf = {each.rpartition(".")[2]: each for each in reversed(list(known))}

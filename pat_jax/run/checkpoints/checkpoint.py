@@ -37,11 +37,11 @@ log = logging.getLogger(__name__)
 
 
 class SaveError(Exception):
-    """A checkpoint could not be written; those before it are as they were."""
+    """A checkpoint could not be written; earlier ones are unchanged."""
 
 
 def is_gone(state: Any) -> bool:
-    """Whether arrays of it were donated to a program, whose result is not here."""
+    """Returns whether arrays of the state were donated to a program and so no longer exist."""
     leaves = jax.tree.leaves(state)
     return any(isinstance(leaf, jax.Array) and leaf.is_deleted() for leaf in leaves)
 
@@ -49,13 +49,13 @@ def is_gone(state: Any) -> bool:
 class Checkpointer:
     """The checkpoints of one run: `directory/STEP`, each complete or not there at all.
 
-    What else lies in the folder, and checkpoints that are damaged, are moved to the folder
-    `DAMAGED` beside it when the newest is restored.
+    `restore` moves damaged checkpoints, and anything else in the folder, to the folder `DAMAGED`
+    beside it.
 
     Args:
-      directory: where they lie; made when missing.
-      max_to_keep: older ones are deleted after a newer one is complete.
-      fingerprint: what must agree for a checkpoint to be usable (the model's configuration, as JSON
+      directory: the folder of the checkpoints; created when missing.
+      max_to_keep: checkpoints kept; an old one is deleted after a newer one is complete.
+      fingerprint: must agree for a checkpoint to be usable (the model's configuration, as JSON
         values). Saved with each checkpoint and compared before any array is read.
     """
 
@@ -69,7 +69,7 @@ class Checkpointer:
         silence()
         self._directory = Path(directory).absolute()
         self._fingerprint = as_json(fingerprint or {})
-        self.stepped_over: list[str] = []  # a sentence about each that `restore` moved aside
+        self.stepped_over: list[str] = []  # a sentence about each file that `restore` moved aside
         self._max_to_keep = max_to_keep
         self._open: ocp.CheckpointManager | None = None
         self._writer = ThreadPoolExecutor(1, "checkpoint")
@@ -82,9 +82,9 @@ class Checkpointer:
         return self._open
 
     def save(self, step: int, state: Any, meta: Mapping[str, Any]) -> None:
-        """Start writing; the state may be donated as soon as this returns. Raises ValueError where
-        there is a newer checkpoint, so that this one could never be resumed from. Raises SaveError
-        where this one cannot be begun, or the one before could not be written.
+        """Starts writing; the state may be donated as soon as this returns. Raises ValueError if
+        there is a newer checkpoint, as this one could never be resumed from. Raises SaveError if
+        this one cannot be begun, or if the last one could not be written.
 
         Args:
           step: steps done; saving the newest step again does nothing.
@@ -104,7 +104,7 @@ class Checkpointer:
         self._begin(step, state, content)
         self._pending = step, self._writer.submit(self._finish)
         if not us.is_alone:
-            self.wait()  # what one process finds out in the background the others would not know
+            self.wait()  # the others would not learn of a failure in one process's background
 
     def _begin(self, step: int, state: Any, content: Mapping[str, Any]) -> None:
         saved, meta = ocp.args.StandardSave(state), ocp.args.JsonSave(content)
@@ -117,19 +117,19 @@ class Checkpointer:
         trouble = why and f"{us} could not begin the checkpoint of step {step} ({why})"
         found = us.gather("checkpoint begun", trouble, trouble=trouble)
         if 0 < len(failed := [*filter(None, found)]) < us.count:
-            # What the others wait for in Orbax will not come.
+            # The others wait in Orbax for a part that will not come.
             others = "the others cannot go on without its part"
             us.fail(f"{failed[0]}, and {others}{START_AGAIN}", FAILED)
         if error:
             self._abandon(step, why, error)
 
     def check(self) -> None:
-        """Raises SaveError where the one being written has failed; does not wait."""
+        """Raises SaveError if the checkpoint being written has failed; does not wait."""
         if self._pending is not None and self._pending[1].done():
             self.wait()
 
     def wait(self) -> None:
-        """Returns when nothing is being written; raises SaveError if it could not be."""
+        """Waits until no checkpoint is being written. Raises SaveError if that one failed."""
         if self._pending is None:
             return
         step, writing = self._pending
@@ -140,7 +140,7 @@ class Checkpointer:
             raise error
         outcome = None if error is None else reason(error)
         if found := [one for one in process_group().gather("checkpoint", outcome) if one]:
-            # Who has only waited knows less than whom it has waited for.
+            # A process that failed knows the reason; one that only timed out does not.
             self._abandon(step, min(found)[1], error)
 
     def _abandon(self, step: int, why: str, error: BaseException | None) -> NoReturn:
@@ -149,28 +149,28 @@ class Checkpointer:
         raise self._failure(step, why) from error
 
     def latest_step(self) -> int | None:
-        """The newest complete checkpoint, or the one being written; None when there is none."""
+        """Returns the step of the checkpoint being written, else of the newest complete one, or
+        None."""
         if self._pending is not None:
             return self._pending[0]
         return process_group().agree("newest checkpoint", self.newest_on_disk)
 
     def newest_on_disk(self) -> int | None:
-        """The newest complete checkpoint, as this process finds it."""
+        """Returns the step of the newest complete checkpoint that this process finds, or None."""
         steps = checkpoints_in(self._directory)
         return int(steps[-1].name) if steps else None
 
     def restore(self, abstract_state: Any) -> Read:
-        """The newest checkpoint that is whole; damaged ones are stepped over. Raises UserError
-        where there is none, or it belongs to another model.
+        """Restores the newest checkpoint that is not damaged. Raises UserError if there is none, or
+        if it belongs to another model.
 
         Args:
-          abstract_state: the structure wanted: a pytree of `jax.ShapeDtypeStruct` with shardings,
-            which need not be those it was saved with. Where a shape is larger than what was saved,
-            zeros are added; where it is smaller, what is behind is left out: both are padding, as
-            all else of the fingerprint agrees.
+          abstract_state: a pytree of `jax.ShapeDtypeStruct` with shardings, which need not be those
+            of the saved state. A larger shape is filled up with zeros, a smaller one cuts the saved
+            array: both concern padding only, as the fingerprints agree.
 
         Returns:
-          Its step, state and metadata.
+          Step, state and metadata.
         """
         self.wait()
         self._close_manager()
@@ -186,7 +186,7 @@ class Checkpointer:
         raise UserError(f"there is no checkpoint to resume from in {self._directory}{damaged}.")
 
     def close(self) -> None:
-        """Waits for what is being written, whatever becomes of it."""
+        """Waits for the checkpoint being written, and ignores whether it fails."""
         self._writer.shutdown()
         self._close_manager()
 
@@ -219,8 +219,8 @@ class Checkpointer:
         )
 
     def _clear(self, step: int) -> None:
-        """What a failed save has left: its room may be what the next one needs."""
-        self._close_manager()  # which would wait for the failed one again
+        """Deletes what a failed save has left: the next one may need the space."""
+        self._close_manager()  # an open manager would wait for the failed save again
         if not process_group().is_first:
             return
         for path in self._directory.glob(f"{step}{UNFINISHED}*"):

@@ -1,7 +1,7 @@
-"""The responses of a run's earlier iterations, to draft from, in memory and in files.
+"""Keeps the responses of a run's earlier iterations, to copy drafts from, in memory and in files.
 
-A file is one line with a checksum of all behind it, one of JSON, and the tokens. What cannot be
-read costs nothing but itself: drafts change no token. Knows files. Does not know what drafts are.
+A file has a line with the checksum of the rest, a line of JSON, and the tokens. A run can go on
+without it, as drafts change no token. Knows files. Does not know what drafts are.
 """
 
 from collections.abc import Callable, Iterable
@@ -16,29 +16,30 @@ from pat_jax.rl.batches.types import RolloutGroup
 from pat_jax.run.checkpoints.side_files import DAMAGED, SideFiles, as_file, of_file
 from pat_jax.run.setup import Setup
 
-FOLDER = "earlier_responses"  # in that of the run, with a file for each checkpoint
+FOLDER = "earlier_responses"  # in the run's folder, with a file for each checkpoint
 _WHAT = "earlier responses"
 _INTS = np.dtype("<i4")
 
 
 class EarlierIterations:
-    """Those of one run, in `files`. `tokenizer` is a checksum of what token ids stand for, and
-    `empty` what they are kept in."""
+    """The earlier responses of one run, saved in `files`. `tokenizer` is a checksum of the meaning
+    of token ids; `empty` is the store that `put` fills."""
 
     def __init__(self, files: SideFiles, tokenizer: int, empty: EarlierResponses):
         self._files, self._tokenizer, self.responses = files, tokenizer, empty
 
     def put(self, groups: Iterable[RolloutGroup]) -> None:
-        """Takes the responses of an iteration that is over; cut ones are as good to copy from."""
+        """Adds the responses of an iteration, truncated ones included."""
         for group in groups:
             self.responses.put(group.prompt.tokens, [one.tokens for one in group.rollouts])
 
     def save(self, step: int) -> None:
-        """Writes them before the checkpoint of `step` is."""
+        """Writes the responses, before the checkpoint of `step`."""
         self._files.write(step, as_bytes(self.responses, self._tokenizer))
 
     def restore(self, step: int) -> str:
-        """Takes those of the checkpoint of `step`. Returns why there are none, in a sentence."""
+        """Restores the responses of the checkpoint of `step`. Returns "", or a sentence on why
+        there are none."""
         return self._files.restore(
             step,
             lambda content: put_bytes(content, self._tokenizer, self.responses),
@@ -48,7 +49,7 @@ class EarlierIterations:
 
 
 def earlier_iterations(config: RunConfig, setup: Setup) -> EarlierIterations | None:
-    """Those of a run that begins; None where nothing would draft from them."""
+    """Returns an empty store for a run, or None if nothing would draft from it."""
     text_room, most = setup.engine.text_room, config.speculation.earlier
     if not most or not text_room:
         return None
@@ -59,8 +60,8 @@ def earlier_iterations(config: RunConfig, setup: Setup) -> EarlierIterations | N
 
 
 def _share(config: RunConfig, prompts_of_an_epoch: int | None) -> int:
-    """Tokens of responses to a prompt, so that all of an epoch have some; one response at the
-    least."""
+    """Returns how many tokens are kept for a prompt: an equal share for each prompt of an epoch,
+    and at least one response."""
     rollout, share = config.rollout, config.speculation.earlier
     if prompts_of_an_epoch:
         share //= prompts_of_an_epoch
@@ -74,8 +75,8 @@ def recall(
     step: int,
     notify: Callable[[str], None],
 ) -> None:
-    """Brings back the responses of earlier iterations, where `step` of them lie behind the run, and
-    says what drafts are copied from."""
+    """Restores the responses of earlier iterations if the run resumes after `step`. Notifies the
+    user of what drafts are copied from."""
     if step and earlier is not None and (lost := earlier.restore(step)):
         notify(lost)
     drafts = setup.engine.specs.drafts
@@ -84,7 +85,7 @@ def recall(
 
 
 def describe_sources(config: RunConfig, earlier: EarlierResponses | None) -> str:
-    """What drafts of a run are copied from, and which of that there is none of."""
+    """Returns a sentence on what drafts of a run are copied from, and what is missing."""
     own, others = "drafts are copied from a response's own text", config.rollout.num_generations - 1
     if not config.speculation.texts:
         return f"{own} alone (--speculation.texts is 0)"
@@ -99,7 +100,7 @@ def describe_sources(config: RunConfig, earlier: EarlierResponses | None) -> str
 
 
 def as_bytes(responses: EarlierResponses, tokenizer: int) -> bytes:
-    """A file's content."""
+    """Returns the content of a file with these responses."""
     parts, lengths = [], []
     for prompt, texts in responses:
         parts += [prompt, *texts]
@@ -109,8 +110,8 @@ def as_bytes(responses: EarlierResponses, tokenizer: int) -> bytes:
 
 
 def put_bytes(content: bytes, tokenizer: int, responses: EarlierResponses) -> None:
-    """Puts what `as_bytes` has made of others into `responses`. Raises ValueError where the content
-    is damaged, or of another tokenizer; nothing has been put."""
+    """Adds the responses in a file's content to `responses`. Raises ValueError, and adds nothing,
+    if the content is damaged or was made with another tokenizer."""
     told, tokens = of_file(_WHAT, content)
     try:
         if told["tokenizer"] != tokenizer:

@@ -1,8 +1,8 @@
-"""The head of a policy's first layers in a run, and what of it a resumed run goes on with.
+"""The exit head of a run, and its files beside the checkpoints.
 
-A file is one line with a checksum of all behind it, one of JSON with the layer, and the state of
-learning as NumPy writes it, by the names of its leaves. Knows options and files. Does not know how
-a head learns.
+A file has a line with the checksum of the rest, a line of JSON with the exit layer, and the state
+of training as an .npz archive with a member for each leaf. Knows options and files. Does not know
+how a head learns.
 """
 
 import io
@@ -23,27 +23,27 @@ from pat_jax.run.setup import Setup
 from pat_jax.training.build import DTYPES, logit_tokens
 from pat_jax.training.exit_head import ExitHeadTrainer
 
-FOLDER = "exit_head"  # in that of the run, with a file for each checkpoint
+FOLDER = "exit_head"  # in the run's folder, with a file for each checkpoint
 _WHAT, _KEPT = "exit head", "heads of first layers"
-_HEAD = ".params"  # of the leaves of a `TrainState`
+_HEAD = ".params"  # the head's name among the leaves of a `TrainState`
 
 
 class LearnedHead:
-    """What has been learned of one, beside the run's checkpoints."""
+    """An exit head that a run trains, saved beside each of its checkpoints."""
 
     def __init__(self, trainer: ExitHeadTrainer, files: SideFiles):
         self.trainer, self._files = trainer, files
 
     def save(self, step: int) -> None:
-        """Writes it before the checkpoint of `step`, unless a failed step of its own has lost
-        it."""
+        """Writes the head's state, before the checkpoint of `step`. Skips it if a failed step has
+        lost the state."""
         if is_gone(self.trainer.state):
             return
         self._files.write(step, as_bytes(self.trainer.depth, _named(self.trainer.state)))
 
     def restore(self, step: int) -> str:
-        """Goes on with that of the checkpoint of `step`. Returns why it begins anew, in a
-        sentence."""
+        """Restores the head of the checkpoint of `step`. Returns "", or a sentence on why the head
+        begins anew."""
         depth = self.trainer.depth
         lost = f"the head of the policy's first {depth} layers; it begins to learn anew, and nothing else is lost"
         return self._files.restore(step, self._take, lost)
@@ -57,16 +57,17 @@ class LearnedHead:
 
 
 def as_bytes(depth: int, leaves: Mapping[str, np.ndarray]) -> bytes:
-    """A file's content: how many layers are before the head, and the state of learning by name."""
+    """Returns the content of a file. `depth` is the number of layers before the head; `leaves` is
+    its training state, by name."""
     arrays, named = io.BytesIO(), dict[str, Any](leaves)
-    # NumPy before 2.2 would write an option of this as one more array.
+    # Without allow_pickle: NumPy before 2.2 would write it as one more array.
     np.savez(arrays, **named)
     return as_file(_WHAT, {"layer": depth}, arrays.getvalue())
 
 
 def of_bytes(content: bytes, depth: int) -> dict[str, np.ndarray]:
-    """The leaves that `as_bytes` was given, for the head behind `depth` layers. Raises ValueError
-    where the content is damaged, or of another layer."""
+    """Returns the leaves that `as_bytes` was given, for the head after `depth` layers. Raises
+    ValueError if the content is damaged, or belongs to another layer."""
     told, arrays = of_file(_WHAT, content)
     layer = told.get("layer") if isinstance(told, dict) else None
     if layer != depth:
@@ -84,9 +85,9 @@ def _named(state: object) -> dict[str, np.ndarray]:
 
 
 def saved_head(saved: SavedPolicy, engine: RolloutEngine) -> tuple[np.ndarray | None, str]:
-    """What the engine's first layers draft with, where its weights are those of a run's checkpoint:
-    float32[embed, embed], as the run had learned it, and an empty sentence. None, and a sentence
-    about it, where nothing is known; None alone where they do not draft."""
+    """Returns the exit head of a run's checkpoint, float32[embed, embed], and a sentence. If the
+    head cannot be used, it is None, and the sentence says why. Without early-exit drafts the result
+    is None and ""."""
     depth, embed = engine.specs.drafts.exit_layer, engine.policy.config.embed_dim
     if not depth:
         return None, ""
@@ -106,7 +107,7 @@ def saved_head(saved: SavedPolicy, engine: RolloutEngine) -> tuple[np.ndarray | 
 def learned_head(
     config: RunConfig, setup: Setup, micro_shapes: Sequence[tuple[int, int]]
 ) -> LearnedHead | None:
-    """Compiled; None where the first layers do not draft, or nothing is learned."""
+    """Builds and compiles the run's exit head. Returns None without training or early exit."""
     depth, trainer = setup.engine.specs.drafts.exit_layer, setup.trainer
     if not depth or not config.train:
         return None

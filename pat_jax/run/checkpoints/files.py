@@ -20,16 +20,16 @@ from pat_jax.common.json_text import parse_json
 
 MANIFEST = "pat_jax_files.json"
 METADATA = "meta/metadata"  # a file that every checkpoint has
-# Of their bytes, what the arrays of a trained policy take on disk at least. Seen: 0.93 of random numbers,
-# 0.79 of a state whose reference is as it was in bfloat16, 0.48 of such numbers alone.
+# The least share of its bytes that a trained policy takes on disk. Seen: 0.93 for random numbers,
+# 0.79 for a state whose reference came from bfloat16, 0.48 for such numbers alone.
 COMPRESSED = 0.45
-_PROBE = ".probe-"  # of the name of a folder that is made to see whether one can be
+_PROBE = ".probe-"  # prefix of a folder that is created to see whether one can be
 _BLOCK = 1 << 22  # bytes read at once
 _THREADS = 4
 
 
 def checkpoints_in(directory: Path) -> list[Path]:
-    """The folders that may be checkpoints, the newest last."""
+    """Returns the folders that may be checkpoints, the newest last."""
     if not directory.is_dir():
         return []
     named = [path for path in directory.iterdir() if re.fullmatch("0|[1-9][0-9]*", path.name)]
@@ -37,7 +37,7 @@ def checkpoints_in(directory: Path) -> list[Path]:
 
 
 def move_aside(path: Path, folder: Path) -> Path:
-    """Moves a file or a folder into `folder`, to a name that nothing there has."""
+    """Moves a file or a folder into `folder`, under a name that is free. Returns its new path."""
     folder.mkdir(exist_ok=True)
     target, numbers = folder / path.name, itertools.count(1)
     while os.path.lexists(target):
@@ -46,9 +46,9 @@ def move_aside(path: Path, folder: Path) -> Path:
 
 
 def lacking(directory: Path, num_bytes: int) -> str:
-    """Why nothing can be written, in words. Found here, it is one sentence. A disk that turns out
-    full while it is written to costs hundreds of lines of tracebacks. A folder that Orbax cannot
-    make leaves its threads waiting, and a process that does not end."""
+    """Returns why `num_bytes` cannot be written, or "". Checking first keeps the error short: Orbax
+    prints hundreds of lines if the disk fills up while it writes. If it cannot create a folder, its
+    threads wait forever and the process does not end."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=_PROBE, dir=directory):
@@ -61,7 +61,7 @@ def lacking(directory: Path, num_bytes: int) -> str:
 
 
 def seal(checkpoint: Path) -> None:
-    """Writes down size and CRC-32 of every file of a complete checkpoint."""
+    """Writes the size and CRC-32 of every file of a complete checkpoint into its manifest."""
     paths = list(_files(checkpoint))
     with ThreadPoolExecutor(_THREADS) as pool:
         sums = list(pool.map(_checksum, paths))
@@ -73,8 +73,8 @@ def seal(checkpoint: Path) -> None:
 
 
 def damage(checkpoint: Path, *, by_checksum: bool = True) -> str | None:
-    """What is wrong with the files of a checkpoint; None: nothing. Where some have no checksum
-    nobody can tell. Without `by_checksum` their sizes alone are compared."""
+    """Returns what is wrong with the files of a checkpoint, or None. A file without a checksum
+    counts as damage. Without `by_checksum`, only sizes are compared."""
     if not (checkpoint / MANIFEST).is_file():
         return f"it has no {MANIFEST}, so that nobody can tell whether its files are as they were written"
     try:
@@ -102,7 +102,7 @@ def damage(checkpoint: Path, *, by_checksum: bool = True) -> str | None:
 
 
 def _files(checkpoint: Path) -> Iterator[Path]:
-    """All but what a system or a person leaves in folders, such as `.DS_Store`."""
+    """Yields all files except hidden ones, such as `.DS_Store`, and the manifest."""
     for path in sorted(checkpoint.rglob("*")):
         if path.is_file() and path.name != MANIFEST and not path.name.startswith("."):
             yield path

@@ -1,8 +1,8 @@
-"""The responses of iterations that no checkpoint covers yet, on disk with their scores.
+"""Journal of the responses, with scores, of iterations that no checkpoint covers yet.
 
-A run that goes on after a kill generates none of them again. One is taken from the disk if the
-request is the same, and the policy that would answer it is the same bit for bit. Knows requests,
-scores and files. Does not know what generates, nor what scores.
+A run that is resumed after a kill reads them instead of generating them again. A response is reused
+if its request is the same and the policy has the same bits. Knows requests, scores and files. Does
+not know what generates, nor what scores.
 """
 
 import base64
@@ -25,7 +25,7 @@ from pat_jax.rl.rewards.outcome import Cause, Failure
 from pat_jax.rl.rewards.weighted_sum import FunctionScores, Score
 from pat_jax.run.checkpoints.files import checkpoints_in
 
-FOLDER = "unfinished"  # in that of the run, with a file for each iteration
+FOLDER = "unfinished"  # in the run's folder, with a file for each iteration
 
 ROUTES = "<i2"  # how the numbers of experts are written
 log = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ Scores = dict[str, Score]  # of a response, by function
 
 @dataclass(frozen=True)
 class SavedResponse:
-    """What is on disk of one response."""
+    """One response, as read from disk."""
 
     request: int  # its checksum
     completion: Completion
@@ -43,22 +43,23 @@ class SavedResponse:
 
 
 class RolloutJournal:
-    """The iterations of one run, of which nothing is kept or taken unless it `is_on`."""
+    """The journal of one run. Unless it `is_on`, nothing is written or read."""
 
     def __init__(self, run: Path, checkpoints: Path, *, is_on: bool):
         self._folder, self._checkpoints, self._is_on = run / FOLDER, checkpoints, is_on
 
     def iteration(self, step: int, policy: int) -> "Iteration":
-        """The one after `step` others; `policy` is a checksum of what answers its requests."""
+        """Opens the journal of the iteration after `step` others. `policy` is the checksum of the
+        policy that generates its responses."""
         if not self._is_on:
             return Iteration(policy)
-        opened: list[PatientFile] = []  # by the first process
+        opened: list[PatientFile] = []  # empty in all processes but the first
         asked = self._folder / f"iteration-{step}.jsonl", policy, opened
         before = process_group().agree("unfinished responses", lambda: self._open(*asked))
         return Iteration(policy, before, *opened)
 
     def finish(self) -> None:
-        """The last checkpoint is there."""
+        """Deletes the journal: the last checkpoint covers all iterations."""
         if self._is_on and process_group().is_first:
             self._forget()
             if self._folder.is_dir():
@@ -74,13 +75,13 @@ class RolloutJournal:
             whole = whole_lines(path)
             opened.append(PatientFile(path))
             os.truncate(path, len(whole))
-        except OSError as error:  # nothing that a run needs
+        except OSError as error:  # a run can do without it
             log.warning("responses of unfinished iterations are not kept: %s", error)
             return {}
         return _read(whole.splitlines(), policy)
 
     def _forget(self, before: float = math.inf) -> None:
-        """Iterations that come before this one."""
+        """Deletes the files of iterations below `before`."""
         for path in self._folder.glob("iteration-*.jsonl"):
             step = path.stem.partition("-")[2]
             if step.isdigit() and int(step) < before:
@@ -88,7 +89,7 @@ class RolloutJournal:
 
 
 class Iteration:
-    """The responses of one; its batches are those that it draws."""
+    """The journal of one iteration, which may draw several batches."""
 
     def __init__(
         self,
@@ -120,7 +121,7 @@ class Iteration:
 
 @dataclass
 class Batch:
-    """The responses to one batch of prompts."""
+    """The journal of the responses to one batch of prompts."""
 
     number: int
     iteration: Iteration
@@ -133,8 +134,8 @@ class Batch:
     def completions(
         self, requests: Sequence[Request], ask: Ask
     ) -> Iterator[tuple[int, Completion]]:
-        """Places of requests and their completions: first those on disk, then those that `ask`
-        generates for the others, each on disk before it is handed on."""
+        """Yields the index of each request with its completion: first those on disk, then those
+        that `ask` generates for the others. Each is written to disk before it is yielded."""
         left = []
         for place, request in enumerate(requests):
             earlier = self.before.get(place)
@@ -151,7 +152,7 @@ class Batch:
                 yield place, done
 
     def keep(self, place: int, function: str, score: Score) -> None:
-        """Writes what a function gave, unless it failed: it may not, another time."""
+        """Writes the score that a function gave. A failure is not written: a retry may succeed."""
         value, numbers = score
         if isinstance(value, Failure):
             if value.cause is not Cause.NONE:
@@ -163,7 +164,7 @@ class Batch:
             self._write_row(place, row)
 
     def keep_all(self, functions: Sequence[FunctionScores]) -> None:
-        """Those too that other processes have found."""
+        """Writes all scores, including those that other processes computed."""
         for one in functions:
             for place, score in enumerate(one.pairs):
                 self.keep(place, one.name, score)
@@ -182,13 +183,14 @@ class Batch:
 
 
 def response_row(request: Request, done: Completion) -> dict[str, Any]:
-    """What a line says of a response, without its log-probabilities."""
+    """Returns the JSON fields of a response, except for its log-probabilities and experts."""
     tokens = done.tokens.tolist()
     return {"request": request.checksum, "tokens": tokens, "truncated": done.is_truncated}
 
 
 def _read(lines: Sequence[bytes], policy: int) -> dict[tuple[int, int], SavedResponse]:
-    """Responses of this policy by batch and place, with their scores; others are left out."""
+    """Returns the responses of this policy with their scores, by batch and place. Lines of other
+    policies are left out."""
     found: dict[tuple[int, int], SavedResponse] = {}
     for line in lines:
         try:
@@ -232,7 +234,7 @@ def _score(row: dict[str, Any]) -> Score:
 
 
 def _text(numbers: np.ndarray, dtype: str = "<f4") -> str:
-    """Every bit of them."""
+    """Encodes the numbers bit for bit, in base64."""
     return base64.b64encode(np.asarray(numbers, dtype).tobytes()).decode()
 
 

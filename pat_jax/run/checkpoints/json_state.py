@@ -1,4 +1,4 @@
-"""Files of JSON that a run keeps for people, as it writes them, or one sentence.
+"""Reads JSON files that a run has written; a file that is not as written costs one sentence.
 
 Knows text and dataclasses. Does not know what the files are about.
 """
@@ -22,9 +22,9 @@ log = logging.getLogger(__name__)
 def read_kept(
     path: Path, expected: str, made_of: Callable[[Any], Found], otherwise: Found | None = None
 ) -> Found:
-    """What `made_of` makes of a file's content; `otherwise` where there is no file. Raises
-    UserError, with the words of what is `expected`, where `made_of` raises ValueError, TypeError,
-    KeyError or AttributeError: the file is not as a run writes it."""
+    """Returns what `made_of` makes of a file's JSON value, or `otherwise` if there is no file.
+    Raises UserError, naming what is `expected`, if the file is not JSON or `made_of` raises
+    ValueError, TypeError, KeyError or AttributeError."""
     if otherwise is not None and not path.is_file():
         return otherwise
     try:
@@ -37,7 +37,7 @@ def read_kept(
 
 
 def declared(value: Found) -> Found:
-    """A dataclass made of a file's values. Raises TypeError where a field is of another type."""
+    """Returns `value`, a dataclass. Raises TypeError if a field does not have its declared type."""
     if not _has_declared_types(value):
         raise TypeError("a field is of another type")
     return value
@@ -46,7 +46,7 @@ def declared(value: Found) -> Found:
 def gone_on_with(
     read: Callable[[Path], Mapping[Key, Value]], folder: Path, what: str
 ) -> Mapping[Key, Value]:
-    """What a resumed run has of a file that no run needs; nothing of a damaged one."""
+    """Reads an optional file of a resumed run. A damaged one is logged and counts as empty."""
     try:
         return read(folder)
     except (UserError, OSError) as error:
@@ -55,7 +55,8 @@ def gone_on_with(
 
 
 def _has_declared_types(value: Any) -> bool:
-    """Checks every field, down to plain values. An integer is a float as well, a bool neither."""
+    """Checks every field, down to plain values. An integer passes as a float; a bool passes as
+    neither."""
     hints = get_type_hints(type(value))
     return all(_is(getattr(value, field.name), hints[field.name]) for field in fields(value))
 

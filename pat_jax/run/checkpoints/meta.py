@@ -1,7 +1,6 @@
-"""What a checkpoint says of itself: the fingerprint of its run's model, and the run's metadata.
+"""Reads a checkpoint's fingerprint (of its run's model) and metadata, without its arrays.
 
-Reads a small file of JSON beside the arrays, starts no backend and writes nothing. Does not know
-what the metadata mean.
+Reads a small JSON file, starts no backend and writes nothing. Does not know what the metadata mean.
 """
 
 import json
@@ -16,25 +15,27 @@ from pat_jax.run.checkpoints.files import METADATA, checkpoints_in, damage
 
 
 def newest_meta(directory: str | Path) -> dict[str, Any] | None:
-    """Fingerprint and metadata of the newest checkpoint whose files have their sizes, if any."""
+    """Returns fingerprint and metadata of the newest checkpoint whose files have the right sizes,
+    or None."""
     for path in reversed(checkpoints_in(Path(directory).absolute())):
         if damage(path, by_checksum=False):
             continue
         try:
             return read_meta(path)
-        except (OSError, ValueError):  # it is not there, or no JSON
+        except (OSError, ValueError):  # missing, or no JSON
             continue
     return None
 
 
 def check_fingerprint(directory: str | Path, fingerprint: Mapping[str, Any]) -> None:
-    """Refuses a newest checkpoint with another fingerprint."""
+    """Raises UserError if the newest checkpoint has another fingerprint."""
     if (meta := newest_meta(directory)) is not None:
         check_same(meta["fingerprint"], as_json(fingerprint), Path(directory).absolute())
 
 
 def read_meta(path: Path) -> dict[str, Any]:
-    """What `JsonSave` has written: the fingerprint, and the metadata under `meta`."""
+    """Returns what `JsonSave` wrote: `fingerprint` and `meta`. Raises ValueError if it is neither,
+    and OSError if it cannot be read."""
     meta = parse_json((path / METADATA).read_bytes())
     if not isinstance(meta, dict) or not {"fingerprint", "meta"} <= meta.keys():
         raise ValueError("it has no fingerprint or no metadata")
@@ -46,7 +47,7 @@ def read_meta(path: Path) -> dict[str, Any]:
 
 
 def check_same(saved: Mapping[str, Any], wanted: Mapping[str, Any], directory: Path) -> None:
-    """Refuses one fingerprint where the other is wanted; arrays may be padded in other ways."""
+    """Raises UserError if two fingerprints differ in anything except for padding."""
     missing = "nothing"
     differences = [
         f"{name} ({saved.get(name, missing)} there, {wanted.get(name, missing)} here)"

@@ -1,4 +1,4 @@
-"""Orbax as a run uses it: its manager, its silence, and what it raises in one line.
+"""Orbax as a run uses it: opens its manager, silences its logs, shortens its errors.
 
 Knows Orbax. Does not know which checkpoint is to be used, nor what is saved (`checkpoint.py`).
 """
@@ -13,21 +13,21 @@ from pat_jax.common.errors import UserError
 from pat_jax.common.hosts.together import process_group
 from pat_jax.run.checkpoints.files import seal
 
-WRITE_S = 1200  # that one process waits in vain for the part of another: less than a run's patience
+WRITE_S = 1200  # timeout for another process's part: less than a run's patience
 ITEMS = ("state", "meta")
 MISTAKES = (OSError, ValueError, RuntimeError)  # its writers raise ValueError for a full disk
 
-UNFINISHED = ".orbax-checkpoint-tmp"  # in the names of those that are not finished
+UNFINISHED = ".orbax-checkpoint-tmp"  # in the names of unfinished checkpoints
 
 log = logging.getLogger(__name__)
 
 
 class _Sealed(ocp.path.atomicity.AtomicRenameTemporaryPath):
-    """A checkpoint that has its name has its checksums: they are written before it is called so."""
+    """Writes the checksums of a checkpoint before renaming it to its final name."""
 
     async def finalize(self) -> None:
         final = self._final_path
-        if UNFINISHED in final.parent.name:  # a part of one
+        if UNFINISHED in final.parent.name:  # an item inside of a checkpoint
             await super().finalize()
             return
         self._final_path = final.with_name(f"{final.name}{UNFINISHED}-sealing")
@@ -50,9 +50,9 @@ def open_manager(directory: Path, max_to_keep: int) -> ocp.CheckpointManager:
 
 
 def reason(error: BaseException) -> tuple[bool, str]:
-    """Why a checkpoint was not written, and before it whether this process only waited for others
-    in vain. One that cannot write its part waits for the others, who wait for that part, and raises
-    at last that it did."""
+    """Returns why a checkpoint was not written, preceded by whether this process only timed out.
+    A process that cannot write its part makes the others wait for that part. In the end it raises
+    a timeout itself, with its own error as the cause."""
     mistake: BaseException | None = error
     while mistake is not None and _is_wait(mistake):
         mistake = mistake.__cause__ or mistake.__context__
@@ -67,21 +67,21 @@ def _is_wait(error: BaseException) -> bool:
 
 
 def first_line(error: BaseException) -> str:
-    """Orbax's errors name the cause last, behind every file that they went through."""
+    """Returns the first line of an error, shortened: Orbax's errors end with the cause."""
     text = str(error).splitlines()[0] if str(error) else type(error).__name__
     return text if len(text) < 160 else f"… {text[-120:]}"
 
 
 def silence() -> None:
-    """Orbax reports every step of its work, a hundred lines a checkpoint where INFO is shown, and a
-    failed save in hundreds, those of its event loop among them; ours is one."""
+    """Silences Orbax and its event loop. They log a hundred lines for a checkpoint at INFO, and
+    hundreds for a failed save, which pat_jax reports in one."""
     for name in ("absl", "asyncio"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
 def read_part(path: Path, abstract: Any) -> Any:
-    """The part of the state of a complete checkpoint that has the structure of `abstract`, padding
-    included. Raises UserError where it cannot be read."""
+    """Reads the part of a complete checkpoint's state that has the structure of `abstract`, padding
+    included. Raises UserError if it cannot be read."""
     silence()
     args = ocp.checkpoint_utils.construct_restore_args(abstract, strict=False)
     wanted = ocp.args.PyTreeRestore(abstract, restore_args=args, partial_restore=True)

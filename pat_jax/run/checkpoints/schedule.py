@@ -1,6 +1,6 @@
-"""When a run's checkpoints are written, and what happens where one cannot be.
+"""Decides when a run's checkpoints are written, and handles saves that fail.
 
-Knows steps and what to say to a person. Does not know files (`checkpoint.py`) or what is saved.
+Knows steps and what to tell the user. Does not know files (`checkpoint.py`) or what is saved.
 """
 
 import time
@@ -14,8 +14,8 @@ PAUSES_S = (0.0, 2.0, 10.0)  # before each further attempt at the last checkpoin
 
 
 class Saves:
-    """The checkpoints of a run of `steps`: one each `every` steps, and one at its end. A failed one
-    is reported at once and tried again after each further step; training goes on."""
+    """The checkpoints of a run of `steps`: one every `every` steps, and one at its end. A failed
+    save is reported, and each further step is saved until one succeeds; training goes on."""
 
     def __init__(
         self, checkpoints: Checkpointer, every: int, steps: int, notify: Callable[[str], None]
@@ -24,17 +24,17 @@ class Saves:
         self._every, self._steps, self._has_failed = every, steps, False
 
     def is_due(self, step: int) -> bool:
-        """Whether `step` is to be saved; notices whether the checkpoint before it has failed."""
+        """Returns whether `step` is to be saved, after checking whether the last save failed."""
         self._guarded(self._checkpoints.check)
         return self._has_failed or step % self._every == 0 or step == self._steps
 
     def save(self, step: int, state: Any, meta: Mapping[str, Any]) -> None:
-        self._guarded(self._checkpoints.wait)  # a failure of the save before does not stop this one
+        self._guarded(self._checkpoints.wait)  # if the last save failed, this one still begins
         self._has_failed = False
         self._guarded(lambda: self._checkpoints.save(step, state, meta))
 
     def end(self, step: int, state: Any, meta: Mapping[str, Any]) -> None:
-        """Returns when `step` is on disk; raises UserError where it is not, after several tries."""
+        """Returns when `step` is on disk. Raises UserError if several attempts to save it fail."""
         for pause in (*PAUSES_S, None):
             try:
                 self._checkpoints.save(step, state, meta)
@@ -47,7 +47,7 @@ class Saves:
                 time.sleep(pause)
 
     def stop(self, step: int, state: Any, meta: Mapping[str, Any]) -> str:
-        """Saves `step`, if nothing has yet; a clause about it for a person."""
+        """Saves `step`, unless it is saved already. Returns a clause about it for the user."""
         if is_gone(state):
             return f"the policy after step {step} went into an update that failed, and {self.on_disk()}"
         try:
@@ -57,12 +57,13 @@ class Saves:
         return f"the policy after step {step} is saved"
 
     def newest(self) -> str:
-        """A clause about the checkpoint that exists already, where nothing new is to be saved."""
+        """Returns a clause about the newest checkpoint, for when there is nothing new to save."""
         step = self._checkpoints.latest_step()
         return "nothing was done yet" if step is None else f"the checkpoint of step {step} stays"
 
     def on_disk(self) -> str:
-        """The same by files alone, at any moment: what is being written is not there yet."""
+        """Returns a clause about the newest complete checkpoint on disk. Looks at files only, so
+        that it can be called at any moment."""
         try:
             step = self._checkpoints.newest_on_disk()
         except OSError as error:

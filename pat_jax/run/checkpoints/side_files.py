@@ -1,4 +1,4 @@
-"""Files beside a run's checkpoints: what a resumed run would miss, but could do without.
+"""Optional files beside a run's checkpoints: a resumed run uses them, but can do without.
 
 Knows files. Does not know what is in them.
 """
@@ -21,8 +21,8 @@ DAMAGED = "is damaged (it has another checksum than when it was written)"
 
 
 class SideFiles:
-    """`RUN/NAME/step-N.bin` for the checkpoint of step N, written before it: where that is
-    complete, so is the file. `what` they hold is for people."""
+    """The files `RUN/NAME/step-N.bin`, one for the checkpoint of each step N. A file is written
+    before its checkpoint. `what` describes their content in messages."""
 
     def __init__(self, run: Path, name: str, what: str):
         self._folder, self._checkpoints, self._what = run / name, run / CHECKPOINTS, what
@@ -31,20 +31,20 @@ class SideFiles:
         return self._folder / f"step-{step}.bin"
 
     def write(self, step: int, content: bytes) -> None:
-        """By the first process; a disk that takes nothing costs one line of the log."""
+        """Writes a step's file in the first process. A failure costs one line of the log."""
         if not process_group().is_first:
             return
         try:
             self._folder.mkdir(exist_ok=True)
             self._forget(but=step)
             replace_bytes(self.path(step), content)
-        except OSError as error:  # nothing that a run needs
+        except OSError as error:  # a run can do without it
             log.warning("%s are not in %s: %s", self._what, self._folder, error)
 
     def restore(self, step: int, take: Callable[[bytes], None], expected: str) -> str:
-        """Hands what was written with the checkpoint of `step` to `take`, in every process. Returns
-        a sentence about why it cannot be used, by the ValueError of `take` or without it, with what
-        is `expected` and lost. It is empty where all is well."""
+        """Passes the file's content of `step` to `take`, in every process. Returns "", or a
+        sentence on why the file cannot be used: it cannot be read, or `take` raised ValueError. The
+        sentence ends with what was `expected`."""
         content, why = process_group().agree(self._what, lambda: _content(self.path(step)))
         if content is not None:
             try:
@@ -54,19 +54,20 @@ class SideFiles:
         return why and f"{self.path(step)} {why}: expected {expected}."
 
     def _forget(self, but: int) -> None:
-        """Those whose checkpoint is no longer there."""
+        """Deletes files whose checkpoint no longer exists, except for that of step `but`."""
         wanted = {self.path(int(path.name)) for path in checkpoints_in(self._checkpoints)}
         for path in {*self._folder.glob("step-*.bin")} - wanted - {self.path(but)}:
             path.unlink()
 
 
 def as_file(what: str, told: Mapping[str, Any], rest: bytes) -> bytes:
-    """The content of a file whose body is a line of JSON, and bytes."""
+    """Returns the content of a file: a sealing line, `told` as a line of JSON, and `rest`."""
     return sealed(what, json.dumps(told).encode() + b"\n" + rest)
 
 
 def of_file(what: str, content: bytes) -> tuple[Any, bytes]:
-    """What `as_file` was given. Raises ValueError where a bit of it is another."""
+    """Returns `told` and `rest` as given to `as_file`. Raises ValueError if the content is
+    damaged."""
     body = content.partition(b"\n")[2]
     if sealed(what, body) != content:
         raise ValueError(DAMAGED)
@@ -75,7 +76,7 @@ def of_file(what: str, content: bytes) -> tuple[Any, bytes]:
 
 
 def sealed(what: str, body: bytes) -> bytes:
-    """A file's content: one line with what is in it and a checksum of all behind it, and `body`."""
+    """Returns `body` after a line that names its kind, `what`, and its checksum."""
     return f"pat_jax {what}, version 1, CRC-32 {zlib.crc32(body):08x}\n".encode() + body
 
 

@@ -1,4 +1,5 @@
-"""Optimizer steps that were left out: their batches are kept, and too many end the run.
+"""Optimizer steps skipped for a non-finite gradient: saves their batches, and ends the run after
+too many.
 
 Knows batches and files. Does not know what a step is, nor why one has no gradient.
 """
@@ -13,14 +14,14 @@ import numpy as np
 from pat_jax.common.errors import UserError
 from pat_jax.rl.batches.batches import MicroBatch
 
-FOLDER = "skipped"  # in that of the run
+FOLDER = "skipped"  # in the run's folder
 
 log = logging.getLogger(__name__)
 
 
 class NonFiniteSteps:
-    """Those of one run, in its folder `run`. More than `most` in a row end the run; as many files
-    are kept, the newest."""
+    """The skipped steps of one run, in its folder `run`. More than `most` in a row end the run; the
+    newest `most` files are kept."""
 
     def __init__(self, run: Path, most: int, notify: Callable[[str], None]):
         self._folder, self._most, self._notify = run / FOLDER, most, notify
@@ -29,8 +30,9 @@ class NonFiniteSteps:
     def note(
         self, step: int, mini_batches: Sequence[Sequence[MicroBatch]], applied: Sequence[bool]
     ) -> None:
-        """Takes whether each optimizer step of `step`, from 1, was `applied`: those of all
-        `mini_batches`, once or several times. Raises UserError where too many in a row were not."""
+        """Counts and saves the skipped optimizer steps of `step` (from 1). `applied` has one entry
+        for each of `mini_batches`, repeated for each pass. Raises UserError if too many in a row
+        were skipped."""
         skipped, longest = [i for i, is_applied in enumerate(applied) if not is_applied], 0
         for is_applied in applied:
             self._in_a_row = 0 if is_applied else self._in_a_row + 1
@@ -49,11 +51,11 @@ class NonFiniteSteps:
             )
 
     def _keep(self, path: Path, mini_batches: Sequence[Sequence[MicroBatch]]) -> str:
-        """Where they are, in words; empty where the disk does not take them."""
+        """Saves the mini-batches. Returns a clause on where they are, or "" if saving fails."""
         try:
             path.parent.mkdir(exist_ok=True)
             arrays: dict[str, Any] = dict(_arrays(mini_batches))
-            # NumPy before 2.2 would write an option of this as one more array.
+            # Without allow_pickle: NumPy before 2.2 would write it as one more array.
             np.savez_compressed(path, **arrays)
             files = sorted(path.parent.glob("step-*.npz"), key=lambda one: one.stat().st_mtime_ns)
             for old in files[: -max(1, self._most)]:
@@ -65,7 +67,7 @@ class NonFiniteSteps:
 
 
 def _arrays(mini_batches: Sequence[Sequence[MicroBatch]]) -> Iterator[tuple[str, np.ndarray]]:
-    """By names such as `0.1.tokens`: of the first of them, its second micro-batch."""
+    """Yields arrays by names such as `0.1.tokens`: the first mini-batch's second micro-batch."""
     for i, mini in enumerate(mini_batches):
         for j, micro in enumerate(mini):
             rows = {"tokens": micro.tokens, "positions": micro.positions, "weights": micro.weights}

@@ -1,6 +1,6 @@
-"""What a person is told of a run at its beginning and at its end.
+"""The lines that a run prints at its beginning and at its end.
 
-Knows what lies in a run's folder. Claims nothing that is not there.
+Knows what lies in a run's folder. Names no file that is not there.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from pat_jax.run.checkpoints.files import checkpoints_in
 from pat_jax.run.process.folder import CHECKPOINTS, PAGE_FILE
 
 _UNITS = ((1e9, "B"), (1e6, "M"), (1e3, "K"))
-_WRITTEN = {  # names in a run's folder, as a person would call them
+_WRITTEN = {  # files of a run's folder, and their names in the closing lines
     "config.yaml": "the configuration",
     "metrics.jsonl": "metrics.jsonl",
     "completions.jsonl": "completions.jsonl",
@@ -28,7 +28,7 @@ _WRITTEN = {  # names in a run's folder, as a person would call them
 def opening(
     config: RunConfig, policy: Policy, devices: Sequence[Device], lora: Lora | None = None
 ) -> str:
-    """Such as "8 x NVIDIA H100 80GB HBM3 | qwen3, 8.19 B parameters | bfloat16 …"."""
+    """Returns a line such as "8 x NVIDIA H100 80GB HBM3 | qwen3, 8.19 B parameters | …"."""
     weights = config.rollout.weights
     more = "" if weights == "auto" else f", {weights} weights in the rollout"
     learning = config.algorithm.title if config.train else ""
@@ -43,8 +43,9 @@ def introduction(
     arithmetic: str = "",
     lora: Lora | None = None,
 ) -> str:
-    """`learning` is by what, empty where nothing is learned. `arithmetic` is what more there is to
-    say of it, and `lora` are the adapters, if it is not all of the policy that is trained."""
+    """Returns a line about devices, model, arithmetic and learning. `learning` names the method, ""
+    if nothing is learned. `arithmetic` is added to the data type. `lora` has the adapters, if they
+    are what is trained."""
     kind, model = devices[0].device_kind, Path(config.model).name
     arithmetic = f"{config.compute_dtype} arithmetic{arithmetic}"
     if learning and config.compute_dtype != "float32":
@@ -60,7 +61,7 @@ def introduction(
 
 
 def closing(config: AnyRun, folder: Path, *, compile_s: float, total_s: float) -> str:
-    """Where the time went beside the steps, and what is where."""
+    """Returns lines with the seconds of the run and of compilation, and the files it has left."""
     names = [name for file, name in _WRITTEN.items() if (folder / file).is_file()]
     if steps := [path.name for path in checkpoints_in(folder / CHECKPOINTS)]:
         names.append(f"the checkpoint{'s' * (len(steps) > 1)} of step {' and '.join(steps)}")

@@ -1,4 +1,4 @@
-"""Responses for people to read: samples at each evaluation, and all of them in a file if asked.
+"""Shows a few responses at each evaluation, and writes all to a file with --log_completions.
 
 Knows rollouts, rewards and text. Does not know how any of them comes about.
 """
@@ -24,7 +24,7 @@ from pat_jax.rl.text.tokenizer import HuggingFaceTokenizer, Tokenizer
 from pat_jax.run.logging.samples import Sample, to_samples
 
 COMPLETIONS_FILE = "completions.jsonl"
-PROMPTS_SHOWN, RESPONSES_SHOWN = 2, 4  # of an iteration, where samples are logged
+PROMPTS_SHOWN, RESPONSES_SHOWN = 2, 4  # samples of an iteration: prompts, responses to each
 WIDTH = 88  # characters of a prompt or a response on the terminal
 
 log = logging.getLogger(__name__)
@@ -33,8 +33,8 @@ Rewards = Float[np.ndarray, " responses"]
 
 
 class DroppedTokens:
-    """Says once that a policy generates special tokens that texts leave out, others than those of
-    beginning, end and padding."""
+    """Warns once if a policy generates special tokens that are left out of texts. Tokens of begin,
+    end and padding do not count."""
 
     def __init__(self, tokenizer: Tokenizer, notify: Callable[[str], None]):
         is_known = isinstance(tokenizer, HuggingFaceTokenizer)
@@ -56,11 +56,12 @@ class DroppedTokens:
 
 
 class Completions:
-    """
+    """Writes responses to `completions.jsonl`, and picks a few to show.
+
     Args:
-      folder: of the run, where the file goes.
-      notify: told once that texts leave out special tokens of responses.
-      is_asked: for a file of all responses; otherwise it has those alone that an error would lose.
+      folder: the run's folder.
+      notify: called once if texts leave out special tokens of responses.
+      is_asked: write all responses; otherwise only those that an error would lose.
     """
 
     def __init__(
@@ -84,12 +85,12 @@ class Completions:
         functions: Sequence[FunctionScores] = (),
         names: Sequence[str] = (),
     ) -> None:
-        """Appends a line for each response. A step that is repeated after a kill is there twice.
+        """Appends a line for each response. A step that is repeated after a kill appears twice.
 
         Args:
-          step: of the run; None where there is no run.
-          functions: what each function gave; of several it is written beside the reward.
-          names: of the sets of problems that the prompts are from, where they have any.
+          step: the run's step; None outside of a run.
+          functions: the scores of each reward function; written if there are several.
+          names: the name of each response's problem set, if there are sets.
         """
         self._dropped.look(rollouts)
         if self._file is None:
@@ -119,8 +120,8 @@ class Completions:
         rollouts: Sequence[Rollout],
         names: Sequence[str] = (),
     ) -> Iterator[None]:
-        """Writes responses whose rewards end the run, so that what was generated is not lost. The
-        UserError that was raised inside then says where they are."""
+        """Writes the responses if a UserError is raised inside, such as by a reward, so that they
+        are not lost. Adds to the error where they are."""
         try:
             yield
         except UserError as error:
@@ -143,7 +144,7 @@ class Completions:
         rewards: Float[np.ndarray, "groups samples"],
         functions: Sequence[FunctionScores],
     ) -> list[Sample]:
-        """Some responses to the first prompts, several to each: how their rewards differ."""
+        """Returns several responses to each of the first prompts, to show how rewards differ."""
         size = len(groups[0].rollouts)
         chosen = [
             group * size + sample
@@ -154,7 +155,7 @@ class Completions:
         return list(to_samples(rollouts, rewards.reshape(-1), functions, self._text, chosen))
 
     def samples(self, rollouts: Sequence[Rollout], rewards: Rewards, count: int) -> Iterator[str]:
-        """Lines for the first responses: of the same prompts at every evaluation."""
+        """Yields lines about the first `count` responses."""
         for rollout, reward in zip(rollouts[:count], rewards.tolist(), strict=False):
             yield f"  prompt    {_shortened(rollout.prompt.text)}"
             yield f"  response  {_shortened(self._text(rollout))}"
@@ -166,7 +167,8 @@ class Completions:
 
 
 def _shortened(text: str) -> str:
-    """On one line; of a long one its begin and its end, where the question and the answer are."""
+    """Returns the text on one line. A long one keeps its begin and end, as they have question and
+    answer."""
     text = printable(" ".join(text.split()))
     if len(text) <= WIDTH:
         return text

@@ -1,4 +1,4 @@
-"""What a run's metrics look like over its steps: the curves of how it learned.
+"""Draws the metrics of a run over its steps.
 
 Knows names of metrics. Does not know how they came about.
 """
@@ -19,9 +19,9 @@ Rows = Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Panel:
-    words: str  # what is drawn, with its unit
-    names: Sequence[str]  # of metrics; those that the run measured
-    is_told_at_zero: bool = True  # a metric that never leaves 0 is drawn too
+    words: str  # label of the axis, with its unit
+    names: Sequence[str]  # metrics; only those that the run measured are drawn
+    is_told_at_zero: bool = True  # also draw a metric that is always 0
 
 
 PANELS: Sequence[Panel] = (
@@ -34,12 +34,13 @@ PANELS: Sequence[Panel] = (
     Panel("KL divergence, nats", ("train/approx_kl", "train/reference_kl"), False),
     Panel("rollout, tokens/s of all devices", ("rollout/tokens_per_s",)),
 )
-MOST_MARKED = 12  # points that are marked one by one, as those of evaluations are
+MOST_MARKED = 12  # a curve of more points has no markers
 IN_A_ROW = 4  # panels
 
 
 def draw_curves(rows: Rows, panels: Sequence[Panel] = PANELS) -> "Figure":
-    """A panel for each group of metrics that has some, over the steps of `read_metrics`."""
+    """Returns a figure with a panel for each group of metrics that the run has measured. `rows` are
+    those of `read_metrics`."""
     from pat_jax.common.picture import Picture
 
     found = [(panel, names) for panel in panels if (names := drawn_names(rows, panel))]
@@ -55,7 +56,7 @@ def draw_curves(rows: Rows, panels: Sequence[Panel] = PANELS) -> "Figure":
 
 
 def drawn_names(rows: Rows, panel: Panel) -> list[str]:
-    """The metrics of a panel that the run has measured."""
+    """Returns the metrics of a panel that the run has measured."""
 
     def is_drawn(name: str) -> bool:
         values = [row[name] for row in rows if name in row]
@@ -65,12 +66,12 @@ def drawn_names(rows: Rows, panel: Panel) -> list[str]:
 
 
 def number(value: Any) -> float:
-    """NaN of what is none, or not finite."""
+    """Returns the value as a float, or NaN if it is not a finite number."""
     return float(value) if isinstance(value, int | float) and isfinite(value) else nan
 
 
 def half_width(row: Mapping[str, Any], name: str) -> float:
-    """Half of the 95 % interval around a metric; NaN where there is none."""
+    """Returns half of a metric's 95 % interval, or NaN if there is none."""
     return number(row.get(f"{name}_ci95"))
 
 

@@ -1,4 +1,4 @@
-"""What a run measured: metrics.jsonl, a flushed line per write, and trackers beside it.
+"""Writes the metrics of a run to metrics.jsonl, a flushed line per write, and to trackers.
 
 Knows names and numbers. Does not know what they mean (`progress.py` shows some of them,
 docs/metrics.md explains all).
@@ -26,15 +26,15 @@ log = logging.getLogger(__name__)
 
 
 class MetricsWriter:
-    """Appends to the metrics of `run_dir`; nothing that was written is ever cut off.
+    """Appends to the metrics of `run_dir`; lines that were written are never removed.
 
     Args:
-      run_dir: the folder of the run; made when missing.
+      run_dir: the run's folder; created when missing.
       resume_step: the first step that a resumed run repeats, the one after its checkpoint. A
         `resume` line is appended, and readers drop what the interrupted run had written from this
         step on.
-      trackers: beside TensorBoard, by name; closed with this.
-      notify: told once of each tracker that fails.
+      trackers: trackers beside TensorBoard, by name; `close` closes them.
+      notify: called once for each tracker that fails.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class MetricsWriter:
             self.event("resume", step=resume_step)
 
     def write(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """Writes numbers, scalar arrays or texts of `step`; trackers do not get the texts."""
+        """Writes numbers, scalar arrays or texts of `step`. Trackers get no texts."""
         row = {name: _plain(name, value) for name, value in metrics.items()}
         self._file.write_row({"step": step, "time": time.time()} | row, allow_nan=False)
         numbers = {
@@ -71,17 +71,17 @@ class MetricsWriter:
         """Keeps a few responses of `step` for the run's page, and shows them in the trackers."""
         try:
             self._samples.add(step, samples)
-        except OSError as error:  # such as a full disk: the file of the next time has these as well
+        except OSError as error:  # such as a full disk; the next write includes these samples
             log.warning("samples of step %d: %s", step, error)
         for tracker in self._trackers:
             tracker.samples(step, samples)
 
     def flush(self) -> None:
-        """TensorBoard's events too are on disk when this returns; lines always are."""
+        """Writes TensorBoard's events to disk; lines are there already."""
         self._tensorboard.flush()
 
     def event(self, name: str, **fields: Any) -> None:
-        """Write something that happened and is not a metric, as one line of its own."""
+        """Writes an event, which is not a metric, as a line of its own."""
         self._file.write_row({"event": name, "time": time.time()} | fields, allow_nan=False)
 
     def close(self) -> None:
@@ -97,11 +97,10 @@ class MetricsWriter:
 
 
 def read_metrics(path: str | Path) -> list[dict[str, Any]]:
-    """The rows of a metrics file in the order of their steps, one for each step.
+    """Returns the rows of a metrics file, one for each step, in order.
 
-    A later value of the same step and name supersedes an earlier one, a resumed run supersedes all
-    steps from where it resumed, and a line that was cut off or damaged is left out. What was not
-    finite comes back as NaN.
+    A later value of the same step and name replaces an earlier one. A resumed run replaces all
+    steps from where it resumed. Damaged lines are left out. Values that were not finite are NaN.
     """
     rows: dict[int, dict[str, Any]] = {}
     for line in Path(path).read_bytes().split(b"\n"):
@@ -120,13 +119,14 @@ def read_metrics(path: str | Path) -> list[dict[str, Any]]:
 
 
 def _is_written(value: object) -> bool:
-    """Whether `_plain` can have made it."""
+    """Returns whether the value is of a kind that `_plain` returns."""
     is_number = isinstance(value, float) or (isinstance(value, int) and abs(value) < 2**63)
     return value is None or is_number or isinstance(value, str)
 
 
 def _plain(name: str, value: Any) -> float | int | str | None:
-    """A JSON value; null stands for what is not finite, which JSON cannot say."""
+    """Returns a metric as a JSON value. A number that is not finite becomes None, as JSON has no
+    NaN."""
     if "/" not in name:
         raise ValueError(f"metric {name!r} has no namespace: write namespace/name.")
     if isinstance(value, str):

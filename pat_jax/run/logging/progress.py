@@ -1,4 +1,4 @@
-"""What a person sees of a run: a bar, or where none can be shown one line a step.
+"""Shows the progress of a run: a bar, or one line a step if none can be shown.
 
 Knows which metrics are worth a glance. Does not know how they are measured or stored.
 """
@@ -18,10 +18,10 @@ log = logging.getLogger(__name__)
 
 
 class Progress:
-    """One bar for a run of `total` steps, `done` of which lie behind it."""
+    """The bar of a run of `total` steps, of which `done` are done."""
 
     def __init__(self, total: int, *, done: int = 0, stream: TextIO | None = None):
-        # What goes to stderr looks like a failure in a notebook.
+        # In a notebook, stderr looks like a failure.
         self._stream = stream or (sys.stdout if is_cell(sys.stdout) else sys.stderr)
         self._total = total
         self._is_cell = is_cell(self._stream)
@@ -35,20 +35,20 @@ class Progress:
         )
 
     def start(self, done: int = 0) -> None:
-        """The first step of this start begins, `done` of them lie behind it: by what came before
-        nobody can tell how long steps take."""
+        """Restarts the bar's clock when steps begin, with `done` steps done: the time before says
+        nothing about the time of steps."""
         self._bar.reset()
         self._bar.initial = self._bar.n = self._bar.last_print_n = done
 
     def stage(self, text: str) -> None:
-        """Show what is going on within a step, such as `rollout dp2tp1 running 12` (bars only)."""
+        """Shows what is going on within a step, such as `rollout dp2tp1 running 12` (bars only)."""
         self._bar.set_description_str(printable(text))
 
     def step(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """Show that `step` (counted from 1) is done, and its metrics."""
+        """Shows that `step` (counted from 1) is done, and its metrics."""
         line = f"step {step:>{len(str(self._total))}}/{self._total}  {describe(metrics)}"
         log.info("%s", line)
-        if self._is_cell:  # the newest alone: the notebook keeps what is printed
+        if self._is_cell:  # only the newest step: a notebook keeps every printed line
             self._bar.set_description_str(describe(metrics), refresh=False)
             self._bar.update(step - self._bar.n)
             return
@@ -57,7 +57,7 @@ class Progress:
         self._bar.update(step - self._bar.n)
 
     def print(self, text: str) -> None:
-        """Print a line above the bar; it may quote a policy, a reward or a file."""
+        """Prints a line above the bar. Control characters are escaped, as it may quote a policy."""
         text = printable(text)
         if self._bar.disable or self._is_cell:
             print(text, file=self._stream, flush=True)
@@ -65,12 +65,12 @@ class Progress:
             self._bar.write(text, file=self._stream)
 
     def close(self) -> None:
-        if not self._is_cell:  # there the bar stays, and says how the last step went
+        if not self._is_cell:  # in a notebook the bar stays, with the last step's metrics
             self._bar.set_description_str("", refresh=False)
         self._bar.close()
 
 
-# Of one width, so that steps stand in columns.
+# Fixed widths, so that steps are aligned in columns.
 _OF_ROLLOUTS = {
     "reward/mean": "reward {:6.3f}",
     "train/loss": "loss {:7.4f}",
@@ -88,7 +88,7 @@ _OF_EXAMPLES = {
 
 
 def describe(metrics: Mapping[str, Any]) -> str:
-    """The metrics of one step in one line; what was not measured, or of nothing, is left out."""
+    """Returns the metrics of one step in one line, without those that are missing or NaN."""
     templates = _OF_ROLLOUTS if "reward/mean" in metrics else _OF_EXAMPLES
     known = {name: x for name, x in metrics.items() if not (isinstance(x, float) and math.isnan(x))}
     parts = [text.format(known[name]) for name, text in templates.items() if name in known]
@@ -102,7 +102,7 @@ def describe(metrics: Mapping[str, Any]) -> str:
 
 
 def wrapped(line: str, columns: int) -> str:
-    """Parts that begin with a word, two spaces between them, in lines of so many columns."""
+    """Wraps a line at its double spaces, into lines of at most `columns` characters."""
     lines = [""]
     for part in re.split(r"  (?=[a-z])", line):
         if len(lines[-1]) + 2 + len(part) > columns and lines[-1]:
@@ -113,7 +113,7 @@ def wrapped(line: str, columns: int) -> str:
 
 
 def summarize(rows: Sequence[Mapping[str, Any]]) -> str:
-    """What came of a run, from its metric rows, in at most five lines."""
+    """Returns a summary of a run, from its metric rows, in at most five lines."""
     num_steps = sum(row["step"] > 0 for row in rows)  # row 0 has the evaluation before the first
     is_imitation = any({"eval/loss", "train/tokens_in_loss"} & row.keys() for row in rows)
     goal = "loss" if is_imitation else "reward"
@@ -149,7 +149,7 @@ def summarize(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _rewards(metrics: Mapping[str, Any]) -> str:
-    """The mean score of each function, where there are several."""
+    """Returns the mean score of each reward function, or "" if there is only one."""
     names = [name.split("/") for name in metrics if name.startswith("reward/")]
     means = [path[1] for path in names if len(path) == 3 and path[2] == "mean"]
     several = means if len(means) > 1 else []
@@ -157,8 +157,8 @@ def _rewards(metrics: Mapping[str, Any]) -> str:
 
 
 def _stages(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """Seconds of each stage; `timing/rollout` is a stage, `timing/rollout/switch` a part of one and
-    `timing/step` all of them."""
+    """Returns the seconds of each stage. `timing/rollout` is a stage, `timing/rollout/switch` a
+    part of one, and `timing/step` the whole step."""
     names = {name: name.split("/")[1:] for name in metrics if name.startswith("timing/")}
     names.pop("timing/step", None)
     stages = {name: path[0] for name, path in names.items() if len(path) == 1}
@@ -166,7 +166,7 @@ def _stages(metrics: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _values(rows: Sequence[Mapping[str, Any]], name: str) -> list[float]:
-    """The numbers alone: where no response could be scored, a mean is NaN."""
+    """Returns the values of a metric without NaN, which a mean is if nothing could be scored."""
     found = (row.get(name) for row in rows)
     return [x for x in found if isinstance(x, int | float) and not math.isnan(x)]
 

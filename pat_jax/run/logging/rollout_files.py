@@ -26,7 +26,7 @@ class KeptRollouts:
         self._is_written = True
 
     def resume(self, steps_done: int) -> None:
-        """Goes on with those in the folder of steps that are not repeated."""
+        """Loads the rollouts of the run's folder, except those of steps that are repeated."""
         found = gone_on_with(read_rollouts, self._folder, "rollouts") if steps_done else {}
         self._kept = {name: one for name, one in found.items() if one.step <= steps_done}
         self._is_written = len(self._kept) == len(found)
@@ -35,7 +35,8 @@ class KeptRollouts:
             self._kept.setdefault(NEWEST, max(known, key=lambda one: one.step))
 
     def add(self, step: int, trace: RolloutTrace) -> None:
-        """One that decoded nothing is none."""
+        """Keeps the rollout if it is the first, slowest or newest. One without decode steps is
+        ignored."""
         if not trace.running:
             return
         one, slowest = KeptRollout(step, trace), self._kept.get(SLOWEST)
@@ -53,8 +54,8 @@ class KeptRollouts:
 
 
 def read_rollouts(folder: Path) -> Mapping[str, KeptRollout]:
-    """By `NAMES`, as far as they are known; of no file none. Raises UserError where the file is not
-    as a run writes it."""
+    """Returns the rollouts by `NAMES`, or none if there is no file. Raises UserError if the file is
+    not as a run writes it."""
     return read_kept(folder / ROLLOUTS_FILE, "rollouts of its steps", _rollouts, {})
 
 

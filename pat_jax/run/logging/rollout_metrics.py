@@ -1,4 +1,4 @@
-"""What a rollout did, under the names of the logs (docs/metrics.md)."""
+"""The metrics of a rollout (docs/metrics.md)."""
 
 from collections.abc import Sequence
 
@@ -11,7 +11,7 @@ from pat_jax.rl.batches.types import FinishReason, RolloutGroup
 def describe_rollouts(
     groups: Sequence[RolloutGroup], report: RolloutReport
 ) -> dict[str, float | str]:
-    """The metrics of a rollout, under the names of the logs."""
+    """Returns the metrics of a rollout, by their names in the logs."""
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     lengths = np.array([len(rollout.tokens) for rollout in rollouts])
     is_cut = np.array([rollout.finish is FinishReason.LENGTH for rollout in rollouts])
@@ -45,7 +45,7 @@ def describe_rollouts(
 
 
 def _describe_sources(by_source: Sequence[Sequence[int]]) -> dict[str, int]:
-    """Tokens of drafts that were verified and accepted, by what they were copied from."""
+    """Returns the verified and the accepted draft tokens of each source."""
     names = "own", "siblings", "earlier"
     found = zip(names, by_source, strict=True)
     return {
@@ -56,7 +56,7 @@ def _describe_sources(by_source: Sequence[Sequence[int]]) -> dict[str, int]:
 
 
 def _describe_lengths(prefix: str, lengths: np.ndarray) -> dict[str, float]:
-    """Of no response there is nothing to say."""
+    """Returns statistics of the lengths, or nothing if there are no responses."""
     if not lengths.size:
         return {}
     percents = {"p50": 50, "p90": 90, "p99": 99}

@@ -1,6 +1,6 @@
-"""A few responses as people look at them, and their file in the folder of a run.
+"""A few responses for people to look at, and their file in the run's folder.
 
-Knows rollouts and what reward functions gave. Does not know where it is shown.
+Knows rollouts and scores. Does not know where they are shown.
 """
 
 import json
@@ -21,23 +21,23 @@ from pat_jax.run.checkpoints.json_state import declared, gone_on_with, read_kept
 
 SAMPLES_FILE = "samples.json"
 MOST_STEPS = 50  # in the file
-MOST_CHARACTERS = 4000  # of a text: of a longer one its begin and its end
+MOST_CHARACTERS = 4000  # a longer text keeps its begin and end
 
 
 @dataclass(frozen=True)
 class Sample:
     prompt: str
     completion: str
-    reward: float | None  # None: it has none
+    reward: float | None  # None: it could not be scored
     tokens: int
     finish: str
-    # Of several functions what each gave, without its weight.
+    # The unweighted score of each reward function, if there are several.
     rewards: dict[str, float | None] = field(default_factory=dict)
     answer: str | None = None  # the right one, where the problem has one
 
     @property
     def facts(self) -> str:
-        """Such as "reward 1 (math 1, brevity -0.2), 57 tokens, stop"."""
+        """A line such as "reward 1 (math 1, brevity -0.2), 57 tokens, stop"."""
         parts = ", ".join(f"{name} {_number(score)}" for name, score in self.rewards.items())
         earned = f"reward {_number(self.reward)}" + (f" ({parts})" if parts else "")
         return f"{earned}, {self.tokens:,} tokens, {self.finish}"
@@ -50,8 +50,8 @@ def to_samples(
     decode: Callable[[Rollout], str],
     chosen: Sequence[int] | None = None,
 ) -> Iterator[Sample]:
-    """Those of the responses that are `chosen`, in order; None: all. A reward of NaN is none, and
-    what each of several functions gave is part of a sample."""
+    """Yields a sample for each response whose index is `chosen`; None takes all. A reward of NaN
+    becomes None. If there are several reward functions, a sample has the score of each."""
     several = functions if len(functions) > 1 else ()
     for i in range(len(rollouts)) if chosen is None else chosen:
         scores = {one.name: one.scores[i] for one in several}
@@ -68,7 +68,7 @@ def to_samples(
 
 
 def table(step: int, samples: Sequence[Sample]) -> tuple[list[str], list[list[object]]]:
-    """Columns and rows; a column for each function where there are several."""
+    """Returns columns and rows of a table. Several reward functions have a column each."""
     names = list(samples[0].rewards) if samples else []
     columns = ["step", "prompt", "response", "reward", *names, "tokens", "finish"]
     rows: list[list[object]] = [
@@ -83,7 +83,8 @@ def _number(value: float | None) -> str:
 
 
 class SamplesFile:
-    """In the folder of a run. A file that is there is gone on with, up to `resume_step`."""
+    """The file of samples in a run's folder. A resumed run keeps the samples of steps before
+    `resume_step`."""
 
     def __init__(self, folder: Path, resume_step: int | None):
         self._folder = folder
@@ -91,7 +92,7 @@ class SamplesFile:
         self._steps = {step: few for step, few in found.items() if step < (resume_step or 0)}
 
     def add(self, step: int, samples: Sequence[Sample]) -> None:
-        """The file with these too."""
+        """Adds the samples of `step`, and writes the file."""
         self._steps[step] = [_cut(one) for one in samples]
         newest = sorted(self._steps, reverse=True)[:MOST_STEPS]
         self._steps = {step: self._steps[step] for step in newest}
@@ -100,8 +101,8 @@ class SamplesFile:
 
 
 def read_samples(folder: Path) -> Mapping[int, Sequence[Sample]]:
-    """The samples of a run, by step, the newest first, long texts cut; none of no file. Raises
-    UserError where the file is not as a run writes it."""
+    """Returns the samples of a run by step, the newest first, with long texts cut. Without a file
+    there are none. Raises UserError if the file is not as a run writes it."""
     return read_kept(folder / SAMPLES_FILE, "the samples of its steps", _samples, {})
 
 

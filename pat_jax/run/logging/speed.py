@@ -1,4 +1,4 @@
-"""How fast an update was, for how much of its devices, and what they had in use."""
+"""Metrics of an update's speed, its share of the devices' peak, and their memory."""
 
 from collections.abc import Sequence
 
@@ -24,14 +24,14 @@ def describe_update(
     seconds: float,
     adapter_weights: int | None = None,
 ) -> dict[str, float]:
-    """The metrics of an update's speed; a device whose peak is not known has no `train/mfu`.
+    """Returns the metrics of an update's speed, without `train/mfu` if the peak is not known.
 
     Args:
       lengths: tokens of each sequence.
-      shared: of its first tokens, how many are computed with another one.
-      passes: over the sequences, forward and backward.
-      seconds: of the whole update.
-      adapter_weights: of the adapters that a token is multiplied with; None: all of the model is
+      shared: number of its first tokens that are computed together with another sequence.
+      passes: forward and backward passes over the sequences.
+      seconds: time of the whole update.
+      adapter_weights: adapter weights that each token is multiplied with; None: the whole model is
         trained.
     """
     measured = {"train/tokens_per_s": float(np.sum(lengths - shared)) / seconds}
@@ -43,13 +43,13 @@ def describe_update(
 
 
 def describe_memory(devices: Sequence[Device]) -> dict[str, float]:
-    """`memory/peak_gib` of the fullest device, where the backend tells."""
+    """Returns `memory/peak_gib` of the fullest device, if the backend reports it."""
     peak = peak_bytes(devices)
     return {} if peak is None else {"memory/peak_gib": peak / GIB}
 
 
 def sequence_lengths(groups: Sequence[RolloutGroup]) -> np.ndarray:
-    """int[responses]: tokens of each response and its prompt."""
+    """Returns the tokens of each response and its prompt together, int[responses]."""
     return np.array(
         [len(one.prompt.tokens) + len(one.tokens) for group in groups for one in group.rollouts]
     )

@@ -1,4 +1,4 @@
-"""A run in which nothing moves, or many responses are cut: a person is told once what to look at.
+"""Warns once if a run learns nothing, or if many responses are cut, and suggests what to look at.
 
 Knows metrics. Does not know how they come about.
 """
@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-STEPS = 10  # so many in a row are no accident
+STEPS = 10  # that many equal steps in a row are no accident
 GRADIENT, REWARD, LENGTH = "train/grad_norm", "reward/mean", "rollout/length_mean"
 CUT, MANY = "rollout/truncated", 0.2  # of the responses
 _LOOK = "look at the responses and their rewards (run.html, --log_completions)"
@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 
 class Unmoved:
-    """`longest` is of a response, in tokens."""
+    """Watches the metrics of a run. `longest` is the limit of a response, in tokens."""
 
     def __init__(self, notify: Callable[[str], None], longest: int):
         self._notify, self._longest, self._has_warned = notify, longest, False
@@ -39,7 +39,7 @@ class Unmoved:
 
 
 def advice_on_length(row: Mapping[str, Any], longest: int) -> str:
-    """What to do, in a sentence; empty where few responses of a step were cut."""
+    """Returns a sentence on what to do if many responses of a step were cut, else ""."""
     if (share := _number(row, CUT)) <= MANY:
         return ""
     return (
@@ -50,8 +50,9 @@ def advice_on_length(row: Mapping[str, Any], longest: int) -> str:
 
 
 def advice(rows: Sequence[Mapping[str, Any]]) -> str:
-    """What to look at, in a sentence; empty where the last `STEPS` moved, or nothing is trained.
-    `rows` are the metrics of steps; what is not finite is NaN or None there."""
+    """Returns a sentence on what to look at if the metrics of the last `STEPS` steps did not move.
+    Returns "" if they did, or if nothing is trained. In `rows`, the metrics of steps, NaN or None
+    stands for values that are not finite."""
     last = rows[-STEPS:]
     if len(last) < STEPS or not all(GRADIENT in row for row in last):
         return ""
@@ -71,7 +72,7 @@ def advice(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _number(row: Mapping[str, Any], name: str) -> float:
-    """Of what is not finite 0."""
+    """Returns the metric's value, or 0 if it is missing or not finite."""
     value = row.get(name)
     return value if value is not None and math.isfinite(value) else 0.0
 

@@ -1,6 +1,6 @@
-"""The processes of a run meet: started alike, and all stopped by one signal.
+"""Connects the processes of a run: all have the same options, and one signal stops all.
 
-Alone, a process meets nobody.
+A process that is alone connects to nobody.
 """
 
 from dataclasses import asdict, replace
@@ -16,13 +16,13 @@ from pat_jax.run.results.export import check_export_dir
 
 Options = TypeVar("Options", bound=AnyRun)
 
-OWN = ("run_dir", "distributed.process_id", "distributed.coordinator")  # that may differ by process
+OWN = ("run_dir", "distributed.process_id", "distributed.coordinator")  # may differ by process
 
 
 def meet(config: Options, signals: StopSignals) -> Options:
-    """Before any device is asked for. Returns the options with the folder of the first process,
-    which alone names one where none is given. Raises UserError where the processes do not find each
-    other, were started with other options, or cannot write what is to be written."""
+    """Connects the processes; call it before asking JAX for devices. Returns the options with the
+    run folder of the first process. Raises UserError if the processes do not find each other, were
+    started with different options, or cannot write to the folders given."""
     us = join(config.distributed)
     signals.stop_all(us)
     first = us.agree("options", lambda: config)

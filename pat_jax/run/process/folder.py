@@ -1,4 +1,4 @@
-"""The folder of a run: what lies where, whether a run may write there, and who does.
+"""The folder of a run: its files, whether a run may write there, and its lock.
 
 Knows files and the options that they were written with. Does not know what a run computes.
 """
@@ -28,16 +28,16 @@ from pat_jax.run.start.hub_names import go_on_with_names
 
 CONFIG_FILE, CHECKPOINTS, LOG_FILE, LOCK_FILE = "config.yaml", "checkpoints", "run.log", ".lock"
 PAGE_FILE = "run.html"
-ROWS = "rows"  # what a program has given in the place of data files (`given_rows.py`)
+ROWS = "rows"  # folder of rows that a program gave instead of data files (`given_rows.py`)
 COMPLETE = "\n...\n"  # the end of a YAML document, and of a config.yaml that was not cut
 
 Options = TypeVar("Options", bound=AnyRun)
 
 
 def options_of_run(argv: Sequence[str], parse: Callable[..., Options]) -> Options:
-    """The options that `argv` asks for; those of a resumed run are its own, unless given again.
-    `parse` is as `command_line.parse`, with `only` where the others may need those of the run.
-    Raises UserError where they are wrong, or there is no run to resume."""
+    """Returns the options that `argv` asks for. A resumed run keeps its own, unless given again.
+    `parse` has the interface of `command_line.parse`. Raises UserError if an option is wrong, or if
+    there is no run to resume."""
     argv = _resume_decided(argv, parse)
     resumed = parse(argv, only=("resume", "run_dir"))
     if resumed.resume:
@@ -51,7 +51,7 @@ def options_of_run(argv: Sequence[str], parse: Callable[..., Options]) -> Option
 
 
 def _resume_decided(argv: Sequence[str], parse: Callable[..., AnyRun]) -> list[str]:
-    """With `--resume auto` made true where the folder has a run, and false where it has none."""
+    """Replaces `--resume auto` by true if the folder has a run, and by false if it has none."""
     split = [text.split("=", 1) if text.startswith("--resume=") else [text] for text in argv]
     words = [word for texts in split for word in texts]
     places = [i for i, word in enumerate(words) if word == "--resume"]
@@ -77,11 +77,11 @@ def _is_run(folder: Path) -> bool:
 
 
 def check_run_dir(config: AnyRun) -> Path:
-    """The run's folder, if it can be written; not made yet. Raises UserError where it cannot be
-    written, holds another run, or has nothing to resume."""
+    """Returns the run's folder, without creating it. Raises UserError if it cannot be written,
+    holds another run, or has nothing to resume."""
     folder, option = Path(config.run_dir), f"option --run_dir is {config.run_dir!r}"
     existing = folder
-    while not os.path.exists(existing):  # False too where looking is forbidden
+    while not os.path.exists(existing):  # also False without permission to look
         existing = existing.parent
     if not existing.is_dir() or not os.access(existing, os.R_OK | os.W_OK | os.X_OK):
         raise UserError(f"{option}: expected a folder that can be written, but {existing} is none.")
@@ -96,10 +96,10 @@ def check_run_dir(config: AnyRun) -> Path:
 
 
 def is_used(folder: Path) -> bool:
-    """By more than what a run has there before it has done anything.
+    """Returns whether the folder has more than a run writes before its first step.
 
-    That is its lock, a file that is just written, its options beside its log, its page, and rows it
-    was given. A run that failed then can be begun again in its folder.
+    A run first writes its lock, its options and log, its page, and the rows that it was given. If
+    it failed by then, it can be begun again in its folder.
     """
     if not folder.is_dir():
         return False
@@ -109,7 +109,7 @@ def is_used(folder: Path) -> bool:
 
 
 def _is_whole(folder: Path) -> bool:
-    """Whether its options are as a run writes them."""
+    """Returns whether the file of the run's options is complete."""
     try:
         return (folder / CONFIG_FILE).read_text(encoding="utf-8").endswith(COMPLETE)
     except (OSError, UnicodeDecodeError):
@@ -127,8 +127,8 @@ def _check_kinds(folder: Path, option: str) -> None:
 
 
 def saved_config(folder: Path) -> Path:
-    """The file of the options that a run was begun with, put right if it was damaged. Raises
-    UserError where it was damaged, and no checkpoint knows the options."""
+    """Returns the file of the options that a run was begun with. If it is damaged, restores it from
+    a checkpoint. Raises UserError if no checkpoint has the options."""
     path = folder / CONFIG_FILE
     if _is_whole(folder):
         return path
@@ -143,7 +143,7 @@ def saved_config(folder: Path) -> Path:
 
 
 def changed_options(config: AnyRun, folder: Path) -> list[str]:
-    """Each option of a resumed run that is another than before, such as `seed 0 -> 1`."""
+    """Returns each option that a resumed run changes, such as `seed 0 -> 1`."""
     if not config.resume:
         return []
     before = parse(["--config", str(folder / CONFIG_FILE)], type(config), presets=None)
@@ -157,14 +157,14 @@ def changed_options(config: AnyRun, folder: Path) -> list[str]:
 
 
 def name_of_rows(path: str) -> str:
-    """What a file of given rows is called in its run's folder, wherever that lies; empty of any
-    other path. It follows from the rows: files of one name have the same."""
+    """Returns the name of a file of given rows inside its run's folder, or "" for any other path.
+    It contains a checksum of the rows: files with the same name have the same rows."""
     name = "/".join(Path(path).parts[-3:])
     return name if re.fullmatch(rf"{ROWS}/[0-9a-f]{{16}}/\w+\.jsonl", name) else ""
 
 
 def _wherever(config: AnyRun) -> dict[str, Any]:
-    """The options, whose files of given rows are as where the folder was before."""
+    """Returns the options with files of given rows named relative to the run's folder."""
     options = asdict(config)
     for section, name in (("data", "files"), ("eval", "data")):
         files = options[section][name]
@@ -175,7 +175,7 @@ def _wherever(config: AnyRun) -> dict[str, Any]:
 def differences(
     before: Mapping[str, Any], after: Mapping[str, Any]
 ) -> dict[str, tuple[object, object]]:
-    """Options by their names, sections included, that two nested dictionaries have not alike."""
+    """Returns the old and new values of options that differ, by dotted name."""
     old, new = _flat(before), _flat(after)
     return {name: (old[name], new[name]) for name in new if old[name] != new[name]}
 
@@ -189,9 +189,9 @@ def _flat(options: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def make_run_dir(config: AnyRun, folder: Path) -> BaseFileLock:
-    """The first thing that a run writes. Returns the lock of the folder, held until it is released
-    or the process ends. Raises UserError where the folder cannot be made, or another run writes
-    there."""
+    """Creates and locks the folder, before anything else is written. Returns the lock, which is
+    held until it is released or the process ends. Raises UserError if the folder cannot be created,
+    or if another run writes there."""
     option = f"option --run_dir is {config.run_dir!r}"
     lock = lock_folder(folder, option)
     if not config.resume and is_used(folder):
@@ -200,8 +200,8 @@ def make_run_dir(config: AnyRun, folder: Path) -> BaseFileLock:
 
 
 def lock_folder(folder: Path, option: str) -> BaseFileLock:
-    """Made when missing, and kept from other processes. Raises UserError, which begins with
-    `option`, where it cannot be made, or another process holds it."""
+    """Creates a missing folder, and locks it. Raises UserError, beginning with `option`, if the
+    folder cannot be created or another process holds its lock."""
     lock = FileLock(folder / LOCK_FILE)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -218,14 +218,14 @@ def lock_folder(folder: Path, option: str) -> BaseFileLock:
 
 
 class _Printable(logging.Formatter):
-    """Of a log that people look at on terminals."""
+    """Escapes control characters, as logs are read on terminals."""
 
     def format(self, record: logging.LogRecord) -> str:
         return printable(super().format(record))
 
 
 def log_to(path: Path) -> None:
-    """What the package logs goes to this file, and nowhere else."""
+    """Sends the package's log to this file, and nowhere else."""
     handler = logging.FileHandler(path, encoding="utf-8")
     handler.setFormatter(_Printable("%(asctime)s %(name)s: %(message)s"))
     package = logging.getLogger("pat_jax")

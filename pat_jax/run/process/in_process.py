@@ -1,4 +1,4 @@
-"""A run inside of a program, such as a notebook: what it takes of the process it gives back.
+"""A run inside of a program, such as a notebook: restores the process's log and signal handlers.
 
 Knows the process. Does not know what a run does.
 """
@@ -14,9 +14,9 @@ from pat_jax.run.process.stop_signals import Stopped, StopSignals
 
 @contextmanager
 def in_program() -> Iterator[StopSignals]:
-    """While entered, the package's log is the run's and signals stop it; afterwards they are what
-    they were. Raises KeyboardInterrupt where SIGINT has stopped the run, which has kept what there
-    was to keep. After SIGTERM the program gets the signal once more, as it takes it by itself."""
+    """While entered, the run owns the package's log, and signals stop the run; both are restored
+    afterwards. Raises KeyboardInterrupt if SIGINT has stopped the run, which is saved by then.
+    After any other signal, sends it once more, for the program's own handler."""
     stopped: Stopped | None = None
     with _logging_given_back():
         try:
@@ -24,7 +24,7 @@ def in_program() -> Iterator[StopSignals]:
                 yield signals
         except Stopped as stop:
             stopped = stop
-    gc.collect()  # arrays of a run that has ended, on the devices that the next one needs
+    gc.collect()  # frees arrays of the ended run on devices that the next one needs
     if stopped is None:
         return
     if stopped.name == signal.SIGINT.name:

@@ -1,4 +1,4 @@
-"""A run while it is running: the folder that it holds, and all that is written and said there.
+"""An open run: holds its folder, and writes its options, log, metrics, page and checkpoints.
 
 Knows files, checkpoints and metrics. Does not know what the run computes, nor when a step is over.
 """
@@ -46,15 +46,14 @@ Restored = tuple[int, dict[str, Any], dict[str, Any]]  # its step, and the same
 
 
 class OpenRun:
-    """Holds the folder from its beginning to the end of the process. Raises UserError where the
-    folder is another run's, or a tracker cannot begin.
+    """Locks the folder until it is released or the process ends. Raises UserError if the folder
+    belongs to another run, or if a tracker cannot begin.
 
     Args:
-      command: that makes such runs, as in `python -m pat_jax.COMMAND`.
-      steps: of the whole run.
-      fingerprint: what its checkpoints have to share with those of a resumption.
-      save_beside: called before each checkpoint is written, with its step: writes what is not part
-        of it.
+      command: the command of such runs, as in `python -m pat_jax.COMMAND`.
+      steps: steps of the whole run.
+      fingerprint: a checkpoint must have the same to be resumed.
+      save_beside: called with the step before each checkpoint is written, to write other files.
     """
 
     def __init__(
@@ -69,10 +68,10 @@ class OpenRun:
         self._config, self._command, self._started = config, command, time.perf_counter()
         self._save_beside = save_beside
         shared, us = Path(config.run_dir), process_group()
-        self._lock: BaseFileLock | None = None  # of the first process, which writes there
+        self._lock: BaseFileLock | None = None  # held by the first process
         self._changed = us.agree("the run's folder", lambda: self._hold(shared))
         self.folder = folder = us.folder(shared)
-        # Without what belongs to one start alone.
+        # Without options that belong to one start only.
         begun = replace(config, resume=False, distributed=DistributedConfig())
         self._config_text = dump(begun)
         replace_text(folder / CONFIG_FILE, self._config_text)
@@ -88,19 +87,19 @@ class OpenRun:
         self.saves = Saves(self.checkpoints, every, steps, self.progress.print)
 
     def _hold(self, folder: Path) -> list[str]:
-        """Keeps others out of the folder; returns which options are others than before."""
+        """Locks the folder, and returns the options that differ from before."""
         self._lock = make_run_dir(self._config, folder)
         return changed_options(self._config, folder)
 
     def tell_changes(self) -> None:
-        """Which options of a resumed run are others than before."""
+        """Prints which options of a resumed run differ from before."""
         if changed := ", ".join(self._changed):
             self.progress.print(f"resumed with other options: {changed}")
 
     def restore(self, abstract: Mapping[str, Any]) -> Restored | None:
-        """Step, state and metadata of the newest checkpoint of a resumed run, if there is one;
-        `abstract` has the shapes and shardings of the state. Raises UserError where all are
-        damaged."""
+        """Returns step, state and metadata of a resumed run's newest whole checkpoint, or None if
+        there is no checkpoint. `abstract` has the shapes and shardings of the state. Raises
+        UserError if all checkpoints are damaged."""
         if not self._config.resume:
             return None
         if self.checkpoints.latest_step() is None:
@@ -115,42 +114,42 @@ class OpenRun:
         return found
 
     def metrics(self, first_step: int) -> MetricsWriter:
-        """Those of a run with so many steps done."""
+        """Opens the metrics; `first_step` steps were done before this start."""
         resume_step = first_step + 1 if self._config.resume else None
         trackers, notify = self._trackers, self.progress.print
         return MetricsWriter(self.folder, resume_step=resume_step, trackers=trackers, notify=notify)
 
     def save(self, step: int, kept: Kept, metrics: MetricsWriter) -> None:
-        """After the step's metrics are written: a run resumed from here does not repeat it."""
+        """Saves a step whose metrics are written: a run resumed from here does not repeat it."""
         start = time.perf_counter()
         metrics.flush()
         self.saves.save(step, *self._whole(step, kept))
         metrics.write(step, {"timing/checkpoint": time.perf_counter() - start})
 
     def save_last(self, step: int, kept: Kept) -> None:
-        """Returns when `step` is on disk; raises UserError where it is not, after several tries."""
+        """Returns when `step` is on disk. Raises UserError if several attempts to save it fail."""
         self.saves.end(step, *self._whole(step, kept))
 
     @contextmanager
     def saved_at_an_error(
         self, signals: StopSignals, last: Callable[[], tuple[int, Kept]]
     ) -> Iterator[None]:
-        """Whatever error ends what is done inside, the `last` whole step is saved before anybody
-        else hears of it; it is asked for then."""
+        """While entered, any error has the last whole step saved before it goes on. `last` is
+        called then, and returns that step."""
         try:
             yield
-        except (Stopped, StoppedAtOnce):  # see `stop`; the other wants nothing to be saved
+        except (Stopped, StoppedAtOnce):  # `stop` saves at the first; the second saves nothing
             raise
         except BaseException:
             signals.hold()
             if process_group().is_alone:
                 self._notify_last(f"{self._saved(last)}; {self._again}")
-            else:  # the others are elsewhere: a state that is spread over all of them cannot be saved
+            else:  # a state spread over all processes cannot be saved by one of them
                 self._notify_last(f"{self.saves.on_disk()}{START_AGAIN}")
             raise
 
     def _saved(self, last: Callable[[], tuple[int, Kept]]) -> str:
-        """A clause about it, though whatever has ended the run may end this too."""
+        """Saves the last whole step, and returns a clause about it, also if saving fails."""
         try:
             step, kept = last()
             return self.saves.stop(step, *self._whole(step, kept))
@@ -159,8 +158,7 @@ class OpenRun:
             return f"the last whole step was not saved ({first_line(error)}), and {self.saves.on_disk()}"
 
     def stop(self, stopped: Stopped, done: int | None, kept: Callable[[], Kept]) -> None:
-        """Saves what the run has done and says how to go on; where nothing is `done` there is
-        nothing yet that is worth keeping."""
+        """Saves the step that is `done`, if any, and prints how to go on."""
         if done is None:
             what = self.saves.newest()
         else:
@@ -169,7 +167,7 @@ class OpenRun:
         self._notify_last(f"stopped by {stopped.name}: {what}; {self._again}")
 
     def last_words(self) -> str:
-        """What is kept, and how to go on, at any moment."""
+        """Returns what is saved and how to go on; can be called at any moment."""
         return f"{self.saves.on_disk()}; {self._again}"
 
     @property
@@ -178,7 +176,7 @@ class OpenRun:
         return f"go on with: python -m pat_jax.{self._command} --resume --run_dir {folder}"
 
     def _notify_last(self, text: str) -> None:
-        # Nobody may read it any more, which may be why the run ends.
+        # The reader of the output may have gone, which may be why the run ends.
         with suppress(OSError):
             self.progress.close()
             print(text, file=sys.stderr, flush=True)
@@ -189,14 +187,14 @@ class OpenRun:
         self.progress.close()
 
     def release(self) -> None:
-        """Others may write there, though this process goes on."""
+        """Unlocks the folder, though this process goes on."""
         self.checkpoints.close()
         if self._lock is not None:
             self._lock.release()
 
     def tell_end(self, compile_s: float, plan: str = "") -> None:
-        """What came of the run, where its time went, what is where; `plan` is the newest
-        rollout's."""
+        """Prints a summary of the run, where its time went, and what is in its folder. `plan` is
+        that of the newest rollout."""
         print(summarize(read_metrics(self.folder / METRICS_FILE)))
         if plan:
             print(f"newest rollout: {plan}")
@@ -204,7 +202,7 @@ class OpenRun:
         print(closing(self._config, self.folder, compile_s=compile_s, total_s=total_s))
 
     def _whole(self, step: int, kept: Kept) -> Kept:
-        """With the options: a config.yaml that was cut is recovered from them."""
+        """Adds the options to the metadata: a damaged config.yaml is restored from them."""
         self._save_beside(step)
         state, meta = kept
         return state, meta | {"config": self._config_text}

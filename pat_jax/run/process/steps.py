@@ -1,4 +1,4 @@
-"""The steps of a run, whatever one computes: what is measured, shown and saved of each.
+"""The steps of a run of any kind: writes, shows and saves what each has measured and learned.
 
 Knows metrics and checkpoints. Does not know what is in them.
 """
@@ -13,19 +13,19 @@ from pat_jax.run.process.stop_signals import Stopped, StopSignals
 
 
 class Steps:
-    """Those of one start of a run; `kept` gives state and metadata of the last whole step."""
+    """The steps of one start of a run. `kept` returns state and metadata of the last whole step."""
 
     def __init__(self, opened: OpenRun, signals: StopSignals, kept: Callable[[], Kept]):
         self._open, self._kept, self.signals = opened, kept, signals
-        self.clock = Stopwatch()  # of a step
+        self.clock = Stopwatch()  # stages of the current step
         self.first = 0  # steps that were done before this start
-        self.done: int | None = None  # None: there is nothing yet that is worth keeping
+        self.done: int | None = None  # the last whole step; None: nothing to save yet
         self._unwritten: Mapping[str, Any] = {}
         signals.last_words = opened.last_words
 
     @contextmanager
     def kept_at_a_stop(self) -> Iterator[None]:
-        """A signal that stops what is done inside has the last whole step saved first."""
+        """While entered, saves the last whole step if a signal stops the run."""
         try:
             yield
         except Stopped as stop:
@@ -34,7 +34,8 @@ class Steps:
 
     @contextmanager
     def going_on(self) -> Iterator[None]:
-        """Steps are made while it is entered; at any error the last whole one is saved."""
+        """Enters the phase of steps: opens the metrics, and saves the last whole step at an
+        error."""
         run, first = self._open, self.first
         run.progress.start(first)
         with (
@@ -45,12 +46,12 @@ class Steps:
             yield
 
     def has_learned(self, step: int, measured: Mapping[str, Any]) -> None:
-        """From here on this is the step that is saved, whatever fails; what is measured later is
-        added."""
+        """Makes `step` the one that is saved if anything fails later. `measured` may still grow
+        before it is written."""
         self.done, self._unwritten = step, measured
 
     def write(self, step: int, measured: dict[str, Any]) -> None:
-        """All that was measured in a step, its stages included."""
+        """Adds the seconds of each stage to `measured`, and writes it."""
         measured |= {**self.clock.metrics, "timing/step": self.clock.elapsed}
         self.metrics.write(step, measured)
         self._unwritten = {}
@@ -61,13 +62,13 @@ class Steps:
             self._open.save(step, self._kept(), self.metrics)
 
     def last(self) -> tuple[int, Kept]:
-        """The last whole step; what was measured in it is written."""
-        assert self.done is not None  # it is asked for while steps are made
+        """Returns the last whole step with what is saved of it; writes its metrics if pending."""
+        assert self.done is not None  # called only inside `going_on`
         if self._unwritten:
             self.metrics.write(self.done, self._unwritten)
         return self.done, self._kept()
 
     def save_last(self, step: int) -> None:
-        """Returns when the run's last step is on disk."""
+        """Saves the run's last step, and returns when it is on disk."""
         with self.signals.held():
             self._open.save_last(step, self._kept())

@@ -1,4 +1,4 @@
-"""SIGTERM, Ctrl-C and a closed terminal: what a run does between being told to stop and being gone.
+"""SIGTERM, Ctrl-C and a closed terminal: stops a run so that it can save first.
 
 Knows signals and when they may interrupt. Does not know what is worth keeping (`loop.py`).
 """
@@ -16,7 +16,7 @@ from pat_jax.common.hosts.together import ProcessGroup, process_group
 
 
 class Stopped(BaseException):
-    """A signal asks the run to end; raised in the main thread, between two of its statements."""
+    """Raised in the main thread when a signal asks the run to end."""
 
     def __init__(self, number: int):
         self.name, self.exit_code = signal.Signals(number).name, 128 + number
@@ -24,18 +24,18 @@ class Stopped(BaseException):
 
 
 class StoppedAtOnce(KeyboardInterrupt):
-    """The second SIGINT in a program that goes on: nothing is saved or printed any more."""
+    """Raised at the second SIGINT inside a program: nothing more is saved or printed."""
 
 
 class StopSignals:
-    """While entered, SIGTERM, SIGINT and SIGHUP raise `Stopped`; the second SIGTERM or SIGINT ends
-    the process at once. A terminal that closes sends SIGHUP several times, which asks for nothing
-    more; where it is ignored, as under nohup, it stays so.
+    """While entered, SIGTERM, SIGINT and SIGHUP raise `Stopped`; a second SIGTERM or SIGINT ends
+    the process at once. A closing terminal sends SIGHUP several times, so repeats of it do nothing;
+    if it is ignored, as under nohup, it stays ignored.
 
     Args:
-      owns_process: False: in a program that goes on after the run, such as a notebook, the second
-        SIGINT ends the run at once and not the process. Outside of the main thread, where Python
-        gives signals to nobody, none is taken.
+      owns_process: False for a run inside of a program, such as a notebook. The second SIGINT then
+        ends the run and not the process. Outside of the main thread, which alone gets Python's
+        signals, no handlers are set.
     """
 
     def __init__(self, *, owns_process: bool = True) -> None:
@@ -44,7 +44,7 @@ class StopSignals:
         self._is_held = False
         self._owns_process = owns_process
         self._us = process_group()
-        # What is kept, and how to go on, for one who does not wait; asked at any moment.
+        # Tells what is saved and how to go on, for a user who does not wait.
         self.last_words: Callable[[], str] = lambda: "nothing is saved yet"
 
     def __enter__(self) -> Self:
@@ -72,12 +72,12 @@ class StopSignals:
             raise Stopped(self._received)
 
     def hold(self) -> None:
-        """For good: the run is ending by itself."""
+        """Holds back `Stopped` for good: the run is ending by itself."""
         self._is_held = True
 
     def stop_all(self, us: ProcessGroup) -> None:
-        """From now on a signal to one process stops all, where they next agree, between two
-        steps."""
+        """From now on, a signal to one process stops all processes, when they next agree on
+        something outside of `held`."""
 
         def stop(number: int) -> NoReturn:
             raise Stopped(number)
@@ -95,7 +95,7 @@ class StopSignals:
             if number == signal.SIGINT and not self._owns_process:
                 raise StoppedAtOnce
             os._exit(128 + number)
-        if self._received is not None:  # it is stopping
+        if self._received is not None:  # already stopping
             return
         self._received = number
         _tell(f"\n{signal.Signals(number).name}: stopping; once more ends it at once\n")
@@ -106,13 +106,13 @@ class StopSignals:
 
 
 def _tell(text: str) -> None:
-    """Not by print: it may be in the middle of a line of its own."""
+    """Writes to stderr without print, which the signal may have interrupted."""
     with suppress(OSError):
         os.write(2, text.encode(errors="replace"))
 
 
 def _silence(terminals: list[int]) -> None:
-    """Files whose terminal has gone: a write to them would fail."""
+    """Redirects files whose terminal has gone to /dev/null: a write to them would fail."""
     for file in terminals:
         if not os.isatty(file):
             nowhere = os.open(os.devnull, os.O_RDWR)
@@ -121,7 +121,7 @@ def _silence(terminals: list[int]) -> None:
 
 
 def leave(exit_code: int) -> NoReturn:
-    """Ends the process, after the others of the run, without waiting for its threads."""
+    """Takes leave of the run's other processes, and ends this one without waiting for threads."""
     process_group().leave()
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError):  # such as a pipe whose reader has gone

@@ -1,5 +1,4 @@
-"""The policy as a Hugging Face directory, or its adapters as PEFT's: where a run may write them,
-and what it wrote before.
+"""Exports a run's policy as a Hugging Face directory, or its adapters as a PEFT directory.
 
 Knows the run's folder and the export's. Does not know the formats
 (`models/checkpoints/hf_export.py`, `models/checkpoints/peft_adapter.py`).
@@ -23,11 +22,11 @@ from pat_jax.models.checkpoints.peft_adapter import export_adapter
 from pat_jax.training.build import DTYPES
 from pat_jax.training.trainable_params import Leaves, TrainableParams
 
-_NOTE = "exported.json"  # in the run's folder: where to, and the policy of which step
+_NOTE = "exported.json"  # in the run's folder: path and step of its export
 
 
 def check_export_dir(config: AnyRun) -> None:
-    """Raises UserError where the policy cannot be written to the folder that is asked for."""
+    """Raises UserError if the policy cannot be written to --checkpoint.export_dir."""
     if not (name := config.checkpoint.export_dir):
         return
     if Path(config.run_dir).absolute().is_relative_to(Path(name).absolute()):
@@ -46,14 +45,14 @@ def export_policy(
     step: int,
     tokenizer_dir: str | Path | None = None,
 ) -> None:
-    """Writes the policy of `step`, of which `params` are trained; what this run wrote there earlier
-    is kept beside it.
+    """Writes the policy of `step`, whose trained parameters are `params`. An earlier export of this
+    run is renamed and stays beside it.
 
     Args:
-      tokenizer_dir: the directory of the tokenizer; None: the model's, if it is one.
+      tokenizer_dir: the directory of the tokenizer; None: the model's directory, if it has one.
 
     Raises:
-      UserError: it cannot be written, such as on a full disk.
+      UserError: the policy cannot be written, such as on a full disk.
     """
     folder, directory = Path(config.run_dir), Path(config.checkpoint.export_dir)
     form = config.lora.export
@@ -75,7 +74,7 @@ def export_policy(
         if earlier is not None:
             directory.rename(f"{directory}.step-{earlier}")
         if form == "adapter":
-            assert trained.lora  # as the options say
+            assert trained.lora  # the options were checked
             export_adapter(directory, trained.lora, params, base=config.model)
         else:
             export(directory, trained.policy, params, dtype, tokenizer_dir=tokenizer_dir)
@@ -89,7 +88,7 @@ def export_policy(
 
 
 def _written(folder: Path, directory: str | Path) -> int | None:
-    """The step whose policy this run has written to `directory`, if it is still there."""
+    """Returns the step whose policy this run exported to `directory`; None: it is not there."""
     try:
         note: Any = parse_json((folder / _NOTE).read_bytes())
         step = note["step"] if note["path"] == str(Path(directory).absolute()) else None

@@ -1,6 +1,7 @@
-"""The next rollout of a run that has ended, made twice: as planned, and with a forced switch.
+"""Makes the next rollout of an ended run twice: as planned, and with a forced switch.
 
-Nothing is learned of it: no update, no metric, no length; its random numbers are the requests' own.
+The run learns nothing from it: no update, no metric, no length. Both rollouts use the same random
+numbers, which belong to the requests.
 """
 
 from collections.abc import Sequence
@@ -14,12 +15,13 @@ from pat_jax.run.generation import full_load, sampled, training_requests
 from pat_jax.run.loop import Run
 from pat_jax.run.results.shown_switch import ShownSwitch
 
-TAIL = 4  # the switch comes once one in so many responses is unfinished
+TAIL = 4  # the switch comes when one in so many responses is unfinished
 
 
 def same_rollout(run: Run) -> ShownSwitch:
-    """`run` has at least two layouts, and its rollout holds the weights of the last policy. Raises
-    UserError where responses could not be sampled."""
+    """Makes the rollout twice, and compares the tokens. `run` must have at least two layouts, and
+    its engine the weights of the last policy. Raises UserError if a response could not be
+    sampled."""
     rollout, totals = run.config.rollout, run.collector.totals
     prompts, _ = run.setup.task.train.draw(totals.cursor, rollout.prompts_per_step)
     requests = training_requests(rollout, prompts, run.config.seed, totals.batches)
@@ -38,7 +40,7 @@ def same_rollout(run: Run) -> ShownSwitch:
 
 
 def _forced(run: Run, requests: Sequence[Request]) -> tuple[list[Completion], RolloutReport]:
-    """With one switch: in the tail, or at once where all responses end together."""
+    """Makes the rollout with one switch: in the tail, or at once if all responses end together."""
     narrow, wide = two_layouts(run)
 
     def switched(running: int) -> tuple[list[Completion], RolloutReport]:
@@ -52,8 +54,8 @@ def _forced(run: Run, requests: Sequence[Request]) -> tuple[list[Completion], Ro
 
 
 def two_layouts(run: Run) -> tuple[Split, Split]:
-    """The ones with the least and the most TP that this run has compiled; of one layout, it and
-    another."""
+    """Returns the compiled layouts with the least and the most TP. If the run has compiled only
+    one, returns it and another."""
     ready = run.lazy.ready if run.lazy else run.compiled.layouts
     splits = list(run.setup.engine.layouts)
     chosen = [split for split in splits if split in ready]
@@ -76,7 +78,7 @@ def _rollout(
 
 
 def same_tokens(one: Completion, other: Completion) -> int:
-    """Tokens of `one` before the first that is another."""
+    """Returns how many tokens are equal before the first that differs."""
     pairs = zip(one.tokens.tolist(), other.tokens.tolist(), strict=False)
     differs = (i for i, (a, b) in enumerate(pairs) if a != b)
     return next(differs, min(len(one.tokens), len(other.tokens)))

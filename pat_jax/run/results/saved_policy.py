@@ -1,7 +1,7 @@
-"""The policy in a checkpoint of a run, for those who do not go on with the run: found, and read.
+"""Finds and reads the policy in a checkpoint of a run, without resuming the run.
 
-Nothing is written or moved: the run may still be going on. Knows the run's folder and what a
-checkpoint says of itself. Does not know how weights are used.
+Writes and moves nothing: the run may still be running. Knows the run's folder and a checkpoint's
+metadata. Does not know how weights are used.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,12 +29,12 @@ _OF_A_MODEL = [field.name for field in fields(ModelConfig)]
 
 @dataclass(frozen=True)
 class SavedPolicy:
-    """A complete checkpoint, by its folder."""
+    """The policy in a complete checkpoint."""
 
     path: Path
     fingerprint: Mapping[str, Any]
     meta: Mapping[str, Any]
-    damaged: Sequence[str]  # a sentence about each newer one that was stepped over
+    damaged: Sequence[str]  # a sentence about each newer checkpoint, all of which are damaged
 
     @property
     def step(self) -> int:
@@ -42,7 +42,7 @@ class SavedPolicy:
 
     @property
     def notes(self) -> list[str]:
-        """What a person is told of it, a sentence each."""
+        """Sentences for the user: which checkpoints are damaged, and which one this is."""
         return [*self.damaged, f"the policy after step {self.step} of {self.run}"]
 
     @property
@@ -62,7 +62,7 @@ class SavedPolicy:
 
     @property
     def model(self) -> str:
-        """What the run began with."""
+        """The --model that the run began with."""
         return self._option("model")
 
     @property
@@ -81,7 +81,7 @@ class SavedPolicy:
         )
 
     def check(self, model: ModelConfig) -> None:
-        """Raises UserError where the policy has another shape than `model`."""
+        """Raises UserError if the policy has another shape than `model`."""
         ours = as_json(asdict(model))
         saved, wanted = (
             {name: one[name] for name in _OF_A_MODEL if name in one}
@@ -90,18 +90,18 @@ class SavedPolicy:
         check_same(saved, wanted, self.path.parent)
 
     def lora(self, policy: Policy) -> Lora | None:
-        """Its adapters, where the run trains adapters of `policy` and not all of it."""
+        """Returns the run's adapters of `policy`, or None if it trains the whole policy."""
         return lora_of(self.fingerprint, policy)
 
     def read(self, abstract: Leaves) -> Leaves:
-        """What is trained, in the shapes and shardings of `abstract`. Raises UserError where it is
-        gone, as the run has gone on, or cannot be read."""
+        """Reads the trained parameters, in the shapes and shardings of `abstract`. Raises UserError
+        if the checkpoint cannot be read, such as when the run has deleted it meanwhile."""
         return read_part(self.path, {"train": {"params": abstract}})["train"]["params"]
 
 
 def find_policy(run_dir: str, step: int | None) -> SavedPolicy:
-    """The newest whole checkpoint of a run, or that of `step`; raises UserError if there is
-    none."""
+    """Finds the newest undamaged checkpoint of a run, or that of `step`. Raises UserError if there
+    is none."""
     folder = (Path(run_dir) / CHECKPOINTS).absolute()
     paths = checkpoints_in(folder)
     if not paths:
@@ -130,7 +130,7 @@ def find_policy(run_dir: str, step: int | None) -> SavedPolicy:
 
 
 def _whole(path: Path) -> Mapping[str, Any] | str:
-    """What a checkpoint says of itself, or what is wrong with it."""
+    """Returns the checkpoint's fingerprint and metadata, or a text on what is wrong with it."""
     if reason := damage(path):
         return reason
     try:

@@ -1,6 +1,6 @@
-"""A run by its folder: its metrics, samples and rollouts, and the policy that it learned.
+"""Reads a run's folder: its metrics, samples and rollouts, and the policy that it learned.
 
-Reads files alone, of a run that goes on as well. Holds no device and no weights.
+Reads only files, so that the run may still be running. Holds no device and no weights.
 """
 
 import os
@@ -38,7 +38,7 @@ PAGE = Path(__file__).parents[1] / "logging" / "page"  # templates
 
 
 class SavedRun:
-    """What `python -m pat_jax.train` or `pat_jax.train(...)` has left in a folder.
+    """The results that `python -m pat_jax.train` or `pat_jax.train(...)` has left in a folder.
 
     Raises:
       UserError: there is no run in `folder`.
@@ -50,7 +50,7 @@ class SavedRun:
                 f"run is {shown(folder)}: expected the folder of a run, as text or a path."
             )
         self.folder = Path(folder)
-        if not os.path.isfile(self.folder / CONFIG_FILE):  # False for names that no file can have
+        if not os.path.isfile(self.folder / CONFIG_FILE):  # also False for impossible names
             raise UserError(f"{folder} has no {CONFIG_FILE}: expected the folder of a run.")
 
     @property
@@ -59,21 +59,21 @@ class SavedRun:
 
     @property
     def metrics(self) -> list[dict[str, Any]]:
-        """A row for each step, as docs/metrics.md names them; step 0 is before the first update."""
+        """A row of metrics for each step (docs/metrics.md). Step 0 is before the first update."""
         path = self.folder / METRICS_FILE
         return read_metrics(path) if path.is_file() else []
 
     @property
     def samples(self) -> "Samples":
-        """Responses with their rewards, of the steps that `--log_samples_every` chose."""
+        """Responses with their rewards, for the steps that `--log_samples_every` selected."""
         return Samples(sorted(read_samples(self.folder).items()))
 
     @property
     def rollout(self) -> RolloutTrace:
-        """What the last rollout did.
+        """The trace of the last rollout.
 
         Raises:
-          UserError: the run has not come to its end.
+          UserError: the run has not ended yet.
         """
         path = self.folder / "rollout.json"
         if not path.is_file():
@@ -81,7 +81,8 @@ class SavedRun:
         return read_trace(path)
 
     def plot(self, *names: str) -> "Figure":
-        """Metrics over the steps: those named, or the ones that a person looks at first."""
+        """Draws metrics over the steps: those named, or the most important ones. Raises UserError
+        if the run has no such metric."""
         rows = self.metrics
         if missing := [name for name in names if not any(name in row for row in rows)]:
             raise UserError(
@@ -92,14 +93,14 @@ class SavedRun:
 
     @property
     def rollouts(self) -> Mapping[str, KeptRollout]:
-        """What the `first`, `slowest` and `newest` rollout did, as far as the page has them."""
+        """The traces of the `first`, `slowest` and `newest` rollout, as far as they are known."""
         return read_rollouts(self.folder)
 
     def plot_rollout(self, name: str | None = None) -> "Figure":
-        """Running sequences over time, the layout in force, the switches.
+        """Draws the running sequences of a rollout over time, its layouts and its switches.
 
         Args:
-          name: of `rollouts`; None: the last of a run that has come to its end.
+          name: a key of `rollouts`; None: the last rollout, once the run has ended.
         """
         if name is None:
             return draw_rollout(self.rollout)
@@ -111,10 +112,10 @@ class SavedRun:
         return draw_rollout(found[name].trace)
 
     def export(self, directory: str | Path) -> Path:
-        """Writes the policy of the newest checkpoint, adapters merged, as a Hugging Face directory.
+        """Writes the policy of the newest checkpoint as a Hugging Face directory, adapters merged.
 
         Raises:
-          UserError: there is no whole checkpoint, or `directory` cannot be written.
+          UserError: there is no undamaged checkpoint, or `directory` cannot be written.
         """
         if not isinstance(directory, str | os.PathLike) or "\0" in str(directory):
             raise UserError(f"directory is {shown(directory)}: expected a path to write to.")
@@ -126,7 +127,7 @@ class SavedRun:
         saved.check(model)
         policy = Policy.from_config(model)
         chain, _ = layout_chain(factored_mesh(devices), model)
-        *_, layout = chain.values()  # the one with least on each device
+        *_, layout = chain.values()  # most TP: the least memory on each device
         dtype = DTYPES[config.compute_dtype]
         params = weights_of_run(config, saved, policy, layout)(dtype, policy, layout)
         name = config.model
@@ -139,7 +140,7 @@ class SavedRun:
 
 
 class Samples(dict[int, Sequence[Sample]]):
-    """Samples by step, shown as a table where a cell of a notebook ends in them."""
+    """Samples by step; a notebook shows them as a table."""
 
     def __repr__(self) -> str:
         return "\n".join(
@@ -153,7 +154,7 @@ class Samples(dict[int, Sequence[Sample]]):
 
 
 def read_trace(path: Path) -> RolloutTrace:
-    """Raises UserError where it is not as a run writes it."""
+    """Reads the trace of a run's last rollout. Raises UserError if it is not as a run writes it."""
     return read_kept(
         path, "its last rollout", lambda fields: declared(RolloutTrace.from_fields(fields))
     )

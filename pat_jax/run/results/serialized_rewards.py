@@ -1,8 +1,8 @@
-"""Reward functions of a program that is running, such as one of a notebook's cell: into a file.
+"""Writes reward functions of a running program, such as a notebook's cell, to files.
 
-The processes that score cannot import what was typed into a cell, and there a function that hangs
-costs one response its reward and not the run. So it goes to them by value, as cloudpickle writes
-it: with what it has closed over as that is now. What it changes there is not changed here.
+Processes of their own score responses, so that a function that hangs costs one reward and not the
+run. They cannot import what was typed into a cell. So cloudpickle sends them the function by value,
+with the present values that it refers to. What it changes there does not change here.
 """
 
 import hashlib
@@ -17,12 +17,12 @@ from pat_jax.common.devices import CACHE_DIR
 from pat_jax.common.errors import UserError, shown
 from pat_jax.rl.rewards.rewards import PICKLED, metric_name
 
-REWARDS = CACHE_DIR.parent / "rewards"  # where those lie that this user's programs have sent
+REWARDS = CACHE_DIR.parent / "rewards"  # folder of the functions that this user's programs sent
 
 
 def check_shipped(rewards: Iterable[str]) -> None:
-    """Raises UserError where a reward is in a file that no program of this user has written: such a
-    file is code, and the folder of a run may name one that came with it."""
+    """Raises UserError if a reward is in a pickle that was not written by a program of this user.
+    Such a file is code, and a folder from somebody else may name one that came with it."""
     for spec in rewards:
         path = Path(spec.rpartition(":")[0])
         if path.suffix == PICKLED and path.absolute().parent != REWARDS.absolute():
@@ -34,13 +34,13 @@ def check_shipped(rewards: Iterable[str]) -> None:
 
 
 def ship(function: Callable[..., Any], folder: Path) -> str:
-    """Writes a function to a file in `folder`, one for each content. Returns what `--reward` calls
-    it: later runs, and this one when it is resumed, find it by that. Raises UserError where it
-    holds on to something that no other process can have, or cannot be written."""
+    """Writes a function to a file in `folder`, named by its content. Returns its name for
+    `--reward`, by which this run, when resumed, and later runs find it. Raises UserError if the
+    function refers to something that cannot be pickled, or if the file cannot be written."""
     name = _name(function)
     try:
         content = cloudpickle.dumps({name: function})
-    # Anything that it refers to may refuse in its own way.
+    # Each object that the function refers to may fail in its own way.
     except Exception as error:
         raise UserError(
             f"reward {name!r} cannot be sent to the processes that score ({error}): expected a function that "
@@ -59,6 +59,6 @@ def ship(function: Callable[..., Any], folder: Path) -> str:
 
 
 def _name(function: Callable[..., Any]) -> str:
-    """Its own name where it has one that metrics can have."""
+    """Returns the function's name as metrics use it, or "reward" if it has none."""
     name = getattr(function, "__name__", type(function).__name__)
     return metric_name(name) if re.search(r"\w", name) and "<" not in name else "reward"

@@ -1,4 +1,4 @@
-"""A session that only generates, from its options: compiled, warmed up, its weights in.
+"""Opens a session that only generates: compiles and warms up its engine, and loads the weights.
 
 Knows options and engines. Does not know what is asked of the session.
 """
@@ -36,15 +36,15 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class SessionSetup:
-    """The parts of a session, nothing compiled yet."""
+    """The parts of a session, before anything is compiled."""
 
     config: RunConfig
     engine: RolloutEngine
-    subject: Subject  # of the profile that is kept
-    profile: Profile | None  # what is known of it
+    subject: Subject  # the model and devices of the profile
+    profile: Profile | None  # measured before this start, if any was
     load: Load
-    exit_head: np.ndarray | None = None  # that a run has learned; see `RolloutEngine.set_weights`
-    headless: str = ""  # why there is none, where one would draft
+    exit_head: np.ndarray | None = None  # learned by a run; see `RolloutEngine.set_weights`
+    headless: str = ""  # why early exit drafts without a learned head, if it does
 
     @classmethod
     def of(
@@ -55,8 +55,9 @@ class SessionSetup:
         saved: SavedPolicy | None,
         adapter: str = "",
     ) -> "SessionSetup":
-        """Raises UserError for whatever in the options or their files cannot work. The policy is
-        that of `saved`, or where there is none that of --model, with the adapter merged."""
+        """Builds the parts of a session. The policy is that of `saved` or, if it is None, that of
+        --model with the adapter merged. Raises UserError if anything in the options or their files
+        cannot work."""
         engine, head, headless = build_engine(config, model, devices), None, ""
         if saved is None:
             load = weights_of_model(config, model, adapter)
@@ -68,7 +69,8 @@ class SessionSetup:
         return cls(config, engine, subject, find_profile(config, subject), load, head, headless)
 
     def open(self, *, max_length: int | None = None, debug_nans: bool = False) -> Session:
-        """Everything compiled, the weights in place; the arguments are those of `Session`."""
+        """Compiles, loads the weights, and returns the session. Arguments are those of
+        `Session`."""
         engine = self.engine
         log.info("%s", engine.drafting)
         within = () if engine.by_need and _is_alone(engine) else None
@@ -109,6 +111,6 @@ class SessionSetup:
 
 
 def _is_alone(engine: RolloutEngine) -> bool:
-    """Whether nothing is to be planned: one layout, no replicas to keep even, no drafts."""
+    """Returns whether there is nothing to plan: one layout with one replica, and no drafts."""
     first, *others = engine.layouts
     return first.dp == 1 and not others and not engine.specs.drafts.num_draft_tokens

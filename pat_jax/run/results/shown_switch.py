@@ -1,4 +1,4 @@
-"""One rollout, as planned and with a forced switch: its files and its sentences.
+"""The result of --show_switch, a rollout as planned and with a forced switch: files and sentences.
 
 Knows numbers and names. Does not know how a rollout is made (`same_rollout.py`).
 """
@@ -20,16 +20,16 @@ SWITCH_FILE, SWITCH_PICTURE = "switch.json", "switch.png"
 
 @dataclass(frozen=True)
 class ComputedPlan:
-    """What the planner would do on devices that are not there."""
+    """The plan of a rollout on devices that are not there."""
 
-    command: str  # that computes it again
+    command: str  # computes the plan again
     model: str
     target: str
     responses: int
     max_tokens: int  # of a response
-    reliance: str  # on its seconds, in a sentence
+    reliance: str  # a sentence on how reliable its seconds are
     planned_s: float
-    static: tuple[tuple[str, float], ...]  # layouts, and seconds of the rollout in each for good
+    static: tuple[tuple[str, float], ...]  # each layout, and seconds of the whole rollout in it
     trace: RolloutTrace
 
     @property
@@ -48,14 +48,14 @@ class ComputedPlan:
 
 @dataclass(frozen=True)
 class ShownSwitch:
-    step: int  # that would have made this rollout
+    step: int  # the step whose rollout this would have been
     is_cpu: bool
     reason: str  # of the first plan
     planned: RolloutTrace
     forced: RolloutTrace  # with one switch
     responses: int
-    tokens: int  # of all responses; of one that is another with the switch, of the longer of both
-    same_tokens: int  # of these, before the first of a response that is another
+    tokens: int  # of all responses, each counted in the rollout where it is longer
+    same_tokens: int  # of these, the ones before a response's first difference
     computed: ComputedPlan | None = None
 
     @property
@@ -63,7 +63,7 @@ class ShownSwitch:
         return self.forced.switches[0]
 
     def lines(self) -> Iterator[str]:
-        """What was measured, for people."""
+        """Yields lines about the measured times, for the user."""
         switch = self.switch
         sent = switch.sent.total if switch.sent else 0
         yield (
@@ -88,7 +88,8 @@ def write_switch(folder: Path, shown: ShownSwitch) -> None:
 
 
 def read_switch(folder: Path) -> ShownSwitch | None:
-    """None where there is none. Raises UserError where the file is not as a run writes it."""
+    """Reads the file, or returns None if there is none. Raises UserError if it is not as a run
+    writes it."""
     path = folder / SWITCH_FILE
     return read_kept(path, "a rollout that was made twice", _of_fields) if path.is_file() else None
 

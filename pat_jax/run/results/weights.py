@@ -1,8 +1,8 @@
-"""The weights of an engine that only generates: of a checkpoint directory, with a PEFT adapter of
-it, of a run's checkpoint, or random ones of a built-in shape.
+"""Loads the weights of an engine that only generates: from a checkpoint directory (with a PEFT
+adapter), from a run's checkpoint, or random ones of a built-in shape.
 
-Knows files and layouts. Does not know what is generated. All that can be wrong with the files is
-found before anything is compiled, so that what is loaded later loads.
+Knows files and layouts. Does not know what is generated. Mistakes in files are found before
+anything is compiled, so that loading later does not fail.
 """
 
 from collections.abc import Callable
@@ -32,23 +32,22 @@ from pat_jax.training.build import DTYPES
 from pat_jax.training.checksum import base_checksum
 from pat_jax.training.trainable_params import Leaves
 
-# The weights as a policy keeps them, in a data type where it quantizes none, on the shards of a layout.
+# Loads weights for a policy in a layout; those that it does not quantize have the data type.
 Load = Callable[[jnp.dtype, Policy, Layout], Params]
 
 
 def check_weights(model: str, option: str = "model") -> None:
-    """Has those of a model of the Hub here; those of a directory were seen with its shape. Asked
-    for last: it may be the download of many gigabytes. Raises UserError where they cannot be had,
-    or do not belong to its config.json."""
+    """Downloads the weights of a model of the Hub, and checks them; those of a directory were
+    checked with its shape. Comes last, as it may be many gigabytes. Raises UserError if they cannot
+    be downloaded, or do not fit its config.json."""
     folder = local_checkpoint(model, option=option)
     if folder != model:
         check_checkpoint(folder)
 
 
 def weights_of_model(config: RunConfig, model: ModelConfig, adapter: str) -> Load:
-    """Of --model, with the adapter in the directory --adapter, if there is one, merged. Raises
-    UserError where the adapter is none, or is of another model, whose weights may be none
-    either."""
+    """Returns a loader of the weights of --model, with --adapter merged if it is given. Raises
+    UserError if the weights or the adapter are unusable, or if it belongs to another model."""
     if not adapter:
         check_weights(config.model)
         return partial(_load_model, config)
@@ -65,9 +64,9 @@ def weights_of_model(config: RunConfig, model: ModelConfig, adapter: str) -> Loa
 
 
 def weights_of_run(config: RunConfig, saved: SavedPolicy, policy: Policy, layout: Layout) -> Load:
-    """Weights of a run's checkpoint; with LoRA its adapters, merged into their base, which is
-    --model. `policy` is of that model, not quantized, and the base is looked at in `layout`. Raises
-    UserError where the base is not the one that the adapters were trained on."""
+    """Returns a loader of the weights of a run's checkpoint. Adapters are merged into their base,
+    --model, whose unquantized policy is `policy`. Raises UserError if this is not the base that
+    they were trained on; to check it, the base is loaded in `layout`."""
     if saved.lora(policy):
         base = _spread(config.model, policy, layout, DTYPES[saved.compute_dtype])
         check_base(saved.meta, base_checksum(policy, base), config)
@@ -98,20 +97,20 @@ def _load_saved(
     trained = lora or whole
     shardings = layout.param_shardings(trained, role="train")
     params = saved.read(with_sharding(trained.abstract_params, shardings))
-    if lora:  # as the run had it: the base in its data type
+    if lora:  # the base in the data type that the run used
         params = lora.attach(_spread(model, whole, layout, DTYPES[saved.compute_dtype]), params)
     return _kept(params, dtype, policy, layout)
 
 
 def _spread(model: str, policy: Policy, layout: Layout, dtype: jnp.dtype) -> Params:
-    """A checkpoint directory's policy, split over all devices as a trainer has it."""
+    """Loads the policy of a model, sharded over all devices as a trainer has it."""
     shardings = layout.param_shardings(policy, role="train")
     return load_params(local_checkpoint(model), policy, shardings, dtype)
 
 
 def _kept(spread: Params, dtype: jnp.dtype, policy: Policy, layout: Layout) -> Params:
-    """A policy that is split over all devices, adapters beside its weights, as `policy` keeps it in
-    `layout`: leaf by leaf, each given up once it is there."""
+    """Converts a policy with a trainer's sharding to the form of `policy` in `layout`, merging
+    adapters. Goes leaf by leaf, and deletes each when its conversion is done."""
 
     def put(like: Any, x: Array | AdaptedWeight, sharding: Any) -> Array | QuantizedWeight:
         kept = jax.block_until_ready(_keep(like, sharding, jnp.dtype(dtype))(x))
@@ -127,7 +126,7 @@ def _kept(spread: Params, dtype: jnp.dtype, policy: Policy, layout: Layout) -> P
 def _keep(
     like: jax.ShapeDtypeStruct | QuantizedWeight, sharding: Any, dtype: jnp.dtype
 ) -> Callable[[Any], Array | QuantizedWeight]:
-    """Compiled. A copy even where nothing changes: what it is made of is deleted."""
+    """Returns the compiled conversion of a leaf. It always copies, as its input is deleted."""
 
     def keep(x: Array | AdaptedWeight) -> Array | QuantizedWeight:
         return stored(x.merged() if isinstance(x, AdaptedWeight) else jnp.copy(x), like, dtype)

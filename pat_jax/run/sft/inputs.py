@@ -1,4 +1,4 @@
-"""What supervised fine-tuning begins with: the model's shape, its tokenizer, the names of files.
+"""The inputs of supervised fine-tuning: the model's shape, its tokenizer, the names of files.
 
 Knows directories and built-in shapes. Does not know what is in the files.
 """
@@ -29,7 +29,7 @@ _MOST_BYTE_TOKENS = 512  # embedding rows of a model of bytes: a vocabulary may 
 
 
 def shape_of_model(name: str) -> ModelConfig:
-    """A checkpoint's shape, or a built-in one, whose tokens are the bytes and the end token.
+    """Returns a checkpoint's shape, or a built-in one, whose tokens are bytes and an end token.
 
     Raises:
       UserError: the name is neither.
@@ -45,10 +45,10 @@ def shape_of_model(name: str) -> ModelConfig:
 
 
 def tokenizer_dir(name: str, model: ModelConfig) -> Path:
-    """The directory of the model's tokenizer: its own, or that of bytes where it has none.
+    """Returns the directory of the model's tokenizer, or of the byte tokenizer if it has none.
 
     Raises:
-      UserError: it has none, and its vocabulary is not that of bytes either.
+      UserError: the model has no tokenizer, and its vocabulary is not that of bytes.
     """
     if not is_checkpoint(name):
         return BYTE_TOKENIZER
@@ -65,7 +65,7 @@ def tokenizer_dir(name: str, model: ModelConfig) -> Path:
 
 
 def load_tokenizer(config: SftConfig, model: ModelConfig) -> HuggingFaceTokenizer:
-    """Raises UserError where it has tokens that the model has not."""
+    """Loads the model's tokenizer. Raises UserError if it has tokens that the model lacks."""
     chat = Chat(config.data.system_prompt, config.data.template_variables)
     tokenizer = HuggingFaceTokenizer(tokenizer_dir(config.model, model), chat)
     check_vocabulary(tokenizer, model.vocab_size, source=config.model)
@@ -73,8 +73,8 @@ def load_tokenizer(config: SftConfig, model: ModelConfig) -> HuggingFaceTokenize
 
 
 def find_data(option: str, names: Sequence[str], *, split: str = "train") -> list[Path]:
-    """Files as `find_files` has them; a folder is all files in it and below, hidden ones
-    excepted.
+    """Returns the files that `names` stand for, as `find_files` does. A folder stands for all files
+    in it and below, except hidden ones.
 
     Raises:
       UserError: a name stands for no file.

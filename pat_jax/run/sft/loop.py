@@ -1,6 +1,6 @@
-"""The loop of supervised fine-tuning: examples, packed, to an update, and again.
+"""The loop of supervised fine-tuning: packs examples into a batch and updates, step by step.
 
-Wires the rooms together. Knows no option of the command line and no array.
+Connects the packages. Knows no option of the command line and no array.
 """
 
 import math
@@ -33,7 +33,7 @@ from pat_jax.training.supervised import cross_entropy
 
 @dataclass(frozen=True)
 class Drawn:
-    """Since the run began, its resumptions included: the cursor of each checkpoint."""
+    """Counts what was drawn since the run began, across resumptions; saved in each checkpoint."""
 
     examples: int = 0  # where the next batch begins
     tokens: int = 0
@@ -42,7 +42,7 @@ class Drawn:
         return Drawn(self.examples + len(examples), self.tokens + sum(map(len, examples)))
 
     def metrics(self, epoch: int) -> dict[str, float]:
-        """`epoch` is how many examples one has."""
+        """Returns `progress/*`. `epoch` is the number of examples in one epoch."""
         return {"progress/tokens": self.tokens, "progress/epoch": self.examples / epoch}
 
     def to_json(self) -> dict[str, Any]:
@@ -54,13 +54,13 @@ class Drawn:
 
 
 def run(config: SftConfig, signals: StopSignals) -> None:
-    """Once the options are read."""
+    """Runs supervised fine-tuning with these options."""
     config = meet(config, signals)
     SftRun(build(config, configure(config.devices)), signals).run()
 
 
 class SftRun:
-    """One run, from the first compilation to the export."""
+    """One run of supervised fine-tuning, from compilation to the export."""
 
     def __init__(self, setup: SftSetup, signals: StopSignals):
         self.setup, self.trainer = setup, setup.trainer
@@ -92,7 +92,7 @@ class SftRun:
         notify(f"compiled in {self.compile_s:.1f} s")
 
     def begin(self) -> None:
-        """Parameters, optimizer and what has been drawn: from the checkpoint, or from the start."""
+        """Restores parameters, optimizer and cursor from the checkpoint, or initializes them."""
         self.open.tell_changes()
         self.base_checksum = freeze_base(self.trainer, self.config)
         found = self.open.restore({"train": self.trainer.abstract_state})
@@ -122,7 +122,7 @@ class SftRun:
         with clock("pack"):
             examples = self.setup.examples.draw(self.drawn.examples, config.batch_size)
             batch = to_example_batch(examples, self.setup.shapes)
-        with self.steps.signals.held():  # from here to its end a step is carried through
+        with self.steps.signals.held():  # from here on the step is completed before a stop
             with clock("update"):
                 self.state, result = self.trainer.update(self.state, batch, None)
             measured: dict[str, Any] = dict(result.metrics)
@@ -150,7 +150,7 @@ class SftRun:
         return speed | {"train/tokens_in_loss": num_learned(examples)}
 
     def evaluate(self, step: int) -> None:
-        """The loss on held-out examples."""
+        """Measures and prints the loss on held-out examples."""
         if self.setup.heldout is None:
             return
         start = time.perf_counter()

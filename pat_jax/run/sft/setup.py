@@ -1,5 +1,5 @@
-"""Puts a run of supervised fine-tuning together. Everything that can be wrong is found out here,
-before anything is compiled or written."""
+"""Builds the parts of a run of supervised fine-tuning. All mistakes in options and files are found
+here, before anything is compiled or written."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -38,27 +38,27 @@ from pat_jax.training.update_memory import check_state
 
 @dataclass(frozen=True)
 class SftSetup:
-    """The parts of a run, nothing compiled yet."""
+    """The parts of a run, before anything is compiled."""
 
-    config: SftConfig  # with nothing open
+    config: SftConfig  # every `auto` settled
     policy: Policy
     trainer: Trainer
     devices: Sequence[Device]
     examples: Examples
-    heldout: TrainBatch | None  # what is evaluated; None: nothing is
+    heldout: TrainBatch | None  # evaluated on; None: no evaluation
     num_heldout: int
     tokens_per_byte: float | None  # of held-out text; None: examples are held out, or nothing
     shapes: Sequence[Shape]  # of micro-batches
     steps: int
-    note: str  # how many examples there are, how many were left out, and what the context has shortened
-    fingerprint: Mapping[str, object]  # what a checkpoint has to share with this run
+    note: str  # for the user: number of examples, how many were left out, what was shortened
+    fingerprint: Mapping[str, object]  # a checkpoint must have the same to be resumed
     memory: float  # bytes of a device
 
 
 def build(config: SftConfig, devices: Sequence[Device]) -> SftSetup:
-    """Raises UserError for whatever in the configuration or its files cannot work. Cheap checks
-    come first: options, headers of files. Then come the tokenizer and the examples, which take
-    seconds. Weights, which may have to be downloaded, come last."""
+    """Builds all parts of a run. Raises UserError if anything in the configuration or its files
+    cannot work. Cheap checks come first: options, headers of files. Then come the tokenizer and the
+    examples, which take seconds. Weights, which may have to be downloaded, come last."""
     config, model, shortened = _settled(config, devices)
     policy = Policy.from_config(model)
     lora = identity(build_lora(config.lora, policy))
@@ -95,7 +95,7 @@ def build(config: SftConfig, devices: Sequence[Device]) -> SftSetup:
 def _trainer(
     config: SftConfig, policy: Policy, devices: Sequence[Device], steps: int, memory: float
 ) -> Trainer:
-    """Raises UserError where a device has too little memory for its state."""
+    """Builds the trainer. Raises UserError if a device has too little memory for its state."""
     chain, _ = layout_chain(factored_mesh(devices), policy.config)
     layout = next(iter(chain.values()))
     trainer = build_supervised_trainer(config, policy, layout, steps)
@@ -109,7 +109,8 @@ def _trainer(
 
 
 def _settled(config: SftConfig, devices: Sequence[Device]) -> tuple[SftConfig, ModelConfig, str]:
-    """The options with nothing open, the model's shape, and what `settled_examples` has to say."""
+    """Returns the options with every `auto` settled, the model's shape, and the note of
+    `settled_examples`."""
     model, has_weights = shape_of_model(config.model), is_checkpoint(config.model)
     require(
         config.lora.export == "merged" or has_weights,
@@ -135,7 +136,7 @@ def _settled(config: SftConfig, devices: Sequence[Device]) -> tuple[SftConfig, M
 
 
 def _read(config: SftConfig, model: ModelConfig) -> tuple[Read | TextRead, Read | TextRead]:
-    """What is trained on and what is evaluated on: of the same files, or of others."""
+    """Reads the examples to train on and those to evaluate on, from the same or other files."""
     files, heldout = find_data("data", config.data.files), config.eval.data
     evaluated_files = find_data("eval.data", heldout, split="test")
     data = config.data
@@ -166,13 +167,13 @@ def _read(config: SftConfig, model: ModelConfig) -> tuple[Read | TextRead, Read 
 
 
 def _spread(heldout: Sequence[Example], most: int) -> list[Example]:
-    """Up to so many, evenly spread: the first rows of a corpus are those of its first files."""
+    """Returns up to `most` examples, evenly spread: a corpus begins with its first files only."""
     count = min(most, len(heldout))
     return [heldout[i * len(heldout) // count] for i in range(count)]
 
 
 def _steps(config: SftConfig, examples: Examples) -> int:
-    """Optimizer steps of the run. Raises UserError where the warm-up is longer."""
+    """Returns the optimizer steps of the run. Raises UserError if the warm-up is longer."""
     steps = config.steps or math.ceil(config.epochs * examples.batches_per_epoch(config.batch_size))
     if config.optimizer.warmup_steps > steps:
         raise UserError(

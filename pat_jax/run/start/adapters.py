@@ -1,4 +1,4 @@
-"""What a run begins to train: a policy, or adapters and the base that they are added to.
+"""The initial policy of a run, or its adapters and the base that they are added to.
 
 Knows trainers and checkpoints' metadata. Does not know what is learned.
 """
@@ -22,7 +22,8 @@ from pat_jax.training.trainer import Trainer
 
 
 def initial_params(trainer: Trainer, config: AnyRun) -> Leaves:
-    """Initial values of what is trained: a policy, or adapters; new ones change nothing."""
+    """Returns the initial values of the trained parameters: a policy, or adapters. New adapters
+    leave the policy unchanged."""
     lora, adapter = trainer.trained.lora, config.lora.adapter
     if lora is None:
         return initial_policy(trainer, config, trainer.trained.weight_dtype)
@@ -33,7 +34,7 @@ def initial_params(trainer: Trainer, config: AnyRun) -> Leaves:
 
 
 def initial_policy(trainer: Trainer, config: AnyRun, dtype: jnp.dtype) -> Params:
-    """What training begins with, or the adapters are added to."""
+    """Returns the policy that training begins with, or that adapters are added to."""
     shardings = trainer.trained.base_shardings
     if Path(folder := local_checkpoint(config.model)).is_dir():
         return load_params(folder, trainer.policy, shardings, dtype)
@@ -41,7 +42,7 @@ def initial_policy(trainer: Trainer, config: AnyRun, dtype: jnp.dtype) -> Params
 
 
 def identity(lora: Lora | None) -> dict[str, object]:
-    """What a checkpoint of a run has to share with the run that goes on from it."""
+    """Returns the adapters' part of a run's fingerprint."""
     if lora is None:
         return {}
     doubled = {"lora.doubles_gate_up": True} if lora.doubles_gate_up else {}
@@ -54,7 +55,7 @@ def identity(lora: Lora | None) -> dict[str, object]:
 
 
 def lora_of(fingerprint: Mapping[str, Any], policy: Policy) -> Lora | None:
-    """The adapters of a checkpoint of `policy`, by its fingerprint; None: all is trained."""
+    """Returns a checkpoint's adapters, by its fingerprint; None: the whole policy is trained."""
     if "lora.rank" not in fingerprint:
         return None
     rank, alpha, modules = (fingerprint[f"lora.{name}"] for name in ("rank", "alpha", "modules"))
@@ -62,8 +63,8 @@ def lora_of(fingerprint: Mapping[str, Any], policy: Policy) -> Lora | None:
 
 
 def freeze_base(trainer: Trainer, config: AnyRun) -> int | None:
-    """Gives the trainer the policy that adapters are added to, and returns its checksum, if any
-    are."""
+    """Gives the trainer the policy that adapters are added to, and returns its checksum. Returns
+    None without adapters."""
     trained = trainer.trained
     if trained.lora is None:
         return None
@@ -71,8 +72,8 @@ def freeze_base(trainer: Trainer, config: AnyRun) -> int | None:
 
 
 def check_base(meta: Mapping[str, Any], checksum: int | None, config: AnyRun) -> None:
-    """Raises UserError where the adapters of a checkpoint, by its `meta`, are of another base than
-    the one of `checksum`, which is None where all of the policy is trained."""
+    """Raises UserError if the adapters of a checkpoint, by its `meta`, belong to a base with
+    another checksum than `checksum`. Without adapters both are None."""
     if meta.get("base_checksum") != checksum:
         made = "" if is_checkpoint(config.model) else f" with --seed {config.seed}"
         raise UserError(

@@ -1,4 +1,4 @@
-"""Everything that a run compiles, and what is told of it before and after.
+"""Compiles the programs of a run, and prints what it does before and after.
 
 Knows programs by their tables. Does not know what runs them (`loop.py`).
 """
@@ -26,11 +26,11 @@ log = logging.getLogger(__name__)
 class Compiled:
     layouts: Sequence[Split]  # of rollouts
     seconds: float
-    update: str  # what the largest program of the update takes of a device, in words
+    update: str  # a line on the memory that the update's largest program takes of a device
 
 
 def announce(config: RunConfig, setup: Setup, progress: Progress) -> None:
-    """Tells what the run is, and which of its options do more than their names say."""
+    """Prints the model, devices and layouts of the run, and notes about its options."""
     for note in filter(None, [setup.shortened, setup.task.note, *config.learning_notes]):
         progress.print(note)
     if padding := padding_of_heads(setup.policy.config):
@@ -49,14 +49,14 @@ def announce(config: RunConfig, setup: Setup, progress: Progress) -> None:
 def compile_run(
     config: RunConfig, setup: Setup, layouts: Sequence[Split], progress: Progress
 ) -> Compiled:
-    """The programs of the run, in parallel: every one, or where they are compiled as they are
-    needed those of the first steps, in these layouts of the rollout. Raises UserError where the
-    update does not fit a device."""
+    """Compiles the programs of the run in parallel, those of rollouts in `layouts`. If programs are
+    compiled as needed, compiles only those of the first steps. Raises UserError if the update does
+    not fit a device."""
     start = time.perf_counter()
     is_by_need = setup.engine.by_need is not None
     count = setup.trainer.to_compile(by_need=is_by_need) + setup.engine.to_compile(layouts)
     progress.print(f"compiling {count} programs")
-    # First: what does not fit is known before the rest.
+    # The update first: it tells early if the run does not fit.
     update = compile_update(setup.trainer, setup.memory.limit, config, progress, by_need=is_by_need)
     setup.engine.compile(_show("rollout", progress), layouts)
     seconds = time.perf_counter() - start
@@ -72,9 +72,9 @@ def compile_update(
     *,
     by_need: bool = False,
 ) -> str:
-    """Every program of the trainer; `by_need` only the largest of the passes over micro-batches.
-    Returns what the largest takes of a device, in words. Raises UserError where the update does not
-    fit a device, which has `limit` bytes."""
+    """Compiles the programs of the trainer; with `by_need`, only the largest of the passes over
+    micro-batches. Returns a line on the memory of the largest program. Raises UserError if the
+    update does not fit a device, which has `limit` bytes."""
     for rows, length in trainer.largest:
         layout, experts = trainer.layout, trainer.policy.config.experts
         of_layout = layout, layout.platform, rows * length // layout.split.dp

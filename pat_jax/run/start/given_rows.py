@@ -1,6 +1,6 @@
-"""Rows that a program gives in the place of data files: into files in the run's folder.
+"""Writes rows that a program gives instead of data files into the run's folder.
 
-So a resumed run finds them, in a shell too. Knows what JSON can hold. Does not know what columns
+So a resumed run finds them, even from a shell. Knows what JSON can hold. Does not know what columns
 mean.
 """
 
@@ -21,26 +21,27 @@ from pat_jax.common.hosts.together import process_group
 from pat_jax.config.run import RunConfig
 from pat_jax.run.process.folder import CONFIG_FILE, LOCK_FILE, ROWS, name_of_rows
 
-# Options that can have rows, and what the file is called: metrics call a set by its file.
+# Options that can have rows, and the name of the file, by which metrics call a problem set.
 _FILES = {"data": "data.jsonl", "data.files": "data.jsonl", "eval.data": "heldout.jsonl"}
 _SECTIONS = ("data", "eval")
 
 
 @dataclass(frozen=True)
 class _Rows:
-    label: str  # what sentences call them
+    label: str  # their name in messages
     content: bytes  # of their file
 
 
 class GivenRows:
-    """Those of one run, by the names of their files, which follow from what is in them."""
+    """The given rows of one run, by file name. A name contains a checksum of the rows."""
 
     def __init__(self) -> None:
         self._rows: dict[str, _Rows] = {}
 
     def taken_from(self, options: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-        """The options, with names of files in the place of rows. Raises UserError where an option
-        has neither names of files nor rows, or a row cannot be written."""
+        """Takes the rows out of the options. Returns the options with file names in their place.
+        Raises UserError if an option has neither file names nor rows, or if JSON cannot hold a
+        row."""
         found: dict[str, Any] = {}
         for key, value in options.items():
             name = f"{prefix}{key}"
@@ -61,8 +62,9 @@ class GivenRows:
 
     @contextmanager
     def placed(self, config: RunConfig) -> Iterator[RunConfig]:
-        """Has them in the run's folder, unless no run begins there; gives the options with the
-        paths of their files. A UserError that is raised inside names the rows and no file."""
+        """Writes the rows into the run's folder, and yields the options with the files' paths. On
+        exit, removes them if no run has begun there. A UserError raised inside names the rows
+        instead of the file."""
         run = Path(config.run_dir).absolute()
         files = {name: run / name for name in _files(config) if name in self._rows}
         existed = run.exists()
@@ -80,8 +82,8 @@ class GivenRows:
                 _remove_unused(run, new, existed=existed)
 
     def keep(self, config: RunConfig) -> None:
-        """Has them there still, now that this process holds the folder: another one that was given
-        the same, and failed, may have removed them."""
+        """Writes missing files again, once this process has locked the folder: another process
+        with the same rows may have failed and removed them."""
         run = Path(config.run_dir).absolute()
         files = {name: run / name for name in self._rows}
         lost = {name: path for name, path in files.items() if str(path) in _files(config)}
@@ -105,7 +107,7 @@ def _files(config: RunConfig) -> list[str]:
 
 
 def _with_paths(config: RunConfig, run: Path, files: Mapping[str, Path]) -> RunConfig:
-    """Of files that were given, or that lie here: the run's folder may have been moved or copied."""
+    """Returns the options with the paths of given rows in this folder: it may have been moved."""
 
     def paths(names: Sequence[str]) -> tuple[str, ...]:
         return tuple(str(files.get(name) or _here(name, run)) for name in names)
@@ -120,7 +122,7 @@ def _here(name: str, run: Path) -> str:
 
 
 def _remove_unused(run: Path, files: Sequence[Path], *, existed: bool) -> None:
-    """Unless a run has begun in its folder, or is beginning there."""
+    """Removes the files, unless a run has begun in the folder or is beginning there."""
     if not run.is_dir() or not files:
         return
     lock = FileLock(run / LOCK_FILE)
@@ -130,8 +132,8 @@ def _remove_unused(run: Path, files: Sequence[Path], *, existed: bool) -> None:
         return
     try:
         if not (run / CONFIG_FILE).exists():
-            # A process that has opened the file and not locked it yet is left with one that is gone:
-            # filelock sees that (st_nlink is 0) and opens the next. Its early versions do not.
+            # A process that has opened the lock file, but not locked it yet, now holds a deleted
+            # file. filelock notices (st_nlink is 0) and opens it anew; its early versions do not.
             (run / LOCK_FILE).unlink(missing_ok=True)
             _remove(files, None if existed else run)
     finally:
@@ -139,7 +141,8 @@ def _remove_unused(run: Path, files: Sequence[Path], *, existed: bool) -> None:
 
 
 def _remove(files: Iterable[Path], run: Path | None) -> None:
-    """With the folders that were made for them, that of the `run` among them, if they are empty."""
+    """Removes the files with the folders that were made for them, if empty. That of the `run` is
+    removed unless it is None."""
     for path in files:
         with suppress(OSError):
             path.unlink(missing_ok=True)
@@ -150,7 +153,7 @@ def _remove(files: Iterable[Path], run: Path | None) -> None:
 
 
 def _check_section(name: str, value: Mapping[str, Any]) -> None:
-    """Refuses all splits of a data set at once, which is a dictionary too."""
+    """Raises UserError for a DatasetDict, which has all splits of a dataset."""
     if hasattr(value, "column_names"):
         kind, splits = type(value).__name__, ", ".join(map(str, value))
         raise UserError(
@@ -160,7 +163,8 @@ def _check_section(name: str, value: Mapping[str, Any]) -> None:
 
 
 def _are_names(option: str, value: object) -> bool:
-    """Of files, or nothing: an empty list is as config.yaml has no sets to evaluate on."""
+    """Returns whether the value is file names, or nothing. For eval.data, that includes an empty
+    list, as config.yaml has it."""
     if isinstance(value, list | tuple):
         may_be = bool(value) or option == "eval.data"  # without data there is no run
         return may_be and all(isinstance(each, str | os.PathLike) for each in value)
@@ -168,7 +172,8 @@ def _are_names(option: str, value: object) -> bool:
 
 
 def _content(option: str, rows: Any) -> bytes:
-    """JSON lines. Raises UserError where these are no rows, or JSON cannot hold one."""
+    """Returns the rows as JSON lines. Raises UserError if they are no rows, or if JSON cannot hold
+    one."""
     try:
         if isinstance(rows, bytes | Mapping):
             raise TypeError
@@ -181,7 +186,7 @@ def _content(option: str, rows: Any) -> bytes:
         ) from None
     if not count:
         raise UserError(f"{option} is {shown(rows)}: expected at least one row; give some.")
-    numbered = zip(range(1, count + 1), each, strict=False)  # a length bounds what may have no end
+    numbered = zip(range(1, count + 1), each, strict=False)  # the iterator may have no end
     return "".join(_line(f"{option}=[...], row {number}", row) for number, row in numbered).encode()
 
 
@@ -208,7 +213,7 @@ def _line(where: str, row: object) -> str:
 
 
 def _plain(value: Any) -> object:
-    """Of an array, or a number of NumPy, JAX or PyTorch."""
+    """Converts an array or number of NumPy, JAX or PyTorch, or a mapping, for JSON."""
     if hasattr(value, "tolist"):
         return value.tolist()
     if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""Names of the Hub in a run's folder: what they were when it began.
+"""Keeps the commits of Hub names in a run's folder, so that a resumed run uses the same ones.
 
 Knows one file. Does not know which options have names.
 """
@@ -13,17 +13,17 @@ from pat_jax.common import hub
 from pat_jax.common.files import replace_text
 from pat_jax.run.checkpoints.json_state import gone_on_with, read_kept
 
-NAMES_FILE = ".hub.json"  # hidden: it is not a sign of a run (`folder.is_used`)
+NAMES_FILE = ".hub.json"  # hidden: `folder.is_used` ignores it
 
 
 def keep_names(folder: Path) -> None:
-    """Those that the process has found."""
+    """Writes the commits of all names that this process has found on the Hub."""
     if found := hub.commits():
         replace_text(folder / NAMES_FILE, f"{json.dumps(found)}\n")
 
 
 def go_on_with_names(folder: Path) -> None:
-    """The process has them as the run in `folder` has."""
+    """Makes this process use the commits that the run in `folder` has kept."""
     hub.go_on_with(gone_on_with(_read, folder, "commits of the Hub"))
 
 

@@ -1,4 +1,4 @@
-"""What a run begins with: its newest checkpoint, or a policy that has learned nothing.
+"""The initial state of a run: from its newest checkpoint, or from an untrained policy.
 
 Knows checkpoints and the supervised stage before reinforcement learning. Does not know the loop
 that follows (`loop.py`), nor how a step is computed.
@@ -38,15 +38,15 @@ _OTHER_PROBLEMS = {
 class Beginning:
     steps_done: int
     state: TrainState
-    reference: Params | None  # None: no loss looks at it
+    reference: Params | None  # None: no loss uses it
     lengths: LengthModel
     totals: Totals
-    base_checksum: int | None  # of what adapters are added to; None: all of the policy is trained
+    base_checksum: int | None  # of the adapters' base; None: the whole policy is trained
 
 
 def begin(config: RunConfig, setup: Setup, run: OpenRun) -> Beginning:
-    """Raises UserError where a run is to be resumed and every checkpoint of it is damaged, or its
-    adapters are of another base."""
+    """Returns the initial state of a run. For a resumed run, raises UserError if every checkpoint
+    is damaged, or if its adapters belong to another base."""
     base_checksum = freeze_base(setup.trainer, config)
     trainer = setup.trainer
     abstract: dict[str, Any] = {"train": trainer.abstract_state}
@@ -66,7 +66,7 @@ def _resumed(
 ) -> Beginning:
     step, saved, meta = found
     check_base(meta, base_checksum, config)
-    before = meta.get("problems", {})  # of a checkpoint of an earlier version it is not known
+    before = meta.get("problems", {})  # checkpoints of earlier versions do not have it
     for name, checksum in setup.task.checksums.items():
         if before.get(name, checksum) != checksum:
             run.progress.print(_OTHER_PROBLEMS[name])
@@ -81,8 +81,8 @@ def _resumed(
 def _warm_start(
     config: RunConfig, setup: Setup, state: TrainState, progress: Progress
 ) -> TrainState:
-    """The policy after the supervised stage, on demonstrations of a built-in task; the optimizer
-    starts afresh. The buffers of `state` are given up."""
+    """Returns the state after the supervised stage, which trains on demonstrations of a built-in
+    task. The optimizer starts afresh. The buffers of `state` are donated."""
     if not (steps := config.warm_start.steps):
         return state
     start, trainer = time.perf_counter(), setup.trainer
@@ -99,7 +99,7 @@ def _warm_start(
 def _batches(
     config: RunConfig, task: Task, shapes: Sequence[tuple[int, int]]
 ) -> Iterator[Sequence[MicroBatch]]:
-    """Batches of demonstrations, as many as one micro-batch holds."""
+    """Yields batches of demonstrations without end, each of at most one micro-batch."""
     size = config.warm_start.batch_size
     assert task.demonstrations is not None  # check_task refuses a warm start without
     for draw in itertools.count():

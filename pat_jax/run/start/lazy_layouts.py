@@ -1,7 +1,7 @@
-"""Layouts that are compiled beside a run, and measured between two iterations.
+"""Compiles layouts in the background of a run, and measures them between two iterations.
 
-Before the first iteration only the layout in which rollouts start is compiled, and what pays by the
-profile (`planner/compilation.py`). Nothing is compiled while an iteration waits for it.
+Before the first iteration, only two kinds of layouts are compiled: the one in which rollouts start,
+and those that pay by the profile (`planner/compilation.py`). No iteration waits for the others.
 """
 
 import logging
@@ -29,8 +29,9 @@ log = logging.getLogger(__name__)
 
 
 def first_layouts(config: RunConfig, setup: Setup) -> tuple[Split, ...]:
-    """The layouts to compile before the first iteration. With a profile: where a rollout starts by
-    it, and what is worth compiling. Without: the lowest TP."""
+    """Returns the layouts to compile before the first iteration: all, unless --rollout.compile is
+    lazy. With a profile, a lazy run compiles the layout in which a rollout starts and those worth
+    compiling; without one, it compiles the layout with the least TP."""
     engine, profile, rollout = setup.engine, setup.profile, config.rollout
     splits = tuple(engine.layouts)
     if rollout.compile != "lazy" or setup.scripted or len(splits) == 1:
@@ -49,13 +50,13 @@ def first_layouts(config: RunConfig, setup: Setup) -> tuple[Split, ...]:
 
 
 class LazyLayouts:
-    """Brings in the layouts that are worth compiling."""
+    """Compiles the layouts that are worth it in the background, and adds them to the planner's."""
 
     def __init__(
         self, setup: Setup, planner: CostModelPlanner, warmup: Warmup, ready: Sequence[Split]
     ):
-        """`planner` plans with what is `ready`, which `warmup` has measured, and later with
-        others."""
+        """`planner` plans with the layouts in `ready`, which `warmup` has measured; others are
+        added later."""
         self.engine, self.planner, self.warmup = setup.engine, planner, warmup
         self.ready = list(ready)
         self.load = full_load(setup.config.rollout, self.engine.capacity)
@@ -64,7 +65,7 @@ class LazyLayouts:
         self._plan_with_ready()
 
     def end_rollout(self, iterations_left: int) -> None:
-        """Has compiled what is worth it by the lengths seen so far."""
+        """Starts compiling the layouts that are worth it by the lengths seen so far."""
         compile_s = _compile_s(self.engine, (), self.ready)
         if self.requested or not compile_s:
             return
@@ -76,12 +77,12 @@ class LazyLayouts:
             self.requested.append(split)
 
     def due(self) -> list[Split]:
-        """What has been compiled meanwhile, by every process."""
+        """Returns the layouts that every process has compiled in the background."""
         return sorted(set.intersection(*process_group().gather("compiled", self.compiler.finished)))
 
     def bring_in(self, due: Sequence[Split], load_weights: Callable[[Layout], Params]) -> list[str]:
-        """Warms up and measures layouts that are `due`, while the engine holds no weights. Returns
-        a line for each, to which plans may lead from now on."""
+        """Warms up and measures the layouts `due`, while the engine holds no weights. From then on
+        plans may use them. Returns a line about each."""
         lines = []
         for split in due:
             seconds = self.compiler.take(split)
@@ -114,8 +115,8 @@ def _usable(latency: LatencyModel, engine: RolloutEngine) -> LatencyModel:
 def _compile_s(
     engine: RolloutEngine, profiled: Collection[float], there: Sequence[Split]
 ) -> dict[Split, float]:
-    """Predicted seconds to compile each layout that is not `there`, its switches to those included;
-    `profiled` seconds count until a program was compiled here."""
+    """Returns the predicted seconds to compile each layout not in `there`, including its switches
+    to those. The mean of `profiled` is used until this process has compiled a program."""
     seen = engine.programs.compile_seconds.values() or profiled
     each_s = sum(seen) / max(1, len(seen))
     missing = {}

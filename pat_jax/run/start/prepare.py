@@ -1,4 +1,4 @@
-"""From a run's parts to the planner of its rollouts: warmed up, measured, believed."""
+"""Warms up and measures the layouts of a run, and builds the planner of its rollouts."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -29,8 +29,8 @@ def warm_up(
     splits: Sequence[Split],
     load_weights: Callable[[Layout], Params],
 ) -> Warmup:
-    """Runs every program of these layouts; what the profile lacks is measured on the way, and what
-    it says is checked: a machine changes, and a wrong profile costs more than these few runs.
+    """Runs the compiled programs of these layouts. Measures what the profile lacks, and checks what
+    it has: a machine changes, and a wrong profile costs more than these few runs.
     """
     known = setup.profile and setup.profile.latency
     warmup = Warmup(setup.engine, known=known, recheck=True)
@@ -42,8 +42,9 @@ def warm_up(
 def keep_profile(
     config: RunConfig, subject: Subject, known: Profile | None, measured: LatencyModel
 ) -> None:
-    """For the next start on this machine, where `python -m pat_jax.profile` has measured none: few
-    bursts of few programs, which it would take for its own."""
+    """Saves what was measured for the next start on this machine, unless `pat_jax.profile` has a
+    profile of it. Its folder is another one: that command measures more bursts, and must not take
+    these few for its own."""
     measured_in_full = PROFILE_DIR / subject.file_name
     if config.profile != "auto" or measured_in_full.exists() or not process_group().is_first:
         return
@@ -71,7 +72,7 @@ def cost_planner(
 
 
 def unseen_acceptance(drafts: Drafts) -> Acceptance | None:
-    """Before any draft was verified; None where there are none, whatever a profile knows."""
+    """Returns the acceptance assumed before any draft was verified, or None without drafts."""
     return Acceptance.unseen(is_generated=drafts.is_generated) if drafts.num_draft_tokens else None
 
 
@@ -82,7 +83,8 @@ def frozen(
     measured: LatencyModel,
     notify: Callable[[str], None],
 ) -> LatencyModel:
-    """The profile to plan by: under `--deterministic` the one that the run began with."""
+    """Saves the measured profile and returns it. With `--deterministic`, returns instead the one
+    that the run began with, if there is one."""
     path = folder / "profile.json"
     if config.deterministic and path.exists():
         kept = load_profile(path, setup.subject).latency

@@ -1,4 +1,4 @@
-"""The profile that a start plans by: the one of this model and these devices."""
+"""Finds the profile of this model and these devices, for the planner."""
 
 import logging
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ def profile_subject(config: RunConfig, model: ModelConfig, devices: Sequence[Dev
         backend=devices[0].platform,
         device_kind=devices[0].device_kind,
         num_devices=len(devices),
-        # Padding of heads takes less than what a profile is corrected by, and a pinned layout has none.
+        # Padding of heads costs less than a profile's own corrections; pinned layouts have none.
         model={k: v for k, v in asdict(model).items() if k != "query_multiple"} | others,
         dtype=config.compute_dtype,
         weights=config.rollout.weights,
@@ -33,7 +33,7 @@ def profile_subject(config: RunConfig, model: ModelConfig, devices: Sequence[Dev
 
 
 def find_profile(config: RunConfig, subject: Subject) -> Profile | None:
-    """The profile to plan by, of those that are there."""
+    """Returns the profile to plan by, or None if there is none yet or --profile is none."""
     if config.profile == "none":
         return None
     if config.profile != "auto":
@@ -42,7 +42,7 @@ def find_profile(config: RunConfig, subject: Subject) -> Profile | None:
 
 
 def _profile_of(subject: Subject) -> Profile | None:
-    """That of this machine, if it was measured."""
+    """Returns the profile of this machine, if it was measured."""
     paths = [folder / subject.file_name for folder in (PROFILE_DIR, KEPT_DIR)]
     path = next((path for path in paths if path.exists()), None)
     if path is None:

@@ -1,4 +1,4 @@
-"""The rollouts of a run: what they take of a device, and their engine.
+"""The rollouts of a run: predicts their memory, and builds their engine.
 
 Knows options and memory. Does not know data, nor what is trained.
 """
@@ -26,13 +26,13 @@ from pat_jax.training.build import DTYPES, rollout_policy
 @dataclass(frozen=True)
 class Rollouts:
     config: RunConfig
-    policy: Policy  # as they keep it
+    policy: Policy  # in the form that rollouts keep, perhaps quantized
     devices: Sequence[Device]
     drafts: DraftChoice
 
     @classmethod
     def of(cls, config: RunConfig, policy: Policy, devices: Sequence[Device]) -> "Rollouts":
-        """`policy` is as it is trained."""
+        """Returns the rollouts of a run that trains `policy`."""
         platform, longest = devices[0].platform, config.rollout.max_length
         drafts = wanted_drafts(config.speculation, policy, platform, longest, folder=config.model)
         return cls(config, rollout_policy(config, policy), devices, drafts)
@@ -46,8 +46,8 @@ class Rollouts:
         return DTYPES[self.config.compute_dtype]
 
     def memory_alone(self, layouts: dict[Split, Layout], resident: object = ()) -> MemoryModel:
-        """What each layout takes of a device alone; one that a rollout may start in has to fit.
-        `resident` has shapes and shardings of what lies beside it."""
+        """Returns the memory that each layout takes of a device. A layout that a rollout may start
+        in has to fit. `resident` has shapes and shardings of other arrays on the devices."""
         config, rollout = self.config, self.config.rollout
         held = {"resident": resident, "drafter": self.drafter}
         limit = memory_limit(rollout, self.devices)
@@ -60,7 +60,7 @@ class Rollouts:
     def engine(
         self, layouts: dict[Split, Layout], eos_ids: Sequence[int], resident: object = ()
     ) -> RolloutEngine:
-        """`resident` is that of `memory_alone`."""
+        """Builds the engine; `resident` is as in `memory_alone`."""
         config, rollout, drafts = self.config, self.config.rollout, self.drafts
         made_of = self.policy, layouts, rollout, self.dtype
         limit = cache_limit(rollout, self.devices)

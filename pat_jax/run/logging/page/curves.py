@@ -11,21 +11,21 @@ from pat_jax.common.html.charts import Axis, Line, Plot, Points
 from pat_jax.common.picture_style import colour
 from pat_jax.run.logging.curves import PANELS, Rows, drawn_names, half_width, number
 
-MOST_POINTS = 400  # of a curve; of more steps several are one point, their mean
-MOST_DOTS = 30  # points that are marked one by one
-MOST_COLUMNS = 200  # of a ribbon; of more steps several share a column
+MOST_POINTS = 400  # of a curve; with more steps, a point is the mean of several
+MOST_DOTS = 30  # a curve of more points has no markers
+MOST_COLUMNS = 200  # of a ribbon; with more steps, several share a column
 _LAYOUT = re.compile(r"dp[1-9]\d{0,5}tp[1-9]\d{0,5}")
 
 
 def panels(rows: Rows) -> Iterator[Plot]:
-    """A chart for each panel that has something."""
+    """Yields a chart for each panel that has metrics."""
     for panel in PANELS:
         if names := drawn_names(rows, panel):
             yield plot({name: curve(rows, name) for name in names}, rows, panel.words)
 
 
 def plot(curves: Mapping[str, Points], rows: Rows, words: str) -> Plot:
-    """Lines over the steps of all rows; `curves` are by name, as `curve` gives them."""
+    """Returns a chart of lines over all steps. `curves` has the points of `curve`, by name."""
     lines = [_line(name, points, i) for i, (name, points) in enumerate(curves.items())]
     drawn = [point for line in lines for point in (*line.points, *line.interval)]
     heights = [y for _, *ys in drawn for y in ys if isfinite(y)]
@@ -45,24 +45,26 @@ def _line(name: str, points: Points, i: int) -> Line:
 
 
 def curve(rows: Rows, name: str) -> list[tuple[float, float, float]]:
-    """(step, value or NaN, half of its interval or NaN) of the steps that have the metric."""
+    """Returns (step, value, half of its interval) for each step that has the metric; a value or
+    interval that is missing is NaN."""
     return [(row["step"], number(row[name]), half_width(row, name)) for row in rows if name in row]
 
 
 def numbers(rows: Rows, name: str) -> list[float]:
-    """The finite values of a metric, in the order of the steps."""
+    """Returns the finite values of a metric, in the order of the steps."""
     return [value for _, value, _ in curve(rows, name) if isfinite(value)]
 
 
 def _path(text: object) -> tuple[str, ...]:
-    """Parses `dp2tp1 -> dp1tp2`; empty for anything else."""
+    """Parses a path such as `dp2tp1 -> dp1tp2`. Returns () for anything else."""
     names = text.split(" -> ") if isinstance(text, str) else []
     return tuple(names) if all(map(_LAYOUT.fullmatch, names)) else ()
 
 
 def layouts(rows: Rows) -> list[tuple[int, int, tuple[str, ...]]]:
-    """Columns of the ribbon: where each begins and ends, and the layouts of its rollout, in order.
-    With very many steps a column covers several and has the layouts of most of them."""
+    """Returns the columns of the ribbon: the step where each begins and ends, and the layouts of
+    its rollout, in order. With very many steps, a column covers several and has the path that is
+    most frequent among them."""
     known = [(row["step"], path) for row in rows if (path := _path(row.get("rollout/layouts")))]
     return [
         (part[0][0] - 1, part[-1][0], Counter(path for _, path in part).most_common(1)[0][0])
@@ -77,12 +79,12 @@ def steps_axis(rows: Rows) -> Axis:
 
 
 def _parts(items: Sequence[Any], most: int) -> list[Sequence[Any]]:
-    """Equal parts, at most `most` of them."""
+    """Splits the items into at most `most` parts of equal size."""
     each = max(1, -(-len(items) // most))
     return [items[i : i + each] for i in range(0, len(items), each)]
 
 
 def _mean(values: Sequence[float]) -> float:
-    """The mean of the finite values; NaN without any."""
+    """Returns the mean of the finite values, or NaN if there is none."""
     known = [value for value in values if isfinite(value)]
     return fmean(known) if known else nan

@@ -20,7 +20,7 @@ def total(rows: Rows, name: str) -> float:
 
 
 def facts(rows: Rows) -> Iterator[Fact]:
-    """The main numbers of a run, as far as they are measured."""
+    """Yields the main numbers of a run, as far as they were measured."""
     yield from _heldout(rows)
     tokens, rollout_s = total(rows, "rollout/tokens"), total(rows, "timing/rollout")
     if tokens and rollout_s:
@@ -29,7 +29,7 @@ def facts(rows: Rows) -> Iterator[Fact]:
         yield percent(rollout_s / step_s), "of the steps' time is rollout"
     saved = numbers(rows, "rollout/predicted_saving_s")
     count = total(rows, "rollout/switches")
-    if any(saved) or (saved and not count):  # of scripted switches nothing is predicted
+    if any(saved) or (saved and not count):  # scripted switches have no predicted saving
         saved_s = sum(saved) - total(rows, "rollout/switch_seconds")
         many = f"{count:,.0f} switch{'' if count == 1 else 'es'}"
         yield f"{shown(saved_s)} s", f"saved by {many} of layout, as predicted, less what they took"
@@ -50,7 +50,7 @@ def _heldout(rows: Rows) -> Iterator[Fact]:
 
 
 def drafts(rows: Rows) -> Table:
-    """Accepted draft tokens by source; without rows where none were verified."""
+    """Returns a table of accepted draft tokens by source; it is empty if none were verified."""
     found: list[list[Cell]] = []
     for key, source in SOURCES.items():
         verified, accepted = (total(rows, f"rollout/{x}{key}") for x in ("drafted", "accepted"))
@@ -72,7 +72,7 @@ def draft_plots(rows: Rows) -> Iterator[Plot]:
 
 
 def _acceptance(rows: Rows, key: str) -> list[tuple[float, float, float]]:
-    """The acceptance rate of each step; a gap where nothing was drafted."""
+    """Returns the acceptance rate of each step, NaN (a gap) where nothing was drafted."""
     drafted = {step: value for step, value, _ in curve(rows, f"rollout/drafted{key}")}
     accepted = curve(rows, f"rollout/accepted{key}")
     return [
@@ -82,7 +82,7 @@ def _acceptance(rows: Rows, key: str) -> list[tuple[float, float, float]]:
 
 
 def failed_rewards(rows: Rows) -> Table:
-    """Responses that could not be scored, by cause, the most first."""
+    """Returns a table of responses that could not be scored, the most frequent cause first."""
     counts, newest = Counter[str](), dict[str, int]()
     for row in rows:
         for name in row:

@@ -27,21 +27,21 @@ from pat_jax.run.process.folder import CONFIG_FILE, PAGE_FILE
 from pat_jax.run.results.shown_switch import read_switch
 
 TEMPLATE = Path(__file__).with_name("run.html.jinja")
-SHARE = 0.01  # of a run's time that its page may take: it is made of all of its metrics
+SHARE = 0.01  # of a run's time, for writing its page, which reads all metrics
 
 log = logging.getLogger(__name__)
 
 
 class RunPage:
-    """The page of a run that goes on, and the rollouts that are kept for it."""
+    """The page of a running run, with the rollouts that it shows."""
 
     def __init__(self, folder: Path):
         self._folder, self._rollouts = folder, KeptRollouts(folder)
-        self._not_before = -math.inf  # seconds of a clock
+        self._not_before = -math.inf  # seconds of time.monotonic()
 
     @contextmanager
     def kept(self, steps_done: int) -> Iterator[None]:
-        """Written before and after what is done inside, whatever ends it."""
+        """Writes the page on entry and on exit, also after an error."""
         self._rollouts.resume(steps_done)
         self.write()
         try:
@@ -53,20 +53,20 @@ class RunPage:
         self._rollouts.add(step, trace)
 
     def write_now(self) -> None:
-        """Whatever share of the time it takes."""
+        """Writes the page, whatever time that takes."""
         self._not_before = -math.inf
         self.write()
 
     def write(self) -> None:
-        """If that takes no more than SHARE of the time. A failure, such as a full disk, costs a
-        line of the log."""
+        """Writes the page, unless that would take more than SHARE of the run's time. A failure,
+        such as a full disk, costs a line of the log."""
         start = time.monotonic()
         if start < self._not_before:
             return
         try:
             self._rollouts.save()
             replace_text(self._folder / PAGE_FILE, run_page(self._folder))
-        except Exception as error:  # whatever it is, no run is to end by its page
+        except Exception as error:  # the page must never end a run
             first, *_ = f"{error}".splitlines() or [""]
             log.warning("%s was not written (%s: %s)", PAGE_FILE, type(error).__name__, first)
         now = time.monotonic()
@@ -74,7 +74,7 @@ class RunPage:
 
 
 def run_page(folder: Path) -> str:
-    """Renders the files in a run's folder, as far as they are there."""
+    """Renders the page from those files of a run's folder that exist."""
     path = folder / METRICS_FILE
     rows = read_metrics(path) if path.is_file() else []
     return rendered(
@@ -98,7 +98,8 @@ def run_page(folder: Path) -> str:
 
 
 def _drawn(section: Callable[[], str]) -> str | None:
-    """None if the section raises, such as for a number that no axis has: the others are still drawn."""
+    """Returns None if the section raises, such as for a number that no axis can show. The other
+    sections are still drawn."""
     try:
         return section()
     except Exception as error:
@@ -112,7 +113,7 @@ def _options(folder: Path) -> dict[str, Any]:
 
 
 def _by_title(kept: Mapping[str, KeptRollout]) -> dict[str, KeptRollout]:
-    """A rollout that is both the first and the slowest comes once, under both names."""
+    """Merges equal rollouts: one that is both the first and the slowest appears once."""
     names: dict[int, list[str]] = {}
     for name, one in kept.items():
         names.setdefault(one.step, []).append(name)
@@ -120,7 +121,7 @@ def _by_title(kept: Mapping[str, KeptRollout]) -> dict[str, KeptRollout]:
 
 
 def _asked(few: Sequence[Sample]) -> Iterator[tuple[str, str | None, list[tuple[Sample, int]]]]:
-    """Prompts, right answers, and distinct responses with their counts."""
+    """Yields each prompt with its right answer, and its distinct responses with their counts."""
     for (prompt, answer), group in groupby(few, key=lambda sample: (sample.prompt, sample.answer)):
         every = [*group]
         once = [sample for i, sample in enumerate(every) if sample not in every[:i]]

@@ -1,7 +1,7 @@
-"""The trackers of --trackers: whether they can be used, and what they are told.
+"""The trackers of --trackers: checks that they are installed, and writes to them.
 
-Weights & Biases writes online, or by WANDB_MODE=offline into the run's folder; Trackio into a
-database on this machine, or what its environment variables name.
+Weights & Biases writes online, or with WANDB_MODE=offline into the run's folder. Trackio writes
+into a database on this machine, or to where its environment variables point.
 """
 
 import math
@@ -19,11 +19,12 @@ from pat_jax.run.logging.samples import Sample, table
 from pat_jax.run.logging.trackers.tracker import Tracker, describe_error
 
 ID_FILE = "wandb_run_id"  # in the run's folder: a resumed run goes on in the same chart
-_STEP = "step"  # the axis of all charts: W&B's own counter would drop the steps that a resumption repeats
+_STEP = "step"  # axis of all charts: W&B's own counter would drop steps that a resumed run repeats
 
 
 class WeightsAndBiases:
-    """`options` are JSON values. A run is called like its folder, which has its id."""
+    """Writes to Weights & Biases. The run is named like its folder, where its id is kept. `options`
+    are JSON values."""
 
     def __init__(self, folder: Path, project: str, options: Mapping[str, Any], *, is_resumed: bool):
         import wandb  # pyright: ignore[reportMissingImports]  # an extra
@@ -59,7 +60,7 @@ class WeightsAndBiases:
 
 
 class Trackio:
-    """As `WeightsAndBiases`; a resumed run goes on in the newest one of its name."""
+    """Writes to Trackio. A resumed run goes on in the newest Trackio run with its name."""
 
     def __init__(self, folder: Path, project: str, options: Mapping[str, Any], *, is_resumed: bool):
         import trackio  # pyright: ignore[reportMissingImports]  # an extra
@@ -94,7 +95,7 @@ _ADVICE = {
 
 
 def check_trackers(config: AnyRun) -> None:
-    """Raises UserError where the package of one is not installed."""
+    """Raises UserError if the package of a tracker is not installed."""
     for name in config.trackers:
         spec = find_spec(name)
         # Without an origin it is a folder of that name, such as the one where W&B leaves offline runs.
@@ -106,7 +107,8 @@ def check_trackers(config: AnyRun) -> None:
 
 
 def begin_trackers(config: AnyRun, folder: Path) -> dict[str, Tracker]:
-    """Each of them, by name. Raises UserError where one cannot begin, such as without a login."""
+    """Starts the trackers, and returns them by name. Raises UserError if one cannot start, such as
+    without a login."""
     begun: dict[str, Tracker] = {}
     for name in config.trackers:
         try:

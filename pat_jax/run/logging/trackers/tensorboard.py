@@ -1,4 +1,4 @@
-"""TensorBoard event files, which a full disk does not end."""
+"""Writes TensorBoard event files, and survives a full disk."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -10,11 +10,12 @@ from tensorboardX.record_writer import register_writer_factory
 from pat_jax.common.files import PatientFile
 from pat_jax.run.logging.samples import Sample
 
-_PATIENT = "patient"  # the prefix of paths that TensorBoard's writer is to open as patient files
+_PATIENT = "patient"  # prefix of paths that TensorBoard's writer opens as patient files
 
 
 class _PatientRecords:
-    """Without it a full disk ends the writer's thread, and then the run, when its queue is full."""
+    """A record file that survives a full disk. Otherwise the writer's thread would end, and then
+    the run, once the writer's queue is full."""
 
     def open(self, path: str) -> PatientFile:
         return PatientFile(path.removeprefix(f"{_PATIENT}:"))
@@ -27,7 +28,8 @@ register_writer_factory(_PATIENT, _PatientRecords())
 
 
 class TensorBoard:
-    """The event files in a folder; what was written from `resume_step` on is hidden."""
+    """Writes the event files of a folder. Events of an earlier start from `resume_step` on are
+    hidden."""
 
     def __init__(self, folder: Path, resume_step: int | None):
         self._writer = SummaryWriter(f"{_PATIENT}:{folder}", purge_step=resume_step)
@@ -49,7 +51,7 @@ class TensorBoard:
 
 
 def _markdown(sample: Sample) -> str:
-    """Texts are indented: what they mean to Markdown is shown as it is."""
+    """Returns a sample as Markdown, with its texts indented so that their markup shows as is."""
     prompt, response = (
         "\n".join(f"    {line}" for line in text.splitlines())
         for text in (sample.prompt, sample.completion)

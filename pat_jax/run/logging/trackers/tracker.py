@@ -1,4 +1,4 @@
-"""What writes down a run for people, and may fail without ending it."""
+"""Trackers, which show a run to people, and may fail without ending it."""
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -11,18 +11,18 @@ log = logging.getLogger(__name__)
 
 class Tracker(Protocol):
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Numbers of a step, NaN for what is not finite; a step may come several times."""
+        """Writes numbers of a step, which may be NaN. A step may be written several times."""
 
     def samples(self, step: int, samples: Sequence[Sample]) -> None:
-        """A few responses of a step."""
+        """Writes a few responses of a step."""
 
     def close(self) -> None:
-        """All that was written is where it belongs when this returns."""
+        """Returns when everything written has been stored."""
 
 
 class Guarded:
-    """A tracker that ends no run: its first failure is printed, and it is tried again with each
-    write."""
+    """Wraps a tracker so that its failures end no run. The first failure is printed; each later
+    write tries again."""
 
     def __init__(self, name: str, tracker: Tracker, notify: Callable[[str], None]):
         self._name, self._tracker, self._notify = name, tracker, notify
@@ -51,6 +51,6 @@ class Guarded:
 
 
 def describe_error(error: Exception) -> str:
-    """On one line, with its type."""
+    """Returns an error's type and message, on one line."""
     first = next(iter(str(error).strip().splitlines()), "")
     return f"{type(error).__name__}: {first}" if first else type(error).__name__
