@@ -1,4 +1,4 @@
-"""Options of `python -m pat_jax.generate`, and how they become those of a run."""
+"""Options of `python -m pat_jax.generate`, and the `RunConfig` made of them."""
 
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -23,7 +23,7 @@ from pat_jax.config.shared import ChatOptions, ComputeDtype
 from pat_jax.models.config import ModelConfig
 from pat_jax.rl.text.tokenizer import Chat
 
-# Options of another name than their field in a line, which goes by the word of OpenAI and vLLM.
+# Fields of a line, named as in OpenAI and vLLM, whose option has another name.
 _OPTIONS = {
     "max_tokens": "max_completion_length",
     "min_tokens": "min_completion_length",
@@ -32,7 +32,7 @@ _OPTIONS = {
 
 
 class Reach(NamedTuple):
-    """How large an engine has to be."""
+    """The size that an engine needs."""
 
     rows: int  # samples that can run at once
     length: int  # tokens of the longest prompt and response
@@ -121,13 +121,13 @@ class GenerateConfig(ChatOptions, Generating):
     def run_config(
         self, model: ModelConfig, num_devices: int, reach: Reach | None = None
     ) -> RunConfig:
-        """The options under the names that the engine is built by.
+        """Returns the configuration that the engine is built from.
 
         Args:
-          reach: what is asked for at most; None: as much as the options allow.
+          reach: the most that the prompts ask for; None sizes the engine by the options alone.
 
         Raises:
-          UserError: more log-probabilities are asked for than the model has tokens.
+          UserError: top_k, logprobs or max_logprobs is larger than the model's vocabulary.
         """
         expected = f"at most the {model.vocab_size:,} tokens of the model"
         vocab = (lambda x: (x or 0) <= model.vocab_size, expected)
