@@ -89,7 +89,7 @@ class BatchJob:
         )
 
     def _requests(self) -> Iterator[Request]:
-        """Yields the requests whose results are not written yet. An invalid line's result is its error."""
+        """Yields the requests whose results are not written. An invalid line's result is an error."""
         place = 0
         for number, line in read_lines(self.path):
             for entry, error in self._entries(number, line):

@@ -58,7 +58,7 @@ class LineRequest:
         return Request(self.tokens, sequence_key(*ids), self.max_tokens, self.sampling)
 
     def finder(self, tokenizer: Tokenizer | None) -> StopFinder | None:
-        """Returns a finder of the stop strings for one sample; None if there are no stop strings."""
+        """Returns a finder of the stop strings for one sample; None if there are none."""
         if not self.stops or tokenizer is None:
             return None
         return StopFinder(tokenizer, self.stops, min_tokens=self.sampling.min_tokens)

@@ -20,7 +20,7 @@ from pat_jax.engine.sequences.responses import Request
 from pat_jax.engine.session import Session
 from pat_jax.rl.text.tokenizer import HuggingFaceTokenizer, Tokenizer
 
-# A text to continue, token ids, the messages of a chat, or a line of a prompts file as a dictionary.
+# A text to continue, token ids, a chat's messages, or a line of a prompts file as a dictionary.
 PromptLike = str | Sequence[int] | np.ndarray | Sequence[Mapping[str, Any]] | Mapping[str, Any]
 
 

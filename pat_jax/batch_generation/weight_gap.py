@@ -125,8 +125,8 @@ class _Scorer:
         return np.concatenate([found[place] for place in range(len(found))])
 
     def calls(self, sample: Sample) -> list[tuple[list[int], Int[np.ndarray, "rows length"]]]:
-        """Returns batches of sequences: their indices in the sample and padded tokens. Rows of a batch
-        have similar lengths, and every replica has equally many."""
+        """Returns batches of sequences: their indices in the sample and padded tokens. Rows of a
+        batch have similar lengths, and every replica has equally many."""
         by_length: defaultdict[int, list[int]] = defaultdict(list)
         for place, (tokens, _) in enumerate(sample.sequences):
             by_length[max(SHORTEST, 1 << (len(tokens) - 1).bit_length())].append(place)

@@ -22,8 +22,8 @@ class BurstShapes:
           by_need: chooses among the compiled programs; None if all are compiled.
         """
         self.shapes, self.table, self.by_need = shapes, table, by_need
-        # The shape that the newest burst lacked a program for, with the plan's drafts, and the seconds that
-        # the drafts were predicted to save.
+        # The shape that the newest burst lacked a program for, with the plan's drafts, and the
+        # seconds that the drafts were predicted to save.
         self.lacked: tuple[Shape, float] | None = None
 
     def fewest_rows(self, split: Split) -> int:
@@ -94,7 +94,7 @@ class BurstShapes:
         return fitting if self.by_need is None else self.by_need.instead_of(fitting, most_rows)
 
     def _reached(self, num_draft_tokens: int, tokens_before: int) -> int:
-        """Most tokens of a row at a burst's first test, `tokens_before` of the burst before included."""
+        """Most tokens of a row at a burst's first test, after `tokens_before` of the burst before."""
         context = self.table.max_context + tokens_before
         return min(self._last_context, context + self.shapes.pace(num_draft_tokens).check_tokens)
 

@@ -17,7 +17,7 @@ MOST_WASTE = 4  # times the fitting rows x length, at most: a larger bucket take
 
 
 class ByNeed:
-    """Chooses among an engine's compiled decode programs, and compiles more as rollouts need them."""
+    """Chooses among an engine's compiled decode programs, and compiles more when needed."""
 
     def __init__(self, programs: ProgramTable, buckets: Buckets):
         self.programs, self.buckets = programs, buckets

@@ -16,8 +16,8 @@ from pat_jax.engine.sequences.page_allocator import NULL_PAGE
 from pat_jax.engine.sequences.prefill_calls import Copies, PageMoves, PrefillWork
 from pat_jax.engine.sequences.sequence_table import options
 
-# If all samples of a prompt ran one after the other, the last sample of the longest responses would begin
-# last of all: on recorded responses a rollout then has up to a third more steps.
+# If all samples of a prompt ran one after the other, the last sample of the longest responses would
+# begin last of all: on recorded responses a rollout then has up to a third more steps.
 LEADERS = 4
 
 
@@ -93,7 +93,7 @@ class CacheManager:
         return int(members[self.admissions.turn[members].argmax()])
 
     def _preempt(self, sequence: int) -> None:
-        """Takes a sequence's pages and row. It can reuse the pages later if no other needed them."""
+        """Takes a sequence's pages and row. It may find the pages again if no other took them."""
         tables, known = self.tables, self.contents.known(sequence)
         if known is not None:
             tables.pools[tables.replica[sequence]].index(known, tables.of(sequence))
@@ -132,8 +132,8 @@ class CacheManager:
     def release_ended(self) -> Copies:
         """Frees the pages of finished sequences.
 
-        The returned copies overwrite pages of failed sequences, which may hold NaN. Masked attention
-        multiplies them by zero, which leaves a NaN.
+        The returned copies overwrite pages of failed sequences, which may hold NaN. Masked
+        attention multiplies them by zero, which leaves a NaN.
         """
         tables, poisoned = self.tables, []
         ended = np.flatnonzero(self.table.is_done & (tables.count > 0))
@@ -156,7 +156,7 @@ class CacheManager:
     def leave(
         self, replica: np.ndarray, *, num_replicas: int, num_pages: int, is_recomputed: np.ndarray
     ) -> tuple[PageMoves, np.ndarray]:
-        """Does the first half of a switch: assigns pages in the new layout's pools; `arrive` follows.
+        """Does the first half of a switch: assigns pages in the new pools; `arrive` must follow.
 
         Sequences that were admitted first get pages first.
 

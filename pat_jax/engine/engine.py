@@ -203,7 +203,7 @@ class RolloutEngine:
         expected: np.ndarray | None = None,
         earlier: EarlierResponses | None = None,
     ) -> tuple[list[Completion], RolloutReport]:
-        """Generates all requests; returns completions in their order, and a report. See `stream`."""
+        """Generates all requests, see `stream`; returns completions in order, and a report."""
         report = RolloutReport()
         stream = self.stream(requests, planner, report, expected=expected, earlier=earlier)
         done = dict(stream)

@@ -1,4 +1,4 @@
-"""The scheduler's orders, and the executor that carries them out on devices or a simulated clock."""
+"""The scheduler's orders, and the executor that carries them out on devices or in a replay."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass

@@ -113,7 +113,7 @@ class _Loop:
         return burst
 
     def launch_behind(self, in_flight: Burst, plan: Plan) -> Burst | None:
-        """Launches the burst after the running one before its results are known; None if it cannot."""
+        """Launches the burst after the running one before its results are known, if possible."""
         scheduler = self.scheduler
         if not scheduler.runs_ahead or plan.moves_from(scheduler.split):
             return None

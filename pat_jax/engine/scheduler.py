@@ -67,7 +67,7 @@ class Scheduler:
         self._version = -1  # of the table when the running bursts began
 
     def admit(self) -> PrefillWork:
-        """Gives pages for the next few steps, and rows to waiting sequences; returns the prefill."""
+        """Gives pages for the next few steps and rows to waiting sequences; returns the prefill."""
         self._grow()
         shapes = self.shapes
         most_rows = shapes.buckets.rows[self.split][-1]
@@ -132,7 +132,7 @@ class Scheduler:
         return self.cache_manager.arrive(relocation.replica, is_left, self.shapes.check_every)
 
     def fit(self) -> None:
-        """Gives pages for the next few steps, and compacts rows to the smallest bucket that fits."""
+        """Gives pages for the next few steps and compacts rows to the smallest bucket that fits."""
         self._grow()
         rows = self.bursts.fewest_rows(self.split)
         if rows != self.table.rows_per_replica:
@@ -211,8 +211,8 @@ class Scheduler:
         in_flight = self._in_flight[-1] if self._in_flight else None
         compact_at = self.bursts.rows_below(self.split, in_flight)
         # If sequences wait, a burst ends when an eighth of the fullest replica has ended. On real
-        # lengths that takes fewer decode steps than bursts of 64 steps, and no more even if each burst
-        # costs another two (docs/notebook/benchmarks.md).
+        # lengths that takes fewer decode steps than bursts of 64 steps, and no more even if each
+        # burst costs another two (docs/notebook/benchmarks.md).
         refill_at = fullest - -(-fullest // REFILL_PART) if len(self.table.waiting) else 0
         return min(max(compact_at, threshold, refill_at), fullest - 1)
 

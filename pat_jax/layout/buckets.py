@@ -103,7 +103,7 @@ class Drafts:
         return f"a model of {model.num_layers} layers, {sizes}"
 
     def text_room(self, length: int, longest: int) -> int:
-        """Returns the columns of other texts that a row with `length` tokens of context drafts from.
+        """Returns the columns of other texts that a row with a context of `length` drafts from.
 
         Up to LEAST_ROOM columns, short contexts get as much room as the longest. This costs a step
         next to nothing, and finished siblings help most the requests that have just begun.

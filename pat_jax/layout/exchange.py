@@ -20,9 +20,9 @@ from pat_jax.models.config import ExpertsConfig
 from pat_jax.models.experts import NO_EXPERT
 from pat_jax.models.partition import ByExpert, Rows
 
-# Share of the links' bandwidth that a ragged all-to-all is taken to reach. For TPUs it is assumed; one
-# measurement on eight B200 had 2 % (https://github.com/openxla/xla/issues/33386). XLA has none for CPUs,
-# where every device is sent everything.
+# Share of the links' bandwidth that a ragged all-to-all is taken to reach. For TPUs it is assumed;
+# one measurement on eight B200 had 2 % (https://github.com/openxla/xla/issues/33386). XLA has none
+# for CPUs, where every device is sent everything.
 LINK_SHARE: Mapping[str, float] = {"tpu": 1.0, "gpu": 0.02, "cuda": 0.02, "cpu": 0.0}
 WEIGHTS, WAYS = 3, 2  # matrices of an expert; there and back
 
@@ -210,8 +210,8 @@ def _of_round(
 
 
 def _begin(exchange: Exchange, rows: Rows, experts: Any) -> tuple[Plan, Any, Any]:
-    """Returns the plan, a function that orders [rows, length, embed] for sending as [choices, embed],
-    and one that brings results in that order back to [rows, length, k, embed]."""
+    """Returns the plan, a function that orders rows for sending, [choices, embed] from
+    [rows, length, embed], and one that brings results back to [rows, length, k, embed]."""
     k = rows.chosen.shape[-1]
     plan = _planned(exchange, rows.chosen.reshape(-1, k), len(jax.tree.leaves(experts)[0]))
 

@@ -104,7 +104,7 @@ class Layout:
         return tuple(axis for axis in self.ep_axes if axis in self.dp_axes)
 
     def mesh_axes(self, name: str | None, role: Role = "rollout") -> Axes:
-        """Returns the mesh axes that split an array's axis of this name, by the table in `rules.py`."""
+        """Returns the mesh axes that split an array's axis of this name, see `rules.py`."""
         if name is None:
             return ()
         if name not in RULES[role]:

@@ -1,4 +1,4 @@
-"""The collectives of a model under a layout: explicit in the rollout, by the compiler in training."""
+"""A model's collectives under a layout: explicit in rollouts, the compiler's in training."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,8 +12,8 @@ from pat_jax.layout.layout import Layout
 from pat_jax.models.kernels.kernel_choice import Kernels
 from pat_jax.models.partition import ByExpert, Names, Partition, Rows, Whole
 
-# Tokens that experts compute at a time. Each token has one more row in memory per expert. With fewer
-# tokens, a device spends more time reading its experts than multiplying with them.
+# Tokens that experts compute at a time. Each token has one more row in memory per expert. With
+# fewer tokens, a device spends more time reading its experts than multiplying with them.
 EXPERT_TOKENS = 4096
 
 
@@ -125,8 +125,8 @@ class AutoPartition(Whole):
                 added: Array = exchanged(compute, exchange, rows, experts)
             else:
                 if over_dp:
-                    # Gathered explicitly, so that gradients are reduce-scattered: the compiler's own
-                    # gather would all-reduce them.
+                    # Gathered explicitly, so that gradients are reduce-scattered: the compiler's
+                    # own gather would all-reduce them.
                     experts = jax.lax.all_gather(experts, over_dp, tiled=True)
                 added = compute(rows, experts, first)
             return jax.lax.psum(added, over_tp) if over_tp else added

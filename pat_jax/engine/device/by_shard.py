@@ -9,6 +9,6 @@ from pat_jax.layout.layout import Layout
 
 
 def by_shard(layout: Layout, run: Callable, in_specs: Any, out_specs: Any) -> Callable:
-    """Wraps `run` in `shard_map`: the compiled program has only the collectives written in `run`."""
+    """Wraps `run` in `shard_map`: the program has only the collectives written in `run`."""
     specs = {"in_specs": in_specs, "out_specs": out_specs}
     return jax.shard_map(run, mesh=layout.mesh, check_vma=False, **specs)

@@ -264,7 +264,7 @@ class RolloutReport:
 
     @property
     def words(self) -> Iterator[str]:
-        """Sentences that compare predictions with the actual result, for a rollout that has ended."""
+        """Sentences that compare predictions with the result of a rollout that has ended."""
         for switch in self.switches:
             yield _describe_switch(switch, self.total_s)
         if moves := self.balanced:

@@ -50,8 +50,8 @@ class DraftTrace:
     tokens_per_step: tuple[float, ...] = ()  # of a sequence; above 1 with drafts
     drafted: tuple[int, ...] = ()  # draft tokens verified
     accepted: tuple[int, ...] = ()  # draft tokens accepted
-    # For each of `draft_counts.SOURCES`: tokens verified, accepted, and accepted on branches; zeros if drafts
-    # are not copied.
+    # For each of `draft_counts.SOURCES`: tokens verified, accepted, and accepted on branches; zeros
+    # if drafts are not copied.
     by_source: tuple[tuple[tuple[int, ...], ...], ...] = ()
     saving_s: float | None = None  # of bursts whose drafts were predicted; None: there were none
     predicted_saving_s: float | None = None
@@ -74,8 +74,8 @@ class RolloutTrace:
     moves: tuple[Move, ...] = ()
     done_after: tuple[int, ...] = ()  # decode steps after which each sequence was done, ascending
     drafts: DraftTrace = DraftTrace()
-    # What else a replay needs. For each sequence: tokens of its prompt and of its response, its prompt's id,
-    # and the predicted tokens of the response, if a planner predicted them.
+    # What else a replay needs. For each sequence: tokens of its prompt and of its response, its
+    # prompt's id, and the predicted tokens of the response, if a planner predicted them.
     sequences: tuple[tuple[float, ...], ...] = ()
     capacity: int = 0  # sequences that can run at once
     is_computed: bool = False  # replayed on a simulated clock: nothing ran
@@ -115,7 +115,7 @@ class RolloutTrace:
 
     @classmethod
     def from_fields(cls, fields: dict[str, Any]) -> Self:
-        """Makes a trace from the fields of `dataclasses.asdict`, of this version or an older one."""
+        """Makes a trace from `dataclasses.asdict` of one, by this version or an older one."""
         fields = dict(fields) if "moves" in fields else _of_today(fields)
         moves = tuple(map(_move, fields.pop("moves")))
         drafts = DraftTrace(**_with_tuples(fields.pop("drafts")))
@@ -140,7 +140,7 @@ def _as_tuple(value: Any) -> Any:
 
 
 def _of_today(fields: dict[str, Any]) -> dict[str, Any]:
-    """Converts the fields of an older trace, whose switches, balances and drafts had another form."""
+    """Converts an older trace, whose switches, balances and drafts had another form."""
     fields = dict(fields)
     moves = [*map(_switch, fields.pop("switches"))]
     running = dict(zip(fields["steps"], fields["live"], strict=True))

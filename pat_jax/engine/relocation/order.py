@@ -48,7 +48,7 @@ def placed(moves: PageMoves, holds: Sequence[np.ndarray], old: Pools, new: Pools
     Args:
       moves: one move for each page that arrives, no more than the new pools hold; `new_page` is not
         used.
-      holds: for each sequence the moves that bring its pages, int[pages]; sequences may share moves.
+      holds: for each sequence the moves of its pages, int[pages]; sequences may share moves.
     """
     going, num_late = sorted(holds, key=len), 1
     while True:
@@ -114,7 +114,7 @@ class _Leaving:
         return plan[::-1] if self.is_up else plan
 
     def slots(self, plan: Sequence[Round]) -> Iterator[np.ndarray]:
-        """Yields the move in each slot of each round, int[narrow replicas, size]; last pages first."""
+        """Yields each round's move per slot, int[narrow replicas, size]; last pages first."""
         queue = [np.flatnonzero(self.replica == g) for g in range(self.num_replicas)]
         queue = [mine[np.argsort(-self.old_page[mine], kind="stable")] for mine in queue]
         for step in plan:
@@ -162,7 +162,7 @@ class _Room:
             self.free[g].append(number)
 
     def take(self, replica: np.ndarray) -> np.ndarray | None:
-        """Takes a free page for each entry of `replica`, int[pages]; None, taking none, if one lacks."""
+        """Takes a free page for each entry of `replica`, int[pages]; None, taking none, if too few."""
         wanted = Counter(replica.tolist())
         if any(n > len(self.free[g]) for g, n in wanted.items()):
             return None

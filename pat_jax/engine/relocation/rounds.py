@@ -41,7 +41,7 @@ def rounds(pages: np.ndarray) -> list[Round]:
 
 
 def _rounds(pages: np.ndarray, least: int) -> list[Round]:
-    """A replica sends its rest in a large round of its own if it has at least `least` pages left."""
+    """A replica with at least `least` pages left sends them in large rounds of its own."""
     left, spare = pages.astype(int), int(MOST_EMPTY * pages.sum())
     together, alone = [], []
     for size in SIZES:

@@ -16,7 +16,7 @@ NO_REPLICA = -1
 
 
 class Moved(dict[tuple[int, int], np.ndarray]):
-    """The new page of each moved page, int32[pages], by (old, new replica); NULL_PAGE: not moved."""
+    """The new number of each moved page, int32[pages], by (old, new replica), or NULL_PAGE."""
 
     def __init__(self, num_pages: int):
         super().__init__()
@@ -47,8 +47,8 @@ class BlockTables:
         self.table, self.page_size = table, page_size
         self.pools = self.new_pools(table.num_replicas, num_pages)
         most = num_pages_for(int(table.end.max(initial=1)) - 1, page_size)
-        # Pages of each sequence in order of position, NULL_PAGE after the last, and their number. Most of
-        # it is never touched, and zeroed memory is not allocated until it is.
+        # Pages of each sequence in order of position, NULL_PAGE after the last, and their number.
+        # Most of it is never touched, and zeroed memory is not allocated until it is.
         assert NULL_PAGE == 0
         self.pages = np.zeros((len(table), most), np.int32)
         self.count = np.zeros(len(table), np.int64)
@@ -85,7 +85,7 @@ class BlockTables:
         return self.pages[sequence, : self.count[sequence]]
 
     def rows(self, sequences: np.ndarray, width: int) -> np.ndarray:
-        """Returns the first pages of some sequences, int32[sequences, width]; NULL_PAGE past the last.
+        """Returns sequences' first pages, int32[sequences, width]; NULL_PAGE past the last.
 
         Args:
           sequences: int[sequences]; the row of NO_SEQUENCE is all NULL_PAGE.
@@ -101,7 +101,7 @@ class BlockTables:
     def prefills(
         self, spans: Spans, known: np.ndarray, sizes: tuple[int, int], buckets: Buckets
     ) -> Iterator[tuple[PrefillCall, int, tuple[np.ndarray, ...]]]:
-        """Yields each prefill call (`prefill_calls`), its length bucket, and its program's arguments.
+        """Yields prefill calls (`prefill_calls`), their length buckets and program arguments.
 
         Args:
           known: int[sequences, tokens], the tokens of each sequence.
@@ -138,7 +138,7 @@ class BlockTables:
             self.count[mine] += counts
 
     def add(self, drawn: np.ndarray) -> np.ndarray:
-        """Adds the pages that rows took during a burst; call it before the table learns its results.
+        """Adds the pages that rows took during a burst; call it before `SequenceTable.advance`.
 
         Args:
           drawn: int32[rows, most], NULL_PAGE after the last. Pages of a row whose sequence was
@@ -160,7 +160,7 @@ class BlockTables:
         return np.bincount(replica, minlength=len(self.pools))
 
     def _append(self, sequence: np.ndarray, turn: np.ndarray, pages: np.ndarray) -> None:
-        """Appends pages to sequences, each as the `turn`-th new page of its sequence; int[pages] each."""
+        """Appends pages to sequences, each as its sequence's `turn`-th new one; int[pages] each."""
         self.pages[sequence, self.count[sequence] + turn] = pages
 
     def give(self, sequence: int, replica: int, pages: np.ndarray) -> None:

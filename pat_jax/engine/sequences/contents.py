@@ -46,7 +46,7 @@ class Contents:
         self.prompt = table.sibling if table.has_prompt_ids else np.arange(count)
 
     def known(self, i: int) -> np.ndarray | None:
-        """Returns the tokens so far, int32[length], by which shared pages are found; None: no sharing.
+        """Returns the tokens so far, int32[length], to find shared pages by; None: no sharing.
 
         This class makes tokens up: those of a prompt are the same in all its samples, those of a
         response belong to no other.

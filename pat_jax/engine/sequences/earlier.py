@@ -49,7 +49,7 @@ class EarlierResponses:
             self.num_tokens -= _tokens(*self._texts.popitem(last=False))
 
     def of(self, prompt: Prompt) -> Sequence[np.ndarray]:
-        """Returns the kept responses to a prompt, int32[tokens] each, the best to draft from first."""
+        """Returns a prompt's kept responses, int32[tokens] each, the best to draft from first."""
         return self._texts.get(_key(prompt), ())
 
     def __len__(self) -> int:
@@ -61,7 +61,7 @@ class EarlierResponses:
         return sum(map(len, self._texts.values()))
 
     def __iter__(self) -> Iterator[tuple[np.ndarray, Sequence[np.ndarray]]]:
-        """Yields prompts, int32[tokens], with their responses, in the order to put them in a copy."""
+        """Yields prompts, int32[tokens], with responses; put in this order, they make a copy."""
         for key, texts in self._texts.items():
             yield np.frombuffer(key, np.int32), texts
 
@@ -75,7 +75,7 @@ class EarlierResponses:
         return crc
 
     def _fitting(self, texts: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """The texts that fit, up to the first that does not; empty and repeated ones are skipped."""
+        """The texts that fit, up to the first that does not, without empty and repeated ones."""
         kept: dict[bytes, np.ndarray] = {}
         room = self.of_prompt
         for text in texts:

@@ -46,7 +46,7 @@ class PageAllocator:
             raise ValueError(f"a pool of {num_pages} pages of {page_size} tokens holds nothing.")
         self.num_pages, self.page_size = num_pages, page_size
         self._holders = np.zeros(num_pages, np.int32)
-        # Pages without useful content: a stack of released pages, and all pages from `_untouched` on.
+        # Pages without useful content: a stack of released ones, and all from `_untouched` on.
         self._blank, self._num_blank = np.zeros(0, np.int32), 0
         self._untouched = NULL_PAGE + 1
         self._idle: OrderedDict[int, None] = OrderedDict()  # pages without holder that can be found
@@ -69,7 +69,7 @@ class PageAllocator:
         return np.concatenate([self._blank[: self._num_blank], untouched])
 
     def take(self, num_pages: int, *, leaving: int = 0) -> np.ndarray | None:
-        """Takes pages without content, int32[num_pages]; returns None, taking none, if too few are free.
+        """Takes pages without content, int32[num_pages]; None, taking none, if too few are free.
 
         Args:
           leaving: pages that must stay free.
@@ -110,7 +110,7 @@ class PageAllocator:
         return Admitted(pages, num_cached, copy)
 
     def index(self, tokens: np.ndarray, pages: np.ndarray) -> None:
-        """Makes a sequence's `pages` findable by its tokens, so that it can reuse them after preemption.
+        """Makes a sequence's `pages` findable by its tokens, to reuse them after a preemption.
 
         Args:
           tokens: int[known], prompt and response; all but the newest are in the pages.
@@ -222,7 +222,7 @@ class PageAllocator:
         self._num_blank = top
 
     def _hold(self, found: list[int], total: int, leaving: int = 0) -> np.ndarray | None:
-        """Adds a holder to the `found` pages and to fresh ones, `total` in all, if enough are free."""
+        """Adds a holder to `found` and fresh pages, `total` in all, if enough are free."""
         was_idle = [page for page in found if page in self._idle]
         fresh = total - len(found)
         if fresh + leaving > self.num_free - len(was_idle):
@@ -236,7 +236,7 @@ class PageAllocator:
         return pages
 
     def _fresh(self, count: int) -> np.ndarray:
-        """Takes pages: first those released last, then untouched ones, then pages that can be found."""
+        """Takes the pages released last, then untouched ones, then pages that can be found."""
         again = min(count, self._num_blank)
         self._num_blank -= again
         given = self._blank[self._num_blank : self._num_blank + again][::-1]

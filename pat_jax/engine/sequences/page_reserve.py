@@ -1,7 +1,7 @@
 """Pages that the host reserves for rows to take during bursts, and how many are known to be taken.
 
-Host accounts in NumPy. The devices take pages by `device/decode/page_append.py`, and the host learns
-of it a burst later.
+Host accounts in NumPy. The devices take pages by `device/decode/page_append.py`, and the host
+learns of it a burst later.
 """
 
 import numpy as np

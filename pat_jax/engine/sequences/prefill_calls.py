@@ -76,7 +76,7 @@ class PrefillCall(NamedTuple):
         return int((self.start + self.length).max())
 
     def tokens(self, known: np.ndarray, page_size: int) -> np.ndarray:
-        """Returns each block's tokens, int32[replicas * blocks, page_size], NO_TOKEN behind the last.
+        """Returns the blocks' tokens, int32[replicas * blocks, page_size], filled with NO_TOKEN.
 
         Args:
           known: int[sequences, tokens], the tokens of each sequence.

@@ -138,7 +138,7 @@ class Responses(Contents):
         return any(self.requests[i].sampling.has_penalty for i in self.table.running)
 
     def seen(self, shape: tuple[int, int, int]) -> np.ndarray:
-        """Returns the tokens of each row's text and response as bits (`Seen`), for rows with a penalty."""
+        """Returns the tokens of text and response as bits (`Seen`), for rows with a penalty."""
         table, words = self.table, np.zeros(shape, np.uint32)
         for i in table.running:
             if self.requests[i].sampling.has_penalty:

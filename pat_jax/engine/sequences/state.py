@@ -117,7 +117,7 @@ class Until:
 
     steps: Int[Array | np.integer, ""]
     threshold: Int[Array | np.integer, ""]
-    # Probability that runs are accepted so far, see `Acceptance.accept_prob`; None without copied drafts.
+    # See `Acceptance.accept_prob`; None without copied drafts.
     accept_prob: Float[Array | np.ndarray, "2 kinds places"] | None = None
 
 

@@ -1,7 +1,7 @@
 """The texts that running sequences draft from, laid out for `device/draft/ngram.py`.
 
-All on the host, in NumPy. A row drafts from what siblings had generated when the burst was launched,
-from responses of earlier iterations, and from its own text as it grows.
+All on the host, in NumPy. A row drafts from what siblings had generated when the burst was
+launched, from responses of earlier iterations, and from its own text as it grows.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,9 +15,10 @@ from pat_jax.engine.sequences.sequence_table import NO_TOKEN
 
 LEAD = 16  # tokens of the prompt kept before a response, so that its beginning can be matched
 BESIDE = LEAD + 1  # extra columns of a response: its lead and the separator behind it
-# Texts that are cut reach past the longest running sample by a row's own columns over this number: bursts
-# launched behind others see the same texts as the first. On real texts an eighth and a half give 3 and 1 %
-# fewer tokens per step, all of the columns 4 % (`python -m benchmarks.speculation.draft_acceptance`).
+# Texts that are cut reach past the longest running sample by a row's own columns over this number:
+# bursts launched behind others see the same texts as the first. On real texts an eighth and a half
+# give 3 and 1 % fewer tokens per step, all of the columns 4 %
+# (`python -m benchmarks.speculation.draft_acceptance`).
 AHEAD_PART = 4
 
 

@@ -45,7 +45,8 @@ from pat_jax.models.experts import ROUTE_DTYPE
 from pat_jax.models.policy import Params, Policy
 from pat_jax.planning.draft_counts import DraftResult
 
-# What steps change, the rows' page tables, the number of reserved pages taken, and the values that end a burst.
+# What steps change, the rows' page tables, the number of reserved pages taken, and the values for
+# the test of whether a burst ends.
 _Carry = tuple[Moving, Array, Array, Array]
 
 
@@ -160,7 +161,7 @@ class DecodeFunctions:
         output = self._nothing_generated(rows, pace, most)
         (ring,), (filled,) = reserved.pages, reserved.filled  # one replica
         loop = _Loop(layout, pace, page_size, ring, filled, until)
-        # The keys of all steps are made at once: one by one they cost more than the rest of sampling.
+        # The keys of all steps at once: one by one they cost more than the rest of sampling.
         ahead = start[None, :] + 1 + jnp.arange(pace.burst_tokens)[:, None]
         keys = jax.vmap(position_keys, in_axes=(None, 0))(rows.key, ahead)
         tables, (drawn,) = state.tables, state.drawn

@@ -3,11 +3,11 @@
     m_b = Σ_{v in b} p_v;  block = argmax_b (log m_b + G_b);  token = argmax_{v in block} (log p_v +
     G_v)
 
-The G are independent Gumbel variables, so the token has exactly the distribution p. They depend only
-on the position's key, the block and the token's place in its block. Samples from two distributions
-with the same noise agree on each level with a probability of at least (1 - d) / (1 + d), where d is
-their total variation distance there (arXiv 2408.07978). One level would need noise for the whole
-vocabulary.
+The G are independent Gumbel variables, so the token has exactly the distribution p. They depend
+only on the position's key, the block and the token's place in its block. Samples from two
+distributions with the same noise agree on each level with probability ≥ (1 - d) / (1 + d), where d
+is their total variation distance there (arXiv 2408.07978). One level would need noise for the
+whole vocabulary.
 
 Knows logits, temperatures and keys. Knows nothing of penalties, filters or rows that share a step.
 """
@@ -40,7 +40,7 @@ def exponentials(keys: UInt32[Array, "rows 2"], count: int) -> Float[Array, "row
     def bits(key: Array) -> Array:
         return jax.random.bits(jax.random.wrap_key_data(key), (count,), jnp.uint32)
 
-    # Uniform in (0, 1), finest near 0, where an unlikely token wins. Values are kept from rounding to 1.
+    # Uniform in (0, 1), finest near 0, where an unlikely token wins; no value is rounded to 1.
     number = jax.vmap(bits)(keys).astype(jnp.float32) * 2.0**-32 + 2.0**-33
     return -jnp.log1p(-jnp.minimum(number, 1 - 2.0**-24))
 
@@ -67,7 +67,7 @@ def draw(
     highest = jnp.max(blocks, axis=-1)
     largest = jnp.max(highest, axis=-1)
     masses = jnp.sum(jnp.exp(scaled(blocks, largest, divisor)), axis=-1)
-    # XLA:CPU's maximum may pass over a NaN, such as an infinite logit less itself gives: sums do not.
+    # XLA:CPU's maximum may pass over a NaN, such as an infinite logit less itself: sums do not.
     total = jnp.sum(masses, axis=-1)
     # Noise of the tokens comes first, because the number of blocks depends on the padding.
     noise = exponentials(keys, width + blocks.shape[1])

@@ -13,7 +13,7 @@ from pat_jax.models.policy import Params, Policy
 def where_nans_start(
     policy: Policy, params: Params, tokens: np.ndarray, dtype: jnp.dtype
 ) -> str | None:
-    """Names the first part of the model whose output has a NaN or infinity for `tokens`, int[length].
+    """Names the first part of the model whose output for `tokens`, int[length], is not finite.
 
     Runs the model layer by layer, without a cache; compiles for this length. Returns None if every
     output is finite.

@@ -1,4 +1,4 @@
-"""Pages for the tokens of a burst: rows take them on the devices, from a reserve that the host fills.
+"""Pages for the tokens of a burst, which rows take on the devices from a reserve of the host's.
 
 So a row holds pages for its next few tokens, not for a whole burst that it may not finish. These
 are functions of one replica's arrays; `page_reserve.py` fills the reserve.
@@ -14,7 +14,7 @@ from pat_jax.models.cache.paged_layer import NULL_PAGE
 def lacking(
     rows: RowState, tables: Int[Array, "rows width"], *, steps: int, page_size: int
 ) -> Int[Array, " rows"]:
-    """Returns the pages that each running row lacks for its next `steps` tokens, or up to its end."""
+    """Returns the pages that each running row lacks for `steps` tokens, or up to its end."""
     tokens = jnp.minimum(rows.position + steps, rows.end - 1)
     missing = -(-tokens // page_size) - num_held(tables)
     return jnp.where(rows.running, jnp.maximum(missing, 0), 0)

@@ -1,14 +1,14 @@
 """Samples tokens from logits: penalties, temperature, filters and Gumbel noise (`gumbel.py`).
 
 Every option is an array with one entry per row, so that no option causes a compilation. A token's
-noise depends only on its sequence's key and its position. Row, device and batch of a sequence cannot
-change what is sampled.
+noise depends only on its sequence's key and its position. Row, device and batch of a sequence
+cannot change what is sampled.
 
 If any row has an option, another branch samples all rows. Its probabilities are the same up to
 rounding, so that a row without options may get another token at a near-tie.
 
-A NaN logit makes every log-probability of its row NaN, whatever the options are: filters are written
-so that a NaN survives them.
+A NaN logit makes every log-probability of its row NaN, whatever the options are: filters are
+written so that a NaN survives them.
 """
 
 from typing import NamedTuple
@@ -23,7 +23,7 @@ from pat_jax.engine.sequences.types import RowSampling
 
 NEG_INF = -1e30  # a finite minus infinity
 
-# Per row, the sets of tokens in prompt and response and in the response alone, see `types.token_set`.
+# Sets of tokens in prompt and response, and in the response alone, see `types.token_set`.
 Seen = UInt32[Array, "rows 2 words"]
 
 
@@ -78,7 +78,7 @@ def sample(
         tokens, logprobs = draw(_filter(allowed, divisor, options), divisor, keys, is_greedy)
         return tokens, logprobs, jnp.where(is_changed, log_prob(logits, divisor, tokens), logprobs)
 
-    # Whole branches, which return a few numbers per row: arrays as large as the logits would be copied.
+    # Whole branches return a few numbers per row: arrays as large as the logits would be copied.
     return jax.lax.cond(jnp.any(is_changed), changed, plain, logits)
 
 
@@ -111,7 +111,7 @@ def remember(seen: Seen, tokens: Int[Array, "rows some"], is_new: Bool[Array, "r
     """Returns `seen` with the new tokens added to text and response."""
     rows, words = jnp.arange(seen.shape[0])[:, None], tokens // 32
     bits = jnp.uint32(1) << (tokens % 32).astype(jnp.uint32)
-    # Adding bits gives their union only if each comes once: of equal tokens only the first is added.
+    # Adding bits gives their union only if each comes once: only the first of equal tokens counts.
     is_same = (tokens[:, :, None] == tokens[:, None]) & is_new[:, None]
     is_first = is_new & (jnp.argmax(is_same, axis=2) == jnp.arange(tokens.shape[1])[None])
     known = seen[rows, :, words]
@@ -208,8 +208,8 @@ def _highest_level(
 
     Rounding: every sum of a row adds in the same order, and a rounded sum is monotone in its terms.
     So no lower level has a smaller sum, the search finds the only boundary, and a likelier token is
-    never dropped before a less likely one. If a sum is within rounding of its goal (some 1e-6 of it),
-    one token more or less may be kept. Counts are exact up to 2**24.
+    never dropped before a less likely one. If a sum is within rounding of its goal (some 1e-6 of
+    it), one token more or less may be kept. Counts are exact up to 2**24.
 
     Reference: https://github.com/google-research/t5x/blob/main/t5x/binary_search.py.
     """

@@ -156,7 +156,7 @@ def _agreeing(
 def _num_generated(
     rows: RowState, num_agreeing: Int[Array, " rows"], stopped: Bool[Array, "rows turns"]
 ) -> Int[Array, " rows"]:
-    """Number of tokens that each row generates: the accepted ones and one more, or up to its end."""
+    """Tokens that each row generates: the accepted ones and one more, or up to its end."""
     going_on = jnp.sum(jnp.cumprod(~stopped, axis=1), axis=1, dtype=jnp.int32)
     room = rows.end - 1 - rows.position
     return jnp.where(rows.running, jnp.minimum(jnp.minimum(num_agreeing, going_on) + 1, room), 0)

@@ -1,7 +1,7 @@
 """A draft model: its weights, its cache, and how it catches up with new tokens.
 
-Every device has all of its weights, in every layout, because reading the weights of a small model is
-faster than two sums per layer. So a switch moves nothing of it.
+Every device has all of its weights, in every layout, because reading the weights of a small model
+is faster than two sums per layer. So a switch moves nothing of it.
 
 Bursts without drafts, switches and preemptions leave tokens out of its cache. These are computed
 before the next burst with drafts. For a small model that is cheaper than computing every token of
@@ -75,9 +75,9 @@ class ModelDrafter(Drafter):
     def propose(self, asked: Asked, moving: Moving) -> tuple[Proposal, Moving]:
         """Proposes one token per pass of the model.
 
-        Each pass takes a row's newest token and the one before it, because the last token of a fully
-        accepted draft has not been in a pass. A token beyond the model's vocabulary embeds to zeros
-        (`Transformer._embed`).
+        Each pass takes a row's newest token and the one before it, because the last token of a
+        fully accepted draft has not been in a pass. A token beyond the model's vocabulary embeds to
+        zeros (`Transformer._embed`).
         """
         step, rows, drafting = asked.step, moving.rows, moving.drafting
         row, padded = jnp.arange(len(rows.running)), step.policy.config.padded_vocab_size
@@ -167,7 +167,7 @@ class ModelDrafter(Drafter):
 
 
 def two_each(running: Bool[Array, " rows"], position: Int[Array, " rows"]) -> Line:
-    """Returns the line with two tokens per row: at `position` and before it; at 0 and 1 for position 0."""
+    """Returns a line of two tokens per row: at `position` and before it, or at 0 and 1."""
     row, turn = jnp.repeat(jnp.arange(len(running)), 2), jnp.tile(jnp.arange(2), len(running))
     place = jnp.reshape(jnp.arange(2 * len(running)), (-1, 2))
     return Line(row, jnp.repeat(running, 2), turn, place, jnp.maximum(position - 1, 0))
@@ -199,7 +199,7 @@ class DraftCache(DraftFeed):
         """Returns the drafter's state for a burst.
 
         The cache then has all but the newest tokens of the running rows, and pages for what two
-        bursts may generate. For a burst behind another, it is the state `before` with more pages."""
+        bursts may generate. A burst behind another gets `before` with more pages."""
         if before is not None:
             return self._with_pages(before, layout, shape.length)
         self.pause()

@@ -90,7 +90,7 @@ class Rollout(NamedTuple):
 
 
 class DraftFeed:
-    """Prepares on the host what one rollout's bursts draft from; this base class prepares nothing."""
+    """Prepares on the host what a rollout's bursts draft from. This base class prepares nothing."""
 
     @property
     def told(self) -> tuple[np.ndarray, ...]:
@@ -104,7 +104,7 @@ class DraftFeed:
         """Returns the drafter's state for a burst.
 
         Args:
-          before: the state after the burst that this one is dispatched behind; None if there is none.
+          before: the state after the burst that this one is dispatched behind, or None.
         """
         del layout, shape, before
         return None
@@ -143,7 +143,7 @@ class Drafter(ABC):
         del layout, shapes
 
     def state(self, layout: Layout, rows: int, length: int, shapes: DraftShapes) -> Any:
-        """Returns shapes of its state for a burst of `rows` rows per replica; None if it has none."""
+        """Returns shapes of its state for bursts of `rows` per replica; None if it has none."""
         del layout, rows, length, shapes
 
     def blank(self, zeros: Any, num_replicas: int) -> Any:
@@ -162,7 +162,7 @@ class Drafter(ABC):
     def learned(
         self, layout: Layout, shapes: DraftShapes, head: np.ndarray | None
     ) -> jax.Array | None:
-        """Puts the weights that come with each version of the policy; returns None if there are none.
+        """Puts the weights that come with each version of the policy; None if there are none.
 
         Args:
           head: float[embed, embed]; None stands for zeros.

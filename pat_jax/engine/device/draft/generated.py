@@ -2,7 +2,7 @@
 
 A generated draft costs one pass of the model per token. Each token is sampled with its position's
 noise, which the policy will use too: the closer the two distributions, the more often both sample
-the same token. So drafts sampled at temperature 1 are accepted more often than the likeliest tokens.
+the same token. So drafts sampled at temperature 1 are accepted more often than likeliest tokens.
 """
 
 from collections.abc import Callable, Sequence

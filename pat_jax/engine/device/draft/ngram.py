@@ -30,8 +30,8 @@ def find(
 ) -> tuple[Draft, Draft]:
     """Returns a draft and a branch for each row.
 
-    The draft is what followed the longest match of the tokens up to column `newest`; of equally long
-    matches the last counts. The branch is the same for matches that another token followed.
+    The draft is what followed the longest match of the tokens up to column `newest`; of equally
+    long matches the last counts. The branch is the same for matches that another token followed.
 
     Args:
       most: most tokens of a draft.
@@ -69,8 +69,8 @@ def append(
     count: Int[Array, " rows"],
     at: Int[Array, " rows"],
 ) -> Int[Array, "rows columns"]:
-    """Writes the first `count` of each row's `tokens` into the text from column `at` on, and NO_TOKEN
-    behind them."""
+    """Writes the first `count` of each row's `tokens` into the text from column `at` on, and
+    NO_TOKEN behind them."""
     is_new = jnp.arange(tokens.shape[1])[None] < count[:, None]
     return put_windows(text, jnp.where(is_new, tokens, NO_TOKEN), at)
 

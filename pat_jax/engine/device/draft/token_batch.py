@@ -1,8 +1,8 @@
 """Chooses the tokens that a step verifies: each running row's newest, and the best draft tokens.
 
-A step verifies a line of a fixed number of tokens. Drafts differ in value: eight tokens after a long
-match are likelier accepted than two after a short one. So the room goes to the tokens of any row
-that are likeliest accepted; a draft token is never likelier accepted than the one before it. A
+A step verifies a line of a fixed number of tokens. Drafts differ in value: eight tokens after a
+long match are likelier accepted than two after a short one. So the room goes to the tokens of any
+row that are likeliest accepted; a draft token is never likelier accepted than the one before it. A
 row's branch begins with another token than its draft. Its tokens get room if they are likelier
 accepted than tokens far behind in a draft. Draft and branch form a tree, of which at most one path
 is accepted.
@@ -169,7 +169,7 @@ class Counts(NamedTuple):
 def source_of(
     draft: Draft, borders: Int[Array | np.ndarray, "rows 2"], own: int
 ) -> Int[Array, " rows"]:
-    """Returns where each row's draft is copied from, as an index of `planning.draft_counts.SOURCES`.
+    """Returns the source of each row's draft, an index of `planning.draft_counts.SOURCES`.
 
     Args:
       borders: see `texts.Texts`.

@@ -71,14 +71,14 @@ class Exchange:
         return self.num_heads + 2 * self.members.shape[1]
 
     def arrived(self, step: Round) -> int:
-        """Returns the page parts that a device holds per page of a round that waits to be unpacked."""
+        """Returns the page parts that a device holds per page of a round before it is unpacked."""
         if not self.is_up:
             return self.num_heads
         return self.members.shape[1] if step.replica == ALL else 1
 
     @property
     def most_staged(self) -> int:
-        """The most of `staged` and waiting rounds: two large ones may wait, see `order.MOST_WAITING`."""
+        """`staged` with the most that may wait, two large rounds (`order.MOST_WAITING`)."""
         return self.staged + 2 * self.arrived(Round(ALL, 1))
 
     @property
@@ -118,7 +118,7 @@ class Exchange:
         return self._mapped(up if self.is_up else down)
 
     def one(self) -> Callable[[Int[Array, ""], tuple[Buffer, ...]], tuple[Buffer, ...]]:
-        """Returns the program of a round in which only one narrow replica, an argument, sends pages.
+        """Returns the program of a round of only one narrow replica, which is an argument.
 
         What the other replicas' buffers hold afterwards does not matter.
         """
@@ -224,7 +224,7 @@ def view(source: Layout, target: Layout) -> Callable[[Pool], Pool]:
 
 
 def _seen_by(holder: Layout, other: Layout, x: Array) -> Array:
-    """Views a device's pages of one layout as those of another: the same bytes in the same order."""
+    """Views a device's pages of one layout as those of another: the same bytes in order."""
     heads = x.shape[1] * holder.size(holder.kv_axes) // other.size(other.kv_axes)
     return jnp.reshape(x, (-1, heads, *x.shape[2:]))
 

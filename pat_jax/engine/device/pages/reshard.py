@@ -16,7 +16,7 @@ ALIGNMENT = 64  # bytes; XLA:CPU takes over host arrays aligned like this, and c
 
 
 def chunks(leaves: Sequence[int], leaf_bytes: Sequence[int], max_bytes: int) -> list[list[int]]:
-    """Splits `leaves` into runs of at most `max_bytes` together; a larger leaf is a run of its own."""
+    """Splits `leaves` into runs of at most `max_bytes` together; a larger leaf runs alone."""
     runs: list[list[int]] = []
     filled = max_bytes
     for leaf in leaves:
@@ -36,8 +36,8 @@ def reshard(
     """Returns the weights on the target's shards; `params` is consumed.
 
     One bounded chunk is resharded at a time, and its old leaves are deleted before the next starts.
-    (Donation cannot free them, because the shards differ in size.) So peak memory is the old weights
-    and one chunk.
+    (Donation cannot free them, because the shards differ in size.) So peak memory is the old
+    weights and one chunk.
     """
     leaves, tree = jax.tree.flatten(params)
     for run, program in zip(runs, programs, strict=True):

@@ -38,8 +38,8 @@ from pat_jax.planning.types import Reads, Split
 from pat_jax.programs.programs import Key, ProgramTable
 
 COPIES = 64  # pages of a replica that one program copies
-# Pages of a large prefill call over those of a small one, which on accelerators takes about one read
-# of the weights.
+# Pages of a large prefill call over those of a small one, which on accelerators takes about one
+# read of the weights.
 SMALLER = 8
 RESHARD_CHUNK_BYTES = 512 * 2**20  # over all devices; bounds the extra memory of a switch
 
@@ -275,8 +275,8 @@ class ProgramSpecs:
         extra = list(needed)
         is_on_host = source.backend.gathers_on_host and target.split.tp < source.split.tp
         if is_on_host:
-            # Leaf by leaf on the host: the next leaf reuses the memory, whereas a large chunk's would
-            # have to be paged in anew (seen: half of the time).
+            # Leaf by leaf on the host: the next leaf reuses the memory, whereas a large chunk's
+            # would have to be paged in anew (seen: half of the time).
             runs = [[i] for i in moving]
             extra = [n + w // source.mesh.size for n, w in zip(needed, whole, strict=True)]
         else:
