@@ -1,4 +1,4 @@
-"""From tokens back to text: piece by piece, up to the first stop string, and as a result line."""
+"""Decodes tokens to text as they come, finds stop strings, and makes result lines."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
