@@ -1,4 +1,4 @@
-"""From tokens back to text: piece by piece, up to the first stop string, and as a result line."""
+"""Decodes tokens to text as they come, finds stop strings, and makes result lines."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -14,10 +14,10 @@ _INCOMPLETE = "\ufffd"  # what a tokenizer makes of a part of a character
 
 @dataclass
 class TextStream:
-    """The text of tokens that come one after the other.
+    """Decodes tokens to text one at a time.
 
-    A piece is what the text of the latest tokens gains by a new one, decoded together with the
-    piece before it: what a token means may depend on its neighbours.
+    Each new piece of text is decoded together with the piece before it, because the text of a
+    token may depend on its neighbours.
     """
 
     tokenizer: Tokenizer
@@ -40,23 +40,23 @@ class StopFinder:
     """Looks for stop strings in a response as it grows."""
 
     def __init__(self, tokenizer: Tokenizer, stops: Sequence[str], *, min_tokens: int = 0):
-        """A stop string that the first `min_tokens` tokens complete does not count, nor would a
-        stop token there."""
+        """Makes a finder that ignores stop strings completed within the first `min_tokens` tokens,
+        as generation ignores stop tokens there."""
         self.stream, self.stops, self.min_tokens = TextStream(tokenizer), stops, min_tokens
         self.found_at: int | None = None  # where in the text the first stop string begins
 
     @property
     def num_tokens(self) -> int:
-        """Tokens looked at; none after the one that completed a stop string."""
+        """The number of tokens searched: up to the one that completed the first stop string."""
         return len(self.stream.tokens)
 
     @property
     def text(self) -> str:
-        """What is before the stop string."""
+        """The text before the stop string."""
         return self.stream.text[: self.found_at]
 
     def has_stopped(self, tokens: np.ndarray) -> bool:
-        """Whether the response, int[tokens], all of it so far, has a stop string."""
+        """Returns whether all of the response so far, int[tokens], contains a stop string."""
         for token in tokens[self.num_tokens :]:
             if self.found_at is not None:
                 break
@@ -67,7 +67,7 @@ class StopFinder:
         return self.found_at is not None
 
     def _search(self, known: int) -> None:
-        """For those that end after the first `known` characters."""
+        """Searches for stop strings that end after the first `known` characters."""
         text = self.stream.text
         places = [text.find(stop, max(0, known - len(stop) + 1)) for stop in self.stops]
         self.found_at = min((place for place in places if place >= 0), default=None)
@@ -80,7 +80,7 @@ def describe(
     *,
     wants_logprobs: bool,
 ) -> dict[str, Any]:
-    """The fields of a result line that tell of the response."""
+    """Returns the fields of a result line that describe the response."""
     tokens, reason = done.tokens, "length" if done.is_truncated else "stop"
     has_stopped = finder is not None and finder.has_stopped(tokens)
     if finder is not None and has_stopped:
@@ -90,7 +90,7 @@ def describe(
     result: dict[str, Any] = {"text": text, "token_ids": tokens.tolist(), "finish_reason": reason}
     if wants_logprobs:
         result["logprobs"] = [_logprob(done, i) for i in range(len(tokens))]
-    if done.error and not has_stopped:  # what comes behind a stop string is not looked at
+    if done.error and not has_stopped:  # an error after a stop string does not matter
         result |= {"finish_reason": "error", "error": done.error}
     return result
 
@@ -104,5 +104,5 @@ def _logprob(done: Completion, i: int) -> dict[str, Any]:
 
 
 def _short(value: np.floating) -> float:
-    """A float32 in as few digits as give it back."""
+    """Rounds a float32 to the fewest digits that identify it."""
     return float(str(value))

@@ -1,4 +1,4 @@
-"""Options of `python -m pat_jax.generate`, and how they become those of a run."""
+"""Options of `python -m pat_jax.generate`, and the `RunConfig` made of them."""
 
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -23,7 +23,7 @@ from pat_jax.config.shared import ChatOptions, ComputeDtype
 from pat_jax.models.config import ModelConfig
 from pat_jax.rl.text.tokenizer import Chat
 
-# Options of another name than their field in a line, which goes by the word of OpenAI and vLLM.
+# Fields of a line, named as in OpenAI and vLLM, whose option has another name.
 _OPTIONS = {
     "max_tokens": "max_completion_length",
     "min_tokens": "min_completion_length",
@@ -32,7 +32,7 @@ _OPTIONS = {
 
 
 class Reach(NamedTuple):
-    """How large an engine has to be."""
+    """The size that an engine needs."""
 
     rows: int  # samples that can run at once
     length: int  # tokens of the longest prompt and response
@@ -40,7 +40,7 @@ class Reach(NamedTuple):
 
 @dataclass(frozen=True)
 class GenerateConfig(ChatOptions, Generating):
-    """Completes a file of prompts, one JSON line each. How to sample: a line's own fields win over
+    """Completes a file of prompts, one JSON line each. For sampling, a line's own fields win over
     these options, which win over the checkpoint's generation_config.json.
 
         python -m pat_jax.generate --model Qwen/Qwen2.5-0.5B-Instruct \\
@@ -51,12 +51,12 @@ class GenerateConfig(ChatOptions, Generating):
     """A Hugging Face checkpoint directory, a model of the Hugging Face Hub (owner/name), or the
     name of a built-in shape with random weights (and no tokenizer: token ids only)."""
     prompts: str = option("prompts.jsonl", GIVEN)
-    """JSON lines, each with one of prompt (a text to continue), messages (a chat) or token_ids, and
-    if need be id, metadata, tools, stop_token_ids and any of the sampling options."""
+    """JSON lines, each with one of prompt (a text to continue), messages (a chat) or token_ids. A
+    line may also have id, metadata, tools, stop_token_ids and any of the sampling options."""
     out: str = option("results.jsonl", GIVEN)
-    """Where the results go, one JSON line for each sample, in the order of the prompts."""
+    """Path of the results, one JSON line for each sample, in the order of the prompts."""
     resume: bool = False
-    """Go on after the results that are in --out already."""
+    """Continue after the results that are in --out already."""
     temperature: float | None = None
     """Softmax temperature; 0 is greedy. 1 unless given."""
     top_k: int | None = None
@@ -64,20 +64,20 @@ class GenerateConfig(ChatOptions, Generating):
     top_p: float | None = None
     """Sample among the fewest likeliest tokens with at least this mass; 1 turns it off."""
     min_p: float | None = None
-    """Sample among tokens with at least this part of the likeliest one's probability."""
+    """Sample among tokens with at least this share of the likeliest token's probability."""
     repetition_penalty: float | None = None
     """Divides the logits of tokens in prompt or response (multiplies negative ones); 1 is off."""
     presence_penalty: float | None = None
-    """Taken off the logits of tokens in the response."""
+    """Subtracted from the logits of tokens in the response."""
     min_completion_length: int | None = None
-    """Nothing ends a response before it has so many tokens; `min_tokens` in a line."""
+    """Shortest response in tokens, `min_tokens` in a line: nothing ends a response before."""
     max_completion_length: int | None = option(None, TOKENS)
-    """Longest response in tokens, `max_tokens` in a line; unless given, what --max_length leaves.
-    What generation_config.json recommends is cut to that."""
+    """Longest response in tokens, `max_tokens` in a line. Unless given, it is what the prompt leaves
+    of --max_length; a value from generation_config.json is cut to that."""
     stop: str | None = None
-    """A text that ends a response, itself left out; lines may have a list of them."""
+    """A text that ends a response and is left out of it; lines may have a list of texts."""
     logprobs: int | None = None
-    """Report log-probabilities: of each token drawn, and of so many likeliest tokens by the model
+    """Report the log-probability of each token, and of this many likeliest tokens by the model
     alone."""
     num_generations: int | None = option(None, RESPONSES)
     """Samples of each prompt; `n` in a line."""
@@ -87,16 +87,15 @@ class GenerateConfig(ChatOptions, Generating):
     max_length: int = option(2048, count(2, 2**24))
     """Longest prompt and response together in tokens, at most the model's context."""
     max_logprobs: int = option(5, COUNT_OR_ZERO)
-    """How many of the likeliest tokens a line may ask for, where --logprobs does not ask for
-    more."""
+    """Most likeliest tokens that a line may ask for, if --logprobs does not ask for more."""
     compute_dtype: ComputeDtype = "auto"
     """Weights and arithmetic. auto: bfloat16 for a checkpoint directory or a model of the Hub on
     GPUs and TPUs, else float32."""
     gap_tokens: int = option(4096, COUNT_OR_ZERO)
-    """Of quantized weights, at the end: tokens, the first ones generated, whose log-probabilities
-    are set beside those by the full weights, which are loaded for it; 0 leaves that out."""
+    """With quantized weights: number of the first generated tokens whose log-probabilities are
+    compared with those by the full weights, which are loaded at the end; 0 turns it off."""
     debug_nans: bool = False
-    """Name the layer where the logits of a failed request cease to be numbers."""
+    """If a request fails because its logits are NaN, name the layer where NaN or infinity starts."""
 
     def __post_init__(self):
         super().__post_init__()
@@ -121,13 +120,13 @@ class GenerateConfig(ChatOptions, Generating):
     def run_config(
         self, model: ModelConfig, num_devices: int, reach: Reach | None = None
     ) -> RunConfig:
-        """The options under the names that the engine is built by.
+        """Returns the configuration that the engine is built from.
 
         Args:
-          reach: what is asked for at most; None: as much as the options allow.
+          reach: the most that the prompts ask for; None sizes the engine by the options alone.
 
         Raises:
-          UserError: more log-probabilities are asked for than the model has tokens.
+          UserError: top_k, logprobs or max_logprobs is larger than the model's vocabulary.
         """
         expected = f"at most the {model.vocab_size:,} tokens of the model"
         vocab = (lambda x: (x or 0) <= model.vocab_size, expected)

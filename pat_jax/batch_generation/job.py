@@ -1,4 +1,4 @@
-"""From the lines of a prompts file to the lines of a results file, in order and each once."""
+"""Generates a results file from a prompts file: each result once, in the order of the prompts."""
 
 import sys
 import threading
@@ -26,7 +26,7 @@ Show = Callable[[Sequence[int], Sequence[int]], None]
 
 @dataclass
 class Entry:
-    """One result to come: a sample of a line, or a line that is wrong."""
+    """One pending result: a sample of a line, or the error of an invalid line."""
 
     line: int
     sample: int
@@ -34,12 +34,12 @@ class Entry:
     is_last: bool  # of its line
     ask: LineRequest | None = None
     finder: StopFinder | None = None
-    # for a stop string, in what was generated before the last burst
+    # of stop strings, in the tokens generated before the last burst
     search: Future[bool] | None = None
 
 
 class BatchJob:
-    """From lines to results, in order."""
+    """Generates the results of a prompts file and writes them in order."""
 
     def __init__(
         self,
@@ -53,8 +53,8 @@ class BatchJob:
     ):
         """
         Args:
-          overrides: of the command; a line's own win over them.
-          recommended: what holds where neither says anything.
+          overrides: the command's sampling options; those of a line win over them.
+          recommended: sampling options that apply where neither the line nor the command sets them.
         """
         self.path, self.seed, self.session = path, seed, session
         self.tokenizer, self.results = tokenizer, results
@@ -66,7 +66,12 @@ class BatchJob:
         self.tokenizing = threading.Lock()  # a tokenizer serves one thread at a time
 
     def run(self, show: Show | None = None) -> None:
-        """`show` is called with each prompt and response without an error, token ids, in order."""
+        """Generates and writes all results.
+
+        Args:
+          show: called in order with the token ids of each prompt and of its response, except for
+            responses with an error.
+        """
         start, self.show = time.perf_counter(), show
         total = sum(1 for _ in read_lines(self.path))
         self.bar = bar(total=total, unit="prompt")
@@ -84,7 +89,7 @@ class BatchJob:
         )
 
     def _requests(self) -> Iterator[Request]:
-        """Requests of the lines whose results are not written yet; a wrong line has its error as result."""
+        """Yields the requests whose results are not written. An invalid line's result is an error."""
         place = 0
         for number, line in read_lines(self.path):
             for entry, error in self._entries(number, line):
@@ -129,11 +134,11 @@ class BatchJob:
         return f"{self.path}, line {entry.line}"
 
     def _watch(self, i: int, tokens: np.ndarray) -> bool:
-        """Whether there was a stop string before the last burst.
+        """Returns whether a stop string was found in the tokens before the last burst.
 
-        Each burst's tokens are searched beside the next one. So a response may run for a burst more
-        than it has to, or two where bursts are dispatched ahead, which its result does not show:
-        nothing behind a stop string is in it.
+        Each burst's tokens are searched while the next one runs. So a response may run one burst
+        longer than needed, or two if bursts are dispatched ahead. The result has nothing after the
+        stop string.
         """
         entry = self.waiting[self.places[i]]
         if entry.finder is None:
@@ -148,7 +153,7 @@ class BatchJob:
             return finder.has_stopped(tokens)
 
     def _finish(self, place: int, done: Completion) -> None:
-        """Text and stop strings of what has ended are worked out beside the generation."""
+        """Starts to make a finished response's result, in a thread beside the generation."""
         entry = self.waiting.pop(place)
         self.ready[place] = entry, self.workers.submit(self._result, entry, done)
 
@@ -162,7 +167,7 @@ class BatchJob:
         return result | {"usage": {"prompt_tokens": prompt, "completion_tokens": response}}
 
     def _write(self, *, wait: bool) -> None:
-        """The results that are next in order, as far as they are there."""
+        """Writes the next results in order, as far as they are ready; `wait` waits for all."""
         while self.num_written in self.ready and (wait or self.ready[self.num_written][1].done()):
             entry, future = self.ready.pop(self.num_written)
             result = future.result()

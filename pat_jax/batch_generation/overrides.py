@@ -1,5 +1,4 @@
-"""How to sample, where options, lines of a file and a checkpoint may each say it or leave it
-open."""
+"""Sampling options, each of which a line, the command or the checkpoint may set or leave unset."""
 
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -13,7 +12,7 @@ MOST_SAMPLES = 2**16  # of one line
 
 @dataclass(frozen=True)
 class SamplingOverrides:
-    """How to sample, under the names of the command's options; None: not given."""
+    """Sampling options under the names that lines of a prompts file use; None: not given."""
 
     temperature: float | None = None
     top_k: int | None = None
@@ -30,12 +29,16 @@ class SamplingOverrides:
     seed: int | None = None
 
     def over(self, other: "SamplingOverrides") -> "SamplingOverrides":
-        """These fields; one that is None is taken from `other`."""
+        """Returns these options, with those that are None taken from `other`."""
         return replace(other, **_given(self))
 
     @property
     def sampling(self) -> Sampling:
-        """Raises ValueError in one sentence that names the field."""
+        """The engine's sampling options.
+
+        Raises:
+          ValueError: one sentence that names the invalid field.
+        """
         given = {name: value for name, value in _given(self).items() if name in _SAMPLING}
         if isinstance(stops := self.stop_token_ids, list):
             if len(stops) > MAX_STOP_IDS:
@@ -57,7 +60,7 @@ class SamplingOverrides:
         return tuple(stops)
 
     def check(self) -> None:
-        """Raises ValueError in one sentence that begins with the name of a field that cannot be."""
+        """Raises ValueError if a field is invalid: one sentence that begins with its name."""
         _ = self.sampling, self.stops
         self.count("n", 1, 1, MOST_SAMPLES)
         self.count("max_tokens", 1, 1)

@@ -1,10 +1,10 @@
-"""Lines of a prompts file: what is to be generated, and how, one JSON object each.
+"""Lines of a prompts file. Each is one JSON object: a prompt and how to sample its responses.
 
     {"prompt": text} | {"messages": [{"role": …, "content": …}, …]} | {"token_ids": [ints]}
 
-besides `id`, `metadata` (both copied to the results), `tools` and `chat_template_kwargs` (beside
-messages) and any field of `SamplingOverrides`. Knows what can be wrong with a line; does not know
-engines.
+A line may also have `id` and `metadata` (copied to the results), `tools` and `chat_template_kwargs`
+(with messages) and any field of `SamplingOverrides`. Knows what can be wrong with a line; does not
+know engines.
 """
 
 import codecs
@@ -35,32 +35,37 @@ _KNOWN = (*PROMPT_FIELDS, TOOLS, VARIABLES, "id", "metadata", *_OVERRIDES)
 
 @dataclass(frozen=True)
 class LineRequest:
-    """One line, understood."""
+    """A parsed and checked line."""
 
     tokens: tuple[int, ...]
     sampling: Sampling
     max_tokens: int
     num_samples: int
-    seed: int | None  # None: the run's, and the line's number
+    seed: int | None  # None: keys come from the run's seed and the line's number
     stops: tuple[str, ...]
     wants_logprobs: bool
 
     def request(self, seed: int, line: int, sample: int) -> Request:
-        """The request of one sample, by the run's seed and the line's number, from 1."""
+        """Returns the request for one sample.
+
+        Args:
+          seed: the run's seed.
+          line: number of the line, from 1.
+        """
         ids = (seed, BY_LINE, line, sample)
         if self.seed is not None:
             ids = (self.seed, BY_SEED, 0, sample)
         return Request(self.tokens, sequence_key(*ids), self.max_tokens, self.sampling)
 
     def finder(self, tokenizer: Tokenizer | None) -> StopFinder | None:
-        """Looks for the stop strings of one sample; None where there is none to look for."""
+        """Returns a finder of the stop strings for one sample; None if there are none."""
         if not self.stops or tokenizer is None:
             return None
         return StopFinder(tokenizer, self.stops, min_tokens=self.sampling.min_tokens)
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Line numbers, from 1, and lines that are not blank, as they are needed.
+    """Yields the number, from 1, and the bytes of each line that is not blank.
 
     Raises:
       UserError: the file cannot be read.
@@ -81,7 +86,11 @@ def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def parse_object(line: bytes) -> dict[str, Any]:
-    """Raises ValueError in one sentence."""
+    """Returns the JSON object in a line.
+
+    Raises:
+      ValueError: the line is not one JSON object in UTF-8; one sentence.
+    """
     try:
         value = parse_json(line.decode())
     except UnicodeDecodeError as error:
@@ -97,16 +106,15 @@ def parse_object(line: bytes) -> dict[str, Any]:
 
 
 def reach(path: Path, parse: Callable[[Mapping[str, Any]], LineRequest], most: Reach) -> Reach:
-    """What a short file of prompts asks for at most, so that an engine is built no larger than
-    that.
+    """Returns the engine size that a file of prompts needs, so that no larger engine is built.
 
     Args:
-      parse: what a line asks for; raises ValueError where that cannot be.
-      most: of the engine that the options describe.
+      parse: parses a line's object; raises ValueError if it is invalid.
+      most: the size that the options allow.
 
     Returns:
-      `most` where the file fills it, or has a line that is wrong: its sentence names the limits of
-      the options.
+      `most` if the file fills it or has an invalid line, because the sentence about that line names
+      the limits of the options.
     """
     rows = length = 0
     for _, line in read_lines(path):
@@ -129,18 +137,18 @@ def parse_ask(
     *,
     max_length: int,
 ) -> LineRequest:
-    """What a line asks for.
+    """Returns the request that a line's object describes.
 
     Args:
-      defaults: what the command says, where the line does not.
-      recommended: what the checkpoint says, where the command does not either. Its `max_tokens` is
-        cut to what fits, because the user did not ask for it.
+      defaults: the command's options, for fields that the line does not set.
+      recommended: the checkpoint's options, for fields that the command does not set either. Their
+        `max_tokens` is cut to what fits, because the user did not ask for it.
       tokenizer: None allows token ids only.
-      max_length: tokens of prompt and response that can be; what is left of it is `max_tokens`
-        where none is given.
+      max_length: most tokens of prompt and response together. If no `max_tokens` is given, the
+        response may use what the prompt leaves.
 
     Raises:
-      ValueError: one sentence that names the field.
+      ValueError: one sentence that names the invalid field.
     """
     _check_fields(given)
     own = SamplingOverrides(**{name: value for name, value in given.items() if name in _OVERRIDES})
@@ -175,10 +183,10 @@ def _check_fields(given: Mapping[str, Any]) -> None:
 def _with_special_stops(
     sampling: Sampling, stops: Sequence[str], tokenizer: HuggingFaceTokenizer | None
 ) -> Sampling:
-    """With the special tokens among the stop strings as stop tokens: no text has them.
+    """Makes stop tokens of stop strings that are special tokens, because decoded text lacks those.
 
     Raises:
-      ValueError: one sentence, where a stop string has a special token inside, or there are too many.
+      ValueError: a stop string contains a special token, or there are too many; one sentence.
     """
     if tokenizer is None or not stops:
         return sampling
@@ -218,7 +226,7 @@ def _tokens(
         return value
     if tokenizer is None:
         raise ValueError(f"{name} is text, but the model has no tokenizer: expected token_ids.")
-    if has_lone_surrogate(value):  # JSON can say what no text is
+    if has_lone_surrogate(value):  # JSON can hold strings that are not valid text
         raise ValueError(f"{name} has half of a character (a lone surrogate): expected text.")
     if name == "messages":
         return _chat(given, tokenizer, max_length)
@@ -229,7 +237,7 @@ def _tokens(
 
 
 def is_token_id(value: object) -> bool:
-    """Whether some model could have such a token; the engine checks its own vocabulary."""
+    """Returns whether the value is an int32. The engine checks it against its own vocabulary."""
     return type(value) is int and -(2**31) <= value < 2**31
 
 

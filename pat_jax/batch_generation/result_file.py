@@ -1,4 +1,4 @@
-"""A file of JSON lines that a killed command can go on with: whole lines, in order, none lost."""
+"""A JSON lines file that a killed command can resume: whole lines, in order, none lost."""
 
 import json
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from pat_jax.common.json_text import parse_json
 
 
 class ResultFile:
-    """Appends results; what a kill left half written is cut off when it goes on.
+    """Appends results to a file. On resume it removes a line that a kill left half written.
 
     If there are several processes, the first one writes.
     """
@@ -20,14 +20,14 @@ class ResultFile:
     def __init__(self, path: Path, *, resume: bool):
         """
         Raises:
-          UserError: the file cannot be written, or has results and is not to be resumed.
+          UserError: the file cannot be written, or it has results and `resume` is False.
         """
         self.path = path
         self._file: IO[bytes] | None = None
         self.done = process_group().agree("results before", lambda: self._open(resume=resume))
 
     def _open(self, *, resume: bool) -> list[tuple[int, int]]:
-        """Line and sample of the results that are there."""
+        """Opens the file and returns line and sample of each result in it."""
         path, option = self.path, f"option --out is {str(self.path)!r}"
         try:
             if path.exists() and not path.is_file():
@@ -65,8 +65,7 @@ class ResultFile:
             ) from None
 
     def check(self, index: int, line: int, sample: int) -> None:
-        """Refuses to go on where result `index` belongs to another sample than the one that is due
-        there."""
+        """Raises UserError if result `index` in the file is not that of this line and sample."""
         if self.done[index] != (line, sample):
             was = "line {}, sample {}".format(*self.done[index])
             raise UserError(
@@ -75,7 +74,7 @@ class ResultFile:
             )
 
     def write(self, record: Mapping[str, Any]) -> None:
-        """One line, out of the process's hands when this returns."""
+        """Appends one line and flushes it to the operating system."""
         if self._file is None:
             return
         self._file.write(

@@ -1,6 +1,6 @@
-"""Texts in, texts out, any number of times: a session of an engine beside its tokenizer.
+"""Generates text from text, any number of times: an engine's session with its tokenizer.
 
-Asks and samples as a file of prompts does, line by line, and draws the same. Does not know where
+Prompts are parsed as lines of a prompts file are, and get the same samples. Does not know where
 weights come from.
 """
 
@@ -20,7 +20,7 @@ from pat_jax.engine.sequences.responses import Request
 from pat_jax.engine.session import Session
 from pat_jax.rl.text.tokenizer import HuggingFaceTokenizer, Tokenizer
 
-# A text to go on with, token ids, the messages of a chat, or a line of a prompts file as a dictionary.
+# A text to continue, token ids, a chat's messages, or a line of a prompts file as a dictionary.
 PromptLike = str | Sequence[int] | np.ndarray | Sequence[Mapping[str, Any]] | Mapping[str, Any]
 
 
@@ -32,11 +32,11 @@ class Answer:
     token_ids: list[int]
     finish_reason: str  # stop, length or error
     logprobs: list[dict[str, Any]] = field(default_factory=list)  # where they were asked for
-    error: str = ""  # one sentence where it could not be generated to its end
+    error: str = ""  # one sentence if the response could not be completed
 
 
 class TextSession:
-    """An engine that is compiled and has its weights."""
+    """Generates texts with an engine that is compiled and has its weights."""
 
     def __init__(
         self,
@@ -48,23 +48,23 @@ class TextSession:
     ):
         """
         Args:
-          overrides: how to sample where `generate` does not say; see `BatchJob`.
-          recommended: what holds where neither says anything.
+          overrides: sampling options for what `generate` does not set; see `BatchJob`.
+          recommended: sampling options for what neither sets.
         """
         self.session, self.tokenizer, self.seed = session, tokenizer, seed
         self._overrides, self._recommended = overrides, recommended
 
     def generate(self, prompts: str | Sequence[PromptLike], **sampling: Any) -> list[list[Answer]]:
-        """The samples of each prompt, as its line in a file of prompts would get them.
+        """Returns the samples of each prompt: those that its line in a prompts file would get.
 
         Args:
-          prompts: texts to go on with, chats, token ids, or dictionaries such as lines are, whose
-            own sampling wins.
-          sampling: by the names of a line: `n`, `max_tokens`, `temperature`, `top_p`, `stop`,
-            `seed`, `logprobs` …
+          prompts: texts to continue, chats, token ids, or lines of a prompts file as dictionaries.
+            A dictionary's own sampling options win.
+          sampling: options under the names that lines use: `n`, `max_tokens`, `temperature`,
+            `top_p`, `stop`, `seed`, `logprobs` …
 
         Raises:
-          UserError: one sentence about the first prompt that cannot be; nothing is generated.
+          UserError: a prompt is invalid; one sentence about the first such. Nothing is generated.
         """
         if not isinstance(prompts, Sequence | np.ndarray) or isinstance(prompts, bytes):
             raise UserError(f"prompts is {shown(prompts)}: expected a list of prompts, or a text.")
@@ -90,8 +90,7 @@ class TextSession:
 
     @property
     def rollout(self) -> RolloutTrace:
-        """What the engine did for the newest call: its layouts, its switches, how many were
-        running."""
+        """The trace of the newest call: layouts, switches and running requests over time."""
         return self.session.report.trace
 
     def _ask(self, number: int, prompt: PromptLike, sampling: Mapping[str, Any]) -> LineRequest:
@@ -129,5 +128,5 @@ class TextSession:
 
 
 def _plain(value: object) -> Any:
-    """A number of an array as Python's."""
+    """Converts a NumPy scalar to a Python number."""
     return value.item() if isinstance(value, np.generic) else value

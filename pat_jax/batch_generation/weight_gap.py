@@ -1,8 +1,8 @@
-"""How far a policy with quantized weights is from the one with its full weights.
+"""The difference between a policy with quantized weights and the same with full weights.
 
-Both are asked for the log-probability of the same tokens by the model alone: what drew them
-(temperature, filters, penalties) has no part in it. Knows policies, layouts and tokens; does not
-know files, nor where full weights come from.
+Both policies compute log-probabilities of the same tokens, by the model alone: temperature, filters
+and penalties play no part. Knows policies, layouts and tokens; does not know files, nor where full
+weights come from.
 """
 
 from collections import defaultdict
@@ -25,10 +25,10 @@ from pat_jax.models.policy import Params, Policy
 from pat_jax.planning.memory import GIB, USABLE
 from pat_jax.rl.algorithm.logprobs import next_tokens, token_logprobs
 
-TOKENS_OF_ONE = 512  # of one response, at most: many responses tell more than one long one
-CALL_TOKENS = 4096  # of all rows of a call, padding included, where rows are not longer
-SHORTEST = 128  # tokens of a row
-LOGIT_TOKENS = 512  # of a device, whose logits exist at a time
+TOKENS_OF_ONE = 512  # most of one response: many responses show more than one long one
+CALL_TOKENS = 4096  # most of a replica's rows in a call, padding included; one row may be longer
+SHORTEST = 128  # tokens of the shortest padded row
+LOGIT_TOKENS = 512  # whose logits are in memory at a time, per device
 
 LoadWeights = Callable[[Policy, Layout], Params]
 
@@ -37,13 +37,13 @@ LoadWeights = Callable[[Policy, Layout], Params]
 class Sample:
     """The first responses of a run, up to a number of tokens."""
 
-    max_tokens: int  # of responses
-    num_tokens: int = 0  # the same
+    max_tokens: int  # most tokens of responses to take
+    num_tokens: int = 0  # tokens of responses taken so far
     # Prompt and response, int32[length], and the length of the prompt.
     sequences: list[tuple[np.ndarray, int]] = field(default_factory=list)
 
     def add(self, prompt: Sequence[int], response: Sequence[int]) -> None:
-        """Takes as much of a response as there is room for."""
+        """Adds as much of a response as there is room for."""
         room = min(self.max_tokens - self.num_tokens, TOKENS_OF_ONE)
         if kept := response[:room]:
             self.sequences.append((np.array([*prompt, *kept], np.int32), len(prompt)))
@@ -60,7 +60,7 @@ class Gap:
 
 @dataclass(frozen=True)
 class NoRoom:
-    """Why there is no gap: bytes of a device, in the layout whose shards are smallest."""
+    """Why no gap was measured: bytes per device, in the layout with the smallest shards."""
 
     needed: float
     usable: float
@@ -75,14 +75,14 @@ class NoRoom:
 def measure_gap(
     engine: RolloutEngine, sample: Sample, load_weights: LoadWeights, *, limit: float
 ) -> Gap | NoRoom:
-    """The gap of an engine that has generated `sample`; its weights are gone afterwards.
+    """Returns the gap of an engine that has generated `sample`, and frees the engine's weights.
 
-    First the quantized weights are asked, then freed, then the full ones loaded: no device ever
-    holds both, nor the KV cache.
+    The quantized weights compute first and are freed before the full ones are loaded: no device
+    ever holds both, nor the KV cache.
 
     Args:
-      load_weights: gives the weights of a policy in a layout, in the engine's data type.
-      limit: bytes that a device has.
+      load_weights: returns a policy's weights in a layout, in the engine's data type.
+      limit: memory of a device, in bytes.
     """
     policy = Policy.from_config(engine.policy.config)
     kernels = next(iter(engine.layouts.values())).kernels
@@ -106,7 +106,7 @@ def measure_gap(
 
 @dataclass(frozen=True)
 class _Scorer:
-    """Log-probabilities by one policy, without a cache: prompt and response in one call."""
+    """Computes one policy's log-probabilities without a cache, prompt and response in one call."""
 
     policy: Policy
     layout: Layout
@@ -125,7 +125,8 @@ class _Scorer:
         return np.concatenate([found[place] for place in range(len(found))])
 
     def calls(self, sample: Sample) -> list[tuple[list[int], Int[np.ndarray, "rows length"]]]:
-        """Places in the sample, and their tokens: rows of like length, as many in every replica."""
+        """Returns batches of sequences: their indices in the sample and padded tokens. Rows of a
+        batch have similar lengths, and every replica has equally many."""
         by_length: defaultdict[int, list[int]] = defaultdict(list)
         for place, (tokens, _) in enumerate(sample.sequences):
             by_length[max(SHORTEST, 1 << (len(tokens) - 1).bit_length())].append(place)

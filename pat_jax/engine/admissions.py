@@ -1,4 +1,4 @@
-"""Who has pages: what sequences are given as they begin or go on, and where prompts have some."""
+"""Gives pages to sequences that begin or resume, and remembers which replica has each prompt."""
 
 import numpy as np
 
@@ -9,7 +9,7 @@ from pat_jax.engine.sequences.prefill_calls import Copies, PrefillWork, Spans
 
 
 class Admissions:
-    """Gives pages to sequences, one at a time; it does not know rows, nor who is next."""
+    """Gives pages to sequences, one at a time. Does not know rows, nor which sequence is next."""
 
     def __init__(self, contents: Contents, tables: BlockTables):
         self.contents, self.table, self.tables = contents, contents.table, tables
@@ -18,7 +18,7 @@ class Admissions:
         self.forget_prefix_replicas()
 
     def prefix_replica(self, sequence: int) -> int:
-        """The replica in which a sample of its prompt got pages last, or NO_REPLICA."""
+        """Returns the replica where a sample of the same prompt last got pages, or NO_REPLICA."""
         return int(self._prefix_replica[self.contents.prompt[sequence]])
 
     def note_prefix_replica(self, sequence: int, replica: int) -> None:
@@ -30,10 +30,10 @@ class Admissions:
     def admit(
         self, sequence: int, replica: int, steps: int, *, leaving: int = 0
     ) -> Admitted | None:
-        """Pages for what is known of a sequence and `steps` more; None if there are too few.
+        """Gives a sequence pages for its tokens and `steps` more; returns None if too few are free.
 
         Args:
-          leaving: pages that are to be free then.
+          leaving: pages that must stay free.
         """
         pool, room = self.tables.pools[replica], self._room(sequence, steps)
         known = self.contents.known(sequence)
@@ -53,7 +53,7 @@ class Admissions:
         self.note_prefix_replica(sequence, replica)
 
     def more_pages(self, sequence: int, steps: int, *, after: int) -> int:
-        """Pages that a sequence needs for `steps` tokens, beside those for `after` tokens."""
+        """Returns how many more pages a sequence needs for `steps` new tokens than for `after`."""
         cached, size = int(self.table.length[sequence]) - 1, self.tables.page_size
         now, then = (cached + self._room(sequence, n) for n in (after, steps))
         return num_pages_for(then, size) - num_pages_for(now, size)
@@ -79,26 +79,33 @@ class Filling:
     """One round of admissions: which replicas have room left, and which sequences were admitted."""
 
     def __init__(self, admissions: Admissions, most: int, steps: int, at_once: int):
-        """At most `most` running sequences to a replica; `steps` and `at_once` as in
-        `CacheManager.admit`."""
+        """
+        Args:
+          most: running sequences of a replica, at most.
+          steps, at_once: see `CacheManager.admit`.
+        """
         table = admissions.table
         running = table.replica(table.running)
         self.admissions, self.most, self.steps, self.at_once = admissions, most, steps, at_once
-        # Of each replica, pages that are to be free.
+        # Per replica, pages that must stay free for its running sequences.
         self.needed = admissions.tables.lacking(steps).tolist()
         self.count = np.bincount(running, minlength=table.num_replicas).tolist()
         self.open = {g for g, count in enumerate(self.count) if count < most}
         self.admitted: list[tuple[int, Admitted]] = []
 
     def take(self, sequence: int, replicas: set[int]) -> bool:
-        """Admits it to the one of some open replicas that has most pages left, if it has enough."""
+        """Admits a sequence to the replica with the most pages left among `replicas`.
+
+        Returns:
+          False if none of them has enough pages; they are closed then.
+        """
         pools, needed = self.admissions.tables.pools, self.needed
         later = self.admissions.more_pages(sequence, self.steps, after=self.at_once)
         for replica in sorted(replicas, key=lambda g: needed[g] - pools[g].num_free):
             leaving = needed[replica] + later
             given = self.admissions.admit(sequence, replica, self.at_once, leaving=leaving)
             if given is None:
-                # A sequence that needs more pages is not overtaken.
+                # Closed, so that later sequences that need fewer pages do not overtake this one.
                 self.open.discard(replica)
                 continue
             self.admitted.append((sequence, given))

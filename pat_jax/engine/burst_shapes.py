@@ -1,4 +1,4 @@
-"""Which program the next burst runs, and for how many steps.
+"""Chooses the program that the next burst runs, and its number of steps.
 
 Knows buckets and the rows of a table. Does not know pages, nor why a burst ends.
 """
@@ -14,21 +14,24 @@ if TYPE_CHECKING:
 
 
 class BurstShapes:
-    """The shapes of one rollout's bursts."""
+    """Chooses the shapes of one rollout's bursts."""
 
     def __init__(self, shapes: Shapes, table: SequenceTable, by_need: "ByNeed | None"):
-        """`by_need` chooses among compiled programs; None: all are compiled."""
+        """
+        Args:
+          by_need: chooses among the compiled programs; None if all are compiled.
+        """
         self.shapes, self.table, self.by_need = shapes, table, by_need
-        # What the newest burst would have run in with the plan's drafts, had it been compiled, and the seconds
-        # that these were predicted to save.
+        # The shape that the newest burst lacked a program for, with the plan's drafts, and the
+        # seconds that the drafts were predicted to save.
         self.lacked: tuple[Shape, float] | None = None
 
     def fewest_rows(self, split: Split) -> int:
-        """The rows of each replica in the smallest program that holds the running sequences."""
+        """Returns the rows per replica of the smallest program that holds the running sequences."""
         return self._smallest(split, self.table.fullest, self._reached(0, 0)).rows
 
     def rows_below(self, split: Split, in_flight: Shape | None) -> int:
-        """The row bucket to which those that are left are compacted next, 0 where there is none."""
+        """Returns the next smaller row bucket to compact to, or 0 if there is none."""
         rows = self.table.rows_per_replica
         if self.by_need is None:
             return self.shapes.buckets.rows_below(split, rows)
@@ -38,7 +41,11 @@ class BurstShapes:
     def next(
         self, split: Split, num_draft_tokens: int, tokens_before: int = 0
     ) -> tuple[Shape, int]:
-        """Shape and most steps of a burst, behind one of up to `tokens_before` tokens."""
+        """Returns the shape and the most steps of a burst.
+
+        Args:
+          tokens_before: most tokens of the burst that is still running before it.
+        """
         table, pace = self.table, self.shapes.pace(num_draft_tokens)
         context, rows = table.max_context + tokens_before, table.rows_per_replica
         shape = self._smallest(
@@ -50,7 +57,7 @@ class BurstShapes:
         return shape, steps
 
     def has_drafts(self, split: Split, plan: Plan) -> bool:
-        """Whether there is a program for the plan's drafts."""
+        """Returns whether the plan's drafts have a compiled program; if not, sets `lacked`."""
         if self.by_need is None or plan.predicted is None:
             return True
         shape, steps = self.next(split, plan.num_draft_tokens)
@@ -60,7 +67,8 @@ class BurstShapes:
         return False
 
     def charge(self, split: Split, ran: BurstResult) -> None:
-        """Counts what a burst has lost to missing programs, if its time goes with its rows."""
+        """Counts the time that a burst lost to missing programs, taking its time as proportional to
+        its rows."""
         if self.by_need is None:
             return
         rows = self.shapes.buckets.rows_for(split, self.table.fullest)
@@ -78,7 +86,7 @@ class BurstShapes:
         num_draft_tokens: int = 0,
         most_rows: int = 2**31,
     ) -> Shape:
-        """That holds so many rows of so many tokens; among compiled ones if there are any."""
+        """The smallest shape for so many rows of so many tokens, a compiled one if possible."""
         buckets = self.shapes.buckets
         fitting = Shape(
             split, buckets.rows_for(split, rows), buckets.length_for(length), num_draft_tokens
@@ -86,11 +94,11 @@ class BurstShapes:
         return fitting if self.by_need is None else self.by_need.instead_of(fitting, most_rows)
 
     def _reached(self, num_draft_tokens: int, tokens_before: int) -> int:
-        """Tokens that a row may hold by the first test of a burst behind one of `tokens_before` tokens."""
+        """Most tokens of a row at a burst's first test, after `tokens_before` of the burst before."""
         context = self.table.max_context + tokens_before
         return min(self._last_context, context + self.shapes.pace(num_draft_tokens).check_tokens)
 
     @property
     def _last_context(self) -> int:
-        """Tokens of the longest running sequence with its limit reached."""
+        """Most cached tokens that a running sequence can reach, given its limit."""
         return int(self.table.end[self.table.running].max()) - 1

@@ -1,8 +1,8 @@
-"""Which programs a rollout has compiled while it goes on, where not all were compiled before.
+"""Compiles decode programs during a rollout, if not all were compiled before it.
 
-A burst runs in the smallest compiled bucket that holds it; where none does, the bucket that fits is
-compiled at once. A larger bucket costs time in every burst: rent. Once the rent has come to what a
-program takes to compile, the bucket that fits is compiled beside the run. That costs at most twice
+A burst runs in the smallest compiled bucket that holds it; if there is none, the fitting bucket is
+compiled at once. A larger bucket costs time in every burst: rent. Once a bucket's rent equals the
+time that a program takes to compile, it is compiled in the background. This costs at most twice
 the best choice (Karlin, Manasse, Rudolph and Sleator 1988).
 """
 
@@ -13,11 +13,11 @@ from pat_jax.layout.buckets import Buckets, Shape
 from pat_jax.planning.types import Split
 from pat_jax.programs.programs import Key, ProgramTable
 
-MOST_WASTE = 4  # times the rows and columns that fit: a larger bucket takes memory as well
+MOST_WASTE = 4  # times the fitting rows x length, at most: a larger bucket takes memory as well
 
 
 class ByNeed:
-    """The decode programs of one engine, over all of its rollouts."""
+    """Chooses among an engine's compiled decode programs, and compiles more when needed."""
 
     def __init__(self, programs: ProgramTable, buckets: Buckets):
         self.programs, self.buckets = programs, buckets
@@ -26,17 +26,21 @@ class ByNeed:
         self._job: Future[None] | None = None  # one at a time: a process that ends waits for it
 
     def has(self, shape: Shape) -> bool:
-        """Whether its program is compiled.
+        """Returns whether the shape's program is compiled.
 
         Raises:
-          Exception: whatever compiling one beside the run has raised.
+          Exception: compiling in the background failed; its exception.
         """
         if self._job is not None and self._job.done():
             self._job.result()
         return decode_key(shape) in self.programs
 
     def instead_of(self, fitting: Shape, most_rows: int) -> Shape:
-        """The smallest compiled bucket that holds what `fitting` does; itself where none is."""
+        """Returns the smallest compiled bucket that holds `fitting`, or `fitting` if there is none.
+
+        Args:
+          most_rows: rows of that bucket, at most.
+        """
         if self.has(fitting):
             return fitting
         larger = [
@@ -51,12 +55,15 @@ class ByNeed:
         return min(larger, key=lambda shape: shape.area, default=fitting)
 
     def rows_below(self, split: Split, rows: int, length: int) -> int:
-        """The next smaller row bucket that has a program, 0 where there is none."""
+        """Returns the next smaller row bucket that has a program, or 0 if there is none."""
         smaller = (n for n in self.buckets.rows[split] if n < rows)
         return max((n for n in smaller if self.has(Shape(split, n, length))), default=0)
 
     def charge(self, shape: Shape, seconds: float) -> None:
-        """Counts what a burst would have saved in `shape`, by an estimate."""
+        """Adds the estimated seconds that a burst would have saved in `shape` to its rent.
+
+        Starts to compile `shape` once the rent reaches the price.
+        """
         if self.has(shape):
             return
         self._rent[shape] += seconds
@@ -66,7 +73,7 @@ class ByNeed:
 
     @property
     def _price_s(self) -> float:
-        """What decode programs have taken to compile, at most."""
+        """The longest time that a decode program has taken to compile, in seconds."""
         seen = list(self.programs.compile_seconds.items())
         return max((seconds for key, seconds in seen if key.name == "decode"), default=0.0)
 

@@ -1,7 +1,7 @@
-"""The cache manager: which sequences get a row and pages, which wait, and which give them back.
+"""The cache manager: decides on the host which sequences get a row and pages, and which wait.
 
-Before each burst: `grow`, then `admit`; after it `release_ended`. In a switch: `leave`, then
-`arrive`; in between `balance`. All on the host.
+Call `grow`, then `admit` before each burst and `release_ended` after it. A switch calls `leave`,
+then `arrive`; a move to other replicas of the same layout calls `balance`, then `arrive`.
 """
 
 from collections import deque
@@ -16,16 +16,16 @@ from pat_jax.engine.sequences.page_allocator import NULL_PAGE
 from pat_jax.engine.sequences.prefill_calls import Copies, PageMoves, PrefillWork
 from pat_jax.engine.sequences.sequence_table import options
 
-# With all samples of a prompt one after the other, the last one of the longest prompt would begin last of
-# all: on recorded responses a rollout then has up to a third more steps.
+# If all samples of a prompt ran one after the other, the last sample of the longest responses would
+# begin last of all: on recorded responses a rollout then has up to a third more steps.
 LEADERS = 4
 
 
 class CacheManager:
     """Decides which sequences of a table have a row and pages.
 
-    Among those that wait, the ones that had to make room come first, then those expected to run
-    longest. After `stagger` the first sample of each prompt comes first, then the second.
+    Among waiting sequences, preempted ones come first, then those expected to run longest. After
+    `stagger`, the first sample of each prompt comes first, then the second.
     """
 
     def __init__(
@@ -38,9 +38,9 @@ class CacheManager:
     ):
         """
         Args:
-          num_pages: of each replica's pool; enough for the longest sequence alone.
-          expected: float[sequences], tokens of the response; in order of submission where not
-            given.
+          num_pages: pages of each replica's pool; enough for the longest sequence alone.
+          expected: float[sequences], expected tokens of the response; None keeps the order of
+            submission.
         """
         self.contents, self.table = contents, contents.table
         self.tables = BlockTables(self.table, num_pages=num_pages, page_size=page_size)
@@ -51,13 +51,14 @@ class CacheManager:
 
     @property
     def queue(self) -> np.ndarray:
-        """int[waiting], sequences in the order in which they get rows."""
+        """The waiting sequences in the order in which they get rows, int[waiting]."""
         return np.array(self._queue, np.int64)
 
     def stagger(self) -> None:
-        """The first sample of each prompt gets a row first, then the second, up to so many
-        `LEADERS`; the rest follow as before. Later samples then have finished siblings to draft
-        from.
+        """Reorders the queue so that samples of a prompt do not all begin together.
+
+        The first sample of each prompt comes first, then the second, up to `LEADERS`; the rest keep
+        their order. Later samples then have finished siblings to draft from.
         """
         order = self.queue
         prompt = self.contents.prompt[order]
@@ -69,10 +70,13 @@ class CacheManager:
         self._queue = deque(order[np.argsort(np.minimum(rank, LEADERS), kind="stable")].tolist())
 
     def grow(self, steps: int, *, at_once: int) -> int:
-        """Room for the next `steps` tokens of every running sequence, pages for those `at_once`.
+        """Makes room for `steps` more tokens of every running sequence.
 
-        Where pages are too few, the youngest of the replica give up their own and their rows, and
-        wait. Returns how many.
+        Only pages for the first `at_once` tokens are handed out. If a replica has too few pages, it
+        preempts its most recently admitted sequences.
+
+        Returns:
+          The number of preempted sequences.
         """
         tables, num_preempted = self.tables, 0
         lacking = tables.lacking(steps)
@@ -89,7 +93,7 @@ class CacheManager:
         return int(members[self.admissions.turn[members].argmax()])
 
     def _preempt(self, sequence: int) -> None:
-        """Its pages can be found again as long as nobody else needs them."""
+        """Takes a sequence's pages and row. It may find the pages again if no other took them."""
         tables, known = self.tables, self.contents.known(sequence)
         if known is not None:
             tables.pools[tables.replica[sequence]].index(known, tables.of(sequence))
@@ -98,11 +102,11 @@ class CacheManager:
         self._queue.appendleft(sequence)
 
     def admit(self, rows_per_replica: int, steps: int, *, at_once: int) -> PrefillWork:
-        """Fills free rows from the queue while all that run then have pages for `steps`.
+        """Fills free rows from the queue while every running sequence still has pages for `steps`.
 
-        Given are those for the next tokens, `at_once`. Replicas are kept even, and samples of a
-        prompt together as far as that allows. If any sequence waits, all rows are dealt out anew,
-        `rows_per_replica` to each replica.
+        A sequence gets pages for `at_once` tokens. Replicas get equally many sequences, and as far
+        as that allows, samples of a prompt share a replica. If any sequence waits, all rows are
+        reassigned, `rows_per_replica` to each replica.
         """
         if not self._queue:
             return self.admissions.work([])
@@ -118,7 +122,7 @@ class CacheManager:
                 i, filling.open if prefix_replica == NO_REPLICA else filling.open & {prefix_replica}
             ):
                 late.append(i)
-        # A row that no other sequence wants is not left empty for the sake of a shared prefix.
+        # Rows that are still free take sequences whose prefix is in another replica.
         late = [i for i in late if not filling.take(i, filling.open)]
         self._queue.extendleft(reversed(late))
         sequences = np.array([i for i, _ in filling.admitted], np.int64)
@@ -126,10 +130,10 @@ class CacheManager:
         return self.admissions.work(filling.admitted)
 
     def release_ended(self) -> Copies:
-        """The pages of sequences that are done are free again.
+        """Frees the pages of finished sequences.
 
-        Those with a NaN are to be written over, as the copies say: attention multiplies what it
-        does not see by zero, and a NaN stays one.
+        The returned copies overwrite pages of failed sequences, which may hold NaN. Masked
+        attention multiplies them by zero, which leaves a NaN.
         """
         tables, poisoned = self.tables, []
         ended = np.flatnonzero(self.table.is_done & (tables.count > 0))
@@ -143,7 +147,7 @@ class CacheManager:
         return Copies(*np.array(poisoned, np.int32).reshape(-1, 3).T)
 
     def scrub(self, replica: int) -> Copies:
-        """All free pages of a replica are to be written over: there may be a NaN in any of them."""
+        """Returns copies that overwrite all free pages of a replica, any of which may hold NaN."""
         pool = self.tables.pools[replica]
         pool.forget_prefixes()
         pages = pool.blank
@@ -152,18 +156,18 @@ class CacheManager:
     def leave(
         self, replica: np.ndarray, *, num_replicas: int, num_pages: int, is_recomputed: np.ndarray
     ) -> tuple[PageMoves, np.ndarray]:
-        """The first half of a switch: pages for what migrates, in the pools of another layout.
+        """Does the first half of a switch: assigns pages in the new pools; `arrive` must follow.
 
-        The oldest come first. `arrive` must follow.
+        Sequences that were admitted first get pages first.
 
         Args:
-          replica: int[running], of each sequence there.
-          num_pages: of each new pool.
-          is_recomputed: bool[running], whose pages are left behind.
+          replica: int[running], each sequence's replica in the new layout.
+          num_pages: pages of each new pool.
+          is_recomputed: bool[running], sequences whose pages are left behind.
 
         Returns:
-          Where pages go, and bool[running], the sequences whose pages are left behind: those that
-          found too few as well.
+          Where pages go, and bool[running], the sequences whose pages are left behind. These
+          include sequences that found too few pages.
         """
         running, tables = self.table.running, self.tables
         tables.release(running[is_recomputed])
@@ -185,10 +189,13 @@ class CacheManager:
         return PageMoves.joined(moves), is_left
 
     def settle(self, moves: PageMoves, new_page: np.ndarray) -> np.ndarray:
-        """Pages have arrived at `new_page`, int[moves]; NULL_PAGE where one stayed behind.
+        """Records where moved pages really arrived.
+
+        Args:
+          new_page: int[moves], the page of each move; NULL_PAGE if it found no room.
 
         Returns:
-          bool[running], sequences with such a page: they give back the others.
+          bool[running], the sequences that lack such a page; they have given back their others.
         """
         tables, running, stays = self.tables, self.table.running, new_page == NULL_PAGE
         is_lost = np.zeros((len(tables.pools), tables.pools[0].num_pages), bool)
@@ -206,17 +213,18 @@ class CacheManager:
     def arrive(
         self, replica: np.ndarray, is_left: np.ndarray, steps: int
     ) -> tuple[PrefillWork, np.ndarray]:
-        """The second half: what was left behind is computed anew, with pages for `steps` more.
+        """Does the second half of a move: gives pages to sequences that left theirs behind.
 
-        The oldest come first; a sequence that finds too few waits. Rows are dealt out anew, as few
-        as hold the fullest replica.
+        They are recomputed and get pages for `steps` more tokens, the first admitted first; a
+        sequence that finds too few pages waits. Rows are reassigned, as few as hold the fullest
+        replica.
 
         Args:
-          replica: int[running], of each sequence.
-          is_left: bool[running], as `leave` has it.
+          replica: int[running], the new replica of each sequence.
+          is_left: bool[running], the result of `leave`.
 
         Returns:
-          What is to be computed, and bool[running], the sequences that wait.
+          The prefill to run, and bool[running], the sequences that wait.
         """
         table, running = self.table, self.table.running
         waits, admitted = is_left.copy(), []
@@ -237,23 +245,28 @@ class CacheManager:
     def balance_options(
         self, row_buckets: Sequence[int], laid_out: np.ndarray | int
     ) -> list[np.ndarray]:
-        """Where the running sequences could be, int[running] each: see `sequence_table.options`.
+        """Returns assignments of running sequences to replicas, int[running] each, to choose from.
+
+        See `sequence_table.options`.
 
         Args:
-          laid_out: pages of each replica that will be free as well, int[replicas].
+          laid_out: int[replicas], reserved pages that will also be free.
         """
         tables = self.tables
         pages = tables.count[self.table.running]
         return options(self.table, pages, tables.free + laid_out, row_buckets)
 
     def balance(self, replica: np.ndarray) -> tuple[np.ndarray, PageMoves]:
-        """Pages in the `replica` of each running sequence, int[running]; `arrive` must follow.
+        """Moves running sequences to other replicas of the same layout; `arrive` must follow.
 
-        A sequence that finds too few pages there for all that it has stays. No replica may both
-        give sequences away and get some: what arrives would lie in what has not left yet.
+        A sequence stays if its new replica has too few pages for it. No replica may both give and
+        receive sequences: arriving pages could overwrite pages that have not left yet.
+
+        Args:
+          replica: int[running], the wanted replica of each sequence.
 
         Returns:
-          Where sequences go, int[running], and their pages.
+          int[running], the replica that each sequence got, and the moves of pages.
         """
         table, tables, replica = self.table, self.tables, replica.copy()
         running, pools = table.running, tables.pools
@@ -275,7 +288,7 @@ class CacheManager:
         return replica, PageMoves.joined(moves)
 
     def check_integrity(self) -> None:
-        """To be called when no burst is on its way.
+        """Checks the accounts; call it only when no burst is running.
 
         Raises:
           AssertionError: rows, pages and the queue contradict each other.

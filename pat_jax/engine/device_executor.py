@@ -1,6 +1,6 @@
 """Executes a rollout on devices: prefill, bursts dispatched one behind another, and moves.
 
-Follows the host's accounts with device arrays. Decides nothing: `scheduler.py` does.
+Keeps device arrays in line with the host's accounts. Decides nothing: `scheduler.py` does.
 """
 
 import zlib
@@ -35,7 +35,7 @@ class _Running(NamedTuple):
 
 
 class Digest(NamedTuple):
-    """A burst, with checksums of all that the devices are told of it: what processes compare."""
+    """A burst with checksums of all its inputs, which processes compare with each other."""
 
     shape: Shape
     max_steps: int
@@ -47,7 +47,7 @@ class Digest(NamedTuple):
 
 
 class DeviceExecutor(Executor):
-    """Runs programs of one layout at a time: the one in which the weights are."""
+    """Runs programs of one layout at a time: the layout of the weights."""
 
     def __init__(
         self,
@@ -65,19 +65,19 @@ class DeviceExecutor(Executor):
         """
         Args:
           draft_params: the drafter's weights.
-          checks: compare every burst with those of the other processes.
-          earlier: what drafts may be copied from as well.
+          checks: compare every burst with that of the other processes.
+          earlier: responses of earlier epochs, which drafts may also be copied from.
         """
         self.clock, self._checks = clock, checks
         self.specs, self.programs, self.weights = specs, programs, weights
         self.responses, self.tables = responses, tables
         self.pool = DevicePool(specs, programs, weights.layout)
         self._running: deque[_Running] = deque()
-        # What the devices have of the rows, and the table's version that it was made under.
+        # The rows' state on the devices, and the version of the table that it was made from.
         self._rows: RowState | None = None
         self._version = -1
-        self._seen: jax.Array | None = None  # as old as the rows
-        # Of the bursts on their way: the rows' pages, how many have been drawn, and what drafts come from.
+        self._seen: jax.Array | None = None  # same version as the rows
+        # For the running bursts: the rows' pages with the number drawn, and the drafter's state.
         self._tables: tuple[jax.Array, jax.Array] | None = None
         self._drafting: Any = None
         rollout = Rollout(specs.draft_shapes, programs, draft_params, responses, earlier)
@@ -155,7 +155,7 @@ class DeviceExecutor(Executor):
         return Digest(burst.shape, burst.max_steps, burst.threshold, burst.is_ahead, *sums)
 
     def _put_seen(self) -> jax.Array:
-        """What penalties look at; nothing is sent where no running row has one."""
+        """Puts the tokens seen, for penalties. Nothing is sent if no running row has a penalty."""
         responses, layout = self.responses, self.pool.layout
         rows = responses.table.num_replicas * responses.table.rows_per_replica
         shape, old = seen_shape(self.specs.functions.policy.config, rows), self._seen
@@ -169,7 +169,7 @@ class DeviceExecutor(Executor):
 
     def collect(self) -> tuple[RowsOutput, bool]:
         burst, output = self._running.popleft()
-        # One that was over before the host came to wait for it took nobody knows how long.
+        # If the burst was over before the host waited for it, its time is unknown.
         was_over = all(leaf.is_ready() for leaf in jax.tree.leaves(output))
         return jax.device_get(output), not (burst.is_ahead and was_over)
 
@@ -192,11 +192,11 @@ class DeviceExecutor(Executor):
         return room
 
     def release(self) -> None:
-        """The update that follows needs the memory."""
+        """Frees the pool and the drafter's arrays: the update that follows needs the memory."""
         self.pool.delete()
         self._feed.delete()
 
 
 def _checksum(arrays: Iterable[Any]) -> int:
-    """Of those that are there."""
+    """The checksum of the arrays that are not None."""
     return zlib.crc32(b"".join(np.asarray(x).tobytes() for x in arrays if x is not None))

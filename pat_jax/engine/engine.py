@@ -46,9 +46,9 @@ log = logging.getLogger(__name__)
 
 
 class AgreedPlanner(Planner):
-    """What `planner` of the first process says, in every process.
+    """Carries out the decisions of the first process's `planner` in every process.
 
-    The loads are the same everywhere; what differs is what each has seen of time.
+    The loads are the same in all processes; their measured times differ.
     """
 
     def __init__(self, planner: Planner):
@@ -61,7 +61,7 @@ class AgreedPlanner(Planner):
         return process_group().agree("plan", lambda: self._planner.decide(load, current, options))
 
     def observe(self, outcome: Outcome) -> None:
-        if process_group().is_first:  # the others' have decided nothing, and keep no account of it
+        if process_group().is_first:  # the other processes' planners have made no decision
             self._planner.observe(outcome)
 
     @property
@@ -77,17 +77,16 @@ class RolloutEngine:
 
     Args:
       capacity: the most sequences that run at once; others wait.
-      layouts: the layouts to prepare; every one that divides the model where not given.
-      reshard_chunk_bytes: extra memory that a switch of the weights may take, all devices
-        together.
-      kv_bytes: what the KV cache may take of a device; it takes less where less is enough.
+      layouts: the layouts to prepare; None prepares every layout that divides the model.
+      reshard_chunk_bytes: extra memory that resharding may take, on all devices together.
+      kv_bytes: the most memory of a device for the KV cache; it takes less if less is enough.
       runs_ahead: dispatch a burst before the results of the one before it are known, so that
         the devices do not wait for the host. A switch that no threshold predicted then comes
-        one burst later. None: where the `Backend` does.
-      drafter: of the drafts that bursts may verify; `compile` loads a draft model.
-      drafting: which drafts are made and why, in words.
-      by_need: `compile` compiles a few of the bursts' programs, rollouts the others as they
-        need them.
+        one burst later. None: as `Backend.runs_ahead`.
+      drafter: proposes the drafts that bursts may verify; `compile` loads its draft model.
+      drafting: a sentence about which drafts are used and why.
+      by_need: `compile` compiles a few of the decode programs, and rollouts compile the others
+        when they need them.
     """
 
     def __init__(
@@ -131,8 +130,13 @@ class RolloutEngine:
         progress: Callable[[int, int], None] | None = None,
         within: Collection[Split] | None = None,
     ) -> None:
-        """Every program, or those of the layouts `within` and of the switches between them, of
-        bursts as many as come first; the draft model, where there is one, is loaded before."""
+        """Compiles the programs, after loading the draft model if there is one.
+
+        With `by_need`, only the first few decode programs are compiled.
+
+        Args:
+          within: compile only for these layouts and the switches between them; None: for all.
+        """
         if self._draft_model is None:
             some = next(iter(self.layouts.values()))
             self._draft_model = self.specs.drafter.load(some, self.specs.draft_shapes)
@@ -141,17 +145,17 @@ class RolloutEngine:
         give_back()
 
     def to_compile(self, within: Collection[Split] | None = None) -> int:
-        """How many programs `compile` would compile."""
+        """Returns how many programs `compile` would compile."""
         return sum(map(self.specs.is_first, self.programs.missing(within)))
 
     @property
     def text_room(self) -> int:
-        """Tokens of others' texts that a row drafts from, at most; 0 where none are copied."""
+        """The most tokens of other texts that a row drafts from; 0 if drafts are not copied."""
         return text_room(self.specs.drafts, self.specs.buckets.lengths[-1], self.specs.draft_shapes)
 
     @property
     def draft_params(self) -> Any:
-        """The drafter's weights: a draft model, a head of first layers, or nothing."""
+        """The drafter's weights: a draft model, the exit head of the first layers, or None."""
         return self.weights.exit_head if self._draft_model is None else self._draft_model
 
     @property
@@ -161,35 +165,35 @@ class RolloutEngine:
 
     @property
     def params(self) -> Params | None:
-        """None before `set_weights`, and after `release_weights`."""
+        """The weights; None before `set_weights` and after `release_weights`."""
         return self._weights and self._weights.params
 
     @property
     def layout(self) -> Layout | None:
-        """The layout of the weights."""
+        """The layout of the weights; None if there are none."""
         return self._weights and self._weights.layout
 
     def set_weights(
         self, params: Params, layout: Layout, exit_head: np.ndarray | None = None
     ) -> None:
-        """Takes over `params`, already on the shards of `layout`; the engine deletes them in time.
+        """Takes over `params`, already sharded for `layout`; the engine deletes them.
 
-        A stream that has begun goes on with the weights that it began with.
+        A running stream continues with the weights that it began with.
 
         Args:
-          exit_head: float[embed, embed], see `models/exit_head.py`; zeros where not given. It is
-            used where the policy's first layers propose drafts.
+          exit_head: float[embed, embed], see `models/exit_head.py`; None stands for zeros. It is
+            used if the policy's first layers propose drafts.
         """
         self._weights = Weights(self.specs, self.programs, params, layout, exit_head)
 
     def release_weights(self) -> None:
-        """Frees the rollout's copy of the weights: the update needs the memory."""
+        """Frees the rollout's copy of the weights, whose memory the update needs."""
         if self._weights is not None:
             self._weights.delete()
         self._weights = None
 
     def reshard(self, target: Layout) -> tuple[int, int]:
-        """Moves the weights to `target`; see `Weights.reshard`."""
+        """Reshards the weights to `target`; see `Weights.reshard`."""
         return self.weights.reshard(target)
 
     def rollout(
@@ -199,7 +203,7 @@ class RolloutEngine:
         expected: np.ndarray | None = None,
         earlier: EarlierResponses | None = None,
     ) -> tuple[list[Completion], RolloutReport]:
-        """Generates every request to its end; see `stream`."""
+        """Generates all requests, see `stream`; returns completions in order, and a report."""
         report = RolloutReport()
         stream = self.stream(requests, planner, report, expected=expected, earlier=earlier)
         done = dict(stream)
@@ -216,18 +220,18 @@ class RolloutEngine:
     ) -> Generator[tuple[int, Completion], None, None]:
         """Yields each request's index and completion after the burst in which it ended.
 
-        Those that find no row or pages wait for them.
+        Requests that find no free row or pages wait.
 
         Args:
-          report: filled in on the way; whole when the last completion has been taken.
-          should_stop: told after each burst what every running request has generated,
-            int32[tokens]; where it says True the request ends there.
-          expected: float[requests], tokens of the responses: of those that wait the longest begin
-            first. In their order where not given.
-          earlier: what drafts may be copied from as well; not to be changed before the stream has
-            ended. On several processes the same on each.
+          report: filled while the stream runs; complete after the last completion.
+          should_stop: called after each burst with the index and tokens, int32[tokens], of every
+            running request; True ends the request.
+          expected: float[requests], expected tokens of the responses: the longest begin first.
+            None keeps the order of the requests.
+          earlier: responses that drafts may also be copied from. Do not change it before the stream
+            ends. It must be the same in all processes.
         """
-        # What a rollout waits for a compiler is not a time of a burst or a switch.
+        # Time spent waiting for a compiler does not count as time of a burst or a switch.
         clock = Stopwatch(lambda: time.perf_counter() - self.programs.waited_s)
         report.expected, waited_s = expected, self.programs.waited_s
         if self.weights.layout.spans_processes:

@@ -1,4 +1,4 @@
-"""What the scheduler orders, and the executor that does it, on devices or on a simulated clock."""
+"""The scheduler's orders, and the executor that carries them out on devices or in a replay."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -17,35 +17,35 @@ from pat_jax.planning.types import DraftPrediction, Load, Split
 
 @dataclass(frozen=True)
 class Burst:
-    """A decode burst to be dispatched: its program, and what ends it."""
+    """A decode burst to dispatch: its program, and when it ends."""
 
     shape: Shape
     max_steps: int
-    threshold: int  # it ends when no replica has more running sequences
-    is_ahead: bool  # dispatched behind another
-    accept_prob: np.ndarray | None  # of drafts, see Plan
-    predicted: DraftPrediction | None  # of them
-    reserved: ReservedPages  # pages for its rows to draw; where they are too few, it ends
+    threshold: int  # the burst ends when no replica has more running sequences than this
+    is_ahead: bool  # dispatched behind another, whose results are not known
+    accept_prob: np.ndarray | None  # of draft tokens, see Plan
+    predicted: DraftPrediction | None  # what the plan predicts of the drafts
+    reserved: ReservedPages  # pages that its rows may take; the burst ends if they run out
 
 
 @dataclass(frozen=True)
 class Relocation:
-    """Running sequences to other replicas, of another layout or of the one they are in."""
+    """A move of running sequences to other replicas, of another layout or of the same one."""
 
     source: Split
     target: Split
-    load: Load  # as they were before
-    replica: np.ndarray  # int[running], of each afterwards
-    is_left: np.ndarray  # bool[running], whose pages are left behind; the others migrate
+    load: Load  # before the move
+    replica: np.ndarray  # int[running], replica of each sequence after the move
+    is_left: np.ndarray  # bool[running], sequences whose pages are left behind; others migrate
     moves: PageMoves
 
 
 class Collected(NamedTuple):
-    """What came of a burst."""
+    """The result of a burst."""
 
     steps: int
     tokens: int
-    running_steps: int  # of single rows
+    running_steps: int  # summed over rows
     drafted: DraftResult
     held: float  # see BurstResult
     ended: np.ndarray  # int[ended], the sequences that it ended
@@ -54,50 +54,58 @@ class Collected(NamedTuple):
 
 @dataclass(frozen=True)
 class Arrival:
-    """How sequences and weights came to where they were to go."""
+    """The result of a relocation on the devices."""
 
-    # int[moves], NULL_PAGE: it stayed behind; None: where the cache manager put them.
+    # int[moves], the page of each move, NULL_PAGE if it stayed behind; None: as the cache manager
+    # assigned them.
     new_page: np.ndarray | None = None
-    sent: MovedBytes | None = None  # None where nothing really moved
+    sent: MovedBytes | None = None  # None on a simulated clock
 
 
 class Executor(ABC):
-    """Bursts are collected in the order in which they were launched."""
+    """Carries out what the scheduler decides. Bursts are collected in the order of their launch."""
 
     clock: Stopwatch
 
     @abstractmethod
     def prefill(self, work: PrefillWork) -> int:
-        """Computes pages of known tokens, then copies pages; returns tokens its calls had room for.
+        """Computes the pages of known tokens, then copies pages.
 
         The newest token of a sequence is left to the first decode step, so no logits are needed.
+
+        Returns:
+          The tokens that the prefill calls had room for, padding included.
         """
 
     @abstractmethod
     def scrub(self, poisoned: Copies) -> None:
-        """Writes pages over that have a NaN in them."""
+        """Overwrites pages that may hold NaN."""
 
     @abstractmethod
     def launch(self, burst: Burst) -> None:
-        """Dispatches a burst, behind those on their way."""
+        """Dispatches a burst behind those that are running."""
 
     @abstractmethod
     def collect(self) -> tuple[RowsOutput, bool]:
-        """Waits for the oldest burst on its way.
+        """Waits for the oldest running burst.
 
         Returns:
-          What it did, and whether the time since its predecessor says what it took.
+          Its output, and whether the time since the burst before it is the time that it took.
         """
 
     @abstractmethod
     def relocate(self, relocation: Relocation) -> Arrival:
-        """Weights to the layout, and the pages that migrate or go to other replicas."""
+        """Reshards the weights to the target layout, and moves pages to their new replicas."""
 
     def recompute(self, relocation: Relocation, work: PrefillWork, waits: np.ndarray) -> int:
-        """Recomputes what a relocation left, except for sequences that wait, bool[running]."""
+        """Recomputes pages that a relocation left behind, except for sequences that wait.
+
+        Args:
+          waits: bool[running].
+        """
         del relocation, waits
         return self.prefill(work)
 
     @abstractmethod
     def release(self) -> None:
-        """Frees what the rollout has held; also where it is given up in the middle."""
+        """Frees the rollout's memory. It is also called if the rollout is abandoned."""

@@ -1,7 +1,7 @@
-"""The loop of a rollout: from sequences that wait to sequences that are done, moving on the way.
+"""The loop of a rollout: generates all sequences of a table, and moves them on the way.
 
-The planner decides, a move carries its decision out, a burst runs, the report has what came of
-both. Knows nothing about text or rewards, nor whether it runs on devices or on a simulated clock.
+The planner decides, a move carries the decision out, a burst runs, and the report records both.
+Knows nothing about text or rewards, nor whether it runs on devices or on a simulated clock.
 """
 
 from collections.abc import Callable, Generator
@@ -30,10 +30,9 @@ def rollout(
     """Yields after each burst the sequences that have ended, int[ended].
 
     Args:
-      report: filled in on the way; whole when the last sequences have been taken.
-      should_stop: asked after each burst of every running sequence; where it says True that one
-        ends.
-      notify: hears of plans and switches, a sentence each.
+      report: filled during the loop; complete after the last burst.
+      should_stop: called after each burst for every running sequence; True ends the sequence.
+      notify: called with one sentence per plan and switch.
     """
     loop, in_flight = _Loop(scheduler, executor, planner, report, notify), None
     try:
@@ -48,7 +47,7 @@ def rollout(
             following = loop.launch_behind(in_flight, plan)
             yield loop.collect(in_flight, should_stop)
             in_flight = following
-    finally:  # also where nobody takes the rest
+    finally:  # also if the caller closes the generator early
         executor.release()
     report.finish(scheduler, executor.clock)
     for sentence in report.words:
@@ -57,17 +56,17 @@ def rollout(
 
 @dataclass
 class _Loop:
-    """The parts of one rollout, each under its stage of the clock."""
+    """The stages of one rollout, each timed by the clock."""
 
     scheduler: Scheduler
     executor: Executor
     planner: Planner
     report: RolloutReport
     notify: Notify
-    began: float = 0.0  # seconds on the clock when the running burst did
+    began: float = 0.0  # seconds on the clock at the start of the running burst
 
     def admit(self) -> None:
-        """Pages and rows for the next steps, and the prefill of those that wait."""
+        """Gives pages and rows for the next steps, and prefills newly admitted sequences."""
         with self.executor.clock("prefill"):
             work = self.scheduler.admit()
             self.report.add_prefill(work, self.executor.prefill(work))
@@ -81,10 +80,10 @@ class _Loop:
         return plan
 
     def move(self, plan: Plan) -> Plan:
-        """Weights, cache and rows to the plan's layout or replicas: the contribution, in four lines.
+        """Moves weights, cache and rows to the plan's layout or replicas: the project's core.
 
         Returns:
-          What is left of the plan, to be decoded.
+          The rest of the plan, to decode.
         """
         scheduler, executor, report = self.scheduler, self.executor, self.report
         kind = "switch" if plan.replica is None else "balance"
@@ -104,7 +103,7 @@ class _Loop:
         return replace(plan, replica=None)
 
     def launch(self, plan: Plan) -> Burst:
-        """The next burst, while none runs."""
+        """Launches the next burst while none is running."""
         with self.executor.clock("schedule"):
             self.scheduler.fit()
         self.began = self.executor.clock.elapsed
@@ -114,7 +113,7 @@ class _Loop:
         return burst
 
     def launch_behind(self, in_flight: Burst, plan: Plan) -> Burst | None:
-        """The burst after the running one, before its results are known; None where that cannot be."""
+        """Launches the burst after the running one before its results are known, if possible."""
         scheduler = self.scheduler
         if not scheduler.runs_ahead or plan.moves_from(scheduler.split):
             return None
@@ -125,7 +124,7 @@ class _Loop:
         return following
 
     def collect(self, in_flight: Burst, should_stop: HasEnough | None) -> np.ndarray:
-        """Takes over what a burst did; returns the sequences that ended, int[ended]."""
+        """Collects a burst's results; returns the sequences that ended, int[ended]."""
         scheduler, executor = self.scheduler, self.executor
         clock, running = executor.clock, len(scheduler.table.running)
         with clock("decode"):

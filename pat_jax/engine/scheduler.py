@@ -1,7 +1,7 @@
-"""The scheduler: what a rollout does next. It decides on host state alone; an executor does it.
+"""The scheduler: decides what a rollout does next, from host state alone. An executor does it.
 
-Devices execute it (`device_executor.py`), and so does a simulated clock: every rule of a rollout is
-here, in the cache manager, or in the planner, once.
+Executors are devices (`device_executor.py`) and a simulated clock. Every rule of a rollout is here,
+in the cache manager, or in the planner, once.
 """
 
 from collections import deque
@@ -30,7 +30,7 @@ REFILL_PART = 8
 
 
 class Scheduler:
-    """Keeps the accounts of one rollout, which is in one layout at a time."""
+    """Schedules one rollout, which is in one layout at a time, and keeps its accounts."""
 
     def __init__(
         self,
@@ -45,11 +45,11 @@ class Scheduler:
     ):
         """
         Args:
-          contents: of a table in which all sequences wait, in the replicas of `split`.
+          contents: contents of a table whose sequences all wait, with the replicas of `split`.
           runs_ahead: dispatch a burst before the results of the one before it are known.
-          checks: `check_integrity` after each burst.
-          expected: float[sequences], tokens of the responses; see CacheManager.
-          by_need: chooses among compiled programs; None: all are compiled.
+          checks: call `check_integrity` after each burst.
+          expected: float[sequences], expected tokens of the responses; see CacheManager.
+          by_need: chooses among the compiled programs; None if all are compiled.
         """
         self.contents, self.table, self.shapes = contents, contents.table, shapes
         self.bursts = BurstShapes(shapes, self.table, by_need)
@@ -60,43 +60,43 @@ class Scheduler:
         if shapes.drafts.stagger and shapes.drafts.texts:
             self.cache_manager.stagger()
         self.num_preempted = 0
-        # Sums over the beginnings and ends of bursts, of what their sequences hold.
+        # Tokens that the sequences' pages have room for, summed over the starts and ends of bursts.
         self.kv_slots, self.kv_unused = 0, 0  # tokens
         self._in_flight: deque[Shape] = deque()  # of the bursts dispatched and not collected
         self._reserve: PageReserve | None = None
-        self._version = -1  # of the rows that the bursts on their way have
+        self._version = -1  # of the table when the running bursts began
 
     def admit(self) -> PrefillWork:
-        """Pages for the next few steps, and free rows to waiting sequences, to be prefilled."""
+        """Gives pages for the next few steps and rows to waiting sequences; returns the prefill."""
         self._grow()
         shapes = self.shapes
         most_rows = shapes.buckets.rows[self.split][-1]
         return self.cache_manager.admit(most_rows, shapes.burst_steps, at_once=shapes.check_every)
 
     def _grow(self) -> None:
-        """Before a burst there is room for half of it.
+        """Makes room for half a burst.
 
-        Bursts that end because pages run out cost round-trips to the host, and pages kept for whole
-        bursts are those of fewer sequences (docs/notebook/benchmarks.md).
+        With less room, bursts end because pages run out, which costs round-trips to the host. With
+        more, fewer sequences run (docs/notebook/benchmarks.md).
         """
         at_once = self.shapes.check_every
         room = max(at_once, self.shapes.burst_steps // 2)
         self.num_preempted += self.cache_manager.grow(room, at_once=at_once)
 
     def decide(self, planner: Planner) -> Plan:
-        """The next burst's layout, and where sequences go to other replicas of it."""
-        # What is laid out for bursts on their way is free again before any sequences move.
+        """Returns the plan: the next burst's layout, and moves to other replicas of the layout."""
+        # Pages reserved for running bursts are free again before any sequence moves.
         laid_out = self._reserve.left if self._reserve is not None and self._in_flight else 0
         row_buckets = self.shapes.buckets.rows[self.split]
         options = self.cache_manager.balance_options(row_buckets, laid_out)
         return planner.decide(self.table.load(), self.split, options)
 
     def leave(self, plan: Plan) -> Relocation:
-        """The first half of a plan's move; `arrive` must follow.
+        """Does the first half of a plan's move; `arrive` must follow.
 
-        In a switch sequences with fewer tokens than the plan says leave their pages behind, and so
-        does one that finds too few. A sequence that finds too few in another replica of its layout
-        stays.
+        In a switch, sequences with fewer tokens than `plan.recompute_below`, or with too few free
+        pages, leave their pages behind. In a move within the layout, a sequence that finds too few
+        pages in its new replica stays.
         """
         table, source, target = self.table, self.split, plan.split
         load = table.load()
@@ -117,14 +117,14 @@ class Scheduler:
     def arrive(
         self, relocation: Relocation, new_page: np.ndarray | None
     ) -> tuple[PrefillWork, np.ndarray]:
-        """The second half: what was left behind is to be computed anew.
+        """Does the second half of a move: schedules the recomputation of what was left behind.
 
         Args:
-          new_page: int[moves], where pages have arrived, NULL_PAGE where one found no room; None:
-            where `leave` has put them.
+          new_page: int[moves], the page where each move arrived, NULL_PAGE if it found no room;
+            None: as `leave` assigned them.
 
         Returns:
-          What is to be computed, and bool[running], the sequences that find no pages and wait.
+          The prefill to run, and bool[running], the sequences that find no pages and wait.
         """
         is_left = relocation.is_left
         if new_page is not None:
@@ -132,17 +132,18 @@ class Scheduler:
         return self.cache_manager.arrive(relocation.replica, is_left, self.shapes.check_every)
 
     def fit(self) -> None:
-        """Pages for the next few steps, and the smallest row bucket that holds what runs."""
+        """Gives pages for the next few steps and compacts rows to the smallest bucket that fits."""
         self._grow()
         rows = self.bursts.fewest_rows(self.split)
         if rows != self.table.rows_per_replica:
             self.table.compact(rows)
 
     def burst(self, plan: Plan) -> Burst:
-        """The next burst of the running sequences; `fit` comes before.
+        """Returns the next burst of the running sequences; call `fit` before.
 
-        It ends when the plan's threshold is reached, where rows can be compacted, or when there are
-        rows for those that wait. It has the plan's drafts where rows and pages allow it.
+        The burst ends when the plan's threshold is reached, when rows can be compacted, or when
+        enough rows are free for waiting sequences. It uses the plan's number of draft tokens if
+        rows and pages allow it.
         """
         num_draft_tokens = self._num_draft_tokens(plan)
         pace = self.shapes.pace(num_draft_tokens)
@@ -155,8 +156,10 @@ class Scheduler:
         return self._launched(shape, steps, stop_at, plan, is_ahead=False)
 
     def _num_draft_tokens(self, plan: Plan) -> int:
-        """That of the plan, if each row can have the pages of what it may generate up to the next
-        test, and a draft model's of what it is to know."""
+        """The plan's number of draft tokens if a program and enough pages exist, else 0.
+
+        Each row needs pages for what it may generate up to the next test, and pages of a draft
+        model's cache."""
         self.bursts.lacked = None
         shapes, table, tables = self.shapes, self.table, self.cache_manager.tables
         if plan.num_draft_tokens not in shapes.drafts.of(table.rows_per_replica):
@@ -172,14 +175,14 @@ class Scheduler:
         return plan.num_draft_tokens if self.bursts.has_drafts(self.split, plan) else 0
 
     def burst_behind(self, in_flight: Burst, plan: Plan) -> Burst | None:
-        """The burst after `in_flight`, whose results are not known yet.
+        """Returns the burst to dispatch behind `in_flight`, whose results are not known yet.
 
-        It ends at the newest plan's threshold, and where `in_flight` does: if that has come to an
-        end of the kind, it takes no step.
+        It ends at the larger of the newest plan's threshold and that of `in_flight`. So it takes no
+        step if `in_flight` ended at its threshold.
 
         Returns:
-          None where rows or the number of draft tokens are to change first, pages are too few, or
-          limits say that `in_flight` will reach the threshold.
+          None if rows or the number of draft tokens must change first, if pages are too few, or if
+          the requests' limits show that `in_flight` will reach the threshold.
         """
         table, reserve = self.table, self._reserve
         assert reserve is not None, "launched"
@@ -207,9 +210,9 @@ class Scheduler:
         fullest = self.table.fullest
         in_flight = self._in_flight[-1] if self._in_flight else None
         compact_at = self.bursts.rows_below(self.split, in_flight)
-        # For those that wait a burst ends when an eighth of the fullest replica has ended: on real
-        # lengths that takes fewer decode steps than bursts of 64, and no more where each burst costs
-        # another two (docs/notebook/benchmarks.md).
+        # If sequences wait, a burst ends when an eighth of the fullest replica has ended. On real
+        # lengths that takes fewer decode steps than bursts of 64 steps, and no more even if each
+        # burst costs another two (docs/notebook/benchmarks.md).
         refill_at = fullest - -(-fullest // REFILL_PART) if len(self.table.waiting) else 0
         return min(max(compact_at, threshold, refill_at), fullest - 1)
 
@@ -224,7 +227,7 @@ class Scheduler:
         return Burst(shape, steps, threshold, is_ahead, plan.accept_prob, predicted, laid_out)
 
     def collect(self, output: RowsOutput) -> Collected:
-        """Takes over the results of the oldest burst on its way."""
+        """Takes over the results of the oldest running burst."""
         table, tables, reserve = self.table, self.cache_manager.tables, self._reserve
         assert reserve is not None, "launched"
         running, pace = table.running, self.shapes.pace(self._in_flight.popleft().num_draft_tokens)
@@ -242,7 +245,7 @@ class Scheduler:
             reserve.take_back()
             parts = zip(poisoned, *map(self.cache_manager.scrub, replicas), strict=True)
             poisoned = Copies(*map(np.concatenate, parts))
-        # What drafts add, half of it on average.
+        # Tokens that drafts add count half: their average over the burst.
         held = most_held(
             context + (emitted - running_steps) / 2, running_steps, replica, steps, pace.check_every
         )
@@ -254,7 +257,7 @@ class Scheduler:
         return Collected(steps, *counts, drafted, mean_held, running[~goes_on], poisoned)
 
     def end(self, should_stop: Callable[[int], bool]) -> tuple[np.ndarray, Copies]:
-        """Ends sequences that have generated enough; returns them, and pages to be written over."""
+        """Ends sequences that have generated enough; returns them and the pages to overwrite."""
         ended = np.array([i for i in self.table.running.tolist() if should_stop(i)], np.int64)
         if len(ended):
             self.table.end_now(ended)
@@ -267,6 +270,6 @@ class Scheduler:
         self.kv_unused += tables.unused
 
     def check_integrity(self) -> None:
-        """Raises AssertionError where, between bursts, rows, pages and queue disagree."""
+        """Raises AssertionError if rows, pages and queue disagree. Skipped while a burst runs."""
         if not self._in_flight:
             self.cache_manager.check_integrity()

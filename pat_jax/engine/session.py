@@ -1,8 +1,8 @@
-"""Any number of requests through one engine: each checked, generated, and yielded as it ends.
+"""A session: checks any number of requests, generates them, and yields each as it ends.
 
-A request that cannot be generated gets one sentence in its own completion; the others go on. The
-engine is handed many times as many requests as run at once, so that its rows stay full, but never
-all of a long file. What comes out does not depend on the cuts: sampling keys belong to requests.
+A request that cannot be generated gets a completion with one sentence of error; the others go on.
+The engine gets requests in batches of many times its capacity, so that its rows stay full without
+reading all of a long file. Results do not depend on the batches: sampling keys belong to requests.
 """
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -21,13 +21,13 @@ from pat_jax.planning.lengths.model import LengthModel, StreamedLengths
 from pat_jax.planning.planner.planner import Planner
 from pat_jax.planning.types import Load
 
-WINDOW = 32  # times the engine's capacity: requests that it is handed at once
+WINDOW = 32  # requests that the engine gets at once, as a multiple of its capacity
 
 Watch = Callable[[int, np.ndarray], bool]  # (request, its tokens so far) -> it has generated enough
 
 
 class Session:
-    """What a user asks of an engine that has its weights."""
+    """Serves requests with an engine that has its weights."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class Session:
         Args:
           max_length: tokens of the longest sequence, prompt and response; None allows what the
             engine's largest bucket and the model's context hold.
-          debug_nans: look for the layer in which NaN logits start; compiles a program each time.
+          debug_nans: find the layer in which NaN logits start; compiles a program each time.
         """
         self.engine, self.planner, self.debug_nans = engine, planner, debug_nans
         most = min(engine.specs.buckets.lengths[-1], engine.policy.config.max_position)
@@ -49,7 +49,7 @@ class Session:
         self.max_length = most if max_length is None else min(most, max_length)
         self.report = RolloutReport()  # of the newest batch of requests
         self.drafts = DraftSums()  # of all batches that have ended
-        # What is known of responses so far.
+        # The distribution of response lengths so far.
         self.lengths = planner.expects or LengthModel.empty(engine.specs.buckets.lengths[-1])
 
     def generate(
@@ -61,12 +61,12 @@ class Session:
         num_samples: int = 1,
         seed: int = 0,
     ) -> list[list[Completion]]:
-        """The completions of each prompt, `num_samples` of it; see `stream` for errors.
+        """Returns `num_samples` completions of each prompt; see `stream` for errors.
 
         Args:
           prompts: token ids.
           sampling: one for all prompts, or one for each.
-          max_tokens: a response is cut there.
+          max_tokens: the most tokens of a response.
         """
         each = [sampling] * len(prompts) if isinstance(sampling, Sampling) else list(sampling)
         requests = [
@@ -87,14 +87,14 @@ class Session:
         watch: Watch | None = None,
         name: Callable[[int], str] = "request {}".format,
     ) -> Generator[tuple[int, Completion], None, None]:
-        """Yields (index, completion) as requests end, those that are wrong at once.
+        """Yields (index, completion) as requests end; an invalid request ends at once.
 
-        Closed before its end, it drops what is not done and frees the cache.
+        Closing the generator early drops unfinished requests and frees the cache.
 
         Args:
           requests: read as they are needed.
-          watch: asked after every burst of each request that goes on; True ends it there.
-          name: what the error of a request calls it.
+          watch: called after every burst for each running request; True ends the request.
+          name: returns the name of a request for error messages.
         """
         batch: dict[int, Request] = {}
         for i, request in enumerate(requests):
@@ -109,7 +109,7 @@ class Session:
             yield from self._run(batch, watch, name)
 
     def complaint(self, request: Request) -> str:
-        """What is wrong with a request, in one sentence; empty where nothing is."""
+        """Returns one sentence about what is wrong with a request; empty if it is valid."""
         config, sampling = self.engine.policy.config, request.sampling
         length, most, vocab = len(request.tokens), self.max_length, config.vocab_size
         max_logprobs = self.engine.specs.functions.max_logprobs

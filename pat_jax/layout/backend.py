@@ -1,4 +1,4 @@
-"""What the loop of a rollout and its programs have to know of a kind of device, in one value."""
+"""How the rollout loop and its programs behave on a kind of device, in one value."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -24,11 +24,12 @@ class Backend:
     def of(
         cls, platform: str, *, spans_processes: bool = False, reads_pages: bool = False
     ) -> "Backend":
-        """
+        """Returns the behavior for a platform.
+
         Args:
-          platform: as `jax.Device.platform` has it.
+          platform: the value of `jax.Device.platform`.
           spans_processes: no host has all of the devices' memory.
-          reads_pages: some kernel reads pages; on accelerators they are gathered where none does.
+          reads_pages: an attention kernel reads pages. Without one, accelerators gather the pages.
         """
         is_cpu = platform == "cpu"
         return cls(

@@ -1,5 +1,5 @@
-"""The few shapes that programs are compiled for: row buckets of each layout, lengths of
-contexts."""
+"""The few shapes that programs are compiled for: row buckets of each layout and context
+lengths."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ from pat_jax.planning.types import TEXTS, DraftLimits, Split
 
 
 def ladder(smallest: int, largest: int) -> tuple[int, ...]:
-    """smallest, 2·smallest, 4·smallest … and `largest` itself."""
+    """Returns smallest, 2·smallest, 4·smallest … and `largest` itself."""
     steps = []
     step = smallest
     while step < largest:
@@ -28,7 +28,7 @@ def smallest_at_least(steps: Sequence[int], needed: int) -> int:
 
 
 def largest_length(max_length: int, min_length: int) -> int:
-    """Tokens of the largest length bucket, for contexts of at most `max_length` tokens."""
+    """Returns `max_length` rounded up to a multiple of `min_length`: the largest length bucket."""
     return -(-max_length // min_length) * min_length
 
 
@@ -37,36 +37,38 @@ LEAST_ROOM = 2**14  # columns, 64 KB a row
 
 @dataclass(frozen=True)
 class Drafts:
-    """Which drafts have programs."""
+    """The drafter, and the numbers of draft tokens that have compiled programs."""
 
-    # tokens that a step has room for, for each row; ascending
+    # draft tokens that a step has room for, per row; ascending
     num_draft_tokens: tuple[int, ...] = ()
-    longest: int = 0  # tokens of a row's draft
-    most_tokens: int = 0  # of a replica, that a step verifies: with more they cost what they bring
-    texts: int = 0  # tokens beside a row's own text to draft from, in lengths of its context
-    # Who generates drafts: the policy's first layers, so many of them, or a draft model; else they
+    longest: int = 0  # most tokens of a row's copied draft
+    # Tokens that a step verifies on a replica, at most: more would cost as much as they gain.
+    most_tokens: int = 0
+    texts: int = 0  # room for other texts to draft from, as a multiple of the context length
+    # The drafter: the policy's first `exit_layer` layers, or a draft model; without either, drafts
     # are copied from texts.
     exit_layer: int = 0
     has_model: bool = False
-    cache_tokens: int = 2**16  # of a replica's sequences, that a draft model's cache has room for
+    cache_tokens: int = 2**16  # that a draft model's cache has room for, per replica
     stagger: bool = (
         False  # whether samples of a prompt begin one after the other where sequences wait
     )
 
     def of(self, rows: int) -> tuple[int, ...]:
-        """Numbers of draft tokens that bursts of so many rows of a replica may have: few, so that
-        little is compiled.
+        """Returns the numbers of draft tokens compiled for bursts with `rows` rows per replica.
 
-        Copied drafts have the two largest that fit, because fewer rows verify more for each. Drafts
-        of a model have the two smallest, because each token costs a pass and the first are right
-        most often.
+        There are at most two, to compile little. Copied drafts use the two largest that fit,
+        because with fewer rows a step can verify more for each. Model drafts use the two smallest,
+        because each token costs a pass and the first tokens are accepted most often.
         """
         fitting = tuple(n for n in self.num_draft_tokens if rows * (1 + n) <= self.most_tokens)
         return fitting[:2] if self.is_generated else fitting[-2:]
 
     def draft(self, num_draft_tokens: int) -> int:
-        """Most tokens of a row's draft. Copied ones share the room of a step by what they are
-        worth."""
+        """Returns the most tokens that a row's draft may have.
+
+        Copied drafts share a step's room: those likelier to be accepted get more of it.
+        """
         return self.longest if num_draft_tokens and not self.is_generated else num_draft_tokens
 
     @property
@@ -80,15 +82,15 @@ class Drafts:
 
     @property
     def is_generated(self) -> bool:
-        """By a model, token by token: every row's draft is as long as the number of draft
-        tokens."""
+        """Whether a model generates the drafts, token by token. All rows' drafts then have the
+        same length, the number of draft tokens."""
         return self.exit_layer > 0 or self.has_model
 
     def come_from(self, model: ModelConfig | None) -> str:
-        """What finds or generates them, for people; equal where they take the same time.
+        """Describes the drafter for people. Drafters with equal descriptions take the same time.
 
         Args:
-          model: a draft model's configuration, where one generates them.
+          model: the configuration of the draft model, if there is one.
         """
         if self.exit_layer:
             return (
@@ -101,10 +103,10 @@ class Drafts:
         return f"a model of {model.num_layers} layers, {sizes}"
 
     def text_room(self, length: int, longest: int) -> int:
-        """Columns of others' texts that a row of `length` tokens drafts from.
+        """Returns the columns of other texts that a row with a context of `length` drafts from.
 
-        Short contexts have as much room as the longest, if that is little. It costs a step next to
-        nothing, and siblings that have ended are worth most to those that have just begun.
+        Up to LEAST_ROOM columns, short contexts get as much room as the longest. This costs a step
+        next to nothing, and finished siblings help most the requests that have just begun.
 
         Args:
           longest: tokens of the longest context.
@@ -116,7 +118,7 @@ NO_DRAFTS = Drafts()
 
 
 class Limits(Protocol):
-    """What the options of a rollout say of its buckets."""
+    """The rollout options that determine the buckets."""
 
     @property
     def min_rows(self) -> int: ...
@@ -133,8 +135,8 @@ class Shape(NamedTuple):
 
     split: Split
     rows: int  # bucket of a replica
-    length: int  # tokens that a row's cache may come to hold
-    num_draft_tokens: int = 0  # draft tokens of a step, for each row
+    length: int  # most tokens in a row's cache
+    num_draft_tokens: int = 0  # per row and step
 
     @property
     def area(self) -> int:
@@ -150,7 +152,7 @@ class Buckets:
 
     @classmethod
     def of(cls, splits: Sequence[Split], capacity: int, limits: Limits) -> "Buckets":
-        """Those of a rollout with these options, `capacity` sequences in all."""
+        """Returns the buckets for these options and `capacity` running sequences in all."""
         return cls.build(
             splits,
             capacity=capacity,
@@ -169,7 +171,7 @@ class Buckets:
         min_length: int,
         max_length: int,
     ) -> "Buckets":
-        """`capacity` sequences in all."""
+        """Returns the buckets for `capacity` running sequences in all, over all replicas."""
         # Replicas that are full in the layout with most of them still fit when they have merged.
         widest = max(split.dp for split in splits)
         per_replica = {split: -(-capacity // widest) * widest // split.dp for split in splits}
@@ -177,8 +179,11 @@ class Buckets:
         return cls(rows, ladder(min_length, largest_length(max_length, min_length)))
 
     def first(self, prompt_length: int, drafts: Drafts) -> "Buckets":
-        """The few that tell what the others take: the fewest and the most rows, and the most for
-        each number of draft tokens, at the length of the first tokens behind a prompt."""
+        """Returns the few buckets that are measured first, to predict the others from.
+
+        They have the fewest rows, the most rows and the most rows for each number of draft tokens.
+        Their length is that of a prompt and its first generated token.
+        """
         length = self.length_for(min(prompt_length + 1, self.lengths[-1]))
 
         def few(rows: Sequence[int]) -> tuple[int, ...]:
@@ -191,13 +196,13 @@ class Buckets:
         return smallest_at_least(self.rows[split], max(needed, 1))
 
     def rows_below(self, split: Split, rows: int) -> int:
-        """The next smaller row bucket, 0 where there is none."""
+        """Returns the next smaller row bucket, or 0 if there is none."""
         return max((n for n in self.rows[split] if n < rows), default=0)
 
     def draft_pages(self, split: Split, drafts: Drafts, page_size: int) -> int:
-        """Pages of a replica's cache of a draft model, NULL_PAGE among them.
+        """Returns the pages of a draft model's cache on one replica, NULL_PAGE included.
 
-        They are enough for one sequence of full length, and at most what all rows that may draft
+        They hold at least one sequence of full length, and at most what all rows that may draft
         can fill.
         """
         rows = max((n for n in self.rows[split] if drafts.of(n)), default=1)
@@ -210,8 +215,8 @@ class Buckets:
 
 @dataclass(frozen=True)
 class Pace:
-    """How far a burst goes. A step with drafts generates up to `draft` tokens more, so that a burst
-    has fewer steps."""
+    """The length of a burst. With drafts a step generates up to `draft` more tokens per row, so
+    that a burst has fewer steps."""
 
     check_every: int  # steps between two tests of whether a burst ends
     burst_steps: int  # most steps of a burst
@@ -219,19 +224,21 @@ class Pace:
 
     @classmethod
     def of(cls, check_every: int, burst_steps: int, draft: int) -> "Pace":
-        """
+        """Returns the pace of bursts whose rows have drafts of up to `draft` tokens.
+
         Args:
-          check_every, burst_steps: of bursts without drafts.
+          check_every, burst_steps: the values for bursts without drafts.
         """
         if not draft:
             return cls(check_every, burst_steps, 0)
-        # About as many tokens, and so about as much that is lost behind a threshold.
+        # About as many tokens per check as without drafts, so that about as many are generated
+        # after the burst could have ended.
         every = max(1, check_every // 2)
         return cls(every, max(1, burst_steps // 2 // every) * every, draft)
 
     @property
     def step_tokens(self) -> int:
-        """Most tokens that a step generates for a row."""
+        """The most tokens that a step generates for a row."""
         return 1 + self.draft
 
     @property
@@ -251,7 +258,7 @@ class Shapes:
     pages: Mapping[Split, int]  # of a replica's pool in each layout, NULL_PAGE among them
     page_size: int  # tokens
     burst_steps: int  # most steps of a burst without drafts
-    check_every: int  # steps between two of its tests of whether it ends
+    check_every: int  # steps between two tests of whether such a burst ends
     drafts: Drafts = NO_DRAFTS
 
     def pace(self, num_draft_tokens: int) -> Pace:
@@ -259,11 +266,13 @@ class Shapes:
 
     @property
     def asked_ahead(self) -> int:
-        """Tokens of a row that a draft model's cache has room for ahead: those of two bursts,
-        whatever their number of draft tokens, so that what a row needs never shrinks."""
+        """The tokens that a draft model's cache reserves ahead for each row: those of two bursts.
+
+        They are the same for every number of draft tokens, so that a row's need never shrinks.
+        """
         return 2 * self.pace(max(self.drafts.num_draft_tokens, default=0)).burst_tokens
 
     def reserve_size(self, rows: int, num_draft_tokens: int = 0) -> int:
-        """Pages that `rows` of a replica may draw in two bursts, one dispatched behind the
-        other."""
+        """Returns the pages that `rows` rows of a replica may take in two bursts, the second
+        dispatched behind the first."""
         return rows * -(-2 * self.pace(num_draft_tokens).burst_tokens // self.page_size)

@@ -1,6 +1,6 @@
-"""How axes of given sizes divide a model, and in which order they give it the most layouts.
+"""How mesh axes of given sizes divide a model, and which order of them gives the most layouts.
 
-Knows numbers alone: sizes of axes, innermost first, and a model's. Knows no mesh and no device.
+Knows numbers alone: the sizes of axes, innermost first, and of a model. Knows no mesh or device.
 """
 
 import math
@@ -11,9 +11,9 @@ from fractions import Fraction
 from pat_jax.models.config import ModelConfig
 
 Sizes = Sequence[int]
-# The most heads that are added, as a share of the query heads of a KV head. Every layout pays for them:
-# a third (3 heads become 4) is 5 % of the weights of SmolLM2-135M; 7 that become 8 are 1.3 % of those
-# of Qwen2.5-7B.
+# The most padding heads, as a share of the query heads of a KV head. Every layout pays for them: a
+# third (3 heads become 4) adds 5 % to the weights of SmolLM2-135M; 7 heads that become 8 add 1.3 %
+# to those of Qwen2.5-7B.
 MOST_PADDING = Fraction(1, 3)
 
 
@@ -28,7 +28,7 @@ def prime_factors(n: int) -> list[int]:
 
 
 def dividing_run(sizes: Sizes, number: int) -> int:
-    """How many of the leading axes divide a number together."""
+    """Returns how many of the leading axes have a product that divides `number`."""
     ways = 1
     for i, size in enumerate(sizes):
         ways *= size
@@ -38,10 +38,10 @@ def dividing_run(sizes: Sizes, number: int) -> int:
 
 
 def undivided(model: ModelConfig, tp: Sizes) -> str | None:
-    """What of a model tensor parallelism over such axes does not divide; None: it divides it.
+    """Returns what tensor parallelism over axes of sizes `tp` cannot divide, or None if nothing.
 
-    KV heads are divided by the axes of their `dividing_run` and copied over the others, which
-    divide the queries of each.
+    The axes of the `dividing_run` divide the KV heads. The other axes hold copies of the KV heads
+    and divide the query heads of each.
     """
     queries = math.prod(tp[dividing_run(tp, model.num_kv_heads) :])
     ways, heads = math.prod(tp), model.padded_queries_per_kv
@@ -57,21 +57,22 @@ def undivided(model: ModelConfig, tp: Sizes) -> str | None:
 
 
 def degrees_of(model: ModelConfig, sizes: Sizes) -> set[int]:
-    """The TP degrees of the layouts that these axes give and that divide the model."""
+    """Returns the TP degrees that these axes can form and that divide the model."""
     parts = (sizes[:taken] for taken in range(len(sizes) + 1))
     return {math.prod(tp) for tp in parts if undivided(model, tp) is None}
 
 
 def best_order(model: ModelConfig, across: Sizes, inside: Sizes) -> tuple[list[int], list[int]]:
-    """The axes in the order with the most layouts, the most of them without padded heads; of
-    several that are as good the first, which is the ascending one if it is among them.
+    """Returns the order of the axes that gives the model the most layouts.
+
+    Ties go to the order with the most layouts without padded heads, then to the ascending order.
 
     Args:
       across: prime factors of the number of hosts.
-      inside: those of the devices of a host, whose axes tensor parallelism takes first.
+      inside: prime factors of a host's number of devices; TP takes these axes first.
 
     Returns:
-      Both, outermost first.
+      `across` and `inside` in that order, outermost first.
     """
     unpadded = replace(model, query_multiple=1)
 
@@ -86,15 +87,14 @@ def best_order(model: ModelConfig, across: Sizes, inside: Sizes) -> tuple[list[i
 def with_padding(
     model: ModelConfig, across: Sizes, inside: Sizes, degrees: Collection[int] = ()
 ) -> ModelConfig:
-    """The same model, padded so that these axes divide it in the most layouts, alike in all of
-    them.
+    """Returns the model padded so that the axes divide it in the most layouts.
 
-    Its vocabulary always; the query heads of each KV head by as few as open the most layouts, and
-    by no more than MOST_PADDING of them.
+    The padding is the same in every layout. The vocabulary is always padded. The query heads of
+    each KV head get the fewest padding heads that allow the most layouts, at most MOST_PADDING.
 
     Args:
-      across, inside: as of `best_order`.
-      degrees: of TP, that alone are asked for; none: all.
+      across, inside: see `best_order`.
+      degrees: the TP degrees to count; empty counts all.
     """
     vocab_multiple = math.lcm(model.vocab_multiple, math.prod([*across, *inside]))
     unpadded = replace(model, vocab_multiple=vocab_multiple, query_multiple=1)
@@ -117,7 +117,7 @@ def _innermost_first(order: tuple[Sizes, Sizes]) -> list[int]:
 
 
 def _products(factors: Sizes) -> set[int]:
-    """Of some of the factors, or of none: 1."""
+    """Returns the product of each subset of the factors; the empty subset's is 1."""
     products = {1}
     for factor in factors:
         products |= {factor * product for product in products}
@@ -125,7 +125,7 @@ def _products(factors: Sizes) -> set[int]:
 
 
 def padding_of_heads(model: ModelConfig) -> str:
-    """A sentence about it; nothing where there is none."""
+    """Returns a sentence about the padding of query heads, empty if there is none."""
     if model.padded_num_heads == model.num_heads:
         return ""
     return (
@@ -135,7 +135,7 @@ def padding_of_heads(model: ModelConfig) -> str:
 
 
 def _orders(factors: Sizes) -> Iterator[list[int]]:
-    """Each order once, ascending ones first."""
+    """Yields each order of the factors once, the ascending one first."""
     if not factors:
         yield []
     for first in sorted(set(factors)):

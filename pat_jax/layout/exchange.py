@@ -1,8 +1,8 @@
-"""Rows sent to the devices of their experts, and what those make of them sent back.
+"""Sends rows to the devices of their experts and the results back (expert parallelism).
 
-For a trainer, inside `shard_map`. A row travels once for each of its experts, and comes back
-multiplied by that expert's weight. Nothing is dropped: a device receives twice the mean at most in
-a round, and all devices take as many rounds as the fullest one needs.
+The trainer uses it inside `shard_map`. A row is sent once for each of its experts, and its result
+is multiplied by that expert's routing weight. No token is dropped: a device receives at most twice
+the mean per round, and all devices run as many rounds as the fullest one needs.
 """
 
 import sys
@@ -20,9 +20,9 @@ from pat_jax.models.config import ExpertsConfig
 from pat_jax.models.experts import NO_EXPERT
 from pat_jax.models.partition import ByExpert, Rows
 
-# Share of the links' rate that a ragged exchange is taken to reach. Of a TPU it is assumed; one
-# measurement on eight B200 had 2 % (https://github.com/openxla/xla/issues/33386). XLA has none for CPUs,
-# where every device is sent everything.
+# Share of the links' bandwidth that a ragged all-to-all is taken to reach. For TPUs it is assumed;
+# one measurement on eight B200 had 2 % (https://github.com/openxla/xla/issues/33386). XLA has none
+# for CPUs, where every device is sent everything.
 LINK_SHARE: Mapping[str, float] = {"tpu": 1.0, "gpu": 0.02, "cuda": 0.02, "cpu": 0.0}
 WEIGHTS, WAYS = 3, 2  # matrices of an expert; there and back
 
@@ -30,15 +30,14 @@ WEIGHTS, WAYS = 3, 2  # matrices of an expert; there and back
 def most_exchanged(
     option: str, experts: ExpertsConfig | None, layout: Layout, platform: str
 ) -> int:
-    """Tokens of a replica in a micro-batch up to which an update sends them to their experts; with
-    more the weights are brought together.
+    """Returns up to how many tokens per replica and micro-batch an update sends to their experts.
 
-    Both are counted in numbers of a layer that a device receives. The model's width is a factor of
-    both, and so are the devices.
+    With more tokens, an update gathers the experts' weights instead. Either way costs the numbers
+    that a device receives in a layer; the model's width and the devices are factors of both.
 
     Args:
       option: `--experts`.
-      platform: of the devices, which the layout may have on paper alone.
+      platform: platform of the devices; the layout's own may be only planned for.
     """
     if option == "gathered" or experts is None or not layout.ep_dp_axes:
         return 0
@@ -49,11 +48,13 @@ def most_exchanged(
 
 
 def round_rows(tokens: int, per_token: int, num_experts: int, layout: Layout) -> int:
-    """Rows that a device has room for in a round: twice the mean, or as many as there can be.
+    """Returns the rows that a device has room for in a round: twice the mean, or the most
+    possible if that is less.
 
     Args:
-      tokens: of a replica.
-      num_experts: of all devices.
+      tokens: tokens of a replica.
+      per_token: experts of a token.
+      num_experts: experts on all devices together.
     """
     devices, parts = layout.size(layout.ep_dp_axes), layout.size(layout.ep_tp_axes)
     mean = -(-tokens * per_token // parts)
@@ -62,11 +63,12 @@ def round_rows(tokens: int, per_token: int, num_experts: int, layout: Layout) ->
 
 
 def buffer_rows(tokens: int, experts: ExpertsConfig, layout: Layout) -> int:
-    """Rows of a layer's input, gradients and gradients of results that a device has at once in the
-    backward pass, of its own and of a round.
+    """Returns the rows that a device holds at once in a layer's backward pass.
+
+    These are inputs, their gradients and gradients of results, for its own rows and for a round.
 
     Args:
-      tokens: of a replica.
+      tokens: tokens of a replica.
     """
     own = tokens * experts.num_experts_per_tok
     in_round = round_rows(tokens, experts.num_experts_per_tok, experts.num_experts, layout)
@@ -76,11 +78,12 @@ def buffer_rows(tokens: int, experts: ExpertsConfig, layout: Layout) -> int:
 def form_of_update(
     option: str, experts: ExpertsConfig | None, layout: Layout, platform: str, tokens: int
 ) -> str:
-    """A sentence about how tokens and experts meet; empty where no replicas have different ones.
+    """Returns a sentence about what is sent, tokens or weights of experts; empty if every replica
+    has all experts.
 
     Args:
-      option, platform: as of `most_exchanged`.
-      tokens: of a replica in the largest micro-batch.
+      option, platform: see `most_exchanged`.
+      tokens: tokens of a replica in the largest micro-batch.
     """
     if experts is None or not layout.ep_dp_axes:
         return ""
@@ -92,20 +95,21 @@ def form_of_update(
 
 @dataclass(frozen=True)
 class Exchange:
-    """Among devices along some mesh axes, each of which has other experts."""
+    """An exchange of rows between devices along mesh axes where each device has other experts."""
 
     axes: tuple[str, ...]
     everywhere: tuple[str, ...]  # all axes of the mesh
     num_devices: int  # along `axes`
-    size: int  # rows that a device receives in a round at most
-    is_ragged: bool  # else every device is sent everything, and takes what is its own
+    size: int  # most rows that a device receives in a round
+    is_ragged: bool  # False: an all-gather, of which each device keeps its own rows
 
     @classmethod
     def of(cls, layout: Layout, chosen: tuple[int, int, int], num_experts: int) -> "Exchange":
-        """
+        """Returns the exchange for a layout and the shape of a replica's chosen experts.
+
         Args:
-          chosen: rows and length of a replica, and the experts of each token.
-          num_experts: of the devices that exchange.
+          chosen: rows and length of a replica, and the number of experts of each token.
+          num_experts: experts on the exchanging devices together.
         """
         rows, length, per_token = chosen
         num_experts *= layout.size(layout.ep_tp_axes)
@@ -119,8 +123,8 @@ class Exchange:
 
 
 class Moves(NamedTuple):
-    """Neighbouring rows that each device has for each: how many, and the first of them in the
-    array that is sent and in the one that receives."""
+    """The contiguous rows that each source sends to each target: their number, and their first
+    index in the sent array (`read`) and in the received one (`write`)."""
 
     size: Int[Array, "source target"]
     read: Int[Array, "source target"]
@@ -132,10 +136,10 @@ class Moves(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """Which of a device's choices of an expert go where."""
+    """Where a device sends each of its rows, once per chosen expert."""
 
-    order: Int[Array, " choices"]  # by expert; those of experts elsewhere come last
-    slot: Int[Array, "rows k"]  # places in that order; rows · k: an expert elsewhere
+    order: Int[Array, " choices"]  # by expert; experts outside the exchange come last
+    slot: Int[Array, "rows k"]  # index in that order; rows · k for experts outside the exchange
     counts: Int[Array, "source target here"]  # rows of each device for each expert
     rounds: Int[Array, ""]
 
@@ -159,10 +163,10 @@ def _planned(exchange: Exchange, chosen: Int[Array, "rows k"], num_here: int) ->
 
 
 def _moves(counts: Int[Array, "source target here"], first: Array, size: int) -> Moves:
-    """Of the round in which a device receives those with the numbers `first` … `first` + `size`."""
+    """The moves of one round, in which each target receives its rows `first` … `first` + `size`."""
     of_pair = jnp.sum(counts, axis=2)
     at_source = jnp.cumsum(of_pair, axis=1) - of_pair
-    at_target = jnp.cumsum(of_pair, axis=0) - of_pair  # all rounds' one behind the other
+    at_target = jnp.cumsum(of_pair, axis=0) - of_pair  # numbered through all rounds
     begin = jnp.clip(at_target - first, 0, size)
     moved = jnp.clip(at_target + of_pair - first, 0, size) - begin
     read = at_source + begin + first - at_target
@@ -170,10 +174,10 @@ def _moves(counts: Int[Array, "source target here"], first: Array, size: int) ->
 
 
 def _send(exchange: Exchange, moves: Moves, rows: Array, into: Array) -> Array:
-    """`into`, with the rows that come over those that were there."""
+    """Returns `into` with the received rows written over it."""
     here, axes = jax.lax.axis_index(exchange.axes), exchange.axes
     came = moves.size[:, here]
-    # A TPU's ragged exchange makes 256 bytes of a single number: all devices' together are fewer.
+    # A TPU's ragged all-to-all pads a single number to 256 bytes: an all-gather sends less.
     if exchange.is_ragged and rows.ndim > 1:
         sent = moves.read[here], moves.size[here], moves.write[here]
         return jax.lax.ragged_all_to_all(rows, into, *sent, came, axis_name=axes)
@@ -187,7 +191,7 @@ def _send(exchange: Exchange, moves: Moves, rows: Array, into: Array) -> Array:
 
 
 def _experts_of(plan: Plan, first: Array, exchange: Exchange) -> Int[Array, " size"]:
-    """Those of the rows that come in a round, by their number here."""
+    """The local expert index of each row received in a round; NO_EXPERT for unused rows."""
     here, number = jax.lax.axis_index(exchange.axes), first + jnp.arange(exchange.size)
     ends = jnp.cumsum(plan.counts[:, here].reshape(-1))
     expert = jnp.searchsorted(ends, number, side="right") % plan.counts.shape[2]
@@ -206,8 +210,8 @@ def _of_round(
 
 
 def _begin(exchange: Exchange, rows: Rows, experts: Any) -> tuple[Plan, Any, Any]:
-    """The plan; what puts [rows, length, embed] into the order of being sent, [choices, embed]; what
-    makes [rows, length, k, embed] of what came back in that order."""
+    """Returns the plan, a function that orders rows for sending, [choices, embed] from
+    [rows, length, embed], and one that brings results back to [rows, length, k, embed]."""
     k = rows.chosen.shape[-1]
     plan = _planned(exchange, rows.chosen.reshape(-1, k), len(jax.tree.leaves(experts)[0]))
 
@@ -225,15 +229,15 @@ def _begin(exchange: Exchange, rows: Rows, experts: Any) -> tuple[Plan, Any, Any
 def exchanged(
     compute: ByExpert, exchange: Exchange, rows: Rows, experts: Any
 ) -> Float[Array, "rows length embed"]:
-    """What all devices' experts add to the rows of this one.
+    """Returns what the experts of all devices add to the rows of this one.
 
-    The number of rounds is known to the devices alone, and JAX does not differentiate such loops:
-    the rule below does. It keeps what it is given, sends rows and gradients, and computes anew.
+    The number of rounds is known only on the devices, and JAX does not differentiate such loops:
+    the rule below does. It saves the inputs, sends rows and gradients, and recomputes the rest.
 
     Args:
-      compute: what some experts, from number 0 on, add to rows, with rows' width.
-      rows: their experts by number along the axes; any other number: none of these.
-      experts: the weights of those of this device.
+      compute: returns what experts, numbered from 0, add to rows; its result is as wide as rows.
+      rows: rows whose experts are numbered along the axes; rows of other numbers are not sent.
+      experts: the weights of this device's experts.
     """
     plan, ordered, returned = _begin(exchange, rows, experts)
     x, weights = ordered(rows.x), rows.weights.reshape(-1)[plan.order]

@@ -1,10 +1,10 @@
 """Layouts: which mesh axes split the batch, which the model. The one place with partition specs.
 
-The devices of a rollout form one mesh whose axes are the prime factors of their number, the fastest
-links innermost, else in the order that gives the model the most layouts (`division.py`). A layout
-takes the trailing axes for tensor parallelism (TP), innermost first, and leaves the rest to data
-parallelism (DP). Raising TP takes axes over from DP, so every wider TP shard is part of the shard
-that its device already holds. With a mesh of axes (a, b, c):
+The devices of a rollout form one mesh. Its axes are the prime factors of their number. Axes inside
+a host are innermost; apart from that, the order is the one that gives the model the most layouts
+(`division.py`). A layout takes the trailing axes for tensor parallelism (TP), innermost first, and
+leaves the rest to data parallelism (DP). Raising TP takes axes over from DP. So each device already
+holds its shard of every layout with higher TP. With a mesh of axes (a, b, c):
 
     dp8tp1   batch over (c, b, a)
     dp4tp2   batch over (b, a)      model over (c)
@@ -41,7 +41,7 @@ Axes = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Layout:
-    """A DP x TP split of one mesh, and the table from axis names to mesh axes that follows."""
+    """A DP x TP split of one mesh, and the mesh axes that each axis name maps to under it."""
 
     mesh: Mesh
     dp_axes: Axes
@@ -49,9 +49,9 @@ class Layout:
     kv_axes: Axes  # the leading run of tp_axes that divides the KV heads
     fsdp_axes: Axes  # the leading run of dp_axes that divides the embedding (trainer only)
     ep_axes: Axes  # the leading run of tp_axes and dp_axes that experts are divided over
-    ep_width_axes: Axes  # those behind them that the width of each expert is divided over
-    ep_fsdp_axes: Axes  # the same, and of other dp_axes those that divide it (trainer only)
-    kernels: Kernels  # by whom its devices compute attention and experts
+    ep_width_axes: Axes  # the axes behind ep_axes that each expert's width is divided over
+    ep_fsdp_axes: Axes  # ep_width_axes and other dp_axes that divide the width (trainer only)
+    kernels: Kernels  # compute attention and experts
 
     @property
     def split(self) -> Split:
@@ -74,8 +74,8 @@ class Layout:
 
     @property
     def spans_processes(self) -> bool:
-        """Whether some of its devices are another process's, whose parts of an array this one
-        cannot read."""
+        """Whether some of its devices belong to another process, whose shards of an array this
+        process cannot read."""
         return len({device.process_index for device in self.mesh.devices.flat}) > 1
 
     @property
@@ -90,21 +90,21 @@ class Layout:
 
     @property
     def query_axes(self) -> Axes:
-        """What the KV heads leave of TP: the queries that share one are split over it."""
+        """The tp_axes that do not divide KV heads: they split the query heads of each KV head."""
         return self.tp_axes[len(self.kv_axes) :]
 
     @property
     def ep_tp_axes(self) -> Axes:
-        """Those of tp_axes that divide the experts."""
+        """The tp_axes that divide the experts."""
         return tuple(axis for axis in self.ep_axes if axis in self.tp_axes)
 
     @property
     def ep_dp_axes(self) -> Axes:
-        """Those of dp_axes that divide the experts: replicas along them have different ones."""
+        """The dp_axes that divide the experts: replicas along them have different experts."""
         return tuple(axis for axis in self.ep_axes if axis in self.dp_axes)
 
     def mesh_axes(self, name: str | None, role: Role = "rollout") -> Axes:
-        """Those that split an array's axis of this name, by the table of `rules.py`."""
+        """Returns the mesh axes that split an array's axis of this name, see `rules.py`."""
         if name is None:
             return ()
         if name not in RULES[role]:
@@ -113,10 +113,10 @@ class Layout:
         return getattr(self, field) if field else ()
 
     def spec(self, *names: str | None, role: Role = "rollout") -> PartitionSpec:
-        """How an array with these axes is split.
+        """Returns the partition spec of an array whose axes have these names.
 
         Raises:
-          ValueError: two of them are split over one mesh axis, or one has no row in the table.
+          ValueError: two names are split over the same mesh axis, or one has no row in the table.
         """
         parts, taken = [self.mesh_axes(name, role) for name in names], dict[str, str | None]()
         for name, part in zip(names, parts, strict=True):
@@ -132,10 +132,10 @@ class Layout:
         return NamedSharding(self.mesh, self.spec(*names, role=role))
 
     def put(self, tree: Any, *names: str | None) -> Any:
-        """Arrays of the host onto the devices; every process has all of them, and puts its own
-        parts there.
+        """Puts arrays of the host onto the devices, split by these names.
 
-        Over several processes `jax.device_put` would compare their arrays at each call.
+        Every process holds all of each array and puts its own shards. Over several processes
+        `jax.device_put` would compare the arrays of all of them at each call.
         """
         sharding = self.sharding(*names)
         if not self.spans_processes:
@@ -166,14 +166,14 @@ def make_layout(
     kernels: Kernels | None = None,
     of_experts: tuple[Axes, Axes] = ((), ()),
 ) -> Layout:
-    """The layout whose TP takes the `num_tp_axes` innermost mesh axes.
+    """Returns the layout whose TP takes the `num_tp_axes` innermost mesh axes.
 
     Args:
-      of_experts: as of `mesh.expert_axes`.
-      kernels: what attention is computed by; all that the devices' platform has where not given.
+      of_experts: the result of `mesh.expert_axes`.
+      kernels: the kernels to use; None uses all that the devices' platform has.
 
     Raises:
-      UserError: the model's heads, mlp or vocabulary cannot be divided that way.
+      UserError: TP over these axes does not divide the model's heads, mlp or vocabulary.
     """
     outer = len(mesh.axis_names) - num_tp_axes
     dp_axes, tp_axes = mesh.axis_names[:outer][::-1], mesh.axis_names[outer:][::-1]
@@ -202,8 +202,8 @@ def _needs(split: Split, needed: str, config: ModelConfig) -> str:
 
 
 def whole_on_each(layout: Layout) -> Layout:
-    """The same replicas of devices; each device has all of a model, and computes all rows of its
-    replica."""
+    """Returns the layout with the same replicas, where each device holds a whole model and
+    computes all rows of its replica."""
     none = {"fsdp_axes": (), "ep_axes": (), "ep_width_axes": (), "ep_fsdp_axes": ()}
     return replace(layout, tp_axes=(), kv_axes=(), **none)
 
@@ -214,17 +214,16 @@ def layout_chain(
     kernels: Kernels | None = None,
     experts: ExpertSplit | None = None,
 ) -> tuple[dict[Split, Layout], list[str]]:
-    """Every layout of a mesh's devices that divides the model, lowest TP first, and why the others
-    were dropped.
+    """Returns every layout of the mesh's devices that divides the model, and why others do not.
 
-    They share one mesh, whose axes come in the order that gives the most layouts: `factored_mesh`.
+    The lowest TP comes first. The layouts share one new mesh, made by `factored_mesh`.
 
     Args:
-      kernels: what attention is computed by; all that the devices' platform has where not given.
-      experts: over the devices of a host where not given.
+      kernels: the kernels to use; None uses all that the devices' platform has.
+      experts: how to divide the experts; None divides them over the devices of a host.
 
     Raises:
-      OptionError: the experts cannot be divided like that.
+      OptionError: the experts cannot be divided as asked.
     """
     mesh = factored_mesh(list(mesh.devices.flat), config)
     of_experts = expert_axes(mesh, config, experts or ExpertSplit())
@@ -242,12 +241,13 @@ def layout_chain(
 
 
 def kv_ways(layouts: Mapping[Split, Layout]) -> dict[int, int]:
-    """In how many ways the KV heads are divided, by the TP degree of a layout."""
+    """Returns, for each layout's TP degree, over how many devices the KV heads are divided."""
     return {split.tp: layout.size(layout.kv_axes) for split, layout in layouts.items()}
 
 
 def expert_ways(layouts: Mapping[Split, Layout]) -> tuple[int, int]:
-    """In how many ways the experts are divided, and the width of each, alike in all layouts."""
+    """Returns over how many devices the experts, and the width of each, are divided. All layouts
+    have the same values."""
     layout = next(iter(layouts.values()))
     return layout.size(layout.ep_axes), layout.size(layout.ep_width_axes)
 
@@ -260,10 +260,10 @@ def find_layout(
     *,
     option: str = "layout",
 ) -> Layout:
-    """The layout that the command line's `option` calls `name`.
+    """Returns the layout called `name`, the value of the command line's `option`.
 
     Raises:
-      UserError: these devices have no such layout, or the model cannot be divided that way.
+      UserError: these devices have no such layout, or it does not divide the model.
     """
     for layout in chain.values():
         if str(layout) == name:
@@ -275,7 +275,7 @@ def find_layout(
 
 
 def _why_not(name: str, mesh: Mesh, config: ModelConfig) -> str:
-    """Why there is no such layout in the chain of a mesh's devices."""
+    """Returns why the mesh's devices have no layout of this name."""
     found = re.fullmatch(r"dp(\d+)tp(\d+)", name, re.ASCII)
     split = Split(int(found[1]), int(found[2])) if found else Split(0, 0)
     if split.dp * split.tp != mesh.size:
@@ -293,6 +293,6 @@ def _why_not(name: str, mesh: Mesh, config: ModelConfig) -> str:
 
 
 def shard_bytes(x: jax.Array | jax.ShapeDtypeStruct) -> int:
-    """Bytes of one device's part of an array."""
+    """Returns the bytes of one device's shard of an array."""
     assert x.sharding is not None  # an abstract array says where it will be
     return math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize

@@ -1,4 +1,4 @@
-"""The one mesh of a rollout's devices: which are of one host, and in which order its axes come.
+"""The one mesh of a rollout's devices: which devices share a host, and the order of the axes.
 
 Knows devices and their hosts. Does not know what is split over which axis (`layout.py`).
 """
@@ -18,12 +18,12 @@ from pat_jax.models.config import ModelConfig
 
 
 def hosts_of(devices: Sequence[Device]) -> list[int]:
-    """The host of each device, as a number: devices of one host are joined by fast links.
+    """Returns the host number of each device. Fast links join the devices of a host.
 
-    A TPU slice is one whatever number of machines it spans, and JAX numbers the hosts of GPUs the
-    same way (`slice_index`, where a host may have several processes); elsewhere a process is a
-    host. So it is with GPUs that are only compiled for: all of them say 0, and none has a hardware
-    id. Those of other processes have none either, so that one of ours among them tells.
+    A TPU slice counts as one host, even if it spans several machines. The hosts of GPUs are
+    numbered by `slice_index`; a host may have several processes. On CPUs and without `slice_index`
+    a process is a host. The same holds for GPUs that are only compiled for, whose `slice_index` is
+    always 0. None of those has a `local_hardware_id`; of attached GPUs, this process's own have.
     """
     is_absent = all(getattr(device, "local_hardware_id", 0) is None for device in devices)
     counts = [getattr(device, "slice_index", None) for device in devices]
@@ -36,16 +36,15 @@ def hosts_of(devices: Sequence[Device]) -> list[int]:
 
 
 def factored_mesh(devices: Sequence[Device], config: ModelConfig | None = None) -> Mesh:
-    """One mesh over all devices, one axis for each prime factor, fastest links innermost.
+    """Returns one mesh over all devices, with one axis per prime factor, fastest links innermost.
 
     The axes inside a host come after those across hosts, so that TP fills a host before it leaves
-    it. Where hosts have unequal numbers of devices, no axes can be told apart like that; devices of
-    a host are neighbours all the same.
+    it. If hosts have unequal numbers of devices, axes are not separated like that, but the devices
+    of a host are still neighbours.
 
     Args:
-      config: the model whose layouts are to be as many as can be: the axes, those inside a host and
-        those across hosts each among themselves, come in the order that gives them. None:
-        ascending.
+      config: the model to order the axes for, so that it has the most layouts. Axes inside a host
+        and axes across hosts are ordered separately. None orders them ascending.
     """
     hosts = _hosts(devices)
     across, inside = prime_factors(len(hosts)), prime_factors(len(hosts[0]))
@@ -60,28 +59,29 @@ def factored_mesh(devices: Sequence[Device], config: ModelConfig | None = None) 
 def padded_for(
     devices: Sequence[Device], config: ModelConfig, degrees: Collection[int] = ()
 ) -> ModelConfig:
-    """The same model, padded as `division.with_padding` says."""
+    """Returns the model padded by `division.with_padding` for these devices."""
     hosts = _hosts(devices)
     across, inside = prime_factors(len(hosts)), prime_factors(len(hosts[0]))
     return with_padding(config, across, inside, degrees)
 
 
 class ExpertSplit(NamedTuple):
-    """How the experts of a layer are divided, as it is asked for."""
+    """How the user asks to divide the experts of each layer."""
 
-    parallel: int = 0  # devices that have different experts; 0: as many of a host as divide them
-    width: int = 1  # devices that have parts of the same one
-    section: str = "rollout."  # of the options on the command line
+    parallel: int = 0  # devices with different experts; 0: as many of a host as divide the experts
+    width: int = 1  # devices that share the width of one expert
+    section: str = "rollout."  # prefix of the two options on the command line
 
 
 def expert_axes(
     mesh: Mesh, config: ModelConfig, asked: ExpertSplit
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The axes, innermost first, over which the experts of a model are divided in every layout, and
-    those behind them, over which the width of each is.
+    """Returns the axes that divide a model's experts, and those behind that divide their width.
+
+    Both are innermost first and the same in every layout.
 
     Raises:
-      OptionError: no run of the axes has so many devices and divides the experts, or their width.
+      OptionError: no run of axes has the asked number of devices and divides the experts or width.
     """
     names, devices = mesh.axis_names[::-1], list(mesh.devices.flat)
     of = config.experts
@@ -116,7 +116,7 @@ def expert_axes(
 
 
 def _hosts(devices: Sequence[Device]) -> list[list[Device]]:
-    """The devices of each host, or all in one list where hosts have unequal numbers of them."""
+    """The devices of each host, or all in one list if hosts have unequal numbers of devices."""
     hosts: dict[int, list[Device]] = {}
     host = dict(zip(devices, hosts_of(devices), strict=True))
     for device in sorted(devices, key=lambda device: (host[device], device.id)):

@@ -1,4 +1,4 @@
-"""What a model asks of its layout: sums and gathers of shards, or constraints for the compiler."""
+"""A model's collectives under a layout: explicit in rollouts, the compiler's in training."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,15 +12,15 @@ from pat_jax.layout.layout import Layout
 from pat_jax.models.kernels.kernel_choice import Kernels
 from pat_jax.models.partition import ByExpert, Names, Partition, Rows, Whole
 
-# Tokens that experts compute at a time: as many rows again for each of a token's experts lie beside
-# them. With fewer, a device reads its experts for longer than it multiplies with them.
+# Tokens that experts compute at a time. Each token has one more row in memory per expert. With
+# fewer tokens, a device spends more time reading its experts than multiplying with them.
 EXPERT_TOKENS = 4096
 
 
 @dataclass(frozen=True)
 class ManualPartition(Partition):
-    """Inside `shard_map`: arrays are shards, sums and gathers are collectives over the layout's
-    axes."""
+    """The partition inside `shard_map`: arrays are shards, and sums and gathers are collectives
+    over the layout's axes."""
 
     layout: Layout
 
@@ -45,8 +45,8 @@ class ManualPartition(Partition):
         return x
 
     def by_expert(self, compute: ByExpert, rows: Rows, experts: Any) -> Array:
-        """A gather of the rows of all replicas whose experts, or parts of them, differ, and a
-        scatter of the sums."""
+        """Gathers the rows of all replicas that hold other experts or parts of them, computes, and
+        scatters the sums back."""
         layout = self.layout
         over = *layout.ep_axes, *layout.ep_width_axes
         over_dp = tuple(axis for axis in over if axis in layout.dp_axes)
@@ -56,7 +56,7 @@ class ManualPartition(Partition):
         first = self.shard_index("expert") * len(jax.tree.leaves(experts)[0])
         added = in_chunks(lambda some: compute(some, experts, first), rows)
         if over_dp:
-            # In two dimensions: of three a TPU's compiler sums all to every device.
+            # In two dimensions: with three, the TPU compiler sums everything on every device.
             flat = added.reshape(-1, added.shape[-1])
             flat = jax.lax.psum_scatter(flat, over_dp, scatter_dimension=0, tiled=True)
             added = flat.reshape(-1, *added.shape[1:])
@@ -64,11 +64,10 @@ class ManualPartition(Partition):
 
 
 def in_chunks(function: Callable[[Rows], Array], rows: Rows, most: int = EXPERT_TOKENS) -> Array:
-    """What `function` makes of each row, of few rows at a time where they have more than `most`
-    tokens.
+    """Applies `function` to rows, a few at a time if together they have more than `most` tokens.
 
     Args:
-      rows: arrays whose first two dimensions are the rows and the tokens of each.
+      rows: arrays whose first two dimensions are rows and tokens.
     """
     num_rows, length = jax.tree.leaves(rows)[0].shape[:2]
     least = min(-(-num_rows * length // most), num_rows)
@@ -82,10 +81,11 @@ def in_chunks(function: Callable[[Rows], Array], rows: Rows, most: int = EXPERT_
 
 @dataclass(frozen=True)
 class AutoPartition(Whole):
-    """As a trainer's: arrays are whole, the compiler communicates, constraints steer it."""
+    """The trainer's partition: arrays are global, and the compiler inserts the communication, which
+    sharding constraints guide."""
 
     layout: Layout
-    exchanges: bool = False  # rows travel to their experts; else a layer's weights do to the rows
+    exchanges: bool = False  # send rows to their experts; False: gather the experts' weights
 
     @property
     def kernels(self) -> Kernels:
@@ -106,17 +106,17 @@ class AutoPartition(Whole):
             mesh=self.layout.mesh,
             in_specs=tuple(self.layout.spec(*of, role="train") for of in names),
             out_specs=self.layout.spec(*output, role="train"),
-            check_vma=False,  # kernels do not say over which axes their results vary
+            check_vma=False,  # kernels do not declare over which axes their results vary
         )(*arrays)
 
     def by_expert(self, compute: ByExpert, rows: Rows, experts: Any) -> Array:
-        """Each device of a replica computes a part of the experts. Over data parallelism a layer's
-        weights are brought together, or rows are sent to the replicas of their experts."""
+        """Each device of a replica computes a part of the experts. If replicas hold different
+        experts, their weights are gathered, or rows are sent to the replicas of their experts."""
         layout, over_dp, over_tp = self.layout, self.layout.ep_dp_axes, self.layout.ep_tp_axes
         sends_rows = self.exchanges and over_dp != ()
 
         def of_shard(rows: Rows, experts: Any) -> Array:
-            # Of this device's part of a replica.
+            # Experts of all replicas for this device's part of each.
             num_experts = len(jax.tree.leaves(experts)[0]) * layout.size(over_dp)
             first = num_experts * (jax.lax.axis_index(over_tp) if over_tp else 0)
             if sends_rows:
@@ -125,13 +125,14 @@ class AutoPartition(Whole):
                 added: Array = exchanged(compute, exchange, rows, experts)
             else:
                 if over_dp:
-                    # Gathered here, gradients are scattered: a compiler that gathers sums all of them.
+                    # Gathered explicitly, so that gradients are reduce-scattered: the compiler's
+                    # own gather would all-reduce them.
                     experts = jax.lax.all_gather(experts, over_dp, tiled=True)
                 added = compute(rows, experts, first)
             return jax.lax.psum(added, over_tp) if over_tp else added
 
         by_rows = layout.spec("batch", role="train")
-        # Sent as they are multiplied with.
+        # Weights are sent in the data type that they are multiplied in.
         experts = jax.tree.map(lambda weight: weight.astype(rows.x.dtype), experts)
         return jax.shard_map(
             of_shard,
@@ -142,11 +143,10 @@ class AutoPartition(Whole):
         )(rows, experts)
 
     def by_rows(self, function: Callable[..., Any], whole: Any, *rows: Array) -> Any:
-        """What `function` makes of each data-parallel shard of rows and of `whole`, which all have.
+        """Applies `function` to `whole`, which all replicas have, and each replica's shard of rows.
 
-        Communication over data parallelism comes before and after it, never inside: `whole` is
-        brought together once, and its gradient summed once. Tensor parallelism is left to the
-        compiler.
+        Data parallelism communicates only before and after `function`: `whole` is gathered once,
+        and its gradient is summed once. Tensor parallelism is left to the compiler.
         """
         dp_axes = self.layout.dp_axes
         if not dp_axes:
@@ -154,7 +154,7 @@ class AutoPartition(Whole):
         by_rows = self.layout.spec("batch", role="train")
 
         def of_shard(whole: Any, *rows: Array) -> Any:
-            # Told apart here, its gradients are summed here, and not wherever `function` uses it.
+            # Varying from here on, so that its gradient is summed here, not at each use.
             return function(jax.lax.pcast(whole, dp_axes, to="varying"), *rows)
 
         return jax.shard_map(

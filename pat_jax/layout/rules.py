@@ -1,13 +1,13 @@
 """The table from the axis names of models to the mesh axes of a layout, by role.
 
-Knows names alone: which mesh axes a layout has under them is its own (`layout.py`).
+Knows names alone: each layout has its own mesh axes under these names (`layout.py`).
 """
 
 from collections.abc import Mapping
 from typing import Literal
 
 Role = Literal["rollout", "train"]
-# Of a `Layout`.
+# Fields and properties of a `Layout`.
 MeshAxes = Literal[
     "dp_axes",
     "tp_axes",
@@ -24,7 +24,7 @@ _ROLLOUT: Mapping[str, MeshAxes | None] = {
     "pages": "dp_axes",
     "vocab": "tp_axes",
     "mlp": "tp_axes",
-    "expert": "ep_axes",  # the same in every layout: no switch moves an expert
+    "expert": "ep_axes",  # the same in every layout, so that no switch moves an expert
     "expert_dim": "ep_width_axes",
     "kv_heads": "kv_axes",
     "queries_per_kv": "query_axes",

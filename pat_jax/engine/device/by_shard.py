@@ -1,4 +1,4 @@
-"""Functions of one device's shard, on all devices of a layout."""
+"""Runs a function of one device's shard on all devices of a layout."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,6 +9,6 @@ from pat_jax.layout.layout import Layout
 
 
 def by_shard(layout: Layout, run: Callable, in_specs: Any, out_specs: Any) -> Callable:
-    """Every collective of the compiled program is written in `run`."""
+    """Wraps `run` in `shard_map`: the program has only the collectives written in `run`."""
     specs = {"in_specs": in_specs, "out_specs": out_specs}
     return jax.shard_map(run, mesh=layout.mesh, check_vma=False, **specs)

@@ -1,4 +1,4 @@
-"""A picture of one rollout: running sequences, the layout in force, switches, what drafts gave.
+"""A picture of one rollout: running sequences, layouts, switches, and tokens from drafts.
 
 Knows `RolloutTrace` and matplotlib, which is imported only when a picture is drawn.
 """
@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _INK, _GREY, _DRAFTS = "#1f2933", "#6b7785", "#b4232c"
-# What is behind the tokens of drafts that were accepted: `draft_counts.SOURCES`, and other
-# drafters.
+# Sources of accepted draft tokens: those of `draft_counts.SOURCES`, then drafts of other drafters.
 _SOURCES = {
     "own text": "#b8651b",
     "siblings": "#3f9b8f",
@@ -29,16 +28,16 @@ _SOURCES = {
 }
 _PREFILL, _PALE = "#6b7785", 0.18  # bands lie behind the curve
 
-HEADROOM = 1.3  # of the curve, for the names of the layouts
-MOST_TOLD = 12  # switches that are told under the picture; the file has all
+HEADROOM = 1.3  # above the curve, for the names of the layouts
+MOST_TOLD = 12  # most switches described under the picture; the file has all
 
 
 def plot_rollout(trace: RolloutTrace, path: str | Path) -> None:
-    """Write the picture to `path` (PNG) and the trace beside it (the same name, `.json`).
+    """Writes the picture to `path` (PNG) and the trace beside it (the same name, `.json`).
 
     Args:
       trace: the rollout.
-      path: where the picture goes; its folder is made when missing.
+      path: path of the picture; its folder is made if missing.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -51,11 +50,11 @@ def draw_rollout(trace: RolloutTrace) -> "Figure":
 
 
 def draw_rollouts(traces: Mapping[str, RolloutTrace], *, height: float = 3.2) -> "Figure":
-    """One below the other, over the same seconds.
+    """Draws rollouts one below the other, over the same seconds.
 
     Args:
-      traces: by their titles.
-      height: of each, inches.
+      traces: traces by their titles.
+      height: height of each picture in inches.
     """
     from pat_jax.common.picture import Picture
 
@@ -71,7 +70,7 @@ def draw_rollouts(traces: Mapping[str, RolloutTrace], *, height: float = 3.2) ->
 
 
 def _draw_on(axes: "Axes", trace: RolloutTrace, name: str, right: float) -> None:
-    """`right`: where the axis ends at least."""
+    """Draws one rollout; the axis of seconds ends at `right` or later."""
     edges = [*trace.times_s, trace.total_s]  # of bursts
     at, running = running_curve(trace, edges)
     axes.set_xlim(0, max(edges[-1], right) or 1)
@@ -87,8 +86,8 @@ def _draw_on(axes: "Axes", trace: RolloutTrace, name: str, right: float) -> None
 
 
 def _draw_drafts(axes: "Axes", trace: RolloutTrace, edges: list[float]) -> None:
-    """What a sequence generated in a step, by a scale of its own on the right: one token, and those
-    of drafts by what they are from."""
+    """Draws the tokens per step and sequence, on a scale on the right: one token, and accepted
+    draft tokens by source."""
     right = axes.twinx()
     drafts = trace.drafts
     per_step = [*drafts.tokens_per_step, drafts.tokens_per_step[-1]]
@@ -111,7 +110,7 @@ def _draw_drafts(axes: "Axes", trace: RolloutTrace, edges: list[float]) -> None:
 
 
 def _accepted_by_source(drafts: DraftTrace) -> dict[str, list[int]]:
-    """Tokens of drafts that were accepted, in each burst, for each source that has given any."""
+    """Accepted draft tokens of each burst, for each source with any."""
     *copied, others = _SOURCES
     known = {name: [burst[i][1] for burst in drafts.by_source] for i, name in enumerate(copied)}
     rest = [all_of - sum(of) for all_of, *of in zip(drafts.accepted, *known.values(), strict=True)]
@@ -133,7 +132,7 @@ def _draft_words(drafts: DraftTrace) -> str:
 
 
 def _draw_bands(axes: "Axes", trace: RolloutTrace, edges: list[float]) -> None:
-    """One band for the prefill and for each run of bursts under the same layout."""
+    """Draws one band for the prefill and for each run of bursts in the same layout."""
     prefill = [("prefill", 0.0, edges[0])] if edges[0] > 0 else []
     for name, left, right in (*prefill, *layout_runs(trace, edges)):
         colour = _PREFILL if name == "prefill" else layout_colour(name)
@@ -156,7 +155,7 @@ def _draw_bands(axes: "Axes", trace: RolloutTrace, edges: list[float]) -> None:
 
 
 def _draw_switch(axes: "Axes", switch: Move, x: float, number: int) -> None:
-    """A dashed line where decoding went on, a dark strip as wide as the switch took, its number."""
+    """Draws a dark strip as wide as the switch took, a dashed line at its end, and its number."""
     axes.axvline(x, color=_INK, linewidth=1.0, linestyle=(0, (4, 3)))
     axes.axvspan(x - switch.seconds, x, color=_INK, alpha=0.45, linewidth=0)
     axes.text(
@@ -186,7 +185,7 @@ def _switch_words(switch: Move, number: int) -> str:
 
 
 def _told(trace: RolloutTrace) -> list[str]:
-    """Lines under the picture."""
+    """The lines of text under the picture."""
     told = [_switch_words(switch, i) for i, switch in enumerate(trace.switches, start=1)]
     if len(told) > MOST_TOLD:
         told[MOST_TOLD:] = [f"and {len(told) - MOST_TOLD} more: see the .json beside this picture"]

@@ -1,4 +1,4 @@
-"""What a rollout did and what it cost, filled in while it runs.
+"""The report of a rollout: what it did and what it cost, filled in while it runs.
 
 Knows numbers and names. Does not know who measured them.
 """
@@ -22,14 +22,14 @@ MIB = 2**20
 
 @dataclass
 class DraftSums:
-    """Sums over the bursts whose drafts a planner has priced: what it expected, and what came.
+    """Sums over the bursts whose drafts a planner has predicted: predicted and actual values.
 
-    What steps without drafts would have taken is what the planner believes.
+    The time of steps without drafts is the planner's prediction in both.
     """
 
     steps: int = 0
-    expected_tokens: float = 0.0  # of a row in each step, added up
-    tokens: float = 0.0
+    expected_tokens: float = 0.0  # predicted tokens of a row in each step, summed over steps
+    tokens: float = 0.0  # actual ones
     predicted_saving_s: float = 0.0
     saving_s: float = 0.0
 
@@ -38,7 +38,7 @@ class DraftSums:
         return DraftSums(*sums)
 
     def add(self, burst: BurstResult, predicted: DraftPrediction, tokens: float) -> None:
-        """A burst in whose steps a row generated so many `tokens` each, on average."""
+        """Adds a burst in which a row generated `tokens` per step on average."""
         self.steps += burst.steps
         self.expected_tokens += burst.steps * predicted.tokens
         self.tokens += burst.steps * tokens
@@ -58,14 +58,14 @@ class DraftSums:
 
 @dataclass(frozen=True, kw_only=True)
 class BurstRecord(BurstResult):
-    """A burst as it went, in its place in the rollout."""
+    """The result of a burst and its place in the rollout."""
 
     began_s: float  # since the rollout began
     step: int  # decode steps before it
-    tokens: int  # sampled
-    row_steps: int  # steps of single rows, each of which sampled a token, or several
+    tokens: int  # generated
+    row_steps: int  # steps summed over rows; each generated one token or several
     drafted: int = 0  # draft tokens verified
-    # Of copied drafts: tokens verified, accepted, and accepted on branches, by `draft_counts.SOURCES`.
+    # Copied draft tokens verified, accepted, and accepted on branches, by `draft_counts.SOURCES`.
     by_source: tuple[tuple[int, ...], ...] = ()
 
     @property
@@ -81,29 +81,29 @@ class BurstRecord(BurstResult):
 
 @dataclass
 class RolloutReport:
-    """What a rollout did and what it cost, in seconds, tokens and switches."""
+    """The bursts, moves, tokens and seconds of a rollout."""
 
     bursts: list[BurstRecord] = field(default_factory=list)
     moves: list[Move] = field(default_factory=list)
     drafts: DraftSums = field(default_factory=DraftSums)
     prefill_tokens: int = 0
     prefill_room: int = 0  # tokens that the calls had room for
-    # Room without a token, as part of what running sequences' pages have room for, averaged over
-    # the beginnings and ends of bursts. Pages laid out to be drawn are free.
+    # Unused share of the tokens that running sequences' pages have room for, averaged over the
+    # starts and ends of bursts. Reserved pages count as free.
     kv_waste: float = math.nan
-    preempted: int = 0  # times that a sequence gave up its pages, to be recomputed
-    expected: np.ndarray | None = None  # float[sequences], tokens of the responses, as was believed
-    seconds: dict[str, float] = field(default_factory=dict)
+    preempted: int = 0  # preemptions
+    expected: np.ndarray | None = None  # float[sequences], predicted tokens of the responses
+    seconds: dict[str, float] = field(default_factory=dict)  # by stage
     total_s: float = 0.0
-    compile_s: float = 0.0  # waited for programs that were needed, beside `total_s`
+    compile_s: float = 0.0  # spent waiting for needed programs, not part of `total_s`
     done_after: list[int] = field(default_factory=list)  # decode steps of each sequence
-    first_plan: str = ""  # where the planner went first, and why
+    first_plan: str = ""  # the planner's first plan and its reason
     is_computed: bool = False  # see RolloutTrace
 
     def add_burst(
         self, ran: BurstResult, began_s: float, done: Collected, predicted: DraftPrediction | None
     ) -> None:
-        """A burst that began then, what came of it, and what was predicted of its drafts."""
+        """Adds a burst: when it began, its result, and the prediction of its drafts."""
         burst = BurstRecord(
             **vars(ran),
             began_s=began_s,
@@ -127,7 +127,12 @@ class RolloutReport:
         began_s: float,
         seconds: float,
     ) -> None:
-        """`carry`: of the KV cache; `fullest`: running in the fullest replica, before and after."""
+        """Adds a move.
+
+        Args:
+          carry: what happened to the KV cache.
+          fullest: running sequences of the fullest replica, before and after.
+        """
         load, is_switch = relocation.load, relocation.source != relocation.target
         moved = load.running if is_switch else int((relocation.replica != load.replica).sum())
         move = Move(
@@ -169,7 +174,7 @@ class RolloutReport:
 
     @property
     def busy_rows(self) -> int:
-        """Rows x steps that sampled a token, or several."""
+        """Rows x steps that generated a token or several."""
         return sum(burst.row_steps for burst in self.bursts)
 
     @property
@@ -179,7 +184,7 @@ class RolloutReport:
 
     @property
     def tokens_per_s(self) -> float:
-        """NaN where nothing was generated, as where all was on disk; so are the shares below."""
+        """Tokens per second; NaN if nothing was generated, as are the shares below."""
         return _ratio(self.tokens, self.total_s)
 
     @property
@@ -194,43 +199,43 @@ class RolloutReport:
 
     @property
     def by_source(self) -> list[list[int]]:
-        """Sums over all bursts, in the form that each of them has."""
+        """`BurstRecord.by_source` summed over all bursts."""
         return sum((np.array(burst.by_source) for burst in self.bursts), NO_SOURCES).tolist()
 
     @property
     def tokens_per_row_step(self) -> float:
-        """Mean number of tokens of a sequence in a decode step; 1 where nothing is drafted."""
+        """Mean number of tokens of a sequence per decode step; 1 without drafts."""
         return _ratio(self.tokens, self.busy_rows)
 
     @property
     def row_occupancy(self) -> float:
-        """Part of the rows x steps that sampled a token."""
+        """Share of the rows x steps that generated a token."""
         return _ratio(self.busy_rows, self.total_rows)
 
     @property
     def balance_share(self) -> float:
-        """Part of the rollout's seconds in which sequences moved between replicas of a layout."""
+        """Share of the rollout's seconds spent on moves between replicas of a layout."""
         return _ratio(self.spent("balance"), self.total_s)
 
     @property
     def prefill_padding(self) -> float:
-        """Part of the computed tokens that were none."""
+        """Share of prefilled tokens that were padding."""
         return 1 - _ratio(self.prefill_tokens, self.prefill_room)
 
     def add_prefill(self, work: PrefillWork, room: int) -> None:
-        """A prefill whose calls had room for so many tokens."""
+        """Adds a prefill whose calls had room for `room` tokens."""
         self.prefill_tokens += int((work.spans.stop - work.spans.start).sum())
         self.prefill_room += room
 
     def finish(self, scheduler: Scheduler, clock: Stopwatch) -> None:
-        """When the last sequence has ended."""
+        """Adds the totals after the last sequence has ended."""
         self.preempted = scheduler.num_preempted
         self.kv_waste = _ratio(scheduler.kv_unused, scheduler.kv_slots)
         self.total_s, self.seconds = clock.elapsed, clock.seconds
         self.done_after = np.sort(scheduler.table.done_after).tolist()
 
     def spent(self, *stages: str) -> float:
-        """Seconds of some stages together: `rollout.rollout` names them."""
+        """Returns the seconds of some stages together; `rollout.rollout` names the stages."""
         return sum(self.seconds.get(stage, 0.0) for stage in stages)
 
     @property
@@ -259,7 +264,7 @@ class RolloutReport:
 
     @property
     def words(self) -> Iterator[str]:
-        """What was predicted and what came of it, a sentence each, when the rollout has ended."""
+        """Sentences that compare predictions with the result of a rollout that has ended."""
         for switch in self.switches:
             yield _describe_switch(switch, self.total_s)
         if moves := self.balanced:

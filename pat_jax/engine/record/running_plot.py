@@ -1,4 +1,4 @@
-"""A rollout over time, as a chart of a page: running sequences above the layouts in force."""
+"""A rollout over time, as a chart of an HTML page: running sequences above bands of layouts."""
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby
@@ -28,7 +28,7 @@ def running_plot(trace: RolloutTrace) -> Plot:
 
 
 def layout_runs(trace: RolloutTrace, edges: Sequence[float]) -> Iterator[tuple[str, float, float]]:
-    """Each run of bursts under one layout: its name, where it begins and where it ends."""
+    """Yields each run of bursts in one layout: its name, start and end."""
     start = 0
     for layout, bursts in groupby(trace.layout):
         stop = start + len(list(bursts))
@@ -37,10 +37,10 @@ def layout_runs(trace: RolloutTrace, edges: Sequence[float]) -> Iterator[tuple[s
 
 
 def running_curve(trace: RolloutTrace, edges: list[float]) -> tuple[list[float], list[int]]:
-    """Where the number of running sequences changes, and what it is from there on.
+    """Returns where the number of running sequences changes, and its value from there on.
 
     Args:
-      edges: where each burst begins and the last one ends, in seconds or decode steps.
+      edges: the start of each burst and the end of the last, in seconds or decode steps.
     """
     if not trace.done_after:
         return edges, [*trace.running, 0]

@@ -1,4 +1,4 @@
-"""What one rollout did, burst by burst and move by move: a record to plot, store and replay.
+"""The trace of a rollout, burst by burst and move by move: a record to plot, store and replay.
 
 Knows numbers and names. Does not know who measured them.
 """
@@ -14,23 +14,23 @@ from pat_jax.planning.types import MIGRATE_ALL, Carry
 
 @dataclass(frozen=True)
 class Move:
-    """Running sequences to another layout, or to other replicas of theirs: predicted and actual."""
+    """A move of running sequences to another layout or other replicas: predicted and actual."""
 
-    step: int  # decode steps done when it happened
+    step: int  # decode steps done before it
     running: int  # unfinished sequences at that moment
-    source: str  # such as dp2tp1
-    target: str  # the same where only replicas change
-    seconds: float  # what it took
-    predicted_saving_s: float  # of decoding to the end; of a change of layout less the cost
+    source: str  # layout, such as dp2tp1
+    target: str  # layout; equal to `source` if only replicas change
+    seconds: float  # actual cost
+    predicted_saving_s: float  # until the end of decoding; for a switch, the cost is subtracted
     predicted_cost_s: float
     kv: Carry
     reason: str
     sequences: int  # that moved
     fullest: tuple[int, int]  # running sequences of the fullest replica, before and after
-    sent: MovedBytes | None = None  # None of a replay, which moves none
+    sent: MovedBytes | None = None  # None in a replay, which sends nothing
     recompute_below: int = MIGRATE_ALL  # see Plan
-    at_s: float = 0.0  # when it began, since the rollout began
-    predicted_remaining_s: float = 0.0  # from then to the end, itself included
+    at_s: float = 0.0  # start, since the rollout began
+    predicted_remaining_s: float = 0.0  # from its start to the end of the rollout
 
     @property
     def is_switch(self) -> bool:
@@ -39,46 +39,46 @@ class Move:
 
     @property
     def predicted_stay_s(self) -> float:
-        """What staying in `source` to the end would have taken."""
+        """The predicted seconds to the end of the rollout without this move."""
         return self.predicted_remaining_s + self.predicted_saving_s
 
 
 @dataclass(frozen=True)
 class DraftTrace:
-    """What drafts did in a rollout: one entry for each burst, all empty in older traces."""
+    """Drafts in a rollout: one entry for each burst, all empty in older traces."""
 
     tokens_per_step: tuple[float, ...] = ()  # of a sequence; above 1 with drafts
     drafted: tuple[int, ...] = ()  # draft tokens verified
-    accepted: tuple[int, ...] = ()  # of these
-    # For each of `draft_counts.SOURCES`: tokens verified, accepted, and accepted on branches; zeros of drafts
-    # that are not copied.
+    accepted: tuple[int, ...] = ()  # draft tokens accepted
+    # For each of `draft_counts.SOURCES`: tokens verified, accepted, and accepted on branches; zeros
+    # if drafts are not copied.
     by_source: tuple[tuple[tuple[int, ...], ...], ...] = ()
-    saving_s: float | None = None  # of bursts whose drafts were priced; None: there were none
+    saving_s: float | None = None  # of bursts whose drafts were predicted; None: there were none
     predicted_saving_s: float | None = None
 
 
 @dataclass(frozen=True)
 class RolloutTrace:
-    """One entry for each burst, all taken when the burst began.
+    """The course of a rollout: one entry for each burst, with values at its start.
 
-    The last burst ends at `total_s` with no running sequence; the time between two bursts is the
-    host's, moves included.
+    The last burst ends at `total_s` with no running sequence. Time between two bursts is spent on
+    the host and on moves.
     """
 
     times_s: tuple[float, ...]  # since the rollout began
     steps: tuple[int, ...]  # decode steps done
     running: tuple[int, ...]  # unfinished sequences, over all replicas
-    layout: tuple[str, ...]  # in force during the burst
+    layout: tuple[str, ...]  # during the burst
     total_s: float
     total_steps: int
     moves: tuple[Move, ...] = ()
     done_after: tuple[int, ...] = ()  # decode steps after which each sequence was done, ascending
     drafts: DraftTrace = DraftTrace()
-    # What a replay needs beside. Of each sequence: tokens of its prompt and of its response, its prompt's id,
-    # and where a planner has predicted them, the tokens of the response that were expected.
+    # What else a replay needs. For each sequence: tokens of its prompt and of its response, its
+    # prompt's id, and the predicted tokens of the response, if a planner predicted them.
     sequences: tuple[tuple[float, ...], ...] = ()
     capacity: int = 0  # sequences that can run at once
-    is_computed: bool = False  # on a simulated clock: nothing ran
+    is_computed: bool = False  # replayed on a simulated clock: nothing ran
 
     def __post_init__(self):
         lengths = {len(self.times_s), len(self.steps), len(self.running), len(self.layout)}
@@ -97,7 +97,7 @@ class RolloutTrace:
 
     @property
     def path(self) -> list[str]:
-        """Layouts one after the other; the first may have been left before a token was decoded."""
+        """The layouts in order; the first may have been left before a token was decoded."""
         switches = self.switches
         first = [switch.source for switch in switches[:1]] or list(self.layout[:1])
         return first + [switch.target for switch in switches]
@@ -107,13 +107,15 @@ class RolloutTrace:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Self:
-        """Raises ValueError, TypeError, KeyError or AttributeError where it is of another form."""
+        """Reads what `to_json` wrote.
+
+        Raises ValueError, TypeError, KeyError or AttributeError if the text has another form."""
         fields: Any = parse_json(text)
         return cls.from_fields(fields)
 
     @classmethod
     def from_fields(cls, fields: dict[str, Any]) -> Self:
-        """From what `dataclasses.asdict` made of one, of this version or an older one."""
+        """Makes a trace from `dataclasses.asdict` of one, by this version or an older one."""
         fields = dict(fields) if "moves" in fields else _of_today(fields)
         moves = tuple(map(_move, fields.pop("moves")))
         drafts = DraftTrace(**_with_tuples(fields.pop("drafts")))
@@ -138,7 +140,7 @@ def _as_tuple(value: Any) -> Any:
 
 
 def _of_today(fields: dict[str, Any]) -> dict[str, Any]:
-    """Of an older trace: its switches and balances differed in form, drafts lay beside them."""
+    """Converts an older trace, whose switches, balances and drafts had another form."""
     fields = dict(fields)
     moves = [*map(_switch, fields.pop("switches"))]
     running = dict(zip(fields["steps"], fields["live"], strict=True))

@@ -1,12 +1,13 @@
-"""In which order pages leave in a switch, and where they arrive: old and new pools are one memory.
+"""Orders the pages of a switch: which leave when, and where they arrive.
 
-A round packs its pages before any of them is unpacked, so that they make room for each other. One
-whose pages find no room waits in the buffers in which it arrived, until later ones have been
-packed: a pool may be full to its last page. Pages leave from the last to the first, so that the end
-of the memory gets free in all replicas alike. Where what is free lies so scattered that too many
-would wait, a few sequences stay behind and are recomputed. NumPy, on the host.
+Old and new pools share the same memory. A round packs all its pages before it unpacks any, so that
+they make room for each other. A round that finds no room waits in its receive buffers until later
+rounds have been packed, so that this works even with full pools. Pages leave from last to first, so
+that memory gets free at the end in all replicas alike. If free memory is so scattered that too many
+pages would wait, a few sequences stay behind and are recomputed. All on the host, in NumPy.
 
-Replicas share devices with those congruent modulo the fewer replicas; see `SequenceTable.regroup`.
+Old and new replicas share devices if they are congruent modulo the smaller number of replicas; see
+`SequenceTable.regroup`.
 """
 
 from collections import Counter
@@ -20,7 +21,7 @@ from pat_jax.engine.sequences.page_allocator import NULL_PAGE
 from pat_jax.engine.sequences.prefill_calls import PageMoves
 
 NO_MOVE = -1
-# pages of a replica, in rounds that wait: the buffers of the two largest
+# most pages of a replica in waiting rounds: the buffers of two large rounds
 MOST_WAITING = 2 * SIZES[0]
 
 
@@ -28,25 +29,26 @@ class Pools(NamedTuple):
     """The pools of a layout. They take the same bytes of a device in each layout."""
 
     replicas: int
-    pages: int  # of each replica, NULL_PAGE among them
+    pages: int  # of each replica, NULL_PAGE included
 
 
 class Placed(NamedTuple):
-    """Every page that moves, in one round and at one place."""
+    """The new page and the round of every page that moves."""
 
-    new_page: np.ndarray  # int[moves]; NULL_PAGE: it stays behind
+    new_page: np.ndarray  # int[moves]; NULL_PAGE if the page stays behind
     shipments: list[Shipment]
 
 
 def placed(moves: PageMoves, holds: Sequence[np.ndarray], old: Pools, new: Pools) -> Placed:
-    """Where and when pages arrive, so that no more than `MOST_WAITING` wait.
+    """Returns where and when pages arrive, so that no more than `MOST_WAITING` pages wait.
 
-    Where more would, a sequence with a page among those stays behind, the shortest, and so on.
+    If more would wait, the shortest sequences with waiting pages stay behind, one first, then two
+    more, then four.
 
     Args:
-      moves: one for each page that arrives, to as many as the pools of the new replicas hold;
-        `new_page` is not looked at.
-      holds: which moves bring the pages of each sequence, int[pages]; several may share one.
+      moves: one move for each page that arrives, no more than the new pools hold; `new_page` is not
+        used.
+      holds: for each sequence the moves of its pages, int[pages]; sequences may share moves.
     """
     going, num_late = sorted(holds, key=len), 1
     while True:
@@ -60,11 +62,12 @@ def placed(moves: PageMoves, holds: Sequence[np.ndarray], old: Pools, new: Pools
         waits[goes[found]] = True
         late = [k for k, mine in enumerate(going) if waits[mine].any()][:num_late]
         going = [mine for k, mine in enumerate(going) if k not in late]
-        num_late *= 2  # one is mostly enough
+        num_late *= 2  # one is usually enough
 
 
 def _tried(moves: PageMoves, old: Pools, new: Pools) -> Placed | np.ndarray:
-    """All `moves` placed, or those, int[pages], that wait when for the first time too many do."""
+    """Places all `moves`, or returns the moves that wait when for the first time too many do,
+    int[pages]."""
     leaving = _Leaving(moves, old, new)
     plan = leaving.rounds()
     slots = list(leaving.slots(plan))
@@ -92,7 +95,7 @@ def _tried(moves: PageMoves, old: Pools, new: Pools) -> Placed | np.ndarray:
 
 
 class _Leaving:
-    """The moves by narrow replica: that is who takes part in a round."""
+    """The moves by narrow replica, the unit that takes part in a round."""
 
     def __init__(self, moves: PageMoves, old: Pools, new: Pools):
         self.is_up = old.replicas >= new.replicas
@@ -102,16 +105,16 @@ class _Leaving:
         self.old_page = moves.old_page
 
     def rounds(self) -> list[Round]:
-        """What some replicas have more than others goes while it takes little memory of the others.
+        """The rounds in order. Rounds of single replicas run when memory allows it best.
 
-        Going up that is at the beginning: all devices get a part of what one of them loses. Going
-        down it is at the end.
+        If TP rises, they run first: all devices receive a part of what one replica frees. If TP
+        falls, they run last.
         """
         plan = rounds(np.bincount(self.replica, minlength=self.num_replicas))
         return plan[::-1] if self.is_up else plan
 
     def slots(self, plan: Sequence[Round]) -> Iterator[np.ndarray]:
-        """Which move each slot of each round has, int[narrow replicas, size]; last pages first."""
+        """Yields each round's move per slot, int[narrow replicas, size]; last pages first."""
         queue = [np.flatnonzero(self.replica == g) for g in range(self.num_replicas)]
         queue = [mine[np.argsort(-self.old_page[mine], kind="stable")] for mine in queue]
         for step in plan:
@@ -122,7 +125,7 @@ class _Leaving:
             yield slots
 
     def waiting(self, step: Round) -> float:
-        """What a round takes of a device's memory while it waits, in pages of the largest rounds."""
+        """Memory that a waiting round takes on a device, in pages of a round of all replicas."""
         is_part = self.is_up and step.replica != ALL
         return step.size / self.num_members if is_part else step.size
 
@@ -132,14 +135,14 @@ def _pages(slots: np.ndarray, page: np.ndarray) -> np.ndarray:
 
 
 class _Room:
-    """The pages of the new replicas in whose memory nothing lies that has still to leave."""
+    """The free pages of the new replicas: their memory holds no page that still has to leave."""
 
     def __init__(self, moves: PageMoves, old: Pools, new: Pools):
         self.moves, self.old, self.new = moves, old, new
         self.fewer = min(old.replicas, new.replicas)
         self.due = np.zeros(old, np.int64)  # moves of each old page to come
         np.add.at(self.due, (moves.old_replica, moves.old_page), 1)
-        self.in_the_way = np.zeros(new, np.int64)  # old pages in the memory of each new one
+        self.in_the_way = np.zeros(new, np.int64)  # old pages still in the memory of each new page
         np.add.at(self.in_the_way, self._beside(*np.nonzero(self.due)), 1)
         self.free = [np.flatnonzero(row == 0).tolist() for row in self.in_the_way]
         for pages in self.free:
@@ -147,7 +150,7 @@ class _Room:
                 del pages[0]
 
     def leave(self, sent: np.ndarray) -> None:
-        """The moves `sent`, int[sent], have been packed."""
+        """Frees the memory of packed moves, int[sent]."""
         at = self.moves.old_replica[sent], self.moves.old_page[sent]
         np.subtract.at(self.due, at, 1)
         left = np.unique(np.stack(at), axis=1)
@@ -159,14 +162,14 @@ class _Room:
             self.free[g].append(number)
 
     def take(self, replica: np.ndarray) -> np.ndarray | None:
-        """A free page for each entry of `replica`, int[pages]; None, taking none, if some lack."""
+        """Takes a free page for each entry of `replica`, int[pages]; None, taking none, if too few."""
         wanted = Counter(replica.tolist())
         if any(n > len(self.free[g]) for g, n in wanted.items()):
             return None
         return np.array([self.free[g].pop() for g in replica.tolist()], np.int64)
 
     def _beside(self, replica: np.ndarray, page: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Replicas and pages of the new layout in whose memory old pages lie, on any device."""
+        """Replicas and pages of the new layout that share memory with old pages, on any device."""
         old, new = self.old.pages, self.new.pages
         first, last = page * new // old, ((page + 1) * new - 1) // old
         pages = first[:, None] + np.arange(-(-new // old) + 1)

@@ -1,9 +1,9 @@
 """The rounds of a migration: how many pages go in which fixed-size exchange. NumPy, on the host.
 
-A round in which all replicas take part is the fastest way to move pages that all of them have. What
-one replica has more than the others goes in rounds of its own, in which no other one sends. A large
-buffer needs fewer rounds, a small one sends fewer empty pages. Empty pages are sent as long as they
-are few, since a round costs more than they do. `order.py` says which page goes in which round.
+A round of all replicas is the fastest way to move pages that all of them have. If one replica has
+more pages than the others, the rest goes in rounds of its own, in which no other replica sends. A
+large buffer needs fewer rounds, a small one sends fewer empty pages. A few empty pages are sent,
+because another round would cost more. `order.py` decides which page goes in which round.
 """
 
 from collections.abc import Iterator
@@ -15,9 +15,9 @@ from pat_jax.engine.sequences.page_allocator import NULL_PAGE
 from pat_jax.engine.sequences.prefill_calls import PageMoves
 
 SIZES = (32, 1)  # pages of a staging buffer, largest first
-SHIFT_SIZES = (32, 8)  # the same, between replicas of one layout; the largest is the same
+SHIFT_SIZES = (32, 8)  # the same between replicas of one layout, with the same largest size
 ALL = -1
-MOST_EMPTY = 0.04  # of the pages that have to move
+MOST_EMPTY = 0.04  # empty pages sent, as a share of the pages that move
 
 
 @dataclass(frozen=True)
@@ -26,22 +26,22 @@ class Round:
     size: int  # pages of a replica
 
     def slots(self, num_replicas: int) -> int:
-        """Pages that are sent, empty ones included."""
+        """Returns the number of pages sent, empty ones included."""
         return self.size * (num_replicas if self.replica == ALL else 1)
 
 
 def rounds(pages: np.ndarray) -> list[Round]:
-    """Rounds that move `pages`, int[narrow replicas]; at most `MOST_EMPTY` more are sent than that.
+    """Returns rounds that move `pages`, int[narrow replicas], with at most `MOST_EMPTY` empty ones.
 
-    Those of all replicas come first; then the replicas that have more take turns.
+    Rounds of all replicas come first; then the replicas with more pages take turns.
     """
-    # A replica that sends its rest alone, and some empty pages, leaves small rounds to others like
-    # it.
+    # Sending rests in large rounds uses up the empty pages, which leaves small rounds to other
+    # replicas. So two ways are tried, and the one with fewer rounds wins.
     return min((_rounds(pages, least) for least in (0, SIZES[0])), key=len)
 
 
 def _rounds(pages: np.ndarray, least: int) -> list[Round]:
-    """A replica sends in a large round of its own what it has left, if that is at least `least`."""
+    """A replica with at least `least` pages left sends them in large rounds of its own."""
     left, spare = pages.astype(int), int(MOST_EMPTY * pages.sum())
     together, alone = [], []
     for size in SIZES:
@@ -64,31 +64,31 @@ def _rounds(pages: np.ndarray, least: int) -> list[Round]:
 
 @dataclass(frozen=True)
 class Shipment:
-    """What one round carries: int[narrow replicas, size] each; an empty slot has NULL_PAGE."""
+    """The pages of one round, int[narrow replicas, size] each; an empty slot has NULL_PAGE."""
 
     round: Round
     old_page: np.ndarray
     new_page: np.ndarray
-    put: tuple[int, ...]  # numbers of the rounds, itself or earlier ones, that are then unpacked
+    put: tuple[int, ...]  # rounds that are unpacked after this one is packed, by number
 
 
 @dataclass(frozen=True)
 class Shift:
-    """What one round between the replicas of a layout carries: int[replicas, size] each.
+    """The pages of one round between the replicas of a layout, int[replicas, size] each.
 
     Every replica sends to the one `distance` further on. An empty slot has NULL_PAGE.
     """
 
     distance: int
-    old_page: np.ndarray  # by the replica that it leaves
-    new_page: np.ndarray  # by the replica in which it arrives
+    old_page: np.ndarray  # by the replica that sends
+    new_page: np.ndarray  # by the replica that receives
 
 
 def shifts(moves: PageMoves, num_replicas: int) -> Iterator[Shift]:
-    """Every page in one round, those that go equally far together.
+    """Yields rounds that together move every page; a round has the pages that go equally far.
 
-    All replicas send at once, so what counts is the one that has most to send: it fills its large
-    buffers by half at least.
+    All replicas send at once, so the replica with most pages decides: a large buffer is used if
+    that replica fills more than half of it.
     """
     large, small = SHIFT_SIZES
     distance = (moves.new_replica - moves.old_replica) % num_replicas

@@ -1,6 +1,6 @@
-"""Which sequence holds which pages, in the pool of its replica. All on the host.
+"""Block tables: the pages that each sequence holds in the pool of its replica. All on the host.
 
-The cache manager says who gets pages and who has to give them back.
+The cache manager decides which sequences get pages and which give them back.
 """
 
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ NO_REPLICA = -1
 
 
 class Moved(dict[tuple[int, int], np.ndarray]):
-    """Where pages have come to, int32[pages], by (old, new replica); NULL_PAGE: nowhere yet."""
+    """The new number of each moved page, int32[pages], by (old, new replica), or NULL_PAGE."""
 
     def __init__(self, num_pages: int):
         super().__init__()
@@ -28,29 +28,34 @@ class Moved(dict[tuple[int, int], np.ndarray]):
 
 
 def pages_with(table: SequenceTable, tokens: int, page_size: int) -> np.ndarray:
-    """Pages of each running sequence with `tokens` more, or up to its end, int[running]."""
+    """Returns the pages that each running sequence needs for `tokens` more tokens, int[running].
+
+    A sequence needs no more than up to its limit."""
     running = table.running
     most = np.minimum(table.length[running] - 1 + tokens, table.end[running] - 1)
     return -(-most // page_size)
 
 
 class BlockTables:
-    """The pages of a table's sequences; each replica has a pool of them."""
+    """The pages of a table's sequences; each replica has a pool of pages."""
 
     def __init__(self, table: SequenceTable, *, num_pages: int, page_size: int):
-        """`num_pages`: of each replica's pool; enough for the longest sequence alone."""
+        """
+        Args:
+          num_pages: pages of each replica's pool; enough for the longest sequence alone.
+        """
         self.table, self.page_size = table, page_size
         self.pools = self.new_pools(table.num_replicas, num_pages)
         most = num_pages_for(int(table.end.max(initial=1)) - 1, page_size)
-        # Pages of each sequence in order of position, NULL_PAGE after the last, and their number. By far
-        # the most of it is never touched: memory that begins as zeros is not even there until then.
+        # Pages of each sequence in order of position, NULL_PAGE after the last, and their number.
+        # Most of it is never touched, and zeroed memory is not allocated until it is.
         assert NULL_PAGE == 0
         self.pages = np.zeros((len(table), most), np.int32)
         self.count = np.zeros(len(table), np.int64)
-        self.replica = np.full(len(table), NO_REPLICA, np.int64)  # where each has or had its pages
+        self.replica = np.full(len(table), NO_REPLICA, np.int64)  # of each sequence's (last) pages
 
     def new_pools(self, num_replicas: int, num_pages: int) -> list[PageAllocator]:
-        """Raises ValueError where they do not hold the longest sequence."""
+        """Returns empty pools. Raises ValueError if one cannot hold the longest sequence."""
         longest = int(self.table.end.max(initial=1)) - 1
         if num_pages_for(longest, self.page_size) >= num_pages:
             raise ValueError(
@@ -61,31 +66,31 @@ class BlockTables:
 
     @property
     def free(self) -> np.ndarray:
-        """Pages that each replica can give out, int[replicas]."""
+        """Free pages of each replica, int[replicas]."""
         return np.array([pool.num_free for pool in self.pools], np.int64)
 
     @property
     def num_held(self) -> int:
-        """Pages of all replicas that sequences hold or that are laid out, each counted once."""
+        """Pages of all replicas that are held by sequences or reserved, each counted once."""
         return sum(pool.capacity - pool.num_free for pool in self.pools)
 
     @property
     def unused(self) -> int:
-        """Tokens that running sequences have room for, and do not hold."""
+        """Tokens that running sequences' pages still have room for."""
         running = self.table.running
         return int((self.count[running] * self.page_size - (self.table.length[running] - 1)).sum())
 
     def of(self, sequence: int) -> np.ndarray:
-        """The pages of a sequence, int32[pages]; not a copy."""
+        """Returns the pages of a sequence, int32[pages]; not a copy."""
         return self.pages[sequence, : self.count[sequence]]
 
     def rows(self, sequences: np.ndarray, width: int) -> np.ndarray:
-        """The first pages of some sequences, int32[sequences, width]; NULL_PAGE past the last.
+        """Returns sequences' first pages, int32[sequences, width]; NULL_PAGE past the last.
 
         Args:
-          sequences: int[sequences]; a row of NO_SEQUENCE has NULL_PAGE alone.
-          width: for decoding enough for all that they hold; a prefill needs those of its context
-            only.
+          sequences: int[sequences]; the row of NO_SEQUENCE is all NULL_PAGE.
+          width: pages per row. Decoding needs all pages of a sequence, a prefill only those of its
+            context.
         """
         rows = np.full((len(sequences), width), NULL_PAGE, np.int32)
         is_there = sequences != NO_SEQUENCE
@@ -96,10 +101,11 @@ class BlockTables:
     def prefills(
         self, spans: Spans, known: np.ndarray, sizes: tuple[int, int], buckets: Buckets
     ) -> Iterator[tuple[PrefillCall, int, tuple[np.ndarray, ...]]]:
-        """Each call (`prefill_calls`), its length bucket, and what its program is given.
+        """Yields prefill calls (`prefill_calls`), their length buckets and program arguments.
 
         Args:
-          known: int[sequences, tokens].
+          known: int[sequences, tokens], the tokens of each sequence.
+          sizes: see `prefill_calls`.
         """
         size, dp = self.page_size, len(self.pools)
         for call in prefill_calls(spans, num_replicas=dp, sizes=sizes, page_size=size):
@@ -109,18 +115,18 @@ class BlockTables:
             yield call, length, (call.tokens(known, size), start, rows)
 
     def lacking(self, steps: int) -> np.ndarray:
-        """Pages that the running sequences of each replica lack for `steps` tokens."""
+        """Returns the pages that running sequences lack for `steps` more tokens, int[replicas]."""
         running = self.table.running
         more = self._missing(steps)
         return np.bincount(self.replica[running], more, minlength=len(self.pools)).astype(np.int64)
 
     def _missing(self, steps: int) -> np.ndarray:
-        """The same of each running sequence, int[running]."""
+        """The pages that each running sequence lacks for `steps` more tokens, int[running]."""
         needed = pages_with(self.table, steps, self.page_size)
         return np.maximum(needed - self.count[self.table.running], 0)
 
     def extend(self, steps: int) -> None:
-        """Pages for the next `steps` tokens of every running sequence; there are as many."""
+        """Gives every running sequence pages for `steps` more tokens; enough pages must be free."""
         running, more = self.table.running, self._missing(steps)
         replica = self.replica[running]
         for g in np.unique(replica[more > 0]).tolist():
@@ -132,14 +138,14 @@ class BlockTables:
             self.count[mine] += counts
 
     def add(self, drawn: np.ndarray) -> np.ndarray:
-        """Takes note of what rows drew during a burst; to be told before its results are.
+        """Adds the pages that rows took during a burst; call it before `SequenceTable.advance`.
 
         Args:
-          drawn: int32[rows, most], NULL_PAGE after the last. A sequence that has ended meanwhile
-            keeps none.
+          drawn: int32[rows, most], NULL_PAGE after the last. Pages of a row whose sequence was
+            ended before are released.
 
         Returns:
-          int[replicas], pages drawn by each.
+          int[replicas], the number of pages taken in each.
         """
         row_to_sequence, counts = self.table.row_to_sequence, (drawn != NULL_PAGE).sum(axis=1)
         row, turn = np.repeat(np.arange(len(counts)), counts), turns(counts)
@@ -154,22 +160,23 @@ class BlockTables:
         return np.bincount(replica, minlength=len(self.pools))
 
     def _append(self, sequence: np.ndarray, turn: np.ndarray, pages: np.ndarray) -> None:
-        """To each sequence its `turn`-th page more, int[pages] each."""
+        """Appends pages to sequences, each as its sequence's `turn`-th new one; int[pages] each."""
         self.pages[sequence, self.count[sequence] + turn] = pages
 
     def give(self, sequence: int, replica: int, pages: np.ndarray) -> None:
-        """All that a sequence has, in the pool of its `replica`."""
+        """Sets all pages of a sequence, which are in the pool of `replica`."""
         self.pages[sequence, len(pages) : self.count[sequence]] = NULL_PAGE
         self.pages[sequence, : len(pages)] = pages
         self.count[sequence], self.replica[sequence] = len(pages), replica
 
     def forget(self, sequences: np.ndarray) -> None:
-        """They hold nothing; what they held is no longer there, or another's."""
+        """Empties the tables of sequences without releasing pages, for pages of pools that are gone
+        or that were released otherwise."""
         most = int(self.count[sequences].max(initial=0))
         self.pages[sequences, :most], self.count[sequences] = NULL_PAGE, 0
 
     def release(self, sequences: np.ndarray) -> None:
-        """Their pages are free again, where no other sequence holds them as well."""
+        """Releases the pages of sequences; pages that other sequences hold too stay held."""
         for replica in np.unique(self.replica[sequences]).tolist():
             mine = sequences[self.replica[sequences] == replica]
             self.pools[replica].release(*(self.of(i) for i in mine.tolist()))
@@ -178,10 +185,13 @@ class BlockTables:
     def adopt(
         self, sequence: int, replica: int, origin: list[PageAllocator], moved: Moved
     ) -> PageMoves | None:
-        """Pages in a `replica` for what a sequence has in one of the pools of its `origin`.
+        """Gives a sequence pages in `replica` for those that it holds in the pools `origin`.
+
+        Args:
+          moved: where pages of `origin` have moved so far; updated.
 
         Returns:
-          Those that have to move; None, and nothing is changed, if pages lack.
+          The moves of pages; None, without any change, if too few pages are free.
         """
         old, length = int(self.replica[sequence]), int(self.table.length[sequence])
         filled = self.of(sequence)[: num_pages_for(length - 1, self.page_size)].copy()
@@ -195,14 +205,22 @@ class BlockTables:
         return PageMoves(np.full(count, old), old_page, np.full(count, replica), new_page)
 
     def holds(self, moves: PageMoves) -> list[np.ndarray]:
-        """Which of `moves`, all that arrive in new pools, bring each sequence's pages."""
+        """Returns for each sequence the indices of the moves that bring its pages.
+
+        Args:
+          moves: all moves into the new pools.
+        """
         number = np.zeros((len(self.pools), self.pools[0].num_pages), np.int64)
         number[moves.new_replica, moves.new_page] = np.arange(len(moves.new_page))
         held = np.flatnonzero(self.count).tolist()
         return [number[self.replica[i], self.of(i)] for i in held]
 
     def renumber(self, moves: PageMoves, new_page: np.ndarray) -> None:
-        """Pages of pools in which nothing but `moves` has arrived lie at `new_page`, int[moves]."""
+        """Renumbers the pages of new pools, which hold only what `moves` brought.
+
+        Args:
+          new_page: int[moves], the page where each move really arrived.
+        """
         number = np.zeros((len(self.pools), self.pools[0].num_pages), np.int32)
         number[moves.new_replica, moves.new_page] = new_page
         for replica, pool in enumerate(self.pools):
@@ -212,7 +230,7 @@ class BlockTables:
         self.pages[held, :most] = number[self.replica[held][:, None], self.pages[held, :most]]
 
     def check_integrity(self) -> None:
-        """When no burst is on its way.
+        """Checks the accounts; call it only when no burst is running.
 
         Raises:
           AssertionError: pools and tables contradict each other.
@@ -238,5 +256,5 @@ class BlockTables:
 
 
 def turns(counts: np.ndarray) -> np.ndarray:
-    """0 … count - 1 for each of `counts`, one after the other."""
+    """Returns 0 … count - 1 for each of `counts`, concatenated."""
     return np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)

@@ -1,7 +1,7 @@
-"""What the cache manager asks of generated texts: which begin alike, and which have failed.
+"""What the cache manager needs to know of texts: which share a beginning, and which have failed.
 
-On the host. `responses.py` knows every token; a replay knows lengths alone, and which prompts are
-alike.
+On the host. `responses.py` knows every token; a replay knows only lengths and which prompts are
+equal.
 """
 
 from typing import Protocol
@@ -13,13 +13,13 @@ from pat_jax.planning.draft_counts import DraftResult
 
 
 class RowsOutput(Protocol):
-    """What a burst did to the rows; arrays of the host."""
+    """The result of a burst for each row, as host arrays."""
 
     @property
-    def emitted(self) -> np.ndarray: ...  # int[rows], tokens sampled
+    def emitted(self) -> np.ndarray: ...  # int[rows], tokens generated
 
     @property
-    def running(self) -> np.ndarray: ...  # bool[rows], that go on
+    def running(self) -> np.ndarray: ...  # bool[rows], rows still running
 
     @property
     def steps(self) -> int | np.integer: ...  # decode steps
@@ -27,29 +27,29 @@ class RowsOutput(Protocol):
     @property
     def pages(
         self,
-    ) -> np.ndarray: ...  # int32[rows, most], that each drew; NULL_PAGE after the last
+    ) -> np.ndarray: ...  # int32[rows, most], pages taken; NULL_PAGE after the last
 
     @property
-    def running_steps(self) -> np.ndarray: ...  # int[rows], in which each was running
+    def running_steps(self) -> np.ndarray: ...  # int[rows], steps in which each row was running
 
     @property
-    def drafted(self) -> DraftResult: ...  # of drafts, of each replica
+    def drafted(self) -> DraftResult: ...  # of each replica
 
 
 class Contents:
-    """What is known of sequences whose tokens are not: which of them share a prompt."""
+    """The contents of sequences whose tokens are unknown: only shared prompts are known."""
 
     def __init__(self, table: SequenceTable):
         count = len(table)
         self.table = table
-        # int[sequences], equal where prompts are.
+        # int[sequences], equal for equal prompts.
         self.prompt = table.sibling if table.has_prompt_ids else np.arange(count)
 
     def known(self, i: int) -> np.ndarray | None:
-        """Tokens so far, int32[length], by which pages are found again; None: no others are alike.
+        """Returns the tokens so far, int32[length], to find shared pages by; None: no sharing.
 
-        Here made up: the prompt's are the same in all its samples, the response's are nobody
-        else's.
+        This class makes tokens up: those of a prompt are the same in all its samples, those of a
+        response belong to no other.
         """
         if not self.table.has_prompt_ids:
             return None
@@ -58,15 +58,15 @@ class Contents:
         return tokens
 
     def has_failed(self, i: int) -> bool:
-        """The newest token of sequence i was drawn from logits that are no numbers."""
+        """Returns whether the newest token of sequence i was sampled from NaN logits."""
         del i
         return False
 
     def poisoned_replicas(self, output: RowsOutput) -> list[int]:
-        """Replicas with a row that drew from NaN logits after it had been given up."""
+        """Returns replicas where a row sampled from NaN logits after its sequence was ended."""
         del output
         return []
 
     def take(self, output: RowsOutput) -> None:
-        """Notes what a burst generated for the running sequences, before the table is told."""
+        """Stores what a burst generated for the running sequences; call it before `advance`."""
         del output

@@ -1,6 +1,6 @@
-"""Responses of earlier iterations, by prompt: drafts are copied from them when it comes again.
+"""Responses of earlier iterations by prompt; drafts are copied from them when a prompt comes again.
 
-All on the host, in NumPy. Bounded in tokens, and a function of what was put in alone. Does not know
+All on the host, in NumPy. Bounded in tokens, and determined only by what was put in. Does not know
 which policy generated them, nor files.
 """
 
@@ -14,15 +14,14 @@ Prompt = Sequence[int] | np.ndarray  # its tokens
 
 
 class EarlierResponses:
-    """The newest responses to each prompt, whole. The prompts not met for longest go first.
+    """Keeps the newest whole responses to each prompt. The least recently put prompts are dropped.
 
-    A prompt is known by all of its tokens, so that no two are taken for one.
+    A prompt is identified by all of its tokens, so that two prompts are never confused.
 
     Args:
-      most: tokens in all, those of prompts among them.
-      of_prompt: tokens of the responses to one prompt.
-      beside: tokens that a response takes beside its own where it is laid out: they count for
-        `of_prompt`.
+      most: most tokens in all, prompts included.
+      of_prompt: most tokens of the responses to one prompt.
+      beside: extra tokens that each response takes when it is laid out; they count for `of_prompt`.
     """
 
     def __init__(self, most: int, of_prompt: int, beside: int = 0):
@@ -31,9 +30,9 @@ class EarlierResponses:
         self._texts: OrderedDict[bytes, list[np.ndarray]] = OrderedDict()  # met last, comes last
 
     def put(self, prompt: Prompt, responses: Sequence[np.ndarray]) -> None:
-        """Takes the newest responses to a prompt.
+        """Adds the newest responses to a prompt.
 
-        As many of these and of the earlier ones are kept, from the first, as find room; equal ones
+        New and then older responses are kept in order up to the first that does not fit; equal ones
         count once.
 
         Args:
@@ -50,11 +49,11 @@ class EarlierResponses:
             self.num_tokens -= _tokens(*self._texts.popitem(last=False))
 
     def of(self, prompt: Prompt) -> Sequence[np.ndarray]:
-        """int32[tokens] of each response kept, the best to draft from first."""
+        """Returns a prompt's kept responses, int32[tokens] each, the best to draft from first."""
         return self._texts.get(_key(prompt), ())
 
     def __len__(self) -> int:
-        """Prompts that have responses here."""
+        """Returns the number of prompts with responses."""
         return len(self._texts)
 
     @property
@@ -62,7 +61,7 @@ class EarlierResponses:
         return sum(map(len, self._texts.values()))
 
     def __iter__(self) -> Iterator[tuple[np.ndarray, Sequence[np.ndarray]]]:
-        """Prompts, int32[tokens], with responses, in the order that makes another one the same."""
+        """Yields prompts, int32[tokens], with responses; put in this order, they make a copy."""
         for key, texts in self._texts.items():
             yield np.frombuffer(key, np.int32), texts
 
@@ -76,7 +75,7 @@ class EarlierResponses:
         return crc
 
     def _fitting(self, texts: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """Those with room, up to the first that has none."""
+        """The texts that fit, up to the first that does not, without empty and repeated ones."""
         kept: dict[bytes, np.ndarray] = {}
         room = self.of_prompt
         for text in texts:

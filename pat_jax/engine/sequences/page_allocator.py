@@ -1,9 +1,7 @@
 """The pages of a pool: how many sequences hold each, and by which tokens it is found.
 
-Host accounts, in NumPy and plain Python.
-
-A page holds a run of `page_size` tokens of one sequence, or of several that begin alike:
-`prefixes.py` finds it again by its tokens.
+Host accounts, in NumPy and plain Python. A page holds `page_size` tokens of one sequence, or of
+several that share a prefix: `prefixes.py` finds it again by its tokens.
 """
 
 import math
@@ -24,70 +22,70 @@ def num_pages_for(num_tokens: int, page_size: int) -> int:
 
 @dataclass(frozen=True)
 class Admitted:
-    """What a sequence was given."""
+    """The pages that a sequence was given."""
 
     pages: np.ndarray  # int32[pages], in order of position
-    num_cached: int  # first tokens that need no prefill: in shared pages, and in a copied one
-    copy: tuple[int, int] | None  # (source, target) page, to be copied when all is prefilled
+    num_cached: int  # leading tokens that need no prefill: they are in shared or copied pages
+    copy: tuple[int, int] | None  # (source, target) page, to copy after the prefill
 
 
 class PageAllocator:
-    """The pages of one replica, counted by their holders.
+    """Counts the holders of each page of one replica.
 
-    A page of known tokens that nobody holds any more can still be found, until it is needed for
-    something else: the one let go longest ago first. A sequence lets go its last pages first, and
-    the holder of a page holds those before it: no page is ever found without those before it.
+    A page of known tokens that no sequence holds any more can still be found until it is evicted,
+    the one released longest ago first. A sequence releases its last pages first, and the holder of
+    a page holds those before it. So no page is ever found without those before it.
 
-    A round of admissions is to be prefilled, then copied, before anything is released: pages found
-    may be of a sequence admitted in the same round.
+    Prefill, then copy a round of admissions before releasing anything: pages found may belong to a
+    sequence admitted in the same round.
     """
 
     def __init__(self, num_pages: int, page_size: int):
-        """`num_pages` of `page_size` tokens, NULL_PAGE among them."""
+        """Makes a pool of `num_pages` pages of `page_size` tokens, NULL_PAGE included."""
         if num_pages < 2 or page_size < 1:
             raise ValueError(f"a pool of {num_pages} pages of {page_size} tokens holds nothing.")
         self.num_pages, self.page_size = num_pages, page_size
         self._holders = np.zeros(num_pages, np.int32)
-        # What holds nothing of use: pages given back, as a stack, and all from `_untouched` on.
+        # Pages without useful content: a stack of released ones, and all from `_untouched` on.
         self._blank, self._num_blank = np.zeros(0, np.int32), 0
         self._untouched = NULL_PAGE + 1
-        self._idle: OrderedDict[int, None] = OrderedDict()  # without holder, but can be found
+        self._idle: OrderedDict[int, None] = OrderedDict()  # pages without holder that can be found
         self.prefixes = Prefixes(num_pages, page_size)
 
     @property
     def capacity(self) -> int:
-        """Pages that can be given out at most."""
+        """The most pages that can be held."""
         return self.num_pages - 1
 
     @property
     def num_free(self) -> int:
-        """Pages that could be had now, those included that can still be found."""
+        """Pages that can be taken now, including pages that can still be found."""
         return self._num_blank + self.num_pages - self._untouched + len(self._idle)
 
     @property
     def blank(self) -> np.ndarray:
-        """Pages that hold nothing of use, int32[pages]."""
+        """Pages without useful content, int32[pages]."""
         untouched = np.arange(self._untouched, self.num_pages, dtype=np.int32)
         return np.concatenate([self._blank[: self._num_blank], untouched])
 
     def take(self, num_pages: int, *, leaving: int = 0) -> np.ndarray | None:
-        """Pages without content, int32[num_pages]; None, and nothing is changed, if too few.
+        """Takes pages without content, int32[num_pages]; None, taking none, if too few are free.
 
         Args:
-          leaving: pages that are to be free then.
+          leaving: pages that must stay free.
         """
         return self._hold([], num_pages, leaving)
 
     def admit(self, tokens: np.ndarray, room: int, *, leaving: int = 0) -> Admitted | None:
-        """Pages for a sequence that is to be prefilled.
+        """Takes pages for a sequence to prefill, sharing those that hold its prefix.
 
         Args:
           tokens: int[known], at least one; the newest is left to the first decode step.
-          room: tokens to come, the newest known one among them.
-          leaving: pages that are to be free then.
+          room: tokens to come, the newest known one included.
+          leaving: pages that must stay free.
 
         Returns:
-          Pages for `known - 1 + room` tokens; None, and nothing is changed, if there are too few.
+          Pages for `known - 1 + room` tokens; None, without any change, if too few are free.
         """
         cached = len(tokens) - 1
         data = np.ascontiguousarray(tokens[:cached], np.int32).tobytes()
@@ -98,7 +96,7 @@ class PageAllocator:
             and num_pages_for(cached, self.page_size) == num_shared
             and cached % self.page_size
         ):
-            # The found part page will be written. One in use is copied, one let go is taken over.
+            # The found partial page will be written: it is copied if held, else taken over.
             num_shared -= 1
             if self._holders[found[-1]]:
                 source = found.pop()
@@ -112,33 +110,33 @@ class PageAllocator:
         return Admitted(pages, num_cached, copy)
 
     def index(self, tokens: np.ndarray, pages: np.ndarray) -> None:
-        """A sequence that gives up its `pages` can find them again, what it has generated included.
+        """Makes a sequence's `pages` findable by its tokens, to reuse them after a preemption.
 
         Args:
-          tokens: int[known]; all but the newest are in the pages.
+          tokens: int[known], prompt and response; all but the newest are in the pages.
         """
         data = np.ascontiguousarray(tokens[:-1], np.int32).tobytes()
         found = self.prefixes.find(data)
-        # Where another sequence has generated the same, its pages are found. To go on from them
-        # with these would be to find pages whose holder does not hold those before them.
+        # If another sequence has generated the same tokens, its pages are found. Then these are not
+        # entered: their holder would not hold the pages before them.
         if found == pages[: len(found)].tolist():
             self.prefixes.enter(data, pages, since=len(found))
 
     def adopt(
         self, pages: np.ndarray, origin: "PageAllocator", moved: np.ndarray
     ) -> tuple[np.ndarray, int] | None:
-        """Pages for what a sequence has in another pool, when it moves here.
+        """Takes pages for a sequence that moves here from another pool.
 
-        Pages that are shared there are shared here, and found by the same tokens.
+        Pages that are shared there are shared here, and are found by the same tokens.
 
         Args:
-          pages: int32[pages], those of the sequence that hold tokens, in `origin`.
-          moved: int32[pages of origin], where they have come to in this pool so far, NULL_PAGE
-            where they have not; updated.
+          pages: int32[pages], the sequence's pages in `origin` that hold tokens.
+          moved: int32[pages of origin], the page here that each has moved to so far, NULL_PAGE if
+            none; updated.
 
         Returns:
-          int32[pages], and how many of them, the first, need no move; None, and nothing is changed,
-          if there are too few.
+          int32[pages], and how many of the first need no move; None, without any change, if too few
+          are free.
         """
         found = self._moved_or_alike(pages, origin, moved)
         new_pages = self._hold(found, len(pages))
@@ -157,7 +155,7 @@ class PageAllocator:
     def _moved_or_alike(
         self, pages: np.ndarray, origin: "PageAllocator", moved: np.ndarray
     ) -> list[int]:
-        """Pages here that hold what the first of some `pages` of another pool do."""
+        """Pages here with the same content as the first of `pages`, up to the first without one."""
         found, before = [], NULL_PAGE
         for page in pages:
             before = int(moved[page]) or self.prefixes.alike(int(page), origin.prefixes, before)
@@ -167,7 +165,7 @@ class PageAllocator:
         return found
 
     def renumber(self, pages: np.ndarray, numbers: np.ndarray) -> None:
-        """Gives `pages`, all that have a content, other `numbers`; int[pages] each."""
+        """Gives all pages with content, `pages`, other `numbers`; int[pages] each."""
         number = np.zeros(self.num_pages, np.int32)
         number[pages] = numbers
         holders = np.zeros_like(self._holders)
@@ -178,10 +176,10 @@ class PageAllocator:
         self.prefixes = self.prefixes.renumbered(number)
 
     def release(self, *sequences: np.ndarray) -> None:
-        """All pages of each of some sequences, int32[pages] in order of position."""
+        """Releases all pages of some sequences, int32[pages] each in order of position."""
         pages = np.concatenate([NO_PAGES, *(pages[::-1] for pages in sequences)])
         is_shared = self._holders[pages] > 1
-        # Of these very types NumPy counts thirty times as fast as of others.
+        # With exactly these types NumPy is thirty times as fast as with others.
         at, one = pages.astype(np.intp), np.int32(1)
         np.subtract.at(self._holders, at, one)
         unheld = pages[self._holders[pages] < 0]
@@ -189,7 +187,8 @@ class PageAllocator:
             np.add.at(self._holders, at, one)
             raise ValueError(f"page {unheld[0]} is released, but nobody holds it.")
         is_free = self._holders[pages] == 0
-        # A page that several of them held is let go where it comes last: behind all that follow it.
+        # A page that several of the sequences held is released at its last place: after all pages
+        # that follow it.
         again = np.flatnonzero(is_free & is_shared)
         is_free[again] = False
         is_free[again[::-1][np.unique(pages[again][::-1], return_index=True)[1]]] = True
@@ -199,22 +198,22 @@ class PageAllocator:
         self._push(free[~can_be_found])
 
     def discard(self, pages: np.ndarray) -> np.ndarray:
-        """Releases pages whose content is spoilt; returns those nobody holds now, int32[pages].
+        """Releases pages with spoilt content; returns those without a holder now, int32[pages].
 
-        Nothing admitted before is found any more: what follows a spoilt page is spoilt as well.
+        No page admitted before is found any more, because what follows a spoilt page is spoilt too.
         """
         self.release(pages)
         self.forget_prefixes()
         return pages[self._holders[pages] == 0]
 
     def forget_prefixes(self) -> None:
-        """From now on nothing is found that was admitted before: there may be a NaN in it."""
+        """Makes all pages unfindable that were admitted before, because they may hold NaN."""
         self.prefixes = Prefixes(self.num_pages, self.page_size)
         self._push(np.array(list(self._idle), np.int32))
         self._idle.clear()
 
     def _push(self, pages: np.ndarray) -> None:
-        """They hold nothing of use from now on."""
+        """Adds pages to the stack of pages without useful content."""
         top = self._num_blank + len(pages)
         if top > len(self._blank):
             more = np.zeros(max(top, 2 * len(self._blank)) - len(self._blank), np.int32)
@@ -223,7 +222,7 @@ class PageAllocator:
         self._num_blank = top
 
     def _hold(self, found: list[int], total: int, leaving: int = 0) -> np.ndarray | None:
-        """One more holder for the `found` pages and for others, `total` in all, if enough are left."""
+        """Adds a holder to `found` and fresh pages, `total` in all, if enough are free."""
         was_idle = [page for page in found if page in self._idle]
         fresh = total - len(found)
         if fresh + leaving > self.num_free - len(was_idle):
@@ -237,7 +236,7 @@ class PageAllocator:
         return pages
 
     def _fresh(self, count: int) -> np.ndarray:
-        """Pages given back last, then untouched ones, then what could still be found."""
+        """Takes the pages released last, then untouched ones, then pages that can be found."""
         again = min(count, self._num_blank)
         self._num_blank -= again
         given = self._blank[self._num_blank : self._num_blank + again][::-1]
@@ -255,12 +254,13 @@ class PageAllocator:
         return page
 
     def check_integrity(self, holders: np.ndarray) -> None:
-        """
+        """Checks the pool's accounts.
+
         Args:
           holders: int[pages], how many sequences hold each page.
 
         Raises:
-          AssertionError: the pool's own account says otherwise, or contradicts itself.
+          AssertionError: the pool's accounts differ from `holders` or contradict each other.
         """
         assert np.array_equal(self._holders, holders), "a page has other holders"
         idle, blank = np.array(list(self._idle), np.int64), self.blank

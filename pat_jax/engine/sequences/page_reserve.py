@@ -1,7 +1,7 @@
-"""Pages that the host has laid out for rows to draw during bursts, and what it knows to be drawn.
+"""Pages that the host reserves for rows to take during bursts, and how many are known to be taken.
 
-Host accounts in NumPy; the devices draw by `device/decode/page_append.py`. The host learns of it a
-burst later.
+Host accounts in NumPy. The devices take pages by `device/decode/page_append.py`, and the host
+learns of it a burst later.
 """
 
 import numpy as np
@@ -12,11 +12,16 @@ from pat_jax.models.cache.paged_layer import NULL_PAGE
 
 
 class PageReserve:
-    """Every replica has one. From the first burst that is dispatched to the last one collected,
-    pages leave the pools for nothing else."""
+    """A reserve of pages for each replica.
+
+    From the first burst dispatched to the last one collected, only the reserve takes pages from
+    the pools."""
 
     def __init__(self, pools: list[PageAllocator], size: int):
-        """`size`: pages that the reserve of a replica may hold at a time."""
+        """
+        Args:
+          size: most pages of a replica's reserve at a time.
+        """
         self.pools = pools
         self._ring = np.full((len(pools), size), NULL_PAGE, np.int32)
         self._filled = np.zeros(len(pools), np.int64)
@@ -24,15 +29,15 @@ class PageReserve:
 
     @property
     def left(self) -> np.ndarray:
-        """Pages of each replica that are not drawn, as far as is known; int[replicas]."""
+        """Pages of each replica not known to be taken, int[replicas]."""
         return self._filled - self._drawn
 
     def can_hold(self, pages: np.ndarray) -> bool:
-        """Whether there are as many, int[replicas], laid out or free."""
+        """Returns whether so many pages, int[replicas], are reserved or free."""
         return bool((self.left + [pool.num_free for pool in self.pools] >= pages).all())
 
     def fill(self, pages: np.ndarray) -> None:
-        """Lays out as many, int[replicas], or as many as there are."""
+        """Fills the reserve up to so many pages, int[replicas], as far as pages are free."""
         for replica, (pool, ring) in enumerate(zip(self.pools, self._ring, strict=True)):
             more = min(int(pages[replica] - self.left[replica]), pool.num_free)
             if more > 0:
@@ -42,15 +47,15 @@ class PageReserve:
                 self._filled[replica] += more
 
     def laid_out(self) -> ReservedPages:
-        """For the devices."""
+        """Returns the reserve in the form that the devices use."""
         return ReservedPages(self._ring.copy(), self._filled.astype(np.int32))
 
     def note_drawn(self, pages: np.ndarray) -> None:
-        """That so many more of each replica are drawn, int[replicas]."""
+        """Notes how many more pages of each replica have been taken, int[replicas]."""
         self._drawn += pages
 
     def take_back(self) -> None:
-        """What is left is free again."""
+        """Releases the pages left in the reserve."""
         for pool, ring, first, stop in zip(
             self.pools, self._ring, self._drawn, self._filled, strict=True
         ):

@@ -1,6 +1,6 @@
-"""What is due before a burst: tokens to prefill, packed into calls, pages to copy or move.
+"""Work before a burst: tokens to prefill, packed into calls, and pages to copy or move.
 
-Host accounts in NumPy. The cache manager says which sequences and which pages.
+Host accounts in NumPy. The cache manager decides which sequences and which pages.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from pat_jax.engine.sequences.sequence_table import NO_SEQUENCE, NO_TOKEN
 
 
 class Copies(NamedTuple):
-    """Pages to be copied within their replica, when all is prefilled."""
+    """Pages to copy within their replica after the prefill."""
 
     replica: np.ndarray  # int32[copies]
     source: np.ndarray  # int32[copies], page
@@ -21,7 +21,7 @@ class Copies(NamedTuple):
 
 
 class PageMoves(NamedTuple):
-    """Where pages go, int[pages] each; in a switch one page may go to several replicas."""
+    """Moves of pages, int[pages] each; in a switch one page may go to several replicas."""
 
     old_replica: np.ndarray
     old_page: np.ndarray
@@ -34,52 +34,52 @@ class PageMoves(NamedTuple):
         return cls(*map(np.concatenate, zip(none, *moves, strict=True)))
 
     def part(self, which: np.ndarray) -> "PageMoves":
-        """Some of them, bool[pages]."""
+        """Returns some of the moves, selected by a mask or indices."""
         return PageMoves(*(x[which] for x in self))
 
 
 @dataclass(frozen=True)
 class MovedBytes:
-    """What a move sent, weights and KV cache together."""
+    """The bytes of a move, weights and KV cache together."""
 
-    total: int = 0  # from device to device, all devices; empty slots of buffers included
-    least: int = 0  # of these, what no other way of moving the same could save
-    extra: int = 0  # of one device, at most, beside what it held before
+    total: int = 0  # sent between devices, over all devices, empty slots of buffers included
+    least: int = 0  # the part of `total` that any way of moving the same must send
+    extra: int = 0  # most that one device held beside what it held before
 
 
 class Spans(NamedTuple):
-    """Runs of tokens to be prefilled, one of each of some sequences."""
+    """Runs of tokens to prefill, at most one for each sequence."""
 
     sequence: np.ndarray  # int[spans]
     replica: np.ndarray  # int[spans], replica
-    start: np.ndarray  # int[spans], position of the first token: on a page's edge
-    stop: np.ndarray  # int[spans], and of the first one not to be prefilled
+    start: np.ndarray  # int[spans], position of the first token: a multiple of the page size
+    stop: np.ndarray  # int[spans], position after the last token
 
 
 class PrefillWork(NamedTuple):
-    """What is to be computed before the next burst: all spans, then the copies."""
+    """The work before the next burst: prefill of all spans, then the copies."""
 
     spans: Spans
     copies: Copies
 
 
 class PrefillCall(NamedTuple):
-    """What one call prefills: in each replica, pages of any of its sequences."""
+    """One prefill call: in each replica, pages of any of its sequences."""
 
     sequence: np.ndarray  # int32[replicas, blocks]; NO_SEQUENCE in blocks left empty
     start: np.ndarray  # int32[replicas, blocks], position of each block's first token
-    length: np.ndarray  # int32[replicas, blocks], tokens that each block has; 0 in those left empty
+    length: np.ndarray  # int32[replicas, blocks], tokens of each block; 0 in blocks left empty
 
     @property
     def context(self) -> int:
-        """Tokens that the caches of these sequences hold afterwards, at most."""
+        """The most cached tokens of one of these sequences after the call."""
         return int((self.start + self.length).max())
 
     def tokens(self, known: np.ndarray, page_size: int) -> np.ndarray:
-        """The tokens of each block, int32[replicas * blocks, page_size], NO_TOKEN behind the last.
+        """Returns the blocks' tokens, int32[replicas * blocks, page_size], filled with NO_TOKEN.
 
         Args:
-          known: int[sequences, tokens].
+          known: int[sequences, tokens], the tokens of each sequence.
         """
         blocks = np.full((self.sequence.size, page_size), NO_TOKEN, np.int32)
         for block, i, at in zip(blocks, *self.places(), strict=True):
@@ -87,7 +87,7 @@ class PrefillCall(NamedTuple):
         return blocks
 
     def places(self) -> tuple[np.ndarray, list[slice]]:
-        """The sequence of each block, and the positions of its tokens."""
+        """Returns the sequence of each block and the positions of its tokens."""
         ends = self.start + self.length
         pairs = zip(self.start.reshape(-1).tolist(), ends.reshape(-1).tolist(), strict=True)
         return self.sequence.reshape(-1), [slice(*pair) for pair in pairs]
@@ -98,12 +98,12 @@ def prefill_calls(
 ) -> list[PrefillCall]:
     """Packs the pages of all spans into calls of a few fixed sizes.
 
-    Lower positions come first: a page never comes in an earlier call than those that it attends to,
-    its own sequence's or another's that it shares, and most calls see short contexts only.
+    Lower positions come first. So a page never comes in an earlier call than the pages that it
+    attends to, its own sequence's or shared ones, and most calls have short contexts.
 
     Args:
-      sizes: blocks of a large and of a small call, pages in each replica. Small calls take what is
-        left by large ones, as long as they have fewer blocks together than another large one.
+      sizes: blocks (pages) per replica of a large and of a small call. Small calls take what large
+        ones leave, if together they have fewer blocks than another large call.
     """
     counts = -(-(spans.stop - spans.start) // page_size)
     of = np.repeat(np.arange(len(counts)), counts)  # the span of each block

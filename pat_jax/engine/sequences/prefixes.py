@@ -1,6 +1,6 @@
-"""By which tokens a page of a pool is found: prefixes as chains of pages.
+"""Finds pages of a pool by tokens, for prefix caching: a prefix is a chain of pages.
 
-What a page holds is told by its tokens and the page before it.
+A page's content is identified by its tokens and the page before it.
 """
 
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ import numpy as np
 
 from pat_jax.models.cache.paged_layer import NULL_PAGE
 
-Prefix = tuple[int, bytes]  # the page before, and the tokens of one, int32
+Prefix = tuple[int, bytes]  # the page before a page, and its tokens, int32
 
 
 class Prefixes:
@@ -22,7 +22,7 @@ class Prefixes:
         self.has = np.zeros(num_pages, bool)  # by page
 
     def note(self, page: int, prefix: Prefix) -> None:
-        """That a page is found by what it holds, and by nothing that it held before."""
+        """Makes a page findable by its content, and no longer by what it held before."""
         if page in self._prefix:
             del self._page[self._prefix[page]]
         self._page[prefix], self._prefix[page], self.has[page] = page, prefix, True
@@ -32,7 +32,7 @@ class Prefixes:
         self.has[page] = False
 
     def find(self, data: bytes) -> list[int]:
-        """The longest chain of pages that hold the beginning of `data`, or all of it."""
+        """Returns the longest chain of pages that hold the beginning of `data`, or all of it."""
         found, before = [], NULL_PAGE
         for at in range(0, len(data), self._bytes):
             page = self._page.get((before, data[at : at + self._bytes]))
@@ -43,7 +43,7 @@ class Prefixes:
         return found
 
     def enter(self, data: bytes, pages: np.ndarray, since: int) -> None:
-        """The pages of `data` can be found from now on; the first `since` can be already."""
+        """Makes the pages of `data` findable; the first `since` pages are already."""
         size = self._bytes
         numbers = pages[: -(-len(data) // size)].tolist()
         before = numbers[since - 1] if since else NULL_PAGE
@@ -52,42 +52,47 @@ class Prefixes:
             before = numbers[turn]
 
     def alike(self, page: int, origin: "Prefixes", before: int) -> int:
-        """A page here, after `before`, with what a full `page` elsewhere holds, or NULL_PAGE."""
+        """Returns the page here, after `before`, with the content of another pool's full `page`.
+
+        Returns NULL_PAGE if there is none."""
         prefix = origin._prefix.get(page)
         if prefix is None or len(prefix[1]) < self._bytes:
             return NULL_PAGE
         return self._page.get((before, prefix[1]), NULL_PAGE)
 
     def adopt(self, page: int, origin: "Prefixes", old_page: int, before: int) -> None:
-        """That a page, after `before`, holds what `old_page` elsewhere does, if none does yet."""
+        """Makes a page, after `before`, findable by the content of another pool's `old_page`.
+
+        Does nothing if another page here has that content."""
         prefix = before, origin._prefix[old_page][1]
         if prefix not in self._page:
             self.note(page, prefix)
 
     def renumbered(self, number: np.ndarray) -> "Prefixes":
-        """The same of pages with other numbers, int[pages]."""
+        """Returns the same prefixes with other page numbers, int[pages]."""
         new = Prefixes(len(self.has), self.page_size)
         for page, (before, tokens) in self._prefix.items():
             new.note(int(number[page]), (int(number[before]), tokens))
         return new
 
     def follows(self, page: int, before: int) -> bool:
-        """Whether a page is found behind this other one, if it is found at all."""
+        """Returns whether a page is found only after page `before`, or not at all."""
         return page not in self._prefix or self._prefix[page][0] == before
 
     def befores(self) -> Iterator[tuple[int, int]]:
-        """Each page that is found behind another, and that other one."""
+        """Yields each page that is found after another, and that other page."""
         for page, (before, _) in self._prefix.items():
             if before != NULL_PAGE:
                 yield page, before
 
     def check_integrity(self, blank: np.ndarray) -> None:
-        """
+        """Checks the accounts.
+
         Args:
-          blank: int[pages], those that hold nothing of use.
+          blank: int[pages], pages without useful content.
 
         Raises:
-          AssertionError: it contradicts itself, or finds one of these.
+          AssertionError: the accounts contradict each other, or a blank page can be found.
         """
         assert {page: prefix for prefix, page in self._page.items()} == self._prefix
         assert np.array_equal(np.flatnonzero(self.has), sorted(self._prefix))

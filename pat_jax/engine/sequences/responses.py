@@ -1,4 +1,4 @@
-"""What each sequence was asked and what it has generated, from requests to completions.
+"""The requests of sequences and their responses so far, up to completions.
 
 All on the host, in NumPy. Decides nothing about layouts and touches no device array.
 """
@@ -26,11 +26,11 @@ class Request:
     max_new_tokens: int
     sampling: Sampling = PLAIN
     ignore_eos: bool = False
-    prompt_id: int | None = None  # requests with the same one are siblings: see LengthModel
+    prompt_id: int | None = None  # requests with the same id are siblings, see LengthModel
 
     @property
     def checksum(self) -> int:
-        """A checksum of all that a response depends on, beside the model."""
+        """A checksum of all that a response depends on, besides the model."""
         drawn = self.key.tolist(), astuple(self.sampling)
         whole = self.tokens, self.max_new_tokens, self.ignore_eos, *drawn
         return zlib.crc32(repr(whole).encode())
@@ -40,17 +40,17 @@ class Request:
 class Completion:
     tokens: np.ndarray  # int32[length], the token that ended it included
     logprobs: np.ndarray  # float32[length], under the distribution that each token was drawn from
-    is_truncated: bool  # cut at max_new_tokens before a token that ends it
+    is_truncated: bool  # no token ended it before max_new_tokens
     # The likeliest tokens, likeliest first, and their log-probabilities by the model alone, without
     # penalties, temperature and filters: int32 and float32[length, Sampling.logprobs], if asked for.
     top_tokens: np.ndarray | None = None
     top_logprobs: np.ndarray | None = None
-    # float32[length], under softmax(logits / temperature); None: they are `logprobs`.
+    # float32[length], under softmax(logits / temperature); None: equal to `logprobs`.
     unfiltered_logprobs: np.ndarray | None = None
-    # int16[prompt + length - 1, layers, k]: the experts that computed each token but the last, of the
-    # layers that have experts. None: no layer has.
+    # int16[prompt + length - 1, layers, k]: the experts that computed each token but the last, in
+    # layers with experts. None: no layer has experts.
     routed_experts: TokenRoutes | None = None
-    error: str = ""  # one sentence where the request could not be generated to its end
+    error: str = ""  # one sentence if the response could not be completed
 
 
 class Responses(Contents):
@@ -68,12 +68,12 @@ class Responses(Contents):
         self._by_prompt = np.argsort(self.prompt, kind="stable")
         self.tokens = np.zeros((len(requests), int(table.end.max(initial=1))), np.int32)
         self.logprobs = np.zeros(self.tokens.shape, np.float32)
-        # Of those drawn from another distribution than the policy's own, burst by burst.
+        # Log-probabilities of sequences with penalties or filters, burst by burst.
         self.unfiltered: list[list[np.ndarray]] = [[] for _ in requests]
         for i, request in enumerate(requests):
             self.tokens[i, : len(request.tokens)] = request.tokens
-        self.runs = Runs.none(len(requests))  # of each sequence, as its last burst has left them
-        # Of each sequence, burst by burst, where it wants them.
+        self.runs = Runs.none(len(requests))  # of each sequence, as its last burst left them
+        # Likeliest tokens of sequences that want them, burst by burst.
         self.top: list[list[tuple[np.ndarray, np.ndarray]]] = [[] for _ in requests]
 
     @classmethod
@@ -85,10 +85,10 @@ class Responses(Contents):
         rows_per_replica: int,
         routes_shape: tuple[int, int] = (0, 0),
     ) -> "Responses":
-        """With a table in which all of them wait.
+        """Makes a table in which all requests wait, and their responses.
 
         Args:
-          routes_shape: the model's, see `ModelConfig`.
+          routes_shape: `ModelConfig.routes_shape`.
         """
         ids = [r.prompt_id for r in requests if r.prompt_id is not None]
         table = SequenceTable(
@@ -101,16 +101,16 @@ class Responses(Contents):
         return cls(requests, table, routes_shape)
 
     def samples(self, prompt: int) -> np.ndarray:
-        """The sequences of one of the prompts, by its number; int[samples]."""
+        """Returns the sequences of a prompt, given its number; int[samples]."""
         first, stop = np.searchsorted(self.prompt[self._by_prompt], (prompt, prompt + 1))
         return self._by_prompt[first:stop]
 
     def known(self, i: int) -> np.ndarray:
-        """Tokens so far, int32[length]."""
+        """Returns the tokens so far, int32[length]; not a copy."""
         return self.tokens[i, : self.table.length[i]]
 
     def row_state(self) -> RowState:
-        """The host's copy of every row's numbers, to be put on the devices."""
+        """Returns the state of every row as host arrays, to put on the devices."""
         table = self.table
         rows = RowState.empty(table.num_replicas * table.rows_per_replica)
         for i in table.running:
@@ -125,7 +125,7 @@ class Responses(Contents):
         return rows
 
     def runs_of_rows(self) -> Runs:
-        """The host's copy of what each row's last step has left."""
+        """Returns the runs that each row's last step left, as host arrays."""
         table = self.table
         rows = Runs.none(table.num_replicas * table.rows_per_replica)
         for of_row, of_sequence in zip(rows, self.runs, strict=True):
@@ -134,11 +134,11 @@ class Responses(Contents):
 
     @property
     def has_penalties(self) -> bool:
-        """Some running sequence is drawn by which tokens occurred."""
+        """Whether a running sequence has a penalty."""
         return any(self.requests[i].sampling.has_penalty for i in self.table.running)
 
     def seen(self, shape: tuple[int, int, int]) -> np.ndarray:
-        """The tokens of each row's text and response as bits (`Seen`), for rows with a penalty."""
+        """Returns the tokens of text and response as bits (`Seen`), for rows with a penalty."""
         table, words = self.table, np.zeros(shape, np.uint32)
         for i in table.running:
             if self.requests[i].sampling.has_penalty:
@@ -147,9 +147,9 @@ class Responses(Contents):
         return words
 
     def take(self, output: BurstOutput) -> None:
-        """Notes what a burst generated for the running sequences, before the table is told.
+        """Stores what a burst generated for the running sequences; call it before `advance`.
 
-        Tokens of rows that were given up since it began do not matter any more.
+        Tokens of rows whose sequences were ended since the burst began are dropped.
         """
         table = self.table
         rows, length = table.row[table.running], table.length[table.running]
@@ -169,7 +169,7 @@ class Responses(Contents):
                 self.top[i].append(tuple(one[row, :count, :wanted] for one in likeliest))
 
     def poisoned_replicas(self, output: BurstOutput) -> list[int]:
-        """Replicas with a row that drew from NaN logits after it had been given up."""
+        """Returns replicas where a row sampled from NaN logits after its sequence was ended."""
         table = self.table
         rows = np.flatnonzero(
             (table.row_to_sequence == NO_SEQUENCE) & (np.asarray(output.emitted) > 0)
@@ -178,17 +178,17 @@ class Responses(Contents):
         return np.unique(rows[np.array(is_poisoned, bool)] // table.rows_per_replica).tolist()
 
     def response(self, i: int) -> np.ndarray:
-        """What sequence i has generated so far, int32[tokens]; not a copy."""
+        """Returns what sequence i has generated so far, int32[tokens]; not a copy."""
         return self.known(i)[self.table.prompt_length[i] :]
 
     def has_failed(self, i: int) -> bool:
-        """The newest token of sequence i was drawn from logits that are no numbers."""
+        """Returns whether the newest token of sequence i was sampled from NaN logits."""
         length = self.table.length[i]
         has_generated = length > self.table.prompt_length[i]
         return bool(has_generated and np.isnan(self.logprobs[i, length - 1]))
 
     def completion(self, i: int, eos_ids: Sequence[int]) -> Completion:
-        """What sequence i has generated."""
+        """Returns the completion of sequence i."""
         table, request = self.table, self.requests[i]
         at = slice(table.prompt_length[i], table.length[i])
         tokens, logprobs = self.tokens[i, at].copy(), self.logprobs[i, at].copy()
@@ -196,7 +196,7 @@ class Responses(Contents):
         top, error = [np.concatenate(part) for part in zip(*self.top[i], strict=True)], ""
         unfiltered = np.concatenate(self.unfiltered[i]) if self.unfiltered[i] else None
         if self.has_failed(i):
-            # The token was drawn from logits that are no numbers: it is not part of the response.
+            # The last token was sampled from NaN logits: it is not part of the response.
             tokens, logprobs, top = tokens[:-1], logprobs[:-1], [part[:-1] for part in top]
             unfiltered = None if unfiltered is None else unfiltered[:-1]
             error = f"the logits of token {len(tokens) + 1} of the response are not numbers (NaN)"

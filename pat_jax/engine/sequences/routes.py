@@ -1,5 +1,4 @@
-"""Which experts computed each token of a rollout: recorded once, replayed where a token is computed
-again.
+"""Routes: the experts that computed each token of a rollout, recorded to replay them on recompute.
 
 On the host, in NumPy. A model without experts has empty arrays.
 """
@@ -18,17 +17,18 @@ TokenRoutes = Int16[np.ndarray, "tokens layers k"]
 
 
 class Routes:
-    """A prompt's routes are kept once for all of its samples, a response's as bursts bring them.
+    """Keeps a prompt's routes once for all of its samples, and a response's routes as bursts bring
+    them.
 
-    A response's begin with its prompt's last token, which the first decode step computes.
+    A response's routes begin with its prompt's last token, which the first decode step computes.
     """
 
     def __init__(self, prompts: Sequence[tuple[int, ...]], of: np.ndarray, shape: tuple[int, int]):
         """
         Args:
-          prompts: tokens of the prompts that differ.
-          of: int[sequences], the prompt of each.
-          shape: layers with experts, and experts of a token in each.
+          prompts: tokens of each distinct prompt.
+          of: int[sequences], the prompt of each sequence.
+          shape: number of layers with experts, and of experts per token.
         """
         self._prompts, self._of, self.shape = prompts, of, shape
         self._before = [self._none(len(prompt) - 1) for prompt in prompts]
@@ -39,11 +39,12 @@ class Routes:
         return np.full((*shape, *self.shape), NOT_RECORDED, ROUTE_DTYPE)
 
     def recorded(self, call: PrefillCall, page_size: int) -> np.ndarray:
-        """The experts of the tokens of each block, int16[blocks, page_size, layers, k];
-        NOT_RECORDED where none has computed them."""
+        """Returns the recorded experts of each block's tokens, int16[blocks, page_size, layers, k].
+
+        Tokens that have not been computed before have NOT_RECORDED."""
         blocks = self._none(call.sequence.size, page_size)
         if blocks.size:
-            # One that is computed again may have had pages of another prompt, which are gone.
+            # A recomputed sequence may have shared pages of another prompt that are gone.
             known = {
                 i: self.whole(i) if self._behind[i] else self.known(i)
                 for i in np.unique(call.sequence).tolist()
@@ -55,15 +56,16 @@ class Routes:
         return blocks
 
     def computed(self, call: PrefillCall, routed: jax.Array) -> None:
-        """
+        """Keeps the experts that a prefill call used, for `settle` to store.
+
         Args:
-          routed: int16[blocks, page_size, layers, k], still on its way from the devices.
+          routed: int16[blocks, page_size, layers, k], an array that the devices may still compute.
         """
         if routed.size:
             self._computed.append((call, routed))
 
     def settle(self) -> None:
-        """Notes what calls have computed of prompts. Tokens of responses are recorded already."""
+        """Stores the routes of prompts that calls have computed; those of responses are stored."""
         for call, routed in self._computed:
             for block, i, at in zip(np.asarray(routed), *call.places(), strict=True):
                 if i != NO_SEQUENCE:
@@ -72,15 +74,16 @@ class Routes:
         self._computed.clear()
 
     def add(self, i: int, routes: TokenRoutes) -> None:
-        """Appends what a burst has recorded of sequence i."""
+        """Appends the routes that a burst recorded for sequence i."""
         self._behind[i].append(routes)
 
     def known(self, i: int) -> TokenRoutes:
-        """Those of sequence i so far: of all its tokens but the newest."""
+        """Returns the routes of sequence i so far: those of all its tokens but the newest."""
         return np.concatenate([self._before[self._of[i]], *self._behind[i]])
 
     def whole(self, i: int) -> TokenRoutes:
-        """The same, with what other prompts that begin alike have computed of its prompt."""
+        """Returns the same as `known`, with gaps in the prompt filled from prompts that share its
+        beginning."""
         self.settle()
         number = self._of[i]
         mine, tokens = self._before[number], self._prompts[number]
@@ -95,6 +98,6 @@ class Routes:
 
 
 def _alike(a: Sequence[int], b: Sequence[int]) -> int:
-    """How many tokens two prompts have in common before they differ."""
+    """The number of leading tokens that two prompts have in common."""
     pairs = enumerate(zip(a, b, strict=False))
     return next((n for n, (x, y) in pairs if x != y), min(len(a), len(b)))

@@ -1,4 +1,4 @@
-"""How the tokens of one response are drawn, and what ends it."""
+"""The sampling options of one response."""
 
 import math
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from pat_jax.common.rules import MAX_TEMPERATURE, MIN_TEMPERATURE
 
 MAX_STOP_IDS = 8  # of a request, besides the engine's end-of-sequence tokens
 
-_Rule = tuple[Callable[[Any], bool], str]  # what must hold, and how to say it
+_Rule = tuple[Callable[[Any], bool], str]  # the test of a value, and what it expects
 
 
 def _number(low: float, high: float = math.inf) -> Callable[[Any], bool]:
@@ -50,10 +50,10 @@ _RULES: dict[str, _Rule] = {
 
 @dataclass(frozen=True)
 class Sampling:
-    """How the tokens of one response are drawn, and what may end it.
+    """How the tokens of one response are sampled, and what may end it.
 
-    Penalties change the logits first; then they are divided by the temperature; then top-k, top-p
-    and min-p, in this order, each look at what is left. Greedy decoding knows no filters.
+    Penalties change the logits first, then the temperature divides them. Then top-k, top-p and
+    min-p, in this order, each filter the tokens that are left. Greedy decoding ignores filters.
 
     Raises:
       ValueError: a value is not allowed; one sentence that names the field.
@@ -67,9 +67,9 @@ class Sampling:
     # (arXiv 1909.05858, §4.1).
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0  # taken off the logits of tokens in the response
-    min_tokens: int = 0  # nothing ends the response before
+    min_tokens: int = 0  # no token ends the response before it has so many tokens
     stop_token_ids: tuple[int, ...] = ()  # tokens that end the response, besides the model's own
-    logprobs: int = 0  # so many likeliest tokens are reported with each token drawn
+    logprobs: int = 0  # number of likeliest tokens to report with each token
 
     def __post_init__(self) -> None:
         for name, (is_valid, expected) in _RULES.items():
@@ -79,14 +79,14 @@ class Sampling:
 
     @property
     def is_plain(self) -> bool:
-        """Tokens are drawn from softmax(logits / temperature), nothing else done to it."""
+        """Whether tokens are sampled from softmax(logits / temperature) without further changes."""
         has_filter = self.top_k > 0 or self.top_p < 1 or self.min_p > 0
         is_filtered = has_filter and self.temperature > 0
         return not (is_filtered or self.has_penalty or self.min_tokens)
 
     @property
     def has_penalty(self) -> bool:
-        """Which tokens occurred matters."""
+        """Whether sampling depends on the tokens that have occurred."""
         return self.repetition_penalty != 1 or self.presence_penalty != 0
 
 

@@ -1,4 +1,4 @@
-"""What a decode step carries and a switch moves. What is not in `DecodeState` does not move.
+"""The state that decode steps carry and switches move. What is not in `DecodeState` does not move.
 
 Arrays have one entry a row. The rows of replica g are g·R … (g + 1)·R - 1, where R is the row
 bucket: the number of rows that the compiled programs work on in each replica.
@@ -22,19 +22,19 @@ from pat_jax.planning.draft_counts import KINDS, MAX_RUN, DraftResult
 
 @pytree_dataclass
 class RowState:
-    """One row a sequence: a few numbers, all that decoding needs besides the cache."""
+    """One row per sequence: a few numbers, all that decoding needs besides the cache."""
 
     last_token: Int[Array, " rows"]  # the newest token, not yet in the cache
     position: Int[Array, " rows"]  # its index in prompt + response = tokens in the cache
     end: Int[Array, " rows"]  # prompt + response may not grow longer than this
-    running: Bool[Array, " rows"]  # still sampling; False in empty rows
-    ignore_eos: Bool[Array, " rows"]  # sample on to `end` (forced lengths of a benchmark)
-    key: UInt32[Array, "rows 2"]  # of the sequence, see gumbel.position_keys
+    running: Bool[Array, " rows"]  # still generating; False in empty rows
+    ignore_eos: Bool[Array, " rows"]  # generate up to `end` (forced lengths of a benchmark)
+    key: UInt32[Array, "rows 2"]  # the sequence's key, see gumbel.position_keys
     sampling: RowSampling
 
     @classmethod
     def empty(cls, rows: int) -> "RowState":
-        """Host arrays of unused rows, for the cache manager to fill in."""
+        """Returns host arrays of unused rows, to fill in."""
 
         def full(dtype: type, value: float = 0, columns: tuple[int, ...] = ()) -> Any:
             return np.full((rows, *columns), value, dtype)
@@ -51,7 +51,7 @@ class RowState:
 
 
 class LayerPages(NamedTuple):
-    """The pages of one layer, those of all replicas one after the other."""
+    """The pages of one layer, all replicas' pages concatenated."""
 
     keys: Float[Array, "pages kv_heads page_size head_dim"]
     values: Float[Array, "pages kv_heads page_size head_dim"]
@@ -61,32 +61,33 @@ Pool = tuple[LayerPages, ...]
 
 
 class Runs(NamedTuple):
-    """What each row's last step has left: a run that goes on, if its match is long enough."""
+    """The run that each row's last step left; it continues if the next match is long enough."""
 
-    kind: Int[Array, " rows"]  # of the match with which it began
-    place: Int[Array, " rows"]  # tokens of it that are right if it goes on
-    matched: Int[Array, " rows"]  # tokens of the match then; 0: it has ended
+    kind: Int[Array, " rows"]  # kind of the match that the run began with
+    place: Int[Array, " rows"]  # tokens of the run that are accepted if it continues
+    matched: Int[Array, " rows"]  # match length that it needs to continue; 0: it has ended
 
     @classmethod
     def none(cls, rows: int) -> "Runs":
-        """Host arrays."""
+        """Returns host arrays of runs that have ended."""
         zeros: Any = np.zeros((3, rows), np.int32)
         return cls(*zeros)
 
 
 class Drafting(NamedTuple):
-    """What rows draft from; it comes with a burst from the host, and goes on to those behind it."""
+    """The texts that rows draft from. The host makes them for a burst, which passes them on to the
+    bursts behind it."""
 
     text: Int[Array, "rows columns"]  # see `device/draft/ngram.py`
     runs: Runs  # see `device/draft/token_batch.py`
-    borders: Int[Array, "rows 2"]  # of what texts are made of, see `texts.Texts`
+    borders: Int[Array, "rows 2"]  # between the sources of a text, see `texts.Texts`
 
 
 class ModelDrafting(NamedTuple):
-    """What a draft model proposes from; it comes and goes on in the same way."""
+    """The cache of a draft model, passed from burst to burst in the same way."""
 
     pool: Pool
-    tables: Int[Array, "rows width"]  # the pages of each row in it
+    tables: Int[Array, "rows width"]  # the pages of each row in the pool
     previous: Int[Array, " rows"]  # the token before each row's newest one
 
 
@@ -95,18 +96,18 @@ class DecodeState:
     rows: RowState
     seen: UInt32[Array, "rows 2 words"]  # see sampling.Seen
     pool: Pool
-    # From one burst to another that is dispatched behind it; else the host has them anew.
+    # Passed from a burst to one that is dispatched behind it; otherwise the host sets them anew.
     tables: Int[Array, "rows width"]  # the pages of each row, see PagedLayer
     drawn: Int[Array, " replicas"]  # pages of the reserve that rows have taken
-    drafting: Any = None  # what drafts come from: `Drafting`, `ModelDrafting`, or nothing
+    drafting: Any = None  # the drafter's state: `Drafting`, `ModelDrafting` or None
 
 
 @pytree_dataclass
 class ReservedPages:
-    """Pages of each replica that rows draw from as they grow, in turn."""
+    """Pages of each replica that rows take in turn as they grow."""
 
     pages: Int[Array | np.ndarray, "replicas size"]  # rings: page n, counted from 0, is at n % size
-    filled: Int[Array | np.ndarray, " replicas"]  # pages laid out so far, those drawn among them
+    filled: Int[Array | np.ndarray, " replicas"]  # pages reserved so far, taken ones included
 
 
 @pytree_dataclass
@@ -116,28 +117,28 @@ class Until:
 
     steps: Int[Array | np.integer, ""]
     threshold: Int[Array | np.integer, ""]
-    # How likely runs are right so far, see `Acceptance.accept_prob`; None where nothing is drafted.
+    # See `Acceptance.accept_prob`; None without copied drafts.
     accept_prob: Float[Array | np.ndarray, "2 kinds places"] | None = None
 
 
 @pytree_dataclass
 class BurstOutput:
-    """What was sampled: the first `emitted` entries of each row."""
+    """The tokens generated in a burst: the first `emitted` entries of each row."""
 
     tokens: Int[Array | np.ndarray, "rows burst"]
     logprobs: Float[Array | np.ndarray, "rows burst"]
     # log-probabilities too, see sampling.sample
     unfiltered: Float[Array | np.ndarray, "rows burst"]
     emitted: Int[Array | np.ndarray, " rows"]
-    running: Bool[Array | np.ndarray, " rows"]  # that go on
+    running: Bool[Array | np.ndarray, " rows"]  # rows still running
     steps: Int[Array | np.integer, ""]  # decode steps that the device ran
     top_tokens: Int[Array | np.ndarray, "rows burst top"]  # see sampling.likeliest
     top_logprobs: Float[Array | np.ndarray, "rows burst top"]
-    pages: Int[Array | np.ndarray, "rows most"]  # that each row drew, NULL_PAGE after the last
+    pages: Int[Array | np.ndarray, "rows most"]  # taken by each row, NULL_PAGE after the last
     running_steps: Int[Array | np.ndarray, " rows"]  # steps in which each row was running
     drafted: DraftResult  # of each replica
-    runs: Runs  # of the rows that go on
-    # Experts that computed the token before each of those sampled, by layer.
+    runs: Runs  # left by the last step of each row
+    # Experts that computed the token before each generated one, by layer.
     routed_experts: Int16[Array | np.ndarray, "rows burst layers k"]
 
 
@@ -147,19 +148,19 @@ def abstract_rows(layout: Layout, rows_per_replica: int) -> RowState:
 
 
 def abstract_index(layout: Layout, rows_per_replica: int, *columns: int) -> Any:
-    """Integers of each replica's rows."""
+    """Returns the shape of an integer array with one entry per row, or `columns` per row."""
     shape = (rows_per_replica * layout.split.dp, *columns)
     return jax.ShapeDtypeStruct(shape, jnp.int32, sharding=layout.sharding("batch"))
 
 
 def abstract_routes(layout: Layout, blocks: int, page_size: int, config: ModelConfig) -> Any:
-    """The experts recorded of each replica's blocks."""
+    """Returns the shape of the recorded experts of each replica's blocks."""
     shape = (blocks * layout.split.dp, page_size, *config.routes_shape)
     return jax.ShapeDtypeStruct(shape, ROUTE_DTYPE, sharding=layout.sharding("batch"))
 
 
 def no_routes(config: ModelConfig, *shape: int) -> np.ndarray:
-    """NOT_RECORDED for tokens of this shape: the routers choose their experts."""
+    """Returns NOT_RECORDED for tokens of this shape, so that the routers choose their experts."""
     return np.full((*shape, *config.routes_shape), NOT_RECORDED, ROUTE_DTYPE)
 
 

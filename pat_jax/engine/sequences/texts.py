@@ -1,7 +1,7 @@
 """The texts that running sequences draft from, laid out for `device/draft/ngram.py`.
 
-All on the host, in NumPy. A burst drafts from what others had generated when it was launched, from
-what was generated in earlier iterations, and from what its own rows generate on the way.
+All on the host, in NumPy. A row drafts from what siblings had generated when the burst was
+launched, from responses of earlier iterations, and from its own text as it grows.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,33 +13,34 @@ from pat_jax.engine.sequences.earlier import EarlierResponses
 from pat_jax.engine.sequences.responses import Responses
 from pat_jax.engine.sequences.sequence_table import NO_TOKEN
 
-LEAD = 16  # tokens of the prompt before a response: what its beginning is found by
-BESIDE = LEAD + 1  # columns that a response takes beside its own: these, and what ends it
-# Where texts are cut, they go on behind the longest sample for such a part of the columns of a row: bursts
-# that are launched behind others see what the first one saw. Seen on real texts: an eighth and a half have
-# 3 and 1 % fewer tokens a step, all of the columns 4 % (`python -m benchmarks.speculation.draft_acceptance`).
+LEAD = 16  # tokens of the prompt kept before a response, so that its beginning can be matched
+BESIDE = LEAD + 1  # extra columns of a response: its lead and the separator behind it
+# Texts that are cut reach past the longest running sample by a row's own columns over this number:
+# bursts launched behind others see the same texts as the first. On real texts an eighth and a half
+# give 3 and 1 % fewer tokens per step, all of the columns 4 %
+# (`python -m benchmarks.speculation.draft_acceptance`).
 AHEAD_PART = 4
 
 
 class Texts(NamedTuple):
     columns: np.ndarray  # int32[rows, room + own], see `texts`
-    borders: np.ndarray  # int32[rows, 2], columns from and before which earlier responses lie
+    borders: np.ndarray  # int32[rows, 2], first column of earlier responses and the one after them
 
 
 def texts(
     responses: Responses, room: int, own: int, earlier: EarlierResponses | None = None
 ) -> Texts:
-    """For every row: first texts of its prompt from others, then its own.
+    """Returns the text of every row: first other texts for its prompt, then its own.
 
-    Among equally long matches the last counts, so the best come last. Samples that go on lie first,
-    then responses of earlier iterations, then samples that have ended. Where there is too little
-    room for all, texts are cut behind what rows are at. Those that still find no room are left out,
-    and so is the beginning of one that finds too little.
+    Among equally long matches the last counts, so the best texts come last: first running samples,
+    then responses of earlier iterations, then finished samples. If there is too little room for
+    all, texts are cut a little past the longest running sample. Texts that still do not fit are
+    left out, and the last one that fits partly loses its beginning.
 
     Args:
-      room: columns for others.
+      room: columns for other texts.
       own: columns for a row's own tokens, from its first on.
-      earlier: where there are some.
+      earlier: responses of earlier iterations, if there are any.
     """
     table = responses.table
     rows = table.num_replicas * table.rows_per_replica
@@ -62,8 +63,8 @@ def texts(
 def _of_prompt(
     responses: Responses, prompt: int, earlier: EarlierResponses | None
 ) -> list[list[np.ndarray]]:
-    """Responses behind the end of their prompt, the best to draft from first: of samples that have ended,
-    of earlier iterations, of samples that go on."""
+    """Responses with the end of their prompt before them, the best to draft from first: of finished
+    samples, of earlier iterations, of running samples."""
     table, samples = responses.table, responses.samples(prompt)
     length = int(table.prompt_length[samples[0]])
     asked = responses.known(samples[0])[:length]
@@ -83,7 +84,7 @@ def _of_prompt(
 
 
 def _farthest(responses: Responses, prompt: int) -> int:
-    """Columns of the longest text of a sample that goes on, as `_of_prompt` has them."""
+    """Columns of the longest text of an unfinished sample, in the form of `_of_prompt`."""
     table, samples = responses.table, responses.samples(prompt)
     length = int(table.prompt_length[samples[0]])
     going_on = samples[~table.is_done[samples]]
@@ -91,7 +92,7 @@ def _farthest(responses: Responses, prompt: int) -> int:
 
 
 def _packed(found: Sequence[Sequence[np.ndarray]], room: int) -> Texts:
-    """Of one row, from the last column backwards, NO_TOKEN behind each."""
+    """Packs the texts of a row from the last column backwards, with NO_TOKEN behind each."""
     packed, stop, ends = np.full(room, NO_TOKEN, np.int32), room - 1, []
     for kind in found:
         for text in kind:

@@ -1,4 +1,4 @@
-"""How the tokens of every row are drawn and what ends it, as arrays; sets of tokens."""
+"""The sampling options of all rows as arrays, and sets of tokens as bits."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,7 +13,7 @@ from pat_jax.engine.sequences.sequence_table import NO_TOKEN
 
 @pytree_dataclass
 class RowSampling:
-    """`Sampling` of every row: arrays, so that no value compiles anything."""
+    """The `Sampling` of every row as arrays, so that no value causes a compilation."""
 
     temperature: Float[Array, " rows"]
     top_k: Int[Array, " rows"]
@@ -23,11 +23,11 @@ class RowSampling:
     presence_penalty: Float[Array, " rows"]
     may_end_at: Int[Array, " rows"]  # index in prompt + response of the first token that may end it
     stop_ids: Int[Array, "rows stop_ids"]  # NO_TOKEN where there are fewer
-    wants_top: Bool[Array, " rows"]  # likeliest tokens are to be reported
+    wants_top: Bool[Array, " rows"]  # whether to report likeliest tokens
 
     @classmethod
     def empty(cls, rows: int) -> "RowSampling":
-        """Host arrays with every option off."""
+        """Returns host arrays with every option off."""
 
         def full(value: float, dtype: type = np.float32) -> Any:
             return np.full(rows, value, dtype)
@@ -58,7 +58,7 @@ class RowSampling:
 
 
 def token_set(tokens: np.ndarray | Sequence[int], vocab_size: int) -> np.ndarray:
-    """Which tokens occur, uint32[⌈vocab / 32⌉]: token t is bit t mod 32 of word t // 32."""
+    """Returns which tokens occur, uint32[⌈vocab / 32⌉]: token t is bit t mod 32 of word t // 32."""
     is_in = np.zeros(num_words(vocab_size) * 32, bool)
     is_in[np.asarray(tokens, np.int64)] = True
     return np.packbits(is_in, bitorder="little").view("<u4").astype(np.uint32)

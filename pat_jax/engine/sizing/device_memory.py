@@ -1,4 +1,4 @@
-"""What memory devices have, and how much of it was in use."""
+"""The memory of devices, and how much of it was in use."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,7 +20,7 @@ class MemoryOption(Protocol):
 
 
 def memory_limit(config: MemoryOption, devices: Sequence[Device]) -> float:
-    """Bytes that every one of `devices` has; infinite where neither they nor the options say."""
+    """Returns the bytes of the smallest device; infinite if options and devices do not say."""
     if config.device_memory_gib:
         return config.device_memory_gib * GIB
     limits = [stats.get("bytes_limit", math.inf) for stats in _memory_stats(devices)]
@@ -28,11 +28,11 @@ def memory_limit(config: MemoryOption, devices: Sequence[Device]) -> float:
 
 
 def cache_limit(config: MemoryOption, devices: Sequence[Device]) -> float:
-    """Bytes of a device by which KV caches are sized.
+    """Returns the bytes per device by which KV caches are sized.
 
-    A CPU's devices have no memory of their own: each counts on its part of a quarter of the
-    machine's. Its bursts read a contiguous copy of what they decode, and what is trained has to fit
-    beside both.
+    CPU devices have no memory of their own, so a quarter of the machine's memory is divided among
+    them. Their bursts also read a contiguous copy of the cache, and training has to fit beside
+    both.
     """
     limit = memory_limit(config, devices)
     if not math.isinf(limit) or devices[0].platform != "cpu":
@@ -44,12 +44,12 @@ def cache_limit(config: MemoryOption, devices: Sequence[Device]) -> float:
 
 
 def peak_bytes(devices: Iterable[Device]) -> int | None:
-    """The most of any device that was in use since the process began; None: no device says."""
+    """Returns the peak bytes used on any device since the process began; None if unknown."""
     peaks = [stats.get("peak_bytes_in_use") for stats in _memory_stats(devices)]
     return max((peak for peak in peaks if peak is not None), default=None)
 
 
 def _memory_stats(devices: Iterable[Device]) -> list[Mapping[str, int]]:
-    """Of the devices of this process, which alone tell it."""
+    """Statistics of this process's devices, the only ones that report them."""
     own = jax.process_index()
     return [device.memory_stats() or {} for device in devices if device.process_index == own]

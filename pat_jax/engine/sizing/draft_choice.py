@@ -1,6 +1,6 @@
-"""Which drafts the bursts of an engine may verify, by its options and its devices.
+"""Chooses the drafter of an engine by its options and devices.
 
-Knows sizes. Does not know when drafts are made: that is the planner's.
+Knows sizes. Does not know when drafts are made: the planner decides that.
 """
 
 from collections.abc import Callable
@@ -23,8 +23,8 @@ from pat_jax.models.config import ModelConfig
 from pat_jax.models.policy import Params, Policy
 from pat_jax.models.presets import PRESETS, preset
 
-# A step with so many tokens takes about as long to compute as to read the weights: bfloat16 on an H100,
-# 990 TFLOP/s over 3.35 TB/s, and on a TPU v5e, 197 over 0.82, are some 300 and 240 tokens.
+# Tokens of a step whose computation takes about as long as reading the weights. In bfloat16, 990
+# TFLOP/s over 3.35 TB/s of an H100 and 197 over 0.82 of a TPU v5e are some 300 and 240 tokens.
 ON_ACCELERATORS, ON_CPU = 256, 64
 
 
@@ -35,7 +35,7 @@ class DraftChoice:
 
 
 def drafts_of(config: SpeculationConfig, platform: str) -> Drafts:
-    """Those that are asked for, whether they pay or not."""
+    """Returns the drafts that the options ask for, whether they pay or not."""
     if config.source == "none":
         return NO_DRAFTS
     most = config.most_tokens or (ON_CPU if platform == "cpu" else ON_ACCELERATORS)
@@ -52,7 +52,7 @@ def drafts_of(config: SpeculationConfig, platform: str) -> Drafts:
 
 
 def checkpoint_of(draft_model: str) -> ModelConfig:
-    """The configuration in a checkpoint's folder.
+    """Returns the configuration in a checkpoint's folder.
 
     Raises:
       UserError: there is no such folder.
@@ -73,18 +73,18 @@ def drafter_of(
     *,
     folder: str = "",
 ) -> Drafter:
-    """The drafts that are asked for and who says them, whether they pay or not.
+    """Returns the drafter that the options ask for, whether its drafts pay or not.
 
     Args:
-      model: the policy's.
-      platform: as `jax.Device.platform` has it.
+      model: the policy's configuration.
+      platform: the value of `jax.Device.platform`.
       max_length: tokens of the longest prompt and response.
-      configuration: of the draft model that is named.
-      folder: of the policy's checkpoint; where it has none, no tokenizers are compared.
+      configuration: returns the configuration of a named draft model.
+      folder: folder of the policy's checkpoint; without one, no tokenizers are compared.
 
     Raises:
-      UserError: a layer is to draft that the policy has not, or its last one; or a model of another
-        vocabulary or for shorter texts.
+      UserError: the early-exit layer is the policy's last or does not exist, or the draft model has
+        another vocabulary or too short a context.
     """
     drafts = drafts_of(config, platform)
     if drafts.exit_layer:
@@ -112,7 +112,10 @@ def _load(name: str, policy: Policy, shardings: Params, dtype: jnp.dtype) -> Par
 def wanted_drafts(
     config: SpeculationConfig, policy: Policy, platform: str, max_length: int, *, folder: str = ""
 ) -> DraftChoice:
-    """Those of a run, which `auto` makes on accelerators alone; see `drafter_of`."""
+    """Returns the drafter of a run and the reason; `auto` drafts only on accelerators.
+
+    See `drafter_of`.
+    """
     if config.source == "none":
         return DraftChoice(NO_DRAFTER, "speculation: none asked for")
     if config.source == "auto" and platform == "cpu":
@@ -138,7 +141,7 @@ def _source_words(config: SpeculationConfig, drafter: Drafter, model: ModelConfi
 
 
 def shape_of(draft_model: str) -> ModelConfig:
-    """The configuration of a checkpoint's folder or a built-in shape, where nothing is computed.
+    """Returns the configuration of a checkpoint or a built-in shape, for plans and replays.
 
     Raises:
       UserError: the name is neither.
@@ -151,9 +154,9 @@ def shape_of(draft_model: str) -> ModelConfig:
 
 
 def checkpoint_shape(name: str, option: str) -> ModelConfig | None:
-    """The configuration of a checkpoint's folder or of a model of the Hub; None if it is neither.
+    """Returns the configuration of a checkpoint's folder or a Hub model; None if it is neither.
 
-    The weights of a model of the Hub are not fetched.
+    The weights of a Hub model are not downloaded.
     """
     folder = local_checkpoint(name, option=option, weights=False)
     if not Path(folder).is_dir():

@@ -1,6 +1,6 @@
-"""What bursts with drafts take of a device, beside weights and KV cache.
+"""The device memory of bursts with drafts, beside weights and KV cache.
 
-Knows shapes. Does not know whether that fits.
+Knows shapes. Does not know whether they fit.
 """
 
 from collections.abc import Mapping
@@ -16,29 +16,29 @@ from pat_jax.layout.layout import Layout, shard_bytes
 from pat_jax.models.config import ModelConfig
 from pat_jax.planning.types import Split
 
-# Arrays of the size of a line's logits, in float32, that sampling keeps at a time in compiled programs: 5 on a
-# CPU, 4.0 to 4.3 for an H100, 5.6 to 6.6 for a TPU v5e (the vocabulary of Qwen3, 32 rows, 3 and 7
-# draft tokens).
+# Float32 arrays of the size of a line's logits that sampling holds at a time in compiled programs:
+# 5 on a CPU, 4.0 to 4.3 for an H100, 5.6 to 6.6 for a TPU v5e (the vocabulary of Qwen3, 32 rows, 3
+# and 7 draft tokens).
 LOGITS = 6
 FLOAT = 4  # bytes
-SCORES = 2  # of attention, as large and in float32, where no kernel keeps them to itself
+SCORES = 2  # float32 arrays of attention scores held at a time, if no kernel computes attention
 
 
 class DraftBytes(NamedTuple):
-    """Bytes of drafts on a device."""
+    """Bytes of drafts per device."""
 
-    source: int = 0  # texts, a draft model with its cache, or the head of the policy's first layers
-    steps: int = 0  # temporaries: the logits of all tokens of a line, and what is made of them
+    source: int = 0  # texts, a draft model with its cache, or the exit head
+    steps: int = 0  # temporaries: the logits of all tokens of a line, and sampling's arrays
 
 
 def draft_bytes(
     layouts: Mapping[Split, Layout], shapes: DraftShapes, drafter: Drafter
 ) -> dict[Split, DraftBytes]:
-    """Bytes of drafts in each layout, by its largest program; empty where there are none."""
+    """Returns the bytes of drafts in each layout, given by its largest program."""
     drafts, buckets, size = drafter.drafts, shapes.buckets, shapes.page_size
 
     def most(layout: Layout) -> DraftBytes:
-        # Whole on every device, whether bursts of this layout draft or not.
+        # The drafter's weights are whole on every device, even if this layout has no drafts.
         fixed = _bytes(drafter.params(layout, shapes))
         longest, found = buckets.lengths[-1], [DraftBytes(fixed)]
         length = num_pages_for(longest, size) * size
@@ -55,15 +55,15 @@ def draft_bytes(
 def _of_steps(
     shapes: DraftShapes, layout: Layout, shape: tuple[int, int, int], drafts: Drafts
 ) -> int:
-    """`shape`: rows of a replica, number of draft tokens, tokens of a row."""
+    """Bytes of a step's temporaries. `shape`: a replica's rows, draft tokens, a row's tokens."""
     (rows, num_draft_tokens, length), model = shape, shapes.model
-    # Whole on every device of a replica: each draws the same tokens.
+    # Logits are whole on every device of a replica: each samples the same tokens.
     steps = LOGITS * FLOAT * rows * (1 + num_draft_tokens) * model.padded_vocab_size
     if layout.backend.cache == "copy":
         turns = 1 + drafts.draft(num_draft_tokens)
         heads = model.padded_num_heads // layout.split.tp
         scores = SCORES * FLOAT * rows * turns * heads * (length + turns)
-        # Of a step attention comes first, and leaves its memory to sampling.
+        # Attention and sampling do not run at the same time, so the larger counts.
         steps = max(steps, scores) + _turns(model, layout, rows, turns, shapes.dtype)
     return steps
 
@@ -73,7 +73,7 @@ def _bytes(tree: Any) -> int:
 
 
 def _turns(model: ModelConfig, layout: Layout, rows: int, turns: int, dtype: jnp.dtype) -> int:
-    """Of copies of the cache, the columns behind each row's own: see `DraftCopy.begin`."""
+    """Bytes of the cache copies' columns behind each row's own, see `DraftCopy.begin`."""
     heads = model.num_kv_heads // layout.size(layout.kv_axes)
     columns = 2 * model.num_layers * rows * heads * turns
     return columns * model.head_dim * jnp.dtype(dtype).itemsize

@@ -1,4 +1,4 @@
-"""Whether the token ids of a draft model stand for what those of the policy do.
+"""Checks that token ids mean the same to a draft model as to the policy.
 
 Knows tokenizers' files and sizes of embeddings. Does not know how a text becomes tokens.
 """
@@ -13,22 +13,22 @@ from pat_jax.models.checkpoints.hf_config import read_json_object
 from pat_jax.models.config import ModelConfig
 
 TOKENIZER_FILE = "tokenizer.json"
-# Embeddings of one tokenizer's tokens are padded to a multiple of 64 to 512: those of Qwen2.5-7B have 152,064 rows,
-# those of Qwen2.5-0.5B 151,936, and both tokenizers 151,665 tokens. Where a vocabulary is small, so few rows
-# more are other tokens.
+# Embeddings for the same tokenizer are padded to a multiple of 64 to 512: those of Qwen2.5-7B have
+# 152,064 rows, those of Qwen2.5-0.5B 151,936, and both tokenizers 151,665 tokens. With a small
+# vocabulary, so small a difference means other tokens.
 PADDED_TO, PADDED_FROM = 512, 16 * 512
 
 
 def other_tokens(own: ModelConfig, own_folder: str, policy: ModelConfig, policy_folder: str) -> str:
-    """Why a draft model's ids are other tokens than the policy's, in words; empty if they are not.
+    """Returns why a draft model's token ids do not fit the policy, in words; empty if they do.
 
-    Where both have a tokenizer, ids that both know are compared, whatever the sizes of the
-    embeddings: one that the policy alone knows is never drafted, and one that it does not know
-    never drawn. Where there is none to compare, embeddings may differ by padding, see
-    `is_padding_alone`.
+    If both have a tokenizer, the ids that both know are compared. Sizes of embeddings do not matter
+    then: an id that only the policy knows is never proposed, and one that it does not know is never
+    sampled. Without tokenizers, embeddings may differ only by padding, see `is_padding_alone`.
 
     Args:
-      own_folder, policy_folder: of their checkpoints; without a folder there is no tokenizer.
+      own, own_folder: the draft model's configuration and checkpoint folder.
+      policy, policy_folder: the policy's. Without a folder there is no tokenizer.
 
     Raises:
       UserError: a tokenizer's file cannot be read.
@@ -53,14 +53,17 @@ def other_tokens(own: ModelConfig, own_folder: str, policy: ModelConfig, policy_
 
 
 def is_padding_alone(one: int, other: int) -> bool:
-    """Whether embeddings of so many rows may be of the same tokens: they are, or differ by less
-    than embeddings are padded by, and have so many rows that it is hardly anything else
+    """Returns whether embeddings with so many rows may have the same tokens.
+
+    Their sizes must be equal, or differ by less than usual padding in a large vocabulary
     (`PADDED_TO`)."""
     return one == other or (abs(one - other) < PADDED_TO and min(one, other) >= PADDED_FROM)
 
 
 def tokens_in(folder: str) -> Mapping[int, str] | None:
-    """Each id's token in a checkpoint's tokenizer, added ones too; None where there is no file.
+    """Returns the token of each id in a checkpoint's tokenizer, added tokens included.
+
+    Returns None if there is no tokenizer file.
 
     Raises:
       UserError: the file cannot be read.
@@ -80,7 +83,7 @@ def tokens_in(folder: str) -> Mapping[int, str] | None:
 
 def _numbered(told: Mapping[str, Any]) -> list[tuple[str, int]]:
     vocabulary = told["model"]["vocab"]
-    if isinstance(vocabulary, list):  # of a unigram model: tokens with their scores, in order
+    if isinstance(vocabulary, list):  # a unigram model: tokens with their scores, in order of ids
         found = [(token, number) for number, (token, _) in enumerate(vocabulary)]
     else:
         found = list(vocabulary.items())

@@ -1,6 +1,6 @@
-"""Which layouts a run may use, by its options, its batch and its hosts, and which lengths.
+"""Checks a run's options and chooses the layouts that it may use.
 
-Knows options and layouts. Does not know when which is used: that is the planner's.
+Knows options and layouts. Does not know when a layout is used: the planner decides that.
 """
 
 from collections.abc import Mapping
@@ -21,14 +21,14 @@ from pat_jax.planning.types import Split, recompute_below
 
 
 def check_lengths(config: RunConfig, model: ModelConfig) -> None:
-    """Raises UserError where the longest prompt and response do not fit the model's context."""
+    """Raises UserError if the longest prompt and response do not fit the model's context."""
     names = ("max_prompt_length", "max_completion_length")
     lengths = {f"rollout.{name}": getattr(config.rollout, name) for name in names}
     check_context(lengths, model.max_position, config.model)
 
 
 def check_vocabulary_options(config: RunConfig, model: ModelConfig) -> None:
-    """Raises OptionError where more of the likeliest tokens are asked for than the model has."""
+    """Raises OptionError if top_k or max_logprobs is larger than the model's vocabulary."""
     at_most = (
         lambda x: x <= model.vocab_size,
         f"at most the {model.vocab_size:,} tokens of the model",
@@ -50,7 +50,7 @@ def check_batch(config: RunConfig, layouts: dict[Split, Layout]) -> None:
 def wanted_layouts(
     config: RunConfig, chain: dict[Split, Layout], mesh: jax.sharding.Mesh, model: ModelConfig
 ) -> dict[Split, Layout]:
-    """Only what the options can lead to is compiled."""
+    """Returns the layouts that the options can lead to; only these are compiled."""
     if config.switch_to:
         option, names = "switch_to", [str(next(iter(chain))), *config.switch_to.split(",")]
     elif config.layout != "auto":
@@ -67,19 +67,18 @@ def worth_planning(
     memory: MemoryModel,
     latency: LatencyModel | None,
 ) -> tuple[dict[Split, Layout], list[str]]:
-    """The layouts that the planner may use: with room for a model, and inside hosts unless it pays.
+    """Returns the layouts that the planner may use, and why the others are left out.
+
+    They have enough memory, and their TP stays inside hosts unless crossing them pays.
 
     Args:
-      memory: what each takes alone.
-
-    Returns:
-      The layouts, and why the others are left out.
+      memory: the memory that each layout takes alone.
     """
     without_memory = layouts_without_memory(memory, config.rollout)
     dropped = [f"layout {split}: {reason}" for split, reason in without_memory.items()]
     fitting = {split: layout for split, layout in layouts.items() if split not in without_memory}
     if all(layout.crosses_hosts for layout in fitting.values()):
-        return fitting, dropped  # only across hosts there is room
+        return fitting, dropped  # only layouts across hosts have enough memory
     kept, more = within_hosts(fitting, latency)
     return kept, dropped + more
 
@@ -87,11 +86,8 @@ def worth_planning(
 def within_hosts(
     layouts: Mapping[Split, Layout], latency: LatencyModel | None
 ) -> tuple[dict[Split, Layout], list[str]]:
-    """Layouts whose TP stays inside a host, and those across hosts that were measured to pay.
-
-    Returns:
-      The layouts, and why the others are left out.
-    """
+    """Returns layouts whose TP stays inside a host, those across hosts that were measured to pay,
+    and why the others are left out."""
     inside = {s: layout for s, layout in layouts.items() if not layout.crosses_hosts}
     kept, dropped = dict(inside), []
     widest = max(inside, key=lambda split: split.tp)
@@ -116,12 +112,12 @@ def is_measured(latency: LatencyModel, split: Split) -> bool:
 
 
 def pays_across_hosts(latency: LatencyModel, crossing: Split, inside: Split) -> bool:
-    """Whether a decode step of `crossing` is faster than one of `inside` in any measured bucket.
+    """Returns whether `crossing` has a faster decode step than `inside` in any measured bucket.
 
     Links between hosts are slower than those inside one by an order of magnitude, and a layout
-    costs its compilation and warm-up before it can be found slow. So only what was measured counts.
-    Compared at equal rows of a replica and equal cache lengths: a wider layout has at least as many
-    rows in its fullest replica, so where it is slower even so, it never pays.
+    costs its compilation and warm-up before it proves slow. So only measurements count. Steps are
+    compared at equal rows per replica and equal cache lengths. A wider layout has at least as many
+    rows in its fullest replica, so if it is slower at equal rows, it never pays.
     """
     table = latency.decode_table
     both = [key[1:] for key in table if key[0] == crossing and (inside, *key[1:]) in table]
@@ -129,7 +125,7 @@ def pays_across_hosts(latency: LatencyModel, crossing: Split, inside: Split) -> 
 
 
 def scripted_planner(config: RunConfig, layouts: dict[Split, Layout]) -> Planner | None:
-    """Follows the path that the options write down; None where they do not."""
+    """Returns a planner that follows the path of layouts in the options; None if they have none."""
     if not config.switch_to:
         return None
     by_name = {str(split): split for split in layouts}

@@ -1,4 +1,4 @@
-"""What a run's parts take of a device's memory, and whether a rollout fits at all.
+"""The device memory of a run's parts, and whether a rollout fits at all.
 
 Knows layouts, shardings and options. Does not know how a plan uses the answer.
 """
@@ -38,8 +38,10 @@ def most_at_once(
     dtype: jnp.dtype,
     devices: Sequence[Device],
 ) -> int:
-    """Sequences that run at once, others wait: those of an iteration, on a CPU no more than have
-    room for the contiguous copies of their caches that its bursts read."""
+    """Returns how many sequences may run at once; others wait.
+
+    These are all of an iteration. On a CPU they are no more than fit with the contiguous copies of
+    their caches that its bursts read."""
     wanted = config.prompts_per_step * config.num_generations
     if devices[0].platform != "cpu" or math.isinf(limit := cache_limit(config, devices)):
         return wanted
@@ -63,11 +65,12 @@ def kv_bytes(
     resident: Any,
     drafter: Drafter = NO_DRAFTER,
 ) -> float:
-    """Bytes of a device that the KV cache may take, in all of `layouts` and in their switches.
+    """Returns the bytes per device that the KV cache may take in all `layouts` and their switches.
 
     Args:
-      resident: a tree of shapes with shardings, of what stays on the devices during a rollout.
-      drafter: of bursts with drafts.
+      limit: memory of a device, in bytes.
+      resident: a tree of shapes with shardings: arrays that stay on the devices during a rollout.
+      drafter: the drafter of bursts with drafts.
     """
     if math.isinf(limit):
         return math.inf
@@ -76,7 +79,7 @@ def kv_bytes(
     most = max(weights[split] + beside(*drafted[split], limit) for split in layouts)
     left = USABLE * limit - shard_bytes(resident) - most
     one_page = page_bytes(policy.config, config.page_size, dtype)
-    # Pages on their way between replicas of a layout: packed, and arrived.
+    # Staged pages between replicas of a layout: a packed buffer and an arrived one.
     shifted = max(2 * (split.dp > 1) for split in layouts) * SIZES[0] * one_page
     if len(layouts) == 1:
         return max(0.0, left - shifted)
@@ -84,13 +87,13 @@ def kv_bytes(
         exchange.most_staged / exchange.num_heads
         for exchange in (Exchange.between(*pair) for pair in combinations(layouts.values(), 2))
     )
-    # A switch holds a chunk of the weights twice, and pages on their way.
+    # A switch holds a chunk of the weights twice, and staged pages.
     left -= _chunk(jax.tree.leaves(policy.abstract(dtype)), RESHARD_CHUNK_BYTES)
     return max(0.0, left - max(shifted, SIZES[0] * most_parts * one_page))
 
 
 def _weights(policy: Policy, layouts: Mapping[Split, Layout], dtype: jnp.dtype) -> dict[Split, int]:
-    """Bytes of a device."""
+    """Bytes of the weights per device in each layout."""
     abstract = policy.abstract(dtype)
     return {
         split: shard_bytes(with_sharding(abstract, layout.param_shardings(policy)))
@@ -105,7 +108,7 @@ def _drafted(
     dtype: jnp.dtype,
     drafter: Drafter,
 ) -> dict[Split, DraftBytes]:
-    """Before there are programs."""
+    """Bytes of drafts per device in each layout, before there are programs."""
     sequences = config.prompts_per_step * config.num_generations
     buckets = Buckets.of(tuple(layouts), sequences, config)
     sizes = buckets, config.page_size, config.prefill_blocks
@@ -113,7 +116,7 @@ def _drafted(
 
 
 def _by_part(drafted: Mapping[Split, DraftBytes]) -> dict[str, dict[Split, int]]:
-    """As `MemoryModel` has it."""
+    """The same as fields of `MemoryModel`."""
     return {
         "draft_sources": {split: each.source for split, each in drafted.items()},
         "draft_steps": {split: each.steps for split, each in drafted.items()},
@@ -136,12 +139,15 @@ def memory_alone(
     resident: Any,
     drafter: Drafter = NO_DRAFTER,
 ) -> MemoryModel:
-    """What each of `layouts` takes of a device where it is the only one: its own smallest pool,
-    which holds the longest sequence or is as large as the options say, and nothing for switches.
+    """Returns the memory that each layout takes of a device if it is the only one.
+
+    Its pool is the smallest that holds the longest sequence, or as large as the options say.
+    Nothing is added for switches.
 
     Args:
-      resident: a tree of shapes with shardings, of what stays on the devices during a rollout.
-      drafter: of bursts with drafts.
+      limit: memory of a device, in bytes.
+      resident: a tree of shapes with shardings: arrays that stay on the devices during a rollout.
+      drafter: the drafter of bursts with drafts.
     """
     longest = largest_length(config.max_length, config.min_length)
     ways = {split: layout.size(layout.kv_axes) for split, layout in layouts.items()}
@@ -167,10 +173,11 @@ def memory_alone(
 def memory_model(
     specs: ProgramSpecs, config: RolloutConfig, *, limit: float, resident: Any
 ) -> MemoryModel:
-    """What the layouts of `specs` take of a device.
+    """Returns the memory that the layouts of `specs` take of a device.
 
     Args:
-      resident: a tree of shapes with shardings, of what stays on the devices during a rollout.
+      limit: memory of a device, in bytes.
+      resident: a tree of shapes with shardings: arrays that stay on the devices during a rollout.
     """
     layouts = specs.layouts.values()
     params = {layout.split: specs.params(layout) for layout in layouts}
@@ -191,13 +198,13 @@ def memory_model(
 
 
 def engine_memory(engine: RolloutEngine, config: RolloutConfig) -> MemoryModel:
-    """What the layouts take of a device where nothing is trained."""
+    """Returns the memory that an engine's layouts take of a device if nothing is trained."""
     limit = memory_limit(config, list(engine.mesh.devices.flat))
     return memory_model(engine.specs, config, limit=limit, resident=())
 
 
 def shard_bytes(tree: Any) -> int:
-    """Bytes that one device holds of a tree of shapes with shardings, without its host's memory."""
+    """Returns the bytes of a tree of shapes with shardings on one device, without host memory."""
     return sum(
         math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
         for x in jax.tree.leaves(tree)
@@ -206,14 +213,15 @@ def shard_bytes(tree: Any) -> int:
 
 
 def check_memory(memory: MemoryModel, starts: Sequence[Split], options: str) -> None:
-    """A layout that a rollout may start in has to hold its weights and pool; sequences may wait.
+    """Checks that at least one layout that a rollout may start in fits in memory.
 
     Args:
-      memory: what each takes alone.
-      options: what has led to these layouts, such as "option --layout is 'auto'".
+      memory: the memory that each layout takes alone.
+      starts: the layouts that a rollout may start in.
+      options: the options that led to these layouts, such as "option --layout is 'auto'".
 
     Raises:
-      UserError: none does.
+      UserError: none of them can hold its weights, pool, drafts and the training state.
     """
     best = min(starts, key=memory.held)
     if memory.held(best) > memory.usable:
@@ -232,13 +240,13 @@ def check_memory(memory: MemoryModel, starts: Sequence[Split], options: str) -> 
 
 
 def layouts_without_memory(memory: MemoryModel, config: RolloutConfig) -> dict[Split, str]:
-    """Layouts that leave too little room for the KV cache beside the weights, and why.
+    """Returns the layouts that leave too little room for the KV cache beside the weights, and why.
 
-    Those that stay get as large a pool as the heaviest of them leaves room for: one that could not
-    hold the prompts of a rollout is left out where another could.
+    The pools of all kept layouts are as large as the one with the most memory in use allows. So a
+    layout that cannot hold the prompts of a rollout is left out if another can.
 
     Args:
-      memory: what each takes alone, so that none is left out for the sake of another that is.
+      memory: the memory that each layout takes alone, so that each is judged by itself.
     """
     sequences, prompt = config.prompts_per_step * config.num_generations, config.max_prompt_length
     begin = {split: memory.starting(split, sequences, prompt) for split in memory.weights}

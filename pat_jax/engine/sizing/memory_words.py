@@ -1,4 +1,4 @@
-"""What a run's log says of memory, before the first step and at the end."""
+"""Log lines about memory, before the first step and at the end of a run."""
 
 import math
 from collections.abc import Iterable
@@ -13,7 +13,7 @@ from pat_jax.planning.memory import USABLE, MemoryModel
 
 
 def describe_memory(memory: MemoryModel, config: RolloutConfig) -> list[str]:
-    """What a run's log says of memory before the first step."""
+    """Returns the log lines about memory before the first step."""
     sequences = config.prompts_per_step * config.num_generations
     lines = [
         "memory: this backend names no limit, so every layout is taken to fit "
@@ -40,10 +40,10 @@ def describe_memory(memory: MemoryModel, config: RolloutConfig) -> list[str]:
 
 
 def describe_peak(memory: MemoryModel, devices: Iterable[Device], update: str) -> str:
-    """What a run's log says of memory when it has ended.
+    """Returns the log line about peak memory at the end of a run.
 
     Args:
-      update: what was predicted of it.
+      update: the predicted memory of the update, in words.
     """
     if (peak := peak_bytes(devices)) is None:
         return "memory: this backend names no peak"

@@ -1,4 +1,4 @@
-"""How many pages the pools of a rollout have, and what its programs are made of."""
+"""The number of pages in a rollout's pools, and the specs of its programs."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -31,7 +31,7 @@ def specs_for(
     eos_ids: Sequence[int],
     first: Buckets | None = None,
 ) -> ProgramSpecs:
-    """The programs of a rollout with these options; the others are `ProgramSpecs`'."""
+    """Returns the specs of a rollout's programs with these options; see `ProgramSpecs`."""
     steps = config.check_every, config.burst_steps, config.max_logprobs
     functions = DecodeFunctions(policy, dtype, tuple(eos_ids), *steps, drafter)
     sizes = config.page_size, pages, config.prefill_blocks, reshard_chunk_bytes
@@ -46,7 +46,7 @@ def pages_within(
     buckets: Buckets,
     dtype: jnp.dtype,
 ) -> dict[Split, int]:
-    """As `pages_per_replica`, of what the KV cache may take of a device."""
+    """Returns `pages_per_replica` for a KV cache of at most `kv_bytes` per device."""
     most, unsplit = kv_bytes // page_bytes(model, config.page_size, dtype), config.kv_pages
     return pages_per_replica(layouts, buckets, config.page_size, unsplit=unsplit, most=most)
 
@@ -59,20 +59,17 @@ def pages_per_replica(
     unsplit: int = 0,
     most: float = math.inf,
 ) -> dict[Split, int]:
-    """Pages of each layout's pools, NULL_PAGE among them.
+    """Returns the pages of a replica's pool in each layout, NULL_PAGE included.
 
-    A device has the same bytes of them in every layout: one that splits the KV heads in f ways has
-    f times as many pages in a replica.
+    Pools take the same bytes of a device in every layout: a layout that splits the KV heads over f
+    devices has f times as many pages per replica. They hold at least the longest sequence alone.
 
     Args:
-      unsplit: pages of a replica whose KV heads are not split; 0: as many as let every row of every
-        layout's largest bucket grow to its full length, but no more than `most`.
-
-    Returns:
-      At least what the longest sequence needs alone.
+      unsplit: pages of a replica whose KV heads are not split. 0: enough for every row of every
+        layout's largest bucket at full length, but no more than `most`.
 
     Raises:
-      UserError: `unsplit` is less than that.
+      UserError: `unsplit` pages do not hold the longest sequence.
     """
     longest = buckets.lengths[-1]
     least = max(unsplit_pages(layout, 1, longest, page_size) for layout in layouts.values())
@@ -90,13 +87,14 @@ def pages_per_replica(
 
 
 def unsplit_pages(layout: Layout, rows: int, length: int, page_size: int) -> int:
-    """Pages with all KV heads that are as many bytes of a device as a replica of `layout` needs for
-    `rows` sequences of `length` tokens and NULL_PAGE."""
+    """Returns the pages that a replica needs for `rows` sequences of `length` tokens and NULL_PAGE.
+
+    They are counted as pages with all KV heads, by their bytes on a device of `layout`."""
     pages = rows * num_pages_for(length, page_size) + 1
     return -(-pages // layout.size(layout.kv_axes))
 
 
 def page_bytes(config: ModelConfig, page_size: int, dtype: jnp.dtype) -> int:
-    """Bytes of one page with all KV heads, in all layers."""
+    """Returns the bytes of one page with all KV heads, in all layers."""
     tokens = 2 * config.num_layers * page_size
     return tokens * config.num_kv_heads * config.head_dim * jnp.dtype(dtype).itemsize

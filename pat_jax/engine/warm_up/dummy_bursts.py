@@ -1,4 +1,4 @@
-"""What decode programs are warmed up with: running rows near the end of their pages."""
+"""Dummy bursts that warm up and time decode programs: running rows near the end of their pages."""
 
 import time
 from collections.abc import Callable
@@ -24,30 +24,33 @@ from pat_jax.layout.layout import Layout
 from pat_jax.planning.draft_counts import KINDS, MAX_RUN
 from pat_jax.programs.programs import Key
 
-# Of a timed burst: what a burst does once counts for little, as in a rollout. Where few programs are measured
-# one has to do, and what rollouts take corrects it.
+# Tests in a timed burst, so that a burst's fixed cost counts for little, as in a rollout. If few
+# programs are measured, one test has to do, and the times of rollouts correct it.
 BURST_CHECKS = 4
 
 
 def dummy_tables(specs: ProgramSpecs, layout: Layout, rows: int, length: int) -> np.ndarray:
-    """Every row another page, as far as there are as many."""
+    """Returns page tables with different pages for every row, as far as there are enough."""
     width = specs.width(length)
     pages = np.arange(rows * width) % (specs.pages[layout.split] - 1) + 1
     return np.tile(pages.astype(np.int32).reshape(rows, width), (layout.split.dp, 1))
 
 
 class DummyBursts:
-    """Bursts of so many rows of a layout, each of up to `length` tokens."""
+    """Dummy bursts with `rows` rows per replica of a layout, of up to `length` tokens each."""
 
     def __init__(self, engine: RolloutEngine, layout: Layout, rows: int, length: int, pool: Pool):
-        """`pool`: overwritten by every burst."""
+        """
+        Args:
+          pool: overwritten by every burst.
+        """
         self.engine, self.programs, self.specs = engine, engine.programs, engine.specs
         self.layout, self.rows, self.length, self.pool = layout, rows, length, pool
         self._blank = self._blank_drafting()
         self._tables = dummy_tables(self.specs, layout, rows, length)
 
     def timed(self, num_draft_tokens: int) -> Timed:
-        """A burst with so many draft tokens for each row, all of which are running."""
+        """Returns a burst to time, with `num_draft_tokens` per row and all rows running."""
         at = self.layout.split, self.rows, self.length
         program = self.programs[Key("decode", *at, num_draft_tokens=num_draft_tokens)]
         steps, state, reserved = self._burst(num_draft_tokens)
@@ -68,7 +71,7 @@ class DummyBursts:
         *,
         has_drafts: bool,
     ) -> float:
-        """Returns its seconds. Positions go back to where they were: each run writes the same tokens."""
+        """Runs a burst and returns its seconds. Every run starts from the same positions."""
         layout, dp = self.layout, self.layout.split.dp
         unseen = np.zeros(seen_shape(self.engine.policy.config, self.rows * dp), np.uint32)
         none_drawn = np.zeros(dp, np.int32)
@@ -85,7 +88,7 @@ class DummyBursts:
         return time.perf_counter() - start
 
     def _burst(self, num_draft_tokens: int) -> tuple[int, RowState, ReservedPages]:
-        """The steps of a burst that is timed, its rows, and their pages: it never runs out of them."""
+        """The steps of a timed burst, its rows, and reserved pages that never run out."""
         pace = self.specs.functions.pace(num_draft_tokens)
         dp, length = self.layout.split.dp, self.length
         checks = 1 if self.specs.first else BURST_CHECKS
@@ -98,7 +101,7 @@ class DummyBursts:
         return steps, state, ReservedPages(ring, np.full(dp, 2**30, np.int32))
 
     def _blank_drafting(self) -> Callable[[], Any]:
-        """Makes what the drafter proposes from; bursts take it over."""
+        """Returns a function that makes the drafter's state, which a burst consumes."""
         drafter, num_replicas = self.specs.drafter, self.layout.split.dp
         like = drafter.state(self.layout, self.rows, self.length, self.specs.draft_shapes)
 

@@ -1,7 +1,7 @@
-"""What each kernel is asked to compute where it is held against plain operations.
+"""The cases on which each kernel is compared with plain operations.
 
-One device's part of the attention of a model: random numbers over rows that begin, end and branch
-at pages' borders and elsewhere. Some experts of a model: with no row, with few and with many. Does
+Attention cases are one device's part of a model's attention: random numbers in rows that begin, end
+and branch at page borders and elsewhere. Expert cases have experts with no, few and many rows. Does
 not know whether a kernel is right.
 """
 
@@ -24,27 +24,27 @@ from pat_jax.models.kernels.kernel_choice import PALLAS, Kernels
 from pat_jax.models.kernels.row_attention import attend_rows, knows_branches
 from pat_jax.models.weight_formats import WeightFormat, abstract_weight, stored
 
-TOKENS = 320  # of a row: more keys than a GPU's kernel takes at once, a block and more of a TPU's
-ENDS = [1, 2, 3, 5, 17, 33, 200, TOKENS]  # of rows that decode: in short ones each key shows
+TOKENS = 320  # of a row: more keys than a GPU kernel's block, and more than one block of a TPU's
+ENDS = [1, 2, 3, 5, 17, 33, 200, TOKENS]  # lengths of decoding rows: in short ones each key shows
 TURNS = 6  # tokens of a row that a step verifies
-SHARP = 2.0  # of scores: with more even ones a key too few would not show
-EXPERTS, PER_TOKEN = 4, 2  # the last has no row
-SIDE = 1024  # of an expert's weights, about: what is left out are turns of loops
-# Tokens, as of decoding, of a prefill and of training: tiles of each size that there is.
+SHARP = 2.0  # scales scores: with more even ones a missing key would not show
+EXPERTS, PER_TOKEN = 4, 2  # the last expert has no row
+SIDE = 1024  # about the sides of an expert's weights: larger ones only add turns of loops
+# Numbers of tokens as in decoding, a prefill and training: they use tiles of each size.
 ROUTED = {"experts of few rows": 8, "experts of some rows": 100, "experts of many rows": TOKENS}
 
 
 @dataclass(frozen=True)
 class Part:
-    """The part of a model's attention that one device computes, and the shape of its experts."""
+    """The part of a model's attention that one device computes, and the shape of the experts."""
 
     kv_heads: int
     queries_per_kv: int
     head_dim: int
     page_size: int
     dtype: str
-    expert_sides: tuple[int, int] | None = None  # what an expert takes, and its width
-    weights: WeightFormat = "auto"  # of experts where they generate
+    expert_sides: tuple[int, int] | None = None  # width of an expert's input, and of the expert
+    weights: WeightFormat = "auto"  # of experts in rollouts
 
     def __str__(self) -> str:
         heads = f"{self.queries_per_kv} query heads on each of {self.kv_heads} KV heads"
@@ -59,8 +59,10 @@ def parts_of(
     dtype: jnp.dtype,
     weights: WeightFormat = "auto",
 ) -> list[Part]:
-    """Parts of the layouts with the least and the most TP: those between have the same kernels. The
-    first has the experts, which are the same in all."""
+    """Returns the parts of the layouts with the least and the most TP.
+
+    Layouts between them use the same kernels. The first part includes the experts, which are the
+    same in all layouts."""
     first, *_, last = [*layouts] * 2
     attention = [
         Part(
@@ -80,17 +82,17 @@ def parts_of(
 
 
 class Case(NamedTuple):
-    """A function of kernels and arrays, and the arrays, as one device has them."""
+    """A function of kernels and arrays, and its arrays on one device."""
 
     name: str
-    kernel: str  # of those that `Kernels` names
+    kernel: str  # its name in `Kernels`
     run: Callable[..., Any]
-    arrays: Sequence[np.ndarray]  # floats are to be rounded to the part's type
-    floor: float = 0.1  # of a usual result's size: what a small one's error is held against
+    arrays: Sequence[np.ndarray]  # floats are rounded to the part's type before use
+    floor: float = 0.1  # share of a usual result's size, added when small results are compared
 
 
 def cases_of(part: Part, kernels: Kernels) -> list[Case]:
-    """For every kernel of `kernels` that takes that shape."""
+    """Returns the cases for every kernel of `kernels` that supports the part's shape."""
     over_pages = [
         Case("decode", "decode", _over_pages, _pages(part, ENDS, 1)),
         Case("prefill", "prefill", _over_pages, _prefill(part)),
@@ -98,7 +100,7 @@ def cases_of(part: Part, kernels: Kernels) -> list[Case]:
     ]
     rows = [
         Case("rows forward", "rows", _rows_forward, _rows(part, kernels.platform)),
-        # A query that sees one key has a gradient of 0, of numbers that are none.
+        # A query with one key has a gradient of 0, computed as a difference of larger numbers.
         Case("rows backward", "rows", _rows_backward, _rows(part, kernels.platform), floor=1.0),
     ]
     fits = kernels.chosen and takes(kernels.platform, part.page_size, part.head_dim)
@@ -146,7 +148,7 @@ def _rows_backward(kernels: Kernels, name: str, *arrays: Array) -> tuple[Array, 
 
 
 def _experts_forward(weights: WeightFormat, kernels: Kernels, name: str, *arrays: Array) -> Array:
-    """Of experts whose weights are kept in `weights`."""
+    """Computes experts whose weights are stored in the format `weights`."""
     x, _, chosen, shares, *experts = arrays
     gate, up, down = (stored(w, abstract_weight(w.shape, 1, weights), w.dtype) for w in experts)
     size = tile_size(len(x), PER_TOKEN, EXPERTS)
@@ -163,9 +165,8 @@ def _experts_backward(kernels: Kernels, name: str, *arrays: Array) -> tuple[Arra
 
 
 def _pages(part: Part, ends: Sequence[int], queries: int) -> list[np.ndarray]:
-    """Queries, a pool, tables, and where each row's queries begin; their last is token `ends[r]`.
-
-    What no row owns is refuse.
+    """Queries, keys, values, tables, and the position of each row's first query; row r ends after
+    `ends[r]` tokens. Pages that no row owns hold wrong values.
     """
     rng, rows = np.random.default_rng(0), len(ends)
     width = -(-TOKENS // part.page_size)
@@ -183,14 +184,14 @@ def _pages(part: Part, ends: Sequence[int], queries: int) -> list[np.ndarray]:
 
 
 def _prefill(part: Part) -> list[np.ndarray]:
-    """A page of queries each; the last row's is not the last of its pages."""
+    """A page of queries for each row."""
     size = part.page_size
     most = TOKENS // size
     return _pages(part, [size * n for n in (1, 2, most // 2, most)], size)
 
 
 def _verify(part: Part) -> list[np.ndarray]:
-    """Rows without a branch, with one that is longer than the trunk, and with one of a token."""
+    """Rows without a branch, with one longer than the trunk, and with one of one token."""
     ends = [TURNS, 17 + TURNS, 200, TOKENS]
     return [*_pages(part, ends, TURNS), np.array([TURNS - 1, 1, 4, 0], np.int32)]
 

@@ -1,7 +1,7 @@
-"""Whether the kernels that a run is about to use compile on its devices and are right.
+"""Checks that the kernels that a run is about to use compile on its devices and are right.
 
-Each is held against plain operations in float32 on the same numbers and the same device. One that
-is not right is replaced for the run. What was right is kept, so that an accelerator is asked once.
+Each kernel is compared with plain operations in float32 on the same numbers and device. A wrong one
+is replaced by plain operations for the run. Right ones are recorded in a file and then skipped.
 """
 
 import hashlib
@@ -34,22 +34,22 @@ from pat_jax.version import __version__
 log = logging.getLogger(__name__)
 
 KEPT = CACHE_DIR.parent / "kernels.json"
-# Of a query's result, or of a gradient's row; a TPU multiplies float32 in parts of bfloat16, and a GPU in
-# TF32.
+# Relative errors allowed in a query's result or a gradient's row. TPUs multiply float32 in parts of
+# bfloat16, and GPUs in TF32.
 TOLERANCES = {"bfloat16": 3e-2, "float32": 1e-2}
-LONGEST = 200  # characters of what a compiler says
+LONGEST = 200  # characters of a compiler's message
 
 
 @dataclass(frozen=True)
 class Checked:
-    """One kernel at one shape."""
+    """The result of checking one kernel at one shape."""
 
     name: str
-    kernel: str  # of those that `Kernels` names
+    kernel: str  # its name in `Kernels`
     part: Part
-    error: float  # relative, of the worst row; NaN where it gave none
-    trouble: str  # what is wrong in a few words; empty where nothing is
-    seconds: float = 0.0  # compiled and run, beside the plain operations
+    error: float  # relative error of the worst row; NaN if the kernel did not run
+    trouble: str  # what is wrong in a few words; empty if the kernel is right
+    seconds: float = 0.0  # to compile and run it, without the plain operations
 
     def sentence(self, device: str) -> str:
         return (
@@ -67,11 +67,11 @@ def usable_kernels(
     weights: WeightFormat = "auto",
     names: Collection[str] = kernel_choice.NAMES,
 ) -> Kernels:
-    """Those of the layouts that compile and are right here; says a sentence about each other one.
+    """Returns the layouts' kernels without those that fail here; logs each failure.
 
     Args:
-      weights: what a rollout keeps its weights in.
-      names: the kernels that are about to be used; the others are not looked at.
+      weights: the format of a rollout's weights.
+      names: the kernels that are about to be used; others are not checked.
     """
     wanted = layouts[0].kernels
     asked = wanted.without(set(kernel_choice.NAMES) - set(names))
@@ -94,10 +94,10 @@ def usable_kernels(
 def check_kernels(
     device: Device, parts: Iterable[Part], kernels: Kernels, *, kept: Path | None = None
 ) -> list[Checked]:
-    """Every kernel of `kernels` at every shape.
+    """Checks every kernel of `kernels` at every shape.
 
     Args:
-      kept: a file of those that were right before, which are not asked again; it is added to.
+      kept: a file of checks that passed before, which are skipped; new ones are added to it.
     """
     known = set() if kept is None else _read(kept)
     cases = [
@@ -110,19 +110,19 @@ def check_kernels(
     ]
     right = {_key(device, one.part, one.name) for one in found if not one.trouble}
     if kept is not None and right - known:
-        with suppress(OSError):  # it is asked again next time
+        with suppress(OSError):  # it is checked again next time
             kept.parent.mkdir(parents=True, exist_ok=True)
             replace_text(kept, json.dumps(sorted(known | right), indent=1))
     return found
 
 
 def check_kernel(device: Device, part: Part, case: Case, kernels: Kernels) -> Checked:
-    """One kernel on one device, whatever goes wrong there."""
+    """Checks one kernel on one device; errors of compiler and driver become its `trouble`."""
     start = time.perf_counter()
     rounded = [x.astype(part.dtype) if x.dtype == np.float32 else x for x in case.arrays]
     try:
         got = _computed(device, case, kernels, rounded)
-    except Exception as error:  # a compiler or a driver raises what it likes
+    except Exception as error:  # a compiler or a driver may raise any exception
         message = " ".join(f"{type(error).__name__}: {error}".split())
         trouble = f"does not run ({message[:LONGEST]})"
         return Checked(case.name, case.kernel, part, float("nan"), trouble)
@@ -141,14 +141,14 @@ def tolerance(part: Part, platform: str) -> float:
 
 
 def program_of(layout: Layout, case: Case, kernels: Kernels) -> Callable[..., Any]:
-    """To be jitted: each device computes the same, as inside of the engine's programs."""
+    """Returns a function to jit in which each device computes the same, inside `shard_map`."""
     whole = layout.spec()
     return jax.shard_map(
         partial(case.run, kernels, case.kernel),
         mesh=layout.mesh,
         in_specs=whole,
         out_specs=whole,
-        check_vma=False,  # kernels do not say over which axes their results vary
+        check_vma=False,  # kernels do not declare over which axes their results vary
     )
 
 
@@ -167,7 +167,7 @@ def one_device(device: Device) -> Layout:
 
 
 def _error(got: np.ndarray, wanted: np.ndarray, floor: float) -> float:
-    """Of the worst row of the last axis, relative to its size and `floor` of a usual one's."""
+    """Error of the worst row, relative to its size plus `floor` times a usual size."""
     usual = np.sqrt(np.mean(np.sum(wanted**2, axis=-1)))
     size = np.linalg.norm(wanted, axis=-1) + floor * usual
     worst = np.max(np.linalg.norm(got - wanted, axis=-1) / size)
@@ -181,14 +181,14 @@ def _key(device: Device, part: Part, name: str) -> str:
 
 
 def sources() -> str:
-    """A hash of the kernels' own code: an edited one is asked anew."""
+    """Returns a hash of the kernels' code, so that edited kernels are checked again."""
     files = sorted(Path(kernel_choice.__file__).parent.glob("*.py"))
     texts = [file.read_bytes() for file in files]
     return hashlib.sha256(b"".join(texts)).hexdigest()[:16]
 
 
 def _read(path: Path) -> set[str]:
-    """What was right; nothing of a file that is not there or damaged."""
+    """The checks that passed before; empty if the file is missing or damaged."""
     try:
         found = parse_json(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, JsonError):

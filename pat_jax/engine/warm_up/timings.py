@@ -1,7 +1,7 @@
-"""The seconds of an engine's programs: those known before, and those that a warm-up measures.
+"""The times of an engine's programs: those known before, and those that a warm-up measures.
 
-Known ones hold where a run takes as long, else they are rescaled. Knows tables and runs. Does not
-know what a program does.
+Known times are kept if a new run takes as long, and rescaled if not. Knows tables and runs. Does
+not know what a program does.
 """
 
 import logging
@@ -20,19 +20,19 @@ from pat_jax.planning.types import Split
 
 log = logging.getLogger(__name__)
 
-ENOUGH_S = 1.0  # of runs of one program behind its first
-NOISE = 1.1  # times longer or shorter: one run differs as much from the next
-Table = Mapping[Any, float]  # seconds, by a tuple with one layout in it, or the two of a switch
+ENOUGH_S = 1.0  # seconds of runs of one program after its first
+NOISE = 1.1  # runs may differ by this factor
+Table = Mapping[Any, float]  # seconds, by a tuple with one layout, or the two layouts of a switch
 Layouts = tuple[Split, ...]
 
 
 class Timed(NamedTuple):
-    """A program whose time is wanted."""
+    """A program to time."""
 
     table: str
     key: tuple
     once: Callable[[], float]  # runs it; returns the seconds it took
-    per: int = 1  # how many of what is noted one run does
+    per: int = 1  # divides the seconds of a run, such as the steps of a burst
 
 
 class Timings:
@@ -41,22 +41,25 @@ class Timings:
     def __init__(
         self, specs: ProgramSpecs, known: LatencyModel | None, *, recheck: bool, runs: int
     ):
-        """`recheck` and `runs`: see `Warmup`."""
+        """
+        Args:
+          known, recheck, runs: see `Warmup`.
+        """
         self.specs, self.recheck, self.runs = specs, recheck, runs
         self.known, self.new, self.again = ({name: {} for name in TABLES} for _ in range(3))
-        self.sample: Split | None = None  # whose bursts tell how all known layouts have changed
+        self.sample: Split | None = None  # the layout whose bursts are rechecked for all layouts
         self.drafts_from = specs.drafter.come_from
         if known and not specs.drafts.num_draft_tokens:
-            self.drafts_from = known.drafts_from  # what is known of others' drafts is kept
+            self.drafts_from = known.drafts_from  # keep known times of another drafter
         if known:
             self.known |= self._usable(known.of_drafts_from(self.drafts_from))
-        # A CPU has no communicators to create: where few programs are measured there, none has to run before
-        # it is needed, and a first run of a second is as good as others.
+        # A CPU has no communicators to create. If few programs are measured there, no program has
+        # to run before it is needed, and a first run that takes a second is as good as others.
         platform = next(iter(specs.layouts.values())).platform
         self.is_brief = platform == "cpu" and specs.first is not None
 
     def _usable(self, known: LatencyModel) -> dict[str, dict]:
-        """The known tables whose entries mean here what they meant there."""
+        """The known tables whose entries have the same meaning in this engine."""
         specs, names = self.specs, {"decode_table", "verify_table", "reshard_table"}
         if known.round_tokens == self._round_tokens:
             names.add("migrate_table")
@@ -86,9 +89,9 @@ class Timings:
         )
 
     def note(self, *programs: Timed) -> None:
-        """Notes the fastest run of each (noise only ever adds time), unless it is known.
+        """Records the fastest run of each program (noise only adds time), unless it is known.
 
-        Several run by turns: what the machine does beside them hits one as it hits another.
+        Several programs take turns, so that other load on the machine affects all of them alike.
         """
         is_known = [program.key in self.known[program.table] for program in programs]
         wanted = [int(self.recheck) if known else self.runs for known in is_known]
@@ -107,11 +110,11 @@ class Timings:
                 noted[program.table][program.key] = min(took) / program.per
 
     def are_taken(self, table: str, *keys: tuple) -> bool:
-        """Whether times are taken as they are known, and their programs need not run."""
+        """Returns whether known times of all `keys` are used, so their programs need not run."""
         return self.is_brief and all(key in self.known[table] for key in keys)
 
     def know_all_of(self, layout: Layout) -> bool:
-        """Whether the times of all its programs are known."""
+        """Returns whether the times of all programs of a layout are known."""
         split, measured, known = layout.split, self.specs.measured, self.known
         if split.dp > 1 and (split, split, ROUNDS[0]) not in known["migrate_table"]:
             return False
@@ -133,10 +136,10 @@ class Timings:
 
 
 def changes(known: Table, again: Table) -> dict[Layouts, float]:
-    """By what factor times of a layout or a switch differ from a table's by more than noise.
+    """Returns the factors by which times of layouts and switches changed by more than noise.
 
-    All times of one are taken to have changed alike, by the median of those that were run again:
-    one odd run changes nothing where there are several.
+    All times of a layout or switch are taken to have changed by the median factor of those measured
+    again, so that one odd run among several changes nothing.
 
     Args:
       again: seconds of some entries of `known`, measured now.
@@ -149,10 +152,10 @@ def changes(known: Table, again: Table) -> dict[Layouts, float]:
 
 
 def rescaled(known: Table, again: Table, sample: Split | None = None) -> dict[Any, float]:
-    """The `known` seconds, with those put right that have changed.
+    """Returns the `known` seconds, rescaled by the changes.
 
     Args:
-      sample: the layout that stands for those of which nothing was run again.
+      sample: the layout whose change applies to layouts of which nothing was measured again.
     """
     factors, ran = changes(known, again), set(map(_layouts, again))
     for key in known:
@@ -162,7 +165,7 @@ def rescaled(known: Table, again: Table, sample: Split | None = None) -> dict[An
 
 
 def describe(name: str, known: Table, again: Table) -> list[str]:
-    """A line for each change, for the log."""
+    """Returns a log line for each change."""
     return [
         f"profile: {name} of {_named(layouts)} takes {factor:.2f} times as long now"
         for layouts, factor in changes(known, again).items()

@@ -1,8 +1,8 @@
-"""Measures this machine while it warms up: every program of a rollout, run until its time is known.
+"""The warm-up: runs every program of a rollout on this machine until its time is known.
 
 The first run of a program creates communicators and pages memory in, so at least one other is
-timed. What comes out is the latency model that the planner reads, so warming up and profiling are
-one thing.
+timed. The result is the latency model that the planner uses, so warming up and profiling are the
+same.
 """
 
 import time
@@ -47,12 +47,12 @@ class Warmup:
     ):
         """
         Args:
-          known: times measured before; what they are of runs untimed.
-          recheck: known times are measured once again, and put right where they have changed. On a
-            CPU where few programs are measured, these are only those of the first known layout's
-            bursts of fewest rows; they stand for all.
-          runs: of one program behind its first, fewer once these have taken a second.
-          progress: told how many programs of how many have run.
+          known: times measured before; programs with a known time run untimed.
+          recheck: measure known times once again, and rescale them if they have changed. On a CPU
+            where few programs are measured, only the first known layout's bursts of fewest rows are
+            measured again; they stand for all.
+          runs: timed runs of each program after its first; fewer once they have taken a second.
+          progress: called with the numbers of programs that have run and of all programs.
         """
         self.engine, self.programs, self.specs = engine, engine.programs, engine.specs
         self.timings = Timings(engine.specs, known, recheck=recheck, runs=runs)
@@ -68,7 +68,7 @@ class Warmup:
 
     @property
     def measured(self) -> LatencyModel:
-        """All times so far, the known ones included, as far as they hold."""
+        """The latency model so far: new times, and known ones as far as they are valid."""
         return self.timings.measured
 
     def measure(
@@ -78,12 +78,12 @@ class Warmup:
         *,
         beside: Collection[Split] = (),
     ) -> LatencyModel:
-        """The latency model of this engine on this machine.
+        """Runs the programs and returns the latency model of this engine on this machine.
 
         Args:
-          load_weights: gives the weights on the shards of a layout; the engine deletes them.
-          splits: the layouts to run; all where not given.
-          beside: layouts that ran before: only switches between them and `splits` do.
+          load_weights: returns the weights sharded for a layout; the engine deletes them.
+          splits: the layouts to run; None runs all.
+          beside: layouts that ran before; only switches between them and `splits` run.
         """
         layouts, timings = self.engine.layouts, self.timings
         new = [layouts[split] for split in (layouts if splits is None else splits)]
@@ -126,7 +126,7 @@ class Warmup:
             self.progress(self.done, self.total)
 
     def decode_and_prefill(self, layout: Layout) -> Pool:
-        """Times them in a pool of their own, which is returned."""
+        """Times a layout's decode and prefill programs in a new pool, and returns the pool."""
         pool = self.programs[Key("allocate", layout.split)]()
         for length in self.specs.measured.lengths:
             for blocks in sorted(set(self.specs.prefill_sizes), reverse=True):
@@ -136,7 +136,7 @@ class Warmup:
         return pool
 
     def _prefill(self, layout: Layout, blocks: int, length: int, pool: Pool) -> Pool:
-        """Runs a call that ends sequences of `length` tokens; a large one is timed."""
+        """Runs a prefill call at the end of sequences of `length` tokens; a large call is timed."""
         split, size = layout.split, self.specs.page_size
         is_timed = blocks == self.specs.prefill_blocks
         is_known = self.timings.are_taken("prefill_table", (split, length))
@@ -163,7 +163,7 @@ class Warmup:
         return pool
 
     def _decode(self, layout: Layout, rows: int, length: int, pool: Pool) -> Pool:
-        """Times steps with each number of draft tokens, all rows running."""
+        """Times decode steps with each number of draft tokens, all rows running."""
         numbers = self.specs.drafts.of(rows)
         at = layout.split, rows, length
         is_known = self.timings.are_taken("decode_table", at)
@@ -178,7 +178,7 @@ class Warmup:
         return bursts.pool
 
     def _pages(self, layout: Layout, pool: Pool) -> Pool:
-        """Copies pages; untimed."""
+        """Runs the program that copies pages, untimed."""
         split = layout.split
         none = np.full(COPIES * split.dp, NULL_PAGE, np.int32)
         for _ in range(2):
@@ -186,7 +186,7 @@ class Warmup:
         return jax.block_until_ready(pool)
 
     def _migrate(self, source: Layout, target: Layout) -> None:
-        """Times rounds of pages; what the pool holds does not matter."""
+        """Times the rounds of a migration; the pool's content does not matter."""
         num_replicas = Exchange.between(source, target).narrow.split.dp
         pair = source.split, target.split
         if self.timings.are_taken("migrate_table", *((*pair, kind) for kind in ROUNDS)):
@@ -204,7 +204,7 @@ class Warmup:
         _delete(pool)
 
     def _shift(self, layout: Layout, pool: Pool) -> Pool:
-        """Times a round between the replicas of a layout; what the pool holds does not matter."""
+        """Times a round between the replicas of a layout; the pool's content does not matter."""
         split, run = layout.split, partial(shifted, self.programs, layout)
         if self.timings.are_taken("migrate_table", (split, split, ROUNDS[0])):
             return pool
@@ -218,7 +218,7 @@ class Warmup:
         return pool
 
     def _rounds(self, key: tuple | None, moves: Sequence[Move], pool: Pool) -> Pool:
-        """Runs one program's rounds of pages; notes under `key`, if there is one, what the first takes."""
+        """Runs one program's rounds of pages; records the first one's time under `key`, if given."""
 
         def once(move: Move) -> float:
             nonlocal pool
@@ -238,7 +238,7 @@ class Warmup:
     def _reshard(
         self, one: Layout, other: Layout, load_weights: Callable[[Layout], Params]
     ) -> None:
-        """Times both ways, of the same weights there and back."""
+        """Times resharding the same weights from one layout to another and back."""
         ways = ((one, other), (other, one))
         if self.timings.are_taken("reshard_table", *((a.split, b.split) for a, b in ways)):
             return

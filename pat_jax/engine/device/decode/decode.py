@@ -1,9 +1,9 @@
 """The functions that run on the devices during generation, before compilation.
 
 Each is written for one device's shard and wrapped in `shard_map`, so that every collective in the
-compiled program is written here or in the model. These are two sums a layer, one for the embedding,
-one gather of the logits, and one sum every `check_every` steps: how many rows are running, and
-whether there are pages for more.
+compiled program is written here or in the model. A step has two sums per layer, one for the
+embedding, and one gather of the logits. Every `check_every` steps, one maximum over the replicas
+finds how many rows are running and whether pages are short.
 """
 
 from collections.abc import Callable
@@ -45,13 +45,14 @@ from pat_jax.models.experts import ROUTE_DTYPE
 from pat_jax.models.policy import Params, Policy
 from pat_jax.planning.draft_counts import DraftResult
 
-# What steps change, tables of the rows' pages, how many of the reserved ones are drawn, and what says whether to go on.
+# What steps change, the rows' page tables, the number of reserved pages taken, and the values for
+# the test of whether a burst ends.
 _Carry = tuple[Moving, Array, Array, Array]
 
 
 @dataclass(frozen=True)
 class _Loop:
-    """How long a burst goes on: while its rows are many enough, and there are pages for them."""
+    """The loop of a burst: it runs while enough rows are running and there are pages for them."""
 
     layout: Layout
     pace: Pace
@@ -63,7 +64,9 @@ class _Loop:
     def run(
         self, step: Callable[[Array, Moving], Moving], moving: Moving, tables: Array, drawn: Array
     ) -> tuple[Moving, Array, Array]:
-        """Several steps at a time, each a function of the rows' tables and of what it changes."""
+        """Runs steps until the burst ends, `check_every` steps between tests.
+
+        `step` takes the rows' page tables and what it changes."""
         every = self.pace.check_every
         at_once = num_pages_for(self.pace.check_tokens, self.page_size)
 
@@ -88,7 +91,7 @@ class _Loop:
         return lacking(rows, tables, steps=self.pace.check_tokens, page_size=self.page_size)
 
     def _outlook(self, rows: RowState, tables: Array, drawn: Array) -> Int[Array, "2"]:
-        """Running rows of the fullest replica; 1 where a replica lacks reserved pages, else 0."""
+        """Running rows of the fullest replica, and 1 if a replica lacks reserved pages, else 0."""
         is_short = jnp.sum(self._wanted(rows, tables)) > self.filled - drawn
         mine = jnp.stack([jnp.sum(rows.running, dtype=jnp.int32), is_short.astype(jnp.int32)])
         return jax.lax.pmax(mine, self.layout.dp_axes) if self.layout.dp_axes else mine
@@ -96,14 +99,14 @@ class _Loop:
 
 @dataclass(frozen=True)
 class DecodeFunctions:
-    """Builds the programs of one policy; knows nothing about when they run."""
+    """Builds the decode programs of one policy. Does not know when they run."""
 
     policy: Policy
     dtype: jnp.dtype
     eos_ids: tuple[int, ...]
     check_every: int
     burst_steps: int
-    max_logprobs: int = 0  # likeliest tokens that a request may ask for
+    max_logprobs: int = 0  # most likeliest tokens that a request may ask for
     drafter: Drafter = NO_DRAFTER
 
     @property
@@ -115,14 +118,14 @@ class DecodeFunctions:
     ) -> Callable[
         [Params, DecodeState, ReservedPages, Until, Any], tuple[DecodeState, BurstOutput]
     ]:
-        """Decodes until `until`, or until a replica has no reserved page left for its rows.
+        """Returns the function that decodes a burst.
 
-        The state is to be donated. The last argument is the drafter's weights, None where it has
-        none.
+        It decodes until `until`, or until a replica has too few reserved pages for its rows. Donate
+        the state. The last argument is the drafter's weights, None if it has none.
 
         Args:
-          num_draft_tokens: draft tokens of a step, for each row.
-          drafting: shapes of the drafter's state, None where it has none.
+          num_draft_tokens: draft tokens per row and step.
+          drafting: shapes of the drafter's state, None if it has none.
         """
         # A spec stands for all arrays below its place in the tree.
         rows: Any = layout.spec("batch")
@@ -186,7 +189,7 @@ class DecodeFunctions:
         return state, _told(output, layout)
 
     def _nothing_generated(self, rows: RowState, pace: Pace, pages: int) -> BurstOutput:
-        """`pages`: most that a row draws in a burst."""
+        """The output before the first step. `pages`: most pages that a row takes in a burst."""
         count = len(rows.position)
 
         def zeros(*shape: int, dtype: Any = jnp.int32) -> Array:
@@ -217,7 +220,7 @@ class DecodeFunctions:
         start: Int[Array, " rows"],
         pace: Pace,
     ) -> tuple[Cache, ...]:
-        """The caches to decode with: pages where a kernel reads them, else a copy in one piece."""
+        """The caches to decode with: pages if a kernel reads them, else a contiguous copy."""
         if layout.backend.cache == "pages":
             return pool
         pages = [PagedLayer(*layer, tables) for layer in pool]
@@ -248,7 +251,7 @@ class DecodeFunctions:
 
 
 def _told(output: BurstOutput, layout: Layout) -> BurstOutput:
-    """To every process what all replicas have generated: a host reads its own devices alone."""
+    """Gathers the output of all replicas in every process: a host reads only its own devices."""
     if not (layout.spans_processes and layout.dp_axes):
         return output
     by_rows = [field.name for field in fields(output) if field.name != "steps"]

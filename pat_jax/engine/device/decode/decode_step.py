@@ -1,6 +1,6 @@
-"""One decode step of the rows of a device: a token each. What it has in common with one that
-verifies drafts (`verify_step.py`): how logits come about, how tokens are drawn from them, and how
-rows go on.
+"""One decode step of a device's rows, which generates one token for each.
+
+A step that verifies drafts (`verify_step.py`) shares its logits, sampling and update of rows.
 """
 
 from collections.abc import Sequence
@@ -29,18 +29,18 @@ Cache = LayerPages | BurstLayer | DraftCopy
 
 
 class Moving(NamedTuple):
-    """What a step changes."""
+    """The state that a decode step changes."""
 
     rows: RowState
     seen: Seen
-    drafting: Any  # the drafter's, see `DecodeState`
-    counts: Counts  # of drafts
+    drafting: Any  # the drafter's state, see `DecodeState`
+    counts: Counts  # of draft tokens
     caches: tuple[Cache, ...]
     output: BurstOutput
 
 
 class Drawn(NamedTuple):
-    """The tokens drawn, one for each row or for each token of a line."""
+    """The sampled tokens, one for each row or for each token of a line."""
 
     tokens: Int[Array, "*each"]
     logprobs: Float[Array, "*each"]
@@ -52,7 +52,7 @@ class Drawn(NamedTuple):
 
 @dataclass(frozen=True)
 class DecodeStep:
-    """The step of one policy in one layout; knows nothing about when a burst ends."""
+    """The decode step of one policy in one layout. Does not know when a burst ends."""
 
     policy: Policy
     layout: Layout
@@ -67,9 +67,9 @@ class DecodeStep:
         tables: Int[Array, "rows width"],
         moving: Moving,
     ) -> Moving:
-        """One token of each row."""
+        """Generates one token for each row, without drafts."""
         rows, seen, _, counts, caches, output = moving
-        # What a row that has ended had may be another one's by now.
+        # The pages of a row that has ended may belong to another row by now.
         own = jnp.where(rows.running[:, None], tables, NULL_PAGE)
         logits, caches, routed = self.logits(
             params,
@@ -83,8 +83,8 @@ class DecodeStep:
             drawn = self.draw(
                 logits[:, 0], routed[:, 0], key, rows.position, rows.sampling, seen, endings, None
             )
-        # A log-probability that is not a number has come from such logits: nothing good would
-        # follow.
+        # A NaN log-probability comes from NaN logits: the row stops, as all further tokens would
+        # be wrong.
         failed = jnp.isnan(drawn.logprobs)
         stopped = jnp.any(drawn.tokens[:, None] == endings, axis=1) | failed
         after = advance(rows, drawn.tokens, stopped, failed)
@@ -103,7 +103,7 @@ class DecodeStep:
         tuple[Cache, ...],
         Int16[Array, "rows length layers k"],
     ]:
-        """Logits, the caches with these tokens, and the experts that computed them."""
+        """Returns logits, the caches with these tokens written, and the experts of each token."""
         model, partition = self.policy.bind(params), ManualPartition(self.layout)
         hidden, written, routed = model(
             tokens, positions, tuple(caches), partition=partition, dtype=self.dtype
@@ -130,7 +130,7 @@ class DecodeStep:
         return Drawn(*drawn, *top, routed)
 
     def endings(self, rows: RowState) -> Int[Array, "rows endings"]:
-        """The tokens that end each row's response, NO_TOKEN where there are fewer."""
+        """Returns the tokens that end each row's response, filled up with NO_TOKEN."""
         eos = jnp.asarray(self.eos_ids, jnp.int32)[None, :]
         eos = jnp.where(rows.ignore_eos[:, None], NO_TOKEN, eos)
         return jnp.concatenate([eos, rows.sampling.stop_ids], axis=1)
@@ -148,8 +148,9 @@ def views(
     line: Line,
     turns: int,
 ) -> tuple[DraftRows | DraftPages, ...]:
-    """The caches for a line; pages by tables of running rows that reach as far as the last of
-    `turns` of a row that is near its end."""
+    """Returns the caches as a line of tokens reads them.
+
+    Tables of pages are widened by NULL_PAGE, so that `turns` tokens of a row near its end fit."""
     if isinstance(caches[0], DraftCopy):
         return tuple(DraftRows(x, line) for x in caches if isinstance(x, DraftCopy))
     pages = [_pages(x) for x in caches]
@@ -160,7 +161,7 @@ def views(
 
 
 def kept(cache: PagedLayer | BurstLayer | DraftPages | DraftRows) -> Cache:
-    """What a loop is to carry: tables and lines are the same for all layers, or of one step."""
+    """Returns the part of a cache that the loop carries, without tables and lines."""
     match cache:
         case DraftRows():
             return cache.copy
@@ -175,9 +176,10 @@ def advance(
     stopped: Bool[Array, " rows"],
     failed: Bool[Array, " rows"],
 ) -> RowState:
-    """Rows that are not running stand still: they decode, but nothing reads what comes of it.
+    """Returns the rows after one token each.
 
-    Those that failed do not go on to the token after, so that no NaN counts as one of theirs.
+    Rows that are not running do not change: they are computed, but nothing reads the result. Rows
+    that failed keep their position, so that no token drawn from NaN logits counts.
     """
     position = rows.position + (rows.running & ~failed)
     return replace(
@@ -195,9 +197,10 @@ def noted(
     after: RowState,
     num_generated: Int[Array, " rows"] | None = None,
 ) -> BurstOutput:
-    """Writes each row's new tokens: one in the column of the step, or, where rows generate
-    different numbers of tokens, `num_generated` of them at the row's own offset. What lies behind
-    is written over."""
+    """Returns the output with each row's new tokens.
+
+    Without `num_generated` each row gets one token in the step's column. With it, each row gets
+    that many at its own offset; what is written behind them is overwritten later."""
 
     def put(name: str) -> Array:
         buffer, new = getattr(output, name), getattr(drawn, name)

@@ -1,13 +1,13 @@
-"""Draws of tokens with noise of their own: Gumbel-max on two levels, the same in every layout.
+"""Samples tokens by Gumbel-max on two levels, with noise that is the same in every layout.
 
     m_b = Σ_{v in b} p_v;  block = argmax_b (log m_b + G_b);  token = argmax_{v in block} (log p_v +
     G_v)
 
-The G are independent Gumbel variables, so the token has exactly the distribution p. They are a
-function of the position's key, the block and the token's place in its block alone. Two
-distributions that are drawn from with the same noise agree on each level with a probability of at
-least (1 - d) / (1 + d), d being their total variation distance there (arXiv 2408.07978). One level
-would need noise for the whole vocabulary.
+The G are independent Gumbel variables, so the token has exactly the distribution p. They depend
+only on the position's key, the block and the token's place in its block. Samples from two
+distributions with the same noise agree on each level with probability ≥ (1 - d) / (1 + d), where d
+is their total variation distance there (arXiv 2408.07978). One level would need noise for the
+whole vocabulary.
 
 Knows logits, temperatures and keys. Knows nothing of penalties, filters or rows that share a step.
 """
@@ -16,13 +16,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
-BLOCK = 128  # tokens, at most, of a block; the padded vocabulary is a multiple of it
+BLOCK = 128  # most tokens of a block; the padded vocabulary is a multiple of it
 
 
 def position_keys(
     keys: UInt32[Array, "rows 2"], positions: Int[Array, " rows"]
 ) -> UInt32[Array, "rows 2"]:
-    """The key of each row's noise, from its sequence's key and the position of the token."""
+    """Returns the noise key of each row, from its sequence's key and the token's position."""
 
     def one(key: Array, position: Array) -> Array:
         return jax.random.key_data(jax.random.fold_in(jax.random.wrap_key_data(key), position))
@@ -31,17 +31,16 @@ def position_keys(
 
 
 def exponentials(keys: UInt32[Array, "rows 2"], count: int) -> Float[Array, "rows count"]:
-    """Exponential variables E of mean 1, whose Gumbel variables are -log E: the i-th is a function
-    of key and i.
+    """Returns exponential variables E of mean 1; -log E are Gumbel variables.
 
-    Their smallest value is 2**-33: what has less than 1e-9 of the largest mass is as good as never
-    drawn.
+    The i-th depends only on key and i. The smallest value is 2**-33: a token with less than 1e-9 of
+    the largest mass is practically never drawn.
     """
 
     def bits(key: Array) -> Array:
         return jax.random.bits(jax.random.wrap_key_data(key), (count,), jnp.uint32)
 
-    # Uniform in (0, 1), finest near 0, where an unlikely token wins; 1 itself would be rounded to.
+    # Uniform in (0, 1), finest near 0, where an unlikely token wins; no value is rounded to 1.
     number = jax.vmap(bits)(keys).astype(jnp.float32) * 2.0**-32 + 2.0**-33
     return -jnp.log1p(-jnp.minimum(number, 1 - 2.0**-24))
 
@@ -52,9 +51,9 @@ def draw(
     keys: UInt32[Array, "rows 2"],
     is_greedy: Bool[Array, " rows"],
 ) -> tuple[Int[Array, " rows"], Float[Array, " rows"]]:
-    """A token a row from softmax(logits / divisor), or the likeliest, and its log-probability.
+    """Samples a token per row from softmax(logits / divisor), or takes the likeliest if greedy.
 
-    First the block of the vocabulary, then the token in it, for both: the logits are read twice,
+    Both choose the block of the vocabulary first, then the token in it: the logits are read twice,
     and no array of their size is written. argmax(log p + G) is argmax(p / E).
 
     Args:
@@ -68,9 +67,9 @@ def draw(
     highest = jnp.max(blocks, axis=-1)
     largest = jnp.max(highest, axis=-1)
     masses = jnp.sum(jnp.exp(scaled(blocks, largest, divisor)), axis=-1)
-    # XLA:CPU's largest of some numbers may pass over a NaN, and an infinite logit less itself is one: sums do not.
+    # XLA:CPU's maximum may pass over a NaN, such as an infinite logit less itself: sums do not.
     total = jnp.sum(masses, axis=-1)
-    # Of the tokens first: how many blocks there are depends on the padding.
+    # Noise of the tokens comes first, because the number of blocks depends on the padding.
     noise = exponentials(keys, width + blocks.shape[1])
     is_best = (is_greedy | jnp.isnan(total))[:, None]
     block = jnp.argmax(jnp.where(is_best, highest, masses / noise[:, width:]), axis=-1)
@@ -84,7 +83,7 @@ def draw(
 def log_prob(
     logits: Float[Array, "rows vocab"], divisor: Float[Array, " rows"], tokens: Int[Array, " rows"]
 ) -> Float[Array, " rows"]:
-    """Log-probability of each row's token under softmax(logits / divisor), nats; never above 0."""
+    """Returns the log-probability of each row's token under softmax(logits / divisor), in nats."""
     largest = jnp.max(logits, axis=-1)
     total = jnp.sum(jnp.exp(scaled(logits, largest, divisor)), axis=-1)
     return scaled(_pick(logits, tokens), largest, divisor) - jnp.log(total)
@@ -93,10 +92,10 @@ def log_prob(
 def scaled(
     logits: Float[Array, "rows ..."], largest: Float[Array, " rows"], divisor: Float[Array, " rows"]
 ) -> Float[Array, "rows ..."]:
-    """Logits below the largest one, over the temperature: exactly 0 for that one.
+    """Returns (logits - largest) / divisor, which is exactly 0 for the largest logit.
 
-    The other way round, XLA may fuse one quotient with the difference, and round the two apart by
-    as much as 1e-7 of their size. At a temperature of 1e-6 that is more than a nat.
+    If both were divided first, XLA may fuse one quotient with the difference, and the two would
+    round apart by up to 1e-7 of their size. At a temperature of 1e-6 that is more than a nat.
     """
     shape = (-1, *[1] * (logits.ndim - 1))
     return (logits - jnp.reshape(largest, shape)) / jnp.reshape(divisor, shape)

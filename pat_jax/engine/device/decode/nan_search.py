@@ -1,4 +1,4 @@
-"""Where in a model the first number that is none comes up: for a person to look there."""
+"""Finds the part of a model where the first NaN or infinity comes up, for debugging."""
 
 import jax
 import jax.numpy as jnp
@@ -13,10 +13,10 @@ from pat_jax.models.policy import Params, Policy
 def where_nans_start(
     policy: Policy, params: Params, tokens: np.ndarray, dtype: jnp.dtype
 ) -> str | None:
-    """The first part of the model whose output has a NaN or an infinity for `tokens`, int[length].
+    """Names the first part of the model whose output for `tokens`, int[length], is not finite.
 
-    Runs the model layer by layer, without a cache; compiles for this length. None where every
-    number is one.
+    Runs the model layer by layer, without a cache; compiles for this length. Returns None if every
+    output is finite.
     """
 
     def run(params: Params, tokens: Array) -> Array:

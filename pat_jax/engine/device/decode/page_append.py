@@ -1,7 +1,7 @@
-"""Pages for the tokens of a burst: rows draw them on the devices, from a reserve of the host's.
+"""Pages for the tokens of a burst, which rows take on the devices from a reserve of the host's.
 
-So a row holds pages for its next few tokens, not for a burst whose end it may not reach.
-Functions of one replica's arrays; `page_reserve.py` says which pages are in the reserve.
+So a row holds pages for its next few tokens, not for a whole burst that it may not finish. These
+are functions of one replica's arrays; `page_reserve.py` fills the reserve.
 """
 
 import jax.numpy as jnp
@@ -14,14 +14,14 @@ from pat_jax.models.cache.paged_layer import NULL_PAGE
 def lacking(
     rows: RowState, tables: Int[Array, "rows width"], *, steps: int, page_size: int
 ) -> Int[Array, " rows"]:
-    """Pages that each running row lacks for its next `steps` tokens, or up to its end."""
+    """Returns the pages that each running row lacks for `steps` tokens, or up to its end."""
     tokens = jnp.minimum(rows.position + steps, rows.end - 1)
     missing = -(-tokens // page_size) - num_held(tables)
     return jnp.where(rows.running, jnp.maximum(missing, 0), 0)
 
 
 def num_held(tables: Int[Array, "rows width"]) -> Int[Array, " rows"]:
-    """Pages of each row; those of a table come first."""
+    """Returns the number of pages of each row."""
     return jnp.sum(tables != NULL_PAGE, axis=1, dtype=jnp.int32)
 
 
@@ -33,7 +33,12 @@ def draw(
     *,
     most: int,
 ) -> tuple[Int[Array, "rows width"], Int[Array, ""]]:
-    """The tables with `more` pages of the ring in each row, and how many are drawn then."""
+    """Returns the tables with `more` pages added to each row, and the number taken from the ring.
+
+    Args:
+      drawn: pages taken from the ring before.
+      most: most pages that a row takes.
+    """
     column, held = jnp.arange(tables.shape[1])[None], num_held(tables)
     first = drawn + jnp.cumsum(more) - more
     for n in range(most):
@@ -46,6 +51,6 @@ def draw(
 def added(
     tables: Int[Array, "rows width"], held: Int[Array, " rows"], *, most: int
 ) -> Int[Array, "rows most"]:
-    """What each row has drawn since it `held` so many, at most `most`; NULL_PAGE after the last."""
+    """Returns the pages that each row took after it `held` so many; NULL_PAGE after the last."""
     at = held[:, None] + jnp.arange(most)[None]
     return jnp.take_along_axis(tables, at, axis=1, mode="fill", fill_value=NULL_PAGE)

@@ -1,4 +1,4 @@
-"""Computes pages of known tokens, and copies pages."""
+"""The programs that compute pages of known tokens and copy pages."""
 
 from collections.abc import Callable
 from typing import Any
@@ -19,16 +19,17 @@ from pat_jax.models.policy import Params, Policy
 def prefill(
     policy: Policy, layout: Layout, dtype: jnp.dtype
 ) -> Callable[[Params, Pool, Array, Array, Array, Array], tuple[Pool, Array]]:
-    """Computes pages of known tokens, `tokens[blocks, page_size]`, of any sequences of a replica.
+    """Returns the program that computes pages of known tokens for any sequences of a replica.
 
-    Block i begins at position `start[i]`, a multiple of the page size, of the sequence whose pages
-    are `tables[i]`. All blocks are in their pages before any of them attends: those of one
-    sequence may be in the same call. A block of NULL_PAGE alone is empty, and tokens are NO_TOKEN
-    behind a sequence's last. The experts `recorded[blocks, page_size, layers, k]` compute the
-    tokens; where they are NOT_RECORDED the routers choose. The pool is to be donated.
+    Block i of `tokens[blocks, page_size]` begins at position `start[i]`, a multiple of the page
+    size, of the sequence whose pages are `tables[i]`. All blocks are written to their pages before
+    any of them attends, so that one call may have several blocks of a sequence. An empty block's
+    table has only NULL_PAGE; tokens behind a sequence's last are NO_TOKEN. The experts
+    `recorded[blocks, page_size, layers, k]` compute the tokens; routers choose where it is
+    NOT_RECORDED. Donate the pool.
 
-    Returns:
-      The pool, and what the routers would choose, int16[blocks, page_size, layers, k].
+    The program returns the pool, and the experts that the routers would choose,
+    int16[blocks, page_size, layers, k].
     """
     pool: Any = layout.spec(*KV_AXES)
     batch = layout.spec("batch")
@@ -54,13 +55,13 @@ def prefill(
 
 
 def copy_pages(layout: Layout) -> Callable[[Pool, Array, Array], Pool]:
-    """Copies page `source[i]` of each replica to its page `target[i]`; no page is both.
+    """Returns the program that copies page `source[i]` of each replica to its page `target[i]`.
 
-    Pairs of NULL_PAGE are empty. The pool is to be donated.
+    No page may be both. Pairs of NULL_PAGE are empty. Donate the pool.
     """
 
     def run(pool: Pool, source: Int[Array, " pairs"], target: Int[Array, " pairs"]) -> Pool:
-        # In turn, as in `pages.put`: XLA:CPU may copy the whole pool for a scatter.
+        # One page at a time, as in `pages.put`: XLA:CPU may copy the whole pool for a scatter.
         def in_turn(x: Array, source: Array, target: Array) -> Array:
             def copy(pair: Int[Array, ""], x: Array) -> Array:
                 page = jax.lax.dynamic_index_in_dim(x, source[pair])

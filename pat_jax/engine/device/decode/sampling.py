@@ -1,14 +1,14 @@
-"""From logits to a token: penalties, temperature, filters, noise of the token's own (`gumbel.py`).
+"""Samples tokens from logits: penalties, temperature, filters and Gumbel noise (`gumbel.py`).
 
-Every option is an array with one entry a row, so that no option compiles anything. The noise that
-a token is drawn with is a function of its sequence's key and its position alone. Row, device and
-batch of a sequence cannot change what is sampled.
+Every option is an array with one entry per row, so that no option causes a compilation. A token's
+noise depends only on its sequence's key and its position. Row, device and batch of a sequence
+cannot change what is sampled.
 
-Where any row has an option, another program sums up the probabilities of all. Its values are the
-same up to rounding, so that a row without one may draw another token at a near-tie.
+If any row has an option, another branch samples all rows. Its probabilities are the same up to
+rounding, so that a row without options may get another token at a near-tie.
 
-A logit that is not a number makes every log-probability of its row NaN, whatever the options are:
-filters are written so that a NaN survives them.
+A NaN logit makes every log-probability of its row NaN, whatever the options are: filters are
+written so that a NaN survives them.
 """
 
 from typing import NamedTuple
@@ -23,20 +23,20 @@ from pat_jax.engine.sequences.types import RowSampling
 
 NEG_INF = -1e30  # a finite minus infinity
 
-# The tokens of prompt and response, and of the response alone, as in `types.token_set`.
+# Sets of tokens in prompt and response, and in the response alone, see `types.token_set`.
 Seen = UInt32[Array, "rows 2 words"]
 
 
 class Ahead(NamedTuple):
-    """Tokens that are drawn before it is known whether those before them are accepted."""
+    """What penalties need for tokens sampled before the draft tokens before them are accepted."""
 
-    row: Int[Array, " rows"]  # the row of `Seen` of each
-    # the tokens of its response behind those, negative ones for none
+    row: Int[Array, " rows"]  # the row of `Seen` for each token
+    # the draft tokens before it, which its response would have too; negative ones stand for none
     num_generated: Int[Array, "rows few"]
 
 
 def sequence_key(*ids: int) -> np.ndarray:
-    """The sampling key of one sequence, uint32[2], from (seed, stream, iteration, prompt, …)."""
+    """Returns a sequence's sampling key, uint32[2], from (seed, stream, iteration, prompt, …)."""
     return np.random.SeedSequence(ids).generate_state(2, np.uint32)
 
 
@@ -50,19 +50,19 @@ def sample(
     *,
     vocab_size: int,
 ) -> tuple[Int[Array, " rows"], Float[Array, " rows"], Float[Array, " rows"]]:
-    """Draws a token a row from softmax(filter(penalize(logits)) / temperature): `gumbel.draw`.
+    """Samples a token per row from softmax(filter(penalize(logits)) / temperature).
 
     Args:
-      keys: of each token's noise, see `gumbel.position_keys`.
-      seen: what penalties look at; in rows without any its content does not matter.
+      keys: noise key of each token, see `gumbel.position_keys`.
+      seen: the tokens that penalties apply to; it does not matter in rows without penalties.
       forbidden: tokens that may not be drawn now; negative ones stand for none.
-      ahead: of tokens drawn ahead, whose rows are not those of `seen`.
+      ahead: for verified tokens, whose rows are not those of `seen`.
       vocab_size: tokens from here on are padding and never drawn.
 
     Returns:
-      The tokens; their log-probabilities in nats under the distribution drawn from; and under
-      softmax(logits / temperature) alone, the policy that a trainer knows, of a greedy token at
-      temperature 1. Never above 0; NaN where a logit is NaN or infinite.
+      The tokens, and their log-probabilities in nats under two distributions: the one drawn from,
+      and softmax(logits / temperature) alone, the policy that a trainer knows (temperature 1 for
+      greedy tokens). Never above 0; NaN if a logit is NaN or infinite.
     """
     is_greedy = options.temperature <= 0
     divisor = jnp.where(is_greedy, 1.0, options.temperature)
@@ -78,7 +78,7 @@ def sample(
         tokens, logprobs = draw(_filter(allowed, divisor, options), divisor, keys, is_greedy)
         return tokens, logprobs, jnp.where(is_changed, log_prob(logits, divisor, tokens), logprobs)
 
-    # Whole branches, which hand on a few numbers a row: arrays as large as the logits would be copied.
+    # Whole branches return a few numbers per row: arrays as large as the logits would be copied.
     return jax.lax.cond(jnp.any(is_changed), changed, plain, logits)
 
 
@@ -89,9 +89,9 @@ def likeliest(
     count: int,
     vocab_size: int,
 ) -> tuple[Int[Array, "rows count"], Float[Array, "rows count"]]:
-    """The likeliest tokens of the model itself and their log-probabilities, the likeliest first.
+    """Returns the model's likeliest tokens and their log-probabilities, the likeliest first.
 
-    No penalty, temperature or filter has a part in it. Zeros where no row wants any.
+    Penalties, temperature and filters are not applied. Returns zeros if no row wants any.
     """
     shape = (logits.shape[0], count)
 
@@ -108,10 +108,10 @@ def likeliest(
 
 
 def remember(seen: Seen, tokens: Int[Array, "rows some"], is_new: Bool[Array, "rows some"]) -> Seen:
-    """`seen` with those tokens of the response more that are new."""
+    """Returns `seen` with the new tokens added to text and response."""
     rows, words = jnp.arange(seen.shape[0])[:, None], tokens // 32
     bits = jnp.uint32(1) << (tokens % 32).astype(jnp.uint32)
-    # Bits add up to their union only where each comes once: of equal tokens the first.
+    # Adding bits gives their union only if each comes once: only the first of equal tokens counts.
     is_same = (tokens[:, :, None] == tokens[:, None]) & is_new[:, None]
     is_first = is_new & (jnp.argmax(is_same, axis=2) == jnp.arange(tokens.shape[1])[None])
     known = seen[rows, :, words]
@@ -127,8 +127,8 @@ def _in_vocab(logits: Array, vocab_size: int) -> Array:
 
 
 def _penalize(logits: Array, options: RowSampling, seen: Seen, ahead: Ahead | None) -> Array:
-    """Exactly the logits themselves in rows without a penalty."""
-    if ahead is not None:  # words before they are bits: a TPU has no room for so many of these
+    """Applies penalties; rows without a penalty keep exactly their logits."""
+    if ahead is not None:  # packed words are repeated, not bits: a TPU lacks room for the bits
         seen = seen[ahead.row]
     in_text, in_response = (_unpack(seen[:, i], logits.shape[-1]) for i in (0, 1))
     if ahead is not None:
@@ -154,19 +154,19 @@ def _any_of(tokens: Int[Array, "rows some"], vocab: int) -> Bool[Array, "rows vo
 
 
 def _has_option(options: RowSampling, is_greedy: Bool[Array, " rows"]) -> Bool[Array, " rows"]:
-    """Where a penalty or a filter is on."""
+    """Rows with a penalty or a filter."""
     has_penalty = (options.repetition_penalty != 1) | (options.presence_penalty != 0)
     has_filter = ~is_greedy & (_is_cut(options) | (options.min_p > 0))
     return has_penalty | has_filter
 
 
 def _is_cut(options: RowSampling) -> Bool[Array, " rows"]:
-    """Where top-k or top-p is on."""
+    """Rows with top-k or top-p."""
     return (options.top_k > 0) | (options.top_p < 1.0)
 
 
 def _filter(logits: Array, divisor: Array, options: RowSampling) -> Array:
-    """NEVER in place of what top-k, top-p and min-p drop, of the rows that are not greedy."""
+    """Puts NEG_INF for tokens that top-k, top-p and min-p drop, in rows that are not greedy."""
     is_sampled = options.temperature > 0
     is_cut = is_sampled & _is_cut(options)
     kept = jax.lax.cond(
@@ -175,7 +175,7 @@ def _filter(logits: Array, divisor: Array, options: RowSampling) -> Array:
         lambda x: x,
         logits,
     )
-    # The likeliest token survives top-k and top-p: what is left of the sum makes no difference.
+    # The likeliest token survives top-k and top-p, so min-p compares with it without a new sum.
     below = scaled(logits, jnp.max(logits, axis=-1), divisor)
     is_low = below < jnp.log(options.min_p)[:, None]
     return jnp.where(is_sampled[:, None] & is_low, NEG_INF, kept)
@@ -184,7 +184,7 @@ def _filter(logits: Array, divisor: Array, options: RowSampling) -> Array:
 def _floor(logits: Array, divisor: Array, options: RowSampling) -> Float[Array, "rows 1"]:
     """The smallest logit that survives top-k and top-p; the largest always does.
 
-    Of tokens that are equally likely all survive or none does.
+    Equally likely tokens survive together or not at all.
     """
     largest = jnp.max(logits, axis=-1)
     has_k, has_p = options.top_k > 0, options.top_p < 1.0
@@ -204,12 +204,12 @@ def _highest_level(
 
     Nothing is sorted: a sort of the vocabulary is slow, and takes a TPU's compiler as long as all the
     rest of a decode step. Floats are numbered in their order instead, and the number of the level is
-    found bit by bit, with one sum over the vocabulary for each.
+    found bit by bit, with one sum over the vocabulary per bit.
 
-    Rounding: every sum of a row adds up in the same order, and a rounded sum is monotone in what it
-    adds up. So no lower level has a smaller sum, the search finds the one boundary there is, and a
-    likelier token is never dropped before a less likely one. Where a sum is within rounding of its
-    goal (some 1e-6 of it), one token more or less may be kept. Counts are exact up to 2**24.
+    Rounding: every sum of a row adds in the same order, and a rounded sum is monotone in its terms.
+    So no lower level has a smaller sum, the search finds the only boundary, and a likelier token is
+    never dropped before a less likely one. If a sum is within rounding of its goal (some 1e-6 of
+    it), one token more or less may be kept. Counts are exact up to 2**24.
 
     Reference: https://github.com/google-research/t5x/blob/main/t5x/binary_search.py.
     """
@@ -231,7 +231,7 @@ def _highest_level(
 
 
 def _float_at(number: UInt32[Array, " rows"]) -> Float[Array, " rows"]:
-    """The float32 of that number, in their order as uint32; ±inf in place of NaNs beyond them."""
+    """The float32 with this number in ascending order; ±inf in place of the NaNs at both ends."""
     least, most, sign = (jnp.uint32(x) for x in (0x007FFFFF, 0xFF800000, 0x80000000))
     number = jnp.clip(number, least, most)
     bits = jnp.where(number >= sign, number ^ sign, ~number)

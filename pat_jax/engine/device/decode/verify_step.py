@@ -1,10 +1,10 @@
-"""A decode step that verifies drafts: as many tokens of each row as are accepted.
+"""A decode step that verifies drafts: each row generates its accepted draft tokens and one more.
 
-A draft is verified by drawing every position's token with its own noise, as without a draft, for as
-long as the token drawn is the draft's. With a branch beside the draft, the first token drawn
-chooses between them. So the output does not depend on the drafts: a proposal only chooses which
-logits to compute ahead. For n-gram drafts this accepts as often as rejection sampling does (arXiv
-2211.17192, with a draft distribution of one token).
+Every position's token is sampled with its own noise, as without a draft, and a draft is accepted up
+to the first token that differs. If a draft has a branch, the first sampled token chooses between
+them. So the output does not depend on the drafts: a proposal only chooses which logits to compute
+ahead. For n-gram drafts this accepts as often as rejection sampling does (arXiv 2211.17192, with a
+draft distribution of one token).
 """
 
 from dataclasses import replace
@@ -31,7 +31,7 @@ from pat_jax.models.cache.draft_layer import Line
 
 
 def verify(drafter: Drafter, asked: Asked, moving: Moving) -> Moving:
-    """As many tokens of each row as its draft gets right, and one more."""
+    """Proposes and verifies drafts; each row generates its accepted tokens and one more."""
     step, rows = asked.step, moving.rows
     with jax.named_scope("draft"):
         proposal, moving = drafter.propose(asked, moving)
@@ -86,11 +86,12 @@ def _accept(
     stopped: Bool[Array, "rows turns"],
     failed: Bool[Array, "rows turns"],
 ) -> Moving:
-    """
+    """Updates rows, drafter and output with the accepted tokens.
+
     Args:
-      moving: of before the step, except for the caches.
-      taken: rows whose branch is right.
-      drawn, stopped, failed: along each row's draft, or along its branch where that is taken.
+      moving: the state before the step, except that the caches are new.
+      taken: rows whose branch is accepted.
+      drawn, stopped, failed: along each row's draft, or along its branch if that is taken.
     """
     rows, tokens = moving.rows, drawn.tokens
     num_agreeing = jnp.where(taken, 0, _agreeing(proposal.draft.tokens, tokens, proposal.length))
@@ -116,17 +117,17 @@ def _on_branches(
     turns: int,
     taken: Bool[Array, " rows"],
 ) -> tuple[Cache, ...]:
-    """With the branches that are right in the places of what was drafted before them."""
+    """Moves accepted branches in the caches to the slots of the drafts before them."""
 
     def move(_: Array, caches: tuple[Cache, ...]) -> tuple[Cache, ...]:
         return tuple(kept(x.on_branch(taken)) for x in views(caches, tables, rows, line, turns))
 
-    # A loop of one turn or none: a condition would copy the caches that it hands through.
+    # A loop of one turn or none: a condition would copy the caches that it passes through.
     return jax.lax.fori_loop(0, jnp.any(taken).astype(jnp.int32), move, caches)
 
 
 def _paths(proposal: Proposal, line: Line) -> Int[Array, "tokens draft"]:
-    """The draft that each token is of."""
+    """The draft or branch that each token of the line belongs to."""
     path = proposal.draft.tokens[line.row]
     if proposal.branch is None:
         return path
@@ -134,7 +135,7 @@ def _paths(proposal: Proposal, line: Line) -> Int[Array, "tokens draft"]:
 
 
 def _is_branch_accepted(proposal: Proposal, drawn: Int[Array, " rows"]) -> Bool[Array, " rows"]:
-    """Whether it was verified and begins with what was drawn."""
+    """Whether each row's branch was verified and begins with the sampled token."""
     if proposal.branch is None:
         return jnp.zeros(drawn.shape, bool)
     branch, length = proposal.branch
@@ -146,7 +147,7 @@ def _agreeing(
     tokens: Int[Array, "rows turns"],
     length: Int[Array, " rows"],
 ) -> Int[Array, " rows"]:
-    """Guesses of each row, from its first to its last that was verified, that are what was drawn."""
+    """Number of each row's draft tokens before the first that was not verified or not sampled."""
     is_verified = jnp.arange(proposed.shape[1])[None] < length[:, None]
     agrees = is_verified & (proposed == tokens[:, :-1])
     return jnp.sum(jnp.cumprod(agrees, axis=1), axis=1, dtype=jnp.int32)
@@ -168,7 +169,7 @@ def _advance_by(
     stopped: Bool[Array, "rows queries"],
     failed: Bool[Array, "rows queries"],
 ) -> RowState:
-    """`advance` by the first `num_generated` tokens of each row; the last may have ended it."""
+    """Advances each row by its first `num_generated` tokens, the last of which may end it."""
     last = jnp.maximum(num_generated - 1, 0)[:, None]
     token, stops, fails = (
         jnp.take_along_axis(x, last, axis=1)[:, 0] for x in (tokens, stopped, failed)

@@ -1,11 +1,11 @@
 """A draft model: its weights, its cache, and how it catches up with new tokens.
 
-Every device has all of its weights, in every layout: it is small, and so reads them sooner than two
-sums a layer would take. So a switch moves nothing of it.
+Every device has all of its weights, in every layout, because reading the weights of a small model
+is faster than two sums per layer. So a switch moves nothing of it.
 
 Bursts without drafts, switches and preemptions leave tokens out of its cache. These are computed
-before the next burst with drafts. For a small model that is cheaper than to keep up with large
-batches whose drafts would not pay.
+before the next burst with drafts. For a small model that is cheaper than computing every token of
+large batches whose drafts would not pay.
 """
 
 from collections.abc import Callable
@@ -50,11 +50,11 @@ from pat_jax.models.policy import Params, Policy
 from pat_jax.planning.types import Split
 from pat_jax.programs.programs import Key, ProgramTable
 
-Load = Callable[[Params, jnp.dtype], Params]  # onto shards, in a type
+Load = Callable[[Params, jnp.dtype], Params]  # loads weights onto shardings, in a data type
 
 
 def whole_params(policy: Policy, layout: Layout, dtype: jnp.dtype) -> Params:
-    """Shapes with shardings: all of them on every device."""
+    """Returns shapes of the weights with shardings that put all of them on every device."""
     whole = layout.sharding()
     return jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=whole), policy.abstract(dtype)
@@ -63,9 +63,9 @@ def whole_params(policy: Policy, layout: Layout, dtype: jnp.dtype) -> Params:
 
 @dataclass(frozen=True)
 class ModelDrafter(Drafter):
-    """Generates with a model of its own, on pages of its own."""
+    """Proposes drafts with a draft model, which has its own pages."""
 
-    load_params: Load | None = None  # None where bursts are compiled alone
+    load_params: Load | None = None  # None if bursts are only compiled
 
     @property
     def model(self) -> Policy:
@@ -73,9 +73,11 @@ class ModelDrafter(Drafter):
         return self.policy
 
     def propose(self, asked: Asked, moving: Moving) -> tuple[Proposal, Moving]:
-        """Each pass takes a row's newest token and the one before it: after a fully accepted draft
-        its last token has not been in a pass. Where one of them is beyond the model's vocabulary
-        its embedding is zeros (`Transformer._embed`).
+        """Proposes one token per pass of the model.
+
+        Each pass takes a row's newest token and the one before it, because the last token of a
+        fully accepted draft has not been in a pass. A token beyond the model's vocabulary embeds to
+        zeros (`Transformer._embed`).
         """
         step, rows, drafting = asked.step, moving.rows, moving.drafting
         row, padded = jnp.arange(len(rows.running)), step.policy.config.padded_vocab_size
@@ -122,7 +124,7 @@ class ModelDrafter(Drafter):
         return self.load_params(shardings, shapes.dtype)
 
     def pages(self, split: Split, shapes: DraftShapes) -> int:
-        """The places of its cache in a replica."""
+        """Returns the pages of its cache in a replica."""
         return shapes.buckets.draft_pages(split, self.drafts, shapes.page_size)
 
     def pool(self, layout: Layout, shapes: DraftShapes) -> Pool:
@@ -134,7 +136,7 @@ class ModelDrafter(Drafter):
         return ModelDrafting(self.pool(layout, shapes), tables, abstract_index(layout, rows))
 
     def blank(self, zeros: ModelDrafting, num_replicas: int) -> ModelDrafting:
-        """Every row other pages, as far as there are as many."""
+        """Gives every row other pages, as far as there are enough."""
         pages = len(zeros.pool[0].keys) // num_replicas
         tables = jnp.arange(zeros.tables.size, dtype=jnp.int32) % (pages - 1) + 1
         return zeros._replace(tables=jnp.reshape(tables, zeros.tables.shape))
@@ -165,14 +167,14 @@ class ModelDrafter(Drafter):
 
 
 def two_each(running: Bool[Array, " rows"], position: Int[Array, " rows"]) -> Line:
-    """The line of each row's token at `position` and the one before it, or behind a first one."""
+    """Returns a line of two tokens per row: at `position` and before it, or at 0 and 1."""
     row, turn = jnp.repeat(jnp.arange(len(running)), 2), jnp.tile(jnp.arange(2), len(running))
     place = jnp.reshape(jnp.arange(2 * len(running)), (-1, 2))
     return Line(row, jnp.repeat(running, 2), turn, place, jnp.maximum(position - 1, 0))
 
 
 def of_size(logits: Float[Array, "rows vocab"], size: int) -> Float[Array, "rows size"]:
-    """Another model's logits, of more or fewer tokens: unknown ones are never generated."""
+    """Pads or cuts a draft model's logits to the policy's vocabulary; padding is never drawn."""
     more = max(0, size - logits.shape[1])
     return jnp.pad(logits[:, :size], ((0, 0), (0, more)), constant_values=NEG_INF)
 
@@ -183,7 +185,7 @@ class DraftCache(DraftFeed):
     def __init__(self, drafter: ModelDrafter, rollout: Rollout):
         self.drafter, self.shapes, self.params = drafter, rollout.shapes, rollout.params
         self.programs, self.responses = rollout.programs, rollout.responses
-        self._split: Split | None = None  # in which the pool is
+        self._split: Split | None = None  # the layout of the pool
         self._pool: Pool = ()
         self._tables: BlockTables | None = None
         self.known = np.zeros(len(self.responses.table), np.int64)  # tokens of each sequence in it
@@ -194,8 +196,10 @@ class DraftCache(DraftFeed):
         return (self.known,)
 
     def state(self, layout: Layout, shape: Shape, before: Any) -> Any:
-        """The model has seen all but the newest tokens of the running rows, and there are pages for
-        what two bursts may generate. Only the row of a burst behind another is known yet."""
+        """Returns the drafter's state for a burst.
+
+        The cache then has all but the newest tokens of the running rows, and pages for what two
+        bursts may generate. A burst behind another gets `before` with more pages."""
         if before is not None:
             return self._with_pages(before, layout, shape.length)
         self.pause()
@@ -230,13 +234,14 @@ class DraftCache(DraftFeed):
         return self._tables
 
     def keep(self, state: Any) -> None:
-        """The pages hold what the burst has verified."""
+        """Keeps the pool that a burst leaves."""
         if state is not None:
             self._pool = state.pool
 
     def pause(self) -> None:
-        """Bursts with drafts are over, and collected: what they have generated is in the pages, but
-        perhaps for the last token of a draft that was right to its end."""
+        """Notes what the pages hold after bursts with drafts have been collected.
+
+        That is all they generated, except perhaps the last token of a fully accepted draft."""
         seen = self.responses.table.length[self._drafting] - 2
         self.known[self._drafting] = np.maximum(seen, 0)
         self._drafting = np.zeros(0, np.int64)

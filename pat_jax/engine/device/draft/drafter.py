@@ -1,7 +1,7 @@
-"""What proposes drafts: one interface for texts, a policy's first layers and a draft model.
+"""The drafter's interface, for n-gram drafts, early exit and a draft model.
 
-A drafter proposes inside a decode step, catches up with what the step accepted, and knows what it
-keeps on the devices. It decides neither when drafts are made nor which tokens are accepted.
+A drafter proposes inside a decode step, catches up with what the step accepted, and knows its state
+on the devices. It decides neither when drafts are made nor which tokens are accepted.
 """
 
 from abc import ABC, abstractmethod
@@ -28,7 +28,7 @@ from pat_jax.programs.programs import ProgramTable
 
 
 class DraftShapes(NamedTuple):
-    """What drafters ask of the policy and its programs."""
+    """Sizes of the policy and its programs that drafters need."""
 
     model: ModelConfig  # the policy's
     dtype: jnp.dtype
@@ -38,26 +38,26 @@ class DraftShapes(NamedTuple):
     ahead: int = 0  # tokens of a row for which a draft model's cache has room ahead
 
     def width(self, length: int) -> int:
-        """Pages of a row."""
+        """Returns the pages of a row with `length` tokens."""
         return num_pages_for(length, self.page_size)
 
     def tokens(self, length: int) -> int:
-        """That its pages have room for."""
+        """Returns the tokens that these pages have room for."""
         return self.width(length) * self.page_size
 
 
 class Proposal(NamedTuple):
-    """What a step proposes."""
+    """The drafts that a step proposes."""
 
     draft: Draft
-    runs: Runs  # that the drafts are parts of
+    runs: Runs  # runs that the drafts belong to
     length: Int[Array, " rows"]  # tokens of each row's draft that are verified
-    # Another draft of each row, which begins with another token, and how much of it is verified.
+    # Each row's branch, which begins with another token, and how many of its tokens are verified.
     branch: tuple[Draft, Int[Array, " rows"]] | None = None
 
 
 class Asked(NamedTuple):
-    """What a drafter has in each step of a burst."""
+    """The inputs of a drafter in each step of a burst."""
 
     step: DecodeStep
     params: Params  # the policy's
@@ -65,22 +65,22 @@ class Asked(NamedTuple):
     keys: UInt32[Array, "tokens rows 2"]
     tables: Int[Array, "rows width"]
     accept_prob: Float[Array | np.ndarray, "2 kinds places"] | None  # see `token_batch.lengths`
-    length: int  # tokens of a row's table
-    num_draft_tokens: int  # draft tokens of a step, for each row
+    length: int  # tokens that a row's page table has room for
+    num_draft_tokens: int  # per row and step
 
 
 class Accepted(NamedTuple):
-    """What came of a step's drafts."""
+    """The result of verifying a step's drafts."""
 
-    tokens: Int[Array, "rows turns"]  # drawn along each row's draft, or along its branch
-    count: Int[Array, " rows"]  # of these, that the row generates
-    on_draft: Int[Array, " rows"]  # tokens of its draft
-    on_branch: Int[Array, " rows"]  # right tokens of its branch
-    taken: Bool[Array, " rows"]  # rows whose branch is right
+    tokens: Int[Array, "rows turns"]  # sampled along each row's draft, or along its branch
+    count: Int[Array, " rows"]  # of these, tokens that the row generates
+    on_draft: Int[Array, " rows"]  # accepted tokens of its draft
+    on_branch: Int[Array, " rows"]  # accepted tokens of its branch
+    taken: Bool[Array, " rows"]  # rows whose branch is accepted
 
 
 class Rollout(NamedTuple):
-    """What a rollout has for the drafter's part on the host."""
+    """The inputs of a drafter's host side in one rollout."""
 
     shapes: DraftShapes
     programs: ProgramTable
@@ -90,27 +90,27 @@ class Rollout(NamedTuple):
 
 
 class DraftFeed:
-    """What one rollout's bursts are handed to draft from, on the host; here nothing."""
+    """Prepares on the host what a rollout's bursts draft from. This base class prepares nothing."""
 
     @property
     def told(self) -> tuple[np.ndarray, ...]:
-        """Host arrays that every process must have alike before the next burst."""
+        """Host arrays that must be equal in every process before the next burst."""
         return ()
 
     def prepare(self, shape: Shape) -> None:
         """Called before each burst that is not dispatched behind another."""
 
     def state(self, layout: Layout, shape: Shape, before: Any) -> Any:
-        """What a burst is handed.
+        """Returns the drafter's state for a burst.
 
         Args:
-          before: what the burst leaves that this one is dispatched behind; else None.
+          before: the state after the burst that this one is dispatched behind, or None.
         """
         del layout, shape, before
         return None
 
     def keep(self, state: Any) -> None:
-        """What a burst leaves."""
+        """Keeps the state that a burst leaves."""
 
     def delete(self) -> None:
         """Frees the memory."""
@@ -118,54 +118,54 @@ class DraftFeed:
 
 @dataclass(frozen=True)
 class Drafter(ABC):
-    """Which drafts bursts may verify, and what proposes them."""
+    """Proposes the drafts that bursts verify."""
 
     drafts: Drafts
-    policy: Policy | None = None  # of a draft model
+    policy: Policy | None = None  # the draft model
 
     @property
     def come_from(self) -> str:
-        """For people; equal where drafts take the same time."""
+        """A description for people, equal for drafters that take the same time."""
         return self.drafts.come_from(self.policy and self.policy.config)
 
     @abstractmethod
     def propose(self, asked: Asked, moving: Moving) -> tuple[Proposal, Moving]:
-        """Drafts of the running rows, inside a step."""
+        """Proposes drafts for the running rows, inside a step."""
 
     @abstractmethod
     def catch_up(
         self, asked: Asked, moving: Moving, proposal: Proposal, accepted: Accepted
     ) -> tuple[Any, Counts]:
-        """The drafter's state and the counts behind a step; `moving` is of before it."""
+        """Returns the drafter's state and the counts after a step; `moving` is from before it."""
 
     def params(self, layout: Layout, shapes: DraftShapes) -> Any:
-        """Shapes of its weights on the devices; None where it has none."""
+        """Returns shapes of its weights on the devices; None if it has none."""
         del layout, shapes
 
     def state(self, layout: Layout, rows: int, length: int, shapes: DraftShapes) -> Any:
-        """Shapes of what a burst of `rows` of a replica is handed; None where that is nothing."""
+        """Returns shapes of its state for bursts of `rows` per replica; None if it has none."""
         del layout, rows, length, shapes
 
     def blank(self, zeros: Any, num_replicas: int) -> Any:
-        """A state to time bursts with, made of one of zeros."""
+        """Makes a state to time bursts with from one of zeros."""
         del num_replicas
         return zeros
 
     def declare(self, table: ProgramTable, layout: Layout, shapes: DraftShapes) -> None:
-        """Programs of its own besides bursts."""
+        """Declares its own programs, besides bursts."""
         del table, layout, shapes
 
     def load(self, layout: Layout, shapes: DraftShapes) -> Params | None:
-        """Weights that are loaded once; None where there are none."""
+        """Loads the weights that do not change during a run; returns None if there are none."""
         del layout, shapes
 
     def learned(
         self, layout: Layout, shapes: DraftShapes, head: np.ndarray | None
     ) -> jax.Array | None:
-        """Weights that come with each version of the policy; None where there are none.
+        """Puts the weights that come with each version of the policy; None if there are none.
 
         Args:
-          head: float[embed, embed]; None: zeros.
+          head: float[embed, embed]; None stands for zeros.
         """
         del layout, shapes, head
 

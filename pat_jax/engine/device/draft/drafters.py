@@ -1,4 +1,4 @@
-"""Which drafter proposes the drafts that are asked for."""
+"""Chooses the drafter."""
 
 from pat_jax.engine.device.draft.draft_model import Load, ModelDrafter
 from pat_jax.engine.device.draft.drafter import Drafter
@@ -11,7 +11,12 @@ NO_DRAFTER: Drafter = TextDrafter(NO_DRAFTS)
 
 
 def drafter_for(drafts: Drafts, policy: Policy | None = None, load: Load | None = None) -> Drafter:
-    """A draft model has a `policy`, and `load` of its weights unless bursts are compiled alone."""
+    """Returns the drafter for `drafts`.
+
+    Args:
+      policy: the draft model, if there is one.
+      load: loads the draft model's weights; None if bursts are only compiled.
+    """
     if drafts.has_model:
         assert policy is not None, "a draft model"
         return ModelDrafter(drafts, policy, load)

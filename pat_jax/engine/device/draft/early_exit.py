@@ -1,4 +1,4 @@
-"""The policy's own first layers draft for it, with a head behind them that a run learns."""
+"""Early exit: the policy's first layers propose drafts, with an exit head that a run trains."""
 
 from dataclasses import dataclass
 
@@ -19,10 +19,10 @@ from pat_jax.models.exit_head import exit_hidden
 
 @dataclass(frozen=True)
 class EarlyExit(Drafter):
-    """Generates what the policy would if it ended behind layer `drafts.exit_layer`.
+    """Proposes what the policy would generate if it ended after layer `drafts.exit_layer`.
 
-    Its cache is the policy's: what it writes there is what the verification of the same tokens
-    writes. So it has nothing to catch up with.
+    It shares the policy's cache: it writes what the verification of the same tokens writes. So it
+    has nothing to catch up with.
     """
 
     def propose(self, asked: Asked, moving: Moving) -> tuple[Proposal, Moving]:
@@ -55,7 +55,7 @@ class EarlyExit(Drafter):
         return None, counted(moving, proposal, accepted)
 
     def params(self, layout: Layout, shapes: DraftShapes) -> jax.ShapeDtypeStruct:
-        """The head, whole on every device, as the activations that it is multiplied by are."""
+        """Returns the shape of the exit head, whole on every device like the activations."""
         embed, whole = shapes.model.embed_dim, layout.sharding()
         return jax.ShapeDtypeStruct((embed, embed), shapes.dtype, sharding=whole)
 

@@ -1,9 +1,8 @@
-"""Drafts that a model generates: what the policy's first layers and a draft model have in common.
+"""Drafts that a model generates: the common part of early exit and a draft model.
 
-A generated draft costs a pass of the model for each of its tokens. Each is drawn with its
-position's own noise, as the policy will draw its own: the nearer the two distributions are to each
-other, the more often both draw the same token. So drafts at temperature 1 are accepted more often
-than the likeliest tokens.
+A generated draft costs one pass of the model per token. Each token is sampled with its position's
+noise, which the policy will use too: the closer the two distributions, the more often both sample
+the same token. So drafts sampled at temperature 1 are accepted more often than likeliest tokens.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,21 +19,21 @@ from pat_jax.engine.device.draft.token_batch import Counts, met_by
 from pat_jax.engine.sequences.sequence_table import NO_TOKEN
 from pat_jax.engine.sequences.state import Runs
 
-# From the two newest tokens of each row, the position of the last and caches: logits, and the caches.
+# (two newest tokens of each row, position of the newest, caches) -> (logits, caches)
 Pass = Callable[[tuple[Array, Array], Array, tuple], tuple[Float[Array, "rows vocab"], tuple]]
 
 
 def generated(
     asked: Asked, moving: Moving, previous: Int[Array, " rows"], pass_: Pass, caches: Sequence
 ) -> tuple[Proposal, tuple]:
-    """As many tokens of each row as drafts have, one behind the other.
+    """Generates `num_draft_tokens` tokens for each row, one after the other.
 
-    Every draft is a run of its own, of the first kind: the model is not asked what would follow its
-    last token.
+    Every draft is a run of its own, of kind GENERATED: the model does not compute what would follow
+    its last token.
 
     Args:
-      previous: the token before each row's newest one, where `pass_` looks at it.
-      caches: that `pass_` writes to.
+      previous: the token before each row's newest one, if `pass_` uses it.
+      caches: the caches that `pass_` writes to.
     """
     rows, count = moving.rows, asked.num_draft_tokens
     num_rows = len(rows.running)
@@ -62,17 +61,17 @@ def _drawn(
     turn: Int[Array, ""],
     proposed: Int[Array, "rows draft"],
 ) -> Int[Array, " rows"]:
-    """The token of each row behind `position`, as the policy would draw it from these logits."""
+    """Each row's token after `position`, sampled as the policy would from these logits."""
     step, rows, row = asked.step, moving.rows, jnp.arange(len(proposed))
     key, ahead = asked.keys[moving.output.emitted + turn, row], Ahead(row, proposed)
     endings = step.endings(rows)
-    # The likeliest tokens, which nobody looks at, are not computed.
+    # The compiler drops the computation of the likeliest tokens, which are not used.
     drawn = step.draw(logits, None, key, position, rows.sampling, moving.seen, endings, ahead)
     return drawn.tokens
 
 
 def counted(moving: Moving, proposal: Proposal, accepted: Accepted) -> Counts:
-    """No run goes on from one step to the next."""
+    """Returns the counts with one step added. No run continues from one step to the next."""
     left = Runs(*jnp.zeros_like(jnp.stack(proposal.runs)))
     running = moving.rows.running
     return moving.counts.with_step(

@@ -1,11 +1,11 @@
-"""Drafts without a model: what followed, somewhere in a row's texts, the tokens generated last.
+"""N-gram drafts: what followed the longest match of a row's newest tokens in its texts.
 
-A row's text is one array: first texts that the host has laid out (of the same prompt, from siblings
-and earlier iterations), then the row's own tokens, each at its position behind them. Entries that
-are no token are negative; what they separate is never matched across.
+A row's text is one array: first other texts for the same prompt that the host has laid out (from
+siblings and earlier iterations), then the row's own tokens by position. Entries that are not tokens
+are negative, and no match crosses them.
 
-The longest match of the last tokens is found without a suffix tree: every place of the text is
-compared at once. Functions of one device's rows.
+The longest match is found without a suffix tree: all places of the text are compared at once. These
+are functions of one device's rows.
 """
 
 from typing import NamedTuple
@@ -20,19 +20,21 @@ CONTEXT = 16  # most tokens of a match: longer ones draft no better (`python -m 
 
 
 class Draft(NamedTuple):
-    tokens: Int[Array, "rows draft"]  # NO_TOKEN where the text has no more
-    matched: Int[Array, " rows"]  # tokens of the match, 0 where there is none
-    at: Int[Array, " rows"]  # the column of its last token; 0 of a draft that is not copied
+    tokens: Int[Array, "rows draft"]  # NO_TOKEN after the last
+    matched: Int[Array, " rows"]  # length of the match in tokens, 0 if there is none
+    at: Int[Array, " rows"]  # column of the match's last token; 0 if the draft is not copied
 
 
 def find(
     text: Int[Array, "rows columns"], newest: Int[Array, " rows"], *, most: int
 ) -> tuple[Draft, Draft]:
-    """What came after the longest match of the tokens up to column `newest`; of equal ones the
-    last. And after the longest behind which another token came: a branch.
+    """Returns a draft and a branch for each row.
+
+    The draft is what followed the longest match of the tokens up to column `newest`; of equally
+    long matches the last counts. The branch is the same for matches that another token followed.
 
     Args:
-      most: tokens of a draft.
+      most: most tokens of a draft.
     """
     columns = text.shape[1]
     before = jnp.pad(text, ((0, 0), (CONTEXT, 0)), constant_values=NO_TOKEN)
@@ -48,7 +50,7 @@ def find(
     ahead = 1 + jnp.arange(most, dtype=jnp.int32)[None]
 
     def longest(is_wanted: Array) -> Draft:
-        # Of the length first, then of the place.
+        # The longest match counts, of equally long ones the last.
         best = jnp.max(jnp.where(is_wanted, run * columns + place, 0), axis=1)
         matched, at = best // columns, best % columns
         column = at[:, None] + ahead
@@ -67,7 +69,8 @@ def append(
     count: Int[Array, " rows"],
     at: Int[Array, " rows"],
 ) -> Int[Array, "rows columns"]:
-    """The text with the first `count` of a row's `tokens` from column `at` on, and no more."""
+    """Writes the first `count` of each row's `tokens` into the text from column `at` on, and
+    NO_TOKEN behind them."""
     is_new = jnp.arange(tokens.shape[1])[None] < count[:, None]
     return put_windows(text, jnp.where(is_new, tokens, NO_TOKEN), at)
 
@@ -81,7 +84,7 @@ def put_windows(
     new: Shaped[Array, "rows some *rest"],
     at: Int[Array, " rows"],
 ) -> Array:
-    """`x` with each row's `new` entries from its own column on."""
+    """Returns `x` with each row's `new` entries written from its column `at` on."""
 
     def in_turn(x: Array, new: Array, at: Array) -> Array:
         def put(row: Int[Array, ""], x: Array) -> Array:
@@ -94,5 +97,5 @@ def put_windows(
         put = jax.lax.dynamic_update_slice_in_dim
         return jax.vmap(lambda row, new, at: put(row, new, at, axis=0))(x, new, at)
 
-    # XLA:CPU may copy all of it for a scatter.
+    # XLA:CPU may copy all of `x` for a scatter.
     return jax.lax.platform_dependent(x, new, at, cpu=in_turn, default=at_once)

@@ -1,4 +1,4 @@
-"""N-gram drafts: copied from a row's own text and those of others, which the host lays out."""
+"""The drafter of n-gram drafts, copied from a row's own text and others that the host lays out."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -60,7 +60,7 @@ class TextDrafter(Drafter):
         return Drafting(text, left_by(runs, length, on_draft, taken), drafting.borders), counts
 
     def _own(self, asked: Asked, drafting: Drafting) -> int:
-        """The column at which a row's own text begins."""
+        """The column where a row's own text begins."""
         return drafting.text.shape[1] - own_columns(asked.length, self.drafts)
 
     def state(self, layout: Layout, rows: int, length: int, shapes: DraftShapes) -> Drafting:
@@ -72,7 +72,7 @@ class TextDrafter(Drafter):
         )
 
     def blank(self, zeros: Drafting, num_replicas: int) -> Drafting:
-        """Nothing to copy drafts from: a step takes as long whatever it finds."""
+        """Makes texts without tokens: a step takes as long whatever it finds."""
         del num_replicas
         return zeros._replace(text=zeros.text + NO_TOKEN)
 
@@ -81,7 +81,7 @@ class TextDrafter(Drafter):
 
 
 class TextFeed(DraftFeed):
-    """The texts of one rollout's rows, laid out anew for each chain of bursts."""
+    """Lays out the texts of one rollout's rows, anew for each chain of bursts."""
 
     def __init__(self, drafts: Drafts, rollout: Rollout):
         self.drafts, self.rollout = drafts, rollout
@@ -108,10 +108,10 @@ class TextFeed(DraftFeed):
 
 
 def own_columns(length: int, drafts: Drafts) -> int:
-    """Columns of a text for a row's own tokens, and for what a last step may write behind them."""
+    """Returns the columns for a row's own tokens and for what a last step may write after them."""
     return length + 1 + drafts.longest
 
 
 def text_room(drafts: Drafts, length: int, shapes: DraftShapes) -> int:
-    """Columns of others' texts that rows of a length bucket draft from; 0 where none are copied."""
+    """Returns the columns of other texts that rows of a length bucket draft from; 0 if none are."""
     return drafts.text_room(shapes.tokens(length), shapes.tokens(shapes.buckets.lengths[-1]))

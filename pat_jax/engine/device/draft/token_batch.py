@@ -1,14 +1,14 @@
-"""Which tokens a step verifies: each running row's newest one, and the likeliest of the drafts.
+"""Chooses the tokens that a step verifies: each running row's newest, and the best draft tokens.
 
-A step has room for a line of so many tokens. What drafts are worth differs by row: behind a long
-match eight tokens are likelier right than two behind a short one. So the room goes to the tokens
-that are likeliest right, of any row; a token behind another of its draft is never likelier than
-that one. A row's branch begins with another token than its draft. It gets room where a token of it
-is likelier right than one far behind in a draft. The two are a tree, of which one path at most is
-right.
+A step verifies a line of a fixed number of tokens. Drafts differ in value: eight tokens after a
+long match are likelier accepted than two after a short one. So the room goes to the tokens of any
+row that are likeliest accepted; a draft token is never likelier accepted than the one before it. A
+row's branch begins with another token than its draft. Its tokens get room if they are likelier
+accepted than tokens far behind in a draft. Draft and branch form a tree, of which at most one path
+is accepted.
 
-How likely that is follows from the run that a draft is a part of (`planning/drafts.py`): the match
-with which it began, and how many of its tokens have been right.
+The probability follows from the run that a draft belongs to (`planning/drafts.py`): the length of
+the match at its start, and how many of its tokens have been accepted.
 """
 
 from typing import NamedTuple
@@ -24,12 +24,12 @@ from pat_jax.planning.draft_counts import BRANCHES, DRAFTS, MATCH_BIN_EDGES, MAX
 
 
 def goes_on(left: Runs, draft: Draft) -> Bool[Array, " rows"]:
-    """Whether what the step before has left does."""
+    """Returns whether each row's draft continues the run that the step before left."""
     return (left.matched > 0) & (draft.matched >= left.matched)
 
 
 def met_by(draft: Draft, left: Runs) -> Runs:
-    """The runs that the drafts are parts of: those that go on, or new ones."""
+    """Returns the runs that the drafts belong to: those that continue, or new ones."""
     is_old, longest = goes_on(left, draft), draft.tokens.shape[1]
     place = jnp.minimum(left.place, MAX_RUN - longest)
     kind = jnp.where(is_old, left.kind, kind_of(draft))
@@ -37,7 +37,7 @@ def met_by(draft: Draft, left: Runs) -> Runs:
 
 
 def kind_of(draft: Draft) -> Int[Array, " rows"]:
-    """By its match."""
+    """Returns the kind of each draft: the bin of its match length."""
     return jnp.sum(draft.matched[:, None] >= jnp.asarray(MATCH_BIN_EDGES)[None], axis=1)
 
 
@@ -47,8 +47,16 @@ def left_by(
     accepted: Int[Array, " rows"],
     on_branch: Bool[Array, " rows"],
 ) -> Runs:
-    """When so many tokens were verified, and so many of them right: then one more was drawn. A
-    branch that is right ends its draft's run."""
+    """Returns the runs that a step leaves to the next one.
+
+    A run may continue if all verified draft tokens were accepted; one more token was sampled then.
+    A branch that is accepted ends its draft's run.
+
+    Args:
+      length: verified draft tokens of each row.
+      accepted: accepted draft tokens of each row.
+      on_branch: rows whose branch was accepted.
+    """
     more = length + 1
     matched = jnp.minimum(runs.matched + more, CONTEXT)
     may_go_on = (runs.matched > 0) & (accepted == length) & ~on_branch
@@ -56,7 +64,7 @@ def left_by(
 
 
 class Counts(NamedTuple):
-    """Counts of runs, see `planning.draft_counts.DraftResult`."""
+    """Counts of runs and draft tokens on one replica, see `planning.draft_counts.DraftResult`."""
 
     begun: Int[Array, "1 kinds"]
     proposed: Int[Array, "1 2 kinds places"]
@@ -77,9 +85,14 @@ class Counts(NamedTuple):
         accepted: Int[Array, " rows"],
         running: Bool[Array, " rows"],
     ) -> "Counts":
-        """`left`: what the step before had left."""
+        """Returns the counts with a step's drafts added.
+
+        Args:
+          left: the runs that the step before left.
+          length, accepted: verified and accepted tokens of each row's draft.
+        """
         is_old, met = goes_on(left, draft), met_by(draft, left)
-        # The token drawn last is one of its run's if the match is as long as it has to be.
+        # The token sampled last belongs to its run if the run continues.
         was_proposed = running & (left.matched > 0)
         last = jnp.minimum(left.place, MAX_RUN) - 1
         turn = jnp.arange(draft.tokens.shape[1])[None]
@@ -108,10 +121,11 @@ class Counts(NamedTuple):
         drawn: Int[Array, " rows"],
         running: Bool[Array, " rows"],
     ) -> "Counts":
-        """
+        """Returns the counts with a step's branches added.
+
         Args:
-          kind: of the run that each row's draft is a part of.
-          length, accepted: tokens of its branch that were verified, and that were right.
+          kind: kind of the run that each row's draft belongs to.
+          length, accepted: verified and accepted tokens of its branch.
           drawn: the first sampled token. It shows whether a branch's first token would have been
             accepted, even if it was not verified.
         """
@@ -141,10 +155,11 @@ class Counts(NamedTuple):
         *,
         is_branch: bool,
     ) -> "Counts":
-        """
+        """Returns the counts with a step's draft tokens added to their sources.
+
         Args:
-          source: of each row's draft or branch, see `planning.draft_counts.SOURCES`.
-          length: tokens of it that were verified.
+          source: source of each row's draft or branch, see `planning.draft_counts.SOURCES`.
+          length: verified tokens of the draft or branch.
           accepted: the accepted ones among these.
         """
         more = jnp.stack([length, accepted, accepted * is_branch], axis=1)
@@ -154,11 +169,11 @@ class Counts(NamedTuple):
 def source_of(
     draft: Draft, borders: Int[Array | np.ndarray, "rows 2"], own: int
 ) -> Int[Array, " rows"]:
-    """Where each row's draft is copied from, a place in `planning.draft_counts.SOURCES`.
+    """Returns the source of each row's draft, an index of `planning.draft_counts.SOURCES`.
 
     Args:
       borders: see `texts.Texts`.
-      own: the column at which a row's own text begins.
+      own: the column where a row's own text begins.
     """
     is_earlier = (draft.at >= borders[:, 0]) & (draft.at < borders[:, 1])
     return jnp.where(draft.at >= own, 0, 1 + is_earlier)
@@ -173,12 +188,14 @@ def lengths(
     *,
     room: int,
 ) -> tuple[Int[Array, " rows"], Int[Array, " rows"]]:
-    """Tokens of each row's draft and branch that are verified: together at most a draft's.
+    """Returns how many tokens of each row's draft and branch to verify.
+
+    Together they are at most as many as a draft has.
 
     Args:
-      runs: that the drafts are parts of.
-      accept_prob: how likely the first tokens of a run are right, of none first, by its kind; and
-        those of a branch where the draft's first token is wrong.
+      runs: the runs that the drafts belong to.
+      accept_prob: probability that the first 0, 1, 2 … tokens of a run are all accepted, by its
+        kind; and the same of a branch, given that the draft's first token is rejected.
       room: tokens of a line; at least one for each row.
     """
     most = draft.tokens.shape[1]
@@ -197,7 +214,8 @@ def lengths(
 
 
 def _rank(value: Float[Array, "*rest values"]) -> Int[Array, "*rest values"]:
-    """How many are larger. Of equal ones the first is: so a draft is never entered in its middle."""
+    """How many values rank before each: larger ones, and equal ones that come first. So the tokens
+    chosen from a draft always include those before them."""
     place = jnp.arange(value.shape[-1])
     is_before = jnp.broadcast_to(place[None] < place[:, None], (*value.shape, len(place)))
     mine, other = value[..., :, None], value[..., None, :]
@@ -214,10 +232,11 @@ def line_of(
     room: int,
     turns: int,
 ) -> Line:
-    """The line of the running rows' newest tokens, their drafts and, behind those, their branches.
+    """Returns the line of the running rows' newest tokens, each followed by its draft and branch.
 
     Args:
-      lengths, branches: tokens of them.
+      lengths, branches: verified tokens of each row's draft and branch.
+      room: tokens of the line.
       turns: most tokens of a row.
     """
     count = jnp.where(running, 1 + lengths + (0 if branches is None else branches), 0)

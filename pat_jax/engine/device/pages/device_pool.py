@@ -1,6 +1,6 @@
-"""The pages of the KV cache on the devices, and the programs that move them.
+"""The pages of the KV cache on the devices, and the programs that copy and move them.
 
-The host's cache manager says which pages.
+The cache manager on the host decides which pages.
 """
 
 from collections.abc import Sequence
@@ -19,14 +19,14 @@ from pat_jax.programs.programs import Key, ProgramTable
 
 
 class DevicePool:
-    """In one layout at a time. Everything is only dispatched; `settle` waits."""
+    """The page pools, in one layout at a time. Methods only dispatch programs; `settle` waits."""
 
     def __init__(self, specs: ProgramSpecs, programs: ProgramTable, layout: Layout):
         self.specs, self.programs, self.layout = specs, programs, layout
         self.pages: Pool = programs[Key("allocate", layout.split)]()
 
     def copy(self, copies: Copies) -> None:
-        """Pages to others of their replica."""
+        """Copies pages to other pages of the same replica."""
         split = self.layout.split
         program = self.programs[Key("copy_pages", split)]
         queues = [np.flatnonzero(copies.replica == g) for g in range(split.dp)]
@@ -38,7 +38,7 @@ class DevicePool:
             self.pages = program(self.pages, *pairs.reshape(2, -1))
 
     def migrate(self, target: Layout, shipments: Sequence[Shipment]) -> MovedBytes:
-        """To the replicas of another layout; what is not among the shipments is lost."""
+        """Moves pages to the replicas of another layout; pages not in `shipments` are lost."""
         source, self.layout = self.layout, target
         self.pages = self.programs[Key("view", source.split, target=target.split)](self.pages)
         migration = Migration(self.programs, source, target)
@@ -46,18 +46,18 @@ class DevicePool:
         return sent
 
     def shift(self, moves: PageMoves) -> MovedBytes:
-        """To other replicas of the same layout."""
+        """Moves pages to other replicas of the same layout."""
         self.pages, sent = shifted(self.programs, self.layout, self.pages, moves)
         return sent
 
     def settle(self) -> None:
-        """Waits until the pages are there."""
+        """Waits until all dispatched copies and moves are done."""
         jax.block_until_ready(self.pages)
 
     def delete(self) -> None:
-        """Frees the memory, when what has been dispatched is done with it.
+        """Frees the memory once dispatched programs are done with it.
 
-        Where a rollout was interrupted in the middle of a call, it has given its arrays up already.
+        Arrays donated to a call that was interrupted are deleted already.
         """
         for leaf in jax.tree.leaves(self.pages):
             if not leaf.is_deleted():

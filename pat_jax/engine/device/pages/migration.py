@@ -1,7 +1,7 @@
-"""Carries pages in use of running sequences to another layout, or another replica.
+"""Moves pages of running sequences to another layout or another replica.
 
-Knows the programs and in which order they run. The cache manager says which sequences
-go where, `relocation/order.py` which pages go together.
+Knows the programs and their order. The cache manager decides which sequences go where, and
+`relocation/order.py` which pages go together.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from pat_jax.programs.programs import Key, ProgramTable
 
 
 class Migration:
-    """Between two layouts."""
+    """Moves pages between two layouts."""
 
     def __init__(self, programs: ProgramTable, source: Layout, target: Layout):
         self.programs = programs
@@ -29,13 +29,16 @@ class Migration:
         self.waits = source.backend.waits
 
     def run(self, pool: Pool, shipments: Sequence[Shipment]) -> tuple[Pool, MovedBytes]:
-        """Copies pages to where they belong in the target.
+        """Copies pages to their places in the target's pool.
 
-        Only dispatched, except on CPU: the caller waits for the pool that it gets back.
+        The programs are only dispatched, except on CPU; the caller waits for the returned pool.
 
         Args:
-          pool: as the target sees the memory of the source's (`pages.view`); consumed. No page that
-            arrives lies in the memory of one that has not been packed when it is unpacked.
+          pool: the source's pool viewed as the target's (`pages.view`); consumed.
+          shipments: the rounds. No page may be unpacked over memory that has not been packed yet.
+
+        Returns:
+          The pool, and the bytes sent.
         """
         num_replicas, exchange = self.exchange.narrow.split.dp, self.exchange
         sent, due, most_parts = 0, 0, 0
@@ -57,7 +60,7 @@ class Migration:
         size, replica = shipment.round.size, shipment.round.replica
         pack = self.programs[Key("pack", self.source, size, target=self.target)]
         pages = self._by_buffer(shipment, shipment.old_page, is_wide=not self.exchange.is_up)
-        # An empty slot sends what happens to be in the null page, and arrives nowhere.
+        # An empty slot sends the null page's content, which is dropped on arrival.
         packed = tuple(pack(pool, _flat(one)) for one in pages)
         name = "exchange" if replica == ALL else "exchange_one"
         exchange = self.programs[Key(name, self.source, size, target=self.target)]
@@ -76,7 +79,7 @@ class Migration:
     def _by_buffer(
         self, shipment: Shipment, pages: np.ndarray, *, is_wide: bool
     ) -> list[np.ndarray]:
-        """Pages of each buffer, int[replicas, size], by the replicas of the layout with it."""
+        """Pages of each buffer, int[replicas, size], by the replicas of the layout that has it."""
         replica = shipment.round.replica
         if not is_wide:
             return [pages]
@@ -89,12 +92,13 @@ class Migration:
 def shifted(
     programs: ProgramTable, layout: Layout, pool: Pool, moves: PageMoves
 ) -> tuple[Pool, MovedBytes]:
-    """Copies the pages of `moves` to other replicas of a layout.
+    """Copies the pages of `moves` to other replicas of a layout; returns the pool and bytes sent.
 
-    Only dispatched, except on CPU, like a migration.
+    The programs are only dispatched, except on CPU.
 
     Args:
-      pool: consumed. No page that arrives lies in one that leaves.
+      pool: consumed.
+      moves: no page may arrive in a page that leaves.
     """
     split, part = layout.split, part_bytes(layout, pool)
     sent, largest = 0, 0

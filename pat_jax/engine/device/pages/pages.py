@@ -1,12 +1,12 @@
-"""Pages of the KV cache on their way between two layouts, or two replicas: pack, exchange, unpack.
+"""The programs that move pages between two layouts or replicas: pack, exchange, unpack.
 
 A round of a migration packs as many pages of each replica as a staging buffer holds, and exchanges
 the buffers. It unpacks them into the target's pool, in the same memory, at once or when there is
-room (`relocation/order.py`). Buffers have a few fixed sizes. So three kinds of small programs carry
-any pages between any two layouts, and nothing but live pages is sent.
+room (`relocation/order.py`). Buffers have a few fixed sizes. So three kinds of small programs move
+any pages between any two layouts, and only pages in use are sent.
 
-The layout with less TP is the narrow one, the other the wide one; its replicas are merged narrow
-ones.
+The layout with less TP is the narrow one, the other the wide one; a wide replica is several narrow
+ones merged.
 """
 
 import math
@@ -32,13 +32,13 @@ Buffer = Float[Array, "pages kv_heads arrays page_size head_dim"]
 
 @dataclass(frozen=True)
 class Exchange:
-    """Which devices talk to which, and about which mesh axes, between two layouts of one chain."""
+    """The communication between two layouts of one chain: which devices, along which mesh axes."""
 
     narrow: Layout
     wide: Layout
     is_up: bool  # TP rises: from narrow to wide
-    heads: Axes  # axes that split KV heads in the wider layout and rows in the narrower: all-to-all
-    copies: Axes  # axes over which the wider layout replicates KV heads: all-gather
+    heads: Axes  # axes that split KV heads in the wide layout and rows in the narrow: all-to-all
+    copies: Axes  # axes over which the wide layout replicates KV heads: all-gather
 
     @classmethod
     def between(cls, source: Layout, target: Layout) -> "Exchange":
@@ -50,12 +50,13 @@ class Exchange:
 
     @property
     def num_heads(self) -> int:
-        """Ways in which the wide layout splits what KV heads a narrow device holds."""
+        """The number of wide devices over which the KV heads of a narrow device are split."""
         return self.wide.size(self.heads)
 
     @property
     def members(self) -> np.ndarray:
-        """The narrow replicas of each wide one, int[wide replicas, members], in order of `all`."""
+        """The narrow replicas that make up each wide one, int[wide replicas, members], in the
+        order that `all` uses."""
         # Narrow replicas count (heads, copies, remaining DP), outermost first; the gather over
         # `copies` comes last and so lies outside the all-to-all over `heads`.
         heads, copies = self.num_heads, self.wide.size(self.copies)
@@ -64,34 +65,35 @@ class Exchange:
 
     @property
     def staged(self) -> int:
-        """Parts of a page, a wide device's heads each, that a device holds while it moves."""
+        """The page parts that a device holds per page while a round moves. A part has the KV heads
+        of a wide device."""
         # A narrow buffer, and as many wide ones as there are members, packed and concatenated.
         return self.num_heads + 2 * self.members.shape[1]
 
     def arrived(self, step: Round) -> int:
-        """Parts of a page that a device holds of a round that waits to be unpacked."""
+        """Returns the page parts that a device holds per page of a round before it is unpacked."""
         if not self.is_up:
             return self.num_heads
         return self.members.shape[1] if step.replica == ALL else 1
 
     @property
     def most_staged(self) -> int:
-        """As `staged`, while as much waits as may: two large rounds, see `order.MOST_WAITING`."""
+        """`staged` with the most that may wait, two large rounds (`order.MOST_WAITING`)."""
         return self.staged + 2 * self.arrived(Round(ALL, 1))
 
     @property
     def copies_sent(self) -> int:
-        """How often each part of a page, a wide device's KV heads of it, goes to another device.
+        """How many page parts are sent between devices for each page.
 
-        No migration could send fewer: who holds a part already gets none.
+        No migration could send fewer: devices that hold a part already do not receive it.
         """
         sent = self.members.shape[1] if self.is_up else self.num_heads
         return (sent - 1) * self.narrow.split.tp
 
     def all(self) -> Callable[[tuple[Buffer, ...]], tuple[Buffer, ...]]:
-        """A round in which every narrow replica takes part.
+        """Returns the program of a round in which every narrow replica takes part.
 
-        Going up, one buffer becomes one for each member; going down it is the reverse.
+        If TP rises, one buffer becomes one for each member; if it falls, it is the reverse.
         """
         num_members = self.members.shape[1]
 
@@ -116,12 +118,12 @@ class Exchange:
         return self._mapped(up if self.is_up else down)
 
     def one(self) -> Callable[[Int[Array, ""], tuple[Buffer, ...]], tuple[Buffer, ...]]:
-        """A round of one narrow replica, given when it runs: nobody else sends anything.
+        """Returns the program of a round of only one narrow replica, which is an argument.
 
-        What the others' buffers hold afterwards does not matter.
+        What the other replicas' buffers hold afterwards does not matter.
         """
-        # A program for each replica would be one more for each device; a branch costs next to
-        # nothing. Only a GPU's host has to wait until the number of the replica is read.
+        # One program with a branch per replica costs next to nothing, where one program per replica
+        # would multiply them. Only a GPU's host has to wait until the replica's number is read.
         branches = [self._of(replica) for replica in range(self.narrow.split.dp)]
 
         def run(replica: Int[Array, ""], buffers: tuple[Buffer, ...]) -> tuple[Buffer, ...]:
@@ -130,7 +132,7 @@ class Exchange:
         return self._mapped(run, num_scalars=1)
 
     def _of(self, replica: int) -> Callable[[tuple[Buffer, ...]], tuple[Buffer, ...]]:
-        """What every device does in a round of `replica`."""
+        """The function that every device runs in a round of `replica`."""
         num_heads, dp_axes = self.num_heads, self.narrow.dp_axes
         members = next(row for row in self.members.tolist() if replica in row)
         axes, place = _in_mesh_order(self.narrow)
@@ -149,7 +151,7 @@ class Exchange:
             return (received,)
 
         def down(buffers: tuple[Buffer, ...]) -> tuple[Buffer, ...]:
-            # Of the devices that hold a copy, those send that take the replica's own place.
+            # KV heads may have several copies: the group that includes the replica itself sends.
             first = members.index(replica) // num_heads * num_heads
             senders = members[first : first + num_heads]
             parts = [sent(buffers[0], sender, replica) for sender in senders]
@@ -165,15 +167,15 @@ class Exchange:
 
 
 def part_bytes(layout: Layout, pool: Pool) -> int:
-    """Bytes that one device holds of a page."""
+    """Returns the bytes that one device holds of a page."""
     ways = layout.size(layout.kv_axes)
     return sum(math.prod(x.shape[1:]) // ways * x.dtype.itemsize for x in jax.tree.leaves(pool))
 
 
 def shift(layout: Layout) -> Callable[[Int[Array, ""], Buffer], Buffer]:
-    """Each replica's buffer to the replica so many further on, from the last on to the first.
+    """Returns the program that sends each replica's buffer `distance` replicas further, in a ring.
 
-    The distance, 1 to replicas - 1, is given when it runs.
+    The distance, 1 to replicas - 1, is an argument of the program.
     """
     axes, place = _in_mesh_order(layout)
     replicas = len(place)
@@ -192,9 +194,9 @@ def shift(layout: Layout) -> Callable[[Int[Array, ""], Buffer], Buffer]:
 
 
 def _in_mesh_order(layout: Layout) -> tuple[Axes, list[int]]:
-    """The DP axes, and the place of each replica, int[replicas], as `ppermute` numbers them.
+    """The DP axes, and the number that `ppermute` gives each replica, int[replicas].
 
-    It does so in the order of the mesh, whatever the order of its axes.
+    `ppermute` numbers devices in the order of the mesh, whatever the order of its axes argument.
     """
     axes = tuple(axis for axis in layout.mesh.axis_names if axis in layout.dp_axes)
     order = np.arange(layout.split.dp).reshape([layout.size((axis,)) for axis in layout.dp_axes])
@@ -203,15 +205,16 @@ def _in_mesh_order(layout: Layout) -> tuple[Axes, list[int]]:
 
 
 def view(source: Layout, target: Layout) -> Callable[[Pool], Pool]:
-    """The memory of the source's pools as pools of the target; nothing moves, nothing is sent.
+    """Returns the program that views the memory of the source's pools as pools of the target.
 
-    A page whose KV heads the target splits in f ways becomes f pages. The pool is to be donated.
+    Nothing is copied or sent. A page whose KV heads the target splits over f devices becomes f
+    pages. Donate the pool.
     """
 
     def run(pool: Pool) -> Pool:
         def one(x: Array) -> Array:
             seen = _seen_by(source, target, x)
-            # Without any write XLA:CPU copies the pool where this leaves one head to a page.
+            # Without a write, XLA:CPU copies the pool if pages are left with one head.
             null_page = seen[NULL_PAGE : NULL_PAGE + 1]
             return jax.lax.dynamic_update_slice(seen, null_page, (NULL_PAGE, 0, 0, 0))
 
@@ -221,13 +224,15 @@ def view(source: Layout, target: Layout) -> Callable[[Pool], Pool]:
 
 
 def _seen_by(holder: Layout, other: Layout, x: Array) -> Array:
-    """A device's pages in one layout as those of another: the same bytes in the same order."""
+    """Views a device's pages of one layout as those of another: the same bytes in order."""
     heads = x.shape[1] * holder.size(holder.kv_axes) // other.size(other.kv_axes)
     return jnp.reshape(x, (-1, heads, *x.shape[2:]))
 
 
 def pack(source: Layout, target: Layout) -> Callable[[Pool, Array], Buffer]:
-    """Copies the source's pages `pages[i]` of each replica out of a pool that the target sees."""
+    """Returns the program that packs the source's pages `pages[i]` of each replica into a buffer.
+
+    The pool is already viewed as the target's."""
 
     def run(pool: Pool, pages: Int[Array, " pages"]) -> Buffer:
         seen = [_seen_by(target, source, x) for x in jax.tree.leaves(pool)]
@@ -239,9 +244,9 @@ def pack(source: Layout, target: Layout) -> Callable[[Pool, Array], Buffer]:
 
 
 def unpack(layout: Layout) -> Callable[[Pool, Buffer, Array], Pool]:
-    """Writes a buffer to the pages `pages[i]` of each replica; what goes to NULL_PAGE is dropped.
+    """Returns the program that writes a buffer to the pages `pages[i]` of each replica.
 
-    The pool is to be donated.
+    What goes to NULL_PAGE is dropped. Donate the pool.
     """
 
     def run(pool: Pool, buffer: Buffer, pages: Int[Array, " pages"]) -> Pool:
@@ -255,13 +260,13 @@ def unpack(layout: Layout) -> Callable[[Pool, Buffer, Array], Pool]:
 
 
 def put(pool: Array, new: Array, pages: Int[Array, " pages"]) -> Array:
-    """`new[i]` at page `pages[i]`; what goes to NULL_PAGE is dropped."""
-    # A wide null page's neighbours lie in a narrow one, and may not have left yet.
+    """Writes `new[i]` to page `pages[i]`; what goes to NULL_PAGE is dropped."""
+    # NULL_PAGE may not be written: the memory of a narrow one holds wide pages that may be in use.
     return jax.lax.platform_dependent(pool, new, pages, cpu=put_in_turn, default=put_at_once)
 
 
 def put_in_turn(pool: Array, new: Array, pages: Array) -> Array:
-    """One page after the other: XLA:CPU may copy the whole pool for a scatter."""
+    """Writes one page after the other: XLA:CPU may copy the whole pool for a scatter."""
 
     def write(slot: Int[Array, ""], pool: Array) -> Array:
         old = jax.lax.dynamic_index_in_dim(pool, pages[slot])

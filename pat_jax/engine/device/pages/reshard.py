@@ -1,7 +1,7 @@
-"""The weights from one layout of the chain to another.
+"""Reshards the weights from one layout of the chain to another.
 
-Going up, each device keeps a part of what it holds and nothing is sent; going down, the parts are
-gathered. `jax.device_put` onto the new shardings is the reference that the tests hold this against.
+If TP rises, each device keeps a part of its shards and nothing is sent; if TP falls, the parts are
+gathered. Tests compare with the reference, `jax.device_put` onto the new shardings.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,11 +12,11 @@ import numpy as np
 
 from pat_jax.models.policy import Params
 
-ALIGNMENT = 64  # bytes; XLA:CPU takes over what lies so in the host's memory, and copies the rest
+ALIGNMENT = 64  # bytes; XLA:CPU takes over host arrays aligned like this, and copies others
 
 
 def chunks(leaves: Sequence[int], leaf_bytes: Sequence[int], max_bytes: int) -> list[list[int]]:
-    """`leaves` in runs whose `leaf_bytes` add up to `max_bytes` at most, or of one leaf."""
+    """Splits `leaves` into runs of at most `max_bytes` together; a larger leaf runs alone."""
     runs: list[list[int]] = []
     filled = max_bytes
     for leaf in leaves:
@@ -33,11 +33,11 @@ def reshard(
     runs: Sequence[Sequence[int]],
     programs: Sequence[Callable[[list[jax.Array]], list[jax.Array]]],
 ) -> Params:
-    """The weights onto the target's shards, one bounded chunk at a time; `params` is consumed.
+    """Returns the weights on the target's shards; `params` is consumed.
 
-    Each chunk is sliced, waited for, and its old leaves deleted before the next one starts:
-    donation cannot free them (the shards differ in size), so peak memory is the old weights and one
-    chunk.
+    One bounded chunk is resharded at a time, and its old leaves are deleted before the next starts.
+    (Donation cannot free them, because the shards differ in size.) So peak memory is the old
+    weights and one chunk.
     """
     leaves, tree = jax.tree.flatten(params)
     for run, program in zip(runs, programs, strict=True):
@@ -49,11 +49,11 @@ def reshard(
 
 
 def reshard_on_host(params: Params, shardings: Params, moving: Sequence[int]) -> Params:
-    """The leaves `moving` onto `shardings` by copies in the host's memory; `params` is consumed.
+    """Reshards the leaves `moving` by copies in the host's memory; `params` is consumed.
 
-    For CPU devices, whose memory that is. One leaf after the other, and devices that are to hold
-    the same share one buffer, as with every `jax.device_put` from the host: no program may be
-    donated it.
+    This is for CPU devices, which use the host's memory. Leaves are copied one after the other.
+    Devices that hold the same shard share one buffer, as after any `jax.device_put` from the host:
+    do not donate it to a program.
     """
     leaves, tree = jax.tree.flatten(params)
     onto = jax.tree.leaves(shardings)
@@ -66,7 +66,7 @@ def reshard_on_host(params: Params, shardings: Params, moving: Sequence[int]) ->
 
 
 def _gathered(leaf: jax.Array, threads: Executor) -> np.ndarray:
-    """All of `leaf`, each part copied by a thread, where XLA:CPU can take it over."""
+    """All of `leaf` in an aligned host array; a thread copies each shard."""
     raw = np.empty(leaf.nbytes + ALIGNMENT, np.uint8)
     begin = -raw.ctypes.data % ALIGNMENT
     whole = raw[begin : begin + leaf.nbytes].view(leaf.dtype).reshape(leaf.shape)

@@ -1,4 +1,4 @@
-"""Which programs a rollout needs: every function, for every layout and bucket it can meet."""
+"""The programs that a rollout needs: every function, for every layout and bucket it can meet."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -38,18 +38,20 @@ from pat_jax.planning.types import Reads, Split
 from pat_jax.programs.programs import Key, ProgramTable
 
 COPIES = 64  # pages of a replica that one program copies
-SMALLER = 8  # a small prefill call than a large one: on accelerators about one read of the weights
-RESHARD_CHUNK_BYTES = 512 * 2**20  # of whole float32 leaves; bounds the extra memory of a switch
+# Pages of a large prefill call over those of a small one, which on accelerators takes about one
+# read of the weights.
+SMALLER = 8
+RESHARD_CHUNK_BYTES = 512 * 2**20  # over all devices; bounds the extra memory of a switch
 
 
 @dataclass(frozen=True)
 class Reshard:
-    """How the weights go from one layout to another."""
+    """How the weights are resharded from one layout to another."""
 
-    runs: list[list[int]]  # chunks of the leaves that the two hold differently; others stay
-    is_on_host: bool  # leaf by leaf in the host's memory, by no program
-    sent_bytes: int  # between devices, all of them together
-    extra_bytes: int  # of one device, at most, besides its old shards
+    runs: list[list[int]]  # chunks of the leaves whose sharding differs; other leaves stay
+    is_on_host: bool  # copied leaf by leaf in the host's memory, without a program
+    sent_bytes: int  # between devices, over all devices
+    extra_bytes: int  # most that one device holds besides its old shards
 
 
 @dataclass(frozen=True)
@@ -58,10 +60,10 @@ class ProgramSpecs:
     layouts: dict[Split, Layout]
     buckets: Buckets
     page_size: int  # tokens
-    pages: dict[Split, int]  # of one replica, NULL_PAGE among them
+    pages: dict[Split, int]  # of one replica, NULL_PAGE included
     prefill_blocks: int  # pages of a replica that a large prefill call computes
     reshard_chunk_bytes: int = RESHARD_CHUNK_BYTES
-    first: Buckets | None = None  # whose bursts are compiled and measured first; None: all are
+    first: Buckets | None = None  # buckets compiled and measured first; None: all are
 
     @property
     def drafter(self) -> Drafter:
@@ -79,11 +81,11 @@ class ProgramSpecs:
 
     @property
     def measured(self) -> Buckets:
-        """Those that a warm-up measures."""
+        """The buckets that a warm-up measures."""
         return self.first or self.buckets
 
     def is_first(self, key: Key) -> bool:
-        """Whether a program is compiled before the first rollout; others are when needed."""
+        """Returns whether a program is compiled before the first rollout, not when needed."""
         if self.first is None or not key.length:
             return True
         has_rows = key.name != "decode" or key.rows in self.first.rows[key.split]
@@ -124,18 +126,18 @@ class ProgramSpecs:
 
     @property
     def reads(self) -> Reads:
-        """What decode steps read of the KV cache on these devices."""
+        """What decode steps read of the KV cache: the pages that rows hold, or the whole bucket."""
         layout, config = next(iter(self.layouts.values())), self.functions.policy.config
         is_held = reads_what_rows_hold(layout.kernels, self.page_size, config.head_dim)
         return "held" if is_held else "bucket"
 
     @property
     def staging_bytes(self) -> int:
-        """Most bytes of one device for pages on their way between any two layouts or replicas."""
+        """The most bytes per device for staged pages between any two layouts or replicas."""
         layouts = self.layouts.values()
         exchanges = [Exchange.between(a, b) for a, b in permutations(layouts, 2)]
         sizes = [x.most_staged * pages.part_bytes(x.wide, self.pool(x.wide)) for x in exchanges]
-        # Packed, and arrived.
+        # A packed buffer and an arrived one.
         sizes += [2 * pages.part_bytes(x, self.pool(x)) for x in layouts if x.split.dp > 1]
         return SIZES[0] * max(sizes, default=0)
 
@@ -145,7 +147,7 @@ class ProgramSpecs:
         return self.prefill_blocks, max(1, self.prefill_blocks // SMALLER)
 
     def width(self, length: int) -> int:
-        """Pages of a row of `length` tokens."""
+        """Returns the pages of a row with `length` tokens."""
         return num_pages_for(length, self.page_size)
 
     def _declare_decode(self, table: ProgramTable, layout: Layout) -> None:
@@ -215,7 +217,7 @@ class ProgramSpecs:
             table.declare(Key("shift", split, size), pages.shift(layout), _scalar(layout), buffer)
 
     def buffer(self, layout: Layout, size: int) -> jax.ShapeDtypeStruct:
-        """Staged pages of each replica."""
+        """Returns the shape of a staging buffer with `size` pages of each replica."""
         config = self.functions.policy.config
         shape = (size * layout.split.dp, config.num_kv_heads, 2 * config.num_layers)
         return jax.ShapeDtypeStruct(
@@ -257,7 +259,7 @@ class ProgramSpecs:
 
     @cached_property
     def _reshards(self) -> dict[tuple[Split, Split], Reshard]:
-        """Looked at leaf by leaf once for each pair: a switch asks for it again."""
+        """Computed once for each pair, because every switch asks for it."""
         pairs = permutations(self.layouts.values(), 2)
         return {(a.split, b.split): self._reshard(a, b) for a, b in pairs}
 
@@ -273,8 +275,8 @@ class ProgramSpecs:
         extra = list(needed)
         is_on_host = source.backend.gathers_on_host and target.split.tp < source.split.tp
         if is_on_host:
-            # Leaf by leaf, put together on the host: the memory of one serves the next, where that
-            # of a large chunk would be faulted in anew (seen: half of the time).
+            # Leaf by leaf on the host: the next leaf reuses the memory, whereas a large chunk's
+            # would have to be paged in anew (seen: half of the time).
             runs = [[i] for i in moving]
             extra = [n + w // source.mesh.size for n, w in zip(needed, whole, strict=True)]
         else:

@@ -11,7 +11,7 @@ from pat_jax.programs.programs import Key, ProgramTable
 
 
 class Weights:
-    """Parameters on the shards of a layout, and how they come to another one."""
+    """Weights sharded for one layout, which can be resharded to another."""
 
     def __init__(
         self,
@@ -21,22 +21,21 @@ class Weights:
         layout: Layout,
         exit_head: np.ndarray | None = None,
     ):
-        """Takes over `params`, already on the shards of `layout`, and deletes them in time.
+        """Takes over `params`, already sharded for `layout`, and deletes them.
 
         Args:
-          exit_head: float[embed, embed], where the policy's first layers propose drafts; None:
-            zeros.
+          exit_head: float[embed, embed], if the policy's first layers propose drafts; None stands
+            for zeros.
         """
         self.specs, self.programs = specs, programs
         self.params, self.layout = params, layout
         self.exit_head = specs.drafter.learned(layout, specs.draft_shapes, exit_head)
 
     def reshard(self, target: Layout) -> tuple[int, int]:
-        """Moves the weights to `target`.
+        """Reshards the weights to `target`.
 
         Returns:
-          The bytes that went from device to device, and the most that one device held besides its
-          old shards.
+          The bytes sent between devices, and the most that one device held besides its old shards.
         """
         plan = self.specs.reshard(self.layout, target)
         if plan.is_on_host:
