@@ -11,7 +11,7 @@ def most_held(
 ) -> np.ndarray:
     """Tokens read in a step by the replica that reads most, float[windows] of `every` steps.
 
-    A sequence reads one token more with each that it samples, and nothing any more when it has
+    A sequence reads one more token after each token that it samples. It reads nothing once it has
     ended.
 
     Args:
