@@ -57,9 +57,9 @@ PRIOR_BRANCH_COUNTS = (
 # that a first burst tries drafts.
 PRIOR_GENERATED = 0.6
 PRIOR_RUNS = 1.0  # runs that the prior counts for, of each kind of match and each token
-# Runs after which old counts weigh half. How often matches come changes from burst to burst, as texts
-# grow and begin to repeat; how good they are also changes with the prompt. These numbers predicted the
-# next burst best.
+# Runs after which old counts weigh half. How often matches come changes from burst to burst, as
+# texts grow and begin to repeat; how good they are also changes with the prompt. These numbers
+# predicted the next burst best.
 BEGUN_HALVE, ACCEPTED_HALVE = 500.0, 2_000.0
 MOST_GOES_ON = 0.999  # of the steps at the far end of a run: texts end
 # A token is verified if it is at least this likely right; less room in a step raises the threshold.

@@ -145,7 +145,7 @@ class LengthModel:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> "LengthModel":
-        """Reads what `to_json` of this version or the previous one wrote. Ignores unused entries.
+        """Reads what `to_json` of this or the previous version wrote; ignores unused entries.
 
         Raises:
           UserError: another version wrote it.
@@ -167,8 +167,7 @@ class StreamedLengths:
     """The responses of one stream, and the length model that they imply so far.
 
     Short responses end first: counted alone they would make all look short. So running ones count
-    too, as cut at their present length (staggered entry: Kalbfleisch and Prentice 2002, section
-    3.2).
+    too, as cut at their present length (staggered entry: Kalbfleisch and Prentice 2002, section 3.2).
     """
 
     def __init__(self, before: LengthModel, count: int):
@@ -179,7 +178,7 @@ class StreamedLengths:
         self._due_at = 1
 
     def note(self, i: int, tokens: int, *, has_ended: bool) -> None:
-        """Records that request `i` has generated `tokens` so far, and whether it ended by itself."""
+        """Records that request i has generated `tokens` so far, and whether it ended by itself."""
         self.tokens[i] = tokens
         self.has_ended[i] |= has_ended
 
