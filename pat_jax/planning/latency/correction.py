@@ -29,10 +29,10 @@ class Correction:
     many of them would look slow when few are left. A term for each step could not be told from the
     factors: when few sequences are left, most of a step is fixed as well.
 
-    One Kalman filter (Harvey 1989, section 3.2) of the ratio of measured to profiled time estimates
+    A Kalman filter (Harvey 1989, section 3.2) of the ratio of measured to profiled time estimates
     both. At first the term takes nearly all of a surprise, which favours no layout. As sequences
-    end, the term must fall with them; what remains is put down to the layout. Surprises are clipped
-    (Masreliez and Martin 1977); the third in a row to the same side is believed.
+    end, the term must fall with them; what remains is put down to the layout. Surprises are
+    clipped (Masreliez and Martin 1977); the third in a row to the same side is believed.
     """
 
     splits: tuple[Split, ...] = ()  # those seen
@@ -73,7 +73,7 @@ class Correction:
     def observed(
         self, split: Split, running: int, profiled_s: float, seconds: float
     ) -> "Correction":
-        """The correction after a burst of steps of `seconds`, where the profile has `profiled_s`."""
+        """The correction after a burst whose steps took `seconds`, not `profiled_s`."""
         load = running / profiled_s
         splits, mean, covariance = self._with(split)
         at = 1 + splits.index(split)

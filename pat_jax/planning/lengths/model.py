@@ -28,7 +28,8 @@ class PromptMeans:
     mean: np.ndarray = field(default_factory=lambda: np.zeros(0))  # float64[prompts], tokens
 
     def expected(self, prompt: np.ndarray, otherwise: np.ndarray | float) -> np.ndarray:
-        """Predicted tokens of the next response, float64[prompts]; `otherwise` for a new prompt."""
+        """Predicted tokens of the next response to each prompt, float64[prompts]; `otherwise` if
+        the prompt is new."""
         at, is_known = self._find(prompt)
         mean = np.full(len(prompt), otherwise)
         mean[is_known] = self.mean[at[is_known]]

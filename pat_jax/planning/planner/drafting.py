@@ -12,8 +12,8 @@ from pat_jax.planning.planner.pool_pressure import PoolPressure
 from pat_jax.planning.types import DraftLimits, DraftPrediction
 
 LEAST_GAIN = 0.02  # of a token's time: less is noise, and no reason to draft
-# A trial burst has drafts that are predicted not to pay, to learn whether that still holds. It may lose
-# this share of the time since the last burst with drafts.
+# A trial burst has drafts that are predicted not to pay, to learn whether that still holds. It may
+# lose this share of the time since the last burst with drafts.
 TRIAL_SHARE = 0.005
 TRIAL_STEPS = 32  # of such a burst
 OCCUPANCIES = np.array([1.0, 0.7, 0.5, 0.3, 0.1])  # shares of a bucket's rows that are priced

@@ -99,8 +99,8 @@ class CostModelPlanner(Planner):
         costs = self._costs(forecast)
         total, choices = costs.cheapest()
         if not self.switch_costs.seen:
-            # To begin in one layout for its prefill, and then switch, stakes a switch of unknown cost
-            # on a small gain. So that switch counts twice.
+            # To begin in one layout for its prefill, and then switch, stakes a switch of unknown
+            # cost on a small gain. So that switch counts twice.
             total = total + costs.switch[0, np.arange(len(total)), choices[0]]
         start = int(np.argmin(total + costs.prefill))
         self._regret_budget, self._uneven = RegretBudget(costs.prefill, start), Unevenness()

@@ -78,7 +78,7 @@ class Costs:
         )
 
     def slower(self, times: np.ndarray) -> "Costs":
-        """These costs with steps `times` as long, float[split], except for what all splits share."""
+        """These costs with steps `times` as long, float[split], except for what splits share."""
         return replace(self, run=(self.run - self.shared) * times[:, None] + self.shared)
 
     def where(self, has_room: np.ndarray, may_switch: np.ndarray) -> "Costs":
@@ -101,7 +101,7 @@ class Costs:
 
     def cheapest(self) -> tuple[np.ndarray, np.ndarray]:
         """Expected seconds to the end from each split, and the best split, int[moments, from]."""
-        # options[j, a, b]: at moment j go from a to b (or stay), run there, then follow the best path.
+        # options[j, a, b]: at moment j go from a to b (or stay), run there, then on the best path.
         options = self.switch * (SAFETY * self.any_running)[:, None, None] + self.run.T[:, None, :]
         after = np.zeros(len(self.run))
         for at in options[::-1]:
