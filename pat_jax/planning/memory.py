@@ -16,8 +16,8 @@ GIB = 2**30
 
 
 def beside(arrays: int, temporaries: int, limit: float) -> int:
-    """Bytes of the usable memory that a program takes. Temporaries first fill what is not usable
-    of `limit`."""
+    """Bytes of the usable memory that a program takes. Temporaries first fill the part of `limit`
+    that is not usable."""
     return arrays + int(max(0.0, temporaries - (1 - USABLE) * limit))
 
 

@@ -93,7 +93,7 @@ class Surface:
         return max(seconds, self._read(1, min(longest, tokens)))
 
     def _read(self, rows: int, tokens: float) -> float:
-        """Seconds with `tokens` in each row; by the physics below the smallest of several lengths."""
+        """Seconds with `tokens` in each row; below the smallest of several lengths by physics."""
         if tokens >= self.lengths[0] or len(self.lengths) == 1:
             return self(rows, tokens)
         known = self(rows, self.lengths[0])

@@ -146,7 +146,7 @@ class LengthModel:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> "LengthModel":
-        """Reads what `to_json` of this or the previous version wrote; ignores unused entries.
+        """Reads what `to_json` of this or the previous version wrote, without unused entries.
 
         Raises:
           UserError: another version wrote it.
@@ -168,7 +168,7 @@ class StreamedLengths:
     """The responses of one stream, and the length model that they imply so far.
 
     Short responses end first: counted alone they would make all look short. So running ones count
-    too, as cut at their present length (staggered entry: Kalbfleisch and Prentice 2002, section 3.2).
+    too, as cut at their present length (staggered entry: Kalbfleisch, Prentice 2002, section 3.2).
     """
 
     def __init__(self, before: LengthModel, count: int):
