@@ -39,10 +39,10 @@ class Rules:
     siblings: bool
     earlier: bool
     draft: int = 8  # most tokens of a draft
-    # Most tokens of a branch, which begins with another token; with 0 branches are counted, not taken.
+    # Most tokens of a branch, which begins with another token; 0: branches are counted, not taken.
     branch: int = 0
-    # Steps for which a row sees its siblings as they were. 0: always as they are, the newest of equal
-    # matches first and earlier responses last. Otherwise as the engine lays them out, in `room`.
+    # Steps for which a row sees its siblings as they were. 0: always as they are, the newest of
+    # equal matches first and earlier responses last. Otherwise as the engine lays them out, in `room`.
     burst: int = 0
     room: float = 1e6  # of others, in multiples of the length bucket of rows
     # Tokens of the shortest length bucket; buckets double up to what the longest running row needs.
@@ -247,7 +247,7 @@ class _Lockstep:
         known_tokens = _spans(at, then)
         self.own.tell(known_tokens)
         self.at[row] = then
-        if self.others and not rules.burst:  # siblings see the tokens of a step from the next one on
+        if self.others and not rules.burst:  # siblings see a step's tokens from the next one on
             self.others.tell(known_tokens)
             self.known[row] = then
         return row, matched, accepted, beside, branched
