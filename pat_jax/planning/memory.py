@@ -55,7 +55,7 @@ class MemoryModel:
 
     def drafted(self, split: Split) -> int:
         """Bytes that the largest burst with drafts needs in addition: the source of the drafts,
-        and the temporaries for which the memory that is left to all programs is too small."""
+        and the temporaries beyond the memory that is left to all programs."""
         source, steps = self.draft_sources.get(split, 0), self.draft_steps.get(split, 0)
         return beside(source, steps, self.limit)
 

@@ -75,8 +75,8 @@ class Comparison:
     traces: tuple[RolloutTrace, ...]  # of the adaptive rollouts
     tokens: tuple[int, ...]  # of the responses of each rollout
     longest: tuple[int, ...]  # tokens of the longest of them
-    drafting: System | None = None  # adaptive, with drafts; None: no drafts are asked for or have programs
-    # As `drafting`, one for each source of drafts, least first; `drafting` itself has its source's name.
+    drafting: System | None = None  # adaptive too; None: no drafts are asked for or have programs
+    # As `drafting`, one for each source of drafts, least first; `drafting` has its source's name.
     by_source: tuple[System, ...] = ()
 
     @property
@@ -208,7 +208,7 @@ def _with(lengths: LengthModel, workload: Workload) -> LengthModel:
 def _static(
     split: Split, workloads: Sequence[Workload], machine: Machine, learned: LengthModel
 ) -> list[RolloutReport]:
-    """Replays in one layout; its replicas are kept even if such moves were measured, as in training."""
+    """Replays in one layout, as in training: with even replicas if such moves were measured."""
     planner: Planner = FixedLayout(split)
     if machine.truth.shift_round(split) < math.inf:
         planner = CostModelPlanner((split,), machine.truth, learned, memory=machine.memory)
@@ -243,7 +243,7 @@ def step_parts(
         tokens = burst.rows * (1 + burst.num_draft_tokens)
         sums = sum_seconds(burst.split, tokens) * burst.steps if sum_seconds else 0.0
         host = machine.host_s_per_sequence * burst.running * burst.steps
-        # The step model has sums in other parts: take them from the fixed one first, then from the rows.
+        # The step model has sums in other parts: first the fixed one gives them, then the rows.
         rest *= (burst.seconds - host) / rest.sum()
         sums = min(sums, rest[:2].sum())
         from_fixed = min(sums, rest[0])

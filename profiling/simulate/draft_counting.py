@@ -42,7 +42,7 @@ class Rules:
     # Most tokens of a branch, which begins with another token; 0: branches are counted, not taken.
     branch: int = 0
     # Steps for which a row sees its siblings as they were. 0: always as they are, the newest of
-    # equal matches first and earlier responses last. Otherwise as the engine lays them out, in `room`.
+    # equal matches first, earlier responses last. Otherwise as the engine lays them out, in `room`.
     burst: int = 0
     room: float = 1e6  # of others, in multiples of the length bucket of rows
     # Tokens of the shortest length bucket; buckets double up to what the longest running row needs.

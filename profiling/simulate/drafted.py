@@ -30,10 +30,10 @@ from pat_jax.planning.drafts import Acceptance, Ways
 from pat_jax.profiling.simulate.machine import Machine
 
 GOLDEN = (5**0.5 - 1) / 2  # its multiples spread the first fractions of rows evenly
-# In its first tokens a response has little own text to draft from. If siblings had finished before it
-# began, more of these drafts are right: by `WORTH` for each doubling of one plus their number. Fitted to
-# recorded responses, within 3 points for a policy in RL and five reasoning models; nearly equal samples
-# gain more.
+# In its first tokens a response has little own text to draft from. If siblings had finished before
+# it began, more of these drafts are right: by `WORTH` for each doubling of one plus their number.
+# Fitted to recorded responses, within 3 points for a policy in RL and five reasoning models; nearly
+# equal samples gain more.
 FIRST_TOKENS, WORTH = 512, 0.15
 EPS = 1e-9  # of a token: sums of floats may fall short of a whole token by this
 
@@ -63,7 +63,7 @@ class DraftedRows:
         self._believed: np.ndarray | None = None
         self._ways: dict[int, Ways] = {}
         self._uncounted: list[np.ndarray] | None = None  # see `NONE_DRAFTED`
-        # How many times as many draft tokens are right, in the first tokens of sequences that began later.
+        # How many times as many draft tokens are right at first, in sequences that began later.
         self._times = np.ones(len(self.table))
         self._has_begun = np.zeros(len(self.table), bool)
 
@@ -181,8 +181,8 @@ class _Copied:
         """The counts of steps that generate and verify so many tokens, as in `NONE_DRAFTED`; those
         by source stay zero.
 
-        No matter how much of a run each step verifies, the run generates all of its right tokens and
-        one more, and all of them are counted.
+        No matter how much of a run each step verifies, the run generates all of its right tokens
+        and one more, and all of them are counted.
         """
         share, accept_prob = self.acceptance.share, self.acceptance.accept_prob
         branch_counts = self.acceptance.branch_counts

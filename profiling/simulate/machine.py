@@ -24,8 +24,8 @@ class Workload:
     cap: int  # tokens; longer responses are cut
     prompt_id: np.ndarray | None = None  # int[sequences], equal for samples of a prompt, if known
     expected: np.ndarray | None = None  # float[sequences], see CacheManager
-    # The true acceptance of each sequence's copied drafts; sequences may share one. None: all have the
-    # machine's.
+    # The true acceptance of each sequence's copied drafts; sequences may share one. None: all have
+    # the machine's.
     accepts: Sequence[Acceptance] | None = None
 
     def __post_init__(self):

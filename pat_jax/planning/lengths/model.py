@@ -146,7 +146,7 @@ class LengthModel:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> "LengthModel":
-        """Reads what `to_json` of this or the previous version wrote, without unused entries.
+        """Reads what `to_json` of this or the previous version wrote; skips unused entries.
 
         Raises:
           UserError: another version wrote it.
@@ -179,7 +179,7 @@ class StreamedLengths:
         self._due_at = 1
 
     def note(self, i: int, tokens: int, *, has_ended: bool) -> None:
-        """Records that request i has generated `tokens` so far, and whether it ended by itself."""
+        """Records the tokens of request i so far, and whether it has ended by itself."""
         self.tokens[i] = tokens
         self.has_ended[i] |= has_ended
 
