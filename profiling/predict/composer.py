@@ -73,8 +73,8 @@ class Unlisted:
     row: float = 0.0  # of a replica
 
 
-# A burst runs on the device: no host schedules its steps. Measured steps of Llama-3.1-8B on H100s take
-# 16 us a layer and 0 to 3 us a row more than their kernels, over TP 1 to 8 and all batches.
+# A burst runs on the device: no host schedules its steps. Measured steps of Llama-3.1-8B on H100s
+# take 16 us a layer and 0 to 3 us a row more than their kernels, over TP 1 to 8 and all batches.
 UNLISTED = {"cuda": Unlisted(1.6e-5, 1.5e-6), "tpu": Unlisted()}
 
 
@@ -135,8 +135,8 @@ class Composer(LayerTimes):
         drawn: int,
         layers: int | None = None,
     ) -> float:
-        """Seconds of `each` tokens per row through the first `layers`, by default all, and of `drawn`
-        of them through the head."""
+        """Seconds of `each` tokens per row through the first `layers`, by default all, and of
+        `drawn` of them through the head."""
         model, tokens = self.model, rows * each
         layers = layers or model.num_layers
         of_each = self._attention_ms(rows, length, each - 1, split.tp) + 1e3 * self.unlisted.layer
@@ -162,8 +162,8 @@ class Composer(LayerTimes):
         read = self.kernels.decode_attention(rows, attended, *heads)
         if not num_draft_tokens:
             return read
-        # A query of a prompt sees half of it on average, a query of a draft sees all. Prompts are so long
-        # that only their pairs of tokens count.
+        # A query of a prompt sees half of it on average, a query of a draft sees all. Prompts are so
+        # long that only their pairs of tokens count.
         whole = self.kernels.prefill_attention(PREFILL_ROWS, LONG_PROMPT, *heads)
         share = 2 * rows * num_draft_tokens * length / (PREFILL_ROWS * LONG_PROMPT**2)
         return read + share * whole * model.head_dim / HEAD_DIM

@@ -25,8 +25,8 @@ class LayerTimes:
 
     kernels: ModelledKernels
     model: ModelConfig
-    # Number of parts of the KV heads, by TP degree, if it is not the greatest common divisor of the two.
-    # The other devices of a replica have copies.
+    # Number of parts of the KV heads, by TP degree, if it is not the greatest common divisor of the
+    # two. The other devices of a replica have copies.
     divided: Mapping[int, int] = field(default_factory=dict)
     # Number of parts of the experts; 0: the greatest common divisor of experts and devices.
     expert_ways: int = 0

@@ -20,10 +20,10 @@ from pat_jax.profiling.predict.model_sizes import active_weights
 from pat_jax.profiling.predict.targets import Target
 from pat_jax.profiling.predict.update_work import Collective, Work
 
-# Share of the peak that kernels of training attention reach. Those of GPUs are built like FlashAttention-2,
-# which reaches 50 to 73 % on an A100 (Dao 2023, https://arxiv.org/abs/2307.08691) and 35 % on an H100
-# (Shah et al. 2024, https://arxiv.org/abs/2407.08608). An H200 and a B200 are assumed to be like an H100,
-# an A40 like an A100. The shares of TPUs are assumed.
+# Share of the peak that kernels of training attention reach. Those of GPUs are built like
+# FlashAttention-2, which reaches 50 to 73 % on an A100 (Dao 2023, https://arxiv.org/abs/2307.08691)
+# and 35 % on an H100 (Shah et al. 2024, https://arxiv.org/abs/2407.08608). An H200 and a B200 are
+# assumed to be like an H100, an A40 like an A100. The shares of TPUs are assumed.
 ATTENTION: Mapping[str, float] = {
     **dict.fromkeys(("a100", "a40"), 0.5),
     **dict.fromkeys(("h100", "h200", "b200"), 0.35),
