@@ -60,7 +60,7 @@ class MemoryModel:
         return beside(source, steps, self.limit)
 
     def starting(self, split: Split, sequences: int, prompt: int) -> int:
-        """Bytes with the smallest pool in which `sequences` prompts of `prompt` tokens can begin."""
+        """Bytes with the smallest pool for `sequences` that begin with `prompt` tokens each."""
         rows, tokens = np.array(-(-sequences // split.dp)), np.array(prompt + self.ahead)
         pages = int(self.needed(rows, tokens)) + 1
         held = self.resident + self.weights[split] + self.drafted(split)

@@ -36,14 +36,15 @@ BACKWARD_PASSES = 2
 FLOAT32 = 4  # bytes of a logit, of a gradient that is added up, of the embeddings looked up
 # Times that a logit is read or written beside its product; the backward pass recomputes it.
 LOGIT_PASSES, BACKWARD_LOGIT_PASSES = 2, 6
-# Bytes moved for each weight of the head, and each chunk of tokens whose logits exist at a time: to round
-# it (read 4, write 2), and with gradients also to add its gradient (the same, read 6 and write 4).
+# Bytes moved for each weight of the head, and each chunk of tokens whose logits exist at a time: to
+# round it (read 4, write 2), and with gradients also to add its gradient (the same, read 6 and
+# write 4).
 HEAD_BYTES, HEAD_GRADIENT_BYTES = 6, 16
-# Times that a token's row is sent for each of its experts: to it and back; in the backward pass the row
-# and its result's gradient there, and the row's gradient back (`layout/exchange.py`).
+# Times that a token's row is sent for each of its experts: to it and back; in the backward pass the
+# row and its result's gradient there, and the row's gradient back (`layout/exchange.py`).
 SENT, SENT_BACKWARD = 2, 3
-# The `remat` for which the backward pass recomputes attention; products with weights; and the rest, for
-# which weights are gathered again.
+# The `remat` for which the backward pass recomputes attention; products with weights; and the rest,
+# for which weights are gathered again.
 KEEP_LEAST, KEEP_NO_PRODUCT = ("full",), ("full", "attention")
 KEEP_LESS = (*KEEP_NO_PRODUCT, "dots")
 
@@ -109,8 +110,8 @@ class UpdateWork:
     remat: str = "full"  # what the backward pass keeps of a layer (`models/rematerialization.py`)
     adapter_weights: int | None = None  # number of trained adapter weights; None: all are trained
     itemsize: int = BYTES  # of a number of the forward pass
-    # Tokens of a device whose logits exist at a time, if the head is moved for each such chunk, as by
-    # programs of GPUs; 0: it is not.
+    # Tokens of a device whose logits exist at a time, if the head is moved for each such chunk, as
+    # by programs of GPUs; 0: it is not.
     logit_tokens: int = 0
     # Most tokens of a device that are sent to their experts; with more, experts are gathered.
     exchanged_tokens: int = 0
@@ -186,8 +187,8 @@ class UpdateWork:
         return operations, float(passes * read * self.itemsize)
 
     def _gathers(self, rows: Rows, count: int) -> Iterator[Collective]:
-        """Gathers of weights, those of layers each time they are computed. Of the embedding, the rows
-        that are looked up are exchanged instead."""
+        """Gathers of weights, those of layers each time they are computed. Of the embedding, the
+        rows that are looked up are exchanged instead."""
         if self.fsdp > 1:
             yield Collective("all-gather", self._layer_bytes(rows), self.fsdp, count=count)
             yield Collective("all-gather", float(self.itemsize * self._head), self.fsdp)
@@ -204,7 +205,7 @@ class UpdateWork:
             yield Collective("ragged-all-to-all", num_bytes, self.ep, count=count)
 
     def _sums(self, rows: Rows) -> Iterator[Collective]:
-        """Sums of gradients: those of layers end where their weights are, the head's on all devices."""
+        """Sums of gradients: those of layers end where their weights are, the head's everywhere."""
         if self.adapter_weights is not None:
             yield Collective("all-reduce", float(FLOAT32 * self.adapter_weights), self.dp)
             return
@@ -221,7 +222,7 @@ class UpdateWork:
         """Bytes of all layers' weights that are gathered, as they are multiplied with."""
         gathered, of_experts = stored_weights(self.model), expert_weights(self.model)
         if rows.tokens <= self.exchanged_tokens:
-            # A device needs its own experts only. If there are more devices, others hold parts of them.
+            # A device needs only its own experts, of which others have parts if there are more devices.
             gathered -= of_experts - (of_experts // self.ep if self.dp > self.ep else 0)
         return float(self.itemsize * gathered)
 
@@ -233,8 +234,8 @@ class UpdateWork:
 def apply_work(params: int, gradients: int, optimizer: int, *, offloaded: int = 0) -> Work:
     """The work of one optimizer step, and of setting the gradients to zero after it.
 
-    Gradients are read for their norm and for the step. Parameters and the optimizer's state are read
-    and written.
+    Gradients are read for their norm and for the step. Parameters and the optimizer's state are
+    read and written.
 
     Args:
       params, gradients, optimizer: bytes on one device.
@@ -257,5 +258,5 @@ def transfer_work(params: int, gathered: int, kept: int, fsdp: int) -> Work:
 
 
 def checksum_work(params: int, kept: int) -> Work:
-    """The work of checksums before and after a transfer; `params` and `kept` as there."""
+    """The work of the checksums of a transfer; the arguments are those of `transfer_work`."""
     return Work(num_bytes=float(params + kept))
