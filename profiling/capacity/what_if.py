@@ -126,8 +126,8 @@ def unmeasured(profile: Profile, machine: Machine) -> str:
 
 
 def with_slower_links(profile: Profile, factor: float, exit_layer: int = 0) -> LatencyModel:
-    """The latency model if sums over TP devices, and moves of pages and weights, take `factor` times
-    as long.
+    """The latency model if sums over TP devices, and moves of pages and weights, take `factor`
+    times as long.
 
     A layer sums twice over the devices of a replica, the embedding once, rows x embed_dim numbers
     each. Such a sum was measured; its additional seconds are added to each step.

@@ -162,8 +162,8 @@ class Composer(LayerTimes):
         read = self.kernels.decode_attention(rows, attended, *heads)
         if not num_draft_tokens:
             return read
-        # A query of a prompt sees half of it on average, one of a draft all. The prompts are so long
-        # that only their pairs of tokens count.
+        # A query of a prompt sees half of it on average, one of a draft all. These prompts are so
+        # long that only their pairs of tokens count.
         whole = self.kernels.prefill_attention(PREFILL_ROWS, LONG_PROMPT, *heads)
         share = 2 * rows * num_draft_tokens * length / (PREFILL_ROWS * LONG_PROMPT**2)
         return read + share * whole * model.head_dim / HEAD_DIM

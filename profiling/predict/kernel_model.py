@@ -48,9 +48,9 @@ class ModelledKernels:
     weight_bytes: float = BYTES  # of one number of a weight matrix: 1 if it is kept in int8
     sums: Sums = "one-shot"
     kv_bytes: float = BYTES  # of one number of the KV cache
-    # Of one number that products multiply: 1 if activations are rounded to eight bits as well, which
-    # this engine does not do. Tensor cores multiply twice as many of these a second (NVIDIA H100 data
-    # sheet).
+    # Of one number that products multiply: 1 if activations are rounded to eight bits as well,
+    # which this engine does not do. Tensor cores multiply twice as many of these a second (NVIDIA
+    # H100 data sheet).
     product_bytes: float = BYTES
 
     @property

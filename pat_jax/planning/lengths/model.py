@@ -197,7 +197,7 @@ class StreamedLengths:
 
 
 def _counts(data: dict[str, Any], name: str, size: int) -> np.ndarray:
-    """Responses by bin, float64[bins]. In version 2 the middle bin is a length of e to its level."""
+    """Responses by bin, float64[bins]. Version 2 has a length of e^level in the middle bin."""
     counts = np.array(data[name], float)
     if data["version"] == VERSION:
         return counts
