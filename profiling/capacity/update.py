@@ -224,10 +224,11 @@ class PlannedUpdate:
         return self.times.seconds(work) + self.times.seconds(checksum_work(params, kept))
 
     def _memory(self, target: Split) -> UpdateMemory:
-        """The memory of the update, with a transfer to `target`, and what would help if it is too much.
+        """The memory of the update, with a transfer to `target`, and what would help if it is too
+        much.
 
-        If the program of gradients was not compiled, this is a lower bound: a micro-batch's own gradients,
-        each layer's input, and the buffers of a layer's experts; or the optimizer's state.
+        If the program of gradients was not compiled, this is a lower bound: a micro-batch's own
+        gradients, each layer's input, and buffers of a layer's experts; or the optimizer's state.
         """
         trainer, limit = self.trainer, int(self.built.limit)
         resident, offloaded = resident_bytes(trainer), fetched_bytes(trainer)
@@ -240,7 +241,7 @@ class PlannedUpdate:
         is_least = not any(key.name == "grad" for key in taken)
         if is_least:
             key = Key("grad", trainer.layout.split, *self.shapes[-1])
-            # Offloaded moments that come for the step alone may take more than what is freed before it.
+            # Offloaded moments, which come for the step alone, may take more than was freed before.
             of_rows = self._inputs + self._of_experts
             taken |= {key: added + of_rows, Key("apply", trainer.layout.split): 0}
         most = largest(stages_of(trainer, taken))
@@ -271,8 +272,8 @@ class PlannedUpdate:
 
     @property
     def _of_experts(self) -> int:
-        """Bytes of experts in the backward pass of a layer: rows of tokens that are sent to them, or
-        the gathered experts and their gradients."""
+        """Bytes of experts in the backward pass of a layer: rows of tokens that are sent to them,
+        or the gathered experts and their gradients."""
         model, layout = self.built.order.model, self.trainer.layout
         if not (layout.ep_dp_axes and model.experts):
             return 0

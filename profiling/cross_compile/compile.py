@@ -2,9 +2,9 @@
 
 Each compiler has one child process, whose environment is set before JAX starts. Programs are
 compiled in parallel threads inside it (libtpu allows one process at a time). Results are kept
-twice: by the text of each program, so that an interrupted plan goes on and an edit recompiles only
-what it changed; and by the whole order, so that the same question takes no time. GPU autotuning is
-off: it needs the GPU.
+twice. One copy is kept by the text of each program, so that an interrupted plan goes on and an edit
+recompiles only what it changed. The other is kept by the whole order, so that the same question
+takes no time. GPU autotuning is off: it needs the GPU.
 """
 
 import hashlib
@@ -32,8 +32,8 @@ from pat_jax.profiling.cross_compile.target_build import Order
 from pat_jax.profiling.predict.targets import Target
 
 PACKAGE = Path(__file__).parents[2]  # the folder pat_jax, through its link to this room
-# Layers of the models that are compiled, by `--layers`; 0 is the whole model. The numbers of a whole
-# model are extrapolated from two shallow ones: they are affine in the layers.
+# Layers of the models that are compiled, by `--layers`; 0 is the whole model. The numbers of a
+# whole model are extrapolated from two shallow ones: they are affine in the layers.
 DEPTHS = {"few": (2, 4), "all": (0,)}
 PLUGINS = {"tpu": ("libtpu",), "cuda": ("jax_cuda12_plugin", "jax_cuda13_plugin")}
 PACKAGES = ("jax", "jaxlib", "libtpu", "jax-cuda12-plugin", "jax-cuda13-plugin")

@@ -93,8 +93,8 @@ def _walk(
 ) -> Iterator[tuple[str, str, int, int]]:
     """Lines with a collective, each with its computation, the number of loops around it, and how
     often it runs."""
-    # Fusions of a TPU that multiply during a collective, or wait for it, have that collective inside
-    # again.
+    # Fusions of a TPU that multiply during a collective, or wait for it, have that collective
+    # inside again.
     goes_on = name.startswith("async_collective_fusion") or any(
         '"AsyncCollectiveDone' in line for line in bodies[name]
     )

@@ -101,7 +101,7 @@ class _Module:
         return self.code.instructions(dict(called(x.line))["calls"])
 
     def _fused_bytes(self, x: Instruction) -> int:
-        """Bytes that a fusion reads of each parameter and writes; of slices only their own bytes."""
+        """Bytes that a fusion reads of its parameters and writes; of slices only their own."""
         body = self._fused(x)
         views, uses = _views(body), _uses(body)
         read = 0

@@ -53,7 +53,8 @@ def _rollout_jobs(build: TargetBuild, model: ModelConfig) -> list[CompileJob]:
         found.append([Key("prefill", split, blocks, length)])
         if len(layouts) > 1:
             found.append([Key("unpack", split, size)])
-    # Two layouts stand for all: a burst with drafts takes at least as long to compile as one without.
+    # Two layouts stand for all: a burst with drafts takes as long to compile as one without, or
+    # longer.
     ends = dict.fromkeys((next(iter(layouts)), list(layouts)[-1]))
     found += [_verifying(build, split, length) for split in ends]
     for pair in [p for up in pairwise(layouts) for p in (up, up[::-1])]:

@@ -40,7 +40,7 @@ EOS = (0,)  # any will do: no text is generated
 
 @dataclass(frozen=True)
 class Order:
-    """What to compile, by value: it is sent to another process, and kept records are named by it."""
+    """What to compile, by value: it is sent to another process, and names the kept records."""
 
     target: Target
     config: RunConfig
@@ -57,7 +57,7 @@ class Order:
         depths: Sequence[int],
         draft_model: ModelConfig | None = None,
     ) -> "Order":
-        """An order with only the options that programs depend on; a depth of 0 is the whole model."""
+        """An order with only the options that programs depend on; depth 0 is the whole model."""
         sections = ("rollout", "algorithm", "optimizer", "lora", "speculation")
         names = (*sections, "train", "remat", "experts", "compute_dtype")
         kept = {name: getattr(config, name) for name in names}
@@ -204,7 +204,7 @@ class TargetBuild:
 
     @property
     def _pages(self) -> dict[Split, int]:
-        """Pages of a replica in every layout: those with room share a pool, the others have the least."""
+        """Pages of a replica in every layout: with room those of a pool, else the least."""
         config = self.order.config.rollout
         without_memory = layouts_without_memory(self.alone, config)
         kept = {split: x for split, x in self.layouts.items() if split not in without_memory}

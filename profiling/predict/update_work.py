@@ -222,7 +222,7 @@ class UpdateWork:
         """Bytes of all layers' weights that are gathered, as they are multiplied with."""
         gathered, of_experts = stored_weights(self.model), expert_weights(self.model)
         if rows.tokens <= self.exchanged_tokens:
-            # A device needs only its own experts; if there are more devices, others have parts of them.
+            # A device needs only its own experts; with more devices, others have parts of them.
             gathered -= of_experts - (of_experts // self.ep if self.dp > self.ep else 0)
         return float(self.itemsize * gathered)
 

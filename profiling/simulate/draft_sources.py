@@ -19,7 +19,7 @@ from pat_jax.profiling.simulate.draft_runs import counts_of
 
 OWN, SIBLINGS, EARLIER = "own text", "own text, siblings", "own text, siblings, earlier responses"
 MOST_COUNTED = 1_000_000  # tokens of recorded responses: some ten seconds for each source
-# As `planning.drafts.PRIOR` and the tables beside it, but for own text alone.
+# The tables of `planning.drafts` are for own text and siblings; these are for own text alone.
 OWN_ACCEPTED = (
     (0.24, 0.47, 0.56, 0.63, 0.65, 0.71, 0.73, 0.77),
     (0.40, 0.51, 0.58, 0.65, 0.67, 0.73, 0.72, 0.75),

@@ -81,7 +81,7 @@ class CostModelPlanner(Planner):
     lengths: LengthModel
     carry: OneWay | Literal["auto"] = "auto"  # or the only way allowed
     is_frozen: bool = False  # costs of steps and switches are never corrected: `--deterministic`
-    # With small pools sequences take turns; a layout without room is no candidate.
+    # With small pools sequences take turns; layouts without room are left out.
     memory: MemoryModel | None = None
     acceptance: Acceptance | None = None  # of drafts; None: there are none
     drafts: DraftLimits = UNLIMITED
