@@ -1,4 +1,4 @@
-"""How many tokens a replica's sequences hold while they decode: what some kernels read.
+"""Counts the tokens that a replica's sequences hold while they decode: some kernels read these.
 
 Knows counts of tokens. Does not know what reading them costs.
 """

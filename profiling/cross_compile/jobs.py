@@ -28,7 +28,7 @@ class CompileJob:
 
 
 def jobs_of(build: TargetBuild) -> list[CompileJob]:
-    """Everything to compile, at every depth."""
+    """All programs to compile, at every depth."""
     found = []
     for layers in build.order.depths:
         model = replace(build.order.model, num_layers=layers)

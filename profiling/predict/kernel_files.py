@@ -78,7 +78,8 @@ class KernelTables(ModelledKernels):
     """Measured kernels of one kind of GPU; kernels without a table are modelled."""
 
     def __init__(self, data: Path, target: Target, sums: Sums = "one-shot"):
-        """
+        """Reads the tables of `target`'s chip in `data`.
+
         Args:
           sums: how devices sum: SGLang's one-shot kernel or NCCL, in a CUDA graph or outside one.
 

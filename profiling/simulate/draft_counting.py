@@ -255,7 +255,7 @@ class _Lockstep:
     def _accepted(self, row: np.ndarray, matched: np.ndarray, place: np.ndarray) -> np.ndarray:
         """Tokens of the drafts, which begin at `place`, that agree with the record."""
         record, at = self.record, self.at[row]
-        # A draft ends where its text does: a row's own now, another's when it was looked at.
+        # A draft ends where its text does: a row's own text now, another's when it was laid out.
         source = record.text[place]
         until = np.where(source == row, at, self.known[source])
         column = np.arange(self.rules.draft)[None]

@@ -1,4 +1,4 @@
-"""What carrying the KV cache over a switch costs, and which sequences migrate or are recomputed."""
+"""Prices the ways to carry the KV cache over a switch: which sequences migrate or are recomputed."""
 
 import numpy as np
 
