@@ -1,4 +1,4 @@
-"""Prices the ways to carry the KV cache over a switch: which sequences migrate or are recomputed."""
+"""Prices the ways to carry the KV cache over a switch: what migrates, and what is recomputed."""
 
 import numpy as np
 
