@@ -1,15 +1,16 @@
-"""What drafts are worth: how many of their tokens are accepted, as far as a run has seen it.
+"""Predicts how many draft tokens are accepted, from the bursts observed so far.
 
 Knows counts. Does not know where drafts come from, nor what verifying them costs.
 
-A *run* is what a draft without end would get right at once. It begins with a match of some kind,
-and goes on over several steps where drafts are shorter than it is. So two things tell what drafts
-of any length are worth: what kinds of matches runs begin with, and how likely they go on from token
-to token. Matches met at each step would not: short drafts meet the same long match again and again.
+A *run* is the text that a draft of unlimited length would have right. It begins with a match of
+some kind, and goes on over several steps if drafts are shorter than the run. So two things predict
+the acceptance of drafts of any length: which kinds of matches runs begin with, and how likely a run
+goes on from token to token. The matches of single steps do not: short drafts meet the same long
+match again and again.
 
-Beside its draft a row may have a *branch*, which begins with another token: it is right where the
-draft's first token is wrong, as often as branches behind such a match are. Then the next step
-begins a run.
+A row may have a *branch* beside its draft, which begins with another token. It can only be right
+where the draft's first token is wrong; how often it is depends on the kind of its match. Then the
+next step begins a run.
 """
 
 from dataclasses import dataclass, replace
@@ -20,9 +21,10 @@ import numpy as np
 
 from pat_jax.planning.draft_counts import BRANCHES, DRAFTS, GENERATED, KINDS, MAX_RUN, DraftResult
 
-# Before anything was seen. Counted on responses of seven models, which weigh the same (own text and
-# siblings, all sets but codegen; `python -m benchmarks.speculation.draft_acceptance`). How often the first, second, …
-# token of a run is right where those before it are, by the kind of its match; further ones as the last.
+# Before any burst was observed: how often the first, second, … token of a run is right if those
+# before it are, by the kind of its match; further tokens as the last. Counted on responses of seven
+# models of equal weight (own text and siblings, all sets but codegen;
+# `python -m benchmarks.speculation.draft_acceptance`).
 PRIOR = (
     (0.26, 0.48, 0.58, 0.62, 0.66, 0.71, 0.73, 0.78),
     (0.41, 0.51, 0.59, 0.65, 0.67, 0.72, 0.73, 0.76),
@@ -31,7 +33,7 @@ PRIOR = (
     (0.69, 0.73, 0.77, 0.78, 0.81, 0.83, 0.83, 0.84),
     (0.86, 0.74, 0.82, 0.85, 0.88, 0.89, 0.92, 0.90),
 )
-# The same of branches, where the first token of the draft beside them was wrong.
+# The same for branches, where the first token of the draft beside them was wrong.
 PRIOR_BRANCHES = (
     (0.17, 0.45, 0.55, 0.63, 0.65, 0.72, 0.71, 0.71),
     (0.25, 0.49, 0.58, 0.61, 0.66, 0.70, 0.74, 0.74),
@@ -41,7 +43,7 @@ PRIOR_BRANCHES = (
     (0.67, 0.80, 0.82, 0.85, 0.87, 0.92, 0.93, 0.96),
 )
 PRIOR_BEGUN = (0.147, 0.325, 0.213, 0.181, 0.098, 0.026, 0.010)  # of the runs with trees of 8 and 8
-# With which matches branches come, none first, by the kind of the run that the draft beside them is a part of.
+# The share of each kind of branch, none first, by the kind of the run beside it.
 PRIOR_BRANCH_COUNTS = (
     (1.000, 0.000, 0.000, 0.000, 0.000, 0.000, 0.000),
     (0.221, 0.771, 0.002, 0.002, 0.002, 0.002, 0.000),
@@ -51,15 +53,16 @@ PRIOR_BRANCH_COUNTS = (
     (0.084, 0.155, 0.140, 0.175, 0.227, 0.199, 0.020),
     (0.095, 0.182, 0.164, 0.175, 0.146, 0.105, 0.133),
 )
-# Of drafts that a model generates, how often each token is right where those before it are. Nobody
-# has counted them here: high enough that a first burst tries.
+# How often a token of a model's draft is right if those before it are. Not counted: high enough
+# that a first burst tries drafts.
 PRIOR_GENERATED = 0.6
-PRIOR_RUNS = 1.0  # that it counts for, of each kind of match and each token
-# Runs after which what was seen counts half: how often matches come changes from burst to burst, as texts
-# grow and begin to repeat; how good they are with the prompt too. What predicted the next burst best.
+PRIOR_RUNS = 1.0  # runs that the prior counts for, of each kind of match and each token
+# Runs after which old counts weigh half. How often matches come changes from burst to burst, as
+# texts grow and begin to repeat; how good they are also changes with the prompt. These numbers
+# predicted the next burst best.
 BEGUN_HALVE, ACCEPTED_HALVE = 500.0, 2_000.0
 MOST_GOES_ON = 0.999  # of the steps at the far end of a run: texts end
-# How likely right a token must be to be verified: what the room of a step comes to.
+# A token is verified if it is at least this likely right; less room in a step raises the threshold.
 THRESHOLDS = np.concatenate([[0.0], np.geomspace(0.02, 0.97, 15)])
 
 Numbers = float | np.ndarray
@@ -75,8 +78,8 @@ def _prior_accepted(is_generated: bool) -> np.ndarray:
 
 
 def _ahead(accept_prob: np.ndarray, draft: int) -> tuple[np.ndarray, np.ndarray]:
-    """P(the next tokens are right): of a run, given it has come so far, float[kinds, places, draft]; and of a
-    branch beside them, of a second kind, float[kinds, places, kinds, draft]."""
+    """P(the next tokens are right): in a run that has come to a place, float[kinds, places, draft];
+    and in a branch of a second kind beside them, float[kinds, places, kinds, draft]."""
     places = np.arange(1 + MAX_RUN - draft)
     before = accept_prob[DRAFTS][:, places, None]
     after = accept_prob[DRAFTS][:, places[:, None] + 1 + np.arange(draft)]
@@ -86,30 +89,30 @@ def _ahead(accept_prob: np.ndarray, draft: int) -> tuple[np.ndarray, np.ndarray]
 
 
 class Ways(NamedTuple):
-    """What a step of a row comes to, on average over the steps of all runs."""
+    """Tokens that a row verifies and generates in a step, on average over the steps of all runs."""
 
-    # float[1 + bars], tokens of drafts: none, and the lowest of `THRESHOLDS` last
+    # float[1 + bars], draft tokens: 0 first, then by `THRESHOLDS`, the lowest last
     verified: np.ndarray
     generated: np.ndarray  # float[1 + bars], tokens
-    alone: np.ndarray  # float[1 + draft], generated where drafts always have so many tokens
+    alone: np.ndarray  # float[1 + draft], tokens generated if drafts always have 0, 1, … tokens
 
     def tokens(self, num_draft_tokens: Numbers, rows: Numbers) -> Numbers:
         """Tokens that a row generates in a step.
 
-        The room goes to the tokens that are likeliest right. With many rows, those that are
-        likelier than some bar have room. A row alone has all the room there is, whatever its match
-        is worth. Other numbers of rows lie in between.
+        The room of a step goes to the tokens that are likeliest right. With many rows, all tokens
+        above some threshold have room. A row alone has all the room, however good its match is.
+        Other numbers of rows lie in between.
 
         Args:
-          num_draft_tokens: draft tokens of a step, for each row; one number or several.
-          rows: that share the room, as many.
+          num_draft_tokens: draft tokens of a step, per row; one number or several.
+          rows: how many share the room; one number for each of those.
         """
         together = np.interp(num_draft_tokens, self.verified, self.generated)
         alone = np.interp(num_draft_tokens, np.arange(len(self.alone)), self.alone)
         return together + (alone - together) / np.maximum(rows, 1.0)
 
     def drafted(self, num_draft_tokens: Numbers, rows: Numbers) -> Numbers:
-        """Tokens of drafts that are verified for it."""
+        """Draft tokens that a row verifies in a step; the arguments are those of `tokens`."""
         together = np.minimum(num_draft_tokens, self.verified[-1])
         alone = np.minimum(num_draft_tokens, len(self.alone) - 1)
         return together + (alone - together) / np.maximum(rows, 1.0)
@@ -117,11 +120,11 @@ class Ways(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Acceptance:
-    """How long runs are, by the match with which they begin, and how often each kind comes."""
+    """How long runs are, by the match with which they begin, and how often each kind occurs."""
 
     begun: np.ndarray  # float[kinds], runs
-    proposed: np.ndarray  # float[2, kinds, MAX_RUN], runs and branches that came to each token
-    accepted: np.ndarray  # float[2, kinds, MAX_RUN], where it was right
+    proposed: np.ndarray  # float[2, kinds, MAX_RUN], runs and branches that reached each token
+    accepted: np.ndarray  # float[2, kinds, MAX_RUN], those in which it was right
     branch_counts: np.ndarray  # float[kinds, kinds], steps by the kind of the run and of the branch
     is_generated: bool = False  # by a model, not copied
 
@@ -134,11 +137,11 @@ class Acceptance:
     def observed(
         self, drafted: DraftResult, *, halve: tuple[float, float] = (BEGUN_HALVE, ACCEPTED_HALVE)
     ) -> "Acceptance":
-        """After a burst with drafts.
+        """The estimate after one more burst with drafts.
 
         Args:
-          halve: runs after which what was seen counts half, of how often matches come and of how
-            good they are.
+          halve: runs after which old counts weigh half: first those of how often matches occur,
+            then those of how good they are.
         """
         runs = float(drafted.begun.sum())
         if not runs:
@@ -154,8 +157,8 @@ class Acceptance:
 
     @cached_property
     def accept_prob(self) -> np.ndarray:
-        """P(the first tokens of a run are right), of none first; and those of a branch, where the
-        draft beside it is wrong from its first token on: float[2, kinds, 1 + MAX_RUN]."""
+        """P(the first 0, 1, … tokens of a run are right); and those of a branch, if the first token
+        of the draft beside it is wrong: float[2, kinds, 1 + MAX_RUN]."""
         prior = PRIOR_RUNS * _prior_accepted(self.is_generated)
         rate = (self.accepted + prior) / (self.proposed + PRIOR_RUNS)
         if self.is_generated:  # a model is taken to be as good at a token as at the one before it
@@ -167,16 +170,16 @@ class Acceptance:
 
     @property
     def share(self) -> np.ndarray:
-        """Part of all runs that begins with each kind of match, float[kinds]."""
+        """The share of all runs that begin with each kind of match, float[kinds]."""
         return self.begun / self.begun.sum()
 
     def tokens(self, num_draft_tokens: Numbers, draft: int, rows: Numbers) -> Numbers:
-        """Tokens that a row is expected to generate in a step, 1 without drafts: see `Ways.tokens`.
+        """Predicted tokens of a row in a step, 1 without drafts: see `Ways.tokens`.
 
         Args:
           draft: most tokens of one draft.
         """
-        if self.is_generated:  # every row's draft is as long
+        if self.is_generated:  # the drafts of all rows have the same length
             after = np.cumsum(self.accept_prob[DRAFTS, GENERATED, : 1 + draft])
             return np.interp(num_draft_tokens, np.arange(1 + draft), after)
         if draft not in self._known_ways:
@@ -184,14 +187,14 @@ class Acceptance:
         return self._known_ways[draft].tokens(num_draft_tokens, rows)
 
     def always(self, draft: int, branch: int = 0) -> float:
-        """Tokens that a row generates in a step which verifies so many of its draft and branch."""
+        """Tokens that a row generates in a step that verifies `draft` and `branch` tokens."""
         longest = max(draft, branch, 1)
         places = np.zeros((1, KINDS, 1 + MAX_RUN - longest, KINDS), np.int64)
         return float(self._of_steps(places + draft, places + branch, longest)[1][0])
 
     @cached_property
     def remembered(self) -> dict[tuple[int, int, bytes], np.ndarray]:
-        """What plans have worked out of it."""
+        """A cache for what the planner has computed from this estimate."""
         return {}
 
     @cached_property
@@ -199,17 +202,17 @@ class Acceptance:
         return {}
 
     def ways(self, draft: int, believed: np.ndarray) -> "Ways":
-        """What steps come to, with more and more tokens verified.
+        """Tokens verified and generated in a step, for every amount of room.
 
         Args:
           draft: most tokens of one draft.
-          believed: `accept_prob` by which the room of a step is given to the tokens of its rows.
+          believed: the `accept_prob` by which the room of a step is given to draft tokens.
         """
         of_run, of_branch = _ahead(believed, draft)
         of_run = np.broadcast_to(of_run[:, :, None], of_branch.shape)
         worth = np.concatenate([of_run, of_branch], axis=3)
         rank = np.argsort(np.argsort(-worth, axis=3, kind="stable"), axis=3)
-        # In all the ways for each kind of run, place in it and kind of branch: which tokens are verified.
+        # Which tokens each way verifies, for each kind of run, place in it and kind of branch.
         is_wanted = (worth >= THRESHOLDS.reshape(-1, 1, 1, 1, 1)) & (worth > 0) & (rank < draft)
         is_first = rank < np.arange(1 + draft).reshape(-1, 1, 1, 1, 1)
         chosen = np.concatenate([is_wanted, is_first])
@@ -222,11 +225,11 @@ class Acceptance:
     def _of_steps(
         self, lengths: np.ndarray, branches: np.ndarray, draft: int
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Tokens verified and generated in a step, on average over the steps of all runs, float[ways].
+        """Tokens verified and generated in a step, mean over the steps of all runs, float[ways].
 
         Args:
-          lengths, branches: int[ways, kinds, places, kinds], of the draft at each place of a run, and of the
-            branch beside it.
+          lengths, branches: int[ways, kinds, places, kinds], tokens verified of the draft at each
+            place of a run, and of the branch beside it.
         """
         of_run, of_branch = (
             np.pad(x.cumsum(axis=-1), [(0, 0)] * (x.ndim - 1) + [(1, 0)])

@@ -1,4 +1,4 @@
-"""How many tokens a replica's sequences hold while they decode: what some kernels read.
+"""Counts the tokens that a replica's sequences hold while they decode: some kernels read these.
 
 Knows counts of tokens. Does not know what reading them costs.
 """
@@ -11,7 +11,7 @@ def most_held(
 ) -> np.ndarray:
     """Tokens read in a step by the replica that reads most, float[windows] of `every` steps.
 
-    A sequence reads one token more with each that it samples, and nothing any more when it has
+    A sequence reads one more token after each token that it samples. It reads nothing once it has
     ended.
 
     Args:

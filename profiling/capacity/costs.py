@@ -1,4 +1,4 @@
-"""What steps and switches take on the machine that is planned: a profile, or kernels composed."""
+"""Finds the times of steps and switches for a plan: from a profile, or composed from kernels."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -24,24 +24,24 @@ from pat_jax.profiling.predict.sources import EXPLAINED, StepRange, kernels_for,
 
 @dataclass(frozen=True)
 class SourcedLatency:
-    """A latency model, and where it is from."""
+    """A latency model, and where its times are from."""
 
     latency: LatencyModel
     source: Source
     explained: str
-    sum_seconds: Callable[[Split, int], float]  # what a step's devices send, by rows of a replica
-    notes: tuple[str, ...]  # what is assumed, in sentences
-    range: StepRange | None  # where measured steps lay; None: not verified
-    drafts: Drafts = NO_DRAFTS  # those whose steps are known
+    sum_seconds: Callable[[Split, int], float]  # of a step's collectives, by rows of a replica
+    notes: tuple[str, ...]  # assumptions, in sentences
+    range: StepRange | None  # of measured steps; None: not verified
+    drafts: Drafts = NO_DRAFTS  # those whose step times are known
 
 
 def costs_of(build: TargetBuild, profile: Path | None, data: Path, sums: Sums) -> SourcedLatency:
-    """What every load that the run of a plant may come to takes.
+    """The times of every load that the run of `build` may have.
 
     Args:
       profile: measured by the user; None: composed from kernels.
-      data: a folder with `calibration/`, the kernel tables; where it is not there coefficients that
-        ship stand for them.
+      data: a folder with `calibration/`, the kernel tables. If it is missing, shipped coefficients
+        are used instead.
       sums: how GPUs sum over NVLink.
     """
     order, rollout, buckets = build.order, build.order.config.rollout, build.buckets
@@ -69,7 +69,7 @@ def costs_of(build: TargetBuild, profile: Path | None, data: Path, sums: Sums) -
         EXPLAINED[kernels.source],
         lambda split, tokens: composer.decode_links_s(tokens, split),
         (*_assumed(composer, build, sums), *_drafts_assumed(build.drafter)),
-        # Those that were measured were of models without experts.
+        # All measured steps are of models without experts.
         None
         if order.model.experts
         else range_of(order.target.chip, kernels.source, kernels.weight_bytes),
@@ -127,11 +127,11 @@ def _drafts_assumed(drafter: Drafter) -> Iterator[str]:
 
 
 def profiled(path: Path, order: Order, buckets: Buckets, drafter: Drafter) -> SourcedLatency:
-    """From a profile of the user's own; without drafts where it has no steps with them.
+    """The times of a user's profile; without drafts if it has no steps with them.
 
     Raises:
-      UserError: it cannot be read, or is of another model, arithmetic, or number or kind of
-        devices.
+      UserError: the profile cannot be read, or is of another model, arithmetic, or number or kind
+        of devices.
     """
     profile = read_profile(path)
     _check(path, profile.subject, order)
@@ -153,7 +153,7 @@ def profiled(path: Path, order: Order, buckets: Buckets, drafter: Drafter) -> So
 
 
 def measured_drafts(drafter: Drafter, latency: LatencyModel) -> tuple[Drafts, tuple[str, ...]]:
-    """The drafts asked for whose steps were measured, and what to print if none were."""
+    """The requested drafts whose steps were measured, and sentences to print if there are none."""
     drafts, come_from = drafter.drafts, drafter.come_from
     if not drafts.num_draft_tokens:
         return NO_DRAFTS, ()
@@ -166,7 +166,7 @@ def measured_drafts(drafter: Drafter, latency: LatencyModel) -> tuple[Drafts, tu
     return replace(drafts, num_draft_tokens=numbers), ()
 
 
-# Fields of a model that say nothing of what a step takes.
+# Fields of a model that do not change the time of a step.
 _UNTIMED = {*PADDING, "max_position", "rope_theta", "rope_scaling", "norm_eps"}
 
 

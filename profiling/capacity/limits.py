@@ -1,4 +1,4 @@
-"""What keeps a rollout from being faster, in sentences: from a comparison, never from a rule of
+"""Sentences about what keeps a rollout from being faster: from a comparison, never from a rule of
 thumb."""
 
 from collections.abc import Callable, Iterator, Sequence
@@ -10,7 +10,7 @@ from pat_jax.planning.types import Split
 from pat_jax.profiling.simulate.comparison import Comparison, StepParts
 from pat_jax.profiling.simulate.machine import Machine
 
-PARTS = {  # fields of `StepParts`: in a word, and in a sentence
+PARTS = {  # fields of `StepParts`: a name, and words for a sentence
     "sums": (
         "sums over devices",
         "sums over the devices of a replica: faster links, or a lower TP",
@@ -20,12 +20,12 @@ PARTS = {  # fields of `StepParts`: in a word, and in a sentence
     "context": ("KV cache", "reading the KV cache"),
     "host": ("host", "the host's time for each running sequence"),
 }
-FASTER = 0.05  # share of a step from which on another layout is worth a word
-SMALL = 0.005  # share of a rollout that is not worth a word
+FASTER = 0.05  # share of a step; another layout that saves less is not mentioned
+SMALL = 0.005  # share of a rollout; less is not mentioned
 
 
 def limits(comparison: Comparison, machine: Machine) -> tuple[str, ...]:
-    """The most telling first."""
+    """The sentences, in order of their importance."""
     return (
         _decoding(comparison),
         _tail(comparison, machine),
@@ -43,7 +43,7 @@ def _decoding(comparison: Comparison) -> str:
 
 
 def shares(parts: StepParts) -> dict[str, float]:
-    """Shares of the time of decoding, by what it grows with, in a word."""
+    """Shares of the decoding time, by the names of its parts."""
     return {name: getattr(parts, field) / parts.total_s for field, (name, _) in PARTS.items()}
 
 
@@ -101,8 +101,8 @@ def _prefill(comparison: Comparison) -> Iterator[str]:
 def of_experts(
     step_s: Callable[[Split, int], float], splits: Sequence[Split], running: Sequence[int]
 ) -> str:
-    """What layouts are to a model with experts: up to how many running sequences some other is
-    faster.
+    """A sentence for a model with experts: for how many running sequences another layout than the
+    first is faster.
 
     Args:
       step_s: seconds of a decode step, by sequences running on the whole machine.

@@ -15,8 +15,8 @@ def page(report: PlanReport) -> str:
 
 
 def plan_text(report: PlanReport) -> str:
-    """What fits, what is sent, how long steps take, what adapting gains, what the update adds, what
-    limits it."""
+    """The plan as text: what fits, what is sent, how long steps take, what adapting gains, what
+    the update adds, what limits it."""
     return _rendered(report, "plan.txt.jinja").rstrip()
 
 

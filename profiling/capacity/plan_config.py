@@ -22,7 +22,7 @@ from pat_jax.config.shared import UpdateOptions
 from pat_jax.profiling.capacity.replay_options import ReplayOptions
 from pat_jax.profiling.predict.targets import Target
 
-LONGEST = 24_576  # tokens of a response, where the model's context has room for them
+LONGEST = 24_576  # tokens of a response, if the model's context has room for them
 
 
 @dataclass(frozen=True)
@@ -75,8 +75,8 @@ class PlanConfig(ReplayOptions, UpdateOptions, EngineSizes):
     compile: bool = True
     """Compile the engine's programs for the target; false counts shapes alone and takes seconds."""
     layers: Literal["few", "all"] = "few"
-    """few compiles models of two and of four layers and takes all numbers to be affine in the
-    layers; all compiles the whole model."""
+    """few compiles models of two and of four layers and extrapolates all numbers to the whole
+    model; all compiles the whole model."""
     profile: str = ""
     """A file of `python -m pat_jax.profile` for this model on as many devices; empty composes steps
     from kernel times."""
@@ -128,12 +128,12 @@ class PlanConfig(ReplayOptions, UpdateOptions, EngineSizes):
 
     @property
     def trains_adapters(self) -> bool:
-        """And nothing else."""
+        """Whether adapters alone are trained."""
         return self.lora_rank > 0
 
     @property
     def micro_batch_option(self) -> str:
-        """What sets the size of a micro-batch, and to what; empty where it is the least."""
+        """The option that sets the size of a micro-batch, with its value; empty if not set."""
         tokens = self.tokens_per_micro_batch
         return f"--tokens_per_micro_batch ({tokens})" if tokens else ""
 
@@ -142,10 +142,10 @@ class PlanConfig(ReplayOptions, UpdateOptions, EngineSizes):
         return "prompts and responses"
 
     def settled(self, context: int) -> "PlanConfig":
-        """With nothing open.
+        """These options with a value for each that is auto.
 
         Args:
-          context: tokens of the longest sequence that the model is for.
+          context: tokens of the model's context.
         """
         if self.max_completion_length is not None:
             return self

@@ -1,4 +1,4 @@
-"""From a question to a plan's report: what fits, what steps take, what adapting gains."""
+"""Makes a plan's report from a question: what fits, what steps take, what adapting gains."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -39,17 +39,17 @@ WHILE_DECODING = ("decode", "prefill")  # programs that run beside weights, opti
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked, all of it checked."""
+    """The question that a plan answers; everything in it is checked."""
 
     command: str
     name: str  # of the model
-    build: TargetBuild  # on paper
+    build: TargetBuild  # with stand-ins for devices
     series: Series
     lengths: ResponseLengths
     costs: SourcedLatency
     data: Path  # a folder that may hold kernel tables
-    options: PlanConfig  # with nothing open
-    sources: DraftSources | None = None  # where drafts are from; None: none are made
+    options: PlanConfig  # settled: no option is auto
+    sources: DraftSources | None = None  # of drafts; None: there are no drafts
 
     @property
     def run(self) -> RunConfig:
@@ -57,9 +57,10 @@ class Question:
 
 
 def planned(question: Question, compilation: Compilation | None) -> PlanReport:
-    """
+    """Answers a question with a plan's report.
+
     Args:
-      compilation: what the target's compiler made of the programs; None: nothing was compiled.
+      compilation: the compiled programs of the target; None: nothing was compiled.
 
     Raises:
       UserError: no layout can be used, or the profile is of something else.
@@ -99,10 +100,10 @@ def planned(question: Question, compilation: Compilation | None) -> PlanReport:
 def machine_of(
     question: Question, used: tuple[Split, ...], memory: MemoryModel | None = None
 ) -> Machine:
-    """What the rollouts are replayed on, in the `used` layouts.
+    """The machine on which rollouts are replayed, with the `used` layouts.
 
     Args:
-      memory: of all layouts, where it is another than the target's.
+      memory: of all layouts; by default the target's.
     """
     costs, sources = question.costs, question.sources
     return Machine.of(
@@ -130,19 +131,19 @@ def _of_experts(question: Question, machine: Machine) -> Iterator[str]:
 
 
 def _running(sequences: int) -> tuple[int, ...]:
-    """Numbers of sequences that steps are told for."""
+    """The numbers of running sequences for which steps are reported."""
     return tuple(dict.fromkeys([*(1 << k for k in range(sequences.bit_length())), sequences]))
 
 
 def _learned(question: Question, comparison: Comparison) -> tuple[list[Workload], Split]:
-    """The rollouts that were replayed, and the layout that the adaptive ones begin in."""
+    """The replayed rollouts, and the layout in which the first adaptive one begins."""
     series, first = question.series, comparison.traces[0].layout[0]
     workloads = [series.workload(question.lengths, number) for number in range(series.rollouts)]
     return workloads, next(split for split in question.build.layouts if str(split) == first)
 
 
 def refused_layouts(question: Question, compilation: Compilation | None) -> dict[Split, str]:
-    """Layouts that are not used, and why."""
+    """The layouts that are not used, each with the reason."""
     build, latency = question.build, question.costs.latency
     kept, dropped = worth_planning(question.run, build.layouts, build.alone, latency)
     reasons = {split: f"layout {split}: " for split in build.layouts if split not in kept}
@@ -160,7 +161,7 @@ def refused_layouts(question: Question, compilation: Compilation | None) -> dict
 
 
 def _within(memory: MemoryModel, used: tuple[Split, ...]) -> MemoryModel:
-    """The same account, of the `used` layouts alone."""
+    """`memory` with the `used` layouts only."""
     maps = {
         field.name: {split: value for split, value in known.items() if split in used}
         for field in fields(memory)
@@ -199,7 +200,7 @@ def _memory(
 ) -> Memory:
     memory, rollout = build.memory, build.order.config.rollout
     running = [one for one in programs if one.name in WHILE_DECODING and not one.error]
-    # Bursts with drafts verify as many tokens in every layout: those that are compiled stand for the others.
+    # Bursts with drafts verify equally many tokens in every layout: compiled ones stand for all.
     drafting = max((one.taken_bytes for one in running if one.num_draft_tokens), default=0)
     beside = dict.fromkeys(build.layouts, drafting)
     for program in running:

@@ -1,6 +1,6 @@
-"""Files of recorded responses: one row a response, with its prompt and its tokens or its text.
+"""Reads files of recorded responses: one row per response, with its prompt and its tokens or text.
 
-What `python -m pat_jax.generate` writes can be read as it is. Knows fields and what can be wrong
+Files of `python -m pat_jax.generate` can be read as they are. Knows fields and what can be wrong
 with them. Does not know what is counted in them.
 """
 
@@ -23,16 +23,16 @@ from pat_jax.rl.data.row_files import Record, listed, read_records
 
 SUFFIXES = (".jsonl", ".ndjson", ".json", ".parquet")
 TOKENS, TEXTS = ("token_ids", "tokens"), ("text", "response")
-# Which prompt a row is of, the first of them that it has.
+# The fields that identify the prompt of a row; the first that it has counts.
 PROMPTS = ("prompt_id", "line", "id", "prompt")
 PROMPT_TOKENS = "prompt_token_ids"
-LENGTHS = "reasoning"  # where nothing else is stated
+LENGTHS = "reasoning"  # if nothing else is given
 Encode = Callable[[str], Sequence[int]]
 
 
 @dataclass(frozen=True)
 class RecordedResponses:
-    """Responses with a token, by prompt."""
+    """The recorded responses that have a token, by prompt."""
 
     path: Path
     groups: tuple[Group, ...]
@@ -43,7 +43,7 @@ class RecordedResponses:
 
     @cached_property
     def lengths(self) -> ResponseLengths:
-        """Those of the newest responses."""
+        """The lengths of the newest responses."""
         pairs = sorted((len(text), len(x.prompt)) for x in self.groups for text in x.responses)
         tokens, prompts = np.array(pairs).T
         source = f"{self.name}, {len(tokens):,} responses"
@@ -52,7 +52,7 @@ class RecordedResponses:
 
 
 def lengths_of(config: ReplayOptions, recorded: RecordedResponses | None) -> ResponseLengths:
-    """Those that are asked for, those that were recorded, or built-in ones."""
+    """The lengths of `--lengths`; without that option those recorded, or else built-in ones."""
     if recorded and not config.lengths:
         return recorded.lengths
     return find_lengths(config.lengths or LENGTHS)
@@ -61,10 +61,10 @@ def lengths_of(config: ReplayOptions, recorded: RecordedResponses | None) -> Res
 def sources_of(
     config: ReplayOptions, recorded: RecordedResponses | None, drafts: Drafts, least: int
 ) -> DraftSources | None:
-    """Where drafts are from in rollouts that are asked for; None: they have none.
+    """The sources of drafts in the requested rollouts; None: there are no drafts.
 
     Args:
-      least: tokens of the shortest bucket of contexts.
+      least: tokens of the shortest length bucket.
     """
     if not drafts.num_draft_tokens:
         return None
@@ -78,10 +78,11 @@ def sources_of(
 
 
 def read_responses(path: Path, vocab_size: int, encode: Encode | None) -> RecordedResponses:
-    """
+    """Reads a file of recorded responses.
+
     Args:
-      vocab_size: tokens that the policy knows.
-      encode: text to tokens; None: there is no tokenizer.
+      vocab_size: number of tokens in the policy's vocabulary.
+      encode: turns text into tokens; None: there is no tokenizer.
 
     Raises:
       UserError: the file cannot be read, has a row that is not a response, or none with a token.
@@ -141,7 +142,7 @@ class _Reader:
         )
 
     def prompt_tokens(self, row: Record) -> Tokens:
-        """Empty where they are not known."""
+        """The prompt's tokens; empty if they are not known."""
         if row.fields.get(PROMPT_TOKENS) is not None:
             return self._tokens(row, PROMPT_TOKENS)
         is_text = isinstance(row.fields.get("prompt"), str)

@@ -1,5 +1,4 @@
-"""The options of every command that replays rollouts: what is drawn, and how long its bursts
-are."""
+"""The options of every command that replays rollouts: which rollouts, and how long bursts are."""
 
 from dataclasses import dataclass, field
 
@@ -12,32 +11,32 @@ from pat_jax.profiling.simulate.draw import CORRELATION, Draw
 
 @dataclass(frozen=True)
 class ReplayOptions(Options):
-    """Rollouts that are drawn and replayed."""
+    """Options of the rollouts to draw and to replay."""
 
     lengths: str = ""
     """Response lengths: a .csv, .json or .jsonl file, or reasoning, pat, math or short; empty takes
     those of --responses_file, or reasoning."""
     responses_file: str = ""
     """Recorded responses, several to a prompt, a .jsonl, .json or .parquet file such as python -m
-    pat_jax.generate writes: what drafts are worth is counted in them. Token ids, or in `plan`
-    texts, where --model is a checkpoint with a tokenizer. Empty takes what is built in."""
+    pat_jax.generate writes: accepted draft tokens are counted in them. Token ids, or in `plan`
+    texts, if --model is a checkpoint with a tokenizer. Empty takes built-in counts."""
     draft_acceptance: float = option(PRIOR_GENERATED, FRACTION)
-    """How likely a token of a draft is right where those before it are, of drafts that a model
-    generates (--speculation.source model:DIR or early_exit:LAYER); those that are copied are
+    """Probability that a draft token is right if those before it are, for drafts that a model
+    generates (--speculation.source model:DIR or early_exit:LAYER). For copied drafts it is
     counted."""
     length_scale: float = option(1.0, positive(1000))
-    """Times that responses are longer than the file or the distribution says."""
+    """Factor on the response lengths of the file or the distribution."""
     num_generations: int = option(8, RESPONSES)
-    """Responses to one prompt, whose lengths are alike."""
+    """Responses to one prompt; their lengths are correlated."""
     correlation: float = option(CORRELATION, FRACTION_OR_ZERO)
-    """Correlation of the normal scores of two responses to one prompt; 0 makes them strangers."""
+    """Correlation of the normal scores of two responses to one prompt; 0 makes them independent."""
     prompt_tokens: int = option(256, TOKENS)
-    """Tokens of every prompt, where the file of --lengths or --responses_file does not say; in
-    `plan` at most --max_prompt_length."""
+    """Tokens of every prompt, if the file of --lengths or --responses_file has none; in `plan` at
+    most --max_prompt_length."""
     seed: int = option(0, SEED)
     """Seed of the rollouts drawn."""
     burst_steps: int = option(256, TOKENS)
-    """Most decode steps of one burst, after which the planner looks again."""
+    """Most decode steps of one burst; the planner plans anew after each."""
     check_every: int = option(16, TOKENS)
     """Decode steps between two tests of the stop condition on the device."""
     speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
@@ -52,6 +51,6 @@ class ReplayOptions(Options):
         )
 
     def draw(self, responses: int, cap: int) -> Draw:
-        """One rollout of so many responses, each cut at `cap` tokens."""
+        """The draw of a rollout of `responses`, each cut at `cap` tokens."""
         alike = self.num_generations, self.correlation
         return Draw(responses, cap, *alike, self.length_scale, self.prompt_tokens, self.seed)

@@ -1,6 +1,6 @@
-"""What `python -m pat_jax.plan` finds out, by value: to print, to plot, to keep as JSON.
+"""The result of `python -m pat_jax.plan`, by value: to print, to plot, to keep as JSON.
 
-Knows numbers and where each is from. Does not know how they were found.
+Knows numbers and their sources. Does not know how they were found.
 """
 
 import json
@@ -15,7 +15,7 @@ from pat_jax.profiling.predict.sources import StepRange
 from pat_jax.profiling.simulate.comparison import Comparison
 
 VERSION = 6  # of the JSON
-KINDS = {  # what a layout has to do, and the programs that do it
+KINDS = {  # the tasks of a layout, and the programs for each
     "prefill": ("prefill",),
     "decode": ("decode",),
     "drafts": ("decode",),  # verified by bursts of their own
@@ -32,7 +32,7 @@ SOURCES = {
 
 @dataclass(frozen=True)
 class PlanSubject:
-    """What is planned."""
+    """The model, the machine and the rollout that are planned."""
 
     model: str
     target: str
@@ -48,16 +48,16 @@ class PlanSubject:
 
 @dataclass(frozen=True)
 class LayoutMemory:
-    """Bytes of one device in one layout; `programs` is 0 where nothing was compiled."""
+    """Bytes of one device in one layout; `programs` is 0 if nothing was compiled."""
 
     split: Split
     weights: int
-    optimizer: int  # float32 parameters and what the optimizer keeps, while a rollout runs
+    optimizer: int  # float32 parameters and the optimizer's state, while a rollout runs
     kv_cache: int
     programs: int  # the most that one of its programs needs beside these
-    whole: int  # sequences that find pages at full length, of those in a rollout
+    whole: int  # sequences of a rollout that have pages at full length
     refusal: str = ""  # why it is not used; empty if it is
-    # What bursts with drafts need beside: texts and, where nothing was compiled, temporaries of a step.
+    # For bursts with drafts: texts and, if nothing was compiled, temporaries of a step.
     drafts: int = 0
 
     @property
@@ -79,7 +79,7 @@ class Memory:
 
     @property
     def reasons(self) -> list[str]:
-        """Why layouts are not used, one after the other."""
+        """The reasons why layouts are not used, one for each."""
         refused = [f"{one.split}: {one.refusal}" for one in self.layouts if one.refusal]
         return [*refused, *self.undivided]
 
@@ -90,24 +90,24 @@ class StepTimes:
 
     source: str  # tables, coefficients, chip data or profile
     explained: str  # what that means
-    range: StepRange | None  # where measured steps lay; None: not verified
+    range: StepRange | None  # of measured steps; None: not verified
     splits: tuple[Split, ...]
     running: tuple[int, ...]  # sequences, evenly over the replicas
     contexts: tuple[int, ...]  # tokens
-    # [context][running][split]; None where a layout has more replicas than there are sequences, or where
+    # [context][running][split]; None if a layout has more replicas than there are sequences, or if
     # no bucket is so large
     seconds: tuple[tuple[tuple[float | None, ...], ...], ...]
 
     @property
     def margin(self) -> str:
-        """In a word or two, to stand behind a figure of seconds."""
+        """The range in a word or two, to print after a number of seconds."""
         if self.range is None:
             return "not verified"
         return f"× {self.range.low:.2f} to {self.range.high:.2f}"
 
     @property
     def reliance(self) -> str:
-        """In a sentence."""
+        """How far the predictions can be relied on, in a sentence."""
         if self.range is None:
             return (
                 "No step of such a machine and such weights has been measured beside its prediction: "
@@ -133,12 +133,11 @@ class LengthSummary:
 
 @dataclass(frozen=True)
 class Iteration:
-    """Seconds of one iteration, in the mean of those replayed; rewards and the host's work are left
-    out."""
+    """Mean seconds of a replayed iteration; rewards and the host's work are left out."""
 
     name: str  # of a system
     rollout_s: float
-    update_s: float  # transfer of weights included, to where the adaptive rollout begins
+    update_s: float  # with the transfer of weights to the first layout of the adaptive rollout
 
     @property
     def total_s(self) -> float:
@@ -166,8 +165,8 @@ class PlanReport:
     version: int = VERSION
 
     def compiles(self, split: Split) -> dict[str, bool | None]:
-        """Whether every program of this kind that uses the layout compiles; None: no program
-        does."""
+        """Whether all programs of each kind that use the layout compile; None: there are
+        none."""
         has_drafts = any(program.num_draft_tokens for program in self.programs)
         found: dict[str, bool | None] = {}
         for kind, names in KINDS.items():
@@ -190,7 +189,7 @@ class PlanReport:
 
     @property
     def iterations(self) -> list[Iteration]:
-        """Rollout and update of every system, the adaptive ones first; none where nothing is
+        """Rollout and update of every system, the adaptive ones first; empty if nothing is
         trained."""
         if self.update is None:
             return []

@@ -16,7 +16,7 @@ WHOLE, NUMBER = r"[1-9]\d{0,9}", r"\d{1,9}(\.\d{1,20})?"
 
 
 def listed(pattern: str, most: int, what: str) -> Rule:
-    """The rule of a text that lists numbers of the form `pattern`, none of them above `most`."""
+    """The rule for a text that lists numbers of the form `pattern`, each at most `most`."""
     form = re.compile(rf"{pattern}(,{pattern})*")
     expected = f"{what} up to {most:,}, separated by commas"
     return (lambda x: bool(form.fullmatch(x)) and max(map(float, x.split(","))) <= most, expected)
@@ -34,15 +34,15 @@ class SimulateConfig(ReplayOptions):
     profile: str = option("profile.json", GIVEN)
     """A file of `python -m pat_jax.profile`: what each step and switch takes."""
     trace: str = ""
-    """The rollout.json of a run: prints what its path has cost over the oracle's, by
-    --profile (unless given that of the run), without drafts and with pages for all; replays nothing
-    else."""
+    """The rollout.json of a run: prints how much longer its path took than the oracle's, by the
+    times of --profile (by default the run's), without drafts and with pages for all; replays
+    nothing else."""
     responses: str = option("1024", listed(WHOLE, MOST_REPLAYED, "whole numbers from 1"))
     """Responses of one rollout; several, separated by commas, are each replayed."""
     max_completion_length: str = option("24576", listed(WHOLE, 2**24, "whole numbers from 1"))
     """The cap in tokens at which a response is cut; several, separated by commas."""
     link_slowdown: str = option("1", listed(NUMBER, 10**6, "numbers"))
-    """Times that sums over devices and moves between them take longer; several, by commas."""
+    """Factor on the seconds of sums over devices and moves between them; several, by commas."""
     host_us: str = option("0", listed(NUMBER, 10**6, "numbers"))
     """Microseconds of the host in each decode step for each running sequence, beside what was
     measured; several, by commas."""
@@ -52,10 +52,10 @@ class SimulateConfig(ReplayOptions):
     rollouts: int = option(1, ROLLOUTS)
     """Rollouts that follow one another; the planner learns from each."""
     growth: float = 0.0
-    """By which the logarithm of response lengths grows from one rollout to the next; 0.02 doubles
-    them in 35."""
+    """Growth of the logarithm of response lengths from one rollout to the next; 0.02 doubles the
+    lengths in 35 rollouts."""
     out: str = ""
-    """A JSON file for all that was found; empty writes none."""
+    """A JSON file for all results; empty writes none."""
 
     def __post_init__(self):
         super().__post_init__()
@@ -67,7 +67,7 @@ class SimulateConfig(ReplayOptions):
         self.need("growth", growth, expected)
 
     def _need_defaults(self, section: str, options: Options, used: Sequence[str] = ()) -> None:
-        """Of the options that have no effect with --trace."""
+        """Requires the default of every option that has no effect with --trace."""
         for each in fields(options):
             is_asked = each.name not in used and getattr(options, each.name) != each.default
             default = each.default

@@ -1,4 +1,4 @@
-"""The tables of a plan, by value: its page and its text print the same."""
+"""The tables of a plan, by value: for its page and its text alike."""
 
 from collections.abc import Iterator
 from dataclasses import fields
@@ -11,7 +11,7 @@ from pat_jax.profiling.capacity.update_report import STAGES, Update, UpdateMemor
 from pat_jax.profiling.predict.update_times import Seconds
 from pat_jax.profiling.simulate.comparison import ADAPTIVE, DRAFTING, Comparison
 
-IN_A_STEP = 2  # loops around what happens in every decode step
+IN_A_STEP = 2  # number of loops around a decode step
 
 
 def memory(report: PlanReport) -> Table:
@@ -29,7 +29,7 @@ def memory(report: PlanReport) -> Table:
 
 
 def compiles(report: PlanReport) -> Table:
-    """Yes or no for each layout, and a dash where nothing was compiled for it."""
+    """Whether programs compile, for each layout; a dash if nothing was compiled for it."""
     words = {True: "yes", False: "no", None: "–"}
     found = {layout.split: report.compiles(layout.split) for layout in report.memory.layouts}
     rows = [[str(split), *(words[can] for can in kinds.values())] for split, kinds in found.items()]
@@ -48,7 +48,7 @@ def sent(report: PlanReport) -> Table:
 
 
 def between_hosts(report: PlanReport) -> Table:
-    """What each program sends over the slow links."""
+    """The bytes that each program sends over the links between hosts."""
     subject = report.subject
     per_host = subject.num_devices // subject.num_hosts
     rate = 1e9 * float(subject.chip["network GB/s of a device"])
@@ -64,7 +64,7 @@ def between_hosts(report: PlanReport) -> Table:
 
 
 def steps(times: StepTimes) -> Iterator[Table]:
-    """One for each context, in ms, with a star at the fastest layout of each line."""
+    """One table for each context, in ms, with a star at the fastest layout of each line."""
     for context, table in zip(times.contexts, times.seconds, strict=True):
         rows = [
             [str(running), *starred([s and 1e3 * s for s in line])]
@@ -86,7 +86,7 @@ SOURCE_HEADER = ("drafts from", "tokens a step", "rollout s", "times as fast as 
 
 
 def source_rows(found: Comparison) -> Iterator[list[Cell]]:
-    """Under `SOURCE_HEADER`, without drafts first; nothing where none are made."""
+    """Rows under `SOURCE_HEADER`, first that without drafts; no rows if there are no drafts."""
     adaptive = found.adaptive
     if found.by_source:
         yield ["nothing", 1, adaptive.mean_s, None]
@@ -110,7 +110,7 @@ def switches(report: PlanReport) -> Table:
 
 
 def stage_seconds(update: Update) -> dict[str, Seconds]:
-    """Seconds of the stages that there are, in their order, by name."""
+    """Seconds of the stages that take any, by name, in their order."""
     found = {words: getattr(update, name) for name, words in STAGES.items()}
     return {words: seconds for words, seconds in found.items() if seconds.total}
 
@@ -118,14 +118,14 @@ def stage_seconds(update: Update) -> dict[str, Seconds]:
 def stages(update: Update) -> Table:
     every = stage_seconds(update)
     every["all"] = total = sum(every.values(), Seconds())
-    # Moments travel only where they are offloaded.
+    # Moments are sent only if they are offloaded.
     names = [field.name for field in fields(Seconds) if field.name != "host" or total.host]
     rows = [[words, s.total, *(getattr(s, name) for name in names)] for words, s in every.items()]
     return Table(["", "seconds", *names], rows)
 
 
 def update_parts(memory: UpdateMemory) -> dict[str, float]:
-    """GiB of what a device holds during the update, by name."""
+    """The parts of a device's memory during the update, in GiB, by name."""
     names = ["parameters", "optimizer", "gradients", "reference", "base", "drafts"]
     found = {name: getattr(memory, name) for name in names}
     found["temporaries, at least" if memory.is_least else "temporaries"] = memory.temporaries

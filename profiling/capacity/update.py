@@ -1,9 +1,8 @@
-"""The update of an iteration on the machine that is planned: its seconds, its memory, its
-utilisation.
+"""Predicts the update of an iteration on a target: its seconds, its memory, its utilisation.
 
-Batches are packed by the trainer's own code, of the lengths that the rollouts are replayed with.
-What a program does is counted by the target's compiler where it compiled it, for the largest
-micro-batch, else by arithmetic; what smaller ones do is arithmetic's share of that.
+The trainer's own code packs the batches from the replayed lengths. The work of a program is counted
+in what the target's compiler made of it for the largest micro-batch; without compilation it is
+arithmetic. Smaller micro-batches scale that work by arithmetic.
 """
 
 from collections.abc import Iterator, Sequence
@@ -59,15 +58,15 @@ SCORED = {OLD: "the policy before its first step", REFERENCE: "the reference"}
 
 @dataclass(frozen=True)
 class PlannedUpdate:
-    """One run's, on one target."""
+    """Predicts the update of one run on one target."""
 
     built: TargetBuild
     data: Path | None  # a folder with kernel tables
-    programs: Sequence[CompiledProgram]  # what the compiler made of it; empty: nothing was compiled
-    options: UpdateOptions  # as the user knows them
+    programs: Sequence[CompiledProgram]  # empty: nothing was compiled
+    options: UpdateOptions  # under the names that the user knows
 
     def of(self, workloads: Sequence[Workload], target: Split) -> Update:
-        """The update that learns from rollouts which begin in the layout `target`."""
+        """The update for rollouts that begin in the layout `target`."""
         size = self.run.algorithm.mini_batch_size * self.run.rollout.num_generations
         is_shared = shares_prompts(self.run, self.trainer.layout.platform)
         packed = [
@@ -110,7 +109,7 @@ class PlannedUpdate:
 
     @property
     def notes(self) -> Iterator[str]:
-        """What is assumed, in sentences."""
+        """The assumptions, in sentences."""
         yield (
             "Gradients multiply as fast as the forward pass, and attention in training reaches "
             f"{percent(ATTENTION[self.built.order.target.chip.name])} of the peak (assumed)."
@@ -192,7 +191,7 @@ class PlannedUpdate:
         if self.built.order.model.experts:
             return replace(work, sent=program.collectives)
         most = of(self._rows(self.shapes[-1]))
-        return replace(  # kernels of attention are in no count of a compiler
+        return replace(  # a compiler's counts lack kernels of attention
             work,
             flops=program.flops * work.flops / most.flops,
             num_bytes=_moved(program) * work.num_bytes / most.num_bytes,
@@ -208,13 +207,13 @@ class PlannedUpdate:
         program = self._find("apply")
         if program is None:
             return by_hand
-        # Zeros are written by a program of its own, too small to be compiled for a plan.
+        # A program of its own writes zeros: too small to be compiled for a plan.
         num_bytes = _moved(program) + gradients
         return replace(by_hand, num_bytes=num_bytes, sent=program.collectives)
 
     def _transfer(self, target: Split) -> Seconds:
-        """Of transfer and checksums. What was compiled for the layout with the least TP stands for
-        those that were not: weights are gathered before they are cut."""
+        """Seconds of transfer and checksums. The program for the layout with the least TP stands
+        for those that were not compiled: weights are gathered before they are cut."""
         weights, source = self.built.alone.weights, self.trainer.layout.split
         params = shard_bytes(self.trainer.trained.abstract_frozen) + self._bytes[0]
         whole, kept = weights[source], weights[target]
@@ -225,11 +224,11 @@ class PlannedUpdate:
         return self.times.seconds(work) + self.times.seconds(checksum_work(params, kept))
 
     def _memory(self, target: Split) -> UpdateMemory:
-        """What the update takes of a device whose weights go to `target`, and what would help if it is too much.
+        """The memory of the update, with a transfer to `target`, and what would help if it is too
+        much.
 
-        Without gradients among the compiled programs, it is the least that these take: a micro-batch's own
-        gradients, each layer's input, and what brings tokens and experts of a layer together; or the
-        optimizer's state.
+        If the program of gradients was not compiled, this is a lower bound: a micro-batch's own
+        gradients, each layer's input, and buffers of a layer's experts; or the optimizer's state.
         """
         trainer, limit = self.trainer, int(self.built.limit)
         resident, offloaded = resident_bytes(trainer), fetched_bytes(trainer)
@@ -242,7 +241,7 @@ class PlannedUpdate:
         is_least = not any(key.name == "grad" for key in taken)
         if is_least:
             key = Key("grad", trainer.layout.split, *self.shapes[-1])
-            # Where moments come for the step alone, there may be more of them than of all that leaves before.
+            # Offloaded moments, which come for the step alone, may take more than was freed before.
             of_rows = self._inputs + self._of_experts
             taken |= {key: added + of_rows, Key("apply", trainer.layout.split): 0}
         most = largest(stages_of(trainer, taken))
@@ -267,14 +266,14 @@ class PlannedUpdate:
 
     @property
     def _inputs(self) -> int:
-        """Bytes of each layer's input, which is kept for the backward pass whatever else is."""
+        """Bytes of the layers' inputs, which are always kept for the backward pass."""
         tokens, model = self._rows(self.shapes[-1]).tokens, self.trainer.policy.config
         return model.num_layers * tokens * model.embed_dim * self.itemsize
 
     @property
     def _of_experts(self) -> int:
-        """Bytes of the backward pass of a layer: rows of tokens that are sent to their experts, or the
-        experts that replicas gather and their gradients."""
+        """Bytes of experts in the backward pass of a layer: rows of tokens that are sent to them,
+        or the gathered experts and their gradients."""
         model, layout = self.built.order.model, self.trainer.layout
         if not (layout.ep_dp_axes and model.experts):
             return 0
@@ -288,7 +287,7 @@ class PlannedUpdate:
 
     @property
     def _bytes(self) -> tuple[int, int]:
-        """Of a device: what is trained, and that with the optimizer's state."""
+        """Bytes of a device: of trained parameters, and of these with the optimizer's state."""
         trainer = self.trainer
         return shard_bytes(trainer.abstract_params), shard_bytes(trainer.state_in_a_step)
 
@@ -302,5 +301,5 @@ class PlannedUpdate:
 
 
 def _moved(program: CompiledProgram) -> float:
-    """Bytes of what is not a product."""
+    """Bytes that a program reads and writes outside of products."""
     return program.bytes_accessed - program.product_bytes

@@ -1,5 +1,5 @@
-"""The micro-batches of an iteration, packed by the trainer's own code from the lengths that are
-replayed."""
+"""Packs the micro-batches of an iteration with the trainer's own code, from the replayed
+lengths."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,9 +15,9 @@ class Packed:
     """One iteration's micro-batches."""
 
     shapes: tuple[Shape, ...]
-    # Of a query and a key that it sees, on the device that has most of them: the others wait.
+    # Pairs of a query and a key that it sees, on the device with most of them: the others wait.
     pairs: tuple[float, ...]
-    # Of each response, tokens of its prompt that are computed with another's.
+    # For each response, the tokens of its prompt that it shares with another one.
     shared: tuple[int, ...]
 
     @classmethod
@@ -30,12 +30,13 @@ class Packed:
         *,
         shares_prompts: bool = False,
     ) -> "Packed":
-        """
+        """Packs the responses of one iteration.
+
         Args:
           mini_batch: responses of whole groups in one optimizer step.
           micro_shapes: from `rl.packing.shapes`.
-          dp: devices that the rows of a micro-batch are split over.
-          shares_prompts: whether responses that are known to have one prompt may share it.
+          dp: number of devices that the rows of a micro-batch are split over.
+          shares_prompts: whether responses to one prompt may share it.
         """
         lengths = (workload.prompts + workload.responses).tolist()
         prefixes = _prefixes(workload) if shares_prompts else None
@@ -61,7 +62,7 @@ class Packed:
 
 
 def _prefixes(workload: Workload) -> list[Prefix] | None:
-    """As `rl.batches.prompt_prefixes` has them."""
+    """The prefix of each response, as in `rl.batches.prompt_prefixes`; None if unknown."""
     if workload.prompt_id is None:
         return None
     both = zip(workload.prompt_id.tolist(), workload.prompts.tolist(), strict=True)

@@ -1,6 +1,6 @@
-"""What a plan says of the update, by value: seconds of its parts, memory, utilisation.
+"""The update in a plan's report, by value: seconds of its parts, memory, utilisation.
 
-Knows numbers and where each is from. Does not know how they were found.
+Knows numbers and their sources. Does not know how they were found.
 """
 
 from dataclasses import dataclass
@@ -21,17 +21,17 @@ class UpdateMemory:
     stage: str  # that program
     parameters: int  # that are trained, as training keeps them
     optimizer: int
-    gradients: int  # that are added up
-    reference: int  # the frozen policy that the KL penalty is to
+    gradients: int  # accumulated ones
+    reference: int  # the frozen policy of the KL penalty
     base: int  # the policy under adapters
-    temporaries: int  # what the program takes beside these
-    is_least: bool  # nothing was compiled: temporaries are more than that
+    temporaries: int  # that the program takes beside these
+    is_least: bool  # nothing was compiled: temporaries are a lower bound
     limit: int  # of a device
-    # Why it does not fit and what would help, in a sentence; empty where it does.
+    # Why it does not fit and what would help, in a sentence; empty if it fits.
     shortage: str = ""
-    tightness: str = ""  # likewise, where it hardly fits
-    offloaded: int = 0  # of the optimizer, what rests in the host's memory between two steps
-    drafts: int = 0  # a draft model, or what the head of first layers has learned
+    tightness: str = ""  # likewise, if it hardly fits
+    offloaded: int = 0  # of the optimizer, in the host's memory between two steps
+    drafts: int = 0  # a draft model, or the trained exit head of the first layers
 
     @property
     def total(self) -> int:
@@ -41,7 +41,7 @@ class UpdateMemory:
 
 @dataclass(frozen=True)
 class Batches:
-    """What one iteration learns from, in the mean of the rollouts that were replayed."""
+    """The batches of one iteration, on average over the replayed rollouts."""
 
     tokens: float  # of prompts and responses; a prompt that responses share counts once
     slots: float  # tokens of all micro-batches, padding included
@@ -57,7 +57,7 @@ class Batches:
 
 @dataclass(frozen=True)
 class Update:
-    """Seconds are of one iteration, in the mean of the rollouts that were replayed."""
+    """The update of one iteration, with its seconds on average over the replayed rollouts."""
 
     split: Split
     fsdp: int  # devices that parameters are split over
@@ -69,13 +69,13 @@ class Update:
     apply: Seconds
     transfer: Seconds
     target: Split  # that weights go to: the rollout's first layout
-    flops: float  # that the model asks for, of all devices: forward and backward over the tokens
-    mfu: float  # these by the time of the update, without the transfer, as a share of the peak
+    flops: float  # that the model needs, on all devices: forward and backward over the tokens
+    mfu: float  # `flops` over the seconds of the update without transfer, as a share of the peak
     memory: UpdateMemory
 
     @property
     def update_s(self) -> float:
-        """What a run calls `timing/update`."""
+        """Seconds of the metric `timing/update` of a run."""
         return self.scoring.total + self.gradients.total + self.apply.total
 
     @property

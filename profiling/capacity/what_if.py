@@ -1,6 +1,6 @@
-"""A measured machine as it might be: other links, another host, other batches and caps.
+"""Changes a measured machine: other links, another host, other batches and caps.
 
-Knows a profile and what to change. Says which of the loads asked about were never measured.
+Knows a profile and what to change. Reports which of the requested loads were never measured.
 """
 
 from collections.abc import Callable
@@ -33,18 +33,18 @@ NO_SPECULATION = SpeculationConfig("none")
 
 @dataclass(frozen=True)
 class WhatIf:
-    """What is other than in the profile."""
+    """The load, and the changes to a profile's machine."""
 
     responses: int
     cap: int  # tokens of a response
     longest_prompt: int
-    link_slowdown: float = 1.0  # times that sums, moves of pages and of weights take longer
-    host_us: float = 0.0  # of each decode step, for each running sequence, beside what was measured
+    link_slowdown: float = 1.0  # factor on the seconds of sums, and of moving pages and weights
+    host_us: float = 0.0  # additional ones of a decode step, for each running sequence
     device_memory_gib: float = 0.0  # 0: every sequence finds pages
     burst_steps: int = 256
     check_every: int = 16
     speculation: SpeculationConfig = NO_SPECULATION  # drafts whose steps were measured
-    draft_model: ModelConfig | None = None  # that says them, where one does
+    draft_model: ModelConfig | None = None  # that proposes the drafts, if one does
 
     def __str__(self) -> str:
         words = [f"{self.responses:,} responses, cap {self.cap:,}"]
@@ -56,13 +56,13 @@ class WhatIf:
 
 
 def machine_of(profile: Profile, what_if: WhatIf, acceptance: Acceptance | None = None) -> Machine:
-    """The profile's machine, changed.
+    """The profile's machine with the changes of `what_if`.
 
     Args:
-      acceptance: what drafts are worth there; None: what is believed before any was seen.
+      acceptance: how many draft tokens are accepted there; None: the prior.
 
     Raises:
-      UserError: the profile lacks what the change needs, or no layout has room.
+      UserError: the profile lacks times that a change needs, or no layout has room.
     """
     latency, splits = profile.latency, splits_of(profile.latency)
     drafts = drafts_of(what_if.speculation, profile.subject.backend)
@@ -97,7 +97,7 @@ def machine_of(profile: Profile, what_if: WhatIf, acceptance: Acceptance | None 
 
 
 def profile_words(path: Path, profile: Profile) -> str:
-    """What was measured where, for people."""
+    """The profile and where it was measured, in words."""
     subject = profile.subject
     if profile.shards_of:
         return (
@@ -113,8 +113,8 @@ def splits_of(latency: LatencyModel) -> tuple[Split, ...]:
 
 
 def unmeasured(profile: Profile, machine: Machine) -> str:
-    """What of a machine's buckets lies beyond all measured ones, for people; empty if nothing
-    does."""
+    """The buckets of a machine that are larger than all measured ones, in words; empty if there
+    are none."""
     table = profile.latency.decode_table
     longest, asked = max(length for _, _, length in table), machine.buckets.lengths[-1]
     words = [f"contexts beyond {longest:,} tokens (up to {asked:,})"] if asked > longest else []
@@ -126,13 +126,14 @@ def unmeasured(profile: Profile, machine: Machine) -> str:
 
 
 def with_slower_links(profile: Profile, factor: float, exit_layer: int = 0) -> LatencyModel:
-    """Every sum over TP devices, and every move of pages or weights, takes `factor` times as long.
+    """The latency model if sums over TP devices, and moves of pages and weights, take `factor`
+    times as long.
 
     A layer sums twice over the devices of a replica, the embedding once, rows x embed_dim numbers
-    each; what one such sum takes was measured, and what it takes more is added to each step.
+    each. Such a sum was measured; its additional seconds are added to each step.
 
     Args:
-      exit_layer: layers that say drafts in steps that verify some, token by token; 0: others do.
+      exit_layer: the layers that propose draft tokens, one pass each; 0: they do not.
 
     Raises:
       UserError: the profile has no sums of a layout, or is of a model with experts.
@@ -160,14 +161,14 @@ def with_slower_links(profile: Profile, factor: float, exit_layer: int = 0) -> L
         verify_table={(a, n, m, b): s + more * verifying(a, n, b) for (a, n, m, b), s in verify},
         prefill_table={(a, m): s + more * sums(a, tokens) for (a, m), s in prefill},
         migrate_table={pair: s * factor for pair, s in latency.migrate_table.items()},
-        # Going up in TP sends no weights.
+        # A switch to a higher TP sends no weights.
         reshard_table={(a, b): s * (factor if b.tp < a.tp else 1) for (a, b), s in reshard},
     )
 
 
 def sums_of(profile: Profile, layers: int = 0) -> Callable[[Split, int], float]:
-    """Seconds of all sums over devices in a decode step through so many layers, of 0 all, by tokens
-    of a replica: its rows, without drafts."""
+    """Seconds of all sums over devices in a decode step through `layers` layers, 0 for all, by
+    tokens of a replica: its rows, without drafts."""
     model, itemsize = model_of(profile), jnp.dtype(profile.subject.dtype).itemsize
     curves = {split: _sum_seconds(profile, split) for split in splits_of(profile.latency)}
     sums = 2 * (layers or model.num_layers) + 1
@@ -175,7 +176,7 @@ def sums_of(profile: Profile, layers: int = 0) -> Callable[[Split, int], float]:
 
 
 def _sum_seconds(profile: Profile, split: Split) -> Callable[[int], float]:
-    """Seconds of one sum over the devices of a replica, by bytes of a device: straight lines between
+    """Seconds of one sum over the devices of a replica, by bytes of a device: linear between
     measured sizes, in proportion to bytes past the last."""
     if split.tp == 1:
         return lambda size: 0.0
@@ -199,7 +200,7 @@ def model_of(profile: Profile) -> ModelConfig:
 
 
 def _config(profile: Profile, what_if: WhatIf) -> RolloutConfig:
-    """The buckets that were measured, and whatever larger ones the sequences need."""
+    """Options whose buckets are the measured ones, and the larger ones that the sequences need."""
     latency = profile.latency
     rows = min(rows for _, rows, _ in latency.decode_table)
     length = min(length for _, _, length in latency.decode_table)
@@ -221,7 +222,7 @@ def _config(profile: Profile, what_if: WhatIf) -> RolloutConfig:
 
 
 def _build(profile: Profile, config: RolloutConfig, what_if: WhatIf) -> TargetBuild:
-    """The plant of as many devices as were measured, each with the memory that was asked for."""
+    """A build of as many devices as were measured, each with the requested memory."""
     subject = profile.subject
     limit = int(what_if.device_memory_gib * GIB)
     rates = ("memory_bytes_s", "flops_s", "link_bytes_s", "host_link_bytes_s", "pcie_bytes_s")

@@ -1,6 +1,6 @@
-"""What a model takes of devices that need not be there, by the engine's own layouts and accounts.
+"""Computes a model's memory on devices that need not be here, by the engine's own accounts.
 
-Nothing is compiled and no array is made. Temporaries of programs are not known here:
+Nothing is compiled and no array is made. Temporaries of programs are unknown here:
 `planning/memory.py` leaves a tenth of a device to them.
 """
 
@@ -17,9 +17,9 @@ from pat_jax.planning.types import Split
 from pat_jax.profiling.cross_compile.target_build import Order, TargetBuild
 from pat_jax.profiling.predict.targets import Target, paper_devices
 
-DEPTHS = (1, 2)  # layers of the models that tell what deeper ones need
-MOST_DEVICES = 256  # looked at for what would hold a model
-CACHE_TOKENS = (2**15, 2**14, 2**13, 2**12)  # looked at for what a draft model has pages for
+DEPTHS = (1, 2)  # layers of the models from which deeper ones are extrapolated
+MOST_DEVICES = 256  # of a target that is suggested
+CACHE_TOKENS = (2**15, 2**14, 2**13, 2**12)  # sizes of a draft model's cache that are suggested
 
 
 def by_arithmetic(order: Order) -> TargetBuild:
@@ -27,10 +27,10 @@ def by_arithmetic(order: Order) -> TargetBuild:
 
 
 def needs_of(order: Order) -> MemoryModel:
-    """What each layout takes of a device alone.
+    """The memory of each layout, as if it were the only one.
 
-    Bytes are affine in the layers, so that two shallow models tell those of a deep one, which takes
-    long to trace. Where some layers have experts and others do not, the whole model is traced.
+    Bytes are affine in the layers. So they are extrapolated from two shallow models, because a deep
+    one takes long to trace. If only some layers have experts, the whole model is traced.
     """
     if not has_equal_layers(order.model):
         return by_arithmetic(order).alone
@@ -55,14 +55,15 @@ def has_equal_layers(model: ModelConfig) -> bool:
 
 
 def nearest(needs: MemoryModel) -> Split:
-    """The layout that takes least."""
+    """The layout that needs the least memory."""
     return min(needs.weights, key=needs.held)
 
 
 def check_room(order: Order, name: str) -> None:
-    """
+    """Checks that some layout has room for the model.
+
     Raises:
-      UserError: no layout has room for the model; says how much is missing, and what would fit.
+      UserError: none has; the message has how much is missing, and what would fit.
     """
     needs = needs_of(order)
     best = nearest(needs)
@@ -92,7 +93,7 @@ def has_room(order: Order) -> bool:
 
 
 def what_fits(order: Order) -> Iterator[str]:
-    """Changes with which it would fit: of every kind the smallest that does."""
+    """The changes with which the model would fit: the smallest of each kind."""
     for kind in _changes(order):
         for words, changed in kind:
             if has_room(changed):
@@ -126,7 +127,7 @@ def _changes(order: Order) -> Iterator[Iterable[tuple[str, Order]]]:
 
 
 def _longest_response(order: Order) -> int:
-    """Tokens of the longest whose pages find room beside all else; 0 or less where none does."""
+    """Tokens of the longest response whose pages have room; 0 or less if none has."""
     needs, rollout = needs_of(order), order.config.rollout
     best = nearest(needs)
     texts = needs.draft_sources[best]
@@ -134,14 +135,14 @@ def _longest_response(order: Order) -> int:
     left = needs.usable - needs.resident - needs.weights[best] - (needs.drafted(best) - texts)
     unsplit = max(needs.page.values())  # bytes that pools grow by
     pages = unsplit // needs.page[best]
-    texts_each = texts / length * pages * rollout.page_size  # as they grow beside
+    texts_each = texts / length * pages * rollout.page_size  # which grow with the pages
     room = int(left // (unsplit + texts_each)) * pages - 1  # without NULL_PAGE
     whole = room * rollout.page_size // rollout.min_length * rollout.min_length
     return whole - rollout.max_prompt_length
 
 
 def roomier(target: Target) -> Iterator[Target]:
-    """Targets of as many devices with more memory, those with least of it first."""
+    """Targets of as many devices with more memory, the smallest memory first."""
     shape = target.text.partition(":")[2]
     for chip in sorted(chips().values(), key=lambda chip: chip.memory_bytes):
         of_a_kind = chip.platform == target.chip.platform
@@ -151,7 +152,7 @@ def roomier(target: Target) -> Iterator[Target]:
 
 
 def larger(target: Target) -> Iterator[Target]:
-    """More of the same devices."""
+    """Targets with more of the same devices: twice as many each time."""
     sizes = [*target.topology]
     while 2 * target.num_devices <= MOST_DEVICES:
         if target.chip.platform == "tpu":

@@ -1,10 +1,10 @@
 """Compiles a run's real programs for GPUs and TPUs that are not there.
 
-One child process for each compiler, whose environment is set before JAX starts; programs are
-compiled in parallel threads inside it (libtpu allows one process at a time). What was compiled is
-kept twice. It is kept by the text of each program, so that an interrupted plan goes on and an edit
-recompiles only what it changed. It is also kept by the whole order, so that the same question costs
-nothing. GPU autotuning is off: it needs the GPU.
+Each compiler has one child process, whose environment is set before JAX starts. Programs are
+compiled in parallel threads inside it (libtpu allows one process at a time). Results are kept
+twice. One copy is kept by the text of each program, so that an interrupted plan goes on and an edit
+recompiles only what it changed. The other is kept by the whole order, so that the same question
+takes no time. GPU autotuning is off: it needs the GPU.
 """
 
 import hashlib
@@ -32,17 +32,17 @@ from pat_jax.profiling.cross_compile.target_build import Order
 from pat_jax.profiling.predict.targets import Target
 
 PACKAGE = Path(__file__).parents[2]  # the folder pat_jax, through its link to this room
-# Layers of the models that are compiled, by `--layers`; 0 is the whole model. What a whole model needs is
-# computed from two shallow ones: every number is affine in the layers.
+# Layers of the models that are compiled, by `--layers`; 0 is the whole model. The numbers of a
+# whole model are extrapolated from two shallow ones: they are affine in the layers.
 DEPTHS = {"few": (2, 4), "all": (0,)}
 PLUGINS = {"tpu": ("libtpu",), "cuda": ("jax_cuda12_plugin", "jax_cuda13_plugin")}
 PACKAGES = ("jax", "jaxlib", "libtpu", "jax-cuda12-plugin", "jax-cuda13-plugin")
-Progress = Callable[[int, int, str], None]  # records done, of so many, and what the last one was
+Progress = Callable[[int, int, str], None]  # records done, number of records, and the last one
 
 
 @dataclass(frozen=True)
 class Compilation:
-    """What the compiler of a target made of one model's programs, at its whole depth."""
+    """The compiled programs of one model for a target, at the model's whole depth."""
 
     programs: tuple[CompiledProgram, ...] = ()
     versions: Mapping[str, str] = field(default_factory=dict)  # of the packages that compiled
@@ -59,12 +59,12 @@ def compile_for(
     folder: Path = PLAN_DIR,
     texts: Path | None = None,
 ) -> Compilation:
-    """Every layout's programs, as the target would run them.
+    """Compiles every layout's programs as the target would run them, or reads kept records.
 
     Args:
-      progress: told after each program.
+      progress: called after each program.
       folder: where records are kept.
-      texts: an existing folder, for what every program was compiled to; then all are compiled anew.
+      texts: an existing folder for the compiled programs as text; all are then compiled anew.
 
     Raises:
       UserError: the compiler is not installed, refuses the target, or died; or no layout divides
@@ -75,7 +75,7 @@ def compile_for(
     name = hashlib.sha256(json.dumps([content, _sources()], sort_keys=True).encode()).hexdigest()
     path = folder / "orders" / f"{name[:32]}.json"
     if path.is_file() and texts is None:
-        # One that is not as it was written is of no use: all is compiled again.
+        # If the file is damaged, all is compiled again.
         with suppress(ValueError, TypeError, KeyError, AttributeError):
             return _read(order, versions, path)
     kept = folder / "programs"
@@ -88,10 +88,10 @@ def compile_for(
 
 
 def installed(target: Target) -> dict[str, str]:
-    """The versions of what compiles for `target`.
+    """The versions of the packages that compile for `target`.
 
     Raises:
-      UserError: it is not installed.
+      UserError: the compiler is not installed.
     """
     platform = target.chip.platform
     names = [name for name in PLUGINS[platform] if importlib.util.find_spec(name)]
@@ -115,7 +115,7 @@ def versions_of(packages: Iterable[str]) -> dict[str, str]:
 
 
 def _ptxas() -> Path | None:
-    """The folder of NVIDIA's assembler: of a package of the extra, or of the system."""
+    """The folder of NVIDIA's assembler, in an installed package or on the system; or None."""
     spec = importlib.util.find_spec("nvidia")
     for root in spec.submodule_search_locations or () if spec else ():
         for found in Path(root).glob("*/bin/ptxas"):
@@ -130,7 +130,7 @@ def environment(target: Target) -> dict[str, str]:
     roots = [str(PACKAGE.parent), *filter(None, [env.get("PYTHONPATH")])]
     env |= {"JAX_PLATFORMS": "cpu", "PYTHONPATH": os.pathsep.join(roots)}
     if target.chip.platform == "tpu":
-        # Any slice will do: the topology is named when it is asked for.
+        # Any slice will do: the topology is named later.
         env |= {"TPU_SKIP_MDS_QUERY": "1", "TPU_ACCELERATOR_TYPE": "v5litepod-8"}
         env |= {"TPU_WORKER_HOSTNAMES": "localhost", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
     else:
@@ -154,13 +154,13 @@ def _compiled(
 def answers(
     target: Target, content: Mapping[str, Any], program: str = "worker"
 ) -> Iterator[dict[str, Any]]:
-    """What a child process says of `content`, line by line.
+    """Yields the answers of a child process to `content`, line by line.
 
     Args:
-      program: the module of this folder that it runs.
+      program: the module of this folder that the child runs.
 
     Raises:
-      UserError: it refuses, or ended before it had said everything.
+      UserError: the child refuses, or ends before it has answered everything.
     """
     command = [sys.executable, "-m", f"pat_jax.profiling.cross_compile.{program}"]
     pipe = subprocess.PIPE
@@ -172,7 +172,7 @@ def answers(
     ):
         assert child.stdin and child.stdout
         try:
-            with suppress(BrokenPipeError), child.stdin as order:  # it has died: see below
+            with suppress(BrokenPipeError), child.stdin as order:  # the child has died: see below
                 order.write(json.dumps(content))
             for line in child.stdout:
                 answer = json.loads(line)
@@ -202,7 +202,7 @@ def _read(order: Order, versions: Mapping[str, str], path: Path) -> Compilation:
 
 
 def _sources() -> str:
-    """A hash of every file that a program may come from."""
+    """A hash of every source file on which a program may depend."""
     digest = hashlib.sha256()
     rooms = [PACKAGE, *(PACKAGE / room for room in ("models", "rl", "profiling"))]
     for path in sorted(path for room in rooms for path in room.rglob("*.py")):

@@ -1,4 +1,4 @@
-"""What a compiler made of one program for a machine that is not there: the record, as JSON too.
+"""The record of what a compiler made of a program for a machine that is not here; also as JSON.
 
 Knows programs by name and numbers. Does not know how they were compiled.
 """
@@ -11,12 +11,12 @@ from typing import Any
 from pat_jax.planning.types import Split
 from pat_jax.profiling.predict.update_work import Collective
 
-OPERATIONS = ("flops", "bytes_accessed", "product_bytes")  # what a program computes and moves
+OPERATIONS = ("flops", "bytes_accessed", "product_bytes")  # fields for what a program does
 
 
 # Fields that are the same at every depth.
 IDENTITY = ("name", "split", "target", "rows", "length", "num_draft_tokens")
-# What records from before 0.1.0 call them.
+# Their names in records from before 0.1.0.
 _OLD_KEYS, _OLD_NAMES = {"budget": "num_draft_tokens"}, {"reslice": "reshard"}
 
 
@@ -24,18 +24,18 @@ _OLD_KEYS, _OLD_NAMES = {"budget": "num_draft_tokens"}, {"reslice": "reshard"}
 class CompiledProgram:
     """One program, or the parts of a reshard together. Bytes are of one device.
 
-    `flops` and `bytes_accessed` are of one run; of `decode`, of one step. Both are counted from the
-    program's text, of matrix products alone and without kernels of attention (see `hlo_costs`).
+    `flops` and `bytes_accessed` are of one run, or of one step of `decode`. Both are counted in the
+    program's text, without kernels of attention; `flops` are of matrix products (see `hlo_costs`).
     """
 
     name: str  # decode, prefill, reshard, view, pack, exchange, exchange_one, unpack, grad, …
     split: Split
     target: Split | None = None  # of a switch
-    rows: int = 0  # of a replica; pages where it moves some; of all replicas in training
+    rows: int = 0  # of a replica; pages if it moves pages; rows of all replicas in training
     length: int = 0  # tokens
-    num_draft_tokens: int = 0  # draft tokens of a step, for each row
-    layers: int = 0  # that these numbers are of
-    compiled_layers: tuple[int, ...] = ()  # that were compiled; others than `layers`: extrapolated
+    num_draft_tokens: int = 0  # draft tokens of a step, per row
+    layers: int = 0  # of the model with these numbers
+    compiled_layers: tuple[int, ...] = ()  # of the models compiled; without `layers`: extrapolated
     argument_bytes: int = 0
     output_bytes: int = 0
     temp_bytes: int = 0
@@ -44,9 +44,9 @@ class CompiledProgram:
     bytes_accessed: float = 0.0
     product_bytes: float = 0.0  # of these, by matrix products and what is fused with them
     collectives: tuple[Collective, ...] = ()
-    kernels: tuple[tuple[str, int], ...] = ()  # calls of what is not XLA's own, and how many
+    kernels: tuple[tuple[str, int], ...] = ()  # custom calls by target, with their number
     compile_s: float = 0.0
-    error: str | None = None  # what the compiler said instead
+    error: str | None = None  # of the compiler, if it failed
 
     @property
     def is_extrapolated(self) -> bool:
@@ -54,7 +54,7 @@ class CompiledProgram:
 
     @property
     def taken_bytes(self) -> int:
-        """What a run of it needs beside its arguments."""
+        """Bytes that a run needs beside its arguments."""
         return max(0, self.output_bytes - self.alias_bytes) + self.temp_bytes
 
     @property
@@ -83,7 +83,7 @@ class CompiledProgram:
 
 
 def merged(collectives: Iterable[Collective]) -> tuple[Collective, ...]:
-    """Equal ones as one, in order."""
+    """Merges equal collectives into one each; returns them sorted."""
     counts: Counter[Collective] = Counter()
     for one in collectives:
         counts[one._replace(count=0)] += one.count
@@ -91,7 +91,7 @@ def merged(collectives: Iterable[Collective]) -> tuple[Collective, ...]:
 
 
 def together(parts: Sequence[CompiledProgram]) -> CompiledProgram:
-    """The parts of one reshard, which run one after the other, as one record."""
+    """One record of the parts of a reshard, which run one after the other."""
     kernels: Counter[str] = Counter()
     for part in parts:
         kernels.update(dict(part.kernels))
@@ -107,11 +107,11 @@ def together(parts: Sequence[CompiledProgram]) -> CompiledProgram:
 
 
 def at_depth(programs: Iterable[CompiledProgram], layers: int) -> CompiledProgram:
-    """One program at `layers`, from what was compiled of it: whole, or at two smaller depths.
+    """The record of a program of a model with `layers`, compiled so, or at two smaller depths.
 
-    Every number is taken to be affine in the layers. Arguments, results, products and sums are;
-    temporaries are a maximum of sums. They may come out too small, never too large, where what is
-    largest in a deep model is not in the shallow ones.
+    Every number is extrapolated as affine in the layers. This is right for arguments, results,
+    products and sums. Temporaries are a maximum of sums. They may come out too small, never too
+    large, if another sum is the largest in a deep model than in the shallow ones.
     """
     found = sorted(programs, key=lambda program: program.layers)
     whole = [program for program in found if program.layers == layers]
@@ -147,8 +147,8 @@ def at_depth(programs: Iterable[CompiledProgram], layers: int) -> CompiledProgra
 def _collectives(
     small: Sequence[Collective], large: Sequence[Collective], line: Callable[[float, float], float]
 ) -> list[Collective]:
-    """Equal ones by their number. Where a compiler puts several into one, sizes differ with depth:
-    then all of a kind, group and depth are one entry, of their mean size."""
+    """Extrapolates the number of equal collectives. If a compiler combines some, sizes differ with
+    depth: then all of a kind, group and depth become one entry of their mean size."""
     by_place: defaultdict[tuple[str, int, int, int], tuple[dict[float, int], dict[float, int]]]
     by_place = defaultdict(lambda: ({}, {}))  # counts by bytes
     for i, collectives in enumerate((small, large)):

@@ -1,4 +1,4 @@
-"""Reads a compiled program's text: its instructions, the collectives among them, trips of loops."""
+"""Reads a compiled program's text: its instructions, its collectives, the trips of its loops."""
 
 import math
 import re
@@ -62,23 +62,23 @@ def called(line: str) -> list[tuple[str, str]]:
 def collectives(
     text: str, computation: str = "", *, trips: Mapping[str, int] | None = None, per_host: int = 0
 ) -> list[Collective]:
-    """Collectives of an HLO module, in the order of a walk from its entry, or from another
-    computation.
+    """The collectives of an HLO module, in the order of a walk from its entry, or from
+    `computation`.
 
     Args:
-      per_host: devices of each host, in the order of the program's partitions; 0: of the only one.
-      trips: how often the bodies of loops run, by name (`loop_trips`); once where not given.
+      per_host: devices of each host, in the order of the program's partitions; 0: one host.
+      trips: how often the bodies of loops run, by name (`loop_trips`); by default once.
     """
     entry, bodies = computations(text)
     every = []
     for line, around, depth, times in _walk(bodies, computation or entry, trips or {}, 0, 1):
         found = _COLLECTIVE.search(line)
         assert found
-        # What starts one has its operands in its type, the results second; except for sums.
+        # The type of a "-start" has operands first and results second, except for all-reduces.
         is_second = found["started"] and found["name"] != "all-reduce"
         shape = _second(found["shape"]) if is_second else found["shape"]
         groups = _groups(line)
-        # Devices that take part together; of a permutation, the pairs that talk.
+        # Devices of a group; for a permutation, the number of its pairs.
         members = len(groups if found["name"] == "collective-permute" else groups[0])
         hosts = max(len({i // per_host for i in group}) for group in groups) if per_host else 1
         kind, num_bytes = found["name"], shape_bytes(shape)
@@ -91,10 +91,10 @@ def collectives(
 def _walk(
     bodies: Bodies, name: str, trips: Mapping[str, int], depth: int, times: int
 ) -> Iterator[tuple[str, str, int, int]]:
-    """Lines that are collectives, the computation and the loops around each, and how often it
-    runs."""
-    # A TPU's fusions that multiply while a collective goes on, and those that wait for it, have it inside
-    # again.
+    """Lines with a collective, each with its computation, the number of loops around it, and how
+    often it runs."""
+    # Fusions of a TPU that multiply during a collective, or wait for it, have that collective
+    # inside again.
     goes_on = name.startswith("async_collective_fusion") or any(
         '"AsyncCollectiveDone' in line for line in bodies[name]
     )
@@ -121,19 +121,19 @@ def _second(shape: str) -> str:
 
 
 def arrays(shape: str) -> list[tuple[str, tuple[int, ...]]]:
-    """Type and dimensions of each array in what HLO writes of a shape."""
+    """Type and dimensions of each array in a shape as HLO writes it."""
     found = re.findall(r"\b([a-z][a-z0-9]*)\[([\d,]*)\]", shape)
     return [(kind, tuple(int(n) for n in dims.split(",") if n)) for kind, dims in found]
 
 
 def shape_bytes(shape: str) -> int:
-    """Bytes of all arrays in `shape`, padding of tiles left out."""
+    """Bytes of all arrays in `shape`, without the padding of tiles."""
     return sum(_ITEM_BITS[kind] * math.prod(dims) for kind, dims in arrays(shape)) // 8
 
 
 def _groups(line: str) -> list[list[int]]:
-    """The devices of each group of a collective, in any of the ways that HLO writes them; of a permutation,
-    the pairs that talk."""
+    """The devices of each group of a collective, in any of the forms of HLO; for a permutation,
+    its pairs."""
     if named := re.search(r"(?:source_target_pairs|replica_groups)=\{\{(.*?)\}\}", line):
         return [_numbers(group) for group in named[1].split("},{")]
     if iota := re.search(r"replica_groups=\[([\d,]+)\]<=(\S+?),? ", line + " "):
@@ -151,7 +151,7 @@ def _groups(line: str) -> list[list[int]]:
 
 
 def _in_order(text: str) -> np.ndarray:
-    """`[2,8]T(1,0)`: all devices in a row, in this shape, its axes in this order, in a row again."""
+    """The order that `[2,8]T(1,0)` stands for: devices in this shape, its axes transposed so."""
     shape, _, axes = text.partition("T")
     devices = np.arange(math.prod(_numbers(shape))).reshape(_numbers(shape))
     return (devices.transpose(_numbers(axes)) if axes else devices).reshape(-1)
@@ -187,7 +187,7 @@ class Code:
     def trips(
         self, loop: Instruction, parts: Mapping[str, str], around: Mapping[str, Instruction]
     ) -> int:
-        """Trips of a loop, as the compiler says; else as its counter shows; else 1."""
+        """Trips of a loop: as the compiler states, else as its counter shows, else 1."""
         stated = _TRIPS.search(loop.line)
         if stated:
             return int(stated[1])
@@ -236,13 +236,13 @@ def _parse(line: str) -> Instruction | None:
 
 
 def _constant(name: str, around: Mapping[str, Instruction]) -> int | None:
-    """The whole number that `name` stands for; None where it is another thing."""
+    """The whole number that `name` stands for; None if it is not a constant."""
     found = re.search(r" constant\((-?\d+)\)", _copied(name, around).line)
     return int(found[1]) if found else None
 
 
 def _copied(name: str, around: Mapping[str, Instruction]) -> Instruction:
-    """The instruction that `name` copies, itself where it copies none."""
+    """The instruction that `name` copies, or itself if it copies none."""
     x = around[name]
     while x.opcode in ("copy", "bitcast", "copy-done", "copy-start"):
         x = around[x.operands[0]]
@@ -250,7 +250,7 @@ def _copied(name: str, around: Mapping[str, Instruction]) -> Instruction:
 
 
 def _step(x: Instruction, place: str, body: Mapping[str, Instruction]) -> int | None:
-    """What a loop's body adds to its counter, which is at `place` in what it carries."""
+    """What a loop's body adds to its counter, at `place` of the carried tuple; None if unknown."""
     if x.opcode != "add":
         return None
     terms = [_copied(name, body) for name in x.operands]

@@ -1,11 +1,11 @@
 """Counts what a compiled program multiplies and what it reads and writes, from its text.
 
 A GPU's compiler reports neither; a TPU's counts every loop's body once, and both sides of every
-choice. Here a loop whose trips the compiler knows, or whose counter goes from one constant to
-another, counts as often; one whose trips only the run knows counts once. The cheapest of several
-branches counts: a search for top-p, say, is only for those who ask for it. Left out are elementwise
-arithmetic, what stays in a TPU's vector memory, and kernels that are not XLA's own (paged attention
-reads as much as the sequences are long, which no text says).
+choice. Here the body of a loop counts once per trip, if the compiler knows the trips or the counter
+goes from one constant to another; otherwise it counts once. The cheapest of several branches
+counts: a search for top-p, for example, runs only if a request has top-p. Left out are elementwise
+arithmetic, data that stay in a TPU's vector memory, and kernels that are not XLA's own (the text
+does not show how much paged attention reads).
 """
 
 import math
@@ -23,7 +23,7 @@ from pat_jax.profiling.cross_compile.hlo import Code, Instruction, arrays, calle
 KERNELS = re.compile(
     r'custom_call_target="(tpu_custom_call|mosaic_gpu\w*|__gpu\$xla\.gpu\.triton|triton_kernel_call)'
 )
-# What moves nothing: names for what is there, room, and waiting.
+# Instructions that move nothing: they name or allocate memory, or wait.
 _FREE = re.compile(
     "parameter|constant|tuple|get-tuple-element|bitcast|after-all|domain|partition-id|replica-id|"
     "opt-barrier|async-update|.*-done"
@@ -35,7 +35,7 @@ _FREE_CALLS = re.compile(
 
 @dataclass(frozen=True)
 class Counts:
-    """What one run of a program does on one device."""
+    """The counts of one run of a program on one device."""
 
     flops: int  # of matrix products, two a multiplication
     num_bytes: int  # read and written
@@ -43,7 +43,7 @@ class Counts:
 
     @classmethod
     def of(cls, flops: int, num_bytes: int) -> "Counts":
-        """The costs of one instruction."""
+        """The counts of one instruction."""
         return cls(flops, num_bytes, num_bytes if flops else 0)
 
     def __add__(self, other: "Counts") -> "Counts":
@@ -54,15 +54,15 @@ class Counts:
 
 
 NOTHING = Counts(0, 0)
-Use = tuple[Instruction, int]  # who uses an array, and which of its operands that is
+Use = tuple[Instruction, int]  # an instruction that uses an array, and as which operand
 
 
 def count(text: str, *, inside: int = 0) -> Counts:
-    """What an HLO module does in one run.
+    """The counts of one run of an HLO module.
 
     Args:
-      inside: only what lies in as many loops or more, once for a trip of the innermost of them: of
-        a decode burst, whose steps are in two, `inside=2` counts one step.
+      inside: counts only instructions in at least this many loops, for one trip of each of these.
+        The steps of a decode burst are in two loops: `inside=2` counts one step.
     """
     entry, bodies = computations(text)
     return _Module(Code(bodies), inside).of(entry, 0)
@@ -101,7 +101,7 @@ class _Module:
         return self.code.instructions(dict(called(x.line))["calls"])
 
     def _fused_bytes(self, x: Instruction) -> int:
-        """What a fusion reads of each parameter, and what it writes: of slices only as much as they hold."""
+        """Bytes that a fusion reads of its parameters and writes; of slices only their own."""
         body = self._fused(x)
         views, uses = _views(body), _uses(body)
         read = 0
@@ -114,13 +114,13 @@ class _Module:
         return read + sum(_written(body[views.get(name, name)], body) for name in roots)
 
     def _read(self, uses: Sequence[Use]) -> int | None:
-        """Bytes that all of them read of one array; None: all."""
+        """Bytes that `uses` read of one array together; None: all of it."""
         parts = [self._read_by(*use) for use in uses]
         return None if None in parts else sum(part for part in parts if part is not None)
 
     def _read_by(self, user: Instruction, place: int) -> int | None:
-        """Bytes that `user` reads of its operand at `place`; None: all."""
-        # One inside of another, as a TPU has a slice of what it multiplies.
+        """Bytes that `user` reads of its operand at `place`; None: all of it."""
+        # A fusion inside another one, such as a TPU's slice of what it multiplies.
         if user.opcode == "fusion":
             body = self._fused(user)
             parameter = next(y for y in body.values() if f" parameter({place})" in y.line)
@@ -159,10 +159,10 @@ def _flops(x: Instruction, around: Mapping[str, Instruction]) -> int:
 
 
 def _convolved(x: Instruction, around: Mapping[str, Instruction]) -> int:
-    """Multiplications of a convolution, which is what a TPU's compiler makes of matrix products.
+    """Multiplications of a convolution, which a TPU's compiler makes of matrix products.
 
-    Of a batch of them too: a batch dimension is then a spatial one, whose window is as large as its
-    input and mostly in holes between dilated values. Only what meets a value is multiplied.
+    Of a batch of products it makes one too: the batch is a spatial dimension, whose window is as
+    large as its input and lies mostly in holes between dilated values. Only values count.
     """
     names = re.search(r"dim_labels=([\w?]+)_([\w?]+)->([\w?]+)", x.line)
     if names is None:
@@ -190,7 +190,7 @@ def _convolved(x: Instruction, around: Mapping[str, Instruction]) -> int:
 
 
 def _moved(x: Instruction, around: Mapping[str, Instruction]) -> int:
-    """Bytes of an instruction that stands by itself: its operands and its result."""
+    """Bytes of an instruction outside of fusions: its operands and its result."""
     written = memory_bytes(x.shape)
     if x.opcode == "slice-start":  # its type has what it slices, the slice, and a flag
         kind, dims = arrays(x.shape)[1]
@@ -205,7 +205,7 @@ def _moved(x: Instruction, around: Mapping[str, Instruction]) -> int:
 
 
 def memory_bytes(shape: str) -> int:
-    """Bytes of the arrays that lie in a device's main memory."""
+    """Bytes of the arrays of `shape` that are in a device's main memory."""
     return hlo.shape_bytes(_IN_VECTOR_MEMORY.sub("", shape))
 
 
@@ -214,7 +214,7 @@ _UPDATE = {"dynamic-update-slice": 1, "scatter": 2}  # which operand is what the
 
 
 def _views(body: Mapping[str, Instruction]) -> dict[str, str]:
-    """What each bitcast is another view of."""
+    """The array that each bitcast is a view of."""
     found: dict[str, str] = {}
     for x in body.values():
         if x.opcode == "bitcast":
@@ -223,7 +223,7 @@ def _views(body: Mapping[str, Instruction]) -> dict[str, str]:
 
 
 def _uses(body: Mapping[str, Instruction]) -> Mapping[str, Sequence[Use]]:
-    """Who uses each array, itself or a view of it."""
+    """The uses of each array, directly or through a view."""
     views, found = _views(body), defaultdict[str, list[Use]](list)
     for x in body.values():
         if x.opcode != "bitcast":

@@ -1,6 +1,6 @@
-"""What a plan compiles of a target's programs.
+"""Chooses the programs that a plan compiles for a target.
 
-Knows which of them stand for the others. Does not know processes, threads or files.
+Knows which programs stand for others. Does not know processes, threads or files.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,14 +21,14 @@ from pat_jax.programs.programs import Key, ProgramTable
 
 @dataclass(frozen=True)
 class CompileJob:
-    """One record to be: a program, or the parts of a reshard."""
+    """One record to make: of a program, or of the parts of a reshard."""
 
-    record: CompiledProgram  # with nothing in it yet but what it is of
+    record: CompiledProgram  # so far it only names the program
     parts: tuple[Callable[[], jax.stages.Lowered], ...]
 
 
 def jobs_of(build: TargetBuild) -> list[CompileJob]:
-    """Everything to compile, at every depth."""
+    """All programs to compile, at every depth."""
     found = []
     for layers in build.order.depths:
         model = replace(build.order.model, num_layers=layers)
@@ -53,7 +53,8 @@ def _rollout_jobs(build: TargetBuild, model: ModelConfig) -> list[CompileJob]:
         found.append([Key("prefill", split, blocks, length)])
         if len(layouts) > 1:
             found.append([Key("unpack", split, size)])
-    # Two layouts stand for all: such a burst takes as long to compile as one without drafts, or longer.
+    # Two layouts stand for all: a burst with drafts takes as long to compile as one without, or
+    # longer.
     ends = dict.fromkeys((next(iter(layouts)), list(layouts)[-1]))
     found += [_verifying(build, split, length) for split in ends]
     for pair in [p for up in pairwise(layouts) for p in (up, up[::-1])]:
@@ -68,13 +69,13 @@ def _rollout_jobs(build: TargetBuild, model: ModelConfig) -> list[CompileJob]:
 
 
 def _within(drafts: Drafts, depths: Sequence[int]) -> Drafts:
-    """Layers that say drafts have to be fewer than the shallowest model has; as many at every depth, so that
-    numbers are affine in the layers."""
+    """`drafts` with fewer layers for early exit than the shallowest model has. They are the same at
+    every depth, so that numbers are affine in the layers."""
     return replace(drafts, exit_layer=min(drafts.exit_layer, max(1, depths[0] - 1)))
 
 
 def _verifying(build: TargetBuild, split: Split, length: int) -> list[Key]:
-    """Of the bursts with drafts that which verifies most tokens, of most rows; it stands for all."""
+    """The burst with drafts that verifies most tokens, of most rows; it stands for all."""
     shapes = [
         (n, num_draft_tokens)
         for n in build.buckets.rows[split]
@@ -87,8 +88,8 @@ def _verifying(build: TargetBuild, split: Split, length: int) -> list[Key]:
 
 
 def _training_jobs(build: TargetBuild, model: ModelConfig) -> list[CompileJob]:
-    """Log-probabilities, forward and backward of the longest rows, the optimizer's step, the
-    transfer to the layouts with the least and the most TP."""
+    """Log-probabilities, and forward and backward pass, of the longest rows; the optimizer's step;
+    the transfer to the layouts with the least and the most TP."""
     trainer = build.trainer(model)
     split, longest = trainer.layout.split, build.micro_shapes[-1]
     passes = [Key(name, split, *longest) for name in ("logprobs", "grad")]

@@ -1,6 +1,6 @@
-"""The child process that compiles what each kernel is asked for a machine that is not there.
+"""The child process that compiles every kernel for a machine that is not here.
 
-Its environment, set by the parent, decides which compiler there is. Reads a target and a model from
+The parent sets its environment, which decides the compiler. Reads a target and a model from
 standard input, and prints one JSON line for each kernel at each shape.
 """
 
@@ -18,7 +18,7 @@ from pat_jax.profiling.cross_compile.target_build import model_from_json
 from pat_jax.profiling.cross_compile.worker import devices_of, sentence_of, serve, write_line
 from pat_jax.profiling.predict.targets import Target
 
-IN_PROGRAMS = ("triton", "tpu_custom_call")  # what a kernel is in a compiled program
+IN_PROGRAMS = ("triton", "tpu_custom_call")  # names of a kernel in a compiled program
 
 
 def _answer(content: dict[str, Any], lines: TextIO) -> None:
@@ -33,7 +33,7 @@ def _answer(content: dict[str, Any], lines: TextIO) -> None:
 
 
 def _trouble(layout: Layout, part: Part, case: Case) -> str:
-    """Why the kernel cannot be used; empty where it can."""
+    """Why the kernel cannot be used; empty if it can."""
     types = [part.dtype if x.dtype == np.float32 else x.dtype for x in case.arrays]
     arrays = [
         jax.ShapeDtypeStruct(x.shape, dtype, sharding=layout.sharding())

@@ -1,6 +1,6 @@
-"""The engine's and the trainer's own programs, built over devices that are not there.
+"""Builds the engine's and the trainer's own programs over devices that are not here.
 
-Knows how the parts of a run are put together. Does not know what of it is compiled (`jobs.py`).
+Knows how the parts of a run are put together. Does not know which are compiled (`jobs.py`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -35,12 +35,12 @@ from pat_jax.profiling.predict.targets import Target, paper_devices
 from pat_jax.training.build import DTYPES, build_trainer, micro_shapes, rollout_policy, scans_layers
 from pat_jax.training.trainer import Trainer
 
-EOS = (0,)  # as good as any: no text is made
+EOS = (0,)  # any will do: no text is generated
 
 
 @dataclass(frozen=True)
 class Order:
-    """What is to be compiled, by value: it goes to another process, and names what is kept."""
+    """What to compile, by value: it is sent to another process, and names the kept records."""
 
     target: Target
     config: RunConfig
@@ -57,11 +57,11 @@ class Order:
         depths: Sequence[int],
         draft_model: ModelConfig | None = None,
     ) -> "Order":
-        """Only what a program depends on; `depths` of 0 is the whole model."""
+        """An order with only the options that programs depend on; depth 0 is the whole model."""
         sections = ("rollout", "algorithm", "optimizer", "lora", "speculation")
         names = (*sections, "train", "remat", "experts", "compute_dtype")
         kept = {name: getattr(config, name) for name in names}
-        # As the whole model has it, for shallow ones too.
+        # Shallow models scan layers if the whole model does.
         asked = config.scan_layers, model.num_layers, target.chip.platform, config.compute_dtype
         kept["scan_layers"] = str(scans_layers(*asked)).lower()
         whole = {min(depth or model.num_layers, model.num_layers) for depth in depths}
@@ -97,26 +97,26 @@ def model_from_json(fields: Mapping[str, Any]) -> ModelConfig:
     return ModelConfig(**{**fields, **parts})
 
 
-@cache  # a plan looks at several plants with the same one
+@cache  # several builds of a plan have the same one
 def _draft_policy(model: ModelConfig) -> Policy:
     return Policy.from_config(model)
 
 
 def _with_tuples(content: Mapping[str, Any]) -> dict[str, Any]:
-    """As fields of a configuration: JSON knows no tuples."""
+    """`content` with tuples for lists, which JSON has instead."""
     return {k: tuple(v) if isinstance(v, list) else v for k, v in content.items()}
 
 
 @dataclass(frozen=True)
 class TargetBuild:
-    """A target's devices, and what would be run on them."""
+    """A target's devices, and the parts of a run on them."""
 
     order: Order
     devices: Sequence[Device]
 
     @cached_property
     def chain(self) -> tuple[dict[Split, Layout], list[str]]:
-        """Every layout that divides the model, and why others do not."""
+        """Every layout that divides the model, and the reasons why others do not."""
         rollout = self.order.config.rollout
         experts = ExpertSplit(rollout.expert_parallel, rollout.expert_width, section="")
         return layout_chain(factored_mesh(self.devices), self.order.model, experts=experts)
@@ -141,7 +141,7 @@ class TargetBuild:
         return given * GIB if given else self.order.target.chip.memory_bytes
 
     def trainer(self, model: ModelConfig) -> Trainer:
-        """In the layout with the least TP, as every run has it."""
+        """The trainer of `model`, in the layout with the least TP as in every run."""
         first = next(iter(self.layouts.values()))
         policy = Policy.from_config(model)
         return build_trainer(self.order.config, policy, first, self.layouts, self.drafter)
@@ -161,19 +161,19 @@ class TargetBuild:
 
     @cached_property
     def drafter(self) -> Drafter:
-        """The drafts that bursts may verify there, and their model."""
+        """The drafts that bursts may verify on this target, and their model."""
         order = self.order
         drafts = drafts_of(order.config.speculation, order.target.chip.platform)
         return drafter_for(drafts, order.draft_model and _draft_policy(order.draft_model))
 
     @cached_property
     def whole_trainer(self) -> Trainer:
-        """That of the whole model."""
+        """The trainer of the whole model."""
         return self.trainer(self.order.model)
 
     @cached_property
     def resident(self) -> Sequence[Any]:
-        """Shapes with shardings of what training keeps on the devices during a rollout."""
+        """Shapes and shardings of the arrays that training keeps on devices during a rollout."""
         return self.whole_trainer.resident if self.order.config.train else ()
 
     @property
@@ -184,7 +184,7 @@ class TargetBuild:
 
     @cached_property
     def alone(self) -> MemoryModel:
-        """Memory of the whole model, in every layout as if it were the only one."""
+        """Memory of the whole model, for each layout as if it were the only one."""
         return memory_alone(
             self.policy,
             self.layouts,
@@ -197,14 +197,14 @@ class TargetBuild:
 
     @cached_property
     def memory(self) -> MemoryModel:
-        """Memory of the whole model: layouts with room have the pool of a run, the others what they
-        need."""
+        """Memory of the whole model: layouts with room have the pool of a run, the others the least
+        that they need."""
         rollout = self.order.config.rollout
         return memory_model(self.specs, rollout, limit=self.limit, resident=self.resident)
 
     @property
     def _pages(self) -> dict[Split, int]:
-        """Pages of a replica in every layout: those with room share a pool, the others have what they need."""
+        """Pages of a replica in every layout: with room those of a pool, else the least."""
         config = self.order.config.rollout
         without_memory = layouts_without_memory(self.alone, config)
         kept = {split: x for split, x in self.layouts.items() if split not in without_memory}
@@ -223,9 +223,10 @@ class TargetBuild:
 
 
 def check(built: TargetBuild) -> None:
-    """
+    """Checks that some layout divides the model.
+
     Raises:
-      UserError: no layout of these devices divides the model.
+      UserError: no layout of these devices does.
     """
     layouts, dropped = built.chain
     if not layouts:

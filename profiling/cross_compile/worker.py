@@ -1,8 +1,8 @@
 """The child process of `compile.py`: compiles an order's programs and prints one JSON line for
 each.
 
-Its environment, set by the parent, decides which compiler there is. Reads the order from standard
-input; what libraries print goes to standard error.
+The parent sets its environment, which decides the compiler. Reads the order from standard input;
+what libraries print goes to standard error.
 """
 
 import hashlib
@@ -37,14 +37,15 @@ LONGEST_ERROR = 600  # characters
 
 
 def devices_of(target: Target) -> Sequence[Device]:
-    """
+    """The devices of `target` as its compiler describes them.
+
     Raises:
       UserError: the compiler knows no such machine.
     """
     chip = target.chip
     try:
         if chip.platform == "tpu":
-            # The compiler takes a machine for 2x2 chips, and a smaller slice only where it is told so.
+            # The compiler assumes hosts of 2x2 chips; a smaller slice must be stated.
             sizes = zip((2, 2, 1), (*target.topology, 1), strict=False)
             on_host = [min(most, n) for most, n in sizes]
             return topologies.get_topology_desc(
@@ -63,13 +64,13 @@ def devices_of(target: Target) -> Sequence[Device]:
 
 @dataclass(frozen=True)
 class Compiler:
-    """Compiles jobs, or finds what was made of the same text before."""
+    """Compiles jobs, or looks up records of programs with the same text."""
 
     kept: Path  # folder of records, by content
     machine: str  # all that a record depends on besides the program
-    texts: Path | None = None  # folder for what every program was compiled to; nothing is looked up
+    texts: Path | None = None  # folder for compiled programs as text; with it nothing is looked up
     per_host: int = 0  # devices that fast links join; 0: all
-    # Of equal programs the first is compiled, and the others are what it gave.
+    # Only the first of equal programs is compiled; the others take its record.
     locks: defaultdict[str, Lock] = field(default_factory=lambda: defaultdict(Lock))
 
     def run(self, job: CompileJob) -> CompiledProgram:
@@ -86,7 +87,7 @@ class Compiler:
             return self._found(job, self.kept / f"{name}.json", lowered)
 
     def _kept(self, path: Path) -> CompiledProgram | None:
-        """None of a file that is not as it was written: the program is compiled again."""
+        """The record in a file; None if the file is damaged: then the program is compiled again."""
         try:
             content: Any = parse_json(path.read_bytes())
             return CompiledProgram.from_json(content)
@@ -119,7 +120,7 @@ def _described(
     is_burst = record.name == "decode"
     trips = None if is_burst else loop_trips(text)
     every = collectives(text, trips=trips, per_host=per_host)
-    # The group of a permutation is its pairs.
+    # The group of a permutation is the number of its pairs.
     sent = (c for c in every if c.group > 1 or c.kind == "collective-permute")
     counted = hlo_costs.count(text, inside=STEP_LOOPS if is_burst else 0)
     called = Counter(re.findall(r'custom_call_target="([^"]+)"', text))
@@ -143,10 +144,10 @@ def sentence_of(error: Exception) -> str:
 
 
 def serve(answer: Callable[[dict[str, Any], TextIO], None]) -> None:
-    """Answers what the parent asks by standard input."""
+    """Answers what the parent asks on standard input."""
     content = json.loads(sys.stdin.read())
     with os.fdopen(os.dup(1), "w", encoding="utf-8") as lines:
-        os.dup2(2, 1)  # what compilers print is not ours
+        os.dup2(2, 1)  # keeps what compilers print out of the answers
         try:
             answer(content, lines)
         except UserError as error:
@@ -171,7 +172,7 @@ def _answer(content: dict[str, Any], lines: TextIO) -> None:
 
 
 def _reading() -> str:
-    """A hash of the code that reads programs: records that other code read are not found again."""
+    """A hash of the code that reads programs: records made by other code are not found."""
     files = (Path(module.__file__ or "") for module in (hlo, hlo_costs))
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 

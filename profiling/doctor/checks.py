@@ -1,5 +1,5 @@
-"""What devices are made to do: send, compute with kernels, switch. Small, and held against what is
-right."""
+"""Small checks of what devices do: send, compute with kernels, switch. Results are compared with
+right ones."""
 
 import time
 from collections.abc import Sequence
@@ -31,15 +31,15 @@ from pat_jax.profiling.doctor.report import Finding
 from pat_jax.profiling.measure.collectives import SIZES, all_reduce_seconds
 from pat_jax.profiling.predict.targets import Target
 
-MODEL = "tiny"  # that switches, and that learns
+MODEL = "tiny"  # for the switch and the iteration of training
 SEQUENCES, PROMPT, LONGEST = 8, 16, 96
 LEAVE, COME_BACK = 6, 3  # unfinished sequences at which the layouts change
-LEAST_EQUAL = 0.5  # of the responses that lived through a switch: others may have met near-ties
+LEAST_EQUAL = 0.5  # of the responses that ran during a switch: others may have met near-ties
 
 
 def links_found(devices: Sequence[Device], dtype: jnp.dtype) -> Finding:
-    """Sums over the devices of each TP degree: one of few bytes, which waits, and one of many,
-    which sends."""
+    """Times sums over the devices of each TP degree: of few bytes for the latency, and of many for
+    the rate."""
     chain, _ = layout_chain(factored_mesh(devices), preset(MODEL))
     seconds = all_reduce_seconds(chain.values(), dtype, (SIZES[0], SIZES[-1]))
     if not seconds:
@@ -58,7 +58,7 @@ def links_found(devices: Sequence[Device], dtype: jnp.dtype) -> Finding:
 def kernels_found(
     devices: Sequence[Device], model: ModelConfig, page_size: int, dtype: jnp.dtype
 ) -> Finding:
-    """Every kernel against plain operations, at the shapes of the least TP and of the most."""
+    """Compares every kernel with plain operations, at the shapes of the least and the most TP."""
     model = padded_for(devices, model)
     chain, _ = layout_chain(factored_mesh(devices, model), model)
     device, kernels = devices[0], Kernels.of(devices[0].platform)
@@ -79,7 +79,7 @@ def kernels_found(
 def kernels_compiled(
     target: Target, model: ModelConfig, page_size: int, dtype: Literal["float32", "bfloat16"]
 ) -> Finding:
-    """Every kernel, compiled for a machine that is not here and not run."""
+    """Compiles every kernel for a machine that is not here, and runs none."""
     asked = {"target": target.text, "model": asdict(model), "page_size": page_size, "dtype": dtype}
     found = list(answers(target, asked, "kernel_worker"))
     figures = {f"{x['name']}, {x['part']}": x["trouble"] for x in found}
@@ -92,8 +92,8 @@ def kernels_compiled(
 
 
 def switch_found(devices: Sequence[Device]) -> Finding:
-    """From the least TP to the most and back, amid responses; the second time is told, for the
-    first one warms up."""
+    """Switches from the least TP to the most and back during a rollout. Reports the second time,
+    because the first one warms up."""
     engine, params = _engine(devices)
     first, *_, last = [*engine.layouts] * 2
     if first == last:
@@ -124,7 +124,7 @@ def switch_found(devices: Sequence[Device]) -> Finding:
 
 
 def _engine(devices: Sequence[Device]) -> tuple[RolloutEngine, Params]:
-    """Of a model whose every part moves what it says, in the layouts with the least TP and the most."""
+    """An engine in the layouts with the least and the most TP, and weights that all matter."""
     model, mesh = preset(MODEL), factored_mesh(devices)
     chain, _ = layout_chain(mesh, model)
     ends = list(dict.fromkeys((next(iter(chain)), list(chain)[-1])))
@@ -173,6 +173,6 @@ def _run(engine: RolloutEngine, params: Params, planner: Planner):
 
 
 def _equal(stayed: Sequence[Completion], switched: Sequence[Completion]) -> float:
-    """The share of equal responses, of those that lived through a switch: the longest."""
+    """The share of equal responses, among those that ran during a switch: the longest."""
     pairs = list(zip(stayed, switched, strict=True))[-LEAVE:]
     return sum(np.array_equal(a.tokens, b.tokens) for a, b in pairs) / len(pairs)

@@ -16,23 +16,23 @@ class DoctorConfig(Options):
     """
 
     model: str = option("qwen3-0.6b", GIVEN)
-    """Whose attention the kernels are asked for: a Hugging Face checkpoint directory, a model of
-    the Hugging Face Hub (owner/name), or the name of a built-in shape. Nothing else of it is
-    loaded: the switch and the iteration are those of a tiny model."""
+    """The model whose shapes the kernels are checked at: a Hugging Face checkpoint directory, a
+    model of the Hugging Face Hub (owner/name), or the name of a built-in shape. Nothing else of it
+    is loaded: the switch and the iteration have a tiny model."""
     devices: int = option(0, DEVICES)
     """Devices to use; 0 takes all (on CPU the largest power of two up to min(cores, 8))."""
     compute_dtype: Literal["float32", "bfloat16"] = "bfloat16"
-    """Arithmetic that the kernels are asked for."""
+    """Arithmetic that the kernels are checked in."""
     page_size: int = option(16, TOKENS)
     """Tokens in one page of the KV cache."""
     target: str = ""
     """A machine that is not here, such as h100:8 or v5e:2x4: its kernels are compiled by its own
     compiler, and nothing is run. Takes the extra `plan`."""
     out: str = ""
-    """A JSON file for everything that was found; empty writes none."""
+    """A JSON file for all results; empty writes none."""
     step_seconds: int = option(300, count(1, 86_400))
-    """The most that one part may take: one that hangs, as links that are broken do, ends the
-    examination there."""
+    """The most seconds that one part may take. A part that hangs, for example because of broken
+    links, ends the examination."""
 
     def __post_init__(self):
         super().__post_init__()

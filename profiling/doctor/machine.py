@@ -1,4 +1,4 @@
-"""What a machine has: devices, memory, versions. Computes nothing on it."""
+"""Finds what a machine has: devices, memory, versions. Computes nothing on it."""
 
 import os
 from collections import Counter
@@ -17,7 +17,7 @@ DRIVER = Path("/proc/driver/nvidia/version")
 
 
 def devices_found(devices: Sequence[Device]) -> Finding:
-    """How many of which kind, what each has of memory, and whether others are left unused."""
+    """The number, kind and memory of the devices, and whether accelerators are left unused."""
     kinds = Counter(device.device_kind for device in devices)
     platform, each = devices[0].platform, [memory_of(device) for device in devices]
     words = ", ".join(f"{n} x {kind}" for kind, n in kinds.items())
@@ -43,12 +43,12 @@ def _memory(each: Sequence[int | None]) -> str:
 
 
 def memory_of(device: Device) -> int | None:
-    """Bytes that XLA may take of a device; None where it does not say, as on a CPU."""
+    """Bytes that XLA may take of a device; None if it does not report them, as on a CPU."""
     return (device.memory_stats() or {}).get("bytes_limit")
 
 
 def versions_found(devices: Sequence[Device]) -> Finding:
-    """Versions of the packages, and of what lies under them."""
+    """Versions of the packages, and of the runtime and driver under them."""
     found = {"python": python_version(), "pat_jax": __version__, **versions_of(PACKAGES)}
     client = " ".join(str(devices[0].client.platform_version).split())
     if devices[0].platform != "cpu":

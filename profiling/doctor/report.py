@@ -1,4 +1,4 @@
-"""What an examination found: a sentence for each part, and one that says what to do.
+"""The result of an examination: a sentence for each part, and one that says what to do.
 
 Knows neither devices nor programs.
 """
@@ -25,12 +25,12 @@ class Finding:
 
     sentence: str
     figures: Mapping[str, Any] = field(default_factory=dict)
-    trouble: str = ""  # what is wrong in a few words; empty where nothing is
+    trouble: str = ""  # what is wrong, in a few words; empty if nothing is
 
 
 @dataclass(frozen=True)
 class Examined:
-    """One part that was looked at."""
+    """One part that was examined."""
 
     name: str
     is_well: bool
@@ -45,12 +45,12 @@ class Examined:
 
 @dataclass
 class Examination:
-    """Parts, one behind the other: one that fails keeps no other from being looked at.
+    """Examines one part after the other. After a part that fails it goes on with the next.
 
     Attributes:
-      command: as it was called.
-      tell: hears each line as soon as it is known.
-      out: the file of the report; None where there is none.
+      command: the command line.
+      tell: called with each line as soon as it is known.
+      out: the file of the report; None: no file.
       step_seconds: the most that a part may take.
     """
 
@@ -62,12 +62,13 @@ class Examination:
     todo: list[str] = field(default_factory=list)  # for each part that fails
 
     def look(self, name: str, examine: Callable[[], Finding], todo: str) -> None:
-        """
+        """Examines one part and tells its line.
+
         Args:
-          todo: what a person does where this part fails, after "To do:".
+          todo: what to do if this part fails; stands after "To do:".
 
         Raises:
-          UserError: of the first part, which depends on options.
+          UserError: `examine` of the first part raised it, so that an option is wrong.
         """
         start = time.perf_counter()
         guard = threading.Timer(self.step_seconds, self._give_up, (name, todo))
@@ -98,7 +99,7 @@ class Examination:
         return bool(self.parts) and all(part.is_well for part in self.parts)
 
     def verdict(self, well: str) -> str:
-        """A sentence: `well` where nothing is wrong."""
+        """One sentence: `well` if nothing is wrong, else every trouble and what to do."""
         wrong = [part for part in self.parts if not part.is_well]
         if not wrong:
             return f"verdict: {well}"
@@ -106,7 +107,7 @@ class Examination:
         return f"verdict: not well: {troubles}. To do: {'; '.join(dict.fromkeys(self.todo))}."
 
     def finish(self, well: str) -> int:
-        """Says and keeps the verdict; returns the exit code."""
+        """Tells the verdict and writes the report; returns the exit code."""
         verdict = printable(in_one_line(self.verdict(well)))
         self.tell(verdict)
         if self.out is not None:
@@ -121,7 +122,7 @@ class Examination:
         return 0 if self.is_well else 1
 
     def _give_up(self, name: str, todo: str) -> None:
-        """A part that hangs inside of a driver cannot be stopped: the process ends."""
+        """Ends the process, because a part that hangs inside a driver cannot be stopped."""
         seconds = self.step_seconds
         self._add(Examined(name, False, "has not come to an end", seconds, {}), todo)
         os._exit(self.finish(""))

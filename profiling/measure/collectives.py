@@ -1,4 +1,4 @@
-"""What one sum over the tensor-parallel devices costs, by the bytes that each of them holds."""
+"""Measures one sum over the tensor-parallel devices, by the bytes that each of them holds."""
 
 import time
 from collections.abc import Iterable, Sequence
@@ -11,7 +11,7 @@ from pat_jax.layout.layout import Layout
 
 SIZES = tuple(2**k for k in range(12, 25, 2))  # bytes a device: 4 KiB to 16 MiB
 RUNS = 3  # of which the fastest counts
-IN_A_ROW = 8  # sums of one program: one alone would be a measurement of its launch
+IN_A_ROW = 8  # sums of one program: a single one would measure its launch
 
 
 def all_reduce_seconds(

@@ -9,8 +9,8 @@ from pat_jax.config.run import RunConfig
 
 @dataclass(frozen=True)
 class ProfileConfig(RunConfig):
-    """Measures what each step takes on this machine for one model, for `train` to plan by. Takes
-    the options of `train`, so that a run's --preset and --config fit as they are.
+    """Measures the time of each step of one model on this machine, for the plans of `train`. Takes
+    the options of `train`, so that a run's --preset and --config can be used as they are.
 
         python -m pat_jax.profile --preset qwen2.5-0.5b
     """
@@ -22,8 +22,8 @@ class ProfileConfig(RunConfig):
     runs: int = option(3, count(1, 1000))
     """Timed runs of each program; the fastest counts."""
     shards: str = ""
-    """A machine of such devices as this one, such as h100:8: on one device here the shard of each
-    of its layouts is measured, and what goes over its links is computed."""
+    """A machine of several devices like this one, such as h100:8. The shard of each of its layouts
+    is measured on one device here, and the time of its links is computed."""
 
     def _check_given(self) -> None:
         """Measuring takes no data."""

@@ -1,4 +1,4 @@
-"""A profile for people: tables of text and a picture."""
+"""Shows a profile to people: tables of text and a picture."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def tables(profile: Profile) -> str:
-    """What was measured, in as many lines as it needs; milliseconds."""
+    """All measured times as tables of text, in milliseconds."""
     latency = profile.latency
     calls = f"prefill, one call of {latency.prefill_blocks} pages of {latency.page_size} tokens"
     lists = {
@@ -62,7 +62,7 @@ def _round(source: Split, target: Split, senders: str) -> str:
 
 
 def draw_profile(profile: Profile) -> "Figure":
-    """The decode step by running sequences, a panel for each cache length."""
+    """Draws the decode step over the running sequences, one panel for each cache length."""
     from pat_jax.common.picture import Picture
 
     table = profile.latency.decode_table

@@ -1,34 +1,35 @@
-"""A latency model of a machine that is not here, composed from the kernels of one layer. Seconds.
+"""Composes the latency model of a machine that is not here from the kernels of one layer. Seconds.
 
 Computed:
 
-- A decode step is the sum of its kernels over all layers, the embedding, the head and what sampling
-  does with its logits. The sums of a layer run beside its products as far as its links let them
+- A decode step is the sum of its kernels over all layers, the embedding, the head and the sampling
+  from its logits. The all-reduces of a layer overlap with its products as far as the links allow
   (`links.added`).
-- Experts are on all devices, the same ones in every layout. A layer of them gathers the rows of all
-  replicas, computes its own experts for all of those, and scatters the sums over the replicas; with
-  tensor parallelism the devices of a replica sum besides. Each token chooses its experts
-  independently and evenly (assumed). The device with the most experts to read is waited for.
-- Resharding reads and writes the new shards at the memory's rate. Going down, it gathers them over
-  the links. It moves no expert.
-- Migrating, and moving sequences between the replicas of a layout, sends what a device gives away
-  at the rate of the links. What moves between replicas is also read and written twice at the
-  memory's rate, to pack it and to unpack it.
+- Experts are divided over all devices, in the same way in every layout. In a layer with experts a
+  device gathers the rows of all replicas, computes its own experts for them, and scatters the sums
+  over the replicas. With tensor parallelism the devices of a replica sum as well. Each token
+  chooses its experts independently and evenly (assumed). The device with the most experts to read
+  sets the time.
+- Resharding reads and writes the new shards at the memory's rate. To a lower TP it also gathers
+  them over the links. It moves no expert.
+- Migrating, and moving sequences between the replicas of a layout, sends the pages of a device
+  at the rate of the links. Between replicas, pages are also read and written twice at the memory's
+  rate, to pack and to unpack them.
 - Recomputing is a prefill.
 
 Assumed: `UNLISTED` seconds of a step that are in no kernel table; `SWITCH_S` of host and launch
-time a switch; a move between replicas is charged its bytes alone. The KV cache is taken to fit.
+time per switch; a move between replicas takes only the time of its bytes; the KV cache fits.
 
-A step that verifies drafts is one of as many tokens as it has room for. Its attention reads the
-cache of each row once. What the further queries of a row compute comes on top, at the rate of a
-prefill's. `DRAFTING_S` is assumed for what finds drafts, ranks them and takes over what was right.
-These are many kernels with little to do, since a text has four bytes where the cache has some
-hundred thousand. A decode step has none of these.
+A step that verifies drafts is priced as a step of as many tokens as it has room for. Its attention
+reads the cache of each row once. The further queries of a row come on top, at the rate of a
+prefill. `DRAFTING_S` is assumed for finding drafts, ranking them and accepting the right tokens.
+These are many small kernels, since a token of text has four bytes where the cache has some hundred
+thousand. A decode step without drafts has none of them.
 
-Where a model proposes drafts, the step begins with a pass for each token of the number of draft
-tokens, every row running. With early exit the pass is one of the policy's first layers, as a decode
-step of so many, with the matrix of the exit head. With a draft model it is one of the whole model
-on each device, which takes two tokens of a row and draws one.
+If a model proposes drafts, the step begins with one pass of all rows for each draft token. With
+early exit a pass is a decode step of the policy's first layers, with the matrix of the exit head.
+With a draft model it is a pass of the whole model on each device, which takes two tokens of a row
+and draws one.
 """
 
 from collections.abc import Callable, Sequence
@@ -72,14 +73,14 @@ class Unlisted:
     row: float = 0.0  # of a replica
 
 
-# A burst runs on the device: no host schedules its steps. What composed kernels lack of whole steps of
-# Llama-3.1-8B on H100s, over TP 1 to 8 and all batches, is 16 us a layer and 0 to 3 us a row.
+# A burst runs on the device: no host schedules its steps. Measured steps of Llama-3.1-8B on H100s
+# take 16 us a layer and 0 to 3 us a row more than their kernels, over TP 1 to 8 and all batches.
 UNLISTED = {"cuda": Unlisted(1.6e-5, 1.5e-6), "tpu": Unlisted()}
 
 
 @dataclass(frozen=True)
 class Composer(LayerTimes):
-    """One model's decode steps, prefills and switches from a chip's kernels."""
+    """Composes one model's decode steps, prefills and switches from a chip's kernels."""
 
     switch_s: float = SWITCH_S
     page_size: int = PAGE_SIZE  # tokens
@@ -96,7 +97,7 @@ class Composer(LayerTimes):
 
     @property
     def reads(self) -> Reads:
-        """What the engine's programs would read there."""
+        """What a decode step of the engine would read of the KV cache on this target."""
         platform = self.kernels.chip.platform
         is_held = reads_what_rows_hold(
             kernel_choice.Kernels.of(platform), self.page_size, self.model.head_dim
@@ -104,8 +105,8 @@ class Composer(LayerTimes):
         return "held" if is_held else "bucket"
 
     def prefill_links_s(self, split: Split) -> float:
-        """Seconds of what a prefill call sends. Its products do not wait for memory, so it comes on
-        top."""
+        """Seconds in which a prefill call sends. They come on top, because its products do not wait
+        for memory."""
         tokens = self.prefill_blocks * self.page_size
         return sum(
             count * self.layer_links_ms(tokens, split, is_sparse=is_sparse) / 1e3
@@ -113,13 +114,13 @@ class Composer(LayerTimes):
         )
 
     def sampling_s(self, rows: int, vocab: int) -> float:
-        """Seconds of sampling from so many logits of each row, which every device of a replica
-        does."""
+        """Seconds to sample from `vocab` logits of each row. Every device of a replica does
+        this."""
         return self.kernels.elementwise(SAMPLING_BYTES * rows * vocab) / 1e3
 
     def decode_step(self, split: Split, rows: int, length: int, num_draft_tokens: int = 0) -> float:
-        """A step with room for `num_draft_tokens` tokens of drafts for each row, all of it used;
-        who says the drafts is not in it."""
+        """Seconds of a step with room for `num_draft_tokens` per row, all of it used. Passes that
+        propose drafts are not included."""
         each = 1 + num_draft_tokens
         seconds = self._pass_s(split, rows, length, each=each, drawn=each)
         return seconds + DRAFTING_S * (num_draft_tokens > 0)
@@ -134,8 +135,8 @@ class Composer(LayerTimes):
         drawn: int,
         layers: int | None = None,
     ) -> float:
-        """`each` tokens of each row through the first `layers`, or all where not given; `drawn` of them
-        through the head."""
+        """Seconds of `each` tokens per row through the first `layers`, by default all, and of
+        `drawn` of them through the head."""
         model, tokens = self.model, rows * each
         layers = layers or model.num_layers
         of_each = self._attention_ms(rows, length, each - 1, split.tp) + 1e3 * self.unlisted.layer
@@ -146,13 +147,13 @@ class Composer(LayerTimes):
         return on_device + self.decode_links_s(tokens, split, layers) + self.unlisted.row * tokens
 
     def early_exit(self, split: Split, rows: int, length: int, layers: int) -> float:
-        """A pass that proposes one token of each row's draft, through the first `layers` and the
-        exit head."""
+        """Seconds of a pass through the first `layers` and the exit head, which proposes one token
+        of each row's draft."""
         seconds = self._pass_s(split, rows, length, each=1, drawn=1, layers=layers)
         return seconds + self.kernels.gemm(rows, self.model.embed_dim, self.model.embed_dim) / 1e3
 
     def asked(self, rows: int, length: int) -> float:
-        """A pass of this model that proposes one token of each row's draft for another model."""
+        """Seconds of a pass of this model that proposes one token of each row for another model."""
         return self._pass_s(ONE, rows, length, each=2, drawn=1)
 
     def _attention_ms(self, rows: int, length: int, num_draft_tokens: int, tp: int) -> float:
@@ -161,16 +162,16 @@ class Composer(LayerTimes):
         read = self.kernels.decode_attention(rows, attended, *heads)
         if not num_draft_tokens:
             return read
-        # A query of a prompt sees half of it on average, one of a draft all. Prompts so long that nothing
-        # but their pairs of tokens counts.
+        # A query of a prompt sees half of it on average, one of a draft all. These prompts are so
+        # long that only their pairs of tokens count.
         whole = self.kernels.prefill_attention(PREFILL_ROWS, LONG_PROMPT, *heads)
         share = 2 * rows * num_draft_tokens * length / (PREFILL_ROWS * LONG_PROMPT**2)
         return read + share * whole * model.head_dim / HEAD_DIM
 
     def prefill_call(self, split: Split, length: int) -> float:
-        """One call of positions up to `length`; attention as its share of whole prompts' prefill.
+        """Seconds of a call of positions up to `length`; attention is a share of whole prompts'.
 
-        A bucket holds the upper half of its positions: they see half as much again as the mean.
+        A bucket holds the upper half of its positions. They see half as much again as the mean.
         """
         model, tp, tokens = self.model, split.tp, self.prefill_blocks * self.page_size
         heads = heads_of(model, tp, self.kv_ways(tp))
@@ -187,19 +188,19 @@ class Composer(LayerTimes):
         return self.switch_s + shard * (1 - target.tp / source.tp) / rate
 
     def migrate(self, source: Split, target: Split) -> float:
-        """A round of pages; each device of a merging replica keeps the part it holds in both
-        layouts.
+        """Seconds of a round of pages. Each device of a merging replica keeps the part that it
+        holds in both layouts.
 
-        Whether all replicas send or one: the link of a device is what takes the time.
+        All replicas take as long as one: the link of each device sets the time.
         """
         narrow, wide = sorted((source.tp, target.tp))
         held = self.round_tokens * self.model.kv_bytes_per_token / self.kv_ways(wide)
         return held * (wide // narrow - 1) / self.kernels.exchange_bytes_s(wide)
 
     def _shift(self, split: Split) -> float:
-        """A round of pages to other replicas of a layout.
+        """Seconds of a round of pages to other replicas of a layout.
 
-        Each device of a replica packs its part of all of them, sends it, and unpacks what comes.
+        Each device of a replica packs its part of all pages, sends it, and unpacks what it gets.
         """
         sent = self.round_tokens * self.model.kv_bytes_per_token / self.kv_ways(split.tp)
         packed_s = 4 * sent / self.kernels.chip.memory_bytes_s
@@ -208,7 +209,7 @@ class Composer(LayerTimes):
     def _steps(
         self, split: Split, rows: Sequence[int], lengths: Sequence[int], seconds: StepSeconds
     ) -> dict[tuple[Split, int, int], float]:
-        """Times at every bucket; a larger one never costs less than a smaller one."""
+        """Seconds at every bucket; a larger bucket never takes less than a smaller one."""
         step = np.array([[seconds(split, n, m) for m in lengths] for n in rows])
         step = np.maximum.accumulate(np.maximum.accumulate(step, axis=0), axis=1)
         sizes = product(rows, lengths)
@@ -223,7 +224,7 @@ class Composer(LayerTimes):
         rows: int,
         length: int,
     ) -> float:
-        """A step that verifies drafts, with what it takes to propose them."""
+        """Seconds of a step that verifies drafts, the passes that propose them included."""
         proposed = draft_model.asked(rows, length) if draft_model else 0.0
         if drafts.exit_layer:
             proposed = self.early_exit(split, rows, length, drafts.exit_layer)
@@ -232,7 +233,7 @@ class Composer(LayerTimes):
     def latency_model(
         self, buckets: Buckets, drafts: Drafts = NO_DRAFTS, draft_model: "Composer | None" = None
     ) -> LatencyModel:
-        """The draft model, where one proposes drafts, is on the same chips."""
+        """The latency model for `buckets`. A draft model, if there is one, is on the same chips."""
         assert drafts.has_model == (draft_model is not None), "who generates drafts"
         splits, lengths = tuple(buckets.rows), buckets.lengths
         decode, verify = {}, {}

@@ -1,7 +1,7 @@
-"""Published kernel measurements of one GPU, read from their files and interpolated. Milliseconds.
+"""Reads and interpolates published kernel measurements of one GPU. Milliseconds.
 
-Between measured sizes times lie on a straight line; past the last one they go on with the slope of
-the last two.
+Between measured sizes times are linear; past the last size they go on with the slope of the last
+two.
 """
 
 import csv
@@ -32,7 +32,7 @@ class NoData(UserError):
 
 
 class Interpolated:
-    """Milliseconds over one size: straight lines between points, the last slope beyond them."""
+    """Milliseconds over one size: linear between points, with the last slope beyond them."""
 
     def __init__(self, points: dict[int, float]):
         self.sizes = np.array(sorted(points), float)
@@ -40,7 +40,7 @@ class Interpolated:
 
     @classmethod
     def rising(cls, points: dict[int, float]) -> "Interpolated":
-        """Less work is never slower: it could be done as more."""
+        """Interpolates points made ascending: less work is never slower, as it could be padded."""
         sizes = sorted(points)
         ms = np.minimum.accumulate([points[size] for size in reversed(sizes)])[::-1]
         return cls(dict(zip(sizes, ms.tolist(), strict=True)))
@@ -53,8 +53,8 @@ class Interpolated:
 
 
 class Attention:
-    """Milliseconds of one layer by KV heads and heads, over two sizes: columns `outer` and
-    `inner`."""
+    """Milliseconds of one layer's attention, by KV heads, heads, and the sizes in two columns,
+    `outer` and `inner`."""
 
     def __init__(self, rows: Iterable[dict[str, str]], outer: str, inner: str):
         self.table: dict = defaultdict(dict)
@@ -75,10 +75,11 @@ class Attention:
 
 
 class KernelTables(ModelledKernels):
-    """The kernels of one kind of GPU as they were measured; what no table has is modelled."""
+    """Measured kernels of one kind of GPU; kernels without a table are modelled."""
 
     def __init__(self, data: Path, target: Target, sums: Sums = "one-shot"):
-        """
+        """Reads the tables of `target`'s chip in `data`.
+
         Args:
           sums: how devices sum: SGLang's one-shot kernel or NCCL, in a CUDA graph or outside one.
 
@@ -117,7 +118,7 @@ class KernelTables(ModelledKernels):
         return sorted({n for n, _ in self._gemms})
 
     def gemm(self, m: int, n: int, k: int) -> float:
-        """ms of [m, k] times [k, n]."""
+        """Milliseconds of [m, k] times [k, n]."""
         along_n = {}
         for n_at in _around(self._gemm_sizes, n):
             along_k = {
@@ -136,18 +137,18 @@ class KernelTables(ModelledKernels):
         return Attention(self._rows("decode_attention_bf16.csv"), "batch_size", "step")
 
     def decode_attention(self, rows: int, length: int, heads: int, kv_heads: int) -> float:
-        """ms of one layer, `rows` sequences of `length` tokens."""
+        """Milliseconds of one layer, `rows` sequences of `length` tokens."""
         table = self._decode_attention
         if kv_heads not in table.kv_heads:
             return super().decode_attention(rows, length, heads, kv_heads)
-        return table.ms(kv_heads, heads, rows, length - 1)  # a step is the one after so many tokens
+        return table.ms(kv_heads, heads, rows, length - 1)  # "step" counts the tokens before it
 
     @cached_property
     def _prefill_attention(self) -> Attention:
         return Attention(self._rows("prefill_attention_bf16.csv"), "isl", "batch_size")
 
     def prefill_attention(self, rows: int, length: int, heads: int, kv_heads: int) -> float:
-        """ms of one layer, `rows` prompts of `length` tokens each; past the table by length²."""
+        """Milliseconds of one layer, `rows` prompts of `length`; past the table by length²."""
         table = self._prefill_attention
         if kv_heads not in table.kv_heads:
             return super().prefill_attention(rows, length, heads, kv_heads)
@@ -184,7 +185,7 @@ class KernelTables(ModelledKernels):
 
 
 def _by_gpus(rows: Iterable[dict[str, str]]) -> dict[int, Interpolated]:
-    """Milliseconds of a collective over so many devices, by elements of two bytes."""
+    """Milliseconds of a collective by number of devices, over elements of two bytes."""
     points: dict = defaultdict(dict)
     for row in rows:
         elements = row.get("message_elems_bf16") or row["message_elems_fp16"]
@@ -193,7 +194,7 @@ def _by_gpus(rows: Iterable[dict[str, str]]) -> dict[int, Interpolated]:
 
 
 def _around(sizes: Sequence[int], size: int) -> list[int]:
-    """The two measured sizes to draw a line through; the size itself where it was measured."""
+    """The two measured sizes for the line through `size`; `size` alone if it was measured."""
     if size in sizes:
         return [size]
     for low, high in pairwise(sizes):

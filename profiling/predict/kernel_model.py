@@ -1,14 +1,14 @@
-"""Kernel times from a few coefficients a chip: how much of its peaks each kind of kernel reaches.
+"""Predicts kernel times from a few coefficients per chip: the shares of its peaks that it reaches.
 
     product      floor + (memory^p + compute^p)^(1/p): its bytes at a share of the memory's rate,
                  its operations at a share of the peak
-    grouped      the same of the experts that have rows, each a product of its own in one kernel
-    attention    the same of the KV cache, page by page; a floor that grows until work is split
+    grouped      the same for the experts that have rows, each a product of its own in one kernel
+    attention    the same for the KV cache, page by page; the floor grows until work is split
     elementwise  floor + bytes
 
-`kernel_coefficients.yaml` holds the shares, fitted by docs/notebook/benchmarks.md of commit 8add1fe
-to published measurements where there are any. Other chips take over those of a relative, at their
-own rates, except for the kinds of kernels for which the file has shares of their own.
+`kernel_coefficients.yaml` holds the shares. They are fitted by docs/notebook/benchmarks.md of
+commit 8add1fe to published measurements, if there are any. Other chips have the shares of a
+relative at their own rates, except for kinds of kernels that have their own shares in the file.
 """
 
 from collections.abc import Mapping
@@ -24,9 +24,9 @@ Source = Literal["tables", "coefficients", "chip data", "profile"]
 FILE = "kernel_coefficients.yaml"
 BYTES = 2  # of a bfloat16 number
 HEAD_DIM = 128  # of every model whose attention was measured
-PAGE = 128  # tokens: what a kernel reads at least of a sequence
-SPLIT = 512  # tokens: from here on a sequence is read by several blocks
-RELATIVE = "relative"  # the chip whose shares stand for those that are not there
+PAGE = 128  # tokens: the least that a kernel reads of a sequence
+SPLIT = 512  # tokens: from here on several blocks read a sequence
+RELATIVE = "relative"  # the chip whose shares stand for missing ones
 
 
 def _shares(name: str) -> dict[str, Any]:
@@ -48,8 +48,9 @@ class ModelledKernels:
     weight_bytes: float = BYTES  # of one number of a weight matrix: 1 if it is kept in int8
     sums: Sums = "one-shot"
     kv_bytes: float = BYTES  # of one number of the KV cache
-    # Of one number that products multiply: 1 where activations are rounded to eight bits as well, which this
-    # engine does not. Tensor cores multiply twice as many of these a second (NVIDIA H100 data sheet).
+    # Of one number that products multiply: 1 if activations are rounded to eight bits as well,
+    # which this engine does not do. Tensor cores multiply twice as many of these a second (NVIDIA
+    # H100 data sheet).
     product_bytes: float = BYTES
 
     @property
@@ -58,7 +59,7 @@ class ModelledKernels:
 
     @property
     def source(self) -> Source:
-        """Where the times are from; every figure that rests on them says so."""
+        """Where the times are from; it is named beside every figure that depends on them."""
         return "chip data" if RELATIVE in shipped(FILE)["chips"][self.chip.name] else "coefficients"
 
     @cached_property
@@ -70,18 +71,18 @@ class ModelledKernels:
         return links_of(self.target, self.sums)
 
     def gemm(self, m: int, n: int, k: int) -> float:
-        """A product [m, k] times [k, n]."""
+        """A matrix product [m, k] times [k, n]."""
         return self._product("gemm", (m, n, k), 1, self.weight_bytes, self.product_bytes)
 
     def head(self, m: int, n: int, k: int) -> float:
-        """The same by the output head, which no weight format quantizes."""
+        """A product of the output head, whose weights are never quantized."""
         return self._product("gemm", (m, n, k), 1, max(self.weight_bytes, BYTES), BYTES)
 
     def grouped(self, rows: float, active: float, n: int, k: int) -> float:
-        """Products of `rows` rows of k, each with the [k, n] of its expert, in one kernel.
+        """Products of `rows` rows of k with the [k, n] of their experts, in one kernel.
 
         Args:
-          active: experts that have rows, whose weights alone are read.
+          active: number of experts that have rows; only their weights are read.
         """
         sizes = rows, n, k
         return self._product("grouped", sizes, active, self.weight_bytes, self.product_bytes)
@@ -121,7 +122,7 @@ class ModelledKernels:
         return 1e-3 * share["floor_us"] + 1e3 * (compute + per_token)
 
     def elementwise(self, num_bytes: float) -> float:
-        """One fused kernel that reads and writes so many bytes: a norm, an activation."""
+        """One fused kernel that reads and writes `num_bytes`, such as a norm or an activation."""
         share = self.shares["elementwise"]
         seconds = num_bytes / (share["memory"] * self.chip.memory_bytes_s)
         return 1e-3 * share["floor_us"] + 1e3 * seconds
@@ -131,14 +132,14 @@ class ModelledKernels:
         return 1e3 * self.links.all_reduce_s(devices, BYTES * elements)
 
     def all_gather(self, devices: int, elements: int) -> float:
-        """A gather of bfloat16 numbers, of which each device has its share."""
+        """A gather of `elements` bfloat16 numbers in total, of which each device has a share."""
         return 1e3 * self.links.all_gather_s(devices, BYTES * elements)
 
     def exchange_bytes_s(self, devices: int) -> float:
-        """Bytes a second, one way, that a device sends to others of a block of `devices`."""
+        """Bytes a second, one way, that a device sends to others of a group of `devices`."""
         return self.links.exchange_bytes_s(devices)
 
 
 def _norm(a: float, b: float, sharpness: float) -> float:
-    """Near the larger of the two; above it where they are alike, the more so the less sharp."""
+    """The p-norm: near the larger of the two, and above it if they are alike and p is small."""
     return (a**sharpness + b**sharpness) ** (1 / sharpness)

@@ -1,4 +1,4 @@
-"""Milliseconds of a model's layers on one device of a replica, and of what its devices send.
+"""Predicts milliseconds of a model's layers on one device of a replica, and of their collectives.
 
 In a layer of experts a device gathers the rows of all replicas, computes its own experts for those,
 and scatters the sums: see `docs/experts.md`. Rows and sums are as wide as experts see a token.
@@ -21,33 +21,33 @@ ROUTE_BYTES = 8  # of a token and each of its experts: a number and a weight, fo
 
 @dataclass(frozen=True)
 class LayerTimes:
-    """One model's layers by a chip's kernels and links."""
+    """Predicts one model's layers, by a chip's kernels and links."""
 
     kernels: ModelledKernels
     model: ModelConfig
-    # In how many ways the KV heads are divided at a TP degree, where that is not as many as divide both; the
-    # other devices of a replica have copies.
+    # Number of parts of the KV heads, by TP degree, if it is not the greatest common divisor of the
+    # two. The other devices of a replica have copies.
     divided: Mapping[int, int] = field(default_factory=dict)
-    # In how many ways the experts are divided, where that is not as many as divide both them and the devices.
+    # Number of parts of the experts; 0: the greatest common divisor of experts and devices.
     expert_ways: int = 0
-    expert_width: int = 1  # in how many ways the width of each expert is divided
+    expert_width: int = 1  # number of parts of each expert's width
 
     def kv_ways(self, tp: int) -> int:
-        """In how many ways a replica divides the KV heads."""
+        """The number of parts into which a replica divides the KV heads."""
         return self.divided.get(tp) or math.gcd(tp, self.model.num_kv_heads)
 
     def kinds(self, layers: int | None = None) -> dict[bool, int]:
-        """Number of layers with experts (True) and without, where there are any.
+        """Number of layers with experts (True) and without (False); kinds without any left out.
 
         Args:
-          layers: of the first so many; of all where not given.
+          layers: counts the first `layers` only; by default all.
         """
         layers = layers or self.model.num_layers
         dense = num_dense(self.model, layers)
         return {kind: n for kind, n in ((True, layers - dense), (False, dense)) if n}
 
     def expert_split(self, split: Split) -> Split:
-        """Over how many replicas, and devices of one, the experts and their width are divided."""
+        """The replicas, and the devices of each, over which experts and their width are divided."""
         assert self.model.experts is not None
         devices = split.dp * split.tp // self.expert_width
         ways = self.expert_ways or math.gcd(devices, self.model.experts.num_experts)
@@ -56,7 +56,7 @@ class LayerTimes:
         return Split(ways // over_tp, over_tp)
 
     def experts_ms(self, tokens: int, split: Split) -> float:
-        """Milliseconds of one layer's experts on the device that has most of them to read.
+        """Milliseconds of one layer's experts on the device that reads most of them.
 
         Args:
           tokens: of each replica.
@@ -95,7 +95,7 @@ class LayerTimes:
         )
 
     def _layers_ms(self, tokens: int, split: Split, layers: int | None = None) -> float:
-        """All layers' products, and what is done number by number; on one device."""
+        """Milliseconds of all layers' products and elementwise kernels on one device."""
         total = 0.0
         for is_sparse, count in self.kinds(layers).items():
             ways = split.tp, self.kv_ways(split.tp)
@@ -111,8 +111,8 @@ class LayerTimes:
         return self.kernels.all_reduce(devices, numbers) + waiting_ms
 
     def layer_links_ms(self, tokens: int, split: Split, *, is_sparse: bool = False) -> float:
-        """Milliseconds of what the devices send in one layer: a sum behind attention and one behind
-        the MLP. Around experts it is a gather of rows with their routes and a scatter over the
+        """Milliseconds of one layer's collectives: a sum after attention and one after the MLP.
+        Experts have instead of the latter a gather of rows with their routes and a scatter over the
         replicas, and a sum.
 
         Args:
@@ -133,11 +133,11 @@ class LayerTimes:
         return of_attention + exchanged + self._sum_ms(tokens * width, over.tp)
 
     def decode_links_s(self, tokens: int, split: Split, layers: int | None = None) -> float:
-        """What its links add to a step: those of each layer, one sum of the embedding, the logits.
+        """Seconds that links add to a step: by each layer, the embedding's sum and the logits.
 
         Args:
           tokens: of each replica.
-          layers: that it goes through; all where not given.
+          layers: number of layers; by default all.
         """
         chip, seconds = self.kernels.chip, 0.0
         for is_sparse, count in self.kinds(layers).items():
@@ -155,12 +155,12 @@ class LayerTimes:
 
 @lru_cache(maxsize=4096)
 def most_active(here: int, ways: int, chosen: float) -> float:
-    """Experts that the device with most of them reads, expected.
+    """Expected number of experts that the device with most of them reads.
 
     Args:
       here: experts of a device.
-      ways: devices with other experts.
-      chosen: probability that some token chooses an expert, each apart from the others.
+      ways: number of devices with different experts.
+      chosen: probability that some token chooses an expert, independent of the others.
     """
     at_most, below = [], 0.0
     for n in range(here):

@@ -1,8 +1,9 @@
-"""What tensor parallelism sends: sums and gathers over the links of a machine. Seconds.
+"""Predicts the seconds of tensor parallelism's sums and gathers over the links of a machine.
 
-Inside a host of GPUs an all-reduce is one-shot (everybody reads everything) or two-shot (everybody
-sums a share), whichever is faster, as the custom kernels of serving engines are; or NCCL's. Over
-PCIe and between hosts it goes around a ring. On a TPU it goes along the axes of the torus.
+Inside a host of GPUs an all-reduce is NCCL's, or that of the custom kernels of serving engines.
+These are one-shot (every device reads everything) or two-shot (every device sums a share),
+whichever is faster. Over PCIe and between hosts it goes around a ring. On a TPU it goes along the
+axes of the torus.
 """
 
 import math
@@ -23,7 +24,7 @@ Sums = Literal["one-shot", "nccl", "ungraphed"]
 
 @cache
 def shipped(name: str) -> dict[str, Any]:
-    """A file of numbers of this folder."""
+    """Reads a YAML file of numbers in this folder."""
     return yaml.safe_load(Path(__file__).with_name(name).read_text(encoding="utf-8"))
 
 
@@ -38,22 +39,22 @@ def links_of(target: Target, sums: Sums = "one-shot") -> "HostLinks | TorusLinks
 
 
 def launch_s(sums: Sums) -> float:
-    """Seconds that launching a sum takes where it is not part of a CUDA graph."""
+    """Seconds to launch a sum that is not part of a CUDA graph; 0 for others."""
     return 1e-6 * coefficients()["ungraphed"]["launch_us"] if sums == "ungraphed" else 0.0
 
 
 def waiting_s(chip: Chip, devices: int) -> float:
-    """What the devices of a group wait for each other at a sum. TPUs run in step."""
+    """Seconds that the devices of a group wait for each other at a sum; 0 for TPUs."""
     if chip.platform == "tpu":
         return 0.0
     return 1e-6 * coefficients()["waiting"]["each_us"] * (devices - 1)
 
 
 def added(chip: Chip, sums: float, products: float) -> float:
-    """What the sums of a layer add to the time of its products.
+    """The time that the sums of a layer add to that of its products.
 
-    A TPU's program fetches the next weights from memory while devices sum: the two take about the
-    root of their squares together. On a GPU one waits for the other.
+    A TPU's program fetches the next weights from memory while devices sum: together the two take
+    about the root of the sum of their squares. On a GPU one waits for the other.
     """
     if chip.platform != "tpu":
         return sums
@@ -74,11 +75,11 @@ class HostLinks:
         return self.chip.link.startswith("NVLink")
 
     def all_reduce_s(self, devices: int, num_bytes: float) -> float:
-        """Seconds of a sum of `num_bytes` that each device holds."""
+        """Seconds of an all-reduce of `num_bytes` on each device."""
         return self._passes_s(devices, num_bytes, 2)
 
     def all_gather_s(self, devices: int, num_bytes: float) -> float:
-        """Seconds of a gather of `num_bytes` in all."""
+        """Seconds of an all-gather of `num_bytes` in total."""
         return self._passes_s(devices, num_bytes, 1)
 
     def _passes_s(self, devices: int, num_bytes: float, passes: int) -> float:
@@ -91,12 +92,12 @@ class HostLinks:
             if self.sums == "one-shot" and self._has_nvlink:
                 seconds = min(seconds, self._custom(inside, num_bytes))
         if hosts > 1:
-            # Each device sums its share with its likes in other hosts, before the shares are gathered.
+            # Each device sums its share with its peers in other hosts, before shares are gathered.
             seconds += self._ring(hosts, num_bytes / inside, "network", passes)
         return seconds
 
     def exchange_bytes_s(self, devices: int) -> float:
-        """Bytes a second that one device sends, one way, to the others of its block of
+        """Bytes a second that one device sends, one way, to the others of its group of
         `devices`."""
         fits = devices <= self.devices_per_host
         return self.chip.link_bytes_s if fits else self.chip.host_link_bytes_s
@@ -150,7 +151,7 @@ class TorusLinks:
         return max(1, axes) * self._one_link
 
     def block(self, devices: int) -> tuple[int, ...]:
-        """The extents of a group: as near to a cube as the slice allows."""
+        """The shape of a group on the torus: as near to a cube as the slice allows."""
         extents = [1] * len(self.topology)
         for factor in prime_factors(devices):
             fits = [i for i, n in enumerate(self.topology) if n % (extents[i] * factor) == 0]
@@ -163,12 +164,12 @@ class TorusLinks:
         return self.chip.link_bytes_s / self.chip.links
 
     def _is_ring(self, axis: int, size: int) -> bool:
-        """v5p closes axes of a multiple of 4, v5e and v6e those of a whole pod."""
+        """Whether an axis is a ring: on v5p a multiple of 4, on v5e and v6e that of a whole pod."""
         whole = size == self.topology[axis]
         return whole and (size % 4 == 0 if self.chip.dimensions == 3 else size == 16)
 
     def _pass_s(self, devices: int, num_bytes: float) -> float:
-        """A gather; a scattered sum takes as long."""
+        """Seconds of a gather; a reduce-scatter takes as long."""
         known = coefficients()["ici"]
         axes = [(i, size) for i, size in enumerate(self.block(devices)) if size > 1]
         rings = [self._is_ring(axis, size) for axis, size in axes]

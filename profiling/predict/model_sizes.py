@@ -1,7 +1,7 @@
-"""How many weights a model has, and what its kernels move, by the share of one device.
+"""Counts a model's weights, and the bytes that its kernels move on one device.
 
-Stored weights are all there are. Active ones are those that a token is multiplied with: of a
-layer's experts, the few that compute it.
+Stored weights are all weights. Active weights are those that a token is multiplied with: only those
+of the few experts that it chooses.
 """
 
 from collections.abc import Iterator
@@ -16,8 +16,8 @@ ROUTER_PASSES = 3  # its logits are written, and read by top-k and by the softma
 def passes(
     model: ModelConfig, tokens: int, tp: int, kv_ways: int, *, is_sparse: bool = False
 ) -> Iterator[float]:
-    """Bytes of each kernel of a layer that is not a product: read and written once. What experts
-    move beside their products is in `expert_passes`."""
+    """Bytes that each kernel of a layer reads and writes, products left out. `expert_passes` has
+    those of experts."""
     for _ in range(2):  # norms: the residual and the input, both read and written
         yield BYTES * 4 * tokens * model.embed_dim
     yield BYTES * 2 * tokens * sum(widths_of(model, tp, kv_ways))  # rotation, and into the cache
@@ -31,8 +31,8 @@ def passes(
 
 
 def expert_passes(model: ModelConfig, tokens: int) -> float:
-    """Bytes that a layer's experts move beside their products: rows to the experts' order and back,
-    and the activation. A kernel of a decode step does this within its products."""
+    """Bytes that a layer's experts move beside their products: rows sorted by expert and back, and
+    the activation. In a decode step the kernel of the products does this itself."""
     assert model.experts is not None
     rows = tokens * model.experts.num_experts_per_tok
     return BYTES * rows * (4 * model.expert_embed_dim + 3 * model.experts.expert_dim)
@@ -52,10 +52,10 @@ def widths_of(model: ModelConfig, tp: int, kv_ways: int) -> tuple[int, int]:
 def weight_bytes(model: ModelConfig, per_number: float = BYTES) -> float:
     """Bytes of the matrices that layouts divide; norms are too small to count.
 
-    Experts and routers are no part: in every layout a device has the same of them.
+    Experts and routers are left out: a device has the same ones in every layout.
 
     Args:
-      per_number: of the layers' matrices. Embedding and head are not kept in fewer than bfloat16's.
+      per_number: bytes of a number in layers; embedding and head have at least bfloat16's.
     """
     layers = _attention_weights(model) * model.num_layers + _mlp_weights(model) * num_dense(model)
     return per_number * layers + max(per_number, BYTES) * _end_weights(model)
@@ -67,7 +67,7 @@ def num_weights(model: ModelConfig) -> int:
 
 
 def _end_weights(model: ModelConfig) -> int:
-    """Of the embedding and the head."""
+    """Number of weights of the embedding and the head."""
     return (1 if model.tie_embeddings else 2) * model.padded_vocab_size * model.embed_dim
 
 
@@ -98,16 +98,16 @@ def last_weights(model: ModelConfig) -> int:
 
 
 def num_dense(model: ModelConfig, layers: int | None = None) -> int:
-    """Layers without experts.
+    """Number of layers without experts.
 
     Args:
-      layers: of the first so many; of all where not given.
+      layers: counts the first `layers` only; by default all.
     """
     return sum(not model.is_sparse(i) for i in range(layers or model.num_layers))
 
 
 def _layers(model: ModelConfig, num_experts: int) -> int:
-    """Weights of all layers, so many experts of each counted."""
+    """Number of weights of all layers, with `num_experts` experts in each."""
     found = _attention_weights(model) * model.num_layers + _mlp_weights(model) * num_dense(model)
     if model.experts is not None:
         shared = model.experts.num_experts + 2 * model.experts.latent_dim  # the router's first
@@ -117,13 +117,13 @@ def _layers(model: ModelConfig, num_experts: int) -> int:
 
 
 def _expert_weights(model: ModelConfig) -> int:
-    """Of one expert of one layer."""
+    """Number of weights of one expert of one layer."""
     assert model.experts is not None
     return 3 * model.experts.expert_dim * model.expert_embed_dim
 
 
 def _attention_weights(model: ModelConfig) -> int:
-    """Of one layer."""
+    """Number of weights of one layer's attention."""
     queries, keys_and_values = widths_of(model, 1, 1)
     return (2 * queries + keys_and_values) * model.embed_dim
 

@@ -1,9 +1,9 @@
-"""The profile of many devices from one: each layout's shard, measured, and its links, computed.
+"""Profiles many devices with one: measures the shard of each layout, and computes its links.
 
 With tensor parallelism a device runs a model with fewer heads, a narrower MLP and a part of the
 vocabulary. Such a model is built for each layout and measured on one real device with the engine's
-own programs. Sums and gathers over devices come on top from `links.py`, as do switches. What the
-shard leaves out and the engine does on every device, sampling from all logits, is computed too.
+own programs. Sums and gathers over devices come on top from `links.py`, as do switches. Sampling
+from all logits, which every device does and a shard does not, is computed too.
 """
 
 import logging
@@ -47,8 +47,7 @@ def layouts_of(target: Target, model: ModelConfig) -> dict[Split, Layout]:
 
 
 def shard_of(model: ModelConfig, layout: Layout) -> ModelConfig:
-    """What one device of a replica computes, as a model of its own: its part of the padding
-    included."""
+    """The part of one device of a replica as a model of its own, with its part of the padding."""
     tp = layout.split.tp
     return replace(
         model,
@@ -77,10 +76,10 @@ class ShardProfiler:
 
     @cached_property
     def engines(self) -> dict[Split, RolloutEngine]:
-        """One for the shard of each layout that the device has memory for; nothing is compiled.
+        """An engine for each layout's shard that fits on the device. Nothing is compiled.
 
         Raises:
-          UserError: there is none, or the model has experts.
+          UserError: no shard fits, or the model has experts.
         """
         if self.model.experts is not None:
             raise UserError(
@@ -106,9 +105,9 @@ class ShardProfiler:
         return engines
 
     def measure(self, progress: Progress) -> LatencyModel:
-        """The latency model of the target: shards measured one after the other, links computed.
+        """Measures one shard after the other; returns the latency model of the target.
 
-        A shard of which everything is known is neither compiled nor run.
+        A shard whose times are all known is neither compiled nor run.
         """
         lacking = [warmup for warmup in self.warmups.values() if _is_lacking(warmup)]
         for warmup in lacking:
@@ -127,7 +126,7 @@ class ShardProfiler:
 
     @cached_property
     def warmups(self) -> dict[Split, Warmup]:
-        """What measures the shard of each layout."""
+        """The warm-ups that measure the shards, by layout."""
         return {
             split: Warmup(engine, known=self._known(split), runs=self.runs)
             for split, engine in self.engines.items()
@@ -135,7 +134,7 @@ class ShardProfiler:
 
     @property
     def latency(self) -> LatencyModel:
-        """All times so far; what was known before stays as it is, its links included."""
+        """All times so far. Times known before stay as they are, their links included."""
         decode, prefill = {}, {}
         for split, warmup in self.warmups.items():
             for (_, *at), seconds in warmup.timings.known["decode_table"].items():
@@ -154,7 +153,7 @@ class ShardProfiler:
         return self.composer.latency_model(self.buckets)
 
     def _known(self, split: Split) -> LatencyModel | None:
-        """What is known of a layout, under the name that its shard has on this device."""
+        """The known times of a layout, under the layout that its shard has on this device."""
         if self.known is None:
             return None
         tables = {
@@ -190,7 +189,7 @@ class ShardProfiler:
 
     @cached_property
     def buckets(self) -> Buckets:
-        """Buckets of the target's layouts that are measured."""
+        """The buckets of the target's layouts whose shards are measured."""
         return Buckets.of(tuple(self.engines), self.capacity, self.config)
 
     def _engine(self, split: Split) -> RolloutEngine:
@@ -211,7 +210,7 @@ class ShardProfiler:
         )
 
     def _besides_s(self, split: Split, rows: int) -> float:
-        """Seconds of a step that the shard alone does not take."""
+        """Seconds of a step that the shard alone lacks."""
         vocab, tp = self.model.padded_vocab_size, split.tp
         left_out = self.composer.sampling_s(rows, vocab - vocab // tp) if tp > 1 else 0.0
         return left_out + self.composer.decode_links_s(rows, split)

@@ -1,5 +1,4 @@
-"""Where the kernel times of a target come from: measurements where they are at hand, else the
-model."""
+"""Chooses the kernel times of a target: measurements if they are at hand, else the model."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +20,7 @@ RANGES = Path(__file__).parent / "step_ranges.yaml"
 
 @dataclass(frozen=True)
 class StepRange:
-    """Between what shares of their predictions measured steps lay."""
+    """The range of measured steps, as shares of their predictions."""
 
     low: float
     high: float
@@ -32,13 +31,13 @@ OF_PROFILE = StepRange(0.98, 1.02)  # between the points of a profile: docs/note
 
 
 def precision_of(weight_bytes: float) -> str:
-    """What ranges are told apart by, as `step_ranges.yaml` calls it."""
+    """The precision of weights, as `step_ranges.yaml` names it."""
     return "bfloat16" if weight_bytes >= BYTES else "eight bits"
 
 
 def range_of(chip: Chip, source: Source, weight_bytes: float = BYTES) -> StepRange | None:
-    """Where a step would lie that is predicted to take 1; None where none was measured: of this
-    kind of chip, or of its platform with such weights.
+    """The range of steps on a chip; None if no step was measured on this kind of chip, or on its
+    platform with such weights.
 
     Args:
       weight_bytes: of one number of a weight matrix.
@@ -60,12 +59,12 @@ def kernels_for(
     weight_bytes: float = BYTES,
     sums: Sums = "one-shot",
 ) -> ModelledKernels:
-    """The best that is known of a target's kernels; their `source` says what that is.
+    """The best known times of a target's kernels; their `source` names where they are from.
 
     Args:
       data: folder that holds `calibration/`, the kernel tables.
-      sums: how GPUs sum over NVLink. XLA's programs call NCCL; serving engines have kernels of
-        their own, which are what is measured best.
+      sums: how GPUs sum over NVLink. XLA's programs call NCCL. Serving engines have kernels of
+        their own, for which there are the best measurements.
       weight_bytes: of one number of a weight matrix; the tables have bfloat16 only.
     """
     is_measured = target.chip.name in MEASURED and weight_bytes == BYTES

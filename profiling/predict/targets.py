@@ -1,7 +1,7 @@
-"""Machines that need not be there: which accelerators, how many, and what their maker says of one.
+"""Machines that need not be here: which accelerators, how many, and their maker's data.
 
-Knows how a target is written. Does not know how anything is compiled for one, nor how fast anything
-is.
+Knows how a target is written. Does not know how anything is compiled for a target, nor how fast
+anything is.
 """
 
 import math
@@ -21,7 +21,7 @@ EXAMPLES = "h100:8 (eight of one host), h100:8x4 (eight on each of four hosts), 
 
 @dataclass(frozen=True)
 class Target:
-    """A number of equal devices, and how they are joined."""
+    """A number of equal devices, and how they are connected."""
 
     text: str  # as it was written: "h100:8x4"
     chip: Chip
@@ -56,7 +56,7 @@ class Target:
 
 @dataclass(frozen=True)
 class PaperDevice:
-    """What a mesh asks of a device."""
+    """A stand-in for a device, with the attributes that a mesh reads."""
 
     id: int
     process_index: int  # the host
@@ -65,7 +65,7 @@ class PaperDevice:
 
 
 def paper_devices(target: Target) -> "list[Device]":
-    """As many as a target has, and on as many hosts."""
+    """Stand-ins for the devices of `target`, on as many hosts."""
     every = range(target.num_devices)
     return [cast("Device", PaperDevice(i, i // target.devices_per_host)) for i in every]
 

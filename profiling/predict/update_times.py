@@ -1,13 +1,12 @@
-"""What the programs of an update take on a machine that is not here. Seconds.
+"""Predicts the seconds of an update's programs on a machine that is not here.
 
-Composed: products at the rate that this model's own products of as many tokens have in the kernels
-of the chip. Everything else runs at the memory's rate, as its elementwise kernels do. Collectives
-follow the links' model (`links.py`), on GPUs NCCL's large ones. Attention runs at a share of the
-peak.
+Composed: products run at the rate that the chip's kernels have for this model's products of as many
+tokens. Everything else runs at the memory's rate, as elementwise kernels do. Collectives follow the
+links' model (`links.py`), on GPUs that of NCCL's large ones. Attention runs at a share of the peak.
 
-Assumed: those shares (`ATTENTION`); that gradients multiply as fast as the forward pass; that on a
-GPU nothing goes on while devices send, and on a TPU as much as `links.added` says. What a host
-takes to launch programs and to pack rows is left out.
+Assumed: these shares (`ATTENTION`); that gradients multiply as fast as the forward pass; that on a
+GPU nothing overlaps with sending, and on a TPU as much as in `links.added`. The time of the host to
+launch programs and to pack rows is left out.
 """
 
 from collections.abc import Mapping
@@ -21,10 +20,10 @@ from pat_jax.profiling.predict.model_sizes import active_weights
 from pat_jax.profiling.predict.targets import Target
 from pat_jax.profiling.predict.update_work import Collective, Work
 
-# Share of the peak of the products that kernels of training attention compute. FlashAttention-2, as which
-# the GPU's are built, reaches 50 to 73 % on an A100 (Dao 2023, https://arxiv.org/abs/2307.08691) and 35 %
-# on an H100 (Shah et al. 2024, https://arxiv.org/abs/2407.08608); an H200 and a B200 are taken for an
-# H100, an A40 for an A100. Of TPUs it is assumed.
+# Share of the peak that kernels of training attention reach. Those of GPUs are built like
+# FlashAttention-2, which reaches 50 to 73 % on an A100 (Dao 2023, https://arxiv.org/abs/2307.08691)
+# and 35 % on an H100 (Shah et al. 2024, https://arxiv.org/abs/2407.08608). An H200 and a B200 are
+# assumed to be like an H100, an A40 like an A100. The shares of TPUs are assumed.
 ATTENTION: Mapping[str, float] = {
     **dict.fromkeys(("a100", "a40"), 0.5),
     **dict.fromkeys(("h100", "h200", "b200"), 0.35),
@@ -34,12 +33,12 @@ ATTENTION: Mapping[str, float] = {
 
 @dataclass(frozen=True)
 class Seconds:
-    """Seconds of a program, by what they go to."""
+    """Seconds of a program, by what takes them."""
 
     products: float = 0.0
     attention: float = 0.0
     memory: float = 0.0  # what is not a product: norms, logits, casts, the optimizer
-    links: float = 0.0  # what collectives add to these
+    links: float = 0.0  # that collectives add to these
     host: float = 0.0  # moments from the host's memory and back
 
     @property
@@ -54,14 +53,14 @@ class Seconds:
 
 
 class UpdateTimes:
-    """One model's on one target."""
+    """Predicts the updates of one model on one target."""
 
     def __init__(self, composer: Composer, target: Target):
-        """The composer has kernels of bfloat16 weights, which an update multiplies with."""
+        """`composer` has the kernels of bfloat16 weights, which an update multiplies with."""
         self.composer, self.links = composer, links_of(target, "nccl")
 
     def seconds(self, work: Work, tokens: int = 1) -> Seconds:
-        """Seconds of work whose products are over so many tokens of a device."""
+        """Seconds of `work`, whose products are over `tokens` tokens of a device."""
         kernels = self.composer.kernels
         products = work.flops / self.rate(tokens) if work.flops else 0.0
         attention = max(
@@ -76,7 +75,7 @@ class UpdateTimes:
         return Seconds(products, attention, memory, links, host)
 
     def rate(self, tokens: int) -> float:
-        """Operations a second of the layers' products over so many tokens."""
+        """Operations a second of the layers' products over `tokens` tokens."""
         flops = 2 * tokens * active_weights(self.composer.model)
         spent_ms = sum(
             count * self.composer.products_ms(tokens, ONE, is_sparse=is_sparse)
@@ -85,7 +84,7 @@ class UpdateTimes:
         return 1e3 * flops / spent_ms
 
     def sent_s(self, one: Collective) -> float:
-        """Seconds of one collective. A scattered sum takes as long as gathering what it sums."""
+        """Seconds of one collective. A reduce-scatter takes as long as a gather of its input."""
         if one.group == 1:
             return 0.0
         match one.kind:

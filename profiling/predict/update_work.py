@@ -1,16 +1,16 @@
-"""What a program of an update does on a device, computed: products, attention, bytes, collectives.
+"""Computes the work of an update's programs: products, attention, bytes, collectives of a device.
 
 Knows shapes of models and rows. Does not know how long anything takes (`update_times.py`), nor what
-a compiler makes of it. In the layout that a run trains in, without tensor parallelism: rows over
+a compiler makes of it. A run trains in a layout without tensor parallelism: rows are split over
 `dp` devices, parameters over `fsdp` of them. All experts of a layer are gathered, or tokens are
-sent to them, and a token is multiplied with the few that compute it.
+sent to them, and a token is multiplied with the few that it chooses.
 
 Attention is counted over the pairs that a causal mask within each sequence leaves, n (n + 1) / 2
 for n tokens. It takes 2 products forward and 7 backward. Its kernels compute scores and their
 gradients once for queries and once more for keys (`models/kernels/row_kernels_gpu.py`, JAX's splash
-attention). What kernels compute beyond that in blocks at the diagonal is left out.
+attention). Masked pairs that kernels compute in blocks at the diagonal are left out.
 
-Work other than products was read off programs compiled for H100s (docs/costs.md).
+Work other than products is that of programs compiled for H100s (docs/costs.md).
 """
 
 from collections.abc import Iterator
@@ -31,42 +31,42 @@ from pat_jax.profiling.predict.model_sizes import (
 )
 
 FORWARD_PRODUCTS, BACKWARD_PRODUCTS = 2, 7  # of attention
-# Times that what is not a product of a layer is moved in the backward pass, where the forward pass
-# moves it once.
+# Times that the backward pass moves the bytes which the forward pass moves outside of products.
 BACKWARD_PASSES = 2
 FLOAT32 = 4  # bytes of a logit, of a gradient that is added up, of the embeddings looked up
-# Times that a logit is read or written beside its product; the backward pass computes it anew.
+# Times that a logit is read or written beside its product; the backward pass recomputes it.
 LOGIT_PASSES, BACKWARD_LOGIT_PASSES = 2, 6
-# Bytes of each weight of the head that are moved for each chunk of tokens whose logits exist at a time:
-# rounding it (read 4, write 2), and adding its gradient up besides (the same, read 6 and write 4).
+# Bytes moved for each weight of the head, and each chunk of tokens whose logits exist at a time: to
+# round it (read 4, write 2), and with gradients also to add its gradient (the same, read 6 and
+# write 4).
 HEAD_BYTES, HEAD_GRADIENT_BYTES = 6, 16
-# Times that a token's row travels for each of its experts: to it and back; in the backward pass the row
-# and its result's gradient there, and the row's gradient back (`layout/exchange.py`).
+# Times that a token's row is sent for each of its experts: to it and back; in the backward pass the
+# row and its result's gradient there, and the row's gradient back (`layout/exchange.py`).
 SENT, SENT_BACKWARD = 2, 3
-# What is computed anew in the backward pass, by what that keeps of a layer: attention; products with weights;
-# the rest, for which weights are gathered again.
+# The `remat` for which the backward pass recomputes attention; products with weights; and the rest,
+# for which weights are gathered again.
 KEEP_LEAST, KEEP_NO_PRODUCT = ("full",), ("full", "attention")
 KEEP_LESS = (*KEEP_NO_PRODUCT, "dots")
 
 
 class Collective(NamedTuple):
-    """Equal ones of a program."""
+    """A collective of a program, and how often it occurs."""
 
     kind: str  # all-reduce, all-gather, all-to-all, ragged-all-to-all, reduce-scatter, collective-permute …
     num_bytes: float  # of its result, on one device
-    group: int  # devices that take part together; of a permutation, the pairs that talk
-    depth: int = 0  # of the loops around it; those of a decode step are 2
-    count: int = 1  # of one run; of `decode`, of one trip of each loop
-    hosts: int = 1  # that such a group is spread over
+    group: int  # devices of a group; for a permutation, the number of pairs
+    depth: int = 0  # number of loops around it; 2 inside a decode step
+    count: int = 1  # in one run; for `decode`, in one trip of each loop
+    hosts: int = 1  # over which a group is spread
 
     def leaving(self, per_host: int) -> float:
-        """Bytes that have to leave each host at the least, for all of its devices.
+        """The least bytes that have to leave each host, for all of its devices together.
 
-        What the devices of a host have in common travels once: they sum before, and gather after.
+        Data that the devices of a host share is sent once: they sum before, and gather after.
         """
         if self.hosts == 1:
             return 0.0
-        if self.kind == "collective-permute":  # of which it is not known how many pairs cross
+        if self.kind == "collective-permute":  # it is not known how many pairs cross hosts
             return float(self.count * self.num_bytes * per_host)
         members = self.group / self.hosts  # of a group, on a host
         times = {"all-reduce": 2.0, "reduce-scatter": self.group, "all-to-all": members}
@@ -77,24 +77,24 @@ class Collective(NamedTuple):
 
 @dataclass(frozen=True)
 class Work:
-    """Work of one device, in one run of a program."""
+    """The work of one device in one run of a program."""
 
-    flops: float = 0.0  # of matrix products; attention's left out
-    num_bytes: float = 0.0  # read and written by all that is not a product
+    flops: float = 0.0  # of matrix products, without attention
+    num_bytes: float = 0.0  # read and written outside of products
     sent: tuple[Collective, ...] = ()
     attention_flops: float = 0.0
     attention_bytes: float = 0.0
     host_bytes: float = 0.0  # to and from the host's memory
 
     def times(self, count: int) -> Self:
-        """Work of a program that does this so often."""
+        """The work of a program that does this `count` times."""
         names = (field.name for field in fields(self) if field.name != "sent")
         sent = tuple(one._replace(count=count * one.count) for one in self.sent)
         return replace(self, sent=sent, **{name: count * getattr(self, name) for name in names})
 
 
 class Rows(NamedTuple):
-    """What a device has of a micro-batch."""
+    """The part of a micro-batch that one device has."""
 
     tokens: int  # padding included
     pairs: float  # of a query and a key that it sees
@@ -102,23 +102,23 @@ class Rows(NamedTuple):
 
 @dataclass(frozen=True)
 class UpdateWork:
-    """The programs of one model's update."""
+    """Computes the work of the programs of one model's update."""
 
     model: ModelConfig
     dp: int
     fsdp: int  # of the devices of `dp`, those that parameters are split over
     remat: str = "full"  # what the backward pass keeps of a layer (`models/rematerialization.py`)
-    adapter_weights: int | None = None  # that alone are trained; None: all of the model is
+    adapter_weights: int | None = None  # number of trained adapter weights; None: all are trained
     itemsize: int = BYTES  # of a number of the forward pass
-    # Tokens of a device whose logits exist at a time, where the head is moved for each such chunk, as by a
-    # GPU's programs; 0: where it is not.
+    # Tokens of a device whose logits exist at a time, if the head is moved for each such chunk, as
+    # by programs of GPUs; 0: it is not.
     logit_tokens: int = 0
-    # Tokens of a device up to which they are sent to their experts, and over how many devices those are.
+    # Most tokens of a device that are sent to their experts; with more, experts are gathered.
     exchanged_tokens: int = 0
-    ep: int = 1
+    ep: int = 1  # devices over which experts are divided
 
     def scores(self, rows: Rows) -> Work:
-        """Forward alone: log-probabilities."""
+        """The work of log-probabilities: a forward pass."""
         forward, head, logits = self._forward(rows.tokens)
         return Work(
             forward.flops + head + 2 * rows.tokens * (self.adapter_weights or 0),
@@ -128,16 +128,16 @@ class UpdateWork:
         )
 
     def gradients(self, rows: Rows) -> Work:
-        """Forward and backward, and the sums of the gradients."""
+        """The work of a forward and a backward pass, and of summing the gradients."""
         forward, head, logits = self._forward(rows.tokens)
         adapters = self.adapter_weights
         multiplied, attended, seen = (
             1 + (self.remat in remats) for remats in (KEEP_NO_PRODUCT, KEEP_LEAST, KEEP_LESS)
         )
         again = (multiplied - 1) * (forward.flops - self._last_products(rows.tokens))
-        # Of its inputs and, where it is trained, of a weight.
+        # Gradients of inputs and, if weights are trained, of weights.
         backward = 2 if adapters is None else 1
-        # The logits are always computed anew (`rl/algorithm/logprobs.py`).
+        # The logits are always recomputed (`rl/algorithm/logprobs.py`).
         flops = (1 + backward) * (forward.flops + head) + head + again
         flops += 2 * (2 + multiplied) * rows.tokens * (adapters or 0)
         trained = num_weights(self.model) if adapters is None else adapters
@@ -156,7 +156,7 @@ class UpdateWork:
         )
 
     def _forward(self, tokens: int) -> tuple[Work, float, float]:
-        """Of all layers; operations of the head; bytes of the logits."""
+        """The work of all layers, operations of the head, and bytes of the logits."""
         model = self.model
         num_bytes = num_dense(model) * sum(passes(model, tokens, 1, 1))
         if sparse := len(model.sparse_layers):
@@ -175,11 +175,11 @@ class UpdateWork:
         return float(chunks * each * self._head)
 
     def _last_products(self, tokens: int) -> float:
-        """Operations of the last products of MLPs and experts, whose results no gradient asks for."""
+        """Operations of the last products of MLPs and experts, whose results no gradient needs."""
         return 2.0 * tokens * last_weights(self.model)
 
     def _attention(self, rows: Rows, products: int, passes: int) -> tuple[float, float]:
-        """Operations and bytes: queries and results, keys and values at each pass."""
+        """Operations and bytes. Each pass moves queries, results, keys and values."""
         model = self.model
         width = model.num_layers * model.head_dim
         read = 2 * rows.tokens * width * (model.padded_num_heads + model.num_kv_heads)
@@ -187,15 +187,15 @@ class UpdateWork:
         return operations, float(passes * read * self.itemsize)
 
     def _gathers(self, rows: Rows, count: int) -> Iterator[Collective]:
-        """Weights brought together, layers as often as they are computed; of the embedding the rows that
-        are looked up change places instead."""
+        """Gathers of weights, those of layers each time they are computed. Of the embedding, the
+        rows that are looked up are exchanged instead."""
         if self.fsdp > 1:
             yield Collective("all-gather", self._layer_bytes(rows), self.fsdp, count=count)
             yield Collective("all-gather", float(self.itemsize * self._head), self.fsdp)
             yield self._lookup(rows)
 
     def _exchanges(self, rows: Rows, times: int) -> Iterator[Collective]:
-        """Tokens to and from the devices of their experts, one for each expert of a token."""
+        """Exchanges of tokens with the devices of their experts, one for each expert of a token."""
         if self.model.experts is not None and rows.tokens <= self.exchanged_tokens:
             numbers = (
                 rows.tokens * self.model.experts.num_experts_per_tok * self.model.expert_embed_dim
@@ -205,7 +205,7 @@ class UpdateWork:
             yield Collective("ragged-all-to-all", num_bytes, self.ep, count=count)
 
     def _sums(self, rows: Rows) -> Iterator[Collective]:
-        """Gradients over the devices: those of layers end where their weights are, the head's everywhere."""
+        """Sums of gradients: those of layers end where their weights are, the head's everywhere."""
         if self.adapter_weights is not None:
             yield Collective("all-reduce", float(FLOAT32 * self.adapter_weights), self.dp)
             return
@@ -219,10 +219,10 @@ class UpdateWork:
             yield Collective("all-reduce", float(FLOAT32 * self._head), self.dp)
 
     def _layer_bytes(self, rows: Rows) -> float:
-        """Of the weights of all layers that are brought together, as they are multiplied with."""
+        """Bytes of all layers' weights that are gathered, as they are multiplied with."""
         gathered, of_experts = stored_weights(self.model), expert_weights(self.model)
         if rows.tokens <= self.exchanged_tokens:
-            # A device needs its own experts alone, of which others have parts where there are more of them.
+            # A device needs only its own experts; with more devices, others have parts of them.
             gathered -= of_experts - (of_experts // self.ep if self.dp > self.ep else 0)
         return float(self.itemsize * gathered)
 
@@ -232,32 +232,31 @@ class UpdateWork:
 
 
 def apply_work(params: int, gradients: int, optimizer: int, *, offloaded: int = 0) -> Work:
-    """One optimizer step, and the zeros that gradients are then added to.
+    """The work of one optimizer step, and of setting the gradients to zero after it.
 
-    Gradients are read for their norm and for the step, parameters and the optimizer's state read
-    and written.
+    Gradients are read for their norm and for the step. Parameters and the optimizer's state are
+    read and written.
 
     Args:
       params, gradients, optimizer: bytes on one device.
-      offloaded: of the optimizer's, those that come from the host's memory before and go back
-        after.
+      offloaded: bytes of the optimizer's that come from the host's memory before and go back after.
     """
     num_bytes = 2.0 * (params + optimizer) + 3.0 * gradients
     return Work(num_bytes=num_bytes, host_bytes=2.0 * offloaded)
 
 
 def transfer_work(params: int, gathered: int, kept: int, fsdp: int) -> Work:
-    """Parameters to the rollout: rounded, gathered, cut to the shards of its layout.
+    """The work of a transfer: parameters are rounded, gathered, and cut to the rollout's shards.
 
     Args:
       params: bytes of one device in training.
       gathered: bytes of all weights as the rollout keeps them.
-      kept: those of one device in the rollout's first layout.
+      kept: bytes of one device in the rollout's first layout.
     """
     sent = (Collective("all-gather", float(gathered), fsdp),) * (fsdp > 1)
     return Work(num_bytes=float(params + gathered + 2 * kept), sent=sent)
 
 
 def checksum_work(params: int, kept: int) -> Work:
-    """Work of checksums on what is sent and what arrives; bytes on one device."""
+    """The work of the checksums of a transfer; the arguments are those of `transfer_work`."""
     return Work(num_bytes=float(params + kept))

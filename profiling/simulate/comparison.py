@@ -1,4 +1,4 @@
-"""The same rollouts under the planner, with drafts and without, and in every layout for good.
+"""Compares the planner, with drafts and without, to every static layout on the same rollouts.
 
 Knows seconds on a simulated clock. Does not know where a machine's costs are from.
 """
@@ -25,7 +25,7 @@ from pat_jax.profiling.simulate.response_lengths import ResponseLengths
 from pat_jax.profiling.simulate.simulator import replay
 
 ADAPTIVE, DRAFTING = "adaptive", "adaptive, drafts"
-# Of a decode step's sums over devices, by tokens of a replica: its rows, without drafts.
+# Seconds of a decode step's sums over devices, by tokens of a replica: its rows, without drafts.
 SumSeconds = Callable[[Split, int], float]
 
 
@@ -33,11 +33,11 @@ SumSeconds = Callable[[Split, int], float]
 class StepParts:
     """Seconds of decoding, by what they grow with.
 
-    The times of sums and of the host are given; the rest is divided as the step model does it
+    The times of sums and of the host are given; the rest is divided by the step model's physics
     (`planning/latency/step_model.py`).
     """
 
-    sums: float = 0.0  # over the devices of a replica; among the others where they are not known
+    sums: float = 0.0  # over the devices of a replica; among the others if they are not known
     fixed: float = 0.0  # weights read once, launches
     rows: float = 0.0  # matrix products and sampling of each row
     context: float = 0.0  # the KV cache of each live token
@@ -50,9 +50,9 @@ class StepParts:
 
 @dataclass(frozen=True)
 class System:
-    """One way of running the rollouts; each tuple has one entry for each of them."""
+    """One way of running the rollouts; each tuple has one entry per rollout."""
 
-    name: str  # ADAPTIVE, DRAFTING, or a layout; of `Comparison.by_source` what is drafted from
+    name: str  # ADAPTIVE, DRAFTING, or a layout; in `Comparison.by_source` the source of drafts
     total_s: tuple[float, ...]
     prefill_s: tuple[float, ...]
     decode_s: tuple[float, ...]
@@ -68,15 +68,15 @@ class System:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What adapting gains over every layout."""
+    """The adaptive rollouts, and the same rollouts in every static layout."""
 
     adaptive: System
     static: tuple[System, ...]
     traces: tuple[RolloutTrace, ...]  # of the adaptive rollouts
     tokens: tuple[int, ...]  # of the responses of each rollout
     longest: tuple[int, ...]  # tokens of the longest of them
-    drafting: System | None = None  # adaptive too; None: no drafts were asked for or have programs
-    # As `drafting`, by what is drafted from, least first; with `drafting` under the name of its source.
+    drafting: System | None = None  # adaptive too; None: no drafts are asked for or have programs
+    # As `drafting`, one for each source of drafts, least first; `drafting` has its source's name.
     by_source: tuple[System, ...] = ()
 
     @property
@@ -89,12 +89,12 @@ class Comparison:
         return min(self.static, key=lambda system: system.mean_s)
 
     def gain(self, system: System) -> float:
-        """Share of `system`'s time that adapting saves; negative where it loses."""
+        """Share of `system`'s time that adapting saves; negative if adapting is slower."""
         return 1 - self.adaptive.mean_s / system.mean_s
 
     @property
     def worst_gain(self) -> float:
-        """Over the best static layout of each rollout, in the worst of them."""
+        """The gain in the worst rollout, each compared to its own best static layout."""
         best = np.min([system.total_s for system in self.static], axis=0)
         return float((1 - np.array(self.adaptive.total_s) / best).min())
 
@@ -131,7 +131,7 @@ class Series:
     growth: float = 0.0  # by which the logarithm of lengths grows from one to the next
 
     def workload(self, lengths: ResponseLengths, number: int) -> Workload:
-        """The workload of that rollout; -1 is the one before, which the planner has seen."""
+        """The workload of rollout `number`; -1 is the one before, which the planner has seen."""
         return lengths.draw(self.draw.later(number, self.growth))
 
 
@@ -145,12 +145,12 @@ def compare(
     """Replays every rollout of a series.
 
     The planner knows the machine's latency model and has seen one rollout, the one before the
-    first; it learns from each that ends. Where drafts have programs another one makes them; of what
-    they are worth it believes at first what `Acceptance.unseen` says, whatever the machine's is.
+    first; it learns from each that ends. If drafts have programs, another planner uses them. It
+    begins with `Acceptance.unseen`, whatever the machine's acceptance is.
 
     Args:
-      sum_seconds: what of a decode step is sums over devices, to be told apart.
-      sources: of drafts that are replayed each; one that is worth what the machine's are is not
+      sum_seconds: seconds of a decode step's sums over devices, to list them apart.
+      sources: sources of drafts, each replayed. A source with the machine's acceptance is not
         replayed twice.
     """
     seen = series.workload(lengths, -1)
@@ -200,7 +200,7 @@ def _learning(
 
 
 def _with(lengths: LengthModel, workload: Workload) -> LengthModel:
-    """Prompts of another rollout are others: only how alike samples are is learned from them."""
+    """`lengths` after the responses of `workload`, whose prompts do not occur again."""
     responses = workload.responses
     return lengths.updated(responses, responses >= workload.cap, workload.prompt_id)
 
@@ -208,7 +208,7 @@ def _with(lengths: LengthModel, workload: Workload) -> LengthModel:
 def _static(
     split: Split, workloads: Sequence[Workload], machine: Machine, learned: LengthModel
 ) -> list[RolloutReport]:
-    """In one layout throughout; its replicas are kept even where that was measured, as in training."""
+    """Replays in one layout, as in training: with even replicas if such moves were measured."""
     planner: Planner = FixedLayout(split)
     if machine.truth.shift_round(split) < math.inf:
         planner = CostModelPlanner((split,), machine.truth, learned, memory=machine.memory)
@@ -234,7 +234,7 @@ def _summed(
 def step_parts(
     bursts: Sequence[BurstResult], machine: Machine, sum_seconds: SumSeconds | None = None
 ) -> StepParts:
-    """Where the time of `bursts` goes."""
+    """Divides the time of `bursts` into its parts."""
     totals = np.zeros(5)
     for burst in bursts:
         physics = machine.truth.verifying(burst.num_draft_tokens).decode[burst.split].physics
@@ -243,7 +243,7 @@ def step_parts(
         tokens = burst.rows * (1 + burst.num_draft_tokens)
         sums = sum_seconds(burst.split, tokens) * burst.steps if sum_seconds else 0.0
         host = machine.host_s_per_sequence * burst.running * burst.steps
-        # The step model has put sums under what they grow with: first the fixed part, then the rows.
+        # The step model has sums in other parts: first the fixed one gives them, then the rows.
         rest *= (burst.seconds - host) / rest.sum()
         sums = min(sums, rest[:2].sum())
         from_fixed = min(sums, rest[0])

@@ -1,6 +1,6 @@
-"""Verification steps of recorded responses with drafts copied from texts, of many prompts at once.
+"""Simulates the verification of copied drafts on recorded responses, for many prompts at once.
 
-Knows token ids and when which text is there. Does not know what a step costs.
+Knows token ids and when each text exists. Does not know what a step costs.
 """
 
 import math
@@ -15,11 +15,11 @@ from pat_jax.engine.sequences.texts import AHEAD_PART
 from pat_jax.layout.buckets import LEAST_ROOM
 
 Tokens = Sequence[int]
-# Texts of others: siblings that have ended, earlier responses, siblings that have not; the engine drafts from
-# them in this order.
+# Texts of others: siblings that have ended, earlier responses, siblings that have not. The engine
+# drafts from them in this order.
 ENDED, EARLIER, RUNNING = range(3)
 NOWHERE = -1
-NO_RUN = 0  # the run that nothing is found by
+NO_RUN = 0  # the run that finds nothing
 
 
 @dataclass(frozen=True)
@@ -29,35 +29,35 @@ class Group:
     name: str  # set, and the model where a set has several
     prompt: Tokens
     responses: Sequence[Tokens]
-    earlier: Sequence[Tokens]  # of an earlier policy
+    earlier: Sequence[Tokens]  # responses of an earlier policy
 
 
 @dataclass(frozen=True)
 class Rules:
-    """What is drafted from, and how much of it."""
+    """The sources of drafts, and how much of them has room."""
 
     siblings: bool
     earlier: bool
     draft: int = 8  # most tokens of a draft
-    # And of a branch, which begins with another token; as of 0 those are looked for, and none is taken.
+    # Most tokens of a branch, which begins with another token; 0: branches are counted, not taken.
     branch: int = 0
-    # Steps for which a row sees its siblings as they were. 0: as they are, of equal matches the newest,
-    # and earlier responses behind them. Otherwise as the engine lays all of them out, in `room`.
+    # Steps for which a row sees its siblings as they were. 0: always as they are, the newest of
+    # equal matches first, earlier responses last. Otherwise as the engine lays them out, in `room`.
     burst: int = 0
-    room: float = 1e6  # tokens of others, in such lengths as rows have room for
-    # Tokens of the shortest of them; they double to what the longest row that goes on needs.
+    room: float = 1e6  # of others, in multiples of the length bucket of rows
+    # Tokens of the shortest length bucket; buckets double up to what the longest running row needs.
     least: int = 64
     ahead_part: int = AHEAD_PART  # see `engine/sequences/texts.py`
 
 
 @dataclass(frozen=True, eq=False)
 class Steps:
-    """Verification steps in the order in which they are made, a number of each."""
+    """Verification steps in the order in which they are made, one entry each."""
 
     group: np.ndarray
-    row: np.ndarray  # response
-    step: np.ndarray  # of the lockstep
-    matched: np.ndarray  # tokens of the match, 0 where there is none
+    row: np.ndarray  # index of the response
+    step: np.ndarray  # index of the step, which all rows make together
+    matched: np.ndarray  # tokens of the match, 0 if there is none
     accepted: np.ndarray  # tokens of the draft that agree with the record
     beside: np.ndarray  # tokens of the branch's match
     branched: np.ndarray  # tokens of the branch that agree
@@ -66,15 +66,15 @@ class Steps:
         return len(self.group)
 
     def of(self, chosen: np.ndarray | slice) -> "Steps":
-        """Those that a mask or a slice chooses."""
+        """The steps that a mask or a slice chooses."""
         return Steps(*(getattr(self, x.name)[chosen] for x in fields(self)))
 
 
 class Record:
-    """The texts of some prompts in one array: each response behind its prompt, then earlier ones
-    alike.
+    """The texts of some prompts in one array: each response after its prompt, then the earlier
+    responses likewise.
 
-    A place is a column of that array; the run before it are the newest tokens when it came.
+    A place is an index of that array. The runs before a place are the tokens that preceded it.
 
     Args:
       context: most tokens of a match.
@@ -97,13 +97,13 @@ class Record:
 
     @cached_property
     def own_runs(self) -> np.ndarray:
-        """int[places, context]: equal where the last tokens are, as many as the column says, in a
-        text."""
+        """int[places, context]: in column n, places of one text have equal numbers if the n + 1
+        tokens before them are equal."""
         return self._runs(self.text)
 
     @cached_property
     def group_runs(self) -> np.ndarray:
-        """The same in all texts of a prompt."""
+        """As `own_runs`, for places of all texts of a prompt."""
         return self._runs(self.group[self.text])
 
     def _runs(self, owner: np.ndarray) -> np.ndarray:
@@ -119,7 +119,7 @@ class Record:
             # A run is the shorter one and the token before it.
             longer = known * (1 + self.tokens.max()) + self.tokens[places - back]
             _, which, count = np.unique(longer, return_inverse=True, return_counts=True)
-            # What comes once is found by none.
+            # A run that occurs once is never found.
             again = count[which] > 1
             places, known = places[again], which[again]
             runs[places, back - 1] = first + known
@@ -128,8 +128,8 @@ class Record:
 
 
 class _Seen:
-    """Where each run was seen last, and where before another token than there: of places that are
-    told in the order in which they count."""
+    """The last place of each run, and its last place with a different next token. Places are told
+    in the order in which they count."""
 
     def __init__(self, runs: np.ndarray, tokens: np.ndarray):
         self.runs, self.tokens = runs, tokens
@@ -152,7 +152,7 @@ class _Seen:
         self.place[:] = NOWHERE
 
     def before(self, places: np.ndarray) -> np.ndarray:
-        """int[2, places, context], what was seen of the runs before these places."""
+        """int[2, places, context], the places seen for the runs before these places."""
         return self.place[:, self.runs[places]]
 
 
@@ -164,14 +164,14 @@ def _spans(first: np.ndarray, behind: np.ndarray) -> np.ndarray:
 
 
 class _Lockstep:
-    """All rows of a record, a verification step each."""
+    """All rows of a record, which make each verification step together."""
 
     def __init__(self, record: Record, rules: Rules):
         self.record, self.rules = record, rules
         rows = slice(record.rows)
         self.at, self.stop = record.known_tokens[rows].copy(), record.stop[rows]
         self.own = _Seen(record.own_runs, record.tokens)
-        # A place counts as soon as its token is there: what follows a run is what it is looked up for.
+        # A place counts once its token exists: a run is looked up for the token that follows it.
         self.own.tell(_spans(record.start[rows], self.at))
         is_laid_out = rules.burst > 0
         has_others = rules.siblings or (rules.earlier and is_laid_out)
@@ -186,7 +186,7 @@ class _Lockstep:
         self.windows = sliding_window_view(np.concatenate([record.tokens, behind]), rules.draft)
 
     def launch(self) -> None:
-        """Lay the texts of others out anew, as they are."""
+        """Lays the texts of others out anew, as they are now."""
         record, others = self.record, self.others
         assert others is not None
         rows = record.rows
@@ -199,14 +199,14 @@ class _Lockstep:
         kind[:rows] = np.where(self.at < self.stop, RUNNING, ENDED)
         text = text[np.where(kind[text] == EARLIER, self.rules.earlier, self.rules.siblings)]
         kind = kind[text]
-        # Earlier ones as they come: by length they draft as well.
+        # Earlier responses keep their order: sorted by length they draft no better.
         length = np.where(kind == EARLIER, 0, self.known[text] - record.start[text])
         text = text[np.lexsort((-length, kind, record.group[text]))]  # the best first
         first = self._with_room(text)
         others.tell(_spans(first[::-1], self.known[text][::-1]))
 
     def _with_room(self, text: np.ndarray) -> np.ndarray:
-        """Where what finds room of each text begins; where it ends is known from now on."""
+        """Where the part of each text begins that has room; sets `known`, where it ends."""
         record, at, group = self.record, self.at, self.record.group[text]
         if not len(text):
             return text
@@ -230,12 +230,12 @@ class _Lockstep:
         return self.known[text] - np.minimum(known_tokens, left)
 
     def _bucket(self, longest: int) -> int:
-        """Tokens of a row that the engine's programs have room for."""
+        """The length bucket of a row of `longest` tokens."""
         doublings = math.ceil(math.log2(max(1, longest) / self.rules.least))
         return self.rules.least * 2 ** max(0, doublings)
 
     def step(self) -> tuple[np.ndarray, ...]:
-        """Of each running row: its number, and what `Steps` has of it from `matched` on."""
+        """One step: the index of each running row, and its fields of `Steps` from `matched` on."""
         record, rules = self.record, self.rules
         row = np.flatnonzero(self.at < self.stop)
         at = self.at[row]
@@ -247,15 +247,15 @@ class _Lockstep:
         known_tokens = _spans(at, then)
         self.own.tell(known_tokens)
         self.at[row] = then
-        if self.others and not rules.burst:  # what is generated in a step no sibling sees in it
+        if self.others and not rules.burst:  # siblings see a step's tokens from the next one on
             self.others.tell(known_tokens)
             self.known[row] = then
         return row, matched, accepted, beside, branched
 
     def _accepted(self, row: np.ndarray, matched: np.ndarray, place: np.ndarray) -> np.ndarray:
-        """Tokens of the drafts that begin at a place which the record says too."""
+        """Tokens of the drafts, which begin at `place`, that agree with the record."""
         record, at = self.record, self.at[row]
-        # A draft ends where its text does: a row's own now, another's when it was looked at.
+        # A draft ends where its text does: a row's own text now, another's when it was laid out.
         source = record.text[place]
         until = np.where(source == row, at, self.known[source])
         column = np.arange(self.rules.draft)[None]
@@ -268,8 +268,8 @@ class _Lockstep:
     def _longest(
         self, at: np.ndarray, but: np.ndarray | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Tokens of the longest match before each of these places, and what comes behind it: not the
-        tokens `but`."""
+        """Tokens of the longest match before each place `at`, and the place that follows it, whose
+        token is not `but`."""
         found = np.full((len(at), self.record.context), NOWHERE)
         for seen in (self.own, self.others, self.earlier):
             if seen:
@@ -283,7 +283,7 @@ class _Lockstep:
 
 
 def verify(record: Record, rules: Rules) -> Steps:
-    """All steps until every response is complete."""
+    """Simulates all steps until every response is complete."""
     lockstep, found, step = _Lockstep(record, rules), [], 0
     while np.any(lockstep.at < lockstep.stop):
         if lockstep.others and rules.burst and step % rules.burst == 0:

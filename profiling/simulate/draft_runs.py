@@ -1,5 +1,4 @@
-"""The runs that verification steps are parts of, counted as the engine does
-(`planning/drafts.py`)."""
+"""Counts runs over verification steps, as the engine counts them (`planning/drafts.py`)."""
 
 from typing import NamedTuple
 
@@ -18,14 +17,14 @@ from pat_jax.profiling.simulate.draft_counting import Steps
 
 
 class _Runs(NamedTuple):
-    """What the engine knows of each step (`engine/device/draft/token_batch.py`), in the order of
+    """What the engine knows about each step (`engine/device/draft/token_batch.py`), in the order of
     rows and their steps."""
 
     accepted: np.ndarray
     begun: np.ndarray  # the kind of match with which its run began
     place: np.ndarray  # in the run, of the first token of its draft
-    goes_on: np.ndarray  # with the run of the step before
-    # Where the step before had left a run that could go on: the place of the token drawn last, else -1.
+    goes_on: np.ndarray  # whether it continues the run of the step before
+    # If the run of the step before could go on: the place of its last drawn token; else -1.
     last: np.ndarray
     beside: np.ndarray  # the kind of match of its branch
     branched: np.ndarray
@@ -48,7 +47,7 @@ def _runs(steps: Steps, draft: int) -> _Runs:
 
 
 def counts_of(steps: Steps, draft: int) -> DraftResult:
-    """Counts of all steps, without sources."""
+    """The counts of all steps, without those by source."""
     runs = _runs(steps, draft)
     proposed, accepted = np.zeros((2, 2, KINDS, MAX_RUN), np.int32)
     (fork,) = np.nonzero(runs.is_drafted & (runs.beside > 0) & (runs.accepted == 0))
@@ -59,7 +58,7 @@ def counts_of(steps: Steps, draft: int) -> DraftResult:
         at = runs.beside[fork], np.full_like(fork, turn)
         np.add.at(proposed[BRANCHES], at, runs.branched[fork] >= turn)
         np.add.at(accepted[BRANCHES], at, runs.branched[fork] > turn)
-    # The token behind a draft that was right: of the run of the step before.
+    # The token after a draft that was right belongs to the run of the step before.
     (behind,) = np.nonzero(runs.last >= 0)
     at = runs.begun[behind - 1], runs.last[behind]
     np.add.at(proposed[DRAFTS], at, 1)

@@ -1,4 +1,4 @@
-"""Where rollouts may have drafts from, and how often these are accepted.
+"""The sources of drafts in rollouts, and how often drafts from each are accepted.
 
 The acceptance is counted in recorded responses, built in, or assumed for drafts by a model.
 
@@ -19,8 +19,7 @@ from pat_jax.profiling.simulate.draft_runs import counts_of
 
 OWN, SIBLINGS, EARLIER = "own text", "own text, siblings", "own text, siblings, earlier responses"
 MOST_COUNTED = 1_000_000  # tokens of recorded responses: some ten seconds for each source
-# How often the tokens of runs are right, and the matches they begin with, as `planning.drafts.PRIOR` has it
-# of own text and siblings: of own text alone.
+# The tables of `planning.drafts` are for own text and siblings; these are for own text alone.
 OWN_ACCEPTED = (
     (0.24, 0.47, 0.56, 0.63, 0.65, 0.71, 0.73, 0.77),
     (0.40, 0.51, 0.58, 0.65, 0.67, 0.73, 0.72, 0.75),
@@ -47,7 +46,7 @@ OWN_BRANCH_COUNTS = (
     (0.114, 0.188, 0.143, 0.173, 0.192, 0.168, 0.022),
     (0.157, 0.210, 0.139, 0.136, 0.116, 0.087, 0.155),
 )
-SURE = 1e9  # runs, beside which what is believed before any was seen does not count
+SURE = 1e9  # runs: so many that the prior does not count
 BUILT_IN_ORIGIN = (
     "built in: counted on 1,261 responses of seven models, which weigh the same (DeepSeek-R1-0528, QwQ-32B, "
     "QwQ-32B-Preview, Qwen3-235B-A22B and Qwen3-30B-A3B thinking, Qwen2.5-Math-Instruct, Llama-3.2-3B-Instruct "
@@ -62,15 +61,15 @@ class DraftSource:
     acceptance: Acceptance
 
     def alone(self, draft: int) -> float:
-        """Tokens that a sequence alone says in a step, with drafts of so many."""
+        """Tokens that a sequence alone generates in a step, with drafts of `draft` tokens."""
         return float(np.asarray(self.acceptance.tokens(draft, draft, 1)))
 
 
 @dataclass(frozen=True)
 class DraftSources:
-    """Those that are known, each with those before it."""
+    """The known sources of drafts; each one includes those before it."""
 
-    origin: str  # where what they are worth is from, for people
+    origin: str  # of their acceptance, for people
     known: tuple[DraftSource, ...]
     told: tuple[str, ...] = ()  # what else to print, in sentences
 
@@ -81,7 +80,7 @@ class DraftSources:
 
     @classmethod
     def generated(cls, source: str, accepted: float) -> "DraftSources":
-        """A `--speculation.source` whose tokens are as likely right where those before them are."""
+        """A `--speculation.source` whose tokens are right with probability `accepted` each."""
         origin = (
             f"assumed: each token with a probability of {accepted:g} where those before it are right "
             "(--draft_acceptance)"
@@ -92,12 +91,13 @@ class DraftSources:
     def counted(
         cls, name: str, groups: Sequence[Group], drafts: Drafts, burst_steps: int, least: int
     ) -> "DraftSources":
-        """
+        """Sources whose acceptance is counted in recorded responses.
+
         Args:
-          name: of what was recorded.
-          burst_steps: most steps of a burst with drafts, throughout which siblings are as at its
-            launch.
-          least: tokens of the shortest bucket of contexts: rows have room for others by them.
+          name: of the recording.
+          burst_steps: most steps of a burst with drafts. Throughout a burst siblings stay as they
+            were at its launch.
+          least: tokens of the shortest length bucket, which sets the room for texts of others.
         """
         some = _some(groups)
         record = Record(some, CONTEXT)
@@ -129,19 +129,19 @@ class DraftSources:
         return cls(origin, tuple(known), tuple(told))
 
     def within(self, drafts: Drafts, samples: int) -> "DraftSources":
-        """Without those that a rollout has no room for, or no samples of a prompt."""
+        """Own text alone, if texts of others have no room or prompts no other samples; else all."""
         if drafts.texts and samples > 1:
             return self
         return replace(self, known=tuple(x for x in self.known if x.name == OWN))
 
     @property
     def of_every_rollout(self) -> DraftSource:
-        """As much as each of them has: earlier responses are there where a run meets a prompt
-        again."""
+        """The last source that every rollout has: only a run that meets a prompt again has earlier
+        responses."""
         return [source for source in self.known if source.name != EARLIER][-1]
 
     def words(self, draft: int) -> tuple[str, ...]:
-        """What is taken for true, in sentences, with drafts of at most so many tokens."""
+        """The assumptions in sentences, for drafts of at most `draft` tokens."""
         alone = ", ".join(f"{x.alone(draft):.3g} from {x.name}" for x in self.known)
         origin = f"Drafts are right as often as {self.origin}."
         yours = " Your texts may repeat more or less: --responses_file counts yours."
@@ -154,16 +154,16 @@ class DraftSources:
 
 
 def generated(accepted: float) -> Acceptance:
-    """Acceptance of drafts by a model: each token is as likely `accepted`, where those before it
-    are."""
+    """Acceptance of a model's drafts: each token is right with probability `accepted` if those
+    before it are."""
     begun, proposed = np.eye(KINDS)[GENERATED], np.full((2, KINDS, MAX_RUN), SURE)
     branch_counts = np.array(PRIOR_BRANCH_COUNTS)
     return Acceptance(begun, proposed, accepted * proposed, branch_counts, is_generated=True)
 
 
 def acceptance_in(steps: Steps, draft: int) -> Acceptance:
-    """As counted in steps whose drafts have at most so many tokens; of tokens that no run came to,
-    what is believed before any was seen."""
+    """The acceptance counted in `steps` with drafts of at most `draft` tokens. Tokens that no run
+    reached have the prior's."""
     counts = counts_of(steps, draft)
     branch_counts = np.array(PRIOR_BRANCH_COUNTS) + SURE * counts.branch_counts
     return Acceptance(
@@ -172,7 +172,7 @@ def acceptance_in(steps: Steps, draft: int) -> Acceptance:
 
 
 def _own_text() -> Acceptance:
-    """As the tables have it, whatever is believed before anything was seen."""
+    """The acceptance of own text, by the tables alone: the prior does not count."""
     nothing = [0.0] * len(OWN_ACCEPTED[0])
     of_places = np.array([[nothing, *OWN_ACCEPTED], [nothing, *OWN_BRANCHES]])
     rate = np.pad(of_places, ((0, 0), (0, 0), (0, MAX_RUN - of_places.shape[2])), mode="edge")
@@ -181,7 +181,7 @@ def _own_text() -> Acceptance:
 
 
 def _some(groups: Sequence[Group]) -> list[Group]:
-    """As many prompts, drawn at random, as have `MOST_COUNTED` tokens; at least one."""
+    """Prompts drawn at random, with at most `MOST_COUNTED` tokens together; at least one prompt."""
     tokens = np.array([sum(map(len, (*group.responses, *group.earlier))) for group in groups])
     order = np.random.default_rng(0).permutation(len(groups))
     is_within = np.cumsum(tokens[order]) <= MOST_COUNTED

@@ -1,20 +1,20 @@
-"""What rows do in bursts with drafts: the tokens they generate, in how many steps, of which runs.
+"""Simulates rows in bursts with drafts: the tokens they generate, the steps, and the runs.
 
-On average a row with copied drafts generates in each step what `Acceptance` expects of its
-replica's room: a step's room divided by the rows that are running. The room goes where the planner
-believes that drafts are right (`accept_prob` of the burst), as on the devices. What it brings there
-is the machine's own acceptance, or the sequence's where the workload has one for each. In that case
-all running rows of a replica have the same room, and it goes where the machine's acceptance has
-drafts right. Beliefs change with each burst, so that what steps come to is too dear to work out
-anew for every acceptance. How many are running is looked at once in `check_every` steps. Sequences
-that begin when siblings have finished have more of their drafts right at first: see `WORTH`.
+On average a row with copied drafts generates in each step what `Acceptance` predicts for the room
+of a step, divided by the running rows of its replica. As on the devices, the room goes to the
+tokens that the planner predicts to be right (`accept_prob` of the burst). How many are right
+follows the machine's acceptance, or each sequence's own if the workload has them. With these, all
+running rows of a replica have the same room, given by the machine's acceptance: the planner's
+predictions change with each burst, too often to compute steps anew for every acceptance. The number
+of running rows is updated once in `check_every` steps. Sequences that begin after siblings have
+finished have more right drafts at first: see `WORTH`.
 
-A draft of a model is as long as the number of draft tokens in every row, and a run of its own.
+A draft of a model has the number of draft tokens in every row, and is a run of its own.
 
-Tokens are whole. Parts of a token that a row is owed in a burst are kept for its next ones. Each
-row begins with another part, so that those of a replica do not generate their extra tokens in the
-same step. So a row's tokens are right to one, whenever they are counted, and so are the counts of
-runs.
+Rows generate whole tokens. The fraction of a token that is left after a burst is kept for the next
+one. Each row begins with another fraction, so that the rows of a replica do not generate their
+extra tokens in the same step. So a row's tokens are always right to within one, and so are the
+counts of runs.
 """
 
 from collections.abc import Sequence
@@ -29,16 +29,17 @@ from pat_jax.planning.draft_counts import DRAFTS, GENERATED, KINDS, MAX_RUN, NO_
 from pat_jax.planning.drafts import Acceptance, Ways
 from pat_jax.profiling.simulate.machine import Machine
 
-GOLDEN = (5**0.5 - 1) / 2  # whose multiples leave no gaps: where rows begin
-# In its first tokens a response has little of its own to draft from: more of their drafts are right where siblings
-# had finished before it began, for each doubling of their number and one. Fitted to recorded responses, within
-# 3 points for a policy in RL and five reasoning models; nearly equal samples gain more.
+GOLDEN = (5**0.5 - 1) / 2  # its multiples spread the first fractions of rows evenly
+# In its first tokens a response has little own text to draft from. If siblings had finished before
+# it began, more of these drafts are right: by `WORTH` for each doubling of one plus their number.
+# Fitted to recorded responses, within 3 points for a policy in RL and five reasoning models; nearly
+# equal samples gain more.
 FIRST_TOKENS, WORTH = 512, 0.15
-EPS = 1e-9  # of a token, by which sums of floats may fall short of a whole one
+EPS = 1e-9  # of a token: sums of floats may fall short of a whole token by this
 
 
 class Went(NamedTuple):
-    """What each running sequence did in a burst, int[running]."""
+    """The result of a burst, for each running sequence, int[running]."""
 
     steps: int
     generated: np.ndarray  # tokens
@@ -48,7 +49,7 @@ class Went(NamedTuple):
 
 
 class DraftedRows:
-    """Remembers the parts of tokens and of counts that bursts leave over."""
+    """Runs bursts with drafts; keeps the fractions of tokens and counts that they leave."""
 
     def __init__(self, machine: Machine, tables: BlockTables, accepts: Sequence[Acceptance] | None):
         self.machine, self.tables, self.table = machine, tables, tables.table
@@ -57,17 +58,18 @@ class DraftedRows:
         place = {one: i for i, one in enumerate(self._kinds)}
         self._kind = np.array([place[x] for x in accepts or self._kinds * len(self.table)], int)
         self._over = np.arange(len(self.table)) * GOLDEN % 1.0  # of a token, of each sequence
-        # What steps come to, of each acceptance, by what was believed last: bursts that believe the same
-        # share it.
+        # The tokens of steps for each acceptance, by the last predictions: bursts with equal
+        # predictions share them.
         self._believed: np.ndarray | None = None
         self._ways: dict[int, Ways] = {}
         self._uncounted: list[np.ndarray] | None = None  # see `NONE_DRAFTED`
-        # How many times as many tokens of drafts are right in the first tokens of those that began later.
+        # How many times as many draft tokens are right at first, in sequences that began later.
         self._times = np.ones(len(self.table))
         self._has_begun = np.zeros(len(self.table), bool)
 
     def note_begun(self) -> None:
-        """To be told before each burst: which siblings had ended when sequences begin."""
+        """Counts the siblings that had ended when sequences begin. To be called before each
+        burst."""
         table = self.table
         begins = table.running[~self._has_begun[table.running]]
         self._has_begun[begins] = True
@@ -76,10 +78,11 @@ class DraftedRows:
             self._times[begins] = 1 + WORTH * np.log2(1 + whole)
 
     def run(self, burst: Burst, left: np.ndarray, in_reserve: np.ndarray) -> Went:
-        """
+        """Runs a burst.
+
         Args:
-          left: int[running], tokens that each will still say.
-          in_reserve: int[replicas], pages to be drawn.
+          left: int[running], tokens that each sequence will still generate.
+          in_reserve: int[replicas], pages that rows may draw.
         """
         table, pace = self.table, self.machine.pace(burst.shape.num_draft_tokens)
         running, every = table.running, pace.check_every
@@ -111,7 +114,7 @@ class DraftedRows:
         return Went(steps, generated, running_steps, pages, self._whole(counts))
 
     def _expected(self, burst: Burst, kind: int) -> "_Copied | _Generated":
-        """What rows do whose acceptance has that place in `_kinds`."""
+        """The steps of rows whose acceptance is `_kinds[kind]`."""
         acceptance = self._kinds[kind]
         assert acceptance is not None and burst.accept_prob is not None, "a burst with drafts"
         _, rows, _, num_draft_tokens = burst.shape
@@ -138,7 +141,7 @@ class DraftedRows:
     def _generate(
         self, running: np.ndarray, rate: np.ndarray, left: np.ndarray, steps: int
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Tokens that each says in so many steps at most, and the steps until its last of them."""
+        """Tokens that each row generates in at most `steps`, and the steps that it takes."""
         over = self._over[running]
         owed = over + steps * rate
         whole = np.floor(owed + EPS).astype(np.int64)
@@ -149,7 +152,7 @@ class DraftedRows:
         return np.minimum(whole, left), np.where(left > 0, took, 0)
 
     def _whole(self, counts: list[np.ndarray]) -> DraftResult:
-        """What is counted with this burst, and was not before."""
+        """The whole counts after this burst; fractions are kept for the next one."""
         before = self._uncounted or [0 * x for x in counts]
         owed = [a + b for a, b in zip(before, counts, strict=True)]
         whole = [np.floor(x + EPS).astype(np.int64) for x in owed]
@@ -159,7 +162,7 @@ class DraftedRows:
 
 @dataclass(frozen=True)
 class _Copied:
-    """What replicas do in a step on average, by how many of their rows are running."""
+    """Mean tokens of a step in each replica, by the number of its running rows."""
 
     acceptance: Acceptance
     ways: Ways
@@ -170,16 +173,16 @@ class _Copied:
         return np.asarray(self.ways.tokens(self.room / rows - 1, rows))
 
     def drafted(self, running: np.ndarray) -> np.ndarray:
-        """Tokens of drafts that are verified for it."""
+        """Draft tokens verified per row."""
         rows = np.maximum(running, 1)
         return np.asarray(self.ways.drafted(self.room / rows - 1, rows))
 
     def counted(self, generated: float, drafted: float) -> list[np.ndarray]:
-        """Of steps in which so many tokens are generated and verified, as `NONE_DRAFTED` has them;
-        of what drafts are copied from nothing is known.
+        """The counts of steps that generate and verify so many tokens, as in `NONE_DRAFTED`; those
+        by source stay zero.
 
-        Whatever steps verify of it, a run says all that is right of it and one token more, and all of these
-        are counted.
+        No matter how much of a run each step verifies, the run generates all of its right tokens
+        and one more, and all of them are counted.
         """
         share, accept_prob = self.acceptance.share, self.acceptance.accept_prob
         branch_counts = self.acceptance.branch_counts
@@ -193,9 +196,9 @@ class _Copied:
 
 @dataclass(frozen=True)
 class _Generated:
-    """The same of drafts that a model generates, all of them as long."""
+    """As `_Copied`, for drafts that a model generates, all of the same length."""
 
-    # float[1 + num_draft_tokens], P(the first tokens of a draft are right), of none first
+    # float[1 + num_draft_tokens], P(the first 0, 1, … tokens of a draft are right)
     accept_prob: np.ndarray
 
     def tokens(self, running: np.ndarray) -> np.ndarray:

@@ -1,25 +1,25 @@
-"""What the lengths of a rollout's prompts and responses are drawn by."""
+"""The parameters by which the lengths of a rollout's prompts and responses are drawn."""
 
 import math
 from dataclasses import dataclass, replace
 
-CORRELATION = 0.3  # of two samples of a prompt, where nothing is known of it
+CORRELATION = 0.3  # of two samples of a prompt, if it is not known
 
 
 @dataclass(frozen=True)
 class Draw:
-    """What one rollout is drawn by."""
+    """The parameters by which one rollout is drawn."""
 
     sequences: int
     cap: int  # tokens; longer responses are cut
     samples_per_prompt: int = 8
     correlation: float = CORRELATION  # of the normal scores of two samples of a prompt, ρ
     scale: float = 1.0  # lengths are this many times what the distribution says, before the cut
-    prompt_tokens: int = 256  # of every prompt, where the distribution knows none
+    prompt_tokens: int = 256  # of every prompt, if the distribution has no prompts
     seed: int = 0
 
     def later(self, number: int, growth: float) -> "Draw":
-        """So many rollouts on; the logarithm of lengths grows by `growth` in each."""
+        """The draw of rollout `number` of a series whose log lengths grow by `growth` in each."""
         return replace(
             self, seed=self.seed + 1 + number, scale=self.scale * math.exp(growth * number)
         )

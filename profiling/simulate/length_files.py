@@ -1,8 +1,8 @@
-"""Files of response lengths: CSV, JSON or JSON lines; one response an entry, or a histogram.
+"""Files of response lengths: CSV, JSON or JSON lines; one entry per response, or a histogram.
 
-An entry is a whole number of tokens, or has it under one of `LENGTHS`. With one of `COUNTS` beside
-it the entry stands for so many responses; one of `PROMPTS` says how long the prompt was. What
-`python -m pat_jax.generate` writes can be read as it is. Responses of no token are left out.
+An entry is a whole number of tokens, or has one in a field of `LENGTHS`. A field of `COUNTS` is the
+number of responses that the entry stands for, one of `PROMPTS` the length of the prompt. Files of
+`python -m pat_jax.generate` can be read as they are. Responses without a token are left out.
 """
 
 import csv
@@ -22,15 +22,15 @@ COUNTS = ("count", "weight", "weight_requests")
 PROMPTS = ("prompt_tokens", "input_tokens", "context_tokens")
 MOST_TOKENS, MOST_COUNT = 2**31 - 1, 10**15
 USAGE = "usage"  # of a line of `pat_jax.generate`
-# Where an element is, for people, and what it is: a number, or what has one by name.
+# The position of an element, for people, and the element: a number, or a mapping that has one.
 Elements = Iterable[tuple[str, Any]]
 
 
 def find_lengths(name: str) -> ResponseLengths:
-    """The built-in distribution or the file of that name.
+    """The built-in distribution or the file `name`.
 
     Raises:
-      UserError: neither is there, or the file does not hold lengths.
+      UserError: there is neither, or the file does not hold lengths.
     """
     if name in BUILT_IN:
         return ResponseLengths.built_in(name)
@@ -44,7 +44,8 @@ def find_lengths(name: str) -> ResponseLengths:
 
 
 def read_lengths(path: Path) -> ResponseLengths:
-    """
+    """Reads a file of response lengths.
+
     Raises:
       UserError: the file cannot be read, has no entries, or one that is not a length.
     """
@@ -107,7 +108,7 @@ def _of_csv(path: Path, text: str) -> Elements:
 
 
 def _is_name(text: str) -> bool:
-    """Whether it is the header of a column: a word, not a number gone wrong."""
+    """Whether `text` is the header of a column: a word, not a number gone wrong."""
     return text.isidentifier() and text.lower() not in ("nan", "inf", "infinity")
 
 
@@ -136,7 +137,7 @@ def _parsed(path: Path, text: str, line: int | None = None) -> object:
 
 
 def _row(where: str, element: Any) -> tuple[int, float, int]:
-    """Tokens of the response, how many responses it stands for, and tokens of the prompt, -1 if unknown."""
+    """Tokens of the response, number of such responses, and tokens of the prompt, -1 if unknown."""
     if not isinstance(element, Mapping):
         return _whole(where, "response", element), 1.0, -1
     usage = element.get(USAGE)
@@ -158,7 +159,7 @@ def _row(where: str, element: Any) -> tuple[int, float, int]:
 
 
 def _number(value: Any) -> float:
-    """NaN where it is none."""
+    """`value` as a number; NaN if it is none."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return math.nan
     try:

@@ -1,4 +1,4 @@
-"""What is replayed, and where: the types of `simulator.py`."""
+"""The rollout and the machine that `simulator.py` replays."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,12 +20,12 @@ class Workload:
     """One rollout's sequences, and how long each will turn out to be."""
 
     prompts: np.ndarray  # int[sequences], tokens
-    responses: np.ndarray  # int[sequences], tokens; what no planner may see
+    responses: np.ndarray  # int[sequences], tokens; no planner may see them
     cap: int  # tokens; longer responses are cut
     prompt_id: np.ndarray | None = None  # int[sequences], equal for samples of a prompt, if known
     expected: np.ndarray | None = None  # float[sequences], see CacheManager
-    # What copied drafts of each sequence are really worth; sequences may share one. None: of all the same,
-    # as the machine has it.
+    # The true acceptance of each sequence's copied drafts; sequences may share one. None: all have
+    # the machine's.
     accepts: Sequence[Acceptance] | None = None
 
     def __post_init__(self):
@@ -39,7 +39,7 @@ class Workload:
         return len(self.responses)
 
     def load(self, capacity: int) -> Load:
-        """What is known before the first token, when so many sequences have rows at once."""
+        """The load before the first token, with rows for `capacity` sequences."""
         running = min(self.size, capacity)
         zeros, left = np.zeros(running, int), np.full(running, self.cap)
         prompt = None if self.prompt_id is None else self.prompt_id[:running]
@@ -48,7 +48,7 @@ class Workload:
 
 @dataclass(frozen=True)
 class Machine:
-    """Where a rollout is replayed: what things really cost there, and the shapes compiled for
+    """The machine on which a rollout is replayed: its true costs, and the shapes compiled for
     it."""
 
     truth: LatencyModel
@@ -58,13 +58,13 @@ class Machine:
     check_every: int = 8
     memory: MemoryModel | None = None  # what fits there; None: everything
     runs_ahead: bool = False  # see RolloutEngine
-    # The pools are as large as `memory` says: a sequence that finds no pages waits, or makes room.
-    # False: they hold every sequence, and `memory` only tells `oracle` where weights have room.
+    # The pools are as large as in `memory`: a sequence that finds no pages waits, or makes room.
+    # False: they hold every sequence, and only `oracle` uses `memory`: for layouts without room.
     has_pools: bool = False
-    # Of the host in each decode step, for each running sequence of all replicas; what `truth` lacks.
+    # Seconds of the host in a decode step, per running sequence of all replicas; not in `truth`.
     host_s_per_sequence: float = 0.0
     drafts: Drafts = NO_DRAFTS  # that have programs there
-    acceptance: Acceptance | None = None  # what drafts are really worth there; None: there are none
+    acceptance: Acceptance | None = None  # the true one of drafts there; None: there are no drafts
 
     def __post_init__(self):
         if self.drafts.num_draft_tokens and self.acceptance is None:
@@ -82,10 +82,11 @@ class Machine:
         capacity: int,
         **rest: Any,
     ) -> "Machine":
-        """
+        """The machine whose buckets, bursts and tests are those of `config`.
+
         Args:
           capacity: sequences that run at once.
-          rest: of the fields that a configuration does not say.
+          rest: any of the other fields.
         """
         buckets = Buckets.of(splits, capacity, config)
         steps = config.burst_steps, config.check_every
@@ -93,7 +94,7 @@ class Machine:
         return cls(truth, tuple(splits), buckets, *steps, **rest)
 
     def has_room(self, split: Split) -> bool:
-        """Whether the weights of a layout fit, and its pool."""
+        """Whether the weights and the pool of a layout fit."""
         if self.memory is None:
             return True
         return bool(self.memory.has_room(self.splits)[self.splits.index(split)])
@@ -102,7 +103,7 @@ class Machine:
         return Pace.of(self.check_every, self.burst_steps, self.drafts.draft(remaining_tokens))
 
     def shapes(self, longest: int) -> Shapes:
-        """What the programs of a rollout are compiled for whose longest sequence has so many
+        """The shapes of the programs for a rollout whose longest sequence has `longest`
         tokens."""
         size, rows = self.truth.page_size, self.buckets.rows
         pages: Mapping[Split, int] = {

@@ -1,23 +1,23 @@
-"""The oracle, the best path: what a planner that knew every response length could have done.
+"""The oracle: the best path that a planner could have taken had it known every response length.
 
 Dynamic programming over (moment x state), with the true lengths and the true costs. A state is a
-layout and who shares a replica with whom:
+layout, and how sequences share its replicas:
 
-    risen   dealt out in the layout of the start and merged since by migration: replicas are known
+    risen   placed in the layout of the start and merged since by migration: replicas are known
             exactly, whenever the switches happened
-    even    anything else (recomputed, all or some, gone down and up again, or moved between the
+    even    anything else (all or some recomputed, TP lowered and raised again, or moved between the
             replicas of a layout): taken to be spread perfectly evenly from then on, which no real
             path beats
 
-So the result is exact for every path that only rises by migration, and a lower bound for the
-others: no planner that follows the engine's rules is faster. Pages are there for all, in every
-layout whose weights have room: where sequences have to wait for pages it is out of reach.
+So the result is exact for every path that only raises TP by migration, and a lower bound for the
+others: no planner that follows the engine's rules is faster. All sequences have pages in every
+layout whose weights have room. So if sequences have to wait for pages, no planner can reach it.
 
-With drafts, moments are tokens of each sequence, and each goes by in the number of draft tokens
-that is cheapest there. All sequences are taken to go on alike, as fast as a replica with the mean
-of the running rows does. That is exact for one replica and near for several, whose emptier ones go
-on faster: it is not a bound. Nor is it one where sequences accept drafts unlike each other
-(`Workload.accepts`): it knows what the machine's are worth alone.
+With drafts, moments are tokens of each sequence, and the cheapest number of draft tokens is taken
+between two moments. All sequences are assumed to go on alike, as fast as in a replica with the mean
+number of running rows. That is exact for one replica and near for several, whose emptier ones go on
+faster: then it is not a bound. Nor is it a bound if sequences differ in acceptance
+(`Workload.accepts`): the oracle uses only the machine's.
 """
 
 import math
@@ -33,7 +33,7 @@ from pat_jax.planning.types import Split
 from pat_jax.profiling.simulate.machine import Machine, Workload
 from pat_jax.profiling.simulate.simulator import waiting
 
-CHUNK = 256  # moments at which all sequences are looked at together
+CHUNK = 256  # moments that are computed together for all sequences
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Oracle:
     start: Split
     switches: tuple[tuple[int, Split], ...]  # (decode step, layout switched to)
     evened: tuple[int, ...]  # decode steps at which sequences go to other replicas
-    is_exact: bool  # the path rises by migration only: the engine can follow it
+    is_exact: bool  # the path only raises TP by migration: the engine can follow it
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class _State:
 
 
 def oracle(workload: Workload, machine: Machine) -> Oracle:
-    """The cheapest path, switches allowed at every test of the stop condition."""
+    """Finds the cheapest path; switches are allowed at every test of the stop condition."""
     world = _World(workload, machine)
     splits = [split for split in machine.splits if machine.has_room(split)]
     states = [
@@ -122,10 +122,10 @@ class _World:
         return self.num_rows < self.workload.size
 
     def _dealt(self, split: Split) -> np.ndarray:
-        """The replicas of those that begin first, as the cache manager deals them out, in their
-        order; int[rows].
+        """The replica of each sequence that begins at once, as placed by the cache manager,
+        int[rows].
 
-        With a queue a sequence may be overtaken by others: then a row is not that of the sequence."""
+        With a queue others may overtake a sequence: then row i is not that of sequence i."""
         scheduler = waiting(self.workload, replace(self.machine, has_pools=False), split)
         scheduler.admit()
         return scheduler.table.replica(scheduler.table.running)
@@ -147,7 +147,7 @@ class _World:
         return np.max([self._running(replica == g) for g in range(state.split.dp)], axis=0)
 
     def _replica(self, state: _State) -> np.ndarray:
-        """int[sequences]; one replica where they are even."""
+        """The replica of each sequence, int[sequences]; all 0 in an even state."""
         if state.dealt is None:
             return np.zeros(self.workload.size, int)
         return self.dealt[state.dealt][self.row] % state.split.dp
@@ -162,7 +162,7 @@ class _World:
         return most / (state.split.dp if state.dealt is None else 1)
 
     def decode(self, state: _State, fullest: np.ndarray) -> np.ndarray:
-        """Seconds until the next moment, room for all."""
+        """Seconds until the next moment, if all sequences have rows and pages."""
         split, held = state.split, self._held(state)
         buckets = np.array(self.machine.buckets.rows[split])
         rows = buckets[np.searchsorted(buckets, fullest)]
@@ -181,8 +181,8 @@ class _World:
         return self.machine.check_every * token
 
     def _tokens(self, split: Split, rows: np.ndarray, num_draft_tokens: int) -> np.ndarray:
-        """What a row generates in a step on average, float[moments]; 0 where no program has the
-        number of draft tokens."""
+        """Mean tokens of a row in a step, float[moments]; 0 if no program has the number of draft
+        tokens."""
         drafts, acceptance = self.machine.drafts, self.machine.acceptance
         if acceptance is None:
             return np.zeros(len(rows))
@@ -208,11 +208,11 @@ class _World:
             yield reshard + self._mixed(a, b)
 
     def _shift(self, split: Split, fullest: np.ndarray) -> np.ndarray:
-        """What moves between the replicas of a layout cost at least.
+        """The least seconds of a move between the replicas of a layout.
 
-        They are made for a smaller row bucket, or for replicas as even as can be. Sequences that
-        the fullest replica has too many for either leave one after another, each as short as the
-        shortest, in however many directions.
+        A move leads to a smaller row bucket, or to replicas as even as possible. The surplus
+        sequences of the fullest replica leave one after another, each as short as the shortest, in
+        however many directions.
         """
         rows = np.array([0, *self.machine.buckets.rows[split]])
         fewer = np.maximum(rows[np.searchsorted(rows, fullest) - 1], -(-self.running // split.dp))
@@ -221,10 +221,10 @@ class _World:
         return np.where(fewer < fullest, rounds * self.truth.shift_round(split), np.inf)
 
     def _mixed(self, source: Split, target: Split) -> np.ndarray:
-        """What recomputing some sequences and migrating the others costs at least.
+        """The least seconds to recompute some sequences and migrate the others.
 
-        Every sequence is either a share of the calls of a full prefill, as short as the shortest, or
-        of the rounds of replicas that are alike; and there is one call.
+        Every sequence takes its share of the calls of a full prefill, or of the rounds of equal
+        replicas, and is as short as the shortest. There is at least one call.
         """
         truth, replicas = self.truth, max(source.dp, target.dp)
         one_call = min(truth.prefill_call(target, n) for n in truth.prefill[target].lengths)
@@ -235,8 +235,8 @@ class _World:
         return np.maximum(one_call, np.minimum(calls, rounds))
 
     def prefill(self, split: Split) -> float:
-        """Of all prompts, those of several samples in one replica once; dealt evenly of a queue,
-        and filling each other's calls whenever they come.
+        """Seconds to prefill all prompts, once for all samples in a replica. With a queue prompts
+        are spread evenly over the replicas, and share calls no matter when they come.
         """
         tokens, prompt_id = self.workload.prompts - 1, self.workload.prompt_id
         replica = self._replica(_State(split, split))
@@ -250,7 +250,7 @@ class _World:
         return self.truth.packed(split, replica, tokens)
 
     def _running(self, which: np.ndarray) -> np.ndarray:
-        """How many of those, bool[sequences], have begun and not ended at each moment."""
+        """How many sequences of `which`, bool[sequences], have begun and not ended by a moment."""
         begun, ended = (
             np.searchsorted(np.sort(steps[which]), self.moments, side="right")
             for steps in (self.begin, self.end)
@@ -258,14 +258,14 @@ class _World:
         return begun - ended
 
     def _lengths(self) -> np.ndarray:
-        """The length bucket of the longest context and the tokens until the next moment."""
+        """The length bucket for the longest context and its tokens until the next moment."""
         steps = np.array(self.machine.buckets.lengths)
         last_end = self._of_running(np.maximum, self.workload.prompts) + self.workload.cap
         needed = np.minimum(last_end - 1, self.context + self.machine.check_every)
         return steps[np.searchsorted(steps, needed)]
 
     def _recompute(self, split: Split) -> np.ndarray:
-        """As many tokens as all hold, in rows of the longest."""
+        """Seconds to recompute all tokens held, as rows of the longest context."""
         longest = np.maximum(self.context, 1)
         rows = self.running * self.mean_context / (longest * split.dp)
         pairs = zip(rows.tolist(), longest.tolist(), strict=True)
@@ -275,8 +275,8 @@ class _World:
 def _seats(responses: np.ndarray, num_rows: int) -> tuple[np.ndarray, np.ndarray]:
     """The decode step at which each sequence begins and the row it gets, int[sequences] each.
 
-    In their order, each as soon as a row is free: no burst has to end for it, and no real path lets
-    one begin earlier.
+    Sequences begin in their order, each as soon as a row is free. No burst has to end for that, so
+    no real path lets one begin earlier.
     """
     begin, row = np.zeros(len(responses), int), np.arange(len(responses))
     free = [(int(length), i) for i, length in enumerate(responses[:num_rows])]

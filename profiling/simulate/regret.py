@@ -1,4 +1,4 @@
-"""What the path that a rollout took cost over the oracle's.
+"""How much longer the path of a rollout takes than the oracle's.
 
 Knows traces and prices. Does not know how the best path is found.
 """
@@ -19,9 +19,9 @@ from pat_jax.profiling.simulate.simulator import replay
 
 @dataclass(frozen=True)
 class Regret:
-    """What the path of a rollout takes, and the oracle's.
+    """The seconds of a rollout's path, and the oracle's path.
 
-    Both by the prices of a machine, not by the clock: a noisy moment is not a wrong decision.
+    Both are priced by a machine's latency model, not by the clock: noise is not a wrong decision.
     """
 
     taken_s: float
@@ -45,10 +45,10 @@ def regret(workload: Workload, machine: Machine, trace: RolloutTrace) -> Regret:
 
 @dataclass(frozen=True)
 class _AsTaken(Planner):
-    """The switches and moves of a trace, each once as few sequences are running and as many steps
-    done.
+    """Repeats the switches and moves of a trace, each once as few sequences run and as many steps
+    are done as then.
 
-    Not by one of them alone: a switch may come because the cache has grown while nothing ended.
+    Both must hold: a switch may come because the cache has grown while nothing ended.
     """
 
     first: Split
@@ -86,7 +86,7 @@ class _AsTaken(Planner):
         return sum(load.running <= x.running and x.step <= step for _, x in self.path)
 
     def _moves(self, done: int) -> list[Move]:
-        """Moves between the last of so many switches and the next one."""
+        """Moves after the first `done` switches and before the next one."""
         steps = [0, *(switch.step for _, switch in self.path), math.inf]
         return [move for move in self.moves if steps[done] <= move.step <= steps[done + 1]]
 

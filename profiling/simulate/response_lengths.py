@@ -1,8 +1,8 @@
-"""How long responses become: a distribution, from a file or built in, and rollouts drawn from it.
+"""Distributions of response lengths, from a file or built in, and rollouts drawn from them.
 
-Knows numbers of tokens. Does not know machines or planners. The built-in ones are quantiles of
-public sets; no response of theirs is kept here. Between two quantiles the logarithm of the length
-is a straight line over the normal score, as in a lognormal distribution.
+Knows numbers of tokens. Does not know machines or planners. The built-in distributions are
+quantiles of public sets, whose responses are not kept here. Between two quantiles the logarithm of
+the length is linear in the normal score, as in a lognormal distribution.
 """
 
 from collections.abc import Mapping
@@ -17,8 +17,8 @@ from pat_jax.profiling.simulate.machine import Workload
 
 PROBABILITIES = (0.001, 0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 0.999, 0.9999)
 POINTS = 8192  # equally likely lengths that stand for a built-in distribution
-# Responses pile up at their longest length if at least so many are, such a share of all, and so many
-# times those of the tenth of lengths below.
+# Responses pile up at their longest length if they are at least this many, at least this share of
+# all, and more than `PILE` times as many as those of the tenth of lengths below.
 FEWEST_CUT, LEAST_CUT, PILE, NEAR = 3, 0.005, 3, 0.9
 
 
@@ -60,7 +60,7 @@ BUILT_IN: Mapping[str, Quantiles] = {
 
 @dataclass(frozen=True)
 class ResponseLengths:
-    """Lengths, and how often each occurred."""
+    """Response lengths, and how often each occurred."""
 
     source: str  # where they are from, for people
     tokens: np.ndarray  # int[lengths], at least 1, ascending
@@ -81,7 +81,7 @@ class ResponseLengths:
         return total / total[-1]
 
     def quantile(self, probability: np.ndarray) -> np.ndarray:
-        """Tokens, int[...]: the shortest length that so large a share does not exceed."""
+        """Tokens, int[...]: the shortest length that a share `probability` does not exceed."""
         return self.tokens[self._index(probability)]
 
     def _index(self, probability: np.ndarray) -> np.ndarray:
@@ -94,8 +94,8 @@ class ResponseLengths:
 
     @property
     def cut_at(self) -> int | None:
-        """The longest length, if responses pile up there as where a cap cuts them; None: they thin
-        out."""
+        """The longest length, if so many responses have it that a cap seems to have cut them;
+        else None."""
         longest = int(self.tokens[-1])
         pile = self.counts[self.tokens == longest].sum()
         near = self.counts[(self.tokens >= NEAR * longest) & (self.tokens < longest)].sum()
@@ -107,11 +107,11 @@ class ResponseLengths:
         return float(self.counts[self.tokens == tokens].sum() / self.counts.sum())
 
     def mean(self, cap: int, scale: float = 1.0) -> float:
-        """Tokens, of responses `scale` times as long and cut at `cap`."""
+        """Mean tokens of responses that are `scale` times as long and cut at `cap`."""
         return float(np.average(np.minimum(scale * self.tokens, cap), weights=self.counts))
 
     def draw(self, draw: Draw) -> Workload:
-        """One rollout; the same for an equal `draw`, with other prompts for another seed.
+        """Draws one rollout: the same for an equal `draw`, with other prompts for another seed.
 
         Samples of a prompt are alike: their normal scores are √ρ·θ + √(1 - ρ)·ε with one θ a
         prompt, so that every single length has this distribution whatever ρ is (a Gaussian copula).

@@ -1,9 +1,10 @@
-"""A rollout on a simulated clock: the planner and the scheduler that ship, known response lengths.
+"""Replays a rollout of known response lengths on a simulated clock, with the real planner and
+scheduler.
 
-Every duration is looked up in a latency model, the truth; the planner may believe in another one.
-What no latency model knows is free of charge, except for the time that a `Machine` gives its host
-for each running sequence. Pools hold every sequence, or as much as the machine's memory has. What
-rows do in bursts with drafts: `drafted.py`.
+Every duration is looked up in a latency model, the truth; the planner may use another one. What
+no latency model has takes no time, except for the host's time for each running sequence that a
+`Machine` may have. Pools hold every sequence, or as much as the machine's memory has room for.
+`drafted.py` has the bursts with drafts.
 """
 
 from collections import deque
@@ -33,7 +34,7 @@ from pat_jax.profiling.simulate.machine import Machine, Workload
 
 
 def replay(workload: Workload, planner: Planner, machine: Machine) -> RolloutReport:
-    """Runs one rollout to its end under `planner`."""
+    """Runs one rollout to its end under `planner`; returns its report."""
     split = planner.start(workload.load(machine.capacity))
     scheduler = waiting(workload, machine, split)
     tables = scheduler.cache_manager.tables
@@ -45,7 +46,7 @@ def replay(workload: Workload, planner: Planner, machine: Machine) -> RolloutRep
 
 
 def waiting(workload: Workload, machine: Machine, split: Split) -> Scheduler:
-    """The scheduler of a rollout that begins in `split`, in which all sequences wait."""
+    """The scheduler of a rollout that begins in `split`, in which all sequences still wait."""
     table = SequenceTable(
         workload.prompts,
         np.full(workload.size, workload.cap),
@@ -60,7 +61,7 @@ def waiting(workload: Workload, machine: Machine, split: Split) -> Scheduler:
 
 @dataclass(frozen=True)
 class SimulatedOutput:
-    """What a burst did to the rows: see `contents.RowsOutput`."""
+    """The output of a burst, as `contents.RowsOutput`."""
 
     emitted: np.ndarray
     running: np.ndarray
@@ -81,7 +82,7 @@ class SimulatedExecutor(Executor):
         self._drafted = DraftedRows(machine, tables, workload.accepts)
 
     def prefill(self, work: PrefillWork) -> int:
-        """Whole pages, in calls that are as full as those of the devices."""
+        """Advances the clock by a prefill whose calls are as full as on the devices."""
         spans, truth = work.spans, self.machine.truth
         if not len(spans.sequence):
             return 0
@@ -89,7 +90,7 @@ class SimulatedExecutor(Executor):
         return self._room(spans)
 
     def _room(self, spans: Spans) -> int:
-        """Tokens of whole pages."""
+        """The tokens for which the pages of `spans` have room."""
         size = self.tables.page_size
         return int((-(-(spans.stop - spans.start) // size)).sum()) * size
 
@@ -127,11 +128,11 @@ class SimulatedExecutor(Executor):
     def _step_s(
         self, burst: Burst, generated: np.ndarray, running_steps: np.ndarray, steps: int
     ) -> float:
-        """Of the burst, the mean over its steps."""
+        """Seconds of a step of the burst, on average over its steps."""
         machine, table, running = self.machine, self.table, self.table.running
         split, rows, length, num_draft_tokens = burst.shape
         every = machine.pace(num_draft_tokens).check_every
-        # As the scheduler counts them: of what drafts add, half on average.
+        # As the scheduler counts: half of the tokens that drafts add, on average.
         context = table.length[running] - 1 + (generated - running_steps) / 2
         held = most_held(context, running_steps, table.replica(running), steps, every)
         truth = machine.truth.verifying(num_draft_tokens)
@@ -141,8 +142,8 @@ class SimulatedExecutor(Executor):
     def _plain_steps(
         self, burst: Burst, left: np.ndarray, in_reserve: np.ndarray
     ) -> tuple[int, np.ndarray]:
-        """Steps of a burst without drafts, as far as the reserve lasts, and the pages that each row
-        draws, int[running]."""
+        """Steps of a burst without drafts, until the reserve is empty at the latest; and the pages
+        that each row draws, int[running]."""
         table, every = self.table, self.machine.check_every
         running, replicas = table.running, table.num_replicas
         replica, whole = table.replica(running), -(-left // every) * every
@@ -167,8 +168,8 @@ class SimulatedExecutor(Executor):
         return steps
 
     def _draw(self, burst: Burst, more: np.ndarray) -> np.ndarray:
-        """Pages of the reserve for the running rows, int32[rows, most]: in turn, as devices draw
-        them."""
+        """Pages of the reserve for the running rows, int32[rows, most], in the order in which
+        devices draw them."""
         table, ring = self.table, np.asarray(burst.reserved.pages)
         rows = table.num_replicas * table.rows_per_replica
         counts = np.zeros(rows, np.int64)
@@ -192,7 +193,7 @@ class SimulatedExecutor(Executor):
         return Arrival()
 
     def recompute(self, relocation: Relocation, work: PrefillWork, waits: np.ndarray) -> int:
-        """Priced as the planner prices it, what migrates included: sequence by sequence."""
+        """Prices all sequences as the planner does, those that migrate included."""
         load, splits = relocation.load, (relocation.source, relocation.target)
         if splits[0] == splits[1]:
             return 0  # all came along

@@ -1,4 +1,4 @@
-"""How far a profile's step times are off, as far as a run has seen it.
+"""How far a profile's step times are off from those that a run measures.
 
 Knows measured and profiled seconds of bursts. Knows neither what a step does nor the planner.
 """
@@ -24,21 +24,21 @@ MOST = 2.0  # times; a machine further than this from its profile needs a new on
 class Correction:
     """measured = factor[split] · profiled + per_sequence_s · running
 
-    What every layout pays for each running sequence (the host's work, above all) is a term of its
-    own. As a factor it would outlive the sequences, and a layout that ran with many of them would
-    look slow when few are left. A term for each step could not be told from the factors: where few
-    sequences are left, most of a step is fixed as well.
+    The seconds that every layout takes for each running sequence (above all the host's work) are a
+    term of their own. As part of a factor they would outlive the sequences: a layout that ran with
+    many of them would look slow when few are left. A term for each step could not be told from the
+    factors: when few sequences are left, most of a step is fixed as well.
 
-    Both are followed by one Kalman filter (Harvey 1989, section 3.2) of the ratio of measured to
-    profiled time. At first the term takes nearly all of what is unexpected, which favours no
-    layout; as sequences end, it must fall with them, and what does not is the layout's. Surprises
-    are clipped (Masreliez and Martin 1977); the third in turn to the same side is believed.
+    A Kalman filter (Harvey 1989, section 3.2) of the ratio of measured to profiled time estimates
+    both. At first the term takes nearly all of a surprise, which favours no layout. As sequences
+    end, the term must fall with them; what remains is put down to the layout. Surprises are
+    clipped (Masreliez and Martin 1977); the third in a row to the same side is believed.
     """
 
     splits: tuple[Split, ...] = ()  # those seen
     mean: np.ndarray = field(default_factory=lambda: np.zeros(1))  # the term, then the factors
     covariance: np.ndarray = field(default_factory=lambda: np.zeros((1, 1)))
-    odd: int = 0  # bursts in turn that were further off than `ODD`; negative: that were faster
+    odd: int = 0  # bursts in a row that were further off than `ODD`; negative: faster ones
 
     @property
     def per_sequence_s(self) -> float:
@@ -51,11 +51,11 @@ class Correction:
         return dict(zip(self.splits, self.mean[1:].tolist(), strict=True))
 
     def factor(self, split: Split) -> float:
-        """Measured over profiled time, less what all layouts share.
+        """Measured over profiled time, without the term that all layouts share.
 
-        A layout not seen yet gets the benefit of the doubt, as much of it as the others gave reason
-        for. That is half of what the profile was wrong by there, and all of it where they were
-        faster. A profile that holds is taken at its word.
+        A layout not seen yet gets the benefit of the doubt. It is predicted to be faster than its
+        profile by half of the others' error (root mean square), or by their whole mean error if
+        that is faster. If their profile is right, the factor is 1.
         """
         if split in self.factors or not self.splits:
             return self.factors.get(split, 1.0)
@@ -65,8 +65,7 @@ class Correction:
     def sober_factors(self, splits: Sequence[Split]) -> np.ndarray:
         """The factors without the benefit of the doubt, float[splits].
 
-        A layout not seen yet is taken to be off as the others are in the mean: trying it costs a
-        switch, or two.
+        A layout not seen yet gets the others' mean factor: to try it costs one or two switches.
         """
         typical = float(np.exp(np.log(self.mean[1:]).mean())) if self.splits else 1.0
         return np.array([self.factors.get(split, typical) for split in splits])
@@ -74,7 +73,7 @@ class Correction:
     def observed(
         self, split: Split, running: int, profiled_s: float, seconds: float
     ) -> "Correction":
-        """The correction after a burst whose steps took `seconds`, by the profile `profiled_s`."""
+        """The correction after a burst whose steps took `seconds`, not `profiled_s`."""
         load = running / profiled_s
         splits, mean, covariance = self._with(split)
         at = 1 + splits.index(split)
@@ -95,13 +94,13 @@ class Correction:
         gain = covariance @ seen / (seen @ covariance @ seen + noise)
         mean = mean + gain * surprise
         covariance = covariance - np.outer(gain, seen @ covariance)
-        if mean[0] < 0:  # nothing takes less than no time: what is too fast is the layout's
+        if mean[0] < 0:  # the term cannot be negative: what is faster is put down to the layout
             mean = mean - covariance[:, 0] * (mean[0] / covariance[0, 0])
         mean[1:] = np.clip(mean[1:], 1 / MOST, MOST)
         return Correction(splits, mean, covariance, odd)
 
     def _with(self, split: Split) -> tuple[tuple[Split, ...], np.ndarray, np.ndarray]:
-        """A layout not seen yet is expected to be off as the others are in the mean."""
+        """The estimate with `split`. A layout not seen yet begins with the others' mean factor."""
         if split in self.splits:
             return self.splits, self.mean, self.covariance.copy()
         mean, covariance = np.append(self.mean, 1.0), np.pad(self.covariance, (0, 1))

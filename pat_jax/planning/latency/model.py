@@ -1,6 +1,6 @@
-"""What things cost on this machine: measured tables, and what follows from them for the rest.
+"""Predicts seconds on this machine, from measured tables.
 
-Made by `profiling`, handed over by value. `observed` returns a model corrected by what a run saw.
+`profiling` makes the model and passes it by value. `observed` returns one corrected by a run.
 """
 
 import math
@@ -20,9 +20,9 @@ Numbers = float | np.ndarray
 ROUNDS = ("all", "one")  # rounds of a migration: every replica takes part, or one
 TABLES = ("decode_table", "reshard_table", "migrate_table", "prefill_table", "verify_table")
 OLD_KEYS = {"reslice_table": "reshard_table"}  # of profiles from before 0.1.0
-SHAPE = ("prefill_blocks", "page_size", "round_tokens")  # what one entry of a table does
-READS = "reads"  # and what of the KV cache its steps read
-DRAFTS_FROM = "drafts_from"  # and where the drafts are from that they verify
+SHAPE = ("prefill_blocks", "page_size", "round_tokens")  # the work of one entry of a table
+READS = "reads"  # what the measured steps read of the KV cache
+DRAFTS_FROM = "drafts_from"  # the source of the drafts that the measured steps verify
 
 
 def migration(
@@ -33,11 +33,12 @@ def migration(
     fullest: Numbers,
     running: Numbers,
 ) -> Numbers:
-    """Seconds of a migration of `running` sequences with the pages of one round each.
+    """Seconds to migrate `running` sequences, each with the pages of one round.
 
-    As far as replicas are alike they move pages in the same rounds, of `everybody` seconds; the
-    others move `one` by one (`engine/relocation/rounds.py`). The fullest replica and the mean are
-    known here: the emptiest is taken to lack what the fullest has more. Replicas split evenly.
+    As long as every replica has pages to move, all move theirs in shared rounds of `everybody`
+    seconds. The others move one by one, in `one` seconds each (`engine/relocation/rounds.py`). Only
+    the fullest replica and the mean are known: the emptiest is taken to be as far below the mean as
+    the fullest is above. Replicas are split evenly.
     """
     replicas = np.maximum(source_dp, target_dp)
     mean = running / replicas
@@ -47,7 +48,8 @@ def migration(
 
 @dataclass(frozen=True)
 class LatencyModel:
-    """Seconds. Rows are those of one replica, lengths are cache lengths in tokens."""
+    """Measured and predicted seconds. Rows are those of one replica, lengths are cache lengths
+    in tokens."""
 
     decode_table: Mapping[tuple[Split, int, int], float]  # (split, rows, length): one decode step
     reshard_table: Mapping[tuple[Split, Split], float]  # (from, to): all weights
@@ -58,11 +60,11 @@ class LatencyModel:
     page_size: int  # tokens
     round_tokens: int  # of a replica, that one round of a migration moves
     reads: Reads = "bucket"
-    # (split, rows, length, number of draft tokens): one step with room for so many tokens of drafts
-    # for each row. What finds or says these drafts is in it.
+    # (split, rows, length, number of draft tokens): one step with room for that many draft tokens
+    # per row, the time to propose them included.
     verify_table: Mapping[tuple[Split, int, int, int], float] = field(default_factory=dict)
     drafts_from: str = TEXTS  # of `verify_table`, for people; equal where its entries mean the same
-    # What a run has seen of step times.
+    # From the step times that a run has measured.
     correction: Correction = field(default_factory=Correction, compare=False)
 
     @cached_property
@@ -83,7 +85,7 @@ class LatencyModel:
 
     @cached_property
     def num_draft_tokens(self) -> tuple[int, ...]:
-        """Those of drafts whose steps were measured, ascending."""
+        """The numbers of draft tokens whose steps were measured, ascending."""
         return tuple(sorted({num_draft_tokens for *_, num_draft_tokens in self.verify_table}))
 
     @cached_property
@@ -97,36 +99,36 @@ class LatencyModel:
         }
 
     def verifying(self, num_draft_tokens: int) -> "LatencyModel":
-        """The same machine whose steps verify so many draft tokens for each row; 0: itself.
+        """The model of steps that verify `num_draft_tokens` per row; 0: this model itself.
 
         Raises:
-          KeyError: none was measured.
+          KeyError: no such step was measured.
         """
         return self._verifying[num_draft_tokens] if num_draft_tokens else self
 
     def of_drafts_from(self, source: str) -> "LatencyModel":
-        """The same, without steps that verify drafts from elsewhere: those take another time."""
+        """This model, without steps that verify drafts from another source: their times differ."""
         if self.drafts_from == source:
             return self
         return replace(self, verify_table={}, drafts_from=source)
 
     def decode_step(self, split: Split, rows: int, length: int, held: float | None = None) -> float:
-        """One decode step: `rows` running in the fullest replica, contexts up to `length`.
+        """Seconds of a decode step: `rows` in the fullest replica, contexts up to `length`.
 
-        Rows between two buckets run in the larger one, and cost what that one costs; so do lengths,
-        where it is buckets that are read. What all layouts pay for each running sequence comes on
-        top (`Correction.per_sequence_s`).
+        Rows between two buckets run in the larger one and cost what it costs. So do lengths, if
+        `reads` is "bucket". The seconds that all layouts take for each running sequence come on top
+        (`Correction.per_sequence_s`).
 
         Args:
-          held: tokens in the caches of the replica that holds most; `length` in each row where not
-            given.
+          held: tokens in the caches of the replica that holds most; by default `length` in each
+            row.
         """
         return self.profiled_step(split, rows, length, held) * self.correction.factor(split)
 
     def profiled_step(
         self, split: Split, rows: int, length: int, held: float | None = None
     ) -> float:
-        """The same, as the profile has it."""
+        """As `decode_step`, by the profile alone: without the correction."""
         surface = self.decode[split]
         bucket, covered = surface.cover(rows, length)
         if self.reads == "bucket":
@@ -134,7 +136,7 @@ class LatencyModel:
         return surface.reading(bucket, length, rows * length if held is None else held)
 
     def tokens_read(self, burst: BurstResult) -> float:
-        """Tokens of the KV cache that the replica which reads most reads in a step of the burst."""
+        """Tokens of the KV cache that a step of the burst reads, in the replica that reads most."""
         return burst.rows * burst.length if self.reads == "bucket" else burst.held
 
     def reshard(self, source: Split, target: Split) -> float:
@@ -143,20 +145,20 @@ class LatencyModel:
     def migrate(
         self, source: Split, target: Split, fullest: Numbers, running: Numbers, context: Numbers
     ) -> Numbers:
-        """The pages of `running` sequences of `context` tokens, `fullest` in one replica."""
+        """Seconds to migrate `running` sequences of `context` tokens, `fullest` in one replica."""
         everybody, one = (self.migrate_table[(source, target, kind)] for kind in ROUNDS)
         seconds = migration(source.dp, target.dp, everybody, one, fullest, running)
         return context / self.round_tokens * seconds
 
     def shift_round(self, split: Split) -> float:
-        """One round of pages between replicas of a layout; infinite if not measured."""
+        """Seconds of one round of pages between replicas of a layout; infinite if not measured."""
         return self.migrate_table.get((split, split, "all"), math.inf)
 
     def recompute(self, target: Split, rows: float, length: int) -> float:
-        """Prefill of `rows` rows a replica, each of `length` tokens, in `target`.
+        """Seconds to prefill `rows` rows of `length` tokens in each replica of `target`.
 
-        Lower positions come first, so most calls see shorter contexts than `length`. What is left
-        for smaller calls is priced as a whole one.
+        Lower positions come first, so most calls see shorter contexts than `length`. A smaller last
+        call is priced as a whole one.
         """
         pages = -(-length // self.page_size)
         calls, done, seconds = math.ceil(rows * pages / self.prefill_blocks), 0, 0.0
@@ -169,11 +171,10 @@ class LatencyModel:
         return seconds + (calls - done) * self.prefill_call(target, length)
 
     def packed(self, split: Split, replica: np.ndarray, tokens: np.ndarray) -> float:
-        """Prefill of sequences of so many `tokens`, int[sequences], in their replicas.
+        """Seconds to prefill sequences of `tokens`, int[sequences], in their replicas.
 
         A call is filled with pages of any sequences, lower positions first, in all replicas at once
-        (`engine/sequences/prefill_calls.py`). Smaller calls for what is left are priced as whole
-        ones.
+        (`engine/sequences/prefill_calls.py`). Smaller last calls are priced as whole ones.
         """
         pages = -(-tokens // self.page_size)
         if not pages.any():
@@ -197,7 +198,7 @@ class LatencyModel:
         )
 
     def prefill_call(self, split: Split, length: int) -> float:
-        """One call of `prefill_blocks` blocks a replica, in contexts of up to `length` tokens."""
+        """Seconds of a call of `prefill_blocks` blocks a replica, in contexts up to `length`."""
         surface = self.prefill[split]
         return surface(self.prefill_blocks, surface.cover(0, length)[1])
 
@@ -215,12 +216,12 @@ class LatencyModel:
         }
 
     def on(self, rows: Mapping[Split, Sequence[int]], lengths: Sequence[int]) -> "LatencyModel":
-        """What an engine with these buckets costs: as measured where they were, else predicted.
+        """The model of an engine with these buckets. Their times are measured, or else predicted.
 
-        A profile may hold other buckets as well. No load runs in them here, so they go: taken for
-        the one that covers a load, they would give it the time of a program that is not there.
+        Other buckets of the profile are dropped. No load runs in them here; kept, they would give
+        some loads the time of a program that the engine does not have.
 
-        A layout of which nothing has been measured is left out.
+        A layout without measurements is left out.
 
         Args:
           rows: row buckets of one replica, by layout.
@@ -243,7 +244,7 @@ class LatencyModel:
         )
 
     def observed(self, burst: BurstResult) -> "LatencyModel":
-        """Corrected by what the steps of a burst took: drift, heat, a noisy neighbour, the host."""
+        """The model corrected by a burst's step time: drift, heat, a noisy neighbour, the host."""
         profiled = self.verifying(burst.num_draft_tokens).profiled_step(
             burst.split, burst.rows, burst.length, burst.held
         )
@@ -254,9 +255,9 @@ class LatencyModel:
         return model
 
     def covers(self, other: "LatencyModel") -> bool:
-        """Whether every time that `other` knows is known here.
+        """Whether this model has every time that `other` has.
 
-        Not of moves between replicas of a layout: where none is known, none is made.
+        Moves between replicas of a layout do not count: where none was measured, none is made.
         """
         alike = (*SHAPE, READS, *[DRAFTS_FROM] * bool(other.verify_table))
         return all(getattr(self, name) == getattr(other, name) for name in alike) and all(
@@ -266,7 +267,7 @@ class LatencyModel:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """The measured tables; what a run has corrected is not among them."""
+        """The measured tables, without the corrections of a run."""
         tables = {
             name: [[_plain(key), seconds] for key, seconds in getattr(self, name).items()]
             for name in TABLES

@@ -1,4 +1,4 @@
-"""A profile in a file: what was measured, on what, and whether it may be used here.
+"""A profile in a file: its times, what they were measured on, and whether they may be used here.
 
 Knows the file and its checks. Does not know how anything is measured (`profiling`).
 """
@@ -44,7 +44,7 @@ class ProfileError(UserError):
 
 @dataclass(frozen=True)
 class Subject:
-    """What a profile is a profile of; the times of another subject say nothing here."""
+    """The machine, model and versions that a profile was measured with, and is valid for."""
 
     backend: str  # cpu, gpu or tpu
     device_kind: str
@@ -56,7 +56,7 @@ class Subject:
 
     @property
     def file_name(self) -> str:
-        """The same for equal subjects, another for others."""
+        """The name of the profile's file: equal for equal subjects, different for others."""
         told = _flat(self)
         if self.weights == "auto":
             del told["weights"]  # as in the names of files from before there was a choice
@@ -65,7 +65,10 @@ class Subject:
         return f"{kind}-x{self.num_devices}-{hashlib.sha256(content).hexdigest()[:12]}.json"
 
     def differences(self, other: "Subject") -> list[str]:
-        """Such as "device_kind (NVIDIA H100 there, NVIDIA H200 here)", `other` being there."""
+        """The fields that differ, with the value of `other` as "there" and the own one as "here".
+
+        For example "device_kind (NVIDIA H100 there, NVIDIA H200 here)".
+        """
         here, there = _flat(self), _flat(other)
         return [
             f"{name} ({there.get(name, 'nothing')} there, {here.get(name, 'nothing')} here)"
@@ -81,7 +84,7 @@ def _flat(subject: Subject) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Profile:
-    """Everything that was measured, in seconds."""
+    """All measured times, in seconds."""
 
     subject: Subject
     latency: LatencyModel
@@ -106,11 +109,11 @@ class Profile:
 
 
 def load_profile(path: Path, subject: Subject) -> Profile:
-    """The profile of `subject` in `path`.
+    """Reads the profile of `subject` from `path`.
 
     Raises:
-      ProfileError: it cannot be read, is of another version or subject, or holds times that no
-        machine takes.
+      ProfileError: the file cannot be read, is of another version or subject, or holds times that
+        no machine takes.
     """
     profile = _parsed(path)
     if differences := subject.differences(profile.subject):
@@ -119,10 +122,11 @@ def load_profile(path: Path, subject: Subject) -> Profile:
 
 
 def read_profile(path: Path) -> Profile:
-    """The profile in `path`, whatever it is of.
+    """Reads the profile in `path`, of any subject.
 
     Raises:
-      ProfileError: it cannot be read, is of another version, or holds times that no machine takes.
+      ProfileError: the file cannot be read, is of another version, or holds times that no machine
+        takes.
     """
     return _checked(path, _parsed(path))
 
@@ -137,10 +141,10 @@ def _parsed(path: Path) -> Profile:
     content = _read(path)
     try:
         subject = Subject(**content["subject"])
-        # Profiles from before it was written down: kernels read pages where they were not measured on a CPU.
+        # Old profiles lack `reads`: kernels read whole buckets on a CPU, and pages elsewhere.
         read = "bucket" if subject.backend == "cpu" else "held"
-        # Those from before drafts have no steps that verify any, those from before models generated
-        # some have copied ones; the other tables have to be there.
+        # Profiles from before drafts lack verifying steps; those from before draft models have
+        # copied drafts. The other tables are required.
         before = {READS: read, "verify_table": [], DRAFTS_FROM: TEXTS}
         latency = LatencyModel.from_json(before | content["latency"])
         rounds = {key: s for key, s in latency.migrate_table.items() if key[-1] not in RETIRED}
@@ -220,7 +224,7 @@ def _is_count(size: object) -> bool:
 
 
 def _drops(name: str, table: Mapping[tuple, float]) -> Iterable[str]:
-    """Where more work takes far less time, along the rows and along the lengths of a layout."""
+    """The entries where more work takes far less time, along a layout's rows and its lengths."""
     lines: dict[tuple, list[tuple[int, tuple]]] = defaultdict(list)
     for key in table:
         split, *rows, length = key

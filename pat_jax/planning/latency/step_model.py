@@ -1,8 +1,8 @@
-"""Seconds of a call between the points at which they were measured, and past the last of them.
+"""Interpolates the seconds of a call between measured points, and extrapolates past the last one.
 
-Between points a step is a straight line in rows and in length: so it is in the physics below, and
-the regime that it is in (which kernel, whose cache) is its neighbours'. Past the last point it
-grows as the physics does that fits all points best.
+Between points the seconds are linear in rows and in length, as they are in the physics below; the
+regime (which kernel, whose cache) is that of the neighbouring points. Past the last point they grow
+like the physics that fits all points best.
 """
 
 from bisect import bisect_left
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from scipy.optimize import nnls
 
-PRIOR = 0.05  # weight of equal parts against one measured point: decides where few points do not
+PRIOR = 0.05  # weight of equal parts against one measured point: decides where points are too few
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Physics:
 
     @classmethod
     def fit(cls, points: Mapping[tuple[int, int], float]) -> "Physics":
-        """The least squares of relative errors over {(rows, length): seconds}."""
+        """The fit with the least squares of relative errors over {(rows, length): seconds}."""
         rows, lengths = np.array(list(points), float).T
         seconds = np.array(list(points.values()))
         parts = np.stack([np.ones_like(rows), rows, rows * lengths], axis=1)
@@ -70,7 +70,7 @@ class Surface:
         return _cover(self.rows, rows), _cover(self.lengths, length)
 
     def __call__(self, rows: int, length: float) -> float:
-        """Seconds of a bucket: as measured, or by its neighbours.
+        """Seconds of a bucket: as measured, or interpolated from its neighbours.
 
         A bucket below the smallest costs what the smallest costs.
         """
@@ -84,8 +84,8 @@ class Surface:
     def reading(self, rows: int, longest: float, tokens: float) -> float:
         """Seconds of a bucket of `rows` whose rows hold `tokens` together, each at most `longest`.
 
-        Kernels that read what is there take as long as for rows of that many tokens on average, and
-        as long as for the longest alone, where that is known.
+        This holds for kernels that read only the tokens in the cache. They take as long as for rows
+        of average length, and at least as long as for the longest row alone, if that is known.
         """
         seconds = self._read(rows, tokens / rows)
         if self.rows[0] > 1:
@@ -93,7 +93,7 @@ class Surface:
         return max(seconds, self._read(1, min(longest, tokens)))
 
     def _read(self, rows: int, tokens: float) -> float:
-        """Seconds with so many tokens in each row; below the smallest of several lengths by the physics."""
+        """Seconds with `tokens` in each row; below the smallest of several lengths by physics."""
         if tokens >= self.lengths[0] or len(self.lengths) == 1:
             return self(rows, tokens)
         known = self(rows, self.lengths[0])

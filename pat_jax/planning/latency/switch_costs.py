@@ -1,4 +1,4 @@
-"""What switches really cost: the profile's word, corrected by those that were seen.
+"""Predicts what switches cost: the profile's seconds, corrected by switches that have run.
 
 Knows seconds and layouts. Does not know what a switch is for.
 """
@@ -15,25 +15,25 @@ MOST_SEEN = 32  # switches remembered: older ones say little, and the fit stays 
 NOISE = 0.2  # one switch against the next like it, of the profile's cost
 FADING = 0.1  # by which what was seen gets noisier with each rollout
 OWN = 0.5  # what errors of one pair or one way of carrying measure, against common ones
-SHORTEST = 1e-6  # seconds: of what took less a host's clock says nothing
-LEAST = 0.2  # of the profile's cost: what is believed never falls below
+SHORTEST = 1e-6  # seconds: a host's clock cannot measure less
+LEAST = 0.2  # of the profile's cost: predictions never fall below
 
 
 @dataclass(frozen=True)
 class SeenSwitch:
-    """One switch as it went. Seconds."""
+    """One switch that has run. Seconds."""
 
     source: Split
     target: Split
     carry: Carry
-    reshard_s: float  # what the profile says of its weights
-    kv_s: float  # and of its KV cache
+    reshard_s: float  # of its weights, by the profile
+    kv_s: float  # of its KV cache, by the profile
     actual_s: float
     age: int = 0  # rollouts since
 
     @classmethod
     def of(cls, predicted: Prediction, carry: Carry, seconds: float) -> "SeenSwitch":
-        """One that took so long, and went so."""
+        """The switch of this prediction, which took `seconds` and carried the cache by `carry`."""
         layouts = predicted.source, predicted.target
         profile_s = predicted.reshard_s, predicted.kv_s
         return cls(*layouts, carry, *profile_s, seconds)
@@ -45,13 +45,13 @@ class SeenSwitch:
 
 @dataclass(frozen=True)
 class SwitchCosts:
-    """actual = extra + (1 + common + pair) x reshard + (1 + common + way) x KV, fitted to the seen.
+    """actual = extra + (1 + common + pair) x reshard + (1 + common + way) x KV, fitted to switches.
 
-    `extra` (seconds: draining, launching, the host) and `common` (bandwidth, a busy machine) are
-    those of every switch, `pair` is that of one source and target, `way` that of migrating or of
-    recomputing. All are normal numbers around 0: Bayesian linear regression in its dual form
-    (Rasmussen & Williams 2006, eq. 2.12). Nine tenths of what the first switch took more than
-    expected are put down to what all share; a switch of another size tells the parts apart.
+    All switches share `extra` (seconds: draining, launching, the host) and `common` (bandwidth, a
+    busy machine). `pair` belongs to one source and target, `way` to migrating or to recomputing.
+    All have normal priors around 0: Bayesian linear regression in its dual form (Rasmussen &
+    Williams 2006, eq. 2.12). The shared parts take nine tenths of the first switch's error; a
+    switch of another size tells the parts apart.
     """
 
     seen: tuple[SeenSwitch, ...] = ()
@@ -60,11 +60,11 @@ class SwitchCosts:
         return SwitchCosts((*self.seen, switch)[-MOST_SEEN:])
 
     def aged(self) -> "SwitchCosts":
-        """A rollout later: what was seen counts less, and in time the profile is tried again."""
+        """The costs a rollout later: old switches weigh less, until the profile is tried again."""
         return SwitchCosts(tuple(replace(one, age=one.age + 1) for one in self.seen))
 
     def reshard(self, splits: Sequence[Split], profile_s: np.ndarray) -> np.ndarray:
-        """Believed seconds of the weights, float[from, to], what all switches share included.
+        """Predicted seconds to reshard, float[from, to], with those that all switches share.
 
         Args:
           profile_s: float[from, to]; 0 on the diagonal, and there only.
@@ -79,7 +79,7 @@ class SwitchCosts:
         return np.where(profile_s > 0, believed, 0.0)
 
     def kv(self, carry: Carry) -> float:
-        """Believed over profiled seconds of the KV cache."""
+        """Predicted over profiled seconds of carrying the KV cache."""
         if not self.seen:
             return 1.0
         own = sum(
@@ -90,14 +90,14 @@ class SwitchCosts:
         return max(LEAST, 1 + self._common + own)
 
     def pages(self, profile_s: float) -> float:
-        """Believed seconds of a move of pages without any weights."""
+        """Predicted seconds to move pages without weights."""
         if not self.seen:
             return profile_s
         return max(LEAST * profile_s, self.kv("migrate") * profile_s + self._extra)
 
     @property
     def ways(self) -> tuple[float, float]:
-        """Believed over profiled seconds of migrating and of recomputing."""
+        """Predicted over profiled seconds of migrating and of recomputing."""
         return self.kv("migrate"), self.kv("recompute")
 
     @cached_property
@@ -106,12 +106,12 @@ class SwitchCosts:
 
     @property
     def _size(self) -> float:
-        """Prior standard deviation of `extra`: what a switch costs by the profile in the mean, seconds."""
+        """Prior standard deviation of `extra`, seconds: the mean profiled cost of a switch."""
         return float(self._profile_s.mean())
 
     @property
     def _extra(self) -> float:
-        """What every switch takes besides the bytes, seconds."""
+        """Seconds that every switch takes in addition to moving bytes."""
         return float(self._size**2 * self._weights.sum())
 
     @property
@@ -120,7 +120,7 @@ class SwitchCosts:
 
     @cached_property
     def _weights(self) -> np.ndarray:
-        """What each seen switch pulls by, float[seen]: inverse covariance times the excess."""
+        """The weight of each seen switch, float[seen]: inverse covariance times the excess."""
         seen, profile_s = self.seen, self._profile_s
         reshard_s, kv_s = np.array([(one.reshard_s, one.kv_s) for one in seen]).T
         pairs, ways = [(one.source, one.target) for one in seen], [one.carry for one in seen]

@@ -1,4 +1,4 @@
-"""The distribution of response lengths with nothing known of a prompt: Kaplan-Meier in log time.
+"""The distribution of response lengths, the same for every prompt: Kaplan-Meier in log time.
 
 Knows counts and hazards. Does not know prompts, iterations or what a plan is.
 """
@@ -19,12 +19,12 @@ TAIL = 0.1  # the tail: what lies beyond the length that this share of responses
 class Baseline:
     """Counts of responses by the logarithm of their length.
 
-    A response that was cut counts as still running there (censored), not as ended.
+    A response that was cut counts as still running at its length (censored), not as ended.
 
     The prior is `prior_weight` responses at every length that end with a hazard of α / max(t, τ) a
-    token: constant at first, a power law's beyond. It speaks where nothing was seen. τ is `cap` at
-    first and moves to the length that a tenth of the responses exceed; α is Hill's estimate from
-    those (Hill 1975), with the censored ones among them and a gamma prior.
+    token: constant up to τ, that of a power law beyond. It decides where nothing was observed.
+    τ is `cap` at first and moves to the length that a tenth of the responses exceed. α is Hill's
+    estimate from that tenth (Hill 1975), with its censored responses and a gamma prior.
     """
 
     ended: np.ndarray  # float64[bins], responses that ended in a bin
@@ -37,8 +37,8 @@ class Baseline:
         return cls(np.zeros(_num_bins(cap)), np.zeros(_num_bins(cap)), cap, prior_weight)
 
     def with_cap(self, cap: int) -> "Baseline":
-        """The same responses where the most tokens of one are others: those cut stay cut where
-        they were.
+        """The same counts under another cap. Responses that were cut stay cut at the length that
+        they had.
         """
         more = 0, max(0, _num_bins(cap) - len(self.ended))
         return replace(self, ended=np.pad(self.ended, more), cut=np.pad(self.cut, more), cap=cap)
@@ -49,11 +49,11 @@ class Baseline:
         return np.rint(BINS_PER_EFOLD * np.log(tokens)).astype(int) + FIRST_TOKEN
 
     def faded(self, keep: float) -> "Baseline":
-        """The past counts `keep` times as much."""
+        """The same counts, all multiplied by `keep`."""
         return replace(self, ended=keep * self.ended, cut=keep * self.cut)
 
     def plus(self, lengths: np.ndarray, is_cut: np.ndarray) -> "Baseline":
-        """The counts with more responses: int[responses] tokens, bool[responses]."""
+        """The counts with more responses: `lengths` in tokens, int[responses]; bool[responses]."""
         bins, size = self.bins(lengths), len(self.ended)
         return replace(
             self,
@@ -68,7 +68,7 @@ class Baseline:
 
     @cached_property
     def empirical(self) -> np.ndarray:
-        """P(beyond a bin), float64[bins]: Kaplan and Meier 1958, eq. 2b, and no prior."""
+        """P(beyond a bin), float64[bins]: Kaplan and Meier 1958, eq. 2b, without the prior."""
         return np.cumprod(1 - self.ended / np.where(self.at_risk > 0, self.at_risk, 1))
 
     @cached_property

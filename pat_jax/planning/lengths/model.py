@@ -1,7 +1,7 @@
-"""How long will it go on? Survival of the running responses, from all that was seen so far.
+"""Predicts how long running responses go on, from all responses observed so far.
 
 Two parts: the `Baseline` distribution of lengths (Kaplan-Meier, with a prior, `baseline.py`), and
-the `PromptMeans`, by which those that wait are put in order. Plans nothing; knows no device.
+the `PromptMeans`, by which waiting requests are put in order. Plans nothing; knows no device.
 """
 
 from dataclasses import dataclass, field, replace
@@ -15,31 +15,32 @@ from pat_jax.planning.lengths.baseline import BINS_PER_EFOLD, FIRST_TOKEN, Basel
 
 VERSION = 3  # of the JSON; 2 is read as well
 SMALLEST = 1e-300  # survival below this is not told apart
-MEAN_POINTS = 257  # lengths at which a curve is looked at for its mean
+MEAN_POINTS = 257  # lengths at which a curve is sampled for its mean
 MAX_PROMPTS = 16_384  # remembered; the first ones seen (see `PromptMeans.updated`)
-GROWTH = 1.125  # times as many of a stream that have ended, until there is news again
+GROWTH = 1.125  # there is news when this many times as many responses of a stream have ended
 
 
 @dataclass(frozen=True)
 class PromptMeans:
-    """The running mean length of each prompt that was seen."""
+    """The running mean of the response length of each prompt seen."""
 
     prompt: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))  # ids, ascending
     mean: np.ndarray = field(default_factory=lambda: np.zeros(0))  # float64[prompts], tokens
 
     def expected(self, prompt: np.ndarray, otherwise: np.ndarray | float) -> np.ndarray:
-        """Tokens of the next response to each prompt, float64[prompts]; or `otherwise`."""
+        """Predicted tokens of the next response to each prompt, float64[prompts]; `otherwise` if
+        the prompt is new."""
         at, is_known = self._find(prompt)
         mean = np.full(len(prompt), otherwise)
         mean[is_known] = self.mean[at[is_known]]
         return mean
 
     def updated(self, lengths: np.ndarray, prompt: np.ndarray) -> "PromptMeans":
-        """After a rollout: int[responses] tokens, and the id of each one's prompt.
+        """The means after a rollout: tokens, int[responses], and the prompt id of each response.
 
-        What came before counts as much as this rollout. A new prompt is remembered while there is
-        room. The oldest is not dropped for it: where prompts come round in turn, each would be
-        dropped shortly before it is needed.
+        The mean so far weighs as much as this rollout's. A new prompt is remembered while there is
+        room. No old one is dropped for it: as prompts recur in turn, each would be dropped shortly
+        before it is needed.
         """
         ids, of = np.unique(prompt, return_inverse=True)
         mean = np.bincount(of, lengths) / np.bincount(of)
@@ -53,7 +54,7 @@ class PromptMeans:
         return PromptMeans(prompts[order], means[order])
 
     def _find(self, prompt: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Where each prompt is among the known ones, and whether it is."""
+        """The index of each prompt among the known ones, and whether it is known."""
         at = np.searchsorted(self.prompt, prompt)
         is_known = at < len(self.prompt)
         is_known[is_known] = self.prompt[at[is_known]] == prompt[is_known]
@@ -62,7 +63,7 @@ class PromptMeans:
 
 @dataclass(frozen=True)
 class LengthModel:
-    """A value: `updated` with each rollout, asked for `survival` at each plan."""
+    """An immutable estimate: each rollout makes an `updated` one, each plan asks for `survival`."""
 
     baseline: Baseline
     prompts: PromptMeans = field(default_factory=PromptMeans)
@@ -70,11 +71,11 @@ class LengthModel:
 
     @classmethod
     def empty(cls, cap: int, prior_weight: float = 2.0) -> "LengthModel":
-        """Nothing seen yet.
+        """The model before any response was observed.
 
         Args:
           cap: the most tokens of a response.
-          prior_weight: responses that the prior is worth; more than 0.
+          prior_weight: responses that the prior weighs as much as; more than 0.
         """
         return cls(Baseline.empty(cap, prior_weight))
 
@@ -83,7 +84,7 @@ class LengthModel:
         return self.baseline.cap
 
     def with_cap(self, cap: int) -> "LengthModel":
-        """What was seen, under another cap; of a response that was cut no more is known."""
+        """The same observations under another cap; responses that were cut stay as they are."""
         return replace(self, baseline=self.baseline.with_cap(cap))
 
     def updated(
@@ -94,7 +95,7 @@ class LengthModel:
         Args:
           lengths: int[responses], tokens.
           is_cut: bool[responses], stopped by the cap and not by the policy.
-          prompt: int[responses], ids of their prompts; without, no prompt is learned about.
+          prompt: int[responses], ids of their prompts; without them prompt means stay as they are.
         """
         if not len(lengths):
             return self
@@ -107,11 +108,11 @@ class LengthModel:
     ) -> np.ndarray:
         """P(still running after so many more steps | running now), float64[running, moments].
 
-        Running with t tokens means longer than t.
+        A response that is running with t tokens is longer than t.
 
         Args:
-          generated: int[running], tokens so far of sequences that are running with them.
-          remaining_tokens: int[running], tokens they may still sample; nothing runs beyond.
+          generated: int[running], tokens generated so far.
+          remaining_tokens: int[running], tokens that may still be generated; then P is 0.
           moments: int[moments], steps from now.
         """
         tokens = np.minimum(generated[:, None] + moments[None, :], self.cap)
@@ -119,7 +120,7 @@ class LengthModel:
         return np.where(moments[None, :] < remaining_tokens[:, None], alive, 0.0)
 
     def expected(self, prompt: np.ndarray) -> np.ndarray:
-        """Tokens of the next response to each prompt, float64[prompts], by id, int[prompts]."""
+        """Predicted tokens of the next response to each prompt, float64[prompts]."""
         moments = mean_moments(self.cap)
         whole = self.survival(np.zeros(1, int), np.array([self.cap + 1]), moments)
         return self.prompts.expected(prompt, float(mean_tokens(whole, moments)[0]))
@@ -131,7 +132,7 @@ class LengthModel:
         return np.maximum(np.exp(self.baseline.log_survival), SMALLEST)[bins]
 
     def to_json(self) -> dict[str, Any]:
-        """Numbers and lists that say everything; floats survive JSON exactly."""
+        """The model as numbers and lists for JSON, which keeps floats exactly."""
         return {
             "version": VERSION,
             "keep": self.keep,
@@ -145,10 +146,10 @@ class LengthModel:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> "LengthModel":
-        """What this version or the one before has written; entries of no meaning now are left out.
+        """Reads what `to_json` of this or the previous version wrote; skips unused entries.
 
         Raises:
-          UserError: an older version has written it.
+          UserError: another version wrote it.
         """
         if data.get("version") not in (2, VERSION):
             raise UserError(
@@ -164,26 +165,26 @@ class LengthModel:
 
 
 class StreamedLengths:
-    """One stream's responses, and the length model that follows from them at any moment.
+    """The responses of one stream, and the length model that they imply so far.
 
-    Short ones end first: alone they would make all look short. So those that run count as well, as
-    cut where they are now (staggered entry: Kalbfleisch and Prentice 2002, section 3.2).
+    Short responses end first: counted alone they would make all look short. So running ones count
+    too, as cut at their present length (staggered entry: Kalbfleisch, Prentice 2002, section 3.2).
     """
 
     def __init__(self, before: LengthModel, count: int):
-        """`before`: what was known when the stream of `count` requests began."""
+        """`before`: the length model when the stream of `count` requests began."""
         self.before = before
         self.tokens = np.zeros(count, int)
         self.has_ended = np.zeros(count, bool)  # by itself: what was cut has not
         self._due_at = 1
 
     def note(self, i: int, tokens: int, *, has_ended: bool) -> None:
-        """Request i has generated so many tokens so far, and perhaps ended by itself."""
+        """Records the tokens of request i so far, and whether it has ended by itself."""
         self.tokens[i] = tokens
         self.has_ended[i] |= has_ended
 
     def has_news(self) -> bool:
-        """So many more have ended since the last news that `model` is worth its time."""
+        """Whether enough more responses have ended since the last news to compute `model` anew."""
         count = int(self.has_ended.sum())
         if count < self._due_at:
             return False
@@ -196,7 +197,7 @@ class StreamedLengths:
 
 
 def _counts(data: dict[str, Any], name: str, size: int) -> np.ndarray:
-    """Responses by bin, float64[bins]. Version 2 has one token in the middle, at e to its level."""
+    """Responses by bin, float64[bins]. Version 2 has a length of e^level in the middle bin."""
     counts = np.array(data[name], float)
     if data["version"] == VERSION:
         return counts
@@ -206,7 +207,7 @@ def _counts(data: dict[str, Any], name: str, size: int) -> np.ndarray:
 
 
 def mean_moments(most: int) -> np.ndarray:
-    """Where `mean_tokens` wants to see curves of responses of at most that many tokens."""
+    """The moments at which `mean_tokens` needs a survival curve of at most `most` tokens."""
     return np.unique(((most - 1) * np.linspace(0, 1, MEAN_POINTS) ** 2).astype(int))
 
 

@@ -1,8 +1,8 @@
-"""What it costs to move sequences between the replicas of a layout, and what uneven ones have cost.
+"""Moves of sequences between the replicas of a layout: what they cost, and what they save.
 
-A move to a smaller row bucket pays for itself by what the plan says. Within a bucket replicas drift
-apart again, so that what a move saves to the end, another one a little later would save as well. It
-is due when so much was lost as it costs, as in `budget.py`, or will be in the next burst.
+A move to a smaller row bucket is made if the plan predicts that it pays. Within a bucket replicas
+become uneven again, so that a move a little later would save as much. Such a move is due once
+uneven replicas have lost as much as it costs, as in `budget.py`, or will have by the next burst.
 """
 
 from dataclasses import dataclass, replace
@@ -15,11 +15,11 @@ from pat_jax.planning.types import Load, Plan, Prediction, Split
 
 
 def balance_seconds(latency: LatencyModel, split: Split, load: Load, replica: np.ndarray) -> float:
-    """Profiled seconds until every sequence of `load` is in its `replica`, int[running], at least
-    one of them another than now; infinite where no such move was measured.
+    """Profiled seconds to move the sequences of `load` to `replica`, int[running]; infinite if no
+    such move was measured. At least one sequence must move.
 
-    Pages that go equally far go together (`engine/relocation/rounds.py`): of each distance the
-    replica that has most to send sets the number of rounds.
+    Pages that go equally far go together (`engine/relocation/rounds.py`): for each distance the
+    replica with most to send sets the number of rounds.
     """
     moved = np.flatnonzero(replica != load.replica)
     tokens = np.zeros((split.dp, split.dp))
@@ -37,12 +37,12 @@ def balance_plan(
     cost_s: tuple[float, float],
     step_s: np.ndarray,
 ) -> Plan:
-    """The same plan, with every sequence of `load` in its `replica` before.
+    """`plan`, with a move of every sequence of `load` to its `replica` before the burst.
 
     Args:
-      remaining_s: without and with the move, whose cost is not in it.
-      cost_s: of the move, as profiled and as believed.
-      step_s: float[layouts], a decode step afterwards, as profiled.
+      remaining_s: seconds to the end without and with the move; the cost of the move is not in it.
+      cost_s: seconds of the move, as profiled and as predicted.
+      step_s: float[layouts], profiled seconds of a decode step after the move.
     """
     (stay, left), (profile_s, predicted_s), split = remaining_s, cost_s, plan.split
     fullest, after = (int(np.bincount(x).max()) for x in (load.replica, replica))
@@ -62,7 +62,7 @@ def balance_plan(
 
 @dataclass
 class Unevenness:
-    """How uneven the replicas of one rollout have been."""
+    """The seconds that uneven replicas have cost one rollout."""
 
     lost_s: float = 0.0
     next_s: float = 0.0  # that a burst as long as the last one would lose
@@ -72,7 +72,7 @@ class Unevenness:
     _excess_s: float = 0.0  # of a step, over one of even replicas
 
     def see(self, load: Load, split: Split, tables: CostTables, factor: float) -> None:
-        """What is about to run, in profiled seconds times `factor`."""
+        """Counts the last burst and notes the next one, in profiled seconds times `factor`."""
         steps = max(0.0, load.step - self._step)
         self.lost_s = self.lost_s + steps * self._excess_s if split == self._split else 0.0
         self._steps = steps or self._steps  # plans are made twice where sequences move
@@ -88,7 +88,7 @@ class Unevenness:
 
 
 def step_seconds(tables: CostTables, split: Split, load: Load, fullest: int) -> float:
-    """Seconds of a decode step with so many sequences in the fullest replica, of average length."""
+    """Seconds of a decode step with `fullest` sequences of mean length in the fullest replica."""
     rows = np.full((len(tables.splits), 1), float(fullest))
     context, mean = np.full_like(rows, load.context.max()), np.full_like(rows, load.context.mean())
     return float(tables.steps(rows, context, mean)[tables.splits.index(split), 0])

@@ -1,4 +1,4 @@
-"""What carrying the KV cache over a switch costs, and which sequences migrate or are recomputed."""
+"""Prices the ways to carry the KV cache over a switch: what migrates, and what is recomputed."""
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from pat_jax.planning.types import (
     recompute_below,
 )
 
-MOST_CUTS = 16  # ways to divide the sequences that are looked at
+MOST_CUTS = 16  # ways to divide the sequences that are priced
 
 
 def carried_seconds(
@@ -29,12 +29,12 @@ def carried_seconds(
     is_carried: np.ndarray | None = None,
     believed: tuple[float, float] = (1.0, 1.0),
 ) -> float:
-    """Seconds to bring every sequence of `load` along.
+    """Seconds to carry the KV cache of every sequence of `load` from `source` to `target`.
 
     Args:
       is_recomputed: bool[running]; the others migrate.
-      is_carried: bool[running], those that are brought along at all; all where not given.
-      believed: over profiled seconds of migrating and of recomputing.
+      is_carried: bool[running], the sequences to carry at all; by default all.
+      believed: predicted over profiled seconds of migrating and of recomputing.
     """
     migrates, seconds = ~is_recomputed, 0.0
     if is_carried is not None:
@@ -62,8 +62,8 @@ def cheapest_carry(
 ) -> int:
     """The cheapest `Plan.recompute_below`.
 
-    Both cost by the page, and a page of a prefill the more the longer the context before it: of two
-    sequences the shorter one is the one to recompute.
+    Both ways cost by the page, and a page of a prefill costs more the longer the context before it.
+    So of two sequences the shorter one is recomputed.
     """
     inner = np.quantile(load.context, np.linspace(0, 1, MOST_CUTS), method="higher")
     cuts = [MIGRATE_ALL, *np.unique(inner)[1:].tolist(), RECOMPUTE_ALL]
@@ -82,11 +82,11 @@ def switch_plan(
     pair: tuple[int, int],
     reshard_s: float,
 ) -> Plan:
-    """The plan of a switch now, in the cheapest way; without what it saves.
+    """The plan of a switch now, with the cheapest way to carry the cache. It has no saving yet.
 
     Args:
-      pair: places of two layouts in the tables.
-      reshard_s: of the weights, as profiled.
+      pair: the indices of source and target in the tables.
+      reshard_s: profiled seconds to reshard the weights.
     """
     source, target = (costs.tables.splits[i] for i in pair)
     only = costs.only_way(0, *pair)

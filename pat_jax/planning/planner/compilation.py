@@ -1,7 +1,7 @@
-"""Whether to compile a layout that is not compiled yet: one rule.
+"""Decides whether to compile another layout.
 
-What a rollout is predicted to save with the layout, over the iterations that are left, must
-outweigh the seconds of compiling it. No plan leads to the layout before.
+The seconds that rollouts are predicted to save with it, over the remaining iterations, must
+outweigh the seconds of its compilation. Until then no plan uses the layout.
 """
 
 from collections.abc import Mapping
@@ -10,18 +10,18 @@ from dataclasses import replace
 from pat_jax.planning.planner.planner import CostModelPlanner
 from pat_jax.planning.types import Load, Split
 
-HOPED_SAVING = 0.05  # of a rollout: by a layout of which no time is known
+HOPED_SAVING = 0.05  # of a rollout, by a layout without measured times
 
 
 def worth_compiling(
     planner: CostModelPlanner, load: Load, compile_s: Mapping[Split, float], iterations_left: int
 ) -> list[Split]:
-    """The layouts to compile, each as if those before it were there; the one that gains most first.
+    """The layouts to compile, largest gain first. Each is judged as if those before it were there.
 
     Args:
       planner: its `splits` are the layouts that are compiled.
       load: a rollout that has not begun.
-      compile_s: predicted seconds, of each layout that is not compiled.
+      compile_s: predicted seconds to compile each layout that is not compiled.
     """
     known = {key[0] for key in planner.latency.decode_table}
     missing = {split: s for split, s in compile_s.items() if _has_room(planner, split)}

@@ -1,4 +1,4 @@
-"""A latency model as dense arrays, so that a whole forecast is priced in a few NumPy calls."""
+"""A latency model as dense arrays, to price a whole forecast in a few NumPy calls."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass
@@ -10,7 +10,7 @@ from pat_jax.planning.latency.model import ROUNDS, LatencyModel, migration
 from pat_jax.planning.latency.step_model import Physics, Surface
 from pat_jax.planning.types import Reads, Split
 
-LARGE_S = 1e9  # seconds of what the latency model does not know: never chosen, yet finite
+LARGE_S = 1e9  # seconds if the latency model has none: never chosen, yet finite
 
 
 @dataclass(frozen=True)
@@ -78,8 +78,8 @@ class CostTables:
 
         Args:
           fullest: rows of the fullest replica, [..., split, moment].
-          context: tokens in the cache of the longest row, at most.
-          mean: of a row.
+          context: most tokens in the cache of a row.
+          mean: mean tokens in the cache of a row.
         """
         row = self._bucket(self.rows, fullest)
         rows = np.maximum(np.ceil(fullest), self.rows[row])
@@ -94,7 +94,7 @@ class CostTables:
         return np.maximum(seconds, alone)
 
     def _steps(self, row: np.ndarray, rows: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-        """With so many `tokens` in each of `rows`, which run in the bucket at place `row`."""
+        """Seconds with `tokens` in each of `rows`, which run in the bucket at index `row`."""
         last = len(self.lengths) - 1
         high = np.clip(np.searchsorted(self.lengths, tokens), min(1, last), last)
         low = np.maximum(high - 1, 0)
@@ -103,7 +103,7 @@ class CostTables:
         share = np.where(high > low, (known - self.lengths[low]) / width, 0.0)
         split = np.arange(len(self.splits))[:, None]
         shorter, longer = (self.decode[split, row, length] for length in (low, high))
-        # One length alone does not tell what fewer tokens cost.
+        # A single length does not show what fewer tokens cost.
         growth = _seconds(self.decode_physics, rows, tokens if last else np.maximum(tokens, known))
         growth = growth / _seconds(self.decode_physics, self.rows[row], known)
         return ((1 - share) * shorter + share * longer) * growth
@@ -111,7 +111,7 @@ class CostTables:
     def migrations(
         self, fullest: np.ndarray, running: np.ndarray, context: np.ndarray
     ) -> np.ndarray:
-        """Seconds, [from, to, moment], of the KV cache of `running` rows, both [from, moment]."""
+        """Seconds to migrate, [from, to, moment]; `fullest` and `running` are [from, moment]."""
         dp = np.array([split.dp for split in self.splits])
         everybody, one = self.migrate[..., None]
         seconds = migration(
@@ -120,10 +120,10 @@ class CostTables:
         return seconds * (context / self.round_tokens)
 
     def recomputations(self, fullest: np.ndarray, context: np.ndarray) -> np.ndarray:
-        """Seconds, [to, moment], to prefill `fullest` rows, [to, moment], of `context` tokens."""
+        """Seconds to prefill `fullest` rows of `context` tokens; all are [to, moment]."""
         rows, tokens = np.ceil(fullest), self.page_size * self.prefill_blocks
         calls = np.ceil(rows * np.ceil(context / self.page_size) / self.prefill_blocks)
-        # Lower positions come first: calls that are over when rows are as long as each bucket.
+        # Lower positions come first: the calls done once rows are as long as each bucket.
         bucket = self.lengths[:, None, None]
         over = np.where(bucket < context, np.floor(rows * bucket / tokens), calls)
         # The sum of (over[k] - over[k - 1]) · prefill[k], by parts: the differences of a small table.
@@ -136,7 +136,7 @@ class CostTables:
         return seconds + (calls - over[-1]) * self.prefill[:, -1, None] * growth
 
     def is_within_bucket(self, before: np.ndarray, after: np.ndarray) -> bool:
-        """Whether the fullest replica needs as many rows in either; int[running], replicas."""
+        """Whether the fullest replica has the same row bucket in both; replicas, int[running]."""
         fullest = np.array([np.bincount(replica).max() for replica in (before, after)])
         return len(np.unique(np.searchsorted(self.rows, fullest))) == 1
 
@@ -146,7 +146,7 @@ class CostTables:
 
 
 def _physics(surfaces: Mapping[Split, Surface], splits: Sequence[Split]) -> np.ndarray:
-    """[split, part]; of a layout that was not measured, nothing that grows."""
+    """[split, part]; a layout that was not measured has a constant."""
     unknown = Physics(1.0, 0.0, 0.0)
     known = [surfaces[split].physics if split in surfaces else unknown for split in splits]
     return np.array([astuple(physics) for physics in known])

@@ -1,4 +1,4 @@
-"""Whether drafts pay: a step that verifies some, priced by what it is expected to say."""
+"""Whether drafts pay: prices a step that verifies drafts by the tokens it will generate."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,35 +11,35 @@ from pat_jax.planning.planner.forecast import WEIGHTS, Forecast
 from pat_jax.planning.planner.pool_pressure import PoolPressure
 from pat_jax.planning.types import DraftLimits, DraftPrediction
 
-LEAST_GAIN = 0.02  # of a token's time: less is noise, not a reason
-# Bursts that try drafts which are not expected to pay, to learn whether that is so still, may lose this
-# share of the time since the last one.
+LEAST_GAIN = 0.02  # of a token's time: less is noise, and no reason to draft
+# A trial burst has drafts that are predicted not to pay, to learn whether that still holds. It may
+# lose this share of the time since the last burst with drafts.
 TRIAL_SHARE = 0.005
 TRIAL_STEPS = 32  # of such a burst
-OCCUPANCIES = np.array([1.0, 0.7, 0.5, 0.3, 0.1])  # parts of a bucket at which is looked
+OCCUPANCIES = np.array([1.0, 0.7, 0.5, 0.3, 0.1])  # shares of a bucket's rows that are priced
 
 
 @dataclass(frozen=True)
 class Drafting:
-    """Drafts of the next burst, in each split."""
+    """The drafts of the next burst, in each split."""
 
     # int[split], the number of draft tokens with which a token costs least; 0: no drafts
     best: np.ndarray
-    # int[split], the smallest number of draft tokens that there is now; 0: there is none
+    # int[split], the smallest number of draft tokens that has a program now; 0: none has
     least: np.ndarray
-    trial_s: np.ndarray  # float[split], what a burst with it is expected to lose
+    trial_s: np.ndarray  # float[split], seconds that a burst with `least` is predicted to lose
     plain_s: np.ndarray  # float[split], a step without drafts
-    # By number of draft tokens: float[split] each, seconds of a step and what a row is expected to
-    # generate in it.
+    # By number of draft tokens: float[split] each, seconds of a step and predicted tokens of a row
+    # in it.
     steps: Mapping[int, tuple[np.ndarray, np.ndarray]]
 
     def predicted(self, split: int, num_draft_tokens: int, times: float) -> DraftPrediction:
-        """`times`: as long as priced that steps take in the split."""
+        """The prediction for a split, whose steps take `times` as long as priced."""
         step_s, tokens = (float(x[split]) for x in self.steps[num_draft_tokens])
         return DraftPrediction(tokens, times * step_s, times * float(self.plain_s[split]))
 
     def num_draft_tokens(self, split: int, undrafted_s: float) -> int:
-        """`undrafted_s`: seconds of decoding since a burst had drafts."""
+        """The number for the next burst; `undrafted_s`: decoding seconds since one had drafts."""
         best, least = int(self.best[split]), int(self.least[split])
         if best or not least:
             return best
@@ -53,12 +53,12 @@ def cheapest_steps(
     acceptance: Acceptance | None,
     limits: DraftLimits,
 ) -> tuple[np.ndarray, Drafting]:
-    """Expected seconds in which each running sequence goes on by a token, float[split, moments],
-    with the drafts that are cheapest at each moment.
+    """Expected seconds per token of a running sequence, float[split, moments], with the cheapest
+    drafts at each moment; and the drafts of the next burst.
 
     Args:
-      acceptance: what drafts are worth; None: there are none.
-      limits: of those.
+      acceptance: how many draft tokens are accepted; None: there are no drafts.
+      limits: of the drafts.
     """
 
     def priced(one: CostTables) -> np.ndarray:
@@ -93,10 +93,10 @@ def _may_draft(
     forecast: Forecast,
     limits: DraftLimits,
 ) -> np.ndarray:
-    """Whether there is a program and room in a draft model's cache, bool[split, moments]."""
+    """Whether drafts have a program, and room in a draft model's cache, bool[split, moments]."""
     rows = pressure.rows.max(axis=0)
     is_cached = (rows <= 1) | (rows * forecast.mean_context <= limits.cached)
-    # With few rows small numbers have no programs, with many large ones: see `Drafts.of`.
+    # Few rows have no programs for small numbers, many rows none for large ones: see `Drafts.of`.
     bucket = np.append(tables.rows, 0)[np.searchsorted(tables.rows, rows)]
     return is_cached & np.isin(bucket, verifying.rows)
 
@@ -109,8 +109,8 @@ def _tokens(
     pressure: PoolPressure,
     tables: CostTables,
 ) -> np.ndarray:
-    """What a row is expected to generate in a step, float[split, moments]: the fewer of a bucket's
-    rows are running, the more room each of them has.
+    """Predicted tokens of a row in a step, float[split, moments]: the fewer of a bucket's rows are
+    running, the more room each of them has.
 
     Args:
       rows: int[rows], buckets that have the number of draft tokens.
@@ -119,15 +119,15 @@ def _tokens(
     tokens_of = _of_buckets(acceptance, num_draft_tokens, draft, rows)
     dp = np.array([split.dp for split in tables.splits])[:, None]
     filled = np.clip(pressure.running / dp / rows[place], OCCUPANCIES[-1], OCCUPANCIES[0])
-    # Between two parts a straight line.
+    # Linear between two occupancies.
     part = np.clip(np.searchsorted(-OCCUPANCIES, -filled), 1, len(OCCUPANCIES) - 1)
     share = (OCCUPANCIES[part - 1] - filled) / (OCCUPANCIES[part - 1] - OCCUPANCIES[part])
     return (1 - share) * tokens_of[place, part - 1] + share * tokens_of[place, part]
 
 
 def _of_buckets(one: Acceptance, num_draft_tokens: int, draft: int, rows: np.ndarray) -> np.ndarray:
-    """What a row generates in a step with so many of a bucket's `rows` running, float[rows,
-    OCCUPANCIES]: remembered, for most plans ask what others have asked."""
+    """Tokens of a row in a step, float[rows, OCCUPANCIES], by bucket and by the share of its rows
+    that are running. Cached, because most plans ask for the same."""
     key = num_draft_tokens, draft, rows.tobytes()
     if key not in one.remembered:
         running = np.maximum(1.0, OCCUPANCIES * rows[:, None])

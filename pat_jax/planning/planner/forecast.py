@@ -1,4 +1,4 @@
-"""What a length model expects of the running sequences at a few future moments."""
+"""Predicts the running sequences at a few future moments, by a length model."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,32 +10,32 @@ from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.planning.planner.refill import horizon, refill
 from pat_jax.planning.types import Load, Split
 
-MAX_CLASSES = 64  # kinds of sequences told apart; bounds the work at any number of sequences
-# Outcomes looked at, in standard deviations, and their weights (Gauss-Hermite, three points): a
-# step costs what its row bucket costs, so its expectation is not the cost of the expected rows.
+MAX_CLASSES = 64  # of sequences; bounds the work for any number of sequences
+# The outcomes to price, in standard deviations, and their weights (Gauss-Hermite, three points). A
+# step costs what its row bucket costs, so the expected cost is not the cost of the expected rows.
 OUTCOMES = np.sqrt(3.0) * np.array([0.0, -1.0, 1.0])
 WEIGHTS = np.array([2 / 3, 1 / 6, 1 / 6])
 
 
 @dataclass(frozen=True)
 class SequenceClasses:
-    """The sequences of a load, those with like prospects counted together."""
+    """The sequences of a load, grouped by how long they are likely to go on."""
 
     generated: np.ndarray  # int[classes], tokens sampled so far
     remaining_tokens: np.ndarray  # int[classes], tokens that may still be sampled
     context: np.ndarray  # int[classes], tokens in the cache of the longest member
-    mean_context: np.ndarray  # float[classes], and of all
+    mean_context: np.ndarray  # float[classes], mean over all members
     count: np.ndarray  # [replicas, classes], members by replica
 
     @classmethod
     def of(cls, load: Load, kind: np.ndarray, most: int) -> "SequenceClasses":
-        """At most `most` classes by `kind`, int[running], equal for sequences of one class."""
+        """At most `most` classes. Sequences of one `kind`, int[running], are in one class."""
         # In few bits, which NumPy sorts by radix: several times as fast.
         order = np.argsort(kind.astype(np.min_scalar_type(kind.max())), kind="stable")
         ordered = kind[order]
         starts = np.concatenate([[0], np.flatnonzero(ordered[1:] != ordered[:-1]) + 1])
         if len(starts) > most:
-            # Kinds that are neighbours share a class; its middle member speaks for it.
+            # Neighbouring kinds share a class; its middle member represents it.
             starts = np.arange(most) * load.running // most
         sizes = np.append(starts[1:], load.running) - starts
         first, classes = order[starts + sizes // 2], len(starts)
@@ -54,10 +54,10 @@ class SequenceClasses:
 
 @dataclass(frozen=True)
 class Forecast:
-    """What is expected at each of a few future moments."""
+    """The predicted state of a rollout at each of a few future moments."""
 
     steps: np.ndarray  # int[moments], decode steps until the next moment
-    any_running: np.ndarray  # float[moments], probability that the rollout is still going
+    any_running: np.ndarray  # float[moments], probability that any sequence is still running
     running: np.ndarray  # float[moments], expected unfinished sequences
     context: np.ndarray  # int[moments], tokens in the cache of the longest sequence
     # float[moments], tokens in the cache of a sequence that is running then
@@ -79,11 +79,12 @@ class Forecast:
         rows_vary: bool = False,
         is_evened: bool = False,
     ) -> "Forecast":
-        """
+        """The forecast of `load` at up to `num_moments` moments.
+
         Args:
-          current: the split that `load.replica` counts in; None where nothing runs yet.
-          rows_vary: sequences wait for pages, not for rows: how many run at once changes with how
-            much those hold that do.
+          current: the split whose replicas `load.replica` counts; None before anything runs.
+          rows_vary: sequences wait for pages, not for rows. So the number that run at once depends
+            on how many pages each of them holds.
           is_evened: sequences move between replicas, so that no replica stays fuller than others.
         """
         edges = moment_edges(horizon(load, lengths), num_moments)
@@ -112,7 +113,7 @@ class _Prospects:
     count: np.ndarray  # float[replicas, classes], members by replica
     # int[classes], tokens in the cache of the longest member, had all begun now
     context: np.ndarray
-    mean: np.ndarray  # float[classes], and of all
+    mean: np.ndarray  # float[classes], mean over all members
     survive: np.ndarray  # float[classes, moments], P(running)
     num_running: int  # classes of those that run
     is_queued: np.ndarray  # bool[moments], sequences wait
@@ -145,7 +146,7 @@ class _Prospects:
 
     @cached_property
     def variance(self) -> np.ndarray:
-        """float[classes, moments], of one member; a certainty may be rounded to more than 1."""
+        """float[classes, moments], of one member; rounding may make a probability exceed 1."""
         return np.maximum(self.survive * (1 - self.survive), 0.0)
 
     @property
@@ -154,15 +155,15 @@ class _Prospects:
 
     @property
     def mean_context(self) -> np.ndarray:
-        """float[moments], of those that are running then, as it is now."""
+        """float[moments], present mean context of the sequences that are running at a moment."""
         weight = self.total[:, None] * self.survive
-        # Where all who are known will have ended, a request that is running then is like any of
+        # Once all known sequences will have ended, a request that runs is taken to be like any of
         # them.
         weight = np.where(weight.sum(axis=0) > 0, weight, self.total[:, None])
         return self.mean @ weight / weight.sum(axis=0)
 
     def longest(self, load: Load, moments: np.ndarray) -> np.ndarray:
-        """The longest context that is expected, or the likeliest, to be running, int[moments]."""
+        """The longest context that is likely, or likeliest, to be running, int[moments]."""
         is_likeliest = self.survive == self.survive.max(axis=0)
         is_running = (self.survive > 0.5 / load.running) | is_likeliest
         context = np.where(is_running, self.context[:, None], 0).max(axis=0) + moments
@@ -178,7 +179,7 @@ class _Prospects:
         return np.where(self.is_queued, queued, expected)
 
     def evened(self, dp: int) -> np.ndarray:
-        """The same where as many run in each replica as can be, except for what does not divide."""
+        """As `fullest`, if sequences are spread over the replicas as evenly as they divide."""
         total, spread = self.total, np.sqrt(self.total @ self.variance)
         expected = (total @ self.survive + (dp - 1) / 2 + OUTCOMES[:, None] * spread) / dp
         return np.minimum(expected, np.ceil(total.sum() / dp))
@@ -188,7 +189,7 @@ def _survival(
     load: Load, lengths: LengthModel, moments: np.ndarray
 ) -> tuple[SequenceClasses, np.ndarray]:
     """Classes of sequences, and P(running at each moment), float64[classes, moments]."""
-    # Nothing runs past its limit, and between two moments it is all one where that ends.
+    # Nothing runs past its limit; where that lies between two moments does not matter.
     num_alive = np.searchsorted(moments, load.remaining_tokens)
     kind = load.generated.astype(np.int64) * (len(moments) + 1) + num_alive
     classes = SequenceClasses.of(load, kind, MAX_CLASSES)
@@ -196,13 +197,13 @@ def _survival(
 
 
 def moment_edges(horizon: int, num_moments: int) -> np.ndarray:
-    """Decode steps from now, from 0 to `horizon`: finer near the present, where decisions fall."""
+    """Decode steps from now, from 0 to `horizon`: denser near the present, where decisions are."""
     grid = np.linspace(0, 1, num_moments + 1) ** 2
     return np.unique(np.round(horizon * grid).astype(int))
 
 
 def _in_replicas(count: np.ndarray, dp: int, current: Split | None) -> np.ndarray:
-    """Members of each class in `dp` replicas, or in one that is like each of them."""
+    """Members of each class in `dp` replicas, or in one replica that stands for all."""
     if current is not None and current.dp >= dp:
         return _merged(count, current.dp, dp)  # replicas that exist, or merge
     return count.sum(axis=0, keepdims=True) / dp  # dealt out anew
@@ -219,10 +220,10 @@ def _fullest(count: np.ndarray, survive: np.ndarray, variance: np.ndarray, dp: i
 def _varied(count: np.ndarray, survive: np.ndarray, dp: int) -> np.ndarray:
     """Rows of the fullest of `dp` replicas while others take the pages of those that end.
 
-    As many on average, each with other contexts: the more of them are new, the less is known.
+    Their mean number stays, but their contexts change: the more of them are new, the less certain.
     """
     most, mean = count.sum(axis=1).max(), count.sum(axis=1).mean()
-    # Rounded, it may come to more than all: replicas of a third of the sequences do not add up.
+    # Rounding may give more than 1: replicas of a third of the sequences do not add up exactly.
     kept = np.minimum(count.sum(axis=0) @ survive / count.sum(), 1.0)
     spread = np.sqrt(mean * (1 - kept))
     expected = mean + (most - mean) * kept + _max_of(dp) * spread

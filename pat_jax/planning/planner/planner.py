@@ -1,10 +1,10 @@
-"""Planners decide the layout of every moment of a rollout, and never touch an array of the model.
+"""Planners choose the layout at every moment of a rollout, and never touch an array of the model.
 
 `CostModelPlanner` walks a grid of future moments. The length model predicts how many sequences will
 still be running at each. The latency model predicts what a decode step will cost there in each
 layout, and what a switch costs. Dynamic programming over (moment x layout) gives the cheapest path
-to the end. Only its first step is carried out: the plan is made anew at every burst, with what
-really happened. What it may cost where it was wrong is kept within a budget (`budget.py`).
+to the end. Only its first step is carried out: the plan is made anew at every burst, from what has
+happened meanwhile. A budget limits what wrong predictions may cost (`budget.py`).
 """
 
 import math
@@ -40,35 +40,35 @@ from pat_jax.planning.types import (
     Split,
 )
 
-MIN_SAVING = 0.02  # of the predicted remaining time: less is noise, not a reason
-GRID = 48  # future moments looked at
+MIN_SAVING = 0.02  # of the predicted remaining time: less is noise, and no reason to switch
+GRID = 48  # future moments of a plan
 
 
 class Planner(ABC):
     @abstractmethod
     def start(self, load: Load) -> Split:
-        """The layout in which a rollout of `load` begins; its sequences are all of replica 0."""
+        """The layout in which a rollout of `load` begins; `load` has all sequences in replica 0."""
 
     @abstractmethod
     def decide(self, load: Load, current: Split, options: Sequence[np.ndarray] = ()) -> Plan:
         """The layout of the next burst, when to end it, and which sequences go to other replicas.
 
         Args:
-          options: int[running] each, replicas of the running sequences in the current layout,
-            evener than now.
+          options: other assignments of the running sequences to replicas of the current layout,
+            more even than the present one; int[running] each.
         """
 
     def observe(self, outcome: Outcome) -> None:
-        """What came of a decision; a planner may learn from what it took."""
+        """Hears the outcome of a decision. A planner may learn from the seconds it took."""
         del outcome
 
     @property
     def expects(self) -> LengthModel | None:
-        """What responses are expected to be; None where that does not matter."""
+        """The length model that the planner uses; None if it uses none."""
         return None
 
     def observe_rollout(self, lengths: LengthModel) -> None:
-        """From now on responses are expected to be as `lengths` says."""
+        """Hears the length model for the next rollouts, updated with the last one."""
         del lengths
 
 
@@ -80,26 +80,27 @@ class CostModelPlanner(Planner):
     latency: LatencyModel
     lengths: LengthModel
     carry: OneWay | Literal["auto"] = "auto"  # or the only way allowed
-    is_frozen: bool = False  # no cost of a step or a switch is ever corrected: `--deterministic`
-    memory: MemoryModel | None = None  # pools that are too small cost turns; no room, no candidate
-    acceptance: Acceptance | None = None  # what drafts are worth; None: there are none
+    is_frozen: bool = False  # costs of steps and switches are never corrected: `--deterministic`
+    # With small pools sequences take turns; layouts without room are left out.
+    memory: MemoryModel | None = None
+    acceptance: Acceptance | None = None  # of drafts; None: there are none
     drafts: DraftLimits = UNLIMITED
-    switch_costs: SwitchCosts = field(default_factory=SwitchCosts)  # as this run has seen them
+    switch_costs: SwitchCosts = field(default_factory=SwitchCosts)  # learned in this run
     balance_costs: SwitchCosts = field(default_factory=SwitchCosts)  # of moves between replicas
     _regret_budget: RegretBudget | None = field(default=None, init=False, repr=False)
     _uneven: Unevenness = field(default_factory=Unevenness, init=False, repr=False)
     _undrafted_s: float = field(default=0.0, init=False, repr=False)  # since a burst had drafts
-    # The latency model's decode table and what is made of the model.
+    # The latency model's decode table, and the arrays made from that model.
     _tables: tuple[object, CostTables] | None = field(default=None, init=False, repr=False)
 
     def start(self, load: Load) -> Split:
-        # Does not count on even replicas: short rollouts end before any move that evens them pays.
+        # Does not assume even replicas: short rollouts end before a move that evens them pays.
         forecast = Forecast.of(load, self.lengths, self.splits, None, GRID)
         costs = self._costs(forecast)
         total, choices = costs.cheapest()
         if not self.switch_costs.seen:
-            # To begin elsewhere than where to stay, for the sake of the prefill, stakes a switch
-            # whose cost nobody has seen on a small gain: it counts once more.
+            # To begin in one layout for its prefill, and then switch, stakes a switch of unknown
+            # cost on a small gain. So that switch counts twice.
             total = total + costs.switch[0, np.arange(len(total)), choices[0]]
         start = int(np.argmin(total + costs.prefill))
         self._regret_budget, self._uneven = RegretBudget(costs.prefill, start), Unevenness()
@@ -124,7 +125,7 @@ class CostModelPlanner(Planner):
         return self._evened(load, plan, options) if plan.split == current else plan
 
     def _drafted(self, plan: Plan, costs: Costs) -> Plan:
-        """The same, with drafts where they pay."""
+        """`plan`, with drafts if they pay."""
         there = self.splits.index(plan.split)
         num_draft_tokens = costs.drafting.num_draft_tokens(there, self._undrafted_s)
         if not num_draft_tokens or self.acceptance is None:
@@ -191,7 +192,7 @@ class CostModelPlanner(Planner):
         correction = self.latency.correction.sober_factors(self.splits)
         self._regret_budget.switch(self.splits.index(plan.split), seconds, remaining_s, correction)
         if not self.is_frozen:
-            # Where pages lack, sequences that were to migrate are not: it went another way than planned.
+            # If pages lack, some sequences are recomputed that were planned to migrate.
             seen = SeenSwitch.of(plan.prediction, outcome.carry, seconds)
             self.switch_costs = self.switch_costs.observed(seen)
 
@@ -207,7 +208,7 @@ class CostModelPlanner(Planner):
             self.balance_costs = self.balance_costs.observed(seen)
 
     def _evened(self, load: Load, plan: Plan, options: Sequence[np.ndarray]) -> Plan:
-        """The same with the cheapest of the `options`, if one saves more than `SAFETY` times its cost."""
+        """`plan` with the best of the `options`, if one saves more than `SAFETY` times its cost."""
         split = plan.split
         self._uneven.see(load, split, self._dense(), self.latency.correction.factor(split))
         options = [replica for replica in options if self._may_pay(load, split, replica)]
@@ -231,7 +232,7 @@ class CostModelPlanner(Planner):
         return self._uneven.lost_s + self._uneven.next_s > SAFETY * cost_s
 
     def _remaining(self, load: Load, plan: Plan) -> tuple[float, np.ndarray]:
-        """Seconds to the end under `plan`, and the profile's of a step now in each layout."""
+        """Seconds to the end under `plan`, and profiled seconds of a step now in each layout."""
         here = self.splits.index(plan.split)
         _, costs = self._outlook(load, plan.split)
         seconds = float(costs.run[here].sum())
@@ -242,7 +243,7 @@ class CostModelPlanner(Planner):
     def _outlook(
         self, load: Load, current: Split, *, is_evened: bool = False
     ) -> tuple[Forecast, Costs]:
-        """What is expected and what it costs, without what has no room."""
+        """The forecast and its costs, layouts without room priced out."""
         # A sequence that waits although there are rows waits for pages.
         waits_for_rows = self.memory is None or load.running >= self._dense().capacity
         kind = {"rows_vary": not waits_for_rows, "is_evened": is_evened}
@@ -260,7 +261,7 @@ class CostModelPlanner(Planner):
         return costs.where(memory.has_room(self.splits), memory.may_switch(self.splits))
 
     def _may_switch(self, costs: Costs, here: int, path: np.ndarray, remaining_s: float) -> bool:
-        """Within the budget; or it pays several times over, unseen layouts taken soberly."""
+        """Whether a switch is within the budget, or pays several times over by sober factors."""
         account, cost = self._regret_budget, float(costs.switch[0, here, path[0]])
         assert account is not None
         correction = self.latency.correction.sober_factors(self.splits)
@@ -268,13 +269,13 @@ class CostModelPlanner(Planner):
             return True
         hoped = np.array([self.latency.correction.factor(split) for split in self.splits])
         soberly = costs.slower(correction / hoped)
-        # Without it: here until the path leaves for another layout.
+        # The path without this switch stays here until its next switch.
         is_later = np.logical_or.accumulate(path != path[0])
         without = soberly.seconds(here, np.where(is_later, path, here))
         return without - soberly.seconds(here, path) >= account.must_save(cost)
 
     def _due(self, here: int, costs: Costs, totals: np.ndarray) -> int | None:
-        """A layout whose rent has paid for the switch there, and for what the plan says it loses."""
+        """A layout whose rent has paid for the switch to it, and for its loss by the plan."""
         assert self._regret_budget is not None
         step_s = costs.profile_step_s * self.latency.correction.sober_factors(self.splits)
         cost_s = costs.switch[0, here]

@@ -1,4 +1,4 @@
-"""A forecast in pools that do not hold every sequence at once: others wait for pages.
+"""A forecast for pools that are too small for all sequences at once: some wait for pages.
 
 Knows tokens and pools. Does not know what a step costs.
 """
@@ -15,31 +15,31 @@ from pat_jax.planning.types import Split
 
 @dataclass(frozen=True)
 class PoolPressure:
-    """A forecast layout by layout, each with its pools. Moments are those of the forecast: as far
-    as all sequences have come by then, however many steps it takes."""
+    """A forecast for each layout with its pools. A moment is a state of progress of all sequences;
+    with small pools it takes more steps to reach the next one."""
 
     steps: np.ndarray  # float[splits, moments], decode steps until the next moment
     running: np.ndarray  # float[splits, moments], sequences that run at once
     rows: np.ndarray  # float[outcomes, splits, moments], of the fullest replica
     context: np.ndarray  # float[splits, moments], tokens in the cache of the longest sequence
-    again: np.ndarray  # float[splits, moments], sequences that are computed anew, in each step
+    again: np.ndarray  # float[splits, moments], sequences recomputed in each step
 
     @classmethod
     def of(
         cls, forecast: Forecast, splits: Sequence[Split], memory: MemoryModel | None
     ) -> "PoolPressure":
-        """`memory`: pools of every size where not given."""
+        """`forecast` with the pools of `memory`; without it pools hold every sequence."""
         pressure = np.ones(forecast.fullest.shape[1:])
         if memory is not None:
             pressure = _pressure(forecast, splits, memory)
         steps = pressure * forecast.steps
         even = forecast.running / _dp(splits)
         rows = even / pressure + (forecast.fullest - even) / np.sqrt(pressure)
-        # The first to begin goes on at every step: the longest are ahead of where all are on average.
+        # The first to begin runs at every step, so the longest are ahead of the average.
         ahead = np.cumsum(steps - forecast.steps, axis=1) - (steps - forecast.steps)
         longest = forecast.context[forecast.any_running > 0.5].max()
         context = np.maximum(np.minimum(forecast.context + ahead, longest), forecast.context)
-        # Each new token takes the place of one of those that gave way, as far as pools overflow.
+        # As far as pools overflow, each new token takes the place of one to be recomputed.
         is_full = np.maximum(0.0, 1 - 1 / pressure)
         running = forecast.running / pressure
         again = is_full * running / np.maximum(forecast.mean_context, 1)
@@ -49,14 +49,14 @@ class PoolPressure:
 def _pressure(forecast: Forecast, splits: Sequence[Split], memory: MemoryModel) -> np.ndarray:
     """Steps that it takes until every running sequence has made one, float[splits, moments].
 
-    Where they hold more than the pools, some wait while others run. All that a rollout's sequences
-    hold, summed over all steps, is the same no matter who waits: as many times as they exceed the
-    pools there are as many times the steps, with fewer rows each. Less than one where others wait and
-    will find room because each holds less than now.
+    If sequences need more than the pools, some wait while others run. The tokens that they hold,
+    summed over all steps, are the same no matter who waits: if they need k times the pools, there
+    are k times the steps, with fewer rows each. The result is below one if others wait and will
+    find room because each sequence holds less than now.
     """
     pools = np.array([memory.page_size * (memory.pages[split] - 1) for split in splits])
     each = forecast.mean_context + memory.page_size / 2  # the last page is half empty
-    # The last gap of a replica is too small for who is next: by half of what one holds.
+    # On average half a sequence's pages stay free: too few for the next one.
     room = np.maximum(pools[:, None] - each / 2, each)
     pressure = forecast.running * each / (_dp(splits) * room)
     least = np.where(forecast.is_pressed, np.minimum(1.0, each / each[0]), 1.0)

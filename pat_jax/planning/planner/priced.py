@@ -1,4 +1,4 @@
-"""A forecast, priced: what running, switching and beginning cost, and the cheapest path."""
+"""Prices a forecast: what running, switching and beginning cost, and the cheapest path."""
 
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -21,15 +21,15 @@ SAFETY = 1.2  # a predicted cost of a move is counted this many times
 
 @dataclass(frozen=True)
 class Costs:
-    """A forecast, priced: what running and switching will cost at each of its moments."""
+    """Prices of a forecast: what running and switching will cost at each of its moments."""
 
     tables: CostTables
-    any_running: np.ndarray  # float[moments], probability that it comes to that
+    any_running: np.ndarray  # float[moments], probability that any sequence is still running
     run: np.ndarray  # float[split, moments], expected seconds until the next moment
     migrate: np.ndarray  # float[from, to, moments], seconds
     recompute: np.ndarray  # float[to, moments], seconds
     switch: np.ndarray  # float[moments, from, to], seconds with the cheaper way; 0 to stay
-    prefill: np.ndarray  # float[split], seconds, to begin there with the cache of the first moment
+    prefill: np.ndarray  # float[split], seconds to prefill the cache of the first moment
     profile_step_s: np.ndarray  # float[split], of a decode step at the first moment, uncorrected
     shared: np.ndarray  # float[moments], seconds of `run` that are the same in every split
     drafting: Drafting  # in each split at the first moment
@@ -46,12 +46,13 @@ class Costs:
         acceptance: Acceptance | None = None,
         limits: DraftLimits = UNLIMITED,
     ) -> "Costs":
-        """
+        """The prices of `forecast`.
+
         Args:
           carry: the only way allowed to carry the KV cache, or auto.
-          memory: what pools hold; everything where not given.
-          acceptance: what drafts are expected to be worth; none are made where not given.
-          limits: of those.
+          memory: the sizes of the pools; without it pools hold every sequence.
+          acceptance: how many draft tokens are accepted; without it there are no drafts.
+          limits: of the drafts.
         """
         pressure = PoolPressure.of(forecast, tables.splits, memory)
         step, drafting = cheapest_steps(tables, pressure, forecast, acceptance, limits)
@@ -77,14 +78,14 @@ class Costs:
         )
 
     def slower(self, times: np.ndarray) -> "Costs":
-        """Steps `times` as long in each split, float[split], except for what all share."""
+        """These costs with steps `times` as long, float[split], except for what splits share."""
         return replace(self, run=(self.run - self.shared) * times[:, None] + self.shared)
 
     def where(self, has_room: np.ndarray, may_switch: np.ndarray) -> "Costs":
-        """The same, with layouts that have no room priced out of every plan.
+        """These costs, with layouts that have no room priced out of every plan.
 
         Args:
-          has_room: bool[split]. A rollout that is there already may stay.
+          has_room: bool[split]. A rollout may stay in a layout without room, but not begin in it.
           may_switch: bool[from, to].
         """
         switch = np.where(may_switch, self.switch, LARGE_S)
@@ -93,14 +94,14 @@ class Costs:
         return replace(self, switch=switch, prefill=np.where(has_room, self.prefill, LARGE_S))
 
     def only_way(self, at: int, source: int, target: int) -> OneWay | None:
-        """The way that is left where the other is not allowed or was not measured."""
+        """The only way to carry the cache; None if both are allowed and measured."""
         if self.migrate[source, target, at] >= LARGE_S:
             return "recompute"
         return "migrate" if self.recompute[target, at] >= LARGE_S else None
 
     def cheapest(self) -> tuple[np.ndarray, np.ndarray]:
-        """Expected seconds to the end from each split, and where to run, int[moments, from]."""
-        # options[j, a, b]: at moment j go from a to b (or stay), run there, go on as is best after.
+        """Expected seconds to the end from each split, and the best split, int[moments, from]."""
+        # options[j, a, b]: at moment j go from a to b (or stay), run there, then on the best path.
         options = self.switch * (SAFETY * self.any_running)[:, None, None] + self.run.T[:, None, :]
         after = np.zeros(len(self.run))
         for at in options[::-1]:
@@ -118,7 +119,7 @@ class Costs:
 def _allowed(
     way: OneWay, carry: OneWay | Literal["auto"], seconds: np.ndarray, switch_costs: SwitchCosts
 ) -> np.ndarray:
-    """Profiled seconds as they are believed now; out of reach where only the other way is allowed."""
+    """Predicted seconds of one way to carry the cache; `LARGE_S` if only the other is allowed."""
     if carry not in ("auto", way):
         return np.full_like(seconds, LARGE_S)
     return seconds * switch_costs.kv(way)
@@ -146,10 +147,10 @@ def _running(
 
 
 def follow(choices: np.ndarray, start: int) -> np.ndarray:
-    """The split to run in at each moment, int[moments], where `choices` lead from `start`.
+    """The split to run in at each moment, int[moments], if `choices` are followed from `start`.
 
     Args:
-      choices: int[moments, from], the split that is best at each moment in each split.
+      choices: int[moments, from], the best split at each moment, by the split before it.
     """
     path = np.empty(len(choices), int)
     for j, choice in enumerate(choices):

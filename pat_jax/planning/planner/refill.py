@@ -1,8 +1,8 @@
-"""What sequences that wait do to a forecast: rows that become free are filled again.
+"""Adds waiting sequences to a forecast: they fill rows that become free.
 
-Each moment at which rows are filled gives a class of sequences that run from then on. A queue that
-fills all rows many times is looked at for `MOST_TURNS` of them: what comes later is far off, and
-moments would be too far apart to tell when it ends.
+The sequences that get rows at one moment are one class of the forecast. A long queue counts only up
+to the length that fills all rows `MOST_TURNS` times. The rest is far off, and with it the moments
+would be too far apart to predict the end.
 """
 
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ MOST_TURNS = 8
 
 @dataclass(frozen=True)
 class Refill:
-    """Those that are admitted at each moment and are still running at the next, on average."""
+    """The waiting sequences that get a row at each moment, on average."""
 
     count: np.ndarray  # float[moments], sequences
     context: np.ndarray  # int[moments], tokens in the cache of each, had they begun now
@@ -26,7 +26,7 @@ class Refill:
 
 
 def mean_response(load: Load, lengths: LengthModel) -> float:
-    """Tokens of a response of which nothing is known, at most what may remain."""
+    """Mean tokens of a response that has not begun, at most those that it may have."""
     remaining_tokens = _remaining_tokens(load)
     moments = mean_moments(remaining_tokens)
     alive = lengths.survival(np.zeros(1, int), np.array([remaining_tokens]), moments)
@@ -34,17 +34,17 @@ def mean_response(load: Load, lengths: LengthModel) -> float:
 
 
 def horizon(load: Load, lengths: LengthModel) -> int:
-    """Decode steps until the last sequence may end, if those that wait run as long as most do."""
+    """Decode steps until the last sequence may end, if waiting ones take the mean time."""
     if not load.waiting:
         return int(load.remaining_tokens.max())
     return int(_queue(load) / load.running * mean_response(load, lengths)) + _remaining_tokens(load)
 
 
 def refill(load: Load, lengths: LengthModel, running: np.ndarray, moments: np.ndarray) -> Refill:
-    """As many as have ended take a row at each moment, while any wait.
+    """At each moment, waiting sequences take the rows of those that have ended.
 
     Args:
-      running: float[moments], how many of those that are running now are expected to be so.
+      running: float[moments], how many of the sequences running now will still run.
       moments: int[moments], steps from now.
     """
     between = np.maximum(moments[None, :] - moments[:, None], 0)
@@ -58,7 +58,7 @@ def refill(load: Load, lengths: LengthModel, running: np.ndarray, moments: np.nd
         free = min(max(load.running - running[j], 0.0), left)
         count[j] = free
         running += free * survive[j]
-        # Of the rows that became free some changed hands more than once.
+        # Some of these rows became free more than once since the last moment.
         left = max(left - free * (1 + steps[j] / (2 * mean)), 0.0)
         is_queued[j] = left > 0
     survive *= (count > 0)[:, None]
@@ -67,7 +67,7 @@ def refill(load: Load, lengths: LengthModel, running: np.ndarray, moments: np.nd
 
 
 def _queue(load: Load) -> float:
-    """Sequences that wait, as far as they are looked at."""
+    """The number of waiting sequences that count."""
     return float(min(load.waiting, MOST_TURNS * load.running))
 
 

@@ -1,4 +1,4 @@
-"""Planners that do not plan: one layout for good, or a path that was written down."""
+"""Planners that do not plan: they stay in one layout, or follow a given path."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from pat_jax.planning.types import MIGRATE_ALL, Load, Plan, Split
 
 @dataclass(frozen=True)
 class FixedLayout(Planner):
-    """One layout for good."""
+    """Stays in one layout."""
 
     split: Split
     reason: str = "pinned"
@@ -44,7 +44,7 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True)
 class ScriptedPath(Planner):
-    """Follows a script, from `first` on."""
+    """Begins in the layout `first`, and switches at each step of a script."""
 
     first: Split
     steps: tuple[Step, ...]
@@ -60,7 +60,7 @@ class ScriptedPath(Planner):
         due = [step for step in self.steps if load.unfinished <= step.running]
         to_come = [step.running for step in self.steps if load.unfinished > step.running]
         now = due[-1] if due else Step(self.first, 0)
-        # Stop when the replicas' fullest could mean that the total has been reached.
+        # End the burst once the total may be reached, by the fullest replica.
         threshold = max(to_come, default=0) // now.split.dp
         return Plan(
             now.split,
