@@ -128,8 +128,8 @@ class PagedLayer(NamedTuple):
     ) -> "PagedLayer":
         """Writes tokens start … start + chunk - 1 of each row into the page that holds them.
 
-        Finished rows may write behind their table: zeros then go to NULL_PAGE. A NaN there would
-        reach every row, since masked attention multiplies it by 0.
+        Finished rows may write behind their table: zeros then go to NULL_PAGE. A NaN in that page
+        would reach every row, since masked attention multiplies it by 0, which is NaN.
         """
         pages, offsets = self._place(start)
         is_null = (pages == NULL_PAGE)[:, None, None, None]

@@ -28,7 +28,7 @@ def attend_on_tpu(
     *,
     interpret: bool = False,
 ) -> Float[Array, "rows length kv_heads queries_per_kv head_dim"]:
-    """Implements `row_attention.attend_rows` on a TPU; rows may not hold branches."""
+    """Implements `row_attention.attend_rows` on a TPU. Rows must not contain branches."""
     rows, length, heads, group, dim = queries.shape
     size, num_blocks = _grid(length)
     whole = num_blocks * size

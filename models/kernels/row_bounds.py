@@ -64,7 +64,8 @@ def key_blocks(seen: Seen, *, queries: int, keys: int) -> Blocks:
 def end_blocks(seen: Seen, *, queries: int, keys: int) -> Int[Array, "rows key_blocks"]:
     """For each block of `keys` keys, returns the block of queries behind the last that sees any.
 
-    The first such block has the block's first key as a query, and all blocks between see one too.
+    The first block of queries that sees a key is the one that holds the first key's position. Every
+    block from there to the returned one sees some key.
     """
     length = seen.own.shape[1]
     begin = jnp.arange(0, length - keys + 1, keys, dtype=seen.own.dtype)[None, :, None]

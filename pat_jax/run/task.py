@@ -167,7 +167,7 @@ def problem_reader(
     option: str = "--rollout.max_prompt_length",
 ) -> Callable[..., ProblemSplits]:
     """Returns `load_problems` with all arguments bound except for the files and `heldout_share`.
-    `option` is the user's name for the longest prompt, for messages."""
+    Messages call the limit of a prompt's length `option`."""
     return partial(
         load_problems,
         tokenizer=tokenizer,

@@ -11,7 +11,7 @@ from pat_jax.profiling.simulate.draw import CORRELATION, Draw
 
 @dataclass(frozen=True)
 class ReplayOptions(Options):
-    """Options of the rollouts to draw and to replay."""
+    """Options that choose which rollouts are sampled and replayed."""
 
     lengths: str = ""
     """Response lengths: a .csv, .json or .jsonl file, or reasoning, pat, math or short; empty takes

@@ -50,7 +50,7 @@ class Exchange:
 
     @property
     def num_heads(self) -> int:
-        """The number of wide devices over which the KV heads of a narrow device are split."""
+        """How many devices of the layout with more TP share the KV heads of one with less."""
         return self.wide.size(self.heads)
 
     @property
