@@ -111,8 +111,8 @@ class AutoPartition(Whole):
 
     def by_expert(self, compute: ByExpert, rows: Rows, experts: Any) -> Array:
         """Each device of a replica computes a part of the experts. Replicas may hold
-        different experts. With `exchanges`, rows are sent to the replicas of their experts. Otherwise
-        each replica gathers the weights of all experts."""
+        different experts. With `exchanges`, rows are sent to the replicas of their experts.
+        Otherwise each replica gathers the weights of all experts."""
         layout, over_dp, over_tp = self.layout, self.layout.ep_dp_axes, self.layout.ep_tp_axes
         sends_rows = self.exchanges and over_dp != ()
 
