@@ -70,7 +70,7 @@ class SftConfig(AnyRun):
 
     A built-in shape starts from random weights, with bytes as tokens.
 
-        python -m pat_jax.sft --model demo-moe --data README.md --optimizer.learning_rate 1e-3
+        python -m pat_jax.sft --model demo-moe --data 'docs/*.md' --optimizer.learning_rate 1e-3
     """
 
     LEARNING_RATE = 2e-5
