@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import replace
 from difflib import get_close_matches
+from functools import partial
 
 from pat_jax.common.errors import UserError
 from pat_jax.models.config import ExpertsConfig, ModelConfig, RopeScaling
@@ -73,88 +74,45 @@ def _llama3_1(embed_dim: int, mlp_dim: int, num_layers: int, num_heads: int) -> 
     )
 
 
+# Small enough to learn a built-in task on a laptop in a minute; divisible by TP 1, 2 and 4.
+_demo = partial(
+    _qwen3,
+    128,
+    384,
+    2,
+    4,
+    True,
+    num_kv_heads=4,
+    head_dim=32,
+    vocab_size=128,
+    vocab_multiple=32,
+    max_position=4096,
+)
+# Narrow layers that compile in seconds, for tests; divisible by TP up to 8.
+_tiny = partial(
+    _qwen3,
+    32,
+    64,
+    num_heads=8,
+    tie_embeddings=True,
+    num_kv_heads=4,
+    head_dim=8,
+    vocab_size=128,
+    vocab_multiple=8,
+    max_position=4096,
+)
+
 PRESETS: Mapping[str, ModelConfig] = {
-    # Small enough to learn a built-in task on a laptop in a minute; divisible by TP 1, 2 and 4.
-    "demo": _qwen3(
-        128,
-        384,
-        2,
-        4,
-        True,
-        num_kv_heads=4,
-        head_dim=32,
-        vocab_size=128,
-        vocab_multiple=32,
-        max_position=4096,
-    ),
-    # Two narrow layers that compile in seconds, for tests; divisible by TP up to 8.
-    "tiny": _qwen3(
-        32,
-        64,
-        2,
-        8,
-        True,
-        num_kv_heads=4,
-        head_dim=8,
-        vocab_size=128,
-        vocab_multiple=8,
-        max_position=4096,
-    ),
-    # `demo` with experts, two of which have as many hidden units as its MLP.
-    "demo-moe": _qwen3(
-        128,
-        384,
-        2,
-        4,
-        True,
-        num_kv_heads=4,
-        head_dim=32,
-        vocab_size=128,
-        vocab_multiple=32,
-        max_position=4096,
-        experts=ExpertsConfig(8, 2, 192),
-    ),
-    # `tiny` with experts, and a layer without any between two that have them.
-    "tiny-moe": _qwen3(
-        32,
-        64,
-        3,
-        8,
-        True,
-        num_kv_heads=4,
-        head_dim=8,
-        vocab_size=128,
-        vocab_multiple=8,
-        max_position=4096,
-        experts=ExpertsConfig(8, 2, 16, dense_layers=(1,)),
-    ),
-    # `demo-moe` with experts of a quarter of its width, and as many parameters.
-    "demo-bigmac": _qwen3(
-        128,
-        384,
-        2,
-        4,
-        True,
-        num_kv_heads=4,
-        head_dim=32,
-        vocab_size=128,
-        vocab_multiple=32,
-        max_position=4096,
-        experts=ExpertsConfig(8, 2, 760, latent_dim=32),
-    ),
-    # `tiny-moe` in the same way.
-    "tiny-bigmac": _qwen3(
-        32,
-        64,
-        3,
-        8,
-        True,
-        num_kv_heads=4,
-        head_dim=8,
-        vocab_size=128,
-        vocab_multiple=8,
-        max_position=4096,
-        experts=ExpertsConfig(8, 2, 64, dense_layers=(1,), latent_dim=8),
+    "demo": _demo(),
+    "tiny": _tiny(num_layers=2),
+    # Two experts have as many hidden units as the MLP of `demo`.
+    "demo-moe": _demo(experts=ExpertsConfig(8, 2, 192)),
+    # A layer without experts between two that have them.
+    "tiny-moe": _tiny(num_layers=3, experts=ExpertsConfig(8, 2, 16, dense_layers=(1,))),
+    # As many parameters as `demo-moe` and `tiny-moe`; experts see a quarter of a token's numbers.
+    "demo-bigmac": _demo(experts=ExpertsConfig(8, 2, 760, latent_dim=32)),
+    "tiny-bigmac": _tiny(
+        num_layers=3, experts=ExpertsConfig(8, 2, 64, dense_layers=(1,), latent_dim=8)
     ),
     # 100 M parameters, nearly all in the layers' matrices, so that a decode step streams weights as
     # a large model's does. One KV head, as in Gemma 2B: wider TP replicates it, so that DP is
