@@ -44,14 +44,14 @@ class Layout:
     """A DP x TP split of one mesh, and the mesh axes that each axis name maps to under it."""
 
     mesh: Mesh
-    dp_axes: Axes
-    tp_axes: Axes
-    kv_axes: Axes  # the leading run of tp_axes that divides the KV heads
-    fsdp_axes: Axes  # the leading run of dp_axes that divides the embedding (trainer only)
-    ep_axes: Axes  # the leading run of tp_axes and dp_axes that experts are divided over
-    ep_width_axes: Axes  # the axes behind ep_axes that each expert's width is divided over
-    ep_fsdp_axes: Axes  # ep_width_axes and other dp_axes that divide the width (trainer only)
     kernels: Kernels  # compute attention and experts
+    dp_axes: Axes = ()
+    tp_axes: Axes = ()
+    kv_axes: Axes = ()  # the leading run of tp_axes that divides the KV heads
+    fsdp_axes: Axes = ()  # the leading run of dp_axes that divides the embedding (trainer only)
+    ep_axes: Axes = ()  # the leading run of tp_axes and dp_axes that experts are divided over
+    ep_width_axes: Axes = ()  # the axes behind ep_axes that each expert's width is divided over
+    ep_fsdp_axes: Axes = ()  # ep_width_axes and other dp_axes that divide the width (trainer only)
 
     @property
     def split(self) -> Split:
@@ -186,7 +186,7 @@ def make_layout(
     others = (axis for axis in dp_axes if axis not in (*of_experts[0], *of_experts[1]))
     width = config.experts.expert_dim if config.experts else 1
     ep = *of_experts, run((*of_experts[1], *others), width)
-    layout = Layout(mesh, dp_axes, tp_axes, kv_axes, fsdp_axes, *ep, kernels)
+    layout = Layout(mesh, kernels, dp_axes, tp_axes, kv_axes, fsdp_axes, *ep)
     if needed := undivided(config, [mesh.shape[axis] for axis in tp_axes]):
         raise UserError(
             f"layout {_needs(layout.split, needed, config)}; choose a smaller tp or --layout auto."

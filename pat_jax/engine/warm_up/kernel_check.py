@@ -163,7 +163,7 @@ def _computed(
 
 def one_device(device: Device) -> Layout:
     mesh = factored_mesh([device])
-    return Layout(mesh, *[()] * 7, kernels=Kernels.of(device.platform))
+    return Layout(mesh, Kernels.of(device.platform))
 
 
 def _error(got: np.ndarray, wanted: np.ndarray, floor: float) -> float:
