@@ -3,6 +3,9 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
+
+Head = Literal["vocab", "scalar"]
 
 # Fields that say how arrays are padded for the devices at hand. Saved arrays are zero there.
 PADDING = ("vocab_multiple", "query_multiple")
@@ -58,6 +61,10 @@ class ModelConfig:
     attention_bias: bool = False  # Qwen2.5: biases on the query, key and value projections
     qk_norm: bool = False  # Qwen3: RMS norm of each query and key head
     tie_embeddings: bool = False
+    # What the model predicts at each position: logits of the vocabulary, or one number (a reward
+    # model, a critic).
+    head: Head = "vocab"
+    head_bias: bool = False  # of a scalar head
     # Tokens of the longest sequence, prompt and response, that rotary positions support, with their
     # scaling: 131,072 for Llama 3.1 (first trained with 8,192), 40,960 for Qwen3 as published.
     max_position: int = 32_768

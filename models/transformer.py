@@ -25,7 +25,7 @@ from pat_jax.models.layers import (
     rope_frequencies,
     swiglu,
 )
-from pat_jax.models.parameters import Keys, normal, ones, param
+from pat_jax.models.parameters import Keys, normal, ones, param, zeros
 from pat_jax.models.partition import Partition, Whole
 from pat_jax.models.rematerialization import NONE, rematerialized
 
@@ -97,7 +97,11 @@ class Transformer(nnx.Module):
         self.embedding = param(keys, (vocab, embed), ("vocab", "embed"), normal(embed))
         self.layers = nnx.List([Layer(config, i, keys=keys) for i in range(config.num_layers)])
         self.final_norm = param(keys, (embed,), (None,), ones)
-        if not config.tie_embeddings:
+        if config.head == "scalar":
+            self.score = param(keys, (1, embed), (None, "embed"), zeros)
+            if config.head_bias:
+                self.score_bias = param(keys, (1,), (None,), zeros)
+        elif not config.tie_embeddings:
             self.lm_head = param(keys, (vocab, embed), ("vocab", "embed"), normal(embed))
         self.config = config
 
@@ -189,8 +193,13 @@ class Transformer(nnx.Module):
             return partition.constrain(x, "batch", None, None)
 
     @property
+    def scalar_head(self) -> tuple[Array, Array | None]:
+        """The weights [1, embed] and the bias [1] of a scalar head; None: it has no bias."""
+        return self.score[...], self.score_bias[...] if self.config.head_bias else None
+
+    @property
     def head(self) -> Array:
-        """The weights of the output head, [vocab, embed]."""
+        """The weights of the output head over the vocabulary, [vocab, embed]."""
         return (self.embedding if self.config.tie_embeddings else self.lm_head)[...]
 
     def logits(
@@ -206,6 +215,17 @@ def logits(
     """Returns float32 logits over the padded vocabulary, whole on every device."""
     with jax.named_scope("lm_head"):
         return partition.gather(linear(hidden, head, dtype=jnp.float32), "vocab")
+
+
+def values(
+    head: tuple[Float[Array, "1 embed"], Float[Array, "1"] | None],
+    hidden: Float[Array, "*batch embed"],
+) -> Float[Array, "*batch"]:
+    """Returns the float32 number that a scalar head predicts at each position."""
+    weights, bias = head
+    with jax.named_scope("score"):
+        found = linear(hidden, weights, dtype=jnp.float32)[..., 0]
+        return found if bias is None else found + bias.astype(jnp.float32)
 
 
 def _stacked(routed: list[Routed], shape: tuple[int, ...]) -> Routed:

@@ -16,7 +16,7 @@ from pat_jax.models.presets import preset
 from pat_jax.models.weight_formats import WeightFormat
 from pat_jax.rl.algorithm.losses import Loss
 from pat_jax.rl.algorithm.policy_loss import PolicyLoss
-from pat_jax.rl.algorithm.update import PolicyUpdate, TrainState
+from pat_jax.rl.algorithm.update import Update, TrainState
 from pat_jax.rl.batches.batches import MicroBatch, TrainBatch
 from pat_jax.training.passes import model_functions
 from pat_jax.training.trainable_params import TrainableParams
@@ -55,7 +55,7 @@ def make_trainer(
     """
     model = model_functions(POLICY, layout, jnp.float32, scan_layers=scan_layers)
     kept = POLICY.with_weights(weights)
-    update = PolicyUpdate(model, optimizer, CONFIG.vocab_size, loss)
+    update = Update(model, optimizer, CONFIG.vocab_size, loss)
     return Trainer(
         TrainableParams(POLICY, layout, lora, base_dtype, weight_dtype),
         update,

@@ -29,7 +29,7 @@ from pat_jax.models.policy import Policy
 from pat_jax.planning.types import Split
 from pat_jax.rl.algorithm.optimizer import make_optimizer, make_schedule
 from pat_jax.rl.algorithm.policy_loss import PolicyLoss
-from pat_jax.rl.algorithm.update import ModelFunctions, PolicyUpdate
+from pat_jax.rl.algorithm.update import ModelFunctions, Update
 from pat_jax.rl.batches.packing import MOST_SHAPES, shapes
 from pat_jax.training.drafter_state import drafter_state
 from pat_jax.training.passes import model_functions
@@ -131,11 +131,11 @@ def build_lora(config: LoraConfig, policy: Policy) -> Lora | None:
 
 def _updates(
     config: RunConfig, policy: Policy, layout: Layout
-) -> tuple[PolicyUpdate, PolicyUpdate]:
+) -> tuple[Update, Update]:
     """Returns the updates of the reinforcement stage and of the supervised stage before it."""
     algorithm, warm_start = config.algorithm, config.warm_start
     loss = policy_loss(algorithm, is_on_policy=config.updates_per_step == 1)
-    update = PolicyUpdate(
+    update = Update(
         functions_of(config, policy, layout, router_replay=algorithm.router_replay),
         optimizer_of(config.optimizer_in_use, _num_updates(config)),
         policy.config.vocab_size,

@@ -23,7 +23,7 @@ from pat_jax.models.transformer import logits
 from pat_jax.programs.programs import Key, ProgramTable
 from pat_jax.rl.algorithm.losses import Sums
 from pat_jax.rl.algorithm.supervised import CrossEntropy
-from pat_jax.rl.algorithm.update import ModelFunctions, PolicyUpdate, TrainState, zero_gradients
+from pat_jax.rl.algorithm.update import ModelFunctions, Update, TrainState, zero_gradients
 from pat_jax.rl.batches.batches import MicroBatch, TrainBatch
 from pat_jax.training.drafter_state import head_optimizer, head_state
 from pat_jax.training.passes import abstract_micro
@@ -49,11 +49,11 @@ class ExitHeadTrainer:
           depth: number of layers before the head.
           micro_shapes: rows and length of the trainer's micro-batches.
           dtype: dtype in which the layers are computed.
-          logit_tokens, temperature: see `PolicyUpdate`.
+          logit_tokens, temperature: see `Update`.
         """
         self.trainer, self.depth, self.dtype = trainer, depth, dtype
         embed = trainer.policy.config.embed_dim
-        self._update = PolicyUpdate(
+        self._update = Update(
             ModelFunctions(lambda *_: (jnp.zeros(0), {}), partial(logits, partition=Whole())),
             head_optimizer(),
             trainer.policy.config.vocab_size,

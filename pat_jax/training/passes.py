@@ -25,7 +25,7 @@ from pat_jax.models.transformer import logits
 from pat_jax.programs.programs import Key, ProgramTable
 from pat_jax.rl.algorithm import balance
 from pat_jax.rl.algorithm.losses import Sums
-from pat_jax.rl.algorithm.update import ModelFunctions, PolicyUpdate
+from pat_jax.rl.algorithm.update import ModelFunctions, Update
 from pat_jax.rl.batches.batches import MicroBatch, abstract_micro_batch
 from pat_jax.training.trainable_params import TrainableParams
 
@@ -125,7 +125,7 @@ class Passes:
         self,
         table: ProgramTable,
         trained: TrainableParams,
-        update: PolicyUpdate,
+        update: Update,
         micro_shapes: Sequence[tuple[int, int]],
         *,
         stage: str,

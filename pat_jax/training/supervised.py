@@ -7,7 +7,7 @@ from pat_jax.layout.buckets import ladder, largest_length
 from pat_jax.layout.layout import Layout
 from pat_jax.models.policy import Params, Policy
 from pat_jax.rl.algorithm.supervised import CrossEntropy
-from pat_jax.rl.algorithm.update import PolicyUpdate
+from pat_jax.rl.algorithm.update import Update
 from pat_jax.rl.batches.batches import TrainBatch
 from pat_jax.rl.batches.packing import Shape, shapes
 from pat_jax.training.build import DTYPES, functions_of, logit_tokens, optimizer_of, trained_of
@@ -27,7 +27,7 @@ def build_supervised_trainer(
     Raises:
       UserError: the options ask for adapters that the model cannot have.
     """
-    update = PolicyUpdate(
+    update = Update(
         functions_of(config, policy, layout),
         optimizer_of(config.optimizer_in_use, total_steps),
         policy.config.vocab_size,

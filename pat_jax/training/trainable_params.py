@@ -15,7 +15,7 @@ from pat_jax.common.pytree import with_sharding
 from pat_jax.layout.layout import Layout
 from pat_jax.models.lora import Lora
 from pat_jax.models.policy import Policy
-from pat_jax.rl.algorithm.update import PolicyUpdate, zero_gradients
+from pat_jax.rl.algorithm.update import Update, zero_gradients
 
 Leaves = Any  # the tree of the policy's parameters, or that of its adapters
 
@@ -83,7 +83,7 @@ class TrainableParams:
             return [1.0] * len(jax.tree.leaves(self.abstract))
         return jax.tree.leaves(self.lora.factors)
 
-    def over(self, frozen: Leaves, update: PolicyUpdate) -> PolicyUpdate:
+    def over(self, frozen: Leaves, update: Update) -> Update:
         """Turns an update of the whole policy into one of the trained parameters alone."""
 
         model = update.model

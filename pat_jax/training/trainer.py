@@ -23,7 +23,7 @@ from pat_jax.models.policy import Params
 from pat_jax.programs.programs import Key, ProgramTable
 from pat_jax.rl.algorithm.kl import Estimator, estimate_kl
 from pat_jax.rl.algorithm.losses import Sums
-from pat_jax.rl.algorithm.update import PolicyUpdate, TrainState, zero_gradients
+from pat_jax.rl.algorithm.update import Update, TrainState, zero_gradients
 from pat_jax.rl.batches.batches import MicroBatch, TrainBatch, with_no_routes
 from pat_jax.training.drafter_state import DrafterState
 from pat_jax.training.passes import Passes
@@ -54,12 +54,12 @@ class Trainer:
     def __init__(
         self,
         trained: TrainableParams,
-        update: PolicyUpdate,
+        update: Update,
         receivers: Receivers,
         *,
         micro_shapes: Sequence[tuple[int, int]],
         num_iterations: int = 1,
-        supervised: PolicyUpdate | None = None,
+        supervised: Update | None = None,
         has_reference: bool | None = None,
         has_logprobs: bool = False,
         is_offloaded: bool = False,
@@ -282,7 +282,7 @@ def _copy(params: Params) -> Params:
     return jax.tree.map(jnp.copy, params)
 
 
-def _summary(update: PolicyUpdate, records: Sequence[Record], state: TrainState) -> UpdateResult:
+def _summary(update: Update, records: Sequence[Record], state: TrainState) -> UpdateResult:
     """Summarizes optimizer steps, fetched from the devices once; `state` is after the last."""
     fetched, step = jax.device_get((list(records), state.step))
     sums, norms, applied = zip(*fetched, strict=True)

@@ -73,7 +73,7 @@ class Transfer:
     ):
         """
         Args:
-          score: computes log-probabilities of tokens[rows, length], as `PolicyUpdate.score_step`.
+          score: computes log-probabilities of tokens[rows, length], as `Update.score_step`.
         """
         self._table, self._trained, self._dtype = table, trained, receivers.dtype
         self._policy = receivers.policy or trained.policy

@@ -1,4 +1,4 @@
-"""The interface of losses. Knows log-probabilities and weights, not models, tokens or batches.
+"""The interface of losses. Knows predictions and weights, not models, tokens or batches.
 
 Per-token arrays are [rows, length]; position t belongs to the target, the token after position t.
 Every loss is a plain sum over tokens times `weights`, which are computed once for a whole
@@ -21,6 +21,9 @@ T = TypeVar("T")
 PerToken = Float[Array, "rows length"]
 Responses = Int[Array, "rows length"]  # the number of a token's response in its row; 0: none
 Columns = Mapping[str, PerToken]
+# What models predict at each token, by the kind of their head.
+LOGPROBS, ENTROPY, VALUES = "logprobs", "entropy", "values"
+PREDICTED = {"vocab": (LOGPROBS, ENTROPY), "scalar": (VALUES,)}
 # Sums by name: of each metric, of the weights ("weight"), and of routers (`balance.py`).
 Sums = dict[str, Float[Array, "..."]]
 
@@ -69,7 +72,7 @@ class Reduction(Enum):
 
 
 class Loss(ABC):
-    """A loss as a value: which columns it reads, and which metrics it gives.
+    """A loss as a value: what a model predicts for it, which columns it reads, which metrics it gives.
 
     Subclasses are frozen dataclasses; equal losses share compiled programs. The loss itself is the
     metric `loss`, a SUM.
@@ -86,22 +89,24 @@ class Loss(ABC):
         """Names of the per-token columns that the loss reads."""
 
     @property
+    def predicted(self) -> tuple[str, ...]:
+        """Names of the predictions that it reads: those of one kind of head (`PREDICTED`)."""
+        return PREDICTED["vocab"]
+
+    @property
     def has_entropy_gradient(self) -> bool:
         """Whether the loss needs the gradient of the entropy."""
         return False
 
     @abstractmethod
-    def values(
-        self, logprobs: PerToken, entropy: PerToken, columns: Columns, responses: Responses
-    ) -> Columns:
+    def values(self, predicted: Columns, columns: Columns, responses: Responses) -> Columns:
         """Returns the value of each metric at each token.
 
-        All arguments are 0 where a weight is 0; only `logprobs` and `entropy` have gradients."""
+        All arguments are 0 where a weight is 0; only `predicted` has gradients."""
 
     def __call__(
         self,
-        logprobs: PerToken,
-        entropy: PerToken,
+        predicted: Columns,
         columns: Columns,
         weights: PerToken,
         responses: Responses | None = None,
@@ -109,8 +114,9 @@ class Loss(ABC):
         """Computes the loss of a micro-batch.
 
         Args:
-          logprobs: log π(token) in nats under the policy being updated.
-          entropy: entropy of that policy's next-token distribution in nats.
+          predicted: what the model being updated predicts: of a vocabulary head `logprobs`, log
+            π(token), and `entropy`, of its next-token distribution, both in nats; of a scalar head
+            `values`.
           columns: at least those in `needs`; none has a gradient.
           weights: weight of each token, 0 if it is not in the loss. All zeros give 0, not NaN.
             Where a weight is 0, values of the other arrays have no influence, not even NaN.
@@ -126,13 +132,13 @@ class Loss(ABC):
         read = self.read(columns)
         is_counted = weights > 0
         # Selecting before exp, not after, keeps NaN and overflow of ignored tokens out of the gradient.
-        logprobs, entropy, read = jax.tree.map(
+        predicted, read = jax.tree.map(
             lambda x: jnp.where(is_counted, x, 0.0),
-            (logprobs, entropy, jax.lax.stop_gradient(read)),
+            ({name: predicted[name] for name in self.predicted}, jax.lax.stop_gradient(read)),
         )
         # Tokens that are not in the loss are in no sum over a response either.
         responses = jnp.where(is_counted, 1 if responses is None else responses, 0)
-        values = self.values(logprobs, entropy, read, responses)
+        values = self.values(predicted, read, responses)
         sums = {name: how.of_tokens(values[name], weights) for name, how in self.metrics.items()}
         return sums["loss"], jax.lax.stop_gradient({**sums, "weight": jnp.sum(weights)})
 

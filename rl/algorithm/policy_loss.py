@@ -13,7 +13,15 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from pat_jax.rl.algorithm.kl import MAX_LOG_RATIO, Estimator, estimate_kl, log_ratio
-from pat_jax.rl.algorithm.losses import Columns, Loss, PerToken, Reduction, Responses
+from pat_jax.rl.algorithm.losses import (
+    ENTROPY,
+    LOGPROBS,
+    Columns,
+    Loss,
+    PerToken,
+    Reduction,
+    Responses,
+)
 
 Ratio = Literal["token", "sequence", "trajectory"]
 Surrogate = Literal["ppo", "cispo"]
@@ -121,9 +129,8 @@ class PolicyLoss(Loss):
     def has_entropy_gradient(self) -> bool:
         return self.entropy_coef != 0
 
-    def values(
-        self, logprobs: PerToken, entropy: PerToken, columns: Columns, responses: Responses
-    ) -> Columns:
+    def values(self, predicted: Columns, columns: Columns, responses: Responses) -> Columns:
+        logprobs, entropy = predicted[LOGPROBS], predicted[ENTROPY]
         old = jax.lax.stop_gradient(logprobs) if self.is_on_policy else columns["old_logprobs"]
         advantage = columns["advantages"]
         ratio = jnp.exp(self._log_ratio(logprobs, old, responses))

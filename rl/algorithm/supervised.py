@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pat_jax.rl.algorithm.losses import Columns, Loss, PerToken, Reduction, Responses
+from pat_jax.rl.algorithm.losses import ENTROPY, LOGPROBS, Columns, Loss, Reduction, Responses
 from pat_jax.rl.batches.batches import TrainBatch, empty_micro_batch
 from pat_jax.rl.batches.packing import Shape, pack_rows
 from pat_jax.rl.data.example import Example
@@ -29,11 +29,9 @@ class CrossEntropy(Loss):
     def needs(self) -> tuple[str, ...]:
         return ()
 
-    def values(
-        self, logprobs: PerToken, entropy: PerToken, columns: Columns, responses: Responses
-    ) -> Columns:
+    def values(self, predicted: Columns, columns: Columns, responses: Responses) -> Columns:
         del columns, responses
-        return {"loss": -logprobs, "entropy": entropy}
+        return {"loss": -predicted[LOGPROBS], "entropy": predicted[ENTROPY]}
 
 
 def to_example_batch(examples: Sequence[Example], micro_shapes: Sequence[Shape]) -> TrainBatch:

@@ -1,4 +1,4 @@
-"""The update as pure functions of arrays: log-probabilities, gradients, one optimizer step.
+"""The update as pure functions of arrays: predictions, gradients, one optimizer step.
 
 Knows neither the model, which comes as functions, nor how anything is sharded or compiled. The
 caller compiles the steps ahead of time, with shardings and donation.
@@ -17,7 +17,16 @@ from jaxtyping import Array, Bool, Float, Int
 from pat_jax.common.pytree import pytree_dataclass
 from pat_jax.rl.algorithm import balance
 from pat_jax.rl.algorithm.logprobs import next_tokens, token_logprobs
-from pat_jax.rl.algorithm.losses import Loss, PerToken, Reduction, Sums
+from pat_jax.rl.algorithm.losses import (
+    ENTROPY,
+    LOGPROBS,
+    VALUES,
+    Columns,
+    Loss,
+    PerToken,
+    Reduction,
+    Sums,
+)
 from pat_jax.rl.algorithm.low_precision import in_float32, rounded_like
 from pat_jax.rl.batches.batches import MicroBatch
 
@@ -33,13 +42,15 @@ class ModelFunctions:
     # (params, tokens[rows, length], positions, `MicroBatch.routes`) -> hidden states and, with
     # routes, a number of each token for each name in `beside`, and the sums of `balance.py`
     forward: Callable[[Params, Array, Array, Array | None], tuple[Array, dict[str, Array]]]
-    logits: Callable[[Any, Array], Array]  # head, hidden states -> logits, padding included
+    # (head, hidden states) -> logits, padding included; of a scalar head, a number of each token
+    logits: Callable[[Any, Array], Array]
     # The part of the parameters that `logits` is given.
     head: Callable[[Params], Any] = lambda params: params
     # (function, head, arrays of rows) -> function(head, arrays), applied to each shard of rows
     by_rows: Callable[..., tuple[PerToken, PerToken]] = lambda function, *given: function(*given)
     beside: tuple[str, ...] = ()  # metrics, each a mean over the tokens in the loss
     routers: tuple[int, int] | None = None  # number of layers with a router, and experts of each
+    is_scalar: bool = False  # whether the head gives one number at each token
 
 
 @pytree_dataclass
@@ -52,7 +63,7 @@ class TrainState:
 
 
 @dataclass(frozen=True)
-class PolicyUpdate:
+class Update:
     """The model, the loss and the optimizer of an update; its methods are the programs.
 
     A mini-batch runs `grad_step` for each of its micro-batches, starting from `zero_gradients` and
@@ -68,7 +79,7 @@ class PolicyUpdate:
     router_aux_loss_coef: float = 0.0  # weight of `balance.switch_loss`
     logit_tokens: int = 4096  # tokens of one shard of rows for which logits exist at a time
 
-    def has_passes_of(self, other: "PolicyUpdate") -> bool:
+    def has_passes_of(self, other: "Update") -> bool:
         """Whether the two differ only in the optimizer: then their passes are the same programs."""
         return self == replace(other, optimizer=self.optimizer)
 
@@ -76,11 +87,11 @@ class PolicyUpdate:
         state = self.optimizer.init(in_float32(params))
         return TrainState(params, state, jnp.zeros((), jnp.int32))
 
-    def logprob_step(self, params: Params, micro: MicroBatch) -> tuple[PerToken, PerToken]:
-        """Returns log-probabilities and entropies of responses in nats, 0 outside `micro.mask`."""
-        hidden, _ = self._forward(params, micro)
-        logprobs, entropy = self._logprobs(params, hidden, micro.targets, self.temperature)
-        return jnp.where(micro.mask, logprobs, 0.0), jnp.where(micro.mask, entropy, 0.0)
+    def predict_step(self, params: Params, micro: MicroBatch) -> Columns:
+        """Returns what the model predicts at each token (`losses.PREDICTED`), 0 outside
+        `micro.mask`."""
+        predicted = self._predicted(params, self._forward(params, micro)[0], micro)
+        return jax.tree.map(lambda x: jnp.where(micro.mask, x, 0.0), predicted)
 
     def score_step(self, params: Params, tokens: Int[Array, "rows length"]) -> PerToken:
         """Returns log π(next token) in nats at temperature 1; the last position has no meaning."""
@@ -99,16 +110,11 @@ class PolicyUpdate:
 
         def loss(params: Params) -> tuple[Float[Array, ""], Sums]:
             hidden, beside = self._forward(params, micro)
-            logprobs, entropy = self._logprobs(
-                params,
-                hidden,
-                micro.targets,
-                self.temperature,
-                has_entropy_gradient=self.loss.has_entropy_gradient,
+            has_entropy_gradient = self.loss.has_entropy_gradient
+            predicted = self._predicted(
+                params, hidden, micro, has_entropy_gradient=has_entropy_gradient
             )
-            value, sums = self.loss(
-                logprobs, entropy, micro.columns, micro.weights, micro.responses
-            )
+            value, sums = self.loss(predicted, micro.columns, micro.weights, micro.responses)
             if self.model.routers and self.router_aux_loss_coef:
                 # A micro-batch counts by the weight of its tokens in the loss, all of them by 1.
                 share = self.router_aux_loss_coef * jnp.sum(micro.weights)
@@ -171,6 +177,14 @@ class PolicyUpdate:
 
     def _forward(self, params: Params, micro: MicroBatch) -> tuple[Array, dict[str, PerToken]]:
         return self.model.forward(params, micro.tokens, micro.positions, micro.routes)
+
+    def _predicted(
+        self, params: Params, hidden: Array, micro: MicroBatch, **options: bool
+    ) -> Columns:
+        if self.model.is_scalar:
+            return {VALUES: self.model.logits(self.model.head(params), hidden)}
+        found = self._logprobs(params, hidden, micro.targets, self.temperature, **options)
+        return dict(zip((LOGPROBS, ENTROPY), found, strict=True))
 
     def _logprobs(
         self,

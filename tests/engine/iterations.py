@@ -18,7 +18,7 @@ from pat_jax.planning.planner.planner import Planner
 from pat_jax.planning.planner.scripts import FixedLayout
 from pat_jax.rl.algorithm.optimizer import make_optimizer
 from pat_jax.rl.algorithm.policy_loss import PolicyLoss
-from pat_jax.rl.algorithm.update import PolicyUpdate
+from pat_jax.rl.algorithm.update import Update
 from pat_jax.rl.batches.batches import to_train_batch
 from pat_jax.rl.batches.types import Prompt
 from pat_jax.run.generation import Generator
@@ -78,7 +78,7 @@ class Iterations:
     def trainer(self) -> Trainer:
         layout = self.first
         model = model_functions(self.policy, layout, jnp.float32)
-        update = PolicyUpdate(
+        update = Update(
             model,
             make_optimizer(learning_rate=1e-3, total_steps=10),
             self.policy.config.vocab_size,

@@ -35,7 +35,7 @@ from pat_jax.planning.types import Split
 from pat_jax.profiling.cross_compile.hlo import collectives
 from pat_jax.programs.programs import Key, ProgramTable
 from pat_jax.rl.algorithm.policy_loss import PolicyLoss
-from pat_jax.rl.algorithm.update import PolicyUpdate
+from pat_jax.rl.algorithm.update import Update
 from pat_jax.training.passes import model_functions
 from pat_jax.training.trainable_params import TrainableParams
 from pat_jax.training.trainer import Trainer
@@ -417,7 +417,7 @@ def test_a_transfer_from_the_trainer_moves_no_expert(source: Split):
     """Its experts are split as those of the rollout, in every layout of either."""
     policy, layouts = Policy.from_config(WIDE), specs_of(WIDE).layouts
     layout = layouts[source]
-    update = PolicyUpdate(
+    update = Update(
         model_functions(policy, layout, jnp.float32), optax.sgd(1.0), WIDE.vocab_size, PolicyLoss()
     )
     trainer = Trainer(

@@ -22,7 +22,7 @@ from pat_jax.rl.algorithm.low_precision import (
 )
 from pat_jax.rl.algorithm.optimizer import decay_mask, make_optimizer, make_schedule
 from pat_jax.rl.algorithm.policy_loss import PolicyLoss
-from pat_jax.rl.algorithm.update import ModelFunctions, PolicyUpdate, TrainState, zero_gradients
+from pat_jax.rl.algorithm.update import ModelFunctions, Update, TrainState, zero_gradients
 from pat_jax.rl.batches.batches import to_supervised_batch
 
 
@@ -124,7 +124,7 @@ VOCAB, EMBED, WIDTH = 8, 16, 4096
 LOSS = PolicyLoss(is_on_policy=True)
 
 
-def make_update(optimizer: optax.GradientTransformation) -> PolicyUpdate:
+def make_update(optimizer: optax.GradientTransformation) -> Update:
     """Of a model that looks up its tokens, and computes in bfloat16."""
 
     def forward(params, tokens, positions, routes):
@@ -134,7 +134,7 @@ def make_update(optimizer: optax.GradientTransformation) -> PolicyUpdate:
     def logits(params, hidden):
         return (hidden @ params["head"].astype(jnp.bfloat16)).astype(jnp.float32)
 
-    return PolicyUpdate(ModelFunctions(forward, logits), optimizer, VOCAB, LOSS, logit_tokens=4)
+    return Update(ModelFunctions(forward, logits), optimizer, VOCAB, LOSS, logit_tokens=4)
 
 
 @functools.cache

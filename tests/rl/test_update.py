@@ -13,7 +13,7 @@ from pat_jax.rl.algorithm.losses import Loss, Sums
 from pat_jax.rl.algorithm.optimizer import make_optimizer
 from pat_jax.rl.algorithm.policy_loss import PolicyLoss
 from pat_jax.rl.algorithm.supervised import CrossEntropy
-from pat_jax.rl.algorithm.update import ModelFunctions, PolicyUpdate, zero_gradients
+from pat_jax.rl.algorithm.update import ModelFunctions, Update, zero_gradients
 from pat_jax.rl.batches.batches import MicroBatch, to_supervised_batch, to_train_batch
 from pat_jax.rl.batches.packing import shapes
 from pat_jax.rl.batches.types import FinishReason, Prompt, Rollout, RolloutGroup
@@ -47,9 +47,9 @@ def init_params(seed: int = 0):
 
 
 @functools.cache
-def make_update(loss: Loss = ON_POLICY, learning_rate: float = RATE) -> PolicyUpdate:
+def make_update(loss: Loss = ON_POLICY, learning_rate: float = RATE) -> Update:
     optimizer = make_optimizer(learning_rate=learning_rate, total_steps=10, weight_decay=DECAY)
-    return PolicyUpdate(
+    return Update(
         ModelFunctions(forward, logits), optimizer, VOCAB, loss, TEMPERATURE, logit_tokens=16
     )
 
@@ -57,7 +57,7 @@ def make_update(loss: Loss = ON_POLICY, learning_rate: float = RATE) -> PolicyUp
 class Programs:
     """Of an update, compiled as a run does it: what is added to and what is replaced is donated."""
 
-    def __init__(self, update: PolicyUpdate):
+    def __init__(self, update: Update):
         self.logprobs = jax.jit(update.logprob_step)
         self.grad = jax.jit(update.grad_step, donate_argnums=(2, 3))
         self.apply = jax.jit(update.apply_step, donate_argnums=0)

@@ -20,7 +20,7 @@ from pat_jax.models.config import ExpertsConfig
 from pat_jax.models.policy import Params, Policy
 from pat_jax.rl.algorithm import balance
 from pat_jax.rl.algorithm.supervised import CrossEntropy, to_example_batch
-from pat_jax.rl.algorithm.update import PolicyUpdate, zero_gradients
+from pat_jax.rl.algorithm.update import Update, zero_gradients
 from pat_jax.rl.batches.batches import MicroBatch, with_no_routes
 from pat_jax.rl.data.examples import Example
 from pat_jax.training.build import _updates
@@ -53,10 +53,10 @@ def packed(shape: tuple[int, int]) -> list[MicroBatch]:
 
 
 @cache
-def update_of(coefficient: float) -> PolicyUpdate:
+def update_of(coefficient: float) -> Update:
     model, optimizer = model_functions(POLICY, LAYOUT, jnp.float32), optax.adam(1e-2)
     loss, vocab = CrossEntropy(), CONFIG.vocab_size
-    return PolicyUpdate(model, optimizer, vocab, loss, router_aux_loss_coef=coefficient)
+    return Update(model, optimizer, vocab, loss, router_aux_loss_coef=coefficient)
 
 
 @cache

@@ -20,7 +20,7 @@ from pat_jax.models.config import ExpertsConfig, ModelConfig
 from pat_jax.models.lora import Adapters, Lora
 from pat_jax.models.policy import Params, Policy
 from pat_jax.rl.algorithm.policy_loss import PolicyLoss
-from pat_jax.rl.algorithm.update import PolicyUpdate, zero_gradients
+from pat_jax.rl.algorithm.update import Update, zero_gradients
 from pat_jax.rl.batches.batches import NOT_RECORDED, MicroBatch, TrainBatch, to_train_batch
 from pat_jax.rl.batches.types import FinishReason, Prompt, Rollout, RolloutGroup
 from pat_jax.run.generation import to_rollout
@@ -82,9 +82,9 @@ def made_up(length: int = LENGTH) -> MicroBatch:
     return micro
 
 
-def update_of(layout: Layout, **options: Any) -> PolicyUpdate:
+def update_of(layout: Layout, **options: Any) -> Update:
     model = model_functions(POLICY, layout, jnp.float32, **options)
-    return PolicyUpdate(model, optax.sgd(1.0), CONFIG.vocab_size, LOSS, router_aux_loss_coef=0.3)
+    return Update(model, optax.sgd(1.0), CONFIG.vocab_size, LOSS, router_aux_loss_coef=0.3)
 
 
 def gradients(
@@ -235,9 +235,9 @@ class Replay:
         self.layout = next(layout for split, layout in chain.items() if split.tp == 2)
         self.params = jax.tree.map(lambda x: np.asarray(x, np.float32), one.params)
 
-    def update(self, *, router_replay: bool = True) -> PolicyUpdate:
+    def update(self, *, router_replay: bool = True) -> Update:
         model = model_functions(self.policy, self.layout, self.dtype, router_replay=router_replay)
-        return PolicyUpdate(model, optax.sgd(1.0), self.config.vocab_size, LOSS)
+        return Update(model, optax.sgd(1.0), self.config.vocab_size, LOSS)
 
     def placed(self, params: Params) -> Params:
         return jax.device_put(params, self.layout.param_shardings(self.policy, "train"))

@@ -18,7 +18,7 @@ from pat_jax.layout.layout import factored_mesh, layout_chain
 from pat_jax.models.policy import Params
 from pat_jax.rl.algorithm.losses import Sums
 from pat_jax.rl.algorithm.policy_loss import Correction, PolicyLoss, Ratio
-from pat_jax.rl.algorithm.update import PolicyUpdate, zero_gradients
+from pat_jax.rl.algorithm.update import Update, zero_gradients
 from pat_jax.rl.batches.batches import MicroBatch, TrainBatch, to_train_batch
 from pat_jax.rl.batches.packing import shapes
 from pat_jax.rl.batches.types import FinishReason, Prompt, Rollout, RolloutGroup
@@ -86,10 +86,10 @@ def one_a_row(batch: TrainBatch) -> MicroBatch:
 
 
 @cache
-def update_with(loss: PolicyLoss) -> PolicyUpdate:
+def update_with(loss: PolicyLoss) -> Update:
     (layout,) = layout_chain(factored_mesh(jax.devices()[:1]), CONFIG)[0].values()
     model = model_functions(POLICY, layout, jnp.float32, remat="full")
-    return PolicyUpdate(model, optax.sgd(1.0), CONFIG.vocab_size, loss)
+    return Update(model, optax.sgd(1.0), CONFIG.vocab_size, loss)
 
 
 @cache
