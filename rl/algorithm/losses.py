@@ -178,6 +178,5 @@ class Loss(ABC):
     def reported(self, metrics: Mapping[str, float]) -> dict[str, float]:
         """Returns the metrics to report from those of `metrics`, over all optimizer steps.
 
-        They are the same unless a loss has a metric that is no sum or extreme over tokens, such as
-        a variance, which is computed from means."""
+        They are the same unless a loss computes some from others, such as a variance from means."""
         return dict(metrics)
