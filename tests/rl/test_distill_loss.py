@@ -34,12 +34,12 @@ def reverse_kl(policy: np.ndarray, teacher: np.ndarray) -> tuple[float, np.ndarr
     """KL(policy || teacher) in float64, and its gradient in the policy's logits."""
     log_p, log_q = log_softmax(policy), log_softmax(teacher)
     p, apart = np.exp(log_p), log_p - log_q
-    return p @ apart, p * (apart - p @ apart)
+    return float(p @ apart), p * (apart - p @ apart)
 
 
 def test_the_advantage_is_how_much_likelier_the_teacher_finds_the_token():
-    old = [np.float32([-1.0, -2.5]), np.float32([-0.5])]
-    teacher = [np.float32([-0.25, -50.0]), np.float32([-0.5])]
+    old = [np.array([-1.0, -2.5], np.float32), np.array([-0.5], np.float32)]
+    teacher = [np.array([-0.25, -50.0], np.float32), np.array([-0.5], np.float32)]
     found = distill_advantages(old, teacher)
     assert [each.tolist() for each in found] == [[0.75, -20.0], [0.0]]
     assert {each.dtype for each in found} == {np.dtype(np.float32)}
@@ -95,7 +95,7 @@ def merged(policy: np.ndarray, teacher: np.ndarray, ids: np.ndarray) -> float:
     """The KL of the two distributions over the tokens `ids` and all others as one, in float64."""
     p, q = np.exp(log_softmax(policy)), np.exp(log_softmax(teacher))
     p, q = (np.append(x[ids], np.delete(x, ids).sum()) for x in (p, q))
-    return p @ np.log(p / q)
+    return float(p @ np.log(p / q))
 
 
 def top_k(policy: np.ndarray, teacher: np.ndarray, k: int):
