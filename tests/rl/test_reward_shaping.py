@@ -99,7 +99,6 @@ def test_gdpo_leaves_out_what_has_no_score():
     """A function of weight 0, one that does not apply to a response, one without signal."""
     scores = SCORES.copy()
     scores[0, 0, 0], scores[:2, 1, 2], scores[1, 3] = np.nan, np.nan, 0.1
-    scores[2] = np.nan
     found = gdpo_advantages(scores, [1.0, 1.0, 0.0])
     assert np.argwhere(np.isnan(found)).tolist() == [[1, 2]]
     by_function = [group_advantages(each).astype(np.float64) for each in scores[:2]]
