@@ -3,8 +3,7 @@
 Knows options and checkpoints. Does not know when responses are scored, nor how scores add up.
 """
 
-import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from pat_jax.config.by_model import settled_dtype
 from pat_jax.config.rewards import RewardModelOptions
 from pat_jax.config.run import RunConfig
 from pat_jax.engine.sizing.draft_choice import checkpoint_shape
+from pat_jax.engine.sizing.memory import gib
 from pat_jax.engine.warm_up.kernel_check import usable_kernels
 from pat_jax.layout.buckets import ladder, largest_length
 from pat_jax.layout.layout import Layout, layout_chain
@@ -26,6 +26,7 @@ from pat_jax.models.checkpoints.hf_load import load_params
 from pat_jax.models.checkpoints.json_fields import read_json_object
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.policy import Policy
+from pat_jax.planning.memory import MemoryModel
 from pat_jax.rl.algorithm.predict import Predictor
 from pat_jax.rl.batches.packing import Shape, shapes
 from pat_jax.rl.rewards.model import RewardModel
@@ -152,11 +153,31 @@ def _predictor(config: RunConfig, policy: Policy, layout: Layout, dtype: str) ->
     return Predictor(functions, policy.config.vocab_size)
 
 
-def compile_reward_models(models: RewardModels, progress: Callable[[int, int], None]) -> None:
-    """Compiles the programs of all reward models."""
-    for role in models.values():
-        role.reader.programs.compile_all(threads=os.cpu_count() or 1, progress=progress)
+def resident_of(models: RewardModels) -> list[Any]:
+    """Returns shapes with shardings of the weights, which stay on the devices."""
+    return [tree for one in models.values() for tree in one.reader.resident]
 
 
-def programs_to_compile(models: RewardModels) -> int:
-    return sum(len(role.reader.programs.missing()) for role in models.values())
+def load_reward_models(models: RewardModels) -> None:
+    for one in models.values():
+        one.load()
+
+
+def check_room(models: RewardModels, memory: MemoryModel) -> None:
+    """Checks, after compilation, that there is room for the largest pass of a reward model.
+
+    It runs after a rollout, whose weights are still there and whose KV cache is not.
+
+    Raises:
+      UserError: a device has less memory than that.
+    """
+    for spec, one in models.items():
+        programs, weights = one.reader.programs, max(memory.weights.values())
+        taken = max((programs.bytes_taken(key) or 0 for key in programs), default=0)
+        if (needed := memory.resident + weights + taken) > memory.limit:
+            raise UserError(
+                f"reward {spec!r} needs {gib(needed)} of a device ({gib(memory.resident)} of models and training "
+                f"state, {gib(weights)} of the rollout's weights, {gib(taken)} while it runs), but it has "
+                f"{gib(memory.limit)}; lower --reward_model.max_length or "
+                "--reward_model.tokens_per_micro_batch, or use more devices."
+            )

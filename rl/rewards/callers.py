@@ -15,7 +15,7 @@ from pat_jax.rl.rewards.endpoint import RewardEndpoint
 from pat_jax.rl.rewards.model import RewardModel
 from pat_jax.rl.rewards.outcome import Outcome
 from pat_jax.rl.rewards.responses import Response
-from pat_jax.rl.rewards.rewards import is_endpoint
+from pat_jax.rl.rewards.rewards import is_endpoint, model_of
 from pat_jax.rl.rewards.signatures import Recognised
 from pat_jax.rl.rewards.workers import RewardWorkers
 
@@ -50,8 +50,9 @@ def open_caller(spec: str, limits: Limits, models: Mapping[str, RewardModel]) ->
 
     Raises:
       UserError: the function cannot be imported, or `spec` is not a valid address.
+      KeyError: it names a model that is not one of `models`.
     """
-    if spec in models:
+    if model_of(spec):
         return models[spec]
     if spec in _IN_PROCESS:
         return _InProcess(spec)

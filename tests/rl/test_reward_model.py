@@ -14,11 +14,12 @@ from transformers import AutoTokenizer
 
 from pat_jax.common.errors import UserError
 from pat_jax.rl.batches.types import FinishReason, Prompt, Rollout
+from pat_jax.rl.rewards.function import KeptScores
 from pat_jax.rl.rewards.model import RewardModel
 from pat_jax.rl.rewards.outcome import Cause
 from pat_jax.rl.rewards.responses import Response, response_reader
 from pat_jax.rl.rewards.rewards import short_names
-from pat_jax.rl.rewards.scorer import RewardScorer
+from pat_jax.rl.rewards.scorer import RewardScorer, Scoring
 from pat_jax.rl.rewards.weighted_sum import Score
 from pat_jax.rl.text.scored_text import check_template, scored_tokens
 from pat_jax.rl.text.tokenizer import HuggingFaceTokenizer
@@ -70,6 +71,26 @@ def scorer_of(
     model = RewardModel(SPEC, tokenizer, score, max_length=max_length)
     specs = SPEC, *others
     return RewardScorer(*specs, weights=weights, timeout=30.0, models={SPEC: model})
+
+
+def begin(
+    scorer: RewardScorer,
+    prompts: Sequence[str],
+    answers: Sequence[str],
+    order: Sequence[int] | None = None,
+    kept: KeptScores | None = None,
+) -> Scoring[int]:
+    """All responses, which have ended in this order."""
+    pairs = zip(prompts, answers, strict=True)
+    told = [Response(prompt, answer, {}) for prompt, answer in pairs]
+
+    def read(row: int) -> Response:
+        return told[row]
+
+    scoring = scorer.begin(prompts, read, kept)
+    for row in order or range(len(told)):
+        scoring.add(row, row)
+    return scoring
 
 
 # --- what it reads ---------------------------------------------------------------------------------
@@ -145,9 +166,7 @@ def test_it_runs_once_after_the_rollout_in_the_thread_that_asks(chat, order):
     prompts, answers = ["p", "p", "q", "q", "q"], ["a", "bb", "a", "bb", "bb"]
     score = Lengths()
     with scorer_of(chat, score) as scorer:
-        scoring = scorer.begin(prompts, lambda row: Response(prompts[row], answers[row], {}))
-        for row in order:
-            scoring.add(row, row)
+        scoring = begin(scorer, prompts, answers, order)
         scorer.thread.submit(int).result()
         assert score.batches == []
         rewards = scoring.rewards()
@@ -180,10 +199,7 @@ class Kept:
 def test_scores_from_before_are_not_computed_again(chat):
     score, kept = Lengths(), Kept({1: {"judge": (7.5, {})}})
     with scorer_of(chat, score) as scorer:
-        told = [Response("p", text, {}) for text in ("a", "bb", "ccc")]
-        scoring = scorer.begin(["p"] * 3, told.__getitem__, kept)
-        for row in range(3):
-            scoring.add(row, row)
+        scoring = begin(scorer, ["p"] * 3, ["a", "bb", "ccc"], kept=kept)
         rewards = scoring.rewards()
         (scores,) = scoring.scores
     assert rewards[1] == 7.5 and [len(batch) for batch in score.batches] == [2]
@@ -205,9 +221,7 @@ def test_its_score_counts_by_its_weight_beside_a_function(chat):
 def test_a_text_that_is_too_long_fails_alone(chat, caplog):
     most = len(scored_tokens(chat, "p", "four"))
     with scorer_of(chat, score := Lengths(), max_length=most) as scorer:
-        scoring = scorer.begin(["p"] * 3, lambda text: Response("p", text, {}))
-        for row, text in enumerate(("four", "fives", "one")):
-            scoring.add(row, text)
+        scoring = begin(scorer, ["p"] * 3, ["four", "fives", "one"])
         rewards = scoring.rewards()
     np.testing.assert_array_equal(rewards, [most, np.nan, most - 1])
     assert scoring.failures[1].cause is Cause.TOO_LONG and len(scoring.failures) == 1
@@ -229,9 +243,7 @@ def test_a_score_that_is_no_number_fails_alone(chat):
 
     model = RewardModel(SPEC, chat, score, max_length=100)
     with RewardScorer(SPEC, timeout=1.0, models={SPEC: model}) as scorer:
-        scoring = scorer.begin(["p", "p"], lambda text: Response("p", text, {}))
-        scoring.add(0, "a")
-        scoring.add(1, "bb")
+        scoring = begin(scorer, ["p", "p"], ["a", "bb"])
         assert np.isnan(scoring.rewards()).sum() == 1
     assert [one.cause for one in scoring.failures.values()] == [Cause.NOT_A_NUMBER]
 
@@ -243,10 +255,7 @@ def test_messages_that_the_template_refuses_fail_alone(tmp_path):
     )
     tokenizer = make_tokenizer(tmp_path, chat_template=picky)
     with scorer_of(tokenizer, Lengths()) as scorer:
-        told = [Response(prompt, "a", {}) for prompt in ("yes", "no")]
-        scoring = scorer.begin(["yes", "no"], told.__getitem__)
-        for row in range(2):
-            scoring.add(row, row)
+        scoring = begin(scorer, ["yes", "no"], ["a", "a"])
         assert np.isnan(scoring.rewards()).tolist() == [False, True]
     assert "not that" in scoring.failures[1].text
 
