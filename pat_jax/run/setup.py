@@ -42,6 +42,7 @@ from pat_jax.run.results.weights import check_weights
 from pat_jax.run.start.adapters import identity
 from pat_jax.run.start.profiles import find_profile, profile_subject
 from pat_jax.run.start.rollouts import Rollouts
+from pat_jax.run.start.teacher import build_teacher
 from pat_jax.run.task import Task, check_task, load_task, load_tokenizer
 from pat_jax.training.build import build_lora, build_roles
 from pat_jax.training.roles import Roles
@@ -91,6 +92,7 @@ def build(config: RunConfig, devices: Sequence[Device]) -> Setup:
         setup = _built(config, devices, kernels)
     check_weights(config.model)
     check_weights(config.speculation.draft_model, "speculation.source")
+    check_weights(config.teacher.model, "teacher.model")
     return setup
 
 
@@ -108,7 +110,8 @@ def _built(config: RunConfig, devices: Sequence[Device], kernels: Kernels | None
     first, layouts, dropped = _layouts(config, model, devices, kernels)
     task = load_task(config, checked_tokenizer(config, model))
     rollouts = Rollouts.of(config, policy, devices)
-    roles = build_roles(config, policy, first, layouts, rollouts.drafter)
+    teacher = build_teacher(config, policy, first, devices)
+    roles = build_roles(config, policy, first, layouts, rollouts.drafter, teacher)
     resident = roles.policy.resident
     alone = rollouts.memory_alone(layouts, resident)
     if config.train or config.warm_start.steps:
@@ -117,7 +120,10 @@ def _built(config: RunConfig, devices: Sequence[Device], kernels: Kernels | None
         kept, more = worth_planning(config, layouts, alone, profile and profile.latency)
         dropped += more
         if len(kept) < len(layouts):
-            layouts, roles = kept, build_roles(config, policy, first, kept, rollouts.drafter)
+            layouts, roles = (
+                kept,
+                build_roles(config, policy, first, kept, rollouts.drafter, teacher),
+            )
     engine = rollouts.engine(layouts, task.tokenizer.eos_ids, resident)
     return Setup(
         config,
