@@ -108,9 +108,9 @@ def _built(config: RunConfig, devices: Sequence[Device], kernels: Kernels | None
     fingerprint = _fingerprint(config, policy)
     check_offload(config.optimizer, devices)
     first, layouts, dropped = _layouts(config, model, devices, kernels)
+    teacher = build_teacher(config, policy, first, devices)
     task = load_task(config, checked_tokenizer(config, model))
     rollouts = Rollouts.of(config, policy, devices)
-    teacher = build_teacher(config, policy, first, devices)
     roles = build_roles(config, policy, first, layouts, rollouts.drafter, teacher)
     resident = roles.policy.resident
     alone = rollouts.memory_alone(layouts, resident)
