@@ -120,9 +120,9 @@ def _built(
     first, layouts, dropped = _layouts(config, model, devices, kernels)
     if reward_models is None:
         reward_models = build_reward_models(config, devices)
+    teacher = build_teacher(config, policy, first, devices)
     task = load_task(config, checked_tokenizer(config, model))
     rollouts = Rollouts.of(config, policy, devices)
-    teacher = build_teacher(config, policy, first, devices)
     others = rollouts.drafter, resident_of(reward_models), teacher
     roles = build_roles(config, policy, first, layouts, *others)
     resident = roles.policy.resident

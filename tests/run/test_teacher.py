@@ -28,7 +28,7 @@ from pat_jax.training.roles import TEACHER
 
 # Another family, wider and deeper than the policy, with a longer embedding.
 LLAMA = ModelConfig(*("llama", 320, 48, 64, 3, 6, 2, 8), max_position=512)
-DISTILLED = ["--algorithm.name", "distill", "--rollout.max_prompt_length", "64"]
+DISTILLED = ["--algorithm.name", "distill", "--rollout.max_prompt_length", "160"]
 
 
 def setup(tmp_path: Path, teacher: Path, *options: str) -> Setup:
@@ -135,7 +135,7 @@ def test_a_teacher_with_another_tokenizer_is_refused(
 def test_a_teacher_for_shorter_texts_is_refused(tmp_path: Path):
     teacher = write_checkpoint(tmp_path / "teacher", replace(QWEN3, max_position=100))
     with pytest.raises(
-        UserError, match=r"a model for texts of 120 tokens, .* this one is for 100;"
+        UserError, match=r"a model for texts of 216 tokens, .* this one is for 100;"
     ):
         setup(tmp_path, teacher)
 
