@@ -1,0 +1,108 @@
+"""Preference pairs in packed rows, and how well rewards agree with them, on the host.
+
+The two texts of a pair lie behind each other in one row, so that a loss finds both in one
+micro-batch: the responses with the numbers 2n - 1 (chosen) and 2n (rejected) are the row's n-th
+pair. Knows pairs, positions and rewards. Does not know files or models.
+"""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+from jaxtyping import Float
+
+from pat_jax.rl.batches.batches import MicroBatch, Place, TrainBatch, empty_micro_batch
+from pat_jax.rl.batches.packing import Shape, pack_rows
+from pat_jax.rl.data.example import Example
+from pat_jax.rl.data.pair import Pair
+
+MARGINS = "margins"  # the column of margins, at each token in the loss
+
+
+def to_pair_batch(
+    pairs: Sequence[Pair], micro_shapes: Sequence[Shape], at: Literal["token", "target"]
+) -> TrainBatch:
+    """Packs pairs into one mini-batch, in which each pair weighs the same.
+
+    Each token in the loss weighs 1 / (pairs * tokens in the loss of both texts of its pair), so
+    that a loss with the same value at all tokens of a pair is the mean over pairs.
+
+    Args:
+      pairs: at least one.
+      micro_shapes: from `packing.shapes`; the longest row holds the longest pair.
+      at: where the numbers of a token in the loss stand: "token", at its own position, whose hidden
+        state has seen it, as a reward model is read; "target", at the position before, which
+        predicts it.
+
+    Returns:
+      The batch, with the column `margins`. Its places are those of the chosen and the rejected text
+      of each pair in turn, each from the first to the last token in the loss.
+    """
+    packing = pack_rows([len(pair) for pair in pairs], micro_shapes)
+    micro_batches = [empty_micro_batch(shape, (MARGINS,)) for shape in packing.shapes]
+    places = []
+    for pair, spot in zip(pairs, packing.spots, strict=True):
+        micro, start = micro_batches[spot.micro], spot.start
+        num_in_loss = pair.chosen.in_loss.sum() + pair.rejected.in_loss.sum()
+        weight = 1 / (len(pairs) * num_in_loss)
+        for i, example in enumerate((pair.chosen, pair.rejected)):
+            number = 2 * spot.number - 1 + i
+            read = _write(micro, example, (spot.row, start), number, 0 if at == "token" else 1)
+            micro.weights[spot.row, read] = weight * (micro.responses[spot.row, read] > 0)
+            micro.columns[MARGINS][spot.row, read] = pair.margin
+            places.append(Place(0, spot.micro, spot.row, read, 0))
+            start += len(example)
+    slots = sum(micro.tokens.size for micro in micro_batches)
+    return TrainBatch([micro_batches], sum(map(len, pairs)) / slots, places)
+
+
+def _write(
+    micro: MicroBatch, example: Example, begin: tuple[int, int], number: int, before: int
+) -> slice:
+    """Writes tokens and response; returns the positions of all that a loss reads of it."""
+    row, start = begin
+    whole = slice(start, start + len(example))
+    micro.tokens[row, whole], micro.positions[row, whole] = example.tokens, example.positions
+    (in_loss,) = np.nonzero(example.in_loss)
+    micro.responses[row, start - before + in_loss] = number
+    return slice(start - before + int(in_loss[0]), start - before + int(in_loss[-1]) + 1)
+
+
+def sums_by_text(batch: TrainBatch, column: str) -> Float[np.ndarray, "pairs 2"]:
+    """Returns the sum of a column over the tokens in the loss of each chosen and rejected text."""
+    values, numbers = batch.by_response(column), _numbers(batch)
+    sums = [
+        (np.asarray(each, np.float64) * (number > 0)).sum()
+        for each, number in zip(values, numbers, strict=True)
+    ]
+    return np.array(sums).reshape(-1, 2)
+
+
+def _numbers(batch: TrainBatch) -> list[np.ndarray]:
+    return [
+        np.asarray(batch.mini_batches[at.mini][at.micro].responses)[at.row, at.targets]
+        for at in batch.places
+    ]
+
+
+def agreement(
+    rewards: Float[np.ndarray, "pairs 2"], margins: Float[np.ndarray, " pairs"] | float = 0.0
+) -> dict[str, float]:
+    """Measures how well rewards agree with preferences.
+
+        loss = mean of -log σ(r_chosen - r_rejected - margin)
+
+    Args:
+      rewards: of the chosen and the rejected text of each pair.
+      margins: by how much the chosen one's is to be the larger.
+
+    Returns:
+      `loss` in nats; `accuracy`, the share of pairs whose chosen text has the larger reward (an
+      equal one does not count); `margin`, the mean difference.
+    """
+    difference = rewards[:, 0] - rewards[:, 1]
+    return {
+        "loss": float(np.logaddexp(0, margins - difference).mean()),
+        "accuracy": float(np.mean(difference > 0)),
+        "margin": float(difference.mean()),
+    }
