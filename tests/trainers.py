@@ -16,7 +16,7 @@ from pat_jax.models.presets import preset
 from pat_jax.models.weight_formats import WeightFormat
 from pat_jax.rl.algorithm.losses import Loss
 from pat_jax.rl.algorithm.policy_loss import PolicyLoss
-from pat_jax.rl.algorithm.update import Update, TrainState
+from pat_jax.rl.algorithm.update import TrainState, Update
 from pat_jax.rl.batches.batches import MicroBatch, TrainBatch
 from pat_jax.training.passes import model_functions
 from pat_jax.training.trainable_params import TrainableParams

@@ -11,8 +11,8 @@ from jaxtyping import Float, Int
 
 from pat_jax.config.learning import AlgorithmConfig
 from pat_jax.config.run import RunConfig
-from pat_jax.models.policy import Params
 from pat_jax.rl.algorithm.advantages import AdvantageEstimator, overlong_penalty
+from pat_jax.rl.algorithm.kl import estimate_kl
 from pat_jax.rl.algorithm.update import TrainState
 from pat_jax.rl.batches.batches import TrainBatch, to_train_batch
 from pat_jax.rl.batches.types import FinishReason, RolloutGroup
@@ -24,7 +24,8 @@ from pat_jax.run.process.open_run import OpenRun
 from pat_jax.run.setup import Setup
 from pat_jax.run.start.init_state import Beginning
 from pat_jax.training.build import learning_rates, micro_shapes, shares_prompts
-from pat_jax.training.trainer import Trainer, UpdateResult
+from pat_jax.training.roles import REFERENCE, Roles
+from pat_jax.training.trainer import UpdateResult
 
 
 def nothing_to_learn(
@@ -50,15 +51,15 @@ def nothing_to_learn(
 
 def training_batch(
     config: RunConfig,
-    trainer: Trainer,
+    roles: Roles,
     micro_shapes: Sequence[tuple[int, int]],
     groups: Sequence[RolloutGroup],
     rewards: Float[np.ndarray, "groups samples"],
     state: TrainState,
-    reference: Params | None,
 ) -> tuple[TrainBatch, dict[str, float]]:
-    """Returns the batch of an iteration, and the metrics of its advantages. Responses whose reward
-    is NaN are left out. KL in the reward compares the policies of `state` and `reference`."""
+    """Returns the batch of an iteration with all columns, and the metrics of its advantages.
+    Responses whose reward is NaN are left out. KL in the reward compares the policy of `state` with
+    the reference."""
     algorithm, cap = config.algorithm, config.rollout.max_completion_length
     buffer = algorithm.overlong_buffer
     lengths = np.array([[len(one.tokens) for one in group.rollouts] for group in groups])
@@ -74,11 +75,14 @@ def training_batch(
         aggregation=algorithm.loss_aggregation,
         truncated=algorithm.truncated,
         max_completion_length=cap,
-        shares_prompts=shares_prompts(config, trainer.layout.platform),
+        shares_prompts=shares_prompts(config, roles.policy.layout.platform),
     )
-    kl = None
-    if algorithm.kl_in == "reward" and reference is not None:
-        batch, kl = trainer.reference_kl(state, batch, reference, algorithm.kl_estimator)
+    batch, kl = roles.read(batch), None
+    if algorithm.kl_in == "reward" and REFERENCE in roles.readers:
+        batch = roles.policy.predict(state, batch)
+        columns = batch.by_response("old_logprobs"), batch.by_response("reference_logprobs")
+        pairs = zip(*columns, strict=True)
+        kl = [estimate_kl(old, other, algorithm.kl_estimator) for old, other in pairs]
         measured["reward/kl"] = float(np.mean([each.sum() for each in kl]))
     advantages, described = _advantages(algorithm, shaped, lengths, kl)
     return batch.with_column("advantages", advantages), measured | described
@@ -109,11 +113,11 @@ def _advantages(
 
 
 class Learner:
-    """Holds the training state of a run: policy, optimizer, reference and exit head."""
+    """Holds the training state of a run: policy, optimizer and exit head."""
 
     def __init__(self, config: RunConfig, setup: Setup, began: Beginning, run: OpenRun):
         self._config, self._setup, self._trainer = config, setup, setup.trainer
-        self.state, self.reference = began.state, began.reference
+        self.state = began.state
         self.base_checksum = began.base_checksum
         layout = setup.trainer.layout
         self._shapes = micro_shapes(config, layout.split.dp, layout.platform)
@@ -126,9 +130,9 @@ class Learner:
 
     def learn(self, found: Experience) -> tuple[TrainBatch, UpdateResult, dict[str, float]]:
         """Updates the policy. Returns the batch, the result of the update, and metrics."""
-        made_of = self._shapes, found.groups, found.rewards, self.state, self.reference
-        batch, measured = training_batch(self._config, self._trainer, *made_of)
-        self.state, result = self._trainer.update(self.state, batch, self.reference)
+        made_of = self._shapes, found.groups, found.rewards, self.state
+        batch, measured = training_batch(self._config, self._setup.roles, *made_of)
+        self.state, result = self._trainer.update(self.state, batch)
         return batch, result, measured | result.metrics
 
     def learn_head(self, batch: TrainBatch) -> dict[str, float]:
@@ -166,5 +170,4 @@ class Learner:
     @property
     def kept(self) -> dict[str, Any]:
         """The state that a checkpoint saves."""
-        reference = {} if self.reference is None else {"reference": self.reference}
-        return {"train": self.state, **reference}
+        return {"train": self.state}

@@ -43,7 +43,8 @@ from pat_jax.run.start.adapters import identity
 from pat_jax.run.start.profiles import find_profile, profile_subject
 from pat_jax.run.start.rollouts import Rollouts
 from pat_jax.run.task import Task, check_task, load_task, load_tokenizer
-from pat_jax.training.build import build_lora, build_trainer
+from pat_jax.training.build import build_lora, build_roles
+from pat_jax.training.roles import Roles
 from pat_jax.training.state_placement import check_offload
 from pat_jax.training.trainer import Trainer
 from pat_jax.training.update_memory import check_state
@@ -62,12 +63,17 @@ class Setup:
     dropped: Sequence[str]  # why layouts of the chain are missing
     shortened: str  # which lengths the model's context has shortened, if any
     engine: RolloutEngine
-    trainer: Trainer
+    roles: Roles
     scripted: Planner | None  # follows the path given by options; None: plan by cost
     fingerprint: Mapping[str, object]  # a checkpoint must have the same to be resumed
     subject: Subject  # the model and devices that a profile must be of
     profile: Profile | None  # measured before this start, if any was
     memory: MemoryModel
+
+    @property
+    def trainer(self) -> Trainer:
+        """The policy's."""
+        return self.roles.policy
 
     @property
     def devices(self) -> list[Device]:
@@ -102,16 +108,16 @@ def _built(config: RunConfig, devices: Sequence[Device], kernels: Kernels | None
     first, layouts, dropped = _layouts(config, model, devices, kernels)
     task = load_task(config, checked_tokenizer(config, model))
     rollouts = Rollouts.of(config, policy, devices)
-    trainer = build_trainer(config, policy, first, layouts, rollouts.drafter)
-    resident = trainer.resident
+    roles = build_roles(config, policy, first, layouts, rollouts.drafter)
+    resident = roles.policy.resident
     alone = rollouts.memory_alone(layouts, resident)
     if config.train or config.warm_start.steps:
-        check_state(trainer, alone.limit)
+        check_state(roles, alone.limit)
     if config.is_planned:
         kept, more = worth_planning(config, layouts, alone, profile and profile.latency)
         dropped += more
         if len(kept) < len(layouts):
-            layouts, trainer = kept, build_trainer(config, policy, first, kept, rollouts.drafter)
+            layouts, roles = kept, build_roles(config, policy, first, kept, rollouts.drafter)
     engine = rollouts.engine(layouts, task.tokenizer.eos_ids, resident)
     return Setup(
         config,
@@ -121,7 +127,7 @@ def _built(config: RunConfig, devices: Sequence[Device], kernels: Kernels | None
         dropped,
         shortened,
         engine,
-        trainer,
+        roles,
         scripted_planner(config, layouts),
         fingerprint,
         subject,

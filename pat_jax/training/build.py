@@ -29,10 +29,13 @@ from pat_jax.models.policy import Policy
 from pat_jax.planning.types import Split
 from pat_jax.rl.algorithm.optimizer import make_optimizer, make_schedule
 from pat_jax.rl.algorithm.policy_loss import PolicyLoss
-from pat_jax.rl.algorithm.update import ModelFunctions, Update
+from pat_jax.rl.algorithm.predict import ModelFunctions, Predictor
+from pat_jax.rl.algorithm.update import Update
 from pat_jax.rl.batches.packing import MOST_SHAPES, shapes
 from pat_jax.training.drafter_state import drafter_state
 from pat_jax.training.passes import model_functions
+from pat_jax.training.reader import Reader
+from pat_jax.training.roles import REFERENCE, Roles
 from pat_jax.training.trainable_params import TrainableParams
 from pat_jax.training.trainer import Trainer
 from pat_jax.training.transfer import Receivers
@@ -47,14 +50,14 @@ GROUP_UNIT = 8  # the same for rows that hold a whole group
 DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 
 
-def build_trainer(
+def build_roles(
     config: RunConfig,
     policy: Policy,
     layout: Layout,
     rollout_layouts: dict[Split, Layout],
     drafter: Drafter = NO_DRAFTER,
-) -> Trainer:
-    """Returns the trainer with its update in `layout` and transfers to each of `rollout_layouts`.
+) -> Roles:
+    """Returns the models of a run in `layout`, the policy with transfers to `rollout_layouts`.
 
     Args:
       drafter: the rollouts' drafter; its arrays stay on the devices during updates.
@@ -64,9 +67,10 @@ def build_trainer(
     """
     algorithm, dtype = config.algorithm, DTYPES[config.compute_dtype]
     is_warm = config.warm_start.steps > 0
+    readers = _readers(config, policy, layout)
     update, supervised = _updates(config, policy, layout)
     learns, embed = config.train or is_warm, policy.config.embed_dim
-    return Trainer(
+    trainer = Trainer(
         trained_of(config, policy, layout),
         update,
         Receivers(dtype, rollout_layouts, rollout_policy(config, policy)),
@@ -74,10 +78,29 @@ def build_trainer(
         micro_shapes=micro_shapes(config, layout.split.dp, layout.platform) if learns else (),
         num_iterations=algorithm.num_iterations,
         supervised=supervised if is_warm else None,
-        has_reference=algorithm.beta > 0,
+        # KL in the reward compares the policy before the update with the reference.
+        predicts=algorithm.beta > 0 and algorithm.kl_in == "reward",
+        others=[tree for reader in readers.values() for tree in reader.resident],
         is_offloaded=config.optimizer.offload,
         beside=drafter_state(drafter, layout, embed, dtype, learns=config.train),
     )
+    return Roles(trainer, readers)
+
+
+def _readers(config: RunConfig, policy: Policy, layout: Layout) -> dict[str, Reader]:
+    """Returns the frozen roles that the algorithm reads, by name.
+
+    Parameters of the reference are in the compute dtype, to which the forward pass rounds anyway.
+    With adapters it has the policy's base, and adapters of its own.
+    """
+    if not config.algorithm.beta:
+        return {}
+    trained = trained_of(config, policy, layout)
+    held = replace(trained, weight_dtype=DTYPES[config.compute_dtype])
+    learns = config.train or config.warm_start.steps
+    shapes = micro_shapes(config, layout.split.dp, layout.platform) if learns else ()
+    predictor = predictor_of(config, policy, layout)
+    return {REFERENCE: Reader("reference_logprobs", held, predictor, shapes)}
 
 
 def trained_of(config: AnyRun, policy: Policy, layout: Layout) -> TrainableParams:
@@ -129,20 +152,15 @@ def build_lora(config: LoraConfig, policy: Policy) -> Lora | None:
     return lora
 
 
-def _updates(
-    config: RunConfig, policy: Policy, layout: Layout
-) -> tuple[Update, Update]:
+def _updates(config: RunConfig, policy: Policy, layout: Layout) -> tuple[Update, Update]:
     """Returns the updates of the reinforcement stage and of the supervised stage before it."""
     algorithm, warm_start = config.algorithm, config.warm_start
     loss = policy_loss(algorithm, is_on_policy=config.updates_per_step == 1)
     update = Update(
-        functions_of(config, policy, layout, router_replay=algorithm.router_replay),
+        predictor_of(config, policy, layout),
         optimizer_of(config.optimizer_in_use, _num_updates(config)),
-        policy.config.vocab_size,
         loss,
-        temperature=config.rollout.temperature,
-        router_aux_loss_coef=algorithm.router_aux_loss_coef,
-        logit_tokens=logit_tokens(policy, layout),
+        algorithm.router_aux_loss_coef,
     )
     supervised = make_optimizer(
         learning_rate=warm_start.learning_rate,
@@ -157,7 +175,18 @@ def _updates(
     cross_entropy = replace(
         loss, ratio="token", beta=0.0, entropy_coef=0.0, correction="none", is_on_policy=True
     )
-    return update, replace(update, optimizer=supervised, loss=cross_entropy, temperature=1.0)
+    predictor = replace(update.predictor, temperature=1.0)
+    return update, replace(update, predictor=predictor, optimizer=supervised, loss=cross_entropy)
+
+
+def predictor_of(config: RunConfig, policy: Policy, layout: Layout) -> Predictor:
+    """Returns how a policy's log-probabilities are computed, with the rollout's temperature."""
+    return Predictor(
+        functions_of(config, policy, layout, router_replay=config.algorithm.router_replay),
+        policy.config.vocab_size,
+        temperature=config.rollout.temperature,
+        logit_tokens=logit_tokens(policy, layout),
+    )
 
 
 def functions_of(

@@ -22,8 +22,9 @@ from pat_jax.models.partition import Whole
 from pat_jax.models.transformer import logits
 from pat_jax.programs.programs import Key, ProgramTable
 from pat_jax.rl.algorithm.losses import Sums
+from pat_jax.rl.algorithm.predict import ModelFunctions, Predictor
 from pat_jax.rl.algorithm.supervised import CrossEntropy
-from pat_jax.rl.algorithm.update import ModelFunctions, Update, TrainState, zero_gradients
+from pat_jax.rl.algorithm.update import TrainState, Update, zero_gradients
 from pat_jax.rl.batches.batches import MicroBatch, TrainBatch
 from pat_jax.training.drafter_state import head_optimizer, head_state
 from pat_jax.training.passes import abstract_micro
@@ -49,18 +50,17 @@ class ExitHeadTrainer:
           depth: number of layers before the head.
           micro_shapes: rows and length of the trainer's micro-batches.
           dtype: dtype in which the layers are computed.
-          logit_tokens, temperature: see `Update`.
+          logit_tokens, temperature: see `Predictor`.
         """
         self.trainer, self.depth, self.dtype = trainer, depth, dtype
         embed = trainer.policy.config.embed_dim
-        self._update = Update(
+        predictor = Predictor(
             ModelFunctions(lambda *_: (jnp.zeros(0), {}), partial(logits, partition=Whole())),
-            head_optimizer(),
             trainer.policy.config.vocab_size,
-            CrossEntropy(),
-            temperature=temperature,
-            logit_tokens=logit_tokens,
+            temperature,
+            logit_tokens,
         )
+        self._update = Update(predictor, head_optimizer(), CrossEntropy())
         self.programs = ProgramTable()
         self._declare(head_state(trainer.layout, embed), micro_shapes)
         self.state: TrainState = trainer.layout.put(
@@ -98,7 +98,9 @@ class ExitHeadTrainer:
             grad: Array,
             sums: Sums,
         ) -> tuple[Array, Sums]:
-            update = replace(self._update, model=self._over(trainer.trained.whole(frozen, params)))
+            model = self._over(trainer.trained.whole(frozen, params))
+            predictor = replace(self._update.predictor, model=model)
+            update = replace(self._update, predictor=predictor)
             return update.grad_step(head, micro, grad, sums)
 
         for shape in micro_shapes:
@@ -129,7 +131,9 @@ class ExitHeadTrainer:
             del head  # the policy's own gives the logits
             return policy.bind(params).head
 
-        return ModelFunctions(forward, self._update.model.logits, of_policy, partition.by_rows)
+        return ModelFunctions(
+            forward, self._update.predictor.model.logits, of_policy, partition.by_rows
+        )
 
     def learn(self, params: Leaves, batch: TrainBatch) -> dict[str, float]:
         """Takes an optimizer step for each mini-batch, on its responses.

@@ -1,10 +1,10 @@
-"""The forward and backward passes of an update over its micro-batches, as compiled programs.
+"""The gradients of an update over its micro-batches, as compiled programs.
 
 Knows shapes of micro-batches. Does not know optimizers, nor which passes make an update
 (`trainer.py`).
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -21,11 +21,12 @@ from pat_jax.models.config import ModelConfig
 from pat_jax.models.experts import NO_TOKEN, ROUTE_DTYPE, Routed
 from pat_jax.models.partition import Whole
 from pat_jax.models.policy import Params, Policy
-from pat_jax.models.transformer import logits
+from pat_jax.models.transformer import logits, values
 from pat_jax.programs.programs import Key, ProgramTable
 from pat_jax.rl.algorithm import balance
 from pat_jax.rl.algorithm.losses import Sums
-from pat_jax.rl.algorithm.update import ModelFunctions, Update
+from pat_jax.rl.algorithm.predict import ModelFunctions
+from pat_jax.rl.algorithm.update import Update
 from pat_jax.rl.batches.batches import MicroBatch, abstract_micro_batch
 from pat_jax.training.trainable_params import TrainableParams
 
@@ -67,14 +68,16 @@ def model_functions(
             return hidden, {}
         return hidden, {ROUTE_FLIPS: _flips(routes, routed.experts), **_sums(routed, positions)}
 
-    def head(params: Params) -> Array:
-        return policy.bind(params).head
+    def head(params: Params) -> Any:
+        model = policy.bind(params)
+        return model.scalar_head if is_scalar else model.head
 
+    is_scalar = policy.config.head == "scalar"
     beside = (ROUTE_FLIPS,) if config else ()
     routers = _routers(policy.config)
-    of_head = partial(logits, partition=Whole())
+    of_head = values if is_scalar else partial(logits, partition=Whole())
     by_rows = AutoPartition(layout).by_rows
-    return ModelFunctions(forward, of_head, head, by_rows, beside, routers)
+    return ModelFunctions(forward, of_head, head, by_rows, beside, routers, is_scalar)
 
 
 def _is_real(positions: Int[Array, "rows length"]) -> Bool[Array, "rows length"]:
@@ -129,14 +132,11 @@ class Passes:
         micro_shapes: Sequence[tuple[int, int]],
         *,
         stage: str,
-        scored: Sequence[str],
     ):
         """Declares the programs.
 
         Args:
           stage: prefix of the programs' names.
-          scored: columns of log-probabilities, all computed by one program; if empty, there is no
-            such program.
         """
         self.update, self._table, self._trained, self._stage = update, table, trained, stage
         layout = trained.layout
@@ -145,8 +145,6 @@ class Passes:
         table.declare(Key(f"{stage}zero_sums", self._split), zeros, out_shardings=self._everywhere)
         for shape in micro_shapes:
             self._declare_gradients(shape)
-            if scored:
-                self._declare_logprobs(shape, scored)
 
     def _declare_gradients(self, shape: tuple[int, int]) -> None:
         trained, update = self._trained, self.update
@@ -154,7 +152,8 @@ class Passes:
         def grad_step(
             frozen: Params, params: Params, micro: MicroBatch, grads: Params, sums: Sums
         ) -> tuple[Params, Sums]:
-            return trained.over(frozen, update).grad_step(params, micro, grads, sums)
+            over = replace(update, predictor=trained.over(frozen, update.predictor))
+            return over.grad_step(params, micro, grads, sums)
 
         sums = jax.eval_shape(update.zero_sums)
         self._table.declare(
@@ -169,28 +168,9 @@ class Passes:
             donate_argnums=(3, 4),
         )
 
-    def _declare_logprobs(self, shape: tuple[int, int], scored: Sequence[str]) -> None:
-        trained, layout = self._trained, self._trained.layout
-
-        def logprob_step(
-            frozen: Params, policies: Mapping[str, Params], micro: MicroBatch
-        ) -> dict[str, Array]:
-            over = trained.over(frozen, self.update)
-            return {name: over.logprob_step(p, micro)[0] for name, p in policies.items()}
-
-        by_rows = layout.sharding("batch", role="train")
-        self._table.declare(
-            Key(f"{self._stage}logprobs", self._split, *shape),
-            logprob_step,
-            trained.abstract_frozen,
-            dict.fromkeys(scored, trained.abstract),
-            abstract_micro(trained.policy, layout, shape, ()),
-            out_shardings=self._everywhere if layout.spans_processes else by_rows,
-        )
-
     def zero_sums(self) -> Sums:
         return self._table[Key(f"{self._stage}zero_sums", self._split)]()
 
-    def program(self, name: str, micro: MicroBatch) -> Callable:
-        """Returns the program `grad` or `logprobs` for a micro-batch of this shape."""
-        return self._table[Key(f"{self._stage}{name}", self._split, *micro.tokens.shape)]
+    def program(self, micro: MicroBatch) -> Callable:
+        """Returns the program `grad` for a micro-batch of this shape."""
+        return self._table[Key(f"{self._stage}grad", self._split, *micro.tokens.shape)]

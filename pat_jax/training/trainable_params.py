@@ -15,7 +15,8 @@ from pat_jax.common.pytree import with_sharding
 from pat_jax.layout.layout import Layout
 from pat_jax.models.lora import Lora
 from pat_jax.models.policy import Policy
-from pat_jax.rl.algorithm.update import Update, zero_gradients
+from pat_jax.rl.algorithm.predict import Predictor
+from pat_jax.rl.algorithm.update import zero_gradients
 
 Leaves = Any  # the tree of the policy's parameters, or that of its adapters
 
@@ -83,19 +84,18 @@ class TrainableParams:
             return [1.0] * len(jax.tree.leaves(self.abstract))
         return jax.tree.leaves(self.lora.factors)
 
-    def over(self, frozen: Leaves, update: Update) -> Update:
-        """Turns an update of the whole policy into one of the trained parameters alone."""
-
-        model = update.model
+    def over(self, frozen: Leaves, predictor: Predictor) -> Predictor:
+        """Turns predictions of the whole policy into those of the trained parameters alone."""
+        if not self.lora:
+            return predictor
+        model = predictor.model
 
         def forward(
             params: Leaves, tokens: Array, positions: Array, routes: Array | None
         ) -> tuple[Array, dict[str, Array]]:
             return model.forward(self.whole(frozen, params), tokens, positions, routes)
 
-        def head(params: Leaves) -> Array:
+        def head(params: Leaves) -> Any:
             return model.head(self.whole(frozen, params))
 
-        if not self.lora:
-            return update
-        return replace(update, model=replace(model, forward=forward, head=head))
+        return replace(predictor, model=replace(model, forward=forward, head=head))

@@ -1,4 +1,4 @@
-"""Runs updates on devices: the pure functions of `rl`, compiled for the trainer's layout.
+"""A trained role, the policy or the critic: the pure functions of `rl`, compiled for its layout.
 
 Parameters and optimizer state are split over all devices (FSDP over the data-parallel axes, TP over
 the others). One compiled transfer hands the policy to the rollout. "Parameters" are the trained
@@ -7,7 +7,7 @@ ones: with LoRA, the adapters (`trainable_params.py`).
 
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import chain
@@ -21,12 +21,12 @@ from jaxtyping import Array
 from pat_jax.common.pytree import with_sharding
 from pat_jax.models.policy import Params
 from pat_jax.programs.programs import Key, ProgramTable
-from pat_jax.rl.algorithm.kl import Estimator, estimate_kl
-from pat_jax.rl.algorithm.losses import Sums
-from pat_jax.rl.algorithm.update import Update, TrainState, zero_gradients
-from pat_jax.rl.batches.batches import MicroBatch, TrainBatch, with_no_routes
+from pat_jax.rl.algorithm.losses import LOGPROBS, PREDICTED, VALUES, Sums
+from pat_jax.rl.algorithm.update import TrainState, Update, zero_gradients
+from pat_jax.rl.batches.batches import MicroBatch, TrainBatch
 from pat_jax.training.drafter_state import DrafterState
 from pat_jax.training.passes import Passes
+from pat_jax.training.predictions import Predictions, with_routes_of
 from pat_jax.training.state_placement import StatePlacement
 from pat_jax.training.trainable_params import TrainableParams
 from pat_jax.training.transfer import Receivers, Transfer
@@ -34,8 +34,8 @@ from pat_jax.training.update_seen import update_seen
 
 # The stages of learning, named by the prefix of their programs' names.
 REINFORCED, SUPERVISED = "", "supervised_"
-# The columns that are log-probabilities under a policy: the one before the update, and the reference.
-OLD, REFERENCE = "old_logprobs", "reference_logprobs"
+# The column of what the model predicts before an update, by the name of the prediction.
+OLD = {LOGPROBS: "old_logprobs", VALUES: "old_values"}
 
 # What an optimizer step returns: sums for metrics, the gradient's norm, and whether it was applied.
 Record = tuple[Sums, Array, Array]
@@ -60,37 +60,33 @@ class Trainer:
         micro_shapes: Sequence[tuple[int, int]],
         num_iterations: int = 1,
         supervised: Update | None = None,
-        has_reference: bool | None = None,
-        has_logprobs: bool = False,
+        predicts: bool = False,
+        others: Sequence[Any] = (),
         is_offloaded: bool = False,
         beside: DrafterState | None = None,
     ):
         """
         Args:
           beside: arrays that a drafter keeps on the devices; None: nothing.
-          has_logprobs: whether to compute the policy's log-probabilities even if the loss does not
-            read them.
-          has_reference: whether a frozen reference policy is kept; None: if the loss reads it.
           is_offloaded: whether the optimizer's moments are in the host's memory between two steps.
+          others: shapes with shardings of what other roles keep on the devices.
+          predicts: whether the model's predictions before an update are asked for even if the loss
+            does not read them.
           supervised: the update of a preceding supervised stage, with its own optimizer.
         """
         self.trained, self.num_iterations = trained, num_iterations
         self.policy, self.layout, self.shardings = trained.policy, trained.layout, trained.shardings
         self.beside = beside or DrafterState()
         self.placement = StatePlacement(self.shardings, self.layout.sharding(), is_offloaded)
-        needs = update.loss.needs
-        self.has_reference = REFERENCE in needs if has_reference is None else has_reference
-        # A reference that the loss does not read is for KL in the reward, which needs both columns.
-        in_reward = (OLD, REFERENCE) if self.has_reference and REFERENCE not in needs else ()
-        asked = {*needs, *in_reward, *[OLD] * has_logprobs}
-        # Columns of log-probabilities that an update begins with; one program computes all of them.
-        self.scored = tuple(name for name in (OLD, REFERENCE) if name in asked)
+        # The column with which an update begins.
+        self.old = OLD[PREDICTED[trained.policy.config.head][0]]
+        self.predicts, self.others = predicts or self.old in update.loss.needs, others
         self.updates = {REINFORCED: update} | ({SUPERVISED: supervised} if supervised else {})
         self.programs, self._passes = ProgramTable(), dict[str, Passes]()
         self.largest = micro_shapes[-1:]  # rows and length; empty if nothing is trained
         self._declare(receivers.dtype)
         self._declare_passes(micro_shapes)
-        self.transfer = Transfer(self.programs, trained, receivers, update.score_step)
+        self.transfer = Transfer(self.programs, trained, receivers, update.predictor.score_step)
 
     def compile(
         self, progress: Callable[[int, int], None] | None = None, *, by_need: bool = False
@@ -131,9 +127,8 @@ class Trainer:
     @property
     def resident(self) -> list[Any]:
         """Shapes with shardings of what stays on the devices during a rollout."""
-        reference = [self.abstract_params] * self.has_reference
         state = self.placement.on_devices(self.abstract_state)
-        return [state, self.trained.abstract_frozen, *reference, self.beside.always]
+        return [state, self.trained.abstract_frozen, self.beside.always, *self.others]
 
     def _declare(self, rollout_dtype: jnp.dtype) -> None:
         split, everywhere = self.layout.split, self.layout.sharding()
@@ -153,12 +148,14 @@ class Trainer:
             declare(Key(f"{stage}apply", split), update.apply_step, state, grads, **applied)
 
     def _declare_passes(self, micro_shapes: Sequence[tuple[int, int]]) -> None:
-        """Declares each stage's passes; stages that differ only in the optimizer share them."""
+        """Declares predictions and each stage's passes, which may differ only in the optimizer."""
+        shapes = micro_shapes if self.predicts else ()
+        predictor = self.updates[REINFORCED].predictor
+        self._predictions = Predictions(self.programs, self.trained, predictor, shapes)
         for stage, update in self.updates.items():
             equal = [one for one in self._passes.values() if update.has_passes_of(one.update)]
-            scored = self.scored if stage == REINFORCED else ()
             made_of = self.programs, self.trained, update, micro_shapes
-            self._passes[stage] = (equal or [Passes(*made_of, stage=stage, scored=scored)])[0]
+            self._passes[stage] = (equal or [Passes(*made_of, stage=stage)])[0]
 
     def __getitem__(self, name: str) -> Callable:
         return self.programs[Key(name, self.layout.split)]
@@ -175,27 +172,21 @@ class Trainer:
         self.trained.frozen = base
         return self.transfer.base_checksum(base)
 
-    def update(
-        self, state: TrainState, batch: TrainBatch, reference: Params | None
-    ) -> tuple[TrainState, UpdateResult]:
+    def update(self, state: TrainState, batch: TrainBatch) -> tuple[TrainState, UpdateResult]:
         """Takes every optimizer step of one iteration's batch.
 
-        Args:
-          reference: parameters of the frozen reference policy, if one is kept.
-
         Raises:
-          ValueError: a column that the loss needs is neither in the batch nor computed.
+          ValueError: a column that the loss needs is neither in the batch nor predicted.
         """
         loss = self.updates[REINFORCED].loss
-        if not {*loss.needs}.isdisjoint(self.scored):
-            batch = self.with_logprobs(batch, {OLD: state.params, REFERENCE: reference})
+        if self.old in loss.needs:
+            batch = self.predict(state, batch)
         mini_batches = [
             [replace(micro, columns=loss.read(micro.columns)) for micro in mini]
             for mini in batch.mini_batches
         ]
         for micro in chain.from_iterable(mini_batches):
-            # Compile before the devices are busy.
-            self._passes[REINFORCED].program("grad", micro)
+            self._passes[REINFORCED].program(micro)  # compile before the devices are busy
         before = self["copy"](state.params) if self.trained.lora else None
         records = []
         for _ in range(self.num_iterations):
@@ -216,53 +207,9 @@ class Trainer:
         state, record = self._step(SUPERVISED, state, mini)
         return state, _summary(self.updates[SUPERVISED], [record], state)
 
-    def reference_kl(
-        self, state: TrainState, batch: TrainBatch, reference: Params, estimator: Estimator
-    ) -> tuple[TrainBatch, list[np.ndarray]]:
-        """Estimates KL(policy || reference) at each token of each response.
-
-        Returns:
-          The batch with the columns computed for this, and the KL in nats, in the form of
-          `TrainBatch.by_response`.
-        """
-        scored = self.with_logprobs(batch, {OLD: state.params, REFERENCE: reference})
-        both = zip(scored.by_response(OLD), scored.by_response(REFERENCE), strict=True)
-        return scored, [estimate_kl(old, other, estimator) for old, other in both]
-
-    def with_logprobs(self, batch: TrainBatch, policies: Mapping[str, Params | None]) -> TrainBatch:
-        """Returns the batch with the columns of `scored`, computing those that are not there.
-
-        Args:
-          policies: for each column, the parameters of the policy that computes it.
-
-        Raises:
-          ValueError: the parameters for a column are missing.
-        """
-        known = {name: params for name, params in policies.items() if params is not None}
-        if missing := [name for name in self.scored if name not in known]:
-            raise ValueError(f"{', '.join(missing)} is missing: expected the policy it is under")
-        computed = {name: known[name] for name in self.scored}
-        mini_batches = [
-            [self._with_logprobs(micro, computed) for micro in mini] for mini in batch.mini_batches
-        ]
-        return replace(batch, mini_batches=mini_batches)
-
-    def _with_logprobs(self, micro: MicroBatch, policies: Mapping[str, Params]) -> MicroBatch:
-        if policies.keys() <= micro.columns.keys():
-            return micro
-        rows = self._with_routes(replace(micro, columns={}))
-        program = self._passes[REINFORCED].program("logprobs", micro)
-        computed = program(self.trained.frozen, policies, rows)
-        if self.layout.spans_processes:  # each process has all of it, to read and for its devices
-            computed = {name: np.asarray(column) for name, column in computed.items()}
-        return replace(micro, columns={**micro.columns, **computed})
-
-    def _with_routes(self, micro: MicroBatch) -> MicroBatch:
-        """Adds empty routes if none are recorded: programs of models with experts need them."""
-        config = self.policy.config
-        if config.experts is None or micro.routes is not None:
-            return micro
-        return with_no_routes(micro, config.routes_shape)
+    def predict(self, state: TrainState, batch: TrainBatch) -> TrainBatch:
+        """Returns the batch with the model's predictions at each token, as the column `old`."""
+        return self._predictions.with_column(batch, self.old, state.params)
 
     def _step(
         self, stage: str, state: TrainState, micro_batches: Sequence[MicroBatch]
@@ -270,8 +217,9 @@ class Trainer:
         grads = self["zero_gradients"](state.params)
         passes = self._passes[stage]
         sums = passes.zero_sums()
-        for micro in map(self._with_routes, micro_batches):
-            grad_step = passes.program("grad", micro)
+        for micro in micro_batches:
+            micro = with_routes_of(self.policy.config, micro)
+            grad_step = passes.program(micro)
             grads, sums = grad_step(self.trained.frozen, state.params, micro, grads, sums)
         apply = self[f"{stage}apply"]
         state, grad_norm, is_applied = apply(self.placement.fetched(state), grads)

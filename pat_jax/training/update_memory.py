@@ -13,7 +13,8 @@ from pat_jax.common.errors import UserError
 from pat_jax.config.learning import OptimizerState
 from pat_jax.engine.sizing.memory import gib, shard_bytes
 from pat_jax.planning.memory import USABLE
-from pat_jax.programs.programs import Key
+from pat_jax.programs.programs import Key, ProgramTable
+from pat_jax.training.roles import REFERENCE, Roles
 from pat_jax.training.trainer import Trainer
 
 log = logging.getLogger(__name__)
@@ -70,16 +71,28 @@ class Stage:
         )
 
 
-def update_stages(trainer: Trainer) -> list[Stage]:
+def update_stages(roles: Roles) -> list[Stage]:
     """Returns the stages of an update, each micro-batch shape by itself.
 
     Empty if the backend does not report memory."""
-    taken = {key: trainer.programs.bytes_taken(key) for key in trainer.programs}
-    return stages_of(trainer, {key: size for key, size in taken.items() if size is not None})
+    trainer = roles.policy
+    held, drafts = resident_bytes(trainer), _draft_bytes(trainer)
+    of_readers = [
+        Stage(f"{_name(key)} by the {name}", held, size, drafts=drafts)
+        for name, reader in roles.readers.items()
+        for key, size in _taken(reader.programs).items()
+    ]
+    return stages_of(trainer, _taken(trainer.programs)) + of_readers
+
+
+def _taken(programs: ProgramTable) -> dict[Key, int]:
+    """Bytes of each compiled program beside its arguments, where the backend reports them."""
+    taken = {key: programs.bytes_taken(key) for key in programs}
+    return {key: size for key, size in taken.items() if size is not None}
 
 
 def stages_of(trainer: Trainer, taken: Mapping[Key, int]) -> list[Stage]:
-    """Returns the stages of an update.
+    """Returns the stages of a trained role's update.
 
     Args:
       taken: bytes of each program beside its arguments, such as its own gradients.
@@ -87,7 +100,7 @@ def stages_of(trainer: Trainer, taken: Mapping[Key, int]) -> list[Stage]:
     state, drafts = resident_bytes(trainer), _draft_bytes(trainer)
     gradients = shard_bytes(trainer.trained.abstract_gradients)
     in_step = state + gradients + fetched_bytes(trainer)
-    held = {"logprobs": state, "transfer": state, "apply": in_step, "supervised_apply": in_step}
+    held = {"predict": state, "transfer": state, "apply": in_step, "supervised_apply": in_step}
     return [
         Stage(name, held.get(key.name, state + gradients), size, key.rows > 0, drafts)
         for key, size in taken.items()
@@ -117,19 +130,20 @@ def _name(key: Key) -> str | None:
     return {
         "grad": f"gradients of {shape}",
         "supervised_grad": f"supervised gradients of {shape}",
-        "logprobs": f"log-probabilities of {shape}",
+        "predict": f"predictions of {shape}",
         "apply": STEP,
         "supervised_apply": "the optimizer's supervised step",
         "transfer": f"the transfer to {key.target}",
     }.get(key.name)
 
 
-def check_state(trainer: Trainer, limit: float) -> None:
+def check_state(roles: Roles, limit: float) -> None:
     """Checks, before anything is compiled, the least memory that an update needs.
 
     Raises:
       UserError: a device has less than that.
     """
+    trainer = roles.policy
     state, drafts = resident_bytes(trainer), _draft_bytes(trainer)
     gradients = shard_bytes(trainer.trained.abstract_gradients)
     fetched = fetched_bytes(trainer)
@@ -141,7 +155,7 @@ def check_state(trainer: Trainer, limit: float) -> None:
             f"the update needs more than {gib(state + more)} of a device (training state "
             f"{gib(state - drafts)}{_drafts_words(drafts)}, {of_what}), but it has {gib(limit)}; use more "
             f"devices, which divide all of these{' but the drafts' * bool(drafts)}"
-            f"{', or --algorithm.beta 0, which keeps no reference' * trainer.has_reference}"
+            f"{', or --algorithm.beta 0, which keeps no reference' * (REFERENCE in roles.readers)}"
             f"{f', or {OTHER_DRAFTS}' * bool(drafts)}."
         )
 

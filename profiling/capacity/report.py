@@ -22,7 +22,7 @@ KINDS = {  # the tasks of a layout, and the programs for each
     "reshard": ("reshard",),
     "migrate": ("pack", "exchange", "exchange_one", "unpack", "view"),
     "weights from training": ("transfer",),
-    "training": ("logprobs", "grad", "apply"),  # in one layout, whatever the rollout is in
+    "training": ("predict", "grad", "apply"),  # in one layout, whatever the rollout is in
 }
 SOURCES = {
     "compiler": "counted in programs that the target's own compiler made; GPU autotuning is off",

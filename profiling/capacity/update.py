@@ -41,7 +41,7 @@ from pat_jax.programs.programs import Key
 from pat_jax.rl.batches.packing import Shape
 from pat_jax.training.build import logit_tokens, shares_prompts
 from pat_jax.training.model_flops import training_flops
-from pat_jax.training.trainer import OLD, REFERENCE, Trainer
+from pat_jax.training.trainer import Trainer
 from pat_jax.training.update_memory import (
     STEP,
     UpdateOptions,
@@ -52,8 +52,6 @@ from pat_jax.training.update_memory import (
     stages_of,
     tightness,
 )
-
-SCORED = {OLD: "the policy before its first step", REFERENCE: "the reference"}
 
 
 @dataclass(frozen=True)
@@ -76,7 +74,7 @@ class PlannedUpdate:
         lengths = [each.prompts + each.responses for each in workloads]
         scoring, gradients = (
             sum((self._pass(name, each) for each in packed), Seconds()).times(1 / len(packed))
-            for name in ("logprobs", "grad")
+            for name in ("predict", "grad")
         )
         apply = self.times.seconds(self._apply).times(self.run.updates_per_step)
         flops = fmean(map(self._flops, lengths, (np.array(each.shared) for each in packed)))
@@ -84,7 +82,7 @@ class PlannedUpdate:
         return Update(
             self.trainer.layout.split,
             self.work.fsdp,
-            tuple(SCORED[name] for name in self.trainer.scored),
+            self._predicting,
             "compiler" if self._find("grad") else "arithmetic",
             self._batches(lengths, packed),
             scoring,
@@ -96,6 +94,12 @@ class PlannedUpdate:
             flops / (scoring.total + gradients.total + apply.total) / peak,
             self._memory(target),
         )
+
+    @property
+    def _predicting(self) -> tuple[str, ...]:
+        """The policies whose log-probabilities are taken before the first step."""
+        own = ("the policy before its first step",) * self.trainer.predicts
+        return (*own, *(f"the {name}" for name in self.built.whole.readers))
 
     def _batches(self, lengths: Sequence[np.ndarray], packed: Sequence[Packed]) -> Batches:
         tokens = [sum(each) - sum(x.shared) for each, x in zip(lengths, packed, strict=True)]
@@ -135,7 +139,7 @@ class PlannedUpdate:
 
     @property
     def trainer(self) -> Trainer:
-        return self.built.whole_trainer
+        return self.built.whole.policy
 
     @property
     def itemsize(self) -> int:
@@ -183,7 +187,7 @@ class PlannedUpdate:
         def of(rows: Rows) -> Work:
             if name == "grad":
                 return self.work.gradients(rows)
-            return self.work.scores(rows).times(len(self.trainer.scored))
+            return self.work.scores(rows).times(len(self._predicting))
 
         work, program = of(rows), self._find(name)
         if program is None:
@@ -253,7 +257,7 @@ class PlannedUpdate:
             params,
             state - params - absent,
             gradients,
-            params if trainer.has_reference else 0,
+            sum(map(shard_bytes, trainer.others)),
             shard_bytes(trainer.trained.abstract_frozen),
             most.total - resident - gradients - (offloaded - absent),
             is_least,

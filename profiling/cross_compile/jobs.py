@@ -88,16 +88,21 @@ def _verifying(build: TargetBuild, split: Split, length: int) -> list[Key]:
 
 
 def _training_jobs(build: TargetBuild, model: ModelConfig) -> list[CompileJob]:
-    """Log-probabilities, and forward and backward pass, of the longest rows; the optimizer's step;
-    the transfer to the layouts with the least and the most TP."""
-    trainer = build.trainer(model)
+    """Predictions, and forward and backward pass, of the longest rows; the optimizer's step; the
+    transfer to the layouts with the least and the most TP."""
+    roles = build.roles(model)
+    trainer = roles.policy
     split, longest = trainer.layout.split, build.micro_shapes[-1]
-    passes = [Key(name, split, *longest) for name in ("logprobs", "grad")]
+    # Those of a reader are the same program as the policy's, and stand for it.
+    read = [reader.programs for reader in roles.readers.values()]
+    passes = [Key(name, split, *longest) for name in ("predict", "grad")]
     ends = dict.fromkeys((split, list(build.layouts)[-1]))
     transfers = [Key("transfer", split, target=target) for target in ends]
     keys = [*passes, Key("apply", split), *transfers]
-    declared = set(trainer.programs.missing())  # not every algorithm scores
-    return [_job(trainer.programs, [key], model.num_layers) for key in keys if key in declared]
+    tables = [trainer.programs, *read]
+    owners = [(key, table) for key in keys for table in tables if key in table.missing()]
+    first = dict(reversed(owners))  # not every algorithm reads predictions
+    return [_job(first[key], [key], model.num_layers) for key in keys if key in first]
 
 
 def _job(table: ProgramTable, keys: Sequence[Key], layers: int) -> CompileJob:

@@ -32,8 +32,8 @@ from pat_jax.models.policy import Policy
 from pat_jax.planning.memory import GIB, MemoryModel
 from pat_jax.planning.types import Split
 from pat_jax.profiling.predict.targets import Target, paper_devices
-from pat_jax.training.build import DTYPES, build_trainer, micro_shapes, rollout_policy, scans_layers
-from pat_jax.training.trainer import Trainer
+from pat_jax.training.build import DTYPES, build_roles, micro_shapes, rollout_policy, scans_layers
+from pat_jax.training.roles import Roles
 
 EOS = (0,)  # any will do: no text is generated
 
@@ -140,11 +140,11 @@ class TargetBuild:
         given = self.order.config.rollout.device_memory_gib
         return given * GIB if given else self.order.target.chip.memory_bytes
 
-    def trainer(self, model: ModelConfig) -> Trainer:
-        """The trainer of `model`, in the layout with the least TP as in every run."""
+    def roles(self, model: ModelConfig) -> Roles:
+        """The models of a run of `model`, in the layout with the least TP as in every run."""
         first = next(iter(self.layouts.values()))
         policy = Policy.from_config(model)
-        return build_trainer(self.order.config, policy, first, self.layouts, self.drafter)
+        return build_roles(self.order.config, policy, first, self.layouts, self.drafter)
 
     @cached_property
     def policy(self) -> Policy:
@@ -167,14 +167,14 @@ class TargetBuild:
         return drafter_for(drafts, order.draft_model and _draft_policy(order.draft_model))
 
     @cached_property
-    def whole_trainer(self) -> Trainer:
-        """The trainer of the whole model."""
-        return self.trainer(self.order.model)
+    def whole(self) -> Roles:
+        """The models of a run, of all layers."""
+        return self.roles(self.order.model)
 
     @cached_property
     def resident(self) -> Sequence[Any]:
         """Shapes and shardings of the arrays that training keeps on devices during a rollout."""
-        return self.whole_trainer.resident if self.order.config.train else ()
+        return self.whole.policy.resident if self.order.config.train else ()
 
     @property
     def micro_shapes(self) -> list[tuple[int, int]]:

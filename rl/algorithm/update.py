@@ -1,12 +1,11 @@
-"""The update as pure functions of arrays: predictions, gradients, one optimizer step.
+"""The update as pure functions of arrays: gradients, one optimizer step.
 
 Knows neither the model, which comes as functions, nor how anything is sharded or compiled. The
 caller compiles the steps ahead of time, with shardings and donation.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,41 +15,12 @@ from jaxtyping import Array, Bool, Float, Int
 
 from pat_jax.common.pytree import pytree_dataclass
 from pat_jax.rl.algorithm import balance
-from pat_jax.rl.algorithm.logprobs import next_tokens, token_logprobs
-from pat_jax.rl.algorithm.losses import (
-    ENTROPY,
-    LOGPROBS,
-    VALUES,
-    Columns,
-    Loss,
-    PerToken,
-    Reduction,
-    Sums,
-)
+from pat_jax.rl.algorithm.losses import Loss, Reduction, Sums
 from pat_jax.rl.algorithm.low_precision import in_float32, rounded_like
+from pat_jax.rl.algorithm.predict import ModelFunctions, Params, Predictor
 from pat_jax.rl.batches.batches import MicroBatch
 
-Params = Any  # a pytree of float32 or bfloat16 arrays, the master weights
-
 _SEED = 0xB16  # of the rounding of weights; with that of moments, the draws would be the same
-
-
-@dataclass(frozen=True)
-class ModelFunctions:
-    """A model as the functions that an update needs."""
-
-    # (params, tokens[rows, length], positions, `MicroBatch.routes`) -> hidden states and, with
-    # routes, a number of each token for each name in `beside`, and the sums of `balance.py`
-    forward: Callable[[Params, Array, Array, Array | None], tuple[Array, dict[str, Array]]]
-    # (head, hidden states) -> logits, padding included; of a scalar head, a number of each token
-    logits: Callable[[Any, Array], Array]
-    # The part of the parameters that `logits` is given.
-    head: Callable[[Params], Any] = lambda params: params
-    # (function, head, arrays of rows) -> function(head, arrays), applied to each shard of rows
-    by_rows: Callable[..., tuple[PerToken, PerToken]] = lambda function, *given: function(*given)
-    beside: tuple[str, ...] = ()  # metrics, each a mean over the tokens in the loss
-    routers: tuple[int, int] | None = None  # number of layers with a router, and experts of each
-    is_scalar: bool = False  # whether the head gives one number at each token
 
 
 @pytree_dataclass
@@ -71,13 +41,14 @@ class Update:
     donate the state.
     """
 
-    model: ModelFunctions
+    predictor: Predictor
     optimizer: optax.GradientTransformation
-    vocab_size: int  # without padding
     loss: Loss
-    temperature: float = 1.0  # the rollout's, so that both use the same distribution
     router_aux_loss_coef: float = 0.0  # weight of `balance.switch_loss`
-    logit_tokens: int = 4096  # tokens of one shard of rows for which logits exist at a time
+
+    @property
+    def _model(self) -> ModelFunctions:
+        return self.predictor.model
 
     def has_passes_of(self, other: "Update") -> bool:
         """Whether the two differ only in the optimizer: then their passes are the same programs."""
@@ -86,18 +57,6 @@ class Update:
     def init(self, params: Params) -> TrainState:
         state = self.optimizer.init(in_float32(params))
         return TrainState(params, state, jnp.zeros((), jnp.int32))
-
-    def predict_step(self, params: Params, micro: MicroBatch) -> Columns:
-        """Returns what the model predicts at each token (`losses.PREDICTED`), 0 outside
-        `micro.mask`."""
-        predicted = self._predicted(params, self._forward(params, micro)[0], micro)
-        return jax.tree.map(lambda x: jnp.where(micro.mask, x, 0.0), predicted)
-
-    def score_step(self, params: Params, tokens: Int[Array, "rows length"]) -> PerToken:
-        """Returns log π(next token) in nats at temperature 1; the last position has no meaning."""
-        positions = jnp.broadcast_to(jnp.arange(tokens.shape[1])[None], tokens.shape)
-        hidden, _ = self.model.forward(params, tokens, positions, None)
-        return self._logprobs(params, hidden, next_tokens(tokens), 1.0)[0]
 
     def grad_step(
         self, params: Params, micro: MicroBatch, grads: Params, sums: Sums
@@ -109,17 +68,15 @@ class Update:
         """
 
         def loss(params: Params) -> tuple[Float[Array, ""], Sums]:
-            hidden, beside = self._forward(params, micro)
-            has_entropy_gradient = self.loss.has_entropy_gradient
-            predicted = self._predicted(
-                params, hidden, micro, has_entropy_gradient=has_entropy_gradient
+            predicted, beside = self.predictor(
+                params, micro, has_entropy_gradient=self.loss.has_entropy_gradient
             )
             value, sums = self.loss(predicted, micro.columns, micro.weights, micro.responses)
-            if self.model.routers and self.router_aux_loss_coef:
+            if self._model.routers and self.router_aux_loss_coef:
                 # A micro-batch counts by the weight of its tokens in the loss, all of them by 1.
                 share = self.router_aux_loss_coef * jnp.sum(micro.weights)
                 value += share * balance.switch_loss(beside)
-            more = {name: jnp.sum(micro.weights * beside[name]) for name in self.model.beside}
+            more = {name: jnp.sum(micro.weights * beside[name]) for name in self._model.beside}
             of_routers = {name: beside[name] for name in self._zero_of_routers()}
             return value, sums | jax.lax.stop_gradient(more | of_routers)
 
@@ -130,11 +87,11 @@ class Update:
 
     def zero_sums(self) -> Sums:
         """Returns the sums before any micro-batch, for the metrics of the loss and the model."""
-        more = {name: jnp.zeros(()) for name in self.model.beside}
+        more = {name: jnp.zeros(()) for name in self._model.beside}
         return self.loss.zero_sums() | more | self._zero_of_routers()
 
     def _zero_of_routers(self) -> Sums:
-        return balance.zero_sums(*self.model.routers) if self.model.routers else {}
+        return balance.zero_sums(*self._model.routers) if self._model.routers else {}
 
     def _add(self, sums: Sums, other: Sums) -> Sums:
         joined = self.loss.add(sums, other)
@@ -147,9 +104,9 @@ class Update:
         weights = [float(sums["weight"]) for sums in steps]
         more = {
             name: Reduction.MEAN.of_steps([float(sums[name]) for sums in steps], weights)
-            for name in self.model.beside
+            for name in self._model.beside
         }
-        of_routers = balance.summary(steps) if self.model.routers else {}
+        of_routers = balance.summary(steps) if self._model.routers else {}
         return self.loss.summary(steps) | more | of_routers
 
     def apply_step(
@@ -174,41 +131,6 @@ class Update:
         # A select, not a cond: both states have the same buffers, so donation still works.
         state = jax.tree.map(lambda new, old: jnp.where(is_applied, new, old), updated, state)
         return state, grad_norm, is_applied
-
-    def _forward(self, params: Params, micro: MicroBatch) -> tuple[Array, dict[str, PerToken]]:
-        return self.model.forward(params, micro.tokens, micro.positions, micro.routes)
-
-    def _predicted(
-        self, params: Params, hidden: Array, micro: MicroBatch, **options: bool
-    ) -> Columns:
-        if self.model.is_scalar:
-            return {VALUES: self.model.logits(self.model.head(params), hidden)}
-        found = self._logprobs(params, hidden, micro.targets, self.temperature, **options)
-        return dict(zip((LOGPROBS, ENTROPY), found, strict=True))
-
-    def _logprobs(
-        self,
-        params: Params,
-        hidden: Array,
-        targets: Array,
-        temperature: float,
-        *,
-        has_entropy_gradient: bool = False,
-    ) -> tuple[PerToken, PerToken]:
-        # `by_rows` gathers the head once for all chunks of a shard, and sums its gradient over
-        # shards once. If the compiler splits the loop over chunks, it does both in each chunk.
-        def of_rows(head: Any, hidden: Array, targets: Array) -> tuple[PerToken, PerToken]:
-            return token_logprobs(
-                hidden,
-                targets,
-                lambda hidden: self.model.logits(head, hidden),
-                vocab_size=self.vocab_size,
-                temperature=temperature,
-                chunk=max(1, self.logit_tokens // hidden.shape[0]),
-                has_entropy_gradient=has_entropy_gradient,
-            )
-
-        return self.model.by_rows(of_rows, self.model.head(params), hidden, targets)
 
 
 def zero_gradients(params: Params) -> Params:

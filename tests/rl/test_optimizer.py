@@ -22,7 +22,7 @@ from pat_jax.rl.algorithm.low_precision import (
 )
 from pat_jax.rl.algorithm.optimizer import decay_mask, make_optimizer, make_schedule
 from pat_jax.rl.algorithm.policy_loss import PolicyLoss
-from pat_jax.rl.algorithm.update import ModelFunctions, Update, TrainState, zero_gradients
+from pat_jax.rl.algorithm.update import ModelFunctions, TrainState, Update, zero_gradients
 from pat_jax.rl.batches.batches import to_supervised_batch
 
 

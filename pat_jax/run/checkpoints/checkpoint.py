@@ -200,7 +200,9 @@ class Checkpointer:
         read = read_meta(path)
         check_same(read["fingerprint"], self._fingerprint, self._directory)
         with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as reader:
-            wanted = ocp.args.StandardRestore(abstract_state, strict=False)
+            # Earlier versions kept a reference policy in the state, which is not asked for here.
+            how = ocp.checkpoint_utils.construct_restore_args(abstract_state, strict=False)
+            wanted = ocp.args.PyTreeRestore(abstract_state, restore_args=how, partial_restore=True)
             state = reader.restore(path, args=ocp.args.Composite(state=wanted))["state"]
         return int(path.name), state, read["meta"]
 

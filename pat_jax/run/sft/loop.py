@@ -28,6 +28,7 @@ from pat_jax.run.sft.setup import SftSetup, build
 from pat_jax.run.start.adapters import check_base, freeze_base, initial_params
 from pat_jax.run.start.compiling import compile_update
 from pat_jax.training.build import schedule_of
+from pat_jax.training.roles import Roles
 from pat_jax.training.supervised import cross_entropy
 
 
@@ -87,7 +88,7 @@ class SftRun:
         notify(introduction(self.config, setup.policy, setup.devices, learning, lora=lora))
         notify(f"run folder {self.config.run_dir}; layout {self.trainer.layout.split}")
         start = time.perf_counter()
-        compile_update(self.trainer, setup.memory, self.config, self.open.progress)
+        compile_update(Roles(self.trainer), setup.memory, self.config, self.open.progress)
         self.compile_s = time.perf_counter() - start
         notify(f"compiled in {self.compile_s:.1f} s")
 
@@ -124,7 +125,7 @@ class SftRun:
             batch = to_example_batch(examples, self.setup.shapes)
         with self.steps.signals.held():  # from here on the step is completed before a stop
             with clock("update"):
-                self.state, result = self.trainer.update(self.state, batch, None)
+                self.state, result = self.trainer.update(self.state, batch)
             measured: dict[str, Any] = dict(result.metrics)
             self.drawn = self.drawn.plus(examples)
             self.steps.has_learned(step + 1, measured)
@@ -154,7 +155,7 @@ class SftRun:
         if self.setup.heldout is None:
             return
         start = time.perf_counter()
-        loss = cross_entropy(self.trainer, self.state.params, self.setup.heldout)
+        loss = cross_entropy(self.trainer, self.state, self.setup.heldout)
         seconds = time.perf_counter() - start
         measured, what = {"eval/loss": loss, "eval/seconds": seconds}, "examples"
         if (per_byte := self.setup.tokens_per_byte) is not None:

@@ -30,6 +30,7 @@ from pat_jax.run.results.weights import check_weights
 from pat_jax.run.sft.inputs import find_data, load_tokenizer, shape_of_model
 from pat_jax.run.start.adapters import identity
 from pat_jax.training.build import DTYPES, build_lora
+from pat_jax.training.roles import Roles
 from pat_jax.training.state_placement import check_offload
 from pat_jax.training.supervised import build_supervised_trainer, row_shapes
 from pat_jax.training.trainer import Trainer
@@ -99,7 +100,7 @@ def _trainer(
     chain, _ = layout_chain(factored_mesh(devices), policy.config)
     layout = next(iter(chain.values()))
     trainer = build_supervised_trainer(config, policy, layout, steps)
-    check_state(trainer, memory)
+    check_state(Roles(trainer), memory)
     dtype = DTYPES[config.compute_dtype]
     names = "rows", "experts"
     kernels = usable_kernels([layout], policy.config, page_size=16, dtype=dtype, names=names)

@@ -16,7 +16,7 @@ from pat_jax.planning.types import Split
 from pat_jax.run.logging.banner import opening
 from pat_jax.run.logging.progress import Progress
 from pat_jax.run.setup import Setup
-from pat_jax.training.trainer import Trainer
+from pat_jax.training.roles import Roles
 from pat_jax.training.update_memory import UpdateOptions, check_update, update_stages
 
 log = logging.getLogger(__name__)
@@ -54,10 +54,11 @@ def compile_run(
     not fit a device."""
     start = time.perf_counter()
     is_by_need = setup.engine.by_need is not None
-    count = setup.trainer.to_compile(by_need=is_by_need) + setup.engine.to_compile(layouts)
+    of_roles = setup.roles.to_compile(by_need=is_by_need)
+    count = of_roles + setup.engine.to_compile(layouts)
     progress.print(f"compiling {count} programs")
     # The update first: it tells early if the run does not fit.
-    update = compile_update(setup.trainer, setup.memory.limit, config, progress, by_need=is_by_need)
+    update = compile_update(setup.roles, setup.memory.limit, config, progress, by_need=is_by_need)
     setup.engine.compile(_show("rollout", progress), layouts)
     seconds = time.perf_counter() - start
     progress.print(f"compiled in {seconds:.1f} s")
@@ -65,23 +66,24 @@ def compile_run(
 
 
 def compile_update(
-    trainer: Trainer,
+    roles: Roles,
     limit: float,
     config: UpdateOptions,
     progress: Progress,
     *,
     by_need: bool = False,
 ) -> str:
-    """Compiles the programs of the trainer; with `by_need`, only the largest of the passes over
+    """Compiles the programs of the roles; with `by_need`, only the largest of the passes over
     micro-batches. Returns a line on the memory of the largest program. Raises UserError if the
     update does not fit a device, which has `limit` bytes."""
+    trainer = roles.policy
     for rows, length in trainer.largest:
         layout, experts = trainer.layout, trainer.policy.config.experts
         of_layout = layout, layout.platform, rows * length // layout.split.dp
         if form := form_of_update(config.experts, experts, *of_layout):
             log.info("%s", form)
-    trainer.compile(_show("training", progress), by_need=by_need)
-    return check_update(update_stages(trainer), limit, config)
+    roles.compile(_show("training", progress), by_need=by_need)
+    return check_update(update_stages(roles), limit, config)
 
 
 def _show(name: str, progress: Progress) -> Callable[[int, int], None]:

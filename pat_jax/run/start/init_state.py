@@ -8,16 +8,15 @@ import itertools
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from pat_jax.config.run import RunConfig
-from pat_jax.models.policy import Params
 from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.rl.algorithm.update import TrainState
 from pat_jax.rl.batches.batches import MicroBatch, to_supervised_batch
 from pat_jax.rl.batches.packing import single_passes
+from pat_jax.run.checkpoints.reference import read_reference, save_reference
 from pat_jax.run.logging.progress import Progress
 from pat_jax.run.process.open_run import OpenRun, Restored
 from pat_jax.run.setup import Setup
@@ -25,6 +24,7 @@ from pat_jax.run.start.adapters import check_base, freeze_base, initial_params
 from pat_jax.run.task import Task
 from pat_jax.run.totals import Totals
 from pat_jax.training.build import micro_shapes
+from pat_jax.training.roles import REFERENCE
 
 _OTHER_PROBLEMS = {
     "train": "resumed with other problems than before, or in another order (the files of --data or how "
@@ -38,7 +38,6 @@ _OTHER_PROBLEMS = {
 class Beginning:
     steps_done: int
     state: TrainState
-    reference: Params | None  # None: no loss uses it
     lengths: LengthModel
     totals: Totals
     base_checksum: int | None  # of the adapters' base; None: the whole policy is trained
@@ -49,16 +48,19 @@ def begin(config: RunConfig, setup: Setup, run: OpenRun) -> Beginning:
     is damaged, or if its adapters belong to another base."""
     base_checksum = freeze_base(setup.trainer, config)
     trainer = setup.trainer
-    abstract: dict[str, Any] = {"train": trainer.abstract_state}
-    if trainer.has_reference:
-        abstract["reference"] = trainer.abstract_params
-    if (found := run.restore(abstract)) is not None:
+    reference = setup.roles.readers.get(REFERENCE)
+    if (found := run.restore({"train": trainer.abstract_state})) is not None:
+        if reference is not None:
+            abstract = reference.abstract_params
+            reference.params = read_reference(config.run_dir, found[0], abstract)
         return _resumed(config, setup, run, found, base_checksum)
     state = trainer["init_state"](initial_params(trainer, config))
     state = _warm_start(config, setup, state, run.progress)
-    reference = trainer["copy"](state.params) if trainer.has_reference else None
+    if reference is not None:
+        reference.take(state.params)
+        save_reference(config.run_dir, reference.params)
     lengths = LengthModel.empty(config.rollout.max_completion_length)
-    return Beginning(0, state, reference, lengths, Totals(), base_checksum)
+    return Beginning(0, state, lengths, Totals(), base_checksum)
 
 
 def _resumed(
@@ -74,8 +76,7 @@ def _resumed(
     lengths = lengths.with_cap(config.rollout.max_completion_length)
     size = config.rollout.prompts_per_step
     totals = Totals.from_json(meta, step, size, setup.task.train.after)
-    reference = saved.get("reference")
-    return Beginning(step, saved["train"], reference, lengths, totals, base_checksum)
+    return Beginning(step, saved["train"], lengths, totals, base_checksum)
 
 
 def _warm_start(

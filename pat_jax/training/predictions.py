@@ -1,0 +1,75 @@
+"""What a model predicts at each token of a batch, by programs compiled for its micro-batches.
+
+Knows shapes of micro-batches. Does not know what the predictions are for.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+from jaxtyping import Array
+
+from pat_jax.models.config import ModelConfig
+from pat_jax.models.policy import Params
+from pat_jax.programs.programs import Key, ProgramTable
+from pat_jax.rl.algorithm.losses import PREDICTED
+from pat_jax.rl.algorithm.predict import Predictor
+from pat_jax.rl.batches.batches import MicroBatch, TrainBatch, with_no_routes
+from pat_jax.training.passes import abstract_micro
+from pat_jax.training.trainable_params import TrainableParams
+
+
+class Predictions:
+    """The compiled predictions of a model: log-probabilities, or the values of a scalar head."""
+
+    def __init__(
+        self,
+        table: ProgramTable,
+        trained: TrainableParams,
+        predictor: Predictor,
+        micro_shapes: Sequence[tuple[int, int]],
+    ):
+        """Declares the programs `predict`, one for each shape."""
+        self._table, self._trained = table, trained
+        layout, what = trained.layout, PREDICTED[trained.policy.config.head][0]
+
+        def predict_step(frozen: Params, params: Params, micro: MicroBatch) -> Array:
+            return trained.over(frozen, predictor).predict_step(params, micro)[what]
+
+        by_rows = layout.sharding("batch", role="train")
+        for shape in micro_shapes:
+            table.declare(
+                Key("predict", layout.split, *shape),
+                predict_step,
+                trained.abstract_frozen,
+                trained.abstract,
+                abstract_micro(trained.policy, layout, shape, ()),
+                # Each process has all of it, to read and for its devices.
+                out_shardings=layout.sharding() if layout.spans_processes else by_rows,
+            )
+
+    def with_column(self, batch: TrainBatch, column: str, params: Params) -> TrainBatch:
+        """Returns the batch with the predictions under `params` as a column, if it lacks that."""
+        mini_batches = [
+            [self._with_column(micro, column, params) for micro in mini]
+            for mini in batch.mini_batches
+        ]
+        return replace(batch, mini_batches=mini_batches)
+
+    def _with_column(self, micro: MicroBatch, column: str, params: Params) -> MicroBatch:
+        if column in micro.columns:
+            return micro
+        layout = self._trained.layout
+        rows = with_routes_of(self._trained.policy.config, replace(micro, columns={}))
+        program = self._table[Key("predict", layout.split, *micro.tokens.shape)]
+        found = program(self._trained.frozen, params, rows)
+        if layout.spans_processes:
+            found = np.asarray(found)
+        return replace(micro, columns={**micro.columns, column: found})
+
+
+def with_routes_of(config: ModelConfig, micro: MicroBatch) -> MicroBatch:
+    """Adds empty routes if none are recorded: programs of models with experts need them."""
+    if config.experts is None or micro.routes is not None:
+        return micro
+    return with_no_routes(micro, config.routes_shape)

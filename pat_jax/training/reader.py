@@ -1,0 +1,79 @@
+"""A frozen role: a model whose predictions others read, such as the reference policy."""
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from pat_jax.models.policy import Params
+from pat_jax.programs.programs import Key, ProgramTable
+from pat_jax.rl.algorithm.predict import Predictor
+from pat_jax.rl.batches.batches import TrainBatch
+from pat_jax.training.predictions import Predictions
+from pat_jax.training.trainable_params import TrainableParams
+
+
+class Reader:
+    """A frozen model with programs of its own. Its predictions become a column of a batch."""
+
+    def __init__(
+        self,
+        column: str,
+        held: TrainableParams,
+        predictor: Predictor,
+        micro_shapes: Sequence[tuple[int, int]],
+    ):
+        """
+        Args:
+          column: name of the column, such as `reference_logprobs`.
+          held: the model's parameters and their layout; nothing of it is trained. With adapters,
+            `held.frozen` may be the base of another role.
+          micro_shapes: rows and length of each micro-batch of the batches that it reads.
+        """
+        self.column, self.held, self.largest = column, held, micro_shapes[-1:]
+        self.programs = ProgramTable()
+        self._predictions = Predictions(self.programs, held, predictor, micro_shapes)
+        self.params: Params | None = None  # in the form of `abstract_params`, once they are there
+
+    @property
+    def abstract_params(self) -> Params:
+        """Shapes with shardings of the parameters."""
+        return self.held.abstract
+
+    @property
+    def resident(self) -> list[Any]:
+        """Shapes with shardings of what stays on the devices."""
+        return [self.abstract_params]
+
+    def to_compile(self, *, by_need: bool) -> list[Key]:
+        """Returns the programs that `compile` would compile."""
+        return [key for key in self.programs.missing() if self._is_due(key) or not by_need]
+
+    def compile(self, *, by_need: bool) -> None:
+        """Compiles the programs.
+
+        Args:
+          by_need: compile only the one of the largest micro-batch now, others at first use.
+        """
+        asked = self._is_due if by_need else lambda key: True
+        self.programs.compile_all(threads=os.cpu_count() or 1, only=asked)
+
+    def _is_due(self, key: Key) -> bool:
+        return (key.rows, key.length) in self.largest
+
+    def take(self, params: Params) -> None:
+        """Takes a copy of these parameters, in its own dtype and on its own shards."""
+
+        def copied(params: Params) -> Params:
+            return jax.tree.map(
+                lambda x, like: jnp.array(x, like.dtype, copy=True), params, self.abstract_params
+            )
+
+        self.params = jax.jit(copied, out_shardings=self.held.shardings)(params)
+
+    def read(self, batch: TrainBatch) -> TrainBatch:
+        """Returns the batch with the reader's column."""
+        assert self.params is not None, f"{self.column}: parameters are not there"
+        return self._predictions.with_column(batch, self.column, self.params)

@@ -1,0 +1,99 @@
+"""What a model predicts at each token, as pure functions of arrays.
+
+Knows neither the model, which comes as functions, nor how anything is sharded or compiled.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Int
+
+from pat_jax.rl.algorithm.logprobs import next_tokens, token_logprobs
+from pat_jax.rl.algorithm.losses import ENTROPY, LOGPROBS, VALUES, Columns, PerToken
+from pat_jax.rl.batches.batches import MicroBatch
+
+Params = Any  # a pytree of float32 or bfloat16 arrays
+
+
+@dataclass(frozen=True)
+class ModelFunctions:
+    """A model as the functions that an update needs."""
+
+    # (params, tokens[rows, length], positions, `MicroBatch.routes`) -> hidden states and, with
+    # routes, a number of each token for each name in `beside`, and the sums of `balance.py`
+    forward: Callable[[Params, Array, Array, Array | None], tuple[Array, dict[str, Array]]]
+    # (head, hidden states) -> logits, padding included; of a scalar head, a number of each token
+    logits: Callable[[Any, Array], Array]
+    # The part of the parameters that `logits` is given.
+    head: Callable[[Params], Any] = lambda params: params
+    # (function, head, arrays of rows) -> function(head, arrays), applied to each shard of rows
+    by_rows: Callable[..., tuple[PerToken, PerToken]] = lambda function, *given: function(*given)
+    beside: tuple[str, ...] = ()  # metrics, each a mean over the tokens in the loss
+    routers: tuple[int, int] | None = None  # number of layers with a router, and experts of each
+    is_scalar: bool = False  # whether the head gives one number at each token
+
+
+@dataclass(frozen=True)
+class Predictor:
+    """A model, and how its predictions are computed."""
+
+    model: ModelFunctions
+    vocab_size: int  # without padding
+    temperature: float = 1.0  # the rollout's, so that both use the same distribution
+    logit_tokens: int = 4096  # tokens of one shard of rows for which logits exist at a time
+
+    def predict_step(self, params: Params, micro: MicroBatch) -> Columns:
+        """Returns what the model predicts at each token, 0 outside `micro.mask`."""
+        predicted, _ = self(params, micro)
+        return jax.tree.map(lambda x: jnp.where(micro.mask, x, 0.0), predicted)
+
+    def score_step(self, params: Params, tokens: Int[Array, "rows length"]) -> PerToken:
+        """Returns log π(next token) in nats at temperature 1; the last position has no meaning."""
+        positions = jnp.broadcast_to(jnp.arange(tokens.shape[1])[None], tokens.shape)
+        hidden, _ = self.model.forward(params, tokens, positions, None)
+        return self._logprobs(params, hidden, next_tokens(tokens), 1.0)[0]
+
+    def __call__(
+        self, params: Params, micro: MicroBatch, *, has_entropy_gradient: bool = False
+    ) -> tuple[Columns, dict[str, Array]]:
+        """Returns what the model predicts at each token (`losses.PREDICTED`), with numbers beside it.
+
+        The numbers are those of `ModelFunctions.forward`."""
+        hidden, beside = self.model.forward(params, micro.tokens, micro.positions, micro.routes)
+        if self.model.is_scalar:
+            return {VALUES: self.model.logits(self.model.head(params), hidden)}, beside
+        found = self._logprobs(
+            params,
+            hidden,
+            micro.targets,
+            self.temperature,
+            has_entropy_gradient=has_entropy_gradient,
+        )
+        return dict(zip((LOGPROBS, ENTROPY), found, strict=True)), beside
+
+    def _logprobs(
+        self,
+        params: Params,
+        hidden: Array,
+        targets: Array,
+        temperature: float,
+        *,
+        has_entropy_gradient: bool = False,
+    ) -> tuple[PerToken, PerToken]:
+        # `by_rows` gathers the head once for all chunks of a shard, and sums its gradient over
+        # shards once. If the compiler splits the loop over chunks, it does both in each chunk.
+        def of_rows(head: Any, hidden: Array, targets: Array) -> tuple[PerToken, PerToken]:
+            return token_logprobs(
+                hidden,
+                targets,
+                lambda hidden: self.model.logits(head, hidden),
+                vocab_size=self.vocab_size,
+                temperature=temperature,
+                chunk=max(1, self.logit_tokens // hidden.shape[0]),
+                has_entropy_gradient=has_entropy_gradient,
+            )
+
+        return self.model.by_rows(of_rows, self.model.head(params), hidden, targets)
