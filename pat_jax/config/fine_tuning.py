@@ -5,7 +5,7 @@ The string under a field is its help text on the command line. Names are TRL's w
 
 from dataclasses import dataclass, field
 
-from pat_jax.common.options.declared import auto, option
+from pat_jax.common.options.declared import SHORT_FORM, auto, option
 from pat_jax.common.rules import (
     COUNT,
     FRACTION,
@@ -21,7 +21,17 @@ from pat_jax.common.rules import (
 from pat_jax.config.any_run import AnyRun
 from pat_jax.config.evaluation import EvalSchedule
 from pat_jax.config.learning import OptimizerConfig
-from pat_jax.config.shared import ComputeDtype
+from pat_jax.config.shared import ChatOptions, ComputeDtype
+
+
+@dataclass(frozen=True)
+class LearnedFiles(ChatOptions):
+    """Files to learn from."""
+
+    SECTION = "data."
+
+    files: tuple[str, ...] = option((), NAMES, **SHORT_FORM)
+    """Files, patterns of their names, or datasets of the Hugging Face Hub."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +77,7 @@ class FineTuning(AnyRun):
     compute_dtype: ComputeDtype = "auto"
     """Arithmetic of the forward pass; master weights are kept in --optimizer.weight_dtype. auto:
     bfloat16 on GPUs and TPUs, float32 on CPUs."""
+    data: LearnedFiles = field(default_factory=LearnedFiles)
     optimizer: OptimizerConfig = field(default_factory=lambda: OptimizerConfig(schedule="cosine"))
     eval: HeldoutConfig = field(default_factory=HeldoutConfig)
 

@@ -4,11 +4,11 @@ from dataclasses import dataclass
 
 from pat_jax.common.options.declared import SHORT_FORM, option
 from pat_jax.common.rules import NAMES
-from pat_jax.config.shared import ChatOptions
+from pat_jax.config.fine_tuning import LearnedFiles
 
 
 @dataclass(frozen=True)
-class PairColumnOptions(ChatOptions):
+class PairColumnOptions(LearnedFiles):
     """Columns of preference pairs."""
 
     chosen_key: str = ""
@@ -21,8 +21,6 @@ class PairColumnOptions(ChatOptions):
 @dataclass(frozen=True)
 class PairDataConfig(PairColumnOptions):
     """Preference pairs to learn from."""
-
-    SECTION = "data."
 
     files: tuple[str, ...] = option((), NAMES, **SHORT_FORM)
     """JSON, JSON-lines or Parquet files of pairs, patterns of their names ('data/*.parquet'), or

@@ -19,13 +19,12 @@ DPO_LEARNING_RATE = 1e-6
 class SftDataConfig(PairColumnOptions):
     """Examples to learn from."""
 
-    SECTION = "data."
-
     files: tuple[str, ...] = option((), NAMES, **SHORT_FORM)
     """JSON, JSON-lines or Parquet files of examples, patterns of their names ('data/*.parquet'), or
     datasets of the Hugging Face Hub (owner/name:config/split, as `train --help` says): prompt and
-    completion, messages, or text; with --loss dpo chosen and rejected. Any other file is one text (UTF-8); a folder is all files in it
-    and below. Texts are joined by the end token and cut into rows of --max_length."""
+    completion, messages, or text; with --loss dpo chosen and rejected, and prompt unless both begin
+    with it. Any other file is one text (UTF-8); a folder is all files in it and below. Texts are
+    joined by the end token and cut into rows of --max_length."""
     prompt_key: str = ""
     """Column of the prompt, text or chat messages; `a.b` is field b of column a. Empty: prompt."""
     completion_key: str = ""
@@ -62,9 +61,9 @@ class SftConfig(FineTuning):
     assistant_only_loss: bool = True
     """For messages, learn only the assistant's turns."""
     loss: Literal["cross_entropy", "dpo"] = "cross_entropy"
-    """What is minimized. cross_entropy: of the tokens to generate. dpo: direct preference
-    optimization on pairs (Rafailov et al. 2023), beside a frozen reference, which is the model at
-    the start, or with adapters their base."""
+    """What is minimized. cross_entropy: that of the tokens to generate. dpo: direct preference
+    optimization on pairs (Rafailov et al. 2023), with a frozen reference, the model at the
+    start."""
     beta: float = option(0.1, positive(1000))
     """With --loss dpo: how much a difference of log-probabilities from the reference counts; larger
     values keep the policy closer to it."""
@@ -74,12 +73,12 @@ class SftConfig(FineTuning):
         super().__post_init__()
         is_dpo, default = self.loss == "dpo", SftConfig.__dataclass_fields__
         for name in ("truncate", "completion_only_loss", "assistant_only_loss"):
-            kept = default[name].default
-            expected = f"{str(kept).lower()} with --loss dpo, which learns from whole responses"
-            self.need(name, not is_dpo or getattr(self, name) == kept, expected)
-        for name in ("beta",):
-            expected = f"{default[name].default} with --loss cross_entropy, which has no reference"
-            self.need(name, is_dpo or getattr(self, name) == default[name].default, expected)
+            usual = default[name].default
+            expected = f"{str(usual).lower()} with --loss dpo, which compares whole responses"
+            self.need(name, not is_dpo or getattr(self, name) == usual, expected)
+        usual = default["beta"].default
+        expected = f"{usual} with --loss cross_entropy, which has no reference"
+        self.need("beta", is_dpo or self.beta == usual, expected)
 
     @property
     def default_learning_rate(self) -> float:

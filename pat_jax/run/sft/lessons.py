@@ -7,7 +7,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Generic
+from typing import Any, ClassVar, Generic, Literal
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -41,7 +41,8 @@ class Lessons(ABC, Generic[Each]):
 
     KIND: ClassVar[str]  # a checkpoint is resumed by the same kind of run
     TITLE: ClassVar[str]  # of the learning, for the user
-    HAS_REFERENCE: ClassVar[bool] = False  # whether the loss reads a frozen copy of the model
+    FILES: ClassVar[str]  # the files that it is read from, for the user
+    HEAD: ClassVar[Literal["vocab", "scalar"]] = "vocab"  # of the model that learns
     TEXTS: ClassVar[int] = 1  # of at most `max_length` tokens that share a row
 
     @property
@@ -81,6 +82,7 @@ class ExampleLessons(Lessons[Example]):
     tokens_per_byte: float | None = None  # of held-out text; None: examples, or none held out
 
     KIND, TITLE = "examples", "supervised fine-tuning"
+    FILES = ".json, .jsonl or .parquet files of examples, text files or folders"
 
     @property
     def loss(self) -> Loss:
@@ -110,7 +112,8 @@ class ExampleLessons(Lessons[Example]):
 
 @dataclass(frozen=True)
 class _PairLessons(Lessons[Pair]):
-    TEXTS: ClassVar[int] = 2
+    TEXTS = 2
+    FILES = ".json, .jsonl or .parquet files of preference pairs"
 
     def lengths(self, drawn: Sequence[Pair]) -> Int[np.ndarray, " texts"]:
         return np.array([len(text) for pair in drawn for text in (pair.chosen, pair.rejected)])
@@ -133,7 +136,7 @@ class RewardLessons(_PairLessons):
 
     center: float = 0.0
 
-    KIND, TITLE = "pairs", "reward model"
+    KIND, TITLE, HEAD = "pairs", "reward model", "scalar"
 
     @property
     def loss(self) -> Loss:
@@ -162,7 +165,7 @@ class PreferenceLessons(_PairLessons):
 
     beta: float = 0.1
 
-    KIND, TITLE, HAS_REFERENCE = "pairs of a policy", "direct preference optimization", True
+    KIND, TITLE = "pairs of a policy", "direct preference optimization"
 
     @property
     def loss(self) -> Loss:
