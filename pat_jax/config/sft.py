@@ -11,7 +11,6 @@ from pat_jax.common.rules import NAMES, positive
 from pat_jax.config.fine_tuning import FineTuning
 from pat_jax.config.pairs import PairColumnOptions
 
-
 DPO_LEARNING_RATE = 1e-6
 
 

@@ -40,7 +40,6 @@ from pat_jax.rl.data.text_reader import TextRead, TextReader
 from pat_jax.rl.text.chat_template import ChatTemplateError
 from pat_jax.rl.text.tokenizer import ASSISTANT, ChatMessage, HuggingFaceTokenizer
 
-
 Each = TypeVar("Each", bound=Example | Pair)
 
 

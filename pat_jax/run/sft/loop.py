@@ -3,18 +3,15 @@
 Connects the packages. Knows no option of the command line and no array.
 """
 
-import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import numpy as np
-
 from pat_jax.common.devices import configure
-from pat_jax.config.sft import SftConfig
-from pat_jax.rl.algorithm.supervised import num_learned, to_example_batch
+from pat_jax.config.fine_tuning import FineTuning
 from pat_jax.rl.data.example import Example
+from pat_jax.rl.data.pair import Pair
 from pat_jax.run.checkpoints.skipped_steps import NonFiniteSteps
 from pat_jax.run.logging.banner import introduction
 from pat_jax.run.logging.speed import describe_memory, describe_update
@@ -27,9 +24,8 @@ from pat_jax.run.sft.inputs import tokenizer_dir
 from pat_jax.run.sft.setup import SftSetup, build
 from pat_jax.run.start.adapters import check_base, freeze_base, initial_params
 from pat_jax.run.start.compiling import compile_update
+from pat_jax.run.start.reference import begin_reference, resume_reference
 from pat_jax.training.build import schedule_of
-from pat_jax.training.roles import Roles
-from pat_jax.training.supervised import cross_entropy
 
 
 @dataclass(frozen=True)
@@ -103,7 +99,7 @@ class SftRun:
             begin_reference(self.setup.roles, self.config.run_dir, self.state)
         else:
             self.steps.first, saved, meta = found
-            read_reference_of(self.setup.roles, self.config.run_dir, self.steps.first)
+            resume_reference(self.setup.roles, self.config.run_dir, self.steps.first)
             check_base(meta, self.base_checksum, self.config)
             self.state, self.drawn = saved["train"], Drawn.from_json(meta)
             if meta["examples"] != self.setup.examples.checksum:

@@ -124,9 +124,7 @@ def _settled(config: Config, devices: Sequence[Device]) -> tuple[Config, ModelCo
         f"merged with --model {config.model!r}: its base is random numbers that no other program has",
     )
     if not config.data.files:
-        raise UserError(
-            f"option --data is not given: expected {kind.FILES}; give one or several."
-        )
+        raise UserError(f"option --data is not given: expected {kind.FILES}; give one or several.")
     platform = devices[0].platform
     config, note = settled_examples(config, model.max_position, platform, is_checkpoint=has_weights)
     if config.max_length > model.max_position:
