@@ -7,11 +7,12 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from pat_jax.common.options.declared import SHORT_FORM, option
-from pat_jax.common.rules import NAMES, positive
+from pat_jax.common.rules import NAMES, Rule, positive
 from pat_jax.config.fine_tuning import FineTuning
 from pat_jax.config.pairs import PairColumnOptions
 
 DPO_LEARNING_RATE = 1e-6
+SMOOTHING: Rule = (lambda x: 0 <= x < 0.5, "a number in [0, 0.5)")
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,9 @@ class SftConfig(FineTuning):
     beta: float = option(0.1, positive(1000))
     """With --loss dpo: how much a difference of log-probabilities from the reference counts; larger
     values keep the policy closer to it."""
+    label_smoothing: float = option(0.0, SMOOTHING)
+    """With --loss dpo: share of the pairs that are taken to be the wrong way round (conservative
+    DPO)."""
     data: SftDataConfig = field(default_factory=SftDataConfig)
 
     def __post_init__(self):
@@ -75,9 +79,10 @@ class SftConfig(FineTuning):
             usual = default[name].default
             expected = f"{str(usual).lower()} with --loss dpo, which compares whole responses"
             self.need(name, not is_dpo or getattr(self, name) == usual, expected)
-        usual = default["beta"].default
-        expected = f"{usual} with --loss cross_entropy, which has no reference"
-        self.need("beta", is_dpo or self.beta == usual, expected)
+        for name in ("beta", "label_smoothing"):
+            usual = default[name].default
+            expected = f"{usual} with --loss cross_entropy, which knows no pairs"
+            self.need(name, is_dpo or getattr(self, name) == usual, expected)
 
     @property
     def default_learning_rate(self) -> float:

@@ -1,8 +1,7 @@
 """Preference pairs in packed rows, and how well rewards agree with them, on the host.
 
-The two texts of a pair lie behind each other in one row, so that a loss finds both in one
-micro-batch: the responses with the numbers 2n - 1 (chosen) and 2n (rejected) are the row's n-th
-pair. Knows pairs, positions and rewards. Does not know files or models.
+The two texts of a pair lie behind each other in one row, where a loss finds both (`pair_loss.py`):
+the responses with the numbers 2n - 1 (chosen) and 2n (rejected) are the row's n-th pair. Knows pairs, positions and rewards. Does not know files or models.
 """
 
 from collections.abc import Sequence
@@ -16,7 +15,7 @@ from pat_jax.rl.batches.packing import Shape, pack_rows
 from pat_jax.rl.data.example import Example
 from pat_jax.rl.data.pair import Pair
 
-MARGINS = "margins"  # the column of margins, at each token in the loss
+MARGIN = "margin"  # the column of margins, at each token in the loss
 
 
 def to_pair_batch(
@@ -24,8 +23,8 @@ def to_pair_batch(
 ) -> TrainBatch:
     """Packs pairs into one mini-batch, in which each pair weighs the same.
 
-    Each token in the loss weighs 1 / (pairs * tokens in the loss of both texts of its pair), so
-    that a loss with the same value at all tokens of a pair is the mean over pairs.
+    Each token in the loss weighs 1 / (texts * tokens in the loss of its text): both texts of a pair
+    weigh the same, and a loss with the same value at all tokens of a pair is the mean over pairs.
 
     Args:
       pairs: at least one.
@@ -35,21 +34,20 @@ def to_pair_batch(
         predicts it.
 
     Returns:
-      The batch, with the column `margins`. Its places are those of the chosen and the rejected text
+      The batch, with the column `margin`. Its places are those of the chosen and the rejected text
       of each pair in turn, each from the first to the last token in the loss.
     """
     packing = pack_rows([len(pair) for pair in pairs], micro_shapes)
-    micro_batches = [empty_micro_batch(shape, (MARGINS,)) for shape in packing.shapes]
+    micro_batches = [empty_micro_batch(shape, (MARGIN,)) for shape in packing.shapes]
     places = []
     for pair, spot in zip(pairs, packing.spots, strict=True):
         micro, start = micro_batches[spot.micro], spot.start
-        num_in_loss = pair.chosen.in_loss.sum() + pair.rejected.in_loss.sum()
-        weight = 1 / (len(pairs) * num_in_loss)
         for i, example in enumerate((pair.chosen, pair.rejected)):
             number = 2 * spot.number - 1 + i
             read = _write(micro, example, (spot.row, start), number, 0 if at == "token" else 1)
+            weight = 1 / (2 * len(pairs) * example.in_loss.sum())
             micro.weights[spot.row, read] = weight * (micro.responses[spot.row, read] > 0)
-            micro.columns[MARGINS][spot.row, read] = pair.margin
+            micro.columns[MARGIN][spot.row, read] = pair.margin
             places.append(Place(0, spot.micro, spot.row, read, 0))
             start += len(example)
     slots = sum(micro.tokens.size for micro in micro_batches)
@@ -86,23 +84,33 @@ def _numbers(batch: TrainBatch) -> list[np.ndarray]:
 
 
 def agreement(
-    rewards: Float[np.ndarray, "pairs 2"], margins: Float[np.ndarray, " pairs"] | float = 0.0
+    rewards: Float[np.ndarray, "pairs 2"],
+    *,
+    margins: Float[np.ndarray, " pairs"] | float = 0.0,
+    label_smoothing: float = 0.0,
 ) -> dict[str, float]:
     """Measures how well rewards agree with preferences.
 
-        loss = mean of -log σ(r_chosen - r_rejected - margin)
+        loss = mean of -(1 - ε) log σ(r_chosen - r_rejected - margin) - ε log σ(-(…))
 
     Args:
       rewards: of the chosen and the rejected text of each pair.
       margins: by how much the chosen one's is to be the larger.
+      label_smoothing: ε.
 
     Returns:
       `loss` in nats; `accuracy`, the share of pairs whose chosen text has the larger reward (an
-      equal one does not count); `margin`, the mean difference.
+      equal one does not count); `margin`, the mean difference; and the mean of the chosen and of
+      the rejected texts' rewards.
     """
-    difference = rewards[:, 0] - rewards[:, 1]
+    chosen, rejected = rewards[:, 0], rewards[:, 1]
+    apart = chosen - rejected - margins
+    losses = (1 - label_smoothing) * np.logaddexp(0, -apart)
+    losses += label_smoothing * np.logaddexp(0, apart)
     return {
-        "loss": float(np.logaddexp(0, margins - difference).mean()),
-        "accuracy": float(np.mean(difference > 0)),
-        "margin": float(difference.mean()),
+        "loss": float(losses.mean()),
+        "accuracy": float(np.mean(chosen > rejected)),
+        "margin": float(np.mean(chosen - rejected)),
+        "chosen_reward": float(chosen.mean()),
+        "rejected_reward": float(rejected.mean()),
     }

@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 from pat_jax.rl.algorithm.dpo_loss import DPOLoss
 from pat_jax.rl.algorithm.losses import Loss
 from pat_jax.rl.algorithm.pair_loss import PairLoss
-from pat_jax.rl.algorithm.preferences import MARGINS, agreement, sums_by_text, to_pair_batch
+from pat_jax.rl.algorithm.preferences import MARGIN, agreement, sums_by_text, to_pair_batch
 from pat_jax.rl.algorithm.supervised import (
     CrossEntropy,
     cross_entropy,
@@ -134,13 +134,14 @@ class _PairLessons(Lessons[Pair]):
 class RewardLessons(_PairLessons):
     """The loss of a reward model, which gives the last token of each text a reward."""
 
-    center: float = 0.0
+    center_coef: float = 0.0
+    has_margin: bool = False
 
     KIND, TITLE, HEAD = "pairs", "reward model", "scalar"
 
     @property
     def loss(self) -> Loss:
-        return PairLoss(center=self.center)
+        return PairLoss(self.center_coef, self.has_margin)
 
     def batch(self, drawn: Sequence[Pair], shapes: Sequence[Shape]) -> TrainBatch:
         return to_pair_batch(drawn, shapes, at="token")
@@ -150,13 +151,10 @@ class RewardLessons(_PairLessons):
 
     def measure(self, predicted: TrainBatch, column: str) -> dict[str, float]:
         rewards = self.rewards(predicted, column)
-        measured = agreement(rewards, sums_by_text(predicted, MARGINS)[:, 0])
-        measured["loss"] += self.center * float(np.mean(rewards.sum(axis=1) ** 2))
-        return {f"eval/{name}": value for name, value in measured.items()} | {
-            "eval/reward_min": float(rewards.min()),
-            "eval/reward_mean": float(rewards.mean()),
-            "eval/reward_max": float(rewards.max()),
-        }
+        measured = agreement(rewards, margins=sums_by_text(predicted, MARGIN)[:, 0])
+        measured["loss"] += self.center_coef * float(np.mean(rewards.sum(axis=1) ** 2))
+        measured["reward_mean"] = float(rewards.mean())
+        return {f"eval/{name}": value for name, value in measured.items()}
 
 
 @dataclass(frozen=True)
@@ -164,12 +162,13 @@ class PreferenceLessons(_PairLessons):
     """Direct preference optimization: the policy itself is the reward, relative to a reference."""
 
     beta: float = 0.1
+    label_smoothing: float = 0.0
 
     KIND, TITLE = "pairs of a policy", "direct preference optimization"
 
     @property
     def loss(self) -> Loss:
-        return DPOLoss(beta=self.beta)
+        return DPOLoss(self.beta, self.label_smoothing)
 
     def batch(self, drawn: Sequence[Pair], shapes: Sequence[Shape]) -> TrainBatch:
         return to_pair_batch(drawn, shapes, at="target")
@@ -179,8 +178,5 @@ class PreferenceLessons(_PairLessons):
 
     def measure(self, predicted: TrainBatch, column: str) -> dict[str, float]:
         rewards = self.rewards(predicted, column)
-        chosen, rejected = rewards.mean(axis=0)
-        return {f"eval/{name}": value for name, value in agreement(rewards).items()} | {
-            "eval/reward_chosen": float(chosen),
-            "eval/reward_rejected": float(rejected),
-        }
+        measured = agreement(rewards, label_smoothing=self.label_smoothing)
+        return {f"eval/{name}": value for name, value in measured.items()}

@@ -74,8 +74,10 @@ def _reward_lessons(config: RewardModelConfig, model: ModelConfig) -> RewardLess
     columns = PairColumns(data.prompt_key, data.chosen_key, data.rejected_key, data.margin_key)
     tokenizer = load_tokenizer(config.model, data, model)
     reader = PairReader(tokenizer, config.max_length, True, columns, _LIMIT)
-    found = _read(config, data.files, reader)
-    return RewardLessons(*found.parts(config), config.center_rewards_coefficient)
+    train, heldout, note = _read(config, data.files, reader).parts(config)
+    has_margin = any(pair.margin for pair in (*train, *heldout))
+    center = config.center_rewards_coefficient
+    return RewardLessons(train, heldout, note, center, has_margin)
 
 
 def _preference_lessons(config: SftConfig, model: ModelConfig) -> PreferenceLessons:
@@ -83,7 +85,8 @@ def _preference_lessons(config: SftConfig, model: ModelConfig) -> PreferenceLess
     columns = PairColumns(data.prompt_key, data.chosen_key, data.rejected_key)
     tokenizer = load_tokenizer(config.model, data, model)
     reader = PairReader(tokenizer, config.max_length, False, columns, _LIMIT)
-    return PreferenceLessons(*_read(config, data.files, reader).parts(config), config.beta)
+    parts = _read(config, data.files, reader).parts(config)
+    return PreferenceLessons(*parts, config.beta, config.label_smoothing)
 
 
 @runtime_checkable
