@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from pat_jax.common.devices import Device
 from pat_jax.common.errors import UserError
@@ -39,6 +40,7 @@ from pat_jax.rl.text.tokenizer import Tokenizer, check_vocabulary
 from pat_jax.run.checkpoints.meta import check_fingerprint
 from pat_jax.run.process.folder import CHECKPOINTS
 from pat_jax.run.results.weights import check_weights
+from pat_jax.run.reward_models import RewardModels, build_reward_models, resident_of
 from pat_jax.run.start.adapters import identity
 from pat_jax.run.start.profiles import find_profile, profile_subject
 from pat_jax.run.start.rollouts import Rollouts
@@ -69,6 +71,7 @@ class Setup:
     subject: Subject  # the model and devices that a profile must be of
     profile: Profile | None  # measured before this start, if any was
     memory: MemoryModel
+    reward_models: RewardModels
 
     @property
     def trainer(self) -> Trainer:
@@ -88,13 +91,20 @@ def build(config: RunConfig, devices: Sequence[Device]) -> Setup:
     setup = _built(config, devices)
     kernels = other_kernels(setup.config, setup.engine, also=("rows",))
     if kernels is not None:
-        setup = _built(config, devices, kernels)
+        setup = _built(config, devices, kernels, setup.reward_models)
     check_weights(config.model)
     check_weights(config.speculation.draft_model, "speculation.source")
+    for one in setup.reward_models.values():
+        one.check_weights()
     return setup
 
 
-def _built(config: RunConfig, devices: Sequence[Device], kernels: Kernels | None = None) -> Setup:
+def _built(
+    config: RunConfig,
+    devices: Sequence[Device],
+    kernels: Kernels | None = None,
+    reward_models: RewardModels | None = None,
+) -> Setup:
     check_task(config)
     model = model_config(config, devices)
     config, shortened = settled_options(config, model, devices)
@@ -106,9 +116,12 @@ def _built(config: RunConfig, devices: Sequence[Device], kernels: Kernels | None
     fingerprint = _fingerprint(config, policy)
     check_offload(config.optimizer, devices)
     first, layouts, dropped = _layouts(config, model, devices, kernels)
+    if reward_models is None:
+        reward_models = build_reward_models(config, devices)
     task = load_task(config, checked_tokenizer(config, model))
     rollouts = Rollouts.of(config, policy, devices)
-    roles = build_roles(config, policy, first, layouts, rollouts.drafter)
+    others = rollouts.drafter, resident_of(reward_models)
+    roles = build_roles(config, policy, first, layouts, *others)
     resident = roles.policy.resident
     alone = rollouts.memory_alone(layouts, resident)
     if config.train or config.warm_start.steps:
@@ -117,7 +130,7 @@ def _built(config: RunConfig, devices: Sequence[Device], kernels: Kernels | None
         kept, more = worth_planning(config, layouts, alone, profile and profile.latency)
         dropped += more
         if len(kept) < len(layouts):
-            layouts, roles = kept, build_roles(config, policy, first, kept, rollouts.drafter)
+            layouts, roles = kept, build_roles(config, policy, first, kept, *others)
     engine = rollouts.engine(layouts, task.tokenizer.eos_ids, resident)
     return Setup(
         config,
@@ -133,6 +146,7 @@ def _built(config: RunConfig, devices: Sequence[Device], kernels: Kernels | None
         subject,
         profile,
         memory_model(engine.specs, config.rollout, limit=alone.limit, resident=resident),
+        reward_models,
     )
 
 
@@ -158,20 +172,27 @@ def _fingerprint(config: RunConfig, policy: Policy) -> Mapping[str, object]:
     return fingerprint
 
 
-def build_engine(config: RunConfig, model: ModelConfig, devices: Sequence[Device]) -> RolloutEngine:
-    """Builds only the engine, without the data of a run. Raises UserError as `build` does, except
-    for the weights of `config.model`, which not every caller needs."""
-    engine = _built_engine(config, model, devices)
+def build_engine(
+    config: RunConfig, model: ModelConfig, devices: Sequence[Device], resident: Sequence[Any] = ()
+) -> RolloutEngine:
+    """Builds only the engine, without the data of a run. `resident` has shapes and shardings of
+    other arrays on the devices. Raises UserError as `build` does, except for the weights of
+    `config.model`, which not every caller needs."""
+    engine = _built_engine(config, model, devices, resident)
     scores = ("rows",) if config.rollout.weights != "auto" else ()  # the gap to the full weights
     kernels = other_kernels(config, engine, also=scores)
     if kernels is not None:
-        engine = _built_engine(config, model, devices, kernels)
+        engine = _built_engine(config, model, devices, resident, kernels)
     check_weights(config.speculation.draft_model, "speculation.source")
     return engine
 
 
 def _built_engine(
-    config: RunConfig, model: ModelConfig, devices: Sequence[Device], kernels: Kernels | None = None
+    config: RunConfig,
+    model: ModelConfig,
+    devices: Sequence[Device],
+    resident: Sequence[Any],
+    kernels: Kernels | None = None,
 ) -> RolloutEngine:
     check_lengths(config, model)
     check_vocabulary_options(config, model)
@@ -181,11 +202,12 @@ def _built_engine(
     has_tokenizer = config.data.is_arithmetic or is_checkpoint(config.model)
     eos_ids = checked_tokenizer(config, model).eos_ids if has_tokenizer else (0,)
     rollouts = Rollouts.of(config, Policy.from_config(model), devices)
-    without_memory = layouts_without_memory(rollouts.memory_alone(layouts), config.rollout)
+    alone = rollouts.memory_alone(layouts, resident)
+    without_memory = layouts_without_memory(alone, config.rollout)
     for split, reason in without_memory.items():
         log.info("layout dropped: %s: %s", split, reason)
     kept = {split: layout for split, layout in layouts.items() if split not in without_memory}
-    return rollouts.engine(kept, eos_ids)
+    return rollouts.engine(kept, eos_ids, resident)
 
 
 def checked_tokenizer(config: RunConfig, model: ModelConfig) -> Tokenizer:

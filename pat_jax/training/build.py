@@ -3,8 +3,9 @@
 Knows options. Does not know data, checkpoints or which devices there are.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -56,11 +57,13 @@ def build_roles(
     layout: Layout,
     rollout_layouts: dict[Split, Layout],
     drafter: Drafter = NO_DRAFTER,
+    others: Sequence[Any] = (),
 ) -> Roles:
     """Returns the models of a run in `layout`, the policy with transfers to `rollout_layouts`.
 
     Args:
       drafter: the rollouts' drafter; its arrays stay on the devices during updates.
+      others: shapes with shardings of what else stays on the devices, such as reward models.
 
     Raises:
       UserError: the options ask for adapters that the model cannot have.
@@ -80,7 +83,7 @@ def build_roles(
         supervised=supervised if is_warm else None,
         # KL in the reward compares the policy before the update with the reference.
         predicts=algorithm.beta > 0 and algorithm.kl_in == "reward",
-        others=[tree for reader in readers.values() for tree in reader.resident],
+        others=[*others, *(tree for reader in readers.values() for tree in reader.resident)],
         is_offloaded=config.optimizer.offload,
         beside=drafter_state(drafter, layout, embed, dtype, learns=config.train),
     )
