@@ -188,7 +188,7 @@ def test_a_file_without_pairs_is_refused(plain, tmp_path):
     path = write(tmp_path, {"prompt": "a", "completion": "b"})
     with pytest.raises(UserError, match="prompt, completion: expected chosen and rejected"):
         read(path, plain, is_scored=True)
-    with pytest.raises(UserError, match="--data.chosen_key is 'better'"):
+    with pytest.raises(UserError, match=r"--data\.chosen_key is 'better'"):
         PairReader(plain, 9, True, PairColumns(chosen="better")).read([path], 0.0)
 
 
