@@ -78,8 +78,6 @@ def test_a_run_learns_from_a_model_and_a_function(judge: Path, tmp_path: Path):
         mean = np.mean([line["rewards"]["judge"] for line in mine])
         assert row["reward/judge/mean"] == pytest.approx(mean)
         assert row["reward/failed"] == 0 and row["train/grad_norm"] > 0
-        assert row["eval/reward/judge"] if "eval/reward" in row else True
-        assert "timing/update/compile" not in row or row["timing/update/compile"] == 0
     assert "(judge " in output
 
 
