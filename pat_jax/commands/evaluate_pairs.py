@@ -18,7 +18,6 @@ from pat_jax.evaluation.judged import Judged, content, words
 from pat_jax.rl.data.pair import Pair
 from pat_jax.rl.data.pair_files import PairColumns
 from pat_jax.rl.data.pairs import PairReader, PairsRead
-from pat_jax.rl.text.scored_text import until_padding
 from pat_jax.rl.text.tokenizer import Chat
 from pat_jax.run.heldout import set_names
 from pat_jax.run.logging.progress import Progress
@@ -53,7 +52,7 @@ def evaluate_pairs(config: EvaluateConfig) -> None:
         scorer.reader.compile(by_need=False)
         load_weights(scorer.reader, options.model)
         start = time.perf_counter()
-        rewards = iter(_score(scorer, pairs, judge.pad_id))
+        rewards = iter(_score(scorer, pairs))
         judged = [
             Judged.of(name, one.train, np.array([next(rewards) for _ in one.train]))
             for name, one in found.items()
@@ -75,6 +74,7 @@ def _read(config: EvaluateConfig, judge: Judge) -> dict[str, PairsRead]:
         asked or context,
         is_scored=True,
         columns=PairColumns(config.data.prompt_key),
+        pad_id=judge.pad_id,
         option="--reward_model.max_length",
     )
     names = config.data.files
@@ -90,12 +90,10 @@ def _read(config: EvaluateConfig, judge: Judge) -> dict[str, PairsRead]:
     return found
 
 
-def _score(
-    scorer: TextScorer, pairs: Sequence[Pair], pad_id: int | None
-) -> Float[np.ndarray, "pairs 2"]:
+def _score(scorer: TextScorer, pairs: Sequence[Pair]) -> Float[np.ndarray, "pairs 2"]:
     """Returns the rewards of the chosen and the rejected text of each pair."""
     rewards = []
     for i in bar(range(0, len(pairs), AT_ONCE), unit="batch"):
         both = [x for pair in pairs[i : i + AT_ONCE] for x in (pair.chosen, pair.rejected)]
-        rewards += list(scorer([until_padding(text.tokens, pad_id) for text in both]))
+        rewards += list(scorer([text.tokens for text in both]))
     return np.array(rewards, np.float64).reshape(-1, 2)

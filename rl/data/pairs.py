@@ -20,6 +20,7 @@ from pat_jax.rl.data.pair import Pair
 from pat_jax.rl.data.pair_files import PairColumns, PairRow, read_pair_file
 from pat_jax.rl.data.subset import Subset, subset_of
 from pat_jax.rl.text.chat_template import ChatTemplateError
+from pat_jax.rl.text.scored_text import until_padding
 from pat_jax.rl.text.tokenizer import ASSISTANT, HuggingFaceTokenizer, PromptText
 
 
@@ -50,6 +51,8 @@ class PairReader:
       is_scored: whether a reward model reads the texts: each is then all that the chat template
         writes, and its last token is in the loss. Otherwise a policy generates the responses, whose
         tokens are in the loss (`ExampleReader.marked`).
+      pad_id: the reward model's `pad_token_id`: as in transformers, its score is read at the last
+        token that is another one.
       option: name of the option that sets `max_length`, for messages.
     """
 
@@ -57,6 +60,7 @@ class PairReader:
     max_length: int
     is_scored: bool
     columns: PairColumns | None = None
+    pad_id: int | None = None
     option: str = A_LIMIT
 
     def read(self, paths: Sequence[Path], heldout_share: float) -> PairsRead:
@@ -114,6 +118,7 @@ class PairReader:
             messages = [*as_messages(row.prompt or [], "user"), *as_messages(response, ASSISTANT)]
             text = self.tokenizer.chat_text(messages, row.variables, is_closed=True)
             tokens = self.tokenizer.encode_chat(text)
+        tokens = until_padding(np.array(tokens), self.pad_id).tolist()
         return Marked(tokens, [False] * (len(tokens) - 1) + [True])
 
     def _text(self, row: PairRow, text: PromptText) -> Marked:

@@ -15,8 +15,8 @@ from pat_jax.rl.algorithm.dpo_loss import DPOLoss
 from pat_jax.rl.algorithm.losses import ENTROPY, LOGPROBS, VALUES, Loss
 from pat_jax.rl.algorithm.pair_loss import PairLoss
 
-# Made by trl_pairs.py; test_trl_pairs_parity.py holds it against TRL.
-TRL = json.loads(Path(__file__).with_name("recorded_pairs.json").read_text(encoding="utf-8"))
+# Made by trl_losses.py; test_trl_losses_parity.py holds it against TRL.
+TRL = json.loads(Path(__file__).with_name("recorded_trl.json").read_text(encoding="utf-8"))
 GIVEN = TRL["given"]
 LENGTHS = [[len(x) for x in pair] for pair in GIVEN["logprobs"]]
 PAIRS = len(LENGTHS)

@@ -105,6 +105,14 @@ def test_the_turns_behind_what_two_chats_share_are_generated(chatty, tmp_path):
     assert other.startswith("5") and other.endswith("yes")
 
 
+def test_a_score_is_read_before_padding(plain, tmp_path):
+    """As transformers reads it: a model whose padding is its end token never sees the end."""
+    path = write(tmp_path, TEXT_FORMS[0])
+    (pair,) = PairReader(plain, 64, True, pad_id=EOS).read([path], 0.0).train
+    assert pair.chosen.tokens.tolist() == [BOS, *plain.encode("2+2=4")]
+    assert np.flatnonzero(pair.chosen.in_loss).tolist() == [len(pair.chosen) - 1]
+
+
 def test_margins_subsets_and_named_columns(plain, tmp_path):
     rows = [
         {"q": {"text": "a"}, "better": "b", "worse": "c", "by": 2, "subset": "easy"},

@@ -15,6 +15,8 @@ from pat_jax.common.hub import is_checkpoint, local_checkpoint
 from pat_jax.common.patterns import matches
 from pat_jax.config.shared import ChatOptions
 from pat_jax.engine.sizing.draft_choice import checkpoint_shape
+from pat_jax.models.checkpoints.hf_config import CONFIG_FILE
+from pat_jax.models.checkpoints.json_fields import read_json_object
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.presets import PRESETS, preset
 from pat_jax.rl.text.tokenizer import (
@@ -76,6 +78,12 @@ def load_tokenizer(name: str, options: ChatOptions, model: ModelConfig) -> Huggi
     tokenizer = HuggingFaceTokenizer(tokenizer_dir(name, model), chat)
     check_vocabulary(tokenizer, model.vocab_size, source=name)
     return tokenizer
+
+
+def pad_id_of(directory: Path) -> int | None:
+    """Returns `pad_token_id` of the directory's config.json, which an export keeps."""
+    path = directory / CONFIG_FILE
+    return read_json_object(path).get("pad_token_id") if path.is_file() else None
 
 
 def find_data(option: str, names: Sequence[str], *, split: str = "train") -> list[Path]:

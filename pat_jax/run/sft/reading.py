@@ -17,7 +17,7 @@ from pat_jax.rl.data.pair import Pair
 from pat_jax.rl.data.pair_files import PairColumns
 from pat_jax.rl.data.pairs import PairReader
 from pat_jax.rl.data.text_rows import TextRows
-from pat_jax.run.sft.inputs import find_data, load_tokenizer
+from pat_jax.run.sft.inputs import find_data, load_tokenizer, pad_id_of
 from pat_jax.run.sft.lessons import ExampleLessons, Lessons, PreferenceLessons, RewardLessons
 
 Each_co = TypeVar("Each_co", bound=Example | Pair, covariant=True)
@@ -73,7 +73,8 @@ def _reward_lessons(config: RewardModelConfig, model: ModelConfig) -> RewardLess
     data = config.data
     columns = PairColumns(data.prompt_key, data.chosen_key, data.rejected_key, data.margin_key)
     tokenizer = load_tokenizer(config.model, data, model)
-    reader = PairReader(tokenizer, config.max_length, True, columns, _LIMIT)
+    pad_id = pad_id_of(tokenizer.directory)
+    reader = PairReader(tokenizer, config.max_length, True, columns, pad_id, _LIMIT)
     train, heldout, note = _read(config, data.files, reader).parts(config)
     has_margin = any(pair.margin for pair in (*train, *heldout))
     center = config.center_rewards_coefficient
@@ -84,7 +85,7 @@ def _preference_lessons(config: SftConfig, model: ModelConfig) -> PreferenceLess
     data = config.data
     columns = PairColumns(data.prompt_key, data.chosen_key, data.rejected_key)
     tokenizer = load_tokenizer(config.model, data, model)
-    reader = PairReader(tokenizer, config.max_length, False, columns, _LIMIT)
+    reader = PairReader(tokenizer, config.max_length, False, columns, option=_LIMIT)
     parts = _read(config, data.files, reader).parts(config)
     return PreferenceLessons(*parts, config.beta, config.label_smoothing)
 

@@ -1,4 +1,4 @@
-"""The recorded numbers of test_pair_losses.py are those of TRL's trainers (needs the `parity` extra)."""
+"""The recorded numbers of other tests are those of TRL's own trainers (needs the `parity` extra)."""
 
 import json
 
@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip("torch", reason="needs the `parity` extra")
 pytest.importorskip("trl", reason="needs the `parity` extra")
 
-from trl_pairs import RECORDED, everything
+from trl_losses import RECORDED, everything
 
 
 def assert_same(found, recorded) -> None:
@@ -20,7 +20,7 @@ def assert_same(found, recorded) -> None:
         for one, wanted in zip(found, recorded, strict=True):
             assert_same(one, wanted)
     else:
-        np.testing.assert_allclose(found, recorded, rtol=1e-9, atol=1e-9)
+        np.testing.assert_allclose(found, recorded, rtol=1e-7, atol=1e-8)
 
 
 def test_trl_gives_what_is_recorded():
