@@ -70,7 +70,7 @@ def sums_by_text(batch: TrainBatch, column: str) -> Float[np.ndarray, "pairs 2"]
     """Returns the sum of a column over the tokens in the loss of each chosen and rejected text."""
     values, numbers = batch.by_response(column), _numbers(batch)
     sums = [
-        (np.asarray(each, np.float64) * (number > 0)).sum()
+        np.sum(np.asarray(each, np.float64), where=number > 0)
         for each, number in zip(values, numbers, strict=True)
     ]
     return np.array(sums).reshape(-1, 2)

@@ -102,7 +102,7 @@ def rewards_of(export: Path, pairs: list[Pair]) -> np.ndarray:
     """Of an exported reward model, computed one text after another."""
     model = check_checkpoint(export)
     policy = Policy.from_config(model)
-    bound = policy.bind(load_params(export, policy))
+    bound = policy.bind(load_params(export, policy, None, jnp.dtype(jnp.float32)))
     head, bias = bound.scalar_head
     assert bias is None
 
