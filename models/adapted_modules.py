@@ -28,6 +28,7 @@ class Linear:
     module: str
     num_in: int  # trailing dimensions that a product with the weight sums over; 0: no adapter
     part: int | None = None  # part of the adapter's outputs, where several weights share its a
+    is_scalar_head: bool = False  # trained as a whole, beside the adapters of other weights
 
     @property
     def is_stack(self) -> bool:
@@ -66,7 +67,7 @@ def _linear(
 ) -> Linear:
     keys = [key.key for key in path if isinstance(key, jax.tree_util.DictKey)]
     if policy.config.experts is None or keys[0] != "layers" or keys[2] != "mlp":
-        return Linear(tensor.module, contracted)
+        return Linear(tensor.module, contracted, is_scalar_head=tensor.is_scalar_head)
     if not policy.config.is_sparse(keys[1]) or keys[3] not in _SPARSE:
         # PEFT cannot tell an MLP from experts by module name, so no MLP of such a model is adapted.
         return Linear(tensor.module, 0)

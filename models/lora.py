@@ -1,7 +1,8 @@
 """Low-rank adapters of a policy's linear layers (LoRA, arXiv 2106.09685).
 
-Knows which parameters have an adapter and what a policy with them is. Does not know how adapters
-are trained or stored (`peft_adapter.py`).
+Knows which parameters have an adapter and what a policy with them is. A scalar head has none: it
+is small, and trained as a whole beside them. Does not know how adapters are trained or stored
+(`peft_adapter.py`).
 """
 
 import math
@@ -49,7 +50,9 @@ class Adapter:
     b: Any
 
 
-Adapters = dict[str, Adapter]  # by module of `linear_modules`, such as model.layers.0.mlp.up_proj
+# Each `Adapter` by its module of `linear_modules`, such as model.layers.0.mlp.up_proj; the arrays of
+# a scalar head by theirs, score and score.bias.
+Adapters = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -100,7 +103,7 @@ class Lora:
 
     @property
     def num_weights(self) -> int:
-        """Number of weights of all adapters, without their padding."""
+        """Number of weights of all adapters and a scalar head, without their padding."""
         return sum(map(_size, self.unpadded.values()))
 
     @property
@@ -146,24 +149,19 @@ class Lora:
     def init(self, seed: int, shardings: Adapters | None = None) -> Adapters:
         """Returns new adapters, with which the policy equals its base.
 
-        a is uniform in ±1/√fan_in, as in PEFT (Kaiming with slope √5), b is zero; padding too."""
+        a is uniform in ±1/√fan_in, as in PEFT (Kaiming with slope √5), b is zero; padding too. So is
+        a scalar head; a checkpoint's own takes its place (`hf_load.load_scalar_head`)."""
         key = jax.random.fold_in(jax.random.key(seed), _STREAM)
         made: Adapters = {}
         unpadded = self.unpadded
         for i, (name, like) in enumerate(self.abstract_params.items()):
-            placed = shardings[name] if shardings is not None else Adapter(None, None)
+            placed = shardings[name] if shardings is not None else None
+            if not isinstance(like, Adapter):
+                made[name] = initialize(zeros, like, placed, jnp.float32)(key)
+                continue
             num_stack = int(is_stack(name))
             uniform = padded(_uniform(like.a.ndim - 1 - num_stack, num_stack), unpadded[name].a)
-            likes, tree = jax.tree.flatten(like.b)
-            places = jax.tree.leaves(placed.b) or [None] * len(likes)
-            b = (
-                initialize(zeros, each, place, jnp.float32)(key)
-                for each, place in zip(likes, places, strict=True)
-            )
-            made[name] = Adapter(
-                initialize(uniform, like.a, placed.a, jnp.float32)(jax.random.fold_in(key, i)),
-                jax.tree.unflatten(tree, b),
-            )
+            made[name] = _new(like, uniform, placed or Adapter(None, None), key, i)
         return made
 
     def attach(self, base: Params, adapters: Adapters) -> Params:
@@ -182,8 +180,8 @@ class Lora:
 
         def paired(linear: Linear, weight: Any) -> Any:
             adapter = adapters.get(linear.module)
-            if adapter is None:
-                return weight
+            if not isinstance(adapter, Adapter):
+                return weight if adapter is None else adapter
             b = adapter.b if linear.part is None else adapter.b[linear.part]
             return AdaptedWeight(weight, adapter.a, b)
 
@@ -213,11 +211,14 @@ class Lora:
         return 2 * self.rank if self.doubles_gate_up and linear.part is not None else self.rank
 
     def _each(self, tree: Params, describe: Callable[[Linear, Any], Adapter]) -> Adapters:
-        """Makes each module's adapter by `describe(linear, leaf of tree)` of its weights."""
+        """Makes each module's adapter by `describe(linear, leaf of tree)` of its weights. The leaves
+        of a scalar head are taken as they are."""
         chosen, made = set(self.modules), Adapters()
         leaves = jax.tree.leaves(tree, is_leaf=_is_shape)
         every: list[Linear] = jax.tree.leaves(linear_weights(self.policy))
         for linear, leaf in zip(every, leaves, strict=True):
+            if linear.is_scalar_head:
+                made[linear.module] = leaf
             if linear.module not in chosen:
                 continue
             adapter = describe(linear, leaf)
@@ -226,6 +227,18 @@ class Lora:
                 adapter = Adapter(adapter.a, [*parts, adapter.b])
             made[linear.module] = adapter
         return made
+
+
+def _new(like: Adapter, init: Initializer, placed: Adapter, key: Array, number: int) -> Adapter:
+    """Makes an adapter whose a is initialized by `init`, and whose b is zero."""
+    likes, tree = jax.tree.flatten(like.b)
+    places = jax.tree.leaves(placed.b) or [None] * len(likes)
+    b = (
+        initialize(zeros, each, place, jnp.float32)(key)
+        for each, place in zip(likes, places, strict=True)
+    )
+    a = initialize(init, like.a, placed.a, jnp.float32)(jax.random.fold_in(key, number))
+    return Adapter(a, jax.tree.unflatten(tree, b))
 
 
 def _is_shape(node: object) -> bool:

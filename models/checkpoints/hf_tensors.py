@@ -26,7 +26,7 @@ class _Form(Enum):
 
 EMBEDDING = "model.embed_tokens.weight"
 LM_HEAD = "lm_head.weight"
-SCORE, SCORE_BIAS = "score.weight", "score.bias"  # of a scalar head
+SCALAR_HEAD = SCORE, SCORE_BIAS = "score.weight", "score.bias"
 
 _MODEL_TENSORS: dict[str, tuple[str, _Form]] = {
     "embedding": (EMBEDDING, _Form.INPUT),
@@ -90,7 +90,7 @@ class HFTensor:
 
     @property
     def is_scalar_head(self) -> bool:
-        return self.name in (SCORE, SCORE_BIAS)
+        return self.name in SCALAR_HEAD
 
     @property
     def is_stack(self) -> bool:

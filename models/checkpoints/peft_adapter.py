@@ -17,16 +17,22 @@ from pat_jax.models.checkpoints.hf_export import appearing_at_once, check_export
 from pat_jax.models.checkpoints.peft_config import (
     ADAPTER_CONFIG,
     GATE_UP,
+    MODULES_TO_SAVE,
     NOT_ADAPTED,
     TARGET_PARAMETERS,
     PeftConfig,
     read_peft_config,
 )
 from pat_jax.models.checkpoints.peft_tensors import (
+    HEAD,
+    HEAD_MODULES,
     PREFIX,
+    TASKS,
     A,
     B,
+    Shape,
     from_stored,
+    head_name,
     of_wrappers,
     parameter,
     stored_shapes,
@@ -39,7 +45,7 @@ from pat_jax.models.checkpoints.safetensors_file import (
     read_header,
     write_file,
 )
-from pat_jax.models.lora import Adapters, Lora
+from pat_jax.models.lora import Adapter, Adapters, Lora
 from pat_jax.models.policy import Policy
 
 ADAPTER_FILE = "adapter_model.safetensors"
@@ -57,12 +63,11 @@ _PLAIN: Mapping[str, object] = {
     "use_dora": False,
     "rank_pattern": {},
     "alpha_pattern": {},
-    "modules_to_save": None,
 }
 
 
 def export_adapter(directory: str | Path, lora: Lora, adapters: Adapters, base: str | Path) -> None:
-    """Writes adapters in float32; the directory appears once it is complete.
+    """Writes adapters, and a scalar head, in float32; the directory appears once it is complete.
 
     Args:
       base: the checkpoint that the adapters belong to, a directory or a name of the Hub; it is
@@ -70,9 +75,11 @@ def export_adapter(directory: str | Path, lora: Lora, adapters: Adapters, base: 
     """
     check_export(directory)
     of_experts = [name for name in lora.modules if is_of_experts(lora.policy, name)]
+    model = lora.policy.config
     fields = {
         **_PLAIN,
-        "task_type": "CAUSAL_LM",
+        "task_type": TASKS[model.head, model.head_bias],
+        MODULES_TO_SAVE: list(HEAD_MODULES) if model.head == "scalar" else None,
         "base_model_name_or_path": str(Path(base).absolute()) if Path(base).is_dir() else str(base),
         "r": lora.rank,
         "lora_alpha": lora.alpha,
@@ -85,16 +92,16 @@ def export_adapter(directory: str | Path, lora: Lora, adapters: Adapters, base: 
     if lora.doubles_gate_up:
         fields["rank_pattern"] = {GATE_UP: 2 * lora.rank}
         fields["alpha_pattern"] = {GATE_UP: 2 * lora.alpha}
-    unpadded, shapes = lora.unpadded, dict[str, tuple[int, ...]]()
+    unpadded, shapes = lora.unpadded, dict[str, Shape]()
     for name in adapters:
-        shapes |= zip(_names(name, lora), stored_shapes(name, unpadded[name]), strict=True)
+        shapes |= _shapes(name, lora, unpadded[name])
 
     def arrays() -> Iterator[np.ndarray]:
         for name, adapter in adapters.items():
             host = jax.tree.map(
                 lambda x, shape: np.asarray(x)[tuple(map(slice, shape))], adapter, unpadded[name]
             )
-            yield from to_stored(name, host)
+            yield from to_stored(name, host) if isinstance(host, Adapter) else [host]
 
     with appearing_at_once(Path(directory)) as partial:
         write_json(partial / ADAPTER_CONFIG, fields)
@@ -107,10 +114,12 @@ def read_adapter(directory: str | Path, policy: Policy) -> Lora:
     Raises:
       UserError: the directory holds no adapter, or one of an unknown kind or of another model.
     """
-    config, linear = read_peft_config(directory), linear_modules(policy)
-    stored = _stored_tensors(Path(directory))
+    is_scalar, linear = policy.config.head == "scalar", linear_modules(policy)
+    config = read_peft_config(directory, HEAD_MODULES if is_scalar else ())
+    stored = _stored_tensors(Path(directory), policy)
     named = of_wrappers(x for x in linear if config.has_parameter(parameter(x)))
     wrappers = {name.removeprefix(PREFIX).removesuffix(A).removesuffix(B) for name in stored}
+    wrappers -= {name.removeprefix(PREFIX) for name in HEAD}
     modules = {named.get(name, name) for name in wrappers}
     _check_modules(config, modules, linear, policy)
     _check_targets(config, modules, set(named.values()), policy)
@@ -126,12 +135,12 @@ def read_adapter(directory: str | Path, policy: Policy) -> Lora:
 
 
 def load_adapter(directory: str | Path, lora: Lora, shardings: Adapters | None = None) -> Adapters:
-    """Returns the adapters that `read_adapter` has found in the directory, float32.
+    """Returns the adapters, and the scalar head, that `read_adapter` has found, float32.
 
     Raises:
       UserError: a tensor has values that are not finite.
     """
-    stored, abstract = _stored_tensors(Path(directory)), lora.abstract_params
+    stored, abstract = _stored_tensors(Path(directory), lora.policy), lora.abstract_params
     unpadded = lora.unpadded
 
     def read(name: str) -> np.ndarray:
@@ -149,19 +158,23 @@ def load_adapter(directory: str | Path, lora: Lora, shardings: Adapters | None =
 
     loaded: Adapters = {}
     for module, like in abstract.items():
-        a, b = map(read, _names(module, lora))
-        host = jax.tree.map(padded, like, from_stored(module, a, b, unpadded[module]))
+        host, *b = map(read, _shapes(module, lora, unpadded[module]))
+        if isinstance(like, Adapter):
+            host = from_stored(module, host, b[0], unpadded[module])
+            host = jax.tree.map(padded, like, host)
         loaded[module] = jax.device_put(host, shardings[module] if shardings else None)
     return loaded
 
 
-def _names(module: str, lora: Lora) -> tuple[str, str]:
-    """Names of a module's tensors A and B."""
-    name = PREFIX + wrapper(module, lora.modules)
-    return name + A, name + B
+def _shapes(module: str, lora: Lora, unpadded: Adapter | Shape) -> dict[str, Shape]:
+    """Shapes of a module's tensors A and B, or of that of a scalar head, by their names."""
+    if not isinstance(unpadded, Adapter):
+        return {head_name(module): unpadded}
+    name, (a, b) = PREFIX + wrapper(module, lora.modules), stored_shapes(module, unpadded)
+    return {name + A: a, name + B: b}
 
 
-def _stored_tensors(directory: Path) -> dict[str, StoredTensor]:
+def _stored_tensors(directory: Path, policy: Policy) -> dict[str, StoredTensor]:
     """Returns the tensors by name, without the adapter's name, which most files leave out."""
     path = directory / ADAPTER_FILE
     if not path.is_file():
@@ -177,8 +190,9 @@ def _stored_tensors(directory: Path) -> dict[str, StoredTensor]:
             f"{path}: the file holds {what}, expected {A[1:]} and {B[1:]} of each layer; save the "
             "adapter again."
         )
+    whole = HEAD if policy.config.head == "scalar" else ()
     for name in stored:
-        if not (name.startswith(PREFIX) and name.endswith((A, B))):
+        if name not in whole and not (name.startswith(PREFIX) and name.endswith((A, B))):
             raise _not_implemented(path, name)
     return stored
 
@@ -247,11 +261,14 @@ def _check_targets(config: PeftConfig, modules: Set[str], named: Set[str], polic
 
 def _check_tensors(directory: Path, lora: Lora, stored: Mapping[str, StoredTensor]) -> None:
     for module, adapter in lora.unpadded.items():
-        for name, wanted in zip(_names(module, lora), stored_shapes(module, adapter), strict=True):
+        for name, wanted in _shapes(module, lora, adapter).items():
             if name not in stored:
+                expected = f"{A[1:]} and {B[1:]} of each layer; save the adapter again."
+                if name in HEAD:
+                    task = TASKS["scalar", lora.policy.config.head_bias]
+                    expected = f"the model's scalar head; save the adapter with task_type {task!r}."
                 raise UserError(
-                    f"{directory / ADAPTER_FILE}: tensor {name!r} is missing, expected {A[1:]} and {B[1:]} "
-                    "of each layer; save the adapter again."
+                    f"{directory / ADAPTER_FILE}: tensor {name!r} is missing, expected {expected}"
                 )
             if (found := stored[name].shape) != wanted:
                 what = f"{name!r} is {found}, {wanted} by the model and rank {lora.rank}"

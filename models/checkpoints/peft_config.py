@@ -4,7 +4,7 @@ Knows every field of PEFT's `LoraConfig`. Does not know any tensor.
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -27,6 +27,7 @@ _DEFAULTS: Mapping[str, object] = {
     "layers_pattern": None,
     "target_parameters": None,
 }
+MODULES_TO_SAVE = "modules_to_save"  # modules that are trained and stored as a whole
 TARGET_PARAMETERS = "target_parameters"  # parameters of experts and routers
 # The pattern by which PEFT 0.21 doubles rank and alpha of gate and up, where an adapter of each was
 # asked for (`target_modules` all-linear, or names of transformers 4).
@@ -49,7 +50,7 @@ _NOT_IMPLEMENTED = [
     "fan_in_fan_out",
     "rank_pattern",
     "alpha_pattern",
-    "modules_to_save",
+    MODULES_TO_SAVE,
     "trainable_token_indices",
     "layer_replication",
     "megatron_config",
@@ -128,8 +129,11 @@ class PeftConfig:
         return UserError(f"{self.path}: field '{name}' is {value}, expected {expected}; {advice}.")
 
 
-def read_peft_config(directory: str | Path) -> PeftConfig:
+def read_peft_config(directory: str | Path, saved: Collection[str] = ()) -> PeftConfig:
     """Reads and checks the configuration in an adapter's directory.
+
+    Args:
+      saved: modules that the adapter may hold as a whole (`modules_to_save`).
 
     Raises:
       UserError: the directory holds no adapter, or one of an unknown kind.
@@ -145,7 +149,7 @@ def read_peft_config(directory: str | Path) -> PeftConfig:
         fields["target_modules"] = _DEFAULT_TARGETS
     rank, alpha = fields["r"], fields["lora_alpha"]
     config = PeftConfig(path, fields, 0, 0.0, _doubles_gate_up(fields))
-    _check_kind(config)
+    _check_kind(config, saved)
     if not _is_number(rank) or not float(rank).is_integer() or rank < 1:
         raise config.error("r", "an integer above 0", "save the adapter again")
     if not _is_number(alpha) or not 0 < alpha <= MOST_ALPHA:
@@ -162,15 +166,18 @@ def _doubles_gate_up(fields: Mapping[str, Any]) -> bool:
     return are_numbers and patterns == ({GATE_UP: 2 * rank}, {GATE_UP: 2 * alpha})
 
 
-def _check_kind(config: PeftConfig) -> None:
+def _check_kind(config: PeftConfig, saved: Collection[str]) -> None:
     fields, plain = config.fields, "other adapters are not implemented; choose one without it"
     if fields.get("peft_type") != "LORA":
         raise config.error("peft_type", "'LORA'", plain)
     if fields["bias"] not in ("none", None):
         raise config.error("bias", "'none'", plain)
     of_gate_up = {"rank_pattern", "alpha_pattern"} if config.doubles_gate_up else set[str]()
+    whole = fields.get(MODULES_TO_SAVE)
+    is_saved = isinstance(whole, list) and all(module in saved for module in whole)
+    implemented = of_gate_up | ({MODULES_TO_SAVE} if is_saved else set())
     for name in _NOT_IMPLEMENTED:
-        if fields.get(name) and name not in of_gate_up:
+        if fields.get(name) and name not in implemented:
             raise config.error(name, "null, false or nothing in it", plain)
     for name in sorted(fields.keys() - KNOWN_FIELDS):
         # Later versions of PEFT have more fields. As in those above, true or a non-empty object or

@@ -17,11 +17,26 @@ from typing import Any
 import numpy as np
 
 from pat_jax.models.adapted_modules import is_stack
+from pat_jax.models.checkpoints.hf_tensors import SCALAR_HEAD, SCORE
 from pat_jax.models.lora import Adapter
 
 PREFIX = "base_model.model."  # PEFT wraps the model twice
 A, B = ".lora_A.weight", ".lora_B.weight"
+HEAD = tuple(PREFIX + name for name in SCALAR_HEAD)  # stored as a whole, as they are
+# Task types of PEFT by the class of the base, and the modules that it stores as a whole for the two
+# with a scalar head, whichever of them the model has.
+TASKS = {
+    ("vocab", False): "CAUSAL_LM",
+    ("scalar", False): "SEQ_CLS",
+    ("scalar", True): "TOKEN_CLS",
+}
+HEAD_MODULES = ("classifier", "score")
 Shape = tuple[int, ...]
+
+
+def head_name(module: str) -> str:
+    """Returns the tensor of a scalar head's `module`, `score` or `score.bias`."""
+    return HEAD[0] if f"{module}.weight" == SCORE else PREFIX + module
 
 
 def wrapper(module: str, modules: Container[str]) -> str:

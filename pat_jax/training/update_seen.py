@@ -37,6 +37,8 @@ def update_seen(
 
     alike: dict[tuple[Any, ...], list[tuple[Adapter, Adapter]]] = defaultdict(list)
     for name, adapter in now.items():
+        if not isinstance(adapter, Adapter):
+            continue
         pairs = zip(_apart(before[name]), _apart(adapter), strict=True)
         for first, then in pairs:
             alike[is_stack(name), then.a.shape, then.b.shape].append((first, then))

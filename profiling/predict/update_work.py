@@ -137,8 +137,9 @@ class UpdateWork:
         again = (multiplied - 1) * (forward.flops - self._last_products(rows.tokens))
         # Gradients of inputs and, if weights are trained, of weights.
         backward = 2 if adapters is None else 1
-        # The logits are always recomputed (`rl/algorithm/logprobs.py`).
-        flops = (1 + backward) * (forward.flops + head) + head + again
+        # Logits are always recomputed (`rl/algorithm/logprobs.py`), the values of a scalar head not.
+        again += head if self.model.head == "vocab" else 0
+        flops = (1 + backward) * (forward.flops + head) + again
         flops += 2 * (2 + multiplied) * rows.tokens * (adapters or 0)
         trained = num_weights(self.model) if adapters is None else adapters
         return Work(

@@ -121,7 +121,7 @@ def test_a_policy_of_transformers_becomes_a_critic(tmp_path, family):
     build(family).save_pretrained(tmp_path / "source")
     config = replace(check_checkpoint(tmp_path / "source", "scalar"), head_bias=True)
     policy = Policy.from_config(config)
-    params = load_params(tmp_path / "source", policy, None, jnp.float32)
+    params: Any = load_params(tmp_path / "source", policy, None, jnp.float32)
     params["score_bias"] = params["score_bias"].replace(jnp.full(1, 0.25))
     export(tmp_path / "out", policy, params, jnp.float32)
     critic = AutoModelForTokenClassification.from_pretrained(tmp_path / "out")

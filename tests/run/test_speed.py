@@ -1,5 +1,6 @@
 """The speed of an update and the memory of devices, as they are logged."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -91,6 +92,10 @@ def test_the_weights_of_products_are_the_matrices_of_the_model(name: str):
     biases = sum(size for path, size in sizes.items() if "bias" in path)
     looked_up = 0 if model.tie_embeddings else embedding
     assert matrix_weights(model) == sum(sizes.values()) - biases - looked_up - padding
+    scalar = replace(model, head="scalar")
+    assert matrix_weights(scalar) == matrix_weights(model) - model.embed_dim * (
+        model.vocab_size - 1
+    )
 
 
 def groups(*lengths: int) -> list[RolloutGroup]:
