@@ -9,6 +9,7 @@ from algorithm_cases import BETA, GROUPS, LONGEST, SAMPLES, SPREAD, Response, dr
 
 from pat_jax.config.algorithms import ALGORITHMS
 from pat_jax.config.learning import AlgorithmConfig
+from pat_jax.rl.algorithm.losses import ENTROPY, LOGPROBS
 from pat_jax.training.build import policy_loss
 
 
@@ -211,8 +212,7 @@ def test_a_correction_weights_what_another_distribution_sampled(level, how):
     columns |= {"sampled_logprobs": sampled}
     as_jax = {name: jnp.asarray(value, jnp.float32) for name, value in columns.items()}
     value, sums = loss(
-        jnp.asarray(new, jnp.float32),
-        jnp.zeros(new.shape),
+        {LOGPROBS: jnp.asarray(new, jnp.float32), ENTROPY: jnp.zeros(new.shape)},
         as_jax,
         jnp.asarray(weights, jnp.float32),
         jnp.asarray(responses),
