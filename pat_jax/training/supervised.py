@@ -40,7 +40,7 @@ def build_supervised_roles(
     trained, dtype = trained_of(config, policy, layout), DTYPES[config.compute_dtype]
     readers = {}
     if (column := f"{REFERENCE}_logprobs") in loss.needs:
-        held = replace(trained, weight_dtype=dtype)
+        held = trained if trained.lora else replace(trained, weight_dtype=dtype)  # one base
         readers[REFERENCE] = Reader(column, held, predictor, micro_shapes)
     optimizer = optimizer_of(config.optimizer_in_use, total_steps)
     trainer = Trainer(

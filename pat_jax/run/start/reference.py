@@ -8,7 +8,6 @@ from pat_jax.training.roles import REFERENCE, Roles
 def begin_reference(roles: Roles, run_dir: str, state: TrainState) -> None:
     """Gives the reference, if there is one, the parameters of `state`, and saves them."""
     if (reference := roles.readers.get(REFERENCE)) is not None:
-        reference.held.frozen = roles.policy.trained.frozen
         reference.take(state.params)
         save_reference(run_dir, reference.params)
 
@@ -23,5 +22,4 @@ def resume_reference(roles: Roles, run_dir: str, step: int) -> None:
       UserError: it cannot be read.
     """
     if (reference := roles.readers.get(REFERENCE)) is not None:
-        reference.held.frozen = roles.policy.trained.frozen
         reference.params = read_reference(run_dir, step, reference.abstract_params)
