@@ -21,6 +21,7 @@ class RewardModelConfig(FineTuning):
             --data examples/pairs.jsonl --checkpoint.export_dir judge
     """
 
+    TRAINED = "reward model"
     LEARNING_RATE = 1e-5
 
     model: str = ""
