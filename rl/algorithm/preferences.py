@@ -1,7 +1,7 @@
 """Preference pairs in packed rows, and how well rewards agree with them, on the host.
 
-The two texts of a pair lie behind each other in one row, where a loss finds both (`pair_loss.py`):
-the responses with the numbers 2n - 1 (chosen) and 2n (rejected) are the row's n-th pair. Knows pairs, positions and rewards. Does not know files or models.
+The two texts of a pair lie behind each other in one row, where a loss finds both (`pair_loss.py`).
+Responses 2n - 1 (chosen) and 2n (rejected) of a row are its n-th pair. Knows pairs, positions and rewards. Does not know files or models.
 """
 
 from collections.abc import Sequence
@@ -23,15 +23,14 @@ def to_pair_batch(
 ) -> TrainBatch:
     """Packs pairs into one mini-batch, in which each pair weighs the same.
 
-    Each token in the loss weighs 1 / (texts * tokens in the loss of its text): both texts of a pair
-    weigh the same, and a loss with the same value at all tokens of a pair is the mean over pairs.
+    Each token in the loss weighs 1 / (texts * tokens in the loss of its text). Both texts of a pair
+    weigh the same. So a loss with the same value at all tokens of a pair is the mean over pairs.
 
     Args:
       pairs: at least one.
       micro_shapes: from `packing.shapes`; the longest row holds the longest pair.
-      at: where the numbers of a token in the loss stand: "token", at its own position, whose hidden
-        state has seen it, as a reward model is read; "target", at the position before, which
-        predicts it.
+      at: where a token in the loss is read. "token": at its own position, whose hidden state has
+        seen it, as of a reward model. "target": at the position before, which predicts it.
 
     Returns:
       The batch, with the column `margin`. Its places are those of the chosen and the rejected text
@@ -99,9 +98,9 @@ def agreement(
       label_smoothing: ε.
 
     Returns:
-      `loss` in nats; `accuracy`, the share of pairs whose chosen text has the larger reward (an
-      equal one does not count); `margin`, the mean difference; and the mean of the chosen and of
-      the rejected texts' rewards.
+      `loss` in nats. `accuracy` is the share of pairs whose chosen text has the larger reward; an
+      equal one does not count. `margin` is the mean difference. `chosen_reward` and
+      `rejected_reward` are means as well.
     """
     chosen, rejected = rewards[:, 0], rewards[:, 1]
     apart = chosen - rejected - margins

@@ -1,7 +1,7 @@
 """Reads preference pairs from files, by these columns:
 
-    chosen, rejected    a text or chat messages, each: what was preferred, and what it was held against
-    prompt              optional: what both answer; without it, both begin with the prompt, as in TRL
+    chosen, rejected    each a text or chat messages: the preferred response, and the other
+    prompt              optional: what both answer; without it, both begin with the prompt (TRL)
     margin              optional, a number: by how much the reward of `chosen` is to be the larger
     subset              optional, a name: RewardBench gives its accuracy for each
 
@@ -41,9 +41,9 @@ class PairColumns:
 
 @dataclass(frozen=True)
 class PairRow:
-    """A pair of whole texts (`prompt` is None), of responses to a prompt, or of chats' later messages.
+    """A pair of whole texts (`prompt` is None), of responses to a prompt, or of chats.
 
-    Of chats, `prompt`, `chosen` and `rejected` are all messages.
+    In a pair of chats, all three are messages: those that both begin with, and what follows.
     """
 
     where: str  # file, line and fields

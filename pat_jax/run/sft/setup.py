@@ -1,5 +1,5 @@
-"""Builds the parts of a run that learns from files. All mistakes in options and files are found here,
-before anything is compiled or written."""
+"""Builds the parts of a run that learns from files. All mistakes in options and files are found
+here, before anything is compiled or written."""
 
 import math
 from collections.abc import Mapping, Sequence
