@@ -1,7 +1,8 @@
 """Preference pairs in packed rows, and how well rewards agree with them, on the host.
 
 The two texts of a pair lie behind each other in one row, where a loss finds both (`pair_loss.py`).
-Responses 2n - 1 (chosen) and 2n (rejected) of a row are its n-th pair. Knows pairs, positions and rewards. Does not know files or models.
+Responses 2n - 1 (chosen) and 2n (rejected) of a row are its n-th pair. Knows pairs, positions and
+rewards. Does not know files or models.
 """
 
 from collections.abc import Sequence
