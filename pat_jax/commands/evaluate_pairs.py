@@ -40,7 +40,7 @@ def evaluate_pairs(config: EvaluateConfig) -> None:
     chat = Chat(config.data.system_prompt, config.data.template_variables)
     judge = find_judge(options.model, f"option --reward_model is {options.model!r}", chat=chat)
     found = _read(config, judge)
-    pairs = [pair for one in found.values() for pair in one.train]
+    pairs = [pair for one in found.values() for pair in one.heldout]
     longest = max(len(text) for pair in pairs for text in (pair.chosen, pair.rejected))
     texts = Texts(longest, 2 * min(AT_ONCE, len(pairs)))
     scorer = judge.scorer(options, texts, devices, RolloutConfig.page_size)
@@ -54,7 +54,7 @@ def evaluate_pairs(config: EvaluateConfig) -> None:
         start = time.perf_counter()
         rewards = iter(_score(scorer, pairs))
         judged = [
-            Judged.of(name, one.train, np.array([next(rewards) for _ in one.train]))
+            Judged.of(name, one.heldout, np.array([next(rewards) for _ in one.heldout]))
             for name, one in found.items()
         ]
         seconds = time.perf_counter() - start
@@ -80,10 +80,10 @@ def _read(config: EvaluateConfig, judge: Judge) -> dict[str, PairsRead]:
     names = config.data.files
     files = [find_files("data", [name], otherwise="", split="test") for name in names]
     found = {
-        name: reader.read(paths, 0.0) for name, paths in zip(set_names(names), files, strict=True)
+        name: reader.read(paths, 1.0) for name, paths in zip(set_names(names), files, strict=True)
     }
     for name, one in found.items():
-        if not one.train:
+        if not one.heldout:
             raise UserError(
                 f"{name} has no pairs to evaluate ({one}): expected at least one; give other files."
             )
