@@ -86,7 +86,7 @@ def evaluate(config: EvaluateConfig) -> None:
 def _open_reward_models(models: RewardModels, setup: SessionSetup) -> None:
     """Compiles the programs of reward models, and loads their weights."""
     for one in models.values():
-        one.reader.compile(by_need=setup.engine.by_need is not None)
+        one.reader.compile(by_need=False)
     if models:
         check_room(models, engine_memory(setup.engine, setup.config.rollout, setup.resident))
     load_reward_models(models)

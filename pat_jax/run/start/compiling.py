@@ -56,14 +56,14 @@ def compile_run(
     start = time.perf_counter()
     is_by_need = setup.engine.by_need is not None
     models = [one.reader for one in setup.reward_models.values()]
-    of_models = sum(len(one.to_compile(by_need=is_by_need)) for one in models)
+    of_models = sum(len(one.to_compile(by_need=False)) for one in models)
     of_roles = setup.roles.to_compile(by_need=is_by_need)
     count = of_roles + of_models + setup.engine.to_compile(layouts)
     progress.print(f"compiling {count} programs")
     # The update first: it tells early if the run does not fit.
     update = compile_update(setup.roles, setup.memory.limit, config, progress, by_need=is_by_need)
-    for one in models:
-        one.compile(by_need=is_by_need)
+    for one in models:  # few programs, without a backward pass
+        one.compile(by_need=False)
     check_room(setup.reward_models, setup.memory)
     setup.engine.compile(_show("rollout", progress), layouts)
     seconds = time.perf_counter() - start
