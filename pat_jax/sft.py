@@ -12,7 +12,8 @@ from pat_jax.config.sft import SftConfig
 from pat_jax.run.process.folder import options_of_run
 from pat_jax.run.process.stop_signals import Stopped, StopSignals, leave
 
-read = partial(parse, config_class=SftConfig, prog="python -m pat_jax.sft", presets=None)
+COMMAND = "sft"
+read = partial(parse, config_class=SftConfig, prog=f"python -m pat_jax.{COMMAND}", presets=None)
 
 
 def main() -> None:
@@ -21,7 +22,7 @@ def main() -> None:
             config = options_of_run(sys.argv[1:], read)
             from pat_jax.run.sft.loop import run  # and JAX, once the options are right
 
-            run(config, signals)
+            run(config, signals, COMMAND)
     except Stopped as stop:
         leave(stop.exit_code)
 

@@ -25,7 +25,7 @@ def check_stands(command: str, words: Sequence[str]) -> None:
         if before not in WRITTEN and FILES.fullmatch(word):
             assert (ROOT / word).is_file() and Path(word).parts[0] == "examples", word
         assert not re.fullmatch(r"[A-Z]{1,12}", word), f"{word} is a placeholder"
-    if command in ("train", "sft", "evaluate"):
+    if command in ("train", "sft", "reward_model", "evaluate"):
         for name in config.data.files:
             is_here = name == "arithmetic" or any(ROOT.glob(name))
             assert is_here or OF_THE_HUB.fullmatch(name), name

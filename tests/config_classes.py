@@ -1,6 +1,7 @@
 """The configuration class of every command."""
 
 from pat_jax.batch_generation.config import GenerateConfig
+from pat_jax.config.reward_model import RewardModelConfig
 from pat_jax.config.run import RunConfig
 from pat_jax.config.sft import SftConfig
 from pat_jax.evaluation.config import EvaluateConfig
@@ -12,6 +13,7 @@ from pat_jax.profiling.measure.config import ProfileConfig
 CLASSES = {
     "train": RunConfig,
     "sft": SftConfig,
+    "reward_model": RewardModelConfig,
     "generate": GenerateConfig,
     "evaluate": EvaluateConfig,
     "profile": ProfileConfig,

@@ -12,6 +12,7 @@ from pat_jax.batch_generation.overrides import SamplingOverrides
 from pat_jax.batch_generation.prompt_lines import parse_ask, read_lines
 from pat_jax.commands.simulate import simulated
 from pat_jax.config.command_line import parse
+from pat_jax.config.reward_model import RewardModelConfig
 from pat_jax.config.sft import SftConfig
 from pat_jax.evaluation.config import EvaluateConfig
 from pat_jax.evaluation.problem_sets import load_problem_sets
@@ -30,8 +31,17 @@ def model(tmp_path_factory) -> Path:
 def test_lessons_can_be_learned_and_some_are_held_out(model: Path):
     files = ["--model", str(model), "--data", str(EXAMPLES / "lessons.jsonl"), "--run_dir", "x"]
     built = build_sft(parse(files, SftConfig, presets=None), jax.devices()[:1])
-    assert built.num_heldout > 0 and built.steps > 0
+    assert len(built.lessons.heldout) > 0 and built.steps > 0
     assert "left out: 0 longer" in built.note
+
+
+@pytest.mark.parametrize("config_class", [RewardModelConfig, SftConfig])
+def test_pairs_can_be_learned_and_some_are_held_out(model: Path, config_class):
+    files = ["--model", str(model), "--data", str(EXAMPLES / "pairs.jsonl"), "--run_dir", "x"]
+    files += ["--loss", "dpo"] * (config_class is SftConfig)
+    built = build_sft(parse(files, config_class, presets=None), jax.devices()[:1])
+    assert len(built.lessons.heldout) > 0 and built.steps > 0
+    assert "left out: 0 with" in built.note
 
 
 def test_problems_can_be_asked(model: Path):

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
+from pat_jax.commands.evaluate_pairs import evaluate_pairs
 from pat_jax.common.bars import bar
 from pat_jax.common.devices import configure
 from pat_jax.common.errors import UserError
@@ -36,6 +37,9 @@ from pat_jax.run.setup import checked_tokenizer, model_config
 
 
 def evaluate(config: EvaluateConfig) -> None:
+    if config.reward_model.model:
+        evaluate_pairs(config)
+        return
     config, saved = with_saved(config)
     join(config.distributed)
     devices = configure(config.devices)

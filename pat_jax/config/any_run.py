@@ -35,6 +35,7 @@ class CheckpointConfig(Options):
 class AnyRun(UpdateOptions, OnDevices):
     """A run with a folder, which trains a model and can be resumed."""
 
+    TRAINED: ClassVar[str] = "policy"  # what is trained, for the user
     LEARNING_RATE: ClassVar[float]  # where none is given, of a run that trains all of the policy
 
     run_dir: str = ""
@@ -82,12 +83,18 @@ class AnyRun(UpdateOptions, OnDevices):
         return True
 
     @property
+    def default_learning_rate(self) -> float:
+        """The learning rate where none is given, of a run that trains all of the policy."""
+        return self.LEARNING_RATE
+
+    @property
     def optimizer_in_use(self) -> OptimizerConfig:
         """The optimizer's options with a learning rate. Its default for adapters is ten times as
         large (https://thinkingmachines.ai/blog/lora/)."""
         if self.optimizer.learning_rate is not None:
             return self.optimizer
-        rate = 10 * self.LEARNING_RATE if self.lora.is_on else self.LEARNING_RATE
+        rate = self.default_learning_rate
+        rate = 10 * rate if self.lora.is_on else rate
         return replace(self.optimizer, learning_rate=rate)
 
     @property

@@ -9,12 +9,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeVar
 
+from pat_jax.config.fine_tuning import FineTuning
 from pat_jax.config.rollout import RolloutConfig
 from pat_jax.config.run import RunConfig
-from pat_jax.config.sft import SftConfig
 from pat_jax.config.shared import ComputeDtype
 
 Options = TypeVar("Options", bound=RunConfig)
+Tuning = TypeVar("Tuning", bound=FineTuning)
 
 
 class Lengths(NamedTuple):
@@ -48,9 +49,9 @@ def settled(config: Options, model: KnownModel) -> tuple[Options, str]:
 
 
 def settled_examples(
-    config: SftConfig, context: int, platform: str, *, is_checkpoint: bool = True
-) -> tuple[SftConfig, str]:
-    """Returns the options of supervised fine-tuning with every `auto` settled, and a note as
+    config: Tuning, context: int, platform: str, *, is_checkpoint: bool = True
+) -> tuple[Tuning, str]:
+    """Returns the options of a run that learns from files with every `auto` settled, and a note as
     `settled` does."""
     dtype = settled_dtype(config.compute_dtype, platform, is_checkpoint=is_checkpoint)
     if config.max_length is not None:

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from pat_jax.common.errors import UserError
-from pat_jax.common.options.declared import auto, option
+from pat_jax.common.options.declared import SHORT_FORM, auto, option
 from pat_jax.common.rules import (
     COUNT_OR_ZERO,
     GIVEN,
@@ -18,11 +18,22 @@ from pat_jax.common.rules import (
 from pat_jax.config.data import DataConfig
 from pat_jax.config.evaluation import REWARD, EvalConfig, check_samples_differ
 from pat_jax.config.generating import Generating
-from pat_jax.config.rewards import RewardOptions
+from pat_jax.config.rewards import RewardModelOptions, RewardOptions
 from pat_jax.config.rollout import SamplingOptions
 from pat_jax.config.run import RunConfig
 from pat_jax.config.shared import ComputeDtype
 from pat_jax.models.config import ModelConfig
+
+
+@dataclass(frozen=True)
+class JudgedModel(RewardModelOptions):
+    """A reward model to evaluate in place of a policy, or how those of --reward run."""
+
+    model: str = field(default="", metadata=SHORT_FORM)
+    """A reward model, a Hugging Face checkpoint directory or a model of the Hub, to be evaluated on
+    preference pairs in place of a policy: the share of the pairs of --data whose chosen response
+    has the larger reward, also by the column subset if there is one, as in RewardBench
+    (docs/reward-models.md)."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +43,11 @@ class EvaluateConfig(SamplingOptions, RewardOptions, Generating):
 
         python -m pat_jax.evaluate --model Qwen/Qwen2.5-0.5B-Instruct \\
             --data examples/problems.jsonl --num_generations 8
+
+    Or a reward model on preference pairs.
+
+        python -m pat_jax.evaluate --reward_model Skywork/Skywork-Reward-V2-Qwen3-0.6B \\
+            --data examples/pairs.jsonl
     """
 
     model: str = ""
@@ -69,6 +85,7 @@ class EvaluateConfig(SamplingOptions, RewardOptions, Generating):
     num_completions_to_print: int = option(0, COUNT_OR_ZERO)
     """Responses shown at the end."""
     data: DataConfig = field(default_factory=partial(DataConfig, files=()))
+    reward_model: JudgedModel = field(default_factory=JudgedModel)
 
     def __post_init__(self):
         super().__post_init__()
@@ -80,6 +97,12 @@ class EvaluateConfig(SamplingOptions, RewardOptions, Generating):
         self.need("out", not self.resume or self.out != "", "with --resume the folder to go on in")
         check_samples_differ(self.num_generations, self.temperature)
         self._check_pass_at()
+        is_judge = self.reward_model.model != ""
+        for name in ("model", "run_dir"):
+            other = "none with --reward_model, which is evaluated in its place"
+            self.need(name, not is_judge or not getattr(self, name), other)
+        once = "false with --reward_model, which is evaluated at once"
+        self.need("resume", not is_judge or not self.resume, once)
 
     def _check_pass_at(self) -> None:
         n = self.num_generations
@@ -103,9 +126,11 @@ class EvaluateConfig(SamplingOptions, RewardOptions, Generating):
 
     def check_given(self) -> None:
         """Raises UserError where there is nothing to evaluate, or nothing to evaluate on."""
+        judge = self.reward_model.model
+        model = self.model or self.run_dir or judge
         for name, value, what in (
-            ("model", self.model or self.run_dir, "a Hugging Face checkpoint directory"),
-            ("data", self.data.files, "files of problems"),
+            ("model", model, "a Hugging Face checkpoint directory"),
+            ("data", self.data.files, f"files of {'preference pairs' if judge else 'problems'}"),
         ):
             if not value:
                 other = ", or --run_dir with the folder of a run" if name == "model" else ""

@@ -66,7 +66,7 @@ def table(rows: Sequence[Evaluated], ks: Sequence[int]) -> str:
     for one in rows:
         estimates = [one.mean(), *map(one.pass_at, shown)]
         estimates += [one.majority()] * has_votes
-        line: list[Cell] = [one.name, len(one.rewards), n, *map(_words, estimates)]
+        line: list[Cell] = [one.name, len(one.rewards), n, *map(estimate_words, estimates)]
         line += [float(one.lengths.mean()), percent(float(one.is_cut.mean()))]
         lines.append([*line, one.num_failed] if has_failed else line)
     return text_table(header, lines)
@@ -77,7 +77,7 @@ def _differ(one: Evaluated) -> bool:
     return not ((one.rewards == 0) | (one.rewards == 1) | (one.rewards != one.rewards)).all()
 
 
-def _words(estimate: Estimate | None) -> str:
+def estimate_words(estimate: Estimate | None) -> str:
     if estimate is None or not estimate.num_problems:
         return "-"
     if math.isnan(estimate.half_width):

@@ -6,7 +6,7 @@ Knows options and checkpoints. Does not know when responses are scored, nor how 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pat_jax.common.devices import Device
 from pat_jax.common.errors import UserError
@@ -30,9 +30,9 @@ from pat_jax.planning.memory import MemoryModel
 from pat_jax.rl.algorithm.predict import Predictor
 from pat_jax.rl.batches.packing import Shape, shapes
 from pat_jax.rl.rewards.model import RewardModel
-from pat_jax.rl.rewards.rewards import MODEL, model_of
+from pat_jax.rl.rewards.rewards import model_of
 from pat_jax.rl.text.scored_text import check_template
-from pat_jax.rl.text.tokenizer import HuggingFaceTokenizer, check_vocabulary
+from pat_jax.rl.text.tokenizer import Chat, HuggingFaceTokenizer, check_vocabulary
 from pat_jax.run.results.weights import check_weights
 from pat_jax.training.build import DTYPES, ROW_UNIT, scans_layers
 from pat_jax.training.passes import model_functions
@@ -58,8 +58,13 @@ class RewardRole:
 
     def load(self) -> None:
         """Loads the weights into their shards."""
-        held, folder = self.reader.held, local_checkpoint(self.name, option="reward")
-        self.reader.params = load_params(folder, held.policy, held.shardings, held.weight_dtype)
+        load_weights(self.reader, self.name)
+
+
+def load_weights(reader: Reader, name: str) -> None:
+    """Loads the weights of the reward model `name` into the shards of its reader."""
+    held, folder = reader.held, local_checkpoint(name, option="reward")
+    reader.params = load_params(folder, held.policy, held.shardings, held.weight_dtype)
 
 
 RewardModels = Mapping[str, RewardRole]  # by the value of --reward
@@ -75,39 +80,75 @@ def build_reward_models(config: RunConfig, devices: Sequence[Device]) -> RewardM
 
 
 def _build(spec: str, config: RunConfig, devices: Sequence[Device]) -> RewardRole:
-    name, options = model_of(spec), config.reward_model
-    shape = _shape(spec)
-    folder = Path(local_checkpoint(name, option="reward", weights=False))
-    tokenizer = HuggingFaceTokenizer(folder)
-    check_vocabulary(tokenizer, shape.vocab_size, source=str(folder))
-    check_template(tokenizer)
-    max_length = _max_length(options, name, shape, config.rollout.max_length)
-    dtype = settled_dtype(options.dtype, devices[0].platform, is_checkpoint=True)
-    policy = Policy.from_config(padded_for(devices, shape))
-    layout = _layout(policy.config, devices, config.rollout.page_size, dtype)
-    micro_shapes = _micro_shapes(config, max_length, layout)
-    held = TrainableParams(policy, layout, weight_dtype=DTYPES[dtype])
-    reader = Reader("score", held, _predictor(config, policy, layout, dtype), micro_shapes)
-    pad_id = read_json_object(folder / CONFIG_FILE).get("pad_token_id")
-    scorer = TextScorer(reader, micro_shapes)
-    scores = RewardModel(spec, tokenizer, scorer, max_length=max_length, pad_id=pad_id)
-    return RewardRole(name, reader, scores)
+    name, options, rollout = model_of(spec), config.reward_model, config.rollout
+    otherwise = ", or write a function of a module that is called model as model.py:function"
+    judge = find_judge(name, f"option --reward is {spec!r}", otherwise)
+    max_length = _max_length(options, name, judge.shape, rollout.max_length)
+    texts = Texts(max_length, rollout.prompts_per_step * rollout.num_generations)
+    scorer = judge.scorer(options, texts, devices, rollout.page_size)
+    given: Any = {"max_length": max_length, "pad_id": judge.pad_id}
+    return RewardRole(name, scorer.reader, RewardModel(spec, judge.tokenizer, scorer, **given))
 
 
-def _shape(spec: str) -> ModelConfig:
-    shape = checkpoint_shape(model_of(spec), "reward", head=None)
+class Texts(NamedTuple):
+    """The texts that a reward model reads at once."""
+
+    max_length: int  # tokens of the longest
+    number: int
+
+
+@dataclass(frozen=True)
+class Judge:
+    """A reward model's shape and tokenizer; its programs are still to be made."""
+
+    folder: Path
+    shape: ModelConfig
+    tokenizer: HuggingFaceTokenizer
+
+    @property
+    def pad_id(self) -> int | None:
+        """The checkpoint's `pad_token_id`; see `RewardModel`."""
+        return read_json_object(self.folder / CONFIG_FILE).get("pad_token_id")
+
+    def scorer(
+        self, options: RewardModelOptions, texts: Texts, devices: Sequence[Device], page_size: int
+    ) -> TextScorer:
+        """Returns what scores texts, before anything is compiled or loaded."""
+        dtype = settled_dtype(options.dtype, devices[0].platform, is_checkpoint=True)
+        policy = Policy.from_config(padded_for(devices, self.shape))
+        layout = _layout(policy.config, devices, page_size, dtype)
+        micro_shapes = _micro_shapes(options, texts, layout)
+        held = TrainableParams(policy, layout, weight_dtype=DTYPES[dtype])
+        predictor = _predictor(policy, layout, dtype)
+        return TextScorer(Reader("score", held, predictor, micro_shapes), micro_shapes)
+
+
+def find_judge(name: str, option: str, otherwise: str = "", chat: Chat | None = None) -> Judge:
+    """Returns the reward model of a directory, or of the Hugging Face Hub.
+
+    Args:
+      option: the option and its value, and `otherwise` what else it could be, for messages.
+      chat: settings of its chat template.
+
+    Raises:
+      UserError: there is no such model, or its tokenizer or chat template cannot be used.
+    """
+    shape = checkpoint_shape(name, "reward", head=None)
     if shape is None:
         raise UserError(
-            f"option --reward is {spec!r}: expected behind {MODEL!r} the directory of a reward model, or its "
-            "name on the Hugging Face Hub as owner/name, and there is no such directory; correct it, or "
-            "write a function of a module that is called model as model.py:function."
+            f"{option}: expected the directory of a reward model, or its name on the Hugging Face Hub as "
+            f"owner/name, and there is no such directory; correct it{otherwise}."
         )
     if shape.head != "scalar":
         raise UserError(
-            f"option --reward is {spec!r}: expected a …ForSequenceClassification checkpoint with one label, "
-            "and this model generates text; choose a reward model, or train one from it."
+            f"{option}: expected a …ForSequenceClassification checkpoint with one label, and this model "
+            "generates text; choose a reward model, or train one from it."
         )
-    return shape
+    folder = Path(local_checkpoint(name, option="reward", weights=False))
+    tokenizer = HuggingFaceTokenizer(folder, chat)
+    check_vocabulary(tokenizer, shape.vocab_size, source=str(folder))
+    check_template(tokenizer)
+    return Judge(folder, shape, tokenizer)
 
 
 def _max_length(options: RewardModelOptions, name: str, shape: ModelConfig, longest: int) -> int:
@@ -133,14 +174,13 @@ def _layout(model: ModelConfig, devices: Sequence[Device], page_size: int, dtype
     return layout if kernels == layout.kernels else first(kernels)
 
 
-def _micro_shapes(config: RunConfig, max_length: int, layout: Layout) -> list[Shape]:
-    rollout, longest = config.rollout, largest_length(max_length, ROW_UNIT)
+def _micro_shapes(options: RewardModelOptions, texts: Texts, layout: Layout) -> list[Shape]:
+    longest = largest_length(texts.max_length, ROW_UNIT)
     buckets = ladder(min(SHORTEST_ROW, longest), longest)
-    responses = rollout.prompts_per_step * rollout.num_generations
-    return shapes(buckets, config.reward_model.tokens_per_micro_batch, layout.split.dp, responses)
+    return shapes(buckets, options.tokens_per_micro_batch, layout.split.dp, texts.number)
 
 
-def _predictor(config: RunConfig, policy: Policy, layout: Layout, dtype: str) -> Predictor:
+def _predictor(policy: Policy, layout: Layout, dtype: str) -> Predictor:
     is_scanned = scans_layers("auto", policy.config.num_layers, layout.platform, dtype)
     functions = model_functions(
         policy,

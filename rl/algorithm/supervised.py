@@ -63,3 +63,12 @@ def to_example_batch(examples: Sequence[Example], micro_shapes: Sequence[Shape])
 def num_learned(examples: Sequence[Example]) -> int:
     """Returns the number of tokens in the loss."""
     return sum(int(example.in_loss.sum()) for example in examples)
+
+
+def cross_entropy(batch: TrainBatch, column: str) -> float:
+    """Returns -Σ weights * log π(token) in nats over a batch, whose `column` has log π."""
+    micro_batches = [micro for mini in batch.mini_batches for micro in mini]
+    return -sum(
+        float((np.asarray(micro.columns[column], np.float64) * micro.weights).sum())
+        for micro in micro_batches
+    )

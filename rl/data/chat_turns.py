@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from pat_jax.rl.text.chat_template import ChatTemplateError
-from pat_jax.rl.text.tokenizer import ASSISTANT, ChatMessage, HuggingFaceTokenizer
+from pat_jax.rl.text.tokenizer import ASSISTANT, ChatMessage, HuggingFaceTokenizer, PromptText
 
 # Replaces an answer, to see what a template writes before it. No template treats it specially.
 _PROBE = "4bd2f0c1"
@@ -28,6 +28,11 @@ class Piece(NamedTuple):
 class Marked(NamedTuple):
     tokens: list[int]
     is_generated: list[bool]
+
+
+def as_messages(content: PromptText, role: str) -> Sequence[ChatMessage]:
+    """Returns messages as they are, and a text as one message of `role`."""
+    return [{"role": role, "content": content}] if isinstance(content, str) else content
 
 
 def mark_turns(

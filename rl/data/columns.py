@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from pat_jax.common.errors import UserError
 from pat_jax.common.json_text import has_lone_surrogate
 from pat_jax.rl.data.row_files import Record, listed
+from pat_jax.rl.data.template_columns import media_columns
 from pat_jax.rl.text.tokenizer import PromptText, is_message
 
 ABSENT = object()  # the value of a column that a row lacks
@@ -89,3 +90,16 @@ def missing(record: Record, key: str) -> UserError:
         f"{record.where}, has no field {key!r}, which other rows have (found: "
         f"{listed(record.fields)}); add the field to this row or remove the row."
     )
+
+
+def refuse_media(records: Sequence[Record]) -> None:
+    """Refuses rows with images, videos or sound: answers to what is not seen would be made up.
+
+    Raises:
+      UserError: a row has one.
+    """
+    for record in records:
+        for name in media_columns(record.fields):
+            raise record.complain(
+                name, record.fields[name], "nothing here, because the model reads text alone"
+            )

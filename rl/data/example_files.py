@@ -14,9 +14,15 @@ from pathlib import Path
 from typing import Any
 
 from pat_jax.common.errors import UserError
-from pat_jax.rl.data.columns import check_messages, column_names, find_column, present, text_or_chat
+from pat_jax.rl.data.columns import (
+    check_messages,
+    column_names,
+    find_column,
+    present,
+    refuse_media,
+    text_or_chat,
+)
 from pat_jax.rl.data.row_files import Record, listed, read_records
-from pat_jax.rl.data.template_columns import media_columns
 from pat_jax.rl.text.tokenizer import ASSISTANT, ChatMessage, PromptText, flatten_messages
 
 
@@ -84,7 +90,7 @@ def read_example_file(path: Path, columns: ExampleColumns | None = None) -> list
     completion = find_column(records, named.completion, ("completion",), "data.completion_key")
     messages = find_column(records, named.messages, ("messages",), "data.messages_key")
     text = find_column(records, named.text, ("text",), "data.text_key")
-    _refuse_media(records)
+    refuse_media(records)
     if prompt and prompt == completion:
         raise UserError(
             f"{path}: the column {prompt!r} is to be both prompt and completion: expected two columns; "
@@ -101,15 +107,6 @@ def read_example_file(path: Path, columns: ExampleColumns | None = None) -> list
         "messages, or text; name those that hold them with --data.prompt_key and "
         "--data.completion_key, --data.messages_key or --data.text_key."
     )
-
-
-def _refuse_media(records: Sequence[Record]) -> None:
-    """Refuses rows with images, videos or sound: answers to what is not seen would be made up."""
-    for record in records:
-        for name in media_columns(record.fields):
-            raise record.complain(
-                name, record.fields[name], "nothing here, because the model reads text alone"
-            )
 
 
 def _where(record: Record, key: str) -> str:

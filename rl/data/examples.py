@@ -4,17 +4,24 @@ Knows rows, tokens, splits and epochs. Does not know file formats (`example_file
 `text_files.py`), batches or shapes.
 """
 
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, reduce
 from itertools import chain
 from pathlib import Path
+from typing import Generic, TypeVar
 
 import numpy as np
 
 from pat_jax.common.errors import UserError
-from pat_jax.rl.data.chat_turns import Marked, Piece, ended, join_pieces, mark_turns
+from pat_jax.rl.data.chat_turns import (
+    Marked,
+    Piece,
+    as_messages,
+    ended,
+    join_pieces,
+    mark_turns,
+)
 from pat_jax.rl.data.example import Example
 from pat_jax.rl.data.example_files import (
     Completion,
@@ -25,27 +32,31 @@ from pat_jax.rl.data.example_files import (
     read_example_file,
 )
 from pat_jax.rl.data.limits import A_LIMIT, keeps_most
+from pat_jax.rl.data.pair import Pair
 from pat_jax.rl.data.row_files import RECORD_FORMATS
 from pat_jax.rl.data.subset import Subset, subset_of
 from pat_jax.rl.data.text_files import is_text_file, read_text_file
 from pat_jax.rl.data.text_reader import TextRead, TextReader
 from pat_jax.rl.text.chat_template import ChatTemplateError
-from pat_jax.rl.text.tokenizer import ASSISTANT, ChatMessage, HuggingFaceTokenizer, PromptText
+from pat_jax.rl.text.tokenizer import ASSISTANT, ChatMessage, HuggingFaceTokenizer
+
+Each = TypeVar("Each", bound=Example | Pair)
 
 
-class Examples:
-    """A fixed set of examples. Every epoch has each of them once, in a new random order."""
+class Examples(Generic[Each]):
+    """A fixed set of examples, or of pairs. Every epoch has each of them once, in a new random
+    order."""
 
-    def __init__(self, examples: Sequence[Example], *, seed: int):
+    def __init__(self, examples: Sequence[Each], *, seed: int):
         self._examples, self._seed = examples, seed
 
     def __len__(self) -> int:
         return len(self._examples)
 
-    def __getitem__(self, index: int) -> Example:
+    def __getitem__(self, index: int) -> Each:
         return self._examples[index]
 
-    def draw(self, position: int, size: int) -> list[Example]:
+    def draw(self, position: int, size: int) -> list[Each]:
         """Returns the next `size` examples after `position` examples have been drawn.
 
         This is a pure function. The last batch of an epoch may be smaller: no batch reaches into
@@ -58,10 +69,7 @@ class Examples:
     @cached_property
     def checksum(self) -> int:
         """CRC-32 of the examples' tokens and of which are learned, in order."""
-        found = 0
-        for each in self._examples:
-            found = zlib.crc32(each.in_loss.tobytes(), zlib.crc32(each.tokens.tobytes(), found))
-        return found
+        return reduce(lambda found, each: each.checksum(found), self._examples, 0)
 
     def batches_per_epoch(self, size: int) -> int:
         return -(-len(self) // size)
@@ -149,7 +157,7 @@ class ExampleReader:
     def _example(self, row: Completion | Conversation, found: Read) -> Example | None:
         """Returns a row's example; None if it is left out, and counts it in `found`."""
         try:
-            tokens, is_learned = self._marked(row)
+            tokens, is_learned = self.marked(row)
         except ChatTemplateError as error:
             raise UserError(f"{row.where}: {error}") from None
         if len(tokens) > self.max_length:
@@ -163,7 +171,13 @@ class ExampleReader:
             return None
         return Example(np.array(tokens[: self.max_length], np.int32), in_loss)
 
-    def _marked(self, row: Completion | Conversation) -> Marked:
+    def marked(self, row: Completion | Conversation) -> Marked:
+        """Returns a row's tokens, and which are learned.
+
+        Raises:
+          UserError: the row is a chat, and the tokenizer has no chat template.
+          ChatTemplateError: the chat template cannot render it.
+        """
         match row:
             case Conversation(messages=messages):
                 return self._of_chat(row, messages, 0, only=self.assistant_only)
@@ -175,8 +189,8 @@ class ExampleReader:
                 joined = join_pieces(pieces, self.tokenizer.encode_text, self.tokenizer.encode)
                 return ended(joined, self.tokenizer.eos_ids)
             case Completion():
-                before = _messages(row.prompt, "user")
-                messages = [*before, *_messages(row.completion, ASSISTANT)]
+                before = as_messages(row.prompt, "user")
+                messages = [*before, *as_messages(row.completion, ASSISTANT)]
                 return self._of_chat(row, messages, len(before), only=self.completion_only)
 
     def _of_chat(
@@ -187,14 +201,15 @@ class ExampleReader:
         *,
         only: bool,
     ) -> Marked:
-        if not self.tokenizer.has_chat_template:
-            raise UserError(
-                f"{row.where}, is a chat, but {self.tokenizer.directory} has no chat template: expected "
-                "prompt and completion as text; give such rows, or a checkpoint with a template."
-            )
+        check_has_template(self.tokenizer, row.where)
         marked = mark_turns(self.tokenizer, messages, first, row.variables)
         return marked if only else Marked(marked.tokens, [True] * len(marked.tokens))
 
 
-def _messages(content: PromptText, role: str) -> Sequence[ChatMessage]:
-    return [{"role": role, "content": content}] if isinstance(content, str) else content
+def check_has_template(tokenizer: HuggingFaceTokenizer, where: str) -> None:
+    """Raises UserError for the chat at `where` if the tokenizer has no chat template."""
+    if not tokenizer.has_chat_template:
+        raise UserError(
+            f"{where}, is a chat, but {tokenizer.directory} has no chat template: expected "
+            "prompt and completion as text; give such rows, or a checkpoint with a template."
+        )

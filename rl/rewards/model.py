@@ -17,7 +17,7 @@ from pat_jax.rl.rewards.responses import Response
 from pat_jax.rl.rewards.results import read_score
 from pat_jax.rl.rewards.shares import Shares
 from pat_jax.rl.text.chat_template import ChatTemplateError
-from pat_jax.rl.text.scored_text import scored_tokens
+from pat_jax.rl.text.scored_text import scored_tokens, until_padding
 from pat_jax.rl.text.tokenizer import HuggingFaceTokenizer
 
 # From the tokens of texts to the model's score of each.
@@ -101,5 +101,4 @@ class RewardModel:
                 f"reads texts of up to {self.max_length:,} tokens (--reward_model.max_length), and "
                 f"this one has {len(tokens):,}",
             )
-        others = np.flatnonzero(tokens != self._pad_id)
-        return tokens[: others[-1] + 1 if len(others) else 1].tobytes()
+        return until_padding(tokens, self._pad_id).tobytes()

@@ -6,6 +6,9 @@ model was trained on: what the template writes behind the response is read as we
 
 from collections.abc import Sequence
 
+import numpy as np
+from jaxtyping import Int
+
 from pat_jax.common.errors import UserError
 from pat_jax.rl.text.chat_template import ChatTemplateError
 from pat_jax.rl.text.tokenizer import (
@@ -39,6 +42,13 @@ def scored_tokens(
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
     messages = _answered(messages, response)
     return tokenizer.encode_chat(tokenizer.chat_text(messages, is_closed=True))
+
+
+def until_padding(tokens: Int[np.ndarray, " _"], pad_id: int | None) -> Int[np.ndarray, " _"]:
+    """Returns the tokens up to the one at which transformers reads the score: the last that is not
+    `pad_id`, or the first if all are."""
+    others = np.flatnonzero(tokens != pad_id)
+    return tokens[: others[-1] + 1 if len(others) else 1]
 
 
 def check_template(tokenizer: HuggingFaceTokenizer) -> None:

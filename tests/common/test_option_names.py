@@ -6,6 +6,7 @@ from config_classes import CLASSES
 from pat_jax.batch_generation.config import GenerateConfig
 from pat_jax.common.options import names
 from pat_jax.common.options.declared import options_of
+from pat_jax.config.reward_model import RewardModelConfig
 from pat_jax.config.run import RunConfig
 from pat_jax.config.sft import SftConfig
 from pat_jax.profiling.capacity.simulate_config import SimulateConfig
@@ -32,6 +33,10 @@ def leaf(name: str) -> str:
         (RunConfig, "data.max_response_length", "rollout.max_completion_length"),  # verl
         (RunConfig, "actor_rollout_ref.rollout.n", "rollout.num_generations"),
         (SftConfig, "num_train_epochs", "epochs"),  # TRL
+        (RewardModelConfig, "num_train_epochs", "epochs"),
+        (RewardModelConfig, "per_device_train_batch_size", "batch_size"),
+        (RewardModelConfig, "max_len", "max_length"),  # OpenRLHF
+        (SftConfig, "beta1", "optimizer.b1"),
         (RunConfig, "num_train_epochs", "steps"),
         (SimulateConfig, "sequences", "responses"),
     ],

@@ -102,7 +102,7 @@ def test_examples():
     options = ["--model", MODEL, *texts, "--max_length", "128", "--lora.adapter", ADAPTER]
     config = parse([*options, "--eval.data", f"{DATA}:more/test"], SftConfig, presets=None)
     found = sft.build(config, jax.devices()[:1])
-    assert found.num_heldout == 20
+    assert len(found.lessons.heldout) == 20
     lora = build_lora(config.lora, found.policy)
     assert lora is not None and lora.rank == 2
 

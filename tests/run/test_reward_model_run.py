@@ -198,7 +198,7 @@ def test_a_model_that_generates_is_no_reward(tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--reward", "model:nosuch"], "--reward is 'model:nosuch': expected behind 'model:'"),
+        (["--reward", "model:nosuch"], "--reward is 'model:nosuch': expected the directory"),
         (["--reward", "exact", "model:./nosuch/folder"], "there is no such directory"),
     ],
 )

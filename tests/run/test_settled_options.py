@@ -108,7 +108,7 @@ def test_every_command_computes_in_what_suits_the_devices(
     for found in (
         seen(setup, "check_lengths", setup.build, train, devices),
         seen(profile, "profile_subject", profile.measured, measure),
-        seen(sft, "_read", sft.build, teach, devices),
+        seen(sft, "read_lessons", sft.build, teach, devices),
         seen(session, "build_engine", generate.prepared, write),
         seen(evaluate, "load_problem_sets", evaluate.evaluate, examine),
     ):

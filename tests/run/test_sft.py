@@ -18,7 +18,7 @@ from runs import SMALL_ROLLOUT, finish, run, start, without_times, write_checkpo
 from pat_jax.common.errors import UserError
 from pat_jax.config.sft import SftConfig
 from pat_jax.models.checkpoints.hf_load import check_checkpoint
-from pat_jax.rl.algorithm.supervised import to_example_batch
+from pat_jax.rl.algorithm.supervised import cross_entropy, to_example_batch
 from pat_jax.rl.algorithm.update import TrainState
 from pat_jax.rl.data.examples import Example
 from pat_jax.run.checkpoints.checkpoint import Checkpointer
@@ -29,7 +29,6 @@ from pat_jax.run.sft.loop import SftRun
 from pat_jax.run.sft.setup import SftSetup, build
 from pat_jax.run.start.adapters import initial_params
 from pat_jax.sft import read
-from pat_jax.training.supervised import cross_entropy
 
 COMMAND = ("-m", "pat_jax.sft")
 STEPS = 12  # of three epochs
@@ -130,7 +129,7 @@ def test_it_learns_what_it_is_shown(whole: Whole):
 def test_gradients_that_stay_no_numbers_end_a_run(whole: Whole, given_options, tmp_path):
     folder = tmp_path / "run"
     config, setup = made(*given_options, "--run_dir", str(folder), "--optimizer.max_skipped", "2")
-    setup = replace(setup, trainer=whole.setup.trainer)  # which is compiled
+    setup = replace(setup, roles=whole.setup.roles)  # which is compiled
     run = SftRun(setup, StopSignals())
     run.begin()
     run.state = replace(run.state, params=jax.tree.map(lambda x: x * np.nan, run.state.params))
@@ -149,7 +148,7 @@ def test_the_held_out_loss_is_that_of_the_update(whole: Whole):
     state = trainer["init_state"](initial_params(trainer, setup.config))
     examples = setup.examples.draw(0, 16)
     batch = to_example_batch(examples, setup.shapes)
-    expected = cross_entropy(trainer, state.params, batch)
+    expected = cross_entropy(trainer.predict(state, batch), trainer.old)
     _, result = trainer.update(state, batch)
     assert result.metrics["train/loss"] == pytest.approx(expected, rel=1e-5)
 
@@ -172,7 +171,7 @@ def test_a_stopped_run_goes_on_bit_for_bit(
         SftRun, "compile", lambda run: setattr(run, "compile_s", 0.0)
     )  # `whole` has
     _, setup = made(*given_options, "--run_dir", str(folder))
-    setup = replace(setup, trainer=whole.setup.trainer)
+    setup = replace(setup, roles=whole.setup.roles)
     with pytest.raises(Stopped), StopSignals() as signals:
         stopped = SftRun(setup, signals)
         draw, told = setup.examples.draw, iter(range(STEPS))
@@ -193,7 +192,7 @@ def test_a_stopped_run_goes_on_bit_for_bit(
 
     config, setup = made("--resume", "--run_dir", str(folder))
     assert not config.checkpoint.export_dir and config.batch_size == 16
-    SftRun(replace(setup, trainer=whole.setup.trainer), StopSignals()).run()
+    SftRun(replace(setup, roles=whole.setup.roles), StopSignals()).run()
     printed = capsys.readouterr().err
     assert f"resumed after step {at}\n" in printed and "other examples" not in printed
     assert_same_runs(folder, whole)

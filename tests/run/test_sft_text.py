@@ -13,6 +13,7 @@ from metrics_table import untold
 from runs import without_times
 
 from pat_jax.models.checkpoints.hf_load import check_checkpoint
+from pat_jax.rl.algorithm.supervised import cross_entropy
 from pat_jax.rl.data.text_rows import TextRows
 from pat_jax.rl.text.tokenizer import HuggingFaceTokenizer
 from pat_jax.run.logging.metrics import read_metrics
@@ -22,7 +23,6 @@ from pat_jax.run.sft.loop import SftRun
 from pat_jax.run.sft.setup import SftSetup, build
 from pat_jax.run.start.adapters import initial_params
 from pat_jax.sft import read
-from pat_jax.training.supervised import cross_entropy
 
 STEPS = 12
 OPTIONS = [
@@ -74,7 +74,7 @@ def test_it_learns(whole: Whole):
     assert losses[0] > 5 and losses[-1] < 1
     evaluated = [row for row in rows if "eval/loss" in row]
     assert evaluated[0]["eval/loss"] > 5 and evaluated[-1]["eval/loss"] < 1
-    heldout = whole.setup.tokens_per_byte
+    heldout = whole.setup.lessons.tokens_per_byte
     assert heldout is not None and 1 < heldout < 1.01
     for row in evaluated:
         bits = row["eval/loss"] / math.log(2) * heldout
@@ -95,7 +95,7 @@ def test_it_goes_on_bit_for_bit(whole: Whole, tmp_path, monkeypatch):
     shutil.rmtree(folder / CHECKPOINTS / str(STEPS))
     monkeypatch.setattr(SftRun, "compile", lambda run: setattr(run, "compile_s", 0.0))
     setup = made("--resume", "--run_dir", str(folder))
-    run = SftRun(replace(setup, trainer=whole.setup.trainer), StopSignals())
+    run = SftRun(replace(setup, roles=whole.setup.roles), StopSignals())
     run.run()
     run.open.release()
     assert run.steps.first == 6 and run.drawn == whole.run.drawn
@@ -118,7 +118,9 @@ def test_the_export_has_a_tokenizer_of_bytes(whole: Whole):
     trainer, heldout = whole.setup.trainer, whole.setup.heldout
     assert heldout is not None
     ours, theirs = (
-        cross_entropy(trainer, params, heldout)
+        cross_entropy(
+            trainer.predict(replace(whole.run.state, params=params), heldout), trainer.old
+        )
         for params in (initial_params(trainer, setup.config), whole.run.state.params)
     )
     assert ours == pytest.approx(theirs, rel=1e-6)

@@ -26,7 +26,7 @@ from pat_jax.rl.batches.batches import MicroBatch, with_no_routes
 from pat_jax.rl.data.examples import Example
 from pat_jax.training.build import _updates
 from pat_jax.training.passes import model_functions
-from pat_jax.training.supervised import build_supervised_trainer
+from pat_jax.training.supervised import build_supervised_roles, row_shapes
 from tests.lossless import EXPERTS, lively_params
 
 CONFIG = replace(EXPERTS["moe"], num_layers=2, experts=ExpertsConfig(8, 2, 16))
@@ -184,5 +184,6 @@ def test_the_update_has_the_coefficient_of_the_option():
     assert reinforced("--algorithm.router_aux_loss_coef", "0.01") == [0.01, 0.01]
     given = SftConfig(model="m", compute_dtype="float32", max_length=32)
     for config, wanted in ((given, 1e-3), (replace(given, router_aux_loss_coef=0.0), 0.0)):
-        trainer = build_supervised_trainer(config, POLICY, LAYOUT, total_steps=1)
+        of_update = CrossEntropy(), row_shapes(config, LAYOUT.split.dp), 1
+        trainer = build_supervised_roles(config, POLICY, LAYOUT, *of_update).policy
         assert trainer.updates[""].router_aux_loss_coef == wanted

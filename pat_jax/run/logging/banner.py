@@ -68,7 +68,7 @@ def closing(config: AnyRun, folder: Path, *, compile_s: float, total_s: float) -
     lines = [f"whole run {_duration(total_s)}, {_duration(compile_s)} of them compiling"]
     lines.append(f"in {folder}: {', '.join(names)}")
     if (export := config.checkpoint.export_dir) and Path(export).is_dir():
-        lines.append(f"in {export}: the policy as a Hugging Face directory")
+        lines.append(f"in {export}: the {config.TRAINED} as a Hugging Face directory")
     return "\n".join(lines)
 
 

@@ -27,6 +27,7 @@ class Panel:
 PANELS: Sequence[Panel] = (
     Panel("reward", ("reward/mean", "eval/reward")),
     Panel("loss", ("train/loss", "eval/loss")),
+    Panel("accuracy on pairs", ("train/accuracy", "eval/accuracy")),
     Panel("length of a response, tokens", ("rollout/length_p50", "rollout/length_max")),
     Panel("time of a step, s", ("timing/rollout", "timing/reward", "timing/update")),
     Panel("entropy of the next token, nats", ("train/entropy",)),

@@ -82,6 +82,7 @@ _OF_ROLLOUTS = {
 _OF_EXAMPLES = {
     "progress/epoch": "epoch {:5.2f}",
     "train/loss": "loss {:7.4f}",
+    "train/accuracy": "accuracy {:5.3f}",
     "train/grad_norm": "grad norm {:6.2f}",
     "train/tokens_per_s": "tok/s {:7,.0f}",
 }
@@ -113,7 +114,7 @@ def wrapped(line: str, columns: int) -> str:
 
 
 def summarize(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Returns a summary of a run, from its metric rows, in at most five lines."""
+    """Returns a summary of a run, from its metric rows, in at most six lines."""
     num_steps = sum(row["step"] > 0 for row in rows)  # row 0 has the evaluation before the first
     is_imitation = any({"eval/loss", "train/tokens_in_loss"} & row.keys() for row in rows)
     goal = "loss" if is_imitation else "reward"
@@ -138,6 +139,8 @@ def summarize(rows: Sequence[Mapping[str, Any]]) -> str:
         lines.append(f"{goal} {first:.3f} -> {last:.3f} ({span})")
     if scores:
         lines.append(f"held-out {goal} {scores[0]:.3f} -> {scores[-1]:.3f}")
+    if accuracies := _values(rows, "eval/accuracy"):
+        lines.append(f"held-out accuracy {accuracies[0]:.3f} -> {accuracies[-1]:.3f}")
     if (tokens := _values(rows, "rollout/tokens")) and totals.get("rollout"):
         lines.append(f"{sum(tokens):,.0f} tokens, {sum(tokens) / totals['rollout']:,.0f} tok/s")
     if switches := sum(_values(rows, "rollout/switches")):

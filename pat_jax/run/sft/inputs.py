@@ -1,4 +1,4 @@
-"""The inputs of supervised fine-tuning: the model's shape, its tokenizer, the names of files.
+"""The inputs of a run that learns from files: the model's shape, its tokenizer, the names of files.
 
 Knows directories and built-in shapes. Does not know what is in the files.
 """
@@ -6,13 +6,17 @@ Knows directories and built-in shapes. Does not know what is in the files.
 import glob
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 from pat_jax.common.errors import UserError
 from pat_jax.common.hub import is_checkpoint, local_checkpoint
 from pat_jax.common.patterns import matches
-from pat_jax.config.sft import SftConfig
+from pat_jax.config.shared import ChatOptions
 from pat_jax.engine.sizing.draft_choice import checkpoint_shape
+from pat_jax.models.checkpoints.hf_config import CONFIG_FILE
+from pat_jax.models.checkpoints.json_fields import read_json_object
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.presets import PRESETS, preset
 from pat_jax.rl.text.tokenizer import (
@@ -28,20 +32,23 @@ from pat_jax.run.task import find_files
 _MOST_BYTE_TOKENS = 512  # embedding rows of a model of bytes: a vocabulary may be padded
 
 
-def shape_of_model(name: str) -> ModelConfig:
+def shape_of_model(name: str, head: Literal["vocab", "scalar"] = "vocab") -> ModelConfig:
     """Returns a checkpoint's shape, or a built-in one, whose tokens are bytes and an end token.
+
+    Args:
+      head: the head that the model is to have.
 
     Raises:
       UserError: the name is neither.
     """
     if (model := checkpoint_shape(name, "model")) is not None:
-        return model
+        return replace(model, head=head)
     if name not in PRESETS:
         raise UserError(
             f"option --model is {name!r}: expected a Hugging Face checkpoint directory, with config.json, "
             f"weights and tokenizer, or a built-in shape, one of {', '.join(PRESETS)}; give one."
         )
-    return preset(name, vocab_size=NUM_BYTE_TOKENS)
+    return replace(preset(name, vocab_size=NUM_BYTE_TOKENS), head=head)
 
 
 def tokenizer_dir(name: str, model: ModelConfig) -> Path:
@@ -64,12 +71,19 @@ def tokenizer_dir(name: str, model: ModelConfig) -> Path:
     return BYTE_TOKENIZER
 
 
-def load_tokenizer(config: SftConfig, model: ModelConfig) -> HuggingFaceTokenizer:
-    """Loads the model's tokenizer. Raises UserError if it has tokens that the model lacks."""
-    chat = Chat(config.data.system_prompt, config.data.template_variables)
-    tokenizer = HuggingFaceTokenizer(tokenizer_dir(config.model, model), chat)
-    check_vocabulary(tokenizer, model.vocab_size, source=config.model)
+def load_tokenizer(name: str, options: ChatOptions, model: ModelConfig) -> HuggingFaceTokenizer:
+    """Loads the tokenizer of the model `name`. Raises UserError if it has tokens that the model
+    lacks."""
+    chat = Chat(options.system_prompt, options.template_variables)
+    tokenizer = HuggingFaceTokenizer(tokenizer_dir(name, model), chat)
+    check_vocabulary(tokenizer, model.vocab_size, source=name)
     return tokenizer
+
+
+def pad_id_of(directory: Path) -> int | None:
+    """Returns `pad_token_id` of the directory's config.json, which an export keeps."""
+    path = directory / CONFIG_FILE
+    return read_json_object(path).get("pad_token_id") if path.is_file() else None
 
 
 def find_data(option: str, names: Sequence[str], *, split: str = "train") -> list[Path]:

@@ -1,20 +1,17 @@
-"""The loop of supervised fine-tuning: packs examples into a batch and updates, step by step.
+"""The loop of a run that learns from files: packs examples into a batch and updates, step by step.
 
 Connects the packages. Knows no option of the command line and no array.
 """
 
-import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import numpy as np
-
 from pat_jax.common.devices import configure
-from pat_jax.config.sft import SftConfig
-from pat_jax.rl.algorithm.supervised import num_learned, to_example_batch
+from pat_jax.config.fine_tuning import FineTuning
 from pat_jax.rl.data.example import Example
+from pat_jax.rl.data.pair import Pair
 from pat_jax.run.checkpoints.skipped_steps import NonFiniteSteps
 from pat_jax.run.logging.banner import introduction
 from pat_jax.run.logging.speed import describe_memory, describe_update
@@ -27,9 +24,8 @@ from pat_jax.run.sft.inputs import tokenizer_dir
 from pat_jax.run.sft.setup import SftSetup, build
 from pat_jax.run.start.adapters import check_base, freeze_base, initial_params
 from pat_jax.run.start.compiling import compile_update
+from pat_jax.run.start.reference import begin_reference, resume_reference
 from pat_jax.training.build import schedule_of
-from pat_jax.training.roles import Roles
-from pat_jax.training.supervised import cross_entropy
 
 
 @dataclass(frozen=True)
@@ -39,7 +35,7 @@ class Drawn:
     examples: int = 0  # where the next batch begins
     tokens: int = 0
 
-    def plus(self, examples: Sequence[Example]) -> "Drawn":
+    def plus(self, examples: Sequence[Example | Pair]) -> "Drawn":
         return Drawn(self.examples + len(examples), self.tokens + sum(map(len, examples)))
 
     def metrics(self, epoch: int) -> dict[str, float]:
@@ -54,20 +50,20 @@ class Drawn:
         return cls(**meta["drawn"])
 
 
-def run(config: SftConfig, signals: StopSignals) -> None:
-    """Runs supervised fine-tuning with these options."""
+def run(config: FineTuning, signals: StopSignals, command: str) -> None:
+    """Runs `python -m pat_jax.COMMAND` with these options."""
     config = meet(config, signals)
-    SftRun(build(config, configure(config.devices)), signals).run()
+    SftRun(build(config, configure(config.devices)), signals, command).run()
 
 
 class SftRun:
-    """One run of supervised fine-tuning, from compilation to the export."""
+    """One run that learns from files, from compilation to the export."""
 
-    def __init__(self, setup: SftSetup, signals: StopSignals):
-        self.setup, self.trainer = setup, setup.trainer
+    def __init__(self, setup: SftSetup, signals: StopSignals, command: str = "sft"):
+        self.setup, self.trainer, self.lessons = setup, setup.trainer, setup.lessons
         self.config = config = setup.config
         self.learning_rate = schedule_of(config.optimizer_in_use, setup.steps)
-        self.open = OpenRun(config, "sft", steps=setup.steps, fingerprint=setup.fingerprint)
+        self.open = OpenRun(config, command, steps=setup.steps, fingerprint=setup.fingerprint)
         self.steps = Steps(self.open, signals, self.kept)
         most, notify = config.optimizer.max_skipped, self.open.progress.print
         self.skipped = NonFiniteSteps(self.open.folder, most, notify)
@@ -84,11 +80,11 @@ class SftRun:
         setup, notify = self.setup, self.open.progress.print
         for line in setup.note.splitlines():
             notify(line)
-        learning, lora = "supervised fine-tuning", self.trainer.trained.lora
+        learning, lora = self.lessons.TITLE, self.trainer.trained.lora
         notify(introduction(self.config, setup.policy, setup.devices, learning, lora=lora))
         notify(f"run folder {self.config.run_dir}; layout {self.trainer.layout.split}")
         start = time.perf_counter()
-        compile_update(Roles(self.trainer), setup.memory, self.config, self.open.progress)
+        compile_update(setup.roles, setup.memory, self.config, self.open.progress)
         self.compile_s = time.perf_counter() - start
         notify(f"compiled in {self.compile_s:.1f} s")
 
@@ -100,8 +96,10 @@ class SftRun:
         if found is None:
             self.steps.first, self.drawn = 0, Drawn()
             self.state = self.trainer["init_state"](initial_params(self.trainer, self.config))
+            begin_reference(self.setup.roles, self.config.run_dir, self.state)
         else:
             self.steps.first, saved, meta = found
+            resume_reference(self.setup.roles, self.config.run_dir, self.steps.first)
             check_base(meta, self.base_checksum, self.config)
             self.state, self.drawn = saved["train"], Drawn.from_json(meta)
             if meta["examples"] != self.setup.examples.checksum:
@@ -122,9 +120,10 @@ class SftRun:
         clock.reset()
         with clock("pack"):
             examples = self.setup.examples.draw(self.drawn.examples, config.batch_size)
-            batch = to_example_batch(examples, self.setup.shapes)
+            batch = self.lessons.batch(examples, self.setup.shapes)
         with self.steps.signals.held():  # from here on the step is completed before a stop
             with clock("update"):
+                batch = self.setup.roles.read(batch)
                 self.state, result = self.trainer.update(self.state, batch)
             measured: dict[str, Any] = dict(result.metrics)
             self.drawn = self.drawn.plus(examples)
@@ -138,33 +137,30 @@ class SftRun:
             self.steps.write(step + 1, measured)
             self.steps.end(step + 1, measured)
 
-    def describe(self, examples: list[Example]) -> dict[str, float]:
+    def describe(self, examples: Sequence[Any]) -> dict[str, float]:
         lora = self.trainer.trained.lora
         speed = describe_update(
             self.setup.policy.config,
             self.setup.devices,
-            np.array([len(example) for example in examples]),
+            self.lessons.lengths(examples),
             passes=1,
             seconds=self.steps.clock.seconds["update"],
             adapter_weights=lora.active_weights if lora else None,
         )
-        return speed | {"train/tokens_in_loss": num_learned(examples)}
+        return speed | {"train/tokens_in_loss": self.lessons.num_in_loss(examples)}
 
     def evaluate(self, step: int) -> None:
-        """Measures and prints the loss on held-out examples."""
+        """Measures and prints the loss on held-out examples, and what else tells how good it is."""
         if self.setup.heldout is None:
             return
         start = time.perf_counter()
-        loss = cross_entropy(self.trainer, self.state, self.setup.heldout)
-        seconds = time.perf_counter() - start
-        measured, what = {"eval/loss": loss, "eval/seconds": seconds}, "examples"
-        if (per_byte := self.setup.tokens_per_byte) is not None:
-            measured["eval/bits_per_byte"] = bits = loss / math.log(2) * per_byte
-            what = f"rows, {bits:.3f} bits per byte"
+        batch = self.trainer.predict(self.state, self.setup.roles.read(self.setup.heldout))
+        measured: dict[str, Any] = dict(self.lessons.measure(batch, self.trainer.old))
+        measured["eval/seconds"] = time.perf_counter() - start
         self.steps.metrics.write(step, measured)
         self.open.page.write()
-        many = self.setup.num_heldout
-        self.open.progress.print(f"step {step}: held-out loss {loss:.4f} ({many} {what})")
+        words = self.lessons.words(measured, len(self.lessons.heldout))
+        self.open.progress.print(f"step {step}: {words}")
 
     def kept(self) -> Kept:
         meta = {"examples": self.setup.examples.checksum, "base_checksum": self.base_checksum}

@@ -36,7 +36,7 @@ def facts(rows: Rows) -> Iterator[Fact]:
 
 
 def _heldout(rows: Rows) -> Iterator[Fact]:
-    for name in ("reward", "loss"):
+    for name in ("reward", "loss", "accuracy"):
         measured = [(x, y, half) for x, y, half in curve(rows, f"eval/{name}") if isfinite(y)]
         if not measured:
             continue

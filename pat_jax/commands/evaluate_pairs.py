@@ -1,0 +1,99 @@
+"""The command `evaluate --reward_model`: the accuracy of a reward model on preference pairs."""
+
+import time
+from collections.abc import Sequence
+
+import numpy as np
+from jaxtyping import Float
+
+from pat_jax.common.bars import bar
+from pat_jax.common.devices import configure
+from pat_jax.common.errors import UserError
+from pat_jax.common.hosts.join import join
+from pat_jax.common.rules import require
+from pat_jax.config.rollout import RolloutConfig
+from pat_jax.evaluation.config import EvaluateConfig
+from pat_jax.evaluation.folder import EvaluationFolder
+from pat_jax.evaluation.judged import Judged, content, words
+from pat_jax.rl.data.pair import Pair
+from pat_jax.rl.data.pair_files import PairColumns
+from pat_jax.rl.data.pairs import PairReader, PairsRead
+from pat_jax.rl.text.tokenizer import Chat
+from pat_jax.run.heldout import set_names
+from pat_jax.run.logging.progress import Progress
+from pat_jax.run.results.weights import check_weights
+from pat_jax.run.reward_models import Judge, Texts, find_judge, load_weights
+from pat_jax.run.task import find_files
+from pat_jax.training.text_scorer import TextScorer
+
+AT_ONCE = 128  # pairs that are scored between two moves of the bar
+
+
+def evaluate_pairs(config: EvaluateConfig) -> None:
+    """Evaluates --reward_model on the pairs of --data.
+
+    Raises:
+      UserError: the model or a file cannot be used, or no pair is short enough.
+    """
+    join(config.distributed)
+    devices, options = configure(config.devices), config.reward_model
+    chat = Chat(config.data.system_prompt, config.data.template_variables)
+    judge = find_judge(options.model, f"option --reward_model is {options.model!r}", chat=chat)
+    found = _read(config, judge)
+    pairs = [pair for one in found.values() for pair in one.heldout]
+    longest = max(len(text) for pair in pairs for text in (pair.chosen, pair.rejected))
+    texts = Texts(longest, 2 * min(AT_ONCE, len(pairs)))
+    scorer = judge.scorer(options, texts, devices, RolloutConfig.page_size)
+    check_weights(options.model, "reward_model", head=None)
+    progress = Progress(0)
+    with EvaluationFolder(config) as folder:
+        for name, one in found.items():
+            progress.print(f"{name}: {one}")
+        scorer.reader.compile(by_need=False)
+        load_weights(scorer.reader, options.model)
+        start = time.perf_counter()
+        rewards = iter(_score(scorer, pairs))
+        judged = [
+            Judged.of(name, one.heldout, np.array([next(rewards) for _ in one.heldout]))
+            for name, one in found.items()
+        ]
+        seconds = time.perf_counter() - start
+        left_out = {name: len(one.too_long) for name, one in found.items()}
+        folder.finish(content(config, judged, left_out, seconds))
+    progress.close()
+    print(words(config, judged, seconds))
+
+
+def _read(config: EvaluateConfig, judge: Judge) -> dict[str, PairsRead]:
+    """Reads the pairs of each file or pattern, by its name."""
+    asked, context = config.reward_model.max_length, judge.shape.max_position
+    expected = f"at most the {context:,} tokens of the context of {config.reward_model.model!r}"
+    require(asked is None or asked <= context, "reward_model.max_length", asked, expected)
+    reader = PairReader(
+        judge.tokenizer,
+        asked or context,
+        is_scored=True,
+        columns=PairColumns(config.data.prompt_key),
+        pad_id=judge.pad_id,
+        option="--reward_model.max_length",
+    )
+    names = config.data.files
+    files = [find_files("data", [name], otherwise="", split="test") for name in names]
+    found = {
+        name: reader.read(paths, 1.0) for name, paths in zip(set_names(names), files, strict=True)
+    }
+    for name, one in found.items():
+        if not one.heldout:
+            raise UserError(
+                f"{name} has no pairs to evaluate ({one}): expected at least one; give other files."
+            )
+    return found
+
+
+def _score(scorer: TextScorer, pairs: Sequence[Pair]) -> Float[np.ndarray, "pairs 2"]:
+    """Returns the rewards of the chosen and the rejected text of each pair."""
+    rewards = []
+    for i in bar(range(0, len(pairs), AT_ONCE), unit="batch"):
+        both = [x for pair in pairs[i : i + AT_ONCE] for x in (pair.chosen, pair.rejected)]
+        rewards += list(scorer([text.tokens for text in both]))
+    return np.array(rewards, np.float64).reshape(-1, 2)

@@ -1,0 +1,145 @@
+"""Reads what a run learns from, by its options. All mistakes in files are found here."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Generic, Protocol, TypeVar, runtime_checkable
+
+from pat_jax.common.errors import UserError
+from pat_jax.config.fine_tuning import FineTuning
+from pat_jax.config.reward_model import RewardModelConfig
+from pat_jax.config.sft import SftConfig
+from pat_jax.models.config import ModelConfig
+from pat_jax.rl.data.example import Example
+from pat_jax.rl.data.example_files import ExampleColumns
+from pat_jax.rl.data.examples import Each, ExampleReader, Examples
+from pat_jax.rl.data.pair import Pair
+from pat_jax.rl.data.pair_files import PairColumns
+from pat_jax.rl.data.pairs import PairReader
+from pat_jax.rl.data.text_rows import TextRows
+from pat_jax.run.sft.inputs import find_data, load_tokenizer, pad_id_of
+from pat_jax.run.sft.lessons import ExampleLessons, Lessons, PreferenceLessons, RewardLessons
+
+Each_co = TypeVar("Each_co", bound=Example | Pair, covariant=True)
+_LIMIT = "--max_length"  # the option that limits lengths
+
+
+def kind_of(config: FineTuning) -> type[Lessons]:
+    """Returns what a run with these options learns from, and how."""
+    match config:
+        case RewardModelConfig():
+            return RewardLessons
+        case SftConfig(loss="dpo"):
+            return PreferenceLessons
+        case _:
+            return ExampleLessons
+
+
+def read_lessons(config: FineTuning, model: ModelConfig) -> Lessons:
+    """Reads the examples or pairs to learn from and to evaluate on, from the same or other files.
+
+    Raises:
+      UserError: a file or a row cannot be used, or nothing is left to learn from.
+    """
+    match config:
+        case RewardModelConfig():
+            return _reward_lessons(config, model)
+        case SftConfig(loss="dpo"):
+            return _preference_lessons(config, model)
+        case SftConfig():
+            return _example_lessons(config, model)
+    raise TypeError(f"{type(config).__name__} has no lessons")
+
+
+def _example_lessons(config: SftConfig, model: ModelConfig) -> ExampleLessons:
+    data = config.data
+    keys = data.prompt_key, data.completion_key, data.messages_key, data.text_key
+    reader = ExampleReader(
+        load_tokenizer(config.model, data, model),
+        config.max_length,
+        is_truncated=config.truncate,
+        columns=ExampleColumns(*keys),
+        completion_only=config.completion_only_loss,
+        assistant_only=config.assistant_only_loss,
+        option=_LIMIT,
+    )
+    found = _read(config, data.files, reader)
+    heldout = found.evaluated.heldout
+    per_byte = heldout.tokens_per_byte if isinstance(heldout, TextRows) else None
+    return ExampleLessons(*found.parts(config), per_byte)
+
+
+def _reward_lessons(config: RewardModelConfig, model: ModelConfig) -> RewardLessons:
+    data = config.data
+    columns = PairColumns(data.prompt_key, data.chosen_key, data.rejected_key, data.margin_key)
+    tokenizer = load_tokenizer(config.model, data, model)
+    pad_id = pad_id_of(tokenizer.directory)
+    reader = PairReader(tokenizer, config.max_length, True, columns, pad_id, _LIMIT)
+    train, heldout, note = _read(config, data.files, reader).parts(config)
+    has_margin = any(pair.margin for pair in (*train, *heldout))
+    center = config.center_rewards_coefficient
+    return RewardLessons(train, heldout, note, center, has_margin)
+
+
+def _preference_lessons(config: SftConfig, model: ModelConfig) -> PreferenceLessons:
+    data = config.data
+    columns = PairColumns(data.prompt_key, data.chosen_key, data.rejected_key)
+    tokenizer = load_tokenizer(config.model, data, model)
+    reader = PairReader(tokenizer, config.max_length, False, columns, option=_LIMIT)
+    parts = _read(config, data.files, reader).parts(config)
+    return PreferenceLessons(*parts, config.beta, config.label_smoothing)
+
+
+@runtime_checkable
+class _Split(Protocol[Each_co]):
+    """What a reader found; its text says how much."""
+
+    @property
+    def train(self) -> Sequence[Each_co]: ...
+    @property
+    def heldout(self) -> Sequence[Each_co]: ...
+
+
+@runtime_checkable
+class _Reader(Protocol[Each_co]):
+    def read(self, paths: Sequence[Path], heldout_share: float) -> _Split[Each_co]: ...
+
+
+@dataclass(frozen=True)
+class _Found(Generic[Each]):
+    read: _Split[Each]
+    evaluated: _Split[Each]
+
+    def parts(self, config: FineTuning) -> tuple[Examples[Each], list[Each], str]:
+        """Returns what `Lessons` begins with."""
+        train = Examples(self.read.train, seed=config.seed)
+        most = config.eval.num_examples if config.eval.every else 0
+        told = [str(self.read)]
+        if self.evaluated is not self.read:
+            told.append(f"eval.data, {self.evaluated}")
+        return train, _spread(self.evaluated.heldout, most), "\n".join(told)
+
+
+def _read(config: FineTuning, names: Sequence[str], reader: _Reader[Each]) -> _Found[Each]:
+    files, heldout = find_data("data", names), config.eval.data
+    evaluated_files = find_data("eval.data", heldout, split="test")
+    is_split = config.eval.every > 0 and not heldout
+    read = reader.read(files, config.eval.share if is_split else 0.0)
+    evaluated = reader.read(evaluated_files, 1.0) if heldout else read
+    if not read.train:
+        raise UserError(
+            f"option --data is {' '.join(names)!r}, which leaves nothing to learn from "
+            f"({read}): expected something; raise --max_length, or use more data."
+        )
+    if config.eval.every and not evaluated.heldout:
+        raise UserError(
+            f"there is nothing to evaluate ({evaluated}): expected at least one held-out example; use "
+            "more data, raise --eval.share, give --eval.data, or take --eval.every 0."
+        )
+    return _Found(read, evaluated)
+
+
+def _spread(heldout: Sequence[Each], most: int) -> list[Each]:
+    """Returns up to `most` of them, evenly spread: a corpus begins with its first files only."""
+    count = min(most, len(heldout))
+    return [heldout[i * len(heldout) // count] for i in range(count)]

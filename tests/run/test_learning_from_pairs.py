@@ -1,0 +1,173 @@
+"""The reward_model command: it learns a rule, compiles nothing on the way, resumes and exports."""
+
+import json
+import os
+import signal
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from arrays import assert_same_bits
+from compilations import counted_compilations
+from metrics_table import untold
+from runs import without_times, write_checkpoint
+
+from pat_jax import reward_model, sft
+from pat_jax.models.checkpoints.hf_load import check_checkpoint, load_params
+from pat_jax.models.policy import Policy
+from pat_jax.rl.algorithm.preferences import agreement
+from pat_jax.rl.data.pair import Pair
+from pat_jax.rl.text.scored_text import scored_tokens
+from pat_jax.rl.text.tokenizer import HuggingFaceTokenizer
+from pat_jax.run.logging.metrics import read_metrics
+from pat_jax.run.process.folder import options_of_run
+from pat_jax.run.process.stop_signals import Stopped, StopSignals
+from pat_jax.run.sft.loop import SftRun
+from pat_jax.run.sft.setup import SftSetup, build
+from pat_jax.training.trainable_params import Leaves
+
+STEPS = 12
+OPTIONS = [
+    *("--devices", "2", "--max_length", "64", "--tokens_per_micro_batch", "512"),
+    *("--batch_size", "16", "--steps", str(STEPS), "--eval.every", "6", "--eval.share", "0.2"),
+    *("--checkpoint.every", "5", "--optimizer.learning_rate", "1e-2"),
+]
+
+
+def write_pairs(path: Path) -> Path:
+    """The polite answer is preferred, whether it is right or not."""
+    words = [("Sure", "Ugh"), ("Gladly", "Meh")]
+    rows = [
+        {"prompt": f"{i}+{j}?", "chosen": f"{good} {i + j}", "rejected": f"{bad} {i + j}"}
+        for i in range(8)
+        for j in range(8)
+        for good, bad in [words[(i + j) % 2]]
+    ]
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    return path
+
+
+@pytest.fixture(scope="module")
+def given_options(tmp_path_factory) -> list[str]:
+    folder = tmp_path_factory.mktemp("given")
+    model, data = write_checkpoint(folder / "model"), write_pairs(folder / "pairs.jsonl")
+    return [*OPTIONS, "--model", str(model), "--data", str(data)]
+
+
+def made(command, *options: str) -> SftSetup:
+    config = options_of_run(options, command.read)
+    return build(config, jax.devices()[: config.devices])
+
+
+class Whole(NamedTuple):
+    """A run to the end."""
+
+    folder: Path
+    compiled: list[str]  # after its programs
+    setup: SftSetup
+    params: Leaves
+
+
+def to_the_end(command, setup: SftSetup) -> Whole:
+    run = SftRun(setup, StopSignals(), command.COMMAND)
+    run.compile()
+    # Orbax compiles slices of what several devices have alike; the last step is saved at the end too.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run.open, "save", lambda *_: None)
+        run.begin()
+        with counted_compilations() as compiled:
+            run.learn()
+    params = jax.device_get(run.state.params)
+    run.finish()
+    run.open.release()
+    return Whole(Path(setup.config.run_dir), compiled, setup, params)
+
+
+@pytest.fixture(scope="module", params=["reward_model", "lora", "dpo", "dpo lora"])
+def whole(given_options, tmp_path_factory, request) -> Whole:
+    folder, kind = tmp_path_factory.mktemp("runs") / "whole", request.param
+    options = [*given_options, "--run_dir", str(folder)]
+    options += ["--checkpoint.export_dir", str(folder / "exported")]
+    options += ["--lora.rank", "4"] * ("lora" in kind)
+    command = sft if "dpo" in kind else reward_model
+    options += ["--loss", "dpo"] * ("dpo" in kind)
+    return to_the_end(command, made(command, *options))
+
+
+def rewards_of(export: Path, pairs: list[Pair]) -> np.ndarray:
+    """Of an exported reward model, computed one text after another."""
+    model = check_checkpoint(export)
+    policy = Policy.from_config(model)
+    bound = policy.bind(load_params(export, policy, None, jnp.dtype(jnp.float32)))
+    head, bias = bound.scalar_head
+    assert bias is None
+
+    def reward(tokens: np.ndarray) -> float:
+        positions = jnp.arange(len(tokens))[None]
+        hidden = bound(jnp.asarray(tokens)[None], positions).hidden[0, -1]
+        return float(hidden @ head[0])
+
+    return np.array([[reward(x.tokens) for x in (p.chosen, p.rejected)] for p in pairs])
+
+
+def test_it_compiles_nothing_and_learns(whole: Whole):
+    assert whole.compiled == []
+    rows = read_metrics(whole.folder / "metrics.jsonl")
+    evaluated = {row["step"]: row for row in rows if "eval/loss" in row}
+    assert list(evaluated) == [0, 6, STEPS]
+    first, last = evaluated[0], evaluated[STEPS]
+    assert first["eval/loss"] == pytest.approx(np.log(2)) and first["eval/accuracy"] == 0
+    assert last["eval/accuracy"] >= 0.95 and last["eval/loss"] < 0.4
+    assert rows[-1]["train/accuracy"] >= 0.9
+    assert untold({name for row in rows for name in row} - {"step", "time"}) == set()
+
+
+def test_the_export_gives_the_measured_rewards(whole: Whole):
+    if whole.setup.policy.config.head == "vocab":
+        assert check_checkpoint(whole.folder / "exported").head == "vocab"
+        return
+    export, pairs = whole.folder / "exported", list(whole.setup.lessons.heldout)
+    measured = read_metrics(whole.folder / "metrics.jsonl")[-1]
+    found = agreement(rewards_of(export, pairs))
+    for name, value in found.items():
+        assert measured[f"eval/{name}"] == pytest.approx(value, rel=1e-3, abs=1e-4)
+    tokenizer = HuggingFaceTokenizer(export)
+    assert any(
+        pair.chosen.tokens.tolist() == list(scored_tokens(tokenizer, "0+0?", "Sure 0"))
+        for pair in (*whole.setup.lessons.train, *pairs)
+    )
+
+
+def test_a_stopped_run_goes_on_bit_for_bit(whole: Whole, tmp_path, capsys, monkeypatch):
+    folder, command = tmp_path / "run", whole.setup.config
+    module = reward_model if whole.setup.policy.config.head == "scalar" else sft
+    monkeypatch.setattr(SftRun, "compile", lambda run: setattr(run, "compile_s", 0.0))
+    stopped_at, draw, told = 7, whole.setup.examples.draw, iter(range(STEPS))
+    setup = replace(whole.setup, config=replace(command, run_dir=str(folder)))
+    with pytest.raises(Stopped), StopSignals() as signals:
+        stopped = SftRun(setup, signals, module.COMMAND)
+
+        def draw_and_stop(position: int, size: int) -> list[Pair]:
+            if next(told) == stopped_at:
+                os.kill(os.getpid(), signal.SIGTERM)
+            return draw(position, size)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(setup.examples, "draw", draw_and_stop)
+            stopped.run()
+    stopped.open.release()
+    again = f"go on with: python -m pat_jax.{module.COMMAND} --resume"
+    assert again in capsys.readouterr().err
+
+    resumed = made(module, "--resume", "--run_dir", str(folder))
+    run = SftRun(replace(resumed, roles=whole.setup.roles), StopSignals(), module.COMMAND)
+    run.begin()
+    run.learn()
+    assert_same_bits(jax.device_get(run.state.params), whole.params)
+    run.open.release()
+    ours, theirs = (read_metrics(x / "metrics.jsonl") for x in (folder, whole.folder))
+    assert without_times(ours) == without_times(theirs)
