@@ -13,6 +13,7 @@ Parts = Mapping[str, Any]  # values of the fields of `AlgorithmConfig`
 _GRPO: Parts = {
     "baseline": "group",
     "scale_rewards": "group",
+    "multi_objective_aggregation": "sum_then_normalize",
     "whiten_advantages": False,
     "ratio": "token",
     "surrogate": "ppo",
@@ -77,4 +78,6 @@ ALGORITHMS: Mapping[str, Parts] = {
     # The baseline of least variance, where a longer response has the larger gradient; meant for one
     # update a batch. https://arxiv.org/abs/2505.23585
     "opo": {**_GRPO, "baseline": "length_weighted", "scale_rewards": "none"},
+    # Each of several rewards on its own scale. https://arxiv.org/abs/2601.05242
+    "gdpo": {**_GRPO, "multi_objective_aggregation": "normalize_then_sum"},
 }

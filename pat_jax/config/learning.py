@@ -41,6 +41,7 @@ class AlgorithmConfig(Options):
         "reinforce_pp",
         "reinforce_pp_baseline",
         "opo",
+        "gdpo",
     ] = field(default="grpo", metadata=stands_for(ALGORITHMS))
     """Name of the algorithm: sets the options below that it consists of. Each can still be set."""
     baseline: Literal["group", "leave_one_out", "length_weighted", "none"] = "group"
@@ -49,6 +50,15 @@ class AlgorithmConfig(Options):
     scale_rewards: Literal["group", "batch", "none"] = "group"
     """Divide the difference by the standard deviation of the group's rewards (GRPO), by that of all
     rewards of the iteration, or not (Dr. GRPO, together with loss_aggregation constant)."""
+    multi_objective_aggregation: Literal["sum_then_normalize", "normalize_then_sum"] = (
+        "sum_then_normalize"
+    )
+    """What becomes of several rewards: their weighted sum is compared within a group, or each is
+    compared and scaled by itself, and the weighted sum of that is scaled over the iteration
+    (GDPO)."""
+    reward_adjustment: Literal["none", "variance"] = "none"
+    """Change the rewards of a group before they are compared: none, or variance, which moves them
+    apart as far as their mean, their order, the highest and the lowest allow (GRPOVI)."""
     whiten_advantages: bool = False
     """Subtract the mean of advantages over all tokens of the iteration and divide by their standard
     deviation (REINFORCE++)."""
@@ -124,6 +134,11 @@ class AlgorithmConfig(Options):
         return self.baseline != "none"
 
     @property
+    def is_by_function(self) -> bool:
+        """Whether each reward function's scores are compared by themselves."""
+        return self.multi_objective_aggregation == "normalize_then_sum"
+
+    @property
     def title(self) -> str:
         """The name, and the options set differently, such as `dapo (epsilon_high 0.3)`."""
         parts = ALGORITHMS[self.name]
@@ -134,8 +149,31 @@ class AlgorithmConfig(Options):
 
     def _check_pairs(self) -> None:
         """Raises OptionError if two options exclude each other."""
-        is_scaled = self.scale_rewards != "none"
+        is_scaled, each = self.scale_rewards != "none", self.is_by_function
+        by_itself = "with --algorithm.multi_objective_aggregation normalize_then_sum"
         for is_wrong, name, expected in (
+            (each and self.baseline != "group", "baseline", f"group {by_itself}"),
+            (each and self.scale_rewards != "group", "scale_rewards", f"group {by_itself}"),
+            (
+                each and self.beta > 0 and self.kl_in == "reward",
+                "kl_in",
+                f"loss {by_itself}, which has no sum of rewards to subtract from",
+            ),
+            (
+                each and self.overlong_buffer > 0,
+                "overlong_buffer",
+                f"0 {by_itself}: a penalty is one more function of --reward there",
+            ),
+            (
+                each and self.reward_adjustment != "none",
+                "reward_adjustment",
+                f"none {by_itself}, which scales the variance of each reward already",
+            ),
+            (
+                self.reward_adjustment != "none" and not self.is_relative,
+                "reward_adjustment",
+                "none with --algorithm.baseline none, which compares no responses",
+            ),
             (
                 self.surrogate == "cispo" and self.delta > 0,
                 "delta",

@@ -12,10 +12,13 @@ from jaxtyping import Float, Int
 from pat_jax.config.learning import AlgorithmConfig
 from pat_jax.config.run import RunConfig
 from pat_jax.rl.algorithm.advantages import AdvantageEstimator, overlong_penalty
+from pat_jax.rl.algorithm.gdpo import gdpo_advantages
 from pat_jax.rl.algorithm.kl import estimate_kl
+from pat_jax.rl.algorithm.reward_variance import with_more_variance
 from pat_jax.rl.algorithm.update import TrainState
 from pat_jax.rl.batches.batches import TrainBatch, to_train_batch
 from pat_jax.rl.batches.types import FinishReason, RolloutGroup
+from pat_jax.rl.rewards.by_function import ScoresByFunction
 from pat_jax.run.checkpoints.exit_head_state import learned_head
 from pat_jax.run.checkpoints.skipped_steps import NonFiniteSteps
 from pat_jax.run.collect import Experience
@@ -56,6 +59,7 @@ def training_batch(
     groups: Sequence[RolloutGroup],
     rewards: Float[np.ndarray, "groups samples"],
     state: TrainState,
+    by_function: ScoresByFunction,
 ) -> tuple[TrainBatch, dict[str, float]]:
     """Returns the batch of an iteration with all columns, and the metrics of its advantages.
     Responses whose reward is NaN are left out. KL in the reward compares the policy of `state` with
@@ -64,6 +68,8 @@ def training_batch(
     buffer = algorithm.overlong_buffer
     lengths = np.array([[len(one.tokens) for one in group.rollouts] for group in groups])
     penalties = overlong_penalty(lengths, cap, share=buffer, penalty=algorithm.overlong_penalty)
+    if algorithm.reward_adjustment == "variance":
+        rewards = with_more_variance(rewards)
     shaped, measured = rewards - penalties, {}
     if buffer:
         measured["reward/overlong_penalty"] = float(penalties.mean())
@@ -84,7 +90,13 @@ def training_batch(
         pairs = zip(*columns, strict=True)
         kl = [estimate_kl(old, other, algorithm.kl_estimator) for old, other in pairs]
         measured["reward/kl"] = float(np.mean([each.sum() for each in kl]))
-    advantages, described = _advantages(algorithm, shaped, lengths, kl)
+    if algorithm.is_by_function:
+        relative = gdpo_advantages(by_function.scores, by_function.weights)
+        pairs = zip(lengths.reshape(-1), relative.reshape(-1), strict=True)
+        found = [np.full(length, advantage) for length, advantage in pairs]
+    else:
+        found = _advantages(algorithm, shaped, lengths, kl)
+    advantages, described = _described(found)
     return batch.with_column("advantages", advantages), measured | described
 
 
@@ -93,16 +105,20 @@ def _advantages(
     rewards: Float[np.ndarray, "groups samples"],
     lengths: Int[np.ndarray, "groups samples"],
     kl: Sequence[np.ndarray] | None,
-) -> tuple[list[np.ndarray], dict[str, float]]:
-    """Returns the token advantages of each response, 0 where it has no reward, and their metrics.
-    `kl`, of each token, is subtracted from the reward."""
+) -> list[np.ndarray]:
+    """Returns the token advantages of each response, NaN where it has no reward. `kl`, of each
+    token, is subtracted from the reward."""
     estimator = AdvantageEstimator(
         algorithm.baseline,
         algorithm.scale_rewards,
         algorithm.whiten_advantages,
         0.0 if kl is None else algorithm.beta,
     )
-    advantages = [one for group in estimator(rewards, lengths, kl) for one in group]
+    return [one for group in estimator(rewards, lengths, kl) for one in group]
+
+
+def _described(advantages: Sequence[np.ndarray]) -> tuple[list[np.ndarray], dict[str, float]]:
+    """Returns the advantages with 0 in place of NaN, and their metrics."""
     known = np.concatenate(advantages)
     known = known[~np.isnan(known)]
     measured: dict[str, float] = {}
@@ -130,7 +146,7 @@ class Learner:
 
     def learn(self, found: Experience) -> tuple[TrainBatch, UpdateResult, dict[str, float]]:
         """Updates the policy. Returns the batch, the result of the update, and metrics."""
-        made_of = self._shapes, found.groups, found.rewards, self.state
+        made_of = self._shapes, found.groups, found.rewards, self.state, found.by_function
         batch, measured = training_batch(self._config, self._setup.roles, *made_of)
         self.state, result = self._trainer.update(self.state, batch)
         return batch, result, measured | result.metrics
