@@ -12,10 +12,13 @@ from pat_jax.config.algorithms import ALGORITHMS
 from pat_jax.config.learning import AlgorithmConfig
 from pat_jax.config.rollout import RolloutConfig
 from pat_jax.config.run import RunConfig
+from pat_jax.rl.algorithm.losses import ENTROPY, LOGPROBS
 from pat_jax.rl.batches.batches import TrainBatch
 from pat_jax.rl.batches.types import FinishReason, Prompt, Rollout, RolloutGroup
+from pat_jax.rl.rewards.by_function import ScoresByFunction
 from pat_jax.run.learning import training_batch
 from pat_jax.training.build import policy_loss
+from pat_jax.training.roles import REFERENCE
 
 GROUPS, SAMPLES, LONGEST, BETA = 3, 4, 10, 0.05
 # GSPO's clips are of a thousandth: its ratios have to lie on both sides of them.
@@ -80,19 +83,20 @@ def batch_of(
         made.append(RolloutGroup(prompt, rollouts))
     everyone = flat(groups)
 
-    def reference_kl(state, batch, reference, estimator):
-        assert estimator == "k1"
-        return batch, [x.old - x.reference for x in everyone]
+    def predict(state, batch):
+        del state
+        return batch.with_column("old_logprobs", [x.old for x in everyone])
 
-    layout = SimpleNamespace(platform="cpu")
-    trainer: Any = SimpleNamespace(reference_kl=reference_kl, layout=layout)
+    def read(batch):
+        return batch.with_column("reference_logprobs", [x.reference for x in everyone])
+
+    policy = SimpleNamespace(layout=SimpleNamespace(platform="cpu"), predict=predict)
+    roles: Any = SimpleNamespace(policy=policy, readers={REFERENCE: None}, read=read)
     rewards = np.array([[x.reward for x in group] for group in groups])
-    state, reference = cast(Any, None), cast(Any, "the stand-in above knows it")
-    batch, measured = training_batch(config, trainer, [(4, 16)], made, rewards, state, reference)
+    state, scores = cast(Any, None), ScoresByFunction(rewards[None], (1.0,))
+    batch, measured = training_batch(config, roles, [(4, 16)], made, rewards, state, scores)
     assert measured["train/advantage_std"] > 0
-    for column, field in (("old_logprobs", "old"), ("reference_logprobs", "reference")):
-        batch = batch.with_column(column, [getattr(x, field) for x in everyone])
-    return algorithm, batch
+    return algorithm, predict(state, batch)
 
 
 def ours(
@@ -118,7 +122,8 @@ def ours(
         weights, responses = jnp.asarray(micro.weights), jnp.asarray(micro.responses)
 
         def of_micro(new, read=read, weights=weights, responses=responses):
-            return loss(new, jnp.zeros_like(new), read, weights, responses)
+            predicted = {LOGPROBS: new, ENTROPY: jnp.zeros_like(new)}
+            return loss(predicted, read, weights, responses)
 
         (value, _), gradient = jax.value_and_grad(of_micro, has_aux=True)(read["new"])
         total += float(value)

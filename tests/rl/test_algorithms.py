@@ -9,6 +9,7 @@ from algorithm_cases import BETA, GROUPS, LONGEST, SAMPLES, SPREAD, Response, dr
 
 from pat_jax.config.algorithms import ALGORITHMS
 from pat_jax.config.learning import AlgorithmConfig
+from pat_jax.rl.algorithm.losses import ENTROPY, LOGPROBS
 from pat_jax.training.build import policy_loss
 
 
@@ -145,6 +146,18 @@ def opo(groups: list[list[Response]]) -> float:
     return over_tokens(terms)
 
 
+def gdpo(groups: list[list[Response]]) -> float:
+    """arXiv 2601.05242 of one reward: GRPO's advantages, normalised over the batch once more."""
+    everyone = flat(groups)
+    scores = np.concatenate([group_scores(group, [x.reward for x in group]) for group in groups])
+    advantages = (scores - scores.mean()) / scores.std(ddof=1)
+    terms = [
+        BETA * k3(x) - ppo(np.exp(x.new - x.old), advantage)
+        for x, advantage in zip(everyone, advantages, strict=True)
+    ]
+    return over_tokens(terms)
+
+
 PAPERS = {
     "grpo": grpo,
     "dr_grpo": dr_grpo,
@@ -154,6 +167,7 @@ PAPERS = {
     "reinforce_pp": reinforce_pp,
     "reinforce_pp_baseline": reinforce_pp_baseline,
     "opo": opo,
+    "gdpo": gdpo,
 }
 
 
@@ -211,8 +225,7 @@ def test_a_correction_weights_what_another_distribution_sampled(level, how):
     columns |= {"sampled_logprobs": sampled}
     as_jax = {name: jnp.asarray(value, jnp.float32) for name, value in columns.items()}
     value, sums = loss(
-        jnp.asarray(new, jnp.float32),
-        jnp.zeros(new.shape),
+        {LOGPROBS: jnp.asarray(new, jnp.float32), ENTROPY: jnp.zeros(new.shape)},
         as_jax,
         jnp.asarray(weights, jnp.float32),
         jnp.asarray(responses),
