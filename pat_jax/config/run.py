@@ -14,6 +14,7 @@ from pat_jax.config.data import DataConfig
 from pat_jax.config.evaluation import EvalConfig
 from pat_jax.config.learning import AlgorithmConfig, WarmStartConfig, check_signal, learning_notes
 from pat_jax.config.rewards import RewardOptions
+from pat_jax.config.roles import RolesConfig
 from pat_jax.config.rollout import RolloutConfig
 from pat_jax.config.shared import ComputeDtype, Planned
 
@@ -65,6 +66,7 @@ class RunConfig(RewardOptions, Planned, AnyRun):
     data: DataConfig = field(default_factory=DataConfig)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
+    roles: RolesConfig = field(default_factory=RolesConfig)
     warm_start: WarmStartConfig = field(default_factory=WarmStartConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
 

@@ -41,6 +41,7 @@ from pat_jax.run.process.folder import CHECKPOINTS
 from pat_jax.run.results.weights import check_weights
 from pat_jax.run.start.adapters import identity
 from pat_jax.run.start.profiles import find_profile, profile_subject
+from pat_jax.run.start.resting import settled_rest
 from pat_jax.run.start.rollouts import Rollouts
 from pat_jax.run.task import Task, check_task, load_task, load_tokenizer
 from pat_jax.training.build import build_lora, build_roles
@@ -62,6 +63,7 @@ class Setup:
     layouts: dict[Split, Layout]
     dropped: Sequence[str]  # why layouts of the chain are missing
     shortened: str  # which lengths the model's context has shortened, if any
+    resting: str  # why models wait in the host's memory, if that was not asked for
     engine: RolloutEngine
     roles: Roles
     scripted: Planner | None  # follows the path given by options; None: plan by cost
@@ -108,7 +110,15 @@ def _built(config: RunConfig, devices: Sequence[Device], kernels: Kernels | None
     first, layouts, dropped = _layouts(config, model, devices, kernels)
     task = load_task(config, checked_tokenizer(config, model))
     rollouts = Rollouts.of(config, policy, devices)
-    roles = build_roles(config, policy, first, layouts, rollouts.drafter)
+
+    def built(config: RunConfig, layouts: dict[Split, Layout]) -> Roles:
+        return build_roles(config, policy, first, layouts, rollouts.drafter)
+
+    def room(asked: RunConfig) -> float:
+        return rollouts.whole_sequences(layouts, built(asked, layouts).policy.resident)
+
+    config, resting = settled_rest(config, devices, room)
+    roles = built(config, layouts)
     resident = roles.policy.resident
     alone = rollouts.memory_alone(layouts, resident)
     if config.train or config.warm_start.steps:
@@ -117,7 +127,7 @@ def _built(config: RunConfig, devices: Sequence[Device], kernels: Kernels | None
         kept, more = worth_planning(config, layouts, alone, profile and profile.latency)
         dropped += more
         if len(kept) < len(layouts):
-            layouts, roles = kept, build_roles(config, policy, first, kept, rollouts.drafter)
+            layouts, roles = kept, built(config, kept)
     engine = rollouts.engine(layouts, task.tokenizer.eos_ids, resident)
     return Setup(
         config,
@@ -126,6 +136,7 @@ def _built(config: RunConfig, devices: Sequence[Device], kernels: Kernels | None
         layouts,
         dropped,
         shortened,
+        resting,
         engine,
         roles,
         scripted_planner(config, layouts),

@@ -82,6 +82,7 @@ def build_roles(
         predicts=algorithm.beta > 0 and algorithm.kl_in == "reward",
         others=[tree for reader in readers.values() for tree in reader.resident],
         is_offloaded=config.optimizer.offload,
+        rests="moments" if config.roles.rest == "host" else "nothing",
         beside=drafter_state(drafter, layout, embed, dtype, learns=config.train),
     )
     return Roles(trainer, readers)
@@ -100,7 +101,8 @@ def _readers(config: RunConfig, policy: Policy, layout: Layout) -> dict[str, Rea
     learns = config.train or config.warm_start.steps
     shapes = micro_shapes(config, layout.split.dp, layout.platform) if learns else ()
     predictor = predictor_of(config, policy, layout)
-    return {REFERENCE: Reader("reference_logprobs", held, predictor, shapes)}
+    rests = config.roles.rest == "host"
+    return {REFERENCE: Reader("reference_logprobs", held, predictor, shapes, rests=rests)}
 
 
 def trained_of(config: AnyRun, policy: Policy, layout: Layout) -> TrainableParams:

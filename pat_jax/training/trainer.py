@@ -27,7 +27,8 @@ from pat_jax.rl.batches.batches import MicroBatch, TrainBatch
 from pat_jax.training.drafter_state import DrafterState
 from pat_jax.training.passes import Passes
 from pat_jax.training.predictions import Predictions, with_routes_of
-from pat_jax.training.state_placement import StatePlacement
+from pat_jax.training.rest import fetched
+from pat_jax.training.state_placement import Resting, StatePlacement
 from pat_jax.training.trainable_params import TrainableParams
 from pat_jax.training.transfer import Receivers, Transfer
 from pat_jax.training.update_seen import update_seen
@@ -63,13 +64,15 @@ class Trainer:
         predicts: bool = False,
         others: Sequence[Any] = (),
         is_offloaded: bool = False,
+        rests: Resting = "nothing",
         beside: DrafterState | None = None,
     ):
         """
         Args:
           beside: arrays that a drafter keeps on the devices; None: nothing.
-          is_offloaded: whether the optimizer's moments are in the host's memory between two steps.
+          is_offloaded: whether the optimizer's moments are on the devices in its steps alone.
           others: shapes with shardings of what other roles keep on the devices.
+          rests: what is in the host's memory between two updates.
           predicts: whether the model's predictions before an update are asked for even if the loss
             does not read them.
           supervised: the update of a preceding supervised stage, with its own optimizer.
@@ -77,7 +80,7 @@ class Trainer:
         self.trained, self.num_iterations = trained, num_iterations
         self.policy, self.layout, self.shardings = trained.policy, trained.layout, trained.shardings
         self.beside = beside or DrafterState()
-        self.placement = StatePlacement(self.shardings, self.layout.sharding(), is_offloaded)
+        self.placement = StatePlacement(self.shardings, self.layout.sharding(), is_offloaded, rests)
         # The column with which an update begins.
         self.old = OLD[PREDICTED[trained.policy.config.head][0]]
         self.predicts, self.others = predicts or self.old in update.loss.needs, others
@@ -114,7 +117,7 @@ class Trainer:
 
     @cached_property
     def abstract_state(self) -> TrainState:
-        """Shapes with shardings of the state between two optimizer steps."""
+        """Shapes with shardings of the state between two updates."""
         shapes = jax.eval_shape(self.updates[REINFORCED].init, self.abstract_params)
         return with_sharding(shapes, self.placement.at_rest(shapes))
 
@@ -130,12 +133,19 @@ class Trainer:
         state = self.placement.on_devices(self.abstract_state)
         return [state, self.trained.abstract_frozen, self.beside.always, *self.others]
 
+    @property
+    def held(self) -> list[Any]:
+        """Shapes with shardings of what is on the devices in the passes of an update, whose
+        gradients come in addition."""
+        state = self.placement.on_devices(self.state_in_a_step, in_an_update=True)
+        beside = self.beside.always, self.beside.in_updates
+        return [state, self.trained.abstract_frozen, *beside, *self.others]
+
     def _declare(self, rollout_dtype: jnp.dtype) -> None:
         split, everywhere = self.layout.split, self.layout.sharding()
         declare, params = self.programs.declare, self.abstract_params
         state, shardings = self.state_in_a_step, self.placement.in_a_step(self.abstract_state)
-        at_rest = self.placement.at_rest(state)
-        init = {"out_shardings": at_rest, "donate_argnums": 0}
+        init = {"out_shardings": self.placement.initial(state), "donate_argnums": 0}
         declare(Key("init_state", split), self.updates[REINFORCED].init, params, **init)
         declare(Key("zero_gradients", split), zero_gradients, params, out_shardings=self.shardings)
         declare(Key("copy", split), _copy, params, out_shardings=self.shardings)
@@ -178,7 +188,7 @@ class Trainer:
         Raises:
           ValueError: a column that the loss needs is neither in the batch nor predicted.
         """
-        loss = self.updates[REINFORCED].loss
+        state, loss = self.placement.begun(state), self.updates[REINFORCED].loss
         if self.old in loss.needs:
             batch = self.predict(state, batch)
         mini_batches = [
@@ -196,7 +206,7 @@ class Trainer:
         result = _summary(self.updates[REINFORCED], records, state)
         if before is not None:
             result.metrics["train/update_seen"] = float(self["update_seen"](before, state.params))
-        return state, result
+        return self.placement.ended(state), result
 
     def supervised_step(
         self, state: TrainState, micro_batches: Sequence[MicroBatch]
@@ -204,12 +214,14 @@ class Trainer:
         """Takes an optimizer step on demonstrations; `train/cross_entropy` is that of responses."""
         loss = self.updates[SUPERVISED].loss
         mini = [replace(micro, columns=loss.read(micro.columns)) for micro in micro_batches]
-        state, record = self._step(SUPERVISED, state, mini)
+        state, record = self._step(SUPERVISED, self.placement.begun(state), mini)
+        state = self.placement.ended(state)
         return state, _summary(self.updates[SUPERVISED], [record], state)
 
     def predict(self, state: TrainState, batch: TrainBatch) -> TrainBatch:
         """Returns the batch with the model's predictions at each token, as the column `old`."""
-        return self._predictions.with_column(batch, self.old, state.params)
+        with fetched(state.params, self.shardings) as params:
+            return self._predictions.with_column(batch, self.old, params)
 
     def _step(
         self, stage: str, state: TrainState, micro_batches: Sequence[MicroBatch]

@@ -7,7 +7,7 @@ rollout: its weights and its KV cache are freed while these run (`engine/sizing/
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from pat_jax.common.errors import UserError
 from pat_jax.config.learning import OptimizerState
@@ -76,9 +76,14 @@ def update_stages(roles: Roles) -> list[Stage]:
 
     Empty if the backend does not report memory."""
     trainer = roles.policy
-    held, drafts = resident_bytes(trainer), _draft_bytes(trainer)
+    resting, drafts = resting_bytes(trainer), _draft_bytes(trainer)
     of_readers = [
-        Stage(f"{_name(key)} by the {name}", held, size, drafts=drafts)
+        Stage(
+            f"{_name(key)} by the {name}",
+            resting + shard_bytes(reader.visiting),
+            size,
+            drafts=drafts,
+        )
         for name, reader in roles.readers.items()
         for key, size in _taken(reader.programs).items()
     ]
@@ -100,7 +105,8 @@ def stages_of(trainer: Trainer, taken: Mapping[Key, int]) -> list[Stage]:
     state, drafts = resident_bytes(trainer), _draft_bytes(trainer)
     gradients = shard_bytes(trainer.trained.abstract_gradients)
     in_step = state + gradients + fetched_bytes(trainer)
-    held = {"predict": state, "transfer": state, "apply": in_step, "supervised_apply": in_step}
+    resting = resting_bytes(trainer)
+    held = {"predict": state, "transfer": resting, "apply": in_step, "supervised_apply": in_step}
     return [
         Stage(name, held.get(key.name, state + gradients), size, key.rows > 0, drafts)
         for key, size in taken.items()
@@ -115,8 +121,17 @@ def fetched_bytes(trainer: Trainer) -> int:
 
 def resident_bytes(trainer: Trainer) -> int:
     """Returns the bytes of a device that are resident during an update, in all its programs."""
-    before = [trainer.abstract_params] if trainer.trained.lora else []  # of `update_seen`
-    return shard_bytes([*trainer.resident, trainer.beside.in_updates, *before])
+    return shard_bytes([*trainer.held, *_before(trainer)])
+
+
+def resting_bytes(trainer: Trainer) -> int:
+    """Returns the bytes of a device that are resident before and after an update's steps."""
+    return shard_bytes([*trainer.resident, trainer.beside.in_updates, *_before(trainer)])
+
+
+def _before(trainer: Trainer) -> list[Any]:
+    """Shapes with shardings of the adapters before an update, which `update_seen` compares."""
+    return [trainer.abstract_params] if trainer.trained.lora else []
 
 
 def _draft_bytes(trainer: Trainer) -> int:

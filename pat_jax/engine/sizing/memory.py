@@ -92,6 +92,21 @@ def kv_bytes(
     return max(0.0, left - max(shifted, SIZES[0] * most_parts * one_page))
 
 
+def whole_sequences(
+    policy: Policy,
+    layouts: Mapping[Split, Layout],
+    config: RolloutConfig,
+    dtype: jnp.dtype,
+    num_bytes: float,
+) -> float:
+    """Returns how many of the longest sequences have room in `num_bytes` per device of KV cache, in
+    the layout that divides the cache over most devices."""
+    longest = largest_length(config.max_length, config.min_length)
+    whole = longest * page_bytes(policy.config, config.page_size, dtype) / config.page_size
+    ways = max(split.dp * layout.size(layout.kv_axes) for split, layout in layouts.items())
+    return ways * num_bytes / whole
+
+
 def _weights(policy: Policy, layouts: Mapping[Split, Layout], dtype: jnp.dtype) -> dict[Split, int]:
     """Bytes of the weights per device in each layout."""
     abstract = policy.abstract(dtype)
