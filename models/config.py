@@ -77,6 +77,8 @@ class ModelConfig:
             raise ValueError(
                 f"num_heads={self.num_heads} must be a multiple of num_kv_heads={self.num_kv_heads}."
             )
+        if self.head_bias and self.head != "scalar":
+            raise ValueError(f"head={self.head!r} has no bias; a scalar head may have one.")
 
     def is_sparse(self, layer: int) -> bool:
         """Whether layer number `layer` has experts."""
@@ -117,6 +119,16 @@ class ModelConfig:
     @property
     def padded_vocab_size(self) -> int:
         return math.ceil(self.vocab_size / self.vocab_multiple) * self.vocab_multiple
+
+    @property
+    def head_outputs(self) -> int:
+        """Numbers that the head computes for each token, those of padding left out."""
+        return self.vocab_size if self.head == "vocab" else 1
+
+    @property
+    def padded_head_outputs(self) -> int:
+        """Numbers that the head computes for each token, with the vocabulary's padding."""
+        return self.padded_vocab_size if self.head == "vocab" else 1
 
     def unpadded(self, shape: Sequence[int], axes: Sequence[str | None]) -> tuple[int, ...]:
         """Returns the shape of a parameter with these axis names, without its padding."""

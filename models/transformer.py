@@ -225,7 +225,7 @@ def values(
     weights, bias = head
     with jax.named_scope("score"):
         found = linear(hidden, weights, dtype=jnp.float32)[..., 0]
-        return found if bias is None else found + bias.astype(jnp.float32)
+        return found if bias is None else found + bias[0].astype(jnp.float32)
 
 
 def _stacked(routed: list[Routed], shape: tuple[int, ...]) -> Routed:

@@ -15,10 +15,11 @@ import numpy as np
 from jax.sharding import Sharding
 
 from pat_jax.common.errors import UserError
-from pat_jax.models.checkpoints.hf_config import CONFIG_FILE, read_config, read_json_object
+from pat_jax.models.checkpoints.hf_config import CONFIG_FILE, read_config
 from pat_jax.models.checkpoints.hf_tensors import EMBEDDING, LM_HEAD, HFTensor, hf_tensors
+from pat_jax.models.checkpoints.json_fields import read_json_object
 from pat_jax.models.checkpoints.safetensors_file import DTYPES, StoredTensor, read_header
-from pat_jax.models.config import ModelConfig
+from pat_jax.models.config import Head, ModelConfig
 from pat_jax.models.policy import Params, Policy
 from pat_jax.models.weight_formats import QuantizedWeight, quantizer
 
@@ -31,15 +32,18 @@ _STACKS = (".experts.gate_up_proj", ".experts.down_proj")
 _ROTARY_BUFFER = "rotary_emb.inv_freq"  # computed from the configuration; old versions stored it
 
 
-def check_checkpoint(directory: str | Path) -> ModelConfig:
+def check_checkpoint(directory: str | Path, head: Head | None = None) -> ModelConfig:
     """Returns the checkpoint's configuration after checking every file and tensor against it.
 
     Reads config.json and file headers only, and compiles nothing.
 
+    Args:
+      head: the head that the model is to have, see `read_config`.
+
     Raises:
       UserError: the configuration, a file or a tensor is missing or wrong.
     """
-    config = read_config(directory)
+    config = read_config(directory, head)
     _locate(Path(directory), Policy.from_config(config))
     return config
 
@@ -50,8 +54,9 @@ def load_params(
     """Returns the checkpoint's parameters in `dtype`, each read straight into its shards.
 
     Host memory peaks at about one parameter; of a layer's experts, only those that this process
-    holds are read. Padding of the vocabulary and of query heads is zero. Weights that `policy`
-    keeps quantized are read in float32 and quantized on the devices.
+    holds are read. Padding of the vocabulary and of query heads is zero, and so is a scalar head
+    if the checkpoint has one over the vocabulary. Weights that `policy` keeps quantized are read in
+    float32 and quantized on the devices.
 
     Args:
       shardings: the tree of the parameters with a `jax.sharding.Sharding` for each array; None puts
@@ -63,7 +68,7 @@ def load_params(
     def read(
         tensor: HFTensor, shape: tuple[int, ...], dtype: jnp.dtype, sharding: Sharding | None
     ) -> jax.Array:
-        parts = [located[name] for name in tensor.names]
+        parts = [located[name] for name in tensor.names if name in located]  # none of a new head
         reader = _ShardReader(tensor, parts, shape, np.dtype(dtype), {})
         if sharding is None:
             array = jax.device_put(reader.read(None))
@@ -109,7 +114,8 @@ class _ShardReader:
         # Always a copy: on CPU the device array may keep this buffer, and the file must not be it.
         shard = np.zeros([stop - start for start, stop in bounds], self.dtype)
         if not self.tensor.is_stack:
-            self._fill(shard, self.parts[0], bounds)
+            for part in self.parts:  # one, or none of a head that begins at zero
+                self._fill(shard, part, bounds)
             return shard
         for of_expert, part in zip(shard, self.parts[slice(*bounds[0])], strict=True):
             self._fill(of_expert, part, bounds[1:])
@@ -125,9 +131,15 @@ def _locate(directory: Path, policy: Policy) -> Mapping[str, StoredTensor]:
     stored = _stored_tensors(directory)
     if policy.config.tie_embeddings and EMBEDDING not in stored and LM_HEAD in stored:
         stored[EMBEDDING] = stored.pop(LM_HEAD)  # one tensor, under either name
+    is_scalar = policy.config.head == "scalar"
+    if is_scalar:
+        stored.pop(LM_HEAD, None)
+    begins_anew = is_scalar and read_config(directory).head == "vocab"
     _refuse_stacks(stored)
     wanted: set[str] = set()
     for tensor in jax.tree.leaves(hf_tensors(policy)):
+        if begins_anew and tensor.is_scalar_head:
+            continue
         for name in tensor.names:
             _check_tensor(directory, stored, name, tensor.stored_shape)
             wanted.add(name)

@@ -26,11 +26,14 @@ class _Form(Enum):
 
 EMBEDDING = "model.embed_tokens.weight"
 LM_HEAD = "lm_head.weight"
+SCORE, SCORE_BIAS = "score.weight", "score.bias"  # of a scalar head
 
 _MODEL_TENSORS: dict[str, tuple[str, _Form]] = {
     "embedding": (EMBEDDING, _Form.INPUT),
     "final_norm": ("model.norm.weight", _Form.VECTOR),
     "lm_head": (LM_HEAD, _Form.INPUT),
+    "score": (SCORE, _Form.INPUT),
+    "score_bias": (SCORE_BIAS, _Form.VECTOR),
 }
 _LAYER_TENSORS: dict[str, tuple[str, _Form]] = {
     "attention_norm": ("input_layernorm.weight", _Form.VECTOR),
@@ -84,6 +87,10 @@ class HFTensor:
     def module(self) -> str:
         """Name of the module whose weight it is; the tensor's own name if it is not a weight."""
         return self.name.removesuffix(".weight")
+
+    @property
+    def is_scalar_head(self) -> bool:
+        return self.name in (SCORE, SCORE_BIAS)
 
     @property
     def is_stack(self) -> bool:

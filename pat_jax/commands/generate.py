@@ -19,7 +19,7 @@ from pat_jax.common.hub import local_checkpoint
 from pat_jax.config.by_model import settled_dtype
 from pat_jax.engine.session import Session
 from pat_jax.engine.sizing.device_memory import memory_limit
-from pat_jax.models.checkpoints.hf_config import read_json_object
+from pat_jax.models.checkpoints.json_fields import read_json_object
 from pat_jax.rl.text.tokenizer import Chat, HuggingFaceTokenizer, Tokenizer
 from pat_jax.run.results.saved_policy import find_policy
 from pat_jax.run.results.saved_run import SavedRun

@@ -55,4 +55,4 @@ def matrix_weights(model: ModelConfig) -> int:
         outputs += num_sparse * (experts.num_experts + 2 * experts.latent_dim)  # the router's first
         active = 3 * experts.num_experts_per_tok * experts.expert_dim
         of_experts = num_sparse * active * model.expert_embed_dim
-    return model.embed_dim * (outputs + model.vocab_size) + of_experts
+    return model.embed_dim * (outputs + model.head_outputs) + of_experts

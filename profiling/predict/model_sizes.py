@@ -68,7 +68,9 @@ def num_weights(model: ModelConfig) -> int:
 
 def _end_weights(model: ModelConfig) -> int:
     """Number of weights of the embedding and the head."""
-    return (1 if model.tie_embeddings else 2) * model.padded_vocab_size * model.embed_dim
+    is_shared = model.tie_embeddings and model.head == "vocab"
+    outputs = 0 if is_shared else model.padded_head_outputs
+    return (model.padded_vocab_size + outputs) * model.embed_dim
 
 
 def stored_weights(model: ModelConfig) -> int:

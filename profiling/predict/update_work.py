@@ -163,12 +163,12 @@ class UpdateWork:
             of_experts = expert_passes(model, tokens)
             num_bytes += sparse * (sum(passes(model, tokens, 1, 1, is_sparse=True)) + of_experts)
         layers = Work(2.0 * tokens * active_weights(model), num_bytes * self.itemsize / BYTES)
-        vocab = model.padded_vocab_size
-        return layers, 2.0 * tokens * self._head, float(tokens * vocab * FLOAT32)
+        logits = float(tokens * model.padded_head_outputs * FLOAT32)
+        return layers, 2.0 * tokens * self._head, logits
 
     @property
     def _head(self) -> int:
-        return self.model.padded_vocab_size * self.model.embed_dim
+        return self.model.padded_head_outputs * self.model.embed_dim
 
     def _head_bytes(self, rows: Rows, each: int) -> float:
         chunks = -(-rows.tokens // self.logit_tokens) if self.logit_tokens else 0

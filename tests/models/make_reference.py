@@ -13,17 +13,16 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
     LlamaConfig,
-    LlamaForCausalLM,
     MixtralConfig,
-    MixtralForCausalLM,
+    PreTrainedConfig,
     PreTrainedModel,
     Qwen2Config,
-    Qwen2ForCausalLM,
     Qwen3Config,
-    Qwen3ForCausalLM,
     Qwen3MoeConfig,
-    Qwen3MoeForCausalLM,
 )
 
 SHAPE = {
@@ -45,37 +44,46 @@ LLAMA_ROPE = {
 }
 QWEN_ROPE = {"rope_type": "default", "rope_theta": 1000.0}
 ROWS, LENGTH = 2, 40
+LENGTHS = (40, 29)  # of the rows of models with a scalar head; PAD follows
+PAD = 60
+SCALAR = {"num_labels": 1, "pad_token_id": PAD}
+HEADS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "": (AutoModelForCausalLM, {}),
+    "tied": (AutoModelForCausalLM, {"tie_word_embeddings": True}),
+    "sequence": (AutoModelForSequenceClassification, SCALAR),
+    "token": (AutoModelForTokenClassification, SCALAR),
+}
 
 
 def build(name: str) -> PreTrainedModel:
-    """The random model called `<family>` or `<family>-tied`."""
-    family, _, tied = name.partition("-")
-    shape: dict[str, Any] = SHAPE | {"tie_word_embeddings": bool(tied)}
-    match family:
-        case "llama":
-            model = LlamaForCausalLM(
-                LlamaConfig(**shape, rope_parameters=LLAMA_ROPE, rms_norm_eps=1e-5)
-            )
-        case "qwen2":
-            model = Qwen2ForCausalLM(Qwen2Config(**shape, rope_parameters=QWEN_ROPE))
-        case "qwen3":
-            model = Qwen3ForCausalLM(Qwen3Config(**shape, rope_parameters=QWEN_ROPE, head_dim=16))
-        case "qwen3_moe":
-            # Both kinds of layers, and both kinds of weights that a token's experts have.
-            shape |= {"num_hidden_layers": 3, "mlp_only_layers": [1], "norm_topk_prob": not tied}
-            experts = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 16}
-            model = Qwen3MoeForCausalLM(
-                Qwen3MoeConfig(**shape, **experts, rope_parameters=QWEN_ROPE, head_dim=16)
-            )
-        case "mixtral":
-            experts = {"num_local_experts": 4, "num_experts_per_tok": 2}
-            model = MixtralForCausalLM(
-                MixtralConfig(**shape, **experts, rope_parameters=QWEN_ROPE, head_dim=16)
-            )
-        case _:
-            raise ValueError(f"unknown family {family}")
+    """The random model called `<family>`, or `<family>-<head>` with a head of `HEADS`."""
+    family, _, head = name.partition("-")
+    auto_class, options = HEADS[head]
+    shape = SHAPE | {"tie_word_embeddings": False} | options
+    model = auto_class.from_config(config_of(family, shape))
     randomize(model)
     return model.eval()
+
+
+def config_of(family: str, shape: dict[str, Any]) -> PreTrainedConfig:
+    match family:
+        case "llama":
+            return LlamaConfig(**shape, rope_parameters=LLAMA_ROPE, rms_norm_eps=1e-5)
+        case "qwen2":
+            return Qwen2Config(**shape, rope_parameters=QWEN_ROPE)
+        case "qwen3":
+            return Qwen3Config(**shape, rope_parameters=QWEN_ROPE, head_dim=16)
+        case "qwen3_moe":
+            # Both kinds of layers, and both kinds of weights that a token's experts have.
+            shape |= {"num_hidden_layers": 3, "mlp_only_layers": [1]}
+            shape |= {"norm_topk_prob": not shape["tie_word_embeddings"]}
+            experts = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 16}
+            return Qwen3MoeConfig(**shape, **experts, rope_parameters=QWEN_ROPE, head_dim=16)
+        case "mixtral":
+            experts = {"num_local_experts": 4, "num_experts_per_tok": 2}
+            return MixtralConfig(**shape, **experts, rope_parameters=QWEN_ROPE, head_dim=16)
+        case _:
+            raise ValueError(f"unknown family {family}")
 
 
 def randomize(model: PreTrainedModel) -> None:
@@ -94,7 +102,25 @@ def logits(model: PreTrainedModel, tokens: torch.Tensor) -> torch.Tensor:
         return model(input_ids=tokens, use_cache=False).logits
 
 
-# Every stored type and both kinds of head occur.
+def values(model: PreTrainedModel, tokens: torch.Tensor) -> torch.Tensor:
+    """The numbers of a scalar head: one for each row, or for each token, as the class has them."""
+    with torch.no_grad():
+        is_real = (tokens != PAD).long()
+        return model(input_ids=tokens, attention_mask=is_real, use_cache=False).logits[..., 0]
+
+
+def some_tokens(seed: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(SHAPE["vocab_size"], (ROWS, LENGTH), generator=generator)
+
+
+def padded_tokens(seed: int) -> torch.Tensor:
+    """Rows of `LENGTHS` tokens, and `PAD` behind them."""
+    is_real = torch.arange(LENGTH) < torch.tensor(LENGTHS)[:, None]
+    return torch.where(is_real, some_tokens(seed) % PAD, PAD)
+
+
+# Every stored type and all kinds of head occur.
 CASES = {
     "llama": torch.bfloat16,
     "llama-tied": torch.float32,
@@ -106,6 +132,12 @@ CASES = {
     "qwen3_moe-tied": torch.float32,
     "mixtral": torch.float16,
     "mixtral-tied": torch.bfloat16,
+    "llama-sequence": torch.float16,
+    "llama-token": torch.bfloat16,
+    "qwen2-sequence": torch.bfloat16,
+    "qwen2-token": torch.float16,
+    "qwen3-sequence": torch.float32,
+    "qwen3-token": torch.bfloat16,
 }
 
 
@@ -115,14 +147,17 @@ def main(directory: Path) -> None:
         with torch.no_grad():  # the parameters alone: rotary frequencies stay exact
             for parameter in model.parameters():
                 parameter.copy_(parameter.to(dtype))
-        tokens = torch.randint(
-            SHAPE["vocab_size"], (ROWS, LENGTH), generator=torch.Generator().manual_seed(1)
+        is_scalar = name.endswith(("-sequence", "-token"))
+        tokens = padded_tokens(1) if is_scalar else some_tokens(1)
+        found = (
+            {"values": values(model, tokens)} if is_scalar else {"logits": logits(model, tokens)}
         )
-        expected = {"tokens": tokens.to(torch.int32), "logits": logits(model, tokens).contiguous()}
+        expected = {"tokens": tokens.to(torch.int32), **found}
+        expected = {name: tensor.contiguous() for name, tensor in expected.items()}
         torch.nn.Module.to(model, dtype)  # transformers' own `to` has lost its signature
         model.save_pretrained(directory / name)
         save_file(expected, directory / name / "expected.safetensors")
-        (directory / name / "generation_config.json").unlink()
+        (directory / name / "generation_config.json").unlink(missing_ok=True)
         for file in (directory / name).iterdir():
             file.chmod(0o644)
 

@@ -19,7 +19,7 @@ from pat_jax.engine.sizing.draft_vocabulary import other_tokens
 from pat_jax.layout.buckets import NO_DRAFTS, Drafts
 from pat_jax.models.checkpoints.hf_config import read_config
 from pat_jax.models.checkpoints.hf_load import check_checkpoint, load_params
-from pat_jax.models.config import ModelConfig
+from pat_jax.models.config import Head, ModelConfig
 from pat_jax.models.policy import Params, Policy
 from pat_jax.models.presets import PRESETS, preset
 
@@ -153,15 +153,18 @@ def shape_of(draft_model: str) -> ModelConfig:
     return preset(draft_model)
 
 
-def checkpoint_shape(name: str, option: str) -> ModelConfig | None:
+def checkpoint_shape(name: str, option: str, head: Head | None = "vocab") -> ModelConfig | None:
     """Returns the configuration of a checkpoint's folder or a Hub model; None if it is neither.
 
     The weights of a Hub model are not downloaded.
+
+    Args:
+      head: the head that the model is to have, see `read_config`.
     """
     folder = local_checkpoint(name, option=option, weights=False)
     if not Path(folder).is_dir():
         return None
-    return check_checkpoint(folder) if folder == name else read_config(folder)
+    return check_checkpoint(folder, head) if folder == name else read_config(folder, head)
 
 
 def _check_draft_model(

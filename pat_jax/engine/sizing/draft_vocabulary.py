@@ -9,7 +9,7 @@ from typing import Any
 
 from pat_jax.common.errors import UserError
 from pat_jax.common.hub import local_checkpoint
-from pat_jax.models.checkpoints.hf_config import read_json_object
+from pat_jax.models.checkpoints.json_fields import read_json_object
 from pat_jax.models.config import ModelConfig
 
 TOKENIZER_FILE = "tokenizer.json"

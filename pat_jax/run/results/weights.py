@@ -22,7 +22,7 @@ from pat_jax.layout.layout import Layout
 from pat_jax.models.adapted_weight import AdaptedWeight
 from pat_jax.models.checkpoints.hf_load import check_checkpoint, load_params
 from pat_jax.models.checkpoints.peft_adapter import load_adapter, read_adapter
-from pat_jax.models.config import ModelConfig
+from pat_jax.models.config import Head, ModelConfig
 from pat_jax.models.lora import Lora
 from pat_jax.models.policy import Params, Policy
 from pat_jax.models.weight_formats import QuantizedWeight, is_quantized, stored
@@ -36,13 +36,13 @@ from pat_jax.training.trainable_params import Leaves
 Load = Callable[[jnp.dtype, Policy, Layout], Params]
 
 
-def check_weights(model: str, option: str = "model") -> None:
+def check_weights(model: str, option: str = "model", head: Head | None = "vocab") -> None:
     """Downloads the weights of a model of the Hub, and checks them; those of a directory were
     checked with its shape. Comes last, as it may be many gigabytes. Raises UserError if they cannot
-    be downloaded, or do not fit its config.json."""
+    be downloaded, or do not fit its config.json or `head` (see `read_config`)."""
     folder = local_checkpoint(model, option=option)
     if folder != model:
-        check_checkpoint(folder)
+        check_checkpoint(folder, head)
 
 
 def weights_of_model(config: RunConfig, model: ModelConfig, adapter: str) -> Load:
