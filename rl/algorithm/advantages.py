@@ -7,6 +7,8 @@ from typing import Literal, get_args
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
+from pat_jax.rl.algorithm.whitening import whitened
+
 Baseline = Literal["group", "leave_one_out", "length_weighted", "none"]
 Scale = Literal["group", "batch", "none"]
 
@@ -176,17 +178,9 @@ class AdvantageEstimator:
                 for length, advantage in zip(lengths.reshape(-1), relative.reshape(-1), strict=True)
             ]
         if self.whiten:
-            found = _whitened(found)
+            found = whitened(found)
         found = [each.astype(np.float32) for each in found]
         return [found[i : i + num_samples] for i in range(0, len(found), num_samples)]
-
-
-def _whitened(advantages: Sequence[np.ndarray], eps: float = 1e-8) -> list[np.ndarray]:
-    """Scales advantages to mean 0 and variance 1 over all tokens that have one."""
-    tokens = np.concatenate(advantages)
-    tokens = tokens[~np.isnan(tokens)]
-    mean, variance = (tokens.mean(), tokens.var()) if len(tokens) else (0.0, 1.0)
-    return [(each - mean) / np.sqrt(variance + eps) for each in advantages]
 
 
 def overlong_penalty(

@@ -169,7 +169,14 @@ class Loss(ABC):
         """Returns metrics over optimizer steps from each step's sums, on the host; NaN without
         tokens."""
         weights = [float(sums["weight"]) for sums in steps]
-        return {
+        found = {
             name: how.of_steps([float(sums[name]) for sums in steps], weights)
             for name, how in self.metrics.items()
         }
+        return self.reported(found)
+
+    def reported(self, metrics: Mapping[str, float]) -> dict[str, float]:
+        """Returns the metrics to report from those of `metrics`, over all optimizer steps.
+
+        They are the same unless a loss computes some from others, such as a variance from means."""
+        return dict(metrics)

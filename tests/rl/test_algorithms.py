@@ -107,7 +107,7 @@ def rloo(groups: list[list[Response]]) -> float:
 
 def whitened(advantages: Sequence[np.ndarray]) -> list[np.ndarray]:
     tokens = np.concatenate(advantages)
-    return [(each - tokens.mean()) / tokens.std() for each in advantages]
+    return [(each - tokens.mean()) / tokens.std(ddof=1) for each in advantages]
 
 
 def reinforce_pp(groups: list[list[Response]]) -> float:

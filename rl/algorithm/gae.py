@@ -1,0 +1,97 @@
+"""Rewards of tokens and generalized advantage estimation, for policies with a critic.
+
+Knows rewards, KL and values. Does not know models. Runs on the host; arrays are by response, as in
+`TrainBatch.by_response`.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from jaxtyping import Float
+
+PerResponse = Sequence[Float[np.ndarray, " _"]]
+
+
+def token_rewards(
+    scores: Float[np.ndarray, " responses"], kl: PerResponse, beta: float
+) -> list[Float[np.ndarray, " _"]]:
+    """Returns the reward of each token: the KL penalty, and the score at the last token.
+
+        r_t = -β kl_t + (score if t is the response's last token else 0)
+
+    Args:
+      scores: reward of each response; NaN: it has none, and its last token's reward is NaN.
+      kl: for each response, an estimate of KL(policy || reference) in nats at each of its tokens.
+      beta: β, the penalty per nat.
+
+    Returns:
+      Arrays of float64 in the shapes of `kl`.
+
+    Reference: Ziegler et al. 2019, https://arxiv.org/abs/1909.08593, section 2, by token as in
+    Ouyang et al. 2022, https://arxiv.org/abs/2203.02155.
+    """
+    rewards = [-beta * np.asarray(each, np.float64) for each in kl]
+    for reward, score in zip(rewards, np.asarray(scores, np.float64), strict=True):
+        reward[-1:] += score
+    return rewards
+
+
+def gae(
+    rewards: PerResponse, values: PerResponse, gamma: float, lam: float
+) -> tuple[list[Float[np.ndarray, " _"]], list[Float[np.ndarray, " _"]]]:
+    """Returns generalized advantage estimates and the returns that the critic learns.
+
+        δ_t = r_t + γ V_{t+1} - V_t
+        A_t = δ_t + γ λ A_{t+1}
+        R_t = A_t + V_t
+
+    V and A behind the last token are 0. This holds for truncated responses too: they end there, as
+    in verl and TRL, and nothing is bootstrapped.
+
+    Args:
+      rewards: of each token, from `token_rewards`. NaN makes all tokens before it NaN.
+      values: the critic's V before each token, under the parameters of the rollout.
+      gamma: γ, the discount per token.
+      lam: λ, from 0 (one step, biased by the critic) to 1 (the whole response's rewards).
+
+    Returns:
+      Advantages, not whitened, and returns; float32 in the shapes of `rewards`.
+
+    >>> [each.tolist() for each in gae([np.array([0.0, 1.0])], [np.array([0.5, 0.5])], 1.0, 0.5)[0]]
+    [[0.25, 0.5]]
+
+    Reference: Schulman et al. 2015, https://arxiv.org/abs/1506.02438, eq. 11 and 16.
+    """
+    exact = [np.asarray(each, np.float64) for each in values]
+    deltas = []
+    for reward, value in zip(rewards, exact, strict=True):
+        assert len(reward) == len(value)
+        deltas.append(reward + gamma * np.append(value, 0.0)[1:] - value)
+    advantages = _discounted(deltas, gamma * lam)
+    returns = [a + v for a, v in zip(advantages, exact, strict=True)]
+    return [each.astype(np.float32) for each in advantages], [
+        each.astype(np.float32) for each in returns
+    ]
+
+
+def _discounted(arrays: PerResponse, decay: float) -> list[np.ndarray]:
+    """Returns Σ_{s ≥ t} decay^(s - t) x_s for each response, one step for all of them at a time.
+
+    Step t adds to the t-th token from the end. With the longest response first, the responses that
+    have such a token are the first ones. Their numbers lie together, so nothing is padded.
+    """
+    order = sorted(range(len(arrays)), key=lambda i: -len(arrays[i]))
+    lengths = np.array([len(arrays[i]) for i in order], np.int64)
+    longest = lengths[0] if order else 0
+    counts = len(order) - np.searchsorted(lengths[::-1], np.arange(longest), side="right")
+    begins = np.concatenate([[0], np.cumsum(counts)])
+    flat = np.zeros(begins[-1])
+    for rank, i in enumerate(order):
+        flat[begins[: len(arrays[i])] + rank] = arrays[i][::-1]
+    for step in range(1, longest):
+        now, before, count = begins[step], begins[step - 1], counts[step]
+        flat[now : now + count] += decay * flat[before : before + count]
+    found = [np.zeros(0)] * len(order)
+    for rank, i in enumerate(order):
+        found[i] = flat[begins[: len(arrays[i])] + rank][::-1]
+    return found

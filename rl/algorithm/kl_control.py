@@ -1,0 +1,51 @@
+"""The coefficient β of the KL penalty over a run: fixed, or steered towards a target KL.
+
+Knows numbers. Does not know how a KL is estimated (`kl.py`).
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+_LARGEST_ERROR = 0.2  # share of the target; one iteration changes β by at most n / horizon of it
+
+
+@dataclass(frozen=True)
+class KLControl:
+    """β as a value: fixed without a target, else adapted after each iteration.
+
+        e = clip(KL / target - 1, -0.2, 0.2)
+        β ← β (1 + e n / horizon)
+
+    So β grows while the policy is further from the reference than the target, and shrinks while it
+    is nearer. It starts from a positive number and stays positive, as n < 5 horizon.
+
+    Reference: Ziegler et al. 2019, https://arxiv.org/abs/1909.08593, section 2.2.
+    """
+
+    beta: float  # β, reward per nat
+    target: float | None = None  # nats; None: β is fixed
+    horizon: int = 10_000  # responses; the larger, the slower β changes
+
+    def after(self, kl: float, n: int) -> "KLControl":
+        """Returns the control for the next iteration.
+
+        Args:
+          kl: KL(policy || reference) of this iteration in nats, in the unit of the target: a mean
+            over tokens, or over responses of the sum over their tokens. NaN, of an iteration
+            without responses, changes nothing.
+          n: responses of this iteration.
+        """
+        if self.target is None or math.isnan(kl):
+            return self
+        error = min(max(kl / self.target - 1, -_LARGEST_ERROR), _LARGEST_ERROR)
+        return replace(self, beta=self.beta * (1 + error * n / self.horizon))
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns what `from_json` reads, for a checkpoint."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> "KLControl":
+        return cls(**values)
