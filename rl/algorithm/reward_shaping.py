@@ -1,0 +1,89 @@
+"""What is done to a batch's rewards before advantages: scaled, clipped, reduced without an end.
+
+Runs on the host. Whitening of token rewards is `whitening.whitened` with `shift_mean=False`.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from jaxtyping import Bool, Float
+
+_EPSILON = 1e-6  # in units of the reward: keeps nearly equal rewards from being blown up
+
+
+@dataclass(frozen=True)
+class RewardMoments:
+    """Mean and deviation of all rewards of a run so far.
+
+    Reference: Chan et al. 1979, eq. 1.5 (combining sums of squares); TRL's `RunningMoments`.
+    OpenRLHF instead stores a mean and a deviation in the reward model, measured after its training.
+    """
+
+    count: int = 0
+    mean: float = 0.0
+    squares: float = 0.0  # Σ (r - mean)²
+
+    def after(self, rewards: Float[np.ndarray, "..."]) -> "RewardMoments":
+        """Returns the moments with these rewards, too; NaN counts as no reward."""
+        known = np.asarray(rewards, np.float64)
+        known = known[~np.isnan(known)]
+        if not len(known):
+            return self
+        count, mean = self.count + len(known), float(known.mean())
+        apart = mean - self.mean
+        squares = float(np.square(known - mean).sum()) + apart**2 * self.count * len(known) / count
+        return RewardMoments(count, self.mean + apart * len(known) / count, self.squares + squares)
+
+    @property
+    def deviation(self) -> float:
+        """The sample's standard deviation (n - 1); 0 before the second reward."""
+        return math.sqrt(self.squares / max(self.count - 1, 1))
+
+    def normalized(self, rewards: Float[np.ndarray, "*shape"]) -> Float[np.ndarray, "*shape"]:
+        """Returns (r - mean) / (deviation + 1e-6), float64."""
+        return (np.asarray(rewards, np.float64) - self.mean) / (self.deviation + _EPSILON)
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns what `from_json` reads, for a checkpoint."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> "RewardMoments":
+        return cls(**values)
+
+
+def shaped_rewards(
+    rewards: Float[np.ndarray, "*shape"],
+    has_end: Bool[np.ndarray, "*shape"],
+    *,
+    moments: RewardMoments | None = None,
+    clip: tuple[float, float] | None = None,
+    missing_eos_penalty: float = 0.0,
+) -> Float[np.ndarray, "*shape"]:
+    """Returns the rewards, in this order normalised, clipped, and reduced for a missing end.
+
+    The penalty comes last, so that it is in the unit of the rewards that advantages are made of,
+    and no clip takes it away.
+
+    Args:
+      rewards: of each response; NaN: it has none, and stays NaN.
+      has_end: whether the response ends with an end-of-sequence token.
+      moments: of the rewards so far, these among them; None: they are not normalised.
+      clip: lowest and highest reward; None: they are not clipped.
+      missing_eos_penalty: subtracted from the reward of a response that does not end.
+
+    Returns:
+      float64 in the shape of `rewards`.
+
+    Reference: TRL's `missing_eos_penalty`; OpenRLHF's `reward_clip_range`; DeepSpeed-Chat clips to
+    ±5, Yao et al. 2023, https://arxiv.org/abs/2308.01320.
+    """
+    shaped = np.asarray(rewards, np.float64)
+    if moments is not None:
+        shaped = moments.normalized(shaped)
+    if clip is not None:
+        shaped = np.clip(shaped, *clip)
+    return shaped - np.where(has_end, 0.0, missing_eos_penalty)
