@@ -77,4 +77,15 @@ ALGORITHMS: Mapping[str, Parts] = {
     # The baseline of least variance, where a longer response has the larger gradient; meant for one
     # update a batch. https://arxiv.org/abs/2505.23585
     "opo": {**_GRPO, "baseline": "length_weighted", "scale_rewards": "none"},
+    # A critic predicts the reward to come from each token; advantages are whitened, KL is in the reward, as
+    # in TRL, OpenRLHF and verl. One pass over each batch, in mini-batches, is OpenRLHF's and verl's: TRL's
+    # four passes drift further from the rollout. https://arxiv.org/abs/1707.06347, https://arxiv.org/abs/2203.02155
+    "ppo": {
+        **_GRPO,
+        "baseline": "critic",
+        "scale_rewards": "none",
+        "whiten_advantages": True,
+        "kl_in": "reward",
+        "kl_estimator": "k1",
+    },
 }
