@@ -25,6 +25,7 @@ from pat_jax.models.adapted_modules import (
     linear_weights,
 )
 from pat_jax.models.adapted_weight import AdaptedWeight, adapter_axes, is_adapted
+from pat_jax.models.checkpoints.hf_tensors import SCORE, SCORE_BIAS
 from pat_jax.models.parameters import Initializer, padded, zeros
 from pat_jax.models.policy import Params, Policy, initialize
 
@@ -35,6 +36,7 @@ _OF_EXPERTS = {"experts", "block_sparse_moe", "router"}
 _LATENT = {"fc1_latent_proj", "fc2_latent_proj"}
 _BESIDE_ATTENTION = {"mlp", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3", *_OF_EXPERTS}
 _BESIDE_ATTENTION |= _LATENT
+OF_HEAD = (SCORE.removesuffix(".weight"), SCORE_BIAS)  # modules of a scalar head
 _STREAM = 0x10A  # stream of random keys, distinct from those of the base's parameters
 
 
@@ -49,12 +51,18 @@ class Adapter:
     b: Any
 
 
-Adapters = dict[str, Adapter]  # by module of `linear_modules`, such as model.layers.0.mlp.up_proj
+# By module of `linear_modules`, such as model.layers.0.mlp.up_proj; of a scalar head, by its module
+# in checkpoints, what is added to its weights and to its bias, arrays of their shapes.
+Adapters = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Lora:
-    """The static half of a policy's adapters: which modules have one, rank and alpha."""
+    """The static half of a policy's adapters: which modules have one, rank and alpha.
+
+    A scalar head is trained as a whole beside them, as what is added to the base's: it may be all
+    zeros there, from which low-rank factors would learn slowly.
+    """
 
     policy: Policy
     rank: int
@@ -65,10 +73,19 @@ class Lora:
     doubles_gate_up: bool = False
 
     @classmethod
-    def of(cls, policy: Policy, *, rank: int, alpha: float, targets: Sequence[str]) -> "Lora":
+    def of(
+        cls,
+        policy: Policy,
+        *,
+        rank: int,
+        alpha: float,
+        targets: Sequence[str],
+        option: str = "lora.targets",
+    ) -> "Lora":
         """Finds the modules that the targets name.
 
         Args:
+          option: the option with the targets, for messages.
           targets: suffixes of module names, as in PEFT: `q_proj`, `mlp.up_proj` or
             `layers.0.self_attn.o_proj`; for experts `experts.gate_up_proj`, `experts.down_proj` and
             `gate.weight`. `all-linear` names every linear layer, or with experts only attention's.
@@ -84,7 +101,7 @@ class Lora:
             named = {x for x in linear if f".{x}".endswith(end)}
             found = of_all if target == ALL_LINEAR else named
             if not found:
-                raise _unmatched(target, linear, policy)
+                raise _unmatched(option, target, linear, policy)
             chosen |= found
         return cls(policy, rank, alpha, tuple(name for name in linear if name in chosen))
 
@@ -124,7 +141,11 @@ class Lora:
             shapes = (*out[: linear.is_stack], rank, *into), (*out, rank)
             return Adapter(*(jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes))
 
-        return self._each(self.policy.abstract_params, shaped)
+        return self._each(
+            self.policy.abstract_params,
+            shaped,
+            lambda x: jax.ShapeDtypeStruct(x.shape, jnp.float32),
+        )
 
     @property
     def unpadded(self) -> Adapters:
@@ -141,7 +162,7 @@ class Lora:
         def named(linear: Linear, axes: tuple[str | None, ...]) -> Adapter:
             return Adapter(*adapter_axes(axes, linear.num_in, is_stack=linear.is_stack))
 
-        return self._each(self.policy.param_axes(), named)
+        return self._each(self.policy.param_axes(), named, lambda axes: axes)
 
     def init(self, seed: int, shardings: Adapters | None = None) -> Adapters:
         """Returns new adapters, with which the policy equals its base.
@@ -151,6 +172,10 @@ class Lora:
         made: Adapters = {}
         unpadded = self.unpadded
         for i, (name, like) in enumerate(self.abstract_params.items()):
+            if name in OF_HEAD:
+                place = None if shardings is None else shardings[name]
+                made[name] = initialize(zeros, like, place, jnp.float32)(key)
+                continue
             placed = shardings[name] if shardings is not None else Adapter(None, None)
             num_stack = int(is_stack(name))
             uniform = padded(_uniform(like.a.ndim - 1 - num_stack, num_stack), unpadded[name].a)
@@ -184,6 +209,8 @@ class Lora:
             adapter = adapters.get(linear.module)
             if adapter is None:
                 return weight
+            if linear.module in OF_HEAD:
+                return weight + adapter
             b = adapter.b if linear.part is None else adapter.b[linear.part]
             return AdaptedWeight(weight, adapter.a, b)
 
@@ -193,7 +220,7 @@ class Lora:
     def factors(self) -> Any:
         """The tree of factors by which `attach` multiplies the arrays of `beside_each`."""
         ones = jax.tree.map(lambda _: 1.0, self.policy.abstract_params)
-        factors = self._each(ones, lambda *_: Adapter(1.0, self.scale))
+        factors = self._each(ones, lambda *_: Adapter(1.0, self.scale), lambda _: 0.0)
         return self.beside_each(ones, factors)
 
     def beside(self, kept: Policy) -> Policy:
@@ -212,12 +239,20 @@ class Lora:
     def _rank_of(self, linear: Linear) -> int:
         return 2 * self.rank if self.doubles_gate_up and linear.part is not None else self.rank
 
-    def _each(self, tree: Params, describe: Callable[[Linear, Any], Adapter]) -> Adapters:
-        """Makes each module's adapter by `describe(linear, leaf of tree)` of its weights."""
+    def _each(
+        self,
+        tree: Params,
+        describe: Callable[[Linear, Any], Adapter],
+        of_head: Callable[[Any], Any],
+    ) -> Adapters:
+        """Makes each module's adapter by `describe(linear, leaf of tree)` of its weights, and what is
+        added to a scalar head by `of_head(leaf of tree)`."""
         chosen, made = set(self.modules), Adapters()
         leaves = jax.tree.leaves(tree, is_leaf=_is_shape)
         every: list[Linear] = jax.tree.leaves(linear_weights(self.policy))
         for linear, leaf in zip(every, leaves, strict=True):
+            if linear.module in OF_HEAD:
+                made[linear.module] = of_head(leaf)
             if linear.module not in chosen:
                 continue
             adapter = describe(linear, leaf)
@@ -250,24 +285,24 @@ def _uniform(num_in: int, num_stack: int) -> Initializer:
     )
 
 
-def _unmatched(target: str, linear: Sequence[str], policy: Policy) -> UserError:
+def _unmatched(option: str, target: str, linear: Sequence[str], policy: Policy) -> UserError:
     parts, experts = set(target.split(".")), policy.config.experts
     kinds = list(dict.fromkeys(name.rpartition(".")[2] for name in linear))
     expected = f"expected the ends of names such as {linear[0]!r}, that is {', '.join(kinds)}"
     if experts is None and parts & _OF_EXPERTS:
         return UserError(
-            f"option --lora.targets is {target!r}: the model has no experts, {expected}, or {ALL_LINEAR} for "
+            f"option --{option} is {target!r}: the model has no experts, {expected}, or {ALL_LINEAR} for "
             "all of these."
         )
     if experts is not None and parts & _BESIDE_ATTENTION:
         return UserError(
-            f"option --lora.targets is {target!r}: in a model with experts those of a layer are "
+            f"option --{option} is {target!r}: in a model with experts those of a layer are "
             "experts.gate_up_proj and experts.down_proj, as PEFT has them, their router is gate.weight, and no "
             f"MLP has an adapter; {expected}, or {ALL_LINEAR} for attention."
         )
     last = target.rpartition(".")[2]
     nearest = get_close_matches(last.lower(), [*kinds, ALL_LINEAR], n=1, cutoff=0.0)[0]
     return UserError(
-        f"option --lora.targets is {target!r}: no linear layer of the model is called that, {expected}, or "
+        f"option --{option} is {target!r}: no linear layer of the model is called that, {expected}, or "
         f"{ALL_LINEAR}; the nearest is {nearest!r}."
     )

@@ -80,4 +80,15 @@ ALGORITHMS: Mapping[str, Parts] = {
     "opo": {**_GRPO, "baseline": "length_weighted", "scale_rewards": "none"},
     # Each of several rewards on its own scale. https://arxiv.org/abs/2601.05242
     "gdpo": {**_GRPO, "multi_objective_aggregation": "normalize_then_sum"},
+    # A critic predicts the reward to come from each token; advantages are whitened, KL is in the reward, as
+    # in TRL, OpenRLHF and verl. One pass over each batch, in mini-batches, is OpenRLHF's and verl's: TRL's
+    # four passes drift further from the rollout. https://arxiv.org/abs/1707.06347, https://arxiv.org/abs/2203.02155
+    "ppo": {
+        **_GRPO,
+        "baseline": "critic",
+        "scale_rewards": "none",
+        "whiten_advantages": True,
+        "kl_in": "reward",
+        "kl_estimator": "k1",
+    },
 }

@@ -17,6 +17,7 @@ from pat_jax.common.rules import (
     positive,
     require,
 )
+from pat_jax.config.advantages import OF_CRITICS, AdvantageOptions
 from pat_jax.config.algorithms import ALGORITHMS
 from pat_jax.config.rollout import RolloutConfig
 
@@ -26,10 +27,8 @@ CAP: Rule = (lambda x: 1 <= x <= 1000, "a number from 1 to 1,000")
 
 
 @dataclass(frozen=True)
-class AlgorithmConfig(Options):
+class AlgorithmConfig(AdvantageOptions):
     """Policy-gradient algorithms by name, and their parts (docs/algorithms.md)."""
-
-    SECTION = "algorithm."
 
     name: Literal[
         "grpo",
@@ -42,23 +41,16 @@ class AlgorithmConfig(Options):
         "reinforce_pp_baseline",
         "opo",
         "gdpo",
+        "ppo",
     ] = field(default="grpo", metadata=stands_for(ALGORITHMS))
     """Name of the algorithm: sets the options below that it consists of. Each can still be set."""
-    baseline: Literal["group", "leave_one_out", "length_weighted", "none"] = "group"
+    baseline: Literal["group", "leave_one_out", "length_weighted", "none", "critic"] = "group"
     """What is subtracted from a reward: the mean of its group (GRPO), the mean of the others of its
-    group (RLOO), the mean weighted by lengths (OPO), or nothing."""
+    group (RLOO), the mean weighted by lengths (OPO), nothing, or the value that a critic predicts at
+    each token (PPO)."""
     scale_rewards: Literal["group", "batch", "none"] = "group"
     """Divide the difference by the standard deviation of the group's rewards (GRPO), by that of all
     rewards of the iteration, or not (Dr. GRPO, together with loss_aggregation constant)."""
-    multi_objective_aggregation: Literal["sum_then_normalize", "normalize_then_sum"] = (
-        "sum_then_normalize"
-    )
-    """What becomes of several rewards: their weighted sum is compared within a group, or each is
-    compared and scaled by itself, and the weighted sum of that is scaled over the iteration
-    (GDPO)."""
-    reward_adjustment: Literal["none", "variance"] = "none"
-    """Change the rewards of a group before they are compared: none, or variance, which moves them
-    apart as far as their mean, their order, the highest and the lowest allow (GRPOVI)."""
     whiten_advantages: bool = False
     """Subtract the mean of advantages over all tokens of the iteration and divide by their standard
     deviation (REINFORCE++)."""
@@ -126,12 +118,22 @@ class AlgorithmConfig(Options):
 
     def __post_init__(self):
         super().__post_init__()
+        self._check_rewards()
         self._check_pairs()
 
     @property
     def is_relative(self) -> bool:
         """Whether a response is compared with the other responses to its prompt."""
-        return self.baseline != "none"
+        return self.baseline not in ("none", "critic")
+
+    @property
+    def has_critic(self) -> bool:
+        return self.baseline == "critic"
+
+    @property
+    def penalizes_kl(self) -> bool:
+        """Whether the KL to the reference is part of the reward."""
+        return self.beta > 0 and self.kl_in == "reward"
 
     @property
     def is_by_function(self) -> bool:
@@ -149,31 +151,8 @@ class AlgorithmConfig(Options):
 
     def _check_pairs(self) -> None:
         """Raises OptionError if two options exclude each other."""
-        is_scaled, each = self.scale_rewards != "none", self.is_by_function
-        by_itself = "with --algorithm.multi_objective_aggregation normalize_then_sum"
+        is_scaled = self.scale_rewards != "none"
         for is_wrong, name, expected in (
-            (each and self.baseline != "group", "baseline", f"group {by_itself}"),
-            (each and self.scale_rewards != "group", "scale_rewards", f"group {by_itself}"),
-            (
-                each and self.beta > 0 and self.kl_in == "reward",
-                "kl_in",
-                f"loss {by_itself}, which has no sum of rewards to subtract from",
-            ),
-            (
-                each and self.overlong_buffer > 0,
-                "overlong_buffer",
-                f"0 {by_itself}: a penalty is one more function of --reward there",
-            ),
-            (
-                each and self.reward_adjustment != "none",
-                "reward_adjustment",
-                f"none {by_itself}, which scales the variance of each reward already",
-            ),
-            (
-                self.reward_adjustment != "none" and not self.is_relative,
-                "reward_adjustment",
-                "none with --algorithm.baseline none, which compares no responses",
-            ),
             (
                 self.surrogate == "cispo" and self.delta > 0,
                 "delta",
@@ -192,12 +171,65 @@ class AlgorithmConfig(Options):
             (
                 is_scaled and not self.is_relative,
                 "scale_rewards",
-                "none with --algorithm.baseline none: nothing is centred; whiten_advantages scales",
+                f"none with --algorithm.baseline {self.baseline}: no group is compared; whiten_advantages "
+                "scales",
             ),
             (
                 self.dynamic_sampling > 0 and not self.is_relative,
                 "dynamic_sampling",
-                "0 with --algorithm.baseline none, to which every response is a signal",
+                f"0 with --algorithm.baseline {self.baseline}, to which every response is a signal",
+            ),
+            (
+                self.kl_target > 0 and not self.penalizes_kl,
+                "kl_target",
+                "0 without --algorithm.beta, which it steers, and --algorithm.kl_in reward",
+            ),
+            (
+                self.kl_horizon != AlgorithmConfig.kl_horizon and not self.kl_target,
+                "kl_horizon",
+                "its default without --algorithm.kl_target, which it belongs to",
+            ),
+            (
+                self.normalize_reward and is_scaled,
+                "normalize_reward",
+                f"false with --algorithm.scale_rewards {self.scale_rewards}, which scales already",
+            ),
+        ):
+            self.need(name, not is_wrong, expected)
+        for name in () if self.has_critic else OF_CRITICS:
+            default = getattr(AdvantageOptions, name)
+            words = f"{str(default).lower()} with --algorithm.baseline {self.baseline}, which has no critic"
+            self.need(name, getattr(self, name) == default, words)
+
+    def _check_rewards(self) -> None:
+        """Raises OptionError if an option needs a sum of rewards, or a comparison, that is not made."""
+        each = self.is_by_function
+        alone = "with --algorithm.multi_objective_aggregation normalize_then_sum"
+        unsummed = f"{alone}, which has no sum of rewards"
+        for is_wrong, name, expected in (
+            (each and self.baseline != "group", "baseline", f"group {alone}"),
+            (each and self.scale_rewards != "group", "scale_rewards", f"group {alone}"),
+            (each and self.penalizes_kl, "kl_in", f"loss {unsummed} to subtract from"),
+            (
+                each and self.overlong_buffer > 0,
+                "overlong_buffer",
+                f"0 {unsummed} to subtract from",
+            ),
+            (
+                each and self.missing_eos_penalty > 0,
+                "missing_eos_penalty",
+                f"0 {unsummed} to subtract from",
+            ),
+            (each and self.reward_clip > 0, "reward_clip", f"0 {unsummed} to clip"),
+            (
+                each and self.reward_adjustment != "none",
+                "reward_adjustment",
+                f"none {alone}, which scales the variance of each reward already",
+            ),
+            (
+                self.reward_adjustment != "none" and not self.is_relative,
+                "reward_adjustment",
+                f"none with --algorithm.baseline {self.baseline}: no group is compared",
             ),
         ):
             self.need(name, not is_wrong, expected)

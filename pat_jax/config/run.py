@@ -10,9 +10,16 @@ from dataclasses import dataclass, field
 from pat_jax.common.options.declared import option
 from pat_jax.common.rules import COUNT_OR_ZERO, GIVEN, LAYOUT, SEED, STEPS, matches
 from pat_jax.config.any_run import AnyRun
+from pat_jax.config.critic import WithCritic
 from pat_jax.config.data import DataConfig
 from pat_jax.config.evaluation import EvalConfig
-from pat_jax.config.learning import AlgorithmConfig, WarmStartConfig, check_signal, learning_notes
+from pat_jax.config.learning import (
+    AlgorithmConfig,
+    OptimizerConfig,
+    WarmStartConfig,
+    check_signal,
+    learning_notes,
+)
 from pat_jax.config.rewards import RewardOptions
 from pat_jax.config.roles import RolesConfig
 from pat_jax.config.rollout import RolloutConfig
@@ -22,7 +29,7 @@ PATH = matches(rf"|{LAYOUT}(,{LAYOUT})*", "layouts such as dp4tp2,dp2tp4")
 
 
 @dataclass(frozen=True)
-class RunConfig(RewardOptions, Planned, AnyRun):
+class RunConfig(RewardOptions, Planned, AnyRun, WithCritic):
     """Improves a language model by reinforcement learning: prompts, sampled responses, rewards, an
     update, and again. Without a model and data it is a demonstration that runs anywhere.
 
@@ -90,6 +97,8 @@ class RunConfig(RewardOptions, Planned, AnyRun):
             prompts % self.algorithm.mini_batch_size == 0,
             f"a divisor of --rollout.prompts_per_step ({prompts})",
         )
+        self._check_horizon()
+        self._check_critic()
         self._check_warmup()
         if self.train and self.steps:
             check_signal(self.rollout, self.algorithm)
@@ -103,6 +112,21 @@ class RunConfig(RewardOptions, Planned, AnyRun):
         """Optimizer steps of one iteration."""
         batches = self.rollout.prompts_per_step // self.algorithm.mini_batch_size
         return batches * self.algorithm.num_iterations
+
+    @property
+    def critic_updates(self) -> int:
+        """Optimizer steps of the critic in the whole run."""
+        return self.steps * self.updates_per_step
+
+    @property
+    def policy_updates(self) -> int:
+        """Optimizer steps of the policy in the whole run."""
+        return max(0, self.steps - self.critic.pretrain_steps) * self.updates_per_step
+
+    @property
+    def critic_optimizer(self) -> OptimizerConfig:
+        """The critic's optimizer, with the policy's options where it has none of its own."""
+        return self.critic.optimizer(self.optimizer)
 
     @property
     def micro_batch_option(self) -> str:
@@ -129,13 +153,35 @@ class RunConfig(RewardOptions, Planned, AnyRun):
         return learning_notes(self.rollout, self.algorithm) if self.train else []
 
     def _check_warmup(self) -> None:
-        """Raises OptionError if the run ends before the learning rate reaches its peak."""
-        updates = self.steps * self.updates_per_step
+        """Raises OptionError if the run ends before a learning rate reaches its peak."""
+        for name, warmup, updates in (
+            ("optimizer", self.optimizer.warmup_steps, self.policy_updates),
+            ("critic", self.critic.warmup_steps, self.critic_updates),
+        ):
+            self.need(
+                f"{name}.warmup_steps",
+                not (self.train and self.steps) or warmup <= updates,
+                f"at most the {updates:,} optimizer steps of the run "
+                f"({updates // self.updates_per_step:,} --steps of {self.updates_per_step})",
+            )
+
+    def _check_critic(self) -> None:
+        """Raises OptionError if there is no critic for its options, or nothing else is trained."""
+        if not self.algorithm.has_critic:
+            self.check_no_critic(self.algorithm.baseline)
         self.need(
-            "optimizer.warmup_steps",
-            not (self.train and self.steps) or self.optimizer.warmup_steps <= updates,
-            f"at most the {updates:,} optimizer steps of the run ({self.steps:,} --steps of "
-            f"{self.updates_per_step})",
+            "critic.pretrain_steps",
+            not (self.train and self.steps) or self.critic.pretrain_steps < self.steps,
+            f"less than the {self.steps:,} --steps of the run, of which the others train the policy",
+        )
+
+    def _check_horizon(self) -> None:
+        """Raises OptionError if one iteration could turn the sign of an adaptive beta."""
+        responses = self.rollout.prompts_per_step * self.rollout.num_generations
+        self.need(
+            "algorithm.kl_horizon",
+            not self.algorithm.kl_target or 5 * self.algorithm.kl_horizon > responses,
+            f"more than a fifth of an iteration's {responses:,} responses",
         )
 
     def _check_given(self) -> None:

@@ -40,11 +40,13 @@ from pat_jax.run.checkpoints.meta import check_fingerprint
 from pat_jax.run.process.folder import CHECKPOINTS
 from pat_jax.run.results.weights import check_weights
 from pat_jax.run.start.adapters import identity
+from pat_jax.run.start.critic import critic_identity, critic_model
 from pat_jax.run.start.profiles import find_profile, profile_subject
 from pat_jax.run.start.resting import settled_rest
 from pat_jax.run.start.rollouts import Rollouts
 from pat_jax.run.task import Task, check_task, load_task, load_tokenizer
-from pat_jax.training.build import build_lora, build_roles
+from pat_jax.training.build import build_lora
+from pat_jax.training.build_roles import CriticModel, build_roles
 from pat_jax.training.roles import Roles
 from pat_jax.training.state_placement import check_offload
 from pat_jax.training.trainer import Trainer
@@ -71,6 +73,7 @@ class Setup:
     subject: Subject  # the model and devices that a profile must be of
     profile: Profile | None  # measured before this start, if any was
     memory: MemoryModel
+    critic: CriticModel | None = None
 
     @property
     def trainer(self) -> Trainer:
@@ -92,6 +95,8 @@ def build(config: RunConfig, devices: Sequence[Device]) -> Setup:
     if kernels is not None:
         setup = _built(config, devices, kernels)
     check_weights(config.model)
+    if setup.critic:
+        check_weights(setup.critic.source, "critic.model", head="scalar")
     check_weights(config.speculation.draft_model, "speculation.source")
     return setup
 
@@ -105,14 +110,15 @@ def _built(config: RunConfig, devices: Sequence[Device], kernels: Kernels | None
     subject = profile_subject(config, model, devices)
     profile = find_profile(config, subject)
     policy = Policy.from_config(model)
-    fingerprint = _fingerprint(config, policy)
     check_offload(config.optimizer, devices)
     first, layouts, dropped = _layouts(config, model, devices, kernels)
+    critic = critic_model(config, policy, first, devices)
+    fingerprint = _fingerprint(config, policy, critic)
     task = load_task(config, checked_tokenizer(config, model))
     rollouts = Rollouts.of(config, policy, devices)
 
     def built(config: RunConfig, layouts: dict[Split, Layout]) -> Roles:
-        return build_roles(config, policy, first, layouts, rollouts.drafter)
+        return build_roles(config, policy, first, layouts, rollouts.drafter, critic)
 
     def room(asked: RunConfig) -> float:
         return rollouts.whole_sequences(layouts, built(asked, layouts).policy.resident)
@@ -144,6 +150,7 @@ def _built(config: RunConfig, devices: Sequence[Device], kernels: Kernels | None
         subject,
         profile,
         memory_model(engine.specs, config.rollout, limit=alone.limit, resident=resident),
+        critic,
     )
 
 
@@ -159,11 +166,14 @@ def _layouts(
     return next(iter(chain.values())), layouts, dropped
 
 
-def _fingerprint(config: RunConfig, policy: Policy) -> Mapping[str, object]:
+def _fingerprint(
+    config: RunConfig, policy: Policy, critic: CriticModel | None
+) -> Mapping[str, object]:
     """Returns the run's fingerprint. Raises UserError if the checkpoint to resume from has another
     one."""
     own = {"has_reference": config.algorithm.beta > 0}
-    fingerprint = asdict(policy.config) | own | identity(build_lora(config.lora, policy))
+    of_policy = asdict(policy.config) | own | identity(build_lora(config.lora, policy))
+    fingerprint = {**of_policy, **critic_identity(config, critic, policy)}
     if config.resume:
         check_fingerprint(Path(config.run_dir) / CHECKPOINTS, fingerprint)
     return fingerprint

@@ -33,6 +33,7 @@ from pat_jax.training.trainable_params import TrainableParams
 from pat_jax.training.transfer import Receivers, Transfer
 from pat_jax.training.update_seen import update_seen
 
+POLICY, CRITIC = "train", "critic"  # names of trained roles
 # The stages of learning, named by the prefix of their programs' names.
 REINFORCED, SUPERVISED = "", "supervised_"
 # The column of what the model predicts before an update, by the name of the prediction.
@@ -59,6 +60,7 @@ class Trainer:
         receivers: Receivers,
         *,
         micro_shapes: Sequence[tuple[int, int]],
+        name: str = POLICY,
         num_iterations: int = 1,
         supervised: Update | None = None,
         predicts: bool = False,
@@ -71,13 +73,14 @@ class Trainer:
         Args:
           beside: arrays that a drafter keeps on the devices; None: nothing.
           is_offloaded: whether the optimizer's moments are on the devices in its steps alone.
+          name: of the role in checkpoints; its metrics begin with it.
           others: shapes with shardings of what other roles keep on the devices.
           rests: what is in the host's memory between two updates.
           predicts: whether the model's predictions before an update are asked for even if the loss
             does not read them.
           supervised: the update of a preceding supervised stage, with its own optimizer.
         """
-        self.trained, self.num_iterations = trained, num_iterations
+        self.trained, self.num_iterations, self.name = trained, num_iterations, name
         self.policy, self.layout, self.shardings = trained.policy, trained.layout, trained.shardings
         self.beside = beside or DrafterState()
         self.placement = StatePlacement(self.shardings, self.layout.sharding(), is_offloaded, rests)
@@ -87,6 +90,8 @@ class Trainer:
         self.updates = {REINFORCED: update} | ({SUPERVISED: supervised} if supervised else {})
         self.programs, self._passes = ProgramTable(), dict[str, Passes]()
         self.largest = micro_shapes[-1:]  # rows and length; empty if nothing is trained
+        # Whether an update of adapters is compared with what a rollout sees of it.
+        self.tells_seen = trained.lora is not None and trained.policy.config.head == "vocab"
         self._declare(receivers.dtype)
         self._declare_passes(micro_shapes)
         self.transfer = Transfer(self.programs, trained, receivers, update.predictor.score_step)
@@ -128,10 +133,15 @@ class Trainer:
         return with_sharding(state, self.placement.in_a_step(state))
 
     @property
-    def resident(self) -> list[Any]:
-        """Shapes with shardings of what stays on the devices during a rollout."""
+    def kept(self) -> list[Any]:
+        """Shapes with shardings of what this role keeps on the devices between two updates."""
         state = self.placement.on_devices(self.abstract_state)
-        return [state, self.trained.abstract_frozen, self.beside.always, *self.others]
+        return [state, self._own_base, self.beside.always]
+
+    @property
+    def resident(self) -> list[Any]:
+        """Shapes with shardings of what stays on the devices during a rollout, of all roles."""
+        return [*self.kept, *self.others]
 
     @property
     def held(self) -> list[Any]:
@@ -139,7 +149,12 @@ class Trainer:
         gradients come in addition."""
         state = self.placement.on_devices(self.state_in_a_step, in_an_update=True)
         beside = self.beside.always, self.beside.in_updates
-        return [state, self.trained.abstract_frozen, *beside, *self.others]
+        return [state, self._own_base, *beside, *self.others]
+
+    @property
+    def _own_base(self) -> Params:
+        """Shapes with shardings of the base under the adapters, if it is no other role's."""
+        return {} if self.trained.shares_base else self.trained.abstract_frozen
 
     def _declare(self, rollout_dtype: jnp.dtype) -> None:
         split, everywhere = self.layout.split, self.layout.sharding()
@@ -149,7 +164,7 @@ class Trainer:
         declare(Key("init_state", split), self.updates[REINFORCED].init, params, **init)
         declare(Key("zero_gradients", split), zero_gradients, params, out_shardings=self.shardings)
         declare(Key("copy", split), _copy, params, out_shardings=self.shardings)
-        if lora := self.trained.lora:
+        if (lora := self.trained.lora) and self.tells_seen:
             seen = partial(update_seen, scale=lora.scale, dtype=rollout_dtype)
             declare(Key("update_seen", split), seen, params, params, out_shardings=everywhere)
         grads = self.trained.abstract_gradients
@@ -197,13 +212,13 @@ class Trainer:
         ]
         for micro in chain.from_iterable(mini_batches):
             self._passes[REINFORCED].program(micro)  # compile before the devices are busy
-        before = self["copy"](state.params) if self.trained.lora else None
+        before = self["copy"](state.params) if self.tells_seen else None
         records = []
         for _ in range(self.num_iterations):
             for mini in mini_batches:
                 state, record = self._step(REINFORCED, state, mini)
                 records.append(record)
-        result = _summary(self.updates[REINFORCED], records, state)
+        result = self._summary(self.updates[REINFORCED], records, state)
         if before is not None:
             result.metrics["train/update_seen"] = float(self["update_seen"](before, state.params))
         return self.placement.ended(state), result
@@ -216,7 +231,11 @@ class Trainer:
         mini = [replace(micro, columns=loss.read(micro.columns)) for micro in micro_batches]
         state, record = self._step(SUPERVISED, self.placement.begun(state), mini)
         state = self.placement.ended(state)
-        return state, _summary(self.updates[SUPERVISED], [record], state)
+        return state, self._summary(self.updates[SUPERVISED], [record], state)
+
+    def untouched(self, state: TrainState) -> UpdateResult:
+        """Returns the result of an iteration that does not update this role."""
+        return UpdateResult({}, (), int(state.step))
 
     def predict(self, state: TrainState, batch: TrainBatch) -> TrainBatch:
         """Returns the batch with the model's predictions at each token, as the column `old`."""
@@ -237,17 +256,19 @@ class Trainer:
         state, grad_norm, is_applied = apply(self.placement.fetched(state), grads)
         return self.placement.rested(state), (sums, grad_norm, is_applied)
 
+    def _summary(
+        self, update: Update, records: Sequence[Record], state: TrainState
+    ) -> UpdateResult:
+        """Summarizes optimizer steps, fetched from the devices once; `state` is after the last."""
+        fetched, step = jax.device_get((list(records), state.step))
+        sums, norms, applied = zip(*fetched, strict=True)
+        metrics = {f"{self.name}/{name}": value for name, value in update.summary(sums).items()}
+        counted = [norm for norm, one in zip(norms, sums, strict=True) if one["weight"] > 0]
+        norm = float(np.mean(counted)) if counted else math.nan
+        metrics[f"{self.name}/grad_norm"] = norm
+        metrics[f"{self.name}/skipped_updates"] = float(len(applied) - sum(applied))
+        return UpdateResult(metrics, tuple(map(bool, applied)), int(step))
+
 
 def _copy(params: Params) -> Params:
     return jax.tree.map(jnp.copy, params)
-
-
-def _summary(update: Update, records: Sequence[Record], state: TrainState) -> UpdateResult:
-    """Summarizes optimizer steps, fetched from the devices once; `state` is after the last."""
-    fetched, step = jax.device_get((list(records), state.step))
-    sums, norms, applied = zip(*fetched, strict=True)
-    metrics = {f"train/{name}": value for name, value in update.summary(sums).items()}
-    counted = [norm for norm, one in zip(norms, sums, strict=True) if one["weight"] > 0]
-    metrics["train/grad_norm"] = float(np.mean(counted)) if counted else math.nan
-    metrics["train/skipped_updates"] = float(len(applied) - sum(applied))
-    return UpdateResult(metrics, tuple(map(bool, applied)), int(step))

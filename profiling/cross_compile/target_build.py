@@ -32,7 +32,8 @@ from pat_jax.models.policy import Policy
 from pat_jax.planning.memory import GIB, MemoryModel
 from pat_jax.planning.types import Split
 from pat_jax.profiling.predict.targets import Target, paper_devices
-from pat_jax.training.build import DTYPES, build_roles, micro_shapes, rollout_policy, scans_layers
+from pat_jax.training.build import DTYPES, micro_shapes, rollout_policy, scans_layers
+from pat_jax.training.build_roles import build_roles
 from pat_jax.training.roles import Roles
 
 EOS = (0,)  # any will do: no text is generated
