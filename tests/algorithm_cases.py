@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -83,20 +83,20 @@ def batch_of(
         made.append(RolloutGroup(prompt, rollouts))
     everyone = flat(groups)
 
-    def predict(state, batch):
-        del state
-        return batch.with_column("old_logprobs", [x.old for x in everyone])
+    def predict(states, batch):
+        del states
+        for column, field in (("old_logprobs", "old"), ("reference_logprobs", "reference")):
+            batch = batch.with_column(column, [getattr(x, field) for x in everyone])
+        return batch
 
-    def read(batch):
-        return batch.with_column("reference_logprobs", [x.reference for x in everyone])
-
-    policy = SimpleNamespace(layout=SimpleNamespace(platform="cpu"), predict=predict)
-    roles: Any = SimpleNamespace(policy=policy, readers={REFERENCE: None}, read=read)
+    policy = SimpleNamespace(layout=SimpleNamespace(platform="cpu"))
+    roles: Any = SimpleNamespace(policy=policy, readers={REFERENCE: None}, predict=predict)
     rewards = np.array([[x.reward for x in group] for group in groups])
-    state, scores = cast(Any, None), ScoresByFunction(rewards[None], (1.0,))
-    batch, measured = training_batch(config, roles, [(4, 16)], made, rewards, state, scores)
+    scores = ScoresByFunction(rewards[None], (1.0,))
+    made_of = made, rewards, {}, None, scores
+    batch, measured = training_batch(config, roles, [(4, 16)], *made_of)
     assert measured["train/advantage_std"] > 0
-    return algorithm, predict(state, batch)
+    return algorithm, batch
 
 
 def ours(

@@ -1,10 +1,14 @@
 """Options of rewards and advantages: what is done to a reward before it is learned from."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from pat_jax.common.options.declared import Options, option
 from pat_jax.common.rules import COUNT, Rule, not_negative
+
+if TYPE_CHECKING:
+    from pat_jax.config.learning import AlgorithmConfig
 
 UP_TO_ONE: Rule = (lambda x: 0 <= x <= 1, "a number from 0 to 1")
 # Options that only a critic gives an effect.
@@ -48,3 +52,25 @@ class AdvantageOptions(Options):
     """Subtract the mean of all rewards of the run so far, and divide by their standard deviation."""
     missing_eos_penalty: float = option(0.0, not_negative(10**6))
     """What a response loses of its reward if it is cut at max_completion_length."""
+
+
+def reward_rules(algorithm: "AlgorithmConfig") -> Iterator[tuple[str, bool, str]]:
+    """Yields options that need a sum of rewards or a comparison, whether it is made, and what is
+    expected where it is not."""
+    if algorithm.is_by_function:
+        alone = "with --algorithm.multi_objective_aggregation normalize_then_sum"
+        unsummed = f"{alone}, which has no sum of rewards"
+        yield "baseline", algorithm.baseline == "group", f"group {alone}"
+        yield "scale_rewards", algorithm.scale_rewards == "group", f"group {alone}"
+        yield "kl_in", not algorithm.penalizes_kl, f"loss {unsummed} to subtract from"
+        for name in ("overlong_buffer", "missing_eos_penalty"):
+            yield name, not getattr(algorithm, name), f"0 {unsummed} to subtract from"
+        yield "reward_clip", not algorithm.reward_clip, f"0 {unsummed} to clip"
+        is_plain = algorithm.reward_adjustment == "none"
+        words = f"none {alone}, which scales the variance of each reward already"
+        yield "reward_adjustment", is_plain, words
+    yield (
+        "reward_adjustment",
+        algorithm.reward_adjustment == "none" or algorithm.is_relative,
+        f"none with --algorithm.baseline {algorithm.baseline}: no group is compared",
+    )

@@ -4,8 +4,21 @@ Each option can still be set by itself. Options that a name leaves out are as in
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
+Name = Literal[
+    "grpo",
+    "dr_grpo",
+    "dapo",
+    "gspo",
+    "cispo",
+    "rloo",
+    "reinforce_pp",
+    "reinforce_pp_baseline",
+    "opo",
+    "gdpo",
+    "ppo",
+]
 Parts = Mapping[str, Any]  # values of the fields of `AlgorithmConfig`
 
 # As TRL and verl have it by default: tokens averaged over the mini-batch. The paper averages over each

@@ -17,8 +17,8 @@ from pat_jax.common.rules import (
     positive,
     require,
 )
-from pat_jax.config.advantages import OF_CRITICS, AdvantageOptions
-from pat_jax.config.algorithms import ALGORITHMS
+from pat_jax.config.advantages import OF_CRITICS, AdvantageOptions, reward_rules
+from pat_jax.config.algorithms import ALGORITHMS, Name
 from pat_jax.config.rollout import RolloutConfig
 
 DELTA: Rule = (lambda x: x == 0 or 1 < x <= 1000, "0 (off) or a number above 1, at most 1000")
@@ -30,19 +30,7 @@ CAP: Rule = (lambda x: 1 <= x <= 1000, "a number from 1 to 1,000")
 class AlgorithmConfig(AdvantageOptions):
     """Policy-gradient algorithms by name, and their parts (docs/algorithms.md)."""
 
-    name: Literal[
-        "grpo",
-        "dr_grpo",
-        "dapo",
-        "gspo",
-        "cispo",
-        "rloo",
-        "reinforce_pp",
-        "reinforce_pp_baseline",
-        "opo",
-        "gdpo",
-        "ppo",
-    ] = field(default="grpo", metadata=stands_for(ALGORITHMS))
+    name: Name = field(default="grpo", metadata=stands_for(ALGORITHMS))
     """Name of the algorithm: sets the options below that it consists of. Each can still be set."""
     baseline: Literal["group", "leave_one_out", "length_weighted", "none", "critic"] = "group"
     """What is subtracted from a reward: the mean of its group (GRPO), the mean of the others of its
@@ -118,7 +106,8 @@ class AlgorithmConfig(AdvantageOptions):
 
     def __post_init__(self):
         super().__post_init__()
-        self._check_rewards()
+        for name, is_right, expected in reward_rules(self):
+            self.need(name, is_right, expected)
         self._check_pairs()
 
     @property
@@ -200,39 +189,6 @@ class AlgorithmConfig(AdvantageOptions):
             default = getattr(AdvantageOptions, name)
             words = f"{str(default).lower()} with --algorithm.baseline {self.baseline}, which has no critic"
             self.need(name, getattr(self, name) == default, words)
-
-    def _check_rewards(self) -> None:
-        """Raises OptionError if an option needs a sum of rewards, or a comparison, that is not made."""
-        each = self.is_by_function
-        alone = "with --algorithm.multi_objective_aggregation normalize_then_sum"
-        unsummed = f"{alone}, which has no sum of rewards"
-        for is_wrong, name, expected in (
-            (each and self.baseline != "group", "baseline", f"group {alone}"),
-            (each and self.scale_rewards != "group", "scale_rewards", f"group {alone}"),
-            (each and self.penalizes_kl, "kl_in", f"loss {unsummed} to subtract from"),
-            (
-                each and self.overlong_buffer > 0,
-                "overlong_buffer",
-                f"0 {unsummed} to subtract from",
-            ),
-            (
-                each and self.missing_eos_penalty > 0,
-                "missing_eos_penalty",
-                f"0 {unsummed} to subtract from",
-            ),
-            (each and self.reward_clip > 0, "reward_clip", f"0 {unsummed} to clip"),
-            (
-                each and self.reward_adjustment != "none",
-                "reward_adjustment",
-                f"none {alone}, which scales the variance of each reward already",
-            ),
-            (
-                self.reward_adjustment != "none" and not self.is_relative,
-                "reward_adjustment",
-                f"none with --algorithm.baseline {self.baseline}: no group is compared",
-            ),
-        ):
-            self.need(name, not is_wrong, expected)
 
 
 @dataclass(frozen=True)

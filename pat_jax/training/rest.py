@@ -12,6 +12,16 @@ import jax
 from pat_jax.common.devices import in_host_memory
 
 
+def has_more_room(here: float, away: float, sequences: int) -> bool:
+    """Whether rollouts of `sequences` gain if models wait in the host's memory: not all of them have
+    room at full length otherwise, and more have.
+
+    Args:
+      here, away: sequences that have room if models wait on the devices, or in the host's memory.
+    """
+    return here < min(away, sequences)
+
+
 def moved(tree: Any, shardings: Any) -> Any:
     """Brings arrays to these shardings, and frees the old buffers of those that move."""
     there = jax.device_put(tree, shardings)

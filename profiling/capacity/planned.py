@@ -23,12 +23,14 @@ from pat_jax.profiling.capacity.report import (
     PlanSubject,
     StepTimes,
 )
+from pat_jax.profiling.capacity.resting import both
+from pat_jax.profiling.capacity.resting_report import Resting
 from pat_jax.profiling.capacity.update import PlannedUpdate
 from pat_jax.profiling.capacity.update_report import Update
 from pat_jax.profiling.cross_compile.compile import Compilation
 from pat_jax.profiling.cross_compile.compiled import CompiledProgram
 from pat_jax.profiling.cross_compile.target_build import TargetBuild
-from pat_jax.profiling.simulate.comparison import Comparison, Series, compare
+from pat_jax.profiling.simulate.comparison import Comparison, Series, adaptive_s, compare
 from pat_jax.profiling.simulate.draft_sources import DraftSources
 from pat_jax.profiling.simulate.machine import Machine, Workload
 from pat_jax.profiling.simulate.response_lengths import ResponseLengths
@@ -80,7 +82,9 @@ def planned(question: Question, compilation: Compilation | None) -> PlanReport:
     programs = compilation.programs if compilation else ()
     parts = build, question.data, programs, question.options
     updating = PlannedUpdate(*parts) if run.train else None
-    update = updating.of(*_learned(question, comparison)) if updating else None
+    learned = _learned(question, comparison)
+    update = updating.of(*learned) if updating else None
+    resting = _resting(question, comparison, updating, learned[0])
     return PlanReport(
         question.command,
         _subject(question),
@@ -94,7 +98,28 @@ def planned(question: Question, compilation: Compilation | None) -> PlanReport:
         (*limits(comparison, machine), *_of_experts(question, machine)),
         tuple(_notes(question, programs, updating)),
         tuple(_warnings(question, update)),
+        resting,
     )
+
+
+def _resting(
+    question: Question,
+    comparison: Comparison,
+    updating: PlannedUpdate | None,
+    workloads: Sequence[Workload],
+) -> Resting | None:
+    """Both places where models may wait; None if there are none besides the policy and its
+    reference."""
+    if updating is None or not question.build.order.others:
+        return None
+
+    def rollout_s(build: TargetBuild, used: tuple[Split, ...]) -> float:
+        if build is question.build:
+            return comparison.adaptive.mean_s
+        machine = machine_of(question, used, build.memory)
+        return adaptive_s(machine, question.lengths, question.series)
+
+    return both(question.build, updating, workloads, rollout_s, question.costs)
 
 
 def machine_of(

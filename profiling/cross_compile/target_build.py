@@ -4,7 +4,7 @@ Knows how the parts of a run are put together. Does not know which are compiled 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache, cached_property
 from typing import Any
 
@@ -22,6 +22,7 @@ from pat_jax.engine.sizing.memory import (
     layouts_without_memory,
     memory_alone,
     memory_model,
+    whole_sequences,
 )
 from pat_jax.engine.sizing.pool_pages import pages_within, specs_for
 from pat_jax.layout.buckets import Buckets
@@ -32,9 +33,20 @@ from pat_jax.models.policy import Policy
 from pat_jax.planning.memory import GIB, MemoryModel
 from pat_jax.planning.types import Split
 from pat_jax.profiling.predict.targets import Target, paper_devices
-from pat_jax.training.build import DTYPES, micro_shapes, rollout_policy, scans_layers
-from pat_jax.training.build_roles import build_roles
+from pat_jax.rl.algorithm.predict import Predictor
+from pat_jax.training.build import (
+    DTYPES,
+    functions_of,
+    logit_tokens,
+    micro_shapes,
+    rollout_policy,
+    scans_layers,
+)
+from pat_jax.training.build_roles import CriticModel, build_roles
+from pat_jax.training.reader import Reader
 from pat_jax.training.roles import Roles
+from pat_jax.training.trainable_params import TrainableParams
+from pat_jax.training.trainer import CRITIC
 
 EOS = (0,)  # any will do: no text is generated
 
@@ -48,6 +60,7 @@ class Order:
     model: ModelConfig
     depths: tuple[int, ...]  # layers of the models that are compiled
     draft_model: ModelConfig | None = None  # whole at every depth
+    others: Mapping[str, ModelConfig] = field(default_factory=dict)  # further roles, by name
 
     @classmethod
     def of(
@@ -57,17 +70,31 @@ class Order:
         model: ModelConfig,
         depths: Sequence[int],
         draft_model: ModelConfig | None = None,
+        others: Mapping[str, ModelConfig] | None = None,
     ) -> "Order":
         """An order with only the options that programs depend on; depth 0 is the whole model."""
-        sections = ("rollout", "algorithm", "optimizer", "lora", "speculation")
+        sections = ("rollout", "algorithm", "optimizer", "lora", "speculation", "roles", "critic")
         names = (*sections, "train", "remat", "experts", "compute_dtype")
         kept = {name: getattr(config, name) for name in names}
         # Shallow models scan layers if the whole model does.
         asked = config.scan_layers, model.num_layers, target.chip.platform, config.compute_dtype
         kept["scan_layers"] = str(scans_layers(*asked)).lower()
         whole = {min(depth or model.num_layers, model.num_layers) for depth in depths}
-        model = padded_for(paper_devices(target), model)
-        return cls(target, RunConfig(**kept), model, tuple(sorted(whole)), draft_model)
+        devices = paper_devices(target)
+        model = padded_for(devices, model)
+        roles = {name: padded_for(devices, one) for name, one in (others or {}).items()}
+        return cls(target, RunConfig(**kept), model, tuple(sorted(whole)), draft_model, roles)
+
+    def other(self, name: str, layers: int) -> ModelConfig:
+        """The model of a further role, beside a policy that is compiled with so many layers."""
+        model = self.others[name]
+        if layers == self.model.num_layers:
+            return model
+        return replace(model, num_layers=min(layers, model.num_layers))
+
+    def num_layers(self, role: str) -> int:
+        """Layers of the whole model of a role; the policy and its reference have no name."""
+        return (self.others[role] if role else self.model).num_layers
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -76,17 +103,19 @@ class Order:
             "model": asdict(self.model),
             "depths": list(self.depths),
             "draft_model": self.draft_model and asdict(self.draft_model),
+            "others": {name: asdict(model) for name, model in self.others.items()},
         }
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> "Order":
         config, draft = _with_tuples(content["config"]), content["draft_model"]
-        for field in fields(RunConfig):
-            if isinstance(section := config[field.name], Mapping):
-                config[field.name] = type(getattr(RunConfig(), field.name))(**_with_tuples(section))
+        for each in fields(RunConfig):
+            if isinstance(section := config[each.name], Mapping):
+                config[each.name] = _section(type(getattr(RunConfig(), each.name)), section)
         target, depths = Target.parse(content["target"]), tuple(content["depths"])
         models = model_from_json(content["model"]), draft and model_from_json(draft)
-        return cls(target, RunConfig(**config), models[0], depths, models[1])
+        others = {name: model_from_json(one) for name, one in content["others"].items()}
+        return cls(target, RunConfig(**config), models[0], depths, models[1], others)
 
 
 def model_from_json(fields: Mapping[str, Any]) -> ModelConfig:
@@ -99,8 +128,17 @@ def model_from_json(fields: Mapping[str, Any]) -> ModelConfig:
 
 
 @cache  # several builds of a plan have the same one
-def _draft_policy(model: ModelConfig) -> Policy:
+def _policy(model: ModelConfig) -> Policy:
     return Policy.from_config(model)
+
+
+def _section(kind: type[Any], content: Mapping[str, Any]) -> Any:
+    """A section of options from JSON, with its own sections."""
+    found = _with_tuples(content)
+    for each in fields(kind):
+        if isinstance(inner := found[each.name], Mapping):
+            found[each.name] = _section(type(getattr(kind(), each.name)), inner)
+    return kind(**found)
 
 
 def _with_tuples(content: Mapping[str, Any]) -> dict[str, Any]:
@@ -143,9 +181,31 @@ class TargetBuild:
 
     def roles(self, model: ModelConfig) -> Roles:
         """The models of a run of `model`, in the layout with the least TP as in every run."""
-        first = next(iter(self.layouts.values()))
+        first, config = next(iter(self.layouts.values())), self.order.config
         policy = Policy.from_config(model)
-        return build_roles(self.order.config, policy, first, self.layouts, self.drafter)
+        others = {name: self.order.other(name, model.num_layers) for name in self.order.others}
+        of_values = others.pop(CRITIC, None)
+        critic = of_values and CriticModel(_policy(of_values), self._least(of_values), CRITIC)
+        roles = build_roles(config, policy, first, self.layouts, self.drafter, critic)
+        more = {name: self._reader(name, other) for name, other in others.items()}
+        resident = [tree for reader in more.values() for tree in reader.resident]
+        for role in roles.trained:
+            role.others = [*role.others, *resident]
+        return replace(roles, readers={**roles.readers, **more})
+
+    def _least(self, model: ModelConfig) -> Layout:
+        """The layout of a model with the least TP."""
+        return next(iter(layout_chain(factored_mesh(self.devices), model)[0].values()))
+
+    def _reader(self, name: str, model: ModelConfig) -> Reader:
+        """A frozen model that reads the responses in the policy's micro-batches."""
+        config, policy, layout = self.order.config, _policy(model), self._least(model)
+        held = TrainableParams(policy, layout, weight_dtype=self.dtype)
+        functions = functions_of(config, policy, layout, router_replay=False)
+        sizes = policy.config.vocab_size, config.rollout.temperature, logit_tokens(policy, layout)
+        predictor = Predictor(functions, *sizes)
+        rests = config.roles.rest == "host"
+        return Reader(name, held, predictor, self.micro_shapes, rests=rests)
 
     @cached_property
     def policy(self) -> Policy:
@@ -165,7 +225,7 @@ class TargetBuild:
         """The drafts that bursts may verify on this target, and their model."""
         order = self.order
         drafts = drafts_of(order.config.speculation, order.target.chip.platform)
-        return drafter_for(drafts, order.draft_model and _draft_policy(order.draft_model))
+        return drafter_for(drafts, order.draft_model and _policy(order.draft_model))
 
     @cached_property
     def whole(self) -> Roles:
@@ -176,6 +236,13 @@ class TargetBuild:
     def resident(self) -> Sequence[Any]:
         """Shapes and shardings of the arrays that training keeps on devices during a rollout."""
         return self.whole.policy.resident if self.order.config.train else ()
+
+    @cached_property
+    def whole_sequences(self) -> float:
+        """How many of the longest sequences have room in the KV cache; 0 if no layout fits."""
+        held: Any = {"limit": self.limit, "resident": self.resident, "drafter": self.drafter}
+        rollout = self.order.config.rollout
+        return whole_sequences(self.policy, self.layouts, rollout, self.dtype, **held)
 
     @property
     def micro_shapes(self) -> list[tuple[int, int]]:

@@ -1,7 +1,7 @@
 """Rewards of several functions on their way to advantages, against formulas in float64."""
 
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -59,8 +59,8 @@ def advantages(drawn: Drawn, name: str = "grpo", **options: Any) -> np.ndarray:
         algorithm=algorithm,
     )
     policy = SimpleNamespace(layout=SimpleNamespace(platform="cpu"))
-    roles: Any = SimpleNamespace(policy=policy, readers={}, read=lambda batch: batch)
-    made_of = drawn.groups, drawn.rewards, cast(Any, None), drawn.by_function
+    roles: Any = SimpleNamespace(policy=policy, readers={}, predict=lambda states, batch: batch)
+    made_of = drawn.groups, drawn.rewards, {}, None, drawn.by_function
     batch, _ = training_batch(config, roles, [(4, 16)], *made_of)
     found = batch.by_response("advantages")
     for each in found:

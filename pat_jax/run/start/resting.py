@@ -10,6 +10,7 @@ from dataclasses import replace
 from pat_jax.common.devices import HOST_MEMORY, Device, has_host_memory
 from pat_jax.common.rules import require
 from pat_jax.config.run import RunConfig
+from pat_jax.training.rest import has_more_room
 
 
 def with_rest(config: RunConfig, rest: str) -> RunConfig:
@@ -41,7 +42,7 @@ def settled_rest(
     if not (config.learns and has_memory) or math.isinf(here := room(resident)):
         return resident, ""
     sequences = config.rollout.prompts_per_step * config.rollout.num_generations
-    if here >= sequences or (there := room(away)) <= here:
+    if here >= sequences or not has_more_room(here, there := room(away), sequences):
         return resident, ""
     return away, _words(here, there, sequences)
 

@@ -64,12 +64,11 @@ class Rollouts:
         return memory
 
     def whole_sequences(self, layouts: dict[Split, Layout], resident: object) -> float:
-        """Returns how many of the longest sequences have room at once; infinite if the devices do
-        not say what memory they have. `resident` is as in `memory_alone`."""
+        """Returns how many of the longest sequences have room at once, see there. `resident` is as in
+        `memory_alone`."""
         rollout, limit = self.config.rollout, memory_limit(self.config.rollout, self.devices)
-        made_of = self.policy, layouts, rollout, self.dtype
         held = {"limit": limit, "resident": resident, "drafter": self.drafter}
-        return whole_sequences(*made_of, kv_bytes(*made_of, **held))
+        return whole_sequences(self.policy, layouts, rollout, self.dtype, **held)
 
     def engine(
         self, layouts: dict[Split, Layout], eos_ids: Sequence[int], resident: object = ()
