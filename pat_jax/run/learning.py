@@ -63,8 +63,8 @@ def training_batch(
     beta: float | None = None,
 ) -> tuple[TrainBatch, dict[str, float]]:
     """Returns the batch of an iteration with all columns, and the metrics of its advantages.
-    Responses whose reward is NaN are left out. KL in the reward, weighted by `beta` or as the options
-    say, compares the policy before the update with the reference."""
+    Responses whose reward is NaN are left out. KL in the reward compares the policy before the update
+    with the reference. Its weight is `beta`, or None: that of the options."""
     algorithm, cap = config.algorithm, config.rollout.max_completion_length
     buffer = algorithm.overlong_buffer
     lengths = np.array([[len(one.tokens) for one in group.rollouts] for group in groups])
@@ -134,7 +134,7 @@ class Learned:
 
 
 class Learner:
-    """Holds what a run learns: the states of all trained roles, of rewards, and of the exit head."""
+    """Holds what a run learns: the states of trained roles, of rewards, and of the exit head."""
 
     def __init__(self, config: RunConfig, setup: Setup, began: Beginning, run: OpenRun):
         self._config, self._setup, self._roles = config, setup, setup.roles
