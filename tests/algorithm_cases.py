@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,10 +12,14 @@ from pat_jax.config.algorithms import ALGORITHMS
 from pat_jax.config.learning import AlgorithmConfig
 from pat_jax.config.rollout import RolloutConfig
 from pat_jax.config.run import RunConfig
+from pat_jax.rl.algorithm.losses import ENTROPY, LOGPROBS
+from pat_jax.rl.algorithm.update import TrainState
 from pat_jax.rl.batches.batches import TrainBatch
 from pat_jax.rl.batches.types import FinishReason, Prompt, Rollout, RolloutGroup
 from pat_jax.run.learning import training_batch
 from pat_jax.training.build import policy_loss
+from pat_jax.training.roles import REFERENCE, Roles
+from pat_jax.training.trainer import CRITIC, POLICY
 
 GROUPS, SAMPLES, LONGEST, BETA = 3, 4, 10, 0.05
 # GSPO's clips are of a thousandth: its ratios have to lie on both sides of them.
@@ -80,19 +84,32 @@ def batch_of(
         made.append(RolloutGroup(prompt, rollouts))
     everyone = flat(groups)
 
-    def reference_kl(state, batch, reference, estimator):
-        assert estimator == "k1"
-        return batch, [x.old - x.reference for x in everyone]
+    def predict(state: TrainState, batch: TrainBatch) -> TrainBatch:
+        assert state is None
+        return batch.with_column("old_logprobs", [x.old for x in everyone])
+
+    def read(batch: TrainBatch) -> TrainBatch:
+        return batch.with_column("reference_logprobs", [x.reference for x in everyone])
+
+    def value(state: TrainState, batch: TrainBatch) -> TrainBatch:
+        assert state is None
+        return batch.with_column("old_values", [values_of(x) for x in everyone])
 
     layout = SimpleNamespace(platform="cpu")
-    trainer: Any = SimpleNamespace(reference_kl=reference_kl, layout=layout)
+    policy: Any = SimpleNamespace(name=POLICY, predicts=True, predict=predict, layout=layout)
+    critic: Any = SimpleNamespace(name=CRITIC, predicts=True, predict=value)
+    reference: Any = SimpleNamespace(read=read)
+    roles = Roles(policy, {REFERENCE: reference}, critic if algorithm.has_critic else None)
     rewards = np.array([[x.reward for x in group] for group in groups])
-    state, reference = cast(Any, None), cast(Any, "the stand-in above knows it")
-    batch, measured = training_batch(config, trainer, [(4, 16)], made, rewards, state, reference)
+    states: Any = {POLICY: None, CRITIC: None}
+    batch, measured = training_batch(config, roles, [(4, 16)], made, rewards, states)
     assert measured["train/advantage_std"] > 0
-    for column, field in (("old_logprobs", "old"), ("reference_logprobs", "reference")):
-        batch = batch.with_column(column, [getattr(x, field) for x in everyone])
     return algorithm, batch
+
+
+def values_of(response: Response) -> np.ndarray:
+    """A critic's opinion of each token, made up."""
+    return np.cos(3 * response.old)
 
 
 def ours(
@@ -118,7 +135,8 @@ def ours(
         weights, responses = jnp.asarray(micro.weights), jnp.asarray(micro.responses)
 
         def of_micro(new, read=read, weights=weights, responses=responses):
-            return loss(new, jnp.zeros_like(new), read, weights, responses)
+            predicted = {LOGPROBS: new, ENTROPY: jnp.zeros_like(new)}
+            return loss(predicted, read, weights, responses)
 
         (value, _), gradient = jax.value_and_grad(of_micro, has_aux=True)(read["new"])
         total += float(value)

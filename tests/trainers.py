@@ -16,11 +16,14 @@ from pat_jax.models.presets import preset
 from pat_jax.models.weight_formats import WeightFormat
 from pat_jax.rl.algorithm.losses import Loss
 from pat_jax.rl.algorithm.policy_loss import PolicyLoss
+from pat_jax.rl.algorithm.predict import Predictor
 from pat_jax.rl.algorithm.update import TrainState, Update
 from pat_jax.rl.batches.batches import MicroBatch, TrainBatch
 from pat_jax.training.passes import model_functions
+from pat_jax.training.reader import Reader
+from pat_jax.training.roles import REFERENCE, Roles
 from pat_jax.training.trainable_params import TrainableParams
-from pat_jax.training.trainer import Trainer, UpdateResult
+from pat_jax.training.trainer import REINFORCED, Trainer, UpdateResult
 from pat_jax.training.transfer import Receivers
 
 CONFIG = preset("tiny", vocab_size=61)
@@ -55,7 +58,7 @@ def make_trainer(
     """
     model = model_functions(POLICY, layout, jnp.float32, scan_layers=scan_layers)
     kept = POLICY.with_weights(weights)
-    update = Update(model, optimizer, CONFIG.vocab_size, loss)
+    update = Update(Predictor(model, CONFIG.vocab_size), optimizer, loss)
     return Trainer(
         TrainableParams(POLICY, layout, lora, base_dtype, weight_dtype),
         update,
@@ -67,6 +70,15 @@ def make_trainer(
         micro_shapes=micro_shapes,
         supervised=update if has_supervised else None,
         **options,
+    )
+
+
+def with_reference(trainer: Trainer) -> Roles:
+    """The policy's trainer with a reference, whose parameters a test gives."""
+    predictor = trainer.updates[REINFORCED].predictor
+    shapes = [(ROWS, LENGTH)]
+    return Roles(
+        trainer, {REFERENCE: Reader("reference_logprobs", trainer.trained, predictor, shapes)}
     )
 
 
@@ -92,15 +104,18 @@ def started(trainer: Trainer, params: Any = None) -> TrainState:
 
 
 def updated(
-    trainer: Trainer, state: TrainState, reference: Params | None = None, *, steps: int = 1
+    trainer: Trainer, state: TrainState, *, steps: int = 1
 ) -> tuple[TrainState, UpdateResult]:
     """After so many updates by `micro_batches`, and what came of the last."""
     for _ in range(steps):
-        batch = TrainBatch([list(micro_batches())], 1.0)
-        state, result = trainer.update(state, batch, reference)
+        state, result = trainer.update(state, made_up_batch())
         assert result.applied == (True,) and result.metrics["train/skipped_updates"] == 0
     assert jax.tree.map(lambda x: x.sharding, state.params) == trainer.shardings
     return state, result
+
+
+def made_up_batch() -> TrainBatch:
+    return TrainBatch([list(micro_batches())], 1.0)
 
 
 def micro_batches() -> Iterator[MicroBatch]:

@@ -5,10 +5,22 @@ from collections.abc import Callable, Sequence
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from algorithm_cases import BETA, GROUPS, LONGEST, SAMPLES, SPREAD, Response, drawn, flat, ours
+from algorithm_cases import (
+    BETA,
+    GROUPS,
+    LONGEST,
+    SAMPLES,
+    SPREAD,
+    Response,
+    drawn,
+    flat,
+    ours,
+    values_of,
+)
 
 from pat_jax.config.algorithms import ALGORITHMS
 from pat_jax.config.learning import AlgorithmConfig
+from pat_jax.rl.algorithm.losses import ENTROPY, LOGPROBS
 from pat_jax.training.build import policy_loss
 
 
@@ -145,7 +157,24 @@ def opo(groups: list[list[Response]]) -> float:
     return over_tokens(terms)
 
 
+def ppo_with_critic(groups: list[list[Response]]) -> float:
+    """arXiv 1707.06347, eq. 7 and 11, with KL in the reward of each token (arXiv 2203.02155)."""
+    everyone, advantages = flat(groups), []
+    for x in everyone:
+        rewards = -BETA * (x.old - x.reference)
+        rewards[-1] += x.reward
+        values = np.append(values_of(x), 0.0)
+        deltas = rewards + values[1:] - values[:-1]
+        n = len(deltas)
+        advantages.append(
+            np.array([sum(0.95 ** (s - t) * deltas[s] for s in range(t, n)) for t in range(n)])
+        )
+    pairs = zip(everyone, whitened(advantages), strict=True)
+    return over_tokens([-ppo(np.exp(x.new - x.old), advantage) for x, advantage in pairs])
+
+
 PAPERS = {
+    "ppo": ppo_with_critic,
     "grpo": grpo,
     "dr_grpo": dr_grpo,
     "dapo": dapo,
@@ -211,8 +240,7 @@ def test_a_correction_weights_what_another_distribution_sampled(level, how):
     columns |= {"sampled_logprobs": sampled}
     as_jax = {name: jnp.asarray(value, jnp.float32) for name, value in columns.items()}
     value, sums = loss(
-        jnp.asarray(new, jnp.float32),
-        jnp.zeros(new.shape),
+        {LOGPROBS: jnp.asarray(new, jnp.float32), ENTROPY: jnp.zeros(new.shape)},
         as_jax,
         jnp.asarray(weights, jnp.float32),
         jnp.asarray(responses),

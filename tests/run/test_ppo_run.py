@@ -91,8 +91,8 @@ def test_the_policy_waits_while_the_critic_alone_is_trained(whole: tuple[Path, R
     policies, critics = ([states[name] for states in found.states] for name in ("train", "critic"))
     assert_same_bits(policies[0], policies[PRETRAIN])
     for before, after in ((critics[0], critics[1]), (policies[PRETRAIN], policies[PRETRAIN + 1])):
-        moved = [np.abs(x - y).max() for x, y in zip(*map(jax.tree.leaves, (before, after)))]
-        assert max(moved) > 1e-3
+        moved = jax.tree.map(lambda x, y: np.abs(x - y).max(), before, after)
+        assert max(jax.tree.leaves(moved)) > 1e-3
     told = [{"train/loss", "train/learning_rate"} <= row.keys() for row in found.rows]
     assert told == [False, True, True]
     assert all(np.isfinite(row["critic/loss"]) for row in found.rows)

@@ -16,6 +16,7 @@ from pat_jax.config.learning import OptimizerConfig
 from pat_jax.engine.sizing.memory import shard_bytes
 from pat_jax.rl.algorithm.optimizer import make_optimizer
 from pat_jax.run.checkpoints.checkpoint import Checkpointer
+from pat_jax.training.roles import Roles
 from pat_jax.training.state_placement import check_offload
 from pat_jax.training.trainer import Trainer
 from pat_jax.training.update_memory import check_state, update_stages
@@ -66,7 +67,9 @@ def test_they_are_not_counted_as_the_devices(offloaded: Trainer, resident: Train
     assert shard_bytes(resident.resident) - shard_bytes(offloaded.resident) == moments
     for each in (resident, offloaded):
         compile_named(each, "grad", "apply")
-    held = [{stage.name: stage.held for stage in update_stages(t)} for t in (resident, offloaded)]
+    held = [
+        {stage.name: stage.held for stage in update_stages(Roles(t))} for t in (resident, offloaded)
+    ]
     step = "the optimizer's step"
     assert held[0].pop(step) == held[1].pop(step)  # they are fetched for it
     assert held[0] == {name: each + moments for name, each in held[1].items()} != {}
@@ -75,9 +78,9 @@ def test_they_are_not_counted_as_the_devices(offloaded: Trainer, resident: Train
 def test_a_limit_that_a_step_has_no_room_in_is_refused(offloaded: Trainer):
     one = shard_bytes(offloaded.abstract_params)
     need = 4 * one + 2 * 4 + 4  # parameters, gradients, two moments; counters of the state
-    check_state(offloaded, need)
+    check_state(Roles(offloaded), need)
     with pytest.raises(UserError, match=r"gradients .*, moments in a step "):
-        check_state(offloaded, need - 1)
+        check_state(Roles(offloaded), need - 1)
 
 
 def test_a_resumed_run_goes_on_bit_for_bit(offloaded: Trainer, tmp_path: Path):

@@ -14,6 +14,7 @@ from pat_jax.config.command_line import parse
 from pat_jax.engine.sizing.memory import shard_bytes
 from pat_jax.planning.memory import GIB
 from pat_jax.run.setup import build
+from pat_jax.training.roles import Roles
 from pat_jax.training.trainer import Trainer
 from pat_jax.training.update_memory import (
     STEP,
@@ -42,7 +43,7 @@ def bytes_on_a_device(tree: object) -> int:
 
 
 def test_the_stages_hold_what_is_there_and_take_what_their_programs_say(trainer: Trainer):
-    stages = {stage.name: stage for stage in update_stages(trainer)}
+    stages = {stage.name: stage for stage in update_stages(Roles(trainer))}
     short, long = (f"gradients of {rows} x {length} tokens" for rows, length in SHAPES)
     transfers = {f"the transfer to {name}" for name in CHAIN}
     assert stages.keys() == {short, long, "the optimizer's step", *transfers}
@@ -106,9 +107,9 @@ def test_little_room_is_said(caplog: pytest.LogCaptureFixture):
 
 def test_a_state_without_room_is_refused_before_anything_is_compiled(trainer: Trainer):
     need = shard_bytes(trainer.resident) + 2 * shard_bytes(trainer.abstract_params)
-    check_state(trainer, need)
+    check_state(Roles(trainer), need)
     with pytest.raises(UserError, match=r"the update needs more than .* gradients twice") as error:
-        check_state(trainer, need - 1)
+        check_state(Roles(trainer), need - 1)
     assert "use more devices" in str(error.value) and "beta" not in str(error.value)
 
 
