@@ -24,6 +24,7 @@ from pat_jax.run.setup import build
 from pat_jax.run.start.adapters import initial_params
 from pat_jax.run.start.prepare import cost_planner, warm_up
 from pat_jax.training.build import micro_shapes, shares_prompts
+from pat_jax.training.roles import REFERENCE
 
 DEFAULTS = ["--preset", "demo", "--warm_start.steps", "0", "--rollout.max_completion_length", "36"]
 
@@ -39,12 +40,14 @@ def train(config: RunConfig) -> list[float]:
     # Build task, policy, layouts, engine and trainer; a wrong option raises here.
     setup = build(config, configure(config.devices))
     config, task, engine, trainer = setup.config, setup.task, setup.engine, setup.trainer
+    reference = setup.roles.readers.get(REFERENCE)
 
     # Compile all programs of the update, and a few of the rollout; it compiles others when needed.
-    trainer.compile()
+    setup.roles.compile()
     engine.compile()
     state = trainer["init_state"](initial_params(trainer, config))
-    reference = trainer["copy"](state.params) if trainer.has_reference else None
+    if reference is not None:
+        reference.take(state.params)
     shapes = micro_shapes(config, trainer.layout.split.dp, trainer.layout.platform)
 
     # The warm-up runs these programs, and the planner decides by their measured times.
@@ -83,7 +86,7 @@ def train(config: RunConfig) -> list[float]:
             max_completion_length=config.rollout.max_completion_length,
             shares_prompts=shares_prompts(config, trainer.layout.platform),
         )
-        state, result = trainer.update(state, batch, reference)
+        state, result = trainer.update(state, setup.roles.read(batch))
 
         means.append(float(rewards.mean()))
         path = " -> ".join(report.trace.path)

@@ -13,12 +13,14 @@ from pat_jax.config.learning import AlgorithmConfig
 from pat_jax.config.rollout import RolloutConfig
 from pat_jax.config.run import RunConfig
 from pat_jax.rl.algorithm.losses import ENTROPY, LOGPROBS
+from pat_jax.rl.algorithm.update import TrainState
 from pat_jax.rl.batches.batches import TrainBatch
 from pat_jax.rl.batches.types import FinishReason, Prompt, Rollout, RolloutGroup
 from pat_jax.rl.rewards.by_function import ScoresByFunction
 from pat_jax.run.learning import training_batch
 from pat_jax.training.build import policy_loss
-from pat_jax.training.roles import REFERENCE
+from pat_jax.training.roles import REFERENCE, Roles
+from pat_jax.training.trainer import CRITIC, POLICY
 
 GROUPS, SAMPLES, LONGEST, BETA = 3, 4, 10, 0.05
 # GSPO's clips are of a thousandth: its ratios have to lie on both sides of them.
@@ -83,20 +85,33 @@ def batch_of(
         made.append(RolloutGroup(prompt, rollouts))
     everyone = flat(groups)
 
-    def predict(states, batch):
-        del states
-        for column, field in (("old_logprobs", "old"), ("reference_logprobs", "reference")):
-            batch = batch.with_column(column, [getattr(x, field) for x in everyone])
-        return batch
+    def predict(state: TrainState, batch: TrainBatch) -> TrainBatch:
+        assert state is None
+        return batch.with_column("old_logprobs", [x.old for x in everyone])
 
-    policy = SimpleNamespace(layout=SimpleNamespace(platform="cpu"))
-    roles: Any = SimpleNamespace(policy=policy, readers={REFERENCE: None}, predict=predict)
+    def read(batch: TrainBatch) -> TrainBatch:
+        return batch.with_column("reference_logprobs", [x.reference for x in everyone])
+
+    def value(state: TrainState, batch: TrainBatch) -> TrainBatch:
+        assert state is None
+        return batch.with_column("old_values", [values_of(x) for x in everyone])
+
+    layout = SimpleNamespace(platform="cpu")
+    policy: Any = SimpleNamespace(name=POLICY, predicts=True, predict=predict, layout=layout)
+    critic: Any = SimpleNamespace(name=CRITIC, predicts=True, predict=value)
+    reference: Any = SimpleNamespace(read=read)
+    roles = Roles(policy, {REFERENCE: reference}, critic if algorithm.has_critic else None)
     rewards = np.array([[x.reward for x in group] for group in groups])
-    scores = ScoresByFunction(rewards[None], (1.0,))
-    made_of = made, rewards, {}, None, scores
+    states: Any = {POLICY: None, CRITIC: None}
+    made_of = made, rewards, states, None, ScoresByFunction(rewards[None], (1.0,))
     batch, measured = training_batch(config, roles, [(4, 16)], *made_of)
     assert measured["train/advantage_std"] > 0
     return algorithm, batch
+
+
+def values_of(response: Response) -> np.ndarray:
+    """A critic's opinion of each token, made up."""
+    return np.cos(3 * response.old)
 
 
 def ours(

@@ -93,9 +93,7 @@ def saved_run(run_dir: Path) -> tuple[Setup, TrainState, int]:
     config = parse(["--config", str(run_dir / CONFIG_FILE)])
     unexported = replace(config, checkpoint=replace(config.checkpoint, export_dir=""))
     setup = build(unexported, jax.devices()[: config.devices])
-    abstract: dict[str, Any] = {"train": setup.trainer.abstract_state}
-    if setup.trainer.has_reference:
-        abstract["reference"] = setup.trainer.abstract_params
+    abstract = {"train": setup.trainer.abstract_state}
     with Checkpointer(run_dir / CHECKPOINTS, fingerprint=setup.fingerprint) as checkpoints:
         step, state, _ = checkpoints.restore(abstract)
     return setup, state["train"], step

@@ -19,7 +19,7 @@ class CriticAdapterConfig(AdapterConfig):
 
 @dataclass(frozen=True)
 class CriticConfig(Options):
-    """The critic (docs/algorithms.md). Options of the optimizer that are not here are the policy's."""
+    """The critic (docs/algorithms.md). Its optimizer has the policy's options unless given here."""
 
     SECTION = "critic."
 

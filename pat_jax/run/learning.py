@@ -67,9 +67,9 @@ def training_batch(
     by_function: ScoresByFunction | None = None,
 ) -> tuple[TrainBatch, dict[str, float]]:
     """Returns the batch of an iteration with all columns, and the metrics of its advantages.
-    Responses whose reward is NaN are left out. KL in the reward, weighted by `beta` or as the options
-    say, compares the policy before the update with the reference. `by_function` is needed where
-    each function's scores are compared by themselves."""
+    Responses whose reward is NaN are left out. KL in the reward compares the policy before the update
+    with the reference. Its weight is `beta`, or None: that of the options.
+    `by_function` is needed where each function's scores are compared by themselves."""
     algorithm, cap = config.algorithm, config.rollout.max_completion_length
     buffer = algorithm.overlong_buffer
     lengths = np.array([[len(one.tokens) for one in group.rollouts] for group in groups])
@@ -147,7 +147,7 @@ class Learned:
 
 
 class Learner:
-    """Holds what a run learns: the states of all trained roles, of rewards, and of the exit head."""
+    """Holds what a run learns: the states of trained roles, of rewards, and of the exit head."""
 
     def __init__(self, config: RunConfig, setup: Setup, began: Beginning, run: OpenRun):
         self._config, self._setup, self._roles = config, setup, setup.roles

@@ -1,7 +1,7 @@
 """The parts of a trainer that a configuration asks for.
 
-Knows options. Does not know which roles there are (`build_roles.py`), nor data, checkpoints or which
-devices there are.
+Knows options. Does not know which roles there are (`build_roles.py`), nor data, checkpoints or
+which devices there are.
 """
 
 from collections.abc import Callable

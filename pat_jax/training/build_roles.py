@@ -76,13 +76,14 @@ def build_roles(
     """
     algorithm, dtype = config.algorithm, DTYPES[config.compute_dtype]
     is_warm = config.warm_start.steps > 0
-    readers = _readers(config, policy, layout)
+    trained = trained_of(config, policy, layout)
+    readers = _readers(config, trained)
     of_values = critic and _critic(config, critic)
     read = [tree for reader in readers.values() for tree in reader.resident]
     update, supervised = _updates(config, policy, layout)
     learns, embed = config.train or is_warm, policy.config.embed_dim
     trainer = Trainer(
-        trained_of(config, policy, layout),
+        trained,
         update,
         Receivers(dtype, rollout_layouts, rollout_policy(config, policy)),
         # A rollout-only run compiles no forward and backward passes.
@@ -132,7 +133,7 @@ def _critic(config: RunConfig, model: CriticModel) -> Trainer:
     )
 
 
-def _readers(config: RunConfig, policy: Policy, layout: Layout) -> dict[str, Reader]:
+def _readers(config: RunConfig, trained: TrainableParams) -> dict[str, Reader]:
     """Returns the frozen roles that the algorithm reads, by name.
 
     Parameters of the reference are in the compute dtype, to which the forward pass rounds anyway.
@@ -140,8 +141,9 @@ def _readers(config: RunConfig, policy: Policy, layout: Layout) -> dict[str, Rea
     """
     if not config.algorithm.beta:
         return {}
-    trained = trained_of(config, policy, layout)
-    held = replace(trained, weight_dtype=DTYPES[config.compute_dtype])
+    policy, layout = trained.policy, trained.layout
+    whole = replace(trained, weight_dtype=DTYPES[config.compute_dtype])
+    held = trained if trained.lora else whole
     learns = config.train or config.warm_start.steps
     shapes = micro_shapes(config, layout.split.dp, layout.platform) if learns else ()
     predictor = predictor_of(config, policy, layout)

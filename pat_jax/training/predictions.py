@@ -71,7 +71,8 @@ class Predictions:
 def with_routes_of(config: ModelConfig, micro: MicroBatch) -> MicroBatch:
     """Returns the micro-batch with the routes that the programs of a model take.
 
-    Models without experts take none. Where routes are missing, or another model's, they are empty."""
+    Models without experts take none. Where routes are missing, or are of another model, they are
+    empty."""
     if config.experts is None:
         return replace(micro, routes=None)
     if micro.routes is not None and micro.routes.shape[2:] == config.routes_shape:

@@ -68,8 +68,9 @@ class Roles:
         return batch
 
     def predict(self, states: States, batch: TrainBatch) -> TrainBatch:
-        """Returns the batch with all that is predicted before an update: by readers, and by the trained
-        roles whose predictions are asked for."""
+        """Returns the batch with all that is predicted before an update.
+
+        Readers predict, and the trained roles whose predictions are asked for."""
         batch = self.read(batch)
         for role in self.trained:
             if role.predicts:

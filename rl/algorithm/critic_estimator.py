@@ -13,8 +13,9 @@ from pat_jax.rl.algorithm.whitening import whitened
 class CriticEstimator:
     """Turns the reward of each response into advantages and returns of its tokens.
 
-    The reward of a token is -β kl, and at the last token of a response its score on top. Generalized
-    advantage estimation follows (`gae.gae`). Advantages are whitened after the returns are known.
+    The reward of a token is -β kl, and at the last token of a response its score on top.
+    Generalized advantage estimation follows (`gae.gae`). Advantages are whitened after the returns
+    are known.
 
     Args:
       gamma, lam: γ and λ.

@@ -72,7 +72,7 @@ class Reduction(Enum):
 
 
 class Loss(ABC):
-    """A loss as a value: what a model predicts for it, which columns it reads, which metrics it gives.
+    """A loss as a value: which predictions and columns it reads, and which metrics it gives.
 
     Subclasses are frozen dataclasses; equal losses share compiled programs. The loss itself is the
     metric `loss`, a SUM.

@@ -59,9 +59,9 @@ class Predictor:
     def __call__(
         self, params: Params, micro: MicroBatch, *, has_entropy_gradient: bool = False
     ) -> tuple[Columns, dict[str, Array]]:
-        """Returns what the model predicts at each token (`losses.PREDICTED`), with numbers beside it.
+        """Returns what the model predicts at each token, by the names in `losses.PREDICTED`.
 
-        The numbers are those of `ModelFunctions.forward`."""
+        With it come the numbers that `ModelFunctions.forward` returns beside hidden states."""
         hidden, beside = self.model.forward(params, micro.tokens, micro.positions, micro.routes)
         if self.model.is_scalar:
             return {VALUES: self.model.logits(self.model.head(params), hidden)}, beside

@@ -31,7 +31,15 @@ def leaf(name: str) -> str:
         (RunConfig, "max_tokens", "rollout.max_completion_length"),  # vLLM
         (RunConfig, "data.max_response_length", "rollout.max_completion_length"),  # verl
         (RunConfig, "actor_rollout_ref.rollout.n", "rollout.num_generations"),
-        (SftConfig, "num_train_epochs", "epochs"),  # TRL
+        (RunConfig, "critic.optim.lr", "critic.learning_rate"),  # verl
+        (RunConfig, "actor_rollout_ref.actor.optim.lr", "optimizer.learning_rate"),
+        (RunConfig, "trainer.critic_warmup", "critic.pretrain_steps"),
+        (RunConfig, "freezing_actor_steps", "critic.pretrain_steps"),  # OpenRLHF
+        (RunConfig, "critic_pretrain", "critic.model"),
+        (RunConfig, "lambd", "algorithm.lam"),
+        (RunConfig, "cliprange_value", "algorithm.value_clip"),  # TRL
+        (RunConfig, "warmup_steps", "optimizer.warmup_steps"),
+        (SftConfig, "num_train_epochs", "epochs"),
         (RunConfig, "num_train_epochs", "steps"),
         (SimulateConfig, "sequences", "responses"),
     ],
@@ -40,6 +48,13 @@ def test_a_neighbours_word_is_answered_with_ours(config_class, theirs: str, ours
     known = OPTIONS[config_class]
     assert ours in known and names.meant(theirs, known) == ours
     assert f"did you mean --{ours} " in str(names.unknown(theirs, known))
+
+
+@pytest.mark.parametrize("theirs", ["vf_coef", "critic.vf_coef", "algorithm.kl_ctrl.type"])
+def test_what_no_option_means_is_answered_with_what_to_do(theirs: str):
+    sentence = str(names.unknown(theirs, OPTIONS[RunConfig]))
+    assert sentence.startswith(f"option --{theirs} is not offered: ")
+    assert "--critic.learning_rate" in sentence or "--algorithm.kl_target" in sentence
 
 
 @pytest.mark.parametrize("config_class", OPTIONS)

@@ -18,15 +18,19 @@ from pat_jax.planning.planner.planner import Planner
 from pat_jax.planning.planner.scripts import FixedLayout
 from pat_jax.rl.algorithm.optimizer import make_optimizer
 from pat_jax.rl.algorithm.policy_loss import PolicyLoss
+from pat_jax.rl.algorithm.predict import Predictor
 from pat_jax.rl.algorithm.update import Update
 from pat_jax.rl.batches.batches import to_train_batch
 from pat_jax.rl.batches.types import Prompt
 from pat_jax.run.generation import Generator
 from pat_jax.training.passes import model_functions
+from pat_jax.training.reader import Reader
 from pat_jax.training.trainable_params import TrainableParams
-from pat_jax.training.trainer import Trainer
+from pat_jax.training.trainer import REINFORCED, Trainer
 from pat_jax.training.transfer import Receivers
 from tests.lossless import Subject
+
+SHAPES = [(8, 64)]
 
 
 def ignore(*ended: object) -> None:
@@ -53,7 +57,14 @@ class Iterations:
             self.trainer.freeze(params)
             params = self.trainer.init(0)
         self.state = self.trainer["init_state"](params)
-        self.reference = self.trainer["copy"](self.state.params)
+        self.reference = Reader(
+            "reference_logprobs",
+            self.trainer.trained,
+            self.trainer.updates[REINFORCED].predictor,
+            SHAPES,
+        )
+        self.reference.compile(by_need=False)
+        self.reference.take(self.state.params)
         self.latency = Warmup(self.engine).measure(
             lambda layout: self.trainer.transfer(self.state.params, layout)
         )
@@ -79,9 +90,8 @@ class Iterations:
         layout = self.first
         model = model_functions(self.policy, layout, jnp.float32)
         update = Update(
-            model,
+            Predictor(model, self.policy.config.vocab_size),
             make_optimizer(learning_rate=1e-3, total_steps=10),
-            self.policy.config.vocab_size,
             PolicyLoss(beta=0.01),
         )
         lora = Lora.of(self.policy, rank=4, alpha=8, targets=["all-linear"])
@@ -89,7 +99,7 @@ class Iterations:
             TrainableParams(self.policy, layout, lora if self.has_adapters else None),
             update,
             Receivers(jnp.float32, self.engine.layouts, self.engine.policy),
-            micro_shapes=[(8, 64)],
+            micro_shapes=SHAPES,
         )
 
     def iterate(self, step: int, planner: Planner, **options: float) -> list[str]:
@@ -106,12 +116,12 @@ class Iterations:
             groups,
             rng.normal(size=(4, 4)),
             mini_batch_size=2,
-            micro_shapes=[(8, 64)],
+            micro_shapes=SHAPES,
             aggregation="token",
             truncated="score",
         )
         self.generator.release()
-        self.state, result = self.trainer.update(self.state, batch, self.reference)
+        self.state, result = self.trainer.update(self.state, self.reference.read(batch))
         self.generator.load(self.state.params)
         assert 0 <= self.generator.compare(self.state.params) < 1e-4
         assert len(result.applied) == 2 and np.isfinite(result.metrics["train/loss"])

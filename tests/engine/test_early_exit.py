@@ -22,6 +22,7 @@ from pat_jax.layout.buckets import Drafts
 from pat_jax.planning.draft_counts import DraftResult
 from pat_jax.planning.drafts import Acceptance
 from pat_jax.planning.planner.scripts import FixedLayout
+from pat_jax.rl.algorithm.predict import Predictor
 from pat_jax.rl.algorithm.supervised import CrossEntropy
 from pat_jax.rl.algorithm.update import Update
 from pat_jax.rl.batches.batches import TrainBatch, to_supervised_batch
@@ -110,9 +111,8 @@ def test_a_head_learns_what_its_policy_says():
     """By samples of it: then more of what the first layers say is right, of prompts not seen too."""
     one, shape = subject(0.5), (8, 64)
     layout = next(iter(one.engine.layouts.values()))
-    update = Update(
-        model_functions(one.policy, layout, jnp.float32), optax.sgd(0.0), 61, CrossEntropy()
-    )
+    model = model_functions(one.policy, layout, jnp.float32)
+    update = Update(Predictor(model, 61), optax.sgd(0.0), CrossEntropy())
     trainer = Trainer(
         TrainableParams(one.policy, layout), update, Receivers(jnp.float32), micro_shapes=[shape]
     )

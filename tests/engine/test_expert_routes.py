@@ -35,6 +35,7 @@ from pat_jax.planning.types import Split
 from pat_jax.profiling.cross_compile.hlo import collectives
 from pat_jax.programs.programs import Key, ProgramTable
 from pat_jax.rl.algorithm.policy_loss import PolicyLoss
+from pat_jax.rl.algorithm.predict import Predictor
 from pat_jax.rl.algorithm.update import Update
 from pat_jax.training.passes import model_functions
 from pat_jax.training.trainable_params import TrainableParams
@@ -417,9 +418,8 @@ def test_a_transfer_from_the_trainer_moves_no_expert(source: Split):
     """Its experts are split as those of the rollout, in every layout of either."""
     policy, layouts = Policy.from_config(WIDE), specs_of(WIDE).layouts
     layout = layouts[source]
-    update = Update(
-        model_functions(policy, layout, jnp.float32), optax.sgd(1.0), WIDE.vocab_size, PolicyLoss()
-    )
+    predictor = Predictor(model_functions(policy, layout, jnp.float32), WIDE.vocab_size)
+    update = Update(predictor, optax.sgd(1.0), PolicyLoss())
     trainer = Trainer(
         TrainableParams(policy, layout, None, jnp.float32, jnp.float32),
         update,

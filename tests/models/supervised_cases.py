@@ -13,6 +13,7 @@ from pat_jax.layout.layout import factored_mesh, layout_chain
 from pat_jax.models.checkpoints.hf_export import export
 from pat_jax.models.checkpoints.hf_load import check_checkpoint, load_params
 from pat_jax.models.policy import Policy
+from pat_jax.rl.algorithm.predict import Predictor
 from pat_jax.rl.algorithm.supervised import CrossEntropy, to_example_batch
 from pat_jax.rl.algorithm.update import Update, zero_gradients
 from pat_jax.rl.batches.batches import MicroBatch
@@ -53,7 +54,7 @@ def learned(directory: Path, micro_batches: list[MicroBatch], work: Path) -> Lea
     chain, _ = layout_chain(factored_mesh(jax.devices()[:1]), config)
     (layout,) = chain.values()
     model = model_functions(policy, layout, jnp.float32)
-    update = Update(model, optax.sgd(1.0), config.vocab_size, CrossEntropy())
+    update = Update(Predictor(model, config.vocab_size), optax.sgd(1.0), CrossEntropy())
     step = jax.jit(update.grad_step)
     grads, sums = zero_gradients(params), update.zero_sums()
     for micro in micro_batches:

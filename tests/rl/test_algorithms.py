@@ -5,7 +5,18 @@ from collections.abc import Callable, Sequence
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from algorithm_cases import BETA, GROUPS, LONGEST, SAMPLES, SPREAD, Response, drawn, flat, ours
+from algorithm_cases import (
+    BETA,
+    GROUPS,
+    LONGEST,
+    SAMPLES,
+    SPREAD,
+    Response,
+    drawn,
+    flat,
+    ours,
+    values_of,
+)
 
 from pat_jax.config.algorithms import ALGORITHMS
 from pat_jax.config.learning import AlgorithmConfig
@@ -158,7 +169,24 @@ def gdpo(groups: list[list[Response]]) -> float:
     return over_tokens(terms)
 
 
+def ppo_with_critic(groups: list[list[Response]]) -> float:
+    """arXiv 1707.06347, eq. 7 and 11, with KL in the reward of each token (arXiv 2203.02155)."""
+    everyone, advantages = flat(groups), []
+    for x in everyone:
+        rewards = -BETA * (x.old - x.reference)
+        rewards[-1] += x.reward
+        values = np.append(values_of(x), 0.0)
+        deltas = rewards + values[1:] - values[:-1]
+        n = len(deltas)
+        advantages.append(
+            np.array([sum(0.95 ** (s - t) * deltas[s] for s in range(t, n)) for t in range(n)])
+        )
+    pairs = zip(everyone, whitened(advantages), strict=True)
+    return over_tokens([-ppo(np.exp(x.new - x.old), advantage) for x, advantage in pairs])
+
+
 PAPERS = {
+    "ppo": ppo_with_critic,
     "grpo": grpo,
     "dr_grpo": dr_grpo,
     "dapo": dapo,

@@ -13,6 +13,7 @@ from chex import assert_trees_all_equal, assert_trees_all_equal_shapes_and_dtype
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pat_jax.rl.algorithm.losses import ENTROPY, LOGPROBS
 from pat_jax.rl.algorithm.supervised import CrossEntropy, num_learned, to_example_batch
 from pat_jax.rl.batches.batches import (
     COLUMNS,
@@ -274,6 +275,6 @@ def test_a_batch_has_each_example_once_and_its_learned_targets_alone(given_examp
 def test_the_cross_entropy_is_minus_the_mean_log_probability():
     logprobs = -jnp.arange(6.0).reshape(2, 3)
     weights = jnp.array([[0.5, 0.25, 0], [0.25, 0, 0]])
-    loss, sums = CrossEntropy()(logprobs, -logprobs, {}, weights)
+    loss, sums = CrossEntropy()({LOGPROBS: logprobs, ENTROPY: -logprobs}, {}, weights)
     assert float(loss) == pytest.approx(0.25 * 1 + 0.25 * 3)
     assert CrossEntropy().summary([jax.device_get(sums)])["entropy"] == pytest.approx(1.0)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pat_jax.rl.algorithm.kl import estimate_kl
-from pat_jax.rl.algorithm.losses import Loss, PerToken, Reduction, Sums
+from pat_jax.rl.algorithm.losses import ENTROPY, LOGPROBS, Loss, PerToken, Reduction, Sums
 from pat_jax.rl.algorithm.policy_loss import PolicyLoss
 
 LENGTHS = (9, 1, 14, 6)  # tokens of each sequence; row 1 has one, no row starts at position 0
@@ -46,7 +46,7 @@ def compiled(loss: Loss, logprobs, entropy, columns, weights):
     """The loss and its sums, and its gradients in log-probabilities, entropies and columns."""
 
     def value(logprobs, entropy, columns):
-        return loss(logprobs, entropy, columns, weights)
+        return loss({LOGPROBS: logprobs, ENTROPY: entropy}, columns, weights)
 
     with jax.numpy_dtype_promotion("strict"):
         return jax.value_and_grad(value, (0, 1, 2), has_aux=True)(logprobs, entropy, columns)
@@ -209,7 +209,7 @@ def test_a_loss_without_a_column_that_it_needs_is_refused():
     one = jnp.ones((1, 2))
     columns = {"advantages": one, "behavior_logprobs": one, "old_logprobs": one}
     with pytest.raises(ValueError, match=r"PolicyLoss needs .*; reference_logprobs is missing\.$"):
-        PolicyLoss(beta=0.1)(one, one, columns, one)
+        PolicyLoss(beta=0.1)({LOGPROBS: one, ENTROPY: one}, columns, one)
 
 
 # --- whatever finite log-probabilities a broken policy has ------------------------------------------

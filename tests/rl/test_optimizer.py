@@ -22,7 +22,8 @@ from pat_jax.rl.algorithm.low_precision import (
 )
 from pat_jax.rl.algorithm.optimizer import decay_mask, make_optimizer, make_schedule
 from pat_jax.rl.algorithm.policy_loss import PolicyLoss
-from pat_jax.rl.algorithm.update import ModelFunctions, TrainState, Update, zero_gradients
+from pat_jax.rl.algorithm.predict import ModelFunctions, Predictor
+from pat_jax.rl.algorithm.update import TrainState, Update, zero_gradients
 from pat_jax.rl.batches.batches import to_supervised_batch
 
 
@@ -134,7 +135,8 @@ def make_update(optimizer: optax.GradientTransformation) -> Update:
     def logits(params, hidden):
         return (hidden @ params["head"].astype(jnp.bfloat16)).astype(jnp.float32)
 
-    return Update(ModelFunctions(forward, logits), optimizer, VOCAB, LOSS, logit_tokens=4)
+    predictor = Predictor(ModelFunctions(forward, logits), VOCAB, logit_tokens=4)
+    return Update(predictor, optimizer, LOSS)
 
 
 @functools.cache

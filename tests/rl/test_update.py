@@ -9,11 +9,12 @@ import numpy as np
 from chex import assert_trees_all_close, assert_trees_all_equal
 
 from pat_jax.rl.algorithm.advantages import group_advantages
-from pat_jax.rl.algorithm.losses import Loss, Sums
+from pat_jax.rl.algorithm.losses import ENTROPY, LOGPROBS, Loss, Sums
 from pat_jax.rl.algorithm.optimizer import make_optimizer
 from pat_jax.rl.algorithm.policy_loss import PolicyLoss
+from pat_jax.rl.algorithm.predict import ModelFunctions, Predictor
 from pat_jax.rl.algorithm.supervised import CrossEntropy
-from pat_jax.rl.algorithm.update import ModelFunctions, Update, zero_gradients
+from pat_jax.rl.algorithm.update import Update, zero_gradients
 from pat_jax.rl.batches.batches import MicroBatch, to_supervised_batch, to_train_batch
 from pat_jax.rl.batches.packing import shapes
 from pat_jax.rl.batches.types import FinishReason, Prompt, Rollout, RolloutGroup
@@ -49,16 +50,15 @@ def init_params(seed: int = 0):
 @functools.cache
 def make_update(loss: Loss = ON_POLICY, learning_rate: float = RATE) -> Update:
     optimizer = make_optimizer(learning_rate=learning_rate, total_steps=10, weight_decay=DECAY)
-    return Update(
-        ModelFunctions(forward, logits), optimizer, VOCAB, loss, TEMPERATURE, logit_tokens=16
-    )
+    model = ModelFunctions(forward, logits)
+    return Update(Predictor(model, VOCAB, TEMPERATURE, logit_tokens=16), optimizer, loss)
 
 
 class Programs:
     """Of an update, compiled as a run does it: what is added to and what is replaced is donated."""
 
     def __init__(self, update: Update):
-        self.logprobs = jax.jit(update.logprob_step)
+        self.predict = jax.jit(update.predictor.predict_step)
         self.grad = jax.jit(update.grad_step, donate_argnums=(2, 3))
         self.apply = jax.jit(update.apply_step, donate_argnums=0)
 
@@ -105,13 +105,13 @@ def gradient(update, params, micro_batches) -> tuple[dict[str, jax.Array], Sums]
 
 def with_policies(update, params, micro_batches) -> list[MicroBatch]:
     """Old and reference log-probabilities from two other sets of parameters."""
-    logprob_step = programs(update).logprobs
+    predict = programs(update).predict
     near = jax.tree.map(lambda x, y: x + 0.2 * y, params, init_params(7))
     far = jax.tree.map(lambda x, y: x + 0.5 * y, params, init_params(8))
     found = []
     for micro in micro_batches:
         columns = {"old_logprobs": near, "reference_logprobs": far}
-        added = {name: logprob_step(of, micro)[0] for name, of in columns.items()}
+        added = {name: predict(of, micro)[LOGPROBS] for name, of in columns.items()}
         found.append(dataclasses.replace(micro, columns=micro.columns | added))
     return found
 
@@ -160,8 +160,9 @@ def test_the_gradient_is_that_of_the_responses_one_by_one_without_padding():
 def test_logprobs_and_entropies_are_zero_outside_the_responses():
     params, update = init_params(), make_update()
     for micro in make_batch(SPLIT):
-        for values in programs(update).logprobs(params, micro):
-            values = np.asarray(values)
+        predicted = programs(update).predict(params, micro)
+        assert predicted.keys() == {LOGPROBS, ENTROPY}
+        for values in map(np.asarray, predicted.values()):
             assert np.all(values[~micro.mask] == 0) and np.all(values[micro.mask] != 0)
 
 
@@ -222,5 +223,10 @@ def test_updates_share_their_passes_where_all_but_the_optimizer_is_equal():
     update = make_update()
     other = make_update(PolicyLoss(is_on_policy=True), learning_rate=0.5)
     assert update != other and update.has_passes_of(other) and other.has_passes_of(update)
-    for change in ({"temperature": 0.5}, {"loss": PolicyLoss()}, {"logit_tokens": 8}):
+    predictors = [
+        dataclasses.replace(update.predictor, **change)
+        for change in ({"temperature": 0.5}, {"logit_tokens": 8})
+    ]
+    changes = [{"loss": PolicyLoss()}, *({"predictor": one} for one in predictors)]
+    for change in changes:
         assert not update.has_passes_of(dataclasses.replace(other, **change))

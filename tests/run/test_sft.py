@@ -150,7 +150,7 @@ def test_the_held_out_loss_is_that_of_the_update(whole: Whole):
     examples = setup.examples.draw(0, 16)
     batch = to_example_batch(examples, setup.shapes)
     expected = cross_entropy(trainer, state.params, batch)
-    _, result = trainer.update(state, batch, None)
+    _, result = trainer.update(state, batch)
     assert result.metrics["train/loss"] == pytest.approx(expected, rel=1e-5)
 
 

@@ -25,6 +25,7 @@ from pat_jax.programs.programs import Key
 from pat_jax.run.checkpoints.exit_head_state import learned_head
 from pat_jax.run.setup import Setup, build
 from pat_jax.training.build import micro_shapes
+from pat_jax.training.roles import Roles
 from pat_jax.training.update_memory import check_state, stages_of
 
 
@@ -44,7 +45,7 @@ def check_counted(one: Setup, drafts: int) -> None:
     gradients = shard_bytes(trainer.trained.abstract_gradients)
     split = trainer.layout.split
     keys = (
-        Key("logprobs", split, 8, 64),
+        Key("predict", split, 8, 64),
         Key("grad", split, 8, 64),
         Key("transfer", split, target=split),
     )
@@ -56,12 +57,12 @@ def check_counted(one: Setup, drafts: int) -> None:
     ]
     assert {stage.drafts for stage in found} == {drafts}
     need = alone + drafts + 2 * gradients
-    check_state(trainer, need)
+    check_state(Roles(trainer), need)
     words = (
         r"training state .* GiB, drafts .* GiB, .* but the drafts, or make no drafts that a model"
     )
     with pytest.raises(UserError, match=words):
-        check_state(trainer, need - 1)
+        check_state(Roles(trainer), need - 1)
 
 
 def test_what_a_head_has_learned_lies_beside_rollouts_and_updates():

@@ -19,6 +19,7 @@ from pat_jax.layout.layout import factored_mesh, layout_chain
 from pat_jax.models.config import ExpertsConfig
 from pat_jax.models.policy import Params, Policy
 from pat_jax.rl.algorithm import balance
+from pat_jax.rl.algorithm.predict import Predictor
 from pat_jax.rl.algorithm.supervised import CrossEntropy, to_example_batch
 from pat_jax.rl.algorithm.update import Update, zero_gradients
 from pat_jax.rl.batches.batches import MicroBatch, with_no_routes
@@ -55,8 +56,7 @@ def packed(shape: tuple[int, int]) -> list[MicroBatch]:
 @cache
 def update_of(coefficient: float) -> Update:
     model, optimizer = model_functions(POLICY, LAYOUT, jnp.float32), optax.adam(1e-2)
-    loss, vocab = CrossEntropy(), CONFIG.vocab_size
-    return Update(model, optimizer, vocab, loss, router_aux_loss_coef=coefficient)
+    return Update(Predictor(model, CONFIG.vocab_size), optimizer, CrossEntropy(), coefficient)
 
 
 @cache

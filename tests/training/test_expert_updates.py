@@ -19,7 +19,9 @@ from pat_jax.layout.layout import Layout, factored_mesh, layout_chain
 from pat_jax.models.config import ExpertsConfig, ModelConfig
 from pat_jax.models.lora import Adapters, Lora
 from pat_jax.models.policy import Params, Policy
+from pat_jax.rl.algorithm.losses import LOGPROBS
 from pat_jax.rl.algorithm.policy_loss import PolicyLoss
+from pat_jax.rl.algorithm.predict import Predictor
 from pat_jax.rl.algorithm.update import Update, zero_gradients
 from pat_jax.rl.batches.batches import NOT_RECORDED, MicroBatch, TrainBatch, to_train_batch
 from pat_jax.rl.batches.types import FinishReason, Prompt, Rollout, RolloutGroup
@@ -84,7 +86,7 @@ def made_up(length: int = LENGTH) -> MicroBatch:
 
 def update_of(layout: Layout, **options: Any) -> Update:
     model = model_functions(POLICY, layout, jnp.float32, **options)
-    return Update(model, optax.sgd(1.0), CONFIG.vocab_size, LOSS, router_aux_loss_coef=0.3)
+    return Update(Predictor(model, CONFIG.vocab_size), optax.sgd(1.0), LOSS, 0.3)
 
 
 def gradients(
@@ -152,7 +154,8 @@ def gradients_of_adapters(layout: Layout) -> Adapters:
     micro = jax.device_put(made_up(), layout.sharding("batch", role="train"))
 
     def step(frozen: Params, adapters: Adapters, micro: MicroBatch) -> Adapters:
-        update = trained.over(frozen, update_of(layout))
+        update = update_of(layout)
+        update = replace(update, predictor=trained.over(frozen, update.predictor))
         return update.grad_step(adapters, micro, zero_gradients(adapters), update.zero_sums())[0]
 
     program = jax.jit(step, out_shardings=trained.shardings)
@@ -237,16 +240,16 @@ class Replay:
 
     def update(self, *, router_replay: bool = True) -> Update:
         model = model_functions(self.policy, self.layout, self.dtype, router_replay=router_replay)
-        return Update(model, optax.sgd(1.0), self.config.vocab_size, LOSS)
+        return Update(Predictor(model, self.config.vocab_size), optax.sgd(1.0), LOSS)
 
     def placed(self, params: Params) -> Params:
         return jax.device_put(params, self.layout.param_shardings(self.policy, "train"))
 
     def gap(self, *, router_replay: bool = True) -> float:
         """The mean over tokens of |log π of the trainer - log π of the rollout|, in nats."""
-        step = jax.jit(self.update(router_replay=router_replay).logprob_step)
+        step = jax.jit(self.update(router_replay=router_replay).predictor.predict_step)
         params, (mini,) = self.placed(self.params), self.batch.mini_batches
-        found = [np.asarray(step(params, micro)[0]) for micro in mini]
+        found = [np.asarray(step(params, micro)[LOGPROBS]) for micro in mini]
         ours = np.concatenate([found[at.micro][at.row, at.targets] for at in self.batch.places])
         theirs = np.concatenate(self.batch.by_response("behavior_logprobs"))
         return float(np.abs(ours - theirs).mean())
@@ -307,7 +310,7 @@ def test_replay_is_an_option(is_replayed: bool):
     option = "--algorithm.router_replay", str(is_replayed).lower()
     config = parse([*TINY, "--profile", "none", "--run_dir", "unused", *option])
     update, _ = _updates(config, POLICY, SINGLE)
-    forward, micro = jax.jit(update.model.forward), made_up()
+    forward, micro = jax.jit(update.predictor.model.forward), made_up()
     of_tokens = micro.tokens, micro.positions
     assert micro.routes is not None
     hidden, beside = forward(weights(), *of_tokens, micro.routes)

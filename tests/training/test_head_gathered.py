@@ -14,6 +14,7 @@ from pat_jax.models.presets import preset
 from pat_jax.planning.types import Split
 from pat_jax.programs.programs import Key
 from pat_jax.rl.algorithm.policy_loss import PolicyLoss
+from pat_jax.rl.algorithm.predict import Predictor
 from pat_jax.rl.algorithm.update import Update
 from pat_jax.training.passes import model_functions
 from pat_jax.training.trainable_params import TrainableParams
@@ -39,13 +40,9 @@ def sent(hlo: str) -> Iterator[tuple[bool, str]]:
 @pytest.mark.parametrize("split", [Split(8, 1), Split(4, 2)], ids=str)
 def test_the_head_is_gathered_once(split: Split):
     layout = layout_chain(factored_mesh(jax.devices()), CONFIG)[0][split]
-    update = Update(
-        model_functions(POLICY, layout, jnp.float32),
-        optax.sgd(1.0),
-        CONFIG.vocab_size,
-        PolicyLoss(),
-        logit_tokens=16,
-    )
+    model = model_functions(POLICY, layout, jnp.float32)
+    predictor = Predictor(model, CONFIG.vocab_size, logit_tokens=16)
+    update = Update(predictor, optax.sgd(1.0), PolicyLoss())
     trainer = Trainer(
         TrainableParams(POLICY, layout),
         update,

@@ -31,6 +31,8 @@ from pat_jax.models.policy import Params
 from pat_jax.models.weight_formats import WeightFormat
 from pat_jax.programs.programs import Key
 from pat_jax.rl.algorithm.policy_loss import PolicyLoss
+from pat_jax.training.roles import Roles
+from pat_jax.training.trainable_params import TrainableParams
 from pat_jax.training.trainer import Trainer
 from pat_jax.training.update_memory import update_stages
 from pat_jax.training.update_seen import update_seen
@@ -180,7 +182,9 @@ def test_memory_is_that_of_the_base_once_and_of_the_adapters_six_times():
     """Parameters now and before, two moments, and gradients twice: by hand, and by what the programs
     are given."""
     loss, base_dtype = PolicyLoss(beta=0.1), jnp.dtype(jnp.bfloat16)
-    trainer = make_trainer(CHAIN["dp4tp2"], lora=LORA, loss=loss, base_dtype=base_dtype)
+    layout = CHAIN["dp4tp2"]
+    reference = TrainableParams(POLICY, layout, LORA).abstract  # adapters too, on the same base
+    trainer = make_trainer(layout, lora=LORA, loss=loss, base_dtype=base_dtype, others=[reference])
     compile_named(trainer, "grad", "apply", "transfer")
     config = POLICY.config
     leaves = jax.tree.leaves(POLICY.abstract_params)
@@ -193,7 +197,6 @@ def test_memory_is_that_of_the_base_once_and_of_the_adapters_six_times():
     assert one == 4 * config.num_layers * sum(floats)
     base = shard_bytes(trainer.trained.abstract_frozen)
     assert base == weights * base_dtype.itemsize
-    # With the reference, which is adapters too.
     assert shard_bytes(trainer.resident) == pytest.approx(base + 4 * one, abs=64)
 
     split = trainer.layout.split
@@ -203,7 +206,7 @@ def test_memory_is_that_of_the_base_once_and_of_the_adapters_six_times():
     batch = 64 * ROWS // 4 * LENGTH  # at most
     assert base + 2 * one < grad.argument_size_in_bytes < base + 2 * one + batch
 
-    stages = {stage.name: stage for stage in update_stages(trainer)}
+    stages = {stage.name: stage for stage in update_stages(Roles(trainer))}
     held = shard_bytes(trainer.resident) + one
     assert stages[f"gradients of {ROWS} x {LENGTH} tokens"].held == held + one
     for name in CHAIN:

@@ -16,8 +16,9 @@ from trainers import CONFIG, POLICY, host_weights
 
 from pat_jax.layout.layout import factored_mesh, layout_chain
 from pat_jax.models.policy import Params
-from pat_jax.rl.algorithm.losses import Sums
+from pat_jax.rl.algorithm.losses import LOGPROBS, Sums
 from pat_jax.rl.algorithm.policy_loss import Correction, PolicyLoss, Ratio
+from pat_jax.rl.algorithm.predict import Predictor
 from pat_jax.rl.algorithm.update import Update, zero_gradients
 from pat_jax.rl.batches.batches import MicroBatch, TrainBatch, to_train_batch
 from pat_jax.rl.batches.packing import shapes
@@ -89,7 +90,7 @@ def one_a_row(batch: TrainBatch) -> MicroBatch:
 def update_with(loss: PolicyLoss) -> Update:
     (layout,) = layout_chain(factored_mesh(jax.devices()[:1]), CONFIG)[0].values()
     model = model_functions(POLICY, layout, jnp.float32, remat="full")
-    return Update(model, optax.sgd(1.0), CONFIG.vocab_size, loss)
+    return Update(Predictor(model, CONFIG.vocab_size), optax.sgd(1.0), loss)
 
 
 @cache
@@ -98,8 +99,8 @@ def gradient_of(loss: PolicyLoss):
 
 
 @cache
-def logprobs():
-    return jax.jit(update_with(PolicyLoss()).logprob_step)
+def predict():
+    return jax.jit(update_with(PolicyLoss()).predictor.predict_step)
 
 
 def gradient(loss: PolicyLoss, micro_batches: Sequence[MicroBatch]) -> tuple[Params, Sums]:
@@ -163,7 +164,7 @@ def test_shared_prompts_give_the_log_probabilities_of_prompts_of_their_own(lengt
         rng = np.random.default_rng(seed)
         batch = batch_of(lengths, rng, SHAPES[-1:], shares_prompts=shares_prompts)
         (mini,) = batch.mini_batches
-        found = [np.asarray(logprobs()(host_weights(), micro)[0]) for micro in mini]
+        found = [np.asarray(predict()(host_weights(), micro)[LOGPROBS]) for micro in mini]
         return [found[at.micro][at.row, at.targets] for at in batch.places]
 
     both = zip(scored(shares_prompts=True), scored(shares_prompts=False), strict=True)

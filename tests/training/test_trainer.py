@@ -12,10 +12,12 @@ from trainers import (
     ROWS,
     SINGLE,
     host_weights,
+    made_up_batch,
     make_trainer,
     micro_batches,
     started,
     updated,
+    with_reference,
 )
 
 from pat_jax.config.command_line import parse
@@ -25,6 +27,7 @@ from pat_jax.programs.programs import Key
 from pat_jax.rl.algorithm.policy_loss import PolicyLoss
 from pat_jax.rl.batches.batches import to_supervised_batch
 from pat_jax.run.setup import build
+from pat_jax.training.roles import REFERENCE
 from pat_jax.training.trainer import SUPERVISED, Trainer
 
 
@@ -96,7 +99,8 @@ def test_the_supervised_stage_has_passes_of_its_own_only_where_they_differ(optio
     assert "supervised_grad" not in declared(plain) and "supervised_grad" in declared(other)
     for trainer in (plain, other):
         supervised = trainer.updates[SUPERVISED]
-        assert supervised.temperature == 1 and supervised.loss == PolicyLoss(is_on_policy=True)
+        assert supervised.predictor.temperature == 1
+        assert supervised.loss == PolicyLoss(is_on_policy=True)
 
 
 def test_a_supervised_step_by_shared_passes_says_its_cross_entropy():
@@ -110,20 +114,21 @@ def test_a_supervised_step_by_shared_passes_says_its_cross_entropy():
     assert losses[2] < losses[1] < losses[0]
 
 
-def test_a_column_that_is_there_for_evaluations_is_in_no_update():
-    trainer = make_trainer(CHAIN["dp8tp1"], has_logprobs=True)
-    assert trainer.scored == ("old_logprobs",)
+def test_predictions_that_are_there_for_evaluations_are_in_no_update():
+    trainer = make_trainer(CHAIN["dp8tp1"], predicts=True)
+    assert "predict" in declared(trainer)
     updated(trainer, started(trainer))
-    assert not trainer.programs.keys("logprobs")
+    assert not trainer.programs.keys("predict")
 
 
-def test_the_columns_that_the_loss_needs_are_computed_and_a_missing_reference_is_said():
+def test_the_columns_that_the_loss_needs_are_predicted_and_a_missing_reference_is_said():
     trainer = make_trainer(CHAIN["dp8tp1"], loss=PolicyLoss(beta=0.5))
     with pytest.raises(ValueError, match="reference_logprobs is missing"):
         updated(trainer, started(trainer))
-    reference = jax.tree.map(lambda x: 1.1 * x, host_weights())
-    reference = jax.device_put(reference, trainer.shardings)
-    _, result = updated(trainer, started(trainer), reference)
+    roles = with_reference(trainer)
+    changed = jax.tree.map(lambda x: 1.1 * x, host_weights())
+    roles.readers[REFERENCE].take(jax.device_put(changed, trainer.shardings))
+    _, result = trainer.update(started(trainer), roles.read(made_up_batch()))
     # One update: the old policy is the policy, and the reference is another.
     assert result.metrics["train/approx_kl"] == pytest.approx(0, abs=1e-6)
     assert result.metrics["train/reference_kl"] > 0.01

@@ -137,8 +137,8 @@ def freeze_critic(roles: Roles, config: RunConfig, model: CriticModel | None) ->
 
 
 def check_critic_base(meta: Mapping[str, Any], checksum: int | None, config: RunConfig) -> None:
-    """Raises UserError if the critic's adapters of a checkpoint, by its `meta`, belong to a base with
-    another checksum than `checksum`. Without adapters both are None."""
+    """Raises UserError if the critic's adapters of a checkpoint, by its `meta`, belong to a base
+    with another checksum than `checksum`. Without adapters both are None."""
     if meta.get(CRITIC_BASE) != checksum:
         raise UserError(
             f"the critic's adapters in {Path(config.run_dir) / CHECKPOINTS} are of another base, whose weights "
@@ -200,7 +200,7 @@ def _zeros(like: jax.ShapeDtypeStruct) -> jax.Array:
 
 
 def with_head_bias(policy: Policy, params: Params) -> tuple[Policy, Params]:
-    """Returns a model with a scalar head, adapters attached or not, with a bias of its head, which is
-    zero if it had none."""
+    """Returns a model with a scalar head, adapters attached or not, with a bias of its head. The bias
+    is zero if it had none."""
     biased = Policy.from_config(replace(policy.config, head_bias=True))
     return biased, _by_name(params, biased.abstract_params)

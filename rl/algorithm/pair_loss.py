@@ -1,0 +1,99 @@
+"""The loss of reward models: of two responses to a prompt, the chosen one gets the higher reward.
+
+Knows values at the ends of responses. Does not know how pairs are packed, except that a row holds
+both responses of a pair one after the other.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from pat_jax.rl.algorithm.losses import (
+    PREDICTED,
+    VALUES,
+    Columns,
+    Loss,
+    PerToken,
+    Reduction,
+    Responses,
+)
+
+
+@dataclass(frozen=True)
+class PairLoss(Loss):
+    """The negative log-likelihood that the chosen response wins, by Bradley and Terry.
+
+        loss = Σ weights * (-log σ(r_c - r_r - margin) + c (r_c + r_r)²)
+
+    r_c and r_r are the values at the last token of the chosen and of the rejected response. Weights
+    are positive at these two tokens and 0 at all others. Both tokens have the loss of their pair,
+    so weights 1 / (2 * pairs) average over pairs.
+
+    A row holds whole pairs: its responses 1 and 2 are a pair, then 3 and 4, the chosen one first.
+    Unlike a policy's, these weights, responses and columns are at the last token itself, not at the
+    position before it: its hidden state has seen the whole response.
+
+    Column, read with `has_margin` only:
+      margin: by how much the chosen reward should be higher, at both tokens.
+
+    Reference: Ouyang et al. 2022, https://arxiv.org/abs/2203.02155, eq. 1;
+    Touvron et al. 2023, https://arxiv.org/abs/2307.09288, eq. 2 (margin);
+    Eisenstein et al. 2023, https://arxiv.org/abs/2312.09244, section 2 (centring), as in TRL's
+    RewardTrainer.
+    """
+
+    center_coef: float = 0.0  # c; 0.01 keeps the mean reward near 0
+    has_margin: bool = False
+
+    @property
+    def metrics(self) -> Mapping[str, Reduction]:
+        return {
+            "loss": Reduction.SUM,
+            "accuracy": Reduction.MEAN,  # pairs whose chosen reward is higher; ties do not count
+            "margin": Reduction.MEAN,  # r_c - r_r
+            "chosen_reward": Reduction.MEAN,
+            "rejected_reward": Reduction.MEAN,
+            "reward_mean": Reduction.MEAN,  # of both
+        }
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        return ("margin",) if self.has_margin else ()
+
+    @property
+    def predicted(self) -> tuple[str, ...]:
+        return PREDICTED["scalar"]
+
+    def values(self, predicted: Columns, columns: Columns, responses: Responses) -> Columns:
+        chosen, rejected = sum_by_pair(predicted[VALUES], responses)
+        apart = chosen - rejected
+        wanted = columns["margin"] if self.has_margin else 0.0
+        loss = jax.nn.softplus(wanted - apart)
+        if self.center_coef:
+            loss += self.center_coef * jnp.square(chosen + rejected)
+        return {
+            "loss": loss,
+            "accuracy": (apart > 0).astype(apart.dtype),
+            "margin": apart,
+            "chosen_reward": chosen,
+            "rejected_reward": rejected,
+            "reward_mean": predicted[VALUES],
+        }
+
+
+def sum_by_pair(values: PerToken, responses: Responses) -> tuple[PerToken, PerToken]:
+    """Returns at each position the sums over the chosen and over the rejected response of its pair.
+
+    Responses 2i - 1 and 2i of a row are a pair. Positions of no response get sums of no meaning.
+    """
+
+    def of_row(values: Array, responses: Array) -> tuple[Array, Array]:
+        # Row by row: rows are split over devices, and no sum crosses rows.
+        totals = jax.ops.segment_sum(values, responses, len(values) + 1)
+        chosen = responses - (responses + 1) % 2
+        return totals[chosen], totals[chosen + 1]
+
+    return jax.vmap(of_row)(values, responses)
