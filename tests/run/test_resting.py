@@ -30,7 +30,13 @@ REWARD = "def score(completions, **_):\n    return [len(set(x)) for x in complet
 def ended(folder: Path, rest: str) -> Run:
     (reward := folder.with_suffix(".py")).write_text(REWARD)
     options = [*PPO.split(), "--layout", "dp2tp1", "--roles.rest", rest, "--run_dir", str(folder)]
-    config = parse([*TINY, *options, "--reward", f"{reward}:score"])
+    options += [
+        "--reward",
+        f"{reward}:score",
+        "--critic.export_dir",
+        str(folder.parent / f"{rest}-c"),
+    ]
+    config = parse([*TINY, *options])
     setup = build(config, jax.devices()[: config.devices])
     with open_scorer(config, setup.task.rewards) as scorer:
         run = Run(setup, scorer, StopSignals())
@@ -60,6 +66,8 @@ def test_a_run_of_three_roles_that_rest_is_the_run_of_roles_that_stay(tmp_path: 
             row.pop(name, None)
     np.testing.assert_equal(learned[0], learned[1])  # for which NaN is NaN
     assert learned[0][1]["critic/grad_norm"] > 0 and learned[0][1]["train/grad_norm"] > 0
+    exported = [tmp_path / f"{rest}-c" / "model.safetensors" for rest in ("device", "host")]
+    assert exported[0].read_bytes() == exported[1].read_bytes()
     roles, states = rested.setup.roles, rested.learner.states
     assert roles.critic is not None and memories(states["critic"]) == {HOST_MEMORY}
     assert memories(states["train"].opt_state) == {HOST_MEMORY}

@@ -26,6 +26,7 @@ from pat_jax.models.checkpoints.peft_adapter import export_adapter
 from pat_jax.models.policy import Params, Policy
 from pat_jax.run.start.critic import with_head_bias
 from pat_jax.training.build import DTYPES
+from pat_jax.training.rest import fetched
 from pat_jax.training.roles import Roles, States
 from pat_jax.training.trainable_params import Leaves, TrainableParams
 from pat_jax.training.trainer import CRITIC, POLICY
@@ -71,12 +72,15 @@ def export_roles(config: RunConfig, roles: Roles, states: States, step: int) -> 
     if config.checkpoint.export_dir:
         export_policy(config, roles.policy.trained, states[POLICY].params, step)
     if config.critic.export_dir and roles.critic:
-        trained = roles.critic.trained
-        whole = trained.whole(trained.frozen, states[CRITIC].params)
-        policy, params = with_head_bias(trained.policy, whole)
-        directory, note = Path(config.critic.export_dir), Path(config.run_dir) / _CRITIC_NOTE
-        write = partial(_write_merged, config, policy, params, None)
-        _export("the critic", directory, note, step, write)
+        with fetched(states[CRITIC].params, roles.critic.shardings) as params:
+            _export_critic(config, roles.critic.trained, params, step)
+
+
+def _export_critic(config: RunConfig, trained: TrainableParams, params: Leaves, step: int) -> None:
+    policy, whole = with_head_bias(trained.policy, trained.whole(trained.frozen, params))
+    directory, note = Path(config.critic.export_dir), Path(config.run_dir) / _CRITIC_NOTE
+    write = partial(_write_merged, config, policy, whole, None)
+    _export("the critic", directory, note, step, write)
 
 
 def export_policy(
