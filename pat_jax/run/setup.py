@@ -14,6 +14,7 @@ from pat_jax.common.hub import is_checkpoint
 from pat_jax.config.by_model import KnownModel, Options, settled
 from pat_jax.config.run import RunConfig
 from pat_jax.engine.engine import RolloutEngine
+from pat_jax.engine.sizing.device_memory import memory_limit
 from pat_jax.engine.sizing.draft_choice import checkpoint_shape
 from pat_jax.engine.sizing.layout_choice import (
     check_batch,
@@ -50,7 +51,7 @@ from pat_jax.training.build_roles import CriticModel, build_roles
 from pat_jax.training.roles import Roles
 from pat_jax.training.state_placement import check_offload
 from pat_jax.training.trainer import Trainer
-from pat_jax.training.update_memory import check_state
+from pat_jax.training.update_memory import check_state, lacking_state
 
 log = logging.getLogger(__name__)
 
@@ -121,7 +122,10 @@ def _built(config: RunConfig, devices: Sequence[Device], kernels: Kernels | None
         return build_roles(config, policy, first, layouts, rollouts.drafter, critic)
 
     def room(asked: RunConfig) -> float:
-        return rollouts.whole_sequences(layouts, built(asked, layouts).policy.resident)
+        roles = built(asked, layouts)
+        if lacking_state(roles, memory_limit(config.rollout, devices)):
+            return 0.0  # no update fits
+        return rollouts.whole_sequences(layouts, roles.policy.resident)
 
     config, resting = settled_rest(config, devices, room)
     roles = built(config, layouts)

@@ -167,25 +167,34 @@ def check_state(roles: Roles, limit: float) -> None:
     Raises:
       UserError: a device has less than that.
     """
-    for role in roles.trained:
-        _check_state(role, limit, keeps_reference=REFERENCE in roles.readers)
+    if lacking := lacking_state(roles, limit):
+        raise UserError(lacking)
 
 
-def _check_state(trainer: Trainer, limit: float, *, keeps_reference: bool) -> None:
+def lacking_state(roles: Roles, limit: float) -> str:
+    """Returns why a device has less than the least memory that an update needs; empty if it has
+    that."""
+    keeps_reference = REFERENCE in roles.readers
+    every = (_lacking(role, limit, keeps_reference=keeps_reference) for role in roles.trained)
+    return next(filter(None, every), "")
+
+
+def _lacking(trainer: Trainer, limit: float, *, keeps_reference: bool) -> str:
     state, drafts = resident_bytes(trainer), _draft_bytes(trainer)
     gradients = shard_bytes(trainer.trained.abstract_gradients)
     fetched = fetched_bytes(trainer)
     passes = 2 * gradients, f"gradients twice {gib(gradients)}, activations not counted"
     step = gradients + fetched, f"gradients {gib(gradients)}, moments in a step {gib(fetched)}"
     more, of_what = max(passes, step)
-    if state + more > limit:
-        raise UserError(
-            f"the update{_whose(trainer)} needs more than {gib(state + more)} of a device (training state "
-            f"{gib(state - drafts)}{_drafts_words(drafts)}, {of_what}), but it has {gib(limit)}; use more "
-            f"devices, which divide all of these{' but the drafts' * bool(drafts)}"
-            f"{', or --algorithm.beta 0, which keeps no reference' * keeps_reference}"
-            f"{f', or {OTHER_DRAFTS}' * bool(drafts)}."
-        )
+    if state + more <= limit:
+        return ""
+    return (
+        f"the update{_whose(trainer)} needs more than {gib(state + more)} of a device (training state "
+        f"{gib(state - drafts)}{_drafts_words(drafts)}, {of_what}), but it has {gib(limit)}; use more "
+        f"devices, which divide all of these{' but the drafts' * bool(drafts)}"
+        f"{', or --algorithm.beta 0, which keeps no reference' * keeps_reference}"
+        f"{f', or {OTHER_DRAFTS}' * bool(drafts)}."
+    )
 
 
 def check_update(stages: Sequence[Stage], limit: float, config: UpdateOptions) -> str:

@@ -13,16 +13,15 @@ from pat_jax.engine.sizing.layout_choice import worth_planning
 from pat_jax.planning.memory import MemoryModel
 from pat_jax.planning.types import Split
 from pat_jax.profiling.capacity.costs import SourcedLatency
+from pat_jax.profiling.capacity.layout_parts import (
+    WHILE_DECODING,
+    memory_of,
+    running_counts,
+    steps_of,
+)
 from pat_jax.profiling.capacity.limits import limits, of_experts
 from pat_jax.profiling.capacity.plan_config import PlanConfig
-from pat_jax.profiling.capacity.report import (
-    LayoutMemory,
-    LengthSummary,
-    Memory,
-    PlanReport,
-    PlanSubject,
-    StepTimes,
-)
+from pat_jax.profiling.capacity.report import LengthSummary, PlanReport, PlanSubject
 from pat_jax.profiling.capacity.resting import both
 from pat_jax.profiling.capacity.resting_report import Resting
 from pat_jax.profiling.capacity.update import PlannedUpdate
@@ -36,7 +35,6 @@ from pat_jax.profiling.simulate.machine import Machine, Workload
 from pat_jax.profiling.simulate.response_lengths import ResponseLengths
 
 PROBABILITIES = (0.0, 0.01, 0.05, *(k / 10 for k in range(1, 10)), 0.95, 0.98, 0.99, 0.995, 0.999)
-WHILE_DECODING = ("decode", "prefill")  # programs that run beside weights, optimizer and KV cache
 
 
 @dataclass(frozen=True)
@@ -88,10 +86,10 @@ def planned(question: Question, compilation: Compilation | None) -> PlanReport:
     return PlanReport(
         question.command,
         _subject(question),
-        _memory(build, refused, programs),
+        memory_of(build, refused, programs),
         programs,
         compilation.versions if compilation else {},
-        _steps(machine, question.costs, question.series.draw.sequences),
+        steps_of(machine, question.costs, question.series.draw.sequences),
         _lengths(question),
         comparison,
         update,
@@ -151,13 +149,8 @@ def _of_experts(question: Question, machine: Machine) -> Iterator[str]:
         yield of_experts(
             lambda split, n: machine.truth.decode_step(split, -(-n // split.dp), context),
             machine.splits,
-            _running(sequences),
+            running_counts(sequences),
         )
-
-
-def _running(sequences: int) -> tuple[int, ...]:
-    """The numbers of running sequences for which steps are reported."""
-    return tuple(dict.fromkeys([*(1 << k for k in range(sequences.bit_length())), sequences]))
 
 
 def _learned(question: Question, comparison: Comparison) -> tuple[list[Workload], Split]:
@@ -218,61 +211,6 @@ def _subject(question: Question) -> PlanSubject:
         order.config.rollout.max_prompt_length,
         order.config.train,
     )
-
-
-def _memory(
-    build: TargetBuild, refused: Mapping[Split, str], programs: tuple[CompiledProgram, ...]
-) -> Memory:
-    memory, rollout = build.memory, build.order.config.rollout
-    running = [one for one in programs if one.name in WHILE_DECODING and not one.error]
-    # Bursts with drafts verify equally many tokens in every layout: compiled ones stand for all.
-    drafting = max((one.taken_bytes for one in running if one.num_draft_tokens), default=0)
-    beside = dict.fromkeys(build.layouts, drafting)
-    for program in running:
-        beside[program.split] = max(beside[program.split], program.taken_bytes)
-    longest = np.array(rollout.max_length - 1)
-    sequences = rollout.prompts_per_step * rollout.num_generations
-    layouts = []
-    for split in build.layouts:
-        pages = split.dp * (memory.pages[split] - 1)
-        whole = min(sequences, int(pages // memory.needed(np.array(1), longest)))
-        held = memory.weights[split], memory.resident, memory.pool(split), beside[split]
-        drafts = memory.draft_sources[split] + (0 if programs else memory.draft_steps[split])
-        layouts.append(LayoutMemory(split, *held, whole, refused.get(split, ""), drafts))
-    return Memory(
-        "compiler" if programs else "arithmetic",
-        int(memory.limit),
-        int(memory.usable),
-        tuple(layouts),
-        tuple(build.chain[1]),
-    )
-
-
-def _steps(machine: Machine, costs: SourcedLatency, sequences: int) -> StepTimes:
-    running = _running(sequences)
-    lengths = machine.buckets.lengths
-    contexts = tuple(dict.fromkeys((lengths[0], lengths[len(lengths) // 2], lengths[-1])))
-    return StepTimes(
-        costs.source,
-        costs.explained,
-        costs.range,
-        machine.splits,
-        running,
-        contexts,
-        tuple(
-            tuple(
-                tuple(_step(machine, split, n, context) for split in machine.splits)
-                for n in running
-            )
-            for context in contexts
-        ),
-    )
-
-
-def _step(machine: Machine, split: Split, running: int, context: int) -> float | None:
-    if running < split.dp:
-        return None
-    return machine.truth.decode_step(split, -(-running // split.dp), context)
 
 
 def _lengths(question: Question) -> LengthSummary:

@@ -5,7 +5,7 @@ Knows how the parts of a run are put together. Does not know which are compiled 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
-from functools import cache, cached_property
+from functools import cached_property
 from typing import Any
 
 import jax.numpy as jnp
@@ -32,21 +32,16 @@ from pat_jax.models.config import ExpertsConfig, ModelConfig, RopeScaling
 from pat_jax.models.policy import Policy
 from pat_jax.planning.memory import GIB, MemoryModel
 from pat_jax.planning.types import Split
+from pat_jax.profiling.cross_compile.target_roles import policy_of, roles_of
 from pat_jax.profiling.predict.targets import Target, paper_devices
-from pat_jax.rl.algorithm.predict import Predictor
 from pat_jax.training.build import (
     DTYPES,
-    functions_of,
-    logit_tokens,
     micro_shapes,
     rollout_policy,
     scans_layers,
 )
-from pat_jax.training.build_roles import CriticModel, build_roles
-from pat_jax.training.reader import Reader
 from pat_jax.training.roles import Roles
-from pat_jax.training.trainable_params import TrainableParams
-from pat_jax.training.trainer import CRITIC
+from pat_jax.training.update_memory import lacking_state
 
 EOS = (0,)  # any will do: no text is generated
 
@@ -127,11 +122,6 @@ def model_from_json(fields: Mapping[str, Any]) -> ModelConfig:
     return ModelConfig(**{**fields, **parts})
 
 
-@cache  # several builds of a plan have the same one
-def _policy(model: ModelConfig) -> Policy:
-    return Policy.from_config(model)
-
-
 def _section(kind: type[Any], content: Mapping[str, Any]) -> Any:
     """A section of options from JSON, with its own sections."""
     found = _with_tuples(content)
@@ -181,31 +171,7 @@ class TargetBuild:
 
     def roles(self, model: ModelConfig) -> Roles:
         """The models of a run of `model`, in the layout with the least TP as in every run."""
-        first, config = next(iter(self.layouts.values())), self.order.config
-        policy = Policy.from_config(model)
-        others = {name: self.order.other(name, model.num_layers) for name in self.order.others}
-        of_values = others.pop(CRITIC, None)
-        critic = of_values and CriticModel(_policy(of_values), self._least(of_values), CRITIC)
-        roles = build_roles(config, policy, first, self.layouts, self.drafter, critic)
-        more = {name: self._reader(name, other) for name, other in others.items()}
-        resident = [tree for reader in more.values() for tree in reader.resident]
-        for role in roles.trained:
-            role.others = [*role.others, *resident]
-        return replace(roles, readers={**roles.readers, **more})
-
-    def _least(self, model: ModelConfig) -> Layout:
-        """The layout of a model with the least TP."""
-        return next(iter(layout_chain(factored_mesh(self.devices), model)[0].values()))
-
-    def _reader(self, name: str, model: ModelConfig) -> Reader:
-        """A frozen model that reads the responses in the policy's micro-batches."""
-        config, policy, layout = self.order.config, _policy(model), self._least(model)
-        held = TrainableParams(policy, layout, weight_dtype=self.dtype)
-        functions = functions_of(config, policy, layout, router_replay=False)
-        sizes = policy.config.vocab_size, config.rollout.temperature, logit_tokens(policy, layout)
-        predictor = Predictor(functions, *sizes)
-        rests = config.roles.rest == "host"
-        return Reader(name, held, predictor, self.micro_shapes, rests=rests)
+        return roles_of(self.order, self.devices, self.layouts, self.drafter, model)
 
     @cached_property
     def policy(self) -> Policy:
@@ -225,7 +191,7 @@ class TargetBuild:
         """The drafts that bursts may verify on this target, and their model."""
         order = self.order
         drafts = drafts_of(order.config.speculation, order.target.chip.platform)
-        return drafter_for(drafts, order.draft_model and _policy(order.draft_model))
+        return drafter_for(drafts, order.draft_model and policy_of(order.draft_model))
 
     @cached_property
     def whole(self) -> Roles:
@@ -239,7 +205,10 @@ class TargetBuild:
 
     @cached_property
     def whole_sequences(self) -> float:
-        """How many of the longest sequences have room in the KV cache; 0 if no layout fits."""
+        """How many of the longest sequences have room in the KV cache; 0 if no layout or no update
+        fits."""
+        if self.order.config.train and lacking_state(self.whole, self.limit):
+            return 0.0
         held: Any = {"limit": self.limit, "resident": self.resident, "drafter": self.drafter}
         rollout = self.order.config.rollout
         return whole_sequences(self.policy, self.layouts, rollout, self.dtype, **held)

@@ -1,0 +1,88 @@
+"""Builds the models of a run over devices that are not here.
+
+Knows which models an order names. Does not know which of their programs are compiled (`jobs.py`).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+from typing import Protocol
+
+from pat_jax.common.devices import Device
+from pat_jax.config.run import RunConfig
+from pat_jax.engine.device.draft.drafter import Drafter
+from pat_jax.layout.layout import Layout, layout_chain
+from pat_jax.layout.mesh import factored_mesh
+from pat_jax.models.config import ModelConfig
+from pat_jax.models.policy import Policy
+from pat_jax.planning.types import Split
+from pat_jax.rl.algorithm.predict import Predictor
+from pat_jax.training.build import DTYPES, functions_of, logit_tokens, micro_shapes
+from pat_jax.training.build_roles import CriticModel, build_roles
+from pat_jax.training.reader import Reader
+from pat_jax.training.roles import Roles
+from pat_jax.training.trainable_params import TrainableParams
+from pat_jax.training.trainer import CRITIC
+
+
+class NamedModels(Protocol):
+    """An order: its options, and its models beside the policy."""
+
+    @property
+    def config(self) -> RunConfig: ...
+
+    @property
+    def others(self) -> Mapping[str, ModelConfig]: ...
+
+    def other(self, name: str, layers: int) -> ModelConfig: ...
+
+
+@cache  # several builds of a plan have the same one
+def policy_of(model: ModelConfig) -> Policy:
+    return Policy.from_config(model)
+
+
+def roles_of(
+    order: NamedModels,
+    devices: Sequence[Device],
+    layouts: dict[Split, Layout],
+    drafter: Drafter,
+    model: ModelConfig,
+) -> Roles:
+    """Returns the models of a run whose policy is `model`, each in its layout with the least TP."""
+    first, config = next(iter(layouts.values())), order.config
+    others = {name: order.other(name, model.num_layers) for name in order.others}
+    of_values = others.pop(CRITIC, None)
+    critic = None
+    if of_values is not None:
+        critic = CriticModel(policy_of(of_values), _least(of_values, devices), CRITIC)
+    roles = build_roles(config, Policy.from_config(model), first, layouts, drafter, critic)
+    shapes = micro_shapes(config, first.split.dp, first.platform)
+    more = {
+        name: _reader(config, name, policy_of(other), _least(other, devices), shapes)
+        for name, other in others.items()
+    }
+    resident = [tree for reader in more.values() for tree in reader.resident]
+    for role in roles.trained:
+        role.others = [*role.others, *resident]
+    return replace(roles, readers={**roles.readers, **more})
+
+
+def _least(model: ModelConfig, devices: Sequence[Device]) -> Layout:
+    """The layout of a model with the least TP."""
+    return next(iter(layout_chain(factored_mesh(devices), model)[0].values()))
+
+
+def _reader(
+    config: RunConfig,
+    name: str,
+    policy: Policy,
+    layout: Layout,
+    shapes: Sequence[tuple[int, int]],
+) -> Reader:
+    """A frozen model that reads the responses in the policy's micro-batches."""
+    held = TrainableParams(policy, layout, weight_dtype=DTYPES[config.compute_dtype])
+    functions = functions_of(config, policy, layout, router_replay=False)
+    sizes = policy.config.vocab_size, config.rollout.temperature, logit_tokens(policy, layout)
+    predictor = Predictor(functions, *sizes)
+    return Reader(name, held, predictor, shapes, rests=config.roles.rest == "host")
