@@ -152,7 +152,7 @@ class Trainer:
         return [state, self._own_base, *beside, *self.others]
 
     @property
-    def _own_base(self) -> Params:
+    def _own_base(self) -> Any:
         """Shapes with shardings of the base under the adapters, if it is no other role's."""
         return {} if self.trained.shares_base else self.trained.abstract_frozen
 

@@ -107,6 +107,8 @@ class PlannedUpdate:
         )
         if self.run.optimizer.offload:
             yield "Moments travel at the published rate of the bus to the host, nothing else at the time (assumed)."
+        elif self.run.roles.rest == "host":
+            yield "Models travel at the published rate of the bus to the host, nothing else at the time (assumed)."
         if self.passes.itemsize > BYTES:
             yield "An update's products of float32 numbers are taken at bfloat16's rate, which is too fast."
         experts, tokens = self.built.order.model.experts, self.passes.rows(self.shapes[-1]).tokens
@@ -118,7 +120,7 @@ class PlannedUpdate:
                 "What an update's experts compute depends on its tokens, and no compiler counts it: operations "
                 "and bytes of its passes are arithmetic."
             )
-        yield "Rewards, packing and what a host takes to launch an update's programs are in no iteration."
+        yield "Reward functions, packing and what a host takes to launch an update's programs are in no iteration."
 
     @property
     def run(self) -> RunConfig:
