@@ -143,8 +143,8 @@ def model_of(name: str, option: str = "model", head: Head = "vocab") -> ModelCon
 
 
 def others_of(config: PlanConfig, policy: ModelConfig) -> dict[str, ModelConfig]:
-    """Returns the shapes of the roles beside the policy and its reference, by name. Raises UserError
-    as `model_of` does."""
+    """Returns the shapes of the roles beside the policy and its reference, by name. Raises
+    UserError as `model_of` does."""
 
     def shape(name: str, option: str) -> ModelConfig:
         return model_of(name, option, "vocab" if option == "teacher.model" else "scalar")

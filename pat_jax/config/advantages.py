@@ -2,13 +2,10 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Any, Literal
 
 from pat_jax.common.options.declared import Options, option
 from pat_jax.common.rules import COUNT, Rule, not_negative
-
-if TYPE_CHECKING:
-    from pat_jax.config.learning import AlgorithmConfig
 
 UP_TO_ONE: Rule = (lambda x: 0 <= x <= 1, "a number from 0 to 1")
 # Options that only a critic gives an effect.
@@ -54,9 +51,13 @@ class AdvantageOptions(Options):
     """What a response loses of its reward if it is cut at max_completion_length."""
 
 
-def reward_rules(algorithm: "AlgorithmConfig") -> Iterator[tuple[str, bool, str]]:
+def reward_rules(algorithm: Any) -> Iterator[tuple[str, bool, str]]:
     """Yields options that need a sum of rewards or a comparison, whether it is made, and what is
-    expected where it is not."""
+    expected where it is not.
+
+    Args:
+      algorithm: the whole `AlgorithmConfig`, whose file imports this one.
+    """
     if algorithm.is_by_function:
         alone = "with --algorithm.multi_objective_aggregation normalize_then_sum"
         unsummed = f"{alone}, which has no sum of rewards"

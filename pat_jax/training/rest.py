@@ -13,8 +13,9 @@ from pat_jax.common.devices import in_host_memory
 
 
 def has_more_room(here: float, away: float, sequences: int) -> bool:
-    """Whether rollouts of `sequences` gain if models wait in the host's memory: not all of them have
-    room at full length otherwise, and more have.
+    """Whether rollouts of `sequences` gain if models wait in the host's memory.
+
+    They do if not all sequences have room at full length otherwise, and more have then.
 
     Args:
       here, away: sequences that have room if models wait on the devices, or in the host's memory.

@@ -153,7 +153,7 @@ class Trainer:
 
     @property
     def _own_base(self) -> Any:
-        """Shapes with shardings of the base under the adapters, if it is no other role's."""
+        """Shapes with shardings of the base under the adapters, if no other role has it."""
         return {} if self.trained.shares_base else self.trained.abstract_frozen
 
     def _declare(self, rollout_dtype: jnp.dtype) -> None:

@@ -24,7 +24,7 @@ MOVES = "models from the host and back"
 
 @dataclass(frozen=True)
 class OtherRoles:
-    """The roles of a run on a target, but for the policy's own passes."""
+    """The roles of a run on a target, without the policy's own passes."""
 
     built: TargetBuild
     data: Path | None  # a folder with kernel tables

@@ -30,8 +30,8 @@ def needs_of(order: Order) -> MemoryModel:
     """The memory of each layout, as if it were the only one.
 
     Bytes are affine in the layers. So they are extrapolated from two shallow models, because a deep
-    one takes long to trace. If only some layers have experts, or other roles have models of their own
-    depth, the whole model is traced.
+    one takes long to trace. If only some layers have experts, or other roles have models of their
+    own depth, the whole model is traced.
     """
     if order.others or not has_equal_layers(order.model):
         return by_arithmetic(order).alone

@@ -16,8 +16,7 @@ from pat_jax.layout.mesh import factored_mesh
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.policy import Policy
 from pat_jax.planning.types import Split
-from pat_jax.rl.algorithm.predict import Predictor
-from pat_jax.training.build import DTYPES, functions_of, logit_tokens, micro_shapes
+from pat_jax.training.build import DTYPES, micro_shapes, predictor_of
 from pat_jax.training.build_roles import CriticModel, build_roles
 from pat_jax.training.reader import Reader
 from pat_jax.training.roles import Roles
@@ -82,7 +81,5 @@ def _reader(
 ) -> Reader:
     """A frozen model that reads the responses in the policy's micro-batches."""
     held = TrainableParams(policy, layout, weight_dtype=DTYPES[config.compute_dtype])
-    functions = functions_of(config, policy, layout, router_replay=False)
-    sizes = policy.config.vocab_size, config.rollout.temperature, logit_tokens(policy, layout)
-    predictor = Predictor(functions, *sizes)
+    predictor = predictor_of(config, policy, layout)
     return Reader(name, held, predictor, shapes, rests=config.roles.rest == "host")

@@ -61,8 +61,9 @@ def test_an_order_with_roles_is_the_same_in_another_process():
 
 
 def test_each_role_has_programs_of_its_own_at_every_depth():
-    deep = replace(order((2, 4)), model=replace(POLICY, num_layers=9))
-    deep = replace(deep, others={name: replace(x, num_layers=7) for name, x in OTHERS.items()})
+    others = {name: replace(x, num_layers=7) for name, x in OTHERS.items()}
+    asked = Target.parse("h100:8"), CONFIG, replace(POLICY, num_layers=9)
+    deep = Order.of(*asked, (2, 4), None, others)
     jobs = [job.record for job in of_training(TargetBuild(deep, jax.devices("cpu")[:8]))]
     found = [(x.role, x.name, x.layers) for x in jobs if x.role]
     of_critic = [("critic", name, n) for n in (2, 4) for name in ("predict", "grad", "apply")]

@@ -99,8 +99,10 @@ def whole_sequences(
     dtype: jnp.dtype,
     **held: Any,
 ) -> float:
-    """Returns how many of the longest sequences have room in the KV cache at once, in the layout that
-    divides it over most devices; 0 if no layout fits, infinite if the memory of a device is unknown.
+    """Returns how many of the longest sequences have room in the KV cache at once.
+
+    It is the number in the layout that divides the cache over most devices. It is 0 if no layout
+    fits, and infinite if the memory of a device is unknown.
 
     Args:
       held: as in `kv_bytes`.
