@@ -167,6 +167,16 @@ class RunConfig(RewardOptions, Planned, AnyRun, WithCritic):
         """Raises OptionError if there is no critic for its options, or nothing else is trained."""
         if not self.algorithm.has_critic:
             self.check_no_critic(self.algorithm.baseline)
+        begins_as_policy = not self.critic.model and not any(
+            each.startswith("model:") for each in self.reward
+        )
+        is_lost = self.critic.lora.is_on and begins_as_policy and not self.lora.is_on
+        self.need(
+            "critic.lora.rank",
+            not (is_lost and self.warm_start.steps),
+            "0 with --warm_start.steps but no --lora.rank: the policy after that stage, which the "
+            "adapters would be added to, is kept nowhere",
+        )
         self.need(
             "critic.pretrain_steps",
             not (self.train and self.steps) or self.critic.pretrain_steps < self.steps,

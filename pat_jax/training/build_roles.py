@@ -3,7 +3,9 @@
 Knows options and roles. Does not know data, checkpoints or which devices there are.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from pat_jax.config.run import RunConfig
 from pat_jax.engine.device.draft.drafter import Drafter
@@ -63,6 +65,7 @@ def build_roles(
     layout: Layout,
     rollout_layouts: dict[Split, Layout],
     drafter: Drafter = NO_DRAFTER,
+    others: Sequence[Any] = (),
     critic: CriticModel | None = None,
 ) -> Roles:
     """Returns the models of a run in `layout`, the policy with transfers to `rollout_layouts`.
@@ -70,6 +73,7 @@ def build_roles(
     Args:
       critic: what the critic is, if the algorithm has one.
       drafter: the rollouts' drafter; its arrays stay on the devices during updates.
+      others: shapes with shardings of what else stays on the devices, such as reward models.
 
     Raises:
       UserError: the options ask for adapters that the model cannot have.
@@ -79,7 +83,7 @@ def build_roles(
     trained = trained_of(config, policy, layout)
     readers = _readers(config, trained)
     of_values = critic and _critic(config, critic)
-    read = [tree for reader in readers.values() for tree in reader.resident]
+    beside = [*others, *(tree for reader in readers.values() for tree in reader.resident)]
     update, supervised = _updates(config, policy, layout)
     learns, embed = config.train or is_warm, policy.config.embed_dim
     trainer = Trainer(
@@ -92,12 +96,12 @@ def build_roles(
         supervised=supervised if is_warm else None,
         # KL in the reward compares the policy before the update with the reference.
         predicts=algorithm.penalizes_kl,
-        others=[*read, *(of_values.kept if of_values else ())],
+        others=[*beside, *(of_values.kept if of_values else ())],
         is_offloaded=config.optimizer.offload,
         beside=drafter_state(drafter, layout, embed, dtype, learns=config.train),
     )
     if of_values:
-        of_values.others = [*read, *trainer.kept]
+        of_values.others = [*beside, *trainer.kept]
     return Roles(trainer, readers, of_values)
 
 

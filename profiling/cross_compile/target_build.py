@@ -83,10 +83,19 @@ class Order:
         config, draft = _with_tuples(content["config"]), content["draft_model"]
         for field in fields(RunConfig):
             if isinstance(section := config[field.name], Mapping):
-                config[field.name] = type(getattr(RunConfig(), field.name))(**_with_tuples(section))
+                config[field.name] = _section(getattr(RunConfig(), field.name), section)
         target, depths = Target.parse(content["target"]), tuple(content["depths"])
         models = model_from_json(content["model"]), draft and model_from_json(draft)
         return cls(target, RunConfig(**config), models[0], depths, models[1])
+
+
+def _section(default: Any, content: Mapping[str, Any]) -> Any:
+    """A section of options with these values; sections in it have the kind that they have in
+    `default`."""
+    values = _with_tuples(content)
+    inner = {name: x for name, x in values.items() if isinstance(x, Mapping)}
+    made = {name: _section(getattr(default, name), x) for name, x in inner.items()}
+    return type(default)(**values | made)
 
 
 def model_from_json(fields: Mapping[str, Any]) -> ModelConfig:
