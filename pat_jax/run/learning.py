@@ -63,8 +63,8 @@ def training_batch(
     beta: float | None = None,
 ) -> tuple[TrainBatch, dict[str, float]]:
     """Returns the batch of an iteration with all columns, and the metrics of its advantages.
-    Responses whose reward is NaN are left out. KL in the reward compares the policy before the update
-    with the reference. Its weight is `beta`, or None: that of the options."""
+    Responses whose reward is NaN are left out. KL in the reward compares the policy before the
+    update with the reference. Its weight is `beta`; None: that of the options."""
     algorithm, cap = config.algorithm, config.rollout.max_completion_length
     buffer = algorithm.overlong_buffer
     lengths = np.array([[len(one.tokens) for one in group.rollouts] for group in groups])

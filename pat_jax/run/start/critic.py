@@ -205,7 +205,7 @@ def _zeros(like: jax.ShapeDtypeStruct) -> jax.Array:
 
 
 def with_head_bias(policy: Policy, params: Params) -> tuple[Policy, Params]:
-    """Returns a model with a scalar head, adapters attached or not, with a bias of its head. The bias
-    is zero if it had none."""
+    """Returns a model with a scalar head, adapters attached or not, with a bias of the head. The
+    bias is zero if it had none."""
     biased = Policy.from_config(replace(policy.config, head_bias=True))
     return biased, _by_name(params, biased.abstract_params)
