@@ -45,6 +45,7 @@ from pat_jax.run.start.adapters import identity
 from pat_jax.run.start.critic import critic_identity, critic_model
 from pat_jax.run.start.profiles import find_profile, profile_subject
 from pat_jax.run.start.rollouts import Rollouts
+from pat_jax.run.start.teacher import build_teacher
 from pat_jax.run.task import Task, check_task, load_task, load_tokenizer
 from pat_jax.training.build import build_lora
 from pat_jax.training.build_roles import CriticModel, build_roles
@@ -101,6 +102,7 @@ def build(config: RunConfig, devices: Sequence[Device]) -> Setup:
     check_weights(config.speculation.draft_model, "speculation.source")
     for one in setup.reward_models.values():
         one.check_weights()
+    check_weights(config.teacher.model, "teacher.model")
     return setup
 
 
@@ -122,11 +124,12 @@ def _built(
     first, layouts, dropped = _layouts(config, model, devices, kernels)
     critic = critic_model(config, policy, first, devices)
     fingerprint = _fingerprint(config, policy, critic)
+    teacher = build_teacher(config, policy, first, devices)
     if reward_models is None:
         reward_models = build_reward_models(config, devices)
     task = load_task(config, checked_tokenizer(config, model))
     rollouts = Rollouts.of(config, policy, devices)
-    made_of = rollouts.drafter, resident_of(reward_models), critic
+    made_of = rollouts.drafter, teacher, resident_of(reward_models), critic
     roles = build_roles(config, policy, first, layouts, *made_of)
     resident = roles.policy.resident
     alone = rollouts.memory_alone(layouts, resident)

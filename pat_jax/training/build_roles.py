@@ -3,8 +3,9 @@
 Knows options and roles. Does not know data, checkpoints or which devices there are.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 from pat_jax.config.run import RunConfig
@@ -36,6 +37,8 @@ from pat_jax.training.trainable_params import TrainableParams
 from pat_jax.training.trainer import CRITIC, Trainer
 from pat_jax.training.transfer import Receivers
 
+NO_READERS: Mapping[str, Reader] = MappingProxyType({})
+
 
 @dataclass(frozen=True)
 class CriticModel:
@@ -65,6 +68,7 @@ def build_roles(
     layout: Layout,
     rollout_layouts: dict[Split, Layout],
     drafter: Drafter = NO_DRAFTER,
+    teacher: Mapping[str, Reader] = NO_READERS,
     others: Sequence[Any] = (),
     critic: CriticModel | None = None,
 ) -> Roles:
@@ -73,6 +77,7 @@ def build_roles(
     Args:
       critic: what the critic is, if the algorithm has one.
       drafter: the rollouts' drafter; its arrays stay on the devices during updates.
+      teacher: a frozen role of another model, by its name.
       others: shapes with shardings of what else stays on the devices, such as reward models.
 
     Raises:
@@ -81,7 +86,7 @@ def build_roles(
     algorithm, dtype = config.algorithm, DTYPES[config.compute_dtype]
     is_warm = config.warm_start.steps > 0
     trained = trained_of(config, policy, layout)
-    readers = _readers(config, trained)
+    readers = {**_readers(config, trained), **teacher}
     of_values = critic and _critic(config, critic)
     beside = [*others, *(tree for reader in readers.values() for tree in reader.resident)]
     update, supervised = _updates(config, policy, layout)
@@ -94,8 +99,8 @@ def build_roles(
         micro_shapes=micro_shapes(config, layout.split.dp, layout.platform) if learns else (),
         num_iterations=algorithm.num_iterations,
         supervised=supervised if is_warm else None,
-        # KL in the reward compares the policy before the update with the reference.
-        predicts=algorithm.penalizes_kl,
+        # KL in the reward, and a teacher, compare the policy before the update with another.
+        predicts=algorithm.penalizes_kl or bool(teacher),
         others=[*beside, *(of_values.kept if of_values else ())],
         is_offloaded=config.optimizer.offload,
         beside=drafter_state(drafter, layout, embed, dtype, learns=config.train),
