@@ -12,6 +12,7 @@ from pat_jax.config.algorithms import ALGORITHMS
 from pat_jax.config.learning import AlgorithmConfig
 from pat_jax.config.rollout import RolloutConfig
 from pat_jax.config.run import RunConfig
+from pat_jax.config.teacher import TeacherConfig
 from pat_jax.rl.algorithm.losses import ENTROPY, LOGPROBS
 from pat_jax.rl.algorithm.update import TrainState
 from pat_jax.rl.batches.batches import TrainBatch
@@ -19,7 +20,7 @@ from pat_jax.rl.batches.types import FinishReason, Prompt, Rollout, RolloutGroup
 from pat_jax.rl.rewards.by_function import ScoresByFunction
 from pat_jax.run.learning import training_batch
 from pat_jax.training.build import policy_loss
-from pat_jax.training.roles import REFERENCE, Roles
+from pat_jax.training.roles import REFERENCE, TEACHER, Roles
 from pat_jax.training.trainer import CRITIC, POLICY
 
 GROUPS, SAMPLES, LONGEST, BETA = 3, 4, 10, 0.05
@@ -33,7 +34,7 @@ class Response(NamedTuple):
     reward: float
     new: np.ndarray
     old: np.ndarray
-    reference: np.ndarray
+    reference: np.ndarray  # the teacher of a distillation has the same numbers
 
 
 def drawn(seed: int, spread: float) -> list[list[Response]]:
@@ -69,7 +70,8 @@ def batch_of(
     rollout = RolloutConfig(
         prompts_per_step=GROUPS, num_generations=SAMPLES, max_completion_length=LONGEST
     )
-    config, made = RunConfig(rollout=rollout, algorithm=algorithm), []
+    teacher = TeacherConfig("a directory" if algorithm.distill_coef else "")
+    config, made = RunConfig(rollout=rollout, algorithm=algorithm, teacher=teacher), []
     for number, group in enumerate(groups):
         prompt = Prompt(number, (1, 2), "", {})
         rollouts = [
@@ -89,8 +91,9 @@ def batch_of(
         assert state is None
         return batch.with_column("old_logprobs", [x.old for x in everyone])
 
-    def read(batch: TrainBatch) -> TrainBatch:
-        return batch.with_column("reference_logprobs", [x.reference for x in everyone])
+    def reader(column: str) -> Any:
+        given = [x.reference for x in everyone]
+        return SimpleNamespace(read=lambda batch: batch.with_column(column, given))
 
     def value(state: TrainState, batch: TrainBatch) -> TrainBatch:
         assert state is None
@@ -99,8 +102,9 @@ def batch_of(
     layout = SimpleNamespace(platform="cpu")
     policy: Any = SimpleNamespace(name=POLICY, predicts=True, predict=predict, layout=layout)
     critic: Any = SimpleNamespace(name=CRITIC, predicts=True, predict=value)
-    reference: Any = SimpleNamespace(read=read)
-    roles = Roles(policy, {REFERENCE: reference}, critic if algorithm.has_critic else None)
+    columns = {REFERENCE: "reference_logprobs", TEACHER: "teacher_logprobs"}
+    readers = {name: reader(column) for name, column in columns.items()}
+    roles = Roles(policy, readers, critic if algorithm.has_critic else None)
     rewards = np.array([[x.reward for x in group] for group in groups])
     states: Any = {POLICY: None, CRITIC: None}
     made_of = made, rewards, states, None, ScoresByFunction(rewards[None], (1.0,))

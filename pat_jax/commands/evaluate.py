@@ -12,6 +12,7 @@ from pat_jax.common.hub import is_checkpoint
 from pat_jax.config.by_model import settled_dtype
 from pat_jax.engine.sequences.responses import Completion, Request
 from pat_jax.engine.session import Session
+from pat_jax.engine.sizing.memory import engine_memory
 from pat_jax.evaluation.config import EvaluateConfig
 from pat_jax.evaluation.folder import EvaluationFolder
 from pat_jax.evaluation.problem_sets import load_problem_sets
@@ -23,6 +24,13 @@ from pat_jax.run.logging.completions import Completions
 from pat_jax.run.logging.progress import Progress
 from pat_jax.run.results.saved_policy import SavedPolicy, find_policy
 from pat_jax.run.results.session import SessionSetup
+from pat_jax.run.reward_models import (
+    RewardModels,
+    build_reward_models,
+    check_room,
+    load_reward_models,
+    resident_of,
+)
 from pat_jax.run.scoring import open_scorer, try_out
 from pat_jax.run.setup import checked_tokenizer, model_config
 
@@ -40,9 +48,13 @@ def evaluate(config: EvaluateConfig) -> None:
     tokenizer = checked_tokenizer(run, model)
     problem_sets = load_problem_sets(run, tokenizer)
     run = problem_sets.fitted(run, len(devices))
-    setup = SessionSetup.of(run, model, devices, saved, config.adapter)
+    reward_models = build_reward_models(run, devices)
+    resident = resident_of(reward_models)
+    setup = SessionSetup.of(run, model, devices, saved, config.adapter, resident)
+    for one in reward_models.values():
+        one.check_weights()
     progress = Progress(0)
-    with open_scorer(run, problem_sets.rewards) as scorer:
+    with open_scorer(run, problem_sets.rewards, reward_models) as scorer:
         first = problem_sets.sets[0].prompts[0]
         try_out(scorer, first, problem_sets.columns, config.num_generations, progress)
         with EvaluationFolder(config) as folder:
@@ -51,6 +63,7 @@ def evaluate(config: EvaluateConfig) -> None:
             notes = (*(saved.notes if saved else ()), setup.headless, *problem_sets.notes)
             for line in filter(None, notes):
                 progress.print(line)
+            _open_reward_models(reward_models, setup)
             session = setup.open()
             made_of = tokenizer, folder.path, progress.print
             with Completions(*made_of, is_asked=True) as completions:
@@ -64,6 +77,15 @@ def evaluate(config: EvaluateConfig) -> None:
     for line in found.samples:
         print(line)
     print(words(config, found, tokens))
+
+
+def _open_reward_models(models: RewardModels, setup: SessionSetup) -> None:
+    """Compiles the programs of reward models, and loads their weights."""
+    for one in models.values():
+        one.reader.compile(by_need=False)
+    if models:
+        check_room(models, engine_memory(setup.engine, setup.config.rollout, setup.resident))
+    load_reward_models(models)
 
 
 def with_saved(config: EvaluateConfig) -> tuple[EvaluateConfig, SavedPolicy | None]:

@@ -21,7 +21,7 @@ def run(config: RunConfig, signals: StopSignals, rows: GivenRows) -> str:
     config = meet(config, signals)
     with rows.placed(config) as config:
         setup = build(config, configure(config.devices))
-        with open_scorer(config, setup.task.rewards) as scorer:
+        with open_scorer(config, setup.task.rewards, setup.reward_models) as scorer:
             training = Run(setup, scorer, signals)
             try:
                 process_group().agree("rows", lambda: rows.keep(config))

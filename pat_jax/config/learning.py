@@ -62,6 +62,11 @@ class AlgorithmConfig(AdvantageOptions):
     REINFORCE++)."""
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
     """How the KL is estimated from sampled tokens (Schulman 2020)."""
+    reward_coef: float = option(1.0, not_negative(1000))
+    """Weight of the advantages that come from rewards; 0: rewards only measure, with a teacher."""
+    distill_coef: float = option(0.0, not_negative(1000))
+    """Weight of the advantages that come from --teacher.model: at each token, how much higher its
+    log-probability is than the policy's (the reverse KL; docs/algorithms.md); 0: no teacher."""
     entropy_coef: float = option(0.0, not_negative(1000))
     """Weight of the policy's entropy, which the update then raises."""
     rollout_correction: Literal[
@@ -151,6 +156,16 @@ class AlgorithmConfig(AdvantageOptions):
                 self.beta > 0 and self.kl_in == "loss" and self.kl_estimator == "k1",
                 "kl_estimator",
                 "k2 or k3 with --algorithm.kl_in loss: the gradient of k1 is zero in the mean",
+            ),
+            (
+                self.reward_coef == 0 and self.distill_coef == 0,
+                "reward_coef",
+                "above 0 without a teacher (--algorithm.name distill), as nothing would be learned",
+            ),
+            (
+                self.reward_coef == 0 and self.has_critic,
+                "reward_coef",
+                "above 0 with --algorithm.baseline critic, which learns from rewards alone",
             ),
             (
                 is_scaled and self.whiten_advantages,

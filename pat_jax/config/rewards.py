@@ -1,14 +1,41 @@
 """Options of rewards, for runs and evaluations."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from pat_jax.common.options.declared import Options, option
-from pat_jax.common.rules import GIVEN, MEMORY_GIB, Rule, count, matches, positive, require
+from pat_jax.common.options.declared import Options, auto, option
+from pat_jax.common.rules import (
+    COUNT,
+    GIVEN,
+    MEMORY_GIB,
+    TOKENS,
+    Rule,
+    count,
+    matches,
+    positive,
+    require,
+)
+from pat_jax.config.shared import ComputeDtype
 
 _VARIABLE = matches(r"|[A-Za-z_]\w*", "the name of an environment variable, or nothing")
 _SMALLEST, _LARGEST = 1e-6, 1e6  # beyond them a weight is as good as none, or as all
 SOME: Rule = (lambda names: names != () and all(names), GIVEN[1])
+
+
+@dataclass(frozen=True)
+class RewardModelOptions(Options):
+    """How the reward models of --reward run."""
+
+    SECTION = "reward_model."
+
+    dtype: ComputeDtype = "auto"
+    """Weights and arithmetic of reward models. auto: bfloat16 on GPUs and TPUs, float32 on CPUs."""
+    max_length: int = auto(TOKENS)
+    """Most tokens of prompt and response together, by the reward model's own tokenizer and chat
+    template. A longer text fails: its response has no reward. auto: twice the longest prompt and
+    response of a rollout, at least 1,024, and at most the model's context."""
+    tokens_per_micro_batch: int = option(8192, COUNT)
+    """Token budget (rows x padded length, all devices together) of one pass of a reward model."""
 
 
 @dataclass(frozen=True)
@@ -17,7 +44,8 @@ class RewardOptions(Options):
 
     reward: tuple[str, ...] = option(("auto",), SOME)
     """Reward functions, whose weighted sum counts: `module:function` or `path/to/file.py:function`;
-    `http://host:port/path` of a program that scores; `math` (the response has ended, and its final
+    `http://host:port/path` of a program that scores; `model:DIR` or `model:owner/name`, a reward
+    model (docs/reward-models.md); `math` (the response has ended, and its final
     answer, as `\\boxed{x}`, `<answer>x</answer>`, `#### x`, `Answer: x`, or `$x$` on the last line,
     has the answer's value); `math_lenient` (its last box or number has); `exact`; or auto (the
     task's own; math for files)."""
@@ -41,6 +69,7 @@ class RewardOptions(Options):
     reward_skip_special_tokens: bool = True
     """Leave special tokens out of the texts for rewards, completions.jsonl and samples; false keeps
     all except the one that ends a response."""
+    reward_model: RewardModelOptions = field(default_factory=RewardModelOptions)
 
     def __post_init__(self):
         super().__post_init__()

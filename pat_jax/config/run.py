@@ -24,6 +24,7 @@ from pat_jax.config.rewards import RewardOptions
 from pat_jax.config.roles import RolesConfig
 from pat_jax.config.rollout import RolloutConfig
 from pat_jax.config.shared import ComputeDtype, Planned
+from pat_jax.config.teacher import TeacherConfig
 
 PATH = matches(rf"|{LAYOUT}(,{LAYOUT})*", "layouts such as dp4tp2,dp2tp4")
 
@@ -74,6 +75,7 @@ class RunConfig(RewardOptions, Planned, AnyRun, WithCritic):
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
     roles: RolesConfig = field(default_factory=RolesConfig)
+    teacher: TeacherConfig = field(default_factory=TeacherConfig)
     warm_start: WarmStartConfig = field(default_factory=WarmStartConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
 
@@ -100,6 +102,7 @@ class RunConfig(RewardOptions, Planned, AnyRun, WithCritic):
         self._check_horizon()
         self._check_critic()
         self._check_warmup()
+        self._check_teacher()
         if self.train and self.steps:
             check_signal(self.rollout, self.algorithm)
 
@@ -152,6 +155,22 @@ class RunConfig(RewardOptions, Planned, AnyRun, WithCritic):
         """Sentences for the user about effects of these options on learning."""
         return learning_notes(self.rollout, self.algorithm) if self.train else []
 
+    def _check_teacher(self) -> None:
+        """Raises OptionError if a teacher is missing, or nothing would be learned from it."""
+        weight = self.algorithm.distill_coef if self.train else 0.0
+        given = self.teacher.model != ""
+        self.need(
+            "teacher.model",
+            given or not weight,
+            f"a model that teaches, with --algorithm.distill_coef {weight:g}",
+        )
+        self.need(
+            "teacher.model",
+            weight > 0 or not given,
+            "nothing unless --train is true and --algorithm.distill_coef above 0, as --algorithm.name "
+            "distill sets it",
+        )
+
     def _check_warmup(self) -> None:
         """Raises OptionError if the run ends before a learning rate reaches its peak."""
         for name, warmup, updates in (
@@ -169,6 +188,16 @@ class RunConfig(RewardOptions, Planned, AnyRun, WithCritic):
         """Raises OptionError if there is no critic for its options, or nothing else is trained."""
         if not self.algorithm.has_critic:
             self.check_no_critic(self.algorithm.baseline)
+        begins_as_policy = not self.critic.model and not any(
+            each.startswith("model:") for each in self.reward
+        )
+        is_lost = self.critic.lora.is_on and begins_as_policy and not self.lora.is_on
+        self.need(
+            "critic.lora.rank",
+            not (is_lost and self.warm_start.steps),
+            "0 with --warm_start.steps but no --lora.rank: the policy after that stage, which the "
+            "adapters would be added to, is kept nowhere",
+        )
         self.need(
             "critic.pretrain_steps",
             not (self.train and self.steps) or self.critic.pretrain_steps < self.steps,

@@ -24,6 +24,7 @@ from pat_jax.rl.rewards.by_function import ScoresByFunction
 from pat_jax.run.checkpoints.exit_head_state import learned_head
 from pat_jax.run.checkpoints.skipped_steps import NonFiniteSteps
 from pat_jax.run.collect import Experience
+from pat_jax.run.distillation import with_teacher
 from pat_jax.run.logging.speed import describe_update, sequence_lengths
 from pat_jax.run.process.open_run import OpenRun
 from pat_jax.run.setup import Setup
@@ -42,7 +43,7 @@ def nothing_to_learn(
     responses = [one for group in groups for one in group.rollouts]
     is_cut = np.array([one.finish is FinishReason.LENGTH for one in responses])
     is_masked = is_cut & (config.algorithm.truncated == "mask")
-    has_reward = ~np.isnan(rewards.reshape(-1))
+    has_reward = ~np.isnan(rewards.reshape(-1)) | (config.algorithm.reward_coef == 0)
     if (has_reward & ~is_masked).any():
         return ""
     longest, without = config.rollout.max_completion_length, int((~has_reward & ~is_masked).sum())
@@ -67,11 +68,13 @@ def training_batch(
     by_function: ScoresByFunction | None = None,
 ) -> tuple[TrainBatch, dict[str, float]]:
     """Returns the batch of an iteration with all columns, and the metrics of its advantages.
-    Responses whose reward is NaN are left out. KL in the reward compares the policy before the update
-    with the reference. Its weight is `beta`, or None: that of the options.
-    `by_function` is needed where each function's scores are compared by themselves."""
+    Responses whose reward is NaN are left out. KL in the reward compares the policy before the
+    update with the reference. Its weight is `beta`; None: that of the options. `by_function` is
+    needed where each function's scores are compared by themselves."""
     algorithm, cap = config.algorithm, config.rollout.max_completion_length
     buffer = algorithm.overlong_buffer
+    if not algorithm.reward_coef:
+        rewards = np.zeros_like(rewards)  # also where a reward failed: the teacher says enough
     lengths = np.array([[len(one.tokens) for one in group.rollouts] for group in groups])
     penalties = overlong_penalty(lengths, cap, share=buffer, penalty=algorithm.overlong_penalty)
     if algorithm.reward_adjustment == "variance":
@@ -111,7 +114,8 @@ def training_batch(
         measured["train/advantage_max"] = float(np.abs(known).max())
     for name, values in columns.items():
         batch = batch.with_column(name, [np.nan_to_num(each) for each in values])
-    return batch, measured
+    batch, of_teacher = with_teacher(algorithm, batch)
+    return batch, measured | of_teacher
 
 
 def _advantages(

@@ -33,6 +33,7 @@ from pat_jax.run.process.open_run import Kept, OpenRun
 from pat_jax.run.process.steps import Steps
 from pat_jax.run.process.stop_signals import StopSignals
 from pat_jax.run.results.export import export_roles
+from pat_jax.run.reward_models import load_reward_models
 from pat_jax.run.scoring import try_out
 from pat_jax.run.setup import Setup
 from pat_jax.run.start.compiling import announce, compile_run
@@ -160,6 +161,7 @@ class Run:
         config, setup, progress = self.config, self.setup, self.open.progress
         self.open.tell_changes()
         began = begin(config, setup, self.open)
+        load_reward_models(setup.reward_models)
         self.steps.first = began.steps_done
         parts = self.scorer, self.completions, progress
         checkpoints = Path(config.run_dir) / CHECKPOINTS

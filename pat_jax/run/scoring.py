@@ -17,9 +17,12 @@ from pat_jax.rl.rewards.responses import trial_responses
 from pat_jax.rl.rewards.scorer import RewardScorer, Scoring
 from pat_jax.run.logging.progress import Progress
 from pat_jax.run.results.serialized_rewards import check_shipped
+from pat_jax.run.reward_models import RewardModels
 
 
-def open_scorer(config: RunConfig, rewards: Sequence[str]) -> RewardScorer:
+def open_scorer(
+    config: RunConfig, rewards: Sequence[str], models: RewardModels | None = None
+) -> RewardScorer:
     """Returns a scorer for the task's `rewards`. Raises UserError if one cannot be imported, or if
     the variable of --reward_token_env holds no token."""
     check_shipped(rewards)
@@ -33,6 +36,7 @@ def open_scorer(config: RunConfig, rewards: Sequence[str]) -> RewardScorer:
         retries=config.reward_retries,
         token=_token(config.reward_token_env),
         shares=process_group(),
+        models={spec: one.scores for spec, one in (models or {}).items()},
     )
 
 

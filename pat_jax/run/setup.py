@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from pat_jax.common.devices import Device
 from pat_jax.common.errors import UserError
@@ -40,11 +41,13 @@ from pat_jax.rl.text.tokenizer import Tokenizer, check_vocabulary
 from pat_jax.run.checkpoints.meta import check_fingerprint
 from pat_jax.run.process.folder import CHECKPOINTS
 from pat_jax.run.results.weights import check_weights
+from pat_jax.run.reward_models import RewardModels, build_reward_models, resident_of
 from pat_jax.run.start.adapters import identity
 from pat_jax.run.start.critic import critic_identity, critic_model
 from pat_jax.run.start.profiles import find_profile, profile_subject
 from pat_jax.run.start.resting import settled_rest
 from pat_jax.run.start.rollouts import Rollouts
+from pat_jax.run.start.teacher import build_teacher
 from pat_jax.run.task import Task, check_task, load_task, load_tokenizer
 from pat_jax.training.build import build_lora
 from pat_jax.training.build_roles import CriticModel, build_roles
@@ -74,7 +77,8 @@ class Setup:
     subject: Subject  # the model and devices that a profile must be of
     profile: Profile | None  # measured before this start, if any was
     memory: MemoryModel
-    critic: CriticModel | None = None
+    reward_models: RewardModels
+    critic: CriticModel | None
 
     @property
     def trainer(self) -> Trainer:
@@ -94,15 +98,23 @@ def build(config: RunConfig, devices: Sequence[Device]) -> Setup:
     setup = _built(config, devices)
     kernels = other_kernels(setup.config, setup.engine, also=("rows",))
     if kernels is not None:
-        setup = _built(config, devices, kernels)
+        setup = _built(config, devices, kernels, setup.reward_models)
     check_weights(config.model)
     if setup.critic:
         check_weights(setup.critic.source, "critic.model", head="scalar")
     check_weights(config.speculation.draft_model, "speculation.source")
+    for one in setup.reward_models.values():
+        one.check_weights()
+    check_weights(config.teacher.model, "teacher.model")
     return setup
 
 
-def _built(config: RunConfig, devices: Sequence[Device], kernels: Kernels | None = None) -> Setup:
+def _built(
+    config: RunConfig,
+    devices: Sequence[Device],
+    kernels: Kernels | None = None,
+    reward_models: RewardModels | None = None,
+) -> Setup:
     check_task(config)
     model = model_config(config, devices)
     config, shortened = settled_options(config, model, devices)
@@ -115,11 +127,17 @@ def _built(config: RunConfig, devices: Sequence[Device], kernels: Kernels | None
     first, layouts, dropped = _layouts(config, model, devices, kernels)
     critic = critic_model(config, policy, first, devices)
     fingerprint = _fingerprint(config, policy, critic)
+    teacher = build_teacher(config, policy, first, devices)
+    if reward_models is None:
+        reward_models = build_reward_models(config, devices)
     task = load_task(config, checked_tokenizer(config, model))
     rollouts = Rollouts.of(config, policy, devices)
 
     def built(config: RunConfig, layouts: dict[Split, Layout]) -> Roles:
-        return build_roles(config, policy, first, layouts, rollouts.drafter, critic)
+        for reader in (*teacher.values(), *(one.reader for one in reward_models.values())):
+            reader.rests = config.roles.rest == "host"
+        made_of = rollouts.drafter, teacher, resident_of(reward_models), critic
+        return build_roles(config, policy, first, layouts, *made_of)
 
     def room(asked: RunConfig) -> float:
         roles = built(asked, layouts)
@@ -154,6 +172,7 @@ def _built(config: RunConfig, devices: Sequence[Device], kernels: Kernels | None
         subject,
         profile,
         memory_model(engine.specs, config.rollout, limit=alone.limit, resident=resident),
+        reward_models,
         critic,
     )
 
@@ -183,20 +202,27 @@ def _fingerprint(
     return fingerprint
 
 
-def build_engine(config: RunConfig, model: ModelConfig, devices: Sequence[Device]) -> RolloutEngine:
-    """Builds only the engine, without the data of a run. Raises UserError as `build` does, except
-    for the weights of `config.model`, which not every caller needs."""
-    engine = _built_engine(config, model, devices)
+def build_engine(
+    config: RunConfig, model: ModelConfig, devices: Sequence[Device], resident: Sequence[Any] = ()
+) -> RolloutEngine:
+    """Builds only the engine, without the data of a run. `resident` has shapes and shardings of
+    other arrays on the devices. Raises UserError as `build` does, except for the weights of
+    `config.model`, which not every caller needs."""
+    engine = _built_engine(config, model, devices, resident)
     scores = ("rows",) if config.rollout.weights != "auto" else ()  # the gap to the full weights
     kernels = other_kernels(config, engine, also=scores)
     if kernels is not None:
-        engine = _built_engine(config, model, devices, kernels)
+        engine = _built_engine(config, model, devices, resident, kernels)
     check_weights(config.speculation.draft_model, "speculation.source")
     return engine
 
 
 def _built_engine(
-    config: RunConfig, model: ModelConfig, devices: Sequence[Device], kernels: Kernels | None = None
+    config: RunConfig,
+    model: ModelConfig,
+    devices: Sequence[Device],
+    resident: Sequence[Any],
+    kernels: Kernels | None = None,
 ) -> RolloutEngine:
     check_lengths(config, model)
     check_vocabulary_options(config, model)
@@ -206,11 +232,12 @@ def _built_engine(
     has_tokenizer = config.data.is_arithmetic or is_checkpoint(config.model)
     eos_ids = checked_tokenizer(config, model).eos_ids if has_tokenizer else (0,)
     rollouts = Rollouts.of(config, Policy.from_config(model), devices)
-    without_memory = layouts_without_memory(rollouts.memory_alone(layouts), config.rollout)
+    alone = rollouts.memory_alone(layouts, resident)
+    without_memory = layouts_without_memory(alone, config.rollout)
     for split, reason in without_memory.items():
         log.info("layout dropped: %s: %s", split, reason)
     kept = {split: layout for split, layout in layouts.items() if split not in without_memory}
-    return rollouts.engine(kept, eos_ids)
+    return rollouts.engine(kept, eos_ids, resident)
 
 
 def checked_tokenizer(config: RunConfig, model: ModelConfig) -> Tokenizer:

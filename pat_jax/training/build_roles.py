@@ -3,7 +3,10 @@
 Knows options and roles. Does not know data, checkpoints or which devices there are.
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any
 
 from pat_jax.config.run import RunConfig
 from pat_jax.engine.device.draft.drafter import Drafter
@@ -34,6 +37,8 @@ from pat_jax.training.trainable_params import TrainableParams
 from pat_jax.training.trainer import CRITIC, Trainer
 from pat_jax.training.transfer import Receivers
 
+NO_READERS: Mapping[str, Reader] = MappingProxyType({})
+
 
 @dataclass(frozen=True)
 class CriticModel:
@@ -63,6 +68,8 @@ def build_roles(
     layout: Layout,
     rollout_layouts: dict[Split, Layout],
     drafter: Drafter = NO_DRAFTER,
+    teacher: Mapping[str, Reader] = NO_READERS,
+    others: Sequence[Any] = (),
     critic: CriticModel | None = None,
 ) -> Roles:
     """Returns the models of a run in `layout`, the policy with transfers to `rollout_layouts`.
@@ -70,6 +77,8 @@ def build_roles(
     Args:
       critic: what the critic is, if the algorithm has one.
       drafter: the rollouts' drafter; its arrays stay on the devices during updates.
+      teacher: a frozen role of another model, by its name.
+      others: shapes with shardings of what else stays on the devices, such as reward models.
 
     Raises:
       UserError: the options ask for adapters that the model cannot have.
@@ -77,9 +86,9 @@ def build_roles(
     algorithm, dtype = config.algorithm, DTYPES[config.compute_dtype]
     is_warm = config.warm_start.steps > 0
     trained = trained_of(config, policy, layout)
-    readers = _readers(config, trained)
+    readers = {**_readers(config, trained), **teacher}
     of_values = critic and _critic(config, critic)
-    read = [tree for reader in readers.values() for tree in reader.resident]
+    beside = [*others, *(tree for reader in readers.values() for tree in reader.resident)]
     update, supervised = _updates(config, policy, layout)
     learns, embed = config.train or is_warm, policy.config.embed_dim
     trainer = Trainer(
@@ -90,15 +99,15 @@ def build_roles(
         micro_shapes=micro_shapes(config, layout.split.dp, layout.platform) if learns else (),
         num_iterations=algorithm.num_iterations,
         supervised=supervised if is_warm else None,
-        # KL in the reward compares the policy before the update with the reference.
-        predicts=algorithm.penalizes_kl,
-        others=[*read, *(of_values.kept if of_values else ())],
+        # KL in the reward, and a teacher, compare the policy before the update with another.
+        predicts=algorithm.penalizes_kl or bool(teacher),
+        others=[*beside, *(of_values.kept if of_values else ())],
         is_offloaded=config.optimizer.offload,
         rests="moments" if config.roles.rest == "host" else "nothing",
         beside=drafter_state(drafter, layout, embed, dtype, learns=config.train),
     )
     if of_values:
-        of_values.others = [*read, *trainer.kept]
+        of_values.others = [*beside, *trainer.kept]
     return Roles(trainer, readers, of_values)
 
 

@@ -34,7 +34,8 @@ class Reader:
           held: the model's parameters and their layout; nothing of it is trained. With adapters,
             `held.frozen` may be the base of another role.
           micro_shapes: rows and length of each micro-batch of the batches that it reads.
-          rests: whether the parameters are in the host's memory while nothing is read.
+          rests: whether the parameters are in the host's memory while nothing is read. It may be
+            set anew until there are parameters.
         """
         self.column, self.held, self.largest = column, held, micro_shapes[-1:]
         self.rests, self.programs = rests, ProgramTable()

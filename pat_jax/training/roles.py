@@ -10,7 +10,7 @@ from pat_jax.rl.batches.batches import TrainBatch
 from pat_jax.training.reader import Reader
 from pat_jax.training.trainer import Trainer
 
-REFERENCE = "reference"
+REFERENCE, TEACHER = "reference", "teacher"
 States = Mapping[str, TrainState]  # by the name of the trained role
 
 

@@ -22,6 +22,7 @@ from pat_jax.config.roles import RolesConfig
 from pat_jax.config.rollout import EngineSizes
 from pat_jax.config.run import AlgorithmConfig, RolloutConfig, RunConfig
 from pat_jax.config.shared import UpdateOptions
+from pat_jax.config.teacher import TeacherConfig
 from pat_jax.profiling.capacity.plan_roles import (
     MODEL,
     PlannedAlgorithm,
@@ -155,6 +156,12 @@ class PlanConfig(ReplayOptions, UpdateOptions, EngineSizes):
             "algorithm.name", self.train or self.algorithm == PlannedAlgorithm(), f"grpo {off}"
         )
         self.need("roles.rest", self.train or self.roles == RolesConfig(), f"auto {off}")
+        distills = ALGORITHMS[self.algorithm.name]["distill_coef"] > 0
+        self.need(
+            "teacher.model",
+            distills == (self.teacher.model != ""),
+            f"{'a model' if distills else 'nothing'} with --algorithm.name {self.algorithm.name}",
+        )
         self.need(
             "critic.model",
             self.has_critic or not self.critic.model,
@@ -215,6 +222,7 @@ class PlanConfig(ReplayOptions, UpdateOptions, EngineSizes):
                 **self.shared(EngineSizes),
             ),
             roles=self.roles,
+            teacher=TeacherConfig(self.teacher.model),
             algorithm=AlgorithmConfig(
                 name=self.algorithm.name,
                 **ALGORITHMS[self.algorithm.name],

@@ -68,8 +68,9 @@ class Order:
         others: Mapping[str, ModelConfig] | None = None,
     ) -> "Order":
         """An order with only the options that programs depend on; depth 0 is the whole model."""
-        sections = ("rollout", "algorithm", "optimizer", "lora", "speculation", "roles", "critic")
-        names = (*sections, "train", "remat", "experts", "compute_dtype")
+        sections = ("rollout", "algorithm", "optimizer", "lora", "speculation")
+        of_roles = ("roles", "critic", "teacher")
+        names = (*sections, *of_roles, "train", "remat", "experts", "compute_dtype")
         kept = {name: getattr(config, name) for name in names}
         # Shallow models scan layers if the whole model does.
         asked = config.scan_layers, model.num_layers, target.chip.platform, config.compute_dtype
@@ -106,11 +107,20 @@ class Order:
         config, draft = _with_tuples(content["config"]), content["draft_model"]
         for each in fields(RunConfig):
             if isinstance(section := config[each.name], Mapping):
-                config[each.name] = _section(type(getattr(RunConfig(), each.name)), section)
+                config[each.name] = _section(getattr(RunConfig(), each.name), section)
         target, depths = Target.parse(content["target"]), tuple(content["depths"])
         models = model_from_json(content["model"]), draft and model_from_json(draft)
         others = {name: model_from_json(one) for name, one in content["others"].items()}
         return cls(target, RunConfig(**config), models[0], depths, models[1], others)
+
+
+def _section(default: Any, content: Mapping[str, Any]) -> Any:
+    """A section of options with these values; sections in it have the kind that they have in
+    `default`."""
+    values = _with_tuples(content)
+    inner = {name: x for name, x in values.items() if isinstance(x, Mapping)}
+    made = {name: _section(getattr(default, name), x) for name, x in inner.items()}
+    return type(default)(**values | made)
 
 
 def model_from_json(fields: Mapping[str, Any]) -> ModelConfig:
@@ -120,15 +130,6 @@ def model_from_json(fields: Mapping[str, Any]) -> ModelConfig:
         "experts": experts and ExpertsConfig(**_with_tuples(experts)),
     }
     return ModelConfig(**{**fields, **parts})
-
-
-def _section(kind: type[Any], content: Mapping[str, Any]) -> Any:
-    """A section of options from JSON, with its own sections."""
-    found = _with_tuples(content)
-    for each in fields(kind):
-        if isinstance(inner := found[each.name], Mapping):
-            found[each.name] = _section(type(getattr(kind(), each.name)), inner)
-    return kind(**found)
 
 
 def _with_tuples(content: Mapping[str, Any]) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from pat_jax.planning.types import Split
 from pat_jax.training.build import DTYPES, micro_shapes, predictor_of
 from pat_jax.training.build_roles import CriticModel, build_roles
 from pat_jax.training.reader import Reader
-from pat_jax.training.roles import Roles
+from pat_jax.training.roles import TEACHER, Roles
 from pat_jax.training.trainable_params import TrainableParams
 from pat_jax.training.trainer import CRITIC
 
@@ -55,15 +55,16 @@ def roles_of(
     critic = None
     if of_values is not None:
         critic = CriticModel(policy_of(of_values), _least(of_values, devices), CRITIC)
-    roles = build_roles(config, Policy.from_config(model), first, layouts, drafter, critic)
     shapes = micro_shapes(config, first.split.dp, first.platform)
     more = {
         name: _reader(config, name, policy_of(other), _least(other, devices), shapes)
         for name, other in others.items()
     }
-    resident = [tree for reader in more.values() for tree in reader.resident]
-    for role in roles.trained:
-        role.others = [*role.others, *resident]
+    teacher = {name: reader for name, reader in more.items() if name == TEACHER}
+    scoring = [reader for name, reader in more.items() if name != TEACHER]
+    resident = [tree for reader in scoring for tree in reader.resident]
+    parts = layouts, drafter, teacher, resident, critic
+    roles = build_roles(config, Policy.from_config(model), first, *parts)
     return replace(roles, readers={**roles.readers, **more})
 
 

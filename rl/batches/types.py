@@ -6,6 +6,7 @@ They are on the host. Text is decoded from tokens once, for rewards, and never t
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 import numpy as np
 
@@ -21,6 +22,7 @@ class Prompt:
     tokens: tuple[int, ...]
     text: str
     columns: Mapping[str, object]  # every other column of the data row, passed on to rewards
+    messages: Sequence[Mapping[str, Any]] = ()  # of a chat; empty: the prompt is a text
 
 
 @dataclass(frozen=True)

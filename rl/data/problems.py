@@ -173,7 +173,8 @@ def _prompts(
         for row in file.rows:
             if isinstance(found := tokens.of(row), tuple):
                 text = flatten_messages(row.prompt)
-                prompt = Prompt(before + row.number, found, text, row.columns)
+                messages = () if isinstance(row.prompt, str) else row.prompt
+                prompt = Prompt(before + row.number, found, text, row.columns, messages)
                 prompts[subset_of(row.text, heldout_share)].append(prompt)
             else:
                 too_long.append(found)

@@ -4,68 +4,53 @@ A response that fails must not cost others their scores. Knows which responses o
 which are scored again. Does not know processes (`workers.py`), nor other functions.
 """
 
-import itertools
 import logging
-import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
 from typing import Protocol, runtime_checkable
 
 from pat_jax.common.errors import UserError
 from pat_jax.rl.rewards.built_in import BUILT_IN
-from pat_jax.rl.rewards.endpoint import RewardEndpoint
+from pat_jax.rl.rewards.callers import Limits, open_caller
+from pat_jax.rl.rewards.model import RewardModel
 from pat_jax.rl.rewards.outcome import Cause, Failure, Outcome
 from pat_jax.rl.rewards.responses import Response
 from pat_jax.rl.rewards.rewards import is_endpoint
-from pat_jax.rl.rewards.signatures import Recognised
+from pat_jax.rl.rewards.shares import groups_of
 from pat_jax.rl.rewards.weighted_sum import Score
-from pat_jax.rl.rewards.workers import RewardWorkers
 
 logger = logging.getLogger(__name__)
 
-# Functions that only compare strings and cannot hang: a process would cost more than the scoring.
-_IN_PROCESS = ("exact",)
 # Exceptions that the function's code causes, whatever the response.
 _MISTAKES = "NameError", "UnboundLocalError", "ImportError", "ModuleNotFoundError"
-_FATAL = frozenset(Cause) - {Cause.EXCEPTION, Cause.NONE, Cause.NOT_A_NUMBER}
-
-
-def groups_of(prompts: Sequence[str]) -> Iterator[range]:
-    """Yields the runs of equal prompts.
-
-    A function may compare the responses of such a group, and one process scores them."""
-    start = 0
-    for _, group in itertools.groupby(prompts):
-        stop = start + len(list(group))
-        yield range(start, stop)
-        start = stop
-
-
-@dataclass(frozen=True)
-class Limits:
-    """Limits of each function."""
-
-    timeout: float  # seconds per response; a call has the sum for its responses
-    num_workers: int = 1  # calls at a time
-    memory: float = 0.0  # GiB of each process; 0: no limit
-    retries: int = 0  # of a call to an endpoint
-    token: str = field(default="", repr=False)  # sent to endpoints
+_FATAL = frozenset(Cause) - {
+    *(Cause.EXCEPTION, Cause.NONE, Cause.NOT_A_NUMBER, Cause.TOO_LONG),
+}
 
 
 class ScoredFunction:
-    """Calls the function that `spec` names (`rewards.resolve_reward`), or the endpoint there.
+    """Calls the function that `spec` names (`rewards.resolve_reward`), the endpoint or the model.
 
     Functions of the user see one group at a time (consecutive equal prompts).
+
+    Args:
+      models: the reward models, by the `spec` that names them.
 
     Raises UserError if the function cannot be imported, or `spec` is not a valid address.
     """
 
-    def __init__(self, spec: str, name: str, weight: float, limits: Limits):
+    def __init__(
+        self,
+        spec: str,
+        name: str,
+        weight: float,
+        limits: Limits,
+        models: Mapping[str, RewardModel],
+    ):
         self.spec, self.name, self.weight = spec, name, weight
         self._timeout = limits.timeout
         self._told: set[tuple[str, ...]] = set()  # places of tracebacks that were logged
-        self._caller = _open(spec, limits)
+        self._caller = open_caller(spec, limits, models)
 
     def close(self) -> None:
         self._caller.close()
@@ -76,7 +61,8 @@ class ScoredFunction:
 
     def calls(self, prompts: Sequence[str]) -> list[range]:
         """Returns which responses the function sees together; each response is in one call."""
-        if self.spec in BUILT_IN:  # built-in functions look at each response alone
+        # Built-in functions and models look at each response alone.
+        if self.spec in BUILT_IN or isinstance(self._caller, RewardModel):
             return [range(row, row + 1) for row in range(len(prompts))]
         return list(groups_of(prompts))
 
@@ -93,7 +79,7 @@ class ScoredFunction:
           UserError: the function cannot be called, does not return one value per response, hangs or
             crashes.
         """
-        outcome = self._caller.submit(responses, self._timeout * group_size).result()
+        outcome = self._tried(responses, self._timeout * group_size)
         if outcome.mistake:
             raise UserError(outcome.mistake)
         scores = [outcome.failure] if outcome.failure else outcome.scores
@@ -111,6 +97,11 @@ class ScoredFunction:
             what = "start the endpoint or correct it" if is_asked else "correct the function"
             raise UserError(f"{sentence}; {what}.")
         return f"{sentence}; the run ends if it never scores real ones"
+
+    def _tried(self, responses: Sequence[Response], seconds: float) -> Outcome:
+        if isinstance(self._caller, RewardModel):  # its programs are not compiled yet
+            return self._caller.try_out(responses)
+        return self._caller.submit(responses, seconds).result()
 
     def log_traceback(self, failure: Failure) -> None:
         """Logs a failure's traceback, once for each place in the code, whatever its message."""
@@ -210,28 +201,3 @@ class FunctionScoring:
         if self._kept is not None:
             for row, score in found.items():
                 self._kept.keep(row, self._function.name, score)
-
-
-class _InProcess:
-    """Calls a built-in function in this process."""
-
-    def __init__(self, spec: str):
-        self._function = Recognised(BUILT_IN[spec], spec)
-
-    def submit(self, responses: Sequence[Response], seconds: float) -> Future[Outcome]:
-        del seconds
-        start, here = time.perf_counter(), Future[Outcome]()
-        outcome = self._function(responses)
-        here.set_result(replace(outcome, seconds=time.perf_counter() - start))
-        return here
-
-    def close(self) -> None:
-        """Does nothing: there is no process to end."""
-
-
-def _open(spec: str, limits: Limits) -> "_InProcess | RewardEndpoint | RewardWorkers":
-    if spec in _IN_PROCESS:
-        return _InProcess(spec)
-    if is_endpoint(spec):
-        return RewardEndpoint(spec, limits.num_workers, limits.retries, limits.token)
-    return RewardWorkers(spec, limits.num_workers, limits.memory)

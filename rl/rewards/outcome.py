@@ -23,6 +23,7 @@ class Cause(StrEnum):
     CRASHED = "crashed"  # its process ended
     ENDPOINT = "endpoint"  # the endpoint could not be reached, or was too busy, at every try
     REFUSED = "refused"  # the endpoint answered that the request is wrong
+    TOO_LONG = "too_long"  # a reward model reads no text of that length
 
 
 @dataclass(frozen=True)

@@ -58,6 +58,11 @@ def never_scored(scores: Sequence[FunctionScores], failures: Mapping[int, Failur
         sentence = f"none of {count} responses has a reward ({causes}); the first time {who}"
     if failure.cause is Cause.ENDPOINT:
         return f"{sentence} {failure.text}: expected an endpoint that answers; start it, then the run again."
+    if failure.cause is Cause.TOO_LONG:
+        return (
+            f"{sentence} {failure.text}: expected some that it can read; raise --reward_model.max_length, or "
+            "allow shorter prompts and responses."
+        )
     return (
         f"{sentence} {failure.text}: expected one finite number a response; correct the function or its "
         "columns."

@@ -6,6 +6,7 @@ because reward workers import this module.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from pat_jax.rl.batches.types import FinishReason, Prompt, Rollout
 from pat_jax.rl.rewards.final_answer import opens_thought
@@ -24,6 +25,7 @@ class Response:
     prompt_ids: Sequence[int] = ()
     completion_ids: Sequence[int] = ()  # the end-of-sequence token included
     is_thinking: bool = False  # whether the chat template opened a thought at the prompt's end
+    messages: Sequence[Mapping[str, Any]] = ()  # of the prompt; empty: the prompt is a text
 
 
 def text_of(rollout: Rollout, tokenizer: Tokenizer) -> str:
@@ -67,4 +69,6 @@ def _response(
     is_thinking: bool = False,
 ) -> Response:
     columns = {name: prompt.columns.get(name) for name in names} | {"finish_reason": finish}
-    return Response(prompt.text, completion, columns, prompt.tokens, tokens, is_thinking)
+    return Response(
+        prompt.text, completion, columns, prompt.tokens, tokens, is_thinking, prompt.messages
+    )

@@ -19,6 +19,7 @@ from pat_jax.rl.rewards.built_in import BUILT_IN, MATH, RewardFunction
 from pat_jax.rl.rewards.math_value import same_value
 
 PICKLED = ".reward"  # suffix of files with a program's own functions, pickled
+MODEL = "model:"  # before the directory, or the name on the Hub, of a reward model
 
 
 def resolve_reward(spec: str) -> RewardFunction:
@@ -39,7 +40,7 @@ def resolve_reward(spec: str) -> RewardFunction:
     if not source or not name:
         raise UserError(
             f"option --reward is {spec!r}: expected {', '.join(BUILT_IN)}, module:function, "
-            "path/to/file.py:function or http://host:port/path; correct the option."
+            "path/to/file.py:function, http://host:port/path or model:DIR; correct the option."
         )
     module = _import_source(source, spec)
     function: RewardFunction | None = getattr(module, name, None)
@@ -57,8 +58,13 @@ def is_endpoint(spec: str) -> bool:
     return spec.lower().startswith(("http://", "https://"))
 
 
+def model_of(spec: str) -> str:
+    """Returns the directory or Hub name of the reward model that `spec` names, or ""."""
+    return spec.removeprefix(MODEL) if spec.startswith(MODEL) else ""
+
+
 def short_names(specs: Sequence[str]) -> list[str]:
-    """Returns the functions' names in metrics: the function's name or the address's last part.
+    """Returns the rewards' names in metrics: that of a function, or the last part of a path.
 
     Equal names are numbered."""
     names: list[str] = []
@@ -66,6 +72,8 @@ def short_names(specs: Sequence[str]) -> list[str]:
         own = spec.rpartition(":")[2]
         if is_endpoint(spec):
             own = re.split("[?#]", spec)[0].rstrip("/").rpartition("/")[2]
+        elif model := model_of(spec):
+            own = model.rstrip("/").rpartition("/")[2].partition("@")[0]
         name = found = metric_name(own)
         number = 1
         while found in names:

@@ -10,62 +10,23 @@ import time
 from collections import ChainMap
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Generic, Protocol, TypeVar, runtime_checkable
+from typing import Generic, TypeVar
 
 import numpy as np
 
 from pat_jax.common.errors import UserError
-from pat_jax.rl.rewards.function import (
-    FunctionScoring,
-    KeptScores,
-    Limits,
-    ScoredFunction,
-    groups_of,
-)
+from pat_jax.rl.rewards.callers import Limits
+from pat_jax.rl.rewards.function import FunctionScoring, KeptScores, ScoredFunction
+from pat_jax.rl.rewards.model import RewardModel
 from pat_jax.rl.rewards.outcome import Failure
 from pat_jax.rl.rewards.report import log_failures, never_scored
 from pat_jax.rl.rewards.responses import Response
 from pat_jax.rl.rewards.rewards import short_names
+from pat_jax.rl.rewards.shares import Alone, Shares, own_rows, together
 from pat_jax.rl.rewards.weighted_sum import FunctionScores, in_order, weighted_sum
 
 Ended = TypeVar("Ended")
 T = TypeVar("T")
-
-
-@runtime_checkable
-class Shares(Protocol):
-    """The processes of a run, each of which scores a share of the groups."""
-
-    @property
-    def index(self) -> int: ...
-
-    @property
-    def count(self) -> int: ...
-
-    def gather(self, name: str, value: T) -> list[T]:
-        """Returns, in every process, the values that all processes pass."""
-        ...
-
-
-class Alone:
-    """A single process, which scores everything."""
-
-    index, count = 0, 1
-
-    def gather(self, name: str, value: T) -> list[T]:
-        del name
-        return [value]
-
-
-def own_rows(prompts: Sequence[str], shares: Shares) -> set[int]:
-    """Returns the responses that this process scores: every `shares.count`th group."""
-    groups = list(groups_of(prompts))
-    return {row for group in groups[shares.index :: shares.count] for row in group}
-
-
-def together(shares: Shares, name: str, own: Mapping[int, T]) -> dict[int, T]:
-    """Merges the values by response of all processes into one dict, in every process."""
-    return {row: value for part in shares.gather(name, own) for row, value in part.items()}
 
 
 class RewardScorer:
@@ -79,6 +40,7 @@ class RewardScorer:
       timeout: seconds that a function has for a response (`function.py`).
       num_workers, memory, retries, token: for each function, see `Limits`.
       shares: the processes that score; each must add all responses. None: this process alone.
+      models: the reward models, by the `spec` that names them.
 
     Raises UserError if a function cannot be imported or called, or no response ever had a reward.
     """
@@ -93,14 +55,17 @@ class RewardScorer:
         retries: int = 0,
         token: str = "",
         shares: Shares | None = None,
+        models: Mapping[str, RewardModel] | None = None,
     ):
-        self.shares = shares or Alone()
+        self.shares, self.models = shares or Alone(), models or {}
         self._has_scored = False
         limits = Limits(timeout, num_workers, memory, retries, token)
         kinds = zip(specs, short_names(specs), weights or [1.0] * len(specs), strict=True)
         with contextlib.ExitStack() as functions:
             self.functions = [
-                functions.enter_context(contextlib.closing(ScoredFunction(*kind, limits)))
+                functions.enter_context(
+                    contextlib.closing(ScoredFunction(*kind, limits, self.models))
+                )
                 for kind in kinds
             ]
             self._close_functions = functions.pop_all()
@@ -232,6 +197,7 @@ class Scoring(Generic[Ended]):
         """
         assert not self._num_expected, f"{self._num_expected} responses have not ended"
         self.hidden_seconds = self._seconds + sum(part.seconds for part in self._parts)
+        self._run_models()
         self._end.result()
         own, functions = [part.by_response for part in self._parts], self._scorer.functions
         everyone = zip(*self._scorer.shares.gather("rewards", own), strict=True)
@@ -251,6 +217,20 @@ class Scoring(Generic[Ended]):
         own = {row: make(response) for row, response in self._responses.items()}
         everyone = together(self._scorer.shares, "responses", own)
         return [everyone[row] for row in range(len(everyone))]
+
+    def _run_models(self) -> None:
+        """Has the reward models score the responses, which wait for that.
+
+        Raises:
+          UserError: a function is wrong for all responses.
+        """
+        if not self._scorer.models:
+            return
+        self._scorer.thread.submit(int).result()  # all that was added before has been read
+        if self._end.done():
+            self._end.result()
+        for model in self._scorer.models.values():
+            model.score_waiting(self._scorer.shares)
 
     def _do(self, step: Callable[..., None], *args: object) -> None:
         try:

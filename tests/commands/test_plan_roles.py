@@ -107,7 +107,7 @@ def test_which_roles_there_are():
     assert alone("").others == () == alone("--beta 0.1").others
     names = [name for name, _ in alone("--reward model:tiny model:tiny").others]
     assert names == ["scores of the reward model 1", "scores of the reward model 2"]
-    names = [name for name, _ in alone("--teacher.model tiny").others]
+    names = [name for name, _ in alone("--algorithm.name distill --teacher.model tiny").others]
     assert names == ["log-probabilities of the teacher"]
     names = [name for name, _ in alone("--algorithm.name ppo").others]
     assert names == list(STAGES[1:])  # the critic has the policy's shape
@@ -142,6 +142,8 @@ def test_models_rest_where_the_kv_cache_lacks_room():
         ("--train false --algorithm.name ppo", "expected grpo with --train false"),
         ("--train false --roles.rest host", "expected auto with --train false"),
         ("--train false --teacher.model tiny", "expected nothing with --train false"),
+        ("--teacher.model tiny", "expected nothing with --algorithm.name grpo"),
+        ("--algorithm.name distill", "expected a model with --algorithm.name distill"),
     ],
 )
 def test_options_that_cannot_be(options: str, words: str):

@@ -222,10 +222,14 @@ def memory_model(
     )
 
 
-def engine_memory(engine: RolloutEngine, config: RolloutConfig) -> MemoryModel:
-    """Returns the memory that an engine's layouts take of a device if nothing is trained."""
+def engine_memory(engine: RolloutEngine, config: RolloutConfig, resident: Any = ()) -> MemoryModel:
+    """Returns the memory that an engine's layouts take of a device if nothing is trained.
+
+    Args:
+      resident: as in `memory_model`.
+    """
     limit = memory_limit(config, list(engine.mesh.devices.flat))
-    return memory_model(engine.specs, config, limit=limit, resident=())
+    return memory_model(engine.specs, config, limit=limit, resident=resident)
 
 
 def shard_bytes(tree: Any) -> int:

@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -45,6 +46,7 @@ class SessionSetup:
     load: Load
     exit_head: np.ndarray | None = None  # learned by a run; see `RolloutEngine.set_weights`
     headless: str = ""  # why early exit drafts without a learned head, if it does
+    resident: Sequence[Any] = ()  # shapes with shardings of other arrays on the devices
 
     @classmethod
     def of(
@@ -54,11 +56,12 @@ class SessionSetup:
         devices: Sequence[Device],
         saved: SavedPolicy | None,
         adapter: str = "",
+        resident: Sequence[Any] = (),
     ) -> "SessionSetup":
         """Builds the parts of a session. The policy is that of `saved` or, if it is None, that of
         --model with the adapter merged. Raises UserError if anything in the options or their files
         cannot work."""
-        engine, head, headless = build_engine(config, model, devices), None, ""
+        engine, head, headless = build_engine(config, model, devices, resident), None, ""
         if saved is None:
             load = weights_of_model(config, model, adapter)
         else:
@@ -66,7 +69,8 @@ class SessionSetup:
             load = weights_of_run(config, saved, Policy.from_config(model), layout)
             head, headless = saved_head(saved, engine)
         subject = profile_subject(config, model, devices)
-        return cls(config, engine, subject, find_profile(config, subject), load, head, headless)
+        profile = find_profile(config, subject)
+        return cls(config, engine, subject, profile, load, head, headless, resident)
 
     def open(self, *, max_length: int | None = None, debug_nans: bool = False) -> Session:
         """Compiles, loads the weights, and returns the session. Arguments are those of
@@ -93,7 +97,7 @@ class SessionSetup:
         engine = self.engine
         if _is_alone(engine):
             return FixedLayout(next(iter(engine.layouts)))
-        memory = engine_memory(engine, self.config.rollout)
+        memory = engine_memory(engine, self.config.rollout, self.resident)
         warmup = Warmup(engine, known=self.profile and self.profile.latency, recheck=True)
         started = time.perf_counter()
         latency, buckets = warmup.measure(self._weights_in), engine.specs.buckets

@@ -15,6 +15,7 @@ from pat_jax.layout.exchange import form_of_update
 from pat_jax.planning.types import Split
 from pat_jax.run.logging.banner import opening
 from pat_jax.run.logging.progress import Progress
+from pat_jax.run.reward_models import check_room
 from pat_jax.run.setup import Setup
 from pat_jax.training.roles import Roles
 from pat_jax.training.update_memory import UpdateOptions, check_update, update_stages
@@ -56,11 +57,16 @@ def compile_run(
     not fit a device."""
     start = time.perf_counter()
     is_by_need = setup.engine.by_need is not None
+    models = [one.reader for one in setup.reward_models.values()]
+    of_models = sum(len(one.to_compile(by_need=False)) for one in models)
     of_roles = setup.roles.to_compile(by_need=is_by_need)
-    count = of_roles + setup.engine.to_compile(layouts)
+    count = of_roles + of_models + setup.engine.to_compile(layouts)
     progress.print(f"compiling {count} programs")
     # The update first: it tells early if the run does not fit.
     update = compile_update(setup.roles, setup.memory.limit, config, progress, by_need=is_by_need)
+    for one in models:  # few programs, without a backward pass
+        one.compile(by_need=False)
+    check_room(setup.reward_models, setup.memory)
     setup.engine.compile(_show("rollout", progress), layouts)
     seconds = time.perf_counter() - start
     progress.print(f"compiled in {seconds:.1f} s")

@@ -28,6 +28,7 @@ from pat_jax.models.config import PADDING, ModelConfig
 from pat_jax.models.kernels.kernel_choice import Kernels
 from pat_jax.models.policy import Params, Policy
 from pat_jax.rl.algorithm.update import TrainState
+from pat_jax.rl.rewards.rewards import model_of
 from pat_jax.run.process.folder import CHECKPOINTS
 from pat_jax.run.start.adapters import identity, initial_policy
 from pat_jax.training.build import DTYPES
@@ -35,7 +36,6 @@ from pat_jax.training.build_roles import CriticModel
 from pat_jax.training.roles import Roles
 
 CRITIC_BASE = "critic_base_checksum"  # in a checkpoint's metadata
-_REWARD_MODEL = "model:"  # before the directory of a reward model, in --reward
 
 
 def critic_model(
@@ -75,7 +75,7 @@ def critic_model(
 
 def _source(config: RunConfig) -> str:
     """Returns the model that the critic begins as; empty: the policy."""
-    scored = (x.removeprefix(_REWARD_MODEL) for x in config.reward if x.startswith(_REWARD_MODEL))
+    scored = filter(None, map(model_of, config.reward))
     source = config.critic.model or next(scored, "")
     return "" if source == config.model else source
 
@@ -92,7 +92,12 @@ def _check_tokens(config: RunConfig, shape: ModelConfig, source: str, policy: Mo
             f"a model for the {config.rollout.max_length:,} tokens of the longest prompt and response together, "
             f"and this one is for {shape.max_position:,}"
         )
-    require(not expected, "critic.model", source, f"{expected}; take one of the policy's family")
+    require(
+        not expected,
+        "critic.model",
+        source,
+        f"{expected}; take one of the policy's family, or --model itself",
+    )
 
 
 def _layout(config: RunConfig, model: ModelConfig, devices: Sequence[Device]) -> Layout:
@@ -200,7 +205,7 @@ def _zeros(like: jax.ShapeDtypeStruct) -> jax.Array:
 
 
 def with_head_bias(policy: Policy, params: Params) -> tuple[Policy, Params]:
-    """Returns a model with a scalar head, adapters attached or not, with a bias of its head. The bias
-    is zero if it had none."""
+    """Returns a model with a scalar head, adapters attached or not, with a bias of the head. The
+    bias is zero if it had none."""
     biased = Policy.from_config(replace(policy.config, head_bias=True))
     return biased, _by_name(params, biased.abstract_params)

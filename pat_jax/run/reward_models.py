@@ -1,0 +1,184 @@
+"""The reward models that --reward names: their files, their programs and what scores with them.
+
+Knows options and checkpoints. Does not know when responses are scored, nor how scores add up.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pat_jax.common.devices import Device
+from pat_jax.common.errors import UserError
+from pat_jax.common.hub import local_checkpoint
+from pat_jax.common.rules import require
+from pat_jax.config.by_model import settled_dtype
+from pat_jax.config.rewards import RewardModelOptions
+from pat_jax.config.run import RunConfig
+from pat_jax.engine.sizing.draft_choice import checkpoint_shape
+from pat_jax.engine.sizing.memory import gib, shard_bytes
+from pat_jax.engine.warm_up.kernel_check import usable_kernels
+from pat_jax.layout.buckets import ladder, largest_length
+from pat_jax.layout.layout import Layout, layout_chain
+from pat_jax.layout.mesh import factored_mesh, padded_for
+from pat_jax.models.checkpoints.hf_config import CONFIG_FILE
+from pat_jax.models.checkpoints.hf_load import load_params
+from pat_jax.models.checkpoints.json_fields import read_json_object
+from pat_jax.models.config import ModelConfig
+from pat_jax.models.policy import Policy
+from pat_jax.planning.memory import MemoryModel
+from pat_jax.rl.algorithm.predict import Predictor
+from pat_jax.rl.batches.packing import Shape, shapes
+from pat_jax.rl.rewards.model import RewardModel
+from pat_jax.rl.rewards.rewards import MODEL, model_of
+from pat_jax.rl.text.scored_text import check_template
+from pat_jax.rl.text.tokenizer import HuggingFaceTokenizer, check_vocabulary
+from pat_jax.run.results.weights import check_weights
+from pat_jax.training.build import DTYPES, ROW_UNIT, scans_layers
+from pat_jax.training.passes import model_functions
+from pat_jax.training.reader import Reader
+from pat_jax.training.text_scorer import TextScorer
+from pat_jax.training.trainable_params import TrainableParams
+
+LEAST_LENGTH = 1024  # tokens of the longest text, where the option is auto
+SHORTEST_ROW = 128  # tokens
+
+
+@dataclass(frozen=True)
+class RewardRole:
+    """One reward model, before and after its weights are loaded."""
+
+    name: str  # a directory, or a name on the Hub
+    reader: Reader
+    scores: RewardModel
+
+    def check_weights(self) -> None:
+        """Raises UserError if the weights of a Hub model cannot be downloaded or do not fit."""
+        check_weights(self.name, "reward", head=None)
+
+    def load(self) -> None:
+        """Loads the weights into their shards."""
+        held, folder = self.reader.held, local_checkpoint(self.name, option="reward")
+        self.reader.params = load_params(folder, held.policy, held.shardings, held.weight_dtype)
+
+
+RewardModels = Mapping[str, RewardRole]  # by the value of --reward
+
+
+def build_reward_models(config: RunConfig, devices: Sequence[Device]) -> RewardModels:
+    """Returns the reward models of a run, without their weights.
+
+    Raises:
+      UserError: a directory does not exist, or holds no usable reward model, tokenizer or template.
+    """
+    return {spec: _build(spec, config, devices) for spec in config.reward if model_of(spec)}
+
+
+def _build(spec: str, config: RunConfig, devices: Sequence[Device]) -> RewardRole:
+    name, options = model_of(spec), config.reward_model
+    shape = _shape(spec)
+    folder = Path(local_checkpoint(name, option="reward", weights=False))
+    tokenizer = HuggingFaceTokenizer(folder)
+    check_vocabulary(tokenizer, shape.vocab_size, source=str(folder))
+    check_template(tokenizer)
+    max_length = _max_length(options, name, shape, config.rollout.max_length)
+    dtype = settled_dtype(options.dtype, devices[0].platform, is_checkpoint=True)
+    policy = Policy.from_config(padded_for(devices, shape))
+    layout = _layout(policy.config, devices, config.rollout.page_size, dtype)
+    micro_shapes = _micro_shapes(config, max_length, layout)
+    held = TrainableParams(policy, layout, weight_dtype=DTYPES[dtype])
+    reader = Reader("score", held, _predictor(config, policy, layout, dtype), micro_shapes)
+    pad_id = read_json_object(folder / CONFIG_FILE).get("pad_token_id")
+    scorer = TextScorer(reader, micro_shapes)
+    scores = RewardModel(spec, tokenizer, scorer, max_length=max_length, pad_id=pad_id)
+    return RewardRole(name, reader, scores)
+
+
+def _shape(spec: str) -> ModelConfig:
+    shape = checkpoint_shape(model_of(spec), "reward", head=None)
+    if shape is None:
+        raise UserError(
+            f"option --reward is {spec!r}: expected behind {MODEL!r} the directory of a reward model, or its "
+            "name on the Hugging Face Hub as owner/name, and there is no such directory; correct it, or "
+            "write a function of a module that is called model as model.py:function."
+        )
+    if shape.head != "scalar":
+        raise UserError(
+            f"option --reward is {spec!r}: expected a …ForSequenceClassification checkpoint with one label, "
+            "and this model generates text; choose a reward model, or train one from it."
+        )
+    return shape
+
+
+def _max_length(options: RewardModelOptions, name: str, shape: ModelConfig, longest: int) -> int:
+    """Returns the most tokens of a text, in rollouts of up to `longest` tokens of the policy."""
+    asked, context = options.max_length, shape.max_position
+    if asked is None:
+        return min(context, max(LEAST_LENGTH, 2 * longest))
+    expected = f"at most the {context:,} tokens of the context of {name!r}"
+    require(asked <= context, "reward_model.max_length", asked, expected)
+    return asked
+
+
+def _layout(model: ModelConfig, devices: Sequence[Device], page_size: int, dtype: str) -> Layout:
+    """Returns the layout with the least TP, with the kernels that work on these devices."""
+
+    def first(kernels: Any = None) -> Layout:
+        return next(iter(layout_chain(factored_mesh(devices), model, kernels)[0].values()))
+
+    layout = first()
+    names = "rows", "experts"
+    asked = {"page_size": page_size, "dtype": DTYPES[dtype], "names": names}
+    kernels = usable_kernels([layout], model, **asked)
+    return layout if kernels == layout.kernels else first(kernels)
+
+
+def _micro_shapes(config: RunConfig, max_length: int, layout: Layout) -> list[Shape]:
+    rollout, longest = config.rollout, largest_length(max_length, ROW_UNIT)
+    buckets = ladder(min(SHORTEST_ROW, longest), longest)
+    responses = rollout.prompts_per_step * rollout.num_generations
+    return shapes(buckets, config.reward_model.tokens_per_micro_batch, layout.split.dp, responses)
+
+
+def _predictor(config: RunConfig, policy: Policy, layout: Layout, dtype: str) -> Predictor:
+    is_scanned = scans_layers("auto", policy.config.num_layers, layout.platform, dtype)
+    functions = model_functions(
+        policy,
+        layout,
+        DTYPES[dtype],
+        remat="none",  # there is no backward pass
+        scan_layers=is_scanned,
+        experts="auto",
+    )
+    return Predictor(functions, policy.config.vocab_size)
+
+
+def resident_of(models: RewardModels) -> list[Any]:
+    """Returns shapes with shardings of the weights, which stay on the devices."""
+    return [tree for one in models.values() for tree in one.reader.resident]
+
+
+def load_reward_models(models: RewardModels) -> None:
+    for one in models.values():
+        one.load()
+
+
+def check_room(models: RewardModels, memory: MemoryModel) -> None:
+    """Checks, after compilation, that there is room for the largest pass of a reward model.
+
+    It runs after a rollout, whose weights are still there and whose KV cache is not.
+
+    Raises:
+      UserError: a device has less memory than that.
+    """
+    for spec, one in models.items():
+        programs, weights = one.reader.programs, max(memory.weights.values())
+        taken = max((programs.bytes_taken(key) or 0 for key in programs), default=0)
+        held = memory.resident + shard_bytes(one.reader.visiting)
+        if (needed := held + weights + taken) > memory.limit:
+            raise UserError(
+                f"reward {spec!r} needs {gib(needed)} of a device ({gib(held)} of models and training "
+                f"state, {gib(weights)} of the rollout's weights, {gib(taken)} while it runs), but it has "
+                f"{gib(memory.limit)}; lower --reward_model.max_length or "
+                "--reward_model.tokens_per_micro_batch, or use more devices."
+            )

@@ -1,0 +1,30 @@
+"""Scores whole texts with a frozen model that has a scalar head: a reward model."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from pat_jax.rl.batches.packing import Shape
+from pat_jax.rl.batches.scored import to_scored_batch
+from pat_jax.training.reader import Reader
+
+
+class TextScorer:
+    """Scores texts in batches of a few compiled shapes.
+
+    Args:
+      micro_shapes: those that `reader` is for.
+    """
+
+    def __init__(self, reader: Reader, micro_shapes: Sequence[Shape]):
+        self.reader, self._micro_shapes = reader, micro_shapes
+
+    def __call__(self, texts: Sequence[Int[np.ndarray, " _"]]) -> Float[np.ndarray, " texts"]:
+        """Returns what the model predicts at the last token of each text.
+
+        Raises:
+          ValueError: a text is longer than every row.
+        """
+        batch = self.reader.read(to_scored_batch(texts, self._micro_shapes))
+        return np.concatenate(batch.by_response(self.reader.column))

@@ -1,0 +1,78 @@
+"""Finds what calls a reward: this process, others, an endpoint, or a model.
+
+Knows which kind of reward a name stands for. Does not know which responses a call is for
+(`function.py`).
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from typing import Protocol, runtime_checkable
+
+from pat_jax.rl.rewards.built_in import BUILT_IN
+from pat_jax.rl.rewards.endpoint import RewardEndpoint
+from pat_jax.rl.rewards.model import RewardModel
+from pat_jax.rl.rewards.outcome import Outcome
+from pat_jax.rl.rewards.responses import Response
+from pat_jax.rl.rewards.rewards import is_endpoint, model_of
+from pat_jax.rl.rewards.signatures import Recognised
+from pat_jax.rl.rewards.workers import RewardWorkers
+
+# Functions that only compare strings and cannot hang: a process would cost more than the scoring.
+_IN_PROCESS = ("exact",)
+
+
+@runtime_checkable
+class Caller(Protocol):
+    """What scores some responses by one reward."""
+
+    def submit(self, responses: Sequence[Response], seconds: float) -> Future[Outcome]:
+        """Starts one call, which may take `seconds`."""
+        ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Limits of each function."""
+
+    timeout: float  # seconds per response; a call has the sum for its responses
+    num_workers: int = 1  # calls at a time
+    memory: float = 0.0  # GiB of each process; 0: no limit
+    retries: int = 0  # of a call to an endpoint
+    token: str = field(default="", repr=False)  # sent to endpoints
+
+
+def open_caller(spec: str, limits: Limits, models: Mapping[str, RewardModel]) -> Caller:
+    """Returns the caller of the reward `spec`, which is one of `models` if it names a model.
+
+    Raises:
+      UserError: the function cannot be imported, or `spec` is not a valid address.
+      KeyError: it names a model that is not one of `models`.
+    """
+    if model_of(spec):
+        return models[spec]
+    if spec in _IN_PROCESS:
+        return _InProcess(spec)
+    if is_endpoint(spec):
+        return RewardEndpoint(spec, limits.num_workers, limits.retries, limits.token)
+    return RewardWorkers(spec, limits.num_workers, limits.memory)
+
+
+class _InProcess:
+    """Calls a built-in function in this process."""
+
+    def __init__(self, spec: str):
+        self._function = Recognised(BUILT_IN[spec], spec)
+
+    def submit(self, responses: Sequence[Response], seconds: float) -> Future[Outcome]:
+        del seconds
+        start, here = time.perf_counter(), Future[Outcome]()
+        outcome = self._function(responses)
+        here.set_result(replace(outcome, seconds=time.perf_counter() - start))
+        return here
+
+    def close(self) -> None:
+        """Does nothing: there is no process to end."""

@@ -1,0 +1,105 @@
+"""A reward computed by a model on the run's own devices.
+
+Responses are tokenized when they end, and wait: the model's programs run after the rollout, since
+two threads must not give programs to the same devices. Knows texts and tokens. The model is a
+function that is handed in; this imports no jax.
+"""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from pat_jax.rl.rewards.outcome import Cause, Failure, Outcome
+from pat_jax.rl.rewards.responses import Response
+from pat_jax.rl.rewards.results import read_score
+from pat_jax.rl.rewards.shares import Shares
+from pat_jax.rl.text.chat_template import ChatTemplateError
+from pat_jax.rl.text.scored_text import scored_tokens
+from pat_jax.rl.text.tokenizer import HuggingFaceTokenizer
+
+# From the tokens of texts to the model's score of each.
+Score = Callable[[Sequence[Int[np.ndarray, " _"]]], Float[np.ndarray, " texts"]]
+
+_Tokens = bytes  # of an int32 array: small, and it can be compared and be a key
+
+
+@dataclass(frozen=True)
+class _Waiting:
+    texts: Sequence[_Tokens | Failure]  # one per response
+    outcome: Future[Outcome]
+
+
+class RewardModel:
+    """Scores responses with a model, by its own tokenizer and chat template.
+
+    Args:
+      name: the reward's name in metrics.
+      max_length: most tokens of a text; a longer one fails.
+      pad_id: the checkpoint's `pad_token_id`. As in transformers, the score is read at the last
+        token that is another one. None: at the last token.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        tokenizer: HuggingFaceTokenizer,
+        score: Score,
+        *,
+        max_length: int,
+        pad_id: int | None = None,
+    ):
+        self.name, self.max_length = name, max_length
+        self._tokenizer, self._score, self._pad_id = tokenizer, score, pad_id
+        self._waiting: list[_Waiting] = []
+
+    def submit(self, responses: Sequence[Response], seconds: float) -> Future[Outcome]:
+        """Tokenizes the responses; `score_waiting` scores them. Call it on one thread.
+
+        A program of fixed shapes has no time limit: `seconds` has no effect.
+        """
+        del seconds
+        waiting = _Waiting([self._read(one) for one in responses], Future())
+        self._waiting.append(waiting)
+        return waiting.outcome
+
+    def try_out(self, responses: Sequence[Response]) -> Outcome:
+        """Returns which responses could not be scored, without running the model."""
+        found = [self._read(response) for response in responses]
+        return Outcome(scores=[one if isinstance(one, Failure) else 0.0 for one in found])
+
+    def score_waiting(self, shares: Shares) -> None:
+        """Scores all responses that wait, in all processes together. Each process must call it.
+
+        The batches follow from the set of texts alone: they are the same in every process,
+        in whichever order responses ended. Equal texts are scored once.
+        """
+        waiting, self._waiting = self._waiting, []
+        own = {one for each in waiting for one in each.texts if isinstance(one, _Tokens)}
+        every = sorted(set().union(*shares.gather(f"texts for {self.name}", own)))
+        scores = self._score([np.frombuffer(one, np.int32) for one in every]) if every else ()
+        by_text = dict(zip(every, map(read_score, map(float, scores)), strict=True))
+        for each in waiting:
+            found = [one if isinstance(one, Failure) else by_text[one] for one in each.texts]
+            each.outcome.set_result(Outcome(scores=found))
+
+    def close(self) -> None:
+        """Forgets the responses that wait."""
+        self._waiting = []
+
+    def _read(self, response: Response) -> _Tokens | Failure:
+        prompt = response.messages or response.prompt
+        try:
+            tokens = np.array(scored_tokens(self._tokenizer, prompt, response.completion), np.int32)
+        except ChatTemplateError as error:
+            return Failure(Cause.EXCEPTION, f"cannot read it: {error}".removesuffix("."))
+        if len(tokens) > self.max_length:
+            return Failure(
+                Cause.TOO_LONG,
+                f"reads texts of up to {self.max_length:,} tokens (--reward_model.max_length), and "
+                f"this one has {len(tokens):,}",
+            )
+        others = np.flatnonzero(tokens != self._pad_id)
+        return tokens[: others[-1] + 1 if len(others) else 1].tobytes()

@@ -1,0 +1,70 @@
+"""The text that a reward model reads: a prompt and the response to it, by its own chat template.
+
+It is the text that transformers' `apply_chat_template` makes of the messages, all of which the
+model was trained on: what the template writes behind the response is read as well.
+"""
+
+from collections.abc import Sequence
+
+from pat_jax.common.errors import UserError
+from pat_jax.rl.text.chat_template import ChatTemplateError
+from pat_jax.rl.text.tokenizer import (
+    ASSISTANT,
+    ChatMessage,
+    HuggingFaceTokenizer,
+    PromptText,
+    flatten_messages,
+)
+
+_PROBE = "4bd2f0c1"  # a response that no template treats specially
+
+
+def scored_tokens(
+    tokenizer: HuggingFaceTokenizer, prompt: PromptText, response: str
+) -> Sequence[int]:
+    """Returns the tokens of a prompt and its response.
+
+    With a chat template, the response is the assistant's message after those of the prompt, or goes
+    on with the prompt's last message if that is the assistant's. A prompt that is a text is the
+    user's message. Without a template, the response follows the prompt, and an end-of-sequence
+    token follows both, as in TRL's `RewardTrainer`.
+
+    Raises:
+      ChatTemplateError: the template cannot render the messages.
+    """
+    if not tokenizer.has_chat_template:
+        tokens = tokenizer.encode_text(flatten_messages(prompt) + response)
+        is_ended = bool(tokens) and tokens[-1] in tokenizer.eos_ids
+        return tokens if is_ended else [*tokens, tokenizer.eos_ids[0]]
+    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+    messages = _answered(messages, response)
+    return tokenizer.encode_chat(tokenizer.chat_text(messages, is_closed=True))
+
+
+def check_template(tokenizer: HuggingFaceTokenizer) -> None:
+    """Checks that the tokenizer's chat template, if there is one, writes a response.
+
+    Raises:
+      UserError: it fails, or leaves the response out.
+    """
+    if not tokenizer.has_chat_template:
+        return
+    try:
+        text = tokenizer.chat_text(
+            _answered([{"role": "user", "content": "1"}], _PROBE), is_closed=True
+        )
+    except ChatTemplateError as error:
+        raise UserError(f"{tokenizer.directory}: {error}") from None
+    if _PROBE not in text:
+        raise UserError(
+            f"{tokenizer.directory}: the chat template leaves out what the assistant answers: expected one "
+            "with a place for the response, which the model is to score; correct the template, or "
+            "choose another model."
+        )
+
+
+def _answered(messages: Sequence[ChatMessage], response: str) -> list[ChatMessage]:
+    *before, last = messages
+    if last["role"] == ASSISTANT:
+        return [*before, {**last, "content": last["content"] + response}]
+    return [*messages, {"role": ASSISTANT, "content": response}]
