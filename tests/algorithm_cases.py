@@ -17,9 +17,11 @@ from pat_jax.rl.algorithm.losses import ENTROPY, LOGPROBS
 from pat_jax.rl.algorithm.update import TrainState
 from pat_jax.rl.batches.batches import TrainBatch
 from pat_jax.rl.batches.types import FinishReason, Prompt, Rollout, RolloutGroup
+from pat_jax.rl.rewards.by_function import ScoresByFunction
 from pat_jax.run.learning import training_batch
 from pat_jax.training.build import policy_loss
 from pat_jax.training.roles import REFERENCE, TEACHER, Roles
+from pat_jax.training.trainer import CRITIC, POLICY
 
 GROUPS, SAMPLES, LONGEST, BETA = 3, 4, 10, 0.05
 # GSPO's clips are of a thousandth: its ratios have to lie on both sides of them.
@@ -93,15 +95,27 @@ def batch_of(
         given = [x.reference for x in everyone]
         return SimpleNamespace(read=lambda batch: batch.with_column(column, given))
 
+    def value(state: TrainState, batch: TrainBatch) -> TrainBatch:
+        assert state is None
+        return batch.with_column("old_values", [values_of(x) for x in everyone])
+
     layout = SimpleNamespace(platform="cpu")
-    policy: Any = SimpleNamespace(predict=predict, layout=layout)
+    policy: Any = SimpleNamespace(name=POLICY, predicts=True, predict=predict, layout=layout)
+    critic: Any = SimpleNamespace(name=CRITIC, predicts=True, predict=value)
     columns = {REFERENCE: "reference_logprobs", TEACHER: "teacher_logprobs"}
-    roles = Roles(policy, {name: reader(column) for name, column in columns.items()})
+    readers = {name: reader(column) for name, column in columns.items()}
+    roles = Roles(policy, readers, critic if algorithm.has_critic else None)
     rewards = np.array([[x.reward for x in group] for group in groups])
-    state: Any = None
-    batch, measured = training_batch(config, roles, [(4, 16)], made, rewards, state)
+    states: Any = {POLICY: None, CRITIC: None}
+    made_of = made, rewards, states, None, ScoresByFunction(rewards[None], (1.0,))
+    batch, measured = training_batch(config, roles, [(4, 16)], *made_of)
     assert measured["train/advantage_std"] > 0
-    return algorithm, predict(state, batch)
+    return algorithm, batch
+
+
+def values_of(response: Response) -> np.ndarray:
+    """A critic's opinion of each token, made up."""
+    return np.cos(3 * response.old)
 
 
 def ours(

@@ -5,14 +5,17 @@ import re
 from functools import cache
 from typing import get_args, get_type_hints
 
+import numpy as np
 import pytest
 from metrics_table import STAND_INS, told_metrics, untold
 from runs import ROOT
 
 from pat_jax.rl.algorithm.policy_loss import PolicyLoss
+from pat_jax.rl.algorithm.value_loss import ValueLoss
 from pat_jax.rl.rewards.outcome import Cause
 
-NAMESPACES = "reward|rollout|train|eval|progress|memory|timing"
+NAMESPACES = "reward|rollout|train|critic|eval|progress|memory|timing"
+ROLES = ("train", "critic")  # whose name is before what any loss measures
 
 
 @cache
@@ -36,6 +39,8 @@ def is_written(name: str) -> bool:
     if any(word in name for word in STAND_INS):
         parts = [part.strip("/") for part in re.split("|".join(STAND_INS), name)]
         return all(is_part(part) for part in parts if part)
+    if name.partition("/")[0] in ROLES and is_part(name):
+        return True
     heads = [text for text in literals() if re.match(rf"({NAMESPACES})/", text)]
     tails = (name.removeprefix(head) for head in heads if name.startswith(head))
     return any(not tail or tail in literals() for tail in tails)
@@ -63,6 +68,13 @@ def test_what_the_code_names_is_told():
 @pytest.mark.parametrize("correction", get_args(get_type_hints(PolicyLoss)["correction"]))
 def test_what_a_loss_measures_is_told(correction: str):
     assert untold({f"train/{name}" for name in PolicyLoss(correction=correction).metrics}) == set()  # pyright: ignore[reportArgumentType]
+
+
+def test_what_a_critic_measures_is_told():
+    loss = ValueLoss()
+    reported = loss.summary([{name: np.ones((), np.float32) for name in ("weight", *loss.metrics)}])
+    assert "explained_variance" in reported
+    assert untold({f"critic/{name}" for name in reported}) == set()
 
 
 @pytest.mark.parametrize("name", [row[0] for row in told_metrics()])

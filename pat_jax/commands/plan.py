@@ -16,11 +16,12 @@ from pat_jax.config.by_model import shortened
 from pat_jax.config.command_line import dump
 from pat_jax.engine.record.plot import draw_rollout, plot_rollout
 from pat_jax.engine.sizing.draft_choice import checkpoint_shape, drafter_of, shape_of
-from pat_jax.models.config import ModelConfig
+from pat_jax.models.config import Head, ModelConfig
 from pat_jax.models.presets import preset
 from pat_jax.profiling.capacity.costs import costs_of
 from pat_jax.profiling.capacity.page import page, plan_text
 from pat_jax.profiling.capacity.plan_config import LONGEST, PlanConfig
+from pat_jax.profiling.capacity.plan_roles import shapes_of_roles
 from pat_jax.profiling.capacity.planned import Question, planned
 from pat_jax.profiling.capacity.recorded_responses import (
     Encode,
@@ -29,6 +30,7 @@ from pat_jax.profiling.capacity.recorded_responses import (
     sources_of,
 )
 from pat_jax.profiling.capacity.report import PlanReport
+from pat_jax.profiling.capacity.resting import settled
 from pat_jax.profiling.cross_compile.by_arithmetic import (
     by_arithmetic,
     check_room,
@@ -114,7 +116,9 @@ def question_of(config: PlanConfig, command: str) -> Question:
     )
     draft_model = drafter.policy and drafter.policy.config
     depths = DEPTHS[config.layers if has_equal_layers(model) else "all"]
-    order = Order.of(target, config.run(target), model, depths, draft_model)
+    others = others_of(config, model)
+    run = config.run(target)
+    order = settled(Order.of(target, run, model, depths, draft_model, others))
     check_room(order, config.model)
     build = by_arithmetic(order)
     profile = Path(config.profile) if config.profile else None
@@ -132,10 +136,22 @@ def question_of(config: PlanConfig, command: str) -> Question:
     )
 
 
-def model_of(name: str) -> ModelConfig:
+def model_of(name: str, option: str = "model", head: Head = "vocab") -> ModelConfig:
     """Returns the shape of a model. Raises UserError if `name` is neither a usable checkpoint nor a
     built-in shape."""
-    return checkpoint_shape(name, "model") or preset(name)
+    return checkpoint_shape(name, option, head) or preset(name)
+
+
+def others_of(config: PlanConfig, policy: ModelConfig) -> dict[str, ModelConfig]:
+    """Returns the shapes of the roles beside the policy and its reference, by name. Raises
+    UserError as `model_of` does."""
+
+    def shape(name: str, option: str) -> ModelConfig:
+        return model_of(name, option, "vocab" if option == "teacher.model" else "scalar")
+
+    critic = config.critic if config.has_critic else None
+    asked = {"critic": critic, "rewards": config.reward, "teacher": config.teacher.model}
+    return dict(shapes_of_roles(policy, shape, **asked))
 
 
 def encode_of(name: str) -> Encode | None:

@@ -4,8 +4,22 @@ Each option can still be set by itself. Options that a name leaves out are as in
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
+Name = Literal[
+    "grpo",
+    "dr_grpo",
+    "dapo",
+    "gspo",
+    "cispo",
+    "distill",
+    "rloo",
+    "reinforce_pp",
+    "reinforce_pp_baseline",
+    "opo",
+    "gdpo",
+    "ppo",
+]
 Parts = Mapping[str, Any]  # values of the fields of `AlgorithmConfig`
 
 # As TRL and verl have it by default: tokens averaged over the mini-batch. The paper averages over each
@@ -13,6 +27,7 @@ Parts = Mapping[str, Any]  # values of the fields of `AlgorithmConfig`
 _GRPO: Parts = {
     "baseline": "group",
     "scale_rewards": "group",
+    "multi_objective_aggregation": "sum_then_normalize",
     "whiten_advantages": False,
     "ratio": "token",
     "surrogate": "ppo",
@@ -88,4 +103,17 @@ ALGORITHMS: Mapping[str, Parts] = {
     # The baseline of least variance, where a longer response has the larger gradient; meant for one
     # update a batch. https://arxiv.org/abs/2505.23585
     "opo": {**_GRPO, "baseline": "length_weighted", "scale_rewards": "none"},
+    # Each of several rewards on its own scale. https://arxiv.org/abs/2601.05242
+    "gdpo": {**_GRPO, "multi_objective_aggregation": "normalize_then_sum"},
+    # A critic predicts the reward to come from each token; advantages are whitened, KL is in the reward, as
+    # in TRL, OpenRLHF and verl. One pass over each batch, in mini-batches, is OpenRLHF's and verl's: TRL's
+    # four passes drift further from the rollout. https://arxiv.org/abs/1707.06347, https://arxiv.org/abs/2203.02155
+    "ppo": {
+        **_GRPO,
+        "baseline": "critic",
+        "scale_rewards": "none",
+        "whiten_advantages": True,
+        "kl_in": "reward",
+        "kl_estimator": "k1",
+    },
 }

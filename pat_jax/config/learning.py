@@ -17,7 +17,8 @@ from pat_jax.common.rules import (
     positive,
     require,
 )
-from pat_jax.config.algorithms import ALGORITHMS
+from pat_jax.config.advantages import OF_CRITICS, AdvantageOptions, reward_rules
+from pat_jax.config.algorithms import ALGORITHMS, Name
 from pat_jax.config.rollout import RolloutConfig
 
 DELTA: Rule = (lambda x: x == 0 or 1 < x <= 1000, "0 (off) or a number above 1, at most 1000")
@@ -26,27 +27,15 @@ CAP: Rule = (lambda x: 1 <= x <= 1000, "a number from 1 to 1,000")
 
 
 @dataclass(frozen=True)
-class AlgorithmConfig(Options):
+class AlgorithmConfig(AdvantageOptions):
     """Policy-gradient algorithms by name, and their parts (docs/algorithms.md)."""
 
-    SECTION = "algorithm."
-
-    name: Literal[
-        "grpo",
-        "dr_grpo",
-        "dapo",
-        "gspo",
-        "cispo",
-        "distill",
-        "rloo",
-        "reinforce_pp",
-        "reinforce_pp_baseline",
-        "opo",
-    ] = field(default="grpo", metadata=stands_for(ALGORITHMS))
+    name: Name = field(default="grpo", metadata=stands_for(ALGORITHMS))
     """Name of the algorithm: sets the options below that it consists of. Each can still be set."""
-    baseline: Literal["group", "leave_one_out", "length_weighted", "none"] = "group"
+    baseline: Literal["group", "leave_one_out", "length_weighted", "none", "critic"] = "group"
     """What is subtracted from a reward: the mean of its group (GRPO), the mean of the others of its
-    group (RLOO), the mean weighted by lengths (OPO), or nothing."""
+    group (RLOO), the mean weighted by lengths (OPO), nothing, or the value that a critic predicts at
+    each token (PPO)."""
     scale_rewards: Literal["group", "batch", "none"] = "group"
     """Divide the difference by the standard deviation of the group's rewards (GRPO), by that of all
     rewards of the iteration, or not (Dr. GRPO, together with loss_aggregation constant)."""
@@ -122,12 +111,28 @@ class AlgorithmConfig(Options):
 
     def __post_init__(self):
         super().__post_init__()
+        for name, is_right, expected in reward_rules(self):
+            self.need(name, is_right, expected)
         self._check_pairs()
 
     @property
     def is_relative(self) -> bool:
         """Whether a response is compared with the other responses to its prompt."""
-        return self.baseline != "none"
+        return self.baseline not in ("none", "critic")
+
+    @property
+    def has_critic(self) -> bool:
+        return self.baseline == "critic"
+
+    @property
+    def penalizes_kl(self) -> bool:
+        """Whether the KL to the reference is part of the reward."""
+        return self.beta > 0 and self.kl_in == "reward"
+
+    @property
+    def is_by_function(self) -> bool:
+        """Whether each reward function's scores are compared by themselves."""
+        return self.multi_objective_aggregation == "normalize_then_sum"
 
     @property
     def title(self) -> str:
@@ -158,6 +163,11 @@ class AlgorithmConfig(Options):
                 "above 0 without a teacher (--algorithm.name distill), as nothing would be learned",
             ),
             (
+                self.reward_coef == 0 and self.has_critic,
+                "reward_coef",
+                "above 0 with --algorithm.baseline critic, which learns from rewards alone",
+            ),
+            (
                 is_scaled and self.whiten_advantages,
                 "scale_rewards",
                 "none with --algorithm.whiten_advantages, which scales already",
@@ -165,15 +175,35 @@ class AlgorithmConfig(Options):
             (
                 is_scaled and not self.is_relative,
                 "scale_rewards",
-                "none with --algorithm.baseline none: nothing is centred; whiten_advantages scales",
+                f"none with --algorithm.baseline {self.baseline}: no group is compared; whiten_advantages "
+                "scales",
             ),
             (
                 self.dynamic_sampling > 0 and not self.is_relative,
                 "dynamic_sampling",
-                "0 with --algorithm.baseline none, to which every response is a signal",
+                f"0 with --algorithm.baseline {self.baseline}, to which every response is a signal",
+            ),
+            (
+                self.kl_target > 0 and not self.penalizes_kl,
+                "kl_target",
+                "0 without --algorithm.beta, which it steers, and --algorithm.kl_in reward",
+            ),
+            (
+                self.kl_horizon != AlgorithmConfig.kl_horizon and not self.kl_target,
+                "kl_horizon",
+                "its default without --algorithm.kl_target, which it belongs to",
+            ),
+            (
+                self.normalize_reward and is_scaled,
+                "normalize_reward",
+                f"false with --algorithm.scale_rewards {self.scale_rewards}, which scales already",
             ),
         ):
             self.need(name, not is_wrong, expected)
+        for name in () if self.has_critic else OF_CRITICS:
+            default = getattr(AdvantageOptions, name)
+            words = f"{str(default).lower()} with --algorithm.baseline {self.baseline}, which has no critic"
+            self.need(name, getattr(self, name) == default, words)
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,18 @@ from dataclasses import dataclass, field
 from pat_jax.common.options.declared import option
 from pat_jax.common.rules import COUNT_OR_ZERO, GIVEN, LAYOUT, SEED, STEPS, matches
 from pat_jax.config.any_run import AnyRun
+from pat_jax.config.critic import WithCritic
 from pat_jax.config.data import DataConfig
 from pat_jax.config.evaluation import EvalConfig
-from pat_jax.config.learning import AlgorithmConfig, WarmStartConfig, check_signal, learning_notes
+from pat_jax.config.learning import (
+    AlgorithmConfig,
+    OptimizerConfig,
+    WarmStartConfig,
+    check_signal,
+    learning_notes,
+)
 from pat_jax.config.rewards import RewardOptions
+from pat_jax.config.roles import RolesConfig
 from pat_jax.config.rollout import RolloutConfig
 from pat_jax.config.shared import ComputeDtype, Planned
 from pat_jax.config.teacher import TeacherConfig
@@ -22,7 +30,7 @@ PATH = matches(rf"|{LAYOUT}(,{LAYOUT})*", "layouts such as dp4tp2,dp2tp4")
 
 
 @dataclass(frozen=True)
-class RunConfig(RewardOptions, Planned, AnyRun):
+class RunConfig(RewardOptions, Planned, AnyRun, WithCritic):
     """Improves a language model by reinforcement learning: prompts, sampled responses, rewards, an
     update, and again. Without a model and data it is a demonstration that runs anywhere.
 
@@ -66,6 +74,7 @@ class RunConfig(RewardOptions, Planned, AnyRun):
     data: DataConfig = field(default_factory=DataConfig)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
+    roles: RolesConfig = field(default_factory=RolesConfig)
     teacher: TeacherConfig = field(default_factory=TeacherConfig)
     warm_start: WarmStartConfig = field(default_factory=WarmStartConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
@@ -90,6 +99,8 @@ class RunConfig(RewardOptions, Planned, AnyRun):
             prompts % self.algorithm.mini_batch_size == 0,
             f"a divisor of --rollout.prompts_per_step ({prompts})",
         )
+        self._check_horizon()
+        self._check_critic()
         self._check_warmup()
         self._check_teacher()
         if self.train and self.steps:
@@ -104,6 +115,21 @@ class RunConfig(RewardOptions, Planned, AnyRun):
         """Optimizer steps of one iteration."""
         batches = self.rollout.prompts_per_step // self.algorithm.mini_batch_size
         return batches * self.algorithm.num_iterations
+
+    @property
+    def critic_updates(self) -> int:
+        """Optimizer steps of the critic in the whole run."""
+        return self.steps * self.updates_per_step
+
+    @property
+    def policy_updates(self) -> int:
+        """Optimizer steps of the policy in the whole run."""
+        return max(0, self.steps - self.critic.pretrain_steps) * self.updates_per_step
+
+    @property
+    def critic_optimizer(self) -> OptimizerConfig:
+        """The critic's optimizer, with the policy's options where it has none of its own."""
+        return self.critic.optimizer(self.optimizer)
 
     @property
     def micro_batch_option(self) -> str:
@@ -146,13 +172,45 @@ class RunConfig(RewardOptions, Planned, AnyRun):
         )
 
     def _check_warmup(self) -> None:
-        """Raises OptionError if the run ends before the learning rate reaches its peak."""
-        updates = self.steps * self.updates_per_step
+        """Raises OptionError if the run ends before a learning rate reaches its peak."""
+        for name, warmup, updates in (
+            ("optimizer", self.optimizer.warmup_steps, self.policy_updates),
+            ("critic", self.critic.warmup_steps, self.critic_updates),
+        ):
+            self.need(
+                f"{name}.warmup_steps",
+                not (self.train and self.steps) or warmup <= updates,
+                f"at most the {updates:,} optimizer steps of the run "
+                f"({updates // self.updates_per_step:,} --steps of {self.updates_per_step})",
+            )
+
+    def _check_critic(self) -> None:
+        """Raises OptionError if there is no critic for its options, or nothing else is trained."""
+        if not self.algorithm.has_critic:
+            self.check_no_critic(self.algorithm.baseline)
+        begins_as_policy = not self.critic.model and not any(
+            each.startswith("model:") for each in self.reward
+        )
+        is_lost = self.critic.lora.is_on and begins_as_policy and not self.lora.is_on
         self.need(
-            "optimizer.warmup_steps",
-            not (self.train and self.steps) or self.optimizer.warmup_steps <= updates,
-            f"at most the {updates:,} optimizer steps of the run ({self.steps:,} --steps of "
-            f"{self.updates_per_step})",
+            "critic.lora.rank",
+            not (is_lost and self.warm_start.steps),
+            "0 with --warm_start.steps but no --lora.rank: the policy after that stage, which the "
+            "adapters would be added to, is kept nowhere",
+        )
+        self.need(
+            "critic.pretrain_steps",
+            not (self.train and self.steps) or self.critic.pretrain_steps < self.steps,
+            f"less than the {self.steps:,} --steps of the run, of which the others train the policy",
+        )
+
+    def _check_horizon(self) -> None:
+        """Raises OptionError if one iteration could turn the sign of an adaptive beta."""
+        responses = self.rollout.prompts_per_step * self.rollout.num_generations
+        self.need(
+            "algorithm.kl_horizon",
+            not self.algorithm.kl_target or 5 * self.algorithm.kl_horizon > responses,
+            f"more than a fifth of an iteration's {responses:,} responses",
         )
 
     def _check_given(self) -> None:

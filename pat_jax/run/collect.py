@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 
 from pat_jax.common.stopwatch import Stopwatch
 from pat_jax.config.run import RunConfig
@@ -16,6 +16,7 @@ from pat_jax.engine.record.report import RolloutReport
 from pat_jax.engine.record.trace import RolloutTrace
 from pat_jax.rl.algorithm.advantages import has_signal
 from pat_jax.rl.batches.types import RolloutGroup
+from pat_jax.rl.rewards.by_function import ScoresByFunction
 from pat_jax.rl.rewards.outcome import Failure
 from pat_jax.rl.rewards.report import describe_rewards
 from pat_jax.rl.rewards.responses import response_reader
@@ -44,6 +45,10 @@ class Drawn:
     hidden_seconds: float  # of scoring while the rollout was running
     from_disk: int = 0  # responses that were generated before the run was killed
 
+    @property
+    def by_function(self) -> ScoresByFunction:
+        return ScoresByFunction.of(self.scores, self.rewards)
+
     def trace(self, capacity: int) -> RolloutTrace:
         """Returns the rollout's trace, with the lengths of its sequences for a replay. They are
         left out if some responses came from disk, as their path is not known. `capacity` is how
@@ -62,6 +67,7 @@ class Drawn:
 class Experience:
     groups: Sequence[RolloutGroup]
     rewards: Float[np.ndarray, "groups samples"]
+    by_function: ScoresByFunction
     last: Drawn  # the batch that completed it
     drawn: Sequence[RolloutGroup]  # of all batches, groups without signal included
     measured: dict[str, Any]
@@ -99,21 +105,32 @@ class Collector:
         function cannot work, or if a response could not be sampled."""
         config, wanted = self._config, self._config.rollout.prompts_per_step
         more = config.algorithm.dynamic_sampling if config.train else 0
-        drawn, groups, rewards = [], [], []
+        drawn, groups, rewards, scores = [], [], [], []
         with self.unfinished.iteration(step, generator.policy) as kept:
             while len(groups) < wanted and len(drawn) <= more:
                 drawn.append(one := self._draw(step, generator, clock, kept))
-                keeps = has_signal(one.rewards) if more else np.full(len(one.groups), True)
+                keeps = self._teaches(one) if more else np.full(len(one.groups), True)
                 pairs = zip(one.groups, keeps, strict=True)
                 groups += [group for group, keep in pairs if keep]
                 rewards.append(one.rewards[keeps])
+                scores.append(one.by_function.of_groups(keeps))
         last = drawn[-1]
         epochs = self._task.train.epochs(self.totals.cursor)
         measured = _describe(drawn) | self.totals.metrics(epochs)
         every = [group for one in drawn for group in one.groups]
         if not groups:
-            return Experience(last.groups, last.rewards, last, every, measured)
-        return Experience(groups[:wanted], np.concatenate(rewards)[:wanted], last, every, measured)
+            made_of = last.groups, last.rewards, last.by_function
+            return Experience(*made_of, last, every, measured)
+        first = slice(wanted)
+        rewards, by_function = np.concatenate(rewards)[first], ScoresByFunction.joined(scores)
+        made_of = groups[first], rewards, by_function.of_groups(first)
+        return Experience(*made_of, last, every, measured)
+
+    def _teaches(self, drawn: Drawn) -> Bool[np.ndarray, " groups"]:
+        """Whether the algorithm finds a difference between the responses of a group."""
+        if self._config.algorithm.is_by_function:
+            return drawn.by_function.has_signal
+        return has_signal(drawn.rewards)
 
     def _draw(
         self, step: int, generator: Generator, clock: Stopwatch, iteration: Iteration

@@ -3,7 +3,8 @@
 Knows the options of the algorithm. Does not know how responses or rewards came about.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,10 +13,14 @@ from jaxtyping import Float, Int
 from pat_jax.config.learning import AlgorithmConfig
 from pat_jax.config.run import RunConfig
 from pat_jax.rl.algorithm.advantages import AdvantageEstimator, overlong_penalty
+from pat_jax.rl.algorithm.critic_estimator import CriticEstimator
+from pat_jax.rl.algorithm.gdpo import gdpo_advantages
 from pat_jax.rl.algorithm.kl import estimate_kl
+from pat_jax.rl.algorithm.reward_variance import with_more_variance
 from pat_jax.rl.algorithm.update import TrainState
 from pat_jax.rl.batches.batches import TrainBatch, to_train_batch
 from pat_jax.rl.batches.types import FinishReason, RolloutGroup
+from pat_jax.rl.rewards.by_function import ScoresByFunction
 from pat_jax.run.checkpoints.exit_head_state import learned_head
 from pat_jax.run.checkpoints.skipped_steps import NonFiniteSteps
 from pat_jax.run.collect import Experience
@@ -23,10 +28,12 @@ from pat_jax.run.distillation import with_teacher
 from pat_jax.run.logging.speed import describe_update, sequence_lengths
 from pat_jax.run.process.open_run import OpenRun
 from pat_jax.run.setup import Setup
+from pat_jax.run.shaping import KL_OF_A_TOKEN, Shaping
 from pat_jax.run.start.init_state import Beginning
-from pat_jax.training.build import learning_rates, micro_shapes, shares_prompts
-from pat_jax.training.roles import REFERENCE, Roles
-from pat_jax.training.trainer import UpdateResult
+from pat_jax.training.build import critic_rates, learning_rates, micro_shapes, shares_prompts
+from pat_jax.training.model_flops import training_flops
+from pat_jax.training.roles import REFERENCE, Roles, States
+from pat_jax.training.trainer import CRITIC, POLICY, Trainer, UpdateResult
 
 
 def nothing_to_learn(
@@ -56,17 +63,22 @@ def training_batch(
     micro_shapes: Sequence[tuple[int, int]],
     groups: Sequence[RolloutGroup],
     rewards: Float[np.ndarray, "groups samples"],
-    state: TrainState,
+    states: States,
+    beta: float | None = None,
+    by_function: ScoresByFunction | None = None,
 ) -> tuple[TrainBatch, dict[str, float]]:
     """Returns the batch of an iteration with all columns, and the metrics of its advantages.
-    Responses whose reward is NaN are left out. KL in the reward compares the policy of `state` with
-    the reference."""
+    Responses whose reward is NaN are left out. KL in the reward compares the policy before the
+    update with the reference. Its weight is `beta`; None: that of the options. `by_function` is
+    needed where each function's scores are compared by themselves."""
     algorithm, cap = config.algorithm, config.rollout.max_completion_length
     buffer = algorithm.overlong_buffer
     if not algorithm.reward_coef:
         rewards = np.zeros_like(rewards)  # also where a reward failed: the teacher says enough
     lengths = np.array([[len(one.tokens) for one in group.rollouts] for group in groups])
     penalties = overlong_penalty(lengths, cap, share=buffer, penalty=algorithm.overlong_penalty)
+    if algorithm.reward_adjustment == "variance":
+        rewards = with_more_variance(rewards)
     shaped, measured = rewards - penalties, {}
     if buffer:
         measured["reward/overlong_penalty"] = float(penalties.mean())
@@ -80,100 +92,158 @@ def training_batch(
         max_completion_length=cap,
         shares_prompts=shares_prompts(config, roles.policy.layout.platform),
     )
-    batch, kl = roles.read(batch), None
+    batch, kl = roles.predict(states, batch), None
     if algorithm.kl_in == "reward" and REFERENCE in roles.readers:
-        batch = roles.policy.predict(state, batch)
         columns = batch.by_response("old_logprobs"), batch.by_response("reference_logprobs")
         pairs = zip(*columns, strict=True)
         kl = [estimate_kl(old, other, algorithm.kl_estimator) for old, other in pairs]
         measured["reward/kl"] = float(np.mean([each.sum() for each in kl]))
-    advantages, described = _advantages(algorithm, shaped, lengths, kl)
-    if algorithm.distill_coef:
-        batch = roles.policy.predict(state, batch)
-    batch, of_teacher = with_teacher(algorithm, batch.with_column("advantages", advantages))
-    return batch, measured | described | of_teacher
+        measured[KL_OF_A_TOKEN] = float(np.concatenate(kl).mean())
+    weight = algorithm.beta if beta is None else beta
+    if algorithm.is_by_function:
+        assert by_function is not None
+        relative = gdpo_advantages(by_function.scores, by_function.weights)
+        pairs = zip(lengths.reshape(-1), relative.reshape(-1), strict=True)
+        columns = {"advantages": [np.full(length, advantage) for length, advantage in pairs]}
+    else:
+        columns = _advantages(algorithm, weight, batch, shaped, lengths, kl)
+    known = np.concatenate(columns["advantages"])
+    known = known[~np.isnan(known)]
+    if known.size:
+        measured["train/advantage_std"] = float(known.std())
+        measured["train/advantage_max"] = float(np.abs(known).max())
+    for name, values in columns.items():
+        batch = batch.with_column(name, [np.nan_to_num(each) for each in values])
+    batch, of_teacher = with_teacher(algorithm, batch)
+    return batch, measured | of_teacher
 
 
 def _advantages(
     algorithm: AlgorithmConfig,
+    beta: float,
+    batch: TrainBatch,
     rewards: Float[np.ndarray, "groups samples"],
     lengths: Int[np.ndarray, "groups samples"],
     kl: Sequence[np.ndarray] | None,
-) -> tuple[list[np.ndarray], dict[str, float]]:
-    """Returns the token advantages of each response, 0 where it has no reward, and their metrics.
-    `kl`, of each token, is subtracted from the reward."""
-    estimator = AdvantageEstimator(
-        algorithm.baseline,
-        algorithm.scale_rewards,
-        algorithm.whiten_advantages,
-        0.0 if kl is None else algorithm.beta,
+) -> Mapping[str, Sequence[np.ndarray]]:
+    """Returns columns of each response's tokens, NaN where it has no reward: advantages, and with a
+    critic the returns that it learns. `kl`, of each token, is subtracted from the reward."""
+    whiten = algorithm.whiten_advantages
+    if algorithm.baseline != "critic":
+        scale, weight = algorithm.scale_rewards, 0.0 if kl is None else beta
+        of_groups = AdvantageEstimator(algorithm.baseline, scale, whiten, weight)
+        return {"advantages": [x for group in of_groups(rewards, lengths, kl) for x in group]}
+    of_values = CriticEstimator(
+        algorithm.gamma, algorithm.lam, beta, whiten, algorithm.whiten_rewards
     )
-    advantages = [one for group in estimator(rewards, lengths, kl) for one in group]
-    known = np.concatenate(advantages)
-    known = known[~np.isnan(known)]
-    measured: dict[str, float] = {}
-    if known.size:
-        measured["train/advantage_std"] = float(known.std())
-        measured["train/advantage_max"] = float(np.abs(known).max())
-    return [np.nan_to_num(one) for one in advantages], measured
+    penalties = kl or [np.zeros(n) for n in lengths.reshape(-1)]
+    found = of_values(rewards.reshape(-1), penalties, batch.by_response("old_values"))
+    return dict(zip(("advantages", "returns"), found, strict=True))
+
+
+@dataclass(frozen=True)
+class Learned:
+    """What an iteration has learned from, and how."""
+
+    batch: TrainBatch
+    results: Mapping[str, UpdateResult]  # by the name of the trained role
+    measured: dict[str, float]
 
 
 class Learner:
-    """Holds the training state of a run: policy, optimizer and exit head."""
+    """Holds what a run learns: the states of trained roles, of rewards, and of the exit head."""
 
     def __init__(self, config: RunConfig, setup: Setup, began: Beginning, run: OpenRun):
-        self._config, self._setup, self._trainer = config, setup, setup.trainer
-        self.state = began.state
-        self.base_checksum = began.base_checksum
+        self._config, self._setup, self._roles = config, setup, setup.roles
+        self.states, self._checksums = began.states, began.base_checksums
+        self._shaping = Shaping.of(config.algorithm, began.meta)
         layout = setup.trainer.layout
         self._shapes = micro_shapes(config, layout.split.dp, layout.platform)
-        self._rates = learning_rates(config)
-        self._skipped = NonFiniteSteps(run.folder, config.optimizer.max_skipped, run.progress.print)
+        self._rates = {POLICY: learning_rates(config), CRITIC: critic_rates(config)}
+        most, notify = config.optimizer.max_skipped, run.progress.print
+        self._skipped = {
+            role.name: NonFiniteSteps(run.folder, most, notify, role.name)
+            for role in self._roles.trained
+        }
         self.exit_head = learned_head(config, setup, self._shapes)
         head, step = self.exit_head, began.steps_done
         if head and step and (lost := head.restore(step)):
             run.progress.print(lost)
 
-    def learn(self, found: Experience) -> tuple[TrainBatch, UpdateResult, dict[str, float]]:
-        """Updates the policy. Returns the batch, the result of the update, and metrics."""
-        made_of = self._shapes, found.groups, found.rewards, self.state
-        batch, measured = training_batch(self._config, self._setup.roles, *made_of)
-        self.state, result = self._trainer.update(self.state, batch)
-        return batch, result, measured | result.metrics
+    @property
+    def state(self) -> TrainState:
+        """The policy's."""
+        return self.states[POLICY]
+
+    def learn(self, step: int, found: Experience) -> Learned:
+        """Updates all trained roles in iteration `step`, from 1."""
+        algorithm = self._config.algorithm
+        shaping, rewards = self._shaping.shaped(algorithm, found.groups, found.rewards)
+        made_of = self._shapes, found.groups, rewards, self.states
+        beta = shaping.kl.beta
+        batch, measured = training_batch(
+            self._config, self._roles, *made_of, beta, found.by_function
+        )
+        if algorithm.penalizes_kl:
+            measured["train/kl_coef"] = beta
+        states, results = dict(self.states), {}
+        for role in self._roles.trained:
+            if role.name == POLICY and step <= self._config.critic.pretrain_steps:
+                results[role.name] = role.untouched(states[role.name])
+                continue
+            states[role.name], result = role.update(states[role.name], batch)
+            results[role.name] = result
+            measured |= result.metrics
+        self.states, self._shaping = states, shaping.after(measured, rewards.size)
+        return Learned(batch, results, measured)
 
     def learn_head(self, batch: TrainBatch) -> dict[str, float]:
         """Trains the exit head, if there is one, on the same batch. Returns its metrics."""
         return self.exit_head.trainer.learn(self.state.params, batch) if self.exit_head else {}
 
     def describe(
-        self,
-        groups: Sequence[RolloutGroup],
-        batch: TrainBatch,
-        result: UpdateResult,
-        seconds: float,
+        self, groups: Sequence[RolloutGroup], learned: Learned, seconds: float
     ) -> dict[str, float]:
         """Returns the metrics of an update that took `seconds`."""
-        lora, lengths = self._trainer.trained.lora, sequence_lengths(groups)
-        speed = describe_update(
-            self._setup.policy.config,
+        lengths, shared = sequence_lengths(groups), learned.batch.shared
+        updated = [role for role in self._roles.trained if learned.results[role.name].applied]
+        passes, policy = self._config.algorithm.num_iterations, self._roles.policy
+        lora = policy.trained.lora
+        measured = describe_update(
+            policy.policy.config,
             self._setup.devices,
             lengths,
-            batch.shared,
-            passes=self._config.algorithm.num_iterations,
+            shared,
+            passes=passes if policy in updated else 0,
             seconds=seconds,
             adapter_weights=lora.active_weights if lora else None,
+            more_flops=sum(passes * _flops(x, lengths, shared) for x in updated if x != policy),
         )
-        return speed | {
-            "train/padding_efficiency": batch.padding_efficiency,
-            "train/shared_tokens": float(batch.shared.sum() / lengths.sum()),
-            "train/learning_rate": float(self._rates(max(0, result.updates_applied - 1))),
-        }
+        measured["train/padding_efficiency"] = learned.batch.padding_efficiency
+        measured["train/shared_tokens"] = float(shared.sum() / lengths.sum())
+        for role in updated:
+            step = max(0, learned.results[role.name].updates_applied - 1)
+            measured[f"{role.name}/learning_rate"] = float(self._rates[role.name](step))
+        return measured
 
-    def note_skipped(self, step: int, batch: TrainBatch, result: UpdateResult) -> None:
-        """Raises UserError if too many optimizer steps in a row were skipped."""
-        self._skipped.note(step, batch.mini_batches, result.applied)
+    def note_skipped(self, step: int, learned: Learned) -> None:
+        """Raises UserError if too many optimizer steps in a row of a role were skipped."""
+        for name, result in learned.results.items():
+            self._skipped[name].note(step, learned.batch.mini_batches, result.applied)
 
     @property
     def kept(self) -> dict[str, Any]:
         """The state that a checkpoint saves."""
-        return {"train": self.state}
+        return dict(self.states)
+
+    @property
+    def meta(self) -> dict[str, Any]:
+        """What a checkpoint's metadata say of what is learned."""
+        return {**self._checksums, **self._shaping.to_meta()}
+
+
+def _flops(role: Trainer, lengths: np.ndarray, shared: np.ndarray) -> float:
+    """Returns the floating-point operations of a role's pass over these sequences."""
+    lora = role.trained.lora
+    weights = lora.active_weights if lora else None
+    return training_flops(role.policy.config, lengths, shared, adapter_weights=weights)

@@ -32,7 +32,7 @@ from pat_jax.run.process.folder import CHECKPOINTS
 from pat_jax.run.process.open_run import Kept, OpenRun
 from pat_jax.run.process.steps import Steps
 from pat_jax.run.process.stop_signals import StopSignals
-from pat_jax.run.results.export import export_policy
+from pat_jax.run.results.export import export_roles
 from pat_jax.run.reward_models import load_reward_models
 from pat_jax.run.scoring import try_out
 from pat_jax.run.setup import Setup
@@ -117,22 +117,21 @@ class Run:
         if why := nothing_to_learn(config, experience.groups, experience.rewards):
             self.open.progress.print(f"step {step}: {why}")
         self.generator.release()
-        programs = self.setup.trainer.programs
-        waited_s = programs.waited_s
+        roles, waited_s = self.setup.roles, self.setup.roles.waited_s
         with clock("update"):
-            batch, result, learned = learner.learn(experience)
-            measured |= learned
+            learned = learner.learn(step, experience)
+            measured |= learned.measured
             self.has_learned(step, measured)
-            measured |= learner.learn_head(batch)
-        waited_s = programs.waited_s - waited_s
+            measured |= learner.learn_head(learned.batch)
+        waited_s = roles.waited_s - waited_s
         clock.seconds["update"] -= waited_s
         clock.seconds["update/compile"] = waited_s
-        measured |= learner.describe(experience.groups, batch, result, clock.seconds["update"])
+        measured |= learner.describe(experience.groups, learned, clock.seconds["update"])
         with clock("transfer"):
             self.generator.load(learner.state.params)
             if step % COMPARE_EVERY == 1 or config.rollout.check_integrity:
                 measured["train/transfer_gap"] = self.generator.compare(learner.state.params)
-        learner.note_skipped(step, batch, result)
+        learner.note_skipped(step, learned)
 
     def has_learned(self, step: int, measured: dict[str, Any]) -> None:
         """Marks `step` as the one to save (`Steps.has_learned`)."""
@@ -233,9 +232,8 @@ class Run:
 
     def kept(self) -> Kept:
         totals, lengths = self.whole
-        base, problems = self.learner.base_checksum, self.setup.task.checksums
-        meta = {"lengths": lengths.to_json(), "base_checksum": base, "problems": problems}
-        return self.learner.kept, meta | totals.to_json()
+        meta = {"lengths": lengths.to_json(), "problems": self.setup.task.checksums}
+        return self.learner.kept, meta | self.learner.meta | totals.to_json()
 
     def finish(self) -> None:
         config, setup, plan, first = self.config, self.setup, "", self.steps.first
@@ -247,7 +245,5 @@ class Run:
             plot_rollout(trace, self.open.folder / "rollout.png")
         self.open.close()
         log.info("%s", describe_peak(setup.memory, setup.devices, self.compiled.update))
-        if config.checkpoint.export_dir:
-            step, params = max(config.steps, first), self.learner.state.params
-            export_policy(config, setup.trainer.trained, params, step)
+        export_roles(config, setup.roles, self.learner.states, max(config.steps, first))
         self.open.tell_end(self.compiled.seconds, plan)

@@ -16,7 +16,7 @@ from pat_jax.config.by_model import settled_dtype
 from pat_jax.config.rewards import RewardModelOptions
 from pat_jax.config.run import RunConfig
 from pat_jax.engine.sizing.draft_choice import checkpoint_shape
-from pat_jax.engine.sizing.memory import gib
+from pat_jax.engine.sizing.memory import gib, shard_bytes
 from pat_jax.engine.warm_up.kernel_check import usable_kernels
 from pat_jax.layout.buckets import ladder, largest_length
 from pat_jax.layout.layout import Layout, layout_chain
@@ -214,9 +214,10 @@ def check_room(models: RewardModels, memory: MemoryModel) -> None:
     for spec, one in models.items():
         programs, weights = one.reader.programs, max(memory.weights.values())
         taken = max((programs.bytes_taken(key) or 0 for key in programs), default=0)
-        if (needed := memory.resident + weights + taken) > memory.limit:
+        held = memory.resident + shard_bytes(one.reader.visiting)
+        if (needed := held + weights + taken) > memory.limit:
             raise UserError(
-                f"reward {spec!r} needs {gib(needed)} of a device ({gib(memory.resident)} of models and training "
+                f"reward {spec!r} needs {gib(needed)} of a device ({gib(held)} of models and training "
                 f"state, {gib(weights)} of the rollout's weights, {gib(taken)} while it runs), but it has "
                 f"{gib(memory.limit)}; lower --reward_model.max_length or "
                 "--reward_model.tokens_per_micro_batch, or use more devices."

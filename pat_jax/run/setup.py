@@ -15,6 +15,7 @@ from pat_jax.common.hub import is_checkpoint
 from pat_jax.config.by_model import KnownModel, Options, settled
 from pat_jax.config.run import RunConfig
 from pat_jax.engine.engine import RolloutEngine
+from pat_jax.engine.sizing.device_memory import memory_limit
 from pat_jax.engine.sizing.draft_choice import checkpoint_shape
 from pat_jax.engine.sizing.layout_choice import (
     check_batch,
@@ -42,15 +43,18 @@ from pat_jax.run.process.folder import CHECKPOINTS
 from pat_jax.run.results.weights import check_weights
 from pat_jax.run.reward_models import RewardModels, build_reward_models, resident_of
 from pat_jax.run.start.adapters import identity
+from pat_jax.run.start.critic import critic_identity, critic_model
 from pat_jax.run.start.profiles import find_profile, profile_subject
+from pat_jax.run.start.resting import settled_rest
 from pat_jax.run.start.rollouts import Rollouts
 from pat_jax.run.start.teacher import build_teacher
 from pat_jax.run.task import Task, check_task, load_task, load_tokenizer
-from pat_jax.training.build import build_lora, build_roles
+from pat_jax.training.build import build_lora
+from pat_jax.training.build_roles import CriticModel, build_roles
 from pat_jax.training.roles import Roles
 from pat_jax.training.state_placement import check_offload
 from pat_jax.training.trainer import Trainer
-from pat_jax.training.update_memory import check_state
+from pat_jax.training.update_memory import check_state, lacking_state
 
 log = logging.getLogger(__name__)
 
@@ -65,6 +69,7 @@ class Setup:
     layouts: dict[Split, Layout]
     dropped: Sequence[str]  # why layouts of the chain are missing
     shortened: str  # which lengths the model's context has shortened, if any
+    resting: str  # why models wait in the host's memory, if that was not asked for
     engine: RolloutEngine
     roles: Roles
     scripted: Planner | None  # follows the path given by options; None: plan by cost
@@ -73,6 +78,7 @@ class Setup:
     profile: Profile | None  # measured before this start, if any was
     memory: MemoryModel
     reward_models: RewardModels
+    critic: CriticModel | None
 
     @property
     def trainer(self) -> Trainer:
@@ -94,10 +100,12 @@ def build(config: RunConfig, devices: Sequence[Device]) -> Setup:
     if kernels is not None:
         setup = _built(config, devices, kernels, setup.reward_models)
     check_weights(config.model)
+    if setup.critic:
+        check_weights(setup.critic.source, "critic.model", head="scalar")
     check_weights(config.speculation.draft_model, "speculation.source")
-    check_weights(config.teacher.model, "teacher.model")
     for one in setup.reward_models.values():
         one.check_weights()
+    check_weights(config.teacher.model, "teacher.model")
     return setup
 
 
@@ -115,16 +123,30 @@ def _built(
     subject = profile_subject(config, model, devices)
     profile = find_profile(config, subject)
     policy = Policy.from_config(model)
-    fingerprint = _fingerprint(config, policy)
     check_offload(config.optimizer, devices)
     first, layouts, dropped = _layouts(config, model, devices, kernels)
+    critic = critic_model(config, policy, first, devices)
+    fingerprint = _fingerprint(config, policy, critic)
+    teacher = build_teacher(config, policy, first, devices)
     if reward_models is None:
         reward_models = build_reward_models(config, devices)
-    teacher = build_teacher(config, policy, first, devices)
     task = load_task(config, checked_tokenizer(config, model))
     rollouts = Rollouts.of(config, policy, devices)
-    others = rollouts.drafter, resident_of(reward_models), teacher
-    roles = build_roles(config, policy, first, layouts, *others)
+
+    def built(config: RunConfig, layouts: dict[Split, Layout]) -> Roles:
+        for reader in (*teacher.values(), *(one.reader for one in reward_models.values())):
+            reader.rests = config.roles.rest == "host"
+        made_of = rollouts.drafter, teacher, resident_of(reward_models), critic
+        return build_roles(config, policy, first, layouts, *made_of)
+
+    def room(asked: RunConfig) -> float:
+        roles = built(asked, layouts)
+        if lacking_state(roles, memory_limit(config.rollout, devices)):
+            return 0.0  # no update fits
+        return rollouts.whole_sequences(layouts, roles.policy.resident)
+
+    config, resting = settled_rest(config, devices, room)
+    roles = built(config, layouts)
     resident = roles.policy.resident
     alone = rollouts.memory_alone(layouts, resident)
     if config.train or config.warm_start.steps:
@@ -133,7 +155,7 @@ def _built(
         kept, more = worth_planning(config, layouts, alone, profile and profile.latency)
         dropped += more
         if len(kept) < len(layouts):
-            layouts, roles = kept, build_roles(config, policy, first, kept, *others)
+            layouts, roles = kept, built(config, kept)
     engine = rollouts.engine(layouts, task.tokenizer.eos_ids, resident)
     return Setup(
         config,
@@ -142,6 +164,7 @@ def _built(
         layouts,
         dropped,
         shortened,
+        resting,
         engine,
         roles,
         scripted_planner(config, layouts),
@@ -150,6 +173,7 @@ def _built(
         profile,
         memory_model(engine.specs, config.rollout, limit=alone.limit, resident=resident),
         reward_models,
+        critic,
     )
 
 
@@ -165,11 +189,14 @@ def _layouts(
     return next(iter(chain.values())), layouts, dropped
 
 
-def _fingerprint(config: RunConfig, policy: Policy) -> Mapping[str, object]:
+def _fingerprint(
+    config: RunConfig, policy: Policy, critic: CriticModel | None
+) -> Mapping[str, object]:
     """Returns the run's fingerprint. Raises UserError if the checkpoint to resume from has another
     one."""
     own = {"has_reference": config.algorithm.beta > 0}
-    fingerprint = asdict(policy.config) | own | identity(build_lora(config.lora, policy))
+    of_policy = asdict(policy.config) | own | identity(build_lora(config.lora, policy))
+    fingerprint = {**of_policy, **critic_identity(config, critic, policy)}
     if config.resume:
         check_fingerprint(Path(config.run_dir) / CHECKPOINTS, fingerprint)
     return fingerprint

@@ -1,12 +1,11 @@
-"""Builds the trainer that a configuration asks for.
+"""The parts of a trainer that a configuration asks for.
 
-Knows options. Does not know data, checkpoints or which devices there are.
+Knows options. Does not know which roles there are (`build_roles.py`), nor data, checkpoints or
+which devices there are.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
-from types import MappingProxyType
-from typing import Any
+from collections.abc import Callable
+from dataclasses import asdict
 
 import jax.numpy as jnp
 import numpy as np
@@ -18,29 +17,20 @@ from pat_jax.common.hub import local_adapter
 from pat_jax.common.rules import require
 from pat_jax.config.any_run import AnyRun
 from pat_jax.config.learning import AlgorithmConfig, OptimizerConfig
-from pat_jax.config.lora import LoraConfig
+from pat_jax.config.lora import AdapterConfig, LoraConfig
 from pat_jax.config.run import RunConfig
-from pat_jax.engine.device.draft.drafter import Drafter
-from pat_jax.engine.device.draft.drafters import NO_DRAFTER
 from pat_jax.layout.buckets import ladder, largest_length
 from pat_jax.layout.layout import Layout
 from pat_jax.models.checkpoints.peft_adapter import read_adapter
 from pat_jax.models.kernels.row_attention import knows_branches
 from pat_jax.models.lora import ALL_LINEAR, Lora
 from pat_jax.models.policy import Policy
-from pat_jax.planning.types import Split
 from pat_jax.rl.algorithm.optimizer import make_optimizer, make_schedule
 from pat_jax.rl.algorithm.policy_loss import PolicyLoss
 from pat_jax.rl.algorithm.predict import ModelFunctions, Predictor
-from pat_jax.rl.algorithm.update import Update
 from pat_jax.rl.batches.packing import MOST_SHAPES, shapes
-from pat_jax.training.drafter_state import drafter_state
 from pat_jax.training.passes import model_functions
-from pat_jax.training.reader import Reader
-from pat_jax.training.roles import REFERENCE, Roles
 from pat_jax.training.trainable_params import TrainableParams
-from pat_jax.training.trainer import Trainer
-from pat_jax.training.transfer import Receivers
 
 LOGIT_BYTES = 2**28  # float32 logits on a device at a time; a backward pass holds a few times this
 # Where a loop over layers is worth its copy of their parameters (docs/targets.md): platforms whose
@@ -49,67 +39,7 @@ SCANNED_ON = {("tpu", "float32"), ("tpu", "bfloat16"), ("cpu", "float32")}
 SCANNED_FROM = 8  # layers
 ROW_UNIT = 32  # the length of a row is a multiple of so many tokens
 GROUP_UNIT = 8  # the same for rows that hold a whole group
-NO_READERS: Mapping[str, Reader] = MappingProxyType({})
 DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
-
-
-def build_roles(
-    config: RunConfig,
-    policy: Policy,
-    layout: Layout,
-    rollout_layouts: dict[Split, Layout],
-    drafter: Drafter = NO_DRAFTER,
-    others: Sequence[Any] = (),
-    teacher: Mapping[str, Reader] = NO_READERS,
-) -> Roles:
-    """Returns the models of a run in `layout`, the policy with transfers to `rollout_layouts`.
-
-    Args:
-      drafter: the rollouts' drafter; its arrays stay on the devices during updates.
-      others: shapes with shardings of what else stays on the devices, such as reward models.
-      teacher: a frozen role of another model, by its name.
-
-    Raises:
-      UserError: the options ask for adapters that the model cannot have.
-    """
-    algorithm, dtype = config.algorithm, DTYPES[config.compute_dtype]
-    is_warm = config.warm_start.steps > 0
-    trained = trained_of(config, policy, layout)
-    readers = {**_readers(config, trained), **teacher}
-    update, supervised = _updates(config, policy, layout)
-    learns, embed = config.train or is_warm, policy.config.embed_dim
-    trainer = Trainer(
-        trained,
-        update,
-        Receivers(dtype, rollout_layouts, rollout_policy(config, policy)),
-        # A rollout-only run compiles no forward and backward passes.
-        micro_shapes=micro_shapes(config, layout.split.dp, layout.platform) if learns else (),
-        num_iterations=algorithm.num_iterations,
-        supervised=supervised if is_warm else None,
-        # KL in the reward, and a teacher, compare the policy before the update with another.
-        predicts=(algorithm.beta > 0 and algorithm.kl_in == "reward") or bool(teacher),
-        others=[*others, *(tree for reader in readers.values() for tree in reader.resident)],
-        is_offloaded=config.optimizer.offload,
-        beside=drafter_state(drafter, layout, embed, dtype, learns=config.train),
-    )
-    return Roles(trainer, readers)
-
-
-def _readers(config: RunConfig, trained: TrainableParams) -> dict[str, Reader]:
-    """Returns the frozen roles that the algorithm reads, by name.
-
-    Parameters of the reference are in the compute dtype, to which the forward pass rounds anyway.
-    With adapters it has the policy's base, and adapters of its own.
-    """
-    if not config.algorithm.beta:
-        return {}
-    policy, layout = trained.policy, trained.layout
-    whole = replace(trained, weight_dtype=DTYPES[config.compute_dtype])
-    held = trained if trained.lora else whole
-    learns = config.train or config.warm_start.steps
-    shapes = micro_shapes(config, layout.split.dp, layout.platform) if learns else ()
-    predictor = predictor_of(config, policy, layout)
-    return {REFERENCE: Reader("reference_logprobs", held, predictor, shapes)}
 
 
 def trained_of(config: AnyRun, policy: Policy, layout: Layout) -> TrainableParams:
@@ -137,6 +67,17 @@ def rollout_policy(config: RunConfig, policy: Policy) -> Policy:
     return lora.beside(kept) if lora else kept
 
 
+def new_adapters(config: AdapterConfig, policy: Policy) -> Lora:
+    """Returns the new adapters that the options ask for.
+
+    Raises:
+      UserError: a target matches no linear layer.
+    """
+    alpha, targets = config.alpha or 2.0 * config.rank, config.targets or (ALL_LINEAR,)
+    option = f"{config.SECTION}targets"
+    return Lora.of(policy, rank=config.rank, alpha=alpha, targets=targets, option=option)
+
+
 def build_lora(config: LoraConfig, policy: Policy) -> Lora | None:
     """Returns the adapters that the options ask for; None if the whole policy is trained.
 
@@ -147,8 +88,7 @@ def build_lora(config: LoraConfig, policy: Policy) -> Lora | None:
     if not config.is_on:
         return None
     if not config.adapter:
-        alpha, targets = config.alpha or 2.0 * config.rank, config.targets or (ALL_LINEAR,)
-        return Lora.of(policy, rank=config.rank, alpha=alpha, targets=targets)
+        return new_adapters(config, policy)
     lora = read_adapter(local_adapter(config.adapter, option="lora.adapter"), policy)
     asked = config.targets and Lora.of(policy, rank=1, alpha=1, targets=config.targets).modules
     for name, value, is_kept, found in (
@@ -159,33 +99,6 @@ def build_lora(config: LoraConfig, policy: Policy) -> Lora | None:
         expected = f"{found}, as in the adapter {config.adapter!r}; leave the option out to take it"
         require(is_kept, f"lora.{name}", value, expected)
     return lora
-
-
-def _updates(config: RunConfig, policy: Policy, layout: Layout) -> tuple[Update, Update]:
-    """Returns the updates of the reinforcement stage and of the supervised stage before it."""
-    algorithm, warm_start = config.algorithm, config.warm_start
-    loss = policy_loss(algorithm, is_on_policy=config.updates_per_step == 1)
-    update = Update(
-        predictor_of(config, policy, layout),
-        optimizer_of(config.optimizer_in_use, _num_updates(config)),
-        loss,
-        algorithm.router_aux_loss_coef,
-    )
-    supervised = make_optimizer(
-        learning_rate=warm_start.learning_rate,
-        total_steps=warm_start.steps,
-        schedule="cosine",
-        warmup_steps=10,
-        moment_dtype=config.optimizer.moment_dtype,  # both optimizers' states have one form
-    )
-    # Demonstrations have advantage 1: at a ratio of 1 the gradient is that of the cross-entropy.
-    # So if the loss above is on-policy and plain, the two updates differ only in the optimizer, and
-    # the trainer compiles one set of passes. A ratio over whole responses would weight by length.
-    cross_entropy = replace(
-        loss, ratio="token", beta=0.0, entropy_coef=0.0, correction="none", is_on_policy=True
-    )
-    predictor = replace(update.predictor, temperature=1.0)
-    return update, replace(update, predictor=predictor, optimizer=supervised, loss=cross_entropy)
 
 
 def predictor_of(config: RunConfig, policy: Policy, layout: Layout) -> Predictor:
@@ -250,8 +163,13 @@ def logit_tokens(policy: Policy, layout: Layout) -> int:
 
 
 def learning_rates(config: RunConfig) -> Callable[[ArrayLike], Array | np.floating]:
-    """Returns a function from an optimizer step of the run, from 0, to its learning rate."""
-    return schedule_of(config.optimizer_in_use, _num_updates(config))
+    """Returns a function from an optimizer step of the policy, from 0, to its learning rate."""
+    return schedule_of(config.optimizer_in_use, config.policy_updates)
+
+
+def critic_rates(config: RunConfig) -> Callable[[ArrayLike], Array | np.floating]:
+    """Returns a function from an optimizer step of the critic, from 0, to its learning rate."""
+    return schedule_of(config.critic_optimizer, config.critic_updates)
 
 
 def optimizer_of(options: OptimizerConfig, total_steps: int) -> optax.GradientTransformation:
@@ -273,10 +191,6 @@ def schedule_of(
         warmup_steps=optimizer.warmup_steps,
         total_steps=total_steps,
     )
-
-
-def _num_updates(config: RunConfig) -> int:
-    return config.steps * config.updates_per_step
 
 
 def policy_loss(algorithm: AlgorithmConfig, *, is_on_policy: bool) -> PolicyLoss:

@@ -12,6 +12,7 @@ from pat_jax.programs.programs import Key, ProgramTable
 from pat_jax.rl.algorithm.predict import Predictor
 from pat_jax.rl.batches.batches import TrainBatch
 from pat_jax.training.predictions import Predictions
+from pat_jax.training.rest import at_rest, fetched, moved
 from pat_jax.training.trainable_params import TrainableParams
 
 
@@ -24,6 +25,8 @@ class Reader:
         held: TrainableParams,
         predictor: Predictor,
         micro_shapes: Sequence[tuple[int, int]],
+        *,
+        rests: bool = False,
     ):
         """
         Args:
@@ -31,11 +34,24 @@ class Reader:
           held: the model's parameters and their layout; nothing of it is trained. With adapters,
             `held.frozen` may be the base of another role.
           micro_shapes: rows and length of each micro-batch of the batches that it reads.
+          rests: whether the parameters are in the host's memory while nothing is read. It may be
+            set anew until there are parameters.
         """
         self.column, self.held, self.largest = column, held, micro_shapes[-1:]
-        self.programs = ProgramTable()
+        self.rests, self.programs = rests, ProgramTable()
         self._predictions = Predictions(self.programs, held, predictor, micro_shapes)
-        self.params: Params | None = None  # in the form of `abstract_params`, once they are there
+        self._params: Params | None = None
+
+    @property
+    def params(self) -> Params | None:
+        """The parameters, once they are there: those on the devices, or in the host's memory."""
+        return self._params
+
+    @params.setter
+    def params(self, params: Params) -> None:
+        """Takes the parameters, in the form of `abstract_params`, to where they stay. The buffers
+        of those that do not stay on the devices are freed."""
+        self._params = moved(params, at_rest(self.held.shardings)) if self.rests else params
 
     @property
     def abstract_params(self) -> Params:
@@ -45,7 +61,12 @@ class Reader:
     @property
     def resident(self) -> list[Any]:
         """Shapes with shardings of what stays on the devices."""
-        return [self.abstract_params]
+        return [] if self.rests else [self.abstract_params]
+
+    @property
+    def visiting(self) -> list[Any]:
+        """Shapes with shardings of what is on the devices only while the reader reads."""
+        return [self.abstract_params] if self.rests else []
 
     def to_compile(self, *, by_need: bool) -> list[Key]:
         """Returns the programs that `compile` would compile."""
@@ -75,5 +96,7 @@ class Reader:
 
     def read(self, batch: TrainBatch) -> TrainBatch:
         """Returns the batch with the reader's column."""
-        assert self.params is not None, f"{self.column}: parameters are not there"
-        return self._predictions.with_column(batch, self.column, self.params)
+        assert self._params is not None, f"{self.column}: parameters are not there"
+        # Nothing changes them: the host keeps its copy, and nothing has to go back.
+        with fetched(self._params, self.held.shardings) as here:
+            return self._predictions.with_column(batch, self.column, here)

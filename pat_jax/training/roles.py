@@ -1,13 +1,17 @@
 """The models of a run: each is trained, or frozen and read by others."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
+from pat_jax.programs.programs import ProgramTable
+from pat_jax.rl.algorithm.update import TrainState
 from pat_jax.rl.batches.batches import TrainBatch
 from pat_jax.training.reader import Reader
 from pat_jax.training.trainer import Trainer
 
 REFERENCE, TEACHER = "reference", "teacher"
+States = Mapping[str, TrainState]  # by the name of the trained role
 
 
 @dataclass(frozen=True)
@@ -16,11 +20,33 @@ class Roles:
 
     policy: Trainer
     readers: Mapping[str, Reader] = field(default_factory=dict)  # by the name of the role
+    critic: Trainer | None = None
+
+    @property
+    def trained(self) -> list[Trainer]:
+        """The trained roles, in the order in which an iteration updates them."""
+        return [*([self.critic] if self.critic else []), self.policy]
+
+    @property
+    def abstract_states(self) -> dict[str, Any]:
+        """Shapes with shardings of the states of all trained roles, by name."""
+        return {role.name: role.abstract_state for role in self.trained}
+
+    @property
+    def tables(self) -> Iterator[ProgramTable]:
+        """The programs of each role."""
+        yield from (role.programs for role in self.trained)
+        yield from (reader.programs for reader in self.readers.values())
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds that programs were waited for that were compiled at first use."""
+        return sum(table.waited_s for table in self.tables)
 
     def to_compile(self, *, by_need: bool) -> int:
         """Returns how many programs `compile` would compile."""
         of_readers = (len(x.to_compile(by_need=by_need)) for x in self.readers.values())
-        return self.policy.to_compile(by_need=by_need) + sum(of_readers)
+        return sum(x.to_compile(by_need=by_need) for x in self.trained) + sum(of_readers)
 
     def compile(
         self, progress: Callable[[int, int], None] | None = None, *, by_need: bool = False
@@ -30,7 +56,8 @@ class Roles:
         Args:
           by_need: compile only the passes of the largest micro-batch now, others at first use.
         """
-        self.policy.compile(progress, by_need=by_need)
+        for role in self.trained[::-1]:
+            role.compile(progress, by_need=by_need)
         for reader in self.readers.values():
             reader.compile(by_need=by_need)
 
@@ -38,4 +65,14 @@ class Roles:
         """Returns the batch with the columns of all readers."""
         for reader in self.readers.values():
             batch = reader.read(batch)
+        return batch
+
+    def predict(self, states: States, batch: TrainBatch) -> TrainBatch:
+        """Returns the batch with all that is predicted before an update.
+
+        Readers predict, and the trained roles whose predictions are asked for."""
+        batch = self.read(batch)
+        for role in self.trained:
+            if role.predicts:
+                batch = role.predict(states[role.name], batch)
         return batch

@@ -1,20 +1,24 @@
-"""Where an update's state is: on the devices during an optimizer step, or at rest between steps.
+"""Where an update's state is: at rest between two updates, in an update, and in its steps.
 
 Knows trees and shardings. Does not know which optimizer it is.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import jax
 from jax.sharding import NamedSharding
 from jax.tree_util import GetAttrKey
 
-from pat_jax.common.devices import HOST_MEMORY, Device, has_host_memory, in_host_memory
+from pat_jax.common.devices import HOST_MEMORY, Device, has_host_memory
 from pat_jax.common.rules import require
 from pat_jax.config.learning import OptimizerConfig
 from pat_jax.rl.algorithm.update import Params, TrainState
+from pat_jax.training.rest import at_rest, moved
+
+# What of a trained role is in the host's memory between two updates.
+Resting = Literal["nothing", "moments", "state"]
 
 
 @dataclass(frozen=True)
@@ -23,60 +27,87 @@ class StatePlacement:
 
     params: Params  # shardings of the parameters
     everywhere: NamedSharding
-    is_offloaded: bool  # whether moments at rest are in the host's memory
+    is_offloaded: bool = False  # whether moments are on the devices in an optimizer's step alone
+    rests: Resting = "nothing"
 
     def at_rest(self, state: TrainState) -> TrainState:
-        """Returns the shardings of a state with these shapes, between two steps."""
-        there = jax.tree.map(in_host_memory, self.params) if self.is_offloaded else self.params
-        return self._placed(state, there)
+        """Returns the shardings of a state with these shapes, between two updates."""
+        return self._placed(state, params=self.rests != "state", moments=self._keeps_moments)
+
+    def initial(self, state: TrainState) -> TrainState:
+        """Returns the shardings of a new state with these shapes: its parameters are the buffers
+        that were given, on the devices."""
+        return self._placed(state, params=True, moments=self._keeps_moments)
+
+    def in_an_update(self, state: TrainState) -> TrainState:
+        """Returns the shardings of a state with these shapes, in an update's passes."""
+        return self._placed(state, params=True, moments=not self.is_offloaded)
 
     def in_a_step(self, state: TrainState) -> TrainState:
-        """Returns the shardings of a state with these shapes, during a step."""
-        return self._placed(state, self.params)
+        """Returns the shardings of a state with these shapes, during an optimizer's step."""
+        return self._placed(state, params=True, moments=True)
 
-    def on_devices(self, state: TrainState) -> TrainState | tuple[Any, ...]:
-        """Returns the part of a state that is on the devices between two steps."""
-        moments = {id(tree) for tree in self.offloaded(state)}
+    def on_devices(self, state: TrainState, *, in_an_update: bool = False) -> tuple[Any, ...]:
+        """Returns the part of a state that is on the devices between two updates, or in the passes
+        of an update."""
+        is_here = not self.is_offloaded if in_an_update else self._keeps_moments
+        moments = set[int]() if is_here else {id(tree) for tree in self._moments(state)}
         opt_state = jax.tree.map(
             lambda node: None if id(node) in moments else node,
             state.opt_state,
             is_leaf=self._is_like_params,
         )
-        return state.params, opt_state, state.step
+        has_params = in_an_update or self.rests != "state"
+        return state.params if has_params else None, opt_state, state.step
 
     def offloaded(self, state: TrainState) -> list[Params]:
-        """Returns the part of a state that is in the host's memory except during a step."""
-        if not self.is_offloaded:
-            return []
-        nodes = jax.tree.leaves(state.opt_state, is_leaf=self._is_like_params)
-        return [node for node in nodes if self._is_like_params(node)]
+        """Returns the part of a state that a step brings to the devices."""
+        return self._moments(state) if self.is_offloaded else []
 
+    def begun(self, state: TrainState) -> TrainState:
+        """Brings a state at rest to the devices for an update, and frees its old buffers."""
+        return self._moved(state, self.in_an_update)
+
+    def ended(self, state: TrainState) -> TrainState:
+        """Brings an update's result to its place at rest, and frees its old buffers."""
+        return self._moved(state, self.at_rest)
+
+    # Outside of the step's program, so that the step updates the moments in place. Inside it,
+    # compilers would hold all moments on a device twice, as they come and as they go.
     def fetched(self, state: TrainState) -> TrainState:
-        """Brings a state at rest to the devices for a step, and frees its old buffers."""
-        return self._moved(state, self.in_a_step(state)) if self.is_offloaded else state
+        """Brings offloaded moments to the devices for a step, and frees their old buffers."""
+        return self._moved(state, self.in_a_step)
 
     def rested(self, state: TrainState) -> TrainState:
-        """Brings a step's result to its place at rest, and frees its old buffers."""
-        return self._moved(state, self.at_rest(state)) if self.is_offloaded else state
+        """Brings offloaded moments back after a step, and frees their old buffers."""
+        return self._moved(state, self.in_an_update)
 
-    def _moved(self, state: TrainState, shardings: TrainState) -> TrainState:
-        # Outside of the step's program, so that the step updates the moments in place. Inside it,
-        # compilers would hold all moments on a device twice, as they come and as they go.
-        opt_state = jax.device_put(state.opt_state, shardings.opt_state)
-        for there, here in zip(*map(jax.tree.leaves, (state.opt_state, opt_state)), strict=True):
-            if there.sharding != here.sharding:
-                there.delete()  # JAX donates nothing from one memory to another
-        return replace(state, opt_state=opt_state)
+    def _moved(self, state: TrainState, place: Any) -> TrainState:
+        if self.rests == "nothing" and not self.is_offloaded:
+            return state
+        return moved(state, place(state))
 
-    def _placed(self, state: TrainState, moments: Params) -> TrainState:
-        """Shardings of a state whose moments have the shardings `moments`."""
+    @property
+    def _keeps_moments(self) -> bool:
+        """Whether moments are on the devices between two updates."""
+        return not self.is_offloaded and self.rests == "nothing"
+
+    def _placed(self, state: TrainState, *, params: bool, moments: bool) -> TrainState:
+        """Shardings of a state whose parameters and moments are on the devices, or are not."""
+        of_params, of_moments = (
+            self.params if is_here else at_rest(self.params) for is_here in (params, moments)
+        )
 
         def place(path: tuple[Any, ...], node: Any) -> Any:
             if not self._is_like_params(node):
                 return jax.tree.map(lambda _: self.everywhere, node)
-            return moments if path[0] == GetAttrKey("opt_state") else self.params
+            return of_moments if path[0] == GetAttrKey("opt_state") else of_params
 
         return jax.tree_util.tree_map_with_path(place, state, is_leaf=self._is_like_params)
+
+    def _moments(self, state: TrainState) -> list[Params]:
+        nodes = jax.tree.leaves(state.opt_state, is_leaf=self._is_like_params)
+        return [node for node in nodes if self._is_like_params(node)]
 
     def _is_like_params(self, node: object) -> bool:
         return jax.tree.structure(node) == jax.tree.structure(self.params)

@@ -32,6 +32,8 @@ class TrainableParams:
     """Dtype of the policy under the adapters."""
     weight_dtype: jnp.dtype = jnp.float32
     """Dtype of the trained parameters, except adapters, which are float32."""
+    shares_base: bool = False
+    """Whether the base under the adapters is another role's, and so in the memory anyway."""
     frozen: Leaves = field(default_factory=dict)
     """Parameters of the base, once they are there; empty if the whole policy is trained."""
 

@@ -27,11 +27,13 @@ from pat_jax.rl.batches.batches import MicroBatch, TrainBatch
 from pat_jax.training.drafter_state import DrafterState
 from pat_jax.training.passes import Passes
 from pat_jax.training.predictions import Predictions, with_routes_of
-from pat_jax.training.state_placement import StatePlacement
+from pat_jax.training.rest import fetched
+from pat_jax.training.state_placement import Resting, StatePlacement
 from pat_jax.training.trainable_params import TrainableParams
 from pat_jax.training.transfer import Receivers, Transfer
 from pat_jax.training.update_seen import update_seen
 
+POLICY, CRITIC = "train", "critic"  # names of trained roles
 # The stages of learning, named by the prefix of their programs' names.
 REINFORCED, SUPERVISED = "", "supervised_"
 # The column of what the model predicts before an update, by the name of the prediction.
@@ -58,32 +60,38 @@ class Trainer:
         receivers: Receivers,
         *,
         micro_shapes: Sequence[tuple[int, int]],
+        name: str = POLICY,
         num_iterations: int = 1,
         supervised: Update | None = None,
         predicts: bool = False,
         others: Sequence[Any] = (),
         is_offloaded: bool = False,
+        rests: Resting = "nothing",
         beside: DrafterState | None = None,
     ):
         """
         Args:
           beside: arrays that a drafter keeps on the devices; None: nothing.
-          is_offloaded: whether the optimizer's moments are in the host's memory between two steps.
+          is_offloaded: whether the optimizer's moments are on the devices in its steps alone.
+          name: of the role in checkpoints; its metrics begin with it.
           others: shapes with shardings of what other roles keep on the devices.
+          rests: what is in the host's memory between two updates.
           predicts: whether the model's predictions before an update are asked for even if the loss
             does not read them.
           supervised: the update of a preceding supervised stage, with its own optimizer.
         """
-        self.trained, self.num_iterations = trained, num_iterations
+        self.trained, self.num_iterations, self.name = trained, num_iterations, name
         self.policy, self.layout, self.shardings = trained.policy, trained.layout, trained.shardings
         self.beside = beside or DrafterState()
-        self.placement = StatePlacement(self.shardings, self.layout.sharding(), is_offloaded)
+        self.placement = StatePlacement(self.shardings, self.layout.sharding(), is_offloaded, rests)
         # The column with which an update begins.
         self.old = OLD[PREDICTED[trained.policy.config.head][0]]
         self.predicts, self.others = predicts or self.old in update.loss.needs, others
         self.updates = {REINFORCED: update} | ({SUPERVISED: supervised} if supervised else {})
         self.programs, self._passes = ProgramTable(), dict[str, Passes]()
         self.largest = micro_shapes[-1:]  # rows and length; empty if nothing is trained
+        # Whether an update of adapters is compared with what a rollout sees of it.
+        self.tells_seen = trained.lora is not None and trained.policy.config.head == "vocab"
         self._declare(receivers.dtype)
         self._declare_passes(micro_shapes)
         self.transfer = Transfer(self.programs, trained, receivers, update.predictor.score_step)
@@ -114,7 +122,7 @@ class Trainer:
 
     @cached_property
     def abstract_state(self) -> TrainState:
-        """Shapes with shardings of the state between two optimizer steps."""
+        """Shapes with shardings of the state between two updates."""
         shapes = jax.eval_shape(self.updates[REINFORCED].init, self.abstract_params)
         return with_sharding(shapes, self.placement.at_rest(shapes))
 
@@ -125,21 +133,38 @@ class Trainer:
         return with_sharding(state, self.placement.in_a_step(state))
 
     @property
-    def resident(self) -> list[Any]:
-        """Shapes with shardings of what stays on the devices during a rollout."""
+    def kept(self) -> list[Any]:
+        """Shapes with shardings of what this role keeps on the devices between two updates."""
         state = self.placement.on_devices(self.abstract_state)
-        return [state, self.trained.abstract_frozen, self.beside.always, *self.others]
+        return [state, self._own_base, self.beside.always]
+
+    @property
+    def resident(self) -> list[Any]:
+        """Shapes with shardings of what stays on the devices during a rollout, of all roles."""
+        return [*self.kept, *self.others]
+
+    @property
+    def held(self) -> list[Any]:
+        """Shapes with shardings of what is on the devices in the passes of an update, whose
+        gradients come in addition."""
+        state = self.placement.on_devices(self.state_in_a_step, in_an_update=True)
+        beside = self.beside.always, self.beside.in_updates
+        return [state, self._own_base, *beside, *self.others]
+
+    @property
+    def _own_base(self) -> Any:
+        """Shapes with shardings of the base under the adapters, if no other role has it."""
+        return {} if self.trained.shares_base else self.trained.abstract_frozen
 
     def _declare(self, rollout_dtype: jnp.dtype) -> None:
         split, everywhere = self.layout.split, self.layout.sharding()
         declare, params = self.programs.declare, self.abstract_params
         state, shardings = self.state_in_a_step, self.placement.in_a_step(self.abstract_state)
-        at_rest = self.placement.at_rest(state)
-        init = {"out_shardings": at_rest, "donate_argnums": 0}
+        init = {"out_shardings": self.placement.initial(state), "donate_argnums": 0}
         declare(Key("init_state", split), self.updates[REINFORCED].init, params, **init)
         declare(Key("zero_gradients", split), zero_gradients, params, out_shardings=self.shardings)
         declare(Key("copy", split), _copy, params, out_shardings=self.shardings)
-        if lora := self.trained.lora:
+        if (lora := self.trained.lora) and self.tells_seen:
             seen = partial(update_seen, scale=lora.scale, dtype=rollout_dtype)
             declare(Key("update_seen", split), seen, params, params, out_shardings=everywhere)
         grads = self.trained.abstract_gradients
@@ -178,7 +203,7 @@ class Trainer:
         Raises:
           ValueError: a column that the loss needs is neither in the batch nor predicted.
         """
-        loss = self.updates[REINFORCED].loss
+        state, loss = self.placement.begun(state), self.updates[REINFORCED].loss
         if self.old in loss.needs:
             batch = self.predict(state, batch)
         mini_batches = [
@@ -187,16 +212,16 @@ class Trainer:
         ]
         for micro in chain.from_iterable(mini_batches):
             self._passes[REINFORCED].program(micro)  # compile before the devices are busy
-        before = self["copy"](state.params) if self.trained.lora else None
+        before = self["copy"](state.params) if self.tells_seen else None
         records = []
         for _ in range(self.num_iterations):
             for mini in mini_batches:
                 state, record = self._step(REINFORCED, state, mini)
                 records.append(record)
-        result = _summary(self.updates[REINFORCED], records, state)
+        result = self._summary(self.updates[REINFORCED], records, state)
         if before is not None:
             result.metrics["train/update_seen"] = float(self["update_seen"](before, state.params))
-        return state, result
+        return self.placement.ended(state), result
 
     def supervised_step(
         self, state: TrainState, micro_batches: Sequence[MicroBatch]
@@ -204,12 +229,18 @@ class Trainer:
         """Takes an optimizer step on demonstrations; `train/cross_entropy` is that of responses."""
         loss = self.updates[SUPERVISED].loss
         mini = [replace(micro, columns=loss.read(micro.columns)) for micro in micro_batches]
-        state, record = self._step(SUPERVISED, state, mini)
-        return state, _summary(self.updates[SUPERVISED], [record], state)
+        state, record = self._step(SUPERVISED, self.placement.begun(state), mini)
+        state = self.placement.ended(state)
+        return state, self._summary(self.updates[SUPERVISED], [record], state)
+
+    def untouched(self, state: TrainState) -> UpdateResult:
+        """Returns the result of an iteration that does not update this role."""
+        return UpdateResult({}, (), int(state.step))
 
     def predict(self, state: TrainState, batch: TrainBatch) -> TrainBatch:
         """Returns the batch with the model's predictions at each token, as the column `old`."""
-        return self._predictions.with_column(batch, self.old, state.params)
+        with fetched(state.params, self.shardings) as params:
+            return self._predictions.with_column(batch, self.old, params)
 
     def _step(
         self, stage: str, state: TrainState, micro_batches: Sequence[MicroBatch]
@@ -225,17 +256,19 @@ class Trainer:
         state, grad_norm, is_applied = apply(self.placement.fetched(state), grads)
         return self.placement.rested(state), (sums, grad_norm, is_applied)
 
+    def _summary(
+        self, update: Update, records: Sequence[Record], state: TrainState
+    ) -> UpdateResult:
+        """Summarizes optimizer steps, fetched from the devices once; `state` is after the last."""
+        fetched, step = jax.device_get((list(records), state.step))
+        sums, norms, applied = zip(*fetched, strict=True)
+        metrics = {f"{self.name}/{name}": value for name, value in update.summary(sums).items()}
+        counted = [norm for norm, one in zip(norms, sums, strict=True) if one["weight"] > 0]
+        norm = float(np.mean(counted)) if counted else math.nan
+        metrics[f"{self.name}/grad_norm"] = norm
+        metrics[f"{self.name}/skipped_updates"] = float(len(applied) - sum(applied))
+        return UpdateResult(metrics, tuple(map(bool, applied)), int(step))
+
 
 def _copy(params: Params) -> Params:
     return jax.tree.map(jnp.copy, params)
-
-
-def _summary(update: Update, records: Sequence[Record], state: TrainState) -> UpdateResult:
-    """Summarizes optimizer steps, fetched from the devices once; `state` is after the last."""
-    fetched, step = jax.device_get((list(records), state.step))
-    sums, norms, applied = zip(*fetched, strict=True)
-    metrics = {f"train/{name}": value for name, value in update.summary(sums).items()}
-    counted = [norm for norm, one in zip(norms, sums, strict=True) if one["weight"] > 0]
-    metrics["train/grad_norm"] = float(np.mean(counted)) if counted else math.nan
-    metrics["train/skipped_updates"] = float(len(applied) - sum(applied))
-    return UpdateResult(metrics, tuple(map(bool, applied)), int(step))

@@ -6,8 +6,8 @@ rollout: its weights and its KV cache are freed while these run (`engine/sizing/
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 from pat_jax.common.errors import UserError
 from pat_jax.config.learning import OptimizerState
@@ -15,7 +15,7 @@ from pat_jax.engine.sizing.memory import gib, shard_bytes
 from pat_jax.planning.memory import USABLE
 from pat_jax.programs.programs import Key, ProgramTable
 from pat_jax.training.roles import REFERENCE, Roles
-from pat_jax.training.trainer import Trainer
+from pat_jax.training.trainer import POLICY, Trainer
 
 log = logging.getLogger(__name__)
 STEP = "the optimizer's step"
@@ -75,14 +75,28 @@ def update_stages(roles: Roles) -> list[Stage]:
     """Returns the stages of an update, each micro-batch shape by itself.
 
     Empty if the backend does not report memory."""
-    trainer = roles.policy
-    held, drafts = resident_bytes(trainer), _draft_bytes(trainer)
+    resting, drafts = resting_bytes(roles.policy), _draft_bytes(roles.policy)
+    of_trained = [
+        replace(stage, name=f"{stage.name}{_whose(role)}")
+        for role in roles.trained
+        for stage in stages_of(role, _taken(role.programs))
+    ]
     of_readers = [
-        Stage(f"{_name(key)} by the {name}", held, size, drafts=drafts)
+        Stage(
+            f"{_name(key)} by the {name}",
+            resting + shard_bytes(reader.visiting),
+            size,
+            drafts=drafts,
+        )
         for name, reader in roles.readers.items()
         for key, size in _taken(reader.programs).items()
     ]
-    return stages_of(trainer, _taken(trainer.programs)) + of_readers
+    return of_trained + of_readers
+
+
+def _whose(role: Trainer) -> str:
+    """The role in messages; the policy's programs are not named by it."""
+    return "" if role.name == POLICY else f" of the {role.name}"
 
 
 def _taken(programs: ProgramTable) -> dict[Key, int]:
@@ -100,7 +114,8 @@ def stages_of(trainer: Trainer, taken: Mapping[Key, int]) -> list[Stage]:
     state, drafts = resident_bytes(trainer), _draft_bytes(trainer)
     gradients = shard_bytes(trainer.trained.abstract_gradients)
     in_step = state + gradients + fetched_bytes(trainer)
-    held = {"predict": state, "transfer": state, "apply": in_step, "supervised_apply": in_step}
+    resting = resting_bytes(trainer)
+    held = {"predict": state, "transfer": resting, "apply": in_step, "supervised_apply": in_step}
     return [
         Stage(name, held.get(key.name, state + gradients), size, key.rows > 0, drafts)
         for key, size in taken.items()
@@ -115,8 +130,17 @@ def fetched_bytes(trainer: Trainer) -> int:
 
 def resident_bytes(trainer: Trainer) -> int:
     """Returns the bytes of a device that are resident during an update, in all its programs."""
-    before = [trainer.abstract_params] if trainer.trained.lora else []  # of `update_seen`
-    return shard_bytes([*trainer.resident, trainer.beside.in_updates, *before])
+    return shard_bytes([*trainer.held, *_before(trainer)])
+
+
+def resting_bytes(trainer: Trainer) -> int:
+    """Returns the bytes of a device that are resident before and after an update's steps."""
+    return shard_bytes([*trainer.resident, trainer.beside.in_updates, *_before(trainer)])
+
+
+def _before(trainer: Trainer) -> list[Any]:
+    """Shapes with shardings of the adapters before an update, which `update_seen` compares."""
+    return [trainer.abstract_params] if trainer.tells_seen else []
 
 
 def _draft_bytes(trainer: Trainer) -> int:
@@ -143,21 +167,34 @@ def check_state(roles: Roles, limit: float) -> None:
     Raises:
       UserError: a device has less than that.
     """
-    trainer = roles.policy
+    if lacking := lacking_state(roles, limit):
+        raise UserError(lacking)
+
+
+def lacking_state(roles: Roles, limit: float) -> str:
+    """Returns why a device has less than the least memory that an update needs; empty if it has
+    that."""
+    keeps_reference = REFERENCE in roles.readers
+    every = (_lacking(role, limit, keeps_reference=keeps_reference) for role in roles.trained)
+    return next(filter(None, every), "")
+
+
+def _lacking(trainer: Trainer, limit: float, *, keeps_reference: bool) -> str:
     state, drafts = resident_bytes(trainer), _draft_bytes(trainer)
     gradients = shard_bytes(trainer.trained.abstract_gradients)
     fetched = fetched_bytes(trainer)
     passes = 2 * gradients, f"gradients twice {gib(gradients)}, activations not counted"
     step = gradients + fetched, f"gradients {gib(gradients)}, moments in a step {gib(fetched)}"
     more, of_what = max(passes, step)
-    if state + more > limit:
-        raise UserError(
-            f"the update needs more than {gib(state + more)} of a device (training state "
-            f"{gib(state - drafts)}{_drafts_words(drafts)}, {of_what}), but it has {gib(limit)}; use more "
-            f"devices, which divide all of these{' but the drafts' * bool(drafts)}"
-            f"{', or --algorithm.beta 0, which keeps no reference' * (REFERENCE in roles.readers)}"
-            f"{f', or {OTHER_DRAFTS}' * bool(drafts)}."
-        )
+    if state + more <= limit:
+        return ""
+    return (
+        f"the update{_whose(trainer)} needs more than {gib(state + more)} of a device (training state "
+        f"{gib(state - drafts)}{_drafts_words(drafts)}, {of_what}), but it has {gib(limit)}; use more "
+        f"devices, which divide all of these{' but the drafts' * bool(drafts)}"
+        f"{', or --algorithm.beta 0, which keeps no reference' * keeps_reference}"
+        f"{f', or {OTHER_DRAFTS}' * bool(drafts)}."
+    )
 
 
 def check_update(stages: Sequence[Stage], limit: float, config: UpdateOptions) -> str:
@@ -231,7 +268,9 @@ def _smaller_rows(config: UpdateOptions) -> Iterator[str]:
 
 
 def _smaller_state(stage: Stage, optimizer: OptimizerState) -> Iterator[str]:
-    if not optimizer.offload and stage.name != STEP:  # in the step, moments are on the device
+    if not optimizer.offload and not stage.name.startswith(
+        STEP
+    ):  # in the step, moments are on the device
         yield "take --optimizer.offload true, which keeps moments in the host's memory"
     if optimizer.moment_dtype == "float32":
         yield "take --optimizer.moment_dtype bfloat16"

@@ -11,17 +11,31 @@ from pat_jax.common.rules import (
     MOST_REPLAYED,
     ROLLOUTS,
     TOKENS,
+    Rule,
     count,
     not_negative,
 )
+from pat_jax.config.algorithms import ALGORITHMS
 from pat_jax.config.learning import OptimizerConfig, OptimizerState
 from pat_jax.config.lora import MOST_RANK, LoraConfig
+from pat_jax.config.roles import RolesConfig
 from pat_jax.config.rollout import EngineSizes
 from pat_jax.config.run import AlgorithmConfig, RolloutConfig, RunConfig
 from pat_jax.config.shared import UpdateOptions
+from pat_jax.config.teacher import TeacherConfig
+from pat_jax.profiling.capacity.plan_roles import (
+    MODEL,
+    PlannedAlgorithm,
+    PlannedCritic,
+    PlannedTeacher,
+)
 from pat_jax.profiling.capacity.replay_options import ReplayOptions
 from pat_jax.profiling.predict.targets import Target
 
+REWARD_MODELS: Rule = (
+    lambda names: all(x.startswith(MODEL) and x != MODEL for x in names),
+    "model: and the name of a reward model",
+)
 LONGEST = 24_576  # tokens of a response, if the model's context has room for them
 
 
@@ -59,6 +73,13 @@ class PlanConfig(ReplayOptions, UpdateOptions, EngineSizes):
     beta: float = option(0.0, not_negative(1000))
     """Weight of the KL penalty to a frozen reference policy, which is kept in memory and scores
     every response; 0 keeps none. See --algorithm.beta of train."""
+    algorithm: PlannedAlgorithm = field(default_factory=PlannedAlgorithm)
+    critic: PlannedCritic = field(default_factory=PlannedCritic)
+    reward: tuple[str, ...] = option((), REWARD_MODELS)
+    """Reward models, each as model:NAME, of which NAME is as in --model. A function that scores
+    takes no device and is left out."""
+    teacher: PlannedTeacher = field(default_factory=PlannedTeacher)
+    roles: RolesConfig = field(default_factory=RolesConfig)
     mini_batch_size: int = option(0, COUNT_OR_ZERO)
     """Prompts in one optimizer step; 0 takes all of a rollout. Before the first of several steps
     the policy scores every response. See --algorithm.mini_batch_size of train."""
@@ -100,6 +121,7 @@ class PlanConfig(ReplayOptions, UpdateOptions, EngineSizes):
         off = "with --train false, which trains nothing"
         for name in ("lora_rank", "beta", "mini_batch_size", "tokens_per_micro_batch"):
             self.need(name, self.train or not getattr(self, name), f"0 {off}")
+        self._check_roles(off)
         for each in fields(self.optimizer):
             is_default = getattr(self.optimizer, each.name) == each.default
             words = f"{str(each.default).lower()} {off}"
@@ -125,6 +147,30 @@ class PlanConfig(ReplayOptions, UpdateOptions, EngineSizes):
             self.prompt_tokens <= self.max_prompt_length,
             f"at most --max_prompt_length ({self.max_prompt_length})",
         )
+
+    def _check_roles(self, off: str) -> None:
+        """Raises OptionError if a role is named that the run has not."""
+        for name, value in (("reward", self.reward), ("teacher.model", self.teacher.model)):
+            self.need(name, self.train or not value, f"nothing {off}")
+        self.need(
+            "algorithm.name", self.train or self.algorithm == PlannedAlgorithm(), f"grpo {off}"
+        )
+        self.need("roles.rest", self.train or self.roles == RolesConfig(), f"auto {off}")
+        distills = ALGORITHMS[self.algorithm.name]["distill_coef"] > 0
+        self.need(
+            "teacher.model",
+            distills == (self.teacher.model != ""),
+            f"{'a model' if distills else 'nothing'} with --algorithm.name {self.algorithm.name}",
+        )
+        self.need(
+            "critic.model",
+            self.has_critic or not self.critic.model,
+            f"nothing with --algorithm.name {self.algorithm.name}, which has no critic",
+        )
+
+    @property
+    def has_critic(self) -> bool:
+        return ALGORITHMS[self.algorithm.name]["baseline"] == "critic"
 
     @property
     def trains_adapters(self) -> bool:
@@ -175,7 +221,11 @@ class PlanConfig(ReplayOptions, UpdateOptions, EngineSizes):
                 prefill_blocks=128,
                 **self.shared(EngineSizes),
             ),
+            roles=self.roles,
+            teacher=TeacherConfig(self.teacher.model),
             algorithm=AlgorithmConfig(
+                name=self.algorithm.name,
+                **ALGORITHMS[self.algorithm.name],
                 beta=self.beta,
                 mini_batch_size=self.mini_batch_size or prompts,
                 tokens_per_micro_batch=self.tokens_per_micro_batch or whole * target.num_devices,

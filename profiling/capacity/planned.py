@@ -13,28 +13,28 @@ from pat_jax.engine.sizing.layout_choice import worth_planning
 from pat_jax.planning.memory import MemoryModel
 from pat_jax.planning.types import Split
 from pat_jax.profiling.capacity.costs import SourcedLatency
+from pat_jax.profiling.capacity.layout_parts import (
+    WHILE_DECODING,
+    memory_of,
+    running_counts,
+    steps_of,
+)
 from pat_jax.profiling.capacity.limits import limits, of_experts
 from pat_jax.profiling.capacity.plan_config import PlanConfig
-from pat_jax.profiling.capacity.report import (
-    LayoutMemory,
-    LengthSummary,
-    Memory,
-    PlanReport,
-    PlanSubject,
-    StepTimes,
-)
+from pat_jax.profiling.capacity.report import LengthSummary, PlanReport, PlanSubject
+from pat_jax.profiling.capacity.resting import both
+from pat_jax.profiling.capacity.resting_report import Resting
 from pat_jax.profiling.capacity.update import PlannedUpdate
 from pat_jax.profiling.capacity.update_report import Update
 from pat_jax.profiling.cross_compile.compile import Compilation
 from pat_jax.profiling.cross_compile.compiled import CompiledProgram
 from pat_jax.profiling.cross_compile.target_build import TargetBuild
-from pat_jax.profiling.simulate.comparison import Comparison, Series, compare
+from pat_jax.profiling.simulate.comparison import Comparison, Series, adaptive_s, compare
 from pat_jax.profiling.simulate.draft_sources import DraftSources
 from pat_jax.profiling.simulate.machine import Machine, Workload
 from pat_jax.profiling.simulate.response_lengths import ResponseLengths
 
 PROBABILITIES = (0.0, 0.01, 0.05, *(k / 10 for k in range(1, 10)), 0.95, 0.98, 0.99, 0.995, 0.999)
-WHILE_DECODING = ("decode", "prefill")  # programs that run beside weights, optimizer and KV cache
 
 
 @dataclass(frozen=True)
@@ -80,21 +80,44 @@ def planned(question: Question, compilation: Compilation | None) -> PlanReport:
     programs = compilation.programs if compilation else ()
     parts = build, question.data, programs, question.options
     updating = PlannedUpdate(*parts) if run.train else None
-    update = updating.of(*_learned(question, comparison)) if updating else None
+    learned = _learned(question, comparison)
+    update = updating.of(*learned) if updating else None
+    resting = _resting(question, comparison, updating, learned[0])
     return PlanReport(
         question.command,
         _subject(question),
-        _memory(build, refused, programs),
+        memory_of(build, refused, programs),
         programs,
         compilation.versions if compilation else {},
-        _steps(machine, question.costs, question.series.draw.sequences),
+        steps_of(machine, question.costs, question.series.draw.sequences),
         _lengths(question),
         comparison,
         update,
         (*limits(comparison, machine), *_of_experts(question, machine)),
         tuple(_notes(question, programs, updating)),
         tuple(_warnings(question, update)),
+        resting,
     )
+
+
+def _resting(
+    question: Question,
+    comparison: Comparison,
+    updating: PlannedUpdate | None,
+    workloads: Sequence[Workload],
+) -> Resting | None:
+    """Both places where models may wait; None if there are none besides the policy and its
+    reference."""
+    if updating is None or not question.build.order.others:
+        return None
+
+    def rollout_s(build: TargetBuild, used: tuple[Split, ...]) -> float:
+        if build is question.build:
+            return comparison.adaptive.mean_s
+        machine = machine_of(question, used, build.memory)
+        return adaptive_s(machine, question.lengths, question.series)
+
+    return both(question.build, updating, workloads, rollout_s, question.costs)
 
 
 def machine_of(
@@ -126,13 +149,8 @@ def _of_experts(question: Question, machine: Machine) -> Iterator[str]:
         yield of_experts(
             lambda split, n: machine.truth.decode_step(split, -(-n // split.dp), context),
             machine.splits,
-            _running(sequences),
+            running_counts(sequences),
         )
-
-
-def _running(sequences: int) -> tuple[int, ...]:
-    """The numbers of running sequences for which steps are reported."""
-    return tuple(dict.fromkeys([*(1 << k for k in range(sequences.bit_length())), sequences]))
 
 
 def _learned(question: Question, comparison: Comparison) -> tuple[list[Workload], Split]:
@@ -193,61 +211,6 @@ def _subject(question: Question) -> PlanSubject:
         order.config.rollout.max_prompt_length,
         order.config.train,
     )
-
-
-def _memory(
-    build: TargetBuild, refused: Mapping[Split, str], programs: tuple[CompiledProgram, ...]
-) -> Memory:
-    memory, rollout = build.memory, build.order.config.rollout
-    running = [one for one in programs if one.name in WHILE_DECODING and not one.error]
-    # Bursts with drafts verify equally many tokens in every layout: compiled ones stand for all.
-    drafting = max((one.taken_bytes for one in running if one.num_draft_tokens), default=0)
-    beside = dict.fromkeys(build.layouts, drafting)
-    for program in running:
-        beside[program.split] = max(beside[program.split], program.taken_bytes)
-    longest = np.array(rollout.max_length - 1)
-    sequences = rollout.prompts_per_step * rollout.num_generations
-    layouts = []
-    for split in build.layouts:
-        pages = split.dp * (memory.pages[split] - 1)
-        whole = min(sequences, int(pages // memory.needed(np.array(1), longest)))
-        held = memory.weights[split], memory.resident, memory.pool(split), beside[split]
-        drafts = memory.draft_sources[split] + (0 if programs else memory.draft_steps[split])
-        layouts.append(LayoutMemory(split, *held, whole, refused.get(split, ""), drafts))
-    return Memory(
-        "compiler" if programs else "arithmetic",
-        int(memory.limit),
-        int(memory.usable),
-        tuple(layouts),
-        tuple(build.chain[1]),
-    )
-
-
-def _steps(machine: Machine, costs: SourcedLatency, sequences: int) -> StepTimes:
-    running = _running(sequences)
-    lengths = machine.buckets.lengths
-    contexts = tuple(dict.fromkeys((lengths[0], lengths[len(lengths) // 2], lengths[-1])))
-    return StepTimes(
-        costs.source,
-        costs.explained,
-        costs.range,
-        machine.splits,
-        running,
-        contexts,
-        tuple(
-            tuple(
-                tuple(_step(machine, split, n, context) for split in machine.splits)
-                for n in running
-            )
-            for context in contexts
-        ),
-    )
-
-
-def _step(machine: Machine, split: Split, running: int, context: int) -> float | None:
-    if running < split.dp:
-        return None
-    return machine.truth.decode_step(split, -(-running // split.dp), context)
 
 
 def _lengths(question: Question) -> LengthSummary:

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Literal
 
 from pat_jax.planning.types import Split
+from pat_jax.profiling.capacity.resting_report import Resting
 from pat_jax.profiling.capacity.update_report import Update
 from pat_jax.profiling.cross_compile.compiled import CompiledProgram
 from pat_jax.profiling.predict.sources import StepRange
@@ -162,6 +163,7 @@ class PlanReport:
     limits: tuple[str, ...]  # what keeps it from being faster, in sentences
     notes: tuple[str, ...] = ()  # assumptions, in sentences
     warnings: tuple[str, ...] = ()  # what makes it a plan of something else, in sentences
+    resting: Resting | None = None  # None: no models besides the policy and its reference
     version: int = VERSION
 
     def compiles(self, split: Split) -> dict[str, bool | None]:

@@ -7,6 +7,7 @@ from statistics import fmean
 from pat_jax.common.text_table import Cell, Table, percent, starred
 from pat_jax.planning.memory import GIB
 from pat_jax.profiling.capacity.report import PlanReport, StepTimes
+from pat_jax.profiling.capacity.resting_report import Resting
 from pat_jax.profiling.capacity.update_report import STAGES, Update, UpdateMemory
 from pat_jax.profiling.predict.update_times import Seconds
 from pat_jax.profiling.simulate.comparison import ADAPTIVE, DRAFTING, Comparison
@@ -112,6 +113,7 @@ def switches(report: PlanReport) -> Table:
 def stage_seconds(update: Update) -> dict[str, Seconds]:
     """Seconds of the stages that take any, by name, in their order."""
     found = {words: getattr(update, name) for name, words in STAGES.items()}
+    found |= dict(update.others)
     return {words: seconds for words, seconds in found.items() if seconds.total}
 
 
@@ -126,7 +128,7 @@ def stages(update: Update) -> Table:
 
 def update_parts(memory: UpdateMemory) -> dict[str, float]:
     """The parts of a device's memory during the update, in GiB, by name."""
-    names = ["parameters", "optimizer", "gradients", "reference", "base", "drafts"]
+    names = ["parameters", "optimizer", "gradients", "reference", "base", "drafts", "others"]
     found = {name: getattr(memory, name) for name in names}
     found["temporaries, at least" if memory.is_least else "temporaries"] = memory.temporaries
     return {name: size / GIB for name, size in found.items() if size}
@@ -135,6 +137,31 @@ def update_parts(memory: UpdateMemory) -> dict[str, float]:
 def update_memory(memory: UpdateMemory) -> Table:
     parts = update_parts(memory)
     return Table([*parts, "all"], [[*parts.values(), memory.total / GIB]])
+
+
+def roles(resting: Resting) -> Table:
+    """The models of a run, in GiB of a device."""
+    header = ["role", "parameters", "optimizer", "moved in an iteration"]
+    sizes = [[x.name, x.parameters, x.optimizer, x.moved] for x in resting.roles]
+    return Table(header, [[name, *(n / GIB for n in row)] for name, *row in sizes])
+
+
+def resting(found: Resting) -> Table:
+    """Both places where models may wait between their stages."""
+    where = {"device": "on the devices", "host": "in the host's memory"}
+    header = ["models wait", "take GiB", "KV cache GiB", "rollout s", "update s", "all s"]
+    rows = [
+        [
+            where[x.rest],
+            x.resident / GIB,
+            x.kv_cache / GIB,
+            x.rollout_s,
+            x.update_s,
+            x.total_s,
+        ]
+        for x in found.iterations
+    ]
+    return Table(header, rows)
 
 
 def iterations(report: PlanReport) -> Table:

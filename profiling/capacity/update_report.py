@@ -19,10 +19,10 @@ class UpdateMemory:
     """Bytes of one device while the largest program of the update runs."""
 
     stage: str  # that program
-    parameters: int  # that are trained, as training keeps them
+    parameters: int  # of the role that is trained, as training keeps them
     optimizer: int
     gradients: int  # accumulated ones
-    reference: int  # the frozen policy of the KL penalty
+    reference: int  # the frozen policy of the KL penalty, if it waits on the device
     base: int  # the policy under adapters
     temporaries: int  # that the program takes beside these
     is_least: bool  # nothing was compiled: temporaries are a lower bound
@@ -32,11 +32,12 @@ class UpdateMemory:
     tightness: str = ""  # likewise, if it hardly fits
     offloaded: int = 0  # of the optimizer, in the host's memory between two steps
     drafts: int = 0  # a draft model, or the trained exit head of the first layers
+    others: int = 0  # further roles that wait on the device
 
     @property
     def total(self) -> int:
         rest = self.optimizer + self.gradients + self.reference + self.base + self.drafts
-        return self.parameters + rest + self.temporaries
+        return self.parameters + rest + self.others + self.temporaries
 
 
 @dataclass(frozen=True)
@@ -72,11 +73,13 @@ class Update:
     flops: float  # that the model needs, on all devices: forward and backward over the tokens
     mfu: float  # `flops` over the seconds of the update without transfer, as a share of the peak
     memory: UpdateMemory
+    others: tuple[tuple[str, Seconds], ...] = ()  # stages of further roles, by what they are
 
     @property
     def update_s(self) -> float:
         """Seconds of the metric `timing/update` of a run."""
-        return self.scoring.total + self.gradients.total + self.apply.total
+        others = sum(seconds.total for _, seconds in self.others)
+        return self.scoring.total + self.gradients.total + self.apply.total + others
 
     @property
     def total_s(self) -> float:

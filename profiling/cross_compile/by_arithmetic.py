@@ -30,9 +30,10 @@ def needs_of(order: Order) -> MemoryModel:
     """The memory of each layout, as if it were the only one.
 
     Bytes are affine in the layers. So they are extrapolated from two shallow models, because a deep
-    one takes long to trace. If only some layers have experts, the whole model is traced.
+    one takes long to trace. If only some layers have experts, or other roles have models of their
+    own depth, the whole model is traced.
     """
-    if not has_equal_layers(order.model):
+    if order.others or not has_equal_layers(order.model):
         return by_arithmetic(order).alone
     a, b = (replace(order.model, num_layers=layers) for layers in DEPTHS)
     small, large = (by_arithmetic(replace(order, model=model)).alone for model in (a, b))
@@ -121,7 +122,7 @@ def _changes(order: Order) -> Iterator[Iterable[tuple[str, Order]]]:
     if config.train:
         without = replace(order, config=replace(config, train=False))
         yield [("--train false (the rollout alone, trained elsewhere)", without)]
-    models = order.model, order.depths, order.draft_model
+    models = order.model, order.depths, order.draft_model, order.others
     for machines in (roomier(target), larger(target)):
         yield ((str(x), Order.of(x, config, *models)) for x in machines)
 

@@ -197,7 +197,7 @@ def _read(order: Order, versions: Mapping[str, str], path: Path) -> Compilation:
     content: Any = parse_json(path.read_bytes())
     for program in map(CompiledProgram.from_json, content):
         by_identity[program.identity].append(program)
-    whole = [at_depth(found, order.model.num_layers) for found in by_identity.values()]
+    whole = [at_depth(found, order.num_layers(found[0].role)) for found in by_identity.values()]
     return Compilation(tuple(whole), versions)
 
 

@@ -15,7 +15,7 @@ OPERATIONS = ("flops", "bytes_accessed", "product_bytes")  # fields for what a p
 
 
 # Fields that are the same at every depth.
-IDENTITY = ("name", "split", "target", "rows", "length", "num_draft_tokens")
+IDENTITY = ("name", "split", "target", "rows", "length", "num_draft_tokens", "role")
 # Their names in records from before 0.1.0.
 _OLD_KEYS, _OLD_NAMES = {"budget": "num_draft_tokens"}, {"reslice": "reshard"}
 
@@ -34,6 +34,7 @@ class CompiledProgram:
     rows: int = 0  # of a replica; pages if it moves pages; rows of all replicas in training
     length: int = 0  # tokens
     num_draft_tokens: int = 0  # draft tokens of a step, per row
+    role: str = ""  # of a further model of the run; empty: the policy, or its reference
     layers: int = 0  # of the model with these numbers
     compiled_layers: tuple[int, ...] = ()  # of the models compiled; without `layers`: extrapolated
     argument_bytes: int = 0
@@ -63,7 +64,8 @@ class CompiledProgram:
 
     def __str__(self) -> str:
         towards = f" to {self.target}" if self.target else ""
-        return f"{self.name} {self.split}{towards}{' with drafts' * (self.num_draft_tokens > 0)}"
+        whose = f" of the {self.role}" if self.role else ""
+        return f"{self.name}{whose} {self.split}{towards}{' with drafts' * (self.num_draft_tokens > 0)}"
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

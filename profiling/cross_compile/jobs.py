@@ -17,6 +17,8 @@ from pat_jax.planning.types import Split
 from pat_jax.profiling.cross_compile.compiled import IDENTITY, CompiledProgram
 from pat_jax.profiling.cross_compile.target_build import TargetBuild
 from pat_jax.programs.programs import Key, ProgramTable
+from pat_jax.training.roles import Roles
+from pat_jax.training.trainer import CRITIC, Trainer
 
 
 @dataclass(frozen=True)
@@ -91,10 +93,14 @@ def _training_jobs(build: TargetBuild, model: ModelConfig) -> list[CompileJob]:
     """Predictions, and forward and backward pass, of the longest rows; the optimizer's step; the
     transfer to the layouts with the least and the most TP."""
     roles = build.roles(model)
+    return [*_policy_jobs(build, roles, model.num_layers), *_other_jobs(build, roles)]
+
+
+def _policy_jobs(build: TargetBuild, roles: Roles, layers: int) -> list[CompileJob]:
     trainer = roles.policy
     split, longest = trainer.layout.split, build.micro_shapes[-1]
     # Those of a reader are the same program as the policy's, and stand for it.
-    read = [reader.programs for reader in roles.readers.values()]
+    read = [x.programs for name, x in roles.readers.items() if name not in build.order.others]
     passes = [Key(name, split, *longest) for name in ("predict", "grad")]
     ends = dict.fromkeys((split, list(build.layouts)[-1]))
     transfers = [Key("transfer", split, target=target) for target in ends]
@@ -102,10 +108,24 @@ def _training_jobs(build: TargetBuild, model: ModelConfig) -> list[CompileJob]:
     tables = [trainer.programs, *read]
     owners = [(key, table) for key in keys for table in tables if key in table.missing()]
     first = dict(reversed(owners))  # not every algorithm reads predictions
-    return [_job(first[key], [key], model.num_layers) for key in keys if key in first]
+    return [_job(first[key], [key], layers) for key in keys if key in first]
 
 
-def _job(table: ProgramTable, keys: Sequence[Key], layers: int) -> CompileJob:
-    identity = {name: getattr(keys[0], name) for name in IDENTITY}
-    record = CompiledProgram(**identity, layers=layers, compiled_layers=(layers,))
+def _other_jobs(build: TargetBuild, roles: Roles) -> list[CompileJob]:
+    """Predictions of the longest rows by further roles, and the critic's update."""
+    longest, jobs = build.micro_shapes[-1], []
+    for name in build.order.others:
+        role = roles.critic if name == CRITIC else roles.readers[name]
+        assert role is not None
+        held = role.trained if isinstance(role, Trainer) else role.held
+        split, layers = held.layout.split, held.policy.config.num_layers
+        keys = [Key("predict", split, *longest), Key("grad", split, *longest), Key("apply", split)]
+        known = role.programs.missing()
+        jobs += [_job(role.programs, [key], layers, name) for key in keys if key in known]
+    return jobs
+
+
+def _job(table: ProgramTable, keys: Sequence[Key], layers: int, role: str = "") -> CompileJob:
+    identity = {name: getattr(keys[0], name) for name in IDENTITY if name != "role"}
+    record = CompiledProgram(**identity, role=role, layers=layers, compiled_layers=(layers,))
     return CompileJob(record, tuple(partial(table.lower, key) for key in keys))

@@ -4,8 +4,8 @@ Knows how the parts of a run are put together. Does not know which are compiled 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
-from functools import cache, cached_property
+from dataclasses import asdict, dataclass, field, fields, replace
+from functools import cached_property
 from typing import Any
 
 import jax.numpy as jnp
@@ -22,6 +22,7 @@ from pat_jax.engine.sizing.memory import (
     layouts_without_memory,
     memory_alone,
     memory_model,
+    whole_sequences,
 )
 from pat_jax.engine.sizing.pool_pages import pages_within, specs_for
 from pat_jax.layout.buckets import Buckets
@@ -31,9 +32,16 @@ from pat_jax.models.config import ExpertsConfig, ModelConfig, RopeScaling
 from pat_jax.models.policy import Policy
 from pat_jax.planning.memory import GIB, MemoryModel
 from pat_jax.planning.types import Split
+from pat_jax.profiling.cross_compile.target_roles import policy_of, roles_of
 from pat_jax.profiling.predict.targets import Target, paper_devices
-from pat_jax.training.build import DTYPES, build_roles, micro_shapes, rollout_policy, scans_layers
+from pat_jax.training.build import (
+    DTYPES,
+    micro_shapes,
+    rollout_policy,
+    scans_layers,
+)
 from pat_jax.training.roles import Roles
+from pat_jax.training.update_memory import lacking_state
 
 EOS = (0,)  # any will do: no text is generated
 
@@ -47,6 +55,7 @@ class Order:
     model: ModelConfig
     depths: tuple[int, ...]  # layers of the models that are compiled
     draft_model: ModelConfig | None = None  # whole at every depth
+    others: Mapping[str, ModelConfig] = field(default_factory=dict)  # further roles, by name
 
     @classmethod
     def of(
@@ -56,17 +65,32 @@ class Order:
         model: ModelConfig,
         depths: Sequence[int],
         draft_model: ModelConfig | None = None,
+        others: Mapping[str, ModelConfig] | None = None,
     ) -> "Order":
         """An order with only the options that programs depend on; depth 0 is the whole model."""
         sections = ("rollout", "algorithm", "optimizer", "lora", "speculation")
-        names = (*sections, "train", "remat", "experts", "compute_dtype")
+        of_roles = ("roles", "critic", "teacher")
+        names = (*sections, *of_roles, "train", "remat", "experts", "compute_dtype")
         kept = {name: getattr(config, name) for name in names}
         # Shallow models scan layers if the whole model does.
         asked = config.scan_layers, model.num_layers, target.chip.platform, config.compute_dtype
         kept["scan_layers"] = str(scans_layers(*asked)).lower()
         whole = {min(depth or model.num_layers, model.num_layers) for depth in depths}
-        model = padded_for(paper_devices(target), model)
-        return cls(target, RunConfig(**kept), model, tuple(sorted(whole)), draft_model)
+        devices = paper_devices(target)
+        model = padded_for(devices, model)
+        roles = {name: padded_for(devices, one) for name, one in (others or {}).items()}
+        return cls(target, RunConfig(**kept), model, tuple(sorted(whole)), draft_model, roles)
+
+    def other(self, name: str, layers: int) -> ModelConfig:
+        """The model of a further role, beside a policy that is compiled with so many layers."""
+        model = self.others[name]
+        if layers == self.model.num_layers:
+            return model
+        return replace(model, num_layers=min(layers, model.num_layers))
+
+    def num_layers(self, role: str) -> int:
+        """Layers of the whole model of a role; the policy and its reference have no name."""
+        return (self.others[role] if role else self.model).num_layers
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -75,17 +99,28 @@ class Order:
             "model": asdict(self.model),
             "depths": list(self.depths),
             "draft_model": self.draft_model and asdict(self.draft_model),
+            "others": {name: asdict(model) for name, model in self.others.items()},
         }
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> "Order":
         config, draft = _with_tuples(content["config"]), content["draft_model"]
-        for field in fields(RunConfig):
-            if isinstance(section := config[field.name], Mapping):
-                config[field.name] = type(getattr(RunConfig(), field.name))(**_with_tuples(section))
+        for each in fields(RunConfig):
+            if isinstance(section := config[each.name], Mapping):
+                config[each.name] = _section(getattr(RunConfig(), each.name), section)
         target, depths = Target.parse(content["target"]), tuple(content["depths"])
         models = model_from_json(content["model"]), draft and model_from_json(draft)
-        return cls(target, RunConfig(**config), models[0], depths, models[1])
+        others = {name: model_from_json(one) for name, one in content["others"].items()}
+        return cls(target, RunConfig(**config), models[0], depths, models[1], others)
+
+
+def _section(default: Any, content: Mapping[str, Any]) -> Any:
+    """A section of options with these values; sections in it have the kind that they have in
+    `default`."""
+    values = _with_tuples(content)
+    inner = {name: x for name, x in values.items() if isinstance(x, Mapping)}
+    made = {name: _section(getattr(default, name), x) for name, x in inner.items()}
+    return type(default)(**values | made)
 
 
 def model_from_json(fields: Mapping[str, Any]) -> ModelConfig:
@@ -95,11 +130,6 @@ def model_from_json(fields: Mapping[str, Any]) -> ModelConfig:
         "experts": experts and ExpertsConfig(**_with_tuples(experts)),
     }
     return ModelConfig(**{**fields, **parts})
-
-
-@cache  # several builds of a plan have the same one
-def _draft_policy(model: ModelConfig) -> Policy:
-    return Policy.from_config(model)
 
 
 def _with_tuples(content: Mapping[str, Any]) -> dict[str, Any]:
@@ -142,9 +172,7 @@ class TargetBuild:
 
     def roles(self, model: ModelConfig) -> Roles:
         """The models of a run of `model`, in the layout with the least TP as in every run."""
-        first = next(iter(self.layouts.values()))
-        policy = Policy.from_config(model)
-        return build_roles(self.order.config, policy, first, self.layouts, self.drafter)
+        return roles_of(self.order, self.devices, self.layouts, self.drafter, model)
 
     @cached_property
     def policy(self) -> Policy:
@@ -164,7 +192,7 @@ class TargetBuild:
         """The drafts that bursts may verify on this target, and their model."""
         order = self.order
         drafts = drafts_of(order.config.speculation, order.target.chip.platform)
-        return drafter_for(drafts, order.draft_model and _draft_policy(order.draft_model))
+        return drafter_for(drafts, order.draft_model and policy_of(order.draft_model))
 
     @cached_property
     def whole(self) -> Roles:
@@ -175,6 +203,16 @@ class TargetBuild:
     def resident(self) -> Sequence[Any]:
         """Shapes and shardings of the arrays that training keeps on devices during a rollout."""
         return self.whole.policy.resident if self.order.config.train else ()
+
+    @cached_property
+    def whole_sequences(self) -> float:
+        """How many of the longest sequences have room in the KV cache; 0 if no layout or no update
+        fits."""
+        if self.order.config.train and lacking_state(self.whole, self.limit):
+            return 0.0
+        held: Any = {"limit": self.limit, "resident": self.resident, "drafter": self.drafter}
+        rollout = self.order.config.rollout
+        return whole_sequences(self.policy, self.layouts, rollout, self.dtype, **held)
 
     @property
     def micro_shapes(self) -> list[tuple[int, int]]:

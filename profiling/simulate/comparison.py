@@ -178,6 +178,14 @@ def compare(
     )
 
 
+def adaptive_s(machine: Machine, lengths: ResponseLengths, series: Series) -> float:
+    """Returns the mean seconds of the adaptive rollouts of `compare` without drafts."""
+    learned = _with(LengthModel.empty(series.draw.cap), series.workload(lengths, -1))
+    planner = CostModelPlanner(machine.splits, machine.truth, learned, memory=machine.memory)
+    workloads = [series.workload(lengths, number) for number in range(series.rollouts)]
+    return fmean(done.total_s for done in _learning(workloads, planner, machine))
+
+
 def _drafting(
     workloads: Sequence[Workload],
     planner: CostModelPlanner,

@@ -37,6 +37,14 @@ def leaf(name: str) -> str:
         (RewardModelConfig, "per_device_train_batch_size", "batch_size"),
         (RewardModelConfig, "max_len", "max_length"),  # OpenRLHF
         (SftConfig, "beta1", "optimizer.b1"),
+        (RunConfig, "critic.optim.lr", "critic.learning_rate"),  # verl
+        (RunConfig, "actor_rollout_ref.actor.optim.lr", "optimizer.learning_rate"),
+        (RunConfig, "trainer.critic_warmup", "critic.pretrain_steps"),
+        (RunConfig, "freezing_actor_steps", "critic.pretrain_steps"),  # OpenRLHF
+        (RunConfig, "critic_pretrain", "critic.model"),
+        (RunConfig, "lambd", "algorithm.lam"),
+        (RunConfig, "cliprange_value", "algorithm.value_clip"),  # TRL
+        (RunConfig, "warmup_steps", "optimizer.warmup_steps"),
         (RunConfig, "num_train_epochs", "steps"),
         (SimulateConfig, "sequences", "responses"),
     ],
@@ -45,6 +53,13 @@ def test_a_neighbours_word_is_answered_with_ours(config_class, theirs: str, ours
     known = OPTIONS[config_class]
     assert ours in known and names.meant(theirs, known) == ours
     assert f"did you mean --{ours} " in str(names.unknown(theirs, known))
+
+
+@pytest.mark.parametrize("theirs", ["vf_coef", "critic.vf_coef", "algorithm.kl_ctrl.type"])
+def test_what_no_option_means_is_answered_with_what_to_do(theirs: str):
+    sentence = str(names.unknown(theirs, OPTIONS[RunConfig]))
+    assert sentence.startswith(f"option --{theirs} is not offered: ")
+    assert "--critic.learning_rate" in sentence or "--algorithm.kl_target" in sentence
 
 
 @pytest.mark.parametrize("config_class", OPTIONS)

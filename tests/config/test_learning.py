@@ -89,6 +89,28 @@ def test_an_unknown_algorithm_is_told_the_nearest(tmp_path):
             "dynamic_sampling",
             "baseline none",
         ),
+        ("--algorithm.name gdpo --algorithm.baseline leave_one_out", "baseline", "multi_objective"),
+        (
+            "--algorithm.name gdpo --algorithm.scale_rewards none",
+            "scale_rewards",
+            "multi_objective",
+        ),
+        (
+            "--algorithm.name gdpo --algorithm.beta 0.1 --algorithm.kl_in reward",
+            "kl_in",
+            "multi_objective_aggregation normalize_then_sum",
+        ),
+        ("--algorithm.name gdpo --algorithm.overlong_buffer 0.2", "overlong_buffer", "multi_obj"),
+        (
+            "--algorithm.name gdpo --algorithm.reward_adjustment variance",
+            "reward_adjustment",
+            "multi_objective_aggregation normalize_then_sum",
+        ),
+        (
+            "--algorithm.name reinforce_pp --algorithm.reward_adjustment variance",
+            "reward_adjustment",
+            "baseline none",
+        ),
     ],
 )
 def test_options_that_exclude_each_other_are_both_named(tmp_path, words, refused, other):

@@ -5,7 +5,18 @@ from collections.abc import Callable, Sequence
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from algorithm_cases import BETA, GROUPS, LONGEST, SAMPLES, SPREAD, Response, drawn, flat, ours
+from algorithm_cases import (
+    BETA,
+    GROUPS,
+    LONGEST,
+    SAMPLES,
+    SPREAD,
+    Response,
+    drawn,
+    flat,
+    ours,
+    values_of,
+)
 
 from pat_jax.config.algorithms import ALGORITHMS
 from pat_jax.config.learning import AlgorithmConfig
@@ -146,6 +157,34 @@ def opo(groups: list[list[Response]]) -> float:
     return over_tokens(terms)
 
 
+def gdpo(groups: list[list[Response]]) -> float:
+    """arXiv 2601.05242 of one reward: GRPO's advantages, normalised over the batch once more."""
+    everyone = flat(groups)
+    scores = np.concatenate([group_scores(group, [x.reward for x in group]) for group in groups])
+    advantages = (scores - scores.mean()) / scores.std(ddof=1)
+    terms = [
+        BETA * k3(x) - ppo(np.exp(x.new - x.old), advantage)
+        for x, advantage in zip(everyone, advantages, strict=True)
+    ]
+    return over_tokens(terms)
+
+
+def ppo_with_critic(groups: list[list[Response]]) -> float:
+    """arXiv 1707.06347, eq. 7 and 11, with KL in the reward of each token (arXiv 2203.02155)."""
+    everyone, advantages = flat(groups), []
+    for x in everyone:
+        rewards = -BETA * (x.old - x.reference)
+        rewards[-1] += x.reward
+        values = np.append(values_of(x), 0.0)
+        deltas = rewards + values[1:] - values[:-1]
+        n = len(deltas)
+        advantages.append(
+            np.array([sum(0.95 ** (s - t) * deltas[s] for s in range(t, n)) for t in range(n)])
+        )
+    pairs = zip(everyone, whitened(advantages), strict=True)
+    return over_tokens([-ppo(np.exp(x.new - x.old), advantage) for x, advantage in pairs])
+
+
 def distill(groups: list[list[Response]]) -> float:
     """The reverse KL of sampled tokens as dense reward, without a discount: the teacher's
     log-probability less the policy's (thinkingmachines.ai/blog/on-policy-distillation)."""
@@ -156,6 +195,7 @@ def distill(groups: list[list[Response]]) -> float:
 
 
 PAPERS = {
+    "ppo": ppo_with_critic,
     "distill": distill,
     "grpo": grpo,
     "dr_grpo": dr_grpo,
@@ -165,6 +205,7 @@ PAPERS = {
     "reinforce_pp": reinforce_pp,
     "reinforce_pp_baseline": reinforce_pp_baseline,
     "opo": opo,
+    "gdpo": gdpo,
 }
 
 

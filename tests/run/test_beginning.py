@@ -33,7 +33,7 @@ def resumed(now: Task, **meta: Any):
     sizes = ["--rollout.prompts_per_step", "4", "--algorithm.mini_batch_size", "4"]
     known = {"lengths": LengthModel.empty(8).to_json(), "base_checksum": None, **meta}
     found = 3, {"train": "state"}, known
-    return _resumed(parse(sizes), setup, run, found, None), output
+    return _resumed(parse(sizes), setup, run, found, {"base_checksum": None}), output
 
 
 BEFORE = task(prompts(40), prompts(5))

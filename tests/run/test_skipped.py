@@ -100,7 +100,7 @@ class Spoilt:
             rollouts = [one for group in groups for one in group.rollouts]
             nan = [np.full(len(one.tokens), np.nan) for one in rollouts]
             batch = batch.with_column("advantages", nan)
-        self.states.append(jax.device_get(policies[0]))
+        self.states.append(jax.device_get(policies[0]["train"]))
         self.batches.append(batch)
         return batch, measured
 

@@ -1,7 +1,7 @@
 """Suggests an option for an unknown name: a typing mistake, or a name from another project."""
 
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
@@ -12,6 +12,7 @@ from pat_jax.common.errors import UserError
 
 _TABLE = yaml.safe_load(Path(__file__).parents[1].joinpath("option_names.yaml").read_text("utf-8"))
 _SAME: Sequence[Sequence[str]] = [line.split() for line in _TABLE["same"]]
+_INSTEAD: Mapping[str, str] = _TABLE["instead"]
 _NOT_OFFERED = frozenset(_TABLE["not_offered"].split())
 
 
@@ -39,6 +40,9 @@ def unknown(name: str, options: Collection[str], where: str = "") -> UserError:
     """Returns the error for an unknown name, with a suggestion."""
     if any(known.startswith(f"{name}.") for known in options):
         return UserError(f"--{name}{where} is a section: write --{name}.OPTION (see --help).")
+    leaf = name.rpartition(".")[2]
+    if (instead := _INSTEAD.get(name) or _INSTEAD.get(leaf)) and name not in options:
+        return UserError(f"option --{name}{where} is not offered: {instead}.")
     near = meant(name, options)
     if near is None and is_not_offered(name):
         return UserError(f"option --{name}{where} is not offered here: leave it out (see --help).")
@@ -57,11 +61,12 @@ def meant(name: str, known: Collection[str]) -> str | None:
     part of a dotted name counts most."""
     leaf = name.rpartition(".")[2]
     by_leaf = {each.rpartition(".")[2]: each for each in reversed(list(known))}
-    for names in _SAME:
-        if leaf in names:
-            for ours in names:
-                if ours != name and (found := ours if ours in known else by_leaf.get(ours)):
-                    return found
+    for written in dict.fromkeys((name, leaf)):  # some names mean something only in their section
+        for names in _SAME:
+            if written in names:
+                for ours in names:
+                    if ours != name and (found := ours if ours in known else by_leaf.get(ours)):
+                        return found
     if is_not_offered(name):
         return None
     near_leaf = get_close_matches(leaf, by_leaf, 1)

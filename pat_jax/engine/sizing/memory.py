@@ -92,6 +92,31 @@ def kv_bytes(
     return max(0.0, left - max(shifted, SIZES[0] * most_parts * one_page))
 
 
+def whole_sequences(
+    policy: Policy,
+    layouts: Mapping[Split, Layout],
+    config: RolloutConfig,
+    dtype: jnp.dtype,
+    **held: Any,
+) -> float:
+    """Returns how many of the longest sequences have room in the KV cache at once.
+
+    It is the number in the layout that divides the cache over most devices. It is 0 if no layout
+    fits, and infinite if the memory of a device is unknown.
+
+    Args:
+      held: as in `kv_bytes`.
+    """
+    without = layouts_without_memory(memory_alone(policy, layouts, config, dtype, **held), config)
+    kept = {split: layout for split, layout in layouts.items() if split not in without}
+    if not kept:
+        return 0.0
+    longest = largest_length(config.max_length, config.min_length)
+    whole = longest * page_bytes(policy.config, config.page_size, dtype) / config.page_size
+    ways = max(split.dp * layout.size(layout.kv_axes) for split, layout in kept.items())
+    return ways * kv_bytes(policy, kept, config, dtype, **held) / whole
+
+
 def _weights(policy: Policy, layouts: Mapping[Split, Layout], dtype: jnp.dtype) -> dict[Split, int]:
     """Bytes of the weights per device in each layout."""
     abstract = policy.abstract(dtype)

@@ -15,16 +15,21 @@ from pat_jax.common.errors import UserError
 from pat_jax.rl.batches.batches import MicroBatch
 
 FOLDER = "skipped"  # in the run's folder
+_POLICY = "train"
 
 log = logging.getLogger(__name__)
 
 
 class NonFiniteSteps:
-    """The skipped steps of one run, in its folder `run`. More than `most` in a row end the run; the
-    newest `most` files are kept."""
+    """The skipped steps of one trained role, in the folder `run`. More than `most` in a row end the
+    run; the newest `most` files are kept. The policy has the role `train`."""
 
-    def __init__(self, run: Path, most: int, notify: Callable[[str], None]):
-        self._folder, self._most, self._notify = run / FOLDER, most, notify
+    def __init__(self, run: Path, most: int, notify: Callable[[str], None], role: str = _POLICY):
+        is_policy = role == _POLICY
+        self._folder = run / FOLDER if is_policy else run / FOLDER / role
+        self._whose = "" if is_policy else f" of the {role}"
+        self._rate = f"--{'optimizer' if is_policy else role}.learning_rate"
+        self._most, self._notify = most, notify
         self._in_a_row = 0
 
     def note(
@@ -41,19 +46,19 @@ class NonFiniteSteps:
             return
         path = self._folder / f"step-{step}.npz"
         where = self._keep(path, [mini_batches[i % len(mini_batches)] for i in skipped])
-        what = f"step {step}: {len(skipped)} of {len(applied)} optimizer steps left out, their gradient not"
+        what = f"step {step}: {len(skipped)} of {len(applied)} optimizer steps{self._whose} left out, their gradient not"
         self._notify(f"{what} finite (NaN or infinite){where}")
         if longest > self._most:
             raise UserError(
-                f"{longest} optimizer steps in a row had a gradient that is not finite (NaN or "
+                f"{longest} optimizer steps{self._whose} in a row had a gradient that is not finite (NaN or "
                 f"infinite), the last in step {step}{where}: expected at most --optimizer.max_skipped "
-                f"({self._most}); lower --optimizer.learning_rate, or resume from an earlier checkpoint."
+                f"({self._most}); lower {self._rate}, or resume from an earlier checkpoint."
             )
 
     def _keep(self, path: Path, mini_batches: Sequence[Sequence[MicroBatch]]) -> str:
         """Saves the mini-batches. Returns a clause on where they are, or "" if saving fails."""
         try:
-            path.parent.mkdir(exist_ok=True)
+            path.parent.mkdir(parents=True, exist_ok=True)
             arrays: dict[str, Any] = dict(_arrays(mini_batches))
             # Without allow_pickle: NumPy before 2.2 would write it as one more array.
             np.savez_compressed(path, **arrays)

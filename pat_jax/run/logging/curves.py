@@ -33,6 +33,9 @@ PANELS: Sequence[Panel] = (
     Panel("entropy of the next token, nats", ("train/entropy",)),
     Panel("norm of the gradient", ("train/grad_norm",)),
     Panel("KL divergence, nats", ("train/approx_kl", "train/reference_kl"), False),
+    Panel("loss of the critic", ("critic/loss",)),
+    Panel("explained variance of the returns", ("critic/explained_variance",)),
+    Panel("values and returns, mean of a token", ("critic/value_mean", "critic/return_mean")),
     Panel("rollout, tokens/s of all devices", ("rollout/tokens_per_s",)),
 )
 MOST_MARKED = 12  # a curve of more points has no markers

@@ -23,6 +23,7 @@ def describe_update(
     passes: int,
     seconds: float,
     adapter_weights: int | None = None,
+    more_flops: float = 0.0,
 ) -> dict[str, float]:
     """Returns the metrics of an update's speed, without `train/mfu` if the peak is not known.
 
@@ -33,12 +34,13 @@ def describe_update(
       seconds: time of the whole update.
       adapter_weights: adapter weights that each token is multiplied with; None: the whole model is
         trained.
+      more_flops: floating-point operations of other models that the update trains.
     """
     measured = {"train/tokens_per_s": float(np.sum(lengths - shared)) / seconds}
     if chip := chip_of(devices[0].device_kind):
         peak = chip.flops_s * len(devices)
         flops = training_flops(model, lengths, shared, adapter_weights=adapter_weights)
-        measured["train/mfu"] = passes * flops / seconds / peak
+        measured["train/mfu"] = (passes * flops + more_flops) / seconds / peak
     return measured
 
 

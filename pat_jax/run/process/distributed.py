@@ -9,10 +9,11 @@ from typing import TypeVar
 from pat_jax.common.errors import UserError
 from pat_jax.common.hosts.join import join
 from pat_jax.config.any_run import AnyRun
+from pat_jax.config.run import RunConfig
 from pat_jax.run.logging.trackers.asked_for import check_trackers
 from pat_jax.run.process.folder import check_run_dir, differences
 from pat_jax.run.process.stop_signals import StopSignals
-from pat_jax.run.results.export import check_export_dir
+from pat_jax.run.results.export import check_critic_export_dir, check_export_dir
 
 Options = TypeVar("Options", bound=AnyRun)
 
@@ -49,3 +50,5 @@ def _check_places(config: AnyRun) -> None:
     check_run_dir(config)
     check_trackers(config)
     check_export_dir(config)
+    if isinstance(config, RunConfig):
+        check_critic_export_dir(config)

@@ -32,7 +32,9 @@ class Compiled:
 
 def announce(config: RunConfig, setup: Setup, progress: Progress) -> None:
     """Prints the model, devices and layouts of the run, and notes about its options."""
-    for note in filter(None, [setup.shortened, setup.task.note, *config.learning_notes]):
+    for note in filter(
+        None, [setup.shortened, setup.resting, setup.task.note, *config.learning_notes]
+    ):
         progress.print(note)
     if padding := padding_of_heads(setup.policy.config):
         log.info("%s", padding)

@@ -6,8 +6,9 @@ that follows (`loop.py`), nor how a step is computed.
 
 import itertools
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -21,11 +22,12 @@ from pat_jax.run.logging.progress import Progress
 from pat_jax.run.process.open_run import OpenRun, Restored
 from pat_jax.run.setup import Setup
 from pat_jax.run.start.adapters import check_base, freeze_base, initial_params
+from pat_jax.run.start.critic import CRITIC_BASE, check_critic_base, freeze_critic, initial_critic
 from pat_jax.run.start.teacher import load_teacher
 from pat_jax.run.task import Task
 from pat_jax.run.totals import Totals
 from pat_jax.training.build import micro_shapes
-from pat_jax.training.roles import REFERENCE
+from pat_jax.training.roles import REFERENCE, States
 
 _OTHER_PROBLEMS = {
     "train": "resumed with other problems than before, or in another order (the files of --data or how "
@@ -38,38 +40,54 @@ _OTHER_PROBLEMS = {
 @dataclass(frozen=True)
 class Beginning:
     steps_done: int
-    state: TrainState
+    states: States
     lengths: LengthModel
     totals: Totals
-    base_checksum: int | None  # of the adapters' base; None: the whole policy is trained
+    base_checksums: Mapping[str, int | None]  # see `_freeze_bases`
+    meta: Mapping[str, Any]  # of the checkpoint; empty for a new run
 
 
 def begin(config: RunConfig, setup: Setup, run: OpenRun) -> Beginning:
     """Returns the initial state of a run. For a resumed run, raises UserError if every checkpoint
     is damaged, or if its adapters belong to another base."""
-    base_checksum = freeze_base(setup.trainer, config)
+    checksums = _freeze_bases(config, setup)
     load_teacher(setup.roles, config)
     trainer = setup.trainer
     reference = setup.roles.readers.get(REFERENCE)
-    if (found := run.restore({"train": trainer.abstract_state})) is not None:
+    if (found := run.restore(setup.roles.abstract_states)) is not None:
         if reference is not None:
             abstract = reference.abstract_params
             reference.params = read_reference(config.run_dir, found[0], abstract)
-        return _resumed(config, setup, run, found, base_checksum)
+        return _resumed(config, setup, run, found, checksums)
     state = trainer["init_state"](initial_params(trainer, config))
     state = _warm_start(config, setup, state, run.progress)
     if reference is not None:
         reference.take(state.params)
         save_reference(config.run_dir, reference.params)
+    states = initial_critic(setup.roles, config, setup.critic, state) | {trainer.name: state}
     lengths = LengthModel.empty(config.rollout.max_completion_length)
-    return Beginning(0, state, lengths, Totals(), base_checksum)
+    return Beginning(0, states, lengths, Totals(), checksums, {})
+
+
+def _freeze_bases(config: RunConfig, setup: Setup) -> Mapping[str, int | None]:
+    """Loads the bases of adapters. Returns the checksum of each by its name in a checkpoint's
+    metadata; None: the whole model is trained."""
+    of_policy = {"base_checksum": freeze_base(setup.trainer, config)}
+    if setup.critic is None:
+        return of_policy
+    return of_policy | {CRITIC_BASE: freeze_critic(setup.roles, config, setup.critic)}
 
 
 def _resumed(
-    config: RunConfig, setup: Setup, run: OpenRun, found: Restored, base_checksum: int | None
+    config: RunConfig,
+    setup: Setup,
+    run: OpenRun,
+    found: Restored,
+    checksums: Mapping[str, int | None],
 ) -> Beginning:
     step, saved, meta = found
-    check_base(meta, base_checksum, config)
+    check_base(meta, checksums["base_checksum"], config)
+    check_critic_base(meta, checksums.get(CRITIC_BASE), config)
     before = meta.get("problems", {})  # checkpoints of earlier versions do not have it
     for name, checksum in setup.task.checksums.items():
         if before.get(name, checksum) != checksum:
@@ -78,7 +96,7 @@ def _resumed(
     lengths = lengths.with_cap(config.rollout.max_completion_length)
     size = config.rollout.prompts_per_step
     totals = Totals.from_json(meta, step, size, setup.task.train.after)
-    return Beginning(step, saved["train"], lengths, totals, base_checksum)
+    return Beginning(step, saved, lengths, totals, checksums, meta)
 
 
 def _warm_start(

@@ -15,7 +15,13 @@ from pat_jax.engine.device.draft.drafter import Drafter
 from pat_jax.engine.engine import RolloutEngine
 from pat_jax.engine.sizing.device_memory import cache_limit, memory_limit
 from pat_jax.engine.sizing.draft_choice import DraftChoice, wanted_drafts
-from pat_jax.engine.sizing.memory import check_memory, kv_bytes, memory_alone, most_at_once
+from pat_jax.engine.sizing.memory import (
+    check_memory,
+    kv_bytes,
+    memory_alone,
+    most_at_once,
+    whole_sequences,
+)
 from pat_jax.layout.layout import Layout
 from pat_jax.models.policy import Policy
 from pat_jax.planning.memory import MemoryModel
@@ -56,6 +62,13 @@ class Rollouts:
         name = "switch_to" if config.switch_to else "layout"
         check_memory(memory, starts, f"option --{name} is {getattr(config, name)!r}")
         return memory
+
+    def whole_sequences(self, layouts: dict[Split, Layout], resident: object) -> float:
+        """Returns how many of the longest sequences have room at once, see there. `resident` is as
+        in `memory_alone`."""
+        rollout, limit = self.config.rollout, memory_limit(self.config.rollout, self.devices)
+        held = {"limit": limit, "resident": resident, "drafter": self.drafter}
+        return whole_sequences(self.policy, layouts, rollout, self.dtype, **held)
 
     def engine(
         self, layouts: dict[Split, Layout], eos_ids: Sequence[int], resident: object = ()

@@ -1,0 +1,63 @@
+"""Options of the critic, the model that predicts values."""
+
+from dataclasses import dataclass, field, replace
+
+from pat_jax.common.options.declared import Options, option, options_of
+from pat_jax.common.rules import LEARNING_RATE, STEPS
+from pat_jax.config.learning import OptimizerConfig
+from pat_jax.config.lora import AdapterConfig
+
+_RATE = 1e-5  # as in verl
+
+
+@dataclass(frozen=True)
+class CriticAdapterConfig(AdapterConfig):
+    """Low-rank adapters, trained instead of the whole critic, beside its head."""
+
+    SECTION = "critic.lora."
+
+
+@dataclass(frozen=True)
+class CriticConfig(Options):
+    """The critic (docs/algorithms.md). Its optimizer has the policy's options unless given here."""
+
+    SECTION = "critic."
+
+    model: str = ""
+    """The model that the critic begins as: a Hugging Face directory or a model of the Hub, with a
+    scalar head (a reward model, a critic) or without, which begins with zeros. Empty: the first
+    reward model of --reward, or else the policy."""
+    learning_rate: float | None = option(None, LEARNING_RATE)
+    """Peak learning rate. If it is not given: 1e-5, ten times that with --critic.lora.rank."""
+    warmup_steps: int = option(0, STEPS)
+    """Optimizer steps of linear warm-up."""
+    pretrain_steps: int = option(0, STEPS)
+    """Iterations at the beginning that train the critic alone: the policy stays as it is."""
+    export_dir: str = ""
+    """Write the final critic here as a Hugging Face directory, …ForTokenClassification with one
+    label; empty writes none."""
+    lora: CriticAdapterConfig = field(default_factory=CriticAdapterConfig)
+
+    def optimizer(self, of_policy: OptimizerConfig) -> OptimizerConfig:
+        """Returns the critic's optimizer, which has the policy's options where it has none."""
+        rate = self.learning_rate
+        if rate is None:
+            rate = 10 * _RATE if self.lora.is_on else _RATE
+        return replace(of_policy, learning_rate=rate, warmup_steps=self.warmup_steps)
+
+
+@dataclass(frozen=True)
+class WithCritic(Options):
+    """A run that may have a critic."""
+
+    critic: CriticConfig = field(default_factory=CriticConfig)
+
+    def check_no_critic(self, baseline: str) -> None:
+        """Raises OptionError if an option of a critic is given, where `baseline` has none."""
+        pairs = zip(options_of(self.critic), options_of(CriticConfig()), strict=True)
+        for given, default in pairs:
+            self.need(
+                f"critic.{given.name}",
+                given.default == default.default,
+                f"its default with --algorithm.baseline {baseline}, which has no critic",
+            )

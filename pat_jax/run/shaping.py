@@ -1,0 +1,68 @@
+"""What a run has learned about its rewards: their scale, and the weight of the KL penalty.
+
+Both change after each iteration and are part of a checkpoint's metadata. Knows the options of the
+algorithm. Does not know how a KL is estimated or how rewards become advantages.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import nan
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+
+from pat_jax.config.learning import AlgorithmConfig
+from pat_jax.rl.algorithm.kl_control import KLControl
+from pat_jax.rl.algorithm.reward_shaping import RewardMoments, shaped_rewards
+from pat_jax.rl.batches.types import FinishReason, RolloutGroup
+
+_META = "shaping"  # in a checkpoint's metadata
+KL_OF_A_TOKEN = "reward/kl_per_token"
+
+
+@dataclass(frozen=True)
+class Shaping:
+    """The state of reward shaping after some iterations."""
+
+    kl: KLControl
+    moments: RewardMoments = field(default_factory=RewardMoments)
+
+    @classmethod
+    def of(cls, algorithm: AlgorithmConfig, meta: Mapping[str, Any]) -> "Shaping":
+        """Returns the state of a checkpoint with this metadata, or that of a new run without it.
+
+        The options count, not those of the run that wrote the checkpoint."""
+        kl = KLControl(algorithm.beta, algorithm.kl_target or None, algorithm.kl_horizon)
+        if (saved := meta.get(_META)) is None:  # a new run, or a checkpoint of an earlier version
+            return cls(kl)
+        if kl.target is not None:
+            kl = replace(kl, beta=KLControl.from_json(saved["kl"]).beta)
+        return cls(kl, RewardMoments.from_json(saved["moments"]))
+
+    def to_meta(self) -> dict[str, Any]:
+        """Returns what `of` reads."""
+        return {_META: {"kl": self.kl.to_json(), "moments": self.moments.to_json()}}
+
+    def shaped(
+        self,
+        algorithm: AlgorithmConfig,
+        groups: Sequence[RolloutGroup],
+        rewards: Float[np.ndarray, "groups samples"],
+    ) -> tuple["Shaping", Float[np.ndarray, "groups samples"]]:
+        """Returns the rewards to learn from, and the state with the moments of these `rewards`."""
+        moments = self.moments.after(rewards) if algorithm.normalize_reward else self.moments
+        ends = [[one.finish is not FinishReason.LENGTH for one in x.rollouts] for x in groups]
+        clip = algorithm.reward_clip
+        shaped = shaped_rewards(
+            rewards,
+            np.array(ends),
+            moments=moments if algorithm.normalize_reward else None,
+            clip=(-clip, clip) if clip else None,
+            missing_eos_penalty=algorithm.missing_eos_penalty,
+        )
+        return replace(self, moments=moments), shaped
+
+    def after(self, measured: Mapping[str, float], responses: int) -> "Shaping":
+        """Returns the state for the next iteration, from the metrics of this one."""
+        return replace(self, kl=self.kl.after(measured.get(KL_OF_A_TOKEN, nan), responses))

@@ -1,0 +1,187 @@
+"""Builds the models of a run that a configuration asks for: what each is, and what it does.
+
+Knows options and roles. Does not know data, checkpoints or which devices there are.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any
+
+from pat_jax.config.run import RunConfig
+from pat_jax.engine.device.draft.drafter import Drafter
+from pat_jax.engine.device.draft.drafters import NO_DRAFTER
+from pat_jax.layout.layout import Layout
+from pat_jax.models.lora import Lora
+from pat_jax.models.policy import Policy
+from pat_jax.planning.types import Split
+from pat_jax.rl.algorithm.optimizer import make_optimizer
+from pat_jax.rl.algorithm.predict import Predictor
+from pat_jax.rl.algorithm.update import Update
+from pat_jax.rl.algorithm.value_loss import ValueLoss
+from pat_jax.training.build import (
+    DTYPES,
+    functions_of,
+    micro_shapes,
+    new_adapters,
+    optimizer_of,
+    policy_loss,
+    predictor_of,
+    rollout_policy,
+    trained_of,
+)
+from pat_jax.training.drafter_state import drafter_state
+from pat_jax.training.reader import Reader
+from pat_jax.training.roles import REFERENCE, Roles
+from pat_jax.training.trainable_params import TrainableParams
+from pat_jax.training.trainer import CRITIC, Trainer
+from pat_jax.training.transfer import Receivers
+
+NO_READERS: Mapping[str, Reader] = MappingProxyType({})
+
+
+@dataclass(frozen=True)
+class CriticModel:
+    """What the critic is, before there are any weights."""
+
+    policy: Policy  # a model with a scalar head
+    layout: Layout
+    source: str = ""  # a directory, or a name on the Hub; empty: it begins as the policy
+
+    @property
+    def begins_as_policy(self) -> bool:
+        return not self.source
+
+    def lora(self, config: RunConfig) -> Lora | None:
+        """Returns its adapters; None: the whole critic is trained.
+
+        Raises:
+          UserError: a target matches no linear layer.
+        """
+        asked = config.critic.lora
+        return new_adapters(asked, self.policy) if asked.is_on else None
+
+
+def build_roles(
+    config: RunConfig,
+    policy: Policy,
+    layout: Layout,
+    rollout_layouts: dict[Split, Layout],
+    drafter: Drafter = NO_DRAFTER,
+    teacher: Mapping[str, Reader] = NO_READERS,
+    others: Sequence[Any] = (),
+    critic: CriticModel | None = None,
+) -> Roles:
+    """Returns the models of a run in `layout`, the policy with transfers to `rollout_layouts`.
+
+    Args:
+      critic: what the critic is, if the algorithm has one.
+      drafter: the rollouts' drafter; its arrays stay on the devices during updates.
+      teacher: a frozen role of another model, by its name.
+      others: shapes with shardings of what else stays on the devices, such as reward models.
+
+    Raises:
+      UserError: the options ask for adapters that the model cannot have.
+    """
+    algorithm, dtype = config.algorithm, DTYPES[config.compute_dtype]
+    is_warm = config.warm_start.steps > 0
+    trained = trained_of(config, policy, layout)
+    readers = {**_readers(config, trained), **teacher}
+    of_values = critic and _critic(config, critic)
+    beside = [*others, *(tree for reader in readers.values() for tree in reader.resident)]
+    update, supervised = _updates(config, policy, layout)
+    learns, embed = config.train or is_warm, policy.config.embed_dim
+    trainer = Trainer(
+        trained,
+        update,
+        Receivers(dtype, rollout_layouts, rollout_policy(config, policy)),
+        # A rollout-only run compiles no forward and backward passes.
+        micro_shapes=micro_shapes(config, layout.split.dp, layout.platform) if learns else (),
+        num_iterations=algorithm.num_iterations,
+        supervised=supervised if is_warm else None,
+        # KL in the reward, and a teacher, compare the policy before the update with another.
+        predicts=algorithm.penalizes_kl or bool(teacher),
+        others=[*beside, *(of_values.kept if of_values else ())],
+        is_offloaded=config.optimizer.offload,
+        rests="moments" if config.roles.rest == "host" else "nothing",
+        beside=drafter_state(drafter, layout, embed, dtype, learns=config.train),
+    )
+    if of_values:
+        of_values.others = [*beside, *trainer.kept]
+    return Roles(trainer, readers, of_values)
+
+
+def _critic(config: RunConfig, model: CriticModel) -> Trainer:
+    """Returns the trainer of the critic, which is sent to no rollout."""
+    policy, layout, dtype = model.policy, model.layout, DTYPES[config.compute_dtype]
+    # Recorded experts are the policy's. A critic's routers choose their own.
+    functions = functions_of(config, policy, layout, router_replay=False)
+    update = Update(
+        Predictor(functions, policy.config.vocab_size),
+        optimizer_of(config.critic_optimizer, config.critic_updates),
+        ValueLoss(config.algorithm.value_clip),
+    )
+    lora = model.lora(config)
+    trained = TrainableParams(
+        policy,
+        layout,
+        lora,
+        base_dtype=dtype,
+        weight_dtype=DTYPES[config.optimizer.weight_dtype],
+        shares_base=lora is not None and model.begins_as_policy and config.lora.is_on,
+    )
+    return Trainer(
+        trained,
+        update,
+        Receivers(dtype),
+        micro_shapes=micro_shapes(config, layout.split.dp, layout.platform) if config.train else (),
+        name=CRITIC,
+        num_iterations=config.algorithm.num_iterations,
+        is_offloaded=config.optimizer.offload,
+        rests="state" if config.roles.rest == "host" else "nothing",
+    )
+
+
+def _readers(config: RunConfig, trained: TrainableParams) -> dict[str, Reader]:
+    """Returns the frozen roles that the algorithm reads, by name.
+
+    Parameters of the reference are in the compute dtype, to which the forward pass rounds anyway.
+    With adapters it has the policy's base, and adapters of its own.
+    """
+    if not config.algorithm.beta:
+        return {}
+    policy, layout = trained.policy, trained.layout
+    whole = replace(trained, weight_dtype=DTYPES[config.compute_dtype])
+    held = trained if trained.lora else whole
+    learns = config.train or config.warm_start.steps
+    shapes = micro_shapes(config, layout.split.dp, layout.platform) if learns else ()
+    predictor = predictor_of(config, policy, layout)
+    rests = config.roles.rest == "host"
+    return {REFERENCE: Reader("reference_logprobs", held, predictor, shapes, rests=rests)}
+
+
+def _updates(config: RunConfig, policy: Policy, layout: Layout) -> tuple[Update, Update]:
+    """Returns the updates of the reinforcement stage and of the supervised stage before it."""
+    algorithm, warm_start = config.algorithm, config.warm_start
+    loss = policy_loss(algorithm, is_on_policy=config.updates_per_step == 1)
+    update = Update(
+        predictor_of(config, policy, layout),
+        optimizer_of(config.optimizer_in_use, config.policy_updates),
+        loss,
+        algorithm.router_aux_loss_coef,
+    )
+    supervised = make_optimizer(
+        learning_rate=warm_start.learning_rate,
+        total_steps=warm_start.steps,
+        schedule="cosine",
+        warmup_steps=10,
+        moment_dtype=config.optimizer.moment_dtype,  # both optimizers' states have one form
+    )
+    # Demonstrations have advantage 1: at a ratio of 1 the gradient is that of the cross-entropy.
+    # So if the loss above is on-policy and plain, the two updates differ only in the optimizer, and
+    # the trainer compiles one set of passes. A ratio over whole responses would weight by length.
+    cross_entropy = replace(
+        loss, ratio="token", beta=0.0, entropy_coef=0.0, correction="none", is_on_policy=True
+    )
+    predictor = replace(update.predictor, temperature=1.0)
+    return update, replace(update, predictor=predictor, optimizer=supervised, loss=cross_entropy)

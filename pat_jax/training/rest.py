@@ -1,0 +1,50 @@
+"""Moves arrays between the devices and the host's memory, where they rest between their stages.
+
+Knows trees and shardings. Does not know whose arrays they are.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import jax
+
+from pat_jax.common.devices import in_host_memory
+
+
+def has_more_room(here: float, away: float, sequences: int) -> bool:
+    """Whether rollouts of `sequences` gain if models wait in the host's memory.
+
+    They do if not all sequences have room at full length otherwise, and more have then.
+
+    Args:
+      here, away: sequences that have room if models wait on the devices, or in the host's memory.
+    """
+    return here < min(away, sequences)
+
+
+def moved(tree: Any, shardings: Any) -> Any:
+    """Brings arrays to these shardings, and frees the old buffers of those that move."""
+    there = jax.device_put(tree, shardings)
+    for old, new in zip(*map(jax.tree.leaves, (tree, there)), strict=True):
+        if old.sharding != new.sharding:
+            old.delete()  # JAX donates nothing from one memory to another
+    return there
+
+
+def at_rest(shardings: Any) -> Any:
+    """Returns the shardings in the host's memory."""
+    return jax.tree.map(in_host_memory, shardings)
+
+
+@contextmanager
+def fetched(tree: Any, shardings: Any) -> Iterator[Any]:
+    """Gives the arrays with these shardings. At the end the copies are freed, as soon as no running
+    program reads them; arrays that were there before stay."""
+    here = jax.device_put(tree, shardings)
+    try:
+        yield here
+    finally:
+        for old, new in zip(*map(jax.tree.leaves, (tree, here)), strict=True):
+            if old.sharding != new.sharding:
+                new.delete()

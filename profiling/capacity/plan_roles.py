@@ -1,0 +1,73 @@
+"""Options of a plan's roles, and their shapes: the critic, reward models, the teacher."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from pat_jax.common.options.declared import Options
+from pat_jax.config.algorithms import Name as AlgorithmName
+from pat_jax.models.config import ModelConfig
+
+MODEL = "model:"  # before the name of a reward model, in --reward
+CRITIC, TEACHER = "critic", "teacher"
+Shape = Callable[[str, str], ModelConfig]  # of a model and the option that names it
+
+
+@dataclass(frozen=True)
+class PlannedAlgorithm(Options):
+    """What is trained, and what it reads."""
+
+    SECTION = "algorithm."
+
+    name: AlgorithmName = "grpo"
+    """Algorithm of the update; ppo trains a critic beside the policy. See --algorithm.name of
+    train."""
+
+
+@dataclass(frozen=True)
+class PlannedCritic(Options):
+    """The model that predicts values."""
+
+    SECTION = "critic."
+
+    model: str = ""
+    """The critic with ppo, named as in --model; empty takes the first reward model, or else the
+    policy's shape."""
+
+
+@dataclass(frozen=True)
+class PlannedTeacher(Options):
+    """The frozen model that the policy is distilled from."""
+
+    SECTION = "teacher."
+
+    model: str = ""
+    """A model that scores the tokens of every response, named as in --model; empty has none."""
+
+
+def shapes_of_roles(
+    policy: ModelConfig,
+    shape: Shape,
+    *,
+    critic: PlannedCritic | None,
+    rewards: Sequence[str],
+    teacher: str,
+) -> Iterator[tuple[str, ModelConfig]]:
+    """Yields the roles beside the policy and its reference, by name with their shapes.
+
+    Args:
+      shape: returns the shape of a model.
+      critic: None: the algorithm has none.
+      rewards: values of `--reward`.
+    """
+    scoring = [_scalar(shape(each.removeprefix(MODEL), "reward")) for each in rewards]
+    if critic is not None:
+        named = shape(critic.model, "critic.model") if critic.model else None
+        yield CRITIC, _scalar(named or (scoring[0] if scoring else policy))
+    for number, model in enumerate(scoring, 1):
+        yield f"reward model {number}" if len(scoring) > 1 else "reward model", model
+    if teacher:
+        yield TEACHER, shape(teacher, "teacher.model")
+
+
+def _scalar(model: ModelConfig) -> ModelConfig:
+    return replace(model, head="scalar")

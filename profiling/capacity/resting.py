@@ -1,0 +1,75 @@
+"""Where the models of a planned run wait between their stages, and what either place takes.
+
+Knows orders, replays and updates. Does not know how a plan is told.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Literal
+
+from pat_jax.engine.sizing.layout_choice import worth_planning
+from pat_jax.planning.types import Split
+from pat_jax.profiling.capacity.costs import SourcedLatency
+from pat_jax.profiling.capacity.resting_report import Resting, RestingIteration, RoleMemory
+from pat_jax.profiling.capacity.update import PlannedUpdate
+from pat_jax.profiling.cross_compile.by_arithmetic import by_arithmetic
+from pat_jax.profiling.cross_compile.target_build import Order, TargetBuild
+from pat_jax.profiling.simulate.machine import Workload
+from pat_jax.training.rest import has_more_room
+
+Rest = Literal["device", "host"]
+
+
+def with_rest(order: Order, rest: Rest) -> Order:
+    config = order.config
+    return replace(order, config=replace(config, roles=replace(config.roles, rest=rest)))
+
+
+def settled(order: Order) -> Order:
+    """Returns the order with `--roles.rest` settled as a run does it."""
+    config = order.config
+    if config.roles.rest != "auto":
+        return order
+    here, away = with_rest(order, "device"), with_rest(order, "host")
+    sequences = config.rollout.prompts_per_step * config.rollout.num_generations
+    if not config.train or (room := by_arithmetic(here).whole_sequences) >= sequences:
+        return here
+    more = by_arithmetic(away).whole_sequences
+    return away if has_more_room(room, more, sequences) else here
+
+
+def both(
+    build: TargetBuild,
+    updating: PlannedUpdate,
+    workloads: Sequence[Workload],
+    rollout_s: Callable[[TargetBuild, tuple[Split, ...]], float],
+    costs: SourcedLatency,
+) -> Resting:
+    """Returns the iterations whose models wait on the devices, and in the host's memory.
+
+    Args:
+      rollout_s: mean seconds of the rollouts on a target with these layouts.
+      updating: predicts the updates of `build`.
+    """
+    chosen: Rest = "host" if build.order.config.roles.rest == "host" else "device"
+    found: list[RestingIteration] = []
+    roles: tuple[RoleMemory, ...] = ()
+    for rest in ("device", "host"):
+        own = build if rest == chosen else by_arithmetic(with_rest(build.order, rest))
+        kept, _ = worth_planning(own.order.config, own.layouts, own.alone, costs.latency)
+        known = {split for split, _, _ in costs.latency.decode_table}
+        used = tuple(split for split in kept if split in known)
+        target = used[0] if used else next(iter(own.layouts))
+        updates = updating if own is build else replace(updating, built=own)
+        update = updates.of(workloads, target)
+        found.append(
+            RestingIteration(
+                rest,
+                own.memory.resident,
+                max((own.memory.pool(split) for split in used), default=0),
+                rollout_s(own, used) if used else None,
+                update.total_s,
+            )
+        )
+        roles = tuple(updates.others.memory())  # at last with the moves of models that rest
+    return Resting(chosen, roles, (found[0], found[1]))

@@ -1,0 +1,45 @@
+"""Where models wait between their stages, in a plan's report, by value."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class RoleMemory:
+    """Bytes of one role on a device."""
+
+    name: str
+    parameters: int
+    optimizer: int  # moments and counters; 0: it is frozen
+    moved: int  # to and from the host's memory in an iteration; 0: it stays on the devices
+
+
+@dataclass(frozen=True)
+class RestingIteration:
+    """An iteration whose models wait on the devices, or in the host's memory."""
+
+    rest: Literal["device", "host"]
+    resident: int  # bytes of a device that models take during a rollout
+    kv_cache: int  # bytes of a device, in the layout with most
+    rollout_s: float | None  # mean, adapting; None: no layout has room
+    update_s: float  # with the transfer, and with moves from the host and back
+
+    @property
+    def total_s(self) -> float | None:
+        return None if self.rollout_s is None else self.rollout_s + self.update_s
+
+
+@dataclass(frozen=True)
+class Resting:
+    """The roles of a run, and both places where they may wait."""
+
+    chosen: Literal["device", "host"]  # what the rest of the plan is of
+    roles: tuple[RoleMemory, ...]
+    iterations: tuple[RestingIteration, RestingIteration]  # device, host
+
+    @property
+    def gain(self) -> float | None:
+        """How many times as fast iterations are with models in the host's memory; None: one of the
+        two has no room."""
+        here, away = (each.total_s for each in self.iterations)
+        return here / away if here and away else None

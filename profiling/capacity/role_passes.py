@@ -1,0 +1,140 @@
+"""Predicts the passes of one role over an iteration's micro-batches, on a target.
+
+Knows one model, and what a compiler made of its programs. Does not know what the passes are for.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+import jax.numpy as jnp
+
+from pat_jax.config.run import RunConfig
+from pat_jax.engine.sizing.memory import shard_bytes
+from pat_jax.layout.exchange import most_exchanged
+from pat_jax.models.config import ModelConfig
+from pat_jax.profiling.capacity.update_batches import Packed
+from pat_jax.profiling.cross_compile.compiled import CompiledProgram
+from pat_jax.profiling.cross_compile.target_build import TargetBuild
+from pat_jax.profiling.predict.composer import Composer
+from pat_jax.profiling.predict.sources import kernels_for
+from pat_jax.profiling.predict.update_times import Seconds, UpdateTimes
+from pat_jax.profiling.predict.update_work import Rows, UpdateWork, Work, apply_work
+from pat_jax.rl.batches.packing import Shape
+from pat_jax.training.build import logit_tokens
+from pat_jax.training.trainable_params import TrainableParams
+from pat_jax.training.trainer import Trainer
+from pat_jax.training.update_memory import fetched_bytes
+
+
+@dataclass(frozen=True)
+class RolePasses:
+    """The passes of one role."""
+
+    built: TargetBuild
+    held: TrainableParams
+    data: Path | None  # a folder with kernel tables
+    programs: Sequence[CompiledProgram]  # of this role; empty: nothing was compiled
+
+    @property
+    def run(self) -> RunConfig:
+        return self.built.order.config
+
+    @property
+    def model(self) -> ModelConfig:
+        """The whole model, as it is padded on the target."""
+        return self.held.policy.config
+
+    @property
+    def shapes(self) -> Sequence[Shape]:
+        return self.built.micro_shapes
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of a number of the forward pass."""
+        return jnp.dtype(self.built.dtype).itemsize
+
+    @cached_property
+    def work(self) -> UpdateWork:
+        layout, lora = self.held.layout, self.held.lora
+        platform, experts = self.built.order.target.chip.platform, self.model.experts
+        return UpdateWork(
+            self.model,
+            layout.split.dp,
+            layout.size(layout.fsdp_axes),
+            self.run.remat,
+            lora.num_weights if lora else None,
+            self.itemsize,
+            logit_tokens(self.held.policy, layout) if platform == "cuda" else 0,
+            most_exchanged(self.run.experts, experts, layout, platform),
+            layout.size(layout.ep_dp_axes),
+        )
+
+    @cached_property
+    def times(self) -> UpdateTimes:
+        target = self.built.order.target
+        kernels = kernels_for(target, self.data, sums="nccl")
+        return UpdateTimes(Composer(kernels, self.model), target)
+
+    def predictions(self, packed: Packed) -> Seconds:
+        """Seconds of one forward pass over all micro-batches."""
+        return self._pass("predict", packed)
+
+    def gradients(self, packed: Packed) -> Seconds:
+        """Seconds of all forward and backward passes of an iteration."""
+        return self._pass("grad", packed).times(self.run.algorithm.num_iterations)
+
+    def apply(self, trainer: Trainer) -> Seconds:
+        """Seconds of all optimizer steps of an iteration.
+
+        Args:
+          trainer: of this role.
+        """
+        return self.times.seconds(self._apply(trainer)).times(self.run.updates_per_step)
+
+    def find(self, name: str) -> CompiledProgram | None:
+        return next((p for p in self.programs if p.name == name and not p.error), None)
+
+    def rows(self, shape: Shape, pairs: float = 0.0) -> Rows:
+        """The part of a micro-batch that one device has."""
+        return Rows(shape[0] * shape[1] // self.work.dp, pairs)
+
+    def _pass(self, name: str, packed: Packed) -> Seconds:
+        spent = Seconds()
+        for shape, pairs in zip(packed.shapes, packed.pairs, strict=True):
+            rows = self.rows(shape, pairs)
+            spent += self.times.seconds(self._work(name, rows), rows.tokens)
+        return spent
+
+    def _work(self, name: str, rows: Rows) -> Work:
+        of = self.work.gradients if name == "grad" else self.work.scores
+        work, program = of(rows), self.find(name)
+        if program is None:
+            return work
+        if self.model.experts:
+            return replace(work, sent=program.collectives)
+        most = of(self.rows(self.shapes[-1]))
+        return replace(  # a compiler's counts lack kernels of attention
+            work,
+            flops=program.flops * work.flops / most.flops,
+            num_bytes=moved_bytes(program) * work.num_bytes / most.num_bytes,
+            sent=program.collectives,
+        )
+
+    def _apply(self, trainer: Trainer) -> Work:
+        params = shard_bytes(trainer.abstract_params)
+        optimizer = shard_bytes(trainer.state_in_a_step) - params
+        gradients = shard_bytes(trainer.trained.abstract_gradients)
+        by_hand = apply_work(params, gradients, optimizer, offloaded=fetched_bytes(trainer))
+        program = self.find("apply")
+        if program is None:
+            return by_hand
+        # A program of its own writes zeros: too small to be compiled for a plan.
+        num_bytes = moved_bytes(program) + gradients
+        return replace(by_hand, num_bytes=num_bytes, sent=program.collectives)
+
+
+def moved_bytes(program: CompiledProgram) -> float:
+    """Bytes that a program reads and writes outside of products."""
+    return program.bytes_accessed - program.product_bytes

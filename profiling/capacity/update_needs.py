@@ -1,0 +1,122 @@
+"""The memory of an iteration's updates on a device: its largest program, by parts.
+
+If the program of gradients was not compiled, this is a lower bound: a micro-batch's own gradients,
+each layer's input, and buffers of a layer's experts; or the optimizer's state.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from pat_jax.engine.sizing.memory import shard_bytes
+from pat_jax.layout.exchange import buffer_rows
+from pat_jax.planning.types import Split
+from pat_jax.profiling.capacity.role_passes import RolePasses
+from pat_jax.profiling.capacity.update_report import UpdateMemory
+from pat_jax.profiling.cross_compile.compiled import CompiledProgram
+from pat_jax.profiling.cross_compile.target_build import TargetBuild
+from pat_jax.profiling.predict.model_sizes import expert_weights
+from pat_jax.programs.programs import Key
+from pat_jax.training.roles import REFERENCE
+from pat_jax.training.trainer import CRITIC, POLICY, Trainer
+from pat_jax.training.update_memory import (
+    STEP,
+    UpdateOptions,
+    fetched_bytes,
+    largest,
+    resident_bytes,
+    resting_bytes,
+    shortage,
+    stages_of,
+    tightness,
+)
+
+
+def most_needed(
+    built: TargetBuild,
+    programs: Sequence[CompiledProgram],
+    policy: RolePasses,
+    options: UpdateOptions,
+    target: Split,
+) -> UpdateMemory:
+    """Returns the memory of the largest program of all trained roles, with a transfer to `target`,
+    and what would help if it is too much."""
+    found = []
+    for trainer in built.whole.trained:
+        role = "" if trainer.name == POLICY else CRITIC
+        own = [program for program in programs if program.role == role]
+        passes = policy if not role else replace(policy, held=trainer.trained, programs=own)
+        found.append(_memory(built, trainer, passes, options, target))
+    return max(found, key=lambda memory: memory.total)
+
+
+def _memory(
+    built: TargetBuild,
+    trainer: Trainer,
+    passes: RolePasses,
+    options: UpdateOptions,
+    target: Split,
+) -> UpdateMemory:
+    limit = int(built.limit)
+    resident, offloaded = resident_bytes(trainer), fetched_bytes(trainer)
+    added = shard_bytes(trainer.trained.abstract_gradients)
+    taken = {
+        Key(p.name, p.split, p.rows, p.length, p.target): p.taken_bytes
+        for p in passes.programs
+        if not p.error and (p.name != "transfer" or p.target == target)
+    }
+    is_least = not any(key.name == "grad" for key in taken)
+    if is_least:
+        key = Key("grad", trainer.layout.split, *passes.shapes[-1])
+        # Offloaded moments, which come for the step alone, may take more than was freed before.
+        of_rows = _inputs(passes) + _of_experts(passes)
+        taken |= {key: added + of_rows, Key("apply", trainer.layout.split): 0}
+    most = largest(stages_of(trainer, taken))
+    if "transfer" in most.name:
+        resident = resting_bytes(trainer)
+    gradients = added if most.held > resident and "transfer" not in most.name else 0
+    params, state = shard_bytes(trainer.abstract_params), shard_bytes(trainer.state_in_a_step)
+    absent = 0 if most.name == STEP else offloaded
+    reader = built.whole.readers.get(REFERENCE)
+    reference = shard_bytes(reader.resident) if reader else 0
+    if trainer.name == CRITIC:
+        most = replace(most, name=f"{most.name} of the critic")
+    moments = state - params - absent
+    base = shard_bytes(trainer.trained.abstract_frozen)
+    others = sum(map(shard_bytes, trainer.others)) - reference
+    return UpdateMemory(
+        most.name,
+        params,
+        moments,
+        gradients,
+        reference,
+        base,
+        most.total - resident - gradients - (offloaded - absent),
+        is_least,
+        limit,
+        shortage(most, limit, options, is_least=is_least),
+        tightness(most, limit, options),
+        offloaded,
+        most.drafts,
+        others,
+    )
+
+
+def _inputs(passes: RolePasses) -> int:
+    """Bytes of the layers' inputs, which are always kept for the backward pass."""
+    tokens, model = passes.rows(passes.shapes[-1]).tokens, passes.model
+    return model.num_layers * tokens * model.embed_dim * passes.itemsize
+
+
+def _of_experts(passes: RolePasses) -> int:
+    """Bytes of experts in the backward pass of a layer: rows of tokens that are sent to them, or
+    the gathered experts and their gradients."""
+    model, layout = passes.model, passes.held.layout
+    if not (layout.ep_dp_axes and model.experts):
+        return 0
+    tokens = passes.rows(passes.shapes[-1]).tokens
+    if tokens <= passes.work.exchanged_tokens:
+        rows = buffer_rows(tokens, model.experts, layout)
+        return rows * model.expert_embed_dim * passes.itemsize
+    of_layer = expert_weights(model) // len(model.sparse_layers)
+    copies = 1 if passes.held.lora else 2
+    return copies * passes.itemsize * of_layer // layout.size(layout.ep_tp_axes)

@@ -1,0 +1,86 @@
+"""Builds the models of a run over devices that are not here.
+
+Knows which models an order names. Does not know which of their programs are compiled (`jobs.py`).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+from typing import Protocol
+
+from pat_jax.common.devices import Device
+from pat_jax.config.run import RunConfig
+from pat_jax.engine.device.draft.drafter import Drafter
+from pat_jax.layout.layout import Layout, layout_chain
+from pat_jax.layout.mesh import factored_mesh
+from pat_jax.models.config import ModelConfig
+from pat_jax.models.policy import Policy
+from pat_jax.planning.types import Split
+from pat_jax.training.build import DTYPES, micro_shapes, predictor_of
+from pat_jax.training.build_roles import CriticModel, build_roles
+from pat_jax.training.reader import Reader
+from pat_jax.training.roles import TEACHER, Roles
+from pat_jax.training.trainable_params import TrainableParams
+from pat_jax.training.trainer import CRITIC
+
+
+class NamedModels(Protocol):
+    """An order: its options, and its models beside the policy."""
+
+    @property
+    def config(self) -> RunConfig: ...
+
+    @property
+    def others(self) -> Mapping[str, ModelConfig]: ...
+
+    def other(self, name: str, layers: int) -> ModelConfig: ...
+
+
+@cache  # several builds of a plan have the same one
+def policy_of(model: ModelConfig) -> Policy:
+    return Policy.from_config(model)
+
+
+def roles_of(
+    order: NamedModels,
+    devices: Sequence[Device],
+    layouts: dict[Split, Layout],
+    drafter: Drafter,
+    model: ModelConfig,
+) -> Roles:
+    """Returns the models of a run whose policy is `model`, each in its layout with the least TP."""
+    first, config = next(iter(layouts.values())), order.config
+    others = {name: order.other(name, model.num_layers) for name in order.others}
+    of_values = others.pop(CRITIC, None)
+    critic = None
+    if of_values is not None:
+        critic = CriticModel(policy_of(of_values), _least(of_values, devices), CRITIC)
+    shapes = micro_shapes(config, first.split.dp, first.platform)
+    more = {
+        name: _reader(config, name, policy_of(other), _least(other, devices), shapes)
+        for name, other in others.items()
+    }
+    teacher = {name: reader for name, reader in more.items() if name == TEACHER}
+    scoring = [reader for name, reader in more.items() if name != TEACHER]
+    resident = [tree for reader in scoring for tree in reader.resident]
+    parts = layouts, drafter, teacher, resident, critic
+    roles = build_roles(config, Policy.from_config(model), first, *parts)
+    return replace(roles, readers={**roles.readers, **more})
+
+
+def _least(model: ModelConfig, devices: Sequence[Device]) -> Layout:
+    """The layout of a model with the least TP."""
+    return next(iter(layout_chain(factored_mesh(devices), model)[0].values()))
+
+
+def _reader(
+    config: RunConfig,
+    name: str,
+    policy: Policy,
+    layout: Layout,
+    shapes: Sequence[tuple[int, int]],
+) -> Reader:
+    """A frozen model that reads the responses in the policy's micro-batches."""
+    held = TrainableParams(policy, layout, weight_dtype=DTYPES[config.compute_dtype])
+    predictor = predictor_of(config, policy, layout)
+    return Reader(name, held, predictor, shapes, rests=config.roles.rest == "host")

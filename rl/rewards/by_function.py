@@ -1,0 +1,48 @@
+"""Scores by reward function and group, for algorithms that do not take their sum alone."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from jaxtyping import Bool, Float
+
+from pat_jax.rl.algorithm.advantages import has_signal
+from pat_jax.rl.rewards.weighted_sum import FunctionScores
+
+
+@dataclass(frozen=True)
+class ScoresByFunction:
+    """The scores of all reward functions for the responses of an iteration."""
+
+    # NaN: the function does not apply to the response, or the response has no reward.
+    scores: Float[np.ndarray, "functions groups samples"]
+    weights: tuple[float, ...]  # of the functions
+
+    @classmethod
+    def of(
+        cls, functions: Sequence[FunctionScores], rewards: Float[np.ndarray, "groups samples"]
+    ) -> "ScoresByFunction":
+        """Returns the scores of the responses that have a reward.
+
+        Args:
+          functions: at least one, all with the responses of `rewards`, group by group.
+        """
+        scores = np.stack([one.array.reshape(rewards.shape) for one in functions])
+        return cls(
+            np.where(np.isnan(rewards), np.nan, scores), tuple(one.weight for one in functions)
+        )
+
+    @classmethod
+    def joined(cls, parts: Sequence["ScoresByFunction"]) -> "ScoresByFunction":
+        """Returns the groups of several batches, one after the other."""
+        scores = np.concatenate([one.scores for one in parts], axis=1)
+        return cls(scores, parts[0].weights)
+
+    def of_groups(self, chosen: Bool[np.ndarray, " groups"] | slice) -> "ScoresByFunction":
+        return replace(self, scores=self.scores[:, chosen])
+
+    @property
+    def has_signal(self) -> Bool[np.ndarray, " groups"]:
+        """Whether the scores of some function that counts differ within a group."""
+        counted = [has_signal(x) for x, w in zip(self.scores, self.weights, strict=True) if w]
+        return np.any(counted, axis=0)

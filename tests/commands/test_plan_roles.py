@@ -1,0 +1,162 @@
+"""What a plan says of a run with several models: seconds, bytes, and where they wait."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from pages import parsed, words_of
+
+from pat_jax.commands import plan
+from pat_jax.common.errors import UserError
+from pat_jax.config.command_line import parse
+from pat_jax.profiling.capacity.page import page, plan_text
+from pat_jax.profiling.capacity.plan_config import PlanConfig
+from pat_jax.profiling.capacity.planned import planned
+from pat_jax.profiling.capacity.report import PlanReport
+from pat_jax.profiling.capacity.resting import settled, with_rest
+from pat_jax.profiling.capacity.update import PlannedUpdate
+from pat_jax.profiling.capacity.update_report import Update
+from pat_jax.profiling.simulate.draw import Draw
+from pat_jax.profiling.simulate.response_lengths import ResponseLengths
+
+ASKED = "--model tiny --target h100:8 --responses 64 --max_completion_length 3072 --rollouts 1 "
+ASKED += "--data nowhere --speculation.source none "
+FOUR = "--algorithm.name ppo --beta 0.05 --critic.model tiny --reward model:tiny "
+STAGES = (
+    "scores of the reward model",
+    "values of the critic",
+    "critic, forward and backward",
+    "critic, optimizer",
+)
+
+
+def config_of(options: str) -> PlanConfig:
+    return parse([*ASKED.split(), *options.split()], PlanConfig, prog="plan", presets=None)
+
+
+def report_of(options: str) -> PlanReport:
+    return planned(plan.question_of(config_of(options), "the command"), None)
+
+
+def alone(options: str, model: str = "tiny") -> Update:
+    """Of one rollout, without its replay."""
+    config = replace(config_of(options), model=model)
+    build = plan.question_of(config, "").build
+    draw = Draw(config.responses, config.max_completion_length)
+    workload = ResponseLengths.built_in("reasoning").draw(draw)
+    return PlannedUpdate(build, None, (), config).of([workload], next(iter(build.layouts)))
+
+
+@pytest.fixture(scope="module")
+def report() -> PlanReport:
+    return report_of(FOUR)
+
+
+def test_every_stage_of_four_models_is_told(report: PlanReport):
+    update = report.update
+    assert update is not None and tuple(name for name, _ in update.others) == STAGES
+    assert update.scored == ("the policy before its first step", "the reference")
+    assert all(seconds.total > 0 for _, seconds in update.others)
+    own = update.scoring.total + update.gradients.total + update.apply.total
+    assert update.update_s == pytest.approx(own + sum(x.total for _, x in update.others))
+    for text in (plan_text(report), words_of(parsed(page(report)))):
+        assert all(words in text for words in (*STAGES, "reward model", "critic"))
+        assert "Models between their stages" in text and "times as fast" in text
+        assert "models that wait on the devices (--roles.rest device)" in text
+    content = json.loads(report.to_json())["resting"]
+    assert [each["rest"] for each in content["iterations"]] == ["device", "host"]
+
+
+def test_a_rollout_has_the_memory_of_the_models_that_wait_elsewhere(report: PlanReport):
+    """In bytes of a device, by hand: the reward model and the reference in bfloat16, moments twice
+    the parameters."""
+    found = report.resting
+    assert found is not None
+    here, away = found.iterations
+    roles = {role.name: role for role in found.roles}
+    assert list(roles) == ["critic", "policy", "reference", "reward model"]
+    policy, critic = roles["policy"], roles["critic"]
+    assert policy.optimizer == pytest.approx(2 * policy.parameters, abs=64)
+    assert critic.optimizer == pytest.approx(2 * critic.parameters, abs=64)
+    assert critic.parameters == pytest.approx(2 * roles["reward model"].parameters, abs=64)
+    assert roles["reference"].parameters == policy.parameters / 2
+    saved = here.resident - away.resident
+    frozen = roles["reference"].parameters + roles["reward model"].parameters
+    assert saved == 2 * policy.parameters + 3 * critic.parameters + frozen
+    # Moments and the critic go both ways, what does not change goes one way; the critic's parameters
+    # also come for the values.
+    assert policy.moved == 4 * policy.parameters and critic.moved == 7 * critic.parameters
+    assert roles["reference"].moved == roles["reference"].parameters
+    moved = sum(role.moved for role in found.roles)
+    assert away.update_s - here.update_s == pytest.approx(moved / 64e9, rel=0.05)
+
+
+def test_a_model_with_a_scalar_head_computes_no_logits():
+    """A pass of the policy's shape without its head: less of everything, and more than nothing."""
+    update = alone(FOUR + "--mini_batch_size 8", model="qwen3-0.6b")
+    larger = alone(f"{FOUR} --critic.model qwen3-0.6b --reward model:qwen3-0.6b", "qwen3-0.6b")
+    seconds = dict(larger.others)
+    one = larger.scoring.total / len(larger.scored)
+    for name in ("scores of the reward model", "values of the critic"):
+        assert 0.3 * one < seconds[name].total < 0.9 * one
+    assert dict(update.others)["values of the critic"].total < seconds["values of the critic"].total
+    assert larger.gradients.total > seconds["critic, forward and backward"].total
+
+
+def test_which_roles_there_are():
+    assert alone("").others == () == alone("--beta 0.1").others
+    names = [name for name, _ in alone("--reward model:tiny model:tiny").others]
+    assert names == ["scores of the reward model 1", "scores of the reward model 2"]
+    names = [name for name, _ in alone("--algorithm.name distill --teacher.model tiny").others]
+    assert names == ["log-probabilities of the teacher"]
+    names = [name for name, _ in alone("--algorithm.name ppo").others]
+    assert names == list(STAGES[1:])  # the critic has the policy's shape
+
+
+def test_models_rest_where_the_kv_cache_lacks_room():
+    """Room for all responses, for more with models away, and for no more."""
+    question = plan.question_of(config_of(FOUR), "")
+    order = question.build.order
+    assert order.config.roles.rest == "device"
+    here, away = (
+        question.build
+        if rest == "device"
+        else replace(question.build, order=with_rest(order, rest))
+        for rest in ("device", "host")
+    )
+    held = here.memory.resident, away.memory.resident
+    assert held[0] > held[1] and here.whole_sequences < away.whole_sequences
+    asked = with_rest(order, "auto")  # pyright: ignore[reportArgumentType]
+    for gib, expected in ((80.0, "device"), (0.006, "host")):
+        rollout = replace(order.config.rollout, device_memory_gib=gib)
+        tight = replace(asked, config=replace(asked.config, rollout=rollout))
+        assert settled(tight).config.roles.rest == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ("--critic.model tiny", "expected nothing with --algorithm.name grpo, which has no critic"),
+        ("--reward length", "expected model: and the name of a reward model"),
+        ("--reward model:", "expected model: and the name of a reward model"),
+        ("--train false --algorithm.name ppo", "expected grpo with --train false"),
+        ("--train false --roles.rest host", "expected auto with --train false"),
+        ("--train false --teacher.model tiny", "expected nothing with --train false"),
+        ("--teacher.model tiny", "expected nothing with --algorithm.name grpo"),
+        ("--algorithm.name distill", "expected a model with --algorithm.name distill"),
+    ],
+)
+def test_options_that_cannot_be(options: str, words: str):
+    with pytest.raises(UserError) as caught:
+        config_of(options)
+    assert words in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.slow
+def test_four_h100_gain_from_models_in_the_host_s_memory():
+    """PPO of four 8B models, 2,048 responses of up to 16K tokens."""
+    asked = "--model qwen3-8b --target h100:4 --responses 2048 --max_completion_length 16384 "
+    asked += "--critic.model qwen3-8b --reward model:qwen3-8b"
+    report = report_of(FOUR + asked)
+    assert report.resting is not None and report.resting.chosen == "host"
+    assert (report.resting.gain or 0) >= 1.3

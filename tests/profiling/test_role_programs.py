@@ -1,0 +1,103 @@
+"""The programs that a plan compiles of further roles, and the memory that it predicts of each."""
+
+import json
+from dataclasses import replace
+
+import jax
+import pytest
+
+from pat_jax.config.algorithms import ALGORITHMS
+from pat_jax.config.run import AlgorithmConfig, RolloutConfig, RunConfig
+from pat_jax.engine.sizing.memory import shard_bytes
+from pat_jax.models.config import ModelConfig
+from pat_jax.profiling.capacity.resting import with_rest
+from pat_jax.profiling.cross_compile.compiled import CompiledProgram, at_depth
+from pat_jax.profiling.cross_compile.jobs import CompileJob, jobs_of
+from pat_jax.profiling.cross_compile.target_build import Order, TargetBuild
+from pat_jax.profiling.predict.targets import Target
+from pat_jax.training.trainer import Trainer
+
+POLICY = ModelConfig("qwen3", 1024, 256, 512, 2, 4, 4, head_dim=64, qk_norm=True)
+SCALAR = replace(POLICY, head="scalar", num_layers=3)
+LENGTH = 256
+CONFIG = RunConfig(
+    rollout=RolloutConfig(
+        prompts_per_step=8,
+        num_generations=2,
+        max_prompt_length=LENGTH // 2,
+        max_completion_length=LENGTH // 2,
+        min_length=LENGTH,
+        check_every=4,
+        burst_steps=8,
+    ),
+    algorithm=AlgorithmConfig(
+        name="ppo",
+        **ALGORITHMS["ppo"],
+        beta=0.05,
+        mini_batch_size=8,
+        tokens_per_micro_batch=8 * LENGTH,
+    ),
+    compute_dtype="bfloat16",
+)
+OTHERS = {"critic": SCALAR, "reward model": replace(SCALAR, num_layers=2)}
+
+
+def order(depths=(2,)) -> Order:
+    return Order.of(Target.parse("h100:8"), CONFIG, POLICY, depths, None, OTHERS)
+
+
+def build(depths=(2,)) -> TargetBuild:
+    """What would run on eight H100, over the CPU devices of the tests."""
+    return TargetBuild(with_rest(order(depths), "host"), jax.devices("cpu")[:8])
+
+
+def of_training(found: TargetBuild) -> list[CompileJob]:
+    return [job for job in jobs_of(found) if job.record.name in ("predict", "grad", "apply")]
+
+
+def test_an_order_with_roles_is_the_same_in_another_process():
+    one = order((2, 4))
+    assert Order.from_json(json.loads(json.dumps(one.to_json()))) == one
+
+
+def test_each_role_has_programs_of_its_own_at_every_depth():
+    others = {name: replace(x, num_layers=7) for name, x in OTHERS.items()}
+    asked = Target.parse("h100:8"), CONFIG, replace(POLICY, num_layers=9)
+    deep = Order.of(*asked, (2, 4), None, others)
+    jobs = [job.record for job in of_training(TargetBuild(deep, jax.devices("cpu")[:8]))]
+    found = [(x.role, x.name, x.layers) for x in jobs if x.role]
+    of_critic = [("critic", name, n) for n in (2, 4) for name in ("predict", "grad", "apply")]
+    of_reward = [("reward model", "predict", n) for n in (2, 4)]
+    assert sorted(found) == sorted(of_critic + of_reward)
+    assert len({x.identity for x in jobs}) == 3 + 3 + 1
+    pair = [CompiledProgram("grad", jobs[0].split, role="critic", layers=n) for n in (2, 4)]
+    assert at_depth(pair, deep.num_layers("critic")).layers == 7
+    assert str(pair[0]) == f"grad of the critic {jobs[0].split}"
+    assert CompiledProgram.from_json(json.loads(json.dumps(pair[0].to_json()))) == pair[0]
+
+
+def predicted(found: TargetBuild) -> dict[tuple[str, str], int]:
+    """Bytes of a device that a role holds while a program of its runs, by role and program."""
+    roles, sizes = found.whole, {}
+    for trainer, role in ((roles.policy, ""), (roles.critic, "critic")):
+        assert isinstance(trainer, Trainer)
+        params = shard_bytes(trainer.abstract_params)
+        gradients = shard_bytes(trainer.trained.abstract_gradients)
+        state = shard_bytes(trainer.state_in_a_step)
+        sizes |= {(role, "predict"): params, (role, "grad"): params + gradients}
+        sizes[role, "apply"] = state + gradients
+    reader = roles.readers["reward model"]
+    assert reader.resident == []  # it waits in the host's memory
+    return sizes | {("reward model", "predict"): shard_bytes(reader.visiting)}
+
+
+def test_memory_of_each_role_is_that_of_its_compiled_programs():
+    found = build()
+    expected, seen = predicted(found), set()
+    for job in of_training(found):
+        memory = job.parts[0]().compile().memory_analysis()
+        assert memory is not None
+        key = job.record.role, job.record.name
+        assert memory.argument_size_in_bytes == pytest.approx(expected[key], rel=0.05)
+        seen.add(key)
+    assert seen == expected.keys()

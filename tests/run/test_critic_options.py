@@ -1,0 +1,181 @@
+"""What a critic may be, and the sentence for what it may not."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from runs import QWEN3, SMALL_ROLLOUT, TINY, write_checkpoint, write_problems
+
+from pat_jax.common.errors import UserError
+from pat_jax.common.rules import OptionError
+from pat_jax.config.command_line import parse
+from pat_jax.run.process.distributed import _check_places
+from pat_jax.run.setup import Setup, build
+from pat_jax.run.start.critic import freeze_critic, initial_critic
+from pat_jax.training.update_memory import check_state, resident_bytes
+
+PPO = ["--algorithm.name", "ppo"]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--critic.model", "x"], ["--critic.model is 'x'", "baseline group, which has no critic"]),
+        (["--critic.lora.rank", "4"], ["--critic.lora.rank is 4", "baseline group"]),
+        (["--algorithm.lam", "0.9"], ["--algorithm.lam is 0.9", "0.95", "baseline group"]),
+        (["--algorithm.whiten_rewards", "true"], ["--algorithm.whiten_rewards", "no critic"]),
+        ([*PPO, "--algorithm.scale_rewards", "group"], ["scale_rewards", "whiten_advantages"]),
+        ([*PPO, "--algorithm.dynamic_sampling", "2"], ["dynamic_sampling", "baseline critic"]),
+        ([*PPO, "--algorithm.kl_target", "0.1"], ["--algorithm.kl_target", "--algorithm.beta"]),
+        ([*PPO, "--algorithm.kl_horizon", "99"], ["kl_horizon", "--algorithm.kl_target"]),
+        (
+            [
+                *PPO,
+                *[
+                    "--algorithm.beta",
+                    "0.1",
+                    "--algorithm.kl_target",
+                    "1",
+                    "--algorithm.kl_horizon",
+                    "2",
+                ],
+            ],
+            ["--algorithm.kl_horizon is 2", "more than a fifth of an iteration's 128 responses"],
+        ),
+        (["--algorithm.normalize_reward", "true"], ["normalize_reward", "scale_rewards group"]),
+        ([*PPO, "--critic.pretrain_steps", "60"], ["--critic.pretrain_steps", "less than the 60"]),
+        ([*PPO, "--critic.warmup_steps", "61"], ["--critic.warmup_steps is 61", "at most the 60"]),
+        ([*PPO, "--critic.lora.alpha", "4"], ["--critic.lora.alpha", "--critic.lora.rank 0"]),
+        ([*PPO, "--critic.lora.rank", "4"], ["--critic.lora.rank is 4", "--warm_start.steps"]),
+        ([*PPO, "--rollout.temperature", "0"], ["--rollout.temperature", "above 0"]),
+    ],
+)
+def test_options_that_have_no_effect_or_no_sense_are_refused(options: list[str], words: list[str]):
+    with pytest.raises(OptionError) as error:
+        parse(["--preset", "demo", *options])
+    sentence = str(error.value)
+    assert all(part in sentence for part in words) and "\n" not in sentence
+
+
+def test_one_response_to_a_prompt_is_enough_with_a_critic():
+    assert parse([*PPO, "--rollout.num_generations", "1"]).rollout.num_generations == 1
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("critics")
+    write_problems(folder / "problems.jsonl")
+    return write_checkpoint(folder / "policy")
+
+
+def built(policy: Path, *options: str) -> Setup:
+    data = ["--data", str(policy.parent / "problems.jsonl"), "--model", str(policy)]
+    lengths = ["--rollout.max_prompt_length", "128", "--eval.every", "0", "--profile", "none"]
+    words = [*data, *SMALL_ROLLOUT, *lengths, *PPO, "--layout", "dp2tp1", *options]
+    return build(parse([*words, "--run_dir", "unused"]), jax.devices()[:2])
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        (None, ["no such directory"]),
+        (replace(QWEN3, vocab_size=200), ["embeds", "this one embeds 200"]),
+        (replace(QWEN3, max_position=64), ["184 tokens of the longest prompt and response", "64"]),
+    ],
+)
+def test_a_critic_that_cannot_read_the_policys_tokens_is_refused(
+    policy: Path, tmp_path: Path, config: Any, words: list[str]
+):
+    other = tmp_path / "other"
+    if config is not None:
+        write_checkpoint(other, config)
+    with pytest.raises(UserError) as error:
+        built(policy, "--critic.model", str(other))
+    sentence = str(error.value)
+    assert all(part in sentence for part in ["--critic.model", *words]) and "\n" not in sentence
+
+
+def test_a_critic_with_other_tokens_is_refused(policy: Path, tmp_path: Path):
+    other = write_checkpoint(tmp_path / "other")
+    tokenizer = (other / "tokenizer.json").read_text()
+    (other / "tokenizer.json").write_text(tokenizer.replace('"<im>"', '"<mi>"'))
+    with pytest.raises(UserError, match=r"--critic\.model .*whose token \d+ is '<im>'"):
+        built(policy, "--critic.model", str(other))
+
+
+def test_a_critic_is_not_written_where_the_policy_is(tmp_path: Path):
+    same = [
+        "--critic.export_dir",
+        str(tmp_path / "x"),
+        "--checkpoint.export_dir",
+        str(tmp_path / "x"),
+    ]
+    config = parse(["--preset", "ppo", *same, "--run_dir", str(tmp_path / "run")])
+    with pytest.raises(OptionError, match=r"--critic\.export_dir is .*another folder than"):
+        _check_places(config)
+
+
+def test_policy_reference_and_critic_share_one_frozen_base(policy: Path):
+    """The same arrays, counted once."""
+    lora = ["--lora.rank", "2", "--critic.lora.rank", "2", "--algorithm.beta", "0.1"]
+    shared, apart = built(policy, *lora), built(policy, *lora[2:])
+    roles, model, config = shared.roles, shared.critic, shared.config
+    trained = roles.policy.trained
+    trained.frozen = jax.device_put(
+        jax.tree.map(lambda x: np.ones(x.shape, np.float32), trained.abstract_frozen),
+        trained.base_shardings,
+    )
+    assert roles.critic and model and apart.roles.critic
+    roles.policy.programs.compile_all(threads=1, only=lambda key: key.name == "init_state")
+    roles.critic.programs.compile_all(
+        threads=1, only=lambda key: key.name in ("init_state", "base_checksum")
+    )
+    assert freeze_critic(roles, config, model) is not None
+    mine = {id(x) for x in jax.tree.leaves(trained.frozen)}
+    theirs = jax.tree.leaves(roles.critic.trained.frozen)
+    assert sum(id(x) in mine for x in theirs) == len(theirs) - 1  # all but the head, which is zeros
+    state = roles.policy["init_state"](trained.init(0))
+    (critic,) = initial_critic(roles, config, model, state).values()
+    assert {"score"} < critic.params.keys() and not np.any(critic.params["score"])
+    assert resident_bytes(roles.critic) < resident_bytes(apart.roles.critic)
+
+
+def test_what_all_roles_keep_is_in_the_account_of_each(policy: Path):
+    setup = built(policy, "--algorithm.beta", "0.1")
+    roles = setup.roles
+    assert roles.critic
+    with_all = resident_bytes(roles.policy)
+    assert resident_bytes(roles.critic) == with_all
+    alone = built(policy, "--algorithm.beta", "0.1", "--algorithm.baseline", "none")
+    state = resident_bytes(alone.roles.policy)
+    # Parameters and two moments of the critic: of the policy's size, and a head of one output.
+    assert 1.3 * state < with_all < 2 * state
+    check_state(roles, 10 * with_all)
+    with pytest.raises(UserError, match="the update of the critic needs more than"):
+        check_state(roles, with_all)
+
+
+def test_the_demonstrations_critic_begins_as_its_policy(tmp_path: Path):
+    words = [*TINY, *PPO, "--layout", "dp2tp1", "--profile", "none", "--run_dir", "unused"]
+    setup = build(parse(words), jax.devices()[:2])
+    roles = setup.roles
+    assert roles.critic and setup.critic and setup.critic.begins_as_policy
+    for role in roles.trained:
+        role.programs.compile_all(threads=1, only=lambda key: key.name == "init_state")
+    state = roles.policy["init_state"](roles.policy.init(3))
+    (critic,) = initial_critic(roles, setup.config, setup.critic, state).values()
+    before, after = (
+        {jax.tree_util.keystr(at): x for at, x in jax.tree_util.tree_flatten_with_path(tree)[0]}
+        for tree in (state.params, critic.params)
+    )
+    assert {name for name in after if name not in before} == {"['score'].value"}
+    for name, x in after.items():
+        if name in before:
+            np.testing.assert_array_equal(x, before[name])
+        else:
+            assert not np.any(x)
+    # Copies: an update of the policy donates its buffers.
+    assert not {id(x) for x in before.values()} & {id(x) for x in after.values()}

@@ -1,0 +1,134 @@
+"""The critic as a trained role: its update is that of a plain gradient, in every layout and with adapters."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from chex import assert_trees_all_close
+from trainers import CHAIN, CONFIG, LENGTH, ROWS, SINGLE
+
+from pat_jax.layout.layout import Layout
+from pat_jax.models.lora import Lora
+from pat_jax.models.policy import Params, Policy
+from pat_jax.rl.algorithm.predict import Predictor
+from pat_jax.rl.algorithm.update import Update
+from pat_jax.rl.algorithm.value_loss import ValueLoss
+from pat_jax.rl.batches.batches import MicroBatch, TrainBatch
+from pat_jax.training.passes import model_functions
+from pat_jax.training.trainable_params import TrainableParams
+from pat_jax.training.trainer import CRITIC, Trainer
+from pat_jax.training.transfer import Receivers
+
+POLICY = Policy.from_config(replace(CONFIG, head="scalar", head_bias=True))
+EPSILON, RATE = 0.2, 1e-2
+
+
+def critic(layout: Layout, lora: Lora | None = None) -> Trainer:
+    functions = model_functions(POLICY, layout, jnp.dtype(jnp.float32))
+    # Plain descent: parameters move as their gradients say, not by their signs alone.
+    update = Update(Predictor(functions, CONFIG.vocab_size), optax.sgd(RATE), ValueLoss(EPSILON))
+    trained = TrainableParams(POLICY, layout, lora)
+    shapes = [(ROWS, LENGTH)]
+    return Trainer(trained, update, Receivers(jnp.float32), micro_shapes=shapes, name=CRITIC)
+
+
+def host_weights() -> Params:
+    rng = np.random.default_rng(0)
+    return jax.tree.map(
+        lambda x: rng.normal(x.ndim == 1, 0.2, x.shape).astype(np.float32), POLICY.abstract_params
+    )
+
+
+def micro_batches() -> Iterator[MicroBatch]:
+    rng = np.random.default_rng(1)
+    for _ in range(2):
+        mask = np.arange(LENGTH) < rng.integers(4, LENGTH, ROWS)[:, None]
+        yield MicroBatch(
+            tokens=rng.integers(0, CONFIG.vocab_size, (ROWS, LENGTH), np.int32),
+            positions=np.broadcast_to(np.arange(LENGTH, dtype=np.int32), (ROWS, LENGTH)),
+            responses=mask.astype(np.int32),
+            weights=np.where(mask, 1 / 100, 0).astype(np.float32),
+            columns={"returns": np.where(mask, rng.normal(size=mask.shape), 0).astype(np.float32)},
+        )
+
+
+def plain_values(params: Params, tokens: np.ndarray) -> jax.Array:
+    """By the model alone: no programs, no layout."""
+    positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
+    model = POLICY.bind(params)
+    hidden, *_ = model(jnp.asarray(tokens), positions)
+    weights, bias = model.scalar_head
+    assert bias is not None
+    return hidden @ weights[0] + bias[0]
+
+
+def plain_loss(params: Params, before: Sequence[jax.Array]) -> jax.Array:
+    """PPO's value loss, summed over both micro-batches with their weights."""
+    total = jnp.zeros(())
+    for micro, old in zip(micro_batches(), before, strict=True):
+        values, returns = plain_values(params, micro.tokens), micro.columns["returns"]
+        clipped = old + jnp.clip(values - old, -EPSILON, EPSILON)
+        worse = jnp.maximum((values - returns) ** 2, (clipped - returns) ** 2)
+        total += jnp.sum(micro.weights * 0.5 * worse)
+    return total
+
+
+def updated(trainer: Trainer, params: Any) -> tuple[Any, dict[str, float]]:
+    """Parameters after two optimizer steps on one batch: by the second, values have moved."""
+    state = trainer["init_state"](jax.device_put(params, trainer.shardings))
+    batch = trainer.predict(state, TrainBatch([list(micro_batches())], 1.0))
+    state, _ = trainer.update(state, batch)
+    state, result = trainer.update(state, batch)
+    assert result.applied == (True,)
+    return jax.device_get(state.params), result.metrics
+
+
+@pytest.mark.parametrize("name", ["", "dp8tp1", "dp2tp4", "dp1tp8"])
+def test_an_update_is_plain_descent_on_the_value_loss_in_every_layout(name: str):
+    params = host_weights()
+    before = [plain_values(params, micro.tokens) for micro in micro_batches()]
+    wanted, losses = params, []
+    for _ in range(2):
+        loss, grads = jax.value_and_grad(plain_loss)(wanted, before)
+        losses.append(float(loss))
+        wanted = jax.tree.map(lambda x, g: x - RATE * g, wanted, grads)
+    found, metrics = updated(critic(CHAIN[name] if name else SINGLE), params)
+    assert metrics["critic/loss"] == pytest.approx(losses[1], rel=1e-5)
+    assert losses[1] < losses[0]
+    assert metrics["critic/grad_norm"] == pytest.approx(float(optax.tree.norm(grads)), rel=1e-4)
+    moved = jax.tree.map(lambda x, y: np.asarray(x) - y, found, params)
+    assert_trees_all_close(
+        moved, jax.tree.map(lambda x, y: np.asarray(x) - y, wanted, params), rtol=2e-3, atol=2e-6
+    )
+
+
+def test_adapters_and_a_head_beside_a_frozen_base_learn_what_their_sum_would():
+    """New adapters leave the critic as its base is; the head is trained whole, from the first step."""
+    base = host_weights()
+    lora = Lora.of(POLICY, rank=2, alpha=4.0, targets=["all-linear"])
+    trainer = critic(CHAIN["dp4tp2"], lora)
+    trainer.freeze(jax.device_put(base, trainer.trained.base_shardings))
+    adapters = jax.device_get(lora.init(0))
+    before = [plain_values(base, micro.tokens) for micro in micro_batches()]
+    wanted = adapters
+
+    def loss(adapters: Any) -> jax.Array:
+        return plain_loss(lora.merge(base, adapters), before)
+
+    for _ in range(2):
+        grads = jax.grad(loss)(wanted)
+        wanted = jax.tree.map(lambda x, g: x - RATE * g, wanted, grads)
+    found, metrics = updated(trainer, adapters)
+    assert "train/update_seen" not in metrics and metrics["critic/explained_variance"] < 1
+    head_moved = {name: np.abs(found[name]).max() for name in ("score", "score.bias")}
+    assert min(head_moved.values()) > 1e-4
+    assert max(np.abs(x.b).max() for name, x in found.items() if name not in head_moved) > 1e-6
+    moved, expected = (
+        jax.tree.map(lambda x, y: np.asarray(x) - y, tree, adapters) for tree in (found, wanted)
+    )
+    assert_trees_all_close(moved, expected, rtol=2e-3, atol=2e-6)
