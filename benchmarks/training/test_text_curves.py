@@ -2,11 +2,11 @@
 
 import pytest
 
-from benchmarks.training.text_curves import compared, doubled
+from benchmarks.training.text_curves import compared, scaled
 
 
 def test_a_preset_of_twice_the_size():
-    model = doubled("demo-moe")
+    model = scaled("demo-moe", 2)
     assert (model.embed_dim, model.num_layers, model.vocab_size) == (256, 4, 257)
     assert model.experts is not None and model.experts.expert_dim == 192
     assert (model.experts.num_experts, model.experts.num_experts_per_tok) == (16, 4)

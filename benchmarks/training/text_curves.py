@@ -1,12 +1,12 @@
-"""Held-out nats per byte of presets of twice the size, trained from scratch on a corpus of text.
+"""Held-out nats per byte of presets that are trained from scratch on a corpus of text.
 
     python -m benchmarks.training.text_curves --model demo-moe --seed 0 --folder curves \\
         --data 'corpus/**/*.py'
     python -m benchmarks.training.text_curves --folder curves --out curves.json
 
 The first command trains one preset with one seed, which several processes can do at once; begun
-again it goes on. Runs of one seed see the same rows in the same order. The second command compares
-what is in the folder: the mean over the seeds with its 95 % interval, and the same of the
+again it goes on. Runs of one seed see the same rows in the same order. `--times 2` doubles the
+preset, which takes some seven times as long. The second command compares what is in the folder: the mean over the seeds with its 95 % interval, and the same of the
 difference of each pair of presets, seed by seed.
 """
 
@@ -38,26 +38,30 @@ from pat_jax.sft import read
 
 # Of Student's t for 1 to 9 degrees of freedom, at 97.5 %.
 T_97_5 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
-DOUBLED = ("embed_dim", "mlp_dim", "num_layers", "num_heads", "num_kv_heads")
-DOUBLED_OF_EXPERTS = ("num_experts", "num_experts_per_tok", "latent_dim")
+SCALED = ("embed_dim", "mlp_dim", "num_layers", "num_heads", "num_kv_heads")
+SCALED_OF_EXPERTS = ("num_experts", "num_experts_per_tok", "latent_dim")
 
 Curve = Mapping[int, float]  # held-out nats per byte, by the bytes that have been learned
 
 
-def doubled(name: str) -> ModelConfig:
-    """A preset with bytes as tokens and twice of all but the widths of a head and of an expert."""
+def scaled(name: str, times: int) -> ModelConfig:
+    """A preset with bytes as tokens, and `times` its numbers and widths.
+
+    The widths of a head and of an expert stay.
+    """
     small = preset(name, vocab_size=NUM_BYTE_TOKENS)
     experts = small.experts
     if experts is not None:
         here = asdict(experts)
-        experts = replace(experts, **{x: 2 * here[x] for x in DOUBLED_OF_EXPERTS if x in here})
-    return replace(small, **{x: 2 * getattr(small, x) for x in DOUBLED}, experts=experts)
+        experts = replace(experts, **{x: times * here[x] for x in SCALED_OF_EXPERTS if x in here})
+    return replace(small, **{x: times * getattr(small, x) for x in SCALED}, experts=experts)
 
 
 def train(args: argparse.Namespace) -> None:
     """One preset with one seed; writes its curve into the folder."""
-    folder = args.folder / f"{args.model}-{args.seed}"
-    policy, begin = Policy.from_config(doubled(args.model)), folder / "begin"
+    model = args.model + (f"-x{args.times}" if args.times > 1 else "")
+    folder = args.folder / f"{model}-{args.seed}"
+    policy, begin = Policy.from_config(scaled(args.model, args.times)), folder / "begin"
     about = machine(configure(1))
     if not begin.exists():
         export(begin, policy, policy.init(args.seed), jnp.dtype(jnp.float32))
@@ -91,7 +95,7 @@ def train(args: argparse.Namespace) -> None:
     write(
         args.folder / f"{folder.name}.json",
         {
-            "model": args.model,
+            "model": model,
             "seed": args.seed,
             "parameters": sum(math.prod(x.shape) for x in jax.tree.leaves(policy.abstract_params)),
             "nats_per_byte": curve,
@@ -155,6 +159,7 @@ def main() -> None:
     parser = options(__doc__)
     parser.add_argument("--folder", type=Path, required=True, help="of runs and their curves")
     parser.add_argument("--model", help="preset to train; without one the curves are compared")
+    parser.add_argument("--times", type=int, default=1, help="the preset's size")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--data", help="text to train on, as of `pat_jax.sft`")
     parser.add_argument("--bytes", type=float, default=3e6, help="to learn from")

@@ -72,7 +72,7 @@ def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
     """
     try:
         if path.exists() and not path.is_file():
-            raise OSError(errno.EINVAL, "it is no regular file")
+            raise OSError(errno.EINVAL, "it is a folder, a device or a pipe")
         with path.open("rb") as file:
             for number, line in enumerate(file, start=1):
                 line = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line

@@ -30,7 +30,7 @@ def find_column(records: Sequence[Record], named: str, known: Sequence[str], opt
             return key
     if named:
         raise UserError(
-            f"option --{option} is {named!r}: {records[0].path} has the columns {listed(names)}; give "
+            f"option --{option} is {named!r}: {records[0].path} has the columns {listed(names)}; choose "
             "one of them, or column.field."
         )
     return ""

@@ -93,7 +93,7 @@ def read_example_file(path: Path, columns: ExampleColumns | None = None) -> list
     refuse_media(records)
     if prompt and prompt == completion:
         raise UserError(
-            f"{path}: the column {prompt!r} is to be both prompt and completion: expected two columns; "
+            f"{path}: the column {prompt!r} cannot be both prompt and completion: expected two columns; "
             "name them with --data.prompt_key and --data.completion_key."
         )
     if prompt and completion:
@@ -104,7 +104,7 @@ def read_example_file(path: Path, columns: ExampleColumns | None = None) -> list
         return [_plain_text(record, text) for record in records]
     raise UserError(
         f"{path} has the columns {listed(column_names(records))}: expected prompt and completion, "
-        "messages, or text; name those that hold them with --data.prompt_key and "
+        "messages, or text; name your columns with --data.prompt_key and "
         "--data.completion_key, --data.messages_key or --data.text_key."
     )
 

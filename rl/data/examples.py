@@ -139,8 +139,8 @@ class ExampleReader:
                 subsets[subset_of(row.text, heldout_share)].append(example)
         if len(forms) == 2:
             raise UserError(
-                f"{forms[True]}, is text, and {forms[False]}, is an example: expected one of them, as text "
-                "is cut into rows and an example is not; train on one after the other."
+                f"{forms[True]}, is plain text, but {forms[False]}, is an example: expected only one of the two, "
+                "because plain text is cut into rows and examples are not; train on one after the other."
             )
         return texts.result(self.max_length) if True in forms else found
 
@@ -149,8 +149,8 @@ class ExampleReader:
             return read_example_file(path, self.columns)
         if self.columns and (named := self.columns.named):
             raise UserError(
-                f"option --data.{named[0]}_key names a column, and {path} is text without columns: expected "
-                f"{', '.join(RECORD_FORMATS)}; leave the option out, or the file."
+                f"option --data.{named[0]}_key names a column, but {path} is plain text without columns: "
+                f"expected {', '.join(RECORD_FORMATS)}; leave out the option or the file."
             )
         return [PlainText(str(path), read_text_file(path))]
 

@@ -109,7 +109,7 @@ def _keys(path: Path, records: Sequence[Record], columns: Columns) -> tuple[str,
         )
     if prompt_key == answer_key:
         raise UserError(
-            f"{path}: the column {prompt_key!r} is to be both prompt and answer: expected two columns; "
+            f"{path}: the column {prompt_key!r} cannot be both prompt and answer: expected two columns; "
             "name them with --data.prompt_key and --data.answer_key."
         )
     return prompt_key, answer_key
@@ -127,7 +127,7 @@ def _others(record: Record, prompt_key: str) -> dict[str, object]:
         if name in record.fields:
             raise UserError(
                 f"{record.where}, has a field {name!r}: expected another name, because reward "
-                "functions get their own argument of this name; rename the field."
+                "functions already have an argument with this name; rename the field."
             )
     return {name: value for name, value in record.fields.items() if name != prompt_key}
 

@@ -73,12 +73,12 @@ def read_records(path: Path, *, of: str = "problems") -> list[Record]:
         records = list(readers[path.suffix.lower()](path))
     except OSError as error:
         raise UserError(
-            f"data file {path} cannot be read ({error.strerror or error}): expected a file that can; "
-            "check it."
+            f"data file {path} cannot be read ({error.strerror or error}): expected a readable file; "
+            "check its permissions and its disk."
         ) from None
     if not records:
         raise UserError(
-            f"{path} holds no {of}: expected at least one row; check that it was written fully."
+            f"{path} holds no {of}: expected at least one row; check that it was written completely."
         )
     return records
 
@@ -88,7 +88,7 @@ def problem_of(path: Path, suffixes: Iterable[str]) -> str:
 
     Empty if it is one."""
     if path.is_dir():
-        return f"is a folder: expected a file; give those in it, such as '{path}/*.parquet'."
+        return f"is a folder: expected a file; name the files in it, such as '{path}/*.parquet'."
     if path.suffix.lower() not in suffixes:
         return (
             f"ends in {path.suffix or 'no extension'!r}: expected one of {', '.join(suffixes)}, or the "
@@ -97,7 +97,7 @@ def problem_of(path: Path, suffixes: Iterable[str]) -> str:
     if not os.path.exists(path):
         return "does not exist: expected a file; check the path."
     if not path.is_file():
-        return "is a device, a pipe or a socket: expected a file; copy what it gives into one."
+        return "is a device, a pipe or a socket: expected a file; copy its content into one."
     return ""
 
 
@@ -114,12 +114,12 @@ def _read_json(path: Path) -> Iterator[Record]:
         values = parse_json(text) if text.strip() else []
     except JsonError as error:
         raise UserError(
-            f"{path}{error.at()}, is {error}: expected an array of objects; name it .jsonl if it has "
-            "one object a line, or repair it."
+            f"{path}{error.at()}, is {error}: expected an array of objects; repair the file, or name it "
+            ".jsonl if each line is an object."
         ) from None
     if not isinstance(values, list):
         raise UserError(
-            f"{path} is {shown(values)}: expected an array of objects at the top; put "
+            f"{path} is {shown(values)}: expected an array of objects at the top level; put "
             "them in one array."
         )
     for number, value in enumerate(values, start=1):
@@ -136,7 +136,7 @@ def _read_json_lines(path: Path) -> Iterator[Record]:
                 value = parse_json(_decode(path, line, number))
             except JsonError as error:
                 raise UserError(
-                    f"{path}{error.at(number)}, is {error}: expected one complete object a line; "
+                    f"{path}{error.at(number)}, is {error}: expected one complete object on each line; "
                     "repair or remove the line."
                 ) from None
             yield _record(path, "line", number, value)
@@ -179,8 +179,8 @@ def _check_size(path: Path, num_rows: int, num_bytes: int) -> None:
         values = f"{num_bytes / 2**30:.1f} GiB of values and more"
         size = f"{num_rows:,} rows" if num_rows else values
         raise UserError(
-            f"{path} has {size}: expected at most {MOST_ROWS:,} rows and {MOST_BYTES / 2**30:g} GiB in a file, as "
-            "all of them are held in memory; take a part of it."
+            f"{path} has {size}: expected at most {MOST_ROWS:,} rows and {MOST_BYTES / 2**30:g} GiB, because "
+            "the whole file is held in memory; use a part of it."
         )
 
 

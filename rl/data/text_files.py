@@ -27,14 +27,14 @@ def read_text_file(path: Path) -> str:
     try:
         if (size := path.stat().st_size) > MOST_BYTES:
             raise UserError(
-                f"data file {path} has {size / 2**30:.1f} GiB: expected at most {MOST_BYTES / 2**30:g} GiB "
-                "in a file, as all of it is held in memory; split it."
+                f"data file {path} has {size / 2**30:.1f} GiB: expected at most {MOST_BYTES / 2**30:g} GiB, "
+                "because the whole file is held in memory; split it."
             )
         data = path.read_bytes()
     except OSError as error:
         raise UserError(
-            f"data file {path} cannot be read ({error.strerror or error}): expected a file that can; "
-            "check it."
+            f"data file {path} cannot be read ({error.strerror or error}): expected a readable file; "
+            "check its permissions and its disk."
         ) from None
     try:
         text, wrong = data.decode(), data.find(b"\0")  # UTF-16 has zeros, and programs

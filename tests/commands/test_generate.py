@@ -277,7 +277,10 @@ def test_a_killed_run_goes_on_where_it_was(model: Path, write, tmp_path: Path):
     [
         (("--prompts", "{folder}/none.jsonl"), ["--prompts", "none.jsonl", "cannot be read"]),
         (("--out", "{folder}/prompts.jsonl/x"), ["--out", "prompts.jsonl/x", "cannot be written"]),
-        (("--prompts", "{folder}"), ["--prompts is '{folder}'", "(it is no regular file)"]),
+        (
+            ("--prompts", "{folder}"),
+            ["--prompts is '{folder}'", "(it is a folder, a device or a pipe)"],
+        ),
         (("--prompts", "{folder}/empty.jsonl"), ["empty.jsonl'", "the file has no line, expected"]),
         (("--chat_template_kwargs", "[]"), ["is '[]': expected a JSON object"]),
         (("--chat_template_kwargs", '{{"b": 1}}'), ["the chat template has no variable 'b'"]),

@@ -94,9 +94,13 @@ def test_layouts_that_a_draft_model_leaves_no_room_say_so():
 @pytest.mark.parametrize(
     ("source", "options", "words"),
     [
-        ("early_exit:2", (), "expected a layer from 1 to 1 behind early_exit:, for a model of"),
-        ("model:nowhere", (), "the folder of a checkpoint behind model:, or a built-in shape, one"),
-        ("model:qwen3-0.6b", (), "a model with the policy's 128 tokens, and this one has 151936"),
+        ("early_exit:2", (), "expected early_exit:LAYER with a layer from 1 to 1, because"),
+        (
+            "model:nowhere",
+            (),
+            "expected model: and the folder of a checkpoint, or a built-in shape",
+        ),
+        ("model:qwen3-0.6b", (), "a draft model with the policy's 128 tokens, but this one has"),
         ("early_exit:1", ("--draft_acceptance", "1"), "is 1.0: expected a number in (0, 1)"),
         ("model:tiny", ("--draft_acceptance", "0"), "is 0.0: expected a number in (0, 1)"),
         ("suffix", ("--draft_acceptance", "0.7"), "expected 0.6 where no model generates drafts"),

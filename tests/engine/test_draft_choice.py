@@ -29,10 +29,10 @@ def test_a_layer_before_the_last_drafts():
 @pytest.mark.parametrize(
     ("source", "num_layers", "words"),
     [
-        ("early_exit:2", 2, "a layer from 1 to 1 behind early_exit:"),
-        ("early_exit:40", 2, "a layer from 1 to 1 behind early_exit:"),
-        ("early_exit:1", 1, "a model of one layer has none"),
-        ("model:nothing", 2, "is 'model:nothing': expected the folder of a checkpoint behind"),
+        ("early_exit:2", 2, "early_exit:LAYER with a layer from 1 to 1, because"),
+        ("early_exit:40", 2, "early_exit:LAYER with a layer from 1 to 1, because"),
+        ("early_exit:1", 1, "because the model has only one layer"),
+        ("model:nothing", 2, "is 'model:nothing': expected model:DIR with the folder of a"),
         *((x, 2, "suffix, model:DIR or early_exit:LAYER") for x in ("early_exit:0", "model:", "")),
     ],
 )
@@ -46,8 +46,11 @@ def test_sources_that_cannot_draft(source: str, num_layers: int, words: str):
     ("change", "words"),
     [
         ({}, ""),
-        ({"vocab_size": 64}, "a model with the policy's 300 tokens, and this one has 64"),
-        ({"max_position": 16}, "a model for texts of 32 tokens, the longest prompt and response"),
+        ({"vocab_size": 64}, "a draft model with the policy's 300 tokens, but this one has 64"),
+        (
+            {"max_position": 16},
+            "context of 32 tokens, the longest prompt and response together, but this",
+        ),
     ],
 )
 def test_models_that_may_draft(tmp_path: Path, change: dict[str, Any], words: str):
@@ -62,9 +65,7 @@ def test_models_that_may_draft(tmp_path: Path, change: dict[str, Any], words: st
 
 
 def test_a_shape_that_is_not_built_in():
-    words = (
-        r"expected the folder of a checkpoint behind model:, or a built-in shape, one of demo, tiny"
-    )
+    words = r"expected model: and the folder of a checkpoint, or a built-in shape \(demo, tiny"
     with pytest.raises(UserError, match=words) as refused:
         shape_of("tini")
     assert "::" not in str(refused.value) and "is 'model:tini'" in str(refused.value)

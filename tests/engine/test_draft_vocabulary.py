@@ -75,11 +75,11 @@ def test_other_tokens_are_refused_whatever_the_size(policy: Path, tmp_path: Path
         f"option --speculation.source is 'model:{tmp_path}/draft': expected "
     )
     assert (
-        f"whose token 17 is {found[17]!r}, and this one's is {found[40]!r}; take one of"
+        f"but token 17 is {found[17]!r} there and {found[40]!r} in the draft model; choose"
         in generated
     )
     assert "\n" not in generated
-    with pytest.raises(UserError, match=r"whose token 100 is '.+', and this one's is '<think>'"):
+    with pytest.raises(UserError, match=r"token 100 is '.+' there and '<think>' in the draft"):
         chosen(policy, draft(tmp_path / "added", added("<think>", 100), same))
 
 
@@ -89,7 +89,7 @@ def test_a_run_compares_the_tokenizers_of_its_folders(policy: Path, tmp_path: Pa
     devices = jax.devices()[:2]
     source = f"model:{draft(tmp_path, swapped)}"
     config = replace(options, speculation=SpeculationConfig(source=source))
-    with pytest.raises(UserError, match="whose token 17 is"):
+    with pytest.raises(UserError, match="but token 17 is"):
         build_engine(config, model_config(config, devices), devices)
 
 
@@ -137,7 +137,7 @@ def test_built_in_shapes_may_differ_by_padding():
         drafter_of(config, preset(policy), "cuda", 4096, preset)
 
     choose("qwen3-0.6b", "qwen2.5-7b")
-    words = "a model with the policy's 128256 tokens, and this one has 151936; take one of the same"
+    words = "a draft model with the policy's 128256 tokens, but this one has 151936; choose a model"
     with pytest.raises(UserError, match=words):
         choose("qwen3-0.6b", "llama-3.1-8b")
 

@@ -33,6 +33,8 @@ MODEL = replace(
     experts=ExpertsConfig(16, 2, 2**15, dense_layers=(0,)),
 )
 SHARD_BYTES = 2 * 2 * 2**15 * 256
+# The same with experts that see a quarter of a token's numbers.
+BIGMAC = replace(MODEL, experts=ExpertsConfig(16, 2, 2**12, dense_layers=(0,), latent_dim=64))
 CONFIG = RunConfig(
     rollout=RolloutConfig(
         prompts_per_step=16,  # eight rows of a replica: of fewer a TPU scatters none, and sums all
@@ -50,8 +52,10 @@ CONFIG = RunConfig(
 
 
 @cache
-def compiled(text: str, folder: Path) -> tuple[TargetBuild, Compilation]:
-    order = Order.of(Target.parse(text), CONFIG, MODEL, (0,))
+def compiled(
+    text: str, folder: Path, model: ModelConfig = MODEL, config: RunConfig = CONFIG
+) -> tuple[TargetBuild, Compilation]:
+    order = Order.of(Target.parse(text), config, model, (0,))
     return by_arithmetic(order), compile_for(order, folder=folder)
 
 
@@ -79,15 +83,16 @@ def step_bytes(model: ModelConfig, split: Split, rows: int) -> dict[str, int]:
     """
     assert model.experts is not None
     hidden, layers = 2 * rows * model.embed_dim, len(model.sparse_layers)
+    seen = 2 * rows * model.expert_embed_dim  # of a row by its experts
     sent = dict.fromkeys(("all-gather", "reduce-scatter", "all-reduce"), 0)
     if split.dp > 1:
         # Rows with the numbers of their experts in four bytes and weights in two; what comes back.
         routes = (4 + 2) * rows * model.experts.num_experts_per_tok
-        sent["all-gather"] += layers * split.dp * (hidden + routes)
-        sent["reduce-scatter"] += layers * hidden
+        sent["all-gather"] += layers * split.dp * (seen + routes)
+        sent["reduce-scatter"] += layers * seen
     if split.tp > 1:
         # Two sums in a layer of either kind, one of the embedding; the logits.
-        sent["all-reduce"] += (2 * model.num_layers + 1) * hidden
+        sent["all-reduce"] += (2 * model.num_layers + 1 - layers) * hidden + layers * seen
         sent["all-gather"] += 4 * rows * model.padded_vocab_size
     return {kind: size for kind, size in sent.items() if size}
 
@@ -113,19 +118,33 @@ def test_everything_compiles_and_a_device_holds_what_is_computed(
 
 @pytest.mark.timeout(1500)
 def test_a_layer_of_experts_gathers_once_and_scatters_once(found: tuple[TargetBuild, Compilation]):
-    _, compilation = found
-    for program in compilation.programs:
-        if program.name != "decode":
-            continue
+    check_steps(MODEL, found[1])
+
+
+@pytest.mark.cross_compile
+@pytest.mark.timeout(1500)
+@pytest.mark.parametrize("target", ["v5e:2x2", "h100:4"])
+def test_bigmac_sends_the_numbers_that_its_experts_see(target: str, tmp_path: Path):
+    """Of a row a quarter is gathered, scattered and summed."""
+    assert BIGMAC.expert_embed_dim == BIGMAC.embed_dim // 4
+    check_steps(BIGMAC, compiled(target, tmp_path, BIGMAC, replace(CONFIG, train=False))[1])
+
+
+def check_steps(model: ModelConfig, compilation: Compilation) -> None:
+    """Each layout's decode step sends what `step_bytes` counts, in as few collectives as there can
+    be."""
+    steps = [program for program in compilation.programs if program.name == "decode"]
+    assert len(steps) > 2
+    for program in steps:
         split = program.split
-        assert sent_bytes(program, depth=2) == step_bytes(MODEL, split, program.rows)
+        assert sent_bytes(program, depth=2) == step_bytes(model, split, program.rows)
         counts: Counter[str] = Counter()
         for one in program.collectives:
             counts[one.kind] += one.count * (one.depth == 2)
         # With the rows go two small arrays; a compiler may make one gather of all.
         assert (split.dp > 1) + (split.tp > 1) <= counts["all-gather"] <= 3 + (split.tp > 1)
         assert counts["reduce-scatter"] == (split.dp > 1)
-        assert counts["all-reduce"] == (2 * MODEL.num_layers + 1) * (split.tp > 1)
+        assert counts["all-reduce"] == (2 * model.num_layers + 1) * (split.tp > 1)
 
 
 @pytest.mark.timeout(1500)

@@ -97,7 +97,7 @@ def test_what_options_change(tmp_path, base, chatting):
 def test_a_column_cannot_be_prompt_and_completion(tmp_path, chatting, prompt: str):
     path = write_rows(tmp_path / "rows.json", [{"a": "b", "Q": "d", "x": {"y": "c"}}])
     columns = ExampleColumns(prompt=prompt, completion=prompt.lower())
-    message = r"rows\.json: the column '.*' is to be both prompt and completion"
+    message = r"rows\.json: the column '.*' cannot be both prompt and completion"
     with pytest.raises(UserError, match=message):
         ExampleReader(chatting, 100, columns=columns).read([path], 0.0)
 

@@ -130,7 +130,7 @@ def test_columns_that_somebody_names(tmp_path):
 )
 def test_a_column_cannot_be_prompt_and_answer(tmp_path, columns):
     path = write_lines(tmp_path / "a.jsonl", {"prompt": "?", "q": "1", "P": "3", "a": {"b": "2"}})
-    message = r"a\.jsonl: the column '.*' is to be both prompt and answer"
+    message = r"a\.jsonl: the column '.*' cannot be both prompt and answer"
     with pytest.raises(UserError, match=message):
         read(path, columns)
 

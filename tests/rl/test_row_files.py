@@ -131,7 +131,7 @@ def test_files_that_are_not_there_or_no_files(tmp_path, monkeypatch):
     assert "does not exist" in refusal(tmp_path / "absent.json")
     for name in ("a.json", "b.parquet", "c"):
         (tmp_path / name).mkdir()
-        assert "is a folder: expected a file; give those in it" in refusal(tmp_path / name)
+        assert "is a folder: expected a file; name the files in it" in refusal(tmp_path / name)
 
 
 def test_a_byte_order_mark_is_no_part_of_the_first_line(tmp_path):

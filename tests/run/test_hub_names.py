@@ -120,7 +120,7 @@ def described(cache: Path) -> str:
     [
         ([], "download owner/described --revision"),
         (["--rollout.max_prompt_length", "3"], "leaves nothing to train on"),
-        (["--speculation.source", "model:absent"], "there is no such folder"),
+        (["--speculation.source", "model:absent"], "but this folder does not exist"),
     ],
 )
 def test_weights_are_asked_for_last(described: str, options: list[str], words: str):

@@ -57,7 +57,7 @@ def checkpoint_of(draft_model: str) -> ModelConfig:
     Raises:
       UserError: there is no such folder.
     """
-    expected = f"the folder of a checkpoint behind {MODEL}, and there is no such folder"
+    expected = f"{MODEL}DIR with the folder of a checkpoint, but this folder does not exist; check the path"
     shape = checkpoint_shape(draft_model, "speculation.source")
     if shape is None:
         raise OptionError("speculation.source", MODEL + draft_model, expected)
@@ -90,9 +90,9 @@ def drafter_of(
     if drafts.exit_layer:
         num_layers = model.num_layers
         expected = (
-            f"a layer from 1 to {num_layers - 1} behind {EXIT}, for a model of {num_layers} layers"
+            f"{EXIT}LAYER with a layer from 1 to {num_layers - 1}, because the model has {num_layers} layers"
             if num_layers > 1
-            else f"suffix or {MODEL}DIR, as a model of one layer has none before the last that could draft"
+            else f"suffix or {MODEL}DIR, because the model has only one layer and cannot exit before it"
         )
         is_before_the_last = drafts.exit_layer < num_layers
         require(is_before_the_last, "speculation.source", config.source, expected)
@@ -148,7 +148,7 @@ def shape_of(draft_model: str) -> ModelConfig:
     """
     if shape := checkpoint_shape(draft_model, "speculation.source"):
         return shape
-    expected = f"the folder of a checkpoint behind {MODEL}, or a built-in shape, one of {', '.join(PRESETS)}"
+    expected = f"{MODEL} and the folder of a checkpoint, or a built-in shape ({', '.join(PRESETS)})"
     require(draft_model in PRESETS, "speculation.source", MODEL + draft_model, expected)
     return preset(draft_model)
 
@@ -171,11 +171,11 @@ def _check_draft_model(
     config: SpeculationConfig, own: ModelConfig, policy: ModelConfig, max_length: int, folder: str
 ) -> None:
     asked, expected = "speculation.source", other_tokens(own, config.draft_model, policy, folder)
-    require(not expected, asked, config.source, f"{expected}; take one of the same family")
+    require(not expected, asked, config.source, f"{expected}; choose a model of the same family")
     require(
         own.max_position >= max_length,
         asked,
         config.source,
-        f"a model for texts of {max_length} tokens, the longest prompt and response, and this one is for "
-        f"{own.max_position}; take another, or allow shorter ones",
+        f"a draft model with a context of {max_length} tokens, the longest prompt and response together, but "
+        f"this one has {own.max_position}; choose another model or lower the longest lengths",
     )

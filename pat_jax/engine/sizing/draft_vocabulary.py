@@ -37,18 +37,18 @@ def other_tokens(own: ModelConfig, own_folder: str, policy: ModelConfig, policy_
     if tokens is None or of_policy is None:
         if is_padding_alone(own.vocab_size, policy.vocab_size):
             return ""
-        return f"a model with the policy's {policy.vocab_size} tokens, and this one has {own.vocab_size}"
+        return f"a draft model with the policy's {policy.vocab_size} tokens, but this one has {own.vocab_size}"
     shared = tokens.keys() & of_policy.keys()
     if not shared:
         return (
-            f"a model with the tokens of {policy_folder}, and this one shares no token id with it"
+            f"a draft model with the tokens of {policy_folder}, but they have no token id in common"
         )
     first = min((i for i in shared if tokens[i] != of_policy[i]), default=None)
     if first is None:
         return ""
     return (
-        f"a model with the tokens of {policy_folder}, whose token {first} is {of_policy[first]!r}, and this one's is "
-        f"{tokens[first]!r}"
+        f"a draft model with the tokens of {policy_folder}, but token {first} is {of_policy[first]!r} there and "
+        f"{tokens[first]!r} in the draft model"
     )
 
 
@@ -76,8 +76,8 @@ def tokens_in(folder: str) -> Mapping[int, str] | None:
         return {number: token for token, number in _numbered(told)}
     except (AttributeError, KeyError, TypeError, ValueError):
         raise UserError(
-            f"{path}: the file lists no tokens with their ids, expected a vocabulary and added tokens as Hugging Face "
-            "tokenizers have them; download it again."
+            f"{path} lists no tokens with their ids: expected a vocabulary and added tokens in the format of Hugging "
+            "Face tokenizers; download the file again."
         ) from None
 
 
