@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from pat_jax.common.errors import UserError
+from pat_jax.models.presets import preset
 from pat_jax.run.checkpoints.checkpoint import Checkpointer
 
 MODEL = {"num_layers": 2, "embed": 16, "rope": {"theta": 1e4}, "axes": ("a", "b")}
@@ -117,6 +119,21 @@ def test_a_checkpoint_of_another_model_is_refused_before_arrays_are_read(
         pytest.raises(UserError, match=r"embed \(16 there, 32 here\), rope .* nothing here\)"),
     ):
         reader.restore({"no": "array of this kind"})
+
+
+def test_a_checkpoint_of_an_earlier_version_lacks_fields_that_have_defaults_now(tmp_path: Path):
+    """Such as `head`, of models that all had the vocabulary's."""
+    model = asdict(preset("tiny"))
+    earlier = {k: v for k, v in model.items() if k not in ("head", "head_bias", "experts")}
+    with Checkpointer(tmp_path, fingerprint=earlier) as writer:
+        writer.save(1, {"x": jnp.float32(1)}, {})
+    with Checkpointer(tmp_path, fingerprint=model) as reader:
+        assert reader.restore(abstract({"x": jnp.float32(0)}))[0] == 1
+    with (
+        Checkpointer(tmp_path, fingerprint=model | {"head": "scalar"}) as reader,
+        pytest.raises(UserError, match=r"head \(vocab there, scalar here\)"),
+    ):
+        reader.restore(abstract({"x": jnp.float32(0)}))
 
 
 def test_without_a_checkpoint_there_is_nothing_to_resume_from(checkpointer: Checkpointer):

@@ -5,13 +5,19 @@ Reads a small JSON file, starts no backend and writes nothing. Does not know wha
 
 import json
 from collections.abc import Mapping
+from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
 
 from pat_jax.common.errors import UserError
 from pat_jax.common.json_text import parse_json
-from pat_jax.models.config import PADDING
+from pat_jax.models.config import PADDING, ModelConfig
 from pat_jax.run.checkpoints.files import METADATA, checkpoints_in, damage
+
+# Values of fields that earlier versions did not have.
+_DEFAULTS = {x.name: x.default for x in fields(ModelConfig) if x.default is not MISSING} | {
+    "learns_from": "examples"
+}
 
 
 def newest_meta(directory: str | Path) -> dict[str, Any] | None:
@@ -47,12 +53,14 @@ def read_meta(path: Path) -> dict[str, Any]:
 
 
 def check_same(saved: Mapping[str, Any], wanted: Mapping[str, Any], directory: Path) -> None:
-    """Raises UserError if two fingerprints differ in anything except for padding."""
-    missing = "nothing"
+    """Raises UserError if two fingerprints differ in anything except for padding. A field that one
+    of them lacks, as another version wrote it, has its default."""
+    both = [{**_DEFAULTS, **one} for one in (saved, wanted)]
+    there, here = ({name: one.get(name, "nothing") for name in both[0] | both[1]} for one in both)
     differences = [
-        f"{name} ({saved.get(name, missing)} there, {wanted.get(name, missing)} here)"
-        for name in dict.fromkeys([*wanted, *saved])
-        if name not in PADDING and saved.get(name, missing) != wanted.get(name, missing)
+        f"{name} ({there[name]} there, {here[name]} here)"
+        for name in here
+        if name not in PADDING and there[name] != here[name]
     ]
     if differences:
         raise UserError(
