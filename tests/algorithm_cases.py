@@ -12,13 +12,14 @@ from pat_jax.config.algorithms import ALGORITHMS
 from pat_jax.config.learning import AlgorithmConfig
 from pat_jax.config.rollout import RolloutConfig
 from pat_jax.config.run import RunConfig
+from pat_jax.config.teacher import TeacherConfig
 from pat_jax.rl.algorithm.losses import ENTROPY, LOGPROBS
 from pat_jax.rl.algorithm.update import TrainState
 from pat_jax.rl.batches.batches import TrainBatch
 from pat_jax.rl.batches.types import FinishReason, Prompt, Rollout, RolloutGroup
 from pat_jax.run.learning import training_batch
 from pat_jax.training.build import policy_loss
-from pat_jax.training.roles import REFERENCE, Roles
+from pat_jax.training.roles import REFERENCE, TEACHER, Roles
 
 GROUPS, SAMPLES, LONGEST, BETA = 3, 4, 10, 0.05
 # GSPO's clips are of a thousandth: its ratios have to lie on both sides of them.
@@ -31,7 +32,7 @@ class Response(NamedTuple):
     reward: float
     new: np.ndarray
     old: np.ndarray
-    reference: np.ndarray
+    reference: np.ndarray  # the teacher of a distillation has the same numbers
 
 
 def drawn(seed: int, spread: float) -> list[list[Response]]:
@@ -67,7 +68,8 @@ def batch_of(
     rollout = RolloutConfig(
         prompts_per_step=GROUPS, num_generations=SAMPLES, max_completion_length=LONGEST
     )
-    config, made = RunConfig(rollout=rollout, algorithm=algorithm), []
+    teacher = TeacherConfig("a directory" if algorithm.distill_coef else "")
+    config, made = RunConfig(rollout=rollout, algorithm=algorithm, teacher=teacher), []
     for number, group in enumerate(groups):
         prompt = Prompt(number, (1, 2), "", {})
         rollouts = [
@@ -87,13 +89,14 @@ def batch_of(
         assert state is None
         return batch.with_column("old_logprobs", [x.old for x in everyone])
 
-    def read(batch: TrainBatch) -> TrainBatch:
-        return batch.with_column("reference_logprobs", [x.reference for x in everyone])
+    def reader(column: str) -> Any:
+        given = [x.reference for x in everyone]
+        return SimpleNamespace(read=lambda batch: batch.with_column(column, given))
 
     layout = SimpleNamespace(platform="cpu")
     policy: Any = SimpleNamespace(predict=predict, layout=layout)
-    reference: Any = SimpleNamespace(read=read)
-    roles = Roles(policy, {REFERENCE: reference})
+    columns = {REFERENCE: "reference_logprobs", TEACHER: "teacher_logprobs"}
+    roles = Roles(policy, {name: reader(column) for name, column in columns.items()})
     rewards = np.array([[x.reward for x in group] for group in groups])
     state: Any = None
     batch, measured = training_batch(config, roles, [(4, 16)], made, rewards, state)

@@ -73,13 +73,15 @@ def make_trainer(
     )
 
 
-def with_reference(trainer: Trainer) -> Roles:
-    """The policy's trainer with a reference, whose parameters a test gives."""
-    predictor = trainer.updates[REINFORCED].predictor
-    shapes = [(ROWS, LENGTH)]
-    return Roles(
-        trainer, {REFERENCE: Reader("reference_logprobs", trainer.trained, predictor, shapes)}
-    )
+def with_reference(trainer: Trainer, held: TrainableParams | None = None) -> Roles:
+    """The policy's trainer with a reference, whose parameters a test gives.
+
+    Args:
+      held: of the reference; None: as the trainer's.
+    """
+    predictor, shapes = trainer.updates[REINFORCED].predictor, [(ROWS, LENGTH)]
+    reader = Reader("reference_logprobs", held or trainer.trained, predictor, shapes)
+    return Roles(trainer, {REFERENCE: reader})
 
 
 def compile_named(trainer: Trainer, *names: str) -> None:

@@ -23,6 +23,8 @@ _GRPO: Parts = {
     "kl_in": "loss",
     "kl_estimator": "k3",
     "entropy_coef": 0.0,
+    "reward_coef": 1.0,
+    "distill_coef": 0.0,
     "dynamic_sampling": 0,
     "overlong_buffer": 0.0,
 }
@@ -46,6 +48,15 @@ ALGORITHMS: Mapping[str, Parts] = {
     # The weight of a token is clipped, not its gradient: from above alone, at 5 as in ScaleRL
     # (https://arxiv.org/abs/2510.13786). https://arxiv.org/abs/2506.13585
     "cispo": {**_GRPO, "surrogate": "cispo", "epsilon": 1.0, "epsilon_high": 4.0, "delta": 0.0},
+    # Advantages are a teacher's log-ratios alone, as in Tinker; rewards only measure.
+    # https://thinkingmachines.ai/blog/on-policy-distillation
+    "distill": {
+        **_GRPO,
+        "baseline": "none",
+        "scale_rewards": "none",
+        "reward_coef": 0.0,
+        "distill_coef": 1.0,
+    },
     # The mean of the others is the baseline; KL in the reward. https://arxiv.org/abs/2402.14740
     "rloo": {
         **_GRPO,

@@ -37,6 +37,7 @@ class AlgorithmConfig(Options):
         "dapo",
         "gspo",
         "cispo",
+        "distill",
         "rloo",
         "reinforce_pp",
         "reinforce_pp_baseline",
@@ -72,6 +73,11 @@ class AlgorithmConfig(Options):
     REINFORCE++)."""
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
     """How the KL is estimated from sampled tokens (Schulman 2020)."""
+    reward_coef: float = option(1.0, not_negative(1000))
+    """Weight of the advantages that come from rewards; 0: rewards only measure, with a teacher."""
+    distill_coef: float = option(0.0, not_negative(1000))
+    """Weight of the advantages that come from --teacher.model: at each token, how much higher its
+    log-probability is than the policy's (the reverse KL; docs/algorithms.md); 0: no teacher."""
     entropy_coef: float = option(0.0, not_negative(1000))
     """Weight of the policy's entropy, which the update then raises."""
     rollout_correction: Literal[
@@ -145,6 +151,11 @@ class AlgorithmConfig(Options):
                 self.beta > 0 and self.kl_in == "loss" and self.kl_estimator == "k1",
                 "kl_estimator",
                 "k2 or k3 with --algorithm.kl_in loss: the gradient of k1 is zero in the mean",
+            ),
+            (
+                self.reward_coef == 0 and self.distill_coef == 0,
+                "reward_coef",
+                "above 0 without a teacher (--algorithm.name distill), as nothing would be learned",
             ),
             (
                 is_scaled and self.whiten_advantages,

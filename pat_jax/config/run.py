@@ -16,6 +16,7 @@ from pat_jax.config.learning import AlgorithmConfig, WarmStartConfig, check_sign
 from pat_jax.config.rewards import RewardOptions
 from pat_jax.config.rollout import RolloutConfig
 from pat_jax.config.shared import ComputeDtype, Planned
+from pat_jax.config.teacher import TeacherConfig
 
 PATH = matches(rf"|{LAYOUT}(,{LAYOUT})*", "layouts such as dp4tp2,dp2tp4")
 
@@ -65,6 +66,7 @@ class RunConfig(RewardOptions, Planned, AnyRun):
     data: DataConfig = field(default_factory=DataConfig)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
+    teacher: TeacherConfig = field(default_factory=TeacherConfig)
     warm_start: WarmStartConfig = field(default_factory=WarmStartConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
 
@@ -89,6 +91,7 @@ class RunConfig(RewardOptions, Planned, AnyRun):
             f"a divisor of --rollout.prompts_per_step ({prompts})",
         )
         self._check_warmup()
+        self._check_teacher()
         if self.train and self.steps:
             check_signal(self.rollout, self.algorithm)
 
@@ -125,6 +128,22 @@ class RunConfig(RewardOptions, Planned, AnyRun):
     def learning_notes(self) -> list[str]:
         """Sentences for the user about effects of these options on learning."""
         return learning_notes(self.rollout, self.algorithm) if self.train else []
+
+    def _check_teacher(self) -> None:
+        """Raises OptionError if a teacher is missing, or nothing would be learned from it."""
+        weight = self.algorithm.distill_coef if self.train else 0.0
+        given = self.teacher.model != ""
+        self.need(
+            "teacher.model",
+            given or not weight,
+            f"a model that teaches, with --algorithm.distill_coef {weight:g}",
+        )
+        self.need(
+            "teacher.model",
+            weight > 0 or not given,
+            "nothing unless --train is true and --algorithm.distill_coef above 0, as --algorithm.name "
+            "distill sets it",
+        )
 
     def _check_warmup(self) -> None:
         """Raises OptionError if the run ends before the learning rate reaches its peak."""

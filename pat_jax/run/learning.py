@@ -19,6 +19,7 @@ from pat_jax.rl.batches.types import FinishReason, RolloutGroup
 from pat_jax.run.checkpoints.exit_head_state import learned_head
 from pat_jax.run.checkpoints.skipped_steps import NonFiniteSteps
 from pat_jax.run.collect import Experience
+from pat_jax.run.distillation import with_teacher
 from pat_jax.run.logging.speed import describe_update, sequence_lengths
 from pat_jax.run.process.open_run import OpenRun
 from pat_jax.run.setup import Setup
@@ -35,7 +36,7 @@ def nothing_to_learn(
     responses = [one for group in groups for one in group.rollouts]
     is_cut = np.array([one.finish is FinishReason.LENGTH for one in responses])
     is_masked = is_cut & (config.algorithm.truncated == "mask")
-    has_reward = ~np.isnan(rewards.reshape(-1))
+    has_reward = ~np.isnan(rewards.reshape(-1)) | (config.algorithm.reward_coef == 0)
     if (has_reward & ~is_masked).any():
         return ""
     longest, without = config.rollout.max_completion_length, int((~has_reward & ~is_masked).sum())
@@ -62,6 +63,8 @@ def training_batch(
     the reference."""
     algorithm, cap = config.algorithm, config.rollout.max_completion_length
     buffer = algorithm.overlong_buffer
+    if not algorithm.reward_coef:
+        rewards = np.zeros_like(rewards)  # also where a reward failed: the teacher says enough
     lengths = np.array([[len(one.tokens) for one in group.rollouts] for group in groups])
     penalties = overlong_penalty(lengths, cap, share=buffer, penalty=algorithm.overlong_penalty)
     shaped, measured = rewards - penalties, {}
@@ -85,7 +88,10 @@ def training_batch(
         kl = [estimate_kl(old, other, algorithm.kl_estimator) for old, other in pairs]
         measured["reward/kl"] = float(np.mean([each.sum() for each in kl]))
     advantages, described = _advantages(algorithm, shaped, lengths, kl)
-    return batch.with_column("advantages", advantages), measured | described
+    if algorithm.distill_coef:
+        batch = roles.policy.predict(state, batch)
+    batch, of_teacher = with_teacher(algorithm, batch.with_column("advantages", advantages))
+    return batch, measured | described | of_teacher
 
 
 def _advantages(

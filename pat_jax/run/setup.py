@@ -44,6 +44,7 @@ from pat_jax.run.reward_models import RewardModels, build_reward_models, residen
 from pat_jax.run.start.adapters import identity
 from pat_jax.run.start.profiles import find_profile, profile_subject
 from pat_jax.run.start.rollouts import Rollouts
+from pat_jax.run.start.teacher import build_teacher
 from pat_jax.run.task import Task, check_task, load_task, load_tokenizer
 from pat_jax.training.build import build_lora, build_roles
 from pat_jax.training.roles import Roles
@@ -96,6 +97,7 @@ def build(config: RunConfig, devices: Sequence[Device]) -> Setup:
     check_weights(config.speculation.draft_model, "speculation.source")
     for one in setup.reward_models.values():
         one.check_weights()
+    check_weights(config.teacher.model, "teacher.model")
     return setup
 
 
@@ -118,9 +120,10 @@ def _built(
     first, layouts, dropped = _layouts(config, model, devices, kernels)
     if reward_models is None:
         reward_models = build_reward_models(config, devices)
+    teacher = build_teacher(config, policy, first, devices)
     task = load_task(config, checked_tokenizer(config, model))
     rollouts = Rollouts.of(config, policy, devices)
-    others = rollouts.drafter, resident_of(reward_models)
+    others = rollouts.drafter, resident_of(reward_models), teacher
     roles = build_roles(config, policy, first, layouts, *others)
     resident = roles.policy.resident
     alone = rollouts.memory_alone(layouts, resident)

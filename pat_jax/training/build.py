@@ -3,8 +3,9 @@
 Knows options. Does not know data, checkpoints or which devices there are.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
+from types import MappingProxyType
 from typing import Any
 
 import jax.numpy as jnp
@@ -48,6 +49,7 @@ SCANNED_ON = {("tpu", "float32"), ("tpu", "bfloat16"), ("cpu", "float32")}
 SCANNED_FROM = 8  # layers
 ROW_UNIT = 32  # the length of a row is a multiple of so many tokens
 GROUP_UNIT = 8  # the same for rows that hold a whole group
+NO_READERS: Mapping[str, Reader] = MappingProxyType({})
 DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 
 
@@ -58,12 +60,14 @@ def build_roles(
     rollout_layouts: dict[Split, Layout],
     drafter: Drafter = NO_DRAFTER,
     others: Sequence[Any] = (),
+    teacher: Mapping[str, Reader] = NO_READERS,
 ) -> Roles:
     """Returns the models of a run in `layout`, the policy with transfers to `rollout_layouts`.
 
     Args:
       drafter: the rollouts' drafter; its arrays stay on the devices during updates.
       others: shapes with shardings of what else stays on the devices, such as reward models.
+      teacher: a frozen role of another model, by its name.
 
     Raises:
       UserError: the options ask for adapters that the model cannot have.
@@ -71,7 +75,7 @@ def build_roles(
     algorithm, dtype = config.algorithm, DTYPES[config.compute_dtype]
     is_warm = config.warm_start.steps > 0
     trained = trained_of(config, policy, layout)
-    readers = _readers(config, trained)
+    readers = {**_readers(config, trained), **teacher}
     update, supervised = _updates(config, policy, layout)
     learns, embed = config.train or is_warm, policy.config.embed_dim
     trainer = Trainer(
@@ -82,8 +86,8 @@ def build_roles(
         micro_shapes=micro_shapes(config, layout.split.dp, layout.platform) if learns else (),
         num_iterations=algorithm.num_iterations,
         supervised=supervised if is_warm else None,
-        # KL in the reward compares the policy before the update with the reference.
-        predicts=algorithm.beta > 0 and algorithm.kl_in == "reward",
+        # KL in the reward, and a teacher, compare the policy before the update with another.
+        predicts=(algorithm.beta > 0 and algorithm.kl_in == "reward") or bool(teacher),
         others=[*others, *(tree for reader in readers.values() for tree in reader.resident)],
         is_offloaded=config.optimizer.offload,
         beside=drafter_state(drafter, layout, embed, dtype, learns=config.train),

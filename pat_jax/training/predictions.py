@@ -69,7 +69,12 @@ class Predictions:
 
 
 def with_routes_of(config: ModelConfig, micro: MicroBatch) -> MicroBatch:
-    """Adds empty routes if none are recorded: programs of models with experts need them."""
-    if config.experts is None or micro.routes is not None:
+    """Returns the micro-batch with the routes that the programs of a model take.
+
+    Models without experts take none. Where routes are missing, or are of another model, they are
+    empty."""
+    if config.experts is None:
+        return replace(micro, routes=None)
+    if micro.routes is not None and micro.routes.shape[2:] == config.routes_shape:
         return micro
     return with_no_routes(micro, config.routes_shape)

@@ -7,7 +7,7 @@ from pat_jax.rl.batches.batches import TrainBatch
 from pat_jax.training.reader import Reader
 from pat_jax.training.trainer import Trainer
 
-REFERENCE = "reference"
+REFERENCE, TEACHER = "reference", "teacher"
 
 
 @dataclass(frozen=True)

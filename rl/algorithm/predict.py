@@ -20,7 +20,7 @@ Params = Any  # a pytree of float32 or bfloat16 arrays
 
 @dataclass(frozen=True)
 class ModelFunctions:
-    """A model as the functions that an update needs."""
+    """A model as the functions that predictions and updates need."""
 
     # (params, tokens[rows, length], positions, `MicroBatch.routes`) -> hidden states and, with
     # routes, a number of each token for each name in `beside`, and the sums of `balance.py`

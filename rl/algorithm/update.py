@@ -34,7 +34,7 @@ class TrainState:
 
 @dataclass(frozen=True)
 class Update:
-    """The model, the loss and the optimizer of an update; its methods are the programs.
+    """The predictions, the loss and the optimizer of an update; its methods are the programs.
 
     A mini-batch runs `grad_step` for each of its micro-batches, starting from `zero_gradients` and
     `zero_sums`, then `apply_step`. `grad_step` may donate `grads` and `sums`, `apply_step` may

@@ -50,7 +50,8 @@ def parsed(tmp_path, *words: str, **files: str) -> AlgorithmConfig:
 
 def test_a_name_sets_the_parts_of_its_algorithm_and_each_can_still_be_set(tmp_path):
     for name, parts in ALGORITHMS.items():
-        algorithm = parsed(tmp_path, "--algorithm.name", name)
+        teacher = ["--teacher.model", "t"] if parts["distill_coef"] else []
+        algorithm = parsed(tmp_path, "--algorithm.name", name, *teacher)
         assert {part: getattr(algorithm, part) for part in parts} == dict(parts)
         assert algorithm.title == name
     words = ("--algorithm.epsilon_high", "0.3", "--algorithm.name", "dapo")

@@ -24,6 +24,7 @@ from pat_jax.common.run_command import run_command
 from pat_jax.config.command_line import parse
 from pat_jax.run.checkpoints import orbax_io as checkpoint_orbax
 from pat_jax.run.checkpoints.checkpoint import Checkpointer
+from pat_jax.run.checkpoints.reference import read_reference, save_reference
 from pat_jax.run.checkpoints.schedule import Saves
 
 STEPS = 4
@@ -43,6 +44,8 @@ class Options:
     """In which processes, such as 0,1."""
     restores: bool = False
     """Restore the newest one, and save none."""
+    reference: bool = False
+    """Save the reference of a run in `directory`, or read it if `restores`, and nothing else."""
     distributed: DistributedConfig = field(default_factory=DistributedConfig)
 
 
@@ -76,9 +79,15 @@ def main() -> None:
     mesh = jax.make_mesh((2,), ("a",), axis_types=(AxisType.Auto,))
     sharding = NamedSharding(mesh, PartitionSpec("a"))
     total = jax.jit(jnp.sum, out_shardings=NamedSharding(mesh, PartitionSpec()))
+    like = jax.ShapeDtypeStruct((8,), jnp.float32, sharding=sharding)
+    if options.reference and options.restores:
+        print(f"read {float(total(read_reference(options.directory, 0, like))):.0f}")
+        return
+    if options.reference:
+        save_reference(options.directory, jax.device_put(np.arange(8, dtype=np.float32), sharding))
+        return
     checkpoints = Checkpointer(Path(options.directory), 9)
     if options.restores:
-        like = jax.ShapeDtypeStruct((8,), jnp.float32, sharding=sharding)
         step, state, _ = checkpoints.restore({"x": like})
         print(f"restored {step} {float(total(state['x'])):.0f}", *checkpoints.stepped_over)
         return

@@ -7,6 +7,7 @@ from runs import ROOT
 from several import ends, errors, start_all
 
 from pat_jax.run.checkpoints.files import MANIFEST
+from pat_jax.run.checkpoints.reference import FOLDER
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
 WORKER = (str(ROOT / "tests" / "hosts" / "saving_worker.py"),)
@@ -56,3 +57,17 @@ def test_one_without_checksums_all_step_over(tmp_path):
     assert [code for code, _ in found] == [0, 0], found
     assert f"restored 3 84 the checkpoint of step 4 is damaged: it has no {MANIFEST}" in found[0][1]
     assert saved(tmp_path) == ["1", "2", "3"]
+
+
+def test_the_reference_is_saved_and_read_together_or_refused_by_all(tmp_path):
+    options = "", "", "--reference", "true"
+    restoring = *options, "--restores", "true"
+    assert [code for code, _ in save(tmp_path, *options)] == [0, 0]
+    found = save(tmp_path, *restoring)
+    assert [code for code, _ in found] == [0, 0] and all("read 28" in out for _, out in found), (
+        found
+    )
+    (tmp_path / FOLDER / MANIFEST).unlink()
+    for code, output in save(tmp_path, *restoring):
+        (sentence,) = errors(output)
+        assert code == 2 and f"the reference policy in {tmp_path}/{FOLDER} is damaged" in sentence

@@ -146,7 +146,17 @@ def opo(groups: list[list[Response]]) -> float:
     return over_tokens(terms)
 
 
+def distill(groups: list[list[Response]]) -> float:
+    """The reverse KL of sampled tokens as dense reward, without a discount: the teacher's
+    log-probability less the policy's (thinkingmachines.ai/blog/on-policy-distillation)."""
+    terms = []
+    for x in flat(groups):
+        terms.append(BETA * k3(x) - ppo(np.exp(x.new - x.old), x.reference - x.old))
+    return over_tokens(terms)
+
+
 PAPERS = {
+    "distill": distill,
     "grpo": grpo,
     "dr_grpo": dr_grpo,
     "dapo": dapo,

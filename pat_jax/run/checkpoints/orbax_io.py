@@ -49,6 +49,12 @@ def open_manager(directory: Path, max_to_keep: int) -> ocp.CheckpointManager:
     )
 
 
+def open_writer() -> ocp.Checkpointer:
+    """Returns what writes one folder like a checkpoint, with checksums, and then returns."""
+    silence()
+    return ocp.Checkpointer(ocp.CompositeCheckpointHandler(), temporary_path_class=_Sealed)
+
+
 def reason(error: BaseException) -> tuple[bool, str]:
     """Returns why a checkpoint was not written, preceded by whether this process only timed out.
     A process that cannot write its part makes the others wait for that part. In the end it raises

@@ -21,6 +21,7 @@ from pat_jax.run.logging.progress import Progress
 from pat_jax.run.process.open_run import OpenRun, Restored
 from pat_jax.run.setup import Setup
 from pat_jax.run.start.adapters import check_base, freeze_base, initial_params
+from pat_jax.run.start.teacher import load_teacher
 from pat_jax.run.task import Task
 from pat_jax.run.totals import Totals
 from pat_jax.training.build import micro_shapes
@@ -47,6 +48,7 @@ def begin(config: RunConfig, setup: Setup, run: OpenRun) -> Beginning:
     """Returns the initial state of a run. For a resumed run, raises UserError if every checkpoint
     is damaged, or if its adapters belong to another base."""
     base_checksum = freeze_base(setup.trainer, config)
+    load_teacher(setup.roles, config)
     trainer = setup.trainer
     reference = setup.roles.readers.get(REFERENCE)
     if (found := run.restore({"train": trainer.abstract_state})) is not None:

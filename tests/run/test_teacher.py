@@ -1,0 +1,197 @@
+"""On-policy distillation: what a teacher says, which teachers fit, and what is made of it."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from runs import QWEN3, SMALL_ROLLOUT, write_checkpoint, write_problems
+
+from pat_jax.common.errors import UserError
+from pat_jax.config.command_line import parse
+from pat_jax.config.learning import AlgorithmConfig
+from pat_jax.engine.sizing.memory import shard_bytes
+from pat_jax.models.checkpoints.hf_load import check_checkpoint, load_params
+from pat_jax.models.config import ModelConfig
+from pat_jax.models.policy import Policy
+from pat_jax.rl.batches.batches import TrainBatch, to_train_batch
+from pat_jax.rl.batches.types import FinishReason, Prompt, Rollout, RolloutGroup
+from pat_jax.run.distillation import with_teacher
+from pat_jax.run.setup import Setup, build
+from pat_jax.run.start.teacher import load_teacher
+from pat_jax.training.build import micro_shapes
+from pat_jax.training.roles import TEACHER
+
+# Another family, wider and deeper than the policy, with a longer embedding.
+LLAMA = ModelConfig(*("llama", 320, 48, 64, 3, 6, 2, 8), max_position=512)
+DISTILLED = ["--algorithm.name", "distill", "--rollout.max_prompt_length", "160"]
+
+
+def setup(tmp_path: Path, teacher: Path, *options: str) -> Setup:
+    model = tmp_path / "model"
+    if not model.exists():
+        write_checkpoint(model)
+    data = str(write_problems(tmp_path / "sums.jsonl"))
+    asked = [*SMALL_ROLLOUT, *DISTILLED, "--model", str(model), "--data", data, "--reward", "math"]
+    asked += ["--run_dir", "unused", "--teacher.model", str(teacher), "--profile", "none", *options]
+    config = parse(asked)
+    return build(config, jax.devices()[: config.devices])
+
+
+def made_up_groups(vocab_size: int) -> list[RolloutGroup]:
+    rng = np.random.default_rng(0)
+
+    def group(number: int) -> RolloutGroup:
+        prompt = Prompt(number, tuple(rng.integers(0, vocab_size, 9).tolist()), "", {})
+        tokens = [rng.integers(0, vocab_size, n).astype(np.int32) for n in (30, 4)]
+        zeros = [np.zeros(len(x), np.float32) for x in tokens]
+        pairs = zip(tokens, zeros, strict=True)
+        return RolloutGroup(
+            prompt, [Rollout(prompt, i, *x, FinishReason.STOP) for i, x in enumerate(pairs)]
+        )
+
+    return [group(number) for number in range(4)]
+
+
+def batch_of(groups: list[RolloutGroup], shapes: list[tuple[int, int]]) -> TrainBatch:
+    return to_train_batch(
+        groups,
+        np.random.default_rng(1).normal(size=(len(groups), 2)),
+        mini_batch_size=len(groups),
+        micro_shapes=shapes,
+        aggregation="token",
+        truncated="score",
+    )
+
+
+def test_a_larger_teacher_of_another_family_gives_its_log_probabilities(tmp_path: Path):
+    teacher = write_checkpoint(tmp_path / "teacher", LLAMA)
+    one = setup(tmp_path, teacher)
+    assert [*one.roles.readers] == [TEACHER]
+    reader, config = one.roles.readers[TEACHER], one.config
+    load_teacher(one.roles, config)
+    shapes = micro_shapes(config, one.trainer.layout.split.dp, "cpu")
+    groups = made_up_groups(263)
+    found = reader.read(batch_of(groups, shapes)).by_response("teacher_logprobs")
+
+    policy = Policy.from_config(check_checkpoint(teacher))
+    model = policy.bind(load_params(teacher, policy, None, jnp.float32))
+    for rollout, ours in zip((x for group in groups for x in group.rollouts), found, strict=True):
+        whole = jnp.array([*rollout.prompt.tokens, *rollout.tokens])[None]
+        positions = jnp.arange(whole.shape[1])[None]
+        logits = model.logits(model(whole, positions).hidden)[0, :, : LLAMA.vocab_size]
+        logprobs = np.asarray(jax.nn.log_softmax(logits.astype(jnp.float32)))
+        first = len(rollout.prompt.tokens) - 1
+        wanted = logprobs[first + np.arange(len(rollout.tokens)), rollout.tokens]
+        np.testing.assert_allclose(ours, wanted, atol=1e-4)
+    # It lies on the devices beside training, and is counted there.
+    held = shard_bytes(reader.resident)
+    numbers = sum(x.size for x in jax.tree.leaves(policy.abstract_params))
+    assert shard_bytes(one.trainer.others) == held >= 4 * numbers / len(one.devices)
+
+
+def changed_tokenizer(folder: Path, change: Callable[[dict[str, int]], None]) -> None:
+    path = folder / "tokenizer.json"
+    told = json.loads(path.read_text())
+    change(told["model"]["vocab"])
+    path.write_text(json.dumps(told))
+
+
+def swap(vocabulary: dict[str, int]) -> None:
+    vocabulary["A"], vocabulary["B"] = vocabulary["B"], vocabulary["A"]
+
+
+def drop(vocabulary: dict[str, int]) -> None:
+    del vocabulary["z"]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (
+            swap,
+            r"whose token \d+ is 'A', and this one's is 'B'; take a teacher of the same family\.$",
+        ),
+        (
+            drop,
+            r"whose token \d+ is 'z', which this one does not have; take a teacher of the same ",
+        ),
+    ],
+)
+def test_a_teacher_with_another_tokenizer_is_refused(
+    tmp_path: Path, change: Callable[[dict[str, int]], None], words: str
+):
+    teacher = write_checkpoint(tmp_path / "teacher")
+    changed_tokenizer(teacher, change)
+    with pytest.raises(UserError, match=words) as error:
+        setup(tmp_path, teacher)
+    assert str(error.value).startswith("option --teacher.model is ")
+
+
+def test_a_teacher_for_shorter_texts_is_refused(tmp_path: Path):
+    teacher = write_checkpoint(tmp_path / "teacher", replace(QWEN3, max_position=100))
+    with pytest.raises(
+        UserError, match=r"a model for texts of 216 tokens, .* this one is for 100;"
+    ):
+        setup(tmp_path, teacher)
+
+
+def test_a_teacher_that_is_not_there_is_refused(tmp_path: Path):
+    with pytest.raises(
+        UserError, match=r"--teacher\.model is '.*nowhere': expected a Hugging Face"
+    ):
+        setup(tmp_path, tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--algorithm.name", "distill"], r"--teacher\.model is '': expected a model that teaches"),
+        (["--teacher.model", "x"], r"--teacher\.model is 'x': expected nothing unless"),
+        (
+            ["--teacher.model", "x", "--algorithm.name", "distill", "--train", "false"],
+            r"--teacher\.model is 'x': expected nothing unless --train is true",
+        ),
+        (
+            ["--algorithm.reward_coef", "0"],
+            r"reward_coef is 0.*: expected above 0 without a teacher",
+        ),
+    ],
+)
+def test_a_teacher_and_its_algorithm_belong_together(options: list[str], words: str):
+    with pytest.raises(UserError, match=words):
+        parse(options)
+
+
+@pytest.mark.parametrize(("of_reward", "of_teacher"), [(0.0, 1.0), (1.0, 0.25)])
+def test_advantages_are_weighted_sums_by_hand(of_reward: float, of_teacher: float):
+    algorithm = AlgorithmConfig(reward_coef=of_reward, distill_coef=of_teacher)
+    rng, batch = np.random.default_rng(2), batch_of(made_up_groups(50), [(4, 64)])
+    lengths = [len(x) for x in batch.by_response("advantages")]
+    columns = {
+        name: [rng.normal(-2, 1, n).astype(np.float32) for n in lengths]
+        for name in ("advantages", "old_logprobs", "teacher_logprobs")
+    }
+    for name, values in columns.items():
+        batch = batch.with_column(name, values)
+    found, measured = with_teacher(algorithm, batch)
+    apart = [
+        y.astype(np.float64) - x
+        for x, y in zip(columns["old_logprobs"], columns["teacher_logprobs"], strict=True)
+    ]
+    wanted = [
+        of_reward * x + of_teacher * y for x, y in zip(columns["advantages"], apart, strict=True)
+    ]
+    for ours, expected in zip(found.by_response("advantages"), wanted, strict=True):
+        np.testing.assert_allclose(ours, expected, atol=1e-6)
+    assert measured["train/teacher_kl"] == pytest.approx(-np.concatenate(apart).mean(), abs=1e-6)
+    assert measured["train/advantage_max"] == pytest.approx(np.abs(np.concatenate(wanted)).max())
+
+
+def test_without_a_teacher_a_batch_stays_as_it_is():
+    batch = batch_of(made_up_groups(50), [(4, 64)])
+    assert with_teacher(AlgorithmConfig(), batch) == (batch, {})
