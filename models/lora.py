@@ -146,16 +146,24 @@ class Lora:
 
         return self._each(self.policy.param_axes(), named)
 
-    def init(self, seed: int, shardings: Adapters | None = None) -> Adapters:
+    def init(
+        self, seed: int, shardings: Adapters | None = None, base: Params | None = None
+    ) -> Adapters:
         """Returns new adapters, with which the policy equals its base.
 
-        a is uniform in ±1/√fan_in, as in PEFT (Kaiming with slope √5), b is zero; padding too. So is
-        a scalar head; a checkpoint's own takes its place (`hf_load.load_scalar_head`)."""
+        a is uniform in ±1/√fan_in, as in PEFT (Kaiming with slope √5), b is zero; padding too.
+
+        Args:
+          base: the policy's parameters, whose scalar head is copied. None: the head is zero.
+        """
         key = jax.random.fold_in(jax.random.key(seed), _STREAM)
         made: Adapters = {}
-        unpadded = self.unpadded
+        unpadded, head = self.unpadded, self._head(base) if base is not None else {}
         for i, (name, like) in enumerate(self.abstract_params.items()):
             placed = shardings[name] if shardings is not None else None
+            if name in head:
+                made[name] = jnp.array(head[name], jnp.float32, copy=True)  # both may be donated
+                continue
             if not isinstance(like, Adapter):
                 made[name] = initialize(zeros, like, placed, jnp.float32)(key)
                 continue
@@ -217,8 +225,6 @@ class Lora:
         leaves = jax.tree.leaves(tree, is_leaf=_is_shape)
         every: list[Linear] = jax.tree.leaves(linear_weights(self.policy))
         for linear, leaf in zip(every, leaves, strict=True):
-            if linear.is_scalar_head:
-                made[linear.module] = leaf
             if linear.module not in chosen:
                 continue
             adapter = describe(linear, leaf)
@@ -226,7 +232,14 @@ class Lora:
                 parts = made[linear.module].b if linear.part else []
                 adapter = Adapter(adapter.a, [*parts, adapter.b])
             made[linear.module] = adapter
-        return made
+        return made | self._head(tree)
+
+    def _head(self, tree: Params) -> Adapters:
+        """Returns the leaves of a scalar head in a tree of the policy's parameters."""
+        leaves = jax.tree.leaves(tree, is_leaf=_is_shape)
+        every: list[Linear] = jax.tree.leaves(linear_weights(self.policy))
+        pairs = zip(every, leaves, strict=True)
+        return {linear.module: leaf for linear, leaf in pairs if linear.is_scalar_head}
 
 
 def _new(like: Adapter, init: Initializer, placed: Adapter, key: Array, number: int) -> Adapter:

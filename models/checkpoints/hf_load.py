@@ -6,7 +6,6 @@ read.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +64,17 @@ def load_params(
     """
     unquantized = policy.with_weights("auto")
     located = _locate(Path(directory), unquantized)
-    read = partial(_read, located)
+
+    def read(
+        tensor: HFTensor, shape: tuple[int, ...], dtype: jnp.dtype, sharding: Sharding | None
+    ) -> jax.Array:
+        parts = [located[name] for name in tensor.names if name in located]  # none of a new head
+        reader = _ShardReader(tensor, parts, shape, np.dtype(dtype), {})
+        if sharding is None:
+            array = jax.device_put(reader.read(None))
+        else:
+            array = jax.make_array_from_callback(shape, sharding, reader.read)
+        return jax.block_until_ready(array)  # else the host would read ahead of the transfers
 
     def load(
         tensor: HFTensor,
@@ -79,42 +88,6 @@ def load_params(
 
     trees = (hf_tensors(unquantized), policy.abstract_params)
     return jax.tree.map(load, *trees, *(() if shardings is None else (shardings,)))
-
-
-def load_scalar_head(
-    directory: str | Path, policy: Policy, shardings: Mapping[str, Sharding]
-) -> dict[str, jax.Array]:
-    """Returns the checkpoint's scalar head in float32, by the names of modules; zeros if it has
-    none.
-
-    Args:
-      shardings: those of the modules, `score` and, for a head with a bias, `score.bias`; others are
-        not looked at.
-    """
-    located = _locate(Path(directory), policy)
-    return {
-        tensor.module: _read(
-            located, tensor, tensor.native_shape, jnp.float32, shardings[tensor.module]
-        )
-        for tensor in jax.tree.leaves(hf_tensors(policy))
-        if tensor.is_scalar_head
-    }
-
-
-def _read(
-    located: Mapping[str, StoredTensor],
-    tensor: HFTensor,
-    shape: tuple[int, ...],
-    dtype: jnp.dtype,
-    sharding: Sharding | None,
-) -> jax.Array:
-    parts = [located[name] for name in tensor.names if name in located]  # none of a new head
-    reader = _ShardReader(tensor, parts, shape, np.dtype(dtype), {})
-    if sharding is None:
-        array = jax.device_put(reader.read(None))
-    else:
-        array = jax.make_array_from_callback(shape, sharding, reader.read)
-    return jax.block_until_ready(array)  # else the host would read ahead of the transfers
 
 
 @dataclass(frozen=True)

@@ -64,9 +64,10 @@ class TrainableParams:
         return self.layout.param_shardings(self.policy, role="train")
 
     def init(self, seed: int) -> Leaves:
-        """Returns initial trained parameters: a random policy, or new adapters."""
+        """Returns initial trained parameters: a random policy, or new adapters, and with them the
+        scalar head of a base that is there."""
         if self.lora:
-            return self.lora.init(seed, self.shardings)
+            return self.lora.init(seed, self.shardings, self.frozen or None)
         return self.policy.init(seed, self.shardings, self.weight_dtype)
 
     def whole(self, frozen: Leaves, params: Leaves) -> Leaves:

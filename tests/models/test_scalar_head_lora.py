@@ -15,8 +15,6 @@ from safetensors.numpy import load_file, save_file
 from pat_jax.common.errors import UserError
 from pat_jax.layout.layout import factored_mesh, layout_chain
 from pat_jax.models.adapted_weight import AdaptedWeight
-from pat_jax.models.checkpoints.hf_export import export
-from pat_jax.models.checkpoints.hf_load import load_scalar_head
 from pat_jax.models.checkpoints.peft_adapter import (
     ADAPTER_FILE,
     export_adapter,
@@ -28,6 +26,7 @@ from pat_jax.models.lora import Lora
 from pat_jax.models.policy import Policy
 from pat_jax.models.presets import preset
 from pat_jax.models.transformer import values
+from pat_jax.training.trainable_params import TrainableParams
 from pat_jax.training.update_seen import update_seen
 
 TINY = replace(preset("tiny", vocab_size=61), head="scalar", head_bias=True)
@@ -96,24 +95,34 @@ def test_a_head_does_not_move_what_the_rollout_sees():
     assert seen == update_seen(before, other, scale=2.0, dtype=jnp.bfloat16)
 
 
-def test_new_adapters_have_the_head_of_the_checkpoint(tmp_path: Path):
-    """On shards of any layout; zeros where the checkpoint is a policy's."""
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16], ids=["float32", "bfloat16"])
+def test_new_adapters_have_the_head_of_their_base(dtype: Any):
+    """In every layout, float32, in buffers of its own; zeros without a base."""
     chain, _ = layout_chain(factored_mesh(jax.devices()), TINY)
-    lora, base = lora_of(CRITIC), numbered(CRITIC.abstract_params)
-    export(tmp_path / "critic", CRITIC, base, jnp.float32)
-    export(tmp_path / "policy", GENERATES, numbered(GENERATES.abstract_params), jnp.float32)
+    lora = lora_of(CRITIC)
     for layout in chain.values():
-        shardings: Any = layout.param_shardings(lora, role="train")
-        new = lora.init(3, shardings)
-        assert not np.any(new["score"]) and new["score"].sharding == shardings["score"]
-        found = load_scalar_head(tmp_path / "critic", CRITIC, shardings)
-        assert_same_bits(
-            jax.device_get(found),
-            {"score": base["score"][...], "score.bias": base["score_bias"][...]},
+        trained = TrainableParams(CRITIC, layout, lora, dtype)
+        new = trained.init(3)
+        assert not np.any(new["score"]) and new["score"].sharding == trained.shardings["score"]
+        base = jax.tree.map(
+            lambda x, at: jax.device_put(x.astype(dtype), at),
+            numbered(CRITIC.abstract_params),
+            trained.base_shardings,
         )
-        assert found["score"].sharding == shardings["score"]
-        zeros = load_scalar_head(tmp_path / "policy", CRITIC, shardings)
-        assert zeros.keys() == found.keys() and not any(map(np.any, zeros.values()))
+        trained.frozen = base
+        found = trained.init(3)
+        assert_same_bits(
+            {name: found[name] for name in ("score", "score.bias")},
+            {
+                "score": base["score"][...].astype(jnp.float32),
+                "score.bias": base["score_bias"][...].astype(jnp.float32),
+            },
+        )
+        assert_same_bits({x: found[x] for x in lora.modules}, {x: new[x] for x in lora.modules})
+        for x, like in zip(jax.tree.leaves(found), jax.tree.leaves(trained.abstract), strict=True):
+            assert (x.sharding, x.dtype) == (like.sharding, like.dtype)
+        found["score"].delete()
+        assert not base["score"][...].is_deleted()
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from pat_jax.common.errors import UserError
 from pat_jax.common.hub import is_checkpoint, local_adapter, local_checkpoint
 from pat_jax.config.any_run import AnyRun
-from pat_jax.models.checkpoints.hf_load import load_params, load_scalar_head
+from pat_jax.models.checkpoints.hf_load import load_params
 from pat_jax.models.checkpoints.peft_adapter import load_adapter
 from pat_jax.models.lora import Lora
 from pat_jax.models.policy import Params, Policy
@@ -22,21 +22,15 @@ from pat_jax.training.trainer import Trainer
 
 
 def initial_params(trainer: Trainer, config: AnyRun) -> Leaves:
-    """Returns the initial values of the trained parameters: a policy, or adapters and a scalar head.
-    New adapters leave the policy unchanged, and the head is the checkpoint's."""
+    """Returns the initial values of the trained parameters: a policy, or adapters. New adapters
+    leave the policy unchanged."""
     lora, adapter = trainer.trained.lora, config.lora.adapter
     if lora is None:
         return initial_policy(trainer, config, trainer.trained.weight_dtype)
     if adapter:
         folder = local_adapter(adapter, option="lora.adapter")
         return load_adapter(folder, lora, trainer.shardings)
-    adapters: Leaves = trainer.init(config.seed)
-    if (
-        lora.policy.config.head == "scalar"
-        and Path(folder := local_checkpoint(config.model)).is_dir()
-    ):
-        adapters |= load_scalar_head(folder, lora.policy, trainer.shardings)
-    return adapters
+    return trainer.init(config.seed)
 
 
 def initial_policy(trainer: Trainer, config: AnyRun, dtype: jnp.dtype) -> Params:
