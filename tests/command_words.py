@@ -19,7 +19,8 @@ def check_stands(command: str, words: Sequence[str]) -> None:
     """It parses, what it reads ships with it or is on the Hub, and nothing is left to be filled in."""
     presets = PRESETS if command in ("train", "profile") else None
     config = parse(words, CLASSES[command], presets=presets)
-    model = getattr(config, "model", "")
+    judge = getattr(config, "reward_model", None)
+    model = getattr(config, "model", "") or getattr(judge, "model", "")
     assert model in SHAPES or OF_THE_HUB.fullmatch(model) or command == "simulate"
     for before, word in zip(["", *words], words, strict=False):
         if before not in WRITTEN and FILES.fullmatch(word):

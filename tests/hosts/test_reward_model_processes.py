@@ -1,5 +1,6 @@
 """A reward model of several processes: the same batches in each, whoever scores which responses."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -35,7 +36,7 @@ def test_every_process_runs_the_same_batches(ended, tokenizer, count):
     def rewards(one: ProcessGroup) -> tuple[list[float], list[bytes]]:
         batches: list[bytes] = []
 
-        def score(texts: list[np.ndarray]) -> np.ndarray:
+        def score(texts: Sequence[np.ndarray]) -> np.ndarray:
             batches.extend(text.tobytes() for text in texts)
             return np.array([len(text) for text in texts], np.float32)
 
