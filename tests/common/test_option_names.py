@@ -12,8 +12,9 @@ from pat_jax.profiling.capacity.simulate_config import SimulateConfig
 
 OPTIONS = {one: [option.name for option in options_of(one())] for one in CLASSES.values()}
 # Things apart, though a neighbour has one word for both, or we have one of them only at times: a folder
-# or a file, a step or a call, passes or steps.
+# or a file, a step or a call, passes or steps, the arithmetic of a run or of another model in it.
 APART = (
+    {"compute_dtype", "dtype"},
     {"run_dir", "out"},
     {"prompts_per_step", "batch", "batch_size"},
     {"page_size"},
