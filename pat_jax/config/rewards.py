@@ -19,8 +19,8 @@ class RewardOptions(Options):
     """Reward functions, whose weighted sum counts: `module:function` or `path/to/file.py:function`;
     `http://host:port/path` of a program that scores; `math` (the response has ended, and its final
     answer, as `\\boxed{x}`, `<answer>x</answer>`, `#### x`, `Answer: x`, or `$x$` on the last line,
-    has the answer's value); `math_lenient` (its last box or number has); `exact`; or auto (the
-    task's own; math for files)."""
+    has the answer's value); `math_lenient` (its last box or number has); `exact`; `none`
+    (0, with a teacher alone); or auto (the task's own; math for files)."""
     reward_weights: tuple[float, ...] = ()
     """A weight for each --reward; if none is given, each is 1. A negative weight makes a penalty; 0
     only measures."""

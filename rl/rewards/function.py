@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol, runtime_checkable
 
 from pat_jax.common.errors import UserError
-from pat_jax.rl.rewards.built_in import BUILT_IN
+from pat_jax.rl.rewards.built_in import BUILT_IN, NONE
 from pat_jax.rl.rewards.endpoint import RewardEndpoint
 from pat_jax.rl.rewards.outcome import Cause, Failure, Outcome
 from pat_jax.rl.rewards.responses import Response
@@ -25,7 +25,7 @@ from pat_jax.rl.rewards.workers import RewardWorkers
 logger = logging.getLogger(__name__)
 
 # Functions that only compare strings and cannot hang: a process would cost more than the scoring.
-_IN_PROCESS = ("exact",)
+_IN_PROCESS = ("exact", NONE)
 # Exceptions that the function's code causes, whatever the response.
 _MISTAKES = "NameError", "UnboundLocalError", "ImportError", "ModuleNotFoundError"
 _FATAL = frozenset(Cause) - {Cause.EXCEPTION, Cause.NONE, Cause.NOT_A_NUMBER}

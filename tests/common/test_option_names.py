@@ -32,6 +32,7 @@ def leaf(name: str) -> str:
         (RunConfig, "data.max_response_length", "rollout.max_completion_length"),  # verl
         (RunConfig, "actor_rollout_ref.rollout.n", "rollout.num_generations"),
         (SftConfig, "num_train_epochs", "epochs"),  # TRL
+        (RunConfig, "teacher_model_name_or_path", "teacher.model"),
         (RunConfig, "num_train_epochs", "steps"),
         (SimulateConfig, "sequences", "responses"),
     ],
