@@ -46,6 +46,7 @@ def leaf(name: str) -> str:
         (RunConfig, "lambd", "algorithm.lam"),
         (RunConfig, "cliprange_value", "algorithm.value_clip"),  # TRL
         (RunConfig, "warmup_steps", "optimizer.warmup_steps"),
+        (RunConfig, "teacher_model_name_or_path", "teacher.model"),
         (RunConfig, "num_train_epochs", "steps"),
         (SimulateConfig, "sequences", "responses"),
     ],
