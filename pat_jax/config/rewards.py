@@ -47,8 +47,8 @@ class RewardOptions(Options):
     `http://host:port/path` of a program that scores; `model:DIR` or `model:owner/name`, a reward
     model (docs/reward-models.md); `math` (the response has ended, and its final
     answer, as `\\boxed{x}`, `<answer>x</answer>`, `#### x`, `Answer: x`, or `$x$` on the last line,
-    has the answer's value); `math_lenient` (its last box or number has); `exact`; or auto (the
-    task's own; math for files)."""
+    has the answer's value); `math_lenient` (its last box or number has); `exact`; `none`
+    (0, with a teacher alone); or auto (the task's own; math for files)."""
     reward_weights: tuple[float, ...] = ()
     """A weight for each --reward; if none is given, each is 1. A negative weight makes a penalty; 0
     only measures."""

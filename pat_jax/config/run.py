@@ -156,7 +156,12 @@ class RunConfig(RewardOptions, Planned, AnyRun, WithCritic):
         return learning_notes(self.rollout, self.algorithm) if self.train else []
 
     def _check_teacher(self) -> None:
-        """Raises OptionError if a teacher is missing, or nothing would be learned from it."""
+        """Raises OptionError if a teacher is missing, or if nothing would be learned from one."""
+        self.need(
+            "reward",
+            "none" not in self.reward or not (self.train and self.algorithm.reward_coef),
+            "a reward to learn from, unless --algorithm.reward_coef is 0 as with --algorithm.name distill",
+        )
         weight = self.algorithm.distill_coef if self.train else 0.0
         given = self.teacher.model != ""
         self.need(

@@ -26,7 +26,7 @@ from pat_jax.rl.data.problems import (
     checksum_of,
     load_problems,
 )
-from pat_jax.rl.rewards.built_in import BUILT_IN, check_columns
+from pat_jax.rl.rewards.built_in import COMPARING, check_columns
 from pat_jax.rl.text.tokenizer import Chat, HuggingFaceTokenizer, Tokenizer
 from pat_jax.run.heldout import HELDOUT, HeldoutSet, set_names
 
@@ -174,7 +174,7 @@ def problem_reader(
         seed=config.seed,
         max_prompt_length=config.rollout.max_prompt_length,
         columns=Columns(config.data.prompt_key, config.data.answer_key),
-        is_compared=any(reward in BUILT_IN for reward in rewards),
+        is_compared=any(reward in COMPARING for reward in rewards),
         option=option,
     )
 

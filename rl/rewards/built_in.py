@@ -75,8 +75,19 @@ def math_lenient_reward(
     return [float(_is_right(one, answer)) for one, answer in zip(found, answers, strict=True)]
 
 
+def no_reward(
+    prompts: Sequence[str], completions: Sequence[str], **columns: Sequence[object]
+) -> list[float]:
+    """0, for runs that learn from a teacher alone."""
+    del prompts, columns
+    return [0.0] * len(completions)
+
+
 MATH: Mapping[str, RewardFunction] = {"math": math_reward, "math_lenient": math_lenient_reward}
-BUILT_IN: Mapping[str, RewardFunction] = {"exact": exact_reward, **MATH}
+# Those that compare a response with its row's answer.
+COMPARING: Mapping[str, RewardFunction] = {"exact": exact_reward, **MATH}
+NONE = "none"
+BUILT_IN: Mapping[str, RewardFunction] = {**COMPARING, NONE: no_reward}
 
 
 def check_columns(specs: Sequence[str], columns: Mapping[str, object], source: str) -> None:
@@ -86,7 +97,7 @@ def check_columns(specs: Sequence[str], columns: Mapping[str, object], source: s
       source: name of the data in the message.
     """
     for spec in specs:
-        if spec in BUILT_IN:
+        if spec in COMPARING:
             require_column(spec, "answer", columns, source)
 
 

@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Protocol, runtime_checkable
 
-from pat_jax.rl.rewards.built_in import BUILT_IN
+from pat_jax.rl.rewards.built_in import BUILT_IN, NONE
 from pat_jax.rl.rewards.endpoint import RewardEndpoint
 from pat_jax.rl.rewards.model import RewardModel
 from pat_jax.rl.rewards.outcome import Outcome
@@ -20,7 +20,7 @@ from pat_jax.rl.rewards.signatures import Recognised
 from pat_jax.rl.rewards.workers import RewardWorkers
 
 # Functions that only compare strings and cannot hang: a process would cost more than the scoring.
-_IN_PROCESS = ("exact",)
+_IN_PROCESS = ("exact", NONE)
 
 
 @runtime_checkable

@@ -39,7 +39,8 @@ def leaf(name: str) -> str:
         (RunConfig, "lambd", "algorithm.lam"),
         (RunConfig, "cliprange_value", "algorithm.value_clip"),  # TRL
         (RunConfig, "warmup_steps", "optimizer.warmup_steps"),
-        (SftConfig, "num_train_epochs", "epochs"),
+        (SftConfig, "num_train_epochs", "epochs"),  # TRL
+        (RunConfig, "teacher_model_name_or_path", "teacher.model"),
         (RunConfig, "num_train_epochs", "steps"),
         (SimulateConfig, "sequences", "responses"),
     ],

@@ -106,7 +106,10 @@ def test_a_column_that_is_needed_and_not_there_is_named(function):
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("accuracy", "reward is 'accuracy': expected exact, math, math_lenient, module:function"),
+        (
+            "accuracy",
+            "reward is 'accuracy': expected exact, math, math_lenient, none, module:function",
+        ),
         ("module:", "option --reward is 'module:'"),
         ("no_such_module:f", "there is no module 'no_such_module'"),
         ("json.no_such_part:f", "there is no module 'json.no_such_part'"),

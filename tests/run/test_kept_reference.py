@@ -9,15 +9,20 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from arrays import assert_same_bits
+from runs import TINY
 from trainers import CHAIN, host_weights, make_trainer, started, with_reference
 
 from pat_jax.common.errors import UserError
+from pat_jax.config.command_line import parse
+from pat_jax.engine.sizing.memory import shard_bytes
 from pat_jax.run.checkpoints.checkpoint import Checkpointer
 from pat_jax.run.checkpoints.reference import FOLDER, read_reference, save_reference
 from pat_jax.run.process.folder import CHECKPOINTS
+from pat_jax.run.setup import build
 from pat_jax.training.reader import Reader
-from pat_jax.training.roles import REFERENCE
+from pat_jax.training.roles import REFERENCE, Roles
 from pat_jax.training.trainable_params import TrainableParams
+from pat_jax.training.trainer import Trainer
 
 STEP = 3
 
@@ -119,3 +124,36 @@ def test_a_disk_without_room_is_said_before_anything_is_written(
     with pytest.raises(UserError, match=words):
         save_reference(str(tmp_path), reader.params)
     assert not (tmp_path / FOLDER).exists()
+
+
+def built(*options: str) -> Roles:
+    config = parse([*TINY, "--profile", "none", "--run_dir", "unused", *options])
+    return build(config, jax.devices()[:2]).roles
+
+
+def test_it_is_in_the_type_of_the_forward_pass():
+    """Half of the bytes of a policy that is trained, and counted beside it."""
+    roles = built("--algorithm.beta", "0.1", "--compute_dtype", "bfloat16")
+    trainer, reader = roles.policy, roles.readers[REFERENCE]
+    assert {x.dtype for x in jax.tree.leaves(reader.abstract_params)} == {jnp.dtype(jnp.bfloat16)}
+    one = shard_bytes(trainer.abstract_params)
+    assert 2 * shard_bytes(reader.resident) == one
+    without = shard_bytes(built("--compute_dtype", "bfloat16").policy.resident)
+    assert shard_bytes(trainer.resident) - without == one // 2
+
+
+def test_with_adapters_it_is_a_second_set_on_the_policys_base():
+    options = "--lora.rank", "4", "--warm_start.steps", "0"
+    roles = built(*options, "--algorithm.beta", "0.1")
+    trainer, reader = roles.policy, roles.readers[REFERENCE]
+    adapters = shard_bytes(trainer.abstract_params)
+    assert shard_bytes(reader.resident) == adapters < shard_bytes(trainer.trained.abstract_frozen)
+    without = shard_bytes(built(*options).policy.resident)
+    assert shard_bytes(trainer.resident) - without == adapters
+    base = jax.device_put(host_base(trainer), trainer.trained.base_shardings)
+    trainer.freeze(base)
+    assert reader.held.frozen is base
+
+
+def host_base(trainer: Trainer) -> Any:
+    return jax.tree.map(lambda x: np.ones(x.shape, x.dtype), trainer.trained.abstract_frozen)

@@ -12,6 +12,7 @@ import pytest
 from arrays import assert_same_bits
 from runs import TINY, without_times
 
+from pat_jax.common.errors import UserError
 from pat_jax.config.command_line import parse
 from pat_jax.models.checkpoints.hf_config import read_config
 from pat_jax.models.checkpoints.hf_load import load_params
@@ -191,3 +192,19 @@ def test_the_critic_is_exported_as_a_token_classifier_with_the_values_it_has(
     values = numbers(policy_of(scalar=True), kept, one)
     np.testing.assert_allclose(numbers(policy, read, one), values, atol=1e-5)
     assert np.abs(values).max() > 1e-3
+
+
+def test_adapters_of_policy_and_critic_over_one_base_go_on_where_they_were(tmp_path: Path):
+    """Neither base is in a checkpoint; a critic's base with other weights is refused."""
+    lora = ["--lora.rank", "2", "--critic.lora.rank", "2", "--critic.lora.targets", "q_proj"]
+    lora += ["--critic.pretrain_steps", "0", "--steps"]
+    whole = trained(tmp_path / "whole", *lora, "2")
+    trained(tmp_path / "other", *lora, "1")
+    second = trained(tmp_path / "other", *lora, "2", "--resume", "true")
+    assert_same_bits(second.last, whole.last)
+    assert without_times(second.rows[1:]) == without_times(whole.rows[1:])
+    adapters = whole.last["critic"].params
+    kinds = {name.rpartition(".")[2] for name in adapters}
+    assert kinds == {"q_proj", "score"} and np.abs(adapters["score"]).max() > 1e-3
+    with pytest.raises(UserError, match="are of another base"):
+        trained(tmp_path / "other", *lora, "3", "--resume", "true", "--seed", "4")

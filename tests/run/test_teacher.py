@@ -68,6 +68,15 @@ def batch_of(groups: list[RolloutGroup], shapes: list[tuple[int, int]]) -> Train
     )
 
 
+def test_prompts_without_answers_need_no_reward(tmp_path: Path):
+    rows = [{"question": f"What is {i} + {i}?"} for i in range(60)]
+    data = tmp_path / "prompts.jsonl"
+    data.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    teacher = write_checkpoint(tmp_path / "teacher")
+    one = setup(tmp_path, teacher, "--data", str(data), "--reward", "none", "--eval.every", "0")
+    assert len(one.task.train.batch(0, 4)) == 4
+
+
 def test_a_larger_teacher_of_another_family_gives_its_log_probabilities(tmp_path: Path):
     teacher = write_checkpoint(tmp_path / "teacher", LLAMA)
     one = setup(tmp_path, teacher)
@@ -151,6 +160,7 @@ def test_a_teacher_that_is_not_there_is_refused(tmp_path: Path):
     ("options", "words"),
     [
         (["--algorithm.name", "distill"], r"--teacher\.model is '': expected a model that teaches"),
+        (["--reward", "none"], r"--reward is .*none.*: expected a reward to learn from, unless"),
         (["--teacher.model", "x"], r"--teacher\.model is 'x': expected nothing unless"),
         (
             ["--teacher.model", "x", "--algorithm.name", "distill", "--train", "false"],
