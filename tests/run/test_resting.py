@@ -1,12 +1,13 @@
 """Runs whose models wait in the host's memory: the same numbers, and more room for the rollout."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
-from runs import TINY
+from runs import QWEN3, TINY, write_checkpoint
 
 from pat_jax.common.devices import HOST_MEMORY
 from pat_jax.common.rules import OptionError
@@ -17,6 +18,7 @@ from pat_jax.engine.sizing.memory import shard_bytes
 from pat_jax.run.logging.metrics import read_metrics
 from pat_jax.run.loop import Run
 from pat_jax.run.process.stop_signals import StopSignals
+from pat_jax.run.reward_models import load_reward_models
 from pat_jax.run.scoring import open_scorer
 from pat_jax.run.setup import build
 from pat_jax.run.start import resting
@@ -38,7 +40,7 @@ def ended(folder: Path, rest: str) -> Run:
     ]
     config = parse([*TINY, *options])
     setup = build(config, jax.devices()[: config.devices])
-    with open_scorer(config, setup.task.rewards) as scorer:
+    with open_scorer(config, setup.task.rewards, setup.reward_models) as scorer:
         run = Run(setup, scorer, StopSignals())
         run.run()
         run.open.release()
@@ -82,6 +84,26 @@ def test_a_run_of_three_roles_that_rest_is_the_run_of_roles_that_stay(tmp_path: 
         max(stage.held for stage in update_stages(run.setup.roles)) for run in (staying, rested)
     ]
     assert held[0] > held[1]
+
+
+def test_a_reward_model_that_rests_scores_as_one_that_stays(tmp_path: Path):
+    judge = replace(QWEN3, head="scalar", tie_embeddings=False)
+    folder, found = write_checkpoint(tmp_path / "judge", judge), []
+    for rest in ("device", "host"):
+        options = ["--reward", f"model:{folder}", "--roles.rest", rest, "--layout", "dp2tp1"]
+        config = parse([*TINY, *options])
+        setup = build(config, jax.devices()[: config.devices])
+        (role,) = setup.reward_models.values()
+        role.reader.compile(by_need=False)
+        load_reward_models(setup.reward_models)
+        assert memories(role.reader.params) == {HOST_MEMORY if rest == "host" else "device"}
+        with open_scorer(config, config.reward, setup.reward_models) as scorer:
+            scores = scorer.score(["2 + 2", "3 + 3"], ["4", "six"], {})
+        params = shard_bytes(role.reader.abstract_params)
+        moments = 2 * shard_bytes(setup.trainer.abstract_params)
+        found.append((scores.tolist(), setup.memory.resident, params + moments))
+    (scores, here, size), (same, away, _) = found
+    assert scores == same and scores[0] != scores[1] and here - away == size
 
 
 def config_of(rest: str, **options: Any) -> RunConfig:
