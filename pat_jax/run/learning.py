@@ -92,20 +92,16 @@ def training_batch(
         max_completion_length=cap,
         shares_prompts=shares_prompts(config, roles.policy.layout.platform),
     )
-    batch, kl = roles.predict(states, batch), None
-    if algorithm.kl_in == "reward" and REFERENCE in roles.readers:
-        columns = batch.by_response("old_logprobs"), batch.by_response("reference_logprobs")
-        pairs = zip(*columns, strict=True)
-        kl = [estimate_kl(old, other, algorithm.kl_estimator) for old, other in pairs]
+    batch = roles.predict(states, batch)
+    kl = _reference_kl(algorithm, roles, batch)
+    if kl is not None:
         measured["reward/kl"] = float(np.mean([each.sum() for each in kl]))
         measured[KL_OF_A_TOKEN] = float(np.concatenate(kl).mean())
-    weight = algorithm.beta if beta is None else beta
     if algorithm.is_by_function:
         assert by_function is not None
-        relative = gdpo_advantages(by_function.scores, by_function.weights)
-        pairs = zip(lengths.reshape(-1), relative.reshape(-1), strict=True)
-        columns = {"advantages": [np.full(length, advantage) for length, advantage in pairs]}
+        columns = _advantages_by_function(by_function, lengths)
     else:
+        weight = algorithm.beta if beta is None else beta
         columns = _advantages(algorithm, weight, batch, shaped, lengths, kl)
     known = np.concatenate(columns["advantages"])
     known = known[~np.isnan(known)]
@@ -116,6 +112,27 @@ def training_batch(
         batch = batch.with_column(name, [np.nan_to_num(each) for each in values])
     batch, of_teacher = with_teacher(algorithm, batch)
     return batch, measured | of_teacher
+
+
+def _reference_kl(
+    algorithm: AlgorithmConfig, roles: Roles, batch: TrainBatch
+) -> list[np.ndarray] | None:
+    """Returns the KL to the reference at each token of each response, in nats; None: the reward
+    has no such part."""
+    if algorithm.kl_in != "reward" or REFERENCE not in roles.readers:
+        return None
+    columns = batch.by_response("old_logprobs"), batch.by_response("reference_logprobs")
+    pairs = zip(*columns, strict=True)
+    return [estimate_kl(old, other, algorithm.kl_estimator) for old, other in pairs]
+
+
+def _advantages_by_function(
+    by_function: ScoresByFunction, lengths: Int[np.ndarray, "groups samples"]
+) -> Mapping[str, Sequence[np.ndarray]]:
+    """Returns the advantages where each function's scores are compared by themselves."""
+    relative = gdpo_advantages(by_function.scores, by_function.weights)
+    pairs = zip(lengths.reshape(-1), relative.reshape(-1), strict=True)
+    return {"advantages": [np.full(length, advantage) for length, advantage in pairs]}
 
 
 def _advantages(

@@ -15,7 +15,6 @@ from pat_jax.common.hub import is_checkpoint
 from pat_jax.config.by_model import KnownModel, Options, settled
 from pat_jax.config.run import RunConfig
 from pat_jax.engine.engine import RolloutEngine
-from pat_jax.engine.sizing.device_memory import memory_limit
 from pat_jax.engine.sizing.draft_choice import checkpoint_shape
 from pat_jax.engine.sizing.layout_choice import (
     check_batch,
@@ -41,20 +40,21 @@ from pat_jax.rl.text.tokenizer import Tokenizer, check_vocabulary
 from pat_jax.run.checkpoints.meta import check_fingerprint
 from pat_jax.run.process.folder import CHECKPOINTS
 from pat_jax.run.results.weights import check_weights
-from pat_jax.run.reward_models import RewardModels, build_reward_models, resident_of
+from pat_jax.run.reward_models import RewardModels, build_reward_models
 from pat_jax.run.start.adapters import identity
 from pat_jax.run.start.critic import critic_identity, critic_model
+from pat_jax.run.start.models import RunModels
 from pat_jax.run.start.profiles import find_profile, profile_subject
 from pat_jax.run.start.resting import settled_rest
 from pat_jax.run.start.rollouts import Rollouts
 from pat_jax.run.start.teacher import build_teacher
 from pat_jax.run.task import Task, check_task, load_task, load_tokenizer
 from pat_jax.training.build import build_lora
-from pat_jax.training.build_roles import CriticModel, build_roles
+from pat_jax.training.build_roles import CriticModel
 from pat_jax.training.roles import Roles
 from pat_jax.training.state_placement import check_offload
 from pat_jax.training.trainer import Trainer
-from pat_jax.training.update_memory import check_state, lacking_state
+from pat_jax.training.update_memory import check_state
 
 log = logging.getLogger(__name__)
 
@@ -132,21 +132,9 @@ def _built(
         reward_models = build_reward_models(config, devices)
     task = load_task(config, checked_tokenizer(config, model))
     rollouts = Rollouts.of(config, policy, devices)
-
-    def built(config: RunConfig, layouts: dict[Split, Layout]) -> Roles:
-        for reader in (*teacher.values(), *(one.reader for one in reward_models.values())):
-            reader.rests = config.roles.rest == "host"
-        made_of = rollouts.drafter, teacher, resident_of(reward_models), critic
-        return build_roles(config, policy, first, layouts, *made_of)
-
-    def room(asked: RunConfig) -> float:
-        roles = built(asked, layouts)
-        if lacking_state(roles, memory_limit(config.rollout, devices)):
-            return 0.0  # no update fits
-        return rollouts.whole_sequences(layouts, roles.policy.resident)
-
-    config, resting = settled_rest(config, devices, room)
-    roles = built(config, layouts)
+    models = RunModels(policy, first, critic, teacher, reward_models, rollouts)
+    config, resting = settled_rest(config, devices, lambda asked: models.room(asked, layouts))
+    roles = models.build(config, layouts)
     resident = roles.policy.resident
     alone = rollouts.memory_alone(layouts, resident)
     if config.train or config.warm_start.steps:
@@ -155,7 +143,7 @@ def _built(
         kept, more = worth_planning(config, layouts, alone, profile and profile.latency)
         dropped += more
         if len(kept) < len(layouts):
-            layouts, roles = kept, built(config, kept)
+            layouts, roles = kept, models.build(config, kept)
     engine = rollouts.engine(layouts, task.tokenizer.eos_ids, resident)
     return Setup(
         config,
