@@ -193,9 +193,8 @@ class RunConfig(RewardOptions, Planned, AnyRun, WithCritic):
         """Raises OptionError if there is no critic for its options, or nothing else is trained."""
         if not self.algorithm.has_critic:
             self.check_no_critic(self.algorithm.baseline)
-        begins_as_policy = not self.critic.model and not any(
-            each.startswith("model:") for each in self.reward
-        )
+        scored = (x.removeprefix("model:") for x in self.reward if x.startswith("model:"))
+        begins_as_policy = (self.critic.model or next(scored, "")) in ("", self.model)
         is_lost = self.critic.lora.is_on and begins_as_policy and not self.lora.is_on
         self.need(
             "critic.lora.rank",

@@ -27,7 +27,7 @@ def moved(tree: Any, shardings: Any) -> Any:
     """Brings arrays to these shardings, and frees the old buffers of those that move."""
     there = jax.device_put(tree, shardings)
     for old, new in zip(*map(jax.tree.leaves, (tree, there)), strict=True):
-        if old.sharding != new.sharding:
+        if _is_copy(old, new):
             old.delete()  # JAX donates nothing from one memory to another
     return there
 
@@ -46,5 +46,14 @@ def fetched(tree: Any, shardings: Any) -> Iterator[Any]:
         yield here
     finally:
         for old, new in zip(*map(jax.tree.leaves, (tree, here)), strict=True):
-            if old.sharding != new.sharding:
+            if _is_copy(old, new):
                 new.delete()
+
+
+def _is_copy(old: jax.Array, new: jax.Array) -> bool:
+    """Whether `new`, which `old` was brought to, has buffers of its own.
+
+    Shardings may be written differently and be the same, such as P("data") and P("data", None).
+    `jax.device_put` then returns another array of the same buffers.
+    """
+    return not old.sharding.is_equivalent_to(new.sharding, old.ndim)

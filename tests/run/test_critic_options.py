@@ -50,6 +50,10 @@ PPO = ["--algorithm.name", "ppo"]
         ([*PPO, "--critic.warmup_steps", "61"], ["--critic.warmup_steps is 61", "at most the 60"]),
         ([*PPO, "--critic.lora.alpha", "4"], ["--critic.lora.alpha", "--critic.lora.rank 0"]),
         ([*PPO, "--critic.lora.rank", "4"], ["--critic.lora.rank is 4", "--warm_start.steps"]),
+        (
+            [*PPO, "--critic.lora.rank", "4", "--critic.model", "demo"],
+            ["--critic.lora.rank is 4", "--warm_start.steps"],
+        ),
         ([*PPO, "--rollout.temperature", "0"], ["--rollout.temperature", "above 0"]),
     ],
 )

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from chex import assert_trees_all_equal
 from compilations import counted_compilations
+from jax.sharding import NamedSharding, PartitionSpec
 from trainers import (
     CHAIN,
     LENGTH,
@@ -25,6 +26,7 @@ from pat_jax.rl.algorithm.optimizer import make_optimizer
 from pat_jax.rl.batches.batches import TrainBatch
 from pat_jax.run.checkpoints.checkpoint import Checkpointer
 from pat_jax.training.reader import Reader
+from pat_jax.training.rest import fetched, moved
 from pat_jax.training.roles import REFERENCE, Roles
 from pat_jax.training.trainer import REINFORCED, Trainer
 from pat_jax.training.update_memory import update_stages
@@ -175,3 +177,15 @@ def test_a_rested_state_is_one_that_updates_are_given(resting):
     trainer = resting[STATE]
     ends = [updated_at_rest(trainer, begin(trainer), 1) for begin in (started, at_rest)]
     assert_trees_all_equal(*map(jax.device_get, ends))
+
+
+def test_buffers_of_two_arrays_are_not_freed():
+    """A sharding may be written in two ways, for which JAX gives two arrays of the same buffers."""
+    mesh = jax.make_mesh((4,), ("data",), devices=jax.devices()[:4])
+    short, long = (
+        NamedSharding(mesh, PartitionSpec(*names)) for names in (["data"], ["data", None])
+    )
+    there = {"x": jax.device_put(np.arange(8.0).reshape(4, 2), short)}
+    with fetched(there, {"x": long}) as here:
+        assert here["x"] is not there["x"]
+    np.testing.assert_array_equal(moved(there, {"x": long})["x"], np.arange(8.0).reshape(4, 2))
