@@ -8,7 +8,6 @@ is small, and trained as a whole beside them. Does not know how adapters are tra
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from functools import lru_cache
 from typing import Any
 
@@ -16,7 +15,6 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from pat_jax.common.errors import UserError
 from pat_jax.common.pytree import pytree_dataclass
 from pat_jax.models.adapted_modules import (
     Linear,
@@ -26,16 +24,10 @@ from pat_jax.models.adapted_modules import (
     linear_weights,
 )
 from pat_jax.models.adapted_weight import AdaptedWeight, adapter_axes, is_adapted
+from pat_jax.models.lora_targets import ALL_LINEAR, unmatched
 from pat_jax.models.parameters import Initializer, padded, zeros
 from pat_jax.models.policy import Params, Policy, initialize
 
-# PEFT's name for all linear layers but the output head; in a model with experts only attention's.
-ALL_LINEAR = "all-linear"
-# Parts of the module names of experts, and of MLPs beside them, in checkpoints.
-_OF_EXPERTS = {"experts", "block_sparse_moe", "router"}
-_LATENT = {"fc1_latent_proj", "fc2_latent_proj"}
-_BESIDE_ATTENTION = {"mlp", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3", *_OF_EXPERTS}
-_BESIDE_ATTENTION |= _LATENT
 _STREAM = 0x10A  # stream of random keys, distinct from those of the base's parameters
 
 
@@ -68,10 +60,19 @@ class Lora:
     doubles_gate_up: bool = False
 
     @classmethod
-    def of(cls, policy: Policy, *, rank: int, alpha: float, targets: Sequence[str]) -> "Lora":
+    def of(
+        cls,
+        policy: Policy,
+        *,
+        rank: int,
+        alpha: float,
+        targets: Sequence[str],
+        option: str = "lora.targets",
+    ) -> "Lora":
         """Finds the modules that the targets name.
 
         Args:
+          option: the option with the targets, for messages.
           targets: suffixes of module names, as in PEFT: `q_proj`, `mlp.up_proj` or
             `layers.0.self_attn.o_proj`; for experts `experts.gate_up_proj`, `experts.down_proj` and
             `gate.weight`. `all-linear` names every linear layer, or with experts only attention's.
@@ -87,7 +88,7 @@ class Lora:
             named = {x for x in linear if f".{x}".endswith(end)}
             found = of_all if target == ALL_LINEAR else named
             if not found:
-                raise _unmatched(target, linear, policy)
+                raise unmatched(option, target, linear, policy)
             chosen |= found
         return cls(policy, rank, alpha, tuple(name for name in linear if name in chosen))
 
@@ -273,27 +274,4 @@ def _uniform(num_in: int, num_stack: int) -> Initializer:
     into, stack = tuple(range(-num_in, 0)), tuple(range(num_stack))
     return jax.nn.initializers.variance_scaling(
         1 / 3, "fan_in", "uniform", in_axis=into, out_axis=num_stack, batch_axis=stack
-    )
-
-
-def _unmatched(target: str, linear: Sequence[str], policy: Policy) -> UserError:
-    parts, experts = set(target.split(".")), policy.config.experts
-    kinds = list(dict.fromkeys(name.rpartition(".")[2] for name in linear))
-    expected = f"expected the ends of names such as {linear[0]!r}, that is {', '.join(kinds)}"
-    if experts is None and parts & _OF_EXPERTS:
-        return UserError(
-            f"option --lora.targets is {target!r}: the model has no experts, {expected}, or {ALL_LINEAR} for "
-            "all of these."
-        )
-    if experts is not None and parts & _BESIDE_ATTENTION:
-        return UserError(
-            f"option --lora.targets is {target!r}: in a model with experts those of a layer are "
-            "experts.gate_up_proj and experts.down_proj, as PEFT has them, their router is gate.weight, and no "
-            f"MLP has an adapter; {expected}, or {ALL_LINEAR} for attention."
-        )
-    last = target.rpartition(".")[2]
-    nearest = get_close_matches(last.lower(), [*kinds, ALL_LINEAR], n=1, cutoff=0.0)[0]
-    return UserError(
-        f"option --lora.targets is {target!r}: no linear layer of the model is called that, {expected}, or "
-        f"{ALL_LINEAR}; the nearest is {nearest!r}."
     )

@@ -23,7 +23,8 @@ from pat_jax.layout.buckets import ladder, largest_length
 from pat_jax.layout.layout import Layout
 from pat_jax.models.checkpoints.peft_adapter import read_adapter
 from pat_jax.models.kernels.row_attention import knows_branches
-from pat_jax.models.lora import ALL_LINEAR, Lora
+from pat_jax.models.lora import Lora
+from pat_jax.models.lora_targets import ALL_LINEAR
 from pat_jax.models.policy import Policy
 from pat_jax.rl.algorithm.optimizer import make_optimizer, make_schedule
 from pat_jax.rl.algorithm.policy_loss import PolicyLoss

@@ -102,7 +102,10 @@ def test_a_critic_with_other_tokens_is_refused(policy: Path, tmp_path: Path):
     other = write_checkpoint(tmp_path / "other")
     tokenizer = (other / "tokenizer.json").read_text()
     (other / "tokenizer.json").write_text(tokenizer.replace('"<im>"', '"<mi>"'))
-    with pytest.raises(UserError, match=r"--critic\.model .*whose token \d+ is '<im>'"):
+    with pytest.raises(
+        UserError,
+        match=r"--critic\.model .* but token \d+ is '<im>' there and '<mi>' in the critic",
+    ):
         built(policy, "--critic.model", str(other))
 
 

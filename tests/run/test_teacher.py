@@ -123,7 +123,7 @@ def drop(vocabulary: dict[str, int]) -> None:
     [
         (
             swap,
-            r"whose token \d+ is 'A', and this one's is 'B'; take a teacher of the same family\.$",
+            r"but token \d+ is 'A' there and 'B' in the teacher; take a teacher of the same family\.$",
         ),
         (
             drop,
