@@ -85,7 +85,7 @@ def train(args: argparse.Namespace) -> None:
     }
     argv = [word for name, value in words.items() for word in (f"--{name}", str(value))]
     with StopSignals() as signals:
-        run(options_of_run(argv, read), signals)
+        run(options_of_run(argv, read), signals, "sft")
     rows = read_metrics(folder / "run" / "metrics.jsonl")
     curve = {
         row["step"] * in_a_step: row["eval/bits_per_byte"] * math.log(2)

@@ -60,7 +60,7 @@ def test_the_head_is_the_trained_one(policy: Policy):
     assert {name for name in learned if name not in lora.modules} == (
         {"score", "score.bias"} if policy is CRITIC else {"score"}
     )
-    whole = lora.attach(base, learned)
+    whole: Any = lora.attach(base, learned)
     model: Any = policy.bind(whole)
     assert isinstance(whole["layers"][0]["attention"]["query"].get_value(), AdaptedWeight)
     weights, bias = model.scalar_head

@@ -24,7 +24,7 @@ from pat_jax.rl.algorithm.supervised import CrossEntropy, to_example_batch
 from pat_jax.rl.algorithm.update import Update, zero_gradients
 from pat_jax.rl.batches.batches import MicroBatch, with_no_routes
 from pat_jax.rl.data.examples import Example
-from pat_jax.training.build import _updates
+from pat_jax.training.build_roles import _updates
 from pat_jax.training.passes import model_functions
 from pat_jax.training.supervised import build_supervised_roles, row_shapes
 from tests.lossless import EXPERTS, lively_params

@@ -26,7 +26,7 @@ from pat_jax.rl.algorithm.update import Update, zero_gradients
 from pat_jax.rl.batches.batches import NOT_RECORDED, MicroBatch, TrainBatch, to_train_batch
 from pat_jax.rl.batches.types import FinishReason, Prompt, Rollout, RolloutGroup
 from pat_jax.run.generation import to_rollout
-from pat_jax.training.build import _updates
+from pat_jax.training.build_roles import _updates
 from pat_jax.training.passes import ROUTE_FLIPS, model_functions
 from pat_jax.training.trainable_params import TrainableParams
 from tests.lossless import EXPERTS, Settings, Subject, lively_params
