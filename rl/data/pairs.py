@@ -94,7 +94,13 @@ class PairReader:
                 f"{row.where}, are the same {len(chosen.tokens):,} tokens: expected responses that differ by "
                 "more than the tokenizer or its chat template leaves out; correct this row or remove it."
             )
-        return Pair(_example(chosen), _example(rejected), row.margin, row.subset)
+        texts = _example(chosen, self.is_scored), _example(rejected, self.is_scored)
+        if not all(text.in_loss.any() for text in texts):
+            raise UserError(
+                f"{row.where}: one is the beginning of the other, its end token included, so that it has no "
+                "token of its own to learn: expected two responses; correct this row or remove it."
+            )
+        return Pair(*texts, row.margin, row.subset)
 
     def _marked(self, row: PairRow) -> tuple[Marked, Marked]:
         if self.is_scored:
@@ -139,7 +145,7 @@ def _apart(one: Marked, other: Marked) -> tuple[Marked, Marked]:
     return first, second
 
 
-def _example(marked: Marked) -> Example:
+def _example(marked: Marked, is_scored: bool) -> Example:
     in_loss = np.array(marked.is_generated)
-    in_loss[0] &= len(in_loss) == 1
+    in_loss[0] &= is_scored and len(in_loss) == 1  # nothing comes before it to predict it from
     return Example(np.array(marked.tokens, np.int32), in_loss)

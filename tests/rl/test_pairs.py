@@ -206,3 +206,10 @@ def test_pairs_that_the_template_makes_equal_are_refused(tmp_path):
     path = write(tmp_path, {"prompt": "a", "chosen": "b", "rejected": "b "})
     with pytest.raises(UserError, match=r"line 1, fields 'chosen' and 'rejected', are the same 4"):
         read(path, HuggingFaceTokenizer(tmp_path), is_scored=True)
+
+
+def test_a_text_without_a_token_of_its_own_is_refused(plain, tmp_path):
+    path = write(tmp_path, {"chosen": "a<eos>b", "rejected": "a<eos>"})
+    with pytest.raises(UserError, match=r"line 1, fields .* one is the beginning of the other"):
+        read(path, plain, is_scored=False)
+    assert len(read(path, plain, is_scored=True)) == 1

@@ -41,8 +41,8 @@ def shape_of_model(name: str, head: Literal["vocab", "scalar"] = "vocab") -> Mod
     Raises:
       UserError: the name is neither.
     """
-    if (model := checkpoint_shape(name, "model")) is not None:
-        return replace(model, head=head)
+    if (model := checkpoint_shape(name, "model", head)) is not None:
+        return model
     if name not in PRESETS:
         raise UserError(
             f"option --model is {name!r}: expected a Hugging Face checkpoint directory, with config.json, "

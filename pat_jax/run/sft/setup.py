@@ -84,7 +84,7 @@ def build(config: FineTuning, devices: Sequence[Device]) -> SftSetup:
     check_state(roles, memory)
     if (faster := _with_usable_kernels(config, policy, layout)) is not layout:
         roles = build_supervised_roles(config, policy, faster, *made_of)
-    check_weights(config.model)
+    check_weights(config.model, head=lessons.HEAD)
     return SftSetup(
         config,
         policy,
