@@ -138,8 +138,12 @@ def test_forms_that_contradict(tmp_path: Path):
     text = tmp_path / "a.txt"
     text.write_text("a")
     rows = write_lines(tmp_path / "rows.jsonl", {"prompt": "a", "completion": "b"})
-    with pytest.raises(UserError, match=r"a\.txt, is plain text, but .*rows\.jsonl, line 1, field 'comp"):
+    with pytest.raises(
+        UserError, match=r"a\.txt, is plain text, but .*rows\.jsonl, line 1, field 'comp"
+    ):
         ExampleReader(BYTES, 9).read([text, rows], 0.0)
     columns = ExampleColumns(prompt="a")
-    with pytest.raises(UserError, match=r"--data.prompt_key names a column, but .*a\.txt is plain text"):
+    with pytest.raises(
+        UserError, match=r"--data.prompt_key names a column, but .*a\.txt is plain text"
+    ):
         ExampleReader(BYTES, 9, columns=columns).read([text], 0.0)
