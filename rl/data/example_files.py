@@ -102,10 +102,19 @@ def read_example_file(path: Path, columns: ExampleColumns | None = None) -> list
         return [_conversation(record, messages) for record in records]
     if text:
         return [_plain_text(record, text) for record in records]
-    raise UserError(
-        f"{path} has the columns {listed(column_names(records))}: expected prompt and completion, "
-        "messages, or text; name your columns with --data.prompt_key and "
-        "--data.completion_key, --data.messages_key or --data.text_key."
+    raise UserError(_no_example(path, column_names(records)))
+
+
+def _no_example(path: Path, names: Sequence[str]) -> str:
+    """The sentence for a file whose columns hold no example."""
+    what = (
+        f"{path} has the columns {listed(names)}: expected prompt and completion, messages, or text"
+    )
+    if {"chosen", "rejected"} <= {name.lower() for name in names}:
+        return f"{what}; a policy learns from pairs with --loss dpo."
+    return (
+        f"{what}; name your columns with --data.prompt_key and --data.completion_key, "
+        "--data.messages_key or --data.text_key."
     )
 
 

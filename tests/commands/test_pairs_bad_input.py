@@ -67,7 +67,7 @@ def command(folder: Path, monkeypatch, refused, tmp_path) -> Callable[..., str]:
         (DPO, "--label_smoothing 0.5", "--label_smoothing is 0.5: expected a number in [0, 0.5)"),
         (DPO, "--model {folder}/judge", "a reward model or critic, has one number for each token"),
         ("sft", "--beta 0.2", "--beta is 0.2: expected 0.1 with --loss cross_entropy"),
-        ("sft", "", "chosen, rejected: expected prompt and completion"),
+        ("sft", "", "or text; a policy learns from pairs with --loss dpo"),
     ],
 )
 def test_options_and_files(command, folder: Path, name: str, options: str, words: str):
