@@ -1,4 +1,4 @@
-"""Names of the linear layers that have an adapter, and what is said of names that match none.
+"""Names of the linear layers that have an adapter, and the error for names that match none.
 
 Knows names of modules. Does not know what an adapter is (`lora.py`).
 """

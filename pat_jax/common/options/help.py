@@ -51,7 +51,7 @@ def _choices(option: Option) -> tuple[str, ...]:
 
 def _has_many(option: Option) -> bool:
     """Returns whether the choices do not fit into the option's first line."""
-    return len(",".join(_choices(option))) > 60
+    return len(",".join([option.name, *_choices(option), str(option.default)])) > 80
 
 
 def _headline(option: Option) -> str:
