@@ -19,16 +19,23 @@ TOKENIZER_FILE = "tokenizer.json"
 PADDED_TO, PADDED_FROM = 512, 16 * 512
 
 
-def other_tokens(own: ModelConfig, own_folder: str, policy: ModelConfig, policy_folder: str) -> str:
-    """Returns why a draft model's token ids do not fit the policy, in words; empty if they do.
+def other_tokens(
+    own: ModelConfig,
+    own_folder: str,
+    policy: ModelConfig,
+    policy_folder: str,
+    role: str = "draft model",
+) -> str:
+    """Returns why a model's token ids do not fit the policy, in words; empty if they do.
 
     If both have a tokenizer, the ids that both know are compared. Sizes of embeddings do not matter
     then: an id that only the policy knows is never proposed, and one that it does not know is never
     sampled. Without tokenizers, embeddings may differ only by padding, see `is_padding_alone`.
 
     Args:
-      own, own_folder: the draft model's configuration and checkpoint folder.
+      own, own_folder: the model's configuration and checkpoint folder.
       policy, policy_folder: the policy's. Without a folder there is no tokenizer.
+      role: what the model is in the run.
 
     Raises:
       UserError: a tokenizer's file cannot be read.
@@ -37,18 +44,16 @@ def other_tokens(own: ModelConfig, own_folder: str, policy: ModelConfig, policy_
     if tokens is None or of_policy is None:
         if is_padding_alone(own.vocab_size, policy.vocab_size):
             return ""
-        return f"a draft model with the policy's {policy.vocab_size} tokens, but this one has {own.vocab_size}"
+        return f"a {role} with the policy's {policy.vocab_size} tokens, but this one has {own.vocab_size}"
     shared = tokens.keys() & of_policy.keys()
     if not shared:
-        return (
-            f"a draft model with the tokens of {policy_folder}, but they have no token id in common"
-        )
+        return f"a {role} with the tokens of {policy_folder}, but they have no token id in common"
     first = min((i for i in shared if tokens[i] != of_policy[i]), default=None)
     if first is None:
         return ""
     return (
-        f"a draft model with the tokens of {policy_folder}, but token {first} is {of_policy[first]!r} there and "
-        f"{tokens[first]!r} in the draft model"
+        f"a {role} with the tokens of {policy_folder}, but token {first} is {of_policy[first]!r} there and "
+        f"{tokens[first]!r} in the {role}"
     )
 
 

@@ -83,7 +83,7 @@ def _source(config: RunConfig) -> str:
 def _check_tokens(config: RunConfig, shape: ModelConfig, source: str, policy: ModelConfig) -> None:
     """Raises OptionError if token ids do not mean the same to the critic as to the policy, or if it
     does not take sequences as long."""
-    expected = other_tokens(shape, source, policy, config.model)
+    expected = other_tokens(shape, source, policy, config.model, "critic")
     known = tokens_in(config.model)
     if not expected and known and max(known) >= shape.vocab_size:
         expected = f"a model that embeds the policy's {max(known) + 1:,} tokens, and this one embeds {shape.vocab_size:,}"

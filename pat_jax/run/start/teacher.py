@@ -101,7 +101,7 @@ def _other_tokenizer(own: ModelConfig, name: str, policy: ModelConfig, folder: s
     """Returns why the teacher's token ids do not fit the policy's, in words; empty if they do.
 
     Unlike a draft model, it has to know every token of the policy's tokenizer."""
-    if why := other_tokens(own, name, policy, folder):
+    if why := other_tokens(own, name, policy, folder, "teacher"):
         return why
     tokens, of_policy = tokens_in(name), tokens_in(folder)
     if tokens is None or of_policy is None or not (unknown := of_policy.keys() - tokens.keys()):
