@@ -147,3 +147,8 @@ def test_what_a_model_does_not_know_it_never_says(size: int):
     found = of_size(jnp.ones((2, 6)), size)
     assert found.shape == (2, size) and (np.asarray(found[:, :6]) == 1).all()
     assert (np.asarray(found[:, 6:]) == NEG_INF).all()
+
+
+def test_the_sentence_names_the_models_role():
+    critic, policy = preset("qwen3-0.6b"), preset("llama-3.1-8b")
+    assert other_tokens(critic, "", policy, "", "critic").startswith("a critic with the policy's")

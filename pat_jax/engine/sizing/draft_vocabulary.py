@@ -33,8 +33,9 @@ def other_tokens(
     sampled. Without tokenizers, embeddings may differ only by padding, see `is_padding_alone`.
 
     Args:
-      own, own_folder: the draft model's configuration and checkpoint folder.
+      own, own_folder: the model's configuration and checkpoint folder.
       policy, policy_folder: the policy's. Without a folder there is no tokenizer.
+      role: what the model is in the run.
 
     Raises:
       UserError: a tokenizer's file cannot be read.
