@@ -118,7 +118,9 @@ def test_models_that_may_draft_are_read_from_their_folder(tmp_path: Path):
     (row,) = report_of(f"model:{fits}").comparison.by_source
     assert row.name == f"model:{fits}"
     short = write_checkpoint(tmp_path / "short", replace(TINY, max_position=512))
-    with pytest.raises(UserError, match="a model for texts of 1088 tokens, the longest prompt"):
+    with pytest.raises(
+        UserError, match="a draft model with a context of 1088 tokens, the longest prompt"
+    ):
         report_of(f"model:{short}")
 
 

@@ -77,8 +77,11 @@ def command(folder: Path, monkeypatch, refused, tmp_path) -> Callable[..., str]:
             "--data {folder}/a.txt --eval.share 0.0001",
             ["nothing to evaluate (texts: 1 with 10 tokens; rows of 64: 1 to"],
         ),
-        ("--data {folder}/a.txt {folder}/examples.jsonl", ["a.txt, is text, and {folder}/exam"]),
-        ("--data {folder}/a.txt --data.text_key words", ["--data.text_key names a column, and"]),
+        (
+            "--data {folder}/a.txt {folder}/examples.jsonl",
+            ["a.txt, is plain text, but {folder}/exam"],
+        ),
+        ("--data {folder}/a.txt --data.text_key words", ["--data.text_key names a column, but"]),
         (
             "--data {folder}/a.txt --model tiny --lora.rank 4 --lora.export adapter",
             ["--lora.export"],

@@ -30,7 +30,7 @@ TO_THE_LEAST = 1 + 1e-6  # beside a limit that is exactly enough
 
 
 def asked(*options: str) -> RunConfig:
-    return parse([*LONG, *options])
+    return parse([*LONG, "--roles.rest", "device", *options])
 
 
 def limited(usable: float) -> tuple[str, str]:

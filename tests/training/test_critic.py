@@ -113,7 +113,7 @@ def test_adapters_and_a_head_beside_a_frozen_base_learn_what_their_sum_would():
     lora = Lora.of(POLICY, rank=2, alpha=4.0, targets=["all-linear"])
     trainer = critic(CHAIN["dp4tp2"], lora)
     trainer.freeze(jax.device_put(base, trainer.trained.base_shardings))
-    adapters = jax.device_get(lora.init(0))
+    adapters = jax.device_get(lora.init(0, base=base))
     before = [plain_values(base, micro.tokens) for micro in micro_batches()]
     wanted = adapters
 
