@@ -93,9 +93,13 @@ def compile_named(trainer: Trainer, *names: str) -> None:
 @cache
 def host_weights() -> Params:
     """Arrays on the host; not to be written to."""
+    return weights_of(POLICY)
+
+
+def weights_of(policy: Policy) -> Params:
     rng = np.random.default_rng(0)
     return jax.tree.map(
-        lambda x: rng.normal(x.ndim == 1, 0.2, x.shape).astype(np.float32), POLICY.abstract_params
+        lambda x: rng.normal(x.ndim == 1, 0.2, x.shape).astype(np.float32), policy.abstract_params
     )
 
 

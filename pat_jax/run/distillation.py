@@ -3,32 +3,28 @@
 Knows the options of the algorithm and columns of a batch. Does not know models.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from pat_jax.config.learning import AlgorithmConfig
-from pat_jax.rl.algorithm.distill_loss import distill_advantages
+from pat_jax.rl.algorithm.distillation import distill_advantages
 from pat_jax.rl.batches.batches import TrainBatch
 
 
 def with_teacher(
-    algorithm: AlgorithmConfig, batch: TrainBatch
-) -> tuple[TrainBatch, dict[str, float]]:
-    """Adds what the teacher says to the advantages of a batch, and returns its metrics.
+    algorithm: AlgorithmConfig, batch: TrainBatch, advantages: Sequence[np.ndarray]
+) -> tuple[Sequence[np.ndarray], dict[str, float]]:
+    """Adds what the teacher says to each response's advantages, and returns them with metrics.
 
         A_t = reward_coef * A_t of the reward + distill_coef * (log π_teacher - log π_old)(token_t)
 
-    The batch has the columns `advantages`, `old_logprobs` and `teacher_logprobs`. Without a
-    teacher it stays as it is."""
+    The batch has the columns `old_logprobs` and `teacher_logprobs`. Without a teacher the
+    advantages stay as they are."""
     if not algorithm.distill_coef:
-        return batch, {}
+        return advantages, {}
     names = "old_logprobs", "teacher_logprobs"
     of_teacher = distill_advantages(*(batch.by_response(name) for name in names))
-    pairs = zip(batch.by_response("advantages"), of_teacher, strict=True)
-    own, weight = algorithm.reward_coef, algorithm.distill_coef
-    advantages = [np.float32(own) * x + np.float32(weight) * y for x, y in pairs]
-    apart, known = np.concatenate(of_teacher), np.concatenate(advantages)
-    return batch.with_column("advantages", advantages), {
-        "train/teacher_kl": -float(apart.mean()),
-        "train/advantage_std": float(known.std()),
-        "train/advantage_max": float(np.abs(known).max()),
-    }
+    own, weight = np.float32(algorithm.reward_coef), np.float32(algorithm.distill_coef)
+    added = [own * x + weight * y for x, y in zip(advantages, of_teacher, strict=True)]
+    return added, {"train/teacher_kl": -float(np.concatenate(of_teacher).mean())}

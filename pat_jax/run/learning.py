@@ -103,14 +103,14 @@ def training_batch(
     else:
         weight = algorithm.beta if beta is None else beta
         columns = _advantages(algorithm, weight, batch, shaped, lengths, kl)
-    known = np.concatenate(columns["advantages"])
+    advantages, of_teacher = with_teacher(algorithm, batch, columns["advantages"])
+    known = np.concatenate(advantages)
     known = known[~np.isnan(known)]
     if known.size:
         measured["train/advantage_std"] = float(known.std())
         measured["train/advantage_max"] = float(np.abs(known).max())
-    for name, values in columns.items():
+    for name, values in {**columns, "advantages": advantages}.items():
         batch = batch.with_column(name, [np.nan_to_num(each) for each in values])
-    batch, of_teacher = with_teacher(algorithm, batch)
     return batch, measured | of_teacher
 
 

@@ -53,7 +53,7 @@ def fetched(tree: Any, shardings: Any) -> Iterator[Any]:
 def _is_copy(old: jax.Array, new: jax.Array) -> bool:
     """Whether `new`, which `old` was brought to, has buffers of its own.
 
-    Shardings may be written differently and be the same, such as P("data") and P("data", None).
+    Equivalent shardings need not be equal: one may name a dimension that the other leaves out.
     `jax.device_put` then returns another array of the same buffers.
     """
     return not old.sharding.is_equivalent_to(new.sharding, old.ndim)

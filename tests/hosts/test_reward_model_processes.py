@@ -1,4 +1,4 @@
-"""A reward model of several processes: the same batches in each, whoever scores which responses."""
+"""A reward model of several processes: the same batches in each, whichever of them scores a response."""
 
 from collections.abc import Sequence
 from dataclasses import replace

@@ -5,14 +5,13 @@ import os
 import signal
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from arrays import assert_same_bits
-from compilations import counted_compilations
+from file_runs import Whole, to_the_end
 from metrics_table import untold
 from runs import without_times, write_checkpoint
 
@@ -28,7 +27,6 @@ from pat_jax.run.process.folder import options_of_run
 from pat_jax.run.process.stop_signals import Stopped, StopSignals
 from pat_jax.run.sft.loop import SftRun
 from pat_jax.run.sft.setup import SftSetup, build
-from pat_jax.training.trainable_params import Leaves
 
 STEPS = 12
 OPTIONS = [
@@ -63,30 +61,6 @@ def made(command, *options: str) -> SftSetup:
     return build(config, jax.devices()[: config.devices])
 
 
-class Whole(NamedTuple):
-    """A run to the end."""
-
-    folder: Path
-    compiled: list[str]  # after its programs
-    setup: SftSetup
-    params: Leaves
-
-
-def to_the_end(command, setup: SftSetup) -> Whole:
-    run = SftRun(setup, StopSignals(), command.COMMAND)
-    run.compile()
-    # Orbax compiles slices of what several devices have alike; the last step is saved at the end too.
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(run.open, "save", lambda *_: None)
-        run.begin()
-        with counted_compilations() as compiled:
-            run.learn()
-    params = jax.device_get(run.state.params)
-    run.finish()
-    run.open.release()
-    return Whole(Path(setup.config.run_dir), compiled, setup, params)
-
-
 @pytest.fixture(scope="module", params=["reward_model", "lora", "dpo", "dpo lora"])
 def whole(given_options, tmp_path_factory, request) -> Whole:
     folder, kind = tmp_path_factory.mktemp("runs") / "whole", request.param
@@ -95,7 +69,7 @@ def whole(given_options, tmp_path_factory, request) -> Whole:
     options += ["--lora.rank", "4"] * ("lora" in kind)
     command = sft if "dpo" in kind else reward_model
     options += ["--loss", "dpo"] * ("dpo" in kind)
-    return to_the_end(command, made(command, *options))
+    return to_the_end(made(command, *options), command.COMMAND)
 
 
 def rewards_of(export: Path, pairs: list[Pair]) -> np.ndarray:

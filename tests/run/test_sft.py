@@ -5,13 +5,13 @@ import os
 import signal
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
 import pytest
 from arrays import assert_same_bits
-from compilations import counted_compilations
+from file_runs import Whole, to_the_end
 from metrics_table import untold
 from runs import SMALL_ROLLOUT, finish, run, start, without_times, write_checkpoint, write_problems
 
@@ -63,30 +63,13 @@ def made(*options: str) -> tuple[SftConfig, SftSetup]:
     return config, build(config, jax.devices()[: config.devices])
 
 
-class Whole(NamedTuple):
-    """A run to the end."""
-
-    folder: Path
-    compiled: list[str]  # after its programs
-    setup: SftSetup
-
-
 @pytest.fixture(scope="module")
 def whole(given_options, tmp_path_factory) -> Whole:
     folder = tmp_path_factory.mktemp("runs") / "whole"
     export = ["--checkpoint.export_dir", str(folder / "policy")]
     _, setup = made(*given_options, "--run_dir", str(folder), *export)
     assert setup.steps == STEPS
-    run = SftRun(setup, StopSignals())
-    run.compile()
-    # Orbax compiles slices of what several devices have alike; the last step is saved at the end too.
-    with pytest.MonkeyPatch.context() as patch, counted_compilations() as compiled:
-        patch.setattr(run.open, "save", lambda *_: None)
-        run.begin()
-        run.learn()
-    run.finish()
-    run.open.release()
-    return Whole(folder, compiled, setup)
+    return to_the_end(setup)
 
 
 def saved_state(folder: Path, setup: SftSetup) -> tuple[int, TrainState, dict[str, Any]]:
@@ -104,7 +87,7 @@ def assert_same_runs(one: Path, whole: Whole) -> None:
 
 
 def test_nothing_compiles_after_the_programs(whole: Whole):
-    assert whole.compiled == []
+    assert whole.begun == whole.compiled == []
 
 
 def test_it_has_a_page(whole: Whole):

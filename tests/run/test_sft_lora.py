@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 from arrays import assert_same_bits
-from compilations import counted_compilations
+from file_runs import to_the_end
 from runs import write_checkpoint, write_problems
 from safetensors.numpy import load_file, save_file
 
@@ -42,17 +42,7 @@ def whole(tmp_path_factory) -> tuple[Path, list[str], SftSetup]:
         *("--scan_layers", "true"),
     ]
     setup = made(*options, "--checkpoint.export_dir", str(folder / "adapter"))
-    run = SftRun(setup, StopSignals())
-    run.compile()
-    # Orbax compiles slices of what several devices have alike; the last step is saved at the end too.
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(run.open, "save", lambda *_: None)
-        run.begin()
-        with counted_compilations() as compiled:
-            run.learn()
-    run.finish()
-    run.open.release()
-    assert compiled == []
+    assert to_the_end(setup).compiled == []
     return folder, options, setup
 
 

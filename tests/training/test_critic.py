@@ -9,8 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import trainers
 from chex import assert_trees_all_close
-from trainers import CHAIN, CONFIG, LENGTH, ROWS, SINGLE
+from trainers import CHAIN, CONFIG, LENGTH, ROWS, SINGLE, weights_of
 
 from pat_jax.layout.layout import Layout
 from pat_jax.models.lora import Lora
@@ -37,24 +38,11 @@ def critic(layout: Layout, lora: Lora | None = None) -> Trainer:
     return Trainer(trained, update, Receivers(jnp.float32), micro_shapes=shapes, name=CRITIC)
 
 
-def host_weights() -> Params:
-    rng = np.random.default_rng(0)
-    return jax.tree.map(
-        lambda x: rng.normal(x.ndim == 1, 0.2, x.shape).astype(np.float32), POLICY.abstract_params
-    )
-
-
 def micro_batches() -> Iterator[MicroBatch]:
-    rng = np.random.default_rng(1)
-    for _ in range(2):
-        mask = np.arange(LENGTH) < rng.integers(4, LENGTH, ROWS)[:, None]
-        yield MicroBatch(
-            tokens=rng.integers(0, CONFIG.vocab_size, (ROWS, LENGTH), np.int32),
-            positions=np.broadcast_to(np.arange(LENGTH, dtype=np.int32), (ROWS, LENGTH)),
-            responses=mask.astype(np.int32),
-            weights=np.where(mask, 1 / 100, 0).astype(np.float32),
-            columns={"returns": np.where(mask, rng.normal(size=mask.shape), 0).astype(np.float32)},
-        )
+    """Those of a policy's trainer, with returns that differ within a response."""
+    for micro in trainers.micro_batches():
+        returns = micro.columns["advantages"] + 0.1 * micro.positions * micro.mask
+        yield replace(micro, columns={"returns": returns.astype(np.float32)})
 
 
 def plain_values(params: Params, tokens: np.ndarray) -> jax.Array:
@@ -90,7 +78,7 @@ def updated(trainer: Trainer, params: Any) -> tuple[Any, dict[str, float]]:
 
 @pytest.mark.parametrize("name", ["", "dp8tp1", "dp2tp4", "dp1tp8"])
 def test_an_update_is_plain_descent_on_the_value_loss_in_every_layout(name: str):
-    params = host_weights()
+    params = weights_of(POLICY)
     before = [plain_values(params, micro.tokens) for micro in micro_batches()]
     wanted, losses = params, []
     for _ in range(2):
@@ -109,7 +97,7 @@ def test_an_update_is_plain_descent_on_the_value_loss_in_every_layout(name: str)
 
 def test_adapters_and_a_head_beside_a_frozen_base_learn_what_their_sum_would():
     """New adapters leave the critic as its base is; the head is trained whole, from the first step."""
-    base = host_weights()
+    base = weights_of(POLICY)
     lora = Lora.of(POLICY, rank=2, alpha=4.0, targets=["all-linear"])
     trainer = critic(CHAIN["dp4tp2"], lora)
     trainer.freeze(jax.device_put(base, trainer.trained.base_shardings))

@@ -17,17 +17,17 @@ from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.rl.algorithm.update import TrainState
 from pat_jax.rl.batches.batches import MicroBatch, to_supervised_batch
 from pat_jax.rl.batches.packing import single_passes
-from pat_jax.run.checkpoints.reference import read_reference, save_reference
 from pat_jax.run.logging.progress import Progress
 from pat_jax.run.process.open_run import OpenRun, Restored
 from pat_jax.run.setup import Setup
 from pat_jax.run.start.adapters import check_base, freeze_base, initial_params
 from pat_jax.run.start.critic import CRITIC_BASE, check_critic_base, freeze_critic, initial_critic
+from pat_jax.run.start.reference import begin_reference, resume_reference
 from pat_jax.run.start.teacher import load_teacher
 from pat_jax.run.task import Task
 from pat_jax.run.totals import Totals
 from pat_jax.training.build import micro_shapes
-from pat_jax.training.roles import REFERENCE, States
+from pat_jax.training.roles import States
 
 _OTHER_PROBLEMS = {
     "train": "resumed with other problems than before, or in another order (the files of --data or how "
@@ -53,17 +53,12 @@ def begin(config: RunConfig, setup: Setup, run: OpenRun) -> Beginning:
     checksums = _freeze_bases(config, setup)
     load_teacher(setup.roles, config)
     trainer = setup.trainer
-    reference = setup.roles.readers.get(REFERENCE)
     if (found := run.restore(setup.roles.abstract_states)) is not None:
-        if reference is not None:
-            abstract = reference.abstract_params
-            reference.params = read_reference(config.run_dir, found[0], abstract)
+        resume_reference(setup.roles, config.run_dir, found[0])
         return _resumed(config, setup, run, found, checksums)
     state = trainer["init_state"](initial_params(trainer, config))
     state = _warm_start(config, setup, state, run.progress)
-    if reference is not None:
-        reference.take(state.params)
-        save_reference(config.run_dir, reference.params)
+    begin_reference(setup.roles, config.run_dir, state)
     states = initial_critic(setup.roles, config, setup.critic, state) | {trainer.name: state}
     lengths = LengthModel.empty(config.rollout.max_completion_length)
     return Beginning(0, states, lengths, Totals(), checksums, {})

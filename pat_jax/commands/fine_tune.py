@@ -1,0 +1,20 @@
+"""The commands that learn from files: `sft` and `reward_model`."""
+
+import sys
+from collections.abc import Callable
+
+from pat_jax.config.fine_tuning import FineTuning
+from pat_jax.run.process.folder import options_of_run
+from pat_jax.run.process.stop_signals import Stopped, StopSignals, leave
+
+
+def fine_tune(command: str, read: Callable[..., FineTuning]) -> None:
+    """Runs `python -m pat_jax.COMMAND` with the command line's options, which `read` parses."""
+    try:
+        with StopSignals() as signals:
+            config = options_of_run(sys.argv[1:], read)
+            from pat_jax.run.sft.loop import run  # and JAX, once the options are right
+
+            run(config, signals, command)
+    except Stopped as stop:
+        leave(stop.exit_code)

@@ -1,0 +1,39 @@
+"""Runs that learn from files, in the program of the tests."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import pytest
+from compilations import counted_compilations
+
+from pat_jax.run.process.stop_signals import StopSignals
+from pat_jax.run.sft.loop import SftRun
+from pat_jax.run.sft.setup import SftSetup
+from pat_jax.training.trainable_params import Leaves
+
+
+class Whole(NamedTuple):
+    """A run to the end."""
+
+    folder: Path
+    setup: SftSetup
+    params: Leaves
+    begun: list[str]  # compilations before the first step, besides its programs
+    compiled: list[str]  # compilations during its steps
+
+
+def to_the_end(setup: SftSetup, command: str = "sft") -> Whole:
+    run = SftRun(setup, StopSignals(), command)
+    run.compile()
+    # Orbax compiles slices of what several devices have alike; the last step is saved at the end too.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run.open, "save", lambda *_: None)
+        with counted_compilations() as begun:
+            run.begin()
+        with counted_compilations() as compiled:
+            run.learn()
+    params = jax.device_get(run.state.params)
+    run.finish()
+    run.open.release()
+    return Whole(Path(setup.config.run_dir), setup, params, begun, compiled)
