@@ -179,6 +179,18 @@ def test_a_rested_state_is_one_that_updates_are_given(resting):
     assert_trees_all_equal(*map(jax.device_get, ends))
 
 
+def test_what_moves_leaves_nothing_where_it_was():
+    """Else both memories would hold it, and no room would be gained."""
+    devices = LAYOUT.sharding()
+    host = devices.with_memory_kind(HOST_MEMORY)
+    here = jax.device_put(np.arange(8.0), devices)
+    away = moved({"x": here}, {"x": host})["x"]
+    assert here.is_deleted() and away.sharding.memory_kind == HOST_MEMORY
+    with fetched({"x": away}, {"x": devices}) as visiting:
+        np.testing.assert_array_equal(visiting["x"], np.arange(8.0))
+    assert visiting["x"].is_deleted() and not away.is_deleted()
+
+
 def test_buffers_of_two_arrays_are_not_freed():
     """A sharding may be written in two ways, for which JAX gives two arrays of the same buffers."""
     mesh = jax.make_mesh((4,), ("data",), devices=jax.devices()[:4])
