@@ -14,7 +14,7 @@ from pat_jax.common.rules import require
 from pat_jax.config.rollout import RolloutConfig
 from pat_jax.evaluation.config import EvaluateConfig
 from pat_jax.evaluation.folder import EvaluationFolder
-from pat_jax.evaluation.judged import Judged, content, words
+from pat_jax.evaluation.pair_rewards import PairRewards, content, words
 from pat_jax.rl.data.pair import Pair
 from pat_jax.rl.data.pair_files import PairColumns
 from pat_jax.rl.data.pairs import PairReader, PairsRead
@@ -22,7 +22,7 @@ from pat_jax.rl.text.tokenizer import Chat
 from pat_jax.run.heldout import set_names
 from pat_jax.run.logging.progress import Progress
 from pat_jax.run.results.weights import check_weights
-from pat_jax.run.reward_models import Judge, Texts, find_judge, load_weights
+from pat_jax.run.reward_models import FoundRewardModel, Texts, find_reward_model, load_weights
 from pat_jax.run.task import find_files
 from pat_jax.training.text_scorer import TextScorer
 
@@ -38,12 +38,14 @@ def evaluate_pairs(config: EvaluateConfig) -> None:
     join(config.distributed)
     devices, options = configure(config.devices), config.reward_model
     chat = Chat(config.data.system_prompt, config.data.template_variables)
-    judge = find_judge(options.model, f"option --reward_model is {options.model!r}", chat=chat)
-    found = _read(config, judge)
+    given = find_reward_model(
+        options.model, f"option --reward_model is {options.model!r}", chat=chat
+    )
+    found = _read(config, given)
     pairs = [pair for one in found.values() for pair in one.heldout]
     longest = max(len(text) for pair in pairs for text in (pair.chosen, pair.rejected))
     texts = Texts(longest, 2 * min(AT_ONCE, len(pairs)))
-    scorer = judge.scorer(options, texts, devices, RolloutConfig.page_size)
+    scorer = given.scorer(options, texts, devices, RolloutConfig.page_size)
     check_weights(options.model, "reward_model", head=None)
     progress = Progress(0)
     with EvaluationFolder(config) as folder:
@@ -53,28 +55,28 @@ def evaluate_pairs(config: EvaluateConfig) -> None:
         load_weights(scorer.reader, options.model)
         start = time.perf_counter()
         rewards = iter(_score(scorer, pairs))
-        judged = [
-            Judged.of(name, one.heldout, np.array([next(rewards) for _ in one.heldout]))
+        measured = [
+            PairRewards.of(name, one.heldout, np.array([next(rewards) for _ in one.heldout]))
             for name, one in found.items()
         ]
         seconds = time.perf_counter() - start
         left_out = {name: len(one.too_long) for name, one in found.items()}
-        folder.finish(content(config, judged, left_out, seconds))
+        folder.finish(content(config, measured, left_out, seconds))
     progress.close()
-    print(words(config, judged, seconds))
+    print(words(config, measured, seconds))
 
 
-def _read(config: EvaluateConfig, judge: Judge) -> dict[str, PairsRead]:
+def _read(config: EvaluateConfig, given: FoundRewardModel) -> dict[str, PairsRead]:
     """Reads the pairs of each file or pattern, by its name."""
-    asked, context = config.reward_model.max_length, judge.shape.max_position
+    asked, context = config.reward_model.max_length, given.shape.max_position
     expected = f"at most the {context:,} tokens of the context of {config.reward_model.model!r}"
     require(asked is None or asked <= context, "reward_model.max_length", asked, expected)
     reader = PairReader(
-        judge.tokenizer,
+        given.tokenizer,
         asked or context,
         is_scored=True,
         columns=PairColumns(config.data.prompt_key),
-        pad_id=judge.pad_id,
+        pad_id=given.pad_id,
         option="--reward_model.max_length",
     )
     names = config.data.files

@@ -26,7 +26,7 @@ from pat_jax.models.config import ModelConfig
 
 
 @dataclass(frozen=True)
-class JudgedModel(RewardModelOptions):
+class EvaluatedRewardModel(RewardModelOptions):
     """A reward model to evaluate in place of a policy, or how those of --reward run."""
 
     model: str = field(default="", metadata=SHORT_FORM)
@@ -85,7 +85,7 @@ class EvaluateConfig(SamplingOptions, RewardOptions, Generating):
     num_completions_to_print: int = option(0, COUNT_OR_ZERO)
     """Responses shown at the end."""
     data: DataConfig = field(default_factory=partial(DataConfig, files=()))
-    reward_model: JudgedModel = field(default_factory=JudgedModel)
+    reward_model: EvaluatedRewardModel = field(default_factory=EvaluatedRewardModel)
 
     def __post_init__(self):
         super().__post_init__()
@@ -97,12 +97,12 @@ class EvaluateConfig(SamplingOptions, RewardOptions, Generating):
         self.need("out", not self.resume or self.out != "", "with --resume the folder to go on in")
         check_samples_differ(self.num_generations, self.temperature)
         self._check_pass_at()
-        is_judge = self.reward_model.model != ""
+        is_reward_model = self.reward_model.model != ""
         for name in ("model", "run_dir"):
             other = "none with --reward_model, which is evaluated in its place"
-            self.need(name, not is_judge or not getattr(self, name), other)
+            self.need(name, not is_reward_model or not getattr(self, name), other)
         once = "false with --reward_model, which is evaluated at once"
-        self.need("resume", not is_judge or not self.resume, once)
+        self.need("resume", not is_reward_model or not self.resume, once)
 
     def _check_pass_at(self) -> None:
         n = self.num_generations
@@ -126,11 +126,11 @@ class EvaluateConfig(SamplingOptions, RewardOptions, Generating):
 
     def check_given(self) -> None:
         """Raises UserError where there is nothing to evaluate, or nothing to evaluate on."""
-        judge = self.reward_model.model
-        model = self.model or self.run_dir or judge
+        scored = self.reward_model.model
+        model = self.model or self.run_dir or scored
         for name, value, what in (
             ("model", model, "a Hugging Face checkpoint directory"),
-            ("data", self.data.files, f"files of {'preference pairs' if judge else 'problems'}"),
+            ("data", self.data.files, f"files of {'preference pairs' if scored else 'problems'}"),
         ):
             if not value:
                 other = ", or --run_dir with the folder of a run" if name == "model" else ""

@@ -17,7 +17,7 @@ from pat_jax.config.rewards import RewardModelOptions
 from pat_jax.config.run import RunConfig
 from pat_jax.engine.sizing.draft_choice import checkpoint_shape
 from pat_jax.engine.sizing.memory import gib, shard_bytes
-from pat_jax.engine.warm_up.kernel_check import usable_kernels
+from pat_jax.engine.warm_up.kernel_check import with_usable_kernels
 from pat_jax.layout.buckets import ladder, largest_length
 from pat_jax.layout.layout import Layout, layout_chain
 from pat_jax.layout.mesh import factored_mesh, padded_for
@@ -34,8 +34,7 @@ from pat_jax.rl.rewards.rewards import model_of
 from pat_jax.rl.text.scored_text import check_template
 from pat_jax.rl.text.tokenizer import Chat, HuggingFaceTokenizer, check_vocabulary
 from pat_jax.run.results.weights import check_weights
-from pat_jax.training.build import DTYPES, ROW_UNIT, scans_layers
-from pat_jax.training.passes import model_functions
+from pat_jax.training.build import DTYPES, ROW_UNIT, frozen_functions
 from pat_jax.training.reader import Reader
 from pat_jax.training.text_scorer import TextScorer
 from pat_jax.training.trainable_params import TrainableParams
@@ -82,12 +81,12 @@ def build_reward_models(config: RunConfig, devices: Sequence[Device]) -> RewardM
 def _build(spec: str, config: RunConfig, devices: Sequence[Device]) -> RewardRole:
     name, options, rollout = model_of(spec), config.reward_model, config.rollout
     otherwise = ", or write a function of a module that is called model as model.py:function"
-    judge = find_judge(name, f"option --reward is {spec!r}", otherwise)
-    max_length = _max_length(options, name, judge.shape, rollout.max_length)
+    found = find_reward_model(name, f"option --reward is {spec!r}", otherwise)
+    max_length = _max_length(options, name, found.shape, rollout.max_length)
     texts = Texts(max_length, rollout.prompts_per_step * rollout.num_generations)
-    scorer = judge.scorer(options, texts, devices, rollout.page_size)
-    given: Any = {"max_length": max_length, "pad_id": judge.pad_id}
-    return RewardRole(name, scorer.reader, RewardModel(spec, judge.tokenizer, scorer, **given))
+    scorer = found.scorer(options, texts, devices, rollout.page_size)
+    given: Any = {"max_length": max_length, "pad_id": found.pad_id}
+    return RewardRole(name, scorer.reader, RewardModel(spec, found.tokenizer, scorer, **given))
 
 
 class Texts(NamedTuple):
@@ -98,7 +97,7 @@ class Texts(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Judge:
+class FoundRewardModel:
     """A reward model's shape and tokenizer; its programs are still to be made."""
 
     folder: Path
@@ -119,11 +118,14 @@ class Judge:
         layout = _layout(policy.config, devices, page_size, dtype)
         micro_shapes = _micro_shapes(options, texts, layout)
         held = TrainableParams(policy, layout, weight_dtype=DTYPES[dtype])
-        predictor = _predictor(policy, layout, dtype)
+        functions = frozen_functions(policy, layout, dtype)
+        predictor = Predictor(functions, policy.config.vocab_size)
         return TextScorer(Reader("score", held, predictor, micro_shapes), micro_shapes)
 
 
-def find_judge(name: str, option: str, otherwise: str = "", chat: Chat | None = None) -> Judge:
+def find_reward_model(
+    name: str, option: str, otherwise: str = "", chat: Chat | None = None
+) -> FoundRewardModel:
     """Returns the reward model of a directory, or of the Hugging Face Hub.
 
     Args:
@@ -148,7 +150,7 @@ def find_judge(name: str, option: str, otherwise: str = "", chat: Chat | None = 
     tokenizer = HuggingFaceTokenizer(folder, chat)
     check_vocabulary(tokenizer, shape.vocab_size, source=str(folder))
     check_template(tokenizer)
-    return Judge(folder, shape, tokenizer)
+    return FoundRewardModel(folder, shape, tokenizer)
 
 
 def _max_length(options: RewardModelOptions, name: str, shape: ModelConfig, longest: int) -> int:
@@ -163,34 +165,14 @@ def _max_length(options: RewardModelOptions, name: str, shape: ModelConfig, long
 
 def _layout(model: ModelConfig, devices: Sequence[Device], page_size: int, dtype: str) -> Layout:
     """Returns the layout with the least TP, with the kernels that work on these devices."""
-
-    def first(kernels: Any = None) -> Layout:
-        return next(iter(layout_chain(factored_mesh(devices), model, kernels)[0].values()))
-
-    layout = first()
-    names = "rows", "experts"
-    asked = {"page_size": page_size, "dtype": DTYPES[dtype], "names": names}
-    kernels = usable_kernels([layout], model, **asked)
-    return layout if kernels == layout.kernels else first(kernels)
+    least = next(iter(layout_chain(factored_mesh(devices), model)[0].values()))
+    return with_usable_kernels(least, model, page_size=page_size, dtype=DTYPES[dtype])
 
 
 def _micro_shapes(options: RewardModelOptions, texts: Texts, layout: Layout) -> list[Shape]:
     longest = largest_length(texts.max_length, ROW_UNIT)
     buckets = ladder(min(SHORTEST_ROW, longest), longest)
     return shapes(buckets, options.tokens_per_micro_batch, layout.split.dp, texts.number)
-
-
-def _predictor(policy: Policy, layout: Layout, dtype: str) -> Predictor:
-    is_scanned = scans_layers("auto", policy.config.num_layers, layout.platform, dtype)
-    functions = model_functions(
-        policy,
-        layout,
-        DTYPES[dtype],
-        remat="none",  # there is no backward pass
-        scan_layers=is_scanned,
-        experts="auto",
-    )
-    return Predictor(functions, policy.config.vocab_size)
 
 
 def resident_of(models: RewardModels) -> list[Any]:

@@ -146,6 +146,13 @@ def functions_of(
     )
 
 
+def frozen_functions(policy: Policy, layout: Layout, dtype: str) -> ModelFunctions:
+    """Returns the functions of a model that nothing trains, and that chooses experts by itself."""
+    scans = scans_layers("auto", policy.config.num_layers, layout.platform, dtype)
+    how = {"remat": "none", "scan_layers": scans, "router_replay": False, "experts": "auto"}
+    return model_functions(policy, layout, DTYPES[dtype], **how)
+
+
 def scans_layers(option: str, num_layers: int, platform: str, compute_dtype: str) -> bool:
     """Whether training runs the layers of a model as a loop.
 

@@ -1,7 +1,7 @@
 """On-policy distillation: the policy learns from a teacher on the responses that it samples itself.
 
-Knows log-probabilities of policy and teacher, which share a vocabulary. The teacher gives one number
-for each sampled token, as a reference does.
+Knows log-probabilities of policy and teacher, which share a vocabulary. The teacher returns one
+log-probability for each sampled token, as a reference does.
 """
 
 from collections.abc import Sequence

@@ -48,7 +48,8 @@ class TokenizerTrial:
             if death.code == -signal.SIGPROF:
                 return f"it works for more than {LIMITS.seconds:g} s"
             return f"it ends its process with code {death.code}"
-        give_back(self._worker)
+        if not answer.error.startswith("MemoryError"):  # after it a module may be half imported
+            give_back(self._worker)
         if answer.text is None:
             lines = answer.error.strip().splitlines() or ["no reason"]
             return lines[0][:200]

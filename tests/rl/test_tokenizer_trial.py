@@ -12,7 +12,7 @@ from tokenizer_files import write_tokenizer
 
 from pat_jax.common.errors import UserError
 from pat_jax.rl.text import tokenizer_trial
-from pat_jax.rl.text.text_worker import Limits
+from pat_jax.rl.text.text_worker import Limits, TextWorker
 from pat_jax.rl.text.tokenizer import HuggingFaceTokenizer
 
 REPLACE = {"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}
@@ -80,6 +80,15 @@ def test_one_that_ends_its_process_or_never_ends(tmp_path: Path, monkeypatch):
     assert "no tokenizer could be read" in refused(tmp_path)
     monkeypatch.undo()
     assert HuggingFaceTokenizer(tmp_path).encode("the")  # the next one has another process
+
+
+def test_a_request_is_read_without_the_limit_of_the_one_before():
+    worker, text = TextWorker(), "a" * 2**23
+    rendered = "render", "{{ messages[0].content }}", {}, [{"content": text}]
+    worker.begin(Limits(20.0, 2**12), *rendered)
+    assert worker.answer().error.startswith("MemoryError")
+    worker.begin(Limits(20.0, 2**30), *rendered)
+    assert worker.answer().text == text
 
 
 def test_a_sound_one_is_tried_once(tmp_path: Path, monkeypatch):

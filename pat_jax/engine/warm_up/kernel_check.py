@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -89,6 +89,17 @@ def usable_kernels(
         return frozenset(wrong)
 
     return wanted.without(process_group().agree("kernels", look))
+
+
+def with_usable_kernels(
+    layout: Layout, model: ModelConfig, *, page_size: int, dtype: jnp.dtype
+) -> Layout:
+    """Returns the layout of a model that reads rows, with the kernels that work here.
+
+    It is `layout` itself if all of its own do."""
+    names = ("rows", "experts")
+    kernels = usable_kernels([layout], model, page_size=page_size, dtype=dtype, names=names)
+    return layout if kernels == layout.kernels else replace(layout, kernels=kernels)
 
 
 def check_kernels(

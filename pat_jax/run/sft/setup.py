@@ -14,7 +14,7 @@ from pat_jax.common.rules import require
 from pat_jax.config.by_model import settled_examples
 from pat_jax.config.fine_tuning import FineTuning
 from pat_jax.engine.sizing.device_memory import memory_limit
-from pat_jax.engine.warm_up.kernel_check import usable_kernels
+from pat_jax.engine.warm_up.kernel_check import with_usable_kernels
 from pat_jax.layout.layout import Layout, factored_mesh, layout_chain
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.policy import Policy
@@ -82,8 +82,9 @@ def build(config: FineTuning, devices: Sequence[Device]) -> SftSetup:
     made_of = lessons.loss, shapes, steps
     roles = build_supervised_roles(config, policy, layout, *made_of)
     check_state(roles, memory)
-    if (faster := _with_usable_kernels(config, policy, layout)) is not layout:
-        roles = build_supervised_roles(config, policy, faster, *made_of)
+    how = {"page_size": 16, "dtype": DTYPES[config.compute_dtype]}
+    if (usable := with_usable_kernels(layout, policy.config, **how)) is not layout:
+        roles = build_supervised_roles(config, policy, usable, *made_of)
     check_weights(config.model, head=lessons.HEAD)
     return SftSetup(
         config,
@@ -103,13 +104,6 @@ def build(config: FineTuning, devices: Sequence[Device]) -> SftSetup:
 def _layout(policy: Policy, devices: Sequence[Device]) -> Layout:
     chain, _ = layout_chain(factored_mesh(devices), policy.config)
     return next(iter(chain.values()))
-
-
-def _with_usable_kernels(config: FineTuning, policy: Policy, layout: Layout) -> Layout:
-    """Returns the layout with the kernels that these devices can run, itself if it has them."""
-    dtype, names = DTYPES[config.compute_dtype], ("rows", "experts")
-    kernels = usable_kernels([layout], policy.config, page_size=16, dtype=dtype, names=names)
-    return layout if kernels == layout.kernels else replace(layout, kernels=kernels)
 
 
 def _settled(config: Config, devices: Sequence[Device]) -> tuple[Config, ModelConfig, str]:

@@ -19,13 +19,12 @@ from pat_jax.common.rules import require
 from pat_jax.config.run import RunConfig
 from pat_jax.engine.sizing.draft_choice import checkpoint_shape
 from pat_jax.engine.sizing.draft_vocabulary import other_tokens, tokens_in
-from pat_jax.engine.warm_up.kernel_check import usable_kernels
+from pat_jax.engine.warm_up.kernel_check import with_usable_kernels
 from pat_jax.layout.layout import Layout, layout_chain
 from pat_jax.layout.mesh import ExpertSplit, factored_mesh, padded_for
 from pat_jax.models.adapted_weight import is_adapted
 from pat_jax.models.checkpoints.hf_load import load_params
 from pat_jax.models.config import PADDING, ModelConfig
-from pat_jax.models.kernels.kernel_choice import Kernels
 from pat_jax.models.policy import Params, Policy
 from pat_jax.rl.algorithm.update import TrainState
 from pat_jax.rl.rewards.rewards import model_of
@@ -103,15 +102,10 @@ def _check_tokens(config: RunConfig, shape: ModelConfig, source: str, policy: Mo
 def _layout(config: RunConfig, model: ModelConfig, devices: Sequence[Device]) -> Layout:
     """Returns the layout with the least TP, with kernels that work on these devices."""
     experts = ExpertSplit(config.rollout.expert_parallel, config.rollout.expert_width)
-
-    def first(kernels: Kernels | None = None) -> Layout:
-        chain, _ = layout_chain(factored_mesh(devices), model, kernels, experts=experts)
-        return next(iter(chain.values()))
-
-    layout, dtype = first(), DTYPES[config.compute_dtype]
-    names, size = ("rows", "experts"), config.rollout.page_size
-    kernels = usable_kernels([layout], model, page_size=size, dtype=dtype, names=names)
-    return layout if kernels == layout.kernels else first(kernels)
+    chain, _ = layout_chain(factored_mesh(devices), model, experts=experts)
+    page_size, dtype = config.rollout.page_size, DTYPES[config.compute_dtype]
+    least = next(iter(chain.values()))
+    return with_usable_kernels(least, model, page_size=page_size, dtype=dtype)
 
 
 def critic_identity(

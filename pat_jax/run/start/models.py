@@ -32,8 +32,8 @@ class RunModels:
 
     def build(self, config: RunConfig, layouts: dict[Split, Layout]) -> Roles:
         """Returns the handles, for rollouts in `layouts`."""
-        judges = (one.reader for one in self.reward_models.values())
-        for reader in (*self.teacher.values(), *judges):
+        scoring = (one.reader for one in self.reward_models.values())
+        for reader in (*self.teacher.values(), *scoring):
             reader.rests = config.roles.rest == "host"
         drafter, others = self.rollouts.drafter, resident_of(self.reward_models)
         made_of = drafter, self.teacher, others, self.critic

@@ -5,7 +5,6 @@ Knows options and checkpoints. Does not know what is learned from it.
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from pat_jax.common.devices import Device
 from pat_jax.common.hub import is_checkpoint, local_checkpoint
@@ -13,15 +12,14 @@ from pat_jax.common.rules import require
 from pat_jax.config.run import RunConfig
 from pat_jax.engine.sizing.draft_choice import checkpoint_shape
 from pat_jax.engine.sizing.draft_vocabulary import other_tokens, tokens_in
-from pat_jax.engine.warm_up.kernel_check import usable_kernels
+from pat_jax.engine.warm_up.kernel_check import with_usable_kernels
 from pat_jax.layout.layout import Layout, factored_mesh, layout_chain
 from pat_jax.layout.mesh import padded_for
 from pat_jax.models.checkpoints.hf_load import load_params
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.policy import Policy
 from pat_jax.rl.algorithm.predict import Predictor
-from pat_jax.training.build import DTYPES, logit_tokens, micro_shapes, scans_layers
-from pat_jax.training.passes import model_functions
+from pat_jax.training.build import DTYPES, frozen_functions, logit_tokens, micro_shapes
 from pat_jax.training.reader import Reader
 from pat_jax.training.roles import TEACHER, Roles
 from pat_jax.training.trainable_params import TrainableParams
@@ -49,18 +47,11 @@ def build_teacher(
         shape = replace(shape, vocab_multiple=policy.config.padded_vocab_size)
     own, dtype = Policy.from_config(shape), DTYPES[config.compute_dtype]
     where = _layout(config, shape, layout, devices)
-    is_scanned = scans_layers("auto", shape.num_layers, layout.platform, config.compute_dtype)
-    functions = model_functions(
-        own,
-        where,
-        dtype,
-        remat="none",  # there is no backward pass
-        scan_layers=is_scanned,
-        router_replay=False,  # recorded experts are the policy's
-        experts="auto",
-    )
     predictor = Predictor(
-        functions, shape.vocab_size, config.rollout.temperature, logit_tokens(own, where)
+        frozen_functions(own, where, config.compute_dtype),
+        shape.vocab_size,
+        config.rollout.temperature,
+        logit_tokens(own, where),
     )
     held = TrainableParams(own, where, weight_dtype=dtype)
     shapes = micro_shapes(config, layout.split.dp, layout.platform)
@@ -117,15 +108,8 @@ def _layout(
     config: RunConfig, model: ModelConfig, layout: Layout, devices: Sequence[Device]
 ) -> Layout:
     """Returns the teacher's layout with the kernels that work on these devices."""
-
-    def same(kernels: Any = None) -> Layout:
-        chain, _ = layout_chain(factored_mesh(devices), model, kernels)
-        name = config.teacher.model
-        expected = f"a model that the updates' layout {layout.split} divides; use fewer devices"
-        require(layout.split in chain, _OPTION, name, expected)
-        return chain[layout.split]
-
-    found = same()
-    asked = {"page_size": config.rollout.page_size, "dtype": DTYPES[config.compute_dtype]}
-    kernels = usable_kernels([found], model, names=("rows", "experts"), **asked)
-    return found if kernels == found.kernels else same(kernels)
+    chain, _ = layout_chain(factored_mesh(devices), model)
+    expected = f"a model that the updates' layout {layout.split} divides; use fewer devices"
+    require(layout.split in chain, _OPTION, config.teacher.model, expected)
+    page_size, dtype = config.rollout.page_size, DTYPES[config.compute_dtype]
+    return with_usable_kernels(chain[layout.split], model, page_size=page_size, dtype=dtype)

@@ -19,7 +19,7 @@ from pat_jax.version import __version__
 
 
 @dataclass(frozen=True)
-class Judged:
+class PairRewards:
     """The rewards of a set of pairs."""
 
     name: str
@@ -30,12 +30,12 @@ class Judged:
     @classmethod
     def of(
         cls, name: str, pairs: Sequence[Pair], rewards: Float[np.ndarray, "pairs 2"]
-    ) -> "Judged":
+    ) -> "PairRewards":
         margins = np.array([pair.margin for pair in pairs])
         return cls(name, rewards, margins, [pair.subset for pair in pairs])
 
     @classmethod
-    def joined(cls, parts: Sequence["Judged"]) -> "Judged":
+    def joined(cls, parts: Sequence["PairRewards"]) -> "PairRewards":
         """Returns all pairs of several sets."""
         rewards, margins = (
             np.concatenate([getattr(one, name) for one in parts]) for name in ("rewards", "margins")
@@ -55,17 +55,20 @@ class Judged:
             "accuracy_ci95": None if np.isnan(accuracy.half_width) else accuracy.half_width,
         }
 
-    def by_subset(self) -> list["Judged"]:
+    def by_subset(self) -> list["PairRewards"]:
         """Returns the pairs of each subset, in the order of their names."""
         names = np.array(self.subsets, object)
         return [self._part(name, names == name) for name in sorted({*self.subsets} - {""})]
 
-    def _part(self, name: str, chosen: Bool[np.ndarray, " pairs"]) -> "Judged":
-        return Judged(name, self.rewards[chosen], self.margins[chosen], ())
+    def _part(self, name: str, chosen: Bool[np.ndarray, " pairs"]) -> "PairRewards":
+        return PairRewards(name, self.rewards[chosen], self.margins[chosen], ())
 
 
 def content(
-    config: EvaluateConfig, parts: Sequence[Judged], left_out: Mapping[str, int], seconds: float
+    config: EvaluateConfig,
+    parts: Sequence[PairRewards],
+    left_out: Mapping[str, int],
+    seconds: float,
 ) -> str:
     """Returns the text of results.json.
 
@@ -84,15 +87,15 @@ def content(
             }
             for one in parts
         },
-        TOTAL: Judged.joined(parts).report(),
+        TOTAL: PairRewards.joined(parts).report(),
     }
     return json.dumps(whole, indent=2, ensure_ascii=False)
 
 
-def words(config: EvaluateConfig, parts: Sequence[Judged], seconds: float) -> str:
+def words(config: EvaluateConfig, parts: Sequence[PairRewards], seconds: float) -> str:
     """Returns the same for people: a line for each set and each of its subsets."""
     lines: list[list[Cell]] = []
-    for one in [*parts, Judged.joined(parts)] if len(parts) > 1 else parts:
+    for one in [*parts, PairRewards.joined(parts)] if len(parts) > 1 else parts:
         lines.append(_line(one.name, one))
         if one.name != TOTAL:
             lines += [_line(f"  {part.name}", part) for part in one.by_subset()]
@@ -100,6 +103,6 @@ def words(config: EvaluateConfig, parts: Sequence[Judged], seconds: float) -> st
     return f"{table}\n\n{seconds:.1f} s\nin {config.out}: {RESULTS_FILE}"
 
 
-def _line(name: str, one: Judged) -> list[Cell]:
+def _line(name: str, one: PairRewards) -> list[Cell]:
     margin = float(np.mean(one.rewards[:, 0] - one.rewards[:, 1]))
     return [name, len(one.rewards), estimate_words(one.accuracy), f"{margin:.3f}"]
