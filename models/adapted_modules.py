@@ -23,7 +23,7 @@ _SPARSE = {
 
 @dataclass(frozen=True)
 class Linear:
-    """The adapter that one weight may have."""
+    """Describes the adapter that a weight may have."""
 
     module: str
     num_in: int  # trailing dimensions that a product with the weight sums over; 0: no adapter

@@ -27,7 +27,8 @@ from pat_jax.models.layers import MASKED, sees
 
 
 class Line(NamedTuple):
-    """Which row each token of a line belongs to."""
+    """The tokens of all rows, concatenated: the row of each token, and its index among the row's
+    tokens (`turn`)."""
 
     row: Int[Array, " tokens"]
     is_taken: Bool[Array, " tokens"]  # whether a token is in this place of the line
@@ -45,7 +46,8 @@ class Line(NamedTuple):
 
     @property
     def turns(self) -> Int[Array, " turns"]:
-        """Turns of every row, also those that a row lacks: nothing sees what these write."""
+        """All values of `turn`. Rows with fewer tokens lack some of them; what is written for these
+        is never read."""
         return jnp.arange(self.place.shape[1])
 
     @property

@@ -77,7 +77,8 @@ _EXPERTS_TENSORS: Mapping[str, dict[str, tuple[str, _Form]]] = {
 
 @dataclass(frozen=True)
 class HFTensor:
-    """One parameter: its name there, and its shape here without padding."""
+    """One parameter: its name in a Hugging Face checkpoint, and its shape in pat_jax without
+    padding."""
 
     name: str  # with {} for the number of an expert
     native_shape: tuple[int, ...]
@@ -94,24 +95,26 @@ class HFTensor:
 
     @property
     def is_stack(self) -> bool:
-        """Whether the parameter is one tensor per expert there; these are called its parts."""
+        """Whether a checkpoint stores the parameter as one tensor for each expert, called its
+        parts."""
         return self.form is _Form.EXPERTS
 
     @property
     def names(self) -> Iterator[str]:
-        """Names of the parameter's tensors there: one, or one for each expert in order."""
+        """Names of the parameter's tensors in a checkpoint: one, or one for each expert in
+        order."""
         if not self.is_stack:
             return iter((self.name,))
         return (self.name.format(expert) for expert in range(self.native_shape[0]))
 
     @property
     def part_shape(self) -> tuple[int, ...]:
-        """Shape here of one tensor there, without padding."""
+        """Shape in pat_jax of one stored tensor, without padding."""
         return self.native_shape[1:] if self.is_stack else self.native_shape
 
     @property
     def stored_shape(self) -> tuple[int, ...]:
-        """Shape there of one tensor."""
+        """Shape in a checkpoint of one tensor."""
         shape = self.native_shape
         match self.form:
             case _Form.INPUT:

@@ -46,7 +46,7 @@ class Kernels:
 
     @property
     def chosen(self) -> tuple[str, ...]:
-        """Names of what Pallas kernels compute."""
+        """Names of the operations that Pallas kernels compute."""
         return tuple(name for name in NAMES if self.way(name) == PALLAS)
 
     @property

@@ -19,7 +19,7 @@ NO_SOURCES = np.zeros((len(SOURCES), 3), np.int64)
 
 
 class DraftResult(NamedTuple):
-    """The outcome of a burst's drafts, by the kind of match with which runs began.
+    """Counts of a burst's drafted and accepted tokens, by the kind of match with which a run began.
 
     The arrays that a burst itself returns have an additional first axis of replicas.
     """

@@ -19,7 +19,8 @@ WAYS: dict[int, Carry] = {MIGRATE_ALL: "migrate", RECOMPUTE_ALL: "recompute"}
 
 
 def recompute_below(way: OneWay) -> int:
-    """`Plan.recompute_below` when all sequences go the same way."""
+    """Returns the value of `Plan.recompute_below` with which all sequences migrate, or all are
+    recomputed."""
     return MIGRATE_ALL if way == "migrate" else RECOMPUTE_ALL
 
 
@@ -42,7 +43,8 @@ class Split(NamedTuple):
 
 @dataclass(frozen=True)
 class Load:
-    """The running sequences, one entry each, and their replicas."""
+    """What a plan is made for: arrays with one entry per running sequence, and the number of
+    waiting sequences."""
 
     replica: np.ndarray  # int[running], replica
     generated: np.ndarray  # int[running], tokens sampled so far

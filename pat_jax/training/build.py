@@ -103,7 +103,7 @@ def build_lora(config: LoraConfig, policy: Policy) -> Lora | None:
 
 
 def predictor_of(config: RunConfig, policy: Policy, layout: Layout) -> Predictor:
-    """Returns how a policy's log-probabilities are computed, with the rollout's temperature."""
+    """Returns the `Predictor` of a policy's log-probabilities, at the rollout's temperature."""
     return Predictor(
         functions_of(config, policy, layout, router_replay=config.algorithm.router_replay),
         policy.config.vocab_size,
@@ -147,7 +147,7 @@ def functions_of(
 
 
 def frozen_functions(policy: Policy, layout: Layout, dtype: str) -> ModelFunctions:
-    """Returns the functions of a model that nothing trains, and that chooses experts by itself."""
+    """Returns the functions of a model that is not trained and whose routers choose the experts."""
     scans = scans_layers("auto", policy.config.num_layers, layout.platform, dtype)
     how = {"remat": "none", "scan_layers": scans, "router_replay": False, "experts": "auto"}
     return model_functions(policy, layout, DTYPES[dtype], **how)

@@ -42,7 +42,7 @@ NO_READERS: Mapping[str, Reader] = MappingProxyType({})
 
 @dataclass(frozen=True)
 class CriticModel:
-    """What the critic is, before there are any weights."""
+    """The critic's model, layout and source: what is known before its weights are loaded."""
 
     policy: Policy  # a model with a scalar head
     layout: Layout
@@ -53,7 +53,7 @@ class CriticModel:
         return not self.source
 
     def lora(self, config: RunConfig) -> Lora | None:
-        """Returns its adapters; None: the whole critic is trained.
+        """Returns the critic's adapters; None if the whole critic is trained.
 
         Raises:
           UserError: a target matches no linear layer.

@@ -28,7 +28,8 @@ WORD = 2**32
 
 @dataclass(frozen=True)
 class Counted:
-    """Sums the values of an array's unpadded part, of this shape, rounded to bfloat16."""
+    """Returns the sum of an array's values, rounded to bfloat16, over its part without padding,
+    which has this shape."""
 
     shape: tuple[int, ...]
 

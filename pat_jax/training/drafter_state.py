@@ -31,7 +31,8 @@ class DrafterState:
 def drafter_state(
     drafter: Drafter, layout: Layout, embed_dim: int, dtype: jnp.dtype, *, learns: bool
 ) -> DrafterState:
-    """Returns the shapes of what the rollouts' drafter keeps beside training.
+    """Returns the shapes of the arrays that the rollouts' drafter keeps on the devices during
+    training.
 
     Args:
       embed_dim: the policy's.

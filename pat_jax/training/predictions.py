@@ -69,7 +69,7 @@ class Predictions:
 
 
 def with_routes_of(config: ModelConfig, micro: MicroBatch) -> MicroBatch:
-    """Returns the micro-batch with the routes that the programs of a model take.
+    """Returns the micro-batch with routes in the shape that a model's programs take.
 
     Models without experts take none. Where routes are missing, or are of another model, they are
     empty."""

@@ -44,13 +44,14 @@ class Reader:
 
     @property
     def params(self) -> Params | None:
-        """The parameters, once they are there: those on the devices, or in the host's memory."""
+        """The parameters, on the devices or, if the model rests, in the host's memory; None before
+        they are set."""
         return self._params
 
     @params.setter
     def params(self, params: Params) -> None:
-        """Takes the parameters, in the form of `abstract_params`, to where they stay. The buffers
-        of those that do not stay on the devices are freed."""
+        """Sets the parameters, given in the form of `abstract_params`. If the model rests, they are
+        moved to the host's memory, and their buffers on the devices are freed."""
         self._params = moved(params, at_rest(self.held.shardings)) if self.rests else params
 
     @property

@@ -39,8 +39,8 @@ def at_rest(shardings: Any) -> Any:
 
 @contextmanager
 def fetched(tree: Any, shardings: Any) -> Iterator[Any]:
-    """Gives the arrays with these shardings. At the end the copies are freed, as soon as no running
-    program reads them; arrays that were there before stay."""
+    """Yields the arrays with these shardings. At the end it frees the copies that this made, as
+    soon as no running program reads them; arrays that already had these shardings stay."""
     here = jax.device_put(tree, shardings)
     try:
         yield here

@@ -40,7 +40,7 @@ class Roles:
 
     @property
     def waited_s(self) -> float:
-        """Seconds that programs were waited for that were compiled at first use."""
+        """Seconds that the run waited for programs compiled at first use."""
         return sum(table.waited_s for table in self.tables)
 
     def to_compile(self, *, by_need: bool) -> int:
@@ -68,7 +68,7 @@ class Roles:
         return batch
 
     def predict(self, states: States, batch: TrainBatch) -> TrainBatch:
-        """Returns the batch with all that is predicted before an update.
+        """Returns the batch with the columns of all predictions that are made before an update.
 
         Readers predict, and the trained roles whose predictions are asked for."""
         batch = self.read(batch)

@@ -48,8 +48,8 @@ class StatePlacement:
         return self._placed(state, params=True, moments=True)
 
     def on_devices(self, state: TrainState, *, in_an_update: bool = False) -> tuple[Any, ...]:
-        """Returns the part of a state that is on the devices between two updates, or in the passes
-        of an update."""
+        """Returns the part of a state that is on the devices between two updates or, if
+        `in_an_update`, during an update's passes."""
         is_here = not self.is_offloaded if in_an_update else self._keeps_moments
         moments = set[int]() if is_here else {id(tree) for tree in self._moments(state)}
         opt_state = jax.tree.map(

@@ -66,8 +66,8 @@ class TrainableParams:
         return self.layout.param_shardings(self.policy, role="train")
 
     def init(self, seed: int) -> Leaves:
-        """Returns initial trained parameters: a random policy, or new adapters, and with them the
-        scalar head of a base that is there."""
+        """Returns initial trained parameters: those of a random policy, or new adapters. If the
+        base has a scalar head, the adapters come with that head."""
         if self.lora:
             return self.lora.init(seed, self.shardings, self.frozen or None)
         return self.policy.init(seed, self.shardings, self.weight_dtype)
@@ -88,7 +88,8 @@ class TrainableParams:
         return jax.tree.leaves(self.lora.factors)
 
     def over(self, frozen: Leaves, predictor: Predictor) -> Predictor:
-        """Turns predictions of the whole policy into those of the trained parameters alone."""
+        """Returns the predictor as a function of the trained parameters alone, with `frozen` filled
+        in."""
         if not self.lora:
             return predictor
         model = predictor.model

@@ -154,7 +154,8 @@ class Transfer:
         return received
 
     def score(self, params: Params, tokens: ArrayLike) -> Array:
-        """Returns log π(next token) in nats for tokens[rows, length], with what is sent."""
+        """Returns log π(next token) in nats for tokens[rows, length], computed with the weights
+        that a transfer sends."""
         return self._table[Key("score", self._split)](self._trained.frozen, params, tokens)
 
     def base_checksum(self, base: Params) -> int:

@@ -136,7 +136,7 @@ class PlannedUpdate:
 
     @cached_property
     def passes(self) -> RolePasses:
-        """The policy's."""
+        """The passes of the policy."""
         own = [program for program in self.programs if not program.role]
         return RolePasses(self.built, self.trainer.trained, self.data, own)
 

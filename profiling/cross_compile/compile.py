@@ -106,7 +106,7 @@ def installed(target: Target) -> dict[str, str]:
 
 
 def versions_of(packages: Iterable[str]) -> dict[str, str]:
-    """The versions of those packages that are installed."""
+    """Returns the version of each of `packages` that is installed."""
     found = {}
     for package in packages:
         with suppress(metadata.PackageNotFoundError):

@@ -129,7 +129,8 @@ class DraftSources:
         return cls(origin, tuple(known), tuple(told))
 
     def within(self, drafts: Drafts, samples: int) -> "DraftSources":
-        """Own text alone, if texts of others have no room or prompts no other samples; else all."""
+        """Returns only the response's own text as source if other texts have no room or prompts
+        have one sample; else all sources."""
         if drafts.texts and samples > 1:
             return self
         return replace(self, known=tuple(x for x in self.known if x.name == OWN))

@@ -46,7 +46,7 @@ def replay(workload: Workload, planner: Planner, machine: Machine) -> RolloutRep
 
 
 def waiting(workload: Workload, machine: Machine, split: Split) -> Scheduler:
-    """The scheduler of a rollout that begins in `split`, in which all sequences still wait."""
+    """Returns the scheduler of a rollout that begins in `split`. All sequences wait."""
     table = SequenceTable(
         workload.prompts,
         np.full(workload.size, workload.cap),

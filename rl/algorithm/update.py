@@ -51,7 +51,8 @@ class Update:
         return self.predictor.model
 
     def has_passes_of(self, other: "Update") -> bool:
-        """Whether the two differ only in the optimizer: then their passes are the same programs."""
+        """Whether this update and `other` differ only in the optimizer. They then share the
+        compiled forward and backward passes."""
         return self == replace(other, optimizer=self.optimizer)
 
     def init(self, params: Params) -> TrainState:

@@ -258,7 +258,8 @@ def pack(
 
 
 def prompt_prefixes(groups: Sequence[Sequence[Example]]) -> list[Prefix]:
-    """Returns each example's shareable prefix: its prompt without the last token, the predictor."""
+    """Returns each example's prefix that it can share: its prompt without the last token, which
+    predicts the response's first."""
     return [
         Prefix(number, len(example.prompt) - 1)
         for number, examples in enumerate(groups)

@@ -51,7 +51,7 @@ def lookup(fields: Mapping[str, object], key: str) -> object:
 
 
 def present(record: Record, key: str) -> object:
-    """Returns a row's value in a column that other rows have.
+    """Returns a row's value in a column that every row must have.
 
     Raises:
       UserError: the row lacks the column, or its text has half of a character.

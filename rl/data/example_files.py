@@ -52,7 +52,7 @@ class Completion:
 
     @property
     def text(self) -> str:
-        """The text that decides whether the example is held out: the prompt's."""
+        """The text whose hash decides whether the example is held out: the prompt's."""
         return flatten_messages(self.prompt)
 
 

@@ -56,7 +56,8 @@ class PairRow:
 
     @property
     def text(self) -> str:
-        """The text that decides whether the pair is held out: the prompt's, if it is known."""
+        """The text whose hash decides whether the pair is held out: the prompt or, if there is
+        none, the chosen text."""
         return flatten_messages(self.prompt or self.chosen)
 
 

@@ -25,7 +25,7 @@ _IN_PROCESS = ("exact", NONE)
 
 @runtime_checkable
 class Caller(Protocol):
-    """What scores some responses by one reward."""
+    """Scores responses by one reward: a function, an endpoint or a model."""
 
     def submit(self, responses: Sequence[Response], seconds: float) -> Future[Outcome]:
         """Starts one call, which may take `seconds`."""

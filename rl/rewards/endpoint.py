@@ -55,7 +55,7 @@ class RewardEndpoint:
         self._open: set[socket.socket] = set()
 
     def close(self) -> None:
-        """Breaks off all calls; responses that are not yet scored never will be."""
+        """Breaks off all calls. Responses that have no score by then get none."""
         with self._lock:
             self._is_closed.set()
             for connected in self._open:

@@ -124,7 +124,8 @@ class KeptScores(Protocol):
 
     @property
     def scores(self) -> Mapping[int, Mapping[str, Score]]:
-        """Stored scores by response and function. A response's are there before it finishes."""
+        """Stored scores, by response and by function. All stored scores of a response are available
+        before it finishes."""
         ...
 
     def keep(self, place: int, function: str, score: Score) -> None: ...

@@ -101,7 +101,8 @@ _LIST = re.compile(r"[(\[]|\\\{")  # (1,234) may be a pair
 
 
 def plain(text: str) -> str:
-    r"""Returns the same answer in one notation.
+    r"""Returns the answer in a normal form: one notation for fractions, intervals, roots and the
+    like.
 
     >>> plain("11 5/6"), plain(r"0.1\overline{6}"), plain("]0,1]"), plain(r"4\sqrt(2)")
     ('\\frac{71}{6}', '\\frac{15}{90}', '(0,1]', '4\\sqrt{2}')
@@ -131,7 +132,8 @@ def without_grouping(text: str) -> str:
 
 
 def split_family(text: str) -> tuple[str, str | None]:
-    r"""Splits off what says that a letter stands for any integer; returns answer and letter.
+    r"""Splits an answer from the note that a letter stands for any integer. Returns the answer and
+    the letter.
 
     The letter is None if the answer says nothing of the kind.
 

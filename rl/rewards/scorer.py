@@ -78,7 +78,7 @@ class RewardScorer:
         self.close()
 
     def close(self) -> None:
-        """Ends the processes; responses that are not yet scored never will be."""
+        """Ends the processes that score. Responses that have no score by then get none."""
         self._close_functions.close()
         self.thread.shutdown(cancel_futures=True)
 

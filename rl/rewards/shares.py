@@ -50,5 +50,6 @@ def own_rows(prompts: Sequence[str], shares: Shares) -> set[int]:
 
 
 def together(shares: Shares, name: str, own: Mapping[int, T]) -> dict[int, T]:
-    """Merges the values by response of all processes into one dict, in every process."""
+    """Returns, in every process, one dict of the values of all processes, by the index of the
+    response."""
     return {row: value for part in shares.gather(name, own) for row, value in part.items()}

@@ -27,7 +27,8 @@ _MARK = "solution_str"  # a parameter of this name marks verl's convention
 
 
 class Recognised:
-    """A reward function that can be called for the responses of a group.
+    """Calls a reward function on the responses of a group, with the arguments that its signature
+    names.
 
     Args:
       spec: the function's name in messages.

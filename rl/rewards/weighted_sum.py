@@ -50,7 +50,8 @@ class FunctionScores:
 def in_order(
     spec: str, name: str, weight: float, by_response: Mapping[int, Score]
 ) -> FunctionScores:
-    """Returns one function's scores in the order of responses, from its scores by response."""
+    """Returns the scores of one reward function, in the order of the responses. `by_response` has
+    the score of each response and its further numbers, by the response's index."""
     pairs = [by_response[row] for row in range(len(by_response))]
     scores, numbers = zip(*pairs, strict=True) if pairs else ((), ())
     return FunctionScores(spec, name, weight, list(scores), list(numbers))

@@ -57,7 +57,7 @@ class RewardWorkers:
             on_failure.pop_all()
 
     def close(self) -> None:
-        """Kills the processes; responses that are not yet scored never will be."""
+        """Kills the processes. Responses that have no score by then get none."""
         for worker in self._workers:
             worker.close()
         self._threads.shutdown(cancel_futures=True)

@@ -26,7 +26,8 @@ class SpecialTokens:
         return cls(_beginning(tokenizer), _texts(tokenizer))
 
     def begun_once(self, tokens: Sequence[int]) -> list[int]:
-        """Removes the second of two beginnings, if the text had one already."""
+        """Returns the tokens without a second beginning-of-sequence token, if they begin with
+        two."""
         count = len(self.beginning)
         is_twice = count and tuple(tokens[: 2 * count]) == 2 * self.beginning
         return list(tokens[count if is_twice else 0 :])

@@ -13,7 +13,7 @@ Prefix = tuple[int, bytes]  # the page before a page, and its tokens, int32
 
 
 class Prefixes:
-    """The pages of one pool that can be found."""
+    """An index of one pool's pages by their tokens and the page before, for prefix caching."""
 
     def __init__(self, num_pages: int, page_size: int):
         self.page_size, self._bytes = page_size, 4 * page_size  # of a full page's tokens
@@ -22,7 +22,7 @@ class Prefixes:
         self.has = np.zeros(num_pages, bool)  # by page
 
     def note(self, page: int, prefix: Prefix) -> None:
-        """Makes a page findable by its content, and no longer by what it held before."""
+        """Enters a page under its content, and removes the entry of its previous content."""
         if page in self._prefix:
             del self._page[self._prefix[page]]
         self._page[prefix], self._prefix[page], self.has[page] = page, prefix, True
@@ -32,7 +32,8 @@ class Prefixes:
         self.has[page] = False
 
     def find(self, data: bytes) -> list[int]:
-        """Returns the longest chain of pages that hold the beginning of `data`, or all of it."""
+        """Returns the pages of the longest prefix of `data`, tokens as int32 bytes, that is in the
+        pool."""
         found, before = [], NULL_PAGE
         for at in range(0, len(data), self._bytes):
             page = self._page.get((before, data[at : at + self._bytes]))
@@ -52,7 +53,8 @@ class Prefixes:
             before = numbers[turn]
 
     def alike(self, page: int, origin: "Prefixes", before: int) -> int:
-        """Returns the page here, after `before`, with the content of another pool's full `page`.
+        """Returns this pool's page that follows page `before` and has the content of the full page
+        `page` in the pool of `origin`.
 
         Returns NULL_PAGE if there is none."""
         prefix = origin._prefix.get(page)
@@ -61,7 +63,8 @@ class Prefixes:
         return self._page.get((before, prefix[1]), NULL_PAGE)
 
     def adopt(self, page: int, origin: "Prefixes", old_page: int, before: int) -> None:
-        """Makes a page, after `before`, findable by the content of another pool's `old_page`.
+        """Enters a page, which follows page `before`, under the content of `old_page` in the pool
+        of `origin`.
 
         Does nothing if another page here has that content."""
         prefix = before, origin._prefix[old_page][1]
@@ -76,11 +79,12 @@ class Prefixes:
         return new
 
     def follows(self, page: int, before: int) -> bool:
-        """Returns whether a page is found only after page `before`, or not at all."""
+        """Returns whether a page is entered as the page after `before`, or not entered at all."""
         return page not in self._prefix or self._prefix[page][0] == before
 
     def befores(self) -> Iterator[tuple[int, int]]:
-        """Yields each page that is found after another, and that other page."""
+        """Yields (page, page before it) for each page that is entered as the successor of
+        another."""
         for page, (before, _) in self._prefix.items():
             if before != NULL_PAGE:
                 yield page, before

@@ -65,7 +65,8 @@ class Routes:
             self._computed.append((call, routed))
 
     def settle(self) -> None:
-        """Stores the routes of prompts that calls have computed; those of responses are stored."""
+        """Stores the routes of prompt tokens that prefill calls have computed. Routes that are
+        already recorded stay."""
         for call, routed in self._computed:
             for block, i, at in zip(np.asarray(routed), *call.places(), strict=True):
                 if i != NO_SEQUENCE:

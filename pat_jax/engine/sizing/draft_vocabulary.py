@@ -58,7 +58,7 @@ def other_tokens(
 
 
 def is_padding_alone(one: int, other: int) -> bool:
-    """Returns whether embeddings with so many rows may have the same tokens.
+    """Returns whether two models with these numbers of embedding rows may have the same tokens.
 
     Their sizes must be equal, or differ by less than usual padding in a large vocabulary
     (`PADDED_TO`)."""

@@ -63,7 +63,8 @@ class Correction:
         return float(np.exp(min(errors.mean(), -0.5 * np.sqrt((errors**2).mean()))))
 
     def sober_factors(self, splits: Sequence[Split]) -> np.ndarray:
-        """The factors without the benefit of the doubt, float[splits].
+        """Measured over profiled step times, float[splits]; a layout not seen yet is not assumed to
+        be better than the others.
 
         A layout not seen yet gets the others' mean factor: to try it costs one or two switches.
         """

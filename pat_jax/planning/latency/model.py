@@ -107,7 +107,8 @@ class LatencyModel:
         return self._verifying[num_draft_tokens] if num_draft_tokens else self
 
     def of_drafts_from(self, source: str) -> "LatencyModel":
-        """This model, without steps that verify drafts from another source: their times differ."""
+        """Returns this model. Its steps that verify drafts are left out if those drafts are not
+        from `source`, because their times differ."""
         if self.drafts_from == source:
             return self
         return replace(self, verify_table={}, drafts_from=source)

@@ -33,7 +33,8 @@ class SeenSwitch:
 
     @classmethod
     def of(cls, predicted: Prediction, carry: Carry, seconds: float) -> "SeenSwitch":
-        """The switch of this prediction, which took `seconds` and carried the cache by `carry`."""
+        """Returns the record of a switch that was predicted, took `seconds` and carried the cache
+        by `carry`."""
         layouts = predicted.source, predicted.target
         profile_s = predicted.reshard_s, predicted.kv_s
         return cls(*layouts, carry, *profile_s, seconds)

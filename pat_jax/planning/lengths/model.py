@@ -184,7 +184,8 @@ class StreamedLengths:
         self.has_ended[i] |= has_ended
 
     def has_news(self) -> bool:
-        """Whether enough more responses have ended since the last news to compute `model` anew."""
+        """Whether so many more responses have ended since this was last True that `model` should be
+        computed anew."""
         count = int(self.has_ended.sum())
         if count < self._due_at:
             return False

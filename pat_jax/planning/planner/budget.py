@@ -30,7 +30,8 @@ FASTER = 0.02  # of a step: less is noise, and counts as no faster
 
 @dataclass
 class RegretBudget:
-    """One rollout's account in seconds, float[layouts]; bursts count as profiled, uncorrected."""
+    """Sums the seconds that a rollout has taken, and those that it would have taken in each static
+    layout, float[layouts]. Bursts count as profiled, uncorrected."""
 
     prefill_s: np.ndarray  # of all prompts in each layout
     start: int
@@ -88,7 +89,8 @@ class RegretBudget:
         return self.spent_s(correction) - float(static_s.min())
 
     def affords(self, cost_s: float, remaining_s: float, correction: np.ndarray) -> bool:
-        """Whether a switch stays within the budget; False once `doubt` has grown."""
+        """Whether the rollout stays within the budget if a switch costs `cost_s`. Always False once
+        `doubt` is above 1."""
         predicted_s = self.spent_s(correction) + remaining_s
         return self.doubt == 1 and self.behind_s(correction) + cost_s <= SHARE * predicted_s
 
@@ -99,7 +101,8 @@ class RegretBudget:
     def due(
         self, here: int, step_s: np.ndarray, cost_s: np.ndarray, loss_s: np.ndarray
     ) -> int | None:
-        """The layout whose rent has paid for the switch to it, if it is still faster; or None.
+        """Returns the faster layout to switch to because its absence has cost more than the switch
+        would; None if there is none.
 
         Args:
           step_s: float[layouts], one decode step now.

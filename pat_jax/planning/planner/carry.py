@@ -60,7 +60,8 @@ def cheapest_carry(
     load: Load,
     believed: tuple[float, float] = (1.0, 1.0),
 ) -> int:
-    """The cheapest `Plan.recompute_below`.
+    """Returns the value of `Plan.recompute_below` with the least predicted time to carry the KV
+    cache.
 
     Both ways cost by the page, and a page of a prefill costs more the longer the context before it.
     So of two sequences the shorter one is recomputed.

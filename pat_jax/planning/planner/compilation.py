@@ -16,7 +16,8 @@ HOPED_SAVING = 0.05  # of a rollout, by a layout without measured times
 def worth_compiling(
     planner: CostModelPlanner, load: Load, compile_s: Mapping[Split, float], iterations_left: int
 ) -> list[Split]:
-    """The layouts to compile, largest gain first. Each is judged as if those before it were there.
+    """Returns the layouts to compile, largest gain first. A layout's gain assumes that the layouts
+    before it are compiled too.
 
     Args:
       planner: its `splits` are the layouts that are compiled.

@@ -39,7 +39,8 @@ class Drafting:
         return DraftPrediction(tokens, times * step_s, times * float(self.plain_s[split]))
 
     def num_draft_tokens(self, split: int, undrafted_s: float) -> int:
-        """The number for the next burst; `undrafted_s`: decoding seconds since one had drafts."""
+        """Returns the number of draft tokens of the next burst, 0 for none. `undrafted_s`: decoding
+        seconds since a burst had drafts."""
         best, least = int(self.best[split]), int(self.least[split])
         if best or not least:
             return best

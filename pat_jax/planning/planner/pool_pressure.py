@@ -16,7 +16,7 @@ from pat_jax.planning.types import Split
 @dataclass(frozen=True)
 class PoolPressure:
     """A forecast for each layout with its pools. A moment is a state of progress of all sequences;
-    with small pools it takes more steps to reach the next one."""
+    with small pools the next moment is more steps away."""
 
     steps: np.ndarray  # float[splits, moments], decode steps until the next moment
     running: np.ndarray  # float[splits, moments], sequences that run at once

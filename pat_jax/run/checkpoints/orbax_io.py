@@ -73,7 +73,8 @@ def _is_wait(error: BaseException) -> bool:
 
 
 def first_line(error: BaseException) -> str:
-    """Returns the first line of an error, shortened: Orbax's errors end with the cause."""
+    """Returns the first line of an error's message. Of a line of 160 characters or more it returns
+    the last 120, because Orbax's messages end with the cause."""
     text = str(error).splitlines()[0] if str(error) else type(error).__name__
     return text if len(text) < 160 else f"… {text[-120:]}"
 

@@ -72,8 +72,8 @@ def tokenizer_dir(name: str, model: ModelConfig) -> Path:
 
 
 def load_tokenizer(name: str, options: ChatOptions, model: ModelConfig) -> HuggingFaceTokenizer:
-    """Loads the tokenizer of the model `name`. Raises UserError if it has tokens that the model
-    lacks."""
+    """Loads the tokenizer of the model `name`. Raises UserError if one of its token ids has no row
+    in the model's embedding."""
     chat = Chat(options.system_prompt, options.template_variables)
     tokenizer = HuggingFaceTokenizer(tokenizer_dir(name, model), chat)
     check_vocabulary(tokenizer, model.vocab_size, source=name)

@@ -125,7 +125,8 @@ class Drafter(ABC):
 
     @property
     def come_from(self) -> str:
-        """A description for people, equal for drafters that take the same time."""
+        """A description of the drafter for people; drafters whose steps take the same time have the
+        same one."""
         return self.drafts.come_from(self.policy and self.policy.config)
 
     @abstractmethod
@@ -147,7 +148,7 @@ class Drafter(ABC):
         del layout, rows, length, shapes
 
     def blank(self, zeros: Any, num_replicas: int) -> Any:
-        """Makes a state to time bursts with from one of zeros."""
+        """Returns a state with which the warm-up times bursts, made from a state of zeros."""
         del num_replicas
         return zeros
 
@@ -162,7 +163,8 @@ class Drafter(ABC):
     def learned(
         self, layout: Layout, shapes: DraftShapes, head: np.ndarray | None
     ) -> jax.Array | None:
-        """Puts the weights that come with each version of the policy; None if there are none.
+        """Returns the drafter's weights that change with each version of the policy, on the
+        devices; None if there are none.
 
         Args:
           head: float[embed, embed]; None stands for zeros.

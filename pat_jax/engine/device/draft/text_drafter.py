@@ -72,7 +72,7 @@ class TextDrafter(Drafter):
         )
 
     def blank(self, zeros: Drafting, num_replicas: int) -> Drafting:
-        """Makes texts without tokens: a step takes as long whatever it finds."""
+        """Returns texts without tokens: a step takes as long with matches as without."""
         del num_replicas
         return zeros._replace(text=zeros.text + NO_TOKEN)
 
