@@ -73,7 +73,7 @@ def _is_wait(error: BaseException) -> bool:
 
 
 def first_line(error: BaseException) -> str:
-    """Returns the first line of an error's message. Of a line of 160 characters or more it returns
+    """Returns the first line of an error's message. If the line has 160 characters or more, returns
     the last 120, because Orbax's messages end with the cause."""
     text = str(error).splitlines()[0] if str(error) else type(error).__name__
     return text if len(text) < 160 else f"… {text[-120:]}"
