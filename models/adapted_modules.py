@@ -36,7 +36,7 @@ class Linear:
 
 
 def is_stack(module: str) -> bool:
-    """Whether the first dimension of the module's weights and adapters is the expert."""
+    """Whether the module's weights and adapters are stacks, whose first dimension is the expert."""
     return ".experts." in module
 
 

@@ -19,7 +19,8 @@ Run = Callable[[Params, Array], tuple[Array, Beside]]
 
 
 def unrolled(run: Run, layers: Sequence[Params], x: Array) -> tuple[Array, list[Beside]]:
-    """Applies the layers to x in turn; returns the output and what each layer returns beside it."""
+    """Applies the layers to x in turn. Returns the output, and a list of the layers' further
+    results."""
     beside = []
     for params in layers:
         x, more = run(params, x)

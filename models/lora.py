@@ -185,7 +185,8 @@ class Lora:
         return jax.tree.map(scaled, self.beside_each(base, adapters), is_leaf=is_adapted)
 
     def beside_each(self, base: Any, adapters: Any) -> Any:
-        """Like `attach`, for arrays, shapes or shardings, and without the scale in b."""
+        """Like `attach`, but leaves may also be shapes or shardings, and b is not multiplied by the
+        scale."""
 
         def paired(linear: Linear, weight: Any) -> Any:
             adapter = adapters.get(linear.module)
@@ -198,13 +199,15 @@ class Lora:
 
     @property
     def factors(self) -> Any:
-        """The tree of factors by which `attach` multiplies the arrays of `beside_each`."""
+        """The tree of factors by which the result of `beside_each` is multiplied to get that of
+        `attach`."""
         ones = jax.tree.map(lambda _: 1.0, self.policy.abstract_params)
         factors = self._each(ones, lambda *_: Adapter(1.0, self.scale))
         return self.beside_each(ones, factors)
 
     def beside(self, kept: Policy) -> Policy:
-        """Returns `kept`, this policy in any weight format, with adapters beside its weights."""
+        """Returns the policy `kept`, which is this policy in some weight format, with adapters
+        beside its weights."""
         shapes = jax.eval_shape(self.attach, kept.abstract_params, self.abstract_params)
         return replace(kept, abstract_params=shapes)
 

@@ -52,7 +52,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Evaluated:
-    """Scored samples of problems, the same number of each."""
+    """Scored samples of a set of problems; each problem has the same number of samples."""
 
     name: str  # of the set of problems
     rewards: Float[np.ndarray, "problems samples"]  # NaN: the sample has none

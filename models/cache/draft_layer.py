@@ -65,7 +65,7 @@ class Line(NamedTuple):
 
     @property
     def slots(self) -> Int[Array, " tokens"]:
-        """Each token's index in the cache of its row."""
+        """The slot of each token: its index in the cache of its row."""
         return self.start[self.row] + self.turn
 
     def moved(self, taken: Bool[Array, " rows"]) -> Int[Array, "rows draft"]:
@@ -108,7 +108,8 @@ class DraftPages(NamedTuple):
         return self.line.in_line(attended), DraftPages(*cache, self.line)
 
     def on_branch(self, taken: Bool[Array, " rows"]) -> "DraftPages":
-        """Moves the branches of rows that took them to the slots of their trunks."""
+        """Returns the cache in which rows with an accepted branch have the branch's keys and values
+        in the slots of the draft."""
         order = self.line.moved(taken)
         own = jnp.repeat(jnp.where(taken[:, None], self.table, NULL_PAGE), order.shape[1], axis=0)
         each, first = PagedLayer(self.keys, self.values, own), self.line.start[:, None] + 1
@@ -181,7 +182,8 @@ class DraftRows(NamedTuple):
         return line.in_line(attended), DraftRows(copy, line)
 
     def on_branch(self, taken: Bool[Array, " rows"]) -> "DraftRows":
-        """Moves the branches of rows that took them to the slots of their trunks."""
+        """Returns the cache in which rows with an accepted branch have the branch's keys and values
+        in the slots of the draft."""
         order, begin = self.line.moved(taken), self.line.start + 1
 
         def moved(rows: Array, axis: int) -> Array:

@@ -23,7 +23,7 @@ class Family:
 
 @dataclass(frozen=True)
 class HeadClass:
-    """The head that a class has on a family's layers."""
+    """The kind of head that classes of transformers with this suffix have."""
 
     suffix: str  # of the class's name
     head: Head

@@ -40,7 +40,8 @@ def head_name(module: str) -> str:
 
 
 def wrapper(module: str, modules: Container[str]) -> str:
-    """Returns the module that holds the tensors of `module` in PEFT, if `modules` have adapters."""
+    """Returns the name of the PEFT module that stores the adapter of `module`, if `modules` have
+    adapters."""
     if not is_stack(module):
         return module
     experts, _, last = module.rpartition(".")
@@ -73,7 +74,7 @@ def to_stored(module: str, adapter: Adapter) -> tuple[np.ndarray, np.ndarray]:
 
 
 def from_stored(module: str, a: np.ndarray, b: np.ndarray, shapes: Adapter) -> Adapter:
-    """Returns the adapter, with leaves of the given shapes, that is stored as A and B."""
+    """Returns an adapter from A and B as PEFT stores them, with leaves of the given shapes."""
     if not is_stack(module):
         return Adapter(a.reshape(shapes.a), b.reshape(shapes.b))
     experts, rank, _ = shapes.a

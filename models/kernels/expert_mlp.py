@@ -26,7 +26,7 @@ class Choices(Protocol):
     """The tokens' choices of experts, in the form that a platform's kernels take."""
 
     def spread(self, x: Float[Array, "rows in"]) -> Array:
-        """Brings rows into the order that `product` takes."""
+        """Returns rows in the order that `product` takes."""
         ...
 
     def product(self, x: Array, weight: Any) -> Array:

@@ -19,7 +19,8 @@ Experts = Any  # a pytree of arrays whose first dimension is the expert
 
 
 class Tiles(NamedTuple):
-    """Where each choice of an expert is computed."""
+    """Assigns each choice of an expert to a slot of a tile; a tile's rows all have the same
+    expert."""
 
     choice: Int[Array, "tiles size"]  # row · k + choice; rows · k: the slot is empty
     expert: Int[Array, " tiles"]

@@ -76,7 +76,8 @@ class Admissions:
 
 
 class Filling:
-    """One round of admissions: which replicas have room left, and which sequences were admitted."""
+    """One round of admissions. Keeps which replicas still have room, and which sequences were
+    admitted."""
 
     def __init__(self, admissions: Admissions, most: int, steps: int, at_once: int):
         """

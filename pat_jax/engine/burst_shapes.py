@@ -57,7 +57,8 @@ class BurstShapes:
         return shape, steps
 
     def has_drafts(self, split: Split, plan: Plan) -> bool:
-        """Returns whether the plan's drafts have a compiled program; if not, sets `lacked`."""
+        """Returns whether a program for the plan's number of draft tokens is compiled. If not, sets
+        `lacked` to its shape and the seconds that drafts would save."""
         if self.by_need is None or plan.predicted is None:
             return True
         shape, steps = self.next(split, plan.num_draft_tokens)

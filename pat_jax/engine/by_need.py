@@ -36,7 +36,8 @@ class ByNeed:
         return decode_key(shape) in self.programs
 
     def instead_of(self, fitting: Shape, most_rows: int) -> Shape:
-        """Returns the smallest compiled bucket that holds `fitting`, or `fitting` if there is none.
+        """Returns the smallest compiled bucket that holds `fitting`; `fitting` itself if no such
+        bucket is compiled.
 
         Args:
           most_rows: rows of that bucket, at most.
@@ -60,7 +61,8 @@ class ByNeed:
         return max((n for n in smaller if self.has(Shape(split, n, length))), default=0)
 
     def charge(self, shape: Shape, seconds: float) -> None:
-        """Adds the estimated seconds that a burst would have saved in `shape` to its rent.
+        """Adds `seconds`, the estimated time that a burst would have saved in `shape`, to the rent
+        of `shape`.
 
         Starts to compile `shape` once the rent reaches the price.
         """

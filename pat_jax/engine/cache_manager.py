@@ -147,7 +147,8 @@ class CacheManager:
         return Copies(*np.array(poisoned, np.int32).reshape(-1, 3).T)
 
     def scrub(self, replica: int) -> Copies:
-        """Returns copies that overwrite all free pages of a replica, any of which may hold NaN."""
+        """Returns copies of the null page onto all free pages of a replica, because these may hold
+        NaN."""
         pool = self.tables.pools[replica]
         pool.forget_prefixes()
         pages = pool.blank

@@ -56,7 +56,7 @@ def memory(report: PlanReport) -> Bars:
 
 
 def limits(report: PlanReport) -> Bars:
-    """Percent of the time of decoding, by what it grows with."""
+    """A bar with the parts of the decoding time in percent, by what each part grows with."""
     parts = shares(report.comparison.adaptive.parts)
     return Bars([Bar("decoding", {name: 100 * x for name, x in parts.items() if x > 0}, "")])
 

@@ -25,7 +25,7 @@ SMALL = 0.005  # share of a rollout; less is not mentioned
 
 
 def limits(comparison: Comparison, machine: Machine) -> tuple[str, ...]:
-    """The sentences, in order of their importance."""
+    """Sentences on what limits the rollout, the most important first."""
     return (
         _decoding(comparison),
         _tail(comparison, machine),
@@ -43,7 +43,7 @@ def _decoding(comparison: Comparison) -> str:
 
 
 def shares(parts: StepParts) -> dict[str, float]:
-    """Shares of the decoding time, by the names of its parts."""
+    """Shares of the decoding time, by the name of the part."""
     return {name: getattr(parts, field) / parts.total_s for field, (name, _) in PARTS.items()}
 
 

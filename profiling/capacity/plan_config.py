@@ -188,7 +188,7 @@ class PlanConfig(ReplayOptions, UpdateOptions, EngineSizes):
         return "prompts and responses"
 
     def settled(self, context: int) -> "PlanConfig":
-        """These options with a value for each that is auto.
+        """Returns these options with a number in place of each `auto`.
 
         Args:
           context: tokens of the model's context.

@@ -26,7 +26,8 @@ def with_rest(order: Order, rest: Rest) -> Order:
 
 
 def settled(order: Order) -> Order:
-    """Returns the order with `--roles.rest` settled as a run does it."""
+    """Returns the order with `--roles.rest auto` replaced by `device` or `host`, as a run
+    chooses."""
     config = order.config
     if config.roles.rest != "auto":
         return order
@@ -45,7 +46,8 @@ def both(
     rollout_s: Callable[[TargetBuild, tuple[Split, ...]], float],
     costs: SourcedLatency,
 ) -> Resting:
-    """Returns the iterations whose models wait on the devices, and in the host's memory.
+    """Returns iterations for both values of `--roles.rest`: models wait on the devices, or in the
+    host's memory.
 
     Args:
       rollout_s: mean seconds of the rollouts on a target with these layouts.

@@ -31,7 +31,7 @@ class RestingIteration:
 
 @dataclass(frozen=True)
 class Resting:
-    """The roles of a run, and both places where they may wait."""
+    """The models of a run, and its iterations for both values of `--roles.rest`."""
 
     chosen: Literal["device", "host"]  # what the rest of the plan is of
     roles: tuple[RoleMemory, ...]

@@ -97,7 +97,7 @@ class RolePasses:
         return next((p for p in self.programs if p.name == name and not p.error), None)
 
     def rows(self, shape: Shape, pairs: float = 0.0) -> Rows:
-        """The part of a micro-batch that one device has."""
+        """Returns the tokens and attended pairs of a micro-batch that one device has."""
         return Rows(shape[0] * shape[1] // self.work.dp, pairs)
 
     def _pass(self, name: str, packed: Packed) -> Seconds:

@@ -30,7 +30,8 @@ def memory(report: PlanReport) -> Table:
 
 
 def compiles(report: PlanReport) -> Table:
-    """Whether programs compile, for each layout; a dash if nothing was compiled for it."""
+    """A table of whether programs compile, for each layout; a dash if nothing was compiled for
+    it."""
     words = {True: "yes", False: "no", None: "–"}
     found = {layout.split: report.compiles(layout.split) for layout in report.memory.layouts}
     rows = [[str(split), *(words[can] for can in kinds.values())] for split, kinds in found.items()]
@@ -101,7 +102,7 @@ def sources(report: PlanReport) -> Table:
 
 
 def switches(report: PlanReport) -> Table:
-    """Switches of the first rollout."""
+    """A table of the switches of the first rollout."""
     header = ["at s", "switch", "running", "step", "takes s", "expected to save s", "KV cache"]
     rows = []
     for x in report.comparison.traces[0].switches:

@@ -100,7 +100,7 @@ class PlannedUpdate:
 
     @property
     def notes(self) -> Iterator[str]:
-        """The assumptions, in sentences."""
+        """Yields the assumptions of the prediction, a sentence each."""
         yield (
             "Gradients multiply as fast as the forward pass, and attention in training reaches "
             f"{percent(ATTENTION[self.built.order.target.chip.name])} of the peak (assumed)."

@@ -52,7 +52,7 @@ class Batches:
 
     @property
     def padding(self) -> float:
-        """Share of the slots without a token."""
+        """Share of the slots that hold padding."""
         return 1 - self.tokens / self.slots
 
 

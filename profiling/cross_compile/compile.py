@@ -125,7 +125,8 @@ def _ptxas() -> Path | None:
 
 
 def environment(target: Target) -> dict[str, str]:
-    """The child's environment: one compiler, no device, no search for one."""
+    """Returns the environment variables of the compiling process: one compiler is found, no device,
+    and none is searched for."""
     env = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
     roots = [str(PACKAGE.parent), *filter(None, [env.get("PYTHONPATH")])]
     env |= {"JAX_PLATFORMS": "cpu", "PYTHONPATH": os.pathsep.join(roots)}

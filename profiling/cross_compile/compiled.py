@@ -93,7 +93,7 @@ def merged(collectives: Iterable[Collective]) -> tuple[Collective, ...]:
 
 
 def together(parts: Sequence[CompiledProgram]) -> CompiledProgram:
-    """One record of the parts of a reshard, which run one after the other."""
+    """Returns one record for the parts of a reshard, which run one after the other."""
     kernels: Counter[str] = Counter()
     for part in parts:
         kernels.update(dict(part.kernels))

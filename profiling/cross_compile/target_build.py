@@ -82,7 +82,8 @@ class Order:
         return cls(target, RunConfig(**kept), model, tuple(sorted(whole)), draft_model, roles)
 
     def other(self, name: str, layers: int) -> ModelConfig:
-        """The model of a further role, beside a policy that is compiled with so many layers."""
+        """Returns the model of another role, shortened to at most `layers` layers if the policy is
+        compiled with fewer than it has."""
         model = self.others[name]
         if layers == self.model.num_layers:
             return model

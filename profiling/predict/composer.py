@@ -153,7 +153,8 @@ class Composer(LayerTimes):
         return seconds + self.kernels.gemm(rows, self.model.embed_dim, self.model.embed_dim) / 1e3
 
     def asked(self, rows: int, length: int) -> float:
-        """Seconds of a pass of this model that proposes one token of each row for another model."""
+        """Seconds of a pass in which this model, as draft model, proposes one token for each
+        row."""
         return self._pass_s(ONE, rows, length, each=2, drawn=1)
 
     def _attention_ms(self, rows: int, length: int, num_draft_tokens: int, tp: int) -> float:

@@ -39,7 +39,7 @@ def links_of(target: Target, sums: Sums = "one-shot") -> "HostLinks | TorusLinks
 
 
 def launch_s(sums: Sums) -> float:
-    """Seconds to launch a sum that is not part of a CUDA graph; 0 for others."""
+    """Seconds to launch a collective that is not part of a CUDA graph; 0 for other collectives."""
     return 1e-6 * coefficients()["ungraphed"]["launch_us"] if sums == "ungraphed" else 0.0
 
 
@@ -51,7 +51,8 @@ def waiting_s(chip: Chip, devices: int) -> float:
 
 
 def added(chip: Chip, sums: float, products: float) -> float:
-    """The time that the sums of a layer add to that of its products.
+    """The time by which a layer takes longer than its products because of its collectives, in the
+    unit of `sums` and `products`.
 
     A TPU's program fetches the next weights from memory while devices sum: together the two take
     about the root of the sum of their squares. On a GPU one waits for the other.

@@ -134,7 +134,8 @@ class ShardProfiler:
 
     @property
     def latency(self) -> LatencyModel:
-        """All times so far. Times known before stay as they are, their links included."""
+        """Returns all times so far. Collectives are added to new times; earlier times include them
+        already."""
         decode, prefill = {}, {}
         for split, warmup in self.warmups.items():
             for (_, *at), seconds in warmup.timings.known["decode_table"].items():

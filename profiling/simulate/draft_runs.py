@@ -47,7 +47,7 @@ def _runs(steps: Steps, draft: int) -> _Runs:
 
 
 def counts_of(steps: Steps, draft: int) -> DraftResult:
-    """The counts of all steps, without those by source."""
+    """Returns the counts of all steps, summed over the sources of drafts."""
     runs = _runs(steps, draft)
     proposed, accepted = np.zeros((2, 2, KINDS, MAX_RUN), np.int32)
     (fork,) = np.nonzero(runs.is_drafted & (runs.beside > 0) & (runs.accepted == 0))

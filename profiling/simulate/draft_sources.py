@@ -61,7 +61,8 @@ class DraftSource:
     acceptance: Acceptance
 
     def alone(self, draft: int) -> float:
-        """Tokens that a sequence alone generates in a step, with drafts of `draft` tokens."""
+        """Mean tokens that a sequence generates in a step if it runs alone, with drafts of `draft`
+        tokens."""
         return float(np.asarray(self.acceptance.tokens(draft, draft, 1)))
 
 
@@ -137,8 +138,8 @@ class DraftSources:
 
     @property
     def of_every_rollout(self) -> DraftSource:
-        """The last source that every rollout has: only a run that meets a prompt again has earlier
-        responses."""
+        """The largest source of drafts that every rollout has. Earlier responses exist only in runs
+        that meet a prompt again."""
         return [source for source in self.known if source.name != EARLIER][-1]
 
     def words(self, draft: int) -> tuple[str, ...]:

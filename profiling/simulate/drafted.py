@@ -49,7 +49,7 @@ class Went(NamedTuple):
 
 
 class DraftedRows:
-    """Runs bursts with drafts; keeps the fractions of tokens and counts that they leave."""
+    """Simulates bursts with drafts. Carries fractions of tokens and counts from burst to burst."""
 
     def __init__(self, machine: Machine, tables: BlockTables, accepts: Sequence[Acceptance] | None):
         self.machine, self.tables, self.table = machine, tables, tables.table

@@ -27,7 +27,7 @@ Elements = Iterable[tuple[str, Any]]
 
 
 def find_lengths(name: str) -> ResponseLengths:
-    """The built-in distribution or the file `name`.
+    """Returns the built-in distribution `name`, or else the lengths in the file `name`.
 
     Raises:
       UserError: there is neither, or the file does not hold lengths.

@@ -38,7 +38,7 @@ class Reduction(Enum):
 
     @property
     def of_none(self) -> float:
-        """The statistic before any token."""
+        """The statistic of no tokens, from which a sum over micro-batches starts."""
         return jnp.inf if self is Reduction.MIN else 0.0
 
     def of_tokens(self, values: PerToken, weights: PerToken) -> Float[Array, ""]:
@@ -90,7 +90,8 @@ class Loss(ABC):
 
     @property
     def predicted(self) -> tuple[str, ...]:
-        """Names of the predictions that it reads: those of one kind of head (`PREDICTED`)."""
+        """Names of the model's predictions that the loss reads; all are of one kind of head
+        (`PREDICTED`)."""
         return PREDICTED["vocab"]
 
     @property

@@ -38,7 +38,8 @@ class ModelFunctions:
 
 @dataclass(frozen=True)
 class Predictor:
-    """A model, and how its predictions are computed."""
+    """Computes a model's predictions at each token: log-probabilities, or the values of a scalar
+    head."""
 
     model: ModelFunctions
     vocab_size: int  # without padding

@@ -63,7 +63,8 @@ def shaped_rewards(
     clip: tuple[float, float] | None = None,
     missing_eos_penalty: float = 0.0,
 ) -> Float[np.ndarray, "*shape"]:
-    """Returns the rewards, in this order normalised, clipped, and reduced for a missing end.
+    """Returns the rewards after three steps, in this order: normalise, clip, subtract the penalty
+    for a missing end of sequence.
 
     The penalty comes last, so that it is in the unit of the rewards that advantages are made of,
     and no clip takes it away.

@@ -88,7 +88,7 @@ def shapes(
 def pack_rows(
     lengths: Sequence[int], micro_shapes: Sequence[Shape], prefixes: Sequence[Prefix] | None = None
 ) -> Packing:
-    """Places every example once, leaving little empty.
+    """Places every example once, with little padding.
 
     Full micro-batches of the largest shape come first, each row filled with what fits. The rest
     goes into the smallest shape that holds it, or into a full smaller one and others if these have

@@ -69,7 +69,7 @@ class ArithmeticProblems:
     checksum = 0  # nothing can change them
 
     def draw(self, at: Cursor, size: int) -> tuple[list[Prompt], Cursor]:
-        """Returns the `size` prompts from there, and where the next batch begins.
+        """Returns the `size` prompts from position `at` on, and the position of the next batch.
 
         All problems are in one endless epoch."""
         stop = at.offset + size

@@ -64,7 +64,7 @@ def mark_turns(
 
 
 def ended(marked: Marked, eos_ids: Sequence[int]) -> Marked:
-    """Appends an end-of-sequence token, marked as generated, if the last token is none."""
+    """Appends an end-of-sequence token, marked as generated, unless the last token is one."""
     if marked.tokens[-1] in eos_ids:
         return marked
     return Marked([*marked.tokens, eos_ids[0]], [*marked.is_generated, True])

@@ -93,7 +93,8 @@ def missing(record: Record, key: str) -> UserError:
 
 
 def refuse_media(records: Sequence[Record]) -> None:
-    """Refuses rows with images, videos or sound: answers to what is not seen would be made up.
+    """Refuses rows with images, videos or sound. The model would not see them and would make its
+    answers up.
 
     Raises:
       UserError: a row has one.

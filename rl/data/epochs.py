@@ -11,7 +11,7 @@ from jaxtyping import Int
 
 
 class Cursor(NamedTuple):
-    """The place where a batch begins."""
+    """The position in the data at which a batch begins."""
 
     epoch: int = 0
     offset: int = 0  # rows of the epoch's order that have been passed

@@ -42,7 +42,7 @@ class TextRows(Sequence[Example]):
 
     @property
     def num_targets(self) -> int:
-        """Number of tokens that are learned in an epoch: all but the first."""
+        """Number of tokens that are learned in an epoch: all tokens of the corpus but the first."""
         return max(0, len(self.tokens) - 1)
 
     @property

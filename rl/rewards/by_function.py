@@ -22,7 +22,7 @@ class ScoresByFunction:
     def of(
         cls, functions: Sequence[FunctionScores], rewards: Float[np.ndarray, "groups samples"]
     ) -> "ScoresByFunction":
-        """Returns the scores of the responses that have a reward.
+        """Returns the scores by function, group and sample; NaN for responses without a reward.
 
         Args:
           functions: at least one, all with the responses of `rewards`, group by group.

@@ -37,7 +37,8 @@ _MALFORMED = (ValueError, TypeError, KeyError, OverflowError, AttributeError)
 
 
 class NoAnswerError(Exception):
-    """What arrived is not the answer to the call: the function has written to the socket."""
+    """The bytes that arrived are not the answer to the call: the user's function has written to the
+    socket."""
 
 
 class Calls:

@@ -132,7 +132,8 @@ class KeptScores(Protocol):
 
 
 class FunctionScoring:
-    """The scores of one function; they do not depend on the order in which responses finish.
+    """Collects the scores of one function for responses that finish one by one. Scores do not
+    depend on the order.
 
     A call begins when the last of its responses has finished. If a call fails, for example by
     taking too long, it is repeated for each of its responses alone, unless an endpoint is down.

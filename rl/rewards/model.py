@@ -66,7 +66,8 @@ class RewardModel:
         return waiting.outcome
 
     def try_out(self, responses: Sequence[Response]) -> Outcome:
-        """Returns which responses could not be scored, without running the model."""
+        """Returns an outcome with a failure for each response that cannot be scored and 0 for the
+        others. The model does not run."""
         found = [self._read(response) for response in responses]
         return Outcome(scores=[one if isinstance(one, Failure) else 0.0 for one in found])
 

@@ -94,7 +94,8 @@ def describe_rewards(
     failures: Mapping[int, Failure],
     functions: Sequence[FunctionScores],
 ) -> dict[str, float | int]:
-    """Returns the metrics `reward/*` of the scored responses, and the number of others."""
+    """Returns the metrics `reward/*` of the scored responses, and the number of responses without a
+    reward."""
     scored = rewards[~np.isnan(rewards)]
     return {
         **_by_function(functions),

@@ -17,7 +17,7 @@ _THINK_TOKENS = 16  # at the end of a prompt, enough to spell `<think>` and the 
 
 @dataclass(frozen=True)
 class Response:
-    """What a reward function may get of one response."""
+    """The data of one response that a reward function may ask for."""
 
     prompt: str
     completion: str

@@ -33,7 +33,7 @@ class Alone:
 
 
 def groups_of(prompts: Sequence[str]) -> Iterator[range]:
-    """Yields the runs of equal prompts.
+    """Yields the range of indices of each run of equal prompts.
 
     A function may compare the responses of such a group, and one process scores them."""
     start = 0
@@ -44,7 +44,8 @@ def groups_of(prompts: Sequence[str]) -> Iterator[range]:
 
 
 def own_rows(prompts: Sequence[str], shares: Shares) -> set[int]:
-    """Returns the responses that this process scores: every `shares.count`th group."""
+    """Returns the indices of the responses that this process scores: those of every
+    `shares.count`th group."""
     groups = list(groups_of(prompts))
     return {row for group in groups[shares.index :: shares.count] for row in group}
 

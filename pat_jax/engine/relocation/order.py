@@ -33,7 +33,7 @@ class Pools(NamedTuple):
 
 
 class Placed(NamedTuple):
-    """The new page and the round of every page that moves."""
+    """The new number of every page that moves, and the round in which it is sent."""
 
     new_page: np.ndarray  # int[moves]; NULL_PAGE if the page stays behind
     shipments: list[Shipment]

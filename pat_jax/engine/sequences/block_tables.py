@@ -256,5 +256,6 @@ class BlockTables:
 
 
 def turns(counts: np.ndarray) -> np.ndarray:
-    """Returns 0 … count - 1 for each of `counts`, concatenated."""
+    """Returns the numbers 0 … count - 1 of each count, concatenated: [2, 3] gives [0, 1, 0, 1,
+    2]."""
     return np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)

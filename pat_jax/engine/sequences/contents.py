@@ -37,7 +37,8 @@ class RowsOutput(Protocol):
 
 
 class Contents:
-    """The contents of sequences whose tokens are unknown: only shared prompts are known."""
+    """The contents of sequences whose tokens are unknown, as in a simulation. Only which sequences
+    share a prompt is known."""
 
     def __init__(self, table: SequenceTable):
         count = len(table)

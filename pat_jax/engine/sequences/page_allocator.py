@@ -64,7 +64,7 @@ class PageAllocator:
 
     @property
     def blank(self) -> np.ndarray:
-        """Pages without useful content, int32[pages]."""
+        """Free pages that are not in the prefix index, int32[pages]."""
         untouched = np.arange(self._untouched, self.num_pages, dtype=np.int32)
         return np.concatenate([self._blank[: self._num_blank], untouched])
 
@@ -110,7 +110,8 @@ class PageAllocator:
         return Admitted(pages, num_cached, copy)
 
     def index(self, tokens: np.ndarray, pages: np.ndarray) -> None:
-        """Makes a sequence's `pages` findable by its tokens, to reuse them after a preemption.
+        """Enters a sequence's `pages` in the prefix index under its tokens, to reuse them after a
+        preemption.
 
         Args:
           tokens: int[known], prompt and response; all but the newest are in the pages.

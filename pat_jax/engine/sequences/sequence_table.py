@@ -233,7 +233,8 @@ def options(
 def evened(
     replica: np.ndarray, pages: np.ndarray, free: np.ndarray, most: int
 ) -> np.ndarray | None:
-    """Returns each sequence's replica, int[running], so that no replica has more than `most`.
+    """Returns a new replica for each sequence, int[running], such that no replica has more than
+    `most` sequences.
 
     Returns None if pages are too few. As few sequences move as possible, those with fewest pages
     first, each to the emptiest replica with enough free pages. No replica both gives and receives

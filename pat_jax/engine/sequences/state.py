@@ -61,7 +61,8 @@ Pool = tuple[LayerPages, ...]
 
 
 class Runs(NamedTuple):
-    """The run that each row's last step left; it continues if the next match is long enough."""
+    """The run of each row after its last step. A run is text that a row copies over several steps
+    from one match; it continues if the next match is long enough."""
 
     kind: Int[Array, " rows"]  # kind of the match that the run began with
     place: Int[Array, " rows"]  # tokens of the run that are accepted if it continues
@@ -75,8 +76,8 @@ class Runs(NamedTuple):
 
 
 class Drafting(NamedTuple):
-    """The texts that rows draft from. The host makes them for a burst, which passes them on to the
-    bursts behind it."""
+    """The texts that rows draft from. The host makes them for a burst. Each burst passes them on to
+    the next one dispatched behind it."""
 
     text: Int[Array, "rows columns"]  # see `device/draft/ngram.py`
     runs: Runs  # see `device/draft/token_batch.py`

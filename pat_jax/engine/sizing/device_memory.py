@@ -28,7 +28,7 @@ def memory_limit(config: MemoryOption, devices: Sequence[Device]) -> float:
 
 
 def cache_limit(config: MemoryOption, devices: Sequence[Device]) -> float:
-    """Returns the bytes per device by which KV caches are sized.
+    """Returns the bytes of a device's memory from which the sizes of KV caches are computed.
 
     CPU devices have no memory of their own, so a quarter of the machine's memory is divided among
     them. Their bursts also read a contiguous copy of the cache, and training has to fit beside

@@ -67,7 +67,8 @@ def worth_planning(
     memory: MemoryModel,
     latency: LatencyModel | None,
 ) -> tuple[dict[Split, Layout], list[str]]:
-    """Returns the layouts that the planner may use, and why the others are left out.
+    """Returns the layouts that the planner may use, and sentences on why the other layouts are left
+    out.
 
     They have enough memory, and their TP stays inside hosts unless crossing them pays.
 

@@ -38,7 +38,7 @@ def most_at_once(
     dtype: jnp.dtype,
     devices: Sequence[Device],
 ) -> int:
-    """Returns how many sequences may run at once; others wait.
+    """Returns how many sequences may run at once. Further sequences wait.
 
     These are all of an iteration. On a CPU they are no more than fit with the contiguous copies of
     their caches that its bursts read."""
@@ -164,7 +164,7 @@ def memory_alone(
     resident: Any,
     drafter: Drafter = NO_DRAFTER,
 ) -> MemoryModel:
-    """Returns the memory that each layout takes of a device if it is the only one.
+    """Returns the memory that each layout takes of a device if no other layout is used.
 
     Its pool is the smallest that holds the longest sequence, or as large as the options say.
     Nothing is added for switches.

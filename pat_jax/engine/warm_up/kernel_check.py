@@ -94,7 +94,8 @@ def usable_kernels(
 def with_usable_kernels(
     layout: Layout, model: ModelConfig, *, page_size: int, dtype: jnp.dtype
 ) -> Layout:
-    """Returns the layout of a model that reads rows, with the kernels that work here.
+    """Returns the layout of a model that computes packed rows, with only the kernels that work on
+    this machine.
 
     It is `layout` itself if all of its own do."""
     names = ("rows", "experts")

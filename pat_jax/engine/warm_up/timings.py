@@ -36,7 +36,8 @@ class Timed(NamedTuple):
 
 
 class Timings:
-    """Tables of `LatencyModel`: `known` before, `new` ones, and known ones that ran `again`."""
+    """Tables of `LatencyModel`: times `known` before, `new` times, and times of known programs that
+    ran `again`."""
 
     def __init__(
         self, specs: ProgramSpecs, known: LatencyModel | None, *, recheck: bool, runs: int
@@ -110,7 +111,8 @@ class Timings:
                 noted[program.table][program.key] = min(took) / program.per
 
     def are_taken(self, table: str, *keys: tuple) -> bool:
-        """Returns whether known times of all `keys` are used, so their programs need not run."""
+        """Returns whether the known times of all `keys` are used, so that their programs need not
+        run again."""
         return self.is_brief and all(key in self.known[table] for key in keys)
 
     def know_all_of(self, layout: Layout) -> bool:

@@ -148,7 +148,8 @@ def views(
     line: Line,
     turns: int,
 ) -> tuple[DraftRows | DraftPages, ...]:
-    """Returns the caches as a line of tokens reads them.
+    """Returns the caches in the form in which a step reads them for a line, the tokens of all rows
+    concatenated.
 
     Tables of pages are widened by NULL_PAGE, so that `turns` tokens of a row near its end fit."""
     if isinstance(caches[0], DraftCopy):
@@ -161,7 +162,8 @@ def views(
 
 
 def kept(cache: PagedLayer | BurstLayer | DraftPages | DraftRows) -> Cache:
-    """Returns the part of a cache that the loop carries, without tables and lines."""
+    """Returns the arrays of a cache that a burst's loop carries from step to step, without page
+    tables and lines."""
     match cache:
         case DraftRows():
             return cache.copy

@@ -240,7 +240,8 @@ class DraftCache(DraftFeed):
             self._pool = state.pool
 
     def pause(self) -> None:
-        """Notes what the pages hold after bursts with drafts have been collected.
+        """Notes how many tokens of each sequence the pages hold, after bursts with drafts have been
+        collected.
 
         That is all they generated, except perhaps the last token of a fully accepted draft."""
         seen = self.responses.table.length[self._drafting] - 2

@@ -47,7 +47,7 @@ class DraftShapes(NamedTuple):
 
 
 class Proposal(NamedTuple):
-    """The drafts that a step proposes."""
+    """The drafts that are proposed in one step of a burst."""
 
     draft: Draft
     runs: Runs  # runs that the drafts belong to
@@ -137,7 +137,8 @@ class Drafter(ABC):
     def catch_up(
         self, asked: Asked, moving: Moving, proposal: Proposal, accepted: Accepted
     ) -> tuple[Any, Counts]:
-        """Returns the drafter's state and the counts after a step; `moving` is from before it."""
+        """Returns the drafter's state and the counts after a step. `moving` is the state before the
+        step."""
 
     def params(self, layout: Layout, shapes: DraftShapes) -> Any:
         """Returns shapes of its weights on the devices; None if it has none."""

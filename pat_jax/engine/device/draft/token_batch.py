@@ -24,12 +24,12 @@ from pat_jax.planning.draft_counts import BRANCHES, DRAFTS, MATCH_BIN_EDGES, MAX
 
 
 def goes_on(left: Runs, draft: Draft) -> Bool[Array, " rows"]:
-    """Returns whether each row's draft continues the run that the step before left."""
+    """Returns whether each row's draft continues the row's run from the step before."""
     return (left.matched > 0) & (draft.matched >= left.matched)
 
 
 def met_by(draft: Draft, left: Runs) -> Runs:
-    """Returns the runs that the drafts belong to: those that continue, or new ones."""
+    """Returns each row's run in this step: the continued run of the step before, or a new one."""
     is_old, longest = goes_on(left, draft), draft.tokens.shape[1]
     place = jnp.minimum(left.place, MAX_RUN - longest)
     kind = jnp.where(is_old, left.kind, kind_of(draft))
@@ -47,7 +47,7 @@ def left_by(
     accepted: Int[Array, " rows"],
     on_branch: Bool[Array, " rows"],
 ) -> Runs:
-    """Returns the runs that a step leaves to the next one.
+    """Returns each row's run after a step.
 
     A run may continue if all verified draft tokens were accepted; one more token was sampled then.
     A branch that is accepted ends its draft's run.
