@@ -19,7 +19,7 @@ _BESIDE_ATTENTION |= _LATENT
 
 
 def unmatched(option: str, target: str, linear: Sequence[str], policy: Policy) -> UserError:
-    """Returns the error of a target that no linear layer has as the end of its name.
+    """Returns the error for a target with which no name of a linear layer ends.
 
     Args:
       option: the option with the target.

@@ -87,7 +87,7 @@ class Executor(ABC):
 
     @abstractmethod
     def collect(self) -> tuple[RowsOutput, bool]:
-        """Waits for the oldest running burst.
+        """Waits for the oldest running burst, and returns its output.
 
         Returns:
           Its output, and whether the time since the burst before it is the time that it took.

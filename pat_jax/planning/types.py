@@ -25,7 +25,8 @@ def recompute_below(way: OneWay) -> int:
 
 
 def way(recomputed: int, running: int) -> Carry:
-    """The name of a switch in which `recomputed` of `running` sequences are recomputed."""
+    """Returns how a switch carries the cache, "migrate", "recompute" or "mixed", if `recomputed` of
+    `running` sequences are recomputed."""
     if recomputed:
         return "recompute" if recomputed == running else "mixed"
     return "migrate"

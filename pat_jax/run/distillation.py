@@ -15,7 +15,7 @@ from pat_jax.rl.batches.batches import TrainBatch
 def with_teacher(
     algorithm: AlgorithmConfig, batch: TrainBatch, advantages: Sequence[np.ndarray]
 ) -> tuple[Sequence[np.ndarray], dict[str, float]]:
-    """Adds what the teacher says to each response's advantages, and returns them with metrics.
+    """Adds the teacher's term to the advantages of each response. Returns the sums, and metrics.
 
         A_t = reward_coef * A_t of the reward + distill_coef * (log π_teacher - log π_old)(token_t)
 

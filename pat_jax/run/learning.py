@@ -189,7 +189,7 @@ class Learner:
 
     @property
     def state(self) -> TrainState:
-        """The policy's."""
+        """The policy's training state."""
         return self.states[POLICY]
 
     def learn(self, step: int, found: Experience) -> Learned:
@@ -250,12 +250,13 @@ class Learner:
 
     @property
     def kept(self) -> dict[str, Any]:
-        """The state that a checkpoint saves."""
+        """The training states that a checkpoint saves, by role."""
         return dict(self.states)
 
     @property
     def meta(self) -> dict[str, Any]:
-        """What a checkpoint's metadata say of what is learned."""
+        """The learner's entries in a checkpoint's metadata: checksums, and the state of reward
+        shaping."""
         return {**self._checksums, **self._shaping.to_meta()}
 
 

@@ -90,7 +90,7 @@ def _build(spec: str, config: RunConfig, devices: Sequence[Device]) -> RewardRol
 
 
 class Texts(NamedTuple):
-    """The texts that a reward model reads at once."""
+    """Size of the batch of texts that a reward model reads at once."""
 
     max_length: int  # tokens of the longest
     number: int
@@ -112,7 +112,7 @@ class FoundRewardModel:
     def scorer(
         self, options: RewardModelOptions, texts: Texts, devices: Sequence[Device], page_size: int
     ) -> TextScorer:
-        """Returns what scores texts, before anything is compiled or loaded."""
+        """Returns the `TextScorer` of the model. Nothing is compiled or loaded yet."""
         dtype = settled_dtype(options.dtype, devices[0].platform, is_checkpoint=True)
         policy = Policy.from_config(padded_for(devices, self.shape))
         layout = _layout(policy.config, devices, page_size, dtype)

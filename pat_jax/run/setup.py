@@ -82,7 +82,7 @@ class Setup:
 
     @property
     def trainer(self) -> Trainer:
-        """The policy's."""
+        """The policy's trainer."""
         return self.roles.policy
 
     @property
@@ -229,7 +229,8 @@ def _built_engine(
 
 
 def checked_tokenizer(config: RunConfig, model: ModelConfig) -> Tokenizer:
-    """Returns the model's tokenizer. Raises UserError if it has tokens that the model lacks."""
+    """Returns the model's tokenizer. Raises UserError if one of its token ids has no row in the
+    model's embedding."""
     tokenizer = load_tokenizer(config)
     check_vocabulary(tokenizer, model.vocab_size, source=config.model)
     return tokenizer

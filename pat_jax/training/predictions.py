@@ -49,7 +49,8 @@ class Predictions:
             )
 
     def with_column(self, batch: TrainBatch, column: str, params: Params) -> TrainBatch:
-        """Returns the batch with the predictions under `params` as a column, if it lacks that."""
+        """Returns the batch with the predictions under `params` in `column`. Micro-batches that
+        have this column keep it."""
         mini_batches = [
             [self._with_column(micro, column, params) for micro in mini]
             for mini in batch.mini_batches

@@ -86,7 +86,7 @@ class Reader:
         return (key.rows, key.length) in self.largest
 
     def take(self, params: Params) -> None:
-        """Takes a copy of these parameters, in its own dtype and on its own shards."""
+        """Copies these parameters, to the reader's dtype and shards."""
 
         def copied(params: Params) -> Params:
             return jax.tree.map(

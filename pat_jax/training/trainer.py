@@ -226,7 +226,8 @@ class Trainer:
     def supervised_step(
         self, state: TrainState, micro_batches: Sequence[MicroBatch]
     ) -> tuple[TrainState, UpdateResult]:
-        """Takes an optimizer step on demonstrations; `train/cross_entropy` is that of responses."""
+        """Takes an optimizer step on demonstrations. Its metric `train/cross_entropy` is over the
+        tokens of responses."""
         loss = self.updates[SUPERVISED].loss
         mini = [replace(micro, columns=loss.read(micro.columns)) for micro in micro_batches]
         state, record = self._step(SUPERVISED, self.placement.begun(state), mini)

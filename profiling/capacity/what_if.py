@@ -167,8 +167,8 @@ def with_slower_links(profile: Profile, factor: float, exit_layer: int = 0) -> L
 
 
 def sums_of(profile: Profile, layers: int = 0) -> Callable[[Split, int], float]:
-    """Seconds of all sums over devices in a decode step through `layers` layers, 0 for all, by
-    tokens of a replica: its rows, without drafts."""
+    """Returns a function from a layout and the tokens of a replica in a step to the seconds of all
+    all-reduces of that step. `layers` is the number of layers, 0 for all."""
     model, itemsize = model_of(profile), jnp.dtype(profile.subject.dtype).itemsize
     curves = {split: _sum_seconds(profile, split) for split in splits_of(profile.latency)}
     sums = 2 * (layers or model.num_layers) + 1

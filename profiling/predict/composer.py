@@ -105,8 +105,8 @@ class Composer(LayerTimes):
         return "held" if is_held else "bucket"
 
     def prefill_links_s(self, split: Split) -> float:
-        """Seconds in which a prefill call sends. They come on top, because its products do not wait
-        for memory."""
+        """Seconds of a prefill call's collectives. They add to the time of its products, which do
+        not wait for memory."""
         tokens = self.prefill_blocks * self.page_size
         return sum(
             count * self.layer_links_ms(tokens, split, is_sparse=is_sparse) / 1e3

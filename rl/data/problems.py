@@ -45,7 +45,7 @@ class Problems:
         return self._epochs.num_different
 
     def draw(self, at: Cursor, size: int) -> tuple[list[Prompt], Cursor]:
-        """Returns the `size` prompts from `at` on, and where the next batch begins.
+        """Returns the `size` prompts from position `at` on, and the position of the next batch.
 
         This is a pure function.
 

@@ -43,6 +43,7 @@ class ScoresByFunction:
 
     @property
     def has_signal(self) -> Bool[np.ndarray, " groups"]:
-        """Whether the scores of some function that counts differ within a group."""
+        """Whether the scores differ within each group, by at least one function whose weight is not
+        0."""
         counted = [has_signal(x) for x, w in zip(self.scores, self.weights, strict=True) if w]
         return np.any(counted, axis=0)

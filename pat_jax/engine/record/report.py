@@ -22,7 +22,7 @@ MIB = 2**20
 
 @dataclass
 class DraftSums:
-    """Sums over the bursts whose drafts a planner has predicted: predicted and actual values.
+    """Predicted and actual values, summed over the bursts whose drafts a planner has predicted.
 
     The time of steps without drafts is the planner's prediction in both.
     """

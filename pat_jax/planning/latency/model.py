@@ -245,7 +245,8 @@ class LatencyModel:
         )
 
     def observed(self, burst: BurstResult) -> "LatencyModel":
-        """The model corrected by a burst's step time: drift, heat, a noisy neighbour, the host."""
+        """Returns the model corrected by a burst's measured step time, which may differ from the
+        profile by heat, other processes or the host."""
         profiled = self.verifying(burst.num_draft_tokens).profiled_step(
             burst.split, burst.rows, burst.length, burst.held
         )

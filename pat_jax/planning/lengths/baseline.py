@@ -53,7 +53,8 @@ class Baseline:
         return replace(self, ended=keep * self.ended, cut=keep * self.cut)
 
     def plus(self, lengths: np.ndarray, is_cut: np.ndarray) -> "Baseline":
-        """The counts with more responses: `lengths` in tokens, int[responses]; bool[responses]."""
+        """Returns the counts with more responses: `lengths` in tokens, int[responses], and whether
+        each was truncated, bool[responses]."""
         bins, size = self.bins(lengths), len(self.ended)
         return replace(
             self,

@@ -72,7 +72,8 @@ class Unevenness:
     _excess_s: float = 0.0  # of a step, over one of even replicas
 
     def see(self, load: Load, split: Split, tables: CostTables, factor: float) -> None:
-        """Counts the last burst and notes the next one, in profiled seconds times `factor`."""
+        """Adds the seconds that the last burst lost because replicas were uneven, and predicts
+        those of the next burst: profiled seconds times `factor`."""
         steps = max(0.0, load.step - self._step)
         self.lost_s = self.lost_s + steps * self._excess_s if split == self._split else 0.0
         self._steps = steps or self._steps  # plans are made twice where sequences move

@@ -29,7 +29,8 @@ class SequenceClasses:
 
     @classmethod
     def of(cls, load: Load, kind: np.ndarray, most: int) -> "SequenceClasses":
-        """At most `most` classes. Sequences of one `kind`, int[running], are in one class."""
+        """Returns at most `most` classes. Sequences of equal `kind`, int[running], are in one
+        class."""
         # In few bits, which NumPy sorts by radix: several times as fast.
         order = np.argsort(kind.astype(np.min_scalar_type(kind.max())), kind="stable")
         ordered = kind[order]

@@ -59,7 +59,7 @@ class Planner(ABC):
         """
 
     def observe(self, outcome: Outcome) -> None:
-        """Hears the outcome of a decision. A planner may learn from the seconds it took."""
+        """Receives the outcome of a decision. A planner may learn from the seconds that it took."""
         del outcome
 
     @property
@@ -68,7 +68,7 @@ class Planner(ABC):
         return None
 
     def observe_rollout(self, lengths: LengthModel) -> None:
-        """Hears the length model for the next rollouts, updated with the last one."""
+        """Receives the length model for the next rollouts, updated with the last rollout."""
         del lengths
 
 

@@ -34,14 +34,16 @@ def mean_response(load: Load, lengths: LengthModel) -> float:
 
 
 def horizon(load: Load, lengths: LengthModel) -> int:
-    """Decode steps until the last sequence may end, if waiting ones take the mean time."""
+    """Decode steps until the last sequence may end, if waiting sequences have the mean response
+    length."""
     if not load.waiting:
         return int(load.remaining_tokens.max())
     return int(_queue(load) / load.running * mean_response(load, lengths)) + _remaining_tokens(load)
 
 
 def refill(load: Load, lengths: LengthModel, running: np.ndarray, moments: np.ndarray) -> Refill:
-    """At each moment, waiting sequences take the rows of those that have ended.
+    """Predicts how many waiting sequences get a row at each moment, because running sequences have
+    ended.
 
     Args:
       running: float[moments], how many of the sequences running now will still run.

@@ -225,7 +225,7 @@ class _Printable(logging.Formatter):
 
 
 def log_to(path: Path) -> None:
-    """Sends the package's log to this file, and nowhere else."""
+    """Makes the package log to this file only."""
     handler = logging.FileHandler(path, encoding="utf-8")
     handler.setFormatter(_Printable("%(asctime)s %(name)s: %(message)s"))
     package = logging.getLogger("pat_jax")

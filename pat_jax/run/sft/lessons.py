@@ -72,7 +72,8 @@ class Lessons(ABC, Generic[Each]):
 
     @abstractmethod
     def words(self, measured: Mapping[str, Any], many: int) -> str:
-        """Returns what `measure` found over `many` of them as a line for the user."""
+        """Returns a line for the user with the metrics of `measure`, which were measured on `many`
+        examples or pairs."""
 
 
 @dataclass(frozen=True)

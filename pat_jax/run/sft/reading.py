@@ -25,7 +25,8 @@ _LIMIT = "--max_length"  # the option that limits lengths
 
 
 def kind_of(config: FineTuning) -> type[Lessons]:
-    """Returns what a run with these options learns from, and how."""
+    """Returns the kind of lessons that the options ask for: examples, pairs for a reward model, or
+    pairs for DPO."""
     match config:
         case RewardModelConfig():
             return RewardLessons

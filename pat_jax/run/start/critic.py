@@ -40,7 +40,7 @@ CRITIC_BASE = "critic_base_checksum"  # in a checkpoint's metadata
 def critic_model(
     config: RunConfig, policy: Policy, layout: Layout, devices: Sequence[Device]
 ) -> CriticModel | None:
-    """Returns what the critic of a run is, None if there is none.
+    """Returns the critic's model, layout and source; None if the run has no critic.
 
     Args:
       layout: the policy's, whose micro-batches the critic reads, too.
@@ -149,7 +149,8 @@ def check_critic_base(meta: Mapping[str, Any], checksum: int | None, config: Run
 def initial_critic(
     roles: Roles, config: RunConfig, model: CriticModel | None, policy: TrainState
 ) -> dict[str, TrainState]:
-    """Returns the critic's state at the beginning by its name, nothing if there is no critic.
+    """Returns the critic's first state under the critic's name; an empty dict if the run has no
+    critic.
 
     Args:
       policy: the policy's state at the beginning, after its supervised stage.

@@ -50,7 +50,8 @@ def first_layouts(config: RunConfig, setup: Setup) -> tuple[Split, ...]:
 
 
 class LazyLayouts:
-    """Compiles the layouts that are worth it in the background, and adds them to the planner's."""
+    """Compiles layouts in the background if they are predicted to save more time than their
+    compilation takes, and adds them to the planner's layouts."""
 
     def __init__(
         self, setup: Setup, planner: CostModelPlanner, warmup: Warmup, ready: Sequence[Split]

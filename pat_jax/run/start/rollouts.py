@@ -64,8 +64,8 @@ class Rollouts:
         return memory
 
     def whole_sequences(self, layouts: dict[Split, Layout], resident: object) -> float:
-        """Returns how many of the longest sequences have room at once, see there. `resident` is as
-        in `memory_alone`."""
+        """Returns how many of the longest sequences have room in the KV cache at once. `resident`
+        is as in `memory_alone`."""
         rollout, limit = self.config.rollout, memory_limit(self.config.rollout, self.devices)
         held = {"limit": limit, "resident": resident, "drafter": self.drafter}
         return whole_sequences(self.policy, layouts, rollout, self.dtype, **held)

@@ -235,7 +235,7 @@ class DraftCache(DraftFeed):
         return self._tables
 
     def keep(self, state: Any) -> None:
-        """Keeps the pool that a burst leaves."""
+        """Keeps the draft model's pool from a burst's final state for the next burst."""
         if state is not None:
             self._pool = state.pool
 

@@ -50,7 +50,8 @@ class Exchange:
 
     @property
     def num_heads(self) -> int:
-        """How many devices of the layout with more TP share the KV heads of one with less."""
+        """Number of devices of the layout with more TP that share the KV heads of one device of the
+        other layout."""
         return self.wide.size(self.heads)
 
     @property
@@ -78,12 +79,13 @@ class Exchange:
 
     @property
     def most_staged(self) -> int:
-        """`staged` with the most that may wait, two large rounds (`order.MOST_WAITING`)."""
+        """`staged` plus the page parts of the most pages that may wait: two large rounds
+        (`order.MOST_WAITING`)."""
         return self.staged + 2 * self.arrived(Round(ALL, 1))
 
     @property
     def copies_sent(self) -> int:
-        """How many page parts are sent between devices for each page.
+        """Number of page parts that are sent between devices for each page.
 
         No migration could send fewer: devices that hold a part already do not receive it.
         """
