@@ -35,7 +35,7 @@ def other_tokens(
     Args:
       own, own_folder: the model's configuration and checkpoint folder.
       policy, policy_folder: the policy's. Without a folder there is no tokenizer.
-      role: what the model is in the run.
+      kind: what the model is called in the message.
 
     Raises:
       UserError: a tokenizer's file cannot be read.
