@@ -20,7 +20,7 @@ from tests.lossless import EXPERTS, MODELS, PATHS, Settings, Subject, make_reque
 # Of two KV heads wider layouts split some and copy others: "kv2" has every layout. Of eight each has
 # its own, of one all have copies: the narrowest and the widest differ most.
 SETTINGS = {
-    "kv8": Settings(min_rows=4, min_length=64, degrees=(1, 2, 8)),  # compacts its rows twice
+    "kv8": Settings(min_rows=4, min_length=64, degrees=(1, 8)),  # compacts its rows twice
     "kv2": Settings(min_rows=8, max_logprobs=3),  # lengthens its cache
     "kv1": Settings(min_rows=16, min_length=64, page_size=4, degrees=(1, 8)),
     "moe": Settings(min_rows=4, min_length=64, degrees=(1, 2, 8)),

@@ -44,7 +44,9 @@ from pat_jax.training.transfer import Receivers
 from tests.lossless import CARRIES, EOS_IDS, EXPERTS, PATHS, Settings, Subject, tally
 from tests.near_ties import NEAR_TIE, Decisions, Tally, check_lossless, compare
 
-QUICK = [("moe", (1, 2, 8), "mixed"), ("moe", (8, 1), "recompute"), ("bigmac", (8, 1), "mixed")]
+# Of the narrowest layout and the widest; experts that see fewer numbers, and those of which some devices
+# have the same, take as long to compile again.
+QUICK = [("moe", (1, 8), "mixed"), ("moe", (8, 1), "recompute")]
 RUNS = [
     (name, path, carry)
     for name in EXPERTS
