@@ -46,7 +46,7 @@ jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 # Where each operation stands in the source is written into every program: a tenth of a cold run.
 jax.config.update("jax_traceback_in_locations_limit", 0)
 
-settings.register_profile("pat_jax", deadline=None, max_examples=50, derandomize=True)
+settings.register_profile("pat_jax", deadline=None, max_examples=30, derandomize=True)
 settings.load_profile("pat_jax")
 
 

@@ -99,7 +99,7 @@ def bytes_a_device(arrays) -> int:
     ("name", "paths"),
     [
         ("kv8", ((1, 8), (8, 1))),
-        ("kv2", ((1, 4), (8, 2))),
+        ("kv2", ((1, 2), (8, 2))),
         pytest.param("kv1", ((1, 8), (8, 1)), marks=pytest.mark.slow),
     ],
 )

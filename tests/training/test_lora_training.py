@@ -138,6 +138,7 @@ def share(ours: list[np.ndarray], theirs: list[np.ndarray]) -> float:
     return float(dot / sum(np.vdot(x, x) for x in theirs))
 
 
+@pytest.mark.slow  # a trainer of its own
 def test_a_rollout_in_bfloat16_sees_each_update_of_a_millionth():
     """Weights on the bfloat16 grid, whose last bits are larger by far."""
     optimizer, dtype = optax.adam(1e-6), jnp.bfloat16
@@ -181,6 +182,7 @@ def test_of_adapters_on_the_grid_what_lies_below_their_last_bits_is_not_seen(
     assert np.isnan(update_seen(on_grid, on_grid, scale=2.0, dtype=dtype))
 
 
+@pytest.mark.slow  # a trainer of its own
 def test_memory_is_that_of_the_base_once_and_of_the_adapters_six_times():
     """Parameters now and before, two moments, and gradients twice: by hand, and by what the programs
     are given."""
