@@ -303,6 +303,7 @@ def test_mistakes_in_the_options(write, run, refused, tmp_path: Path, options, w
     assert all(word.format(folder=tmp_path) in message for word in words), message
 
 
+@pytest.mark.slow  # an engine of its own
 def test_a_built_in_shape_takes_token_ids(write, run):
     prompts = write({"token_ids": [5, 6], "max_tokens": 4}, {"prompt": "a"})
     bare, text = run(prompts, "--model", "tiny", "--logprobs", "7")

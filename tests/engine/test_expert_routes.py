@@ -459,7 +459,9 @@ def layer_collectives(config: ModelConfig, layout: Layout, rows: int) -> Counter
     return found
 
 
-@pytest.mark.parametrize("name", EXPERTS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(x, marks=[pytest.mark.slow] * (x == "mixtral")) for x in EXPERTS]
+)
 def test_a_layer_of_experts_gathers_rows_and_scatters_sums(name):
     """Once in a layer where there are replicas, and sums over a replica's devices where it has several.
     Experts that see a quarter of a token's numbers have a quarter of the rows' bytes sent."""

@@ -139,7 +139,10 @@ SHARED = groups(st.sampled_from([1, 2, 9, 20]), 12)
     "loss",
     [
         PolicyLoss(beta=0.1, entropy_coef=0.01),  # GRPO
-        PolicyLoss(ratio="trajectory", correction="sequence_mask", beta=0.1, kl_estimator="k2"),
+        pytest.param(
+            PolicyLoss(ratio="trajectory", correction="sequence_mask", beta=0.1, kl_estimator="k2"),
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=lambda loss: f"{loss.surrogate}, {loss.ratio}",
 )
