@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from evaluations import evaluate_here
 from plain_model import outputs
-from runs import SHALLOW, write_checkpoint
+from runs import QWEN3, write_checkpoint
 
 from pat_jax.commands import evaluate_pairs
 from pat_jax.common.errors import UserError
@@ -29,7 +29,7 @@ ROWS = [
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("given")
-    write_checkpoint(folder / "judge", replace(SHALLOW, head="scalar", tie_embeddings=False))
+    write_checkpoint(folder / "judge", replace(QWEN3, head="scalar", tie_embeddings=False))
     write_checkpoint(folder / "policy")
     long = {"prompt": "x" * 600, "chosen": "a", "rejected": "b"}
     text = "".join(f"{json.dumps(row)}\n" for row in [*ROWS, {**long, "subset": "chat"}])

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from runs import QWEN3, SHALLOW, finish, json_lines, start, write_checkpoint
+from runs import QWEN3, finish, json_lines, start, write_checkpoint
 from saved_runs import learned, policy_of
 
 from pat_jax import generate
@@ -37,7 +37,7 @@ SMALL = ("--batch", "4", "--max_length", "128", "--layout", "dp2tp1", "--devices
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory) -> Path:
-    return write_checkpoint(tmp_path_factory.mktemp("generate") / "model", SHALLOW)
+    return write_checkpoint(tmp_path_factory.mktemp("generate") / "model")
 
 
 @pytest.fixture
