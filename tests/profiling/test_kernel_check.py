@@ -90,7 +90,7 @@ def test_a_kernel_that_does_not_compile_is_found(broken):
 
 def test_what_was_right_is_asked_once_and_what_was_wrong_again(broken, tmp_path, monkeypatch):
     path = tmp_path / "cache" / "kernels.json"
-    seen = partial(looked_at, kernels=Kernels("cpu").having(["decode", "blocks"]))
+    seen = partial(looked_at, kernels=Kernels("cpu").having(["decode", "prefill", "verify"]))
     broken(refused, "decode")
     assert seen(kept=path)["decode"]
     assert set(seen(kept=path)) == {"decode"}
