@@ -211,6 +211,7 @@ def test_what_had_pages_of_another_prompt_is_computed_again_by_their_experts():
     np.testing.assert_array_equal(routes.whole(0)[:, 0, 0], [3, 4, 5, 6, 7])
 
 
+@pytest.mark.slow  # `test_experts.py` has the layer
 def test_rows_that_are_not_live_have_no_expert(monkeypatch: pytest.MonkeyPatch):
     """Of sixteen rows one is live, and of a page that is prefilled the tokens of one prompt."""
     counts, compute = list[tuple[int, int]](), experts._compute  # tokens of a row, with experts
