@@ -43,18 +43,26 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_compilation_cache_dir", str(CACHE))
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
 jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+# Where each operation stands in the source is written into every program: a tenth of a cold run.
+jax.config.update("jax_traceback_in_locations_limit", 0)
 
-settings.register_profile("pat_jax", deadline=None, max_examples=50, derandomize=True)
+settings.register_profile("pat_jax", deadline=None, max_examples=30, derandomize=True)
 settings.load_profile("pat_jax")
 
 
+SHARED = r"^from (fakes import .*\bsubject|two_devices import .*\bengine)\b"
+
+
 class FilesAndEngines(LoadFileScheduling):
-    """`--dist loadfile`, but that files which share engines (`fakes.subject`) go to one process."""
+    """`--dist loadfile`, but files which share engines go to one process.
+
+    These are `fakes.subject` and `two_devices.engine`.
+    """
 
     def _split_scope(self, nodeid: str) -> str:
         file = super()._split_scope(nodeid)
         source = (self.config.rootpath / file).read_text(encoding="utf-8")
-        return "engines" if re.search(r"^from fakes import .*\bsubject\b", source, re.M) else file
+        return "engines" if re.search(SHARED, source, re.M) else file
 
 
 @pytest.hookimpl(optionalhook=True)  # of pytest-xdist
@@ -126,8 +134,11 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+MOST_MAPS = 20_000
+
+
 def pytest_runtest_teardown(item: pytest.Function, nextitem: pytest.Function | None) -> None:
-    """Frees what a file has compiled for itself.
+    """Frees what a file has compiled for itself; what all files compile stays while there is room.
 
     XLA:CPU maps a program into memory in some twenty pieces; Linux allows a process 65,530 of them, and
     the one too many is a segmentation fault.
@@ -135,8 +146,10 @@ def pytest_runtest_teardown(item: pytest.Function, nextitem: pytest.Function | N
     if nextitem is not None and nextitem.path == item.path:
         return
     _forget(item.module)
-    jax.clear_caches()
-    gc.collect()
+    maps = Path("/proc/self/maps")
+    if not maps.exists() or maps.read_bytes().count(b"\n") > MOST_MAPS:
+        jax.clear_caches()
+        gc.collect()
 
 
 def _forget(module: Any) -> None:

@@ -47,6 +47,8 @@ QWEN3 = ModelConfig(
     max_position=512,
     vocab_multiple=8,
 )
+# Enough where a test is of a command and not of its model: compiling takes as long as there are layers.
+SHALLOW = replace(QWEN3, num_layers=1)
 CHAT_TEMPLATE = (
     "{% for m in messages %}<im>{{ m.role }}:{{ m.content }}{% endfor %}"
     "{% if add_generation_prompt %}<im>assistant:{% endif %}"

@@ -20,6 +20,7 @@ def test_bytes_of_a_step_are_weights_once_and_each_rows_own_tokens():
 
 
 @pytest.mark.filterwarnings("ignore:Some donated buffers were not usable")
+@pytest.mark.slow  # an engine of its own
 def test_a_cell_is_measured_by_the_engine_itself():
     cell = Cell("", preset("tiny"), rows=3, context=20, steps=8, bursts=2)
     params = Policy.from_config(cell.config).init(0, dtype=DTYPE)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from plain_model import outputs
 from runs import QWEN3
 
 from pat_jax.batch_generation.weight_gap import (
@@ -65,9 +66,7 @@ def full_params(policy: Policy) -> Params:
 
 def logprobs(policy: Policy, params: Params, sequence: np.ndarray, prompt: int) -> np.ndarray:
     """From all logits at once, in float64."""
-    model, tokens = policy.bind(jax.tree.map(jnp.asarray, params)), jnp.asarray(sequence)[None]
-    hidden = model(tokens, jnp.arange(len(sequence))[None]).hidden
-    logits = np.asarray(model.logits(hidden), np.float64)[0, prompt - 1 : -1, : CONFIG.vocab_size]
+    logits = outputs(policy, params, sequence, longest=512)[prompt - 1 : -1]
     picked = np.take_along_axis(logits, sequence[prompt:, None], axis=1)[:, 0]
     return picked - np.log(np.exp(logits).sum(axis=1))
 

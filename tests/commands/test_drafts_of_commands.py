@@ -10,7 +10,7 @@ from pathlib import Path
 
 import jax
 import pytest
-from runs import write_checkpoint
+from runs import SHALLOW, write_checkpoint
 
 from pat_jax import generate
 from pat_jax.commands import generate as body
@@ -41,7 +41,7 @@ def test_auto_of_an_older_configuration_staggers_nothing():
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory) -> Path:
-    return write_checkpoint(tmp_path_factory.mktemp("drafts") / "model")
+    return write_checkpoint(tmp_path_factory.mktemp("drafts") / "model", SHALLOW)
 
 
 @pytest.fixture
@@ -85,6 +85,7 @@ def test_generate_says_what_is_drafted_and_what_came(generated, drafts_pay, caps
     assert re.search(CAME, output)
 
 
+@pytest.mark.slow  # one more engine
 def test_generate_says_why_nothing_is_drafted(generated, capsys, monkeypatch):
     measure = Warmup.measure
 
@@ -97,6 +98,7 @@ def test_generate_says_why_nothing_is_drafted(generated, capsys, monkeypatch):
     assert "no drafts were made: none was predicted to pay" in capsys.readouterr().err
 
 
+@pytest.mark.slow  # two more engines
 def test_what_was_measured_is_kept_and_of_its_drafts_none_are_made(
     generated, tmp_path, capsys, monkeypatch
 ):

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from evaluations import evaluate_here
+from plain_model import outputs
 from runs import QWEN3, write_checkpoint
 
 from pat_jax.commands import evaluate_pairs
@@ -16,7 +17,6 @@ from pat_jax.common.errors import UserError
 from pat_jax.evaluation.config import EvaluateConfig
 from pat_jax.models.checkpoints.hf_load import check_checkpoint, load_params
 from pat_jax.models.policy import Policy
-from pat_jax.models.transformer import values
 from pat_jax.rl.text.scored_text import scored_tokens
 from pat_jax.rl.text.tokenizer import HuggingFaceTokenizer
 
@@ -41,12 +41,10 @@ def folder(tmp_path_factory) -> Path:
 def rewards_of(judge: Path) -> np.ndarray:
     """Of each text alone."""
     policy, tokenizer = Policy.from_config(check_checkpoint(judge)), HuggingFaceTokenizer(judge)
-    model = policy.bind(load_params(judge, policy, None, jnp.dtype(jnp.float32)))
+    params = load_params(judge, policy, None, jnp.dtype(jnp.float32))
 
     def reward(prompt: str, response: str) -> float:
-        tokens = jnp.array([scored_tokens(tokenizer, prompt, response)])
-        hidden = model(tokens, jnp.arange(tokens.shape[1])[None]).hidden
-        return float(values(model.scalar_head, hidden)[0, -1])
+        return outputs(policy, params, scored_tokens(tokenizer, prompt, response))[-1]
 
     return np.array([[reward(x["prompt"], x[key]) for key in ("chosen", "rejected")] for x in ROWS])
 

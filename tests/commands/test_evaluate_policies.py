@@ -62,7 +62,7 @@ def output(monkeypatch, tmp_path: Path, folder: Path, *options: str, out: str) -
     [
         ("--run_dir full", "full_hf"),
         pytest.param("--run_dir full --checkpoint 2", "earlier_hf", marks=pytest.mark.slow),
-        ("--run_dir lora", "merged_hf"),
+        pytest.param("--run_dir lora", "merged_hf", marks=pytest.mark.slow),
         pytest.param("--model base --adapter adapter", "merged_hf", marks=pytest.mark.slow),
     ],
 )

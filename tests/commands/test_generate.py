@@ -120,6 +120,7 @@ def test_adapters_are_merged_into_the_weights(model: Path, write, run, tmp_path:
     assert found == run(prompts, *greedy, "--model", str(tmp_path / "merged"), out="merged.jsonl")
 
 
+@pytest.mark.slow  # `test_weight_gap.py` has the gap itself
 def test_weights_in_eight_bits_are_a_model_nearby_and_how_near_is_said(write, run, capsys):
     prompts = write({"token_ids": [5, 6, 7], "max_tokens": 1, "logprobs": 5}, {"token_ids": []})
     kept = [run(prompts, "--weights", w, out=f"{w}.jsonl")[0] for w in ("auto", "int8")]
@@ -302,6 +303,7 @@ def test_mistakes_in_the_options(write, run, refused, tmp_path: Path, options, w
     assert all(word.format(folder=tmp_path) in message for word in words), message
 
 
+@pytest.mark.slow  # an engine of its own
 def test_a_built_in_shape_takes_token_ids(write, run):
     prompts = write({"token_ids": [5, 6], "max_tokens": 4}, {"prompt": "a"})
     bare, text = run(prompts, "--model", "tiny", "--logprobs", "7")

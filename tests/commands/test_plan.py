@@ -231,7 +231,10 @@ def test_words_of_others_are_no_markup():
         ("--model llama-3.1-8b --target v5e:8", "expected the 2 dimensions"),
         ("--target=", "option --target is ''"),
         ("--model llama-4 --target h100:8", "model 'llama-4' is not a built-in shape"),
-        ("--model llama-3.1-70b --target h100:8 --compile false", "would fit"),
+        pytest.param(  # `test_by_arithmetic.py` has the sentence
+            *("--model llama-3.1-70b --target h100:8 --compile false", "would fit"),
+            marks=pytest.mark.slow,
+        ),
         ("--model llama-3.1-8b --target h100:8 --lengths bad.csv", "bad.csv, line 2"),
         ("--model llama-3.1-8b --target h100:8 --responses 13", "--responses is 13"),
         (

@@ -9,6 +9,7 @@ from pages import parsed, words_of
 from pat_jax.commands import plan
 from pat_jax.common.errors import UserError
 from pat_jax.config.command_line import parse
+from pat_jax.models.presets import PRESETS, preset
 from pat_jax.profiling.capacity.page import page, plan_text
 from pat_jax.profiling.capacity.plan_config import PlanConfig
 from pat_jax.profiling.capacity.planned import planned
@@ -91,10 +92,13 @@ def test_a_rollout_has_the_memory_of_the_models_that_wait_elsewhere(report: Plan
     assert away.update_s - here.update_s == pytest.approx(moved / 64e9, rel=0.05)
 
 
-def test_a_model_with_a_scalar_head_computes_no_logits():
+def test_a_model_with_a_scalar_head_computes_no_logits(monkeypatch: pytest.MonkeyPatch):
     """A pass of the policy's shape without its head: less of everything, and more than nothing."""
-    update = alone(FOUR + "--mini_batch_size 8", model="qwen3-0.6b")
-    larger = alone(f"{FOUR} --critic.model qwen3-0.6b --reward model:qwen3-0.6b", "qwen3-0.6b")
+    # A quarter of its weights are its head's, as those of qwen3-0.6b.
+    shape = replace(preset("qwen3-0.6b"), num_layers=4, vocab_size=20_480)
+    monkeypatch.setitem(PRESETS, "shallow", shape)  # pyright: ignore[reportArgumentType]
+    update = alone(FOUR + "--mini_batch_size 8", model="shallow")
+    larger = alone(f"{FOUR} --critic.model shallow --reward model:shallow", "shallow")
     seconds = dict(larger.others)
     one = larger.scoring.total / len(larger.scored)
     for name in ("scores of the reward model", "values of the critic"):

@@ -62,10 +62,8 @@ def folder(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def facts(folder: Path) -> dict:
-    """What the program told, while the command ran beside it."""
-    command = start(*OPTIONS, "--run_dir", str(folder / "command"))
+    """What the program told."""
     program = start(str(folder), json.dumps(named(OPTIONS)), program=("-c", PROGRAM))
-    finish(command)
     told: dict = {}
     for line in finish(program).splitlines():
         if line.startswith("{"):
@@ -78,11 +76,17 @@ def metrics(folder: Path) -> list[dict]:
     return [{k: v for k, v in row.items() if not k.startswith("progress/")} for row in rows]
 
 
+@pytest.mark.slow  # a whole command
 def test_a_run_measures_what_the_command_measures(folder: Path, facts: dict):
     """With a function of the program as its reward, and `exact` there."""
+    finish(start(*OPTIONS, "--run_dir", str(folder / "command")))
     ours, theirs = metrics(folder / "api"), metrics(folder / "command")
     assert ours[:3] == theirs and len(theirs) == 3
-    assert {"train/loss", "reward/mean", "rollout/tokens"} <= theirs[1].keys()
+
+
+def test_a_run_has_metrics_samples_and_its_rollout(folder: Path, facts: dict):
+    ours = metrics(folder / "api")
+    assert len(ours) == 4 and {"train/loss", "reward/mean", "rollout/tokens"} <= ours[1].keys()
     assert facts["samples"] == {"1": 4, "2": 4} and facts["path"] == ["dp2tp1"]
     assert facts["seen"] == [] and facts["trace"][0] == 9
 

@@ -242,7 +242,7 @@ def uneven(seed: int) -> list[Request]:
     ]
 
 
-@pytest.mark.parametrize("split", [DP8, DP4], ids=str)
+@pytest.mark.parametrize("split", [DP8, pytest.param(DP4, marks=pytest.mark.slow)], ids=str)
 def test_balancing_changes_no_token(split):
     requests = uneven(0)
     expected, plain = run(requests, FixedLayout(split), split)

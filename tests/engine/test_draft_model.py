@@ -36,7 +36,7 @@ pytestmark = pytest.mark.usefixtures("free_pages")
 
 @cache
 def whole(drafts: Drafts) -> Subject:
-    settings = Settings(min_rows=8, min_length=64, drafter=replace(DRAFTER, drafts=drafts))
+    settings = Settings(min_rows=16, min_length=64, drafter=replace(DRAFTER, drafts=drafts))
     return Subject(MODELS["kv2"], settings, num_devices=2)
 
 

@@ -24,7 +24,11 @@ from tests.lossless import CARRIES, make_requests
 
 
 # Heads that are all split, split and copied, and both over factors of 2 and 3.
-@pytest.mark.parametrize("case", [*CASES[:2], *CASES[5:]], ids=str)
+@pytest.mark.parametrize(
+    "case",
+    [CASES[0], pytest.param(CASES[1], marks=pytest.mark.slow), *CASES[5:]],
+    ids=str,
+)
 def test_every_page_arrives_and_no_other_is_lost_on_the_way(case):
     """For every pair of layouts in one memory, full to its last page or not."""
     rng = np.random.default_rng(case)
@@ -93,7 +97,11 @@ def bytes_a_device(arrays) -> int:
 
 @pytest.mark.parametrize(
     ("name", "paths"),
-    [("kv8", ((1, 8), (8, 2))), ("kv2", ((1, 4), (8, 2))), ("kv1", ((1, 8), (8, 1)))],
+    [
+        ("kv8", ((1, 8), (8, 1))),
+        ("kv2", ((1, 2), (8, 2))),
+        pytest.param("kv1", ((1, 8), (8, 1)), marks=pytest.mark.slow),
+    ],
 )
 @pytest.mark.parametrize("carry", CARRIES)
 def test_a_switch_sends_and_holds_what_it_says(name, paths, carry, monkeypatch):

@@ -12,7 +12,7 @@ from pat_jax.engine.sequences.sampling import Sampling
 from tests.lossless import EOS_IDS, make_requests
 
 SUBJECT, LENGTH = "kv2", 40
-PATH = (1, 4, 8)
+PATH = (1, 2, 8)
 
 
 def generate(*samplings: Sampling, path=(1,), ignore_eos=False) -> list[Completion]:

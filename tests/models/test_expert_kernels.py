@@ -84,9 +84,13 @@ def results(kernels: Kernels, rows: Rows) -> Any:
 # Rows, and the width of both sides of an expert: with 3 rows tiles have 16 on a GPU, with 120 they have
 # 64; a TPU's tile of 128 has rows of several experts.
 SHAPES = [("cpu", 3, 32, 48), ("cpu", 120, 96, 16), ("tpu", 3, 128, 256), ("tpu", 120, 128, 128)]
+QUICK = SHAPES[0], SHAPES[3]  # both platforms, few rows and many
 
 
-@pytest.mark.parametrize(("platform", "count", "embed", "dim"), SHAPES)
+@pytest.mark.parametrize(
+    ("platform", "count", "embed", "dim"),
+    [pytest.param(*x, marks=[] if x in QUICK else pytest.mark.slow) for x in SHAPES],
+)
 def test_kernels_compute_what_plain_operations_compute(
     platform: str, count: int, embed: int, dim: int
 ):

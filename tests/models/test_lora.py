@@ -75,7 +75,9 @@ def test_a_product_is_that_with_the_sum(out: list[int], into: list[int], rank: i
 OF_EXPERTS = ("experts.gate_up_proj", "experts.down_proj", "gate.weight")
 
 
-@pytest.mark.parametrize("name", list(SOME))
+@pytest.mark.parametrize(
+    "name", [pytest.param(x, marks=[pytest.mark.slow] * (x in ("mixtral", "kv1"))) for x in SOME]
+)
 def test_merged_and_unmerged_logits_are_equal(name: str):
     policy = Policy.from_config(SOME[name])
     adapters = lora("all-linear", *(OF_EXPERTS if name in EXPERTS else ()), policy=policy)

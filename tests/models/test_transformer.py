@@ -42,7 +42,9 @@ def forward(name, params, tokens, positions=None, cache=None, *, remat=NONE, dty
     return model.logits(hidden), cache
 
 
-@pytest.mark.parametrize("name", SOME)
+@pytest.mark.parametrize(
+    "name", [pytest.param(x, marks=[pytest.mark.slow] * (x in ("mixtral", "kv1"))) for x in SOME]
+)
 def test_decoding_with_a_cache_equals_the_full_forward(name):
     """Rows stand at different positions, and what lies beyond them in their pages is refuse."""
     policy, params = policy_and_params(name)

@@ -163,7 +163,12 @@ def test_each_output_of_each_expert_has_a_scale(weights):
 
 @pytest.mark.parametrize(
     ("name", "weights"),
-    [("qwen3", "fp8"), ("qwen2", "int8"), ("qwen3_moe", "fp8"), ("qwen3_moe", "int8")],
+    [
+        ("qwen3", "fp8"),
+        pytest.param("qwen2", "int8", marks=pytest.mark.slow),
+        pytest.param("qwen3_moe", "fp8", marks=pytest.mark.slow),
+        ("qwen3_moe", "int8"),
+    ],
 )
 def test_the_model_is_that_of_the_weights_that_are_left(name, weights):
     policy, params = policy_and_params(name)

@@ -129,7 +129,9 @@ def test_bursts_with_drafts_are_compiled_of_most_tokens_and_those_without_stand_
     assert not any(job.record.num_draft_tokens for job in jobs_of(build(none)))
 
 
-@pytest.mark.parametrize("source", ["early_exit:3", "model:small"])
+@pytest.mark.parametrize(
+    "source", [pytest.param("early_exit:3", marks=pytest.mark.slow), "model:small"]
+)
 def test_bursts_whose_drafts_a_model_says_are_built(source: str):
     """At a depth of two layers the first says them; a draft model is whole."""
     config = replace(CONFIG, speculation=SpeculationConfig(source))

@@ -91,6 +91,7 @@ def predicted(found: TargetBuild) -> dict[tuple[str, str], int]:
     return sizes | {("reward model", "predict"): shard_bytes(reader.visiting)}
 
 
+@pytest.mark.slow  # compiles seven programs
 def test_memory_of_each_role_is_that_of_its_compiled_programs():
     found = build()
     expected, seen = predicted(found), set()

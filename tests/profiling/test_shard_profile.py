@@ -80,6 +80,7 @@ def test_every_program_that_the_target_would_time_has_a_time(profiler: ShardProf
     assert set(profiler.collectives()) == {("all-reduce", 2, 4**k) for k in range(6, 13)}
 
 
+@pytest.mark.slow  # profiles three times
 def test_what_was_measured_before_it_was_stopped_is_not_measured_again(profiler: ShardProfiler):
     """Stopped in the shard of the second layout: that of the first is left alone altogether."""
     first, second = profiler.engines
@@ -115,7 +116,8 @@ def test_what_was_measured_before_it_was_stopped_is_not_measured_again(profiler:
 def test_a_model_without_a_shard_that_fits_is_refused():
     config = RolloutConfig(max_prompt_length=96, max_completion_length=160, device_memory_gib=0.001)
     device, target = jax.devices()[0], Target.parse("h100:8")
-    profiler = ShardProfiler(preset("llama-3.1-8b"), target, config, device, jnp.bfloat16, 8)
+    model = replace(preset("llama-3.1-8b"), num_layers=2)
+    profiler = ShardProfiler(model, target, config, device, jnp.bfloat16, 8)
     with pytest.raises(
         UserError, match=r"^option --shards is 'h100:8': .* none has a shard that fits"
     ):

@@ -13,7 +13,8 @@ import pytest
 from arrays import assert_same_bits
 from file_runs import Whole, to_the_end
 from metrics_table import untold
-from runs import without_times, write_checkpoint
+from plain_model import outputs
+from runs import SHALLOW, without_times, write_checkpoint
 
 from pat_jax import reward_model, sft
 from pat_jax.models.checkpoints.hf_load import check_checkpoint, load_params
@@ -52,7 +53,7 @@ def write_pairs(path: Path) -> Path:
 @pytest.fixture(scope="module")
 def given_options(tmp_path_factory) -> list[str]:
     folder = tmp_path_factory.mktemp("given")
-    model, data = write_checkpoint(folder / "model"), write_pairs(folder / "pairs.jsonl")
+    model, data = write_checkpoint(folder / "model", SHALLOW), write_pairs(folder / "pairs.jsonl")
     return [*OPTIONS, "--model", str(model), "--data", str(data)]
 
 
@@ -61,7 +62,15 @@ def made(command, *options: str) -> SftSetup:
     return build(config, jax.devices()[: config.devices])
 
 
-@pytest.fixture(scope="module", params=["reward_model", "lora", "dpo", "dpo lora"])
+@pytest.fixture(
+    scope="module",
+    params=[
+        "reward_model",
+        pytest.param("lora", marks=pytest.mark.slow),
+        pytest.param("dpo", marks=pytest.mark.slow),
+        "dpo lora",
+    ],
+)
 def whole(given_options, tmp_path_factory, request) -> Whole:
     folder, kind = tmp_path_factory.mktemp("runs") / "whole", request.param
     options = [*given_options, "--run_dir", str(folder)]
@@ -76,16 +85,10 @@ def rewards_of(export: Path, pairs: list[Pair]) -> np.ndarray:
     """Of an exported reward model, computed one text after another."""
     model = check_checkpoint(export)
     policy = Policy.from_config(model)
-    bound = policy.bind(load_params(export, policy, None, jnp.dtype(jnp.float32)))
-    head, bias = bound.scalar_head
-    assert bias is None
-
-    def reward(tokens: np.ndarray) -> float:
-        positions = jnp.arange(len(tokens))[None]
-        hidden = bound(jnp.asarray(tokens)[None], positions).hidden[0, -1]
-        return float(hidden @ head[0])
-
-    return np.array([[reward(x.tokens) for x in (p.chosen, p.rejected)] for p in pairs])
+    params = load_params(export, policy, None, jnp.dtype(jnp.float32))
+    assert not model.head_bias
+    both = [(pair.chosen.tokens, pair.rejected.tokens) for pair in pairs]
+    return np.array([[outputs(policy, params, x)[-1] for x in pair] for pair in both])
 
 
 def test_it_compiles_nothing_and_learns(whole: Whole):

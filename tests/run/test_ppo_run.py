@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from arrays import assert_same_bits
+from plain_model import outputs
 from runs import TINY, without_times
 
 from pat_jax.common.errors import UserError
@@ -110,13 +111,11 @@ def policy_of(scalar: bool) -> Policy:
 def numbers(policy: Policy, params: Params, rollout: Rollout) -> np.ndarray:
     """At each token of a response its log-probability, or the value before it, by the model alone."""
     tokens = np.concatenate([rollout.prompt.tokens, rollout.tokens])
-    model = policy.bind(params)
-    hidden, *_ = model(jnp.asarray(tokens[None]), jnp.arange(len(tokens))[None])
+    found = outputs(policy, params, tokens)
     at = slice(len(rollout.prompt.tokens) - 1, len(tokens) - 1)
     if policy.config.head == "scalar":
-        weights, _ = model.scalar_head
-        return np.asarray(hidden[0, at] @ weights[0], np.float64)
-    logits = np.asarray(model.logits(hidden)[0, at, : policy.config.vocab_size], np.float64)
+        return found[at]
+    logits = found[at]
     chosen = logits[np.arange(len(logits)), rollout.tokens]
     return chosen - np.log(np.exp(logits - logits.max(1, keepdims=True)).sum(1)) - logits.max(1)
 
@@ -169,6 +168,7 @@ def completions(folder: Path) -> list[dict[str, Any]]:
     return [row for row in rows if row["kind"] == "train"]
 
 
+@pytest.mark.slow  # two more runs
 def test_a_resumed_run_is_bit_for_bit_the_run_that_was_not_stopped(
     whole: tuple[Path, Recorded], tmp_path: Path
 ):
@@ -194,6 +194,7 @@ def test_the_critic_is_exported_as_a_token_classifier_with_the_values_it_has(
     assert np.abs(values).max() > 1e-3
 
 
+@pytest.mark.slow  # four more runs
 def test_adapters_of_policy_and_critic_over_one_base_go_on_where_they_were(tmp_path: Path):
     """Neither base is in a checkpoint; a critic's base with other weights is refused."""
     lora = ["--lora.rank", "2", "--critic.lora.rank", "2", "--critic.lora.targets", "q_proj"]

@@ -52,6 +52,7 @@ def memories(tree: Any) -> set[str]:
     return {x.sharding.memory_kind for x in jax.tree.leaves(tree) if x.ndim}
 
 
+@pytest.mark.slow  # two runs; role by role `training/test_rest.py` compares the same
 def test_a_run_of_three_roles_that_rest_is_the_run_of_roles_that_stay(tmp_path: Path):
     staying, rested = (ended(tmp_path / rest, rest) for rest in ("device", "host"))
     rows = [read_metrics(tmp_path / rest / "metrics.jsonl") for rest in ("device", "host")]

@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from compilations import counted_compilations
-from runs import CHAT_TEMPLATE, QWEN3, TINY, json_lines, run, write_checkpoint
+from plain_model import outputs
+from runs import CHAT_TEMPLATE, SHALLOW, TINY, json_lines, run, write_checkpoint
 from safetensors.numpy import load_file, save_file
 from transformers import AutoTokenizer
 
@@ -20,13 +21,12 @@ from pat_jax.config.command_line import parse
 from pat_jax.engine.sizing.memory import shard_bytes
 from pat_jax.models.checkpoints.hf_load import check_checkpoint, load_params
 from pat_jax.models.policy import Policy
-from pat_jax.models.transformer import values
 from pat_jax.run.logging.metrics import read_metrics
 from pat_jax.run.reward_models import build_reward_models, load_reward_models
 from pat_jax.run.scoring import open_scorer
 from pat_jax.run.setup import build
 
-JUDGE = replace(QWEN3, head="scalar", tie_embeddings=False)
+JUDGE = replace(SHALLOW, head="scalar", tie_embeddings=False)
 
 
 @pytest.fixture(scope="module")
@@ -44,10 +44,8 @@ def model_of(folder: Path) -> tuple[Any, Any, Any]:
 def expected(folder: Path, messages: list[dict[str, str]]) -> float:
     """The score of one chat alone, without a mesh or padding, as transformers writes the chat."""
     policy, params, tokenizer = model_of(folder)
-    tokens = jnp.array([tokenizer.apply_chat_template(messages, return_dict=False)])
-    model = policy.bind(params)
-    hidden = model(tokens, jnp.arange(tokens.shape[1])[None], dtype=jnp.float32).hidden
-    return float(values(model.scalar_head, hidden)[0, -1])
+    tokens = tokenizer.apply_chat_template(messages, return_dict=False)
+    return outputs(policy, params, tokens, longest=512)[-1]
 
 
 def asked(prompt: str, completion: str) -> list[dict[str, str]]:

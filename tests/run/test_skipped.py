@@ -105,6 +105,7 @@ class Spoilt:
         return batch, measured
 
 
+@pytest.mark.slow  # a run; one of `test_sft.py` ends as well
 def test_optimizer_steps_in_a_row_without_a_gradient_end_a_run(tmp_path, monkeypatch, capsys):
     """Two of each iteration; at most three are borne."""
     options = ["--run_dir", str(tmp_path), "--steps", "9", "--eval.every", "0"]

@@ -1,6 +1,6 @@
 """The update of a model with experts: one device's in every layout, by the experts of the rollout."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -32,8 +32,8 @@ from pat_jax.training.trainable_params import TrainableParams
 from tests.lossless import EXPERTS, Settings, Subject, lively_params
 
 # Two layers with experts are neighbours, which a loop over layers takes together.
-EIGHT = ExpertsConfig(8, 2, 16, dense_layers=(2,))
-CONFIG = replace(EXPERTS["moe"], experts=EIGHT)
+EIGHT = ExpertsConfig(8, 2, 16)
+CONFIG = replace(EXPERTS["moe"], num_layers=2, experts=EIGHT)
 POLICY = Policy.from_config(CONFIG)
 CHAIN = {str(k): v for k, v in layout_chain(factored_mesh(jax.devices()), CONFIG)[0].items()}
 (SINGLE,) = layout_chain(factored_mesh(jax.devices()[:1]), CONFIG)[0].values()
@@ -43,9 +43,9 @@ LAYERS, K = CONFIG.routes_shape
 
 
 @cache
-def weights() -> Params:
+def weights(config: ModelConfig = CONFIG) -> Params:
     """On the host; not to be written to."""
-    return jax.device_get(lively_params(POLICY))
+    return jax.device_get(lively_params(Policy.from_config(config)))
 
 
 def batch_of(groups: Sequence[RolloutGroup], length: int = LENGTH, rows: int = ROWS) -> TrainBatch:
@@ -84,18 +84,25 @@ def made_up(length: int = LENGTH) -> MicroBatch:
     return micro
 
 
-def update_of(layout: Layout, **options: Any) -> Update:
-    model = model_functions(POLICY, layout, jnp.float32, **options)
+def update_of(layout: Layout, policy: Policy = POLICY, **options: Any) -> Update:
+    model = model_functions(policy, layout, jnp.float32, **options)
     return Update(Predictor(model, CONFIG.vocab_size), optax.sgd(1.0), LOSS, 0.3)
+
+
+@cache
+def step_of(layout: Layout, **options: Any) -> tuple[Update, Callable[..., Any]]:
+    """Compiled once for all tests that give it micro-batches of one shape."""
+    update, shardings = update_of(layout, **options), layout.param_shardings(POLICY, "train")
+    return update, jax.jit(update.grad_step, out_shardings=(shardings, layout.sharding()))
 
 
 def gradients(
     layout: Layout, micro: MicroBatch, params: Params | None = None, **options: Any
 ) -> tuple[Params, Any]:
-    update, shardings = update_of(layout, **options), layout.param_shardings(POLICY, "train")
+    update, step = step_of(layout, **options)
+    shardings = layout.param_shardings(POLICY, "train")
     params = jax.device_put(weights() if params is None else params, shardings)
     micro = jax.device_put(micro, layout.sharding("batch", role="train"))
-    step = jax.jit(update.grad_step, out_shardings=(shardings, layout.sharding()))
     grads, sums = step(params, micro, zero_gradients(params), update.zero_sums())
     return jax.device_get(grads), jax.device_get(sums)
 
@@ -112,23 +119,26 @@ def assert_same(got: Params | Adapters, wanted: Params | Adapters, bound: float)
         np.testing.assert_allclose(one, other, rtol=0, atol=bound * np.abs(other).max())
 
 
-SCANNED = [
-    pytest.param(name, {"scan_layers": True}, marks=[] if name == "dp4tp2" else pytest.mark.slow)
-    for name in CHAIN
+# How the experts are computed, and the layout in which each way is tested fast.
+SCANNED, EXCHANGED = {"scan_layers": True}, {"experts": "exchanged"}
+EVERY = [
+    *((name, {}) for name in CHAIN),
+    *((name, SCANNED) for name in CHAIN),
+    *((name, EXCHANGED) for name in CHAIN if name != "dp1tp8"),
 ]
-
-
-EXCHANGED = [(name, {"experts": "exchanged"}) for name in ("dp8tp1", "dp4tp2", "dp2tp4")]
+FAST = [("dp2tp4", {}), ("dp4tp2", SCANNED), ("dp4tp2", EXCHANGED)]
 
 
 @pytest.mark.parametrize(
-    ("name", "how"), [*((name, {}) for name in CHAIN), *SCANNED, *EXCHANGED], ids=str
+    ("name", "how"),
+    [pytest.param(*one, marks=[] if one in FAST else pytest.mark.slow) for one in EVERY],
+    ids=str,
 )
 def test_gradients_are_those_of_a_single_device(name: str, how: dict[str, Any]):
-    """Of experts too, whose shards are the same in all layouts, and of routers."""
+    """Of experts too, whose shards are the same in all layouts, and of routers; whatever the padding."""
     assert [*CHAIN] == ["dp8tp1", "dp4tp2", "dp2tp4", "dp1tp8"]
     wanted, wanted_sums = of_one_device()
-    micro = made_up()
+    micro = made_up(2 * LENGTH)
     assert micro.routes is not None and (micro.routes >= 0).any(axis=(2, 3)).sum() > 60
     grads, sums = gradients(CHAIN[name], micro, remat="full", **how)
     assert_same(grads, wanted, bound=1e-5)
@@ -136,8 +146,10 @@ def test_gradients_are_those_of_a_single_device(name: str, how: dict[str, Any]):
         assert sums[key] == pytest.approx(value, rel=1e-5, abs=1e-6), key
 
 
+# A layer is enough: compiling takes as long as there are layers.
+ONE_LAYER = Policy.from_config(replace(CONFIG, num_layers=1))
 LORA = Lora.of(
-    POLICY, rank=3, alpha=6.0, targets=["v_proj", "gate_up_proj", "down_proj", "gate.weight"]
+    ONE_LAYER, rank=3, alpha=6.0, targets=["v_proj", "gate_up_proj", "down_proj", "gate.weight"]
 )
 
 
@@ -148,13 +160,16 @@ def gradients_of_adapters(layout: Layout) -> Adapters:
     host = jax.tree.map(
         lambda x: rng.normal(0, 0.2, x.shape).astype(np.float32), LORA.abstract_params
     )
-    trained = TrainableParams(POLICY, layout, LORA)
+    trained = TrainableParams(ONE_LAYER, layout, LORA)
     adapters = jax.device_put(host, trained.shardings)
-    base = jax.device_put(weights(), trained.base_shardings)
-    micro = jax.device_put(made_up(), layout.sharding("batch", role="train"))
+    base = jax.device_put(weights(ONE_LAYER.config), trained.base_shardings)
+    micro = made_up()
+    assert micro.routes is not None
+    micro = replace(micro, routes=micro.routes[:, :, :1])
+    micro = jax.device_put(micro, layout.sharding("batch", role="train"))
 
     def step(frozen: Params, adapters: Adapters, micro: MicroBatch) -> Adapters:
-        update = update_of(layout)
+        update = update_of(layout, ONE_LAYER)
         update = replace(update, predictor=trained.over(frozen, update.predictor))
         return update.grad_step(adapters, micro, zero_gradients(adapters), update.zero_sums())[0]
 
@@ -171,7 +186,7 @@ def test_adapters_of_experts_are_where_the_experts_are():
     """In every layout and in both roles: no switch and no transfer moves them."""
     places = set()
     for layout in CHAIN.values():
-        beside: Any = layout.param_shardings(LORA.beside(POLICY.with_weights("int8")))
+        beside: Any = layout.param_shardings(LORA.beside(ONE_LAYER.with_weights("int8")))
         mlp = beside["layers"][0]["mlp"]
         kept = [mlp[name].get_value() for name in ("gate", "up", "down")]
         trained = layout.param_shardings(LORA, "train")
@@ -189,7 +204,7 @@ def test_padding_reads_no_expert_and_changes_no_gradient():
         assert 0.2 < is_real.mean() < 0.8 and micro.routes is not None
         micro.routes[:] = NOT_RECORDED
         micro.routes[is_real] = (6, 7)
-    wanted, _ = gradients(SINGLE, short)
+    wanted, _ = gradients(SINGLE, short, remat="none")
 
     def spoilt(x: np.ndarray) -> np.ndarray:
         if x.ndim != 3 or x.shape[0] != 8 or x.shape[1:] not in ((16, 32), (32, 16)):
@@ -198,12 +213,12 @@ def test_padding_reads_no_expert_and_changes_no_gradient():
 
     params = jax.tree.map(spoilt, weights())
     assert sum(np.isnan(x).any() for x in jax.tree.leaves(params)) == 3 * LAYERS
-    for layout, micro, experts in (
-        (SINGLE, short, "gathered"),
-        (CHAIN["dp4tp2"], long, "gathered"),
-        (CHAIN["dp8tp1"], long, "exchanged"),
+    for layout, micro, how in (
+        (SINGLE, short, {"remat": "none"}),
+        (CHAIN["dp2tp4"], long, {"remat": "full"}),
+        (CHAIN["dp4tp2"], long, {"remat": "full"} | EXCHANGED),
     ):
-        grads, sums = gradients(layout, micro, params, experts=experts)
+        grads, sums = gradients(layout, micro, params, **how)
         assert all(np.isfinite(x).all() for x in jax.tree.leaves((grads, sums)))
         for one, other in zip(jax.tree.leaves(grads), jax.tree.leaves(wanted), strict=True):
             np.testing.assert_allclose(one, other, rtol=0, atol=1e-5 * np.abs(other).max())

@@ -37,7 +37,9 @@ def sent(hlo: str) -> Iterator[tuple[bool, str]]:
             yield is_entry, found[1]
 
 
-@pytest.mark.parametrize("split", [Split(8, 1), Split(4, 2)], ids=str)
+@pytest.mark.parametrize(
+    "split", [pytest.param(Split(8, 1), marks=pytest.mark.slow), Split(4, 2)], ids=str
+)
 def test_the_head_is_gathered_once(split: Split):
     layout = layout_chain(factored_mesh(jax.devices()), CONFIG)[0][split]
     model = model_functions(POLICY, layout, jnp.float32)

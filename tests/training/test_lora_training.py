@@ -94,7 +94,10 @@ def test_the_loss_is_that_of_the_merged_policy(single):
 
 @pytest.mark.parametrize(
     ("source", "dtype", "kept"),
-    [("dp8tp1", jnp.float32, "auto"), ("dp2tp4", jnp.bfloat16, "int8")],
+    [
+        pytest.param("dp8tp1", jnp.float32, "auto", marks=pytest.mark.slow),
+        ("dp2tp4", jnp.bfloat16, "int8"),
+    ],
     ids=["float32", "bfloat16-int8"],
 )
 def test_the_rollout_gets_adapters_beside_its_weights(
@@ -135,6 +138,7 @@ def share(ours: list[np.ndarray], theirs: list[np.ndarray]) -> float:
     return float(dot / sum(np.vdot(x, x) for x in theirs))
 
 
+@pytest.mark.slow  # a trainer of its own
 def test_a_rollout_in_bfloat16_sees_each_update_of_a_millionth():
     """Weights on the bfloat16 grid, whose last bits are larger by far."""
     optimizer, dtype = optax.adam(1e-6), jnp.bfloat16
@@ -146,7 +150,7 @@ def test_a_rollout_in_bfloat16_sees_each_update_of_a_millionth():
         return weights_of(received), weights_of(LORA.attach(trainer.trained.frozen, state.params))
 
     begun = before = both()
-    for _ in range(10):
+    for _ in range(5):
         state, result = updated(trainer, state)
         now = both()
         ours, theirs = (
@@ -178,6 +182,7 @@ def test_of_adapters_on_the_grid_what_lies_below_their_last_bits_is_not_seen(
     assert np.isnan(update_seen(on_grid, on_grid, scale=2.0, dtype=dtype))
 
 
+@pytest.mark.slow  # a trainer of its own
 def test_memory_is_that_of_the_base_once_and_of_the_adapters_six_times():
     """Parameters now and before, two moments, and gradients twice: by hand, and by what the programs
     are given."""

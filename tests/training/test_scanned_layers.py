@@ -31,6 +31,7 @@ def gradients(*, scan_layers: bool) -> Any:
     return jax.device_get((grads, sums))
 
 
+@pytest.mark.slow  # `test_layer_loop.py` compares their gradients
 def test_a_loop_gives_the_update_of_layers_one_by_one():
     (wanted, wanted_sums), (grads, sums) = (gradients(scan_layers=scan) for scan in (False, True))
     assert_trees_all_close(sums, wanted_sums, rtol=1e-5, atol=1e-6)

@@ -48,7 +48,9 @@ def single() -> tuple[dict[str, float], Params, Params]:
     return after_a_step(SINGLE)
 
 
-@pytest.mark.parametrize("name", ["dp8tp1", "dp2tp4", "dp1tp8"])
+@pytest.mark.parametrize(
+    "name", ["dp8tp1", "dp2tp4", pytest.param("dp1tp8", marks=pytest.mark.slow)]
+)
 def test_an_update_is_that_of_a_single_device(name: str, single):
     metrics, grads, params = after_a_step(CHAIN[name])
     assert single[0]["train/loss"] != 0

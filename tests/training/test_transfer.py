@@ -30,7 +30,11 @@ from pat_jax.training.transfer import Transfer
 
 @pytest.mark.parametrize(
     ("dtype", "kept"),
-    [(jnp.float32, "auto"), (jnp.float32, "int8"), (jnp.bfloat16, "fp8")],
+    [
+        (jnp.float32, "auto"),
+        pytest.param(jnp.float32, "int8", marks=pytest.mark.slow),
+        (jnp.bfloat16, "fp8"),
+    ],
     ids=["float32", "int8", "bfloat16-fp8"],
 )
 def test_what_the_rollout_gets_is_what_was_sent(dtype: jnp.dtype, kept: WeightFormat):
@@ -169,7 +173,7 @@ class TestTheLogProbability:
         ("dtype", "kept", "start", "most"),
         [
             (jnp.float32, "int8", "dp8tp1", 1e-4),
-            (jnp.bfloat16, "auto", "dp2tp4", 0.1),
+            pytest.param(jnp.bfloat16, "auto", "dp2tp4", 0.1, marks=pytest.mark.slow),
         ],
         ids=["int8", "bfloat16"],
     )
