@@ -9,6 +9,9 @@ of two distributions over k + 1 outcomes. Without it, a policy that moves its pr
 tokens lowers the loss.
 """
 
+import math
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
@@ -16,6 +19,8 @@ from jaxtyping import Array, Float, Int
 from pat_jax.common.pytree import pytree_dataclass
 from pat_jax.rl.algorithm.kl import log_ratio
 
+AnyArray = Any  # a NumPy array while it waits, a JAX array inside a program
+_BLOCKS = 128  # at most, of the vocabulary; a power of 2, as the number of its shards mostly is
 _LEAST = 1e-30  # a smaller probability of all other tokens has this logarithm
 
 
@@ -23,14 +28,14 @@ _LEAST = 1e-30  # a smaller probability of all other tokens has this logarithm
 class TopTokens:
     """The k likeliest tokens of a model at each position."""
 
-    ids: Int[Array, "*position k"]
-    logprobs: Float[Array, "*position k"]  # nats, of the whole vocabulary's distribution
-    tail: Float[Array, "*position"]  # log-probability of all other tokens together
+    ids: Int[AnyArray, "*position k"]
+    logprobs: Float[AnyArray, "*position k"]  # nats, of the whole vocabulary's distribution
+    tail: Float[AnyArray, "*position"]  # log-probability of all other tokens together
 
 
 def top_tokens(logprobs: Float[Array, "*position vocab"], k: int) -> TopTokens:
     """Returns the k likeliest tokens at each position; k is at most the vocabulary."""
-    best, ids = jax.lax.top_k(logprobs, k)
+    best, ids = _top_k(logprobs, k)
     is_top = jnp.isfinite(_spread(ids, best, logprobs.shape[-1]))
     # Summed, not 1 - Σ of the others: that would have no digits left where k tokens have nearly all.
     tail = jnp.where(is_top, 0.0, jnp.exp(logprobs)).sum(axis=-1)
@@ -62,6 +67,21 @@ def top_k_reverse_kl(
     apart = jnp.where(is_top, policy * log_ratio(logprobs, wanted), 0.0).sum(axis=-1)
     tail = jnp.where(is_top, 0.0, policy).sum(axis=-1)
     return apart + tail * log_ratio(jnp.log(jnp.maximum(tail, _LEAST)), teacher.tail)
+
+
+def _top_k(
+    x: Float[Array, "*position vocab"], k: int
+) -> tuple[Float[Array, "*position k"], Int[Array, "*position k"]]:
+    """Returns what `jax.lax.top_k` does. The vocabulary is searched in blocks, so that shards of it
+    are not gathered: k candidates of each block are."""
+    *of_position, vocab = x.shape
+    blocks = math.gcd(vocab, _BLOCKS)
+    while vocab // blocks < k:
+        blocks //= 2
+    best, ids = jax.lax.top_k(x.reshape(*of_position, blocks, vocab // blocks), k)
+    ids += jnp.arange(blocks, dtype=ids.dtype)[:, None] * (vocab // blocks)
+    best, places = jax.lax.top_k(best.reshape(*of_position, blocks * k), k)
+    return best, jnp.take_along_axis(ids.reshape(*of_position, blocks * k), places, axis=-1)
 
 
 def _spread(
