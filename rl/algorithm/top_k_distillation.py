@@ -79,7 +79,7 @@ def _top_k(
     while vocab // blocks < k:
         blocks //= 2
     best, ids = jax.lax.top_k(x.reshape(*of_position, blocks, vocab // blocks), k)
-    ids += jnp.arange(blocks, dtype=ids.dtype)[:, None] * (vocab // blocks)
+    ids += jax.lax.broadcasted_iota(ids.dtype, ids.shape, ids.ndim - 2) * (vocab // blocks)
     best, places = jax.lax.top_k(best.reshape(*of_position, blocks * k), k)
     return best, jnp.take_along_axis(ids.reshape(*of_position, blocks * k), places, axis=-1)
 
