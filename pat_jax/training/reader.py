@@ -37,7 +37,8 @@ class Reader:
           micro_shapes: rows and length of each micro-batch of the batches that it reads.
           rests: whether the parameters are in the host's memory while nothing is read. It may be
             set anew until there are parameters.
-          top_k: read so many likeliest tokens at each position, `MicroBatch.teacher`, and no column.
+          top_k: number of likeliest tokens to read at each position, as `MicroBatch.teacher`; 0:
+            read the column.
         """
         self.column, self.held, self.largest = column, held, micro_shapes[-1:]
         self.rests, self.programs = rests, ProgramTable()

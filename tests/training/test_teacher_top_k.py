@@ -26,7 +26,7 @@ from pat_jax.training.trainer import Trainer
 from pat_jax.training.transfer import Receivers
 
 K, COEF, RATE, TEMPERATURE = 5, 0.5, 1e-2, 0.8
-LAYOUTS = ["", "dp8tp1", "dp2tp4", "dp1tp8"]
+LAYOUTS = ["", "dp2tp4", "dp1tp8"]
 
 
 def parts(name: str) -> tuple[Trainer, Reader]:
