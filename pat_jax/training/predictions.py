@@ -35,8 +35,8 @@ class Predictions:
         """Declares the programs `predict`, one for each shape.
 
         Args:
-          teacher_top_k: number of likeliest tokens to predict, as `MicroBatch.teacher`; 0: predict a
-            column.
+          teacher_top_k: number of likeliest tokens to predict, as `MicroBatch.teacher`; 0:
+            predict a column.
         """
         self._table, self._trained, self._top_k = table, trained, teacher_top_k
         layout, what = trained.layout, PREDICTED[trained.policy.config.head][0]
