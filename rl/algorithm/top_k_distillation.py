@@ -3,10 +3,10 @@
 Knows log-probabilities over a vocabulary, of policy and teacher. Does not know the models, nor how
 their arrays are sharded.
 
-The tokens are the teacher's, as in TRL's and verl's losses: one pass of the teacher gives them. The
-policy's own would need a pass of the policy before it. With the tail either choice is the exact KL
-of two distributions over k + 1 outcomes. Without it, a policy that moves its probability to other
-tokens lowers the loss.
+The tokens are the teacher's, as in https://arxiv.org/abs/2608.14728: one pass of the teacher gives
+them. TRL takes the policy's for the reverse KL, which would need a pass of the policy before it.
+With the tail either choice is the exact KL of two distributions over k + 1 outcomes. Without it, a
+policy that moves its probability to other tokens lowers the loss.
 """
 
 import math
