@@ -1,4 +1,4 @@
-"""What TRL's own trainers compute for made-up pairs; run as a program, it records that.
+"""What TRL's own trainers compute for made-up pairs and logits; run as a program, it records that.
 
     python tests/trl_losses.py
 
@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from trl.trainer.distillation_trainer import _chunked_divergence_loss
 from trl.trainer.dpo_trainer import DPOTrainer
 from trl.trainer.reward_trainer import RewardTrainer
 
@@ -42,6 +43,8 @@ def made_up() -> dict[str, Any]:
         "margins": rng.random(len(LENGTHS)).round(3).tolist(),
         "logprobs": [[x.tolist() for x in pair] for pair in drawn],
         "reference": [[x.tolist() for x in pair] for pair in reference],
+        "student": rng.normal(0, 2, (2, 4, 7)).round(3).tolist(),
+        "teacher": rng.normal(0, 2, (2, 4, 7)).round(3).tolist(),
     }
 
 
@@ -123,12 +126,24 @@ def of_policy(given: dict[str, Any], beta: float) -> dict[str, Any]:
     return {"loss": loss.item(), "gradient": gradient, "metrics": measured(fake)}
 
 
+def of_student(given: dict[str, Any]) -> dict[str, Any]:
+    """The mean reverse KL over the whole vocabulary, and its gradient in the student's logits."""
+    logits = torch.tensor(given["student"], dtype=torch.float64).requires_grad_()
+    teacher = torch.tensor(given["teacher"], dtype=torch.float64)
+    head = torch.eye(logits.shape[-1], dtype=torch.float64)
+    mask = torch.ones(logits.shape[:-1])
+    loss, _, _ = _chunked_divergence_loss(logits, teacher, head.requires_grad_(), head, mask, 1.0)
+    loss.backward()
+    return {"loss": loss.item(), "gradient": logits.grad.tolist()}
+
+
 def everything() -> dict[str, Any]:
     given = made_up()
     return {
         "given": given,
         "reward": [{"case": case, **of_rewards(given, case)} for case in REWARD_CASES],
         "dpo": [{"beta": beta, **of_policy(given, beta)} for beta in BETAS],
+        "distill": of_student(given),
     }
 
 

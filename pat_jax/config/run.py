@@ -175,6 +175,11 @@ class RunConfig(RewardOptions, Planned, AnyRun, WithCritic):
             "nothing unless --train is true and --algorithm.distill_coef above 0, as --algorithm.name "
             "distill sets it",
         )
+        self.need(
+            "teacher.top_k",
+            weight > 0 or not self.teacher.top_k,
+            "0 without a teacher (--algorithm.name distill)",
+        )
 
     def _check_warmup(self) -> None:
         """Raises OptionError if the run ends before a learning rate reaches its peak."""

@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from pat_jax.common.options.declared import Options
+from pat_jax.common.options.declared import Options, option
+from pat_jax.common.rules import count
 
 
 @dataclass(frozen=True)
@@ -14,3 +15,7 @@ class TeacherConfig(Options):
     model: str = ""
     """The teacher, with --algorithm.name distill: a Hugging Face checkpoint directory or a model of
     the Hub with the tokenizer of --model, of any family and size."""
+    top_k: int = option(0, count(0, 256))
+    """Learn from so many of the teacher's likeliest tokens at each position, and from all others as
+    one: the loss is the reverse KL over these, and --algorithm.distill_coef its weight. 0: learn
+    from the sampled token alone, as an advantage."""

@@ -143,7 +143,7 @@ class AutoPartition(Whole):
             check_vma=False,
         )(rows, experts)
 
-    def by_rows(self, function: Callable[..., Any], whole: Any, *rows: Array) -> Any:
+    def by_rows(self, function: Callable[..., Any], whole: Any, *rows: Any) -> Any:
         """Applies `function` to `whole`, which all replicas have, and each replica's shard of rows.
 
         Data parallelism communicates only before and after `function`: `whole` is gathered once,
@@ -154,7 +154,7 @@ class AutoPartition(Whole):
             return function(whole, *rows)
         by_rows = self.layout.spec("batch", role="train")
 
-        def of_shard(whole: Any, *rows: Array) -> Any:
+        def of_shard(whole: Any, *rows: Any) -> Any:
             # Varying from here on, so that its gradient is summed here, not at each use.
             return function(jax.lax.pcast(whole, dp_axes, to="varying"), *rows)
 

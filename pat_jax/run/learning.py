@@ -103,7 +103,8 @@ def training_batch(
     else:
         weight = algorithm.beta if beta is None else beta
         columns = _advantages(algorithm, weight, batch, shaped, lengths, kl)
-    advantages, of_teacher = with_teacher(algorithm, batch, columns["advantages"])
+    own, top_k = columns["advantages"], config.teacher.top_k
+    advantages, of_teacher = with_teacher(algorithm, batch, own, top_k)
     known = np.concatenate(advantages)
     known = known[~np.isnan(known)]
     if known.size:

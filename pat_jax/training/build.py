@@ -201,8 +201,14 @@ def schedule_of(
     )
 
 
-def policy_loss(algorithm: AlgorithmConfig, *, is_on_policy: bool) -> PolicyLoss:
-    """Returns the loss that an algorithm's options describe."""
+def policy_loss(
+    algorithm: AlgorithmConfig, *, is_on_policy: bool, teacher_top_k: int = 0
+) -> PolicyLoss:
+    """Returns the loss that an algorithm's options describe.
+
+    Args:
+      teacher_top_k: `--teacher.top_k`; 0: what the teacher says is in the advantages.
+    """
     return PolicyLoss(
         ratio=algorithm.ratio,
         surrogate=algorithm.surrogate,
@@ -212,6 +218,8 @@ def policy_loss(algorithm: AlgorithmConfig, *, is_on_policy: bool) -> PolicyLoss
         beta=algorithm.beta if algorithm.kl_in == "loss" else 0.0,
         kl_estimator=algorithm.kl_estimator,
         entropy_coef=algorithm.entropy_coef,
+        distill_coef=algorithm.distill_coef if teacher_top_k else 0.0,
+        top_k=teacher_top_k,
         correction=algorithm.rollout_correction,
         correction_cap=algorithm.rollout_correction_cap,
         is_on_policy=is_on_policy,

@@ -99,8 +99,9 @@ def build_roles(
         micro_shapes=micro_shapes(config, layout.split.dp, layout.platform) if learns else (),
         num_iterations=algorithm.num_iterations,
         supervised=supervised if is_warm else None,
-        # KL in the reward, and a teacher, compare the policy before the update with another.
-        predicts=algorithm.penalizes_kl or bool(teacher),
+        # KL in the reward, and a teacher of sampled tokens, compare the policy before the update
+        # with another.
+        predicts=algorithm.penalizes_kl or (bool(teacher) and not config.teacher.top_k),
         others=[*beside, *(of_values.kept if of_values else ())],
         is_offloaded=config.optimizer.offload,
         rests="moments" if config.roles.rest == "host" else "nothing",
@@ -163,7 +164,8 @@ def _readers(config: RunConfig, trained: TrainableParams) -> dict[str, Reader]:
 def _updates(config: RunConfig, policy: Policy, layout: Layout) -> tuple[Update, Update]:
     """Returns the updates of the reinforcement stage and of the supervised stage before it."""
     algorithm, warm_start = config.algorithm, config.warm_start
-    loss = policy_loss(algorithm, is_on_policy=config.updates_per_step == 1)
+    is_on_policy, top_k = config.updates_per_step == 1, config.teacher.top_k
+    loss = policy_loss(algorithm, is_on_policy=is_on_policy, teacher_top_k=top_k)
     update = Update(
         predictor_of(config, policy, layout),
         optimizer_of(config.optimizer_in_use, config.policy_updates),
@@ -181,7 +183,14 @@ def _updates(config: RunConfig, policy: Policy, layout: Layout) -> tuple[Update,
     # So if the loss above is on-policy and plain, the two updates differ only in the optimizer, and
     # the trainer compiles one set of passes. A ratio over whole responses would weight by length.
     cross_entropy = replace(
-        loss, ratio="token", beta=0.0, entropy_coef=0.0, correction="none", is_on_policy=True
+        loss,
+        ratio="token",
+        beta=0.0,
+        entropy_coef=0.0,
+        distill_coef=0.0,
+        top_k=0,
+        correction="none",
+        is_on_policy=True,
     )
     predictor = replace(update.predictor, temperature=1.0)
     return update, replace(update, predictor=predictor, optimizer=supervised, loss=cross_entropy)

@@ -151,7 +151,7 @@ class ExitHeadTrainer:
             sums = everywhere(jax.device_get(self._update.zero_sums()))
             for micro in mini:
                 weights = np.asarray(micro.mask, np.float32) / count
-                one = replace(micro, weights=weights, columns={})
+                one = replace(micro, weights=weights, columns={}, teacher=None)
                 program = self.programs[Key("exit_grad", split, *micro.tokens.shape)]
                 frozen = self.trainer.trained.frozen
                 gradient, sums = program(frozen, params, self.state.params, one, gradient, sums)

@@ -110,10 +110,14 @@ def _flips(
 
 
 def abstract_micro(
-    policy: Policy, layout: Layout, shape: tuple[int, int], columns: Sequence[str]
+    policy: Policy,
+    layout: Layout,
+    shape: tuple[int, int],
+    columns: Sequence[str],
+    teacher_top_k: int = 0,
 ) -> MicroBatch:
     """Returns shapes with shardings of a micro-batch."""
-    micro = abstract_micro_batch(*shape, columns)
+    micro = abstract_micro_batch(*shape, columns, teacher_top_k)
     if policy.config.experts:
         routes: Any = jax.ShapeDtypeStruct((*shape, *policy.config.routes_shape), ROUTE_DTYPE)
         micro = replace(micro, routes=routes)
@@ -156,12 +160,13 @@ class Passes:
             return over.grad_step(params, micro, grads, sums)
 
         sums = jax.eval_shape(update.zero_sums)
+        read = update.loss.needs, update.loss.teacher_top_k
         self._table.declare(
             Key(f"{self._stage}grad", self._split, *shape),
             grad_step,
             trained.abstract_frozen,
             trained.abstract,
-            abstract_micro(trained.policy, trained.layout, shape, update.loss.needs),
+            abstract_micro(trained.policy, trained.layout, shape, *read),
             trained.abstract_gradients,
             with_sharding(sums, jax.tree.map(lambda _: self._everywhere, sums)),
             out_shardings=(trained.shardings, self._everywhere),

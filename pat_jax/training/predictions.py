@@ -6,6 +6,7 @@ Knows shapes of micro-batches. Does not know what the predictions are for.
 from collections.abc import Sequence
 from dataclasses import replace
 
+import jax
 import numpy as np
 from jaxtyping import Array
 
@@ -14,6 +15,7 @@ from pat_jax.models.policy import Params
 from pat_jax.programs.programs import Key, ProgramTable
 from pat_jax.rl.algorithm.losses import PREDICTED
 from pat_jax.rl.algorithm.predict import Predictor
+from pat_jax.rl.algorithm.top_k_distillation import TopTokens
 from pat_jax.rl.batches.batches import MicroBatch, TrainBatch, with_no_routes
 from pat_jax.training.passes import abstract_micro
 from pat_jax.training.trainable_params import TrainableParams
@@ -28,13 +30,22 @@ class Predictions:
         trained: TrainableParams,
         predictor: Predictor,
         micro_shapes: Sequence[tuple[int, int]],
+        teacher_top_k: int = 0,
     ):
-        """Declares the programs `predict`, one for each shape."""
-        self._table, self._trained = table, trained
+        """Declares the programs `predict`, one for each shape.
+
+        Args:
+          teacher_top_k: number of likeliest tokens to predict, as `MicroBatch.teacher`; 0:
+            predict a column.
+        """
+        self._table, self._trained, self._top_k = table, trained, teacher_top_k
         layout, what = trained.layout, PREDICTED[trained.policy.config.head][0]
 
-        def predict_step(frozen: Params, params: Params, micro: MicroBatch) -> Array:
-            return trained.over(frozen, predictor).predict_step(params, micro)[what]
+        def predict_step(frozen: Params, params: Params, micro: MicroBatch) -> Array | TopTokens:
+            own = trained.over(frozen, predictor)
+            if teacher_top_k:
+                return own.top_step(params, micro, teacher_top_k)
+            return own.predict_step(params, micro)[what]
 
         by_rows = layout.sharding("batch", role="train")
         for shape in micro_shapes:
@@ -58,12 +69,15 @@ class Predictions:
         return replace(batch, mini_batches=mini_batches)
 
     def _with_column(self, micro: MicroBatch, column: str, params: Params) -> MicroBatch:
-        if column in micro.columns:
+        if column in micro.columns or (self._top_k and micro.teacher is not None):
             return micro
         layout = self._trained.layout
-        rows = with_routes_of(self._trained.policy.config, replace(micro, columns={}))
+        rows = with_routes_of(self._trained.policy.config, replace(micro, columns={}, teacher=None))
         program = self._table[Key("predict", layout.split, *micro.tokens.shape)]
         found = program(self._trained.frozen, params, rows)
+        if self._top_k:
+            # k times as large as a column: a whole iteration's would fill the devices.
+            return replace(micro, teacher=jax.tree.map(np.asarray, found))
         if layout.spans_processes:
             found = np.asarray(found)
         return replace(micro, columns={**micro.columns, column: found})

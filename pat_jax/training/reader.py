@@ -27,6 +27,7 @@ class Reader:
         micro_shapes: Sequence[tuple[int, int]],
         *,
         rests: bool = False,
+        top_k: int = 0,
     ):
         """
         Args:
@@ -36,10 +37,12 @@ class Reader:
           micro_shapes: rows and length of each micro-batch of the batches that it reads.
           rests: whether the parameters are in the host's memory while nothing is read. It may be
             set anew until there are parameters.
+          top_k: number of likeliest tokens to read at each position, as `MicroBatch.teacher`; 0:
+            read the column.
         """
         self.column, self.held, self.largest = column, held, micro_shapes[-1:]
         self.rests, self.programs = rests, ProgramTable()
-        self._predictions = Predictions(self.programs, held, predictor, micro_shapes)
+        self._predictions = Predictions(self.programs, held, predictor, micro_shapes, top_k)
         self._params: Params | None = None
 
     @property
@@ -96,7 +99,7 @@ class Reader:
         self.params = jax.jit(copied, out_shardings=self.held.shardings)(params)
 
     def read(self, batch: TrainBatch) -> TrainBatch:
-        """Returns the batch with the reader's column."""
+        """Returns the batch with the reader's column, or with the likeliest tokens."""
         assert self._params is not None, f"{self.column}: parameters are not there"
         # Nothing changes them: the host keeps its copy, and nothing has to go back.
         with fetched(self._params, self.held.shardings) as here:

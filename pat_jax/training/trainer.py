@@ -21,7 +21,7 @@ from jaxtyping import Array
 from pat_jax.common.pytree import with_sharding
 from pat_jax.models.policy import Params
 from pat_jax.programs.programs import Key, ProgramTable
-from pat_jax.rl.algorithm.losses import LOGPROBS, PREDICTED, VALUES, Sums
+from pat_jax.rl.algorithm.losses import LOGPROBS, PREDICTED, VALUES, Loss, Sums
 from pat_jax.rl.algorithm.update import TrainState, Update, zero_gradients
 from pat_jax.rl.batches.batches import MicroBatch, TrainBatch
 from pat_jax.training.drafter_state import DrafterState
@@ -206,10 +206,7 @@ class Trainer:
         state, loss = self.placement.begun(state), self.updates[REINFORCED].loss
         if self.old in loss.needs:
             batch = self.predict(state, batch)
-        mini_batches = [
-            [replace(micro, columns=loss.read(micro.columns)) for micro in mini]
-            for mini in batch.mini_batches
-        ]
+        mini_batches = [[_read(loss, micro) for micro in mini] for mini in batch.mini_batches]
         for micro in chain.from_iterable(mini_batches):
             self._passes[REINFORCED].program(micro)  # compile before the devices are busy
         before = self["copy"](state.params) if self.tells_seen else None
@@ -229,7 +226,7 @@ class Trainer:
         """Takes an optimizer step on demonstrations. Its metric `train/cross_entropy` is over the
         tokens of responses."""
         loss = self.updates[SUPERVISED].loss
-        mini = [replace(micro, columns=loss.read(micro.columns)) for micro in micro_batches]
+        mini = [_read(loss, micro) for micro in micro_batches]
         state, record = self._step(SUPERVISED, self.placement.begun(state), mini)
         state = self.placement.ended(state)
         return state, self._summary(self.updates[SUPERVISED], [record], state)
@@ -269,6 +266,12 @@ class Trainer:
         metrics[f"{self.name}/grad_norm"] = norm
         metrics[f"{self.name}/skipped_updates"] = float(len(applied) - sum(applied))
         return UpdateResult(metrics, tuple(map(bool, applied)), int(step))
+
+
+def _read(loss: Loss, micro: MicroBatch) -> MicroBatch:
+    """Returns the micro-batch with what the loss reads."""
+    teacher = micro.teacher if loss.teacher_top_k else None
+    return replace(micro, columns=loss.read(micro.columns), teacher=teacher)
 
 
 def _copy(params: Params) -> Params:

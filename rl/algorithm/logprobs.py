@@ -5,10 +5,13 @@ are sharded.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
+
+from pat_jax.rl.algorithm.top_k_distillation import TopTokens, top_k_reverse_kl, top_tokens
 
 Logits = Callable[[Float[Array, "rows chunk embed"]], Float[Array, "rows chunk vocab"]]
 
@@ -30,8 +33,9 @@ def token_logprobs(
     temperature: float = 1.0,
     chunk: int = 128,
     has_entropy_gradient: bool = False,
-) -> tuple[Float[Array, "rows length"], Float[Array, "rows length"]]:
-    """Returns log π(target) and the entropy of π at each position.
+    teacher: TopTokens | None = None,
+) -> tuple[Float[Array, "rows length"], ...]:
+    """Returns log π(target) and the entropy of π at each position, and the KL to a teacher.
 
     π is softmax(logits / temperature).
 
@@ -46,25 +50,48 @@ def token_logprobs(
       temperature: 0 (greedy sampling) is treated as 1, there being no gradient otherwise.
       chunk: most positions in one chunk.
       has_entropy_gradient: whether the entropies have a gradient, which costs as much again.
+      teacher: a teacher's likeliest tokens; None: there is no teacher.
 
     Returns:
-      Log-probabilities and entropies in nats, both float32.
+      Log-probabilities and entropies in nats, both float32. With a teacher, `top_k_reverse_kl` too.
     """
 
     @jax.checkpoint
-    def one_chunk(hidden_and_targets):
-        hidden, targets = hidden_and_targets
-        logits, divisor = logits_fn(hidden), temperature or 1.0
-        logprobs, entropy = _chunk_logprobs(logits, targets, vocab_size, divisor)
-        return logprobs, entropy if has_entropy_gradient else jax.lax.stop_gradient(entropy)
+    def one_chunk(given):
+        hidden, targets, teacher = given
+        shifted, log_total = _log_softmax(logits_fn(hidden), vocab_size, temperature or 1.0)
+        logprobs, entropy = _of_targets(shifted, log_total, targets)
+        if not has_entropy_gradient:
+            entropy = jax.lax.stop_gradient(entropy)
+        if teacher is None:
+            return logprobs, entropy
+        return logprobs, entropy, top_k_reverse_kl(shifted - log_total[..., None], teacher)
 
-    logprobs, entropy = _in_chunks(one_chunk, chunk, hidden, targets)
-    return logprobs, entropy
+    return _in_chunks(one_chunk, chunk, (hidden, targets, teacher))
 
 
-def _in_chunks(function: Callable, most: int, *arrays: Array) -> tuple[Array, ...]:
-    """Applies a function to arrays[rows, length, …] in equal chunks of up to `most` positions."""
-    rows, length = arrays[0].shape[:2]
+def top_token_logprobs(
+    hidden: Float[Array, "rows length embed"],
+    logits_fn: Logits,
+    k: int,
+    *,
+    vocab_size: int,
+    temperature: float = 1.0,
+    chunk: int = 128,
+) -> TopTokens:
+    """Returns the k likeliest tokens at each position, by the distribution of `token_logprobs`."""
+
+    def one_chunk(hidden: Array) -> TopTokens:
+        shifted, log_total = _log_softmax(logits_fn(hidden), vocab_size, temperature or 1.0)
+        return top_tokens(shifted - log_total[..., None], k)
+
+    return _in_chunks(one_chunk, chunk, hidden)
+
+
+def _in_chunks(function: Callable, most: int, arrays: Any) -> Any:
+    """Applies a function to a pytree of arrays[rows, length, …] in equal chunks of up to `most`
+    positions. Returns a pytree of such arrays."""
+    rows, length = jax.tree.leaves(arrays)[0].shape[:2]
     num_chunks = -(-length // most)
     chunk = -(-length // num_chunks)
     padding = num_chunks * chunk - length
@@ -74,28 +101,34 @@ def _in_chunks(function: Callable, most: int, *arrays: Array) -> tuple[Array, ..
         return jnp.moveaxis(x.reshape(rows, num_chunks, chunk, *x.shape[2:]), 1, 0)
 
     def join(x: Array) -> Array:
-        return jnp.moveaxis(x, 0, 1).reshape(rows, num_chunks * chunk)[:, :length]
+        return jnp.moveaxis(x, 0, 1).reshape(rows, num_chunks * chunk, *x.shape[3:])[:, :length]
 
-    return tuple(map(join, jax.lax.map(function, tuple(map(split, arrays)))))
+    return jax.tree.map(join, jax.lax.map(function, jax.tree.map(split, arrays)))
 
 
-def _chunk_logprobs(
-    logits: Float[Array, "rows chunk vocab"],
-    targets: Int[Array, "rows chunk"],
-    vocab_size: int,
-    temperature: float,
-) -> tuple[Float[Array, "rows chunk"], Float[Array, "rows chunk"]]:
+def _log_softmax(
+    logits: Float[Array, "rows chunk vocab"], vocab_size: int, temperature: float
+) -> tuple[Float[Array, "rows chunk vocab"], Float[Array, "rows chunk"]]:
+    """Returns the logits over the temperature less their largest, and log Σ exp of that."""
     logits = logits.astype(jnp.float32) / temperature
-    ids = jax.lax.broadcasted_iota(targets.dtype, logits.shape, 2)
     if logits.shape[-1] > vocab_size:
+        ids = jax.lax.broadcasted_iota(jnp.int32, logits.shape, 2)
         logits = jnp.where(ids < vocab_size, logits, _MASKED_LOGIT)
     shifted = logits - jax.lax.stop_gradient(logits.max(axis=-1, keepdims=True))
-    exponentials = jnp.exp(shifted)
-    total = exponentials.sum(axis=-1)
+    return shifted, jnp.log(jnp.exp(shifted).sum(axis=-1))
+
+
+def _of_targets(
+    shifted: Float[Array, "rows chunk vocab"],
+    log_total: Float[Array, "rows chunk"],
+    targets: Int[Array, "rows chunk"],
+) -> tuple[Float[Array, "rows chunk"], Float[Array, "rows chunk"]]:
+    """Returns the log-probability of the targets, and the entropy."""
+    ids = jax.lax.broadcasted_iota(targets.dtype, shifted.shape, 2)
     # Compare-and-sum instead of a gather: if the vocabulary is sharded, each device sums its own
     # shard and one number per token is reduced, however the partitioner treats a gather along a
     # sharded axis. The transpose is a select, not a scatter.
     target = jnp.where(ids == targets[..., None], shifted, 0.0).sum(axis=-1)
-    log_total = jnp.log(total)
-    entropy = log_total - (exponentials * shifted).sum(axis=-1) / total
+    exponentials = jnp.exp(shifted)
+    entropy = log_total - (exponentials * shifted).sum(axis=-1) / exponentials.sum(axis=-1)
     return target - log_total, entropy

@@ -23,6 +23,7 @@ Responses = Int[Array, "rows length"]  # the number of a token's response in its
 Columns = Mapping[str, PerToken]
 # What models predict at each token, by the kind of their head.
 LOGPROBS, ENTROPY, VALUES = "logprobs", "entropy", "values"
+TEACHER_KL = "teacher_kl"  # of a vocabulary head, where the loss reads a teacher's tokens
 PREDICTED = {"vocab": (LOGPROBS, ENTROPY), "scalar": (VALUES,)}
 # Sums by name: of each metric, of the weights ("weight"), and of routers (`balance.py`).
 Sums = dict[str, Float[Array, "..."]]
@@ -93,6 +94,11 @@ class Loss(ABC):
         """Names of the model's predictions that the loss reads; all are of one kind of head
         (`PREDICTED`)."""
         return PREDICTED["vocab"]
+
+    @property
+    def teacher_top_k(self) -> int:
+        """How many of a teacher's likeliest tokens it reads at each position (`TopTokens`)."""
+        return 0
 
     @property
     def has_entropy_gradient(self) -> bool:

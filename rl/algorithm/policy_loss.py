@@ -16,6 +16,8 @@ from pat_jax.rl.algorithm.kl import MAX_LOG_RATIO, Estimator, estimate_kl, log_r
 from pat_jax.rl.algorithm.losses import (
     ENTROPY,
     LOGPROBS,
+    PREDICTED,
+    TEACHER_KL,
     Columns,
     Loss,
     PerToken,
@@ -32,7 +34,7 @@ Correction = Literal["none", "token_truncate", "token_mask", "sequence_truncate"
 class PolicyLoss(Loss):
     """A surrogate of the policy gradient, with a penalty towards the reference policy.
 
-        loss = Σ weights * (β * kl - c * gain - entropy_coef * entropy)
+        loss = Σ weights * (β * kl - c * gain - entropy_coef * entropy + distill_coef * teacher_kl)
 
     ρ is the probability ratio of the policy to the old policy, the one before this batch's first
     update, with l_t = logprobs - old_logprobs:
@@ -87,6 +89,9 @@ class PolicyLoss(Loss):
     beta: float = 0.0  # β
     kl_estimator: Estimator = "k3"
     entropy_coef: float = 0.0
+    # Weight of the KL to a teacher over its `top_k` likeliest tokens; 0 tokens: there is no such part.
+    distill_coef: float = 0.0
+    top_k: int = 0
     correction: Correction = "none"
     correction_cap: float = 2.0
     # Whether every batch is used for one update: the old policy is then the policy itself, the
@@ -110,6 +115,8 @@ class PolicyLoss(Loss):
             "behavior_gap": Reduction.MEAN,  # |old - behavior| of the log-probabilities, nats
             "behavior_gap_max": Reduction.MAX,
         }
+        if self.top_k:
+            shared[TEACHER_KL] = Reduction.MEAN  # KL(policy || teacher) in nats, `top_k_reverse_kl`
         if self.correction == "none":
             return shared
         return shared | {
@@ -124,6 +131,14 @@ class PolicyLoss(Loss):
         reference = ("reference_logprobs",) if self.beta else ()
         sampled = () if self.correction == "none" else ("sampled_logprobs",)
         return ("advantages", "behavior_logprobs", *sampled, *old, *reference)
+
+    @property
+    def predicted(self) -> tuple[str, ...]:
+        return (*PREDICTED["vocab"], *((TEACHER_KL,) if self.top_k else ()))
+
+    @property
+    def teacher_top_k(self) -> int:
+        return self.top_k
 
     @property
     def has_entropy_gradient(self) -> bool:
@@ -166,7 +181,11 @@ class PolicyLoss(Loss):
             corrected = self._correction(old, columns["sampled_logprobs"], responses)
             found |= corrected
             gain = corrected["correction_mean"] * gain
-        return found | {"loss": self.beta * reference_kl - gain - self.entropy_coef * entropy}
+        loss = self.beta * reference_kl - gain - self.entropy_coef * entropy
+        if self.top_k:
+            found[TEACHER_KL] = predicted[TEACHER_KL]
+            loss += self.distill_coef * predicted[TEACHER_KL]
+        return found | {"loss": loss}
 
     def _log_ratio(self, logprobs: PerToken, old: PerToken, responses: Responses) -> PerToken:
         if self.ratio == "token":

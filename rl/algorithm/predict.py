@@ -11,8 +11,16 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
-from pat_jax.rl.algorithm.logprobs import next_tokens, token_logprobs
-from pat_jax.rl.algorithm.losses import ENTROPY, LOGPROBS, VALUES, Columns, PerToken
+from pat_jax.rl.algorithm.logprobs import next_tokens, token_logprobs, top_token_logprobs
+from pat_jax.rl.algorithm.losses import (
+    ENTROPY,
+    LOGPROBS,
+    TEACHER_KL,
+    VALUES,
+    Columns,
+    PerToken,
+)
+from pat_jax.rl.algorithm.top_k_distillation import TopTokens
 from pat_jax.rl.batches.batches import MicroBatch
 
 Params = Any  # a pytree of float32 or bfloat16 arrays
@@ -30,7 +38,7 @@ class ModelFunctions:
     # The part of the parameters that `logits` is given.
     head: Callable[[Params], Any] = lambda params: params
     # (function, head, arrays of rows) -> function(head, arrays), applied to each shard of rows
-    by_rows: Callable[..., tuple[PerToken, PerToken]] = lambda function, *given: function(*given)
+    by_rows: Callable[..., Any] = lambda function, *given: function(*given)
     beside: tuple[str, ...] = ()  # metrics, each a mean over the tokens in the loss
     routers: tuple[int, int] | None = None  # number of layers with a router, and experts of each
     is_scalar: bool = False  # whether the head gives one number at each token
@@ -50,6 +58,20 @@ class Predictor:
         """Returns what the model predicts at each token, 0 outside `micro.mask`."""
         predicted, _ = self(params, micro)
         return jax.tree.map(lambda x: jnp.where(micro.mask, x, 0.0), predicted)
+
+    def top_step(self, params: Params, micro: MicroBatch, k: int) -> TopTokens:
+        """Returns the k likeliest tokens at each position, for a policy that learns from them."""
+        hidden, _ = self.model.forward(params, micro.tokens, micro.positions, micro.routes)
+
+        def of_rows(head: Any, hidden: Array) -> TopTokens:
+            return top_token_logprobs(
+                hidden,
+                lambda hidden: self.model.logits(head, hidden),
+                k,
+                **self._how(hidden, self.temperature),
+            )
+
+        return self.model.by_rows(of_rows, self.model.head(params), hidden)
 
     def score_step(self, params: Params, tokens: Int[Array, "rows length"]) -> PerToken:
         """Returns log π(next token) in nats at temperature 1; the last position has no meaning."""
@@ -72,8 +94,10 @@ class Predictor:
             micro.targets,
             self.temperature,
             has_entropy_gradient=has_entropy_gradient,
+            teacher=micro.teacher,
         )
-        return dict(zip((LOGPROBS, ENTROPY), found, strict=True)), beside
+        names = (LOGPROBS, ENTROPY, TEACHER_KL)[: len(found)]
+        return dict(zip(names, found, strict=True)), beside
 
     def _logprobs(
         self,
@@ -83,18 +107,25 @@ class Predictor:
         temperature: float,
         *,
         has_entropy_gradient: bool = False,
-    ) -> tuple[PerToken, PerToken]:
+        teacher: TopTokens | None = None,
+    ) -> tuple[PerToken, ...]:
         # `by_rows` gathers the head once for all chunks of a shard, and sums its gradient over
         # shards once. If the compiler splits the loop over chunks, it does both in each chunk.
-        def of_rows(head: Any, hidden: Array, targets: Array) -> tuple[PerToken, PerToken]:
+        def of_rows(
+            head: Any, hidden: Array, targets: Array, teacher: TopTokens | None
+        ) -> tuple[PerToken, ...]:
             return token_logprobs(
                 hidden,
                 targets,
                 lambda hidden: self.model.logits(head, hidden),
-                vocab_size=self.vocab_size,
-                temperature=temperature,
-                chunk=max(1, self.logit_tokens // hidden.shape[0]),
+                **self._how(hidden, temperature),
                 has_entropy_gradient=has_entropy_gradient,
+                teacher=teacher,
             )
 
-        return self.model.by_rows(of_rows, self.model.head(params), hidden, targets)
+        return self.model.by_rows(of_rows, self.model.head(params), hidden, targets, teacher)
+
+    def _how(self, hidden: Array, temperature: float) -> dict[str, Any]:
+        """How the logits of a shard of rows are computed."""
+        chunk = max(1, self.logit_tokens // hidden.shape[0])
+        return {"vocab_size": self.vocab_size, "temperature": temperature, "chunk": chunk}

@@ -20,6 +20,7 @@ from jaxtyping import Array, Bool, Float, Int, Int16
 from pat_jax.common.pytree import pytree_dataclass
 from pat_jax.rl.algorithm.aggregation import Aggregation, token_weights
 from pat_jax.rl.algorithm.logprobs import next_tokens
+from pat_jax.rl.algorithm.top_k_distillation import TopTokens
 from pat_jax.rl.batches.packing import Prefix, Shape, Spot, pack_rows
 from pat_jax.rl.batches.types import FinishReason, RolloutGroup
 
@@ -45,6 +46,7 @@ class MicroBatch:
     # The experts that computed each token in the rollout, NOT_RECORDED if unknown; None: the model
     # has no experts, or nothing is recorded.
     routes: Int16[AnyArray, "rows length layers k"] | None = None
+    teacher: TopTokens | None = None  # what a teacher finds likeliest; None: the loss reads no such
 
     @property
     def mask(self) -> Bool[AnyArray, "rows length"]:
@@ -123,18 +125,22 @@ class Example:
         return slice(len(self.prompt) - 1, len(self) - 1)
 
 
-def abstract_micro_batch(rows: int, length: int, columns: Iterable[str]) -> MicroBatch:
+def abstract_micro_batch(
+    rows: int, length: int, columns: Iterable[str], teacher_top_k: int = 0
+) -> MicroBatch:
     """Returns a micro-batch of `jax.ShapeDtypeStruct` with these columns, to lower a program."""
 
-    def per_token(dtype: type) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct((rows, length), dtype)
+    def per_token(dtype: type, *more: int) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((rows, length, *more), dtype)
 
+    of_each = per_token(np.int32, teacher_top_k), per_token(np.float32, teacher_top_k)
     return MicroBatch(
         tokens=per_token(np.int32),
         positions=per_token(np.int32),
         responses=per_token(np.int32),
         weights=per_token(np.float32),
         columns={name: per_token(np.float32) for name in columns},
+        teacher=TopTokens(*of_each, per_token(np.float32)) if teacher_top_k else None,
     )
 
 

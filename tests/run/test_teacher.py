@@ -170,6 +170,11 @@ def test_a_teacher_that_is_not_there_is_refused(tmp_path: Path):
             ["--algorithm.reward_coef", "0"],
             r"reward_coef is 0.*: expected above 0 without a teacher",
         ),
+        (["--teacher.top_k", "5"], r"--teacher\.top_k is 5: expected 0 without a teacher \(--alg"),
+        (
+            ["--teacher.top_k", "257"],
+            r"--teacher\.top_k is 257.*: expected an integer from 0 to 256",
+        ),
     ],
 )
 def test_a_teacher_and_its_algorithm_belong_together(options: list[str], words: str):
@@ -199,6 +204,16 @@ def test_advantages_are_weighted_sums_by_hand(of_reward: float, of_teacher: floa
     for ours, expected in zip(found, wanted, strict=True):
         np.testing.assert_allclose(ours, expected, atol=1e-6)
     assert measured["train/teacher_kl"] == pytest.approx(-np.concatenate(apart).mean(), abs=1e-6)
+
+
+def test_with_tokens_of_the_teacher_in_the_loss_advantages_are_the_rewards_alone():
+    batch = batch_of(made_up_groups(50), [(4, 64)])
+    own = batch.by_response("advantages")
+    algorithm = AlgorithmConfig(reward_coef=0.5, distill_coef=2.0)
+    found, measured = with_teacher(algorithm, batch, own, top_k=3)
+    assert measured == {}
+    for ours, expected in zip(found, own, strict=True):
+        np.testing.assert_array_equal(ours, 0.5 * expected)
 
 
 def test_without_a_teacher_advantages_stay_as_they_are():

@@ -77,4 +77,6 @@ def _arrays(mini_batches: Sequence[Sequence[MicroBatch]]) -> Iterator[tuple[str,
         for j, micro in enumerate(mini):
             rows = {"tokens": micro.tokens, "positions": micro.positions, "weights": micro.weights}
             rows |= {"responses": micro.responses, **micro.columns}
+            if micro.teacher is not None:
+                rows |= {f"teacher_{name}": values for name, values in vars(micro.teacher).items()}
             yield from ((f"{i}.{j}.{name}", np.asarray(values)) for name, values in rows.items())

@@ -37,7 +37,8 @@ def build_teacher(
 
     Raises:
       UserError: there is no such model, or it does not fit the policy: another tokenizer, too short
-        a context, or heads that the layout does not divide.
+        a context, or heads that the layout does not divide. Or more tokens are asked for than there
+        are.
     """
     if not config.teacher.model:
         return {}
@@ -55,7 +56,8 @@ def build_teacher(
     )
     held = TrainableParams(own, where, weight_dtype=dtype)
     shapes = micro_shapes(config, layout.split.dp, layout.platform)
-    return {TEACHER: Reader("teacher_logprobs", held, predictor, shapes)}
+    top_k = _top_k(config, policy.config, shape)
+    return {TEACHER: Reader("teacher_logprobs", held, predictor, shapes, top_k=top_k)}
 
 
 def load_teacher(roles: Roles, config: RunConfig) -> None:
@@ -64,6 +66,14 @@ def load_teacher(roles: Roles, config: RunConfig) -> None:
         return
     held, folder = reader.held, local_checkpoint(config.teacher.model, option=_OPTION)
     reader.params = load_params(folder, held.policy, held.shardings, held.weight_dtype)
+
+
+def _top_k(config: RunConfig, policy: ModelConfig, teacher: ModelConfig) -> int:
+    top_k, most = config.teacher.top_k, min(policy.vocab_size, teacher.vocab_size)
+    require(
+        top_k <= most, "teacher.top_k", top_k, f"at most {most:,}, the tokens of the vocabulary"
+    )
+    return top_k
 
 
 def _shape(config: RunConfig, policy: ModelConfig) -> ModelConfig:

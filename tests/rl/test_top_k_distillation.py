@@ -1,0 +1,161 @@
+"""The reverse KL over a teacher's likeliest tokens, against float64, TRL and plain formulas."""
+
+import json
+from functools import partial
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pat_jax.rl.algorithm.logprobs import token_logprobs, top_token_logprobs
+from pat_jax.rl.algorithm.top_k_distillation import top_k_reverse_kl, top_tokens
+
+# Made by trl_losses.py; test_trl_losses_parity.py holds it against TRL.
+TRL = json.loads(Path(__file__).with_name("recorded_trl.json").read_text(encoding="utf-8"))
+VOCABULARY = 11
+
+
+def logits(seed: int, spread: float = 2.0) -> tuple[np.ndarray, np.ndarray]:
+    """Of the policy and of the teacher at one position."""
+    drawn = np.random.default_rng(seed).normal(0, spread, (2, VOCABULARY))
+    return drawn[0].astype(np.float32), drawn[1].astype(np.float32)
+
+
+def log_softmax(x: np.ndarray) -> np.ndarray:
+    x = np.asarray(x, np.float64)
+    x = x - x.max(axis=-1, keepdims=True)
+    return x - np.log(np.exp(x).sum(axis=-1, keepdims=True))
+
+
+def merged_kl(policy: np.ndarray, teacher: np.ndarray, k: int) -> tuple[float, np.ndarray]:
+    """In float64: the KL of the distributions over the teacher's k likeliest tokens and all others
+    as one, and its gradient in the policy's logits."""
+    p, q = np.exp(log_softmax(policy)), np.exp(log_softmax(teacher))
+    outcome = np.full(len(p), k)
+    ids = np.argsort(-teacher)[:k]
+    outcome[ids] = np.arange(k)
+    p_of, q_of = (np.bincount(outcome, x, k + 1)[: k + (k < len(p))] for x in (p, q))
+    apart = np.log(p_of / q_of)
+    kl = float(p_of @ apart)
+    return kl, p * (apart[outcome] - kl)
+
+
+def loss_of(teacher: np.ndarray, k: int):
+    """The loss as a function of the policy's logits."""
+    top = top_tokens(jax.nn.log_softmax(jnp.asarray(teacher)), k)
+    return lambda x: top_k_reverse_kl(jax.nn.log_softmax(x), top)
+
+
+@pytest.mark.parametrize("k", [1, 3, 10, VOCABULARY])
+@pytest.mark.parametrize("seed", range(3))
+def test_loss_and_gradient_are_those_of_float64(seed: int, k: int):
+    policy, teacher = logits(seed)
+    wanted, gradient = merged_kl(policy, teacher, k)
+    with jax.numpy_dtype_promotion("strict"):
+        value, found = jax.value_and_grad(loss_of(teacher, k))(jnp.asarray(policy))
+    assert value == pytest.approx(wanted, abs=1e-6)
+    np.testing.assert_allclose(found, gradient, atol=1e-6)
+
+
+def test_with_the_whole_vocabulary_it_is_trls():
+    student, teacher = (jnp.asarray(TRL["given"][name]) for name in ("student", "teacher"))
+    top = top_tokens(jax.nn.log_softmax(teacher), teacher.shape[-1])
+
+    def loss(x):
+        return jnp.mean(top_k_reverse_kl(jax.nn.log_softmax(x), top))
+
+    value, gradient = jax.value_and_grad(loss)(student)
+    assert value == pytest.approx(TRL["distill"]["loss"], abs=1e-6)
+    np.testing.assert_allclose(gradient, TRL["distill"]["gradient"], atol=1e-6)
+
+
+# Few numbers of tokens: each compiles.
+@given(st.sampled_from([1, 3, 8]), st.floats(0.0, 4.0), st.integers(0, 2**32 - 1))
+@settings(deadline=None, max_examples=20)
+def test_it_is_never_negative_and_at_most_the_whole_kl(k: int, spread: float, seed: int):
+    policy, teacher = logits(seed, spread)
+    value, whole = (
+        float(loss_of(teacher, k)(jnp.asarray(policy))),
+        merged_kl(policy, teacher, 11)[0],
+    )
+    assert -1e-6 <= value <= whole + 5e-6
+
+
+def test_probability_that_moves_to_other_tokens_costs():
+    """Without the tail, the sum over the k tokens falls below 0 there."""
+    teacher = np.array([5.0, 4.0, 0.0, 0.0, 0.0], np.float32)
+    elsewhere = np.array([0.0, 0.0, 5.0, 0.0, 0.0], np.float32)
+    loss = loss_of(teacher, 2)
+    assert float(loss(jnp.asarray(elsewhere))) > 2 > float(loss(jnp.asarray(teacher)))
+    descent = -np.asarray(jax.grad(loss)(jnp.asarray(elsewhere)))
+    assert descent[0] > 0 and descent[1] > 0 > descent[2]
+
+
+def test_a_tiny_tail_keeps_its_digits():
+    """The teacher's other tokens have a probability that 1 - Σ of the others does not show."""
+    teacher = np.array([20.0, 1.0, 0.5, 0.0], np.float32)
+    top = top_tokens(jax.nn.log_softmax(jnp.asarray(teacher)), 1)
+    wanted = np.log(np.exp(log_softmax(teacher))[1:].sum())
+    assert wanted < np.log(1e-7)
+    assert float(top.tail) == pytest.approx(wanted, abs=1e-5)
+
+
+def test_tokens_that_the_policy_does_not_know_count_nothing():
+    """A teacher's embedding may be longer; such a token has no probability under the policy."""
+    policy, teacher = logits(4)
+    longer = np.append(teacher, [9.0]).astype(np.float32)
+    shifted = np.append(policy, [-1e30]).astype(np.float32)
+    top = top_tokens(jax.nn.log_softmax(jnp.asarray(longer)), 4)
+    assert VOCABULARY in top.ids
+    short, whole = (
+        top_k_reverse_kl(jax.nn.log_softmax(jnp.asarray(x)), top) for x in (policy, shifted)
+    )
+    assert float(short) == pytest.approx(float(whole), abs=1e-6)
+
+
+@pytest.mark.parametrize("certain", [50.0, 1e30])
+@pytest.mark.parametrize("k", [1, 4])
+def test_loss_and_gradient_are_finite_for_certain_policies_and_teachers(certain: float, k: int):
+    one, other = jnp.zeros(4).at[0].set(certain), jnp.zeros(4).at[1].set(certain)
+    for policy, teacher in ((one, other), (one, one), (one, jnp.zeros(4)), (jnp.zeros(4), one)):
+        value, gradient = jax.value_and_grad(loss_of(np.asarray(teacher), k))(policy)
+        assert np.isfinite(value) and np.isfinite(gradient).all()
+        assert value >= -1e-6 and (policy is not teacher or value < 1e-6)
+
+
+ROWS, LENGTH, EMBED, PADDED = 3, 14, 6, 16
+
+
+@pytest.mark.parametrize("chunk", [4, 100])
+def test_chunks_of_hidden_states_give_what_whole_logits_do(chunk: int):
+    """Values, and gradients of hidden states and head, with a padded vocabulary and a temperature."""
+    rng = np.random.default_rng(0)
+    hidden = jnp.asarray(rng.normal(0, 0.5, (ROWS, LENGTH, EMBED)), jnp.float32)
+    head, other = (jnp.asarray(rng.normal(size=(EMBED, PADDED)), jnp.float32) for _ in range(2))
+    targets = jnp.zeros((ROWS, LENGTH), jnp.int32)
+    how = {"vocab_size": VOCABULARY, "temperature": 0.7}
+    top = top_token_logprobs(hidden, lambda x: x @ other, 3, chunk=chunk, **how)
+    assert top.ids.shape == top.logprobs.shape == (ROWS, LENGTH, 3) and top.ids.max() < VOCABULARY
+    logprobs = log_softmax(np.asarray(hidden @ other)[..., :VOCABULARY] / 0.7)
+    np.testing.assert_allclose(top.logprobs, -np.sort(-logprobs)[..., :3], atol=1e-5)
+
+    @partial(jax.value_and_grad, argnums=(0, 1))
+    def chunked(hidden, head):
+        made_of = hidden, targets, lambda x: x @ head
+        *_, kl = token_logprobs(*made_of, **how, chunk=chunk, teacher=top)
+        return kl.sum()
+
+    @partial(jax.value_and_grad, argnums=(0, 1))
+    def plain(hidden, head):
+        logprobs = jax.nn.log_softmax((hidden @ head)[..., :VOCABULARY] / 0.7)
+        p = jnp.take_along_axis(jnp.exp(logprobs), top.ids, -1)
+        rest, rest_q = 1 - p.sum(-1), 1 - jnp.exp(top.logprobs).sum(-1)
+        return (p * (jnp.log(p) - top.logprobs)).sum() + (rest * jnp.log(rest / rest_q)).sum()
+
+    found, wanted = jax.jit(chunked)(hidden, head), plain(hidden, head)
+    for value, expected in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+        np.testing.assert_allclose(value, expected, rtol=1e-5, atol=2e-5)
