@@ -1,6 +1,6 @@
 """Preference pairs of the built-in arithmetic: a right and a wrong response to each problem.
 
-    python examples/arithmetic_pairs.py --pairs 8000 > pairs.jsonl
+    python examples/arithmetic_pairs.py --pairs 16000 > pairs.jsonl
 
 The truth is known, so it can be seen how much of it a reward model has learned, and whether a policy
 that is trained by it gives right answers (docs/reward-models.md).
@@ -69,7 +69,7 @@ def _term(text: str, rng: np.random.Generator) -> int:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--pairs", type=int, default=8000)
+    parser.add_argument("--pairs", type=int, default=16000)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     for row in pairs(args.pairs, args.seed):

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import jax
 import numpy as np
+import pytest
 from file_runs import to_the_end
 from runs import TINY
 
@@ -21,13 +22,13 @@ from pat_jax.run.setup import build
 from pat_jax.run.sft.inputs import shape_of_model
 from pat_jax.run.sft.setup import build as build_sft
 
-PPO = "--algorithm.name ppo --rollout.num_generations 1 --rollout.prompts_per_step 8".split()
-PAIRS = "--devices 2 --max_length 192 --batch_size 16 --steps 2 --eval.every 0".split()
+PPO = "--algorithm.name ppo --rollout.num_generations 1 --rollout.prompts_per_step 8"
+PAIRS = "--devices 2 --max_length 192 --batch_size 16 --steps 2 --eval.every 0"
 
 
 def train(folder: Path, *words: str) -> list[dict]:
     """Runs the command's loop in this process; returns the metrics."""
-    config = parse([*TINY, *PPO, "--run_dir", str(folder), *words])
+    config = parse([*TINY, *PPO.split(), "--run_dir", str(folder), *words])
     setup = build(config, jax.devices()[: config.devices])
     with open_scorer(config, setup.task.rewards, setup.reward_models) as scorer:
         run = Run(setup, scorer, StopSignals())
@@ -45,10 +46,11 @@ def learn_pairs(folder: Path, start: Path, judge: Path) -> None:
     data.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     words = ["--model", str(start), "--data", str(data), "--checkpoint.export_dir", str(judge)]
     words += ["--run_dir", str(folder / "pairs")]
-    config = options_of_run([*PAIRS, *words], reward_model.read)
+    config = options_of_run([*PAIRS.split(), *words], reward_model.read)
     to_the_end(build_sft(config, jax.devices()[: config.devices]), reward_model.COMMAND)
 
 
+@pytest.mark.slow  # three runs
 def test_ppo_with_a_reward_model_that_began_as_its_policy(tmp_path: Path):
     start, judge, critic = (tmp_path / name for name in ("start", "judge", "critic"))
     train(tmp_path / "first", "--steps", "0", "--checkpoint.export_dir", str(start))
