@@ -1,6 +1,7 @@
 """Preference pairs of the built-in arithmetic: a right and a wrong response to each problem.
 
-    python examples/arithmetic_pairs.py --pairs 16000 > pairs.jsonl
+    python examples/arithmetic_pairs.py > pairs.jsonl
+    python examples/arithmetic_pairs.py --split heldout --pairs 500 > heldout.jsonl
 
 The truth is known, so it can be seen how much of it a reward model has learned, and whether a policy
 that is trained by it gives right answers (docs/reward-models.md).
@@ -17,10 +18,11 @@ from pat_jax.rl.data.arithmetic import problems, solve, worked
 FIRST_SEED = 2_000_003  # other problems than those that policies practise
 
 
-def pairs(count: int, seed: int) -> Iterator[dict[str, str]]:
-    """Yields rows of a data file, one for each problem."""
+def pairs(count: int, seed: int, split: str) -> Iterator[dict[str, str]]:
+    """Yields rows of a data file, one for each problem. The problems of `split` "heldout" are those
+    that policies are evaluated on, whatever the seed."""
     rng = np.random.default_rng((seed, 1))
-    for prompt in problems(FIRST_SEED + seed, "train").first(count):
+    for prompt in problems(FIRST_SEED + seed, split).first(count):
         right = worked(prompt.text)
         yield {"prompt": prompt.text, "chosen": right, "rejected": wrong(prompt.text, rng)}
 
@@ -68,11 +70,14 @@ def _term(text: str, rng: np.random.Generator) -> int:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--pairs", type=int, default=16000)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--split", choices=("train", "heldout"), default="train")
     args = parser.parse_args()
-    for row in pairs(args.pairs, args.seed):
+    for row in pairs(args.pairs, args.seed, args.split):
         print(json.dumps(row))
 
 

@@ -77,7 +77,7 @@ def module_of(name: str) -> Any:
 
 
 def test_pairs_of_arithmetic_have_a_right_and_a_wrong_answer():
-    rows = list(module_of("arithmetic_pairs").pairs(300, seed=0))
+    rows = list(module_of("arithmetic_pairs").pairs(300, 0, "train"))
     assert len({row["prompt"] for row in rows}) > 250
     for row in rows:
         assert row["chosen"] == worked(row["prompt"])
