@@ -3,6 +3,7 @@
 import importlib.util
 import json
 from pathlib import Path
+from typing import Any
 
 import jax
 import pytest
@@ -16,6 +17,7 @@ from pat_jax.config.reward_model import RewardModelConfig
 from pat_jax.config.sft import SftConfig
 from pat_jax.evaluation.config import EvaluateConfig
 from pat_jax.evaluation.problem_sets import load_problem_sets
+from pat_jax.rl.data.arithmetic import TOKENIZER, solve, worked
 from pat_jax.rl.text.tokenizer import HuggingFaceTokenizer
 from pat_jax.run.sft.setup import build as build_sft
 from pat_jax.simulate import read
@@ -66,12 +68,28 @@ def test_the_profile_can_be_replayed():
     assert "16 responses, cap 132" in str(found)
 
 
-@pytest.mark.slow  # a run that learns
-def test_the_flat_grpo_learns(monkeypatch, capsys):
-    spec = importlib.util.spec_from_file_location("grpo", ROOT / "examples" / "grpo.py")
+def module_of(name: str) -> Any:
+    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
     assert spec is not None and spec.loader is not None
     example = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(example)
+    return example
+
+
+def test_pairs_of_arithmetic_have_a_right_and_a_wrong_answer():
+    rows = list(module_of("arithmetic_pairs").pairs(300, 0, "train"))
+    assert len({row["prompt"] for row in rows}) > 250
+    for row in rows:
+        assert row["chosen"] == worked(row["prompt"])
+        assert row["rejected"][-2] == "#" and row["rejected"][-1] != solve(row["prompt"])
+        TOKENIZER.encode(row["rejected"])
+    lengths = [len(row["rejected"]) - len(row["chosen"]) for row in rows]
+    assert lengths.count(0) > 100 and lengths.count(-7) > 40  # another value, a term left out
+
+
+@pytest.mark.slow  # a run that learns
+def test_the_flat_grpo_learns(monkeypatch, capsys):
+    example = module_of("grpo")
     # The process has its eight devices already.
     monkeypatch.setattr(example, "configure", lambda count: jax.devices()[:count])
     options = ["--model", "tiny", *SMALL_ROLLOUT, "--rollout.max_completion_length", "40"]

@@ -13,6 +13,7 @@ Knows characters, digits and random draws. Does not know models or training.
 """
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 
@@ -23,6 +24,8 @@ from pat_jax.rl.text.char_tokenizer import CharTokenizer
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 TOKENIZER = CharTokenizer("0123456789" + LETTERS + "+*=;#")
+# The same token ids as Hugging Face files, for exports. Other characters are the padding token.
+TOKENIZER_DIR = Path(__file__).parent / "arithmetic_tokenizer"
 
 HELDOUT_SHARE = 1 / 8
 HELDOUT_FIRST_ID = 1 << 30  # held-out ids start here, training ids at 0

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers import AutoTokenizer
 
 from pat_jax.config.by_model import OF_BUILT_IN_SHAPES
 from pat_jax.rl.batches.types import FinishReason, Prompt
@@ -11,12 +12,14 @@ from pat_jax.rl.data.arithmetic import (
     LETTERS,
     MAX_PROMPT_LENGTH,
     TOKENIZER,
+    TOKENIZER_DIR,
     demonstration,
     problems,
     solve,
     worked,
 )
 from pat_jax.rl.rewards.built_in import exact_reward
+from pat_jax.rl.text.tokenizer import HuggingFaceTokenizer
 
 indices = st.integers(0, 2**30 - 1)
 splits = st.sampled_from(["train", "heldout"])
@@ -115,3 +118,29 @@ def test_half_of_the_demonstrations_guess_and_the_others_are_worked():
 def test_there_is_no_problem_before_the_first():
     with pytest.raises(IndexError, match="-1"):
         problems(0, "train")[-1]
+
+
+# --- its tokenizer as files, which exports have ------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def files() -> HuggingFaceTokenizer:
+    return HuggingFaceTokenizer(TOKENIZER_DIR)
+
+
+@given(text=st.text(TOKENIZER.alphabet))
+def test_the_files_have_the_same_tokens(files: HuggingFaceTokenizer, text: str):
+    tokens = TOKENIZER.encode(text)
+    assert files.encode(text) == files.encode_prompt(text) == tokens
+    assert files.decode([*tokens, 1, 0]) == TOKENIZER.decode([*tokens, 1, 0]) == text
+
+
+def test_transformers_reads_the_same_tokens(files: HuggingFaceTokenizer):
+    loaded = AutoTokenizer.from_pretrained(TOKENIZER_DIR)
+    assert loaded(TOKENIZER.alphabet)["input_ids"] == TOKENIZER.encode(TOKENIZER.alphabet)
+    assert (loaded.eos_token_id, loaded.pad_token_id, len(loaded)) == (1, 0, TOKENIZER.vocab_size)
+    assert (files.eos_ids, files.vocab_size) == (TOKENIZER.eos_ids, TOKENIZER.vocab_size)
+
+
+def test_a_character_that_the_files_lack_is_padding(files: HuggingFaceTokenizer):
+    assert files.encode("a A+é") == [12, 0, 0, 38, 0]

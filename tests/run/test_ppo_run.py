@@ -20,6 +20,8 @@ from pat_jax.models.checkpoints.hf_load import load_params
 from pat_jax.models.policy import Params, Policy
 from pat_jax.rl.batches.batches import TrainBatch
 from pat_jax.rl.batches.types import Rollout
+from pat_jax.rl.data.arithmetic import TOKENIZER
+from pat_jax.rl.text.tokenizer import HuggingFaceTokenizer, check_vocabulary
 from pat_jax.run import learning
 from pat_jax.run.logging.metrics import read_metrics
 from pat_jax.run.loop import Run
@@ -85,6 +87,7 @@ def trained(folder: Path, *more: str, options: str = OPTIONS) -> Recorded:
 def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Recorded]:
     folder = tmp_path_factory.mktemp("ppo") / "whole"
     export = ["--critic.export_dir", str(folder.parent / "critic")]
+    export += ["--checkpoint.export_dir", str(folder.parent / "policy")]
     return folder, trained(folder, "--steps", "3", *export)
 
 
@@ -192,6 +195,15 @@ def test_the_critic_is_exported_as_a_token_classifier_with_the_values_it_has(
     values = numbers(policy_of(scalar=True), kept, one)
     np.testing.assert_allclose(numbers(policy, read, one), values, atol=1e-5)
     assert np.abs(values).max() > 1e-3
+
+
+@pytest.mark.parametrize("name", ["policy", "critic"])
+def test_exports_have_the_tokenizer_of_the_built_in_task(whole: tuple[Path, Recorded], name: str):
+    folder, found = whole
+    tokenizer = HuggingFaceTokenizer(folder.parent / name)
+    check_vocabulary(tokenizer, read_config(folder.parent / name).vocab_size)
+    one = found.responses[0][0]
+    assert tokenizer.encode(TOKENIZER.decode(one.prompt.tokens)) == list(one.prompt.tokens)
 
 
 @pytest.mark.slow  # four more runs

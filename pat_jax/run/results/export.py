@@ -24,6 +24,7 @@ from pat_jax.config.run import RunConfig
 from pat_jax.models.checkpoints.hf_export import attend, check_export, export
 from pat_jax.models.checkpoints.peft_adapter import export_adapter
 from pat_jax.models.policy import Params, Policy
+from pat_jax.rl.data import arithmetic
 from pat_jax.run.start.critic import with_head_bias
 from pat_jax.training.build import DTYPES
 from pat_jax.training.rest import fetched
@@ -69,17 +70,24 @@ def check_folder(config: AnyRun, option: str, name: str, note: str) -> None:
 
 def export_roles(config: RunConfig, roles: Roles, states: States, step: int) -> None:
     """Writes the models of `step` that the options ask for. Raises UserError if that fails."""
+    tokenizer_dir = arithmetic.TOKENIZER_DIR if config.data.is_arithmetic else None
     if config.checkpoint.export_dir:
-        export_policy(config, roles.policy.trained, states[POLICY].params, step)
+        export_policy(config, roles.policy.trained, states[POLICY].params, step, tokenizer_dir)
     if config.critic.export_dir and roles.critic:
         with fetched(states[CRITIC].params, roles.critic.shardings) as params:
-            _export_critic(config, roles.critic.trained, params, step)
+            _export_critic(config, roles.critic.trained, params, step, tokenizer_dir)
 
 
-def _export_critic(config: RunConfig, trained: TrainableParams, params: Leaves, step: int) -> None:
+def _export_critic(
+    config: RunConfig,
+    trained: TrainableParams,
+    params: Leaves,
+    step: int,
+    tokenizer_dir: Path | None,
+) -> None:
     policy, whole = with_head_bias(trained.policy, trained.whole(trained.frozen, params))
     directory, note = Path(config.critic.export_dir), Path(config.run_dir) / _CRITIC_NOTE
-    write = partial(_write_merged, config, policy, whole, None)
+    write = partial(_write_merged, config, policy, whole, tokenizer_dir)
     _export("the critic", directory, note, step, write)
 
 

@@ -1,0 +1,66 @@
+"""Exports of the built-in arithmetic: the other commands read them, up to PPO with a reward model."""
+
+import json
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from file_runs import to_the_end
+from runs import TINY
+
+from pat_jax import reward_model
+from pat_jax.config.command_line import parse
+from pat_jax.rl.data.arithmetic import TOKENIZER, problems, worked
+from pat_jax.rl.text.tokenizer import HuggingFaceTokenizer
+from pat_jax.run.logging.metrics import read_metrics
+from pat_jax.run.loop import Run
+from pat_jax.run.process.folder import options_of_run
+from pat_jax.run.process.stop_signals import StopSignals
+from pat_jax.run.scoring import open_scorer
+from pat_jax.run.setup import build
+from pat_jax.run.sft.inputs import shape_of_model
+from pat_jax.run.sft.setup import build as build_sft
+
+PPO = "--algorithm.name ppo --rollout.num_generations 1 --rollout.prompts_per_step 8"
+PAIRS = "--devices 2 --max_length 192 --batch_size 16 --steps 2 --eval.every 0"
+
+
+def train(folder: Path, *words: str) -> list[dict]:
+    """Runs the command's loop in this process; returns the metrics."""
+    config = parse([*TINY, *PPO.split(), "--run_dir", str(folder), *words])
+    setup = build(config, jax.devices()[: config.devices])
+    with open_scorer(config, setup.task.rewards, setup.reward_models) as scorer:
+        run = Run(setup, scorer, StopSignals())
+        run.run()
+        run.open.release()
+    return read_metrics(folder / "metrics.jsonl")
+
+
+def learn_pairs(folder: Path, start: Path, judge: Path) -> None:
+    rows = [
+        {"prompt": one.text, "chosen": worked(one.text), "rejected": "#"}
+        for one in problems(1, "train").first(64)
+    ]
+    data = folder / "pairs.jsonl"
+    data.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    words = ["--model", str(start), "--data", str(data), "--checkpoint.export_dir", str(judge)]
+    words += ["--run_dir", str(folder / "pairs")]
+    config = options_of_run([*PAIRS.split(), *words], reward_model.read)
+    to_the_end(build_sft(config, jax.devices()[: config.devices]), reward_model.COMMAND)
+
+
+@pytest.mark.slow  # three runs
+def test_ppo_with_a_reward_model_that_began_as_its_policy(tmp_path: Path):
+    start, judge, critic = (tmp_path / name for name in ("start", "judge", "critic"))
+    train(tmp_path / "first", "--steps", "0", "--checkpoint.export_dir", str(start))
+    learn_pairs(tmp_path, start, judge)
+    rewards = ["--reward", f"model:{judge}", "exact", "--reward_weights", "1", "0"]
+    rows = train(tmp_path / "ppo", *rewards, "--critic.export_dir", str(critic))
+    for row in (row for row in rows if "eval/reward" in row):
+        assert row["eval/reward"] == row["eval/reward/judge"] != row["eval/reward/exact"]
+    assert np.isfinite([row["critic/explained_variance"] for row in rows if row["step"]]).all()
+    for folder in (start, judge, critic):
+        tokenizer, shape = HuggingFaceTokenizer(folder), shape_of_model(str(folder), "scalar")
+        assert tokenizer.encode(TOKENIZER.alphabet) == TOKENIZER.encode(TOKENIZER.alphabet)
+        assert tokenizer.eos_ids == TOKENIZER.eos_ids and shape.vocab_size == TOKENIZER.vocab_size
