@@ -176,7 +176,7 @@ def _process(run: Path, stage: str, late_ms: float, nth: int, case: Case) -> boo
         [sys.executable, "-m", "benchmarks.contracts.kills", "victim", *victim],
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=1200,
         env=os.environ | {"PYTHONFAULTHANDLER": "1"},
     )
     code = -9 if case.by == "kill" else 1

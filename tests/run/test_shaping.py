@@ -10,7 +10,7 @@ from pat_jax.run.shaping import KL_OF_A_TOKEN, Shaping
 
 
 def options(beta: float = 0.1, target: float = 0.5) -> AlgorithmConfig:
-    parts = {**ALGORITHMS["ppo"], "kl_horizon": 100}
+    parts = {**ALGORITHMS["ppo"], **({"kl_horizon": 100} if target else {})}
     return AlgorithmConfig(name="ppo", beta=beta, kl_target=target, **parts)
 
 
