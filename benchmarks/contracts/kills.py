@@ -53,7 +53,7 @@ STAGES = {
     "values": "pat_jax.training.trainer:Trainer.predict critic",
     "critic update": "pat_jax.training.trainer:Trainer.update critic",
     "update": "pat_jax.training.trainer:Trainer.update train",
-    "transfer": "pat_jax.training.trainer:Trainer.transfer",
+    "transfer": "pat_jax.training.transfer:Transfer.__call__",
     "checkpoint": "pat_jax.run.process.open_run:OpenRun.save",
     "end": "pat_jax.run.loop:Run.finish",
 }

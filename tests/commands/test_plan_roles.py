@@ -108,12 +108,12 @@ def test_a_model_with_a_scalar_head_computes_no_logits():
     assert larger.gradients.total > seconds["critic, forward and backward"].total
 
 
-def adapter_weights(model: ModelConfig, rank: int) -> int:
-    """Of all linear layers, gate and up with one factor a, and the scalar head."""
+def adapter_bytes(model: ModelConfig, rank: int, devices: int) -> float:
+    """Of a device, in float32: adapters of all linear layers, and the scalar head. Gate and up have
+    one factor a. What is as wide as the embedding is split, and nothing else."""
     of_heads, of_kv = (n * model.head_dim for n in (model.num_heads, model.num_kv_heads))
-    ends = [of_heads, of_kv, of_kv, of_heads, 2 * model.mlp_dim]  # query, key, value, output, MLP
-    of_layer = sum(model.embed_dim + n for n in ends) + model.mlp_dim + model.embed_dim
-    return model.num_layers * rank * of_layer + model.embed_dim
+    of_layer = 6 * model.embed_dim / devices + 2 * of_heads + 2 * of_kv + 3 * model.mlp_dim
+    return 4 * (model.num_layers * rank * of_layer + model.embed_dim)
 
 
 @pytest.mark.parametrize(("more", "own"), [("", 1), (" --lora_rank 8", 0)])
@@ -125,7 +125,7 @@ def test_a_critic_of_adapters_has_a_base_of_its_own_or_the_policy_s(more: str, o
     updates = updating(config_of(asked))
     base = {x.name: x for x in whole.others.memory()}["critic"].parameters / 2
     roles = {x.name: x for x in updates.others.memory()}
-    adapters = 4 * adapter_weights(preset("tiny"), rank=4) / 8
+    adapters = adapter_bytes(preset("tiny"), rank=4, devices=8)
     critic = roles["critic"]
     assert critic.parameters == pytest.approx(own * base + adapters, rel=0.02)
     assert critic.optimizer == pytest.approx(2 * adapters, rel=0.02)

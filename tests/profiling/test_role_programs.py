@@ -96,7 +96,8 @@ def predicted(found: TargetBuild) -> dict[tuple[str, str], int]:
     roles, sizes = found.whole, {}
     for trainer, role in ((roles.policy, ""), (roles.critic, "critic")):
         assert isinstance(trainer, Trainer)
-        base = shard_bytes((roles.policy if trainer.trained.shares_base else trainer).own_base)
+        # Programs take a base under adapters, whether or not it is another role's.
+        base = shard_bytes(trainer.trained.abstract_frozen)
         params = shard_bytes(trainer.abstract_params) + base
         gradients = shard_bytes(trainer.trained.abstract_gradients)
         state = shard_bytes(trainer.state_in_a_step)
@@ -113,10 +114,12 @@ def test_memory_of_each_role_is_that_of_its_compiled_programs(critic: str):
     assert found.whole.critic is not None
     assert found.whole.critic.trained.shares_base == (critic == "one base")
     expected, seen = predicted(found), set()
+    if critic != "whole":  # others have the same programs as before
+        expected = {key: size for key, size in expected.items() if key[0] == "critic"}
     for job in of_training(found):
-        memory = job.parts[0]().compile().memory_analysis()
-        assert memory is not None
-        key = job.record.role, job.record.name
-        assert memory.argument_size_in_bytes == pytest.approx(expected[key], rel=0.05)
-        seen.add(key)
+        if (key := (job.record.role, job.record.name)) in expected:
+            memory = job.parts[0]().compile().memory_analysis()
+            assert memory is not None
+            assert memory.argument_size_in_bytes == pytest.approx(expected[key], rel=0.05)
+            seen.add(key)
     assert seen == expected.keys()
