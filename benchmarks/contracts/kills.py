@@ -127,9 +127,7 @@ def main() -> None:
             write(args.out, about | report)  # what has been seen so far
 
 
-def kills(
-    folder: Path, count: int, case: Case, moment: random.Random
-) -> Iterator[dict[str, Any]]:
+def kills(folder: Path, count: int, case: Case, moment: random.Random) -> Iterator[dict[str, Any]]:
     """Until so many have died, by turns in each stage; what was seen after each whole run."""
     (folder / "reward.py").write_text(REWARD)
     whole = folder / "whole"

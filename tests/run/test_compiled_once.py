@@ -39,9 +39,9 @@ def test_iterations_compile_nothing(learning: tuple[str, ...], tmp_path: Path):
     folder = ["--run_dir", str(tmp_path / "run"), "--checkpoint.every", "2", "--steps", "4"]
     config = parse([*TINY, *switches, *reward, *folder, *learning])
     setup = build(config, jax.devices()[:2])
-    with StopSignals() as signals, open_scorer(config, setup.task.rewards) as scorer:
-        with counted_in_iterations() as compiled:
-            Run(setup, scorer, signals).run()
+    scores = open_scorer(config, setup.task.rewards)
+    with StopSignals() as signals, scores as scorer, counted_in_iterations() as compiled:
+        Run(setup, scorer, signals).run()
     assert compiled == []
     rows = read_metrics(tmp_path / "run" / "metrics.jsonl")
     iterations = [row for row in rows if "train/loss" in row]

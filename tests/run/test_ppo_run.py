@@ -107,7 +107,7 @@ def test_nothing_compiles_after_the_warm_up(whole: tuple[Path, Recorded]):
     """With a policy, a critic, a reference and a reward model."""
     _, found = whole
     assert found.compiled == []
-    assert all(row["reward/judge/std"] > 0 for row in found.rows)
+    assert len({row["reward/judge/mean"] for row in found.rows}) == 3
 
 
 def test_the_policy_waits_while_the_critic_alone_is_trained(whole: tuple[Path, Recorded]):
