@@ -71,8 +71,8 @@ def test_accuracy_by_file_and_subset(folder: Path, tmp_path: Path, monkeypatch, 
         assert part["accuracy"] == pytest.approx(is_right[chosen].mean())
     both = np.concatenate([is_right, is_right[:4]])
     assert found["all"]["accuracy"] == pytest.approx(both.mean())
-    printed = capsys.readouterr().out
-    assert "bench: 15 pairs; left out: 1 with more than 512 tokens" in printed
+    printed, told = capsys.readouterr()
+    assert "bench: 15 pairs; left out: 1 with more than 512 tokens" in told
     assert "bench" in printed and "  chat" in printed and "all" in printed
 
 
