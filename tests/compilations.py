@@ -3,8 +3,13 @@
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import jax.monitoring
+import pytest
+
+from pat_jax.run.checkpoints.checkpoint import Checkpointer
+from pat_jax.run.loop import Run
 
 COMPILED = "/jax/core/compile/backend_compile_duration"
 
@@ -23,3 +28,28 @@ def counted_compilations() -> Iterator[list[str]]:
         yield threads
     finally:
         jax.monitoring.unregister_event_duration_listener(listen)
+
+
+@contextmanager
+def counted_in_iterations() -> Iterator[list[str]]:
+    """The same of the iterations and evaluations of runs, without their checkpoints.
+
+    At the first of these, orbax compiles slices of what every device holds (some 10 ms each).
+    """
+    found: list[str] = []
+    learn, save = Run.learn, Checkpointer.save
+    with counted_compilations() as threads, pytest.MonkeyPatch.context() as patch:
+
+        def counted(self: Run) -> None:
+            before = len(threads)
+            learn(self)
+            found.extend(threads[before:])
+
+        def uncounted(self: Checkpointer, *args: Any) -> None:
+            before = len(threads)
+            save(self, *args)
+            del threads[before:]
+
+        patch.setattr(Run, "learn", counted)
+        patch.setattr(Checkpointer, "save", uncounted)
+        yield found

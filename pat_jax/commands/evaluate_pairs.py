@@ -50,7 +50,7 @@ def evaluate_pairs(config: EvaluateConfig) -> None:
     progress = Progress(0)
     with EvaluationFolder(config) as folder:
         for name, one in found.items():
-            progress.print(f"{name}: {one}")
+            progress.print(f"{name}: {len(one.heldout):,} pairs; {one.left_out}")
         scorer.reader.compile(by_need=False)
         load_weights(scorer.reader, options.model)
         start = time.perf_counter()
@@ -87,7 +87,7 @@ def _read(config: EvaluateConfig, given: FoundRewardModel) -> dict[str, PairsRea
     for name, one in found.items():
         if not one.heldout:
             raise UserError(
-                f"{name} has no pairs to evaluate ({one}): expected at least one; give other files."
+                f"{name} has no pairs to evaluate ({one.left_out}): expected at least one; give other files."
             )
     return found
 

@@ -149,7 +149,7 @@ def others_of(config: PlanConfig, policy: ModelConfig) -> dict[str, ModelConfig]
     def shape(name: str, option: str) -> ModelConfig:
         return model_of(name, option, "vocab" if option == "teacher.model" else "scalar")
 
-    critic = config.critic if config.has_critic else None
+    critic = config.critic_model if config.has_critic else None
     asked = {"critic": critic, "rewards": config.reward, "teacher": config.teacher.model}
     return dict(shapes_of_roles(policy, shape, **asked))
 

@@ -111,6 +111,12 @@ class RunConfig(RewardOptions, Planned, AnyRun, WithCritic):
         return self.train or self.warm_start.steps > 0
 
     @property
+    def trains_adapters(self) -> bool:
+        """Whether only adapters are trained, of every trained role."""
+        has_critic = self.train and self.algorithm.has_critic
+        return super().trains_adapters and (not has_critic or self.critic.lora.is_on)
+
+    @property
     def updates_per_step(self) -> int:
         """Optimizer steps of one iteration."""
         batches = self.rollout.prompts_per_step // self.algorithm.mini_batch_size

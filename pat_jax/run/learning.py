@@ -205,14 +205,17 @@ class Learner:
         if algorithm.penalizes_kl:
             measured["train/kl_coef"] = beta
         states, results = dict(self.states), {}
+        is_trained = step > self._config.critic.pretrain_steps  # the policy
         for role in self._roles.trained:
-            if role.name == POLICY and step <= self._config.critic.pretrain_steps:
+            if role.name == POLICY and not is_trained:
                 results[role.name] = role.untouched(states[role.name])
                 continue
             states[role.name], result = role.update(states[role.name], batch)
             results[role.name] = result
             measured |= result.metrics
-        self.states, self._shaping = states, shaping.after(measured, rewards.size)
+        # While the policy stays as it is, its KL says nothing about β.
+        self._shaping = shaping.after(measured, rewards.size) if is_trained else shaping
+        self.states = states
         return Learned(batch, results, measured)
 
     def learn_head(self, batch: TrainBatch) -> dict[str, float]:

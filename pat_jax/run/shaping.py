@@ -26,23 +26,27 @@ class Shaping:
     """The state of reward shaping after some iterations."""
 
     kl: KLControl
+    beta: float  # `--algorithm.beta`, from which the weight of the penalty began
     moments: RewardMoments = field(default_factory=RewardMoments)
 
     @classmethod
     def of(cls, algorithm: AlgorithmConfig, meta: Mapping[str, Any]) -> "Shaping":
         """Returns the state of a checkpoint with this metadata, or that of a new run without it.
 
-        The options count, not those of the run that wrote the checkpoint."""
-        kl = KLControl(algorithm.beta, algorithm.kl_target or None, algorithm.kl_horizon)
+        The options count, not those of the run that wrote the checkpoint: its weight of the penalty
+        goes on only if it began from the same option."""
+        beta = algorithm.beta
+        kl = KLControl(beta, algorithm.kl_target or None, algorithm.kl_horizon)
         if (saved := meta.get(_META)) is None:  # a new run, or a checkpoint of an earlier version
-            return cls(kl)
-        if kl.target is not None:
+            return cls(kl, beta)
+        if kl.target is not None and saved.get("beta", beta) == beta:
             kl = replace(kl, beta=KLControl.from_json(saved["kl"]).beta)
-        return cls(kl, RewardMoments.from_json(saved["moments"]))
+        return cls(kl, beta, RewardMoments.from_json(saved["moments"]))
 
     def to_meta(self) -> dict[str, Any]:
         """Returns what `of` reads."""
-        return {_META: {"kl": self.kl.to_json(), "moments": self.moments.to_json()}}
+        content = {"kl": self.kl.to_json(), "moments": self.moments.to_json(), "beta": self.beta}
+        return {_META: content}
 
     def shaped(
         self,

@@ -136,7 +136,7 @@ class Trainer:
     def kept(self) -> list[Any]:
         """Shapes with shardings of what this role keeps on the devices between two updates."""
         state = self.placement.on_devices(self.abstract_state)
-        return [state, self._own_base, self.beside.always]
+        return [state, self.own_base, self.beside.always]
 
     @property
     def resident(self) -> list[Any]:
@@ -149,10 +149,10 @@ class Trainer:
         gradients come in addition."""
         state = self.placement.on_devices(self.state_in_a_step, in_an_update=True)
         beside = self.beside.always, self.beside.in_updates
-        return [state, self._own_base, *beside, *self.others]
+        return [state, self.own_base, *beside, *self.others]
 
     @property
-    def _own_base(self) -> Any:
+    def own_base(self) -> Any:
         """Shapes with shardings of the base under the adapters, if no other role has it."""
         return {} if self.trained.shares_base else self.trained.abstract_frozen
 

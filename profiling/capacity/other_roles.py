@@ -74,6 +74,7 @@ class OtherRoles:
 def _of_trained(trainer: Trainer) -> RoleMemory:
     name = "policy" if trainer.name == POLICY else trainer.name
     params, state = shard_bytes(trainer.abstract_params), shard_bytes(trainer.state_in_a_step)
+    held = params + shard_bytes(trainer.own_base)
     place = trainer.placement
     during, between = (
         shard_bytes(place.on_devices(trainer.state_in_a_step, in_an_update=is_in))
@@ -81,7 +82,7 @@ def _of_trained(trainer: Trainer) -> RoleMemory:
     )
     # Both ways for an update; parameters also come for the values before it, and need not go back.
     for_values = params if place.rests == "state" and trainer.predicts else 0
-    return RoleMemory(name, params, state - params, 2 * (during - between) + for_values)
+    return RoleMemory(name, held, state - params, 2 * (during - between) + for_values)
 
 
 def _mean(parts: Sequence[Seconds]) -> Seconds:

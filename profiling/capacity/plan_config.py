@@ -16,6 +16,7 @@ from pat_jax.common.rules import (
     not_negative,
 )
 from pat_jax.config.algorithms import ALGORITHMS
+from pat_jax.config.critic import CriticAdapterConfig, CriticConfig
 from pat_jax.config.learning import OptimizerConfig, OptimizerState
 from pat_jax.config.lora import MOST_RANK, LoraConfig
 from pat_jax.config.roles import RolesConfig
@@ -162,20 +163,25 @@ class PlanConfig(ReplayOptions, UpdateOptions, EngineSizes):
             distills == (self.teacher.model != ""),
             f"{'a model' if distills else 'nothing'} with --algorithm.name {self.algorithm.name}",
         )
-        self.need(
-            "critic.model",
-            self.has_critic or not self.critic.model,
-            f"nothing with --algorithm.name {self.algorithm.name}, which has no critic",
-        )
+        without = f"with --algorithm.name {self.algorithm.name}, which has no critic"
+        self.need("critic.model", self.has_critic or not self.critic.model, f"nothing {without}")
+        self.need("critic.lora.rank", self.has_critic or not self.critic.lora.rank, f"0 {without}")
 
     @property
     def has_critic(self) -> bool:
         return ALGORITHMS[self.algorithm.name]["baseline"] == "critic"
 
     @property
+    def critic_model(self) -> str:
+        """The model that the critic begins as; empty: the policy."""
+        scoring = (name.removeprefix(MODEL) for name in self.reward)
+        model = self.critic.model or next(scoring, "")
+        return "" if model == self.model else model
+
+    @property
     def trains_adapters(self) -> bool:
         """Whether adapters alone are trained."""
-        return self.lora_rank > 0
+        return self.lora_rank > 0 and (not self.has_critic or self.critic.lora.rank > 0)
 
     @property
     def micro_batch_option(self) -> str:
@@ -208,6 +214,9 @@ class PlanConfig(ReplayOptions, UpdateOptions, EngineSizes):
             train=self.train,
             **self.shared(UpdateOptions),
             lora=LoraConfig(rank=self.lora_rank),
+            critic=CriticConfig(
+                model=self.critic_model, lora=CriticAdapterConfig(rank=self.critic.lora.rank)
+            ),
             optimizer=OptimizerConfig(**self.optimizer.shared(OptimizerState)),
             compute_dtype=self.compute_dtype,
             run_dir=self.run_dir,

@@ -1,10 +1,12 @@
 """Options of a plan's roles, and their shapes: the critic, reward models, the teacher."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
-from pat_jax.common.options.declared import Options
+from pat_jax.common.options.declared import Options, option
+from pat_jax.common.rules import count
 from pat_jax.config.algorithms import Name as AlgorithmName
+from pat_jax.config.lora import MOST_RANK
 from pat_jax.models.config import ModelConfig
 
 MODEL = "model:"  # before the name of a reward model, in --reward
@@ -24,6 +26,17 @@ class PlannedAlgorithm(Options):
 
 
 @dataclass(frozen=True)
+class PlannedAdapters(Options):
+    """Low-rank adapters of the critic."""
+
+    SECTION = "critic.lora."
+
+    rank: int = option(0, count(0, MOST_RANK))
+    """Adapters of this rank are trained, of all linear layers, beside the critic's head; 0 trains
+    all of it. See --critic.lora.rank of train."""
+
+
+@dataclass(frozen=True)
 class PlannedCritic(Options):
     """The model that predicts values."""
 
@@ -32,6 +45,7 @@ class PlannedCritic(Options):
     model: str = ""
     """The critic with ppo, named as in --model; empty takes the first reward model, or else the
     policy's shape."""
+    lora: PlannedAdapters = field(default_factory=PlannedAdapters)
 
 
 @dataclass(frozen=True)
@@ -48,7 +62,7 @@ def shapes_of_roles(
     policy: ModelConfig,
     shape: Shape,
     *,
-    critic: PlannedCritic | None,
+    critic: str | None,
     rewards: Sequence[str],
     teacher: str,
 ) -> Iterator[tuple[str, ModelConfig]]:
@@ -56,13 +70,12 @@ def shapes_of_roles(
 
     Args:
       shape: returns the shape of a model.
-      critic: None: the algorithm has none.
+      critic: the model that it begins as; empty: the policy. None: the algorithm has none.
       rewards: values of `--reward`.
     """
     scoring = [_scalar(shape(each.removeprefix(MODEL), "reward")) for each in rewards]
     if critic is not None:
-        named = shape(critic.model, "critic.model") if critic.model else None
-        yield CRITIC, _scalar(named or (scoring[0] if scoring else policy))
+        yield CRITIC, _scalar(shape(critic, "critic.model") if critic else policy)
     for number, model in enumerate(scoring, 1):
         yield f"reward model {number}" if len(scoring) > 1 else "reward model", model
     if teacher:

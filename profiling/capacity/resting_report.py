@@ -9,7 +9,7 @@ class RoleMemory:
     """Bytes of one role on a device."""
 
     name: str
-    parameters: int
+    parameters: int  # adapters with the base under them, if no other role has it
     optimizer: int  # moments and counters; 0: it is frozen
     moved: int  # to and from the host's memory in an iteration; 0: it stays on the devices
 

@@ -81,7 +81,7 @@ def _memory(
     if trainer.name == CRITIC:
         most = replace(most, name=f"{most.name} of the critic")
     moments = state - params - absent
-    base = shard_bytes(trainer.trained.abstract_frozen)
+    base = shard_bytes(trainer.own_base)  # one of another role is among `others`
     others = sum(map(shard_bytes, trainer.others)) - reference
     return UpdateMemory(
         most.name,

@@ -54,7 +54,7 @@ def roles_of(
     of_values = others.pop(CRITIC, None)
     critic = None
     if of_values is not None:
-        critic = CriticModel(policy_of(of_values), _least(of_values, devices), CRITIC)
+        critic = CriticModel(policy_of(of_values), _least(of_values, devices), config.critic.model)
     shapes = micro_shapes(config, first.split.dp, first.platform)
     more = {
         name: _reader(config, name, policy_of(other), _least(other, devices), shapes)

@@ -37,9 +37,14 @@ class PairsRead:
     def __str__(self) -> str:
         counts = {"to learn from": len(self.train), "held out": len(self.heldout)}
         kept = ", ".join(f"{count:,} {what}" for what, count in counts.items() if count) or "none"
-        hint = keeps_most(sum(counts.values()), self.too_long, self.option)
+        return f"pairs: {kept}; {self.left_out}"
+
+    @property
+    def left_out(self) -> str:
+        """How many pairs were left out and why, in words."""
+        hint = keeps_most(len(self.train) + len(self.heldout), self.too_long, self.option)
         what = f"{len(self.too_long):,} with more than {self.max_length:,} tokens in a text"
-        return f"pairs: {kept}; left out: {what}{hint}"
+        return f"left out: {what}{hint}"
 
 
 @dataclass(frozen=True)

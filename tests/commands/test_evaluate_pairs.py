@@ -69,7 +69,8 @@ def test_accuracy_by_file_and_subset(folder: Path, tmp_path: Path, monkeypatch, 
         assert part["accuracy"] == pytest.approx(is_right[chosen].mean())
     both = np.concatenate([is_right, is_right[:4]])
     assert found["all"]["accuracy"] == pytest.approx(both.mean())
-    printed = capsys.readouterr().out
+    printed, told = capsys.readouterr()
+    assert "bench: 15 pairs; left out: 1 with more than 512 tokens" in told
     assert "bench" in printed and "  chat" in printed and "all" in printed
 
 
@@ -79,7 +80,7 @@ def test_accuracy_by_file_and_subset(folder: Path, tmp_path: Path, monkeypatch, 
         ({"model": "{folder}/policy"}, "this model generates text; choose a reward model"),
         ({"model": "{folder}/nowhere"}, "expected the directory of a reward model"),
         ({"max_length": 513}, "--reward_model.max_length is 513: expected at most the 512 tokens"),
-        ({"max_length": 5}, "bench has no pairs to evaluate (pairs: none; left out: 16 with more"),
+        ({"max_length": 5}, "bench has no pairs to evaluate (left out: 16 with more"),
     ],
 )
 def test_what_cannot_be_evaluated(folder: Path, options: dict, words: str, tmp_path: Path):

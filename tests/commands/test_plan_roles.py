@@ -9,6 +9,7 @@ from pages import parsed, words_of
 from pat_jax.commands import plan
 from pat_jax.common.errors import UserError
 from pat_jax.config.command_line import parse
+from pat_jax.models.config import ModelConfig
 from pat_jax.models.presets import PRESETS, preset
 from pat_jax.profiling.capacity.page import page, plan_text
 from pat_jax.profiling.capacity.plan_config import PlanConfig
@@ -39,13 +40,16 @@ def report_of(options: str) -> PlanReport:
     return planned(plan.question_of(config_of(options), "the command"), None)
 
 
+def updating(config: PlanConfig) -> PlannedUpdate:
+    return PlannedUpdate(plan.question_of(config, "").build, None, (), config)
+
+
 def alone(options: str, model: str = "tiny") -> Update:
     """Of one rollout, without its replay."""
     config = replace(config_of(options), model=model)
-    build = plan.question_of(config, "").build
-    draw = Draw(config.responses, config.max_completion_length)
+    updates, draw = updating(config), Draw(config.responses, config.max_completion_length)
     workload = ResponseLengths.built_in("reasoning").draw(draw)
-    return PlannedUpdate(build, None, (), config).of([workload], next(iter(build.layouts)))
+    return updates.of([workload], next(iter(updates.built.layouts)))
 
 
 @pytest.fixture(scope="module")
@@ -107,6 +111,46 @@ def test_a_model_with_a_scalar_head_computes_no_logits(monkeypatch: pytest.Monke
     assert larger.gradients.total > seconds["critic, forward and backward"].total
 
 
+def adapter_bytes(model: ModelConfig, rank: int, devices: int) -> float:
+    """Of a device, in float32: adapters of all linear layers, and the scalar head. Gate and up have
+    one factor a. What is as wide as the embedding is split, and nothing else."""
+    of_heads, of_kv = (n * model.head_dim for n in (model.num_heads, model.num_kv_heads))
+    of_layer = 6 * model.embed_dim / devices + 2 * of_heads + 2 * of_kv + 3 * model.mlp_dim
+    return 4 * (model.num_layers * rank * of_layer + model.embed_dim)
+
+
+@pytest.mark.parametrize(("more", "own"), [("", 1), (" --lora_rank 8", 0)])
+def test_a_critic_of_adapters_has_a_base_of_its_own_or_the_policy_s(more: str, own: int):
+    """In bytes of a device, by hand: the base in bfloat16, adapters, moments and gradients in
+    float32."""
+    asked = "--algorithm.name ppo --roles.rest device --critic.lora.rank 4" + more
+    whole = updating(config_of("--algorithm.name ppo --roles.rest device"))
+    updates = updating(config_of(asked))
+    base = {x.name: x for x in whole.others.memory()}["critic"].parameters / 2
+    roles = {x.name: x for x in updates.others.memory()}
+    adapters = adapter_bytes(preset("tiny"), rank=4, devices=8)
+    critic = roles["critic"]
+    assert critic.parameters == pytest.approx(own * base + adapters, rel=0.02)
+    assert critic.optimizer == pytest.approx(2 * adapters, rel=0.02)
+    held = sum(x.parameters + x.optimizer for x in roles.values())
+    assert updates.built.memory.resident == held
+    # The same as the parts of the update's largest program have it.
+    memory = alone(asked).memory
+    parts = memory.parameters + memory.optimizer + memory.base + memory.others
+    assert parts == held
+
+
+def test_a_critic_of_adapters_has_no_gradients_of_its_base():
+    asked = "--algorithm.name ppo --critic.model qwen3-0.6b --mini_batch_size 8"
+    whole, adapted = (
+        dict(alone(asked + more, "qwen3-0.6b").others) for more in ("", " --critic.lora.rank 8")
+    )
+    passes, step = "critic, forward and backward", "critic, optimizer"
+    assert 0.6 < adapted[passes].total / whole[passes].total < 0.9
+    assert adapted[step].total < 0.1 * whole[step].total
+    assert adapted["values of the critic"].total >= whole["values of the critic"].total
+
+
 def test_which_roles_there_are():
     assert alone("").others == () == alone("--beta 0.1").others
     names = [name for name, _ in alone("--reward model:tiny model:tiny").others]
@@ -141,6 +185,7 @@ def test_models_rest_where_the_kv_cache_lacks_room():
     ("options", "words"),
     [
         ("--critic.model tiny", "expected nothing with --algorithm.name grpo, which has no critic"),
+        ("--critic.lora.rank 4", "expected 0 with --algorithm.name grpo, which has no critic"),
         ("--reward length", "expected model: and the name of a reward model"),
         ("--reward model:", "expected model: and the name of a reward model"),
         ("--train false --algorithm.name ppo", "expected grpo with --train false"),

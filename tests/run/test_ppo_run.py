@@ -1,7 +1,7 @@
 """A run of PPO: advantages as a plain computation has them, a policy that waits, and a resume bit for bit."""
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from arrays import assert_same_bits
+from compilations import counted_in_iterations
 from plain_model import outputs
-from runs import TINY, without_times
+from runs import QWEN3, TINY, without_times, write_checkpoint
 
 from pat_jax.common.errors import UserError
 from pat_jax.config.command_line import parse
@@ -55,14 +56,21 @@ class Recorded:
     responses: list[list[Rollout]] = field(default_factory=list)
     batches: list[TrainBatch] = field(default_factory=list)
     rows: list[dict[str, Any]] = field(default_factory=list)
+    compiled: list[str] = field(default_factory=list)  # after the warm-up
     last: Any = None
 
 
-def trained(folder: Path, *more: str, options: str = OPTIONS) -> Recorded:
-    """Runs the command's loop in this process."""
+def trained(folder: Path, *more: str, judge: Path | None = None) -> Recorded:
+    """Runs the command's loop in this process.
+
+    Args:
+      judge: a reward model that scores beside the function, without weight in the reward.
+    """
     (folder.parent / "reward.py").write_text(REWARD)
     reward = ["--reward", f"{folder.parent / 'reward.py'}:score"]
-    config = parse([*TINY, *options.split(), *reward, "--run_dir", str(folder), *more])
+    if judge:
+        reward += [f"model:{judge}", "--reward_weights", "1", "0", "--critic.model", "tiny"]
+    config = parse([*TINY, *OPTIONS.split(), *reward, "--run_dir", str(folder), *more])
     found, made = Recorded(), learning.training_batch
 
     def recording(config, roles, shapes, groups, rewards, states, *beta) -> Any:
@@ -73,10 +81,12 @@ def trained(folder: Path, *more: str, options: str = OPTIONS) -> Recorded:
         return batch, measured
 
     setup = build(config, jax.devices()[: config.devices])
-    with open_scorer(config, setup.task.rewards) as scorer, pytest.MonkeyPatch.context() as patch:
+    scores = open_scorer(config, setup.task.rewards, setup.reward_models)
+    with scores as scorer, pytest.MonkeyPatch.context() as patch:
         patch.setattr(learning, "training_batch", recording)
         run = Run(setup, scorer, StopSignals())
-        run.run()
+        with counted_in_iterations() as found.compiled:
+            run.run()
         run.open.release()
     found.last = jax.device_get(dict(run.learner.states))
     found.rows = [row for row in read_metrics(folder / "metrics.jsonl") if row["step"] > 0]
@@ -84,11 +94,24 @@ def trained(folder: Path, *more: str, options: str = OPTIONS) -> Recorded:
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Recorded]:
+def judge(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    scalar = replace(QWEN3, head="scalar", tie_embeddings=False)
+    return write_checkpoint(tmp_path_factory.mktemp("models") / "judge", scalar)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory, judge: Path) -> tuple[Path, Recorded]:
     folder = tmp_path_factory.mktemp("ppo") / "whole"
     export = ["--critic.export_dir", str(folder.parent / "critic")]
     export += ["--checkpoint.export_dir", str(folder.parent / "policy")]
-    return folder, trained(folder, "--steps", "3", *export)
+    return folder, trained(folder, "--steps", "3", *export, judge=judge)
+
+
+def test_nothing_compiles_after_the_warm_up(whole: tuple[Path, Recorded]):
+    """With a policy, a critic, a reference and a reward model."""
+    _, found = whole
+    assert found.compiled == []
+    assert len({row["reward/judge/mean"] for row in found.rows}) == 3
 
 
 def test_the_policy_waits_while_the_critic_alone_is_trained(whole: tuple[Path, Recorded]):
@@ -162,7 +185,8 @@ def test_advantages_and_returns_are_those_of_the_papers_formulas(whole: tuple[Pa
         assert told["train/kl_coef"] == pytest.approx(beta, rel=1e-6)
         mean_kl = np.concatenate(kls).mean()
         assert told["reward/kl_per_token"] == pytest.approx(mean_kl, abs=1e-5)
-        beta *= 1 + np.clip(mean_kl / TARGET - 1, -0.2, 0.2) * len(responses) / HORIZON
+        if step >= PRETRAIN:
+            beta *= 1 + np.clip(mean_kl / TARGET - 1, -0.2, 0.2) * len(responses) / HORIZON
     assert beta != BETA and np.abs(found.batches[2].by_response("returns")[0]).max() > 0.01
 
 
@@ -173,11 +197,11 @@ def completions(folder: Path) -> list[dict[str, Any]]:
 
 @pytest.mark.slow  # two more runs
 def test_a_resumed_run_is_bit_for_bit_the_run_that_was_not_stopped(
-    whole: tuple[Path, Recorded], tmp_path: Path
+    whole: tuple[Path, Recorded], judge: Path, tmp_path: Path
 ):
     folder = tmp_path / "resumed"
-    first = trained(folder, "--steps", "2")
-    second = trained(folder, "--steps", "3", "--resume", "true")
+    first = trained(folder, "--steps", "2", judge=judge)
+    second = trained(folder, "--steps", "3", "--resume", "true", judge=judge)
     assert_same_bits(second.last, whole[1].last)
     assert len(first.rows) == 2 and [row["step"] for row in second.rows] == [1, 2, 3]
     assert without_times(second.rows[2:]) == without_times(whole[1].rows[2:])
@@ -216,6 +240,7 @@ def test_adapters_of_policy_and_critic_over_one_base_go_on_where_they_were(tmp_p
     second = trained(tmp_path / "other", *lora, "2", "--resume", "true")
     assert_same_bits(second.last, whole.last)
     assert without_times(second.rows[1:]) == without_times(whole.rows[1:])
+    assert whole.compiled == []
     adapters = whole.last["critic"].params
     kinds = {name.rpartition(".")[2] for name in adapters}
     assert kinds == {"q_proj", "score"} and np.abs(adapters["score"]).max() > 1e-3
