@@ -1,5 +1,6 @@
 """Options of the critic, the model that predicts values."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from pat_jax.common.options.declared import Options, option, options_of
@@ -8,6 +9,7 @@ from pat_jax.config.learning import OptimizerConfig
 from pat_jax.config.lora import AdapterConfig
 
 _RATE = 1e-5  # as in verl
+REWARD_MODEL = "model:"  # before a reward model's directory or name, in --reward
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,17 @@ class CriticConfig(Options):
         if rate is None:
             rate = 10 * _RATE if self.lora.is_on else _RATE
         return replace(of_policy, learning_rate=rate, warmup_steps=self.warmup_steps)
+
+
+def critic_source(critic: str, rewards: Sequence[str], policy: str) -> str:
+    """Returns the model that the critic begins as; empty: the policy.
+
+    Args:
+      critic, rewards, policy: `--critic.model`, `--reward` and `--model`.
+    """
+    scoring = (one.removeprefix(REWARD_MODEL) for one in rewards if one.startswith(REWARD_MODEL))
+    source = critic or next(scoring, "")
+    return "" if source == policy else source
 
 
 @dataclass(frozen=True)

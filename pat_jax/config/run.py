@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pat_jax.common.options.declared import option
 from pat_jax.common.rules import COUNT_OR_ZERO, GIVEN, LAYOUT, SEED, STEPS, matches
 from pat_jax.config.any_run import AnyRun
-from pat_jax.config.critic import WithCritic
+from pat_jax.config.critic import WithCritic, critic_source
 from pat_jax.config.data import DataConfig
 from pat_jax.config.evaluation import EvalConfig
 from pat_jax.config.learning import (
@@ -204,9 +204,8 @@ class RunConfig(RewardOptions, Planned, AnyRun, WithCritic):
         """Raises OptionError if there is no critic for its options, or nothing else is trained."""
         if not self.algorithm.has_critic:
             self.check_no_critic(self.algorithm.baseline)
-        scored = (x.removeprefix("model:") for x in self.reward if x.startswith("model:"))
-        begins_as_policy = (self.critic.model or next(scored, "")) in ("", self.model)
-        is_lost = self.critic.lora.is_on and begins_as_policy and not self.lora.is_on
+        source = critic_source(self.critic.model, self.reward, self.model)
+        is_lost = self.critic.lora.is_on and not source and not self.lora.is_on
         self.need(
             "critic.lora.rank",
             not (is_lost and self.warm_start.steps),

@@ -16,7 +16,12 @@ from pat_jax.common.rules import (
     not_negative,
 )
 from pat_jax.config.algorithms import ALGORITHMS
-from pat_jax.config.critic import CriticAdapterConfig, CriticConfig
+from pat_jax.config.critic import (
+    REWARD_MODEL,
+    CriticAdapterConfig,
+    CriticConfig,
+    critic_source,
+)
 from pat_jax.config.learning import OptimizerConfig, OptimizerState
 from pat_jax.config.lora import MOST_RANK, LoraConfig
 from pat_jax.config.roles import RolesConfig
@@ -25,7 +30,6 @@ from pat_jax.config.run import AlgorithmConfig, RolloutConfig, RunConfig
 from pat_jax.config.shared import UpdateOptions
 from pat_jax.config.teacher import TeacherConfig
 from pat_jax.profiling.capacity.plan_roles import (
-    MODEL,
     PlannedAlgorithm,
     PlannedCritic,
     PlannedTeacher,
@@ -34,7 +38,7 @@ from pat_jax.profiling.capacity.replay_options import ReplayOptions
 from pat_jax.profiling.predict.targets import Target
 
 REWARD_MODELS: Rule = (
-    lambda names: all(x.startswith(MODEL) and x != MODEL for x in names),
+    lambda names: all(x.startswith(REWARD_MODEL) and x != REWARD_MODEL for x in names),
     "model: and the name of a reward model",
 )
 LONGEST = 24_576  # tokens of a response, if the model's context has room for them
@@ -174,9 +178,7 @@ class PlanConfig(ReplayOptions, UpdateOptions, EngineSizes):
     @property
     def critic_model(self) -> str:
         """The model that the critic begins as; empty: the policy."""
-        scoring = (name.removeprefix(MODEL) for name in self.reward)
-        model = self.critic.model or next(scoring, "")
-        return "" if model == self.model else model
+        return critic_source(self.critic.model, self.reward, self.model)
 
     @property
     def trains_adapters(self) -> bool:

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field, replace
 from pat_jax.common.options.declared import Options, option
 from pat_jax.common.rules import count
 from pat_jax.config.algorithms import Name as AlgorithmName
+from pat_jax.config.critic import REWARD_MODEL
 from pat_jax.config.lora import MOST_RANK
 from pat_jax.models.config import ModelConfig
 
-MODEL = "model:"  # before the name of a reward model, in --reward
 CRITIC, TEACHER = "critic", "teacher"
 Shape = Callable[[str, str], ModelConfig]  # of a model and the option that names it
 
@@ -73,7 +73,7 @@ def shapes_of_roles(
       critic: the model that it begins as; empty: the policy. None: the algorithm has none.
       rewards: values of `--reward`.
     """
-    scoring = [_scalar(shape(each.removeprefix(MODEL), "reward")) for each in rewards]
+    scoring = [_scalar(shape(each.removeprefix(REWARD_MODEL), "reward")) for each in rewards]
     if critic is not None:
         yield CRITIC, _scalar(shape(critic, "critic.model") if critic else policy)
     for number, model in enumerate(scoring, 1):

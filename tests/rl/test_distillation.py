@@ -4,30 +4,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from divergences import VOCABULARY, log_softmax, logits, reverse_kl
 
 from pat_jax.rl.algorithm.distillation import distill_advantages
 from pat_jax.rl.algorithm.losses import ENTROPY, LOGPROBS
 from pat_jax.rl.algorithm.policy_loss import PolicyLoss
-
-VOCABULARY = 11
-
-
-def logits(seed: int, spread: float = 2.0) -> tuple[np.ndarray, np.ndarray]:
-    """Of the policy and of the teacher at one position."""
-    drawn = np.random.default_rng(seed).normal(0, spread, (2, VOCABULARY))
-    return drawn[0].astype(np.float32), drawn[1].astype(np.float32)
-
-
-def log_softmax(x: np.ndarray) -> np.ndarray:
-    x = np.asarray(x, np.float64)
-    return x - x.max() - np.log(np.exp(x - x.max()).sum())
-
-
-def reverse_kl(policy: np.ndarray, teacher: np.ndarray) -> tuple[float, np.ndarray]:
-    """KL(policy || teacher) in float64, and its gradient in the policy's logits."""
-    log_p, log_q = log_softmax(policy), log_softmax(teacher)
-    p, apart = np.exp(log_p), log_p - log_q
-    return float(p @ apart), p * (apart - p @ apart)
 
 
 def test_the_advantage_is_how_much_likelier_the_teacher_finds_the_token():
@@ -52,7 +33,7 @@ def test_over_all_tokens_the_policy_gradient_is_that_of_the_reverse_kl(seed: int
         predicted = {LOGPROBS: logprobs, ENTROPY: jnp.zeros_like(logprobs)}
         return PolicyLoss()(predicted, columns, jnp.exp(jnp.asarray(old))[None])[0]
 
-    wanted, gradient = reverse_kl(policy, teacher)
+    wanted, gradient = reverse_kl(policy, teacher, VOCABULARY)
     value, found = jax.value_and_grad(loss)(jnp.asarray(policy))
     assert value == pytest.approx(wanted, abs=1e-6)
     np.testing.assert_allclose(found, gradient, atol=1e-6)

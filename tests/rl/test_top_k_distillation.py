@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from divergences import VOCABULARY, log_softmax, logits, reverse_kl
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,32 +17,6 @@ from pat_jax.rl.algorithm.top_k_distillation import top_k_reverse_kl, top_tokens
 
 # Made by trl_losses.py; test_trl_losses_parity.py holds it against TRL.
 TRL = json.loads(Path(__file__).with_name("recorded_trl.json").read_text(encoding="utf-8"))
-VOCABULARY = 11
-
-
-def logits(seed: int, spread: float = 2.0) -> tuple[np.ndarray, np.ndarray]:
-    """Of the policy and of the teacher at one position."""
-    drawn = np.random.default_rng(seed).normal(0, spread, (2, VOCABULARY))
-    return drawn[0].astype(np.float32), drawn[1].astype(np.float32)
-
-
-def log_softmax(x: np.ndarray) -> np.ndarray:
-    x = np.asarray(x, np.float64)
-    x = x - x.max(axis=-1, keepdims=True)
-    return x - np.log(np.exp(x).sum(axis=-1, keepdims=True))
-
-
-def merged_kl(policy: np.ndarray, teacher: np.ndarray, k: int) -> tuple[float, np.ndarray]:
-    """In float64: the KL of the distributions over the teacher's k likeliest tokens and all others
-    as one, and its gradient in the policy's logits."""
-    p, q = np.exp(log_softmax(policy)), np.exp(log_softmax(teacher))
-    outcome = np.full(len(p), k)
-    ids = np.argsort(-teacher)[:k]
-    outcome[ids] = np.arange(k)
-    p_of, q_of = (np.bincount(outcome, x, k + 1)[: k + (k < len(p))] for x in (p, q))
-    apart = np.log(p_of / q_of)
-    kl = float(p_of @ apart)
-    return kl, p * (apart[outcome] - kl)
 
 
 def loss_of(teacher: np.ndarray, k: int):
@@ -54,7 +29,7 @@ def loss_of(teacher: np.ndarray, k: int):
 @pytest.mark.parametrize("seed", range(3))
 def test_loss_and_gradient_are_those_of_float64(seed: int, k: int):
     policy, teacher = logits(seed)
-    wanted, gradient = merged_kl(policy, teacher, k)
+    wanted, gradient = reverse_kl(policy, teacher, k)
     with jax.numpy_dtype_promotion("strict"):
         value, found = jax.value_and_grad(loss_of(teacher, k))(jnp.asarray(policy))
     assert value == pytest.approx(wanted, abs=1e-6)
@@ -78,10 +53,8 @@ def test_with_the_whole_vocabulary_it_is_trls():
 @settings(deadline=None, max_examples=20)
 def test_it_is_never_negative_and_at_most_the_whole_kl(k: int, spread: float, seed: int):
     policy, teacher = logits(seed, spread)
-    value, whole = (
-        float(loss_of(teacher, k)(jnp.asarray(policy))),
-        merged_kl(policy, teacher, 11)[0],
-    )
+    value = float(loss_of(teacher, k)(jnp.asarray(policy)))
+    whole, _ = reverse_kl(policy, teacher, VOCABULARY)
     assert -1e-6 <= value <= whole + 5e-6
 
 

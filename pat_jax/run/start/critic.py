@@ -16,6 +16,7 @@ from pat_jax.common.devices import Device
 from pat_jax.common.errors import UserError
 from pat_jax.common.hub import local_checkpoint
 from pat_jax.common.rules import require
+from pat_jax.config.critic import critic_source
 from pat_jax.config.run import RunConfig
 from pat_jax.engine.sizing.draft_choice import checkpoint_shape
 from pat_jax.engine.sizing.draft_vocabulary import other_tokens, tokens_in
@@ -27,7 +28,6 @@ from pat_jax.models.checkpoints.hf_load import load_params
 from pat_jax.models.config import PADDING, ModelConfig
 from pat_jax.models.policy import Params, Policy
 from pat_jax.rl.algorithm.update import TrainState
-from pat_jax.rl.rewards.rewards import model_of
 from pat_jax.run.process.folder import CHECKPOINTS
 from pat_jax.run.start.adapters import identity, initial_policy
 from pat_jax.training.build import DTYPES
@@ -73,10 +73,7 @@ def critic_model(
 
 
 def _source(config: RunConfig) -> str:
-    """Returns the model that the critic begins as; empty: the policy."""
-    scored = filter(None, map(model_of, config.reward))
-    source = config.critic.model or next(scored, "")
-    return "" if source == config.model else source
+    return critic_source(config.critic.model, config.reward, config.model)
 
 
 def _check_tokens(config: RunConfig, shape: ModelConfig, source: str, policy: ModelConfig) -> None:
