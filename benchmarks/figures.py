@@ -136,6 +136,12 @@ def tokens_a_step(one: dict) -> tuple[float, float]:
     return of_rl, sets["misguided, QwQ-32B"]["own, siblings"]
 
 
+def unchecked_and_checked(one: dict) -> tuple[float, ...]:
+    """Percent behind the oracle, where the profile's step times are wrong."""
+    read = (percent(TAIL, "regret", f"{STEPS_WRONG}{also}") for also in ("", ", checked"))
+    return tuple(value for each in read for value in each(one))
+
+
 def speed_ups(one: dict) -> tuple[float, ...]:
     found = (of["speed_up"]["planned with drafts"] for of in one["all_cells"].values())
     return tuple(x for speed_up in found for x in (speed_up["mean"], speed_up["min"]))
@@ -157,6 +163,10 @@ def survived(*each: dict) -> tuple[int, ...]:
     return *(one["kills_in_all"] for one in each), same, runs
 
 
+def of_the_memory(one: dict) -> tuple[float, ...]:
+    return tuple(100 * cell["of_bandwidth"] for name, cell in one["cells"].items() if "8b" in name)
+
+
 def compiled(one: dict) -> tuple[int, int, int, int, int]:
     cases = one["cases"]
     layouts = [layout for case in cases for layout in case["layouts"].values()]
@@ -175,6 +185,7 @@ def composed(one: dict) -> tuple[float, float, float, float]:
 
 
 REGRET, TAIL, R1 = ("planner_regret",), "with a tail", ("adaptive_vs_static_cpu2_r1",)
+STEPS_WRONG = "steps +-20 %, by layout"
 DEMO, ITERATION = ("demo_algorithms_cpu2",), ("iteration_vs_peers_cpu2",)
 QWEN3 = ("engine_vs_peers_qwen3_b1", "engine_vs_peers_qwen3_b8")
 EXPERTS = ("expert_placement_qwen3_235b", "expert_placement_qwen3_30b")
@@ -215,6 +226,8 @@ ROWS = (
     Row("speed", "One token through 8 of 128 experts, over a plain sum of as many bytes", "measured",
         ("one_token_of_experts",), lambda x: (x["ratio"],), "{:.2f} times", "≤ 2",
         lambda ratio: ratio <= 2),
+    Row("speed", "Decode step of Llama-3.1-8B on one H200, of the memory's rate: 1, 8, 64 sequences",
+        "measured", ("gpu_decode_h200",), of_the_memory, "{:.0f}, {:.0f} and {:.0f} %"),
     Row("planning", "Slower than the oracle's plan", "computed", REGRET, percent(TAIL, "regret", "right"),
         MEAN_WORST, CLOSE, is_close),
     Row("planning", "Slower than the best static layout of each rollout", "computed", REGRET,
@@ -225,10 +238,9 @@ ROWS = (
         percent(TAIL, "regret", "naive threshold"), MEAN_WORST),
     Row("planning", "Slower than the oracle: lengths learned from another set", "computed", REGRET,
         percent(TAIL, "regret", "lengths of another set"), MEAN_WORST, CLOSE, is_close),
-    Row("planning", "Slower than the oracle: step times wrong by 20 % in each layout", "computed",
-        REGRET, percent(TAIL, "regret", "steps +-20 %, by layout"), MEAN_WORST),
-    Row("planning", "The same after the warm-up has checked the profile", "computed", REGRET,
-        percent(TAIL, "regret", "steps +-20 %, by layout, checked"), MEAN_WORST, CLOSE, is_close),
+    Row("planning", "Step times wrong by 20 %, unchecked; after the warm-up has checked the profile",
+        "computed", REGRET, unchecked_and_checked, f"{MEAN_WORST}; {MEAN_WORST}", CLOSE,
+        lambda *both: is_close(*both[2:])),
     Row("planning", "Slower than the best static layout, KV pools of 10 to 40 GiB", "computed",
         ("hard_regret_pressed",), percent("pools of 10 to 40 GiB"), MEAN_WORST, CLOSE, is_close),
     Row("planning", "The same, 8 to 128 responses drawn to be hard", "computed", ("hard_regret_small",),
@@ -261,7 +273,7 @@ ROWS = (
     Row("targets", "Programs that GPUs' and TPUs' compilers refuse", "compiled", ("plan_targets",),
         compiled, "{} of {} in {} cases; {} of {} layouts send as designed", "0",
         lambda failed, *rest: failed == 0),
-    Row("targets", "Measured steps of other engines over composed ones: GPU, v5e", "computed",
+    Row("targets", "Measured steps over composed ones: GPU, v5e", "computed",
         ("composed_steps",), composed, "{:.2f} to {:.2f}, {:.2f} to {:.2f}"),
 )  # fmt: skip
 

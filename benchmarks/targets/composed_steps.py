@@ -24,6 +24,7 @@ The crossover: the batch at which two groups of TP8 decode as fast as one of TP1
 """
 
 import csv
+import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -60,6 +61,9 @@ FP8_MEASURED = {  # ms between tokens at TP2, by requests at once and tokens hal
     (1, 5250): 18.58,
     (5, 5250): 21.83,
 }
+OF_THIS_ENGINE = Path(__file__).parents[1] / "results" / "gpu_decode_h200.json"
+NEW_TOKENS = 256  # of each response there: four bursts of 64 steps
+OURS = "pat_jax"  # the source of these steps
 BFLOAT16, EIGHT_BITS = precision_of(2), precision_of(1)
 
 
@@ -91,16 +95,22 @@ def points(data: Path) -> Iterator[Point]:
         chip = row["hardware"].lower() if row["hardware"] in ("A100", "H200") else "h100"
         tp, batch = int(row["tp"]), int(row["batch_or_conc"])
         context = int(row["isl"]) + int(row["osl"]) // 2
-        target = Target.parse(f"{chip}:{tp}")
-        composed = [
-            1e3
-            * Composer(kernels_for(target, where), preset(name)).decode_step(
-                Split(1, tp), batch, context
-            )
-            for where in (data, None)
-        ]
         source = f"{row['source']}, {row['engine']}"
-        yield Point(source, name, chip, tp, batch, context, measured, composed[0], composed[1])
+        yield point(source, name, chip, tp, batch, context, measured, data)
+    for name, cell in json.loads(OF_THIS_ENGINE.read_text())["cells"].items():
+        model, _, batch, _, prompt = name.split()
+        context, measured = int(prompt) + NEW_TOKENS // 2, cell["device_step_ms"]
+        yield point(OURS, model, "h200", 1, int(batch), context, measured, data)
+
+
+def point(
+    source: str, model: str, chip: str, tp: int, batch: int, context: int, ms: float, data: Path
+) -> Point:
+    """With what is composed for it, from the tables in `data` and from coefficients."""
+    target = Target.parse(f"{chip}:{tp}")
+    composers = [Composer(kernels_for(target, where), preset(model)) for where in (data, None)]
+    tables, coefficients = (1e3 * c.decode_step(Split(1, tp), batch, context) for c in composers)
+    return Point(source, model, chip, tp, batch, context, ms, tables, coefficients)
 
 
 def _step_ms(row: dict[str, str]) -> float | None:
@@ -165,11 +175,15 @@ def ranges(content: Mapping[str, Any]) -> dict[str, Any]:
 
     steps, fp8, tpu = (content[name] for name in ("steps", "fp8_steps", "tpu_steps"))
     of_gpus: dict[str, Any] = {"chips": sorted({row["chip"] for row in steps})}
-    of_gpus[BFLOAT16] = {"rows": len(steps)}
+    of_gpus[BFLOAT16] = {"rows": len(steps), "own": sum(row["source"] == OURS for row in steps)}
     of_gpus[BFLOAT16] |= {"tables": between("steps", "tables_ms")}
     of_gpus[BFLOAT16] |= {"coefficients": between("steps", "coefficients_ms")}
-    of_gpus[EIGHT_BITS] = {"rows": len(fp8), "coefficients": between("fp8_steps", "composed_ms")}
-    of_tpus = {"rows": len(tpu), "chip data": between("tpu_steps", "composed_ms")}
+    of_gpus[EIGHT_BITS] = {
+        "rows": len(fp8),
+        "own": 0,
+        "coefficients": between("fp8_steps", "composed_ms"),
+    }
+    of_tpus = {"rows": len(tpu), "own": 0, "chip data": between("tpu_steps", "composed_ms")}
     return {"cuda": of_gpus, "tpu": {"chips": [TPUS.partition(":")[0]], EIGHT_BITS: of_tpus}}
 
 

@@ -117,8 +117,8 @@ class StepTimes:
         if not self.range.rows:
             return f"Measured steps took {self.margin} of what such a profile predicts."
         return (
-            f"Measured steps of other engines took {self.margin} of what is predicted for them "
-            f"({self.range.rows} steps, such chips, such weights). None of this engine was measured there."
+            f"Measured steps took {self.margin} of what is predicted for them "
+            f"({self.range.rows} steps, such chips, such weights; {self.range.own} of them of this engine)."
         )
 
 

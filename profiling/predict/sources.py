@@ -24,7 +24,8 @@ class StepRange:
 
     low: float
     high: float
-    rows: int = 0  # measured steps of other engines; 0: those of this machine's profile
+    rows: int = 0  # measured steps; 0: those of this machine's profile
+    own: int = 0  # of them, of this engine
 
 
 OF_PROFILE = StepRange(0.98, 1.02)  # between the points of a profile: docs/notebook/benchmarks.md
@@ -49,7 +50,7 @@ def range_of(chip: Chip, source: Source, weight_bytes: float = BYTES) -> StepRan
     if chip.name not in platform.get("chips", ()) or source not in found:
         return None
     low, high = found[source]
-    return StepRange(low, high, found["rows"])
+    return StepRange(low, high, found["rows"], found["own"])
 
 
 def kernels_for(

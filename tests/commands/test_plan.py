@@ -138,10 +138,18 @@ def test_every_predicted_second_says_between_what_measured_ones_lay(
     if platform:
         measured = yaml.safe_load(RANGES.read_text())[platform][precision]
         low, high = measured[report.steps.source]
-        assert steps["range"] == {"low": low, "high": high, "rows": measured["rows"]}
+        assert steps["range"] == {
+            "low": low,
+            "high": high,
+            "rows": measured["rows"],
+            "own": measured["own"],
+        }
         margin = f"× {low:.2f} to {high:.2f}"
-        words = f"Measured steps of other engines took {margin} of what is predicted for them"
-        assert f"({measured['rows']} steps, such chips, such weights)" in report.steps.reliance
+        words = f"Measured steps took {margin} of what is predicted for them"
+        counted = (
+            f"{measured['rows']} steps, such chips, such weights; {measured['own']} of them of"
+        )
+        assert counted in report.steps.reliance
     assert json.loads(report.to_json())["sources"]["seconds"].startswith(words)
     text = plan_text(report)
     assert f"Decode step, ms, {margin} (from" in text and f"nothing ran; steps {margin})" in text
