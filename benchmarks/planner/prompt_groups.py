@@ -39,7 +39,7 @@ class Hierarchy:
     def epochs(
         self, rng: np.random.Generator, num_prompts: int, samples: int = SAMPLES
     ) -> Iterator[np.ndarray]:
-        """Quantile of each sample's length in each epoch, float[prompts, samples]."""
+        """Yields, for each epoch, the quantile of each sample's length among all lengths, float[prompts, samples]."""
         level = rng.normal(0, 1, num_prompts)
         spread = rng.lognormal(0, 0.4, num_prompts) if self.is_heavy else np.ones(num_prompts)
         spread /= np.sqrt(np.mean(spread**2))

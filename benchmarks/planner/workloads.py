@@ -30,7 +30,7 @@ class LengthData:
         return np.random.default_rng(17).permutation(len(self.responses))[number::2]
 
     def learned(self) -> np.ndarray:
-        """The responses of the first half, each as often as it occurred, int[responses]."""
+        """The lengths of the first half's responses, repeated as often as they occurred, int[responses]."""
         half = self._half(0)
         return np.repeat(self.responses[half], np.round(self.weights[half]).astype(int))
 

@@ -1,4 +1,4 @@
-"""The command `plan`: plans rollouts for a machine that is not here."""
+"""The `plan` command: predicts the rollouts and updates of a machine that need not be at hand."""
 
 from dataclasses import dataclass, replace
 from datetime import datetime

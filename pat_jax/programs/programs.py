@@ -145,8 +145,9 @@ class ProgramTable:
         return [key for key in self if key.name == name]
 
     def bytes_taken(self, key: Key) -> int | None:
-        """Bytes of a device while that program runs, beside its arguments: temporaries, and results
-        that take no argument's place. None where the backend does not tell."""
+        """Returns the bytes of a device that the program needs in addition to its arguments:
+        temporaries, and results that do not reuse a donated argument. None if the backend does not
+        report them."""
         stats = self[key].memory_analysis()  # pyright: ignore[reportFunctionMemberAccess]
         if stats is None:
             return None

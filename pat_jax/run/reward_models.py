@@ -191,7 +191,7 @@ def check_room(models: RewardModels, memory: MemoryModel) -> None:
     It runs after a rollout, whose weights are still there and whose KV cache is not.
 
     Raises:
-      UserError: a device has less memory than that.
+      UserError: a device has less memory than that pass needs.
     """
     for spec, one in models.items():
         programs, weights = one.reader.programs, max(memory.weights.values())

@@ -190,7 +190,7 @@ class TargetBuild:
 
     @cached_property
     def drafter(self) -> Drafter:
-        """The drafts that bursts may verify on this target, and their model."""
+        """The rollouts' drafter, with the numbers of draft tokens that a step may verify."""
         order = self.order
         drafts = drafts_of(order.config.speculation, order.target.chip.platform)
         return drafter_for(drafts, order.draft_model and policy_of(order.draft_model))

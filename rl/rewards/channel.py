@@ -170,7 +170,7 @@ class Answers:
             raise OSError
 
     def _forget(self) -> None:
-        """Closes the socket in a child, so that the caller sees when the process itself ends."""
+        """Closes a forked child's copy of the socket: with it open, the caller would not see this process end."""
         with contextlib.suppress(OSError):
             self._check()
             os.close(self._file)

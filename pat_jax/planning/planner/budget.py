@@ -3,10 +3,10 @@
 Two rules do this. Both look back at what has happened; only the plan itself looks ahead.
 
     budget   A switch is allowed if the rollout, were it to end right after it, would be at most
-             `SHARE` of its predicted time behind the best static layout. Past that, or once the
-             rollout has returned to a layout, a switch must be predicted to save one and a half
-             times its cost over the same path without it. Layouts not seen yet then get no benefit
-             of the doubt.
+             `SHARE` of its predicted time behind the best static layout. Beyond that, or once
+             the rollout has returned to an earlier layout, a switch needs a predicted saving of one
+             and a half times its cost, against the same path without it. Layouts not seen yet then
+             get no benefit of the doubt.
     rent     If another layout was faster for so long that it would have paid for a switch, it is
              time to switch: break-even, as between renting and buying skis (Karlin et al. 1988:
              never more than twice what the oracle would have spent). If the plan predicts a loss,
