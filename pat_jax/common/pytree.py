@@ -22,6 +22,12 @@ def with_sharding(shapes: Tree, shardings: Tree) -> Tree:
     )
 
 
+def on_devices(tree: Any, devices: Iterable[jax.Device]) -> list[Any]:
+    """Returns the arrays or shapes of a tree whose shardings have some of these devices."""
+    here = set(devices)
+    return [x for x in jax.tree.leaves(tree) if not here.isdisjoint(x.sharding.device_set)]
+
+
 def on_host(x: jax.Array) -> np.ndarray:
     """Returns the whole array. If other processes have parts of it, every process must call this,
     for the same arrays in the same order."""

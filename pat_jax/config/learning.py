@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-from pat_jax.common.options.declared import Options, option, stands_for
+from pat_jax.common.options.declared import SHORT_FORM, Options, option, stands_for
 from pat_jax.common.rules import (
     COUNT,
     COUNT_OR_ZERO,
@@ -30,7 +30,7 @@ CAP: Rule = (lambda x: 1 <= x <= 1000, "a number from 1 to 1,000")
 class AlgorithmConfig(AdvantageOptions):
     """Policy-gradient algorithms by name, and their parts (docs/algorithms.md)."""
 
-    name: Name = field(default="grpo", metadata=stands_for(ALGORITHMS))
+    name: Name = field(default="grpo", metadata=stands_for(ALGORITHMS) | SHORT_FORM)
     """Name of the algorithm: sets the options below that it consists of. Each can still be set."""
     baseline: Literal["group", "leave_one_out", "length_weighted", "none", "critic"] = "group"
     """What is subtracted from a reward: the mean of its group (GRPO), the mean of the others of its

@@ -20,6 +20,7 @@ from pat_jax.config.learning import (
     check_signal,
     learning_notes,
 )
+from pat_jax.config.placement import PlacementConfig
 from pat_jax.config.rewards import RewardOptions
 from pat_jax.config.roles import RolesConfig
 from pat_jax.config.rollout import RolloutConfig
@@ -75,6 +76,7 @@ class RunConfig(RewardOptions, Planned, AnyRun, WithCritic):
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
     roles: RolesConfig = field(default_factory=RolesConfig)
+    placement: PlacementConfig = field(default_factory=PlacementConfig)
     teacher: TeacherConfig = field(default_factory=TeacherConfig)
     warm_start: WarmStartConfig = field(default_factory=WarmStartConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)

@@ -54,8 +54,8 @@ class Generator:
     def compare(self, params: Params) -> float:
         """Returns the difference between the rollout's and the trainer's log-probability of one
         token, in nats. `params` are those that were loaded. Costs a prefill and a trainer pass."""
-        score, rows = partial(self.trainer.transfer.score, params), self.trainer.layout.split.dp
-        return logprob_gap(self.engine, score, rows)
+        transfer = self.trainer.transfer
+        return logprob_gap(self.engine, partial(transfer.score, params), transfer.probes)
 
     def _first_layout(self) -> Layout:
         """Returns the layout in which a full rollout starts."""

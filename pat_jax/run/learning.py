@@ -30,7 +30,7 @@ from pat_jax.run.process.open_run import OpenRun
 from pat_jax.run.setup import Setup
 from pat_jax.run.shaping import KL_OF_A_TOKEN, Shaping
 from pat_jax.run.start.init_state import Beginning
-from pat_jax.training.build import critic_rates, learning_rates, micro_shapes, shares_prompts
+from pat_jax.training.build import critic_rates, learning_rates, shares_prompts
 from pat_jax.training.model_flops import training_flops
 from pat_jax.training.roles import REFERENCE, Roles, States
 from pat_jax.training.trainer import CRITIC, POLICY, Trainer, UpdateResult
@@ -175,8 +175,7 @@ class Learner:
         self._config, self._setup, self._roles = config, setup, setup.roles
         self.states, self._checksums = began.states, began.base_checksums
         self._shaping = Shaping.of(config.algorithm, began.meta)
-        layout = setup.trainer.layout
-        self._shapes = micro_shapes(config, layout.split.dp, layout.platform)
+        self._shapes = self._roles.micro_shapes
         self._rates = {POLICY: learning_rates(config), CRITIC: critic_rates(config)}
         most, notify = config.optimizer.max_skipped, run.progress.print
         self._skipped = {

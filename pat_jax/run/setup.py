@@ -44,6 +44,7 @@ from pat_jax.run.reward_models import RewardModels, build_reward_models
 from pat_jax.run.start.adapters import identity
 from pat_jax.run.start.critic import critic_identity, critic_model
 from pat_jax.run.start.models import RunModels
+from pat_jax.run.start.places import Places
 from pat_jax.run.start.profiles import find_profile, profile_subject
 from pat_jax.run.start.resting import settled_rest
 from pat_jax.run.start.rollouts import Rollouts
@@ -54,6 +55,7 @@ from pat_jax.training.build_roles import CriticModel
 from pat_jax.training.roles import Roles
 from pat_jax.training.state_placement import check_offload
 from pat_jax.training.trainer import Trainer
+from pat_jax.training.transfer import carriers
 from pat_jax.training.update_memory import check_state
 
 log = logging.getLogger(__name__)
@@ -79,6 +81,7 @@ class Setup:
     memory: MemoryModel
     reward_models: RewardModels
     critic: CriticModel | None
+    places: Places
 
     @property
     def trainer(self) -> Trainer:
@@ -87,7 +90,8 @@ class Setup:
 
     @property
     def devices(self) -> list[Device]:
-        return list(self.engine.mesh.devices.flat)
+        """All devices of the run."""
+        return list(self.places.devices)
 
 
 def build(config: RunConfig, devices: Sequence[Device]) -> Setup:
@@ -120,22 +124,34 @@ def _built(
     config, shortened = settled_options(config, model, devices)
     check_lengths(config, model)
     check_vocabulary_options(config, model)
-    subject = profile_subject(config, model, devices)
+    places = Places.of(config, devices)
+    of_rollout = places["rollout"]
+    subject = profile_subject(config, model, of_rollout)
     profile = find_profile(config, subject)
     policy = Policy.from_config(model)
     check_offload(config.optimizer, devices)
-    first, layouts, dropped = _layouts(config, model, devices, kernels)
-    critic = critic_model(config, policy, first, devices)
+    chain, layouts, dropped = _layouts(config, model, of_rollout, kernels)
+    own = chain
+    if places.differ("policy", "rollout"):
+        own, _ = _chain(config, model, places["policy"], kernels)
+    first = next(iter(own.values()))
+    critic = critic_model(config, policy, first, places["critic"])
     fingerprint = _fingerprint(config, policy, critic)
-    teacher = build_teacher(config, policy, first, devices)
+    shards = places.row_shards(first.split.dp)
+    teacher = build_teacher(config, policy, first, places["teacher"], shards)
     if reward_models is None:
-        reward_models = build_reward_models(config, devices)
+        reward_models = build_reward_models(config, places["reward"])
     task = load_task(config, checked_tokenizer(config, model))
-    rollouts = Rollouts.of(config, policy, devices)
-    models = RunModels(policy, first, critic, teacher, reward_models, rollouts)
+    rollouts = Rollouts.of(config, policy, of_rollout)
+    sent = {} if own is chain else carriers(own, chain)
+    reference = first
+    if places.differ("reference", "policy"):
+        reference = next(iter(_chain(config, model, places["reference"], kernels)[0].values()))
+    parts = first, places, reference, sent, critic, teacher, reward_models, rollouts
+    models = RunModels(policy, *parts)
     config, resting = settled_rest(config, devices, lambda asked: models.room(asked, layouts))
     roles = models.build(config, layouts)
-    resident = roles.policy.resident
+    resident = roles.resident_on(of_rollout)
     alone = rollouts.memory_alone(layouts, resident)
     if config.train or config.warm_start.steps:
         check_state(roles, alone.limit)
@@ -162,19 +178,26 @@ def _built(
         memory_model(engine.specs, config.rollout, limit=alone.limit, resident=resident),
         reward_models,
         critic,
+        places,
     )
 
 
 def _layouts(
     config: RunConfig, model: ModelConfig, devices: Sequence[Device], kernels: Kernels | None
-) -> tuple[Layout, dict[Split, Layout], list[str]]:
-    """Returns the trainer's layout, those of rollouts, and why other layouts are missing."""
-    mesh = factored_mesh(devices)
-    experts = ExpertSplit(config.rollout.expert_parallel, config.rollout.expert_width)
-    chain, dropped = layout_chain(mesh, model, kernels, experts=experts)
-    layouts = wanted_layouts(config, chain, mesh, model)
+) -> tuple[dict[Split, Layout], dict[Split, Layout], list[str]]:
+    """Returns all layouts of the rollouts' devices, those of rollouts, and why others are
+    missing."""
+    chain, dropped = _chain(config, model, devices, kernels)
+    layouts = wanted_layouts(config, chain, factored_mesh(devices), model)
     check_batch(config, layouts)
-    return next(iter(chain.values())), layouts, dropped
+    return chain, layouts, dropped
+
+
+def _chain(
+    config: RunConfig, model: ModelConfig, devices: Sequence[Device], kernels: Kernels | None
+) -> tuple[dict[Split, Layout], list[str]]:
+    experts = ExpertSplit(config.rollout.expert_parallel, config.rollout.expert_width)
+    return layout_chain(factored_mesh(devices), model, kernels, experts=experts)
 
 
 def _fingerprint(

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
+from pat_jax.common.pytree import on_devices
 from pat_jax.config.run import RunConfig
 from pat_jax.engine.device.draft.drafter import Drafter
 from pat_jax.engine.device.draft.drafters import NO_DRAFTER
@@ -19,6 +20,7 @@ from pat_jax.rl.algorithm.optimizer import make_optimizer
 from pat_jax.rl.algorithm.predict import Predictor
 from pat_jax.rl.algorithm.update import Update
 from pat_jax.rl.algorithm.value_loss import ValueLoss
+from pat_jax.rl.batches.packing import Shape
 from pat_jax.training.build import (
     DTYPES,
     functions_of,
@@ -35,9 +37,10 @@ from pat_jax.training.reader import Reader
 from pat_jax.training.roles import REFERENCE, Roles
 from pat_jax.training.trainable_params import TrainableParams
 from pat_jax.training.trainer import CRITIC, Trainer
-from pat_jax.training.transfer import Receivers
+from pat_jax.training.transfer import Carrier, Receivers
 
 NO_READERS: Mapping[str, Reader] = MappingProxyType({})
+NO_CARRIERS: Mapping[Split, Carrier] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -71,10 +74,16 @@ def build_roles(
     teacher: Mapping[str, Reader] = NO_READERS,
     others: Sequence[Any] = (),
     critic: CriticModel | None = None,
+    reference: Layout | None = None,
+    carriers: Mapping[Split, Carrier] = NO_CARRIERS,
+    row_shards: int = 0,
 ) -> Roles:
     """Returns the models of a run in `layout`, the policy with transfers to `rollout_layouts`.
 
     Args:
+      carriers: of transfers to rollouts on other devices (`Receivers.carriers`).
+      reference: the reference's layout; None: the policy's.
+      row_shards: the number that divides the rows of each micro-batch; 0: the policy's replicas.
       critic: what the critic is, if the algorithm has one.
       drafter: the rollouts' drafter; its arrays stay on the devices during updates.
       teacher: a frozen role of another model, by its name.
@@ -86,33 +95,39 @@ def build_roles(
     algorithm, dtype = config.algorithm, DTYPES[config.compute_dtype]
     is_warm = config.warm_start.steps > 0
     trained = trained_of(config, policy, layout)
-    readers = {**_readers(config, trained), **teacher}
-    of_values = critic and _critic(config, critic)
+    shapes = micro_shapes(config, row_shards or layout.split.dp, layout.platform)
+    readers = {**_readers(config, trained, reference or layout, shapes), **teacher}
+    of_values = critic and _critic(config, critic, shapes)
     beside = [*others, *(tree for reader in readers.values() for tree in reader.resident)]
     update, supervised = _updates(config, policy, layout)
     learns, embed = config.train or is_warm, policy.config.embed_dim
     trainer = Trainer(
         trained,
         update,
-        Receivers(dtype, rollout_layouts, rollout_policy(config, policy)),
+        Receivers(dtype, rollout_layouts, rollout_policy(config, policy), carriers),
         # A rollout-only run compiles no forward and backward passes.
-        micro_shapes=micro_shapes(config, layout.split.dp, layout.platform) if learns else (),
+        micro_shapes=shapes if learns else (),
         num_iterations=algorithm.num_iterations,
         supervised=supervised if is_warm else None,
         # KL in the reward, and a teacher of sampled tokens, compare the policy before the update
         # with another.
         predicts=algorithm.penalizes_kl or (bool(teacher) and not config.teacher.top_k),
-        others=[*beside, *(of_values.kept if of_values else ())],
+        others=_near(layout, [*beside, *(of_values.kept if of_values else ())]),
         is_offloaded=config.optimizer.offload,
         rests="moments" if config.roles.rest == "host" else "nothing",
         beside=drafter_state(drafter, layout, embed, dtype, learns=config.train),
     )
     if of_values:
-        of_values.others = [*beside, *trainer.kept]
-    return Roles(trainer, readers, of_values)
+        of_values.others = _near(of_values.layout, [*beside, *trainer.kept])
+    return Roles(trainer, readers, of_values, others, shapes)
 
 
-def _critic(config: RunConfig, model: CriticModel) -> Trainer:
+def _near(layout: Layout, trees: Any) -> list[Any]:
+    """Returns what of these trees is on the layout's devices."""
+    return on_devices(trees, layout.mesh.devices.flat)
+
+
+def _critic(config: RunConfig, model: CriticModel, shapes: Sequence[Shape]) -> Trainer:
     """Returns the trainer of the critic, which is sent to no rollout."""
     policy, layout, dtype = model.policy, model.layout, DTYPES[config.compute_dtype]
     # Recorded experts are the policy's. A critic's routers choose their own.
@@ -135,7 +150,7 @@ def _critic(config: RunConfig, model: CriticModel) -> Trainer:
         trained,
         update,
         Receivers(dtype),
-        micro_shapes=micro_shapes(config, layout.split.dp, layout.platform) if config.train else (),
+        micro_shapes=shapes if config.train else (),
         name=CRITIC,
         num_iterations=config.algorithm.num_iterations,
         is_offloaded=config.optimizer.offload,
@@ -143,7 +158,9 @@ def _critic(config: RunConfig, model: CriticModel) -> Trainer:
     )
 
 
-def _readers(config: RunConfig, trained: TrainableParams) -> dict[str, Reader]:
+def _readers(
+    config: RunConfig, trained: TrainableParams, layout: Layout, shapes: Sequence[Shape]
+) -> dict[str, Reader]:
     """Returns the frozen roles that the algorithm reads, by name.
 
     Parameters of the reference are in the compute dtype, to which the forward pass rounds anyway.
@@ -151,11 +168,10 @@ def _readers(config: RunConfig, trained: TrainableParams) -> dict[str, Reader]:
     """
     if not config.algorithm.beta:
         return {}
-    policy, layout = trained.policy, trained.layout
-    whole = replace(trained, weight_dtype=DTYPES[config.compute_dtype])
+    policy, dtype = trained.policy, DTYPES[config.compute_dtype]
+    whole = TrainableParams(policy, layout, weight_dtype=dtype)
     held = trained if trained.lora else whole
-    learns = config.train or config.warm_start.steps
-    shapes = micro_shapes(config, layout.split.dp, layout.platform) if learns else ()
+    shapes = shapes if config.learns else ()
     predictor = predictor_of(config, policy, layout)
     rests = config.roles.rest == "host"
     return {REFERENCE: Reader("reference_logprobs", held, predictor, shapes, rests=rests)}

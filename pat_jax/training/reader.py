@@ -4,15 +4,12 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-
 from pat_jax.models.policy import Params
 from pat_jax.programs.programs import Key, ProgramTable
 from pat_jax.rl.algorithm.predict import Predictor
 from pat_jax.rl.batches.batches import TrainBatch
 from pat_jax.training.predictions import Predictions
-from pat_jax.training.rest import at_rest, fetched, moved
+from pat_jax.training.rest import at_rest, copied_to, fetched, moved
 from pat_jax.training.trainable_params import TrainableParams
 
 
@@ -90,13 +87,7 @@ class Reader:
 
     def take(self, params: Params) -> None:
         """Copies these parameters, to the reader's dtype and shards."""
-
-        def copied(params: Params) -> Params:
-            return jax.tree.map(
-                lambda x, like: jnp.array(x, like.dtype, copy=True), params, self.abstract_params
-            )
-
-        self.params = jax.jit(copied, out_shardings=self.held.shardings)(params)
+        self.params = copied_to(params, self.abstract_params)
 
     def read(self, batch: TrainBatch) -> TrainBatch:
         """Returns the batch with the reader's column, or with the likeliest tokens."""

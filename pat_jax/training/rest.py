@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from pat_jax.common.devices import in_host_memory
 
@@ -30,6 +31,20 @@ def moved(tree: Any, shardings: Any) -> Any:
         if _is_copy(old, new):
             old.delete()  # JAX donates nothing from one memory to another
     return there
+
+
+def copied_to(params: Any, like: Any) -> Any:
+    """Returns copies of parameters in the dtypes and on the shards of `like`, which may be on
+    other devices."""
+
+    def cast(params: Any) -> Any:
+        return jax.tree.map(lambda x, to: jnp.array(x, to.dtype, copy=True), params, like)
+
+    shardings = jax.tree.map(lambda x: x.sharding, like)
+    devices = {frozenset(x.sharding.device_set) for x in jax.tree.leaves((params, like))}
+    if len(devices) == 1:
+        return jax.jit(cast, out_shardings=shardings)(params)
+    return jax.device_put(cast(params), shardings)
 
 
 def at_rest(shardings: Any) -> Any:

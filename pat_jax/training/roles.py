@@ -1,12 +1,16 @@
 """The models of a run: each is trained, or frozen and read by others."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import jax
+
+from pat_jax.common.pytree import on_devices
 from pat_jax.programs.programs import ProgramTable
 from pat_jax.rl.algorithm.update import TrainState
 from pat_jax.rl.batches.batches import TrainBatch
+from pat_jax.rl.batches.packing import Shape
 from pat_jax.training.reader import Reader
 from pat_jax.training.trainer import Trainer
 
@@ -21,6 +25,14 @@ class Roles:
     policy: Trainer
     readers: Mapping[str, Reader] = field(default_factory=dict)  # by the name of the role
     critic: Trainer | None = None
+    others: Sequence[Any] = ()  # shapes with shardings of what else stays on the devices
+    micro_shapes: Sequence[Shape] = ()  # rows and length of an iteration's micro-batches
+
+    def resident_on(self, devices: Iterable[jax.Device]) -> list[Any]:
+        """Returns shapes with shardings of what stays on these devices during a rollout."""
+        kept = (role.kept for role in self.trained)
+        read = (reader.resident for reader in self.readers.values())
+        return on_devices([self.others, *kept, *read], devices)
 
     @property
     def trained(self) -> list[Trainer]:
@@ -75,4 +87,13 @@ class Roles:
         for role in self.trained:
             if role.predicts:
                 batch = role.predict(states[role.name], batch)
-        return batch
+        return batch if self.are_together else batch.on_host()
+
+    @property
+    def are_together(self) -> bool:
+        """Whether all roles that read a batch have the same devices."""
+        layouts = [
+            *(x.layout for x in self.trained),
+            *(x.held.layout for x in self.readers.values()),
+        ]
+        return len({frozenset(each.mesh.devices.flat) for each in layouts}) == 1

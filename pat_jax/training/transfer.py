@@ -6,7 +6,7 @@ with them.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +26,16 @@ from pat_jax.planning.planner.scripts import FixedLayout
 from pat_jax.planning.types import Split
 from pat_jax.programs.programs import Key, ProgramTable
 from pat_jax.training.checksum import TreeChecksum, array_sums, base_sums
+from pat_jax.training.rest import moved
 from pat_jax.training.trainable_params import TrainableParams
+
+
+class Carrier(NamedTuple):
+    """Two layouts with the same shards, on other devices: what weights are sent as."""
+
+    source: Layout
+    target: Layout
+
 
 PROBE_LENGTH = 8  # tokens of a prompt whose next token's log-probability is compared
 # Largest difference in nats between trainer and rollout: EXACT_GAP if float32 products are computed
@@ -41,6 +50,14 @@ class Receivers:
     dtype: jnp.dtype  # dtype of weights that they do not quantize
     layouts: Mapping[Split, Layout] = field(default_factory=dict)  # empty: there are no rollouts
     policy: Policy | None = None  # the policy in their format; None: the trainer's
+    # Layouts with one TP degree each of the trainer's and of the rollouts' devices, by layout of
+    # the rollouts. Empty: the devices are the same.
+    carriers: Mapping[Split, Carrier] = field(default_factory=dict)
+
+    @property
+    def replicas(self) -> int:
+        """The most replicas of a rollout."""
+        return max((split.dp for split in self.layouts), default=1)
 
 
 @dataclass(frozen=True)
@@ -80,6 +97,8 @@ class Transfer:
         self.sent: int | None = None  # checksum of the policy that was sent last
         self._base: TreeChecksum | None = None  # of the frozen policy; None without adapters
         self._of_received: dict[Split, TreeChecksum] = {}
+        self._carriers, self._rows = receivers.carriers, trained.layout.split.dp
+        self._rows *= -(-receivers.replicas // self._rows)
         self._split = split = trained.layout.split
         if trained.lora:
             sums = base_sums(trained.policy)
@@ -98,7 +117,7 @@ class Transfer:
         def scored(frozen: Params, params: Params, tokens: Array) -> Array:
             return score(self._stored(frozen, params), tokens)
 
-        by_rows, shape = source.sharding("batch", role="train"), (source.split.dp, PROBE_LENGTH + 1)
+        by_rows, shape = source.sharding("batch", role="train"), (self._rows, PROBE_LENGTH + 1)
         probes = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=by_rows)
         key = Key("score", self._split)
         self._table.declare(key, scored, *held, probes, out_shardings=source.sharding())
@@ -115,6 +134,12 @@ class Transfer:
         """Declares the transfer to a layout, and the checksum of what arrives there."""
         trained, shardings = self._trained, layout.param_shardings(self._policy)
         gathered = trained.layout.param_shardings(self._policy)
+        received = with_sharding(self._policy.abstract(self._dtype), shardings)
+        if carrier := self._carriers.get(layout.split):
+            sent, shardings = shardings, carrier.source.param_shardings(self._policy)
+            arrived = with_sharding(received, carrier.target.param_shardings(self._policy))
+            key = Key("arrive", self._split, target=layout.split)
+            self._table.declare(key, _as_it_is, arrived, out_shardings=sent, donate_argnums=0)
 
         def transfer(frozen: Params, params: Params) -> Params:
             # Copy even where nothing changes: the rollout deletes what it was given. Gather over
@@ -129,7 +154,6 @@ class Transfer:
         held = trained.abstract_frozen, trained.abstract
         key = Key("transfer", self._split, target=layout.split)
         self._table.declare(key, transfer, *held, out_shardings=shardings)
-        received = with_sharding(self._policy.abstract(self._dtype), shardings)
         return TreeChecksum(self._table, key._replace(name="checksum"), received)
 
     def _stored(self, frozen: Params, params: Params) -> Params:
@@ -145,6 +169,11 @@ class Transfer:
         target, held = layout.split, (self._trained.frozen, params)
         self.sent = sent_sum = self._of_sent(self._trained.unscaled(*held))
         received = self._table[Key("transfer", self._split, target=target)](*held)
+        if carrier := self._carriers.get(target):
+            there = carrier.target.param_shardings(self._policy)
+            received = self._table[Key("arrive", self._split, target=target)](
+                moved(received, there)
+            )
         received_sum = self._of_received[target](received)
         if sent_sum != received_sum:
             raise RuntimeError(
@@ -152,6 +181,11 @@ class Transfer:
                 f"{sent_sum} was sent; the rollout would sample another policy."
             )
         return received
+
+    @property
+    def probes(self) -> int:
+        """The rows that `score` takes."""
+        return self._rows
 
     def score(self, params: Params, tokens: ArrayLike) -> Array:
         """Returns log π(next token) in nats for tokens[rows, length], computed with the weights
@@ -164,6 +198,27 @@ class Transfer:
         return self._base(base)
 
 
+def carriers(
+    source: Mapping[Split, Layout], target: Mapping[Split, Layout]
+) -> dict[Split, Carrier]:
+    """Returns for each layout of the rollouts' devices how weights come to it from other devices.
+
+    Weights are sent in the same TP degree if the source has it, else in the largest smaller one
+    that both have. The rollout's devices then drop what they do not need, without a collective.
+
+    Args:
+      source, target: all layouts of the trainer's, and of the rollouts' devices.
+    """
+    sources, targets = ({split.tp: each for split, each in x.items()} for x in (source, target))
+    common = sorted(sources.keys() & targets.keys())
+    degrees = {split: max(tp for tp in common if split.tp % tp == 0) for split in target}
+    return {split: Carrier(sources[tp], targets[tp]) for split, tp in degrees.items()}
+
+
+def _as_it_is(params: Params) -> Params:
+    return params
+
+
 def logprob_gap(
     engine: RolloutEngine, score: Callable[[Int[np.ndarray, "rows length"]], Array], rows: int
 ) -> float:
@@ -174,8 +229,7 @@ def logprob_gap(
 
     Args:
       score: computes the trainer's log-probabilities of next tokens.
-      rows: rows that `score` takes, one for each of the trainer's replicas; the rollout must not
-        have more replicas.
+      rows: rows that `score` takes, at least one for each replica of the rollout.
 
     Raises:
       RuntimeError: the two differ by more than rounding.

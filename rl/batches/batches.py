@@ -69,6 +69,14 @@ class TrainBatch:
         """For each response, how many tokens of its prompt it shares with an earlier one."""
         return np.array([at.shared for at in self.places], np.int64)
 
+    def on_host(self) -> "TrainBatch":
+        """Returns the batch with all columns in the host's memory."""
+
+        def read(micro: MicroBatch) -> MicroBatch:
+            return replace(micro, columns={k: np.asarray(v) for k, v in micro.columns.items()})
+
+        return replace(self, mini_batches=[list(map(read, mini)) for mini in self.mini_batches])
+
     def by_response(self, column: str) -> list[Float[np.ndarray, " _"]]:
         """Returns a column's values at the tokens of each response, group by group."""
         host = [[np.asarray(micro.columns[column]) for micro in mini] for mini in self.mini_batches]

@@ -32,6 +32,7 @@ from pat_jax.run.process.folder import CHECKPOINTS
 from pat_jax.run.start.adapters import identity, initial_policy
 from pat_jax.training.build import DTYPES
 from pat_jax.training.build_roles import CriticModel
+from pat_jax.training.rest import copied_to
 from pat_jax.training.roles import Roles
 
 CRITIC_BASE = "critic_base_checksum"  # in a checkpoint's metadata
@@ -44,6 +45,7 @@ def critic_model(
 
     Args:
       layout: the policy's, whose micro-batches the critic reads, too.
+      devices: the critic's.
 
     Raises:
       UserError: the critic's model is none, or has other tokens or a shorter context than the
@@ -53,7 +55,10 @@ def critic_model(
         return None
     source = _source(config)
     if not source:
-        return CriticModel(Policy.from_config(replace(policy.config, head="scalar")), layout)
+        of_values = Policy.from_config(replace(policy.config, head="scalar"))
+        is_there = set(devices) == set(layout.mesh.devices.flat)
+        own = layout if is_there else _layout(config, of_values.config, devices)
+        return CriticModel(of_values, own)
     shape = checkpoint_shape(source, "critic.model", head="scalar")
     if shape is None:
         raise UserError(
@@ -64,7 +69,7 @@ def critic_model(
     model = padded_for(devices, shape)
     own = _layout(config, model, devices)
     require(
-        own.split == layout.split,
+        own.split == layout.split or len(devices) != layout.mesh.devices.size,
         "critic.model",
         source,
         f"a model that divides over the devices as the policy does, {layout.split}, and not {own.split}",
@@ -129,7 +134,7 @@ def freeze_critic(roles: Roles, config: RunConfig, model: CriticModel | None) ->
     if model.source:
         return critic.freeze(_loaded(model, trained.base_shardings, trained.base_dtype))
     base = initial_policy(roles.policy, config, trained.base_dtype)
-    return critic.freeze(_copied(base, trained.abstract_frozen, trained.base_shardings))
+    return critic.freeze(_copied(base, trained.abstract_frozen))
 
 
 def check_critic_base(meta: Mapping[str, Any], checksum: int | None, config: RunConfig) -> None:
@@ -163,7 +168,7 @@ def initial_critic(
     else:
         of_policy = roles.policy.trained
         whole = of_policy.frozen if of_policy.lora else policy.params
-        params = _copied(whole, trained.abstract, trained.shardings)
+        params = _copied(whole, trained.abstract)
     return {critic.name: critic.placement.ended(critic["init_state"](params))}
 
 
@@ -172,14 +177,9 @@ def _loaded(model: CriticModel, shardings: Params, dtype: jnp.dtype) -> Params:
     return load_params(folder, model.policy, shardings, dtype)
 
 
-def _copied(params: Params, like: Params, shardings: Params) -> Params:
+def _copied(params: Params, like: Params) -> Params:
     """Returns copies of these parameters in the form of `like`, zeros where they have none."""
-
-    def copied(params: Params) -> Params:
-        made = _by_name(params, like)
-        return jax.tree.map(lambda x, to: jnp.array(x, to.dtype, copy=True), made, like)
-
-    return jax.jit(copied, out_shardings=shardings)(params)
+    return copied_to(_by_name(params, like), like)
 
 
 def _by_name(params: Params, like: Params) -> Params:

@@ -26,7 +26,6 @@ from pat_jax.run.start.reference import begin_reference, resume_reference
 from pat_jax.run.start.teacher import load_teacher
 from pat_jax.run.task import Task
 from pat_jax.run.totals import Totals
-from pat_jax.training.build import micro_shapes
 from pat_jax.training.roles import States
 
 _OTHER_PROBLEMS = {
@@ -102,7 +101,7 @@ def _warm_start(
     if not (steps := config.warm_start.steps):
         return state
     start, trainer = time.perf_counter(), setup.trainer
-    shapes = micro_shapes(config, trainer.layout.split.dp, trainer.layout.platform)
+    shapes = setup.roles.micro_shapes
     for step, shown in zip(range(steps), _batches(config, setup.task, shapes), strict=False):
         state, result = trainer.supervised_step(state, shown)
         loss = result.metrics["train/cross_entropy"]

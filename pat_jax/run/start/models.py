@@ -12,10 +12,12 @@ from pat_jax.layout.layout import Layout
 from pat_jax.models.policy import Policy
 from pat_jax.planning.types import Split
 from pat_jax.run.reward_models import RewardModels, resident_of
+from pat_jax.run.start.places import Places
 from pat_jax.run.start.rollouts import Rollouts
 from pat_jax.training.build_roles import CriticModel, build_roles
 from pat_jax.training.reader import Reader
 from pat_jax.training.roles import Roles
+from pat_jax.training.transfer import Carrier
 from pat_jax.training.update_memory import lacking_state
 
 
@@ -25,6 +27,9 @@ class RunModels:
 
     policy: Policy
     layout: Layout  # the trainer's
+    places: Places
+    reference: Layout
+    carriers: Mapping[Split, Carrier]
     critic: CriticModel | None
     teacher: Mapping[str, Reader]
     reward_models: RewardModels
@@ -36,8 +41,9 @@ class RunModels:
         for reader in (*self.teacher.values(), *scoring):
             reader.rests = config.roles.rest == "host"
         drafter, others = self.rollouts.drafter, resident_of(self.reward_models)
-        made_of = drafter, self.teacher, others, self.critic
-        return build_roles(config, self.policy, self.layout, layouts, *made_of)
+        made_of = drafter, self.teacher, others, self.critic, self.reference, self.carriers
+        shards = self.places.row_shards(self.layout.split.dp)
+        return build_roles(config, self.policy, self.layout, layouts, *made_of, row_shards=shards)
 
     def room(self, config: RunConfig, layouts: dict[Split, Layout]) -> float:
         """Returns how many whole sequences a KV cache holds beside the models; 0 if no update
@@ -45,4 +51,5 @@ class RunModels:
         roles = self.build(config, layouts)
         if lacking_state(roles, memory_limit(config.rollout, self.rollouts.devices)):
             return 0.0
-        return self.rollouts.whole_sequences(layouts, roles.policy.resident)
+        resident = roles.resident_on(self.rollouts.devices)
+        return self.rollouts.whole_sequences(layouts, resident)

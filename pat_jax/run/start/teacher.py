@@ -28,12 +28,14 @@ _OPTION = "teacher.model"
 
 
 def build_teacher(
-    config: RunConfig, policy: Policy, layout: Layout, devices: Sequence[Device]
+    config: RunConfig, policy: Policy, layout: Layout, devices: Sequence[Device], row_shards: int
 ) -> dict[str, Reader]:
     """Returns the teacher by the name of its role, without weights; empty if a run has none.
 
     Args:
-      layout: the policy's for updates. The teacher is split over the same devices in the same way.
+      layout: the policy's for updates. On the same devices, the teacher is split in the same way.
+      devices: the teacher's.
+      row_shards: the number that divides the rows of each micro-batch.
 
     Raises:
       UserError: there is no such model, or it does not fit the policy: another tokenizer, too short
@@ -55,7 +57,7 @@ def build_teacher(
         logit_tokens(own, where),
     )
     held = TrainableParams(own, where, weight_dtype=dtype)
-    shapes = micro_shapes(config, layout.split.dp, layout.platform)
+    shapes = micro_shapes(config, row_shards, layout.platform)
     top_k = _top_k(config, policy.config, shape)
     return {TEACHER: Reader("teacher_logprobs", held, predictor, shapes, top_k=top_k)}
 
@@ -119,6 +121,8 @@ def _layout(
 ) -> Layout:
     """Returns the teacher's layout with the kernels that work on these devices."""
     chain, _ = layout_chain(factored_mesh(devices), model)
+    if set(devices) != set(layout.mesh.devices.flat):
+        layout = next(iter(chain.values()))
     expected = f"a model that the updates' layout {layout.split} divides; use fewer devices"
     require(layout.split in chain, _OPTION, config.teacher.model, expected)
     page_size, dtype = config.rollout.page_size, DTYPES[config.compute_dtype]

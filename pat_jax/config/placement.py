@@ -1,0 +1,67 @@
+"""Options of a run's placement: which devices each model has."""
+
+import re
+from dataclasses import dataclass, field
+
+from pat_jax.common.options.declared import SHORT_FORM, Options, option
+from pat_jax.common.rules import matches
+from pat_jax.planning.placement import ROLES, PlacedRole, Placement, PlacementName, Positions
+
+_RANGE = r"\d{1,4}(-\d{1,4})?"
+PLACE = matches(
+    rf"|all|half|quarter|{_RANGE}(,{_RANGE})*",
+    "devices such as 0-3 or 0,2,4-7, or all, half or quarter (the first so many)",
+)
+SHARES = {"all": 1, "half": 2, "quarter": 4}
+
+
+@dataclass(frozen=True)
+class PlacementConfig(Options):
+    """Which devices each model of a run has (docs/placement.md). Devices are numbered from 0 in the
+    run's order."""
+
+    SECTION = "placement."
+
+    name: PlacementName = field(default="flatten", metadata=SHORT_FORM)
+    """flatten: all models have all devices, and the stages of an iteration follow one another.
+    interleave: reference and teacher have the first half of the devices, reward models the second
+    half, so that both score at once. separate: rollouts have the first half, all other models the
+    second half."""
+    rollout: str = option("", PLACE)
+    """Devices of rollouts, instead of those that the placement gives them: 0-3, 0,2,4-7, all, half
+    or quarter. With separate, all other models then have the other devices."""
+    policy: str = option("", PLACE)
+    """Devices that train the policy."""
+    critic: str = option("", PLACE)
+    """Devices of the critic."""
+    reference: str = option("", PLACE)
+    """Devices of the reference."""
+    teacher: str = option("", PLACE)
+    """Devices of the teacher."""
+    reward: str = option("", PLACE)
+    """Devices of the reward models."""
+
+    def placement(self, count: int) -> Placement:
+        """Returns the devices of each role, of `count` devices.
+
+        Raises:
+          OptionError: an option names a device that is not there, or leaves none for other roles.
+        """
+        places = dict(Placement.named(self.name, count).places)
+        asked = {role: self._positions(role, count) for role in ROLES if getattr(self, role)}
+        if self.name == "separate" and "rollout" in asked:
+            others = tuple(i for i in range(count) if i not in asked["rollout"])
+            self.need("rollout", others != (), f"fewer than all {count} devices with separate")
+            places = dict.fromkeys(ROLES, others)
+        return Placement(places | asked)
+
+    def _positions(self, role: PlacedRole, count: int) -> Positions:
+        text = getattr(self, role)
+        if text in SHARES:
+            return tuple(range(max(1, count // SHARES[text])))
+        found: set[int] = set()
+        for begin, end in re.findall(r"(\d+)(?:-(\d+))?", text):
+            found |= {*range(int(begin), int(end or begin) + 1)}
+        expected = f"devices from 0 to {count - 1}, of the run's {count}"
+        self.need(role, found != set() and max(found) < count, expected)
+        return tuple(sorted(found))

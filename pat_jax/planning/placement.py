@@ -1,0 +1,56 @@
+"""Which devices each model of a run has.
+
+A placement is a value: it names devices by their positions in the run's order, never by JAX
+objects. Three have names (arXiv 2312.11819):
+
+    flatten      every role has all devices: the stages of an iteration follow one another
+    interleave   policy, rollouts and critic have all devices; the reference and the teacher have
+                 the first half, the reward models the second, so that both score at once
+    separate     rollouts have the first half, all other roles the second
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+PlacedRole = Literal["rollout", "policy", "critic", "reference", "teacher", "reward"]
+ROLES: tuple[PlacedRole, ...] = get_args(PlacedRole)
+PlacementName = Literal["flatten", "interleave", "separate"]
+Positions = tuple[int, ...]  # of devices in the run's order, ascending
+
+
+@dataclass(frozen=True)
+class Placement:
+    """The devices of each role."""
+
+    places: Mapping[PlacedRole, Positions]
+
+    @classmethod
+    def named(cls, name: PlacementName, count: int) -> "Placement":
+        """Returns a placement of this name on `count` devices. Halves of an odd number are as even
+        as they can be; one device is shared by all roles."""
+        every = tuple(range(count))
+        first, second = every[: count // 2] or every, every[count // 2 :]
+        places = dict.fromkeys(ROLES, every)
+        if name == "interleave":
+            places |= {"reference": first, "teacher": first, "reward": second}
+        if name == "separate":
+            places = dict.fromkeys(ROLES, second) | {"rollout": first}
+        return cls(places)
+
+    @property
+    def is_flat(self) -> bool:
+        """Whether all roles have the same devices."""
+        return len(set(self.places.values())) == 1
+
+    def are_apart(self, one: PlacedRole, other: PlacedRole) -> bool:
+        """Whether two roles have no device in common."""
+        return not {*self.places[one]} & {*self.places[other]}
+
+    def groups(self) -> list[Positions]:
+        """Returns the largest sets of devices that every role has all or none of, in order."""
+        users: dict[tuple[PlacedRole, ...], list[int]] = {}
+        for device in sorted({i for place in self.places.values() for i in place}):
+            key = tuple(role for role in ROLES if device in self.places.get(role, ()))
+            users.setdefault(key, []).append(device)
+        return sorted(map(tuple, users.values()))

@@ -1,0 +1,92 @@
+"""The devices of each role of a run, as its placement says.
+
+Knows options and devices. Does not know models, nor what the roles do.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pat_jax.common.devices import Device
+from pat_jax.common.hosts.together import process_group
+from pat_jax.common.rules import require
+from pat_jax.config.critic import critic_source
+from pat_jax.config.run import RunConfig
+from pat_jax.planning.placement import ROLES, PlacedRole, Placement
+
+
+@dataclass(frozen=True)
+class Places:
+    """The devices of a run, and of each role."""
+
+    devices: Sequence[Device]
+    placement: Placement
+
+    @classmethod
+    def of(cls, config: RunConfig, devices: Sequence[Device]) -> "Places":
+        """Returns the places that the options ask for.
+
+        Raises:
+          OptionError: the placement does not fit these devices or these options.
+        """
+        options, count = config.placement, len(devices)
+        placement = options.placement(count)
+        found, name = cls(devices, placement), "placement.name"
+        if placement.is_flat and len(placement.places["rollout"]) == count:
+            return found
+        for role in ROLES:
+            size = len(placement.places[role])
+            require(
+                count % size == 0,
+                f"placement.{role}",
+                getattr(options, role) or options.name,
+                f"a number of devices that divides the run's {count}, and not {size}",
+            )
+        processes = process_group().count
+        expected = f"flatten on {processes} processes: other placements run in one process"
+        require(processes == 1, name, options.name, expected)
+        of_policy, of_rollout = (placement.places[role] for role in ("policy", "rollout"))
+        require(
+            of_policy == of_rollout or placement.are_apart("policy", "rollout"),
+            "placement.rollout",
+            options.rollout or options.name,
+            f"the devices of the policy ({_words(of_policy)}), or none of them",
+        )
+        for role in ("reference", "critic"):
+            shares = config.lora.is_on and (role == "reference" or _shares_base(config))
+            require(
+                not shares or not found.differ(role, "policy"),
+                f"placement.{role}",
+                getattr(options, role) or options.name,
+                f"the policy's devices ({_words(of_policy)}) with adapters on one base, which is there",
+            )
+        return found
+
+    def __getitem__(self, role: PlacedRole) -> list[Device]:
+        """The devices of a role."""
+        return [self.devices[i] for i in self.placement.places[role]]
+
+    def differ(self, one: PlacedRole, other: PlacedRole) -> bool:
+        """Whether two roles have different devices."""
+        return self.placement.places[one] != self.placement.places[other]
+
+    def row_shards(self, of_policy: int) -> int:
+        """Returns the number that divides the rows of each micro-batch of an iteration, so that
+        every role that reads them can split them.
+
+        Args:
+          of_policy: parts into which the policy's layout splits rows.
+        """
+        sizes = [len(self[role]) for role in ("critic", "reference", "teacher")]
+        others = [n for n in sizes if n != len(self["policy"])]
+        return math.lcm(of_policy, *others)
+
+
+def _shares_base(config: RunConfig) -> bool:
+    """Whether the critic has adapters on the policy's base."""
+    source = critic_source(config.critic.model, config.reward, config.model)
+    return config.critic.lora.is_on and not source
+
+
+def _words(positions: Sequence[int]) -> str:
+    return ",".join(map(str, positions))
