@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import dataclass, field
+from typing import Literal
 
 from pat_jax.common.options.declared import SHORT_FORM, Options, option
 from pat_jax.common.rules import matches
@@ -27,6 +28,10 @@ class PlacementConfig(Options):
     interleave: reference and teacher have the first half of the devices, reward models the second
     half, so that both score at once. separate: rollouts have the first half, all other models the
     second half."""
+    overlap: Literal["none", "scores"] = "scores"
+    """What is done while others are still generated, by models whose devices do no rollouts. scores:
+    reward models, reference, teacher and critic read each response as it ends. none: they read all
+    after the rollout, as with --deterministic."""
     rollout: str = option("", PLACE)
     """Devices of rollouts, instead of those that the placement gives them: 0-3, 0,2,4-7, all, half
     or quarter. With separate, all other models then have the other devices."""

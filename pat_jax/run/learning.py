@@ -25,6 +25,7 @@ from pat_jax.run.checkpoints.exit_head_state import learned_head
 from pat_jax.run.checkpoints.skipped_steps import NonFiniteSteps
 from pat_jax.run.collect import Experience
 from pat_jax.run.distillation import with_teacher
+from pat_jax.run.early_columns import Columns
 from pat_jax.run.logging.speed import describe_update, sequence_lengths
 from pat_jax.run.process.open_run import OpenRun
 from pat_jax.run.setup import Setup
@@ -66,11 +67,13 @@ def training_batch(
     states: States,
     beta: float | None = None,
     by_function: ScoresByFunction | None = None,
+    known: Columns | None = None,
 ) -> tuple[TrainBatch, dict[str, float]]:
     """Returns the batch of an iteration with all columns, and the metrics of its advantages.
     Responses whose reward is NaN are left out. KL in the reward compares the policy before the
     update with the reference. Its weight is `beta`; None: that of the options. `by_function` is
-    needed where each function's scores are compared by themselves."""
+    needed where each function's scores are compared by themselves. `known` has columns that need
+    not be predicted anymore."""
     algorithm, cap = config.algorithm, config.rollout.max_completion_length
     buffer = algorithm.overlong_buffer
     if not algorithm.reward_coef:
@@ -92,6 +95,8 @@ def training_batch(
         max_completion_length=cap,
         shares_prompts=shares_prompts(config, roles.policy.layout.platform),
     )
+    for name, values in (known or {}).items():
+        batch = batch.with_column(name, values)
     batch = roles.predict(states, batch)
     kl = _reference_kl(algorithm, roles, batch)
     if kl is not None:
@@ -199,7 +204,7 @@ class Learner:
         made_of = self._shapes, found.groups, rewards, self.states
         beta = shaping.kl.beta
         batch, measured = training_batch(
-            self._config, self._roles, *made_of, beta, found.by_function
+            self._config, self._roles, *made_of, beta, found.by_function, found.columns
         )
         if algorithm.penalizes_kl:
             measured["train/kl_coef"] = beta

@@ -5,7 +5,7 @@ Connects the packages. Knows no option of the command line and no array.
 
 import logging
 import time
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from pat_jax.run.checkpoints.journal import RolloutJournal
 from pat_jax.run.collect import Collector, Drawn, Experience
 from pat_jax.run.evaluation import Evaluator
 from pat_jax.run.generation import Generator
+from pat_jax.run.lanes import open_lanes
 from pat_jax.run.learning import Learner, nothing_to_learn
 from pat_jax.run.logging.completions import Completions
 from pat_jax.run.logging.speed import describe_memory
@@ -66,13 +67,14 @@ class Run:
         self.earlier = earlier_iterations(config, setup)
         self.unmoved = Unmoved(notify, config.rollout.max_completion_length)
         self.lazy: LazyLayouts | None = None
+        self.lanes = ExitStack()
 
     @property
     def config(self) -> RunConfig:
         return self.setup.config
 
     def run(self) -> None:
-        with self.steps.kept_at_a_stop():
+        with self.steps.kept_at_a_stop(), self.lanes:
             task, rollout = self.setup.task, self.config.rollout
             first, *_ = task.train.batch(0, rollout.prompts_per_step)
             progress = self.open.progress
@@ -166,7 +168,8 @@ class Run:
         parts = self.scorer, self.completions, progress
         checkpoints = Path(config.run_dir) / CHECKPOINTS
         unfinished = RolloutJournal(self.open.folder, checkpoints, is_on=config.keeps_unfinished)
-        self.collector = Collector(config, setup.task, *parts, unfinished, began.totals)
+        lanes = self.lanes.enter_context(open_lanes(config, setup, lambda: self.learner.states))
+        self.collector = Collector(config, setup.task, *parts, unfinished, began.totals, lanes)
         read = response_reader(setup.task.columns, setup.task.tokenizer)
         self.evaluator = Evaluator(config, setup.task.heldout, read, *parts)
         self.learner = Learner(config, setup, began, self.open)

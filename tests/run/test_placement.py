@@ -54,8 +54,13 @@ def devices_of(tree) -> set[int]:
 @pytest.mark.slow
 def test_three_iterations_of_ppo_are_the_same_in_every_placement(tmp_path: Path):
     flat = Ended(tmp_path / "flatten", "--layout", "dp2tp1", "--devices", "2")
-    for name, layout in (("interleave", "dp4tp1"), ("separate", "dp2tp1")):
-        other = Ended(tmp_path / name, "--placement", name, "--layout", layout)
+    for name, layout, overlap in (
+        ("interleave", "dp4tp1", "none"),
+        ("separate", "dp2tp1", "none"),
+        ("separate", "dp2tp1", "scores"),
+    ):
+        options = ["--placement", name, "--layout", layout, "--placement.overlap", overlap]
+        other = Ended(tmp_path / f"{name}-{overlap}", *options)
         for ours, theirs in zip(other.responses, flat.responses, strict=True):
             assert [x.tokens.tolist() for x in ours] == [x.tokens.tolist() for x in theirs]
         for role, params in flat.params.items():
