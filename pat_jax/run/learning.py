@@ -67,12 +67,12 @@ def training_batch(
     states: States,
     beta: float | None = None,
     by_function: ScoresByFunction | None = None,
-    known: Columns | None = None,
+    early: Columns | None = None,
 ) -> tuple[TrainBatch, dict[str, float]]:
     """Returns the batch of an iteration with all columns, and the metrics of its advantages.
     Responses whose reward is NaN are left out. KL in the reward compares the policy before the
     update with the reference. Its weight is `beta`; None: that of the options. `by_function` is
-    needed where each function's scores are compared by themselves. `known` has columns that need
+    needed where each function's scores are compared by themselves. `early` has columns that need
     not be predicted anymore."""
     algorithm, cap = config.algorithm, config.rollout.max_completion_length
     buffer = algorithm.overlong_buffer
@@ -95,7 +95,7 @@ def training_batch(
         max_completion_length=cap,
         shares_prompts=shares_prompts(config, roles.policy.layout.platform),
     )
-    for name, values in (known or {}).items():
+    for name, values in (early or {}).items():
         batch = batch.with_column(name, values)
     batch = roles.predict(states, batch)
     kl = _reference_kl(algorithm, roles, batch)

@@ -4,8 +4,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-import jax
-
+from pat_jax.common.devices import Device
 from pat_jax.models.policy import Params
 from pat_jax.programs.programs import Key, ProgramTable
 from pat_jax.rl.algorithm.predict import Predictor
@@ -62,7 +61,7 @@ class Reader:
         return self.held.abstract
 
     @property
-    def devices(self) -> frozenset[jax.Device]:
+    def devices(self) -> frozenset[Device]:
         return frozenset(self.held.layout.mesh.devices.flat)
 
     @property

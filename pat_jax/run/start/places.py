@@ -11,6 +11,7 @@ from pat_jax.common.devices import Device
 from pat_jax.common.hosts.together import process_group
 from pat_jax.common.rules import require
 from pat_jax.config.critic import critic_source
+from pat_jax.config.placement import PlacementConfig
 from pat_jax.config.run import RunConfig
 from pat_jax.planning.placement import ROLES, PlacedRole, Placement
 
@@ -30,7 +31,7 @@ class Places:
           OptionError: the placement does not fit these devices or these options.
         """
         options, count = config.placement, len(devices)
-        placement = options.placement(count)
+        placement = _placement(options, count)
         found, name = cls(devices, placement), "placement.name"
         if placement.is_flat and len(placement.places["rollout"]) == count:
             return found
@@ -80,6 +81,18 @@ class Places:
         sizes = [len(self[role]) for role in ("critic", "reference", "teacher")]
         others = [n for n in sizes if n != len(self["policy"])]
         return math.lcm(of_policy, *others)
+
+
+def _placement(options: PlacementConfig, count: int) -> Placement:
+    """Returns the devices of each role, of `count` devices."""
+    places = dict(Placement.named(options.name, count).places)
+    given = {role: options.positions(role, count) for role in ROLES}
+    if options.name == "separate" and (of_rollout := given["rollout"]):
+        others = tuple(i for i in range(count) if i not in of_rollout)
+        options.need("rollout", others != (), f"fewer than all {count} devices with separate")
+        places = dict.fromkeys(ROLES, others)
+    asked = {role: positions for role, positions in given.items() if positions}
+    return Placement({**places, **asked})
 
 
 def _shares_base(config: RunConfig) -> bool:
