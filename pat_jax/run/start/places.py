@@ -35,14 +35,6 @@ class Places:
         found, name = cls(devices, placement), "placement.name"
         if placement.is_flat and len(placement.places["rollout"]) == count:
             return found
-        for role in ROLES:
-            size = len(placement.places[role])
-            require(
-                count % size == 0,
-                f"placement.{role}",
-                getattr(options, role) or options.name,
-                f"a number of devices that divides the run's {count}, and not {size}",
-            )
         processes = process_group().count
         expected = f"flatten on {processes} processes: other placements run in one process"
         require(processes == 1, name, options.name, expected)
