@@ -29,10 +29,11 @@ class PlacementConfig(Options):
     interleave: reference and teacher have the first half of the devices, reward models the second
     half, so that both score at once. separate: rollouts have the first half, all other models the
     second half."""
-    overlap: Literal["none", "scores"] = "scores"
+    overlap: Literal["none", "scores", "gradients"] = "scores"
     """What is done while others are still generated, by models whose devices do no rollouts. scores:
-    reward models, reference, teacher and critic read each response as it ends. none: they read all
-    after the rollout, as with --deterministic."""
+    reward models, reference, teacher and critic read each response as it ends. gradients: policy and
+    critic add up the gradients of each group whose responses have ended, too. none: all read after
+    the rollout, as with --deterministic."""
     rollout: str = option("", PLACE)
     """Devices of rollouts, instead of those that the placement gives them: 0-3, 0,2,4-7, all, half
     or quarter. With separate, all other models then have the other devices."""

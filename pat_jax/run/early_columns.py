@@ -34,6 +34,7 @@ class EarlyColumns:
     """
 
     lanes: Sequence[Lane]
+    on_read: Callable[[int], None] = lambda index: None  # called when a lane has read a response
     busy_seconds: float = 0.0  # of all lanes
     waited_seconds: float = 0.0  # after the last response, for the columns
     columns: Columns = field(default_factory=dict)  # once all are there
@@ -67,6 +68,11 @@ class EarlyColumns:
         in_order = range(count)
         self.columns = {name: [each[i] for i in in_order] for name, each in self._found.items()}
 
+    def of(self, indices: Sequence[int]) -> Columns:
+        """Returns the columns of some responses, which every lane has read."""
+        with self._lock:
+            return {name: [each[i] for i in indices] for name, each in self._found.items()}
+
     def _read(self, number: int) -> None:
         with self._lock:
             waiting, self._waiting[number] = self._waiting[number], []
@@ -77,3 +83,5 @@ class EarlyColumns:
             for name, values in found.items():
                 by_index = self._found.setdefault(name, {})
                 by_index |= {i: x for (i, _), x in zip(waiting, values, strict=True)}
+        for index, _ in waiting:
+            self.on_read(index)

@@ -2,12 +2,13 @@
 
 Two threads must not give programs to one device. So the roles whose devices overlap are one lane,
 and during a rollout each lane has a thread of its own. Knows roles and devices. Does not know which
-responses there are (`early_columns.py`).
+responses there are (`early_columns.py`, `early_gradients.py`).
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -17,14 +18,22 @@ from pat_jax.rl.batches.types import Rollout
 from pat_jax.run.early_columns import Lane
 from pat_jax.run.setup import Setup
 from pat_jax.training.roles import Roles, States
+from pat_jax.training.trainer import Trainer
 
 Read = Callable[[TrainBatch], TrainBatch]
 
 
+@dataclass
+class Lanes:
+    """What runs beside the rollouts of a run."""
+
+    readers: list[Lane] = field(default_factory=list)
+    # The thread of each trained role whose gradients are summed early.
+    trained: list[tuple[Trainer, Executor]] = field(default_factory=list)
+
+
 @contextmanager
-def open_lanes(
-    config: RunConfig, setup: Setup, states: Callable[[], States]
-) -> Iterator[Sequence[Lane]]:
+def open_lanes(config: RunConfig, setup: Setup, states: Callable[[], States]) -> Iterator[Lanes]:
     """Yields the lanes of a run, and gives each reward model the thread of its lane.
 
     There are none if all models share the rollouts' devices, with `--placement.overlap none`, and
@@ -33,16 +42,19 @@ def open_lanes(
     Args:
       states: returns the present states of trained roles.
     """
+    lanes = Lanes()
     if config.placement.overlap == "none" or config.deterministic:
-        yield []
+        yield lanes
         return
     rollout = frozenset(setup.engine.mesh.devices.flat)
     readers = list(_readers(setup.roles, states))
     judges = [(one.reader.devices, one) for one in setup.reward_models.values()]
-    devices = [place for place, *_ in (*readers, *judges) if not place & rollout]
-    lanes = []
+    trained = [(frozenset(role.layout.mesh.devices.flat), role) for role in setup.roles.trained]
+    if config.placement.overlap != "gradients" or not config.train:
+        trained = []
+    places = [place for place, *_ in (*readers, *judges, *trained) if not place & rollout]
     with ExitStack() as threads:
-        for number, group in enumerate(_joined(devices)):
+        for number, group in enumerate(_joined(places)):
             thread = ThreadPoolExecutor(1, thread_name_prefix=f"lane{number}")
             threads.callback(thread.shutdown, cancel_futures=True)
             for place, judge in judges:
@@ -50,7 +62,8 @@ def open_lanes(
                     judge.scores.lane = thread
             reads = {column: read for place, column, read in readers if place <= group}
             if reads:
-                lanes.append(Lane(thread, _predict(setup.roles, reads)))
+                lanes.readers.append(Lane(thread, _predict(setup.roles, reads)))
+            lanes.trained += [(role, thread) for place, role in trained if place <= group]
         yield lanes
 
 

@@ -22,7 +22,7 @@ from pat_jax.common.pytree import with_sharding
 from pat_jax.models.policy import Params
 from pat_jax.programs.programs import Key, ProgramTable
 from pat_jax.rl.algorithm.losses import LOGPROBS, PREDICTED, VALUES, Loss, Sums
-from pat_jax.rl.algorithm.update import TrainState, Update, zero_gradients
+from pat_jax.rl.algorithm.update import TrainState, Update, scaled_gradients, zero_gradients
 from pat_jax.rl.batches.batches import MicroBatch, TrainBatch
 from pat_jax.training.drafter_state import DrafterState
 from pat_jax.training.passes import Passes
@@ -68,6 +68,7 @@ class Trainer:
         is_offloaded: bool = False,
         rests: Resting = "nothing",
         beside: DrafterState | None = None,
+        sums_early: bool = False,
     ):
         """
         Args:
@@ -78,6 +79,8 @@ class Trainer:
           rests: what is in the host's memory between two updates.
           predicts: whether the model's predictions before an update are asked for even if the loss
             does not read them.
+          sums_early: whether gradients are summed before their weights are known
+            (`summed_gradients.py`).
           supervised: the update of a preceding supervised stage, with its own optimizer.
         """
         self.trained, self.num_iterations, self.name = trained, num_iterations, name
@@ -92,6 +95,7 @@ class Trainer:
         self.largest = micro_shapes[-1:]  # rows and length; empty if nothing is trained
         # Whether an update of adapters is compared with what a rollout sees of it.
         self.tells_seen = trained.lora is not None and trained.policy.config.head == "vocab"
+        self.sums_early = sums_early
         self._declare(receivers.dtype)
         self._declare_passes(micro_shapes)
         self.transfer = Transfer(self.programs, trained, receivers, update.predictor.score_step)
@@ -168,6 +172,10 @@ class Trainer:
             seen = partial(update_seen, scale=lora.scale, dtype=rollout_dtype)
             declare(Key("update_seen", split), seen, params, params, out_shardings=everywhere)
         grads = self.trained.abstract_gradients
+        if self.sums_early:
+            factor = jax.ShapeDtypeStruct((), jnp.float32)
+            scaled = {"out_shardings": self.shardings, "donate_argnums": 0}
+            declare(Key("scaled", split), scaled_gradients, grads, factor, **scaled)
         applied = {"out_shardings": (shardings, everywhere, everywhere), "donate_argnums": 0}
         for stage, update in self.updates.items():
             declare(Key(f"{stage}apply", split), update.apply_step, state, grads, **applied)
@@ -215,10 +223,7 @@ class Trainer:
             for mini in mini_batches:
                 state, record = self._step(REINFORCED, state, mini)
                 records.append(record)
-        result = self._summary(self.updates[REINFORCED], records, state)
-        if before is not None:
-            result.metrics["train/update_seen"] = float(self["update_seen"](before, state.params))
-        return self.placement.ended(state), result
+        return self._ended(state, records, before)
 
     def supervised_step(
         self, state: TrainState, micro_batches: Sequence[MicroBatch]
@@ -243,23 +248,75 @@ class Trainer:
     def _step(
         self, stage: str, state: TrainState, micro_batches: Sequence[MicroBatch]
     ) -> tuple[TrainState, Record]:
-        grads = self["zero_gradients"](state.params)
-        passes = self._passes[stage]
-        sums = passes.zero_sums()
+        grads, sums = self.no_gradients(state, stage)
         for micro in micro_batches:
-            micro = with_routes_of(self.policy.config, micro)
-            grad_step = passes.program(micro)
-            grads, sums = grad_step(self.trained.frozen, state.params, micro, grads, sums)
+            grads, sums = self._added(stage, state, micro, grads, sums)
+        return self._applied(stage, state, grads, sums)
+
+    def no_gradients(self, state: TrainState, stage: str = REINFORCED) -> tuple[Params, Sums]:
+        """Returns the gradients and sums before any micro-batch."""
+        return self["zero_gradients"](state.params), self._passes[stage].zero_sums()
+
+    def add_gradients(
+        self, state: TrainState, micro: MicroBatch, grads: Params, sums: Sums
+    ) -> tuple[Params, Sums]:
+        """Adds a micro-batch's gradient and sums, whose buffers are donated."""
+        read = _read(self.updates[REINFORCED].loss, micro)
+        return self._added(REINFORCED, state, read, grads, sums)
+
+    def apply_gradients(
+        self, state: TrainState, grads: Params, sums: Sums, factor: np.float32
+    ) -> tuple[TrainState, UpdateResult]:
+        """Takes one optimizer step by `factor` times the gradients, whose buffers are donated."""
+        update = self.updates[REINFORCED]
+        before = self["copy"](state.params) if self.tells_seen else None
+        grads = self["scaled"](grads, factor)
+        state, record = self._applied(REINFORCED, state, grads, sums)
+        return self._ended(state, [record], before, lambda x: update.scaled(x, factor))
+
+    def _added(
+        self, stage: str, state: TrainState, micro: MicroBatch, grads: Params, sums: Sums
+    ) -> tuple[Params, Sums]:
+        micro = with_routes_of(self.policy.config, micro)
+        grad_step = self._passes[stage].program(micro)
+        return grad_step(self.trained.frozen, state.params, micro, grads, sums)
+
+    def _applied(
+        self, stage: str, state: TrainState, grads: Params, sums: Sums
+    ) -> tuple[TrainState, Record]:
         apply = self[f"{stage}apply"]
         state, grad_norm, is_applied = apply(self.placement.fetched(state), grads)
         return self.placement.rested(state), (sums, grad_norm, is_applied)
 
+    def _ended(
+        self,
+        state: TrainState,
+        records: Sequence[Record],
+        before: Params | None,
+        scaled: Callable[[Any], Any] = lambda sums: sums,
+    ) -> tuple[TrainState, UpdateResult]:
+        """Returns the state at rest after an update's steps, and the result.
+
+        Args:
+          before: the adapters before the update; None: a rollout sees all of it.
+          scaled: what is done to sums once they are on the host.
+        """
+        result = self._summary(self.updates[REINFORCED], records, state, scaled)
+        if before is not None:
+            result.metrics["train/update_seen"] = float(self["update_seen"](before, state.params))
+        return self.placement.ended(state), result
+
     def _summary(
-        self, update: Update, records: Sequence[Record], state: TrainState
+        self,
+        update: Update,
+        records: Sequence[Record],
+        state: TrainState,
+        scaled: Callable[[Any], Any] = lambda sums: sums,
     ) -> UpdateResult:
         """Summarizes optimizer steps, fetched from the devices once; `state` is after the last."""
         fetched, step = jax.device_get((list(records), state.step))
         sums, norms, applied = zip(*fetched, strict=True)
+        sums = [scaled(each) for each in sums]
         metrics = {f"{self.name}/{name}": value for name, value in update.summary(sums).items()}
         counted = [norm for norm, one in zip(norms, sums, strict=True) if one["weight"] > 0]
         norm = float(np.mean(counted)) if counted else math.nan

@@ -15,7 +15,7 @@ from pat_jax.run.scoring import open_scorer
 from pat_jax.run.setup import build
 
 PPO = """
-    --algorithm ppo --algorithm.beta 0.05 --eval.every 0 --warm_start.steps 2 --steps 3 --devices 4
+    --algorithm ppo --algorithm.whiten_advantages false --algorithm.beta 0.05 --eval.every 0 --warm_start.steps 2 --steps 3 --devices 4
     --critic.learning_rate 1e-3 --optimizer.learning_rate 1e-3 --checkpoint.every 3
 """
 REWARD = "def score(completions, **_):\n    return [float(len(x) % 7) for x in completions]\n"
@@ -58,6 +58,7 @@ def test_three_iterations_of_ppo_are_the_same_in_every_placement(tmp_path: Path)
         ("interleave", "dp4tp1", "none"),
         ("separate", "dp2tp1", "none"),
         ("separate", "dp2tp1", "scores"),
+        ("separate", "dp2tp1", "gradients"),
     ):
         options = ["--placement", name, "--layout", layout, "--placement.overlap", overlap]
         other = Ended(tmp_path / f"{name}-{overlap}", *options)

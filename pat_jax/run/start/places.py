@@ -34,6 +34,9 @@ class Places:
         placement = _placement(options, count)
         found, name = cls(devices, placement), "placement.name"
         if placement.is_flat and len(placement.places["rollout"]) == count:
+            is_possible = options.overlap != "gradients"
+            expected = "none or scores with --placement flatten, where all models have the rollouts' devices"
+            require(is_possible, "placement.overlap", options.overlap, expected)
             return found
         processes = process_group().count
         expected = f"flatten on {processes} processes: other placements run in one process"
@@ -44,6 +47,13 @@ class Places:
             "placement.rollout",
             options.rollout or options.name,
             f"the devices of the policy ({_words(of_policy)}), or none of them",
+        )
+        beside = [role for role in ROLES if not placement.are_apart(role, "rollout")]
+        require(
+            options.overlap != "gradients" or beside == ["rollout"],
+            "placement.overlap",
+            options.overlap,
+            f"none or scores where rollouts share devices with {', '.join(beside[1:])}",
         )
         for role in ("reference", "critic"):
             shares = config.lora.is_on and (role == "reference" or _shares_base(config))
