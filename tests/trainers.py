@@ -25,8 +25,9 @@ from pat_jax.training.passes import model_functions
 from pat_jax.training.reader import Reader
 from pat_jax.training.roles import REFERENCE, Roles
 from pat_jax.training.trainable_params import TrainableParams
-from pat_jax.training.trainer import REINFORCED, Trainer, UpdateResult
+from pat_jax.training.trainer import REINFORCED, Trainer
 from pat_jax.training.transfer import Carrier, Receivers
+from pat_jax.training.update_result import UpdateResult
 
 CONFIG = preset("tiny", vocab_size=61)
 POLICY = Policy.from_config(CONFIG)

@@ -36,7 +36,8 @@ from pat_jax.training.build import critic_rates, learning_rates, shares_prompts
 from pat_jax.training.model_flops import training_flops
 from pat_jax.training.roles import REFERENCE, Roles, States
 from pat_jax.training.summed_gradients import SummedGradients
-from pat_jax.training.trainer import CRITIC, POLICY, Trainer, UpdateResult
+from pat_jax.training.trainer import CRITIC, POLICY, Trainer
+from pat_jax.training.update_result import UpdateResult
 
 
 def nothing_to_learn(

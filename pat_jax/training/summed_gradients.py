@@ -6,7 +6,8 @@ import numpy as np
 
 from pat_jax.rl.algorithm.update import TrainState
 from pat_jax.rl.batches.batches import TrainBatch
-from pat_jax.training.trainer import Trainer, UpdateResult
+from pat_jax.training.trainer import Trainer
+from pat_jax.training.update_result import UpdateResult
 
 
 @dataclass
@@ -26,7 +27,7 @@ class SummedGradients:
         self._grads, self._sums = self.role.no_gradients(self.state)
 
     def add(self, batch: TrainBatch, share: float) -> None:
-        """Adds the gradient of a batch of one mini-batch, whose tokens' weights add up to at most 1.
+        """Adds the gradient of a batch of one mini-batch, whose weights add up to at most 1.
 
         Args:
           share: the factor of the batch's weights, such as its number of tokens in the loss.

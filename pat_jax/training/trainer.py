@@ -5,10 +5,9 @@ the others). One compiled transfer hands the policy to the rollout. "Parameters"
 ones: with LoRA, the adapters (`trainable_params.py`).
 """
 
-import math
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property, partial
 from itertools import chain
 from typing import Any
@@ -16,7 +15,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array
 
 from pat_jax.common.pytree import with_sharding
 from pat_jax.models.policy import Params
@@ -31,6 +29,7 @@ from pat_jax.training.rest import fetched
 from pat_jax.training.state_placement import Resting, StatePlacement
 from pat_jax.training.trainable_params import TrainableParams
 from pat_jax.training.transfer import Receivers, Transfer
+from pat_jax.training.update_result import Record, UpdateResult, summarized
 from pat_jax.training.update_seen import update_seen
 
 POLICY, CRITIC = "train", "critic"  # names of trained roles
@@ -38,16 +37,6 @@ POLICY, CRITIC = "train", "critic"  # names of trained roles
 REINFORCED, SUPERVISED = "", "supervised_"
 # The column of what the model predicts before an update, by the name of the prediction.
 OLD = {LOGPROBS: "old_logprobs", VALUES: "old_values"}
-
-# What an optimizer step returns: sums for metrics, the gradient's norm, and whether it was applied.
-Record = tuple[Sums, Array, Array]
-
-
-@dataclass(frozen=True)
-class UpdateResult:
-    metrics: dict[str, float]
-    applied: tuple[bool, ...]  # for each optimizer step, whether the gradient was finite
-    updates_applied: int  # number since the state's optimizer began
 
 
 class Trainer:
@@ -234,7 +223,7 @@ class Trainer:
         mini = [_read(loss, micro) for micro in micro_batches]
         state, record = self._step(SUPERVISED, self.placement.begun(state), mini)
         state = self.placement.ended(state)
-        return state, self._summary(self.updates[SUPERVISED], [record], state)
+        return state, summarized(self.name, self.updates[SUPERVISED], [record], state)
 
     def untouched(self, state: TrainState) -> UpdateResult:
         """Returns the result of an iteration that does not update this role."""
@@ -301,28 +290,10 @@ class Trainer:
           before: the adapters before the update; None: a rollout sees all of it.
           scaled: what is done to sums once they are on the host.
         """
-        result = self._summary(self.updates[REINFORCED], records, state, scaled)
+        result = summarized(self.name, self.updates[REINFORCED], records, state, scaled)
         if before is not None:
             result.metrics["train/update_seen"] = float(self["update_seen"](before, state.params))
         return self.placement.ended(state), result
-
-    def _summary(
-        self,
-        update: Update,
-        records: Sequence[Record],
-        state: TrainState,
-        scaled: Callable[[Any], Any] = lambda sums: sums,
-    ) -> UpdateResult:
-        """Summarizes optimizer steps, fetched from the devices once; `state` is after the last."""
-        fetched, step = jax.device_get((list(records), state.step))
-        sums, norms, applied = zip(*fetched, strict=True)
-        sums = [scaled(each) for each in sums]
-        metrics = {f"{self.name}/{name}": value for name, value in update.summary(sums).items()}
-        counted = [norm for norm, one in zip(norms, sums, strict=True) if one["weight"] > 0]
-        norm = float(np.mean(counted)) if counted else math.nan
-        metrics[f"{self.name}/grad_norm"] = norm
-        metrics[f"{self.name}/skipped_updates"] = float(len(applied) - sum(applied))
-        return UpdateResult(metrics, tuple(map(bool, applied)), int(step))
 
 
 def _read(loss: Loss, micro: MicroBatch) -> MicroBatch:

@@ -173,7 +173,7 @@ class Loss(ABC):
         return {**joined, "weight": sums["weight"] + other["weight"]}
 
     def scaled(self, sums: Mapping[str, np.ndarray], factor: np.floating) -> dict[str, Any]:
-        """Returns sums on the host as if all weights had been multiplied by `factor`, which is positive."""
+        """Returns sums on the host as if all weights had been multiplied by a positive factor."""
         kept = {name for name, how in self.metrics.items() if how in (Reduction.MAX, Reduction.MIN)}
         return {name: x if name in kept else np.asarray(x * factor) for name, x in sums.items()}
 

@@ -45,6 +45,20 @@ def test_single_roles_have_the_devices_that_are_named():
         ("--placement.critic first", "expected devices such as 0-3"),
         ("--placement.rollout 0-3", "the devices of the policy (0,1,2,3,4,5,6,7), or none of them"),
         ("--placement separate --placement.rollout all", "fewer than all 8 devices with separate"),
+        (
+            "--placement separate --placement.overlap gradients --algorithm ppo",
+            "placement.overlap is 'gradients': expected none or scores with "
+            "--algorithm.whiten_advantages",
+        ),
+        (
+            "--placement separate --placement.overlap gradients --algorithm.mini_batch_size 4",
+            "none or scores with several optimizer steps in an iteration",
+        ),
+        ("--placement.overlap gradients", "none or scores with --placement flatten"),
+        (
+            "--placement separate --placement.reward all --placement.overlap gradients",
+            "none or scores where rollouts share devices with reward",
+        ),
         ("--placement both", "placement.name is 'both'"),
         (
             "--placement interleave --lora.rank 4 --algorithm.beta 0.1",
