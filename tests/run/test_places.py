@@ -7,13 +7,13 @@ from hypothesis import strategies as st
 
 from pat_jax.common.rules import OptionError
 from pat_jax.config.command_line import parse
-from pat_jax.planning.placement import ROLES, Placement
+from pat_jax.planning.placement import ROLES, PlacedRole, Placement, Positions
 from pat_jax.run.start.places import Places
 
 HALF, OTHER, EVERY = (0, 1, 2, 3), (4, 5, 6, 7), tuple(range(8))
 
 
-def placed(*options: str) -> dict[str, tuple[int, ...]]:
+def placed(*options: str) -> dict[PlacedRole, Positions]:
     return dict(Places.of(parse(options), jax.devices()).placement.places)
 
 

@@ -13,7 +13,7 @@ from pat_jax.common.rules import require
 from pat_jax.config.critic import critic_source
 from pat_jax.config.placement import PlacementConfig
 from pat_jax.config.run import RunConfig
-from pat_jax.planning.placement import ROLES, PlacedRole, Placement
+from pat_jax.planning.placement import ROLES, PlacedRole, Placement, Positions
 
 
 @dataclass(frozen=True)
@@ -88,13 +88,17 @@ class Places:
 def _placement(options: PlacementConfig, count: int) -> Placement:
     """Returns the devices of each role, of `count` devices."""
     places = dict(Placement.named(options.name, count).places)
-    given = {role: options.positions(role, count) for role in ROLES}
+    given: dict[PlacedRole, Positions] = {}
+    for role in ROLES:
+        given[role] = options.positions(role, count)
     if options.name == "separate" and (of_rollout := given["rollout"]):
         others = tuple(i for i in range(count) if i not in of_rollout)
         options.need("rollout", others != (), f"fewer than all {count} devices with separate")
         places = dict.fromkeys(ROLES, others)
-    asked = {role: positions for role, positions in given.items() if positions}
-    return Placement({**places, **asked})
+    for role, positions in given.items():
+        if positions:
+            places[role] = positions
+    return Placement(places)
 
 
 def _shares_base(config: RunConfig) -> bool:
