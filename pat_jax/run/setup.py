@@ -33,6 +33,7 @@ from pat_jax.models.policy import Policy
 from pat_jax.models.presets import preset
 from pat_jax.planning.latency.profile import Profile, Subject
 from pat_jax.planning.memory import MemoryModel
+from pat_jax.planning.placement import PlacedRole
 from pat_jax.planning.planner.planner import Planner
 from pat_jax.planning.types import Split
 from pat_jax.rl.text.tokenizer import Tokenizer, check_vocabulary
@@ -87,6 +88,14 @@ class Setup:
     def trainer(self) -> Trainer:
         """The policy's trainer."""
         return self.roles.policy
+
+    def describe_places(self) -> str:
+        """Returns a line on the devices of the run's roles; empty if all have the same."""
+        found: set[PlacedRole] = {"rollout", "policy"}
+        found |= {role for role in ("reference", "teacher") if role in self.roles.readers}
+        found |= {"critic"} if self.roles.critic else set()
+        found |= {"reward"} if self.reward_models else set()
+        return self.places.describe(found)
 
     def held_without_rollouts(self, reader: Reader) -> int | None:
         """Returns the bytes that models keep on a reader's devices; None if those do rollouts."""

@@ -43,7 +43,7 @@ def test_single_roles_have_the_devices_that_are_named():
         ("--placement.critic 4-8", "placement.critic is '4-8': expected devices from 0 to 7"),
         ("--placement.critic 5-4", "placement.critic is '5-4': expected devices from 0 to 7"),
         ("--placement.critic first", "expected devices such as 0-3"),
-        ("--placement.rollout 0-3", "the devices of the policy (0,1,2,3,4,5,6,7), or none of them"),
+        ("--placement.rollout 0-3", "the devices of the policy (0-7), or none of them"),
         ("--placement separate --placement.rollout all", "fewer than all 8 devices with separate"),
         (
             "--placement separate --placement.overlap gradients --algorithm ppo",
@@ -70,6 +70,14 @@ def test_what_cannot_be_is_one_sentence(options: str, expected: str):
     with pytest.raises(OptionError) as error:
         placed(*options.split())
     assert expected in str(error.value) and str(error.value).count(". ") == 0
+
+
+def test_a_run_says_which_devices_its_roles_have():
+    options = ("--placement", "separate", "--placement.critic", "4,6")
+    places = Places.of(parse(options), jax.devices())
+    words = places.describe({"rollout", "policy", "critic", "reference"})
+    assert words == "devices: rollout on 0-3; policy, reference on 4-7; critic on 4,6"
+    assert Places.of(parse(()), jax.devices()).describe({"rollout", "policy"}) == ""
 
 
 @given(st.sampled_from(["flatten", "interleave", "separate"]), st.integers(1, 16))

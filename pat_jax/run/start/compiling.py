@@ -45,6 +45,8 @@ def announce(config: RunConfig, setup: Setup, progress: Progress) -> None:
     log.info("%s", setup.engine.drafting)
     lora = setup.trainer.trained.lora
     progress.print(opening(config, setup.policy, setup.devices, lora))
+    if places := setup.describe_places():
+        progress.print(places)
     layouts = ", ".join(map(str, setup.layouts))
     progress.print(f"run folder {config.run_dir}; layouts {layouts}")
 

@@ -4,7 +4,7 @@ Knows options and devices. Does not know models, nor what the roles do.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from pat_jax.common.devices import Device
@@ -73,6 +73,17 @@ class Places:
         """Whether two roles have different devices."""
         return self.placement.places[one] != self.placement.places[other]
 
+    def describe(self, roles: Collection[PlacedRole]) -> str:
+        """Returns a line on the devices of these roles; empty if all have the same."""
+        if self.placement.is_flat:
+            return ""
+        by_place: dict[Positions, list[str]] = {}
+        for role in ROLES:
+            if role in roles:
+                by_place.setdefault(self.placement.places[role], []).append(role)
+        parts = (f"{', '.join(names)} on {_words(place)}" for place, names in by_place.items())
+        return f"devices: {'; '.join(parts)}"
+
     def row_shards(self, of_policy: int) -> int:
         """Returns the number that divides the rows of each micro-batch of an iteration, so that
         every role that reads them can split them.
@@ -108,4 +119,8 @@ def _shares_base(config: RunConfig) -> bool:
 
 
 def _words(positions: Sequence[int]) -> str:
+    """Devices as options name them, such as 0-3."""
+    first, last = positions[0], positions[-1]
+    if len(positions) > 1 and last - first == len(positions) - 1:
+        return f"{first}-{last}"
     return ",".join(map(str, positions))
