@@ -17,8 +17,8 @@ SHARES = {"all": 1, "half": 2, "quarter": 4}
 
 @dataclass(frozen=True)
 class PlacementConfig(Options):
-    """Which devices each model of a run has (docs/placement.md). Devices are numbered from 0 in the
-    run's order."""
+    """Which devices each model of a run has, numbered from 0 in the run's order
+    (docs/placement.md)."""
 
     SECTION = "placement."
 
