@@ -57,10 +57,10 @@ def _there(candidate: Candidate, sizes: Sizes, group: Positions) -> dict[str, Ro
 def _at_once(candidate: Candidate, roles: Collection[RoleBytes]) -> int:
     """Bytes beside what waits: of all roles that read at the same time, or of the one that takes
     most."""
-    frozen = [role.in_update for role in roles if not role.gradients]
-    trained = [role.in_update for role in roles if role.gradients]
-    if candidate.overlap == "gradients":
-        return sum(frozen) + sum(trained)
+    if candidate.overlap == "none":
+        return max([0, *(role.in_update for role in roles)])
     if candidate.overlap == "scores":
-        return max([sum(frozen), *trained])
-    return max([0, *frozen, *trained])
+        frozen = sum(role.in_update for role in roles if not role.gradients)
+        return max([frozen, *(role.in_update for role in roles)])
+    kept = sum(role.visiting + role.gradients for role in roles)
+    return kept + max([0, *(role.temporaries for role in roles)])

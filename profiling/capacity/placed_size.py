@@ -60,8 +60,14 @@ class RoleBytes:
     """Bytes of one role on a device."""
 
     between: int  # while no stage needs it
-    in_update: int  # more in its own stage
-    gradients: int  # of them: those that are accumulated; 0: nothing is trained
+    visiting: int  # more while it reads or learns: what comes from the host's memory
+    gradients: int = 0  # accumulated; 0: it is frozen
+    temporaries: int = 0  # the least that a pass takes: a micro-batch's gradients, and inputs
+
+    @property
+    def in_update(self) -> int:
+        """More bytes while it reads or learns."""
+        return self.visiting + self.gradients + self.temporaries
 
 
 def placed_role(name: str) -> PlacedRole:
@@ -84,7 +90,9 @@ class PlacedSize:
         order, data = whole.order, Path(options.data)
         if target == order.target:
             return cls(whole, data, options)
-        run = replace(options.run(target), roles=order.config.roles)
+        tokens = options.run(target).algorithm.tokens_per_micro_batch
+        algorithm = replace(order.config.algorithm, tokens_per_micro_batch=tokens)
+        run = replace(order.config, algorithm=algorithm)
         models = order.model, order.depths, order.draft_model, order.others
         return cls(by_arithmetic(Order.of(target, run, *models)), data, options)
 
@@ -164,16 +172,16 @@ class PlacedSize:
             held = shard_bytes(place.on_devices(state, in_an_update=True))
             gradients = shard_bytes(trainer.trained.abstract_gradients)
             passes = replace(self.update.passes, held=trainer.trained)
+            visiting = held - shard_bytes(place.on_devices(trainer.abstract_state))
             # As `update_needs.py`: a micro-batch's own gradients are temporaries.
-            more = held - shard_bytes(place.on_devices(trainer.abstract_state))
-            more += 2 * gradients + inputs_bytes(passes)
-            found[name] = RoleBytes(between, more, gradients)
+            temporaries = gradients + inputs_bytes(passes)
+            found[name] = RoleBytes(between, visiting, gradients, temporaries)
         return found
 
     def _of_readers(self) -> Iterator[tuple[str, RoleBytes]]:
         for name, reader in self.build.whole.readers.items():
             resident, visiting = shard_bytes(reader.resident), shard_bytes(reader.visiting)
-            yield name, RoleBytes(resident, visiting, 0)
+            yield name, RoleBytes(resident, visiting)
 
 
 def carried_s(kept: int, target: Target, sizes: Sequence[int]) -> float:

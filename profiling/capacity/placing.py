@@ -54,7 +54,8 @@ class Placing:
             if len(known) >= SHOWN and seconds > (1 + ALIKE) * known[SHOWN - 1]:
                 break
             found.append(self.priced(one))
-        return Placements((*named, *found), OF_COMPOSED, len(self.candidates))
+        can_stream = streams_gradients(self.question.run)
+        return Placements((*named, *found), OF_COMPOSED, can_stream, len(self.candidates))
 
     @cached_property
     def candidates(self) -> list[Candidate]:

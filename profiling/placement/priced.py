@@ -49,6 +49,7 @@ class Placements:
 
     candidates: tuple[Priced, ...]  # flatten first
     error: float  # share by which predicted times may be wrong
+    streams_gradients: bool  # whether gradients can begin before the rollout has ended
     num_considered: int  # candidates, those that could not be the fastest among them
 
     @property

@@ -1,12 +1,12 @@
 """Puts the stages of an iteration in order: on which devices each runs, and when.
 
-Each device runs one program at a time, in the order in which they become ready; of several at the
-same time, the first one that a run launches. A program takes all its devices at once and waits until
-the last of them is free.
+Each device runs one program at a time. Streams run in the order in which they become ready, whole
+stages in the order in which a run launches them. A program takes all its devices at once and waits
+until the last of them is free.
 """
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pat_jax.profiling.placement.iteration import ROLLOUT, Iteration, Schedule, Span, Stage
@@ -61,14 +61,26 @@ def _tasks(iteration: Iteration) -> list[_Task]:
     """The tasks of all stages, each told what comes after it."""
     found: dict[str, list[_Task]] = {}
     for stage in iteration.stages:
-        found[stage.name] = tasks = list(_pieces(stage, iteration))
+        tasks = list(_pieces(stage, iteration))
         for task in tasks:
-            for name in stage.needs:
-                for before in found[name]:
-                    if task.micro in (WHOLE, before.micro) or before.micro == WHOLE:
-                        before.then.append(task)
-                        task.waits_for += 1
+            for before in _waited_for(task, found):
+                before.then.append(task)
+                task.waits_for += 1
+        found[stage.name] = tasks
     return [task for tasks in found.values() for task in tasks]
+
+
+def _waited_for(task: _Task, earlier: Mapping[str, Sequence[_Task]]) -> Iterator[_Task]:
+    """Yields the tasks of earlier stages that end before this one: those that it needs and, of whole
+    stages, those launched before it on one of its devices."""
+    stage = task.stage
+    for name, tasks in earlier.items():
+        for before in tasks:
+            is_whole = task.micro == before.micro == WHOLE
+            is_before = is_whole and {*stage.devices} & {*before.stage.devices}
+            is_same = task.micro in (WHOLE, before.micro) or before.micro == WHOLE
+            if is_before or (name in stage.needs and is_same):
+                yield before
 
 
 def _pieces(stage: Stage, iteration: Iteration) -> Iterator[_Task]:
