@@ -20,6 +20,9 @@ from pat_jax.profiling.simulate.comparison import Replayed
 from pat_jax.profiling.simulate.machine import Workload
 
 TRANSFER = "weights to the rollout"
+# Sizes of a stream's first micro-batches: devices that wait begin with what has ended. The last ones
+# are as small, so that little is left after the rollout.
+FIRST = (1 / 8, 1 / 8, 1 / 4, 1 / 2)
 
 
 @dataclass(frozen=True)
@@ -29,10 +32,12 @@ class Ended:
     ended_s: tuple[float, ...]  # when all responses of each have ended
     tokens: np.ndarray  # float[micro-batches], shares of all tokens
     pairs: np.ndarray  # float[micro-batches], shares of all pairs of a query and a key
+    more: float  # times as many micro-batches as without a stream
 
     @classmethod
     def of(cls, replayed: Replayed, count: int, *, by_group: bool) -> "Ended":
-        """Divides the responses into at most `count` micro-batches of as many tokens.
+        """Divides the responses into `count` micro-batches, and some small ones in place of the
+        first and the last.
 
         Args:
           by_group: responses are used once all of their prompt have ended.
@@ -46,17 +51,26 @@ class Ended:
         order = np.argsort(ended_s, kind="stable")
         tokens = (work.prompts + work.responses)[order].astype(float)
         before = np.cumsum(tokens) - tokens
-        of = (before * count / tokens.sum()).astype(int)
-        _, of = np.unique(of, return_inverse=True)
+        ends = np.cumsum(_sizes(count)) / count * tokens.sum()
+        _, of = np.unique(np.searchsorted(ends, before, side="right"), return_inverse=True)
         last = np.zeros(of.max() + 1)
         np.maximum.at(last, of, ended_s[order])
         shares = (np.bincount(of, x) for x in (tokens, tokens**2))
-        return cls(tuple(last.tolist()), *(x / x.sum() for x in shares))
+        return cls(tuple(last.tolist()), *(x / x.sum() for x in shares), len(last) / count)
 
     def seconds(self, whole: Seconds) -> tuple[float, ...]:
-        """Divides the seconds of a pass over all responses."""
-        rest = whole.total - whole.attention
-        return tuple((rest * self.tokens + whole.attention * self.pairs).tolist())
+        """Divides the seconds of a pass over all responses. Every micro-batch sends as much as
+        another one: weights are gathered for each."""
+        by_tokens = whole.total - whole.attention - whole.links
+        each = self.more * whole.links / len(self.tokens)
+        return tuple((by_tokens * self.tokens + whole.attention * self.pairs + each).tolist())
+
+
+def _sizes(count: int) -> list[float]:
+    """The sizes of micro-batches in place of `count` equal ones, as multiples of one of these."""
+    if count == 1:
+        return [x / 2 for x in (*FIRST, *FIRST[::-1])]
+    return [*FIRST, *[1.0] * (count - 2), *FIRST[::-1]]
 
 
 @dataclass
@@ -99,17 +113,12 @@ class PlacedIterations:
         for name in first.reads:
             role, devices = self._place(candidate, name)
             seconds = self._of_reading(len(devices), number, workload)[name]
-            pieces = list(ended.seconds(seconds))
+            is_streamed = candidate.overlap != "none" and self._is_apart(candidate, role)
+            pieces = [*ended.seconds(seconds)] if is_streamed else [seconds.total]
             if name not in first.trains:  # it comes from the host's memory before it reads
                 pieces[0] += self.sizes[len(devices)].moves_s.get(name, 0.0)
-            found.append(
-                Stage(
-                    f"{first.reads[name]} of the {name}",
-                    devices,
-                    tuple(pieces),
-                    is_streamed=candidate.overlap != "none" and self._is_apart(candidate, role),
-                )
-            )
+            what = f"{first.reads[name]} of the {name}"
+            found.append(Stage(what, devices, tuple(pieces), is_streamed=is_streamed))
         return found
 
     def _trains(
@@ -129,9 +138,8 @@ class PlacedIterations:
             gradients, step = self._of_training(len(devices), number, workload)[name]
             of_gradients = f"gradients of the {name}"
             is_streamed = streams and self._is_apart(candidate, role)
-            found.append(
-                Stage(of_gradients, devices, ended.seconds(gradients), tuple(reads), is_streamed)
-            )
+            pieces = ended.seconds(gradients) if is_streamed else (gradients.total,)
+            found.append(Stage(of_gradients, devices, pieces, tuple(reads), is_streamed))
             step_s = step.total + size.moves_s.get(name, 0.0)
             found.append(Stage(f"step of the {name}", devices, (step_s,), (of_gradients,)))
         return found

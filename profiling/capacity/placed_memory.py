@@ -1,4 +1,4 @@
-"""The memory of each group of devices under a placement: its rollout, and its update."""
+"""The memory of each part of devices under a placement: its rollout, and its update."""
 
 from collections.abc import Collection, Iterator, Mapping
 
@@ -6,7 +6,7 @@ from pat_jax.planning.memory import GIB
 from pat_jax.planning.placement import Positions
 from pat_jax.profiling.capacity.placed_size import PlacedSize, RoleBytes, placed_role
 from pat_jax.profiling.placement.candidates import Candidate, in_ranges
-from pat_jax.profiling.placement.priced import GroupMemory
+from pat_jax.profiling.placement.priced import PartMemory
 
 Sizes = Mapping[int, PlacedSize]  # by number of devices
 
@@ -14,42 +14,42 @@ Sizes = Mapping[int, PlacedSize]  # by number of devices
 def waiting(candidate: Candidate, sizes: Sizes) -> int:
     """Bytes of a device that roles take during a rollout, on the rollout's fullest device."""
     rollout = {*candidate.placement.places["rollout"]}
-    groups = [group for group in candidate.placement.groups() if {*group} <= rollout]
-    return max(sum(x.between for x in _there(candidate, sizes, group).values()) for group in groups)
+    parts = [part for part in candidate.placement.groups() if {*part} <= rollout]
+    return max(sum(x.between for x in _there(candidate, sizes, part).values()) for part in parts)
 
 
-def memory_of(candidate: Candidate, sizes: Sizes, rollout: int) -> Iterator[GroupMemory]:
-    """Yields the memory of each group, in the stage that takes most.
+def memory_of(candidate: Candidate, sizes: Sizes, rollout: int) -> Iterator[PartMemory]:
+    """Yields the memory of each part, in the stage that takes most.
 
     Args:
       rollout: bytes of a device for weights and KV cache.
     """
     generates = {*candidate.placement.places["rollout"]}
-    for group in candidate.placement.groups():
-        roles = _there(candidate, sizes, group)
+    for part in candidate.placement.groups():
+        roles = _there(candidate, sizes, part)
         between = sum(role.between for role in roles.values())
         update = between + _at_once(candidate, roles.values())
-        sampling = between + rollout if {*group} <= generates else 0
+        sampling = between + rollout if {*part} <= generates else 0
         stage = "rollout" if sampling >= update else "update"
-        yield GroupMemory(group, stage, max(sampling, update))
+        yield PartMemory(part, stage, max(sampling, update))
 
 
 def update_shortage(candidate: Candidate, sizes: Sizes, limit: float) -> str:
-    """Returns which group has no room for an update and how much it lacks; empty if all have."""
-    for group in memory_of(candidate, sizes, 0):
-        if group.num_bytes > limit:
-            lacking = (group.num_bytes - limit) / GIB
-            return f"the update needs at least {lacking:.3g} GiB more of each of devices {in_ranges(group.devices)}"
+    """Returns which part has no room for an update and how much it lacks; empty if all have."""
+    for part in memory_of(candidate, sizes, 0):
+        if part.num_bytes > limit:
+            lacking = (part.num_bytes - limit) / GIB
+            return f"the update needs at least {lacking:.3g} GiB more of each of devices {in_ranges(part.devices)}"
     return ""
 
 
-def _there(candidate: Candidate, sizes: Sizes, group: Positions) -> dict[str, RoleBytes]:
-    """The roles that a group has, by name."""
+def _there(candidate: Candidate, sizes: Sizes, part: Positions) -> dict[str, RoleBytes]:
+    """The roles that a part has, by name."""
     places = candidate.placement.places
     found: dict[str, RoleBytes] = {}
     for name in next(iter(sizes.values())).role_bytes:
         place = places["policy" if name == "policy" else placed_role(name)]
-        if {*group} <= {*place}:
+        if {*part} <= {*place}:
             found[name] = sizes[len(place)].role_bytes[name]
     return found
 

@@ -34,7 +34,7 @@ LOGPROBS = "log-probabilities"
 def part_of(target: Target, count: int) -> Target | None:
     """Returns the target of `count` neighbouring devices of a target; None: there is none such.
 
-    GPUs are of one host, or of whole hosts. Of a TPU slice, the longest sides are cut.
+    GPUs are of one host, or of whole hosts. A TPU slice is cut along its longest sides.
     """
     name, per_host = target.chip.name, target.devices_per_host
     if count == target.num_devices:

@@ -1,6 +1,6 @@
 """Lists the placements among which the planner chooses.
 
-The devices are cut into one, two or three groups. Each role has one of them, or all devices. Knows
+The devices are cut into one, two or three parts. Each role has one of them, or all devices. Knows
 numbers of devices and names of roles. Does not know what a placement costs.
 """
 
@@ -18,7 +18,7 @@ from pat_jax.planning.placement import (
 )
 
 Overlap = Literal["none", "scores", "gradients"]
-MOST_GROUPS = 3
+MOST_PARTS = 3
 NAMED: tuple[PlacementName, ...] = get_args(PlacementName)
 
 
@@ -89,31 +89,31 @@ def placements(count: int, roles: Collection[PlacedRole]) -> Iterator[Placement]
     others = [role for role in ROLES if role in roles and role not in ("rollout", "policy")]
     seen: set[tuple[object, ...]] = set()
     for sizes in cuts(count):
-        groups = [tuple(range(*ends)) for ends in pairwise([0, *accumulate(sizes)])]
-        # Where a role may have all devices too, three groups would make thousands.
-        places = [*groups, every] if len(groups) == 2 else groups
-        for rollout, policy in _sampled_and_trained(groups, places, count):
+        parts = [tuple(range(*ends)) for ends in pairwise([0, *accumulate(sizes)])]
+        # Where a role may have all devices too, three parts would make thousands.
+        places = [*parts, every] if len(parts) == 2 else parts
+        for rollout, policy in _sampled_and_trained(parts, places, count):
             for chosen in product(places, repeat=len(others)):
                 asked = rollout, policy, *chosen
-                shape = tuple(_as_first(asked, groups))
-                if shape not in seen and _uses_all(asked, groups):
+                shape = tuple(_as_first(asked, parts))
+                if shape not in seen and _uses_all(asked, parts):
                     seen.add(shape)
                     named = dict(zip(others, chosen, strict=True))
                     yield _only(Placement({"rollout": rollout, "policy": policy, **named}), roles)
 
 
 def cuts(count: int) -> Iterator[tuple[int, ...]]:
-    """Yields the sizes of two or three groups that are all devices together. Each size divides
+    """Yields the sizes of two or three parts that are all devices together. Each size divides
     their number, as a run asks."""
     sizes = [n for n in range(count - 1, 0, -1) if count % n == 0]
-    for number in range(2, MOST_GROUPS + 1):
+    for number in range(2, MOST_PARTS + 1):
         for chosen in product(sizes, repeat=number):
             if sum(chosen) == count and list(chosen) == sorted(chosen, reverse=True):
                 yield chosen
 
 
 def _sampled_and_trained(
-    groups: Sequence[Positions], places: Sequence[Positions], count: int
+    parts: Sequence[Positions], places: Sequence[Positions], count: int
 ) -> Iterator[tuple[Positions, Positions]]:
     """Yields the places of rollout and policy: the same one, or two without a common device.
 
@@ -121,15 +121,15 @@ def _sampled_and_trained(
     """
     for rollout, policy in product(places, places):
         is_chain = len(rollout) == count or len(rollout).bit_count() == 1
-        if is_chain and (rollout == policy or (rollout in groups and policy in groups)):
+        if is_chain and (rollout == policy or (rollout in parts and policy in parts)):
             yield rollout, policy
 
 
-def _as_first(asked: Sequence[Positions], groups: Sequence[Positions]) -> Iterator[object]:
-    """Yields for each place what it is apart from the order of groups of one size."""
+def _as_first(asked: Sequence[Positions], parts: Sequence[Positions]) -> Iterator[object]:
+    """Yields for each place what it is apart from the order of parts of one size."""
     met: dict[int, list[Positions]] = {}
     for place in asked:
-        if place not in groups:
+        if place not in parts:
             yield "all"
             continue
         of_size = met.setdefault(len(place), [])
@@ -138,9 +138,9 @@ def _as_first(asked: Sequence[Positions], groups: Sequence[Positions]) -> Iterat
         yield len(place), of_size.index(place)
 
 
-def _uses_all(asked: Sequence[Positions], groups: Sequence[Positions]) -> bool:
+def _uses_all(asked: Sequence[Positions], parts: Sequence[Positions]) -> bool:
     used = {i for place in asked for i in place}
-    return all(used >= {*group} for group in groups) and len({*asked}) > 1
+    return all(used >= {*part} for part in parts) and len({*asked}) > 1
 
 
 def _only(placement: Placement, roles: Collection[PlacedRole]) -> Placement:

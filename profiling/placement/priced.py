@@ -12,13 +12,13 @@ from pat_jax.profiling.placement.iteration import Schedule
 
 # Shares by which predicted times may be wrong against one another.
 OF_COMPOSED, OF_MEASURED = 0.10, 0.05
-ALIKE = 0.01  # of candidates that differ by less, the one with the fewest groups is chosen
+ALIKE = 0.01  # of candidates that differ by less, the one with the fewest parts is chosen
 SHOWN = 5  # fastest candidates that a table has beside those with names
 
 
 @dataclass(frozen=True)
-class GroupMemory:
-    """Bytes of a device of one group, in the stage that takes most."""
+class PartMemory:
+    """Bytes of a device of one part, in the stage that takes most."""
 
     devices: Positions
     stage: str
@@ -30,7 +30,7 @@ class Priced:
     """A candidate: what an iteration takes, or why it cannot run."""
 
     name: str
-    memory: tuple[GroupMemory, ...]
+    memory: tuple[PartMemory, ...]
     seconds: float | None = None  # of an iteration, the mean; None: it cannot run
     bound: str = ""  # the stage that takes most of an iteration's longest path
     bound_share: float = 0.0  # of that path
@@ -39,7 +39,7 @@ class Priced:
     is_named: bool = False  # flatten, interleave or separate
 
     @property
-    def num_groups(self) -> int:
+    def num_parts(self) -> int:
         return len(self.memory)
 
 
@@ -59,13 +59,13 @@ class Placements:
     @property
     def fastest(self) -> Priced | None:
         """The fastest candidate; of several that are about as fast, the one with the fewest
-        groups."""
+        parts."""
         usable = [(one, one.seconds) for one in self.candidates if one.seconds is not None]
         if not usable:
             return None
         least = min(seconds for _, seconds in usable)
         alike = [pair for pair in usable if pair[1] <= (1 + ALIKE) * least]
-        return min(alike, key=lambda pair: (pair[0].num_groups, pair[1]))[0]
+        return min(alike, key=lambda pair: (pair[0].num_parts, pair[1]))[0]
 
     @property
     def chosen(self) -> Priced:

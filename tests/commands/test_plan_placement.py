@@ -96,7 +96,7 @@ def test_whitening_and_several_steps_leave_gradients_behind_the_rollout():
         assert begins["gradients of the policy"] >= iteration.rollout_s
 
 
-def test_a_group_without_room_is_refused_with_what_it_lacks(ppo: Placing):
+def test_a_part_without_room_is_refused_with_what_it_lacks(ppo: Placing):
     question, order = ppo.question, ppo.question.build.order
     one = Candidate(Placement.named("separate", 4))
     needed = ppo.priced(one).memory[1].num_bytes  # of an update
@@ -130,13 +130,13 @@ def test_micro_batches_end_when_their_last_response_has():
     workload = Workload(prompts, responses, 64, np.array([0, 0, 1, 1]))
     replayed = Replayed(workload, 9.0, np.array([1.0, 9.0, 2.0, 3.0]), False, Split(1, 1))
     each = Ended.of(replayed, 2, by_group=False)
-    assert each.ended_s == (3.0, 9.0) and each.tokens.tolist() == pytest.approx(
-        [80 / 140, 60 / 140]
-    )
+    # Of 140 tokens the first micro-batches have 9, 9, 18 and 35; the last ones 35, 18, 9 and 9.
+    assert each.ended_s == (1.0, 2.0, 3.0, 9.0)
+    assert each.tokens.tolist() == pytest.approx([20 / 140, 30 / 140, 30 / 140, 60 / 140])
     assert sum(each.seconds(Seconds(products=2.0, attention=1.0))) == pytest.approx(3.0)
+    assert each.seconds(Seconds(links=2.0)) == pytest.approx([1.0] * 4)  # two would send 1 each
     grouped = Ended.of(replayed, 2, by_group=True)
-    # The first response waits for its sibling, and the first micro-batch for it.
-    assert grouped.ended_s == (9.0, 9.0)
+    assert grouped.ended_s == (3.0, 3.0, 9.0, 9.0)  # the first response waits for its sibling
 
 
 def test_nothing_is_placed_where_nothing_is_trained():

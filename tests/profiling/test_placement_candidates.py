@@ -4,7 +4,7 @@ import pytest
 
 from pat_jax.planning.placement import ROLES, PlacedRole, Placement
 from pat_jax.profiling.placement.candidates import candidates, cuts, in_ranges
-from pat_jax.profiling.placement.priced import GroupMemory, Placements, Priced
+from pat_jax.profiling.placement.priced import PartMemory, Placements, Priced
 
 PPO: tuple[PlacedRole, ...] = ("rollout", "policy", "critic", "reference", "reward")
 ALONE: tuple[PlacedRole, ...] = ("rollout", "policy")
@@ -55,7 +55,7 @@ def test_candidates_are_what_a_run_accepts(count: int):
         assert one.overlap == "none" or any(one.placement.are_apart("rollout", r) for r in PPO)
 
 
-def test_groups_of_one_size_are_not_told_apart():
+def test_parts_of_one_size_are_not_told_apart():
     found = candidates(8, PPO, streams_gradients=False)
     shapes = set()
     for one in found:
@@ -70,8 +70,8 @@ def test_positions_are_written_as_options_take_them():
     assert in_ranges((0, 1, 2, 5, 7, 8)) == "0-2,5,7-8"
 
 
-def priced(name: str, seconds: float | None, groups: int = 1, refusal: str = "") -> Priced:
-    memory = tuple(GroupMemory((i,), "update", 1) for i in range(groups))
+def priced(name: str, seconds: float | None, parts: int = 1, refusal: str = "") -> Priced:
+    memory = tuple(PartMemory((i,), "update", 1) for i in range(parts))
     return Priced(name, memory, seconds, refusal=refusal, is_named=True)
 
 
@@ -104,7 +104,7 @@ def test_smaller_errors_need_smaller_gains():
     assert chosen(*pair).chosen.name == "flatten"
 
 
-def test_of_candidates_about_as_fast_the_one_with_fewest_groups_is_chosen():
+def test_of_candidates_about_as_fast_the_one_with_fewest_parts_is_chosen():
     found = chosen(priced("flatten", 100.0), priced("three", 50.0, 3), priced("two", 50.4, 2))
     assert found.chosen.name == "two"
 

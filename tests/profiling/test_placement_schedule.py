@@ -28,7 +28,7 @@ def times(found: Schedule) -> dict[str, tuple[float, float]]:
     return {span.name: (span.begin_s, span.end_s) for span in found.spans}
 
 
-def test_stages_of_one_group_follow_one_another():
+def test_stages_on_all_devices_follow_one_another():
     everywhere = [replace(x, devices=ALL) for x in (READ, LEARN, STEP, TRANSFER)]
     found = with_rollout(*everywhere, devices=ALL)
     assert found.seconds == 10 + 5 + 4 + 1 + 0.5
@@ -55,7 +55,7 @@ def test_streams_begin_when_responses_have_ended(
     assert sum(found.path.values()) == found.seconds == end + 1.5
 
 
-def test_two_roles_read_at_once_on_a_group_each():
+def test_two_roles_read_at_once_on_devices_of_their_own():
     found = with_rollout(READ, replace(READ, name="judge", devices=FIRST), devices=ALL)
     assert times(found)["read"] == times(found)["judge"] == (10, 15)
 
@@ -73,7 +73,7 @@ def test_the_path_leads_through_the_stage_that_was_waited_for():
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_no_group_is_busier_than_the_iteration_is_long(seed: int):
+def test_no_device_is_busier_than_the_iteration_is_long(seed: int):
     rng = np.random.default_rng(seed)
     ended = (*np.sort(rng.uniform(0, 10, 3)).tolist(), 10.0)
     stages: list[Stage] = []
