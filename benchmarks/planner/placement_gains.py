@@ -9,8 +9,9 @@ the choice believed. A file that is there is added to, a setting at a time.
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
 from pathlib import Path
 from statistics import fmean
@@ -22,10 +23,10 @@ from pat_jax.config.command_line import parse
 from pat_jax.profiling.capacity.placing import Placing
 from pat_jax.profiling.capacity.plan_config import PlanConfig
 from pat_jax.profiling.placement.iteration import Iteration
-from pat_jax.profiling.placement.priced import Placements
 from pat_jax.profiling.placement.schedule import scheduled
 
 TARGETS = {4: "h100:4", 8: "h100:8", 16: "h100:8x2", 32: "h100:8x4"}
+STREAMED = "separate, gradients"
 CAPS = {"reasoning": 16_384, "math": 4096}
 
 
@@ -65,14 +66,28 @@ def with_passes(iteration: Iteration, times: float) -> Iteration:
     return replace(iteration, stages=tuple(stages))
 
 
-def speed_up(placing: Placing, found: Placements, times: float) -> float:
-    """How many times as fast as flatten the chosen placement is with other passes than believed."""
+def without(iteration: Iteration, name: str) -> Iteration:
+    """`iteration` without one of its stages."""
+    stages = (
+        replace(stage, needs=tuple(x for x in stage.needs if x != name))
+        for stage in iteration.stages
+        if stage.name != name
+    )
+    return replace(iteration, stages=tuple(stages))
+
+
+def speed_up(
+    placing: Placing, name: str, changed: Callable[[Iteration], Iteration]
+) -> float | None:
+    """How many times as fast as flatten a placement is with other iterations than the planner
+    believes; None: it has no room."""
     seconds = []
-    for name in (found.flatten.name, found.chosen.name):
-        one = next(x for x in placing.candidates if x.name(placing.roles) == name)
+    for asked in ("flatten", name):
+        one = next(x for x in placing.candidates if x.name(placing.roles) == asked)
         iterations = placing.iterations(one)
-        assert not isinstance(iterations, str), iterations
-        seconds.append(fmean(scheduled(with_passes(x, times)).seconds for x in iterations))
+        if isinstance(iterations, str):
+            return None
+        seconds.append(fmean(scheduled(changed(x)).seconds for x in iterations))
     return seconds[0] / seconds[1]
 
 
@@ -80,15 +95,19 @@ def measured(setting: Setting, data: Path, wrong: tuple[float, ...]) -> dict[str
     placing = Placing(question_of(setting.config(data), ""))
     found = placing.placements()
     shown = {x.name: x.seconds or x.refusal for x in found.shown()}
-    is_usable = found.flatten.seconds is not None
     return {
         "of_a_device": setting.of_a_device,
         "chosen": found.chosen.name,
         "reason": found.reason,
         "times_as_fast": 1 + found.gain(found.chosen),
         "with_passes": {
-            str(times): speed_up(placing, found, times) if is_usable else None for times in wrong
+            str(times): speed_up(placing, found.chosen.name, partial(with_passes, times=times))
+            for times in wrong
         },
+        # As in a run whose KL is in the loss, or that has none.
+        "streamed_without_old_logprobs": speed_up(
+            placing, STREAMED, partial(without, name="log-probabilities of the policy")
+        ),
         "bound": found.chosen.bound,
         "seconds": shown,
         "memory_gib": {str(x.devices): round(x.num_bytes / 2**30, 1) for x in found.chosen.memory},

@@ -55,8 +55,8 @@ class Ended:
         _, of = np.unique(np.searchsorted(ends, before, side="right"), return_inverse=True)
         last = np.zeros(of.max() + 1)
         np.maximum.at(last, of, ended_s[order])
-        shares = (np.bincount(of, x) for x in (tokens, tokens**2))
-        return cls(tuple(last.tolist()), *(x / x.sum() for x in shares), len(last) / count)
+        by_tokens, by_pairs = (np.bincount(of, x) / x.sum() for x in (tokens, tokens**2))
+        return cls(tuple(last.tolist()), by_tokens, by_pairs, len(last) / count)
 
     def seconds(self, whole: Seconds) -> tuple[float, ...]:
         """Divides the seconds of a pass over all responses. Every micro-batch sends as much as

@@ -36,7 +36,8 @@ class Candidate:
     def name(self, roles: Collection[PlacedRole]) -> str:
         """The placement's name, or the devices of each of `roles`; and the overlap, if any."""
         overlap = "" if self.overlap == "none" else f", {self.overlap}"
-        found = {role: self.placement.places[role] for role in ROLES if role in roles}
+        present: list[PlacedRole] = [role for role in ROLES if role in roles]
+        found = {role: self.placement.places[role] for role in present}
         count = len({i for place in self.placement.places.values() for i in place})
         for name in NAMED:
             places = Placement.named(name, count).places
@@ -86,7 +87,9 @@ def placements(count: int, roles: Collection[PlacedRole]) -> Iterator[Placement]
         if all(_divides(place, count) for place in placed.places.values()):
             yield _only(placed, roles)
     every = tuple(range(count))
-    others = [role for role in ROLES if role in roles and role not in ("rollout", "policy")]
+    others: list[PlacedRole] = [
+        role for role in ROLES if role in roles and role not in ("rollout", "policy")
+    ]
     seen: set[tuple[object, ...]] = set()
     for sizes in cuts(count):
         parts = [tuple(range(*ends)) for ends in pairwise([0, *accumulate(sizes)])]
@@ -98,8 +101,8 @@ def placements(count: int, roles: Collection[PlacedRole]) -> Iterator[Placement]
                 shape = tuple(_as_first(asked, parts))
                 if shape not in seen and _uses_all(asked, parts):
                     seen.add(shape)
-                    named = dict(zip(others, chosen, strict=True))
-                    yield _only(Placement({"rollout": rollout, "policy": policy, **named}), roles)
+                    named: dict[PlacedRole, Positions] = {"rollout": rollout, "policy": policy}
+                    yield _only(Placement(named | dict(zip(others, chosen, strict=True))), roles)
 
 
 def cuts(count: int) -> Iterator[tuple[int, ...]]:
@@ -146,8 +149,11 @@ def _uses_all(asked: Sequence[Positions], parts: Sequence[Positions]) -> bool:
 def _only(placement: Placement, roles: Collection[PlacedRole]) -> Placement:
     """`placement` with the roles that a run has not at the policy's place."""
     policy = placement.places["policy"]
-    places = {role: placement.places.get(role, policy) for role in ROLES}
-    return Placement(places | {role: policy for role in ROLES if role not in roles})
+    given = placement.places
+    places: dict[PlacedRole, Positions] = {
+        role: given.get(role, policy) if role in roles else policy for role in ROLES
+    }
+    return Placement(places)
 
 
 def _divides(place: Positions, count: int) -> bool:
