@@ -1,7 +1,8 @@
 """A small policy's trainers, whose programs are compiled when a test needs them."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -14,6 +15,7 @@ from pat_jax.models.lora import Lora
 from pat_jax.models.policy import Params, Policy
 from pat_jax.models.presets import preset
 from pat_jax.models.weight_formats import WeightFormat
+from pat_jax.planning.types import Split
 from pat_jax.rl.algorithm.losses import Loss
 from pat_jax.rl.algorithm.policy_loss import PolicyLoss
 from pat_jax.rl.algorithm.predict import Predictor
@@ -23,8 +25,9 @@ from pat_jax.training.passes import model_functions
 from pat_jax.training.reader import Reader
 from pat_jax.training.roles import REFERENCE, Roles
 from pat_jax.training.trainable_params import TrainableParams
-from pat_jax.training.trainer import REINFORCED, Trainer, UpdateResult
-from pat_jax.training.transfer import Receivers
+from pat_jax.training.trainer import REINFORCED, Trainer
+from pat_jax.training.transfer import Carrier, Receivers
+from pat_jax.training.update_result import UpdateResult
 
 CONFIG = preset("tiny", vocab_size=61)
 POLICY = Policy.from_config(CONFIG)
@@ -47,6 +50,7 @@ def make_trainer(
     base_dtype: jnp.dtype = jnp.float32,
     weight_dtype: jnp.dtype = jnp.float32,
     targets: Sequence[Layout] = tuple(CHAIN.values()),
+    carriers: Mapping[Split, Carrier] = MappingProxyType({}),
     optimizer: optax.GradientTransformation = ADAM,
     scan_layers: bool = False,
     **options: Any,
@@ -66,6 +70,7 @@ def make_trainer(
             dtype,
             {target.split: target for target in targets},
             lora.beside(kept) if lora else kept,
+            carriers,
         ),
         micro_shapes=micro_shapes,
         supervised=update if has_supervised else None,

@@ -96,6 +96,7 @@ class Case:
 
     algorithm: str
     by: str
+    placement: str = "flatten"
 
     @property
     def stages(self) -> list[str]:
@@ -105,7 +106,10 @@ class Case:
     def words(self) -> list[str]:
         every = STEPS if self.by == "error" else 1
         of_ppo = PPO if self.algorithm == "ppo" else ()
-        return [*OPTIONS, *of_ppo, "--checkpoint.every", str(every)]
+        placed = ["--placement", self.placement, "--checkpoint.every", str(every)]
+        if self.placement != "flatten":
+            placed += ["--devices", "4"]  # two for rollouts, as otherwise
+        return [*OPTIONS, *of_ppo, *placed]
 
 
 def main() -> None:
@@ -117,10 +121,11 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--by", choices=("kill", "error"), default="kill")
     parser.add_argument("--algorithm", choices=("grpo", "ppo"), default="grpo")
+    parser.add_argument("--placement", choices=("flatten", "separate"), default="flatten")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     about = {"machine": machine(configure(0))}
-    case, moment = Case(args.algorithm, args.by), random.Random(args.seed)
+    case, moment = Case(args.algorithm, args.by, args.placement), random.Random(args.seed)
     with tempfile.TemporaryDirectory() as folder:
         for report in kills(Path(folder), args.kills, case, moment):
             print(json.dumps(report, indent=1), flush=True)

@@ -22,7 +22,7 @@ def with_sharding(shapes: Tree, shardings: Tree) -> Tree:
     )
 
 
-def on_devices(tree: Any, devices: Iterable[jax.Device]) -> list[Any]:
+def on_devices(tree: Any, devices: Iterable[Any]) -> list[Any]:
     """Returns the arrays or shapes of a tree whose shardings have some of these devices."""
     here = set(devices)
     return [x for x in jax.tree.leaves(tree) if not here.isdisjoint(x.sharding.device_set)]

@@ -2,10 +2,10 @@
 
 import re
 from dataclasses import dataclass, field
+from typing import Literal
 
 from pat_jax.common.options.declared import SHORT_FORM, Options, option
 from pat_jax.common.rules import matches
-from pat_jax.planning.placement import ROLES, PlacedRole, Placement, PlacementName, Positions
 
 _RANGE = r"\d{1,4}(-\d{1,4})?"
 PLACE = matches(
@@ -22,11 +22,18 @@ class PlacementConfig(Options):
 
     SECTION = "placement."
 
-    name: PlacementName = field(default="flatten", metadata=SHORT_FORM)
+    name: Literal["flatten", "interleave", "separate"] = field(
+        default="flatten", metadata=SHORT_FORM
+    )
     """flatten: all models have all devices, and the stages of an iteration follow one another.
     interleave: reference and teacher have the first half of the devices, reward models the second
     half, so that both score at once. separate: rollouts have the first half, all other models the
     second half."""
+    overlap: Literal["none", "scores", "gradients"] = "scores"
+    """What is done while others are still generated, by models whose devices do no rollouts. scores:
+    reward models, reference, teacher and critic read each response as it ends. gradients: policy and
+    critic add up the gradients of each group whose responses have ended, too. none: all read after
+    the rollout, as with --deterministic."""
     rollout: str = option("", PLACE)
     """Devices of rollouts, instead of those that the placement gives them: 0-3, 0,2,4-7, all, half
     or quarter. With separate, all other models then have the other devices."""
@@ -41,27 +48,18 @@ class PlacementConfig(Options):
     reward: str = option("", PLACE)
     """Devices of the reward models."""
 
-    def placement(self, count: int) -> Placement:
-        """Returns the devices of each role, of `count` devices.
+    def positions(self, role: str, count: int) -> tuple[int, ...]:
+        """Returns the devices that the option of a role names, of `count` devices; empty if the
+        option is not given.
 
         Raises:
-          OptionError: an option names a device that is not there, or leaves none for other roles.
+          OptionError: it names a device that is not there.
         """
-        places = dict(Placement.named(self.name, count).places)
-        asked = {role: self._positions(role, count) for role in ROLES if getattr(self, role)}
-        if self.name == "separate" and "rollout" in asked:
-            others = tuple(i for i in range(count) if i not in asked["rollout"])
-            self.need("rollout", others != (), f"fewer than all {count} devices with separate")
-            places = dict.fromkeys(ROLES, others)
-        return Placement(places | asked)
-
-    def _positions(self, role: PlacedRole, count: int) -> Positions:
-        text = getattr(self, role)
-        if text in SHARES:
+        if (text := getattr(self, role)) in SHARES:
             return tuple(range(max(1, count // SHARES[text])))
         found: set[int] = set()
         for begin, end in re.findall(r"(\d+)(?:-(\d+))?", text):
             found |= {*range(int(begin), int(end or begin) + 1)}
-        expected = f"devices from 0 to {count - 1}, of the run's {count}"
-        self.need(role, found != set() and max(found) < count, expected)
+        is_there = (found != set() and max(found) < count) or not text
+        self.need(role, is_there, f"devices from 0 to {count - 1}, of the run's {count}")
         return tuple(sorted(found))

@@ -31,11 +31,12 @@ class Placement:
         as they can be; one device is shared by all roles."""
         every = tuple(range(count))
         first, second = every[: count // 2] or every, every[count // 2 :]
-        places = dict.fromkeys(ROLES, every)
+        places: dict[PlacedRole, Positions] = dict.fromkeys(ROLES, every)
         if name == "interleave":
             places |= {"reference": first, "teacher": first, "reward": second}
         if name == "separate":
-            places = dict.fromkeys(ROLES, second) | {"rollout": first}
+            places = dict.fromkeys(ROLES, second)
+            places["rollout"] = first
         return cls(places)
 
     @property
@@ -49,7 +50,7 @@ class Placement:
 
     def groups(self) -> list[Positions]:
         """Returns the largest sets of devices that every role has all or none of, in order."""
-        users: dict[tuple[PlacedRole, ...], list[int]] = {}
+        users: dict[tuple[str, ...], list[int]] = {}
         for device in sorted({i for place in self.places.values() for i in place}):
             key = tuple(role for role in ROLES if device in self.places.get(role, ()))
             users.setdefault(key, []).append(device)

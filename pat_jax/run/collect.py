@@ -3,7 +3,7 @@
 Knows batches of prompts, rollouts and rewards. Does not know advantages or updates.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,7 +15,7 @@ from pat_jax.config.run import RunConfig
 from pat_jax.engine.record.report import RolloutReport
 from pat_jax.engine.record.trace import RolloutTrace
 from pat_jax.rl.algorithm.advantages import has_signal
-from pat_jax.rl.batches.types import RolloutGroup
+from pat_jax.rl.batches.types import Prompt, Rollout, RolloutGroup
 from pat_jax.rl.rewards.by_function import ScoresByFunction
 from pat_jax.rl.rewards.outcome import Failure
 from pat_jax.rl.rewards.report import describe_rewards
@@ -23,6 +23,8 @@ from pat_jax.rl.rewards.responses import response_reader
 from pat_jax.rl.rewards.scorer import RewardScorer
 from pat_jax.rl.rewards.weighted_sum import FunctionScores, joined
 from pat_jax.run.checkpoints.journal import Iteration, RolloutJournal
+from pat_jax.run.early_columns import Columns
+from pat_jax.run.early_stages import EarlyStages
 from pat_jax.run.generation import Generator
 from pat_jax.run.logging.completions import Completions
 from pat_jax.run.logging.progress import Progress
@@ -31,6 +33,7 @@ from pat_jax.run.logging.speed import sequence_lengths
 from pat_jax.run.scoring import wait_for_rewards
 from pat_jax.run.task import Task
 from pat_jax.run.totals import Totals
+from pat_jax.training.summed_gradients import SummedGradients
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,12 @@ class Drawn:
     scores: Sequence[FunctionScores]  # of each reward function
     hidden_seconds: float  # of scoring while the rollout was running
     from_disk: int = 0  # responses that were generated before the run was killed
+    early: EarlyStages | None = None
+
+    @property
+    def columns(self) -> Columns:
+        """Columns of responses that were predicted while others were still generated."""
+        return self.early.columns.columns if self.early else {}
 
     @property
     def by_function(self) -> ScoresByFunction:
@@ -70,6 +79,8 @@ class Experience:
     by_function: ScoresByFunction
     last: Drawn  # the batch that completed it
     drawn: Sequence[RolloutGroup]  # of all batches, groups without signal included
+    columns: Columns  # of the responses of `groups`, those that are known already
+    summed: Mapping[str, SummedGradients]  # by trained role, where they are known already
     measured: dict[str, Any]
 
 
@@ -92,20 +103,22 @@ class Collector:
         progress: Progress,
         unfinished: RolloutJournal,
         totals: Totals,
+        early: Callable[[Sequence[Prompt], int], EarlyStages] | None = None,
     ):
-        """`totals` counts what earlier iterations drew."""
+        """`totals` counts what earlier iterations drew. `early` returns what is done with the
+        responses to some prompts, in an iteration from 0, while others are generated."""
         self.unfinished = unfinished
         self._config, self._task, self._scorer = config, task, scorer
         self._read = response_reader(task.columns, task.tokenizer)
         self._completions, self._progress = completions, progress
-        self.totals = totals
+        self.totals, self._early = totals, early
 
     def collect(self, step: int, generator: Generator, clock: Stopwatch) -> Experience:
         """Returns the groups of iteration `step` with their rewards. Raises UserError if the reward
         function cannot work, or if a response could not be sampled."""
         config, wanted = self._config, self._config.rollout.prompts_per_step
         more = config.algorithm.dynamic_sampling if config.train else 0
-        drawn, groups, rewards, scores = [], [], [], []
+        drawn, groups, rewards, scores, columns = [], [], [], [], []
         with self.unfinished.iteration(step, generator.policy) as kept:
             while len(groups) < wanted and len(drawn) <= more:
                 drawn.append(one := self._draw(step, generator, clock, kept))
@@ -114,17 +127,25 @@ class Collector:
                 groups += [group for group, keep in pairs if keep]
                 rewards.append(one.rewards[keeps])
                 scores.append(one.by_function.of_groups(keeps))
+                columns.append(_of_groups(one.columns, keeps, config.rollout.num_generations))
         last = drawn[-1]
         epochs = self._task.train.epochs(self.totals.cursor)
         measured = _describe(drawn) | self.totals.metrics(epochs)
         every = [group for one in drawn for group in one.groups]
         if not groups:
             made_of = last.groups, last.rewards, last.by_function
-            return Experience(*made_of, last, every, measured)
+            return Experience(*made_of, last, every, last.columns, {}, measured)
         first = slice(wanted)
         rewards, by_function = np.concatenate(rewards)[first], ScoresByFunction.joined(scores)
         made_of = groups[first], rewards, by_function.of_groups(first)
-        return Experience(*made_of, last, every, measured)
+        num_responses = wanted * config.rollout.num_generations
+        names = columns[0]
+        known = {
+            name: [x for part in columns for x in part[name]][:num_responses] for name in names
+        }
+        gradients = last.early.gradients if last.early else None
+        summed = gradients.summed if gradients else {}
+        return Experience(*made_of, last, every, known, summed, measured)
 
     def _teaches(self, drawn: Drawn) -> Bool[np.ndarray, " groups"]:
         """Whether the algorithm finds a difference between the responses of a group."""
@@ -139,12 +160,23 @@ class Collector:
         prompts, after = self._task.train.draw(self.totals.cursor, rollout.prompts_per_step)
         texts = [prompt.text for prompt in prompts for _ in range(rollout.num_generations)]
         kept = iteration.batch(number)
-        scoring = self._scorer.begin(texts, self._read, kept)
-        with clock("rollout"):  # finished responses are scored meanwhile
-            groups, report = generator.rollout(prompts, number, scoring.add, kept)
+        early = self._early(prompts, step) if self._early else None
+        told = early.note if early and early.gradients else None
+        scoring = self._scorer.begin(texts, self._read, kept, told)
+
+        def on_finish(index: int, ended: Rollout) -> None:
+            if early:
+                early.scoring = scoring
+                early.add(index, ended)
+            scoring.add(index, ended)
+
+        with clock("rollout"):  # finished responses are scored and read meanwhile
+            groups, report = generator.rollout(prompts, number, on_finish, kept)
         responses = [one for group in groups for one in group.rollouts]
         with clock("reward"), self._completions.kept(step + 1, "train", responses):
             rewards = wait_for_rewards(scoring, self._progress)
+            if early:
+                early.wait()
         kept.keep_all(scoring.scores)
         if kept.taken:
             self._progress.print(
@@ -155,7 +187,15 @@ class Collector:
         by_group = rewards.reshape(len(groups), -1)
         failures, scores = scoring.failures, scoring.scores
         hidden = scoring.hidden_seconds
-        return Drawn(groups, report, by_group, failures, scores, hidden, kept.taken)
+        return Drawn(groups, report, by_group, failures, scores, hidden, kept.taken, early)
+
+
+def _of_groups(columns: Columns, keeps: np.ndarray, size: int) -> Columns:
+    """Returns the columns of the groups that are kept, of `size` responses each."""
+    return {
+        name: [x for i, x in enumerate(values) if keeps[i // size]]
+        for name, values in columns.items()
+    }
 
 
 def _describe(drawn: Sequence[Drawn]) -> dict[str, Any]:
@@ -170,4 +210,11 @@ def _describe(drawn: Sequence[Drawn]) -> dict[str, Any]:
     measured["rollout/batches"] = len(drawn)
     measured["rollout/from_disk"] = sum(one.from_disk for one in drawn)
     measured["reward/hidden_seconds"] = sum(one.hidden_seconds for one in drawn)
+    if early := [one.early.columns for one in drawn if one.early and one.columns]:
+        measured["reward/early_seconds"] = sum(one.busy_seconds for one in early)
+        measured["reward/early_waited_seconds"] = sum(one.waited_seconds for one in early)
+    gradients = [one.early.gradients for one in drawn if one.early and one.early.gradients]
+    if gradients:
+        measured["train/early_seconds"] = sum(one.busy_seconds for one in gradients)
+        measured["train/early_waited_seconds"] = sum(one.waited_seconds for one in gradients)
     return measured

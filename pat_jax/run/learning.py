@@ -25,6 +25,8 @@ from pat_jax.run.checkpoints.exit_head_state import learned_head
 from pat_jax.run.checkpoints.skipped_steps import NonFiniteSteps
 from pat_jax.run.collect import Experience
 from pat_jax.run.distillation import with_teacher
+from pat_jax.run.early_columns import Columns
+from pat_jax.run.early_stages import EarlyLearning
 from pat_jax.run.logging.speed import describe_update, sequence_lengths
 from pat_jax.run.process.open_run import OpenRun
 from pat_jax.run.setup import Setup
@@ -33,7 +35,9 @@ from pat_jax.run.start.init_state import Beginning
 from pat_jax.training.build import critic_rates, learning_rates, shares_prompts
 from pat_jax.training.model_flops import training_flops
 from pat_jax.training.roles import REFERENCE, Roles, States
-from pat_jax.training.trainer import CRITIC, POLICY, Trainer, UpdateResult
+from pat_jax.training.summed_gradients import SummedGradients
+from pat_jax.training.trainer import CRITIC, POLICY, Trainer
+from pat_jax.training.update_result import UpdateResult
 
 
 def nothing_to_learn(
@@ -66,11 +70,13 @@ def training_batch(
     states: States,
     beta: float | None = None,
     by_function: ScoresByFunction | None = None,
+    early: Columns | None = None,
 ) -> tuple[TrainBatch, dict[str, float]]:
     """Returns the batch of an iteration with all columns, and the metrics of its advantages.
     Responses whose reward is NaN are left out. KL in the reward compares the policy before the
     update with the reference. Its weight is `beta`; None: that of the options. `by_function` is
-    needed where each function's scores are compared by themselves."""
+    needed where each function's scores are compared by themselves. `early` has columns that need
+    not be predicted anymore."""
     algorithm, cap = config.algorithm, config.rollout.max_completion_length
     buffer = algorithm.overlong_buffer
     if not algorithm.reward_coef:
@@ -92,6 +98,8 @@ def training_batch(
         max_completion_length=cap,
         shares_prompts=shares_prompts(config, roles.policy.layout.platform),
     )
+    for name, values in (early or {}).items():
+        batch = batch.with_column(name, values)
     batch = roles.predict(states, batch)
     kl = _reference_kl(algorithm, roles, batch)
     if kl is not None:
@@ -192,30 +200,60 @@ class Learner:
         """The policy's training state."""
         return self.states[POLICY]
 
+    def batch_of(
+        self,
+        groups: Sequence[RolloutGroup],
+        rewards: Float[np.ndarray, "groups samples"],
+        by_function: ScoresByFunction,
+        columns: Columns,
+    ) -> tuple[TrainBatch, dict[str, float], Shaping]:
+        """Returns what is learned from these groups, its metrics, and the state of rewards after
+        them."""
+        shaping, rewards = self._shaping.shaped(self._config.algorithm, groups, rewards)
+        made_of = self._shapes, groups, rewards, self.states, shaping.kl.beta
+        found = training_batch(self._config, self._roles, *made_of, by_function, columns)
+        return *found, shaping
+
+    @property
+    def early_learning(self) -> EarlyLearning:
+        """How gradients are summed while responses are still generated."""
+        return EarlyLearning(
+            batch_of=lambda *found: self.batch_of(*found)[0],
+            begin=lambda role: SummedGradients(role, self.states[role.name]),
+            trains=lambda role, step: role.name != POLICY or self.trains_policy(step + 1),
+            aggregation=self._config.algorithm.loss_aggregation,
+        )
+
     def learn(self, step: int, found: Experience) -> Learned:
         """Updates all trained roles in iteration `step`, from 1."""
         algorithm = self._config.algorithm
-        shaping, rewards = self._shaping.shaped(algorithm, found.groups, found.rewards)
-        made_of = self._shapes, found.groups, rewards, self.states
-        beta = shaping.kl.beta
-        batch, measured = training_batch(
-            self._config, self._roles, *made_of, beta, found.by_function
+        batch, measured, shaping = self.batch_of(
+            found.groups, found.rewards, found.by_function, found.columns
         )
+        beta = shaping.kl.beta
         if algorithm.penalizes_kl:
             measured["train/kl_coef"] = beta
         states, results = dict(self.states), {}
-        is_trained = step > self._config.critic.pretrain_steps  # the policy
+        is_trained = self.trains_policy(step)
         for role in self._roles.trained:
             if role.name == POLICY and not is_trained:
                 results[role.name] = role.untouched(states[role.name])
                 continue
-            states[role.name], result = role.update(states[role.name], batch)
+            if (summed := found.summed.get(role.name)) is None:
+                states[role.name], result = role.update(states[role.name], batch)
+            else:
+                states[role.name], result = summed.apply()
             results[role.name] = result
             measured |= result.metrics
         # While the policy stays as it is, its KL says nothing about β.
-        self._shaping = shaping.after(measured, rewards.size) if is_trained else shaping
+        responses = found.rewards.size
+        self._shaping = shaping.after(measured, responses) if is_trained else shaping
         self.states = states
         return Learned(batch, results, measured)
+
+    def trains_policy(self, step: int) -> bool:
+        """Whether iteration `step`, from 1, trains the policy beside the critic."""
+        return step > self._config.critic.pretrain_steps
 
     def learn_head(self, batch: TrainBatch) -> dict[str, float]:
         """Trains the exit head, if there is one, on the same batch. Returns its metrics."""

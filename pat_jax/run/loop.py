@@ -5,7 +5,9 @@ Connects the packages. Knows no option of the command line and no array.
 
 import logging
 import time
-from contextlib import nullcontext
+from collections.abc import Sequence
+from contextlib import ExitStack, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +19,16 @@ from pat_jax.layout.layout import Layout
 from pat_jax.models.policy import Params
 from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.planning.planner.planner import CostModelPlanner
+from pat_jax.rl.batches.types import Prompt
 from pat_jax.rl.rewards.responses import response_reader
 from pat_jax.rl.rewards.scorer import RewardScorer
 from pat_jax.run.checkpoints.earlier_texts import earlier_iterations, recall
 from pat_jax.run.checkpoints.journal import RolloutJournal
 from pat_jax.run.collect import Collector, Drawn, Experience
+from pat_jax.run.early_stages import EarlyStages
 from pat_jax.run.evaluation import Evaluator
 from pat_jax.run.generation import Generator
+from pat_jax.run.lanes import Lanes, open_lanes
 from pat_jax.run.learning import Learner, nothing_to_learn
 from pat_jax.run.logging.completions import Completions
 from pat_jax.run.logging.speed import describe_memory
@@ -66,13 +71,14 @@ class Run:
         self.earlier = earlier_iterations(config, setup)
         self.unmoved = Unmoved(notify, config.rollout.max_completion_length)
         self.lazy: LazyLayouts | None = None
+        self.lanes = ExitStack()
 
     @property
     def config(self) -> RunConfig:
         return self.setup.config
 
     def run(self) -> None:
-        with self.steps.kept_at_a_stop():
+        with self.steps.kept_at_a_stop(), self.lanes:
             task, rollout = self.setup.task, self.config.rollout
             first, *_ = task.train.batch(0, rollout.prompts_per_step)
             progress = self.open.progress
@@ -166,12 +172,19 @@ class Run:
         parts = self.scorer, self.completions, progress
         checkpoints = Path(config.run_dir) / CHECKPOINTS
         unfinished = RolloutJournal(self.open.folder, checkpoints, is_on=config.keeps_unfinished)
-        self.collector = Collector(config, setup.task, *parts, unfinished, began.totals)
+        lanes = self.lanes.enter_context(open_lanes(config, setup, lambda: self.learner.states))
+        early = partial(self.early_stages, lanes) if lanes.readers or lanes.trained else None
+        self.collector = Collector(config, setup.task, *parts, unfinished, began.totals, early)
         read = response_reader(setup.task.columns, setup.task.tokenizer)
         self.evaluator = Evaluator(config, setup.task.heldout, read, *parts)
         self.learner = Learner(config, setup, began, self.open)
         recall(config, setup, self.earlier, began.steps_done, progress.print)
         self.warm_up(began.lengths)
+
+    def early_stages(self, lanes: Lanes, prompts: Sequence[Prompt], step: int) -> EarlyStages:
+        """Returns what is done with the responses to these prompts as they end."""
+        learning = self.learner.early_learning if lanes.trained else None
+        return EarlyStages(lanes, learning, prompts, self.config.rollout.num_generations, step)
 
     def save_beside(self, step: int) -> None:
         if self.earlier is not None:

@@ -3,7 +3,7 @@
 Knows options and checkpoints. Does not know when responses are scored, nor how scores add up.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -185,18 +185,32 @@ def load_reward_models(models: RewardModels) -> None:
         one.load()
 
 
-def check_room(models: RewardModels, memory: MemoryModel) -> None:
+def check_room(
+    models: RewardModels,
+    memory: MemoryModel,
+    alone: Callable[[Reader], int | None] = lambda _: None,
+) -> None:
     """Checks, after compilation, that there is room for the largest pass of a reward model.
 
     It runs after a rollout, whose weights are still there and whose KV cache is not.
+
+    Args:
+      memory: of the rollouts.
+      alone: returns the bytes of a device that are held where no rollout is; None: one is.
 
     Raises:
       UserError: a device has less memory than that pass needs.
     """
     for spec, one in models.items():
-        programs, weights = one.reader.programs, max(memory.weights.values())
+        programs, weights, resident = (
+            one.reader.programs,
+            max(memory.weights.values()),
+            memory.resident,
+        )
+        if (held := alone(one.reader)) is not None:
+            weights, resident = 0, held
         taken = max((programs.bytes_taken(key) or 0 for key in programs), default=0)
-        held = memory.resident + shard_bytes(one.reader.visiting)
+        held = resident + shard_bytes(one.reader.visiting)
         if (needed := held + weights + taken) > memory.limit:
             raise UserError(
                 f"reward {spec!r} needs {gib(needed)} of a device ({gib(held)} of models and training "

@@ -12,28 +12,28 @@ from typing import Any
 from pat_jax.common.devices import Device
 from pat_jax.common.errors import UserError
 from pat_jax.common.hub import is_checkpoint
+from pat_jax.common.rules import require
 from pat_jax.config.by_model import KnownModel, Options, settled
 from pat_jax.config.run import RunConfig
 from pat_jax.engine.engine import RolloutEngine
 from pat_jax.engine.sizing.draft_choice import checkpoint_shape
 from pat_jax.engine.sizing.layout_choice import (
-    check_batch,
     check_lengths,
     check_vocabulary_options,
     scripted_planner,
-    wanted_layouts,
     worth_planning,
 )
-from pat_jax.engine.sizing.memory import layouts_without_memory, memory_model
+from pat_jax.engine.sizing.memory import layouts_without_memory, memory_model, shard_bytes
 from pat_jax.engine.warm_up.kernel_check import usable_kernels
-from pat_jax.layout.layout import Layout, layout_chain
-from pat_jax.layout.mesh import ExpertSplit, factored_mesh, padded_for
+from pat_jax.layout.layout import Layout
+from pat_jax.layout.mesh import padded_for
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.kernels.kernel_choice import Kernels
 from pat_jax.models.policy import Policy
 from pat_jax.models.presets import preset
 from pat_jax.planning.latency.profile import Profile, Subject
 from pat_jax.planning.memory import MemoryModel
+from pat_jax.planning.placement import PlacedRole
 from pat_jax.planning.planner.planner import Planner
 from pat_jax.planning.types import Split
 from pat_jax.rl.text.tokenizer import Tokenizer, check_vocabulary
@@ -44,6 +44,7 @@ from pat_jax.run.reward_models import RewardModels, build_reward_models
 from pat_jax.run.start.adapters import identity
 from pat_jax.run.start.critic import critic_identity, critic_model
 from pat_jax.run.start.models import RunModels
+from pat_jax.run.start.placed_layouts import PlacedLayouts, chain_of, rollout_layouts
 from pat_jax.run.start.places import Places
 from pat_jax.run.start.profiles import find_profile, profile_subject
 from pat_jax.run.start.resting import settled_rest
@@ -52,10 +53,10 @@ from pat_jax.run.start.teacher import build_teacher
 from pat_jax.run.task import Task, check_task, load_task, load_tokenizer
 from pat_jax.training.build import build_lora
 from pat_jax.training.build_roles import CriticModel
+from pat_jax.training.reader import Reader
 from pat_jax.training.roles import Roles
 from pat_jax.training.state_placement import check_offload
 from pat_jax.training.trainer import Trainer
-from pat_jax.training.transfer import carriers
 from pat_jax.training.update_memory import check_state
 
 log = logging.getLogger(__name__)
@@ -87,6 +88,20 @@ class Setup:
     def trainer(self) -> Trainer:
         """The policy's trainer."""
         return self.roles.policy
+
+    def describe_places(self) -> str:
+        """Returns a line on the devices of the run's roles; empty if all have the same."""
+        found: set[PlacedRole] = {"rollout", "policy"}
+        found |= {role for role in ("reference", "teacher") if role in self.roles.readers}
+        found |= {"critic"} if self.roles.critic else set()
+        found |= {"reward"} if self.reward_models else set()
+        return self.places.describe(found)
+
+    def held_without_rollouts(self, reader: Reader) -> int | None:
+        """Returns the bytes that models keep on a reader's devices; None if those do rollouts."""
+        if not reader.devices.isdisjoint(self.engine.mesh.devices.flat):
+            return None
+        return shard_bytes(self.roles.resident_on(reader.devices))
 
     @property
     def devices(self) -> list[Device]:
@@ -130,11 +145,8 @@ def _built(
     profile = find_profile(config, subject)
     policy = Policy.from_config(model)
     check_offload(config.optimizer, devices)
-    chain, layouts, dropped = _layouts(config, model, of_rollout, kernels)
-    own = chain
-    if places.differ("policy", "rollout"):
-        own, _ = _chain(config, model, places["policy"], kernels)
-    first = next(iter(own.values()))
+    placed = PlacedLayouts.of(config, model, places, kernels)
+    first, layouts, dropped = placed.policy, placed.rollouts, [*placed.dropped]
     critic = critic_model(config, policy, first, places["critic"])
     fingerprint = _fingerprint(config, policy, critic)
     shards = places.row_shards(first.split.dp)
@@ -143,12 +155,13 @@ def _built(
         reward_models = build_reward_models(config, places["reward"])
     task = load_task(config, checked_tokenizer(config, model))
     rollouts = Rollouts.of(config, policy, of_rollout)
-    sent = {} if own is chain else carriers(own, chain)
-    reference = first
-    if places.differ("reference", "policy"):
-        reference = next(iter(_chain(config, model, places["reference"], kernels)[0].values()))
-    parts = first, places, reference, sent, critic, teacher, reward_models, rollouts
-    models = RunModels(policy, *parts)
+    require(
+        not (placed.carriers and rollouts.drafter.drafts.is_generated),
+        "speculation.source",
+        config.speculation.source,
+        "drafts that are copied (suffix) or none, where rollouts have other devices than the policy",
+    )
+    models = RunModels(policy, placed, places, critic, teacher, reward_models, rollouts)
     config, resting = settled_rest(config, devices, lambda asked: models.room(asked, layouts))
     roles = models.build(config, layouts)
     resident = roles.resident_on(of_rollout)
@@ -180,24 +193,6 @@ def _built(
         critic,
         places,
     )
-
-
-def _layouts(
-    config: RunConfig, model: ModelConfig, devices: Sequence[Device], kernels: Kernels | None
-) -> tuple[dict[Split, Layout], dict[Split, Layout], list[str]]:
-    """Returns all layouts of the rollouts' devices, those of rollouts, and why others are
-    missing."""
-    chain, dropped = _chain(config, model, devices, kernels)
-    layouts = wanted_layouts(config, chain, factored_mesh(devices), model)
-    check_batch(config, layouts)
-    return chain, layouts, dropped
-
-
-def _chain(
-    config: RunConfig, model: ModelConfig, devices: Sequence[Device], kernels: Kernels | None
-) -> tuple[dict[Split, Layout], list[str]]:
-    experts = ExpertSplit(config.rollout.expert_parallel, config.rollout.expert_width)
-    return layout_chain(factored_mesh(devices), model, kernels, experts=experts)
 
 
 def _fingerprint(
@@ -237,7 +232,8 @@ def _built_engine(
 ) -> RolloutEngine:
     check_lengths(config, model)
     check_vocabulary_options(config, model)
-    _, layouts, dropped = _layouts(config, model, devices, kernels)
+    chain, dropped = chain_of(config, model, devices, kernels)
+    layouts = rollout_layouts(config, model, devices, chain)
     for reason in dropped:
         log.info("layout dropped: %s", reason)
     has_tokenizer = config.data.is_arithmetic or is_checkpoint(config.model)

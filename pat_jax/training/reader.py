@@ -4,6 +4,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
+from pat_jax.common.devices import Device
 from pat_jax.models.policy import Params
 from pat_jax.programs.programs import Key, ProgramTable
 from pat_jax.rl.algorithm.predict import Predictor
@@ -38,7 +39,7 @@ class Reader:
             read the column.
         """
         self.column, self.held, self.largest = column, held, micro_shapes[-1:]
-        self.rests, self.programs = rests, ProgramTable()
+        self.rests, self.programs, self.top_k = rests, ProgramTable(), top_k
         self._predictions = Predictions(self.programs, held, predictor, micro_shapes, top_k)
         self._params: Params | None = None
 
@@ -58,6 +59,10 @@ class Reader:
     def abstract_params(self) -> Params:
         """Shapes with shardings of the parameters."""
         return self.held.abstract
+
+    @property
+    def devices(self) -> frozenset[Device]:
+        return frozenset(self.held.layout.mesh.devices.flat)
 
     @property
     def resident(self) -> list[Any]:

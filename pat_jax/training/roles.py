@@ -4,8 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import jax
-
+from pat_jax.common.devices import Device
 from pat_jax.common.pytree import on_devices
 from pat_jax.programs.programs import ProgramTable
 from pat_jax.rl.algorithm.update import TrainState
@@ -28,7 +27,7 @@ class Roles:
     others: Sequence[Any] = ()  # shapes with shardings of what else stays on the devices
     micro_shapes: Sequence[Shape] = ()  # rows and length of an iteration's micro-batches
 
-    def resident_on(self, devices: Iterable[jax.Device]) -> list[Any]:
+    def resident_on(self, devices: Iterable[Device]) -> list[Any]:
         """Returns shapes with shardings of what stays on these devices during a rollout."""
         kept = (role.kept for role in self.trained)
         read = (reader.resident for reader in self.readers.values())

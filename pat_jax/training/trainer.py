@@ -5,10 +5,9 @@ the others). One compiled transfer hands the policy to the rollout. "Parameters"
 ones: with LoRA, the adapters (`trainable_params.py`).
 """
 
-import math
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property, partial
 from itertools import chain
 from typing import Any
@@ -16,13 +15,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array
 
 from pat_jax.common.pytree import with_sharding
 from pat_jax.models.policy import Params
 from pat_jax.programs.programs import Key, ProgramTable
 from pat_jax.rl.algorithm.losses import LOGPROBS, PREDICTED, VALUES, Loss, Sums
-from pat_jax.rl.algorithm.update import TrainState, Update, zero_gradients
+from pat_jax.rl.algorithm.update import TrainState, Update, scaled_gradients, zero_gradients
 from pat_jax.rl.batches.batches import MicroBatch, TrainBatch
 from pat_jax.training.drafter_state import DrafterState
 from pat_jax.training.passes import Passes
@@ -31,6 +29,7 @@ from pat_jax.training.rest import fetched
 from pat_jax.training.state_placement import Resting, StatePlacement
 from pat_jax.training.trainable_params import TrainableParams
 from pat_jax.training.transfer import Receivers, Transfer
+from pat_jax.training.update_result import Record, UpdateResult, summarized
 from pat_jax.training.update_seen import update_seen
 
 POLICY, CRITIC = "train", "critic"  # names of trained roles
@@ -38,16 +37,6 @@ POLICY, CRITIC = "train", "critic"  # names of trained roles
 REINFORCED, SUPERVISED = "", "supervised_"
 # The column of what the model predicts before an update, by the name of the prediction.
 OLD = {LOGPROBS: "old_logprobs", VALUES: "old_values"}
-
-# What an optimizer step returns: sums for metrics, the gradient's norm, and whether it was applied.
-Record = tuple[Sums, Array, Array]
-
-
-@dataclass(frozen=True)
-class UpdateResult:
-    metrics: dict[str, float]
-    applied: tuple[bool, ...]  # for each optimizer step, whether the gradient was finite
-    updates_applied: int  # number since the state's optimizer began
 
 
 class Trainer:
@@ -68,6 +57,7 @@ class Trainer:
         is_offloaded: bool = False,
         rests: Resting = "nothing",
         beside: DrafterState | None = None,
+        sums_early: bool = False,
     ):
         """
         Args:
@@ -78,6 +68,8 @@ class Trainer:
           rests: what is in the host's memory between two updates.
           predicts: whether the model's predictions before an update are asked for even if the loss
             does not read them.
+          sums_early: whether gradients are summed before their weights are known
+            (`summed_gradients.py`).
           supervised: the update of a preceding supervised stage, with its own optimizer.
         """
         self.trained, self.num_iterations, self.name = trained, num_iterations, name
@@ -92,6 +84,7 @@ class Trainer:
         self.largest = micro_shapes[-1:]  # rows and length; empty if nothing is trained
         # Whether an update of adapters is compared with what a rollout sees of it.
         self.tells_seen = trained.lora is not None and trained.policy.config.head == "vocab"
+        self.sums_early = sums_early
         self._declare(receivers.dtype)
         self._declare_passes(micro_shapes)
         self.transfer = Transfer(self.programs, trained, receivers, update.predictor.score_step)
@@ -168,6 +161,10 @@ class Trainer:
             seen = partial(update_seen, scale=lora.scale, dtype=rollout_dtype)
             declare(Key("update_seen", split), seen, params, params, out_shardings=everywhere)
         grads = self.trained.abstract_gradients
+        if self.sums_early:
+            factor = jax.ShapeDtypeStruct((), jnp.float32)
+            scaled = {"out_shardings": self.shardings, "donate_argnums": 0}
+            declare(Key("scaled", split), scaled_gradients, grads, factor, **scaled)
         applied = {"out_shardings": (shardings, everywhere, everywhere), "donate_argnums": 0}
         for stage, update in self.updates.items():
             declare(Key(f"{stage}apply", split), update.apply_step, state, grads, **applied)
@@ -215,10 +212,7 @@ class Trainer:
             for mini in mini_batches:
                 state, record = self._step(REINFORCED, state, mini)
                 records.append(record)
-        result = self._summary(self.updates[REINFORCED], records, state)
-        if before is not None:
-            result.metrics["train/update_seen"] = float(self["update_seen"](before, state.params))
-        return self.placement.ended(state), result
+        return self._ended(state, records, before)
 
     def supervised_step(
         self, state: TrainState, micro_batches: Sequence[MicroBatch]
@@ -229,7 +223,7 @@ class Trainer:
         mini = [_read(loss, micro) for micro in micro_batches]
         state, record = self._step(SUPERVISED, self.placement.begun(state), mini)
         state = self.placement.ended(state)
-        return state, self._summary(self.updates[SUPERVISED], [record], state)
+        return state, summarized(self.name, self.updates[SUPERVISED], [record], state)
 
     def untouched(self, state: TrainState) -> UpdateResult:
         """Returns the result of an iteration that does not update this role."""
@@ -243,29 +237,63 @@ class Trainer:
     def _step(
         self, stage: str, state: TrainState, micro_batches: Sequence[MicroBatch]
     ) -> tuple[TrainState, Record]:
-        grads = self["zero_gradients"](state.params)
-        passes = self._passes[stage]
-        sums = passes.zero_sums()
+        grads, sums = self.no_gradients(state, stage)
         for micro in micro_batches:
-            micro = with_routes_of(self.policy.config, micro)
-            grad_step = passes.program(micro)
-            grads, sums = grad_step(self.trained.frozen, state.params, micro, grads, sums)
+            grads, sums = self._added(stage, state, micro, grads, sums)
+        return self._applied(stage, state, grads, sums)
+
+    def no_gradients(self, state: TrainState, stage: str = REINFORCED) -> tuple[Params, Sums]:
+        """Returns the gradients and sums before any micro-batch."""
+        return self["zero_gradients"](state.params), self._passes[stage].zero_sums()
+
+    def add_gradients(
+        self, state: TrainState, micro: MicroBatch, grads: Params, sums: Sums
+    ) -> tuple[Params, Sums]:
+        """Adds a micro-batch's gradient and sums, whose buffers are donated."""
+        read = _read(self.updates[REINFORCED].loss, micro)
+        return self._added(REINFORCED, state, read, grads, sums)
+
+    def apply_gradients(
+        self, state: TrainState, grads: Params, sums: Sums, factor: np.float32
+    ) -> tuple[TrainState, UpdateResult]:
+        """Takes one optimizer step by `factor` times the gradients, whose buffers are donated."""
+        update = self.updates[REINFORCED]
+        before = self["copy"](state.params) if self.tells_seen else None
+        grads = self["scaled"](grads, factor)
+        state, record = self._applied(REINFORCED, state, grads, sums)
+        return self._ended(state, [record], before, lambda x: update.scaled(x, factor))
+
+    def _added(
+        self, stage: str, state: TrainState, micro: MicroBatch, grads: Params, sums: Sums
+    ) -> tuple[Params, Sums]:
+        micro = with_routes_of(self.policy.config, micro)
+        grad_step = self._passes[stage].program(micro)
+        return grad_step(self.trained.frozen, state.params, micro, grads, sums)
+
+    def _applied(
+        self, stage: str, state: TrainState, grads: Params, sums: Sums
+    ) -> tuple[TrainState, Record]:
         apply = self[f"{stage}apply"]
         state, grad_norm, is_applied = apply(self.placement.fetched(state), grads)
         return self.placement.rested(state), (sums, grad_norm, is_applied)
 
-    def _summary(
-        self, update: Update, records: Sequence[Record], state: TrainState
-    ) -> UpdateResult:
-        """Summarizes optimizer steps, fetched from the devices once; `state` is after the last."""
-        fetched, step = jax.device_get((list(records), state.step))
-        sums, norms, applied = zip(*fetched, strict=True)
-        metrics = {f"{self.name}/{name}": value for name, value in update.summary(sums).items()}
-        counted = [norm for norm, one in zip(norms, sums, strict=True) if one["weight"] > 0]
-        norm = float(np.mean(counted)) if counted else math.nan
-        metrics[f"{self.name}/grad_norm"] = norm
-        metrics[f"{self.name}/skipped_updates"] = float(len(applied) - sum(applied))
-        return UpdateResult(metrics, tuple(map(bool, applied)), int(step))
+    def _ended(
+        self,
+        state: TrainState,
+        records: Sequence[Record],
+        before: Params | None,
+        scaled: Callable[[Any], Any] = lambda sums: sums,
+    ) -> tuple[TrainState, UpdateResult]:
+        """Returns the state at rest after an update's steps, and the result.
+
+        Args:
+          before: the adapters before the update; None: a rollout sees all of it.
+          scaled: what is done to sums once they are on the host.
+        """
+        result = summarized(self.name, self.updates[REINFORCED], records, state, scaled)
+        if before is not None:
+            result.metrics["train/update_seen"] = float(self["update_seen"](before, state.params))
+        return self.placement.ended(state), result
 
 
 def _read(loss: Loss, micro: MicroBatch) -> MicroBatch:

@@ -137,9 +137,10 @@ class Transfer:
         received = with_sharding(self._policy.abstract(self._dtype), shardings)
         if carrier := self._carriers.get(layout.split):
             sent, shardings = shardings, carrier.source.param_shardings(self._policy)
-            arrived = with_sharding(received, carrier.target.param_shardings(self._policy))
-            key = Key("arrive", self._split, target=layout.split)
-            self._table.declare(key, _as_it_is, arrived, out_shardings=sent, donate_argnums=0)
+            if carrier.target.split != layout.split:
+                wider = carrier.target.param_shardings(self._policy)
+                arrived, key = with_sharding(received, wider), self._arrival(layout.split)
+                self._table.declare(key, _as_it_is, arrived, out_shardings=sent)
 
         def transfer(frozen: Params, params: Params) -> Params:
             # Copy even where nothing changes: the rollout deletes what it was given. Gather over
@@ -170,10 +171,11 @@ class Transfer:
         self.sent = sent_sum = self._of_sent(self._trained.unscaled(*held))
         received = self._table[Key("transfer", self._split, target=target)](*held)
         if carrier := self._carriers.get(target):
-            there = carrier.target.param_shardings(self._policy)
-            received = self._table[Key("arrive", self._split, target=target)](
-                moved(received, there)
-            )
+            received = moved(received, carrier.target.param_shardings(self._policy))
+            if carrier.target.split != target:
+                wider, received = received, self._table[self._arrival(target)](received)
+                for leaf in jax.tree.leaves(wider):
+                    leaf.delete()
         received_sum = self._of_received[target](received)
         if sent_sum != received_sum:
             raise RuntimeError(
@@ -186,6 +188,10 @@ class Transfer:
     def probes(self) -> int:
         """The rows that `score` takes."""
         return self._rows
+
+    def _arrival(self, target: Split) -> Key:
+        """The program by which the rollout's devices drop what a layout does not need."""
+        return Key("arrive", self._split, target=target)
 
     def score(self, params: Params, tokens: ArrayLike) -> Array:
         """Returns log π(next token) in nats for tokens[rows, length], computed with the weights

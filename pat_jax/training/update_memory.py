@@ -81,16 +81,17 @@ def update_stages(roles: Roles) -> list[Stage]:
         for role in roles.trained
         for stage in stages_of(role, _taken(role.programs))
     ]
-    of_readers = [
-        Stage(
-            f"{_name(key)} by the {name}",
-            resting + shard_bytes(reader.visiting),
-            size,
-            drafts=drafts,
-        )
-        for name, reader in roles.readers.items()
-        for key, size in _taken(reader.programs).items()
-    ]
+    home = {*roles.policy.layout.mesh.devices.flat}
+    of_readers = []
+    for name, reader in roles.readers.items():
+        held = resting
+        if reader.devices != home:
+            held, drafts = shard_bytes(roles.resident_on(reader.devices)), 0
+        held += shard_bytes(reader.visiting)
+        of_readers += [
+            Stage(f"{_name(key)} by the {name}", held, size, drafts=drafts)
+            for key, size in _taken(reader.programs).items()
+        ]
     return of_trained + of_readers
 
 

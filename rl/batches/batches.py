@@ -22,7 +22,7 @@ from pat_jax.rl.algorithm.aggregation import Aggregation, token_weights
 from pat_jax.rl.algorithm.logprobs import next_tokens
 from pat_jax.rl.algorithm.top_k_distillation import TopTokens
 from pat_jax.rl.batches.packing import Prefix, Shape, Spot, pack_rows
-from pat_jax.rl.batches.types import FinishReason, RolloutGroup
+from pat_jax.rl.batches.types import FinishReason, Rollout, RolloutGroup
 
 AnyArray = Any  # a NumPy array from here, a JAX array inside a program
 
@@ -233,6 +233,40 @@ def to_supervised_batch(
         for zeros in [np.zeros(len(response))]
     ]
     return pack(examples, micro_shapes, "token")[0]
+
+
+def share_of(batch: TrainBatch, aggregation: Aggregation) -> float:
+    """Returns the factor by which the weights of `batch` are those that its responses would have if
+    weights were not divided by the mini-batch's number of tokens or responses (`token_weights`)."""
+
+    def is_in_loss(at: Place) -> bool:
+        weights = batch.mini_batches[at.mini][at.micro].weights[at.row, at.targets]
+        return bool(weights.size and weights[0] > 0)
+
+    match aggregation:
+        case "token":
+            lengths = (at.targets.stop - at.targets.start for at in batch.places if is_in_loss(at))
+            return float(sum(lengths))
+        case "sequence":
+            return float(sum(map(is_in_loss, batch.places)))
+        case "constant":
+            return float(len(batch.places))
+
+
+def to_read_batch(rollouts: Sequence[Rollout], micro_shapes: Sequence[Shape]) -> TrainBatch:
+    """Returns one mini-batch of responses for models that read them; nothing is learned from it.
+
+    Args:
+      micro_shapes: from `packing.shapes`.
+    """
+    examples = [
+        Example(one.prompt.tokens, one.tokens, zeros, zeros, zeros, True, one.routed_experts)
+        for one in rollouts
+        for zeros in [np.zeros(len(one.tokens))]
+    ]
+    micro_batches, places = pack(examples, micro_shapes, "token")
+    num_tokens = sum(map(len, examples))
+    return TrainBatch([micro_batches], _padding_efficiency(num_tokens, [micro_batches]), places)
 
 
 def pack(

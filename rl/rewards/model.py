@@ -1,13 +1,15 @@
 """A reward computed by a model on the run's own devices.
 
-Responses are tokenized when they end, and wait: the model's programs run after the rollout, since
+Responses are tokenized when they end, and wait. Where the model has devices of its own, a thread
+scores what waits while others are generated. Else the model's programs run after the rollout, since
 two threads must not give programs to the same devices. Knows texts and tokens. The model is a
 function that is handed in; this imports no jax.
 """
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass
+from threading import Lock
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -15,7 +17,7 @@ from jaxtyping import Float, Int
 from pat_jax.rl.rewards.outcome import Cause, Failure, Outcome
 from pat_jax.rl.rewards.responses import Response
 from pat_jax.rl.rewards.results import read_score
-from pat_jax.rl.rewards.shares import Shares
+from pat_jax.rl.rewards.shares import Alone, Shares
 from pat_jax.rl.text.chat_template import ChatTemplateError
 from pat_jax.rl.text.scored_text import scored_tokens, until_padding
 from pat_jax.rl.text.tokenizer import HuggingFaceTokenizer
@@ -38,6 +40,8 @@ class RewardModel:
     Args:
       name: the reward's name in metrics.
       max_length: most tokens of a text; a longer one fails.
+      lane: the one thread that gives programs to the model's devices during a rollout; None: they
+        are busy then.
       pad_id: the checkpoint's `pad_token_id`. As in transformers, the score is read at the last
         token that is another one. None: at the last token.
     """
@@ -50,19 +54,25 @@ class RewardModel:
         *,
         max_length: int,
         pad_id: int | None = None,
+        lane: Executor | None = None,
     ):
-        self.name, self.max_length = name, max_length
+        self.name, self.max_length, self.lane = name, max_length, lane
         self._tokenizer, self._score, self._pad_id = tokenizer, score, pad_id
-        self._waiting: list[_Waiting] = []
+        self._lock, self._waiting = Lock(), list[_Waiting]()
 
     def submit(self, responses: Sequence[Response], seconds: float) -> Future[Outcome]:
-        """Tokenizes the responses; `score_waiting` scores them. Call it on one thread.
+        """Tokenizes the responses; the lane or `score_waiting` scores them. Call it on one thread.
 
         A program of fixed shapes has no time limit: `seconds` has no effect.
         """
         del seconds
         waiting = _Waiting([self._read(one) for one in responses], Future())
-        self._waiting.append(waiting)
+        with self._lock:
+            self._waiting.append(waiting)
+            is_due = self.lane is not None and len(self._waiting) == 1
+        if is_due:  # a task that has not begun yet takes this response along
+            assert self.lane is not None
+            self.lane.submit(self._score_all, Alone())
         return waiting.outcome
 
     def try_out(self, responses: Sequence[Response]) -> Outcome:
@@ -77,10 +87,22 @@ class RewardModel:
         The batches follow from the set of texts alone: they are the same in every process,
         in whichever order responses ended. Equal texts are scored once.
         """
-        waiting, self._waiting = self._waiting, []
+        if self.lane is None:
+            self._score_all(shares)
+        else:
+            self.lane.submit(self._score_all, shares).result()
+
+    def _score_all(self, shares: Shares) -> None:
+        with self._lock:
+            waiting, self._waiting = self._waiting, []
         own = {one for each in waiting for one in each.texts if isinstance(one, _Tokens)}
         every = sorted(set().union(*shares.gather(f"texts for {self.name}", own)))
-        scores = self._score([np.frombuffer(one, np.int32) for one in every]) if every else ()
+        try:
+            scores = self._score([np.frombuffer(one, np.int32) for one in every]) if every else ()
+        except BaseException as error:
+            for each in waiting:
+                each.outcome.set_exception(error)
+            raise
         by_text = dict(zip(every, map(read_score, map(float, scores)), strict=True))
         for each in waiting:
             found = [one if isinstance(one, Failure) else by_text[one] for one in each.texts]
@@ -88,7 +110,8 @@ class RewardModel:
 
     def close(self) -> None:
         """Forgets the responses that wait."""
-        self._waiting = []
+        with self._lock:
+            self._waiting = []
 
     def _read(self, response: Response) -> _Tokens | Failure:
         prompt = response.messages or response.prompt

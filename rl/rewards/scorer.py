@@ -87,14 +87,16 @@ class RewardScorer:
         prompts: Sequence[str],
         read: Callable[[Ended], Response],
         kept: KeptScores | None = None,
+        on_scored: Callable[[int], None] | None = None,
     ) -> "Scoring[Ended]":
         """Begins to score one response to each of `prompts`; see `Scoring.add`.
 
         Args:
+          on_scored: called on one thread with each response whose scores are all there.
           kept: store of known scores, which are not computed again.
           read: turns what `Scoring.add` is given into a `Response`; called on one thread.
         """
-        return Scoring(self, prompts, read, kept)
+        return Scoring(self, prompts, read, kept, on_scored)
 
     def score(
         self,
@@ -160,8 +162,10 @@ class Scoring(Generic[Ended]):
         prompts: Sequence[str],
         read: Callable[[Ended], Response],
         kept: KeptScores | None,
+        on_scored: Callable[[int], None] | None,
     ):
-        self._scorer, self._read = scorer, read
+        self._scorer, self._read, self._on_scored = scorer, read, on_scored
+        self._told: set[int] = set()  # responses whose scores are all there
         self._own = own_rows(prompts, scorer.shares)
         parts = (prompts, self._own, self._do, kept)
         self._parts = [FunctionScoring(one, *parts) for one in scorer.functions]
@@ -247,8 +251,31 @@ class Scoring(Generic[Ended]):
         except Exception as error:  # raised where the rewards are asked for
             self._end.set_exception(error)
         else:
+            self._tell()
             if all(part.is_over for part in self._parts):
                 self._end.set_result(None)
+
+    def _tell(self) -> None:
+        """Tells of responses whose scores have come."""
+        if self._on_scored is None:
+            return
+        known = set.intersection(*(set(part.by_response) for part in self._parts))
+        for row in sorted(known - self._told):
+            self._told.add(row)
+            self._on_scored(row)
+
+    def scores_of(self, rows: Sequence[int]) -> list[FunctionScores]:
+        """Returns each function's scores of some responses, all of which are there."""
+        functions = zip(self._scorer.functions, self._parts, strict=True)
+        return [
+            in_order(
+                one.spec,
+                one.name,
+                one.weight,
+                {i: part.by_response[row] for i, row in enumerate(rows)},
+            )
+            for one, part in functions
+        ]
 
     def _take(self, row: int, ended: Ended) -> None:
         start = time.perf_counter()

@@ -65,6 +65,10 @@ def test_a_neighbours_word_is_answered_with_ours(config_class, theirs: str, ours
         ("algorithm.kl_ctrl.type", "--algorithm.kl_target"),
         ("reward_model_path", "--reward model:DIR"),  # TRL
         ("reward_pretrain", "--reward model:DIR"),  # OpenRLHF
+        ("colocate_all_models", "--placement interleave or separate"),  # OpenRLHF
+        ("async_train", "--placement.overlap gradients"),  # OpenRLHF
+        ("resource_pool", "--placement.critic"),  # verl
+        ("role_to_mesh", "--placement.critic"),  # Tunix
         ("remote_rm_url", "--reward http://"),
         ("total_episodes", "--steps"),
     ],

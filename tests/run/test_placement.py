@@ -1,66 +1,91 @@
 """Runs whose models have devices of their own: the same tokens, and the same parameters."""
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
 import pytest
-from runs import TINY
+from compilations import counted_in_iterations
+from runs import QWEN3, TINY, write_checkpoint
 
 from pat_jax.config.command_line import parse
 from pat_jax.rl.batches.types import Rollout
+from pat_jax.run.logging.metrics import read_metrics
 from pat_jax.run.loop import Run
 from pat_jax.run.process.stop_signals import StopSignals
 from pat_jax.run.scoring import open_scorer
 from pat_jax.run.setup import build
 
 PPO = """
-    --algorithm ppo --algorithm.beta 0.05 --eval.every 0 --warm_start.steps 2 --steps 3 --devices 4
-    --critic.learning_rate 1e-3 --optimizer.learning_rate 1e-3 --checkpoint.every 3
+    --algorithm ppo --algorithm.whiten_advantages false --algorithm.beta 0.05 --eval.every 0
+    --warm_start.steps 2 --steps 3 --devices 4 --checkpoint.every 3
+    --critic.learning_rate 1e-3 --optimizer.learning_rate 1e-3
 """
 REWARD = "def score(completions, **_):\n    return [float(len(x) % 7) for x in completions]\n"
+PLACEMENTS = (
+    ("interleave", "dp4tp1", "scores"),
+    ("separate", "dp2tp1", "none"),
+    ("separate", "dp2tp1", "scores"),
+    ("separate", "dp2tp1", "gradients"),
+)
+WAITED = {"scores": ["reward/early_waited_seconds"], "none": []}
+WAITED["gradients"] = [*WAITED["scores"], "train/early_waited_seconds"]
 
 
 class Ended:
-    def __init__(self, folder: Path, *options: str):
+    """A run of PPO with a reference and a reward model, whose score has no weight."""
+
+    def __init__(self, folder: Path, judge: Path, *options: str):
         folder.mkdir()
         (reward := folder / "reward.py").write_text(REWARD)
-        words = [*TINY, *PPO.split(), "--reward", f"{reward}:score", *options]
-        config = parse([*words, "--run_dir", str(folder / "run")])
+        rewards = ["--reward", f"{reward}:score", f"model:{judge}", "--reward_weights", "1", "0"]
+        rewards += ["--critic.model", "tiny"]
+        config = parse([*TINY, *PPO.split(), *rewards, *options, "--run_dir", str(folder / "run")])
         setup = build(config, jax.devices()[: config.devices])
         self.responses: list[list[Rollout]] = []
         with open_scorer(config, setup.task.rewards, setup.reward_models) as scorer:
             run = Run(setup, scorer, StopSignals())
-            inner = run.update
+            learn = run.update
 
-            def update(step, experience, measured):
+            def update(step: int, experience: Any, measured: dict[str, Any]) -> None:
                 self.responses.append([x for group in experience.groups for x in group.rollouts])
-                inner(step, experience, measured)
+                learn(step, experience, measured)
 
             run.update = update
-            run.run()
+            with counted_in_iterations() as self.compiled:
+                run.run()
             run.open.release()
-        self.setup = setup
-        self.params = {
-            name: [np.asarray(x) for x in jax.tree.leaves(state.params)]
-            for name, state in run.learner.states.items()
-        }
+        self.states, self.setup = run.learner.states, setup
+        self.rows = [x for x in read_metrics(folder / "run" / "metrics.jsonl") if x["step"] > 0]
+
+    def params(self, role: str) -> np.ndarray:
+        leaves = jax.tree.leaves(self.states[role].params)
+        return np.concatenate([np.ravel(np.asarray(x)) for x in leaves])
+
+    def devices(self, role: str) -> set[int]:
+        leaves = jax.tree.leaves(self.states[role].params)
+        return {device.id for x in leaves for device in x.sharding.device_set}
 
 
-def devices_of(tree) -> set[int]:
-    return {device.id for x in jax.tree.leaves(tree) for device in x.sharding.device_set}
-
-
-@pytest.mark.slow
+@pytest.mark.slow  # five runs; `training/test_carriers.py` and others hold each part
 def test_three_iterations_of_ppo_are_the_same_in_every_placement(tmp_path: Path):
-    flat = Ended(tmp_path / "flatten", "--layout", "dp2tp1", "--devices", "2")
-    for name, layout in (("interleave", "dp4tp1"), ("separate", "dp2tp1")):
-        other = Ended(tmp_path / name, "--placement", name, "--layout", layout)
+    scalar = replace(QWEN3, head="scalar", tie_embeddings=False)
+    judge = write_checkpoint(tmp_path / "judge", scalar)
+    flat = Ended(tmp_path / "flatten", judge, "--layout", "dp2tp1", "--devices", "2")
+    for name, layout, overlap in PLACEMENTS:
+        options = ["--placement", name, "--layout", layout, "--placement.overlap", overlap]
+        other = Ended(tmp_path / f"{name}-{overlap}", judge, *options)
         for ours, theirs in zip(other.responses, flat.responses, strict=True):
             assert [x.tokens.tolist() for x in ours] == [x.tokens.tolist() for x in theirs]
-        for role, params in flat.params.items():
-            whole, there = (
-                np.concatenate([*map(np.ravel, x)]) for x in (params, other.params[role])
-            )
-            far = np.linalg.norm(there - whole) / np.linalg.norm(whole)
-            assert far <= 1e-6
+        for role in ("train", "critic"):
+            ours, theirs = other.params(role), flat.params(role)
+            assert np.linalg.norm(ours - theirs) <= 1e-6 * np.linalg.norm(theirs)
+            assert other.devices(role) == ({2, 3} if name == "separate" else {0, 1, 2, 3})
+        for ours, theirs in zip(other.rows, flat.rows, strict=True):
+            for metric in ("reward/mean", "reward/judge/mean", "train/loss", "critic/loss"):
+                assert ours[metric] == pytest.approx(theirs[metric], rel=1e-4, abs=1e-6), metric
+            found = sorted(x for x in ours if x.endswith("early_waited_seconds"))
+            assert found == (WAITED[overlap] if name == "separate" else [])
+        assert other.compiled == []

@@ -45,6 +45,8 @@ def announce(config: RunConfig, setup: Setup, progress: Progress) -> None:
     log.info("%s", setup.engine.drafting)
     lora = setup.trainer.trained.lora
     progress.print(opening(config, setup.policy, setup.devices, lora))
+    if places := setup.describe_places():
+        progress.print(places)
     layouts = ", ".join(map(str, setup.layouts))
     progress.print(f"run folder {config.run_dir}; layouts {layouts}")
 
@@ -66,7 +68,7 @@ def compile_run(
     update = compile_update(setup.roles, setup.memory.limit, config, progress, by_need=is_by_need)
     for one in models:  # few programs, without a backward pass
         one.compile(by_need=False)
-    check_room(setup.reward_models, setup.memory)
+    check_room(setup.reward_models, setup.memory, setup.held_without_rollouts)
     setup.engine.compile(_show("rollout", progress), layouts)
     seconds = time.perf_counter() - start
     progress.print(f"compiled in {seconds:.1f} s")

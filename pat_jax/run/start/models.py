@@ -12,12 +12,12 @@ from pat_jax.layout.layout import Layout
 from pat_jax.models.policy import Policy
 from pat_jax.planning.types import Split
 from pat_jax.run.reward_models import RewardModels, resident_of
+from pat_jax.run.start.placed_layouts import PlacedLayouts
 from pat_jax.run.start.places import Places
 from pat_jax.run.start.rollouts import Rollouts
 from pat_jax.training.build_roles import CriticModel, build_roles
 from pat_jax.training.reader import Reader
 from pat_jax.training.roles import Roles
-from pat_jax.training.transfer import Carrier
 from pat_jax.training.update_memory import lacking_state
 
 
@@ -26,10 +26,8 @@ class RunModels:
     """What the handles of a run's models are built from."""
 
     policy: Policy
-    layout: Layout  # the trainer's
+    placed: PlacedLayouts
     places: Places
-    reference: Layout
-    carriers: Mapping[Split, Carrier]
     critic: CriticModel | None
     teacher: Mapping[str, Reader]
     reward_models: RewardModels
@@ -41,9 +39,17 @@ class RunModels:
         for reader in (*self.teacher.values(), *scoring):
             reader.rests = config.roles.rest == "host"
         drafter, others = self.rollouts.drafter, resident_of(self.reward_models)
-        made_of = drafter, self.teacher, others, self.critic, self.reference, self.carriers
-        shards = self.places.row_shards(self.layout.split.dp)
-        return build_roles(config, self.policy, self.layout, layouts, *made_of, row_shards=shards)
+        made_of = drafter, self.teacher, others, self.critic
+        return build_roles(
+            config,
+            self.policy,
+            self.placed.policy,
+            layouts,
+            *made_of,
+            reference=self.placed.reference,
+            carriers=self.placed.carriers,
+            row_shards=self.places.row_shards(self.placed.policy.split.dp),
+        )
 
     def room(self, config: RunConfig, layouts: dict[Split, Layout]) -> float:
         """Returns how many whole sequences a KV cache holds beside the models; 0 if no update

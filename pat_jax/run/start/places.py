@@ -4,15 +4,16 @@ Knows options and devices. Does not know models, nor what the roles do.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from pat_jax.common.devices import Device
 from pat_jax.common.hosts.together import process_group
 from pat_jax.common.rules import require
 from pat_jax.config.critic import critic_source
+from pat_jax.config.placement import PlacementConfig
 from pat_jax.config.run import RunConfig
-from pat_jax.planning.placement import ROLES, PlacedRole, Placement
+from pat_jax.planning.placement import ROLES, PlacedRole, Placement, Positions
 
 
 @dataclass(frozen=True)
@@ -30,18 +31,13 @@ class Places:
           OptionError: the placement does not fit these devices or these options.
         """
         options, count = config.placement, len(devices)
-        placement = options.placement(count)
+        placement = _placement(options, count)
         found, name = cls(devices, placement), "placement.name"
         if placement.is_flat and len(placement.places["rollout"]) == count:
+            is_possible = options.overlap != "gradients"
+            expected = "none or scores with --placement flatten, where all models have the rollouts' devices"
+            require(is_possible, "placement.overlap", options.overlap, expected)
             return found
-        for role in ROLES:
-            size = len(placement.places[role])
-            require(
-                count % size == 0,
-                f"placement.{role}",
-                getattr(options, role) or options.name,
-                f"a number of devices that divides the run's {count}, and not {size}",
-            )
         processes = process_group().count
         expected = f"flatten on {processes} processes: other placements run in one process"
         require(processes == 1, name, options.name, expected)
@@ -51,6 +47,13 @@ class Places:
             "placement.rollout",
             options.rollout or options.name,
             f"the devices of the policy ({_words(of_policy)}), or none of them",
+        )
+        beside = [role for role in ROLES if not placement.are_apart(role, "rollout")]
+        require(
+            options.overlap != "gradients" or beside == ["rollout"],
+            "placement.overlap",
+            options.overlap,
+            f"none or scores where rollouts share devices with {', '.join(beside[1:])}",
         )
         for role in ("reference", "critic"):
             shares = config.lora.is_on and (role == "reference" or _shares_base(config))
@@ -70,6 +73,17 @@ class Places:
         """Whether two roles have different devices."""
         return self.placement.places[one] != self.placement.places[other]
 
+    def describe(self, roles: Collection[PlacedRole]) -> str:
+        """Returns a line on the devices of these roles; empty if all have the same."""
+        if self.placement.is_flat:
+            return ""
+        by_place: dict[Positions, list[str]] = {}
+        for role in ROLES:
+            if role in roles:
+                by_place.setdefault(self.placement.places[role], []).append(role)
+        parts = (f"{', '.join(names)} on {_words(place)}" for place, names in by_place.items())
+        return f"devices: {'; '.join(parts)}"
+
     def row_shards(self, of_policy: int) -> int:
         """Returns the number that divides the rows of each micro-batch of an iteration, so that
         every role that reads them can split them.
@@ -82,6 +96,22 @@ class Places:
         return math.lcm(of_policy, *others)
 
 
+def _placement(options: PlacementConfig, count: int) -> Placement:
+    """Returns the devices of each role, of `count` devices."""
+    places = dict(Placement.named(options.name, count).places)
+    given: dict[PlacedRole, Positions] = {}
+    for role in ROLES:
+        given[role] = options.positions(role, count)
+    if options.name == "separate" and (of_rollout := given["rollout"]):
+        others = tuple(i for i in range(count) if i not in of_rollout)
+        options.need("rollout", others != (), f"fewer than all {count} devices with separate")
+        places = dict.fromkeys(ROLES, others)
+    for role, positions in given.items():
+        if positions:
+            places[role] = positions
+    return Placement(places)
+
+
 def _shares_base(config: RunConfig) -> bool:
     """Whether the critic has adapters on the policy's base."""
     source = critic_source(config.critic.model, config.reward, config.model)
@@ -89,4 +119,8 @@ def _shares_base(config: RunConfig) -> bool:
 
 
 def _words(positions: Sequence[int]) -> str:
+    """Devices as options name them, such as 0-3."""
+    first, last = positions[0], positions[-1]
+    if len(positions) > 1 and last - first == len(positions) - 1:
+        return f"{first}-{last}"
     return ",".join(map(str, positions))

@@ -38,7 +38,10 @@ def settled_rest(
     )
     if asked != "auto":
         return config, ""
-    resident, away = (with_rest(config, rest) for rest in ("device", "host"))
+    resident = with_rest(config, "device")
+    if config.placement.overlap == "gradients":  # what learns during a rollout cannot wait then
+        return resident, ""
+    away = with_rest(config, "host")
     if not (config.learns and has_memory) or math.isinf(here := room(resident)):
         return resident, ""
     sequences = config.rollout.prompts_per_step * config.rollout.num_generations

@@ -1,0 +1,105 @@
+"""What is done with the responses of one batch while others are still generated.
+
+Joins columns and gradients with rewards: knows which of them a group waits for. Does not know how
+any of them is computed.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
+from jaxtyping import Float
+
+from pat_jax.rl.algorithm.aggregation import Aggregation
+from pat_jax.rl.batches.batches import TrainBatch, share_of
+from pat_jax.rl.batches.types import Prompt, Rollout, RolloutGroup
+from pat_jax.rl.rewards.by_function import ScoresByFunction
+from pat_jax.rl.rewards.scorer import Scoring
+from pat_jax.rl.rewards.weighted_sum import weighted_sum
+from pat_jax.run.early_columns import Columns, EarlyColumns
+from pat_jax.run.early_gradients import EarlyGradients, TrainedRole
+from pat_jax.run.lanes import Lanes
+from pat_jax.training.summed_gradients import SummedGradients
+from pat_jax.training.trainer import Trainer
+
+# From groups, their rewards, scores and columns to what is learned from them.
+BatchOf = Callable[
+    [Sequence[RolloutGroup], Float[np.ndarray, "groups samples"], ScoresByFunction, Columns],
+    TrainBatch,
+]
+
+
+@dataclass(frozen=True)
+class EarlyLearning:
+    """How gradients are summed early."""
+
+    batch_of: BatchOf
+    begin: Callable[[Trainer], SummedGradients]
+    trains: Callable[[Trainer, int], bool]  # whether an iteration, from 0, trains a role
+    aggregation: Aggregation
+
+
+@dataclass
+class EarlyStages:
+    """The early columns and gradients of one batch: `size` responses to each of `prompts`.
+
+    Args:
+      learning: None: no gradients are summed early.
+      step: the iteration, from 0.
+    """
+
+    lanes: Lanes
+    learning: EarlyLearning | None
+    prompts: Sequence[Prompt]
+    size: int
+    step: int
+    scoring: Scoring[Rollout] | None = None  # of the rewards, once it has begun
+    _ended: dict[int, Rollout] = field(default_factory=dict)
+
+    def __post_init__(self):
+        self.gradients = self._gradients()
+        on_read = self.note if self.gradients else lambda index: None
+        self.columns = EarlyColumns(self.lanes.readers, on_read)
+
+    def add(self, index: int, ended: Rollout) -> None:
+        """Adds the response `index`, which has ended."""
+        self._ended[index] = ended
+        self.columns.add(index, ended)
+
+    def note(self, index: int) -> None:
+        """Notes that a response has its reward, or the columns of a lane."""
+        if self.gradients is not None:
+            self.gradients.note(index // self.size)
+
+    def wait(self) -> None:
+        """Waits for all columns and gradients; all rewards must be there."""
+        self.columns.wait(len(self._ended))
+        if self.gradients is not None:
+            self.gradients.wait()
+
+    def _gradients(self) -> EarlyGradients | None:
+        learning, every = self.learning, self.lanes.trained
+        if learning is None:
+            return None
+        roles = [
+            TrainedRole(role, thread, partial(learning.begin, role))
+            for role, thread in every
+            if learning.trains(role, self.step)
+        ]
+        parts = self.size * (1 + len(self.lanes.readers))
+        return EarlyGradients(roles, len(self.prompts), parts, self._batch)
+
+    def _batch(self, numbers: Sequence[int]) -> tuple[TrainBatch, float]:
+        """Returns what is learned from complete groups, and their share."""
+        assert self.learning is not None and self.scoring is not None
+        rows = [n * self.size + i for n in numbers for i in range(self.size)]
+        by_group = [[self._ended[n * self.size + i] for i in range(self.size)] for n in numbers]
+        groups = [
+            RolloutGroup(self.prompts[n], tuple(x)) for n, x in zip(numbers, by_group, strict=True)
+        ]
+        scores = self.scoring.scores_of(rows)
+        rewards = weighted_sum(scores)[0].reshape(len(numbers), -1)
+        by_function = ScoresByFunction.of(scores, rewards)
+        batch = self.learning.batch_of(groups, rewards, by_function, self.columns.of(rows))
+        return batch, share_of(batch, self.learning.aggregation)

@@ -1,0 +1,67 @@
+"""The layouts of a run's roles, each on the devices that its placement gives it.
+
+Knows options, places and models. Does not know what runs in a layout.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from pat_jax.common.devices import Device
+from pat_jax.config.run import RunConfig
+from pat_jax.engine.sizing.layout_choice import check_batch, wanted_layouts
+from pat_jax.layout.layout import Layout, layout_chain
+from pat_jax.layout.mesh import ExpertSplit, factored_mesh
+from pat_jax.models.config import ModelConfig
+from pat_jax.models.kernels.kernel_choice import Kernels
+from pat_jax.planning.types import Split
+from pat_jax.run.start.places import Places
+from pat_jax.training.transfer import Carrier, carriers
+
+
+@dataclass(frozen=True)
+class PlacedLayouts:
+    policy: Layout  # of updates: the least TP that the policy's devices have
+    reference: Layout
+    rollouts: dict[Split, Layout]
+    dropped: Sequence[str]  # why layouts of rollouts are missing
+    carriers: Mapping[Split, Carrier]  # of weights to the rollouts; empty: on the same devices
+
+    @classmethod
+    def of(
+        cls, config: RunConfig, model: ModelConfig, places: Places, kernels: Kernels | None
+    ) -> "PlacedLayouts":
+        chain, dropped = chain_of(config, model, places["rollout"], kernels)
+        layouts = rollout_layouts(config, model, places["rollout"], chain)
+        own = chain
+        if places.differ("policy", "rollout"):
+            own, _ = chain_of(config, model, places["policy"], kernels)
+        policy = reference = next(iter(own.values()))
+        if places.differ("reference", "policy"):
+            of_reference, _ = chain_of(config, model, places["reference"], kernels)
+            reference = next(iter(of_reference.values()))
+        sent = {} if own is chain else carriers(own, chain)
+        return cls(policy, reference, layouts, dropped, sent)
+
+
+def chain_of(
+    config: RunConfig, model: ModelConfig, devices: Sequence[Device], kernels: Kernels | None
+) -> tuple[dict[Split, Layout], list[str]]:
+    """Returns all layouts of these devices, and why others are missing."""
+    experts = ExpertSplit(config.rollout.expert_parallel, config.rollout.expert_width)
+    return layout_chain(factored_mesh(devices), model, kernels, experts=experts)
+
+
+def rollout_layouts(
+    config: RunConfig,
+    model: ModelConfig,
+    devices: Sequence[Device],
+    chain: Mapping[Split, Layout],
+) -> dict[Split, Layout]:
+    """Returns those of the layouts that the options let rollouts use.
+
+    Raises:
+      UserError: the options ask for a layout that is not there, or prompts do not divide.
+    """
+    layouts = wanted_layouts(config, dict(chain), factored_mesh(devices), model)
+    check_batch(config, layouts)
+    return layouts

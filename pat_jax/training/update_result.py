@@ -1,0 +1,46 @@
+"""What came of an update: metrics of its optimizer steps, and which of them were taken."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from jaxtyping import Array
+
+from pat_jax.rl.algorithm.losses import Sums
+from pat_jax.rl.algorithm.update import TrainState, Update
+
+# What an optimizer step returns: sums for metrics, the gradient's norm, and whether it was applied.
+Record = tuple[Sums, Array, Array]
+
+
+@dataclass(frozen=True)
+class UpdateResult:
+    metrics: dict[str, float]
+    applied: tuple[bool, ...]  # for each optimizer step, whether the gradient was finite
+    updates_applied: int  # number since the state's optimizer began
+
+
+def summarized(
+    role: str,
+    update: Update,
+    records: Sequence[Record],
+    state: TrainState,
+    scaled: Callable[[Any], Any] = lambda sums: sums,
+) -> UpdateResult:
+    """Returns the result of a role's optimizer steps, fetched from the devices once.
+
+    Args:
+      scaled: what is done to the sums of a step once they are on the host.
+      state: after the last step.
+    """
+    fetched, step = jax.device_get((list(records), state.step))
+    sums, norms, applied = zip(*fetched, strict=True)
+    sums = [scaled(each) for each in sums]
+    metrics = {f"{role}/{name}": value for name, value in update.summary(sums).items()}
+    counted = [norm for norm, one in zip(norms, sums, strict=True) if one["weight"] > 0]
+    metrics[f"{role}/grad_norm"] = float(np.mean(counted)) if counted else math.nan
+    metrics[f"{role}/skipped_updates"] = float(len(applied) - sum(applied))
+    return UpdateResult(metrics, tuple(map(bool, applied)), int(step))

@@ -1,0 +1,92 @@
+"""Which devices each role has, as options say."""
+
+import jax
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pat_jax.common.rules import OptionError
+from pat_jax.config.command_line import parse
+from pat_jax.planning.placement import ROLES, PlacedRole, Placement, Positions
+from pat_jax.run.start.places import Places
+
+HALF, OTHER, EVERY = (0, 1, 2, 3), (4, 5, 6, 7), tuple(range(8))
+
+
+def placed(*options: str) -> dict[PlacedRole, Positions]:
+    return dict(Places.of(parse(options), jax.devices()).placement.places)
+
+
+def test_a_run_is_flat_unless_it_is_asked_for_another_placement():
+    assert placed() == placed("--placement", "flatten") == dict.fromkeys(ROLES, EVERY)
+
+
+def test_the_named_placements():
+    found = placed("--placement", "separate")
+    assert found == dict.fromkeys(ROLES, OTHER) | {"rollout": HALF}
+    found = placed("--placement", "interleave")
+    expected = dict.fromkeys(ROLES, EVERY) | {"reference": HALF, "teacher": HALF, "reward": OTHER}
+    assert found == expected
+
+
+def test_single_roles_have_the_devices_that_are_named():
+    found = placed("--placement", "separate", "--placement.rollout", "quarter")
+    assert (found["rollout"], found["policy"]) == ((0, 1), (2, 3, 4, 5, 6, 7))
+    found = placed("--placement.reward", "0,5-6,7", "--placement.critic", "half")
+    assert (found["reward"], found["critic"]) == ((0, 5, 6, 7), HALF)
+    assert found["policy"] == EVERY
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ("--placement.critic 4-8", "placement.critic is '4-8': expected devices from 0 to 7"),
+        ("--placement.critic 5-4", "placement.critic is '5-4': expected devices from 0 to 7"),
+        ("--placement.critic first", "expected devices such as 0-3"),
+        ("--placement.rollout 0-3", "the devices of the policy (0-7), or none of them"),
+        ("--placement separate --placement.rollout all", "fewer than all 8 devices with separate"),
+        (
+            "--placement separate --placement.overlap gradients --algorithm ppo",
+            "placement.overlap is 'gradients': expected none or scores with "
+            "--algorithm.whiten_advantages",
+        ),
+        (
+            "--placement separate --placement.overlap gradients --algorithm.mini_batch_size 4",
+            "none or scores with several optimizer steps in an iteration",
+        ),
+        ("--placement.overlap gradients", "none or scores with --placement flatten"),
+        (
+            "--placement separate --placement.reward all --placement.overlap gradients",
+            "none or scores where rollouts share devices with reward",
+        ),
+        ("--placement both", "placement.name is 'both'"),
+        (
+            "--placement interleave --lora.rank 4 --algorithm.beta 0.1",
+            "placement.reference is 'interleave': expected the policy's devices",
+        ),
+    ],
+)
+def test_what_cannot_be_is_one_sentence(options: str, expected: str):
+    with pytest.raises(OptionError) as error:
+        placed(*options.split())
+    assert expected in str(error.value) and str(error.value).count(". ") == 0
+
+
+def test_a_run_says_which_devices_its_roles_have():
+    options = ("--placement", "separate", "--placement.critic", "4,6")
+    places = Places.of(parse(options), jax.devices())
+    words = places.describe({"rollout", "policy", "critic", "reference"})
+    assert words == "devices: rollout on 0-3; policy, reference on 4-7; critic on 4,6"
+    assert Places.of(parse(()), jax.devices()).describe({"rollout", "policy"}) == ""
+
+
+@given(st.sampled_from(["flatten", "interleave", "separate"]), st.integers(1, 16))
+def test_groups_are_disjoint_and_make_up_every_place(name, count: int):
+    placement = Placement.named(name, count)
+    groups = placement.groups()
+    assert sorted(i for group in groups for i in group) == list(range(count))
+    for place in placement.places.values():
+        inside = [group for group in groups if {*group} <= {*place}]
+        assert sorted(i for group in inside for i in group) == list(place)
+    assert placement.is_flat == (name == "flatten" or count == 1)
+    assert placement.are_apart("policy", "rollout") == (name == "separate" and count > 1)
