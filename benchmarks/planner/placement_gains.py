@@ -116,13 +116,16 @@ def measured(setting: Setting, data: Path, wrong: tuple[float, ...]) -> dict[str
 
 
 def summary(cells: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    usable = [x for x in cells.values() if x["chosen"]]
+    usable = [x for x in cells.values() if x["bound"]]  # at least one placement has room
+    yield f"{len(cells) - len(usable)} settings without room"
+    if not usable:
+        return
     few = [x["times_as_fast"] for x in usable if x["of_a_device"] <= 64]
     yield f"{len(usable)} settings; least {min(x['times_as_fast'] for x in usable):.3f} x of flatten"
     if few:
         yield f"at most 64 responses a device: {fmean(few):.3f} x in the mean of {len(few)}"
-    others = [x for cell in usable for x in cell["with_passes"].values() if x]
-    yield f"with wrong passes: least {min(others):.3f} x"
+    if others := [x for cell in usable for x in cell["with_passes"].values() if x]:
+        yield f"with wrong passes: least {min(others):.3f} x"
 
 
 def main() -> None:
