@@ -24,7 +24,7 @@ from pat_jax.config.speculation import SpeculationConfig
 from pat_jax.planning.memory import MemoryModel
 from pat_jax.planning.types import Split
 from pat_jax.profiling.capacity.plan_config import PlanConfig
-from pat_jax.profiling.capacity.planned import Question, machine_of, refused_layouts
+from pat_jax.profiling.capacity.question import Question, machine_of, refused_layouts
 from pat_jax.profiling.predict.composer import Composer
 from pat_jax.profiling.predict.kernel_model import BYTES
 from pat_jax.profiling.predict.model_sizes import expert_weights

@@ -22,7 +22,8 @@ from pat_jax.profiling.capacity.costs import costs_of
 from pat_jax.profiling.capacity.page import page, plan_text
 from pat_jax.profiling.capacity.plan_config import LONGEST, PlanConfig
 from pat_jax.profiling.capacity.plan_roles import shapes_of_roles
-from pat_jax.profiling.capacity.planned import Question, planned
+from pat_jax.profiling.capacity.planned import planned
+from pat_jax.profiling.capacity.question import Question
 from pat_jax.profiling.capacity.recorded_responses import (
     Encode,
     lengths_of,

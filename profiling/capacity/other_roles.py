@@ -45,10 +45,10 @@ class OtherRoles:
             if name == CRITIC:
                 continue
             what = "scores" if model.head == "scalar" else "log-probabilities"
-            passes = self._passes(name, self.roles.readers[name].held)
+            passes = self.passes(name, self.roles.readers[name].held)
             found[f"{what} of the {name}"] = _mean([passes.predictions(x) for x in packed])
         if critic := self.roles.critic:
-            passes = self._passes(CRITIC, critic.trained)
+            passes = self.passes(CRITIC, critic.trained)
             found["values of the critic"] = _mean([passes.predictions(x) for x in packed])
             gradients = _mean([passes.gradients(x) for x in packed])
             found["critic, forward and backward"] = gradients
@@ -58,7 +58,12 @@ class OtherRoles:
             found[MOVES] = Seconds(host=moved / rate)
         return found
 
-    def _passes(self, name: str, held: TrainableParams) -> RolePasses:
+    def passes(self, name: str, held: TrainableParams) -> RolePasses:
+        """Returns the passes of a role.
+
+        Args:
+          held: its parameters.
+        """
         own = [program for program in self.programs if program.role == name]
         return RolePasses(self.built, held, self.data, own)
 

@@ -85,6 +85,9 @@ class PlanConfig(ReplayOptions, UpdateOptions, EngineSizes):
     takes no device and is left out."""
     teacher: PlannedTeacher = field(default_factory=PlannedTeacher)
     roles: RolesConfig = field(default_factory=RolesConfig)
+    placement: Literal["flatten", "auto"] = "flatten"
+    """Devices of each model. flatten: all models have all devices. auto prices placements on parts
+    of the devices as well, and tells which one is the fastest. See --placement of train."""
     mini_batch_size: int = option(0, COUNT_OR_ZERO)
     """Prompts in one optimizer step; 0 takes all of a rollout. Before the first of several steps
     the policy scores every response. See --algorithm.mini_batch_size of train."""
@@ -161,6 +164,7 @@ class PlanConfig(ReplayOptions, UpdateOptions, EngineSizes):
             "algorithm.name", self.train or self.algorithm == PlannedAlgorithm(), f"grpo {off}"
         )
         self.need("roles.rest", self.train or self.roles == RolesConfig(), f"auto {off}")
+        self.need("placement", self.train or self.placement == "flatten", f"flatten {off}")
         distills = ALGORITHMS[self.algorithm.name]["distill_coef"] > 0
         self.need(
             "teacher.model",
@@ -236,7 +240,7 @@ class PlanConfig(ReplayOptions, UpdateOptions, EngineSizes):
             teacher=TeacherConfig(self.teacher.model),
             algorithm=AlgorithmConfig(
                 name=self.algorithm.name,
-                **ALGORITHMS[self.algorithm.name],
+                **ALGORITHMS[self.algorithm.name] | self.algorithm.changed,
                 beta=self.beta,
                 mini_batch_size=self.mini_batch_size or prompts,
                 tokens_per_micro_batch=self.tokens_per_micro_batch or whole * target.num_devices,

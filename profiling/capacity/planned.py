@@ -1,26 +1,20 @@
 """Makes a plan's report from a question: what fits, what steps take, what adapting gains."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from pat_jax.common.errors import UserError
 from pat_jax.common.text_table import percent
-from pat_jax.config.run import RunConfig
-from pat_jax.engine.sizing.layout_choice import worth_planning
-from pat_jax.planning.memory import MemoryModel
 from pat_jax.planning.types import Split
-from pat_jax.profiling.capacity.costs import SourcedLatency
 from pat_jax.profiling.capacity.layout_parts import (
-    WHILE_DECODING,
     memory_of,
     running_counts,
     steps_of,
 )
 from pat_jax.profiling.capacity.limits import limits, of_experts
-from pat_jax.profiling.capacity.plan_config import PlanConfig
+from pat_jax.profiling.capacity.placing import Placing
+from pat_jax.profiling.capacity.question import Question, machine_of, refused_layouts
 from pat_jax.profiling.capacity.report import LengthSummary, PlanReport, PlanSubject
 from pat_jax.profiling.capacity.resting import both
 from pat_jax.profiling.capacity.resting_report import Resting
@@ -29,31 +23,10 @@ from pat_jax.profiling.capacity.update_report import Update
 from pat_jax.profiling.cross_compile.compile import Compilation
 from pat_jax.profiling.cross_compile.compiled import CompiledProgram
 from pat_jax.profiling.cross_compile.target_build import TargetBuild
-from pat_jax.profiling.simulate.comparison import Comparison, Series, adaptive_s, compare
-from pat_jax.profiling.simulate.draft_sources import DraftSources
+from pat_jax.profiling.simulate.comparison import Comparison, adaptive_s, compare
 from pat_jax.profiling.simulate.machine import Machine, Workload
-from pat_jax.profiling.simulate.response_lengths import ResponseLengths
 
 PROBABILITIES = (0.0, 0.01, 0.05, *(k / 10 for k in range(1, 10)), 0.95, 0.98, 0.99, 0.995, 0.999)
-
-
-@dataclass(frozen=True)
-class Question:
-    """The question that a plan answers; everything in it is checked."""
-
-    command: str
-    name: str  # of the model
-    build: TargetBuild  # with stand-ins for devices
-    series: Series
-    lengths: ResponseLengths
-    costs: SourcedLatency
-    data: Path  # a folder that may hold kernel tables
-    options: PlanConfig  # settled: no option is auto
-    sources: DraftSources | None = None  # of drafts; None: there are no drafts
-
-    @property
-    def run(self) -> RunConfig:
-        return self.build.order.config
 
 
 def planned(question: Question, compilation: Compilation | None) -> PlanReport:
@@ -97,6 +70,7 @@ def planned(question: Question, compilation: Compilation | None) -> PlanReport:
         tuple(_notes(question, programs, updating)),
         tuple(_warnings(question, update)),
         resting,
+        Placing(question).placements() if question.options.placement == "auto" else None,
     )
 
 
@@ -120,28 +94,6 @@ def _resting(
     return both(question.build, updating, workloads, rollout_s, question.costs)
 
 
-def machine_of(
-    question: Question, used: tuple[Split, ...], memory: MemoryModel | None = None
-) -> Machine:
-    """The machine on which rollouts are replayed, with the `used` layouts.
-
-    Args:
-      memory: of all layouts; by default the target's.
-    """
-    costs, sources = question.costs, question.sources
-    return Machine.of(
-        costs.latency,
-        used,
-        question.run.rollout,
-        capacity=question.series.draw.sequences,
-        memory=_within(memory or question.build.memory, used),
-        runs_ahead=True,
-        has_pools=True,
-        drafts=costs.drafts,
-        acceptance=sources.of_every_rollout.acceptance if sources else None,
-    )
-
-
 def _of_experts(question: Question, machine: Machine) -> Iterator[str]:
     if question.build.order.model.experts is not None:
         lengths, sequences = machine.buckets.lengths, question.series.draw.sequences
@@ -158,34 +110,6 @@ def _learned(question: Question, comparison: Comparison) -> tuple[list[Workload]
     series, first = question.series, comparison.traces[0].layout[0]
     workloads = [series.workload(question.lengths, number) for number in range(series.rollouts)]
     return workloads, next(split for split in question.build.layouts if str(split) == first)
-
-
-def refused_layouts(question: Question, compilation: Compilation | None) -> dict[Split, str]:
-    """The layouts that are not used, each with the reason."""
-    build, latency = question.build, question.costs.latency
-    kept, dropped = worth_planning(question.run, build.layouts, build.alone, latency)
-    reasons = {split: f"layout {split}: " for split in build.layouts if split not in kept}
-    refused = {
-        split: next(reason.removeprefix(start) for reason in dropped if reason.startswith(start))
-        for split, start in reasons.items()
-    }
-    known = {split for split, _, _ in latency.decode_table}
-    refused |= {split: "no times of it are known" for split in kept if split not in known}
-    for program in compilation.failed if compilation else ():
-        if program.name in WHILE_DECODING:
-            named = program.name + " with drafts" * (program.num_draft_tokens > 0)
-            refused.setdefault(program.split, f"{named} does not compile: {program.error}")
-    return refused
-
-
-def _within(memory: MemoryModel, used: tuple[Split, ...]) -> MemoryModel:
-    """`memory` with the `used` layouts only."""
-    maps = {
-        field.name: {split: value for split, value in known.items() if split in used}
-        for field in fields(memory)
-        if isinstance(known := getattr(memory, field.name), Mapping)
-    }
-    return replace(memory, **maps)
 
 
 def _subject(question: Question) -> PlanSubject:

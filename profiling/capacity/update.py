@@ -73,7 +73,7 @@ class PlannedUpdate:
             scoring,
             gradients,
             apply,
-            self._transfer(target),
+            self.transfer(target),
             target,
             flops,
             flops / update_s / peak,
@@ -148,13 +148,19 @@ class PlannedUpdate:
     def work(self) -> UpdateWork:
         return self.passes.work
 
-    def _transfer(self, target: Split) -> Seconds:
-        """Seconds of transfer and checksums. The program for the layout with the least TP stands
-        for those that were not compiled: weights are gathered before they are cut."""
+    def transfer(self, target: Split, kept: int | None = None) -> Seconds:
+        """Seconds of transfer and checksums.
+
+        Args:
+          kept: bytes of a device for the rollout's weights; None: those of `target`, a layout of
+            these devices.
+        """
+        # The program for the layout with the least TP stands for those that were not compiled:
+        # weights are gathered before they are cut.
         weights, source = self.built.alone.weights, self.trainer.layout.split
         params = shard_bytes(self.trainer.trained.abstract_frozen)
         params += shard_bytes(self.trainer.abstract_params)
-        whole, kept = weights[source], weights[target]
+        whole, kept = weights[source], weights[target] if kept is None else kept
         work = transfer_work(params, whole, kept, self.work.fsdp)
         ends = {p.target: p for p in self.programs if p.name == "transfer" and not p.error}
         if program := ends.get(target) or ends.get(source):

@@ -4,7 +4,7 @@ Knows seconds on a simulated clock. Does not know where a machine's costs are fr
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from statistics import fmean
 from typing import Any
@@ -13,6 +13,7 @@ import numpy as np
 
 from pat_jax.engine.record.report import RolloutReport
 from pat_jax.engine.record.trace import RolloutTrace
+from pat_jax.layout.buckets import NO_DRAFTS
 from pat_jax.planning.drafts import Acceptance
 from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.planning.planner.planner import CostModelPlanner, Planner
@@ -22,7 +23,7 @@ from pat_jax.profiling.simulate.draft_sources import DraftSource
 from pat_jax.profiling.simulate.draw import Draw
 from pat_jax.profiling.simulate.machine import Machine, Workload
 from pat_jax.profiling.simulate.response_lengths import ResponseLengths
-from pat_jax.profiling.simulate.simulator import replay
+from pat_jax.profiling.simulate.simulator import replay, replayed
 
 ADAPTIVE, DRAFTING = "adaptive", "adaptive, drafts"
 # Seconds of a decode step's sums over devices, by tokens of a replica: its rows, without drafts.
@@ -180,10 +181,37 @@ def compare(
 
 def adaptive_s(machine: Machine, lengths: ResponseLengths, series: Series) -> float:
     """Returns the mean seconds of the adaptive rollouts of `compare` without drafts."""
+    plain = replace(machine, drafts=NO_DRAFTS, acceptance=None)
+    rollouts = adaptive_rollouts(plain, lengths, series)
+    return fmean(one.total_s for one in rollouts)
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """An adaptive rollout: when each response ended."""
+
+    workload: Workload
+    total_s: float
+    ended_s: np.ndarray  # float[sequences], seconds since the rollout began
+    is_pressed: bool  # whether a sequence gave up its pages or waited for some
+    first: Split  # layout in which it began
+
+
+def adaptive_rollouts(
+    machine: Machine, lengths: ResponseLengths, series: Series
+) -> Iterator[Replayed]:
+    """Yields the adaptive rollouts of `compare`, with drafts if they have programs."""
     learned = _with(LengthModel.empty(series.draw.cap), series.workload(lengths, -1))
     planner = CostModelPlanner(machine.splits, machine.truth, learned, memory=machine.memory)
-    workloads = [series.workload(lengths, number) for number in range(series.rollouts)]
-    return fmean(done.total_s for done in _learning(workloads, planner, machine))
+    if machine.drafts.longest:
+        planner = _with_drafts(planner, machine)
+    for number in range(series.rollouts):
+        workload = series.workload(lengths, number)
+        report, ended_s = replayed(workload, planner, machine)
+        first = report.bursts[0]
+        is_pressed = report.preempted > 0 or first.running < workload.size
+        yield Replayed(workload, report.total_s, ended_s, is_pressed, first.split)
+        planner.observe_rollout(_with(planner.lengths, workload))
 
 
 def _drafting(
@@ -192,9 +220,14 @@ def _drafting(
     machine: Machine,
     sum_seconds: SumSeconds | None,
 ) -> System:
-    believed = Acceptance.unseen(is_generated=machine.drafts.is_generated)
-    one = replace(planner, acceptance=believed, drafts=machine.drafts.limits)
+    one = _with_drafts(planner, machine)
     return _summed(DRAFTING, _learning(workloads, one, machine), machine, sum_seconds)
+
+
+def _with_drafts(planner: CostModelPlanner, machine: Machine) -> CostModelPlanner:
+    """A planner that uses the machine's drafts, and has seen none of them."""
+    believed = Acceptance.unseen(is_generated=machine.drafts.is_generated)
+    return replace(planner, acceptance=believed, drafts=machine.drafts.limits)
 
 
 def _learning(

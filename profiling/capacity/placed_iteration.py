@@ -1,0 +1,186 @@
+"""The stages of a run's iterations under a placement, with their seconds.
+
+Knows what each role does in an iteration. Does not know when.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from pat_jax.planning.placement import PlacedRole, Positions
+from pat_jax.profiling.capacity.placed_rollouts import Rollouts
+from pat_jax.profiling.capacity.placed_size import PlacedSize, carried_s, placed_role
+from pat_jax.profiling.capacity.update_batches import Packed
+from pat_jax.profiling.placement.candidates import Candidate
+from pat_jax.profiling.placement.iteration import Iteration, Stage
+from pat_jax.profiling.predict.targets import Target
+from pat_jax.profiling.predict.update_times import Seconds
+from pat_jax.profiling.simulate.comparison import Replayed
+from pat_jax.profiling.simulate.machine import Workload
+
+TRANSFER = "weights to the rollout"
+# Sizes of a stream's first micro-batches: devices that wait begin with what has ended. The last ones
+# are as small, so that little is left after the rollout.
+FIRST = (1 / 8, 1 / 8, 1 / 4, 1 / 2)
+
+
+@dataclass(frozen=True)
+class Ended:
+    """The micro-batches of an iteration in the order in which their responses end."""
+
+    ended_s: tuple[float, ...]  # when all responses of each have ended
+    tokens: np.ndarray  # float[micro-batches], shares of all tokens
+    pairs: np.ndarray  # float[micro-batches], shares of all pairs of a query and a key
+    more: float  # times as many micro-batches as without a stream
+
+    @classmethod
+    def of(cls, replayed: Replayed, count: int, *, by_group: bool) -> "Ended":
+        """Divides the responses into `count` micro-batches, and some small ones in place of the
+        first and the last.
+
+        Args:
+          by_group: responses are used once all of their prompt have ended.
+        """
+        work, ended_s = replayed.workload, replayed.ended_s
+        if by_group and work.prompt_id is not None:
+            _, group = np.unique(work.prompt_id, return_inverse=True)
+            last = np.zeros(group.max() + 1)
+            np.maximum.at(last, group, ended_s)
+            ended_s = last[group]
+        order = np.argsort(ended_s, kind="stable")
+        tokens = (work.prompts + work.responses)[order].astype(float)
+        before = np.cumsum(tokens) - tokens
+        ends = np.cumsum(_sizes(count)) / count * tokens.sum()
+        _, of = np.unique(np.searchsorted(ends, before, side="right"), return_inverse=True)
+        last = np.zeros(of.max() + 1)
+        np.maximum.at(last, of, ended_s[order])
+        by_tokens, by_pairs = (np.bincount(of, x) / x.sum() for x in (tokens, tokens**2))
+        return cls(tuple(last.tolist()), by_tokens, by_pairs, len(last) / count)
+
+    def seconds(self, whole: Seconds) -> tuple[float, ...]:
+        """Divides the seconds of a pass over all responses. Every micro-batch sends as much as
+        another one: weights are gathered for each."""
+        by_tokens = whole.total - whole.attention - whole.links
+        each = self.more * whole.links / len(self.tokens)
+        return tuple((by_tokens * self.tokens + whole.attention * self.pairs + each).tolist())
+
+
+def _sizes(count: int) -> list[float]:
+    """The sizes of micro-batches in place of `count` equal ones, as multiples of one of these."""
+    if count == 1:
+        return [x / 2 for x in (*FIRST, *FIRST[::-1])]
+    return [*FIRST, *[1.0] * (count - 2), *FIRST[::-1]]
+
+
+@dataclass
+class PlacedIterations:
+    """The iterations of a run on one target."""
+
+    sizes: Mapping[int, PlacedSize]  # by number of devices
+    target: Target
+    by_group: bool  # whether gradients need all responses to a prompt
+    _packed: dict[tuple[int, int], Packed] = field(default_factory=dict)
+    _transfers: dict[tuple[int, int, int], float] = field(default_factory=dict)
+    _reading: dict[tuple[int, int], dict[str, Seconds]] = field(default_factory=dict)
+    _training: dict[tuple[int, int], dict[str, tuple[Seconds, Seconds]]] = field(
+        default_factory=dict
+    )
+
+    def of(self, candidate: Candidate, rollouts: Rollouts) -> list[Iteration]:
+        """Returns the iterations of a series of rollouts under a candidate."""
+        return [self._one(candidate, rollouts, i) for i in range(len(rollouts.done))]
+
+    def _one(self, candidate: Candidate, rollouts: Rollouts, number: int) -> Iteration:
+        replayed, places = rollouts.done[number], candidate.placement.places
+        policy = self._pack(len(places["policy"]), number, replayed.workload)
+        by_group = self.by_group and candidate.overlap == "gradients"
+        ended = Ended.of(replayed, len(policy.shapes), by_group=by_group)
+        reads = self._reads(candidate, ended, number, replayed.workload)
+        names = tuple(stage.name for stage in reads)
+        trains = self._trains(candidate, ended, number, replayed.workload, names)
+        transfer = self._transfer(candidate, rollouts)
+        return Iteration(
+            places["rollout"], replayed.total_s, ended.ended_s, (*reads, *trains, transfer)
+        )
+
+    def _reads(
+        self, candidate: Candidate, ended: Ended, number: int, workload: Workload
+    ) -> list[Stage]:
+        """The passes without gradients."""
+        found: list[Stage] = []
+        first = next(iter(self.sizes.values()))
+        for name in first.reads:
+            role, devices = self._place(candidate, name)
+            seconds = self._of_reading(len(devices), number, workload)[name]
+            is_streamed = candidate.overlap != "none" and self._is_apart(candidate, role)
+            pieces = [*ended.seconds(seconds)] if is_streamed else [seconds.total]
+            if name not in first.trains:  # it comes from the host's memory before it reads
+                pieces[0] += self.sizes[len(devices)].moves_s.get(name, 0.0)
+            what = f"{first.reads[name]} of the {name}"
+            found.append(Stage(what, devices, tuple(pieces), is_streamed=is_streamed))
+        return found
+
+    def _trains(
+        self,
+        candidate: Candidate,
+        ended: Ended,
+        number: int,
+        workload: Workload,
+        reads: Sequence[str],
+    ) -> list[Stage]:
+        """The gradients and steps of the trained roles."""
+        found: list[Stage] = []
+        streams = candidate.overlap == "gradients"
+        for name in next(iter(self.sizes.values())).trains:
+            role, devices = self._place(candidate, name)
+            size = self.sizes[len(devices)]
+            gradients, step = self._of_training(len(devices), number, workload)[name]
+            of_gradients = f"gradients of the {name}"
+            is_streamed = streams and self._is_apart(candidate, role)
+            pieces = ended.seconds(gradients) if is_streamed else (gradients.total,)
+            found.append(Stage(of_gradients, devices, pieces, tuple(reads), is_streamed))
+            step_s = step.total + size.moves_s.get(name, 0.0)
+            found.append(Stage(f"step of the {name}", devices, (step_s,), (of_gradients,)))
+        return found
+
+    def _transfer(self, candidate: Candidate, rollouts: Rollouts) -> Stage:
+        places = candidate.placement.places
+        policy, rollout = places["policy"], places["rollout"]
+        key = len(policy), len(rollout), rollouts.weights
+        if key not in self._transfers:
+            update = self.sizes[len(policy)].update
+            self._transfers[key] = update.transfer(rollouts.first, rollouts.weights).total
+        seconds = self._transfers[key]
+        if candidate.placement.are_apart("policy", "rollout"):
+            seconds += carried_s(rollouts.weights, self.target, (len(policy), len(rollout)))
+        devices = tuple(sorted({*policy, *rollout}))
+        return Stage(TRANSFER, devices, (seconds,), ("step of the policy",))
+
+    @staticmethod
+    def _place(candidate: Candidate, name: str) -> tuple[PlacedRole, Positions]:
+        role = "policy" if name == "policy" else placed_role(name)
+        return role, candidate.placement.places[role]
+
+    @staticmethod
+    def _is_apart(candidate: Candidate, role: PlacedRole) -> bool:
+        return candidate.placement.are_apart(role, "rollout")
+
+    def _pack(self, count: int, number: int, workload: Workload) -> Packed:
+        if (count, number) not in self._packed:
+            self._packed[count, number] = self.sizes[count].packed(workload)
+        return self._packed[count, number]
+
+    def _of_reading(self, count: int, number: int, workload: Workload) -> dict[str, Seconds]:
+        if (count, number) not in self._reading:
+            packed = self._pack(count, number, workload)
+            self._reading[count, number] = self.sizes[count].reading(packed)
+        return self._reading[count, number]
+
+    def _of_training(
+        self, count: int, number: int, workload: Workload
+    ) -> dict[str, tuple[Seconds, Seconds]]:
+        if (count, number) not in self._training:
+            packed = self._pack(count, number, workload)
+            self._training[count, number] = self.sizes[count].training(packed)
+        return self._training[count, number]

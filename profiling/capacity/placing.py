@@ -1,0 +1,166 @@
+"""Prices a run's placements and chooses one, for `--placement auto` of a plan.
+
+Rollouts are replayed on as many devices as they would have. Passes are packed and composed for as
+many as each role would have. `placement/schedule.py` puts both in order.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from statistics import fmean
+
+from pat_jax.config.run import RunConfig
+from pat_jax.planning.placement import ROLES, PlacedRole
+from pat_jax.profiling.capacity.placed_iteration import PlacedIterations
+from pat_jax.profiling.capacity.placed_memory import memory_of, update_shortage, waiting
+from pat_jax.profiling.capacity.placed_rollouts import PlacedRollouts, Rollouts
+from pat_jax.profiling.capacity.placed_size import PlacedSize, placed_role, sized
+from pat_jax.profiling.capacity.question import Question
+from pat_jax.profiling.placement.candidates import NAMED, Candidate, candidates
+from pat_jax.profiling.placement.iteration import Iteration
+from pat_jax.profiling.placement.priced import (
+    ALIKE,
+    OF_COMPOSED,
+    SHOWN,
+    Placements,
+    Priced,
+    mean_path,
+)
+from pat_jax.profiling.placement.schedule import scheduled
+
+
+@dataclass(frozen=True)
+class Placing:
+    """The placements of one question."""
+
+    question: Question
+
+    def placements(self) -> Placements:
+        """Returns the candidates with names and the fastest others, each with its price.
+
+        Every candidate is priced first as if its rollout had all memory. Those that could be among
+        the fastest are priced again beside the models that wait there.
+        """
+        named = [self.priced(one) for one in self.candidates if self.is_named(one)]
+        others = [one for one in self.candidates if not self.is_named(one)]
+        hoped = [(self.priced(one, is_alone=True).seconds, one) for one in others]
+        order = sorted(
+            ((seconds, one) for seconds, one in hoped if seconds is not None),
+            key=lambda pair: pair[0],
+        )
+        found: list[Priced] = []
+        for seconds, one in order:
+            known = sorted(each.seconds for each in found if each.seconds is not None)
+            if len(known) >= SHOWN and seconds > (1 + ALIKE) * known[SHOWN - 1]:
+                break
+            found.append(self.priced(one))
+        can_stream = streams_gradients(self.question.run)
+        return Placements((*named, *found), OF_COMPOSED, can_stream, len(self.candidates))
+
+    @cached_property
+    def candidates(self) -> list[Candidate]:
+        count = self.question.build.order.target.num_devices
+        run = self.question.run
+        every = candidates(count, self.roles, streams_gradients=streams_gradients(run))
+        return [one for one in every if self._can_run(one)]
+
+    @cached_property
+    def roles(self) -> list[PlacedRole]:
+        """The roles that the run has, with places of their own."""
+        names = {placed_role(name) for name in self._whole.reads if name != "policy"}
+        trained = {"critic"} & {*self._whole.trains}
+        return [x for x in ROLES if x in ("rollout", "policy") or x in names | trained]
+
+    def is_named(self, one: Candidate) -> bool:
+        return one.name(self.roles).partition(",")[0] in NAMED
+
+    def iterations(self, one: Candidate, *, is_alone: bool = False) -> list[Iteration] | str:
+        """Returns the iterations of a candidate, or why it cannot run.
+
+        Args:
+          is_alone: the rollout has all memory of its devices.
+        """
+        rollouts = self._rollouts(one, is_alone=is_alone)
+        return rollouts if isinstance(rollouts, str) else self._priced.of(one, rollouts)
+
+    def priced(self, one: Candidate, *, is_alone: bool = False) -> Priced:
+        """Prices a candidate; the arguments are those of `iterations`."""
+        name, rollouts = one.name(self.roles), self._rollouts(one, is_alone=is_alone)
+        if isinstance(rollouts, str):
+            memory = () if self._lacks_size(one) else tuple(memory_of(one, self._sizes, 0))
+            return Priced(name, memory, refusal=rollouts, is_named=self.is_named(one))
+        done = [scheduled(each) for each in self._priced.of(one, rollouts)]
+        path = mean_path(done)
+        bound = max(path, key=lambda stage: path[stage])
+        return Priced(
+            name,
+            tuple(memory_of(one, self._sizes, rollouts.held)),
+            fmean(each.seconds for each in done),
+            bound,
+            path[bound] / sum(path.values()),
+            done[0],
+            is_named=self.is_named(one),
+        )
+
+    def _rollouts(self, one: Candidate, *, is_alone: bool) -> Rollouts | str:
+        if lacking := self._lacks_size(one):
+            return lacking
+        limit = self.question.build.limit
+        if shortage := update_shortage(one, self._sizes, limit):
+            return shortage
+        size = self._sizes[len(one.placement.places["rollout"])]
+        return self._replays.of(size.build, 0 if is_alone else waiting(one, self._sizes))
+
+    def _lacks_size(self, one: Candidate) -> str:
+        places = one.placement.places.values()
+        return next((self._refused[len(x)] for x in places if len(x) in self._refused), "")
+
+    def _can_run(self, one: Candidate) -> bool:
+        """Whether roles with adapters on the policy's base are with it."""
+        places = one.placement.places
+        return all(places[role] == places["policy"] for role in self._on_its_base())
+
+    def _on_its_base(self) -> Iterator[PlacedRole]:
+        whole = self.question.build.whole
+        if whole.policy.trained.lora:
+            yield "reference"
+        if whole.critic and whole.critic.trained.shares_base:
+            yield "critic"
+
+    @cached_property
+    def _whole(self) -> PlacedSize:
+        question = self.question
+        return PlacedSize.of(question.build, question.options, question.build.order.target)
+
+    @cached_property
+    def _all_sizes(self) -> tuple[dict[int, PlacedSize], dict[int, str]]:
+        counts = {len(x) for one in self.candidates for x in one.placement.places.values()}
+        return sized(self.question.build, self.question.options, sorted(counts, reverse=True))
+
+    @property
+    def _sizes(self) -> dict[int, PlacedSize]:
+        return self._all_sizes[0]
+
+    @property
+    def _refused(self) -> dict[int, str]:
+        return self._all_sizes[1]
+
+    @cached_property
+    def _replays(self) -> PlacedRollouts:
+        return PlacedRollouts(self.question)
+
+    @cached_property
+    def _priced(self) -> PlacedIterations:
+        target, by_group = (
+            self.question.build.order.target,
+            self.question.run.algorithm.is_relative,
+        )
+        return PlacedIterations(self._sizes, target, by_group)
+
+
+def streams_gradients(run: RunConfig) -> bool:
+    """Whether gradients can begin before the rollout has ended: one optimizer step an iteration,
+    and nothing in a response's weight that all responses decide."""
+    algorithm = run.algorithm
+    whitens = algorithm.whiten_advantages or algorithm.whiten_rewards
+    return run.updates_per_step == 1 and not whitens

@@ -1,0 +1,88 @@
+"""The question that a plan answers, and the machine on which its rollouts are replayed."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+
+from pat_jax.config.run import RunConfig
+from pat_jax.engine.sizing.layout_choice import worth_planning
+from pat_jax.planning.memory import MemoryModel
+from pat_jax.planning.types import Split
+from pat_jax.profiling.capacity.costs import SourcedLatency
+from pat_jax.profiling.capacity.layout_parts import WHILE_DECODING
+from pat_jax.profiling.capacity.plan_config import PlanConfig
+from pat_jax.profiling.cross_compile.compile import Compilation
+from pat_jax.profiling.cross_compile.target_build import TargetBuild
+from pat_jax.profiling.simulate.comparison import Series
+from pat_jax.profiling.simulate.draft_sources import DraftSources
+from pat_jax.profiling.simulate.machine import Machine
+from pat_jax.profiling.simulate.response_lengths import ResponseLengths
+
+
+@dataclass(frozen=True)
+class Question:
+    """The question that a plan answers; everything in it is checked."""
+
+    command: str
+    name: str  # of the model
+    build: TargetBuild  # with stand-ins for devices
+    series: Series
+    lengths: ResponseLengths
+    costs: SourcedLatency
+    data: Path  # a folder that may hold kernel tables
+    options: PlanConfig  # settled: no option is auto
+    sources: DraftSources | None = None  # of drafts; None: there are no drafts
+
+    @property
+    def run(self) -> RunConfig:
+        return self.build.order.config
+
+
+def machine_of(
+    question: Question, used: tuple[Split, ...], memory: MemoryModel | None = None
+) -> Machine:
+    """The machine on which rollouts are replayed, with the `used` layouts.
+
+    Args:
+      memory: of all layouts; by default the target's.
+    """
+    costs, sources = question.costs, question.sources
+    return Machine.of(
+        costs.latency,
+        used,
+        question.run.rollout,
+        capacity=question.series.draw.sequences,
+        memory=_within(memory or question.build.memory, used),
+        runs_ahead=True,
+        has_pools=True,
+        drafts=costs.drafts,
+        acceptance=sources.of_every_rollout.acceptance if sources else None,
+    )
+
+
+def refused_layouts(question: Question, compilation: Compilation | None) -> dict[Split, str]:
+    """The layouts that are not used, each with the reason."""
+    build, latency = question.build, question.costs.latency
+    kept, dropped = worth_planning(question.run, build.layouts, build.alone, latency)
+    reasons = {split: f"layout {split}: " for split in build.layouts if split not in kept}
+    refused = {
+        split: next(reason.removeprefix(start) for reason in dropped if reason.startswith(start))
+        for split, start in reasons.items()
+    }
+    known = {split for split, _, _ in latency.decode_table}
+    refused |= {split: "no times of it are known" for split in kept if split not in known}
+    for program in compilation.failed if compilation else ():
+        if program.name in WHILE_DECODING:
+            named = program.name + " with drafts" * (program.num_draft_tokens > 0)
+            refused.setdefault(program.split, f"{named} does not compile: {program.error}")
+    return refused
+
+
+def _within(memory: MemoryModel, used: tuple[Split, ...]) -> MemoryModel:
+    """`memory` with the `used` layouts only."""
+    maps = {
+        field.name: {split: value for split, value in known.items() if split in used}
+        for field in fields(memory)
+        if isinstance(known := getattr(memory, field.name), Mapping)
+    }
+    return replace(memory, **maps)

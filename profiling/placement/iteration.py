@@ -1,0 +1,69 @@
+"""What an iteration has to do under one placement: values that `schedule.py` puts in order."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pat_jax.planning.placement import Positions
+
+ROLLOUT = "rollout"
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A stage after the rollout or beside it."""
+
+    name: str
+    devices: Positions
+    seconds: tuple[float, ...]  # of each micro-batch; of all together if there is only one
+    needs: tuple[str, ...] = ()  # stages of which it needs the same responses
+    # Whether each micro-batch begins as soon as its responses have ended.
+    is_streamed: bool = False
+
+    @property
+    def total_s(self) -> float:
+        return sum(self.seconds)
+
+
+@dataclass(frozen=True)
+class Iteration:
+    """The rollout of an iteration, and its other stages in the order in which a run launches
+    them."""
+
+    devices: Positions  # of the rollout
+    rollout_s: float
+    # Seconds after which the responses of each micro-batch have ended, ascending.
+    ended_s: tuple[float, ...]
+    stages: tuple[Stage, ...]
+
+
+@dataclass(frozen=True)
+class Span:
+    """When a stage ran, and where."""
+
+    name: str
+    devices: Positions
+    begin_s: float
+    end_s: float
+    busy_s: float  # without waits between its micro-batches
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The stages of an iteration in time."""
+
+    seconds: float
+    spans: tuple[Span, ...]  # the rollout first, the others as a run launches them
+    # Seconds of each stage on the path that no more devices elsewhere would shorten.
+    path: Mapping[str, float]
+
+    @property
+    def bound(self) -> str:
+        """The stage with the largest share of that path."""
+        return max(self.path, key=lambda name: self.path[name])
+
+    def busy_s(self, device: int) -> float:
+        """Seconds in which a device computes."""
+        return sum(span.busy_s for span in self.spans if device in span.devices)
+
+    def end_s(self, name: str) -> float:
+        return next(span.end_s for span in self.spans if span.name == name)

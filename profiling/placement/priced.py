@@ -1,0 +1,122 @@
+"""Candidates with their prices, and the one that is chosen: values of a plan's report.
+
+Knows seconds and bytes. Does not know how they were found.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from pat_jax.common.text_table import percent
+from pat_jax.planning.placement import Positions
+from pat_jax.profiling.placement.iteration import Schedule
+
+# Shares by which predicted times may be wrong against one another.
+OF_COMPOSED, OF_MEASURED = 0.10, 0.05
+ALIKE = 0.01  # of candidates that differ by less, the one with the fewest parts is chosen
+SHOWN = 5  # fastest candidates that a table has beside those with names
+
+
+@dataclass(frozen=True)
+class PartMemory:
+    """Bytes of a device of one part, in the stage that takes most."""
+
+    devices: Positions
+    stage: str
+    num_bytes: int
+
+
+@dataclass(frozen=True)
+class Priced:
+    """A candidate: what an iteration takes, or why it cannot run."""
+
+    name: str
+    memory: tuple[PartMemory, ...]
+    seconds: float | None = None  # of an iteration, the mean; None: it cannot run
+    bound: str = ""  # the stage that takes most of an iteration's longest path
+    bound_share: float = 0.0  # of that path
+    schedule: Schedule | None = None  # of the first iteration
+    refusal: str = ""  # why it cannot run
+    is_named: bool = False  # flatten, interleave or separate
+
+    @property
+    def num_parts(self) -> int:
+        return len(self.memory)
+
+
+@dataclass(frozen=True)
+class Placements:
+    """The candidates of a run, and the choice."""
+
+    candidates: tuple[Priced, ...]  # flatten first
+    error: float  # share by which predicted times may be wrong
+    streams_gradients: bool  # whether gradients can begin before the rollout has ended
+    num_considered: int  # candidates, those that could not be the fastest among them
+
+    @property
+    def flatten(self) -> Priced:
+        return self.candidates[0]
+
+    @property
+    def fastest(self) -> Priced | None:
+        """The fastest candidate; of several that are about as fast, the one with the fewest
+        parts."""
+        usable = [(one, one.seconds) for one in self.candidates if one.seconds is not None]
+        if not usable:
+            return None
+        least = min(seconds for _, seconds in usable)
+        alike = [pair for pair in usable if pair[1] <= (1 + ALIKE) * least]
+        return min(alike, key=lambda pair: (pair[0].num_parts, pair[1]))[0]
+
+    @property
+    def chosen(self) -> Priced:
+        """The placement of `--placement auto`: flatten, unless another one is faster by more than
+        prices may be wrong, or flatten has no room."""
+        fastest = self.fastest
+        if fastest is None or (self.flatten.seconds and self.gain(fastest) <= self.error):
+            return self.flatten
+        return fastest
+
+    def gain(self, one: Priced) -> float:
+        """Returns by which share of its own time flatten takes longer than this candidate; 0 if
+        either cannot run."""
+        if one.seconds is None or self.flatten.seconds is None:
+            return 0.0
+        return self.flatten.seconds / one.seconds - 1
+
+    @property
+    def reason(self) -> str:
+        """The choice and its reason, in a sentence."""
+        chosen, fastest = self.chosen, self.fastest
+        if fastest is None:
+            return f"No placement has room: {self.flatten.refusal}."
+        if self.flatten.seconds is None:
+            return f"{chosen.name}: flatten has no room ({self.flatten.refusal})."
+        if chosen is not self.flatten:
+            return (
+                f"{chosen.name}: an iteration is predicted to be {1 + self.gain(chosen):.2f} times as fast as "
+                f"with flatten, more than the {percent(self.error)} that prices may be wrong."
+            )
+        if self.num_considered == 1:
+            return "flatten: there is no other placement of these devices."
+        if fastest is self.flatten:
+            return "flatten: no other placement is predicted to be faster."
+        return (
+            f"flatten: the fastest other placement ({fastest.name}) is predicted to be "
+            f"{1 + self.gain(fastest):.2f} times as fast, and prices may be wrong by {percent(self.error)}."
+        )
+
+    def shown(self) -> Iterator[Priced]:
+        """Yields the candidates of a table: those with names, then the fastest others."""
+        named = [one for one in self.candidates if one.is_named]
+        yield from named
+        rest = [one for one in self.candidates if not one.is_named and one.seconds is not None]
+        yield from sorted(rest, key=lambda one: one.seconds or 0.0)[:SHOWN]
+
+
+def mean_path(schedules: Sequence[Schedule]) -> Mapping[str, float]:
+    """Returns the seconds of each stage on the longest paths of all iterations together."""
+    found: dict[str, float] = {}
+    for schedule in schedules:
+        for name, seconds in schedule.path.items():
+            found[name] = found.get(name, 0.0) + seconds
+    return found

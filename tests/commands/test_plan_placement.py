@@ -1,0 +1,150 @@
+"""What a plan says of placements: prices, memory, and the choice."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from pat_jax.commands import plan
+from pat_jax.common.errors import UserError
+from pat_jax.config.command_line import parse
+from pat_jax.planning.memory import GIB
+from pat_jax.planning.placement import Placement
+from pat_jax.planning.types import Split
+from pat_jax.profiling.capacity.page import page, plan_text
+from pat_jax.profiling.capacity.placed_iteration import Ended
+from pat_jax.profiling.capacity.placed_size import part_of
+from pat_jax.profiling.capacity.placing import Placing
+from pat_jax.profiling.capacity.plan_config import PlanConfig
+from pat_jax.profiling.capacity.planned import planned
+from pat_jax.profiling.capacity.report import PlanReport
+from pat_jax.profiling.placement.candidates import Candidate
+from pat_jax.profiling.placement.iteration import ROLLOUT, Iteration
+from pat_jax.profiling.placement.schedule import scheduled
+from pat_jax.profiling.predict.targets import Target
+from pat_jax.profiling.predict.update_times import Seconds
+from pat_jax.profiling.simulate.comparison import Replayed
+from pat_jax.profiling.simulate.machine import Workload
+
+ASKED = "--model tiny --target h100:4 --responses 64 --max_completion_length 3072 --rollouts 1 "
+ASKED += "--data nowhere --speculation.source none --compile false --placement auto "
+PPO = "--algorithm.name ppo --beta 0.05 --critic.model tiny --reward model:tiny "
+STREAMED = "--algorithm.whiten_advantages false "
+
+
+def placing(options: str) -> Placing:
+    asked = [*ASKED.split(), *options.split()]
+    return Placing(plan.question_of(parse(asked, PlanConfig, prog="plan", presets=None), ""))
+
+
+def first(found: Placing, one: Candidate) -> Iteration:
+    iterations = found.iterations(one)
+    assert not isinstance(iterations, str)
+    return iterations[0]
+
+
+@pytest.fixture(scope="module")
+def ppo() -> Placing:
+    return placing(PPO + STREAMED)
+
+
+@pytest.fixture(scope="module")
+def report(ppo: Placing) -> PlanReport:
+    return planned(ppo.question, None)
+
+
+def test_flatten_takes_what_the_plan_says_of_an_iteration(report: PlanReport):
+    assert report.placements
+    assert report.placements.flatten.seconds == pytest.approx(
+        report.iterations[0].total_s, rel=1e-3
+    )
+
+
+def test_the_table_has_named_placements_and_the_choice(report: PlanReport):
+    text, found = plan_text(report), report.placements
+    assert found
+    for name in ("interleave", "separate, scores", "separate, gradients"):
+        assert name in text
+    assert found.reason in text and " chosen" in text
+    assert f"{found.num_considered} placements were considered" in text
+    assert "Placements" in page(report)
+    content = json.loads(report.to_json())["placements"]
+    assert content["candidates"][0]["name"] == "flatten"
+
+
+def test_separate_rollouts_are_on_half_of_the_devices(ppo: Placing):
+    streams = [
+        Candidate(Placement.named("separate", 4), x) for x in ("none", "scores", "gradients")
+    ]
+    none, scores, gradients = (ppo.priced(one) for one in streams)
+    assert none.schedule and none.schedule.spans[0].devices == (0, 1)
+    assert (none.seconds or 0) > (scores.seconds or 0) > (gradients.seconds or 0)
+    iteration, flat = first(ppo, streams[0]), first(ppo, ppo.candidates[0])
+    assert flat.rollout_s < iteration.rollout_s
+    for few, many in zip(iteration.stages[:-1], flat.stages[:-1], strict=True):
+        assert few.total_s > many.total_s and few.name == many.name
+
+
+def test_whitening_and_several_steps_leave_gradients_behind_the_rollout():
+    for options in (PPO, PPO + STREAMED + "--mini_batch_size 4 "):
+        found = placing(options)
+        assert all(one.overlap != "gradients" for one in found.candidates)
+        named = next(one for one in found.candidates if one.overlap == "scores")
+        iteration = first(found, named)
+        begins = {span.name: span.begin_s for span in scheduled(iteration).spans}
+        assert begins["gradients of the policy"] >= iteration.rollout_s
+
+
+def test_a_part_without_room_is_refused_with_what_it_lacks(ppo: Placing):
+    question, order = ppo.question, ppo.question.build.order
+    one = Candidate(Placement.named("separate", 4))
+    needed = ppo.priced(one).memory[1].num_bytes  # of an update
+    rollout = replace(order.config.rollout, device_memory_gib=needed / 2 / GIB)
+    tight = replace(order, config=replace(order.config, rollout=rollout))
+    found = Placing(replace(question, build=replace(question.build, order=tight))).priced(one)
+    lacking = f"{needed / 2 / GIB:.3g} GiB more of each of devices 2-3"
+    assert found.seconds is None and lacking in found.refusal
+
+
+def test_adapters_keep_their_roles_with_the_policy():
+    found = placing("--lora_rank 4 --beta 0.05 --reward model:tiny")
+    for one in found.candidates:
+        assert one.placement.places["reference"] == one.placement.places["policy"]
+    assert any(
+        one.placement.places["reward"] != one.placement.places["policy"] for one in found.candidates
+    )
+
+
+def test_parts_of_targets():
+    def part(text: str, count: int) -> str:
+        return str(part_of(Target.parse(text), count))
+
+    assert [part("h100:8x2", n) for n in (16, 8, 4)] == ["h100:8x2", "h100:8x1", "h100:4"]
+    assert [part("v5e:4x4", n) for n in (8, 4)] == ["v5e:2x4", "v5e:2x2"]
+    assert part("h100:6x3", 9) == "None"
+
+
+def test_micro_batches_end_when_their_last_response_has():
+    prompts, responses = np.full(4, 10), np.array([10, 50, 20, 20])
+    workload = Workload(prompts, responses, 64, np.array([0, 0, 1, 1]))
+    replayed = Replayed(workload, 9.0, np.array([1.0, 9.0, 2.0, 3.0]), False, Split(1, 1))
+    each = Ended.of(replayed, 2, by_group=False)
+    # Of 140 tokens the first micro-batches have 9, 9, 18 and 35; the last ones 35, 18, 9 and 9.
+    assert each.ended_s == (1.0, 2.0, 3.0, 9.0)
+    assert each.tokens.tolist() == pytest.approx([20 / 140, 30 / 140, 30 / 140, 60 / 140])
+    assert sum(each.seconds(Seconds(products=2.0, attention=1.0))) == pytest.approx(3.0)
+    assert each.seconds(Seconds(links=2.0)) == pytest.approx([1.0] * 4)  # two would send 1 each
+    grouped = Ended.of(replayed, 2, by_group=True)
+    assert grouped.ended_s == (3.0, 3.0, 9.0, 9.0)  # the first response waits for its sibling
+
+
+def test_nothing_is_placed_where_nothing_is_trained():
+    with pytest.raises(UserError, match="--placement"):
+        parse([*ASKED.split(), "--train", "false"], PlanConfig, prog="plan", presets=None)
+
+
+def test_a_rollout_comes_first(ppo: Placing):
+    iteration = first(ppo, ppo.candidates[0])
+    found = scheduled(iteration)
+    assert found.spans[0].name == ROLLOUT and iteration.ended_s[-1] <= iteration.rollout_s
