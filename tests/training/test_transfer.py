@@ -76,7 +76,7 @@ def shards_swapped(leaves: list[jax.Array]) -> None:
 
 
 def leaves_swapped(leaves: list[jax.Array]) -> None:
-    """Two of one shape: those of the layers."""
+    """Two of one shape."""
     first, second = next(
         (i, j)
         for j, y in enumerate(leaves)
