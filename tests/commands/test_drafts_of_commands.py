@@ -10,7 +10,7 @@ from pathlib import Path
 
 import jax
 import pytest
-from runs import SHALLOW, write_checkpoint
+from runs import write_checkpoint
 
 from pat_jax import generate
 from pat_jax.commands import generate as body
@@ -41,7 +41,7 @@ def test_auto_of_an_older_configuration_staggers_nothing():
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory) -> Path:
-    return write_checkpoint(tmp_path_factory.mktemp("drafts") / "model", SHALLOW)
+    return write_checkpoint(tmp_path_factory.mktemp("drafts") / "model")
 
 
 @pytest.fixture

@@ -77,7 +77,7 @@ def test_many_times_more_sequences_than_rows_all_come_out_in_order():
         replace(requests[i % 16], key=sequence_key(7, i), max_new_tokens=1 + i % 5)
         for i in range(200)
     ]
-    found, report = run(short, FixedLayout(TP2))
+    found, report = run(short, FixedLayout(DP2))
     assert [len(done.tokens) for done in found if done.is_truncated] == [
         request.max_new_tokens
         for request, done in zip(short, found, strict=True)
@@ -94,7 +94,7 @@ def test_free_rows_do_not_wait_for_the_end_of_a_burst():
     requests = [
         Request((3, 4, 5), sequence_key(11, i), n, ignore_eos=True) for i, n in enumerate(most)
     ]
-    found, report = run(requests, FixedLayout(TP2))
+    found, report = run(requests, FixedLayout(DP2))
     assert [len(done.tokens) for done in found] == most
     assert functions.burst_steps == 2 * functions.check_every == 4
     assert report.done_after[:5] == [1, 3, 5, 7, 9]

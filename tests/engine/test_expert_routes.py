@@ -460,25 +460,31 @@ def layer_collectives(config: ModelConfig, layout: Layout, rows: int) -> Counter
     return found
 
 
+# TP 2 has both replicas and devices that share one.
+STEPS = [(name, tp) for name in EXPERTS for tp in SETTINGS[name].degrees]
+QUICK_STEPS = [*((name, tp) for name, tp in STEPS if name == "moe"), ("bigmac", 2)]
+
+
 @pytest.mark.parametrize(
-    "name", [pytest.param(x, marks=[pytest.mark.slow] * (x == "mixtral")) for x in EXPERTS]
+    ("name", "tp"),
+    [pytest.param(*x, marks=[] if x in QUICK_STEPS else pytest.mark.slow) for x in STEPS],
 )
-def test_a_layer_of_experts_gathers_rows_and_scatters_sums(name):
+def test_a_layer_of_experts_gathers_rows_and_scatters_sums(name, tp):
     """Once in a layer where there are replicas, and sums over a replica's devices where it has several.
     Experts that see a quarter of a token's numbers have a quarter of the rows' bytes sent."""
     config, one = EXPERTS[name], subject(name)
-    for split, layout in one.engine.layouts.items():
-        table = one.engine.programs
-        keys = [x for x in (*table, *table.missing()) if (x.name, x.split) == ("decode", split)]
-        key = max(keys, key=lambda key: (key.rows, -key.length))
-        text = table[key].as_text()
-        step = Counter((c.kind, c.num_bytes) for c in collectives(text) if c.depth == 2)
-        expected = layer_collectives(config, layout, key.rows)
-        if split.tp > 1:  # of attention, of layers without experts, of the embedding and the logits
-            dense = config.num_layers - len(config.sparse_layers)
-            expected["all-reduce", key.rows * config.embed_dim * 4] += config.num_layers + dense + 1
-            expected["all-gather", key.rows * config.padded_vocab_size * 4] += 1
-        assert step == expected, (split, step, expected)
+    table = one.engine.programs
+    (layout,) = (x for split, x in one.engine.layouts.items() if split.tp == tp)
+    keys = [x for x in (*table, *table.missing()) if (x.name, x.split) == ("decode", layout.split)]
+    key = max(keys, key=lambda key: (key.rows, -key.length))
+    text = table[key].as_text()
+    step = Counter((c.kind, c.num_bytes) for c in collectives(text) if c.depth == 2)
+    expected = layer_collectives(config, layout, key.rows)
+    if tp > 1:  # of attention, of layers without experts, of the embedding and the logits
+        dense = config.num_layers - len(config.sparse_layers)
+        expected["all-reduce", key.rows * config.embed_dim * 4] += config.num_layers + dense + 1
+        expected["all-gather", key.rows * config.padded_vocab_size * 4] += 1
+    assert step == expected, (step, expected)
 
 
 def test_experts_that_are_fewer_than_devices_have_copies():

@@ -76,9 +76,7 @@ def plain() -> tuple[float, Any]:
     return float(loss), jax.device_get(gradient)
 
 
-@pytest.mark.parametrize(
-    "name", ["", "dp2tp4", pytest.param("dp1tp8", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("name", ["", "dp2tp4", pytest.param("dp1tp8", marks=pytest.mark.slow)])
 def test_an_update_is_plain_descent_in_every_layout(name: str, plain: tuple[float, Any]):
     trainer, reader = parts(name)
     reader.params = jax.device_put(teacher_weights(), reader.held.shardings)
