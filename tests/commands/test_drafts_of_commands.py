@@ -24,7 +24,7 @@ from pat_jax.planning.latency.model import LatencyModel
 from pat_jax.run.start import prepare, profiles
 
 SMALL = ("--batch", "4", "--max_length", "128", "--layout", "dp2tp1", "--devices", "2")
-SUFFIX = ("--speculation.source", "suffix")
+SUFFIX = ("--speculation.source", "suffix", "--speculation.num_draft_tokens", "7")
 # Their own text repeats itself soon.
 GREEDY = ("--temperature", "0", "--max_completion_length", "48")
 REASON = "speculation: drafts of up to 7 tokens from a response's own text and others to its prompt"
@@ -128,7 +128,7 @@ def test_a_session_tells_the_logger_and_has_the_counts(
 ):
     monkeypatch.setattr(body, "configure", lambda count: jax.devices()[:count])
     options = {"batch": 4, "max_length": 128, "layout": "dp2tp1", "devices": 2, "temperature": 0.0}
-    speculation = {"speculation": {"source": "suffix"}}
+    speculation = {"speculation": {"source": "suffix", "num_draft_tokens": [7]}}
     with caplog.at_level(logging.INFO, logger="pat_jax"):
         session = generate.session({"model": str(model), **options, **speculation})
         session.generate(["the cat", "a dog"], n=2, max_tokens=48)

@@ -204,7 +204,10 @@ def test_no_step_copies_the_pool(kind):
     assert taken[0] and taken[0] == taken[1]
 
 
-@pytest.mark.parametrize("name", MODELS)
+DECODING = [pytest.param(x, marks=[pytest.mark.slow] * (x == "kv1")) for x in MODELS]
+
+
+@pytest.mark.parametrize("name", DECODING)
 def test_a_decode_step_sums_twice_a_layer(name):
     config = subject(name).policy.config
     for key in programs(name, "decode"):
@@ -217,7 +220,7 @@ def test_a_decode_step_sums_twice_a_layer(name):
             assert sorted(step) == sorted([hidden] * (2 * config.num_layers + 1) + [logits])
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", DECODING)
 def test_live_rows_are_counted_once_in_several_steps(name):
     """Before the first step, then in the outer loop, with whether pages suffice: two numbers. One
     device or replica counts for itself."""

@@ -29,10 +29,10 @@ from pat_jax.models.transformer import values
 from pat_jax.training.trainable_params import TrainableParams
 from pat_jax.training.update_seen import update_seen
 
-TINY = replace(preset("tiny", vocab_size=61), head="scalar", head_bias=True)
+TINY = replace(preset("tiny", vocab_size=61), num_layers=1, head="scalar", head_bias=True)
 CRITIC = Policy.from_config(TINY)
 REWARD = Policy.from_config(replace(TINY, head_bias=False))
-GENERATES = Policy.from_config(preset("tiny", vocab_size=61))
+GENERATES = Policy.from_config(replace(preset("tiny", vocab_size=61), num_layers=1))
 HEAD = ("base_model.model.score.weight", "base_model.model.score.bias")
 
 

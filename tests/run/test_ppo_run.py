@@ -33,7 +33,7 @@ from pat_jax.run.setup import build
 BETA, TARGET, HORIZON, GAMMA, LAM = 0.05, 0.01, 40, 0.99, 0.9
 PENALTY, CLIP, PRETRAIN = 0.5, 1.5, 1
 OPTIONS = f"""
-    --deterministic --layout dp2tp1 --seed 3 --warm_start.steps 2 --eval.every 0
+    --deterministic --layout dp2tp1 --seed 3 --warm_start.steps 0 --eval.every 0
     --rollout.prompts_per_step 6 --rollout.num_generations 1 --algorithm.name ppo
     --algorithm.mini_batch_size 3 --algorithm.beta {BETA} --algorithm.kl_target {TARGET}
     --algorithm.kl_horizon {HORIZON} --algorithm.gamma {GAMMA} --algorithm.lam {LAM}
