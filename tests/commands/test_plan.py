@@ -122,11 +122,11 @@ def test_every_picture_of_a_plan_says_that_it_is_computed(report: PlanReport):
 @pytest.mark.parametrize(
     ("target", "weights", "platform", "precision"),
     [
-        ("a100:8", "auto", "cuda", "bfloat16"),
+        pytest.param("a100:8", "auto", "cuda", "bfloat16", marks=pytest.mark.slow),
         ("h100:8", "fp8", "cuda", "eight bits"),
         ("v5e:2x4", "int8", "tpu", "eight bits"),
         ("b200:8", "auto", "", ""),
-        ("v5e:2x4", "auto", "", ""),
+        pytest.param("v5e:2x4", "auto", "", "", marks=pytest.mark.slow),
     ],
 )
 def test_every_predicted_second_says_between_what_measured_ones_lay(

@@ -1,12 +1,13 @@
 """A run that learns from its teacher's likeliest tokens, from the options to the metrics."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from runs import TINY
+from runs import TINY, presets_of_one_layer
 
 from pat_jax.common.errors import UserError
 from pat_jax.config.command_line import parse
@@ -23,6 +24,12 @@ OPTIONS = """
     --layout dp1tp2 --seed 3 --warm_start.steps 2 --eval.every 0 --steps 4
     --algorithm.name distill --optimizer.learning_rate 1e-2
 """
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_layer() -> Iterator[None]:
+    with presets_of_one_layer("tiny"):
+        yield
 
 
 @pytest.fixture(scope="module")
