@@ -94,7 +94,7 @@ def test_free_rows_do_not_wait_for_the_end_of_a_burst():
     requests = [
         Request((3, 4, 5), sequence_key(11, i), n, ignore_eos=True) for i, n in enumerate(most)
     ]
-    found, report = run(requests, FixedLayout(DP2))
+    found, report = run(requests, FixedLayout(TP2))
     assert [len(done.tokens) for done in found] == most
     assert functions.burst_steps == 2 * functions.check_every == 4
     assert report.done_after[:5] == [1, 3, 5, 7, 9]

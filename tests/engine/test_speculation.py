@@ -43,7 +43,7 @@ KINDS = (
 @cache
 def subject() -> Subject:
     """With TP 2 the KV head has a copy."""
-    return Subject(replace(MODELS["kv2"], num_layers=1, num_kv_heads=1), SETTINGS, num_devices=2)
+    return Subject(replace(MODELS["kv2"], num_kv_heads=1), SETTINGS, num_devices=2)
 
 
 def asked_twice(kinds: tuple[Sampling, ...] = KINDS, count: int = 16) -> list[Request]:
