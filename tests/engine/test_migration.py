@@ -98,7 +98,7 @@ def bytes_a_device(arrays) -> int:
 @pytest.mark.parametrize(
     ("name", "paths"),
     [
-        ("kv8", ((1, 8), (8, 1))),
+        pytest.param("kv8", ((1, 8), (8, 1)), marks=pytest.mark.slow),
         ("kv2", ((1, 2), (8, 2))),
         pytest.param("kv1", ((1, 8), (8, 1)), marks=pytest.mark.slow),
     ],
