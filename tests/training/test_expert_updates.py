@@ -36,7 +36,7 @@ EIGHT = ExpertsConfig(8, 2, 16)
 CONFIG = replace(EXPERTS["moe"], num_layers=1, experts=EIGHT)
 POLICY = Policy.from_config(CONFIG)
 # Layers with experts that are neighbours, which a loop over layers takes together.
-TWO_LAYERS = Policy.from_config(replace(CONFIG, num_layers=2))
+TWO_LAYERS = replace(CONFIG, num_layers=2)
 CHAIN = {str(k): v for k, v in layout_chain(factored_mesh(jax.devices()), CONFIG)[0].items()}
 (SINGLE,) = layout_chain(factored_mesh(jax.devices()[:1]), CONFIG)[0].values()
 ROWS, LENGTH = 8, 32
@@ -45,9 +45,9 @@ K = EIGHT.num_experts_per_tok
 
 
 @cache
-def weights(policy: Policy = POLICY) -> Params:
+def weights(config: ModelConfig = CONFIG) -> Params:
     """On the host; not to be written to."""
-    return jax.device_get(lively_params(policy))
+    return jax.device_get(lively_params(Policy.from_config(config)))
 
 
 def batch_of(groups: Sequence[RolloutGroup], length: int = LENGTH, rows: int = ROWS) -> TrainBatch:
@@ -81,8 +81,8 @@ def made_up_groups(layers: int) -> list[RolloutGroup]:
     return groups
 
 
-def made_up(length: int = LENGTH, policy: Policy = POLICY) -> MicroBatch:
-    ((micro,),) = batch_of(made_up_groups(policy.config.num_layers), length).mini_batches
+def made_up(length: int = LENGTH, config: ModelConfig = CONFIG) -> MicroBatch:
+    ((micro,),) = batch_of(made_up_groups(config.num_layers), length).mini_batches
     return micro
 
 
@@ -92,8 +92,11 @@ def update_of(layout: Layout, policy: Policy = POLICY, **options: Any) -> Update
 
 
 @cache
-def step_of(layout: Layout, policy: Policy, **options: Any) -> tuple[Update, Callable[..., Any]]:
+def step_of(
+    layout: Layout, config: ModelConfig, **options: Any
+) -> tuple[Update, Callable[..., Any]]:
     """Compiled once for all tests that give it micro-batches of one shape."""
+    policy = Policy.from_config(config)
     update, shardings = (
         update_of(layout, policy, **options),
         layout.param_shardings(policy, "train"),
@@ -105,20 +108,20 @@ def gradients(
     layout: Layout,
     micro: MicroBatch,
     params: Params | None = None,
-    policy: Policy = POLICY,
+    config: ModelConfig = CONFIG,
     **options: Any,
 ) -> tuple[Params, Any]:
-    update, step = step_of(layout, policy, **options)
-    shardings = layout.param_shardings(policy, "train")
-    params = jax.device_put(weights(policy) if params is None else params, shardings)
+    update, step = step_of(layout, config, **options)
+    shardings = layout.param_shardings(Policy.from_config(config), "train")
+    params = jax.device_put(weights(config) if params is None else params, shardings)
     micro = jax.device_put(micro, layout.sharding("batch", role="train"))
     grads, sums = step(params, micro, zero_gradients(params), update.zero_sums())
     return jax.device_get(grads), jax.device_get(sums)
 
 
 @cache
-def of_one_device(policy: Policy) -> tuple[Params, Any]:
-    return gradients(SINGLE, made_up(policy=policy), policy=policy, remat="none")
+def of_one_device(config: ModelConfig) -> tuple[Params, Any]:
+    return gradients(SINGLE, made_up(config=config), config=config, remat="none")
 
 
 def assert_same(got: Params | Adapters, wanted: Params | Adapters, bound: float) -> None:
@@ -146,11 +149,11 @@ FAST = [("dp2tp4", {}), ("dp4tp2", EXCHANGED)]  # `test_layer_loop.py` has the l
 def test_gradients_are_those_of_a_single_device(name: str, how: dict[str, Any]):
     """Of experts too, whose shards are the same in all layouts, and of routers; whatever the padding."""
     assert [*CHAIN] == ["dp8tp1", "dp4tp2", "dp2tp4", "dp1tp8"]
-    policy = TWO_LAYERS if how == SCANNED else POLICY
-    wanted, wanted_sums = of_one_device(policy)
-    micro = made_up(2 * LENGTH, policy)
+    config = TWO_LAYERS if how == SCANNED else CONFIG
+    wanted, wanted_sums = of_one_device(config)
+    micro = made_up(2 * LENGTH, config)
     assert micro.routes is not None and (micro.routes >= 0).any(axis=(2, 3)).sum() > 60
-    grads, sums = gradients(CHAIN[name], micro, policy=policy, remat="full", **how)
+    grads, sums = gradients(CHAIN[name], micro, config=config, remat="full", **how)
     assert_same(grads, wanted, bound=1e-5)
     for key, value in wanted_sums.items():
         assert sums[key] == pytest.approx(value, rel=1e-5, abs=1e-6), key
