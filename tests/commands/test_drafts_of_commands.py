@@ -123,6 +123,7 @@ def test_what_was_measured_is_kept_and_of_its_drafts_none_are_made(
     assert "speculation: none on a CPU" in told and "drafts in" not in told.splitlines()[-1]
 
 
+@pytest.mark.slow  # one more engine
 def test_a_session_tells_the_logger_and_has_the_counts(
     model: Path, drafts_pay, monkeypatch, caplog
 ):

@@ -204,6 +204,7 @@ def test_a_layout_that_does_not_compile_is_not_used():
     assert "not used" in [x.text for x in body.iter("td")]
 
 
+@pytest.mark.slow  # `test_layouts_without_memory.py`
 def test_a_layout_without_room_does_not_shrink_what_the_others_have():
     """Between what two layouts take alone the first is refused, and the second is not for its sake."""
     options = "--max_prompt_length", "64", "--prompt-tokens", "64"

@@ -32,7 +32,10 @@ def report_of(source: str, *options: str, asked: list[str] = SHORT) -> PlanRepor
     return planned(plan.question_of(parse(argv, PlanConfig, prog="plan", presets=None), "it"), None)
 
 
-@pytest.mark.parametrize(("source", "share"), [("early_exit:9", 0.7), ("model:qwen3-0.6b", 0.99)])
+@pytest.mark.parametrize(
+    ("source", "share"),
+    [("early_exit:9", 0.7), pytest.param("model:qwen3-0.6b", 0.99, marks=pytest.mark.slow)],
+)
 def test_a_plan_says_what_they_give_and_what_is_assumed(source: str, share: float):
     asked = ["--model", "qwen3-8b", *SHORT[2:]]
     worse, better = (
@@ -75,6 +78,7 @@ def test_a_draft_model_and_its_cache_are_in_the_memory_of_each_device():
         assert layout.drafts > cache + weights
 
 
+@pytest.mark.slow  # a plan of 8B; `test_draft_memory.py` has the sentence
 def test_layouts_that_a_draft_model_leaves_no_room_say_so():
     asked = ["--model", "qwen3-8b", "--target", "h100:8", "--responses", "128", "--data", "nowhere"]
     asked += ["--rollouts", "1", "--lengths", "short", "--train", "false"]

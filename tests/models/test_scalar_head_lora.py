@@ -95,7 +95,11 @@ def test_a_head_does_not_move_what_the_rollout_sees():
     assert seen == update_seen(before, other, scale=2.0, dtype=jnp.bfloat16)
 
 
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    "dtype",
+    [jnp.float32, pytest.param(jnp.bfloat16, marks=pytest.mark.slow)],
+    ids=["float32", "bfloat16"],
+)
 def test_new_adapters_have_the_head_of_their_base(dtype: Any):
     """In every layout, float32, in buffers of its own; zeros without a base."""
     chain, _ = layout_chain(factored_mesh(jax.devices()), TINY)

@@ -68,7 +68,7 @@ def made(command, *options: str) -> SftSetup:
         "reward_model",
         pytest.param("lora", marks=pytest.mark.slow),
         pytest.param("dpo", marks=pytest.mark.slow),
-        "dpo lora",
+        pytest.param("dpo lora", marks=pytest.mark.slow),
     ],
 )
 def whole(given_options, tmp_path_factory, request) -> Whole:

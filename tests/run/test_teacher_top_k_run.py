@@ -47,6 +47,7 @@ def setup(teacher: Path, run_dir: Path, *more: str) -> Setup:
     return build(config, jax.devices()[: config.devices])
 
 
+@pytest.mark.slow  # `training/test_teacher_top_k.py` has the updates
 def test_the_policy_comes_nearer_to_its_teacher(teacher: Path, tmp_path: Path):
     made = setup(teacher, tmp_path / "run", "--teacher.top_k", "8")
     assert not made.trainer.predicts  # no pass of the policy before its update

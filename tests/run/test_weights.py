@@ -72,7 +72,8 @@ def merged(base: Path, lora: Lora, adapters: Adapters) -> Params:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "weight_dtype"), [(jnp.float32, jnp.bfloat16), (jnp.bfloat16, jnp.float32)]
+    ("dtype", "weight_dtype"),
+    [pytest.param(jnp.float32, jnp.bfloat16, marks=pytest.mark.slow), (jnp.bfloat16, jnp.float32)],
 )
 def test_a_checkpoint_is_on_the_shards_of_every_layout(
     base: Path, tmp_path: Path, dtype: Any, weight_dtype: Any
