@@ -5,20 +5,23 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from pat_jax.config.command_line import parse
 from pat_jax.models.checkpoints.hf_export import export
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.policy import Params, Policy
+from pat_jax.models.presets import PRESETS, preset
 from pat_jax.rl.algorithm.update import TrainState
 from pat_jax.run.checkpoints.checkpoint import Checkpointer
 from pat_jax.run.process.folder import CHECKPOINTS, CONFIG_FILE
@@ -40,15 +43,28 @@ _MODEL = """
 """
 SMALL_ROLLOUT, TINY = _ROLLOUT.split(), (_MODEL + _ROLLOUT).split()
 
+# A layer is enough where a test is of a command and not of its model: compiling takes as long as there are
+# layers.
 QWEN3 = ModelConfig(
-    *("qwen3", 300, 32, 48, 2, 4, 2, 8),
+    *("qwen3", 300, 32, 48, 1, 4, 2, 8),
     qk_norm=True,
     tie_embeddings=True,
     max_position=512,
     vocab_multiple=8,
 )
-# Enough where a test is of a command and not of its model: compiling takes as long as there are layers.
-SHALLOW = replace(QWEN3, num_layers=1)
+
+
+@contextmanager
+def presets_of_one_layer(*names: str) -> Iterator[None]:
+    """So are these built-in shapes in this process, with experts where they have any."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in names:
+            shape = preset(name)
+            experts = shape.experts and replace(shape.experts, dense_layers=())
+            patch.setitem(cast(dict, PRESETS), name, replace(shape, num_layers=1, experts=experts))
+        yield
+
+
 CHAT_TEMPLATE = (
     "{% for m in messages %}<im>{{ m.role }}:{{ m.content }}{% endfor %}"
     "{% if add_generation_prompt %}<im>assistant:{% endif %}"

@@ -1,6 +1,7 @@
 """A small policy's trainers, whose programs are compiled when a test needs them."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from types import MappingProxyType
 from typing import Any
@@ -29,7 +30,8 @@ from pat_jax.training.trainer import REINFORCED, Trainer
 from pat_jax.training.transfer import Carrier, Receivers
 from pat_jax.training.update_result import UpdateResult
 
-CONFIG = preset("tiny", vocab_size=61)
+# A layer is enough: compiling takes as long as there are layers, and loops over them have tests of their own.
+CONFIG = replace(preset("tiny", vocab_size=61), num_layers=1)
 POLICY = Policy.from_config(CONFIG)
 CHAIN = {str(k): v for k, v in layout_chain(factored_mesh(jax.devices()), CONFIG)[0].items()}
 (SINGLE,) = layout_chain(factored_mesh(jax.devices()[:1]), CONFIG)[0].values()
@@ -53,6 +55,7 @@ def make_trainer(
     carriers: Mapping[Split, Carrier] = MappingProxyType({}),
     optimizer: optax.GradientTransformation = ADAM,
     scan_layers: bool = False,
+    policy: Policy = POLICY,
     **options: Any,
 ) -> Trainer:
     """
@@ -60,11 +63,11 @@ def make_trainer(
       dtype, weights: of the rollout that it hands its policy to.
       options: others of `Trainer`.
     """
-    model = model_functions(POLICY, layout, jnp.float32, scan_layers=scan_layers)
-    kept = POLICY.with_weights(weights)
+    model = model_functions(policy, layout, jnp.float32, scan_layers=scan_layers)
+    kept = policy.with_weights(weights)
     update = Update(Predictor(model, CONFIG.vocab_size), optimizer, loss)
     return Trainer(
-        TrainableParams(POLICY, layout, lora, base_dtype, weight_dtype),
+        TrainableParams(policy, layout, lora, base_dtype, weight_dtype),
         update,
         Receivers(
             dtype,

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +27,7 @@ from pat_jax.layout.layout import Layout
 from pat_jax.models.policy import Params, Policy
 from pat_jax.models.weight_formats import WeightFormat
 
-CONFIG = replace(QWEN3, num_layers=1)
+CONFIG = QWEN3
 SUMMED = {"query": 1, "key": 1, "value": 1, "out": 3, "gate": 1, "up": 1, "down": 1}
 responses = st.lists(st.integers(0, 3 * TOKENS_OF_ONE), max_size=8)
 ROLLOUT = RolloutConfig(max_prompt_length=96, max_completion_length=160)

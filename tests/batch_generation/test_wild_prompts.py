@@ -107,6 +107,7 @@ def test_a_byte_order_mark_and_copied_fields(tokenizer, tmp_path: Path):
     assert list(read_lines(path)) == [(1, b"{}\n"), (3, b"[]")]
 
 
+@pytest.mark.slow  # `test_chat_template.py` ends it
 @pytest.mark.usefixtures("own_text_process")
 def test_a_template_that_fails_or_does_not_end_costs_its_line(
     tokenizer, tmp_path: Path, monkeypatch

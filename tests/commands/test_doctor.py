@@ -77,6 +77,7 @@ def test_a_part_that_fails_keeps_no_other_from_being_looked_at(doctor):
     assert lines[-1].startswith(f"{words}To do: look at the links") and "pat_jax.train" in lines[-1]
 
 
+@pytest.mark.slow  # `test_kernel_check.py` finds it
 def test_a_kernel_that_is_wrong_is_in_the_verdict(doctor, monkeypatch, tmp_path):
     write_checkpoint(tmp_path / "model", replace(QWEN3, head_dim=16))
     options = ("--model", str(tmp_path / "model"), "--page_size", "8")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import jax
 import pytest
-from runs import SHALLOW, write_checkpoint
+from runs import write_checkpoint
 
 from pat_jax import generate
 from pat_jax.commands import generate as body
@@ -24,7 +24,7 @@ from pat_jax.planning.latency.model import LatencyModel
 from pat_jax.run.start import prepare, profiles
 
 SMALL = ("--batch", "4", "--max_length", "128", "--layout", "dp2tp1", "--devices", "2")
-SUFFIX = ("--speculation.source", "suffix")
+SUFFIX = ("--speculation.source", "suffix", "--speculation.num_draft_tokens", "7")
 # Their own text repeats itself soon.
 GREEDY = ("--temperature", "0", "--max_completion_length", "48")
 REASON = "speculation: drafts of up to 7 tokens from a response's own text and others to its prompt"
@@ -41,7 +41,7 @@ def test_auto_of_an_older_configuration_staggers_nothing():
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory) -> Path:
-    return write_checkpoint(tmp_path_factory.mktemp("drafts") / "model", SHALLOW)
+    return write_checkpoint(tmp_path_factory.mktemp("drafts") / "model")
 
 
 @pytest.fixture
@@ -123,12 +123,13 @@ def test_what_was_measured_is_kept_and_of_its_drafts_none_are_made(
     assert "speculation: none on a CPU" in told and "drafts in" not in told.splitlines()[-1]
 
 
+@pytest.mark.slow  # one more engine
 def test_a_session_tells_the_logger_and_has_the_counts(
     model: Path, drafts_pay, monkeypatch, caplog
 ):
     monkeypatch.setattr(body, "configure", lambda count: jax.devices()[:count])
     options = {"batch": 4, "max_length": 128, "layout": "dp2tp1", "devices": 2, "temperature": 0.0}
-    speculation = {"speculation": {"source": "suffix"}}
+    speculation = {"speculation": {"source": "suffix", "num_draft_tokens": [7]}}
     with caplog.at_level(logging.INFO, logger="pat_jax"):
         session = generate.session({"model": str(model), **options, **speculation})
         session.generate(["the cat", "a dog"], n=2, max_tokens=48)

@@ -11,7 +11,7 @@ from compilations import counted_compilations
 from evaluations import completions, evaluate_here
 from metrics_table import untold
 from row_writing import write_lines, write_rows
-from runs import SHALLOW, SMALL_ROLLOUT, write_checkpoint
+from runs import SMALL_ROLLOUT, write_checkpoint
 from runs import run as train
 
 from pat_jax.run.evaluation import Evaluator
@@ -70,7 +70,7 @@ def without(*columns: str) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory) -> Path:
-    return write_checkpoint(tmp_path_factory.mktemp("evaluate") / "model", SHALLOW)
+    return write_checkpoint(tmp_path_factory.mktemp("evaluate") / "model")
 
 
 @pytest.fixture

@@ -30,7 +30,7 @@ OPTIONS = "--num_prompts 6 --num_generations 2 --reward mine.py:even"
 def folder(tmp_path_factory) -> Path:
     """A base, runs that have trained all of it and adapters, and what they would have exported."""
     folder = tmp_path_factory.mktemp("policies")
-    base = write_checkpoint(folder / "base")
+    base = write_checkpoint(folder / "base", replace(QWEN3, num_layers=2))  # the first drafts
     write_problems(folder / "sums.jsonl")
     policy = policy_of(base)
     lora = Lora.of(policy, rank=4, alpha=8.0, targets=["all-linear"])
@@ -39,7 +39,7 @@ def folder(tmp_path_factory) -> Path:
     save_run(folder / "full", base, earlier, step=2)
     save_run(folder / "full", base, params, step=4)
     save_run(folder / "lora", base, adapters, step=3, lora=lora)
-    write_checkpoint(folder / "small", replace(QWEN3, num_layers=1))
+    write_checkpoint(folder / "small")
     save_run(folder / "moved", base.rename(folder / "gone"), params, step=4)
     (folder / "gone").rename(base)
     export_adapter(folder / "adapter", lora, adapters, base)

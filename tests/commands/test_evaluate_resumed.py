@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from evaluations import completions, evaluate_here
-from runs import SHALLOW, finish, start, write_checkpoint, write_problems
+from runs import finish, start, write_checkpoint, write_problems
 
 from pat_jax.run.process.folder import lock_folder
 
@@ -24,7 +24,7 @@ OPTIONS = [
 def given_options(tmp_path_factory) -> list[str]:
     folder = tmp_path_factory.mktemp("resumed")
     model, data = (
-        write_checkpoint(folder / "model", SHALLOW),
+        write_checkpoint(folder / "model"),
         write_problems(folder / "sums.jsonl", 50),
     )
     return [*OPTIONS, "--model", str(model), "--data", str(data)]

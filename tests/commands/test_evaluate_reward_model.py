@@ -9,14 +9,14 @@ import pytest
 from compilations import counted_compilations
 from evaluations import completions, evaluate_here
 from row_writing import write_lines
-from runs import SHALLOW, write_checkpoint
+from runs import QWEN3, write_checkpoint
 
 from pat_jax.run.evaluation import Evaluator
 
 
 def test_a_policy_is_evaluated_by_a_reward_model(tmp_path: Path, monkeypatch):
-    model = write_checkpoint(tmp_path / "model", SHALLOW)
-    judge = write_checkpoint(tmp_path / "judge", replace(SHALLOW, head="scalar"))
+    model = write_checkpoint(tmp_path / "model")
+    judge = write_checkpoint(tmp_path / "judge", replace(QWEN3, head="scalar"))
     chats = [[{"role": "system", "content": "Be brief."}, *asked(f"Who is {i}?")] for i in range(4)]
     data = write_lines(tmp_path / "chats.jsonl", *({"prompt": chat} for chat in chats))
     compiled, evaluate = [], Evaluator.evaluate

@@ -122,11 +122,11 @@ def test_every_picture_of_a_plan_says_that_it_is_computed(report: PlanReport):
 @pytest.mark.parametrize(
     ("target", "weights", "platform", "precision"),
     [
-        ("a100:8", "auto", "cuda", "bfloat16"),
+        pytest.param("a100:8", "auto", "cuda", "bfloat16", marks=pytest.mark.slow),
         ("h100:8", "fp8", "cuda", "eight bits"),
         ("v5e:2x4", "int8", "tpu", "eight bits"),
         ("b200:8", "auto", "", ""),
-        ("v5e:2x4", "auto", "", ""),
+        pytest.param("v5e:2x4", "auto", "", "", marks=pytest.mark.slow),
     ],
 )
 def test_every_predicted_second_says_between_what_measured_ones_lay(
@@ -204,6 +204,7 @@ def test_a_layout_that_does_not_compile_is_not_used():
     assert "not used" in [x.text for x in body.iter("td")]
 
 
+@pytest.mark.slow  # `test_layouts_without_memory.py`
 def test_a_layout_without_room_does_not_shrink_what_the_others_have():
     """Between what two layouts take alone the first is refused, and the second is not for its sake."""
     options = "--max_prompt_length", "64", "--prompt-tokens", "64"

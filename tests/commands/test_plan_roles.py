@@ -52,6 +52,13 @@ def alone(options: str, model: str = "tiny") -> Update:
     return updates.of([workload], next(iter(updates.built.layouts)))
 
 
+@pytest.fixture
+def shallow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model of this name: four layers, a quarter of its weights are its head's, as those of qwen3-0.6b."""
+    shape = replace(preset("qwen3-0.6b"), num_layers=4, vocab_size=20_480)
+    monkeypatch.setitem(PRESETS, "shallow", shape)  # pyright: ignore[reportArgumentType]
+
+
 @pytest.fixture(scope="module")
 def report() -> PlanReport:
     return report_of(FOUR)
@@ -96,11 +103,9 @@ def test_a_rollout_has_the_memory_of_the_models_that_wait_elsewhere(report: Plan
     assert away.update_s - here.update_s == pytest.approx(moved / 64e9, rel=0.05)
 
 
-def test_a_model_with_a_scalar_head_computes_no_logits(monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.usefixtures("shallow")
+def test_a_model_with_a_scalar_head_computes_no_logits():
     """A pass of the policy's shape without its head: less of everything, and more than nothing."""
-    # A quarter of its weights are its head's, as those of qwen3-0.6b.
-    shape = replace(preset("qwen3-0.6b"), num_layers=4, vocab_size=20_480)
-    monkeypatch.setitem(PRESETS, "shallow", shape)  # pyright: ignore[reportArgumentType]
     update = alone(FOUR + "--mini_batch_size 8", model="shallow")
     larger = alone(f"{FOUR} --critic.model shallow --reward model:shallow", "shallow")
     seconds = dict(larger.others)
@@ -140,10 +145,11 @@ def test_a_critic_of_adapters_has_a_base_of_its_own_or_the_policy_s(more: str, o
     assert parts == held
 
 
+@pytest.mark.usefixtures("shallow")
 def test_a_critic_of_adapters_has_no_gradients_of_its_base():
-    asked = "--algorithm.name ppo --critic.model qwen3-0.6b --mini_batch_size 8"
+    asked = "--algorithm.name ppo --critic.model shallow --mini_batch_size 8"
     whole, adapted = (
-        dict(alone(asked + more, "qwen3-0.6b").others) for more in ("", " --critic.lora.rank 8")
+        dict(alone(asked + more, "shallow").others) for more in ("", " --critic.lora.rank 8")
     )
     passes, step = "critic, forward and backward", "critic, optimizer"
     assert 0.6 < adapted[passes].total / whole[passes].total < 0.9

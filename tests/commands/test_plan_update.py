@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 
 import pytest
 from pages import parsed, words_of
@@ -36,7 +37,12 @@ def config_of(options: str) -> PlanConfig:
 
 
 def made(options: str = "", programs: Sequence[CompiledProgram] = ()) -> PlanReport:
-    whole = Compilation(tuple(programs), {"jaxlib": "0"})
+    return _made(options, tuple(programs))
+
+
+@cache
+def _made(options: str, programs: tuple[CompiledProgram, ...]) -> PlanReport:
+    whole = Compilation(programs, {"jaxlib": "0"})
     question = plan.question_of(config_of(options), "the command")
     return planned(question, whole if programs else None)
 
@@ -50,6 +56,11 @@ def alone(
     options: str = "", programs: Sequence[CompiledProgram] = (), model: str = "tiny"
 ) -> Update:
     """Of one rollout, without its replay."""
+    return _alone(options, tuple(programs), model)
+
+
+@cache
+def _alone(options: str, programs: tuple[CompiledProgram, ...], model: str) -> Update:
     config = replace(config_of(options), model=model)
     build = plan.question_of(config, "").build
     draw = Draw(config.responses, config.max_completion_length)

@@ -32,7 +32,10 @@ def report_of(source: str, *options: str, asked: list[str] = SHORT) -> PlanRepor
     return planned(plan.question_of(parse(argv, PlanConfig, prog="plan", presets=None), "it"), None)
 
 
-@pytest.mark.parametrize(("source", "share"), [("early_exit:9", 0.7), ("model:qwen3-0.6b", 0.99)])
+@pytest.mark.parametrize(
+    ("source", "share"),
+    [("early_exit:9", 0.7), pytest.param("model:qwen3-0.6b", 0.99, marks=pytest.mark.slow)],
+)
 def test_a_plan_says_what_they_give_and_what_is_assumed(source: str, share: float):
     asked = ["--model", "qwen3-8b", *SHORT[2:]]
     worse, better = (
@@ -65,16 +68,17 @@ def test_a_draft_model_and_its_cache_are_in_the_memory_of_each_device():
     layouts = report_of("model:tiny").memory.layouts
     fewer = report_of("model:tiny", "--speculation.cache_tokens", "5000").memory.layouts
     least = report_of("model:tiny", "--speculation.cache_tokens", "1").memory.layouts
+    weights = report_of("none").memory.layouts[0].weights  # whole: of the same shape
     for layout, room in [*((x, 2**16) for x in layouts), *((x, 5000) for x in fewer + least)]:
         rows = 32 // layout.split.dp
         room = 2048 if layout in least else room  # the largest bucket of lengths
         tokens = 16 + min(room, rows * 2048)  # and a page for nothing
         cache = 2 * 2 * TINY.num_layers * tokens * TINY.num_kv_heads * TINY.head_dim
-        weights = report_of("none").memory.layouts[0].weights  # whole: of the same shape
         assert layout.drafts - cache - weights == pytest.approx(0, abs=0.02 * cache + 2**20)
         assert layout.drafts > cache + weights
 
 
+@pytest.mark.slow  # a plan of 8B; `test_draft_memory.py` has the sentence
 def test_layouts_that_a_draft_model_leaves_no_room_say_so():
     asked = ["--model", "qwen3-8b", "--target", "h100:8", "--responses", "128", "--data", "nowhere"]
     asked += ["--rollouts", "1", "--lengths", "short", "--train", "false"]

@@ -17,6 +17,13 @@ from pat_jax.run.logging.metrics import read_metrics
 
 OPTIONS = [*TINY, "--layout", "dp2tp1", "--log_samples_every", "1"]
 
+# Compiles sooner; nothing here is of the model.
+ONE_LAYER = """
+from dataclasses import replace
+from pat_jax.models.presets import PRESETS
+PRESETS["tiny"] = replace(PRESETS["tiny"], num_layers=1)
+"""
+THE_COMMAND = "import runpy; runpy.run_module('pat_jax.train', run_name='__main__')"
 # Run, resume, go on and fail in one process, as in a notebook; each fact a line.
 PROGRAM = """
 import json, sys
@@ -63,7 +70,7 @@ def folder(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def facts(folder: Path) -> dict:
     """What the program told."""
-    program = start(str(folder), json.dumps(named(OPTIONS)), program=("-c", PROGRAM))
+    program = start(str(folder), json.dumps(named(OPTIONS)), program=("-c", ONE_LAYER + PROGRAM))
     told: dict = {}
     for line in finish(program).splitlines():
         if line.startswith("{"):
@@ -79,7 +86,8 @@ def metrics(folder: Path) -> list[dict]:
 @pytest.mark.slow  # a whole command
 def test_a_run_measures_what_the_command_measures(folder: Path, facts: dict):
     """With a function of the program as its reward, and `exact` there."""
-    finish(start(*OPTIONS, "--run_dir", str(folder / "command")))
+    program = "-c", ONE_LAYER + THE_COMMAND
+    finish(start(*OPTIONS, "--run_dir", str(folder / "command"), program=program))
     ours, theirs = metrics(folder / "api"), metrics(folder / "command")
     assert ours[:3] == theirs and len(theirs) == 3
 

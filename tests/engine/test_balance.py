@@ -274,10 +274,10 @@ def test_balancing_changes_no_token(split):
 def test_balancing_changes_no_token_with_a_burst_on_its_way(monkeypatch):
     """It is planned before the burst's results are known, and again once they are."""
     requests = uneven(0)
-    expected, plain = run(requests, FixedLayout(DP4), DP4)
+    expected, plain = run(requests, FixedLayout(DP8), DP8)
     monkeypatch.setattr(engine(), "runs_ahead", True)
-    planner = Eager(DP4)
-    found, report = run(requests, planner, DP4)
+    planner = Eager(DP8)
+    found, report = run(requests, planner, DP8)
     total = subject("kv2").compared(requests, expected, found)
     assert total.unexplained == total.judge_disagrees == 0
     assert total.compared > 0.95 * total.tokens > 300

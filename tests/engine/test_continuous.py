@@ -77,7 +77,7 @@ def test_many_times_more_sequences_than_rows_all_come_out_in_order():
         replace(requests[i % 16], key=sequence_key(7, i), max_new_tokens=1 + i % 5)
         for i in range(200)
     ]
-    found, report = run(short, FixedLayout(TP2))
+    found, report = run(short, FixedLayout(DP2))
     assert [len(done.tokens) for done in found if done.is_truncated] == [
         request.max_new_tokens
         for request, done in zip(short, found, strict=True)

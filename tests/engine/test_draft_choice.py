@@ -54,7 +54,7 @@ def test_sources_that_cannot_draft(source: str, num_layers: int, words: str):
     ],
 )
 def test_models_that_may_draft(tmp_path: Path, change: dict[str, Any], words: str):
-    folder = write_checkpoint(tmp_path / "draft", replace(QWEN3, num_layers=1, **change))
+    folder = write_checkpoint(tmp_path / "draft", replace(QWEN3, **change))
     if words:
         with pytest.raises(UserError, match=words):
             chosen(f"model:{folder}")

@@ -35,7 +35,7 @@ DRAFTER = TextDrafter(DRAFTS)
 
 
 def specs_of(vocab_size: int, length: int) -> ProgramSpecs:
-    policy = Policy.from_config(replace(PRESETS["tiny"], vocab_size=vocab_size))
+    policy = Policy.from_config(replace(PRESETS["tiny"], num_layers=1, vocab_size=vocab_size))
     layouts, _ = layout_chain(factored_mesh(jax.devices()[:2]), policy.config)
     buckets = Buckets.build(
         tuple(layouts), capacity=8, min_rows=4, min_length=length, max_length=length

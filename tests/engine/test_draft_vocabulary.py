@@ -22,7 +22,7 @@ from pat_jax.engine.sizing.draft_vocabulary import is_padding_alone, other_token
 from pat_jax.models.presets import preset
 from pat_jax.run.setup import build_engine, model_config
 
-SMALLER = replace(QWEN3, num_layers=1, vocab_size=280)  # the tokenizer has 263 tokens
+SMALLER = replace(QWEN3, vocab_size=280)  # the tokenizer has 263 tokens
 
 
 @pytest.fixture(scope="module")

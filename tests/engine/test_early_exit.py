@@ -19,6 +19,7 @@ from pat_jax.engine.sequences.responses import Request
 from pat_jax.engine.sequences.sampling import Sampling
 from pat_jax.engine.warm_up.warm_up import Warmup
 from pat_jax.layout.buckets import Drafts
+from pat_jax.models.policy import Policy
 from pat_jax.planning.draft_counts import DraftResult
 from pat_jax.planning.drafts import Acceptance
 from pat_jax.planning.planner.scripts import FixedLayout
@@ -85,7 +86,7 @@ def test_steps_whose_drafts_are_from_elsewhere_are_measured_anew():
 
 @pytest.mark.slow  # on copies of the cache bursts ahead are those of `test_speculation.py`
 def test_bursts_are_dispatched_ahead_on_pages():
-    one = reading_pages(drafts=DRAFTS)
+    one = reading_pages(drafts=DRAFTS, policy=Policy.from_config(MODELS["kv2"]))
     expected, plain = generate(one, requests(), FixedLayout(DP2))
     found, report = generate(one, requests(), FixedLayout(DP2, num_draft_tokens=3))
     same = [a.tokens.tolist() == b.tokens.tolist() for a, b in zip(expected, found, strict=True)]

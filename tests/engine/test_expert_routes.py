@@ -41,19 +41,16 @@ from pat_jax.training.passes import model_functions
 from pat_jax.training.trainable_params import TrainableParams
 from pat_jax.training.trainer import Trainer
 from pat_jax.training.transfer import Receivers
-from tests.lossless import CARRIES, EOS_IDS, EXPERTS, PATHS, Settings, Subject, tally
+from tests.lossless import CARRIES, EOS_IDS, EXPERTS, Settings, Subject, tally
 from tests.near_ties import NEAR_TIE, Decisions, Tally, check_lossless, compare
 
 # Of the narrowest layout and the widest; experts that see fewer numbers, and those of which some devices
 # have the same, take as long to compile again.
 QUICK = [("moe", (1, 8), "mixed"), ("moe", (8, 1), "recompute")]
-RUNS = [
-    (name, path, carry)
-    for name in EXPERTS
-    for path in ((1, 2, 8), *PATHS)
-    if set(path) <= {*SETTINGS[name].degrees}
-    for carry in CARRIES
-]
+# Every way to carry on one model; of the others both kinds of them, up and down.
+RUNS = [("moe", path, carry) for path in ((1, 2, 8), (1, 8), (8, 1)) for carry in CARRIES]
+RUNS += [("mixtral", (1, 8), "mixed"), ("bigmac", (1, 2, 8), "mixed")]
+RUNS += [(name, (8, 1), "recompute") for name in ("mixtral", "bigmac")]
 DRAFTS = Drafts(num_draft_tokens=(3,), longest=5, most_tokens=256, texts=8)
 
 
@@ -302,11 +299,10 @@ class TestJudge:
 
 
 @pytest.mark.slow  # an engine of its own
-@pytest.mark.parametrize("name", EXPERTS)
-def test_drafts_change_no_token_and_no_route(name):
+def test_drafts_change_no_token_and_no_route():
     """A token that is accepted has the routes of the step that verified it."""
     settings = Settings(min_rows=16, min_length=64, degrees=(1, 4), drafter=TextDrafter(DRAFTS))
-    one = Subject(EXPERTS[name], settings, num_devices=4, is_compiled=False)
+    one = Subject(EXPERTS["moe"], settings, num_devices=4, is_compiled=False)
     rng = np.random.default_rng(3)
     prompts = [tuple(rng.integers(3, 61, 10).tolist()) for _ in range(4)]
     kinds = Sampling(0.0), Sampling(0.7), Sampling(0.8, top_k=12, top_p=0.9), Sampling(0.7)
@@ -329,13 +325,13 @@ def test_drafts_change_no_token_and_no_route(name):
 
 
 @pytest.mark.slow  # an engine of its own
-@pytest.mark.parametrize("carry", ["migrate", "recompute"])
-def test_what_is_preempted_is_computed_again_by_the_same_experts(carry):
+def test_what_is_preempted_is_computed_again_by_the_same_experts():
     """Pages for one whole sequence and part of another in each of two replicas, in switches too."""
     settings = Settings(sequences=16, min_rows=1, min_length=64, kv_pages=10, degrees=(1, 2))
     one = Subject(EXPERTS["moe"], settings, num_devices=2, is_compiled=False)
     requests, static = static_run("moe", seed=0)
-    for planner in (one.static(1), one.adaptive((1, 2, 1), carry, len(requests))):
+    switching = [one.adaptive((1, 2, 1), x, len(requests)) for x in ("migrate", "recompute")]
+    for planner in (one.static(1), *switching):
         found, report = one.run(requests, planner)
         assert report.preempted > 0
         check_same(one, requests, static, found)
@@ -460,25 +456,31 @@ def layer_collectives(config: ModelConfig, layout: Layout, rows: int) -> Counter
     return found
 
 
+# TP 2 has both replicas and devices that share one.
+STEPS = [(name, tp) for name in EXPERTS for tp in SETTINGS[name].degrees]
+QUICK_STEPS = [*((name, tp) for name, tp in STEPS if name == "moe"), ("bigmac", 2)]
+
+
 @pytest.mark.parametrize(
-    "name", [pytest.param(x, marks=[pytest.mark.slow] * (x == "mixtral")) for x in EXPERTS]
+    ("name", "tp"),
+    [pytest.param(*x, marks=[] if x in QUICK_STEPS else pytest.mark.slow) for x in STEPS],
 )
-def test_a_layer_of_experts_gathers_rows_and_scatters_sums(name):
+def test_a_layer_of_experts_gathers_rows_and_scatters_sums(name, tp):
     """Once in a layer where there are replicas, and sums over a replica's devices where it has several.
     Experts that see a quarter of a token's numbers have a quarter of the rows' bytes sent."""
     config, one = EXPERTS[name], subject(name)
-    for split, layout in one.engine.layouts.items():
-        table = one.engine.programs
-        keys = [x for x in (*table, *table.missing()) if (x.name, x.split) == ("decode", split)]
-        key = max(keys, key=lambda key: (key.rows, -key.length))
-        text = table[key].as_text()
-        step = Counter((c.kind, c.num_bytes) for c in collectives(text) if c.depth == 2)
-        expected = layer_collectives(config, layout, key.rows)
-        if split.tp > 1:  # of attention, of layers without experts, of the embedding and the logits
-            dense = config.num_layers - len(config.sparse_layers)
-            expected["all-reduce", key.rows * config.embed_dim * 4] += config.num_layers + dense + 1
-            expected["all-gather", key.rows * config.padded_vocab_size * 4] += 1
-        assert step == expected, (split, step, expected)
+    table = one.engine.programs
+    (layout,) = (x for split, x in one.engine.layouts.items() if split.tp == tp)
+    keys = [x for x in (*table, *table.missing()) if (x.name, x.split) == ("decode", layout.split)]
+    key = max(keys, key=lambda key: (key.rows, -key.length))
+    text = table[key].as_text()
+    step = Counter((c.kind, c.num_bytes) for c in collectives(text) if c.depth == 2)
+    expected = layer_collectives(config, layout, key.rows)
+    if tp > 1:  # of attention, of layers without experts, of the embedding and the logits
+        dense = config.num_layers - len(config.sparse_layers)
+        expected["all-reduce", key.rows * config.embed_dim * 4] += config.num_layers + dense + 1
+        expected["all-gather", key.rows * config.padded_vocab_size * 4] += 1
+    assert step == expected, (step, expected)
 
 
 def test_experts_that_are_fewer_than_devices_have_copies():

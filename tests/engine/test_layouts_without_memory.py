@@ -62,7 +62,10 @@ def engine_of(model: ModelConfig, *options: str) -> RolloutEngine | None:
     [
         (8, ()),
         (1, ()),  # held by all: every layout needs as many pages
-        (8, ("--rollout.weights", "int8", "--compute_dtype", "bfloat16")),
+        pytest.param(
+            *(8, ("--rollout.weights", "int8", "--compute_dtype", "bfloat16")),
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_auto_takes_what_is_accepted_pinned(kv_heads: int, options: tuple[str, ...]):

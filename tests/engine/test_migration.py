@@ -26,7 +26,7 @@ from tests.lossless import CARRIES, make_requests
 # Heads that are all split, split and copied, and both over factors of 2 and 3.
 @pytest.mark.parametrize(
     "case",
-    [CASES[0], pytest.param(CASES[1], marks=pytest.mark.slow), *CASES[5:]],
+    [*(pytest.param(x, marks=pytest.mark.slow) for x in CASES[:2]), *CASES[5:]],
     ids=str,
 )
 def test_every_page_arrives_and_no_other_is_lost_on_the_way(case):
@@ -98,7 +98,7 @@ def bytes_a_device(arrays) -> int:
 @pytest.mark.parametrize(
     ("name", "paths"),
     [
-        ("kv8", ((1, 8), (8, 1))),
+        pytest.param("kv8", ((1, 8), (8, 1)), marks=pytest.mark.slow),
         ("kv2", ((1, 2), (8, 2))),
         pytest.param("kv1", ((1, 8), (8, 1)), marks=pytest.mark.slow),
     ],

@@ -27,6 +27,7 @@ from tests.lossless import MODELS, lively_params, pad
 
 BASE = replace(
     MODELS["kv2"],
+    num_layers=1,
     embed_dim=24,
     mlp_dim=48,
     num_heads=9,

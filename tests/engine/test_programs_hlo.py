@@ -59,7 +59,7 @@ def test_raising_tp_reslices_without_any_communication(name):
 
 
 def test_a_decode_step_reads_quantized_weights_and_sends_what_it_always_sends():
-    config = MODELS["kv2"]
+    config = subject("kv2").policy.config
     keys = programs("kv2", "decode", weights="int8")
     # The most rows of the longest contexts, with whole heads and with parts of them.
     largest = {key.split: key for key in sorted(keys, key=lambda key: key[2:4])}
@@ -101,7 +101,7 @@ def test_lowering_tp_only_gathers_weights(name):
 
 def part_bytes(name: str, key: Key) -> float:
     """Of the KV heads that a wide device holds, one round of a replica."""
-    specs, config = subject(name).engine.specs, MODELS[name]
+    specs, config = subject(name).engine.specs, subject(name).policy.config
     assert key.target is not None
     wide = max((key.split, key.target), key=lambda split: split.tp)
     heads = max(1, config.num_kv_heads // wide.tp)
@@ -204,9 +204,12 @@ def test_no_step_copies_the_pool(kind):
     assert taken[0] and taken[0] == taken[1]
 
 
-@pytest.mark.parametrize("name", MODELS)
+DECODING = [pytest.param(x, marks=[pytest.mark.slow] * (x != "kv2")) for x in MODELS]
+
+
+@pytest.mark.parametrize("name", DECODING)
 def test_a_decode_step_sums_twice_a_layer(name):
-    config = MODELS[name]
+    config = subject(name).policy.config
     for key in programs(name, "decode"):
         step = [(c.kind, c.num_bytes) for c in collectives(hlo(name, key)) if c.depth == 2]
         hidden = ("all-reduce", key.rows * config.embed_dim * 4)
@@ -217,7 +220,7 @@ def test_a_decode_step_sums_twice_a_layer(name):
             assert sorted(step) == sorted([hidden] * (2 * config.num_layers + 1) + [logits])
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", DECODING)
 def test_live_rows_are_counted_once_in_several_steps(name):
     """Before the first step, then in the outer loop, with whether pages suffice: two numbers. One
     device or replica counts for itself."""
@@ -228,7 +231,7 @@ def test_live_rows_are_counted_once_in_several_steps(name):
 
 
 def test_prefill_computes_no_logits():
-    layers = MODELS["kv2"].num_layers
+    layers = subject("kv2").policy.config.num_layers
     for key in programs("kv2", "prefill"):
         found = [c.kind for c in collectives(hlo("kv2", key))]
         # The last sum of the last layer has no reader: the newest token is left to decoding.

@@ -226,10 +226,9 @@ def test_after_the_warm_up_nothing_is_compiled():
     ("make", "sizes"),
     [  # not `engine` itself, which would keep it for other files
         (engine.__wrapped__, {"min_rows": 8}),
-        (reading_pages, {"min_rows": 4}),
         (reading_pages, {"min_rows": 4, "kv_pages": 12, "capacity": 6}),
     ],
-    ids=["copied", "on pages", "scarce pages"],
+    ids=["copied", "scarce pages"],
 )
 def test_bursts_are_dispatched_ahead_with_drafts(make, sizes):
     """On two devices; pages that drafts have drawn are free again, and where pages lack fewer are drafted."""

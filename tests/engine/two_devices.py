@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from fakes import SETTINGS
+from fakes import ENGINE_MODELS, SETTINGS
 
 from pat_jax.engine.device.decode.decode import DecodeFunctions
 from pat_jax.engine.device.draft.drafters import drafter_for
@@ -19,20 +19,24 @@ from pat_jax.layout.buckets import NO_DRAFTS, Drafts
 from pat_jax.models.policy import Params, Policy
 from pat_jax.planning.planner.planner import Planner
 from pat_jax.planning.types import Split
-from tests.lossless import EOS_IDS, MODELS, lively_params
+from tests.lossless import EOS_IDS, lively_params
 
 DP2, TP2 = Split(2, 1), Split(1, 2)
-POLICY = Policy.from_config(MODELS["kv2"])
+POLICY = Policy.from_config(ENGINE_MODELS["kv2"])
 CONFIG = replace(SETTINGS["kv2"].rollout, min_rows=1, min_length=32, burst_steps=8, check_every=4)
 
 
 @cache
 def engine(
-    kv_pages: int = 0, capacity: int = 16, drafts: Drafts = NO_DRAFTS, min_rows: int = 2
+    kv_pages: int = 0,
+    capacity: int = 16,
+    drafts: Drafts = NO_DRAFTS,
+    min_rows: int = 2,
+    policy: Policy = POLICY,
 ) -> RolloutEngine:
     """Each program is compiled when it is first needed."""
     return RolloutEngine(
-        POLICY,
+        policy,
         jax.devices()[:2],
         replace(CONFIG, kv_pages=kv_pages, min_rows=min_rows),
         capacity=capacity,
@@ -73,7 +77,7 @@ def generate(
     **options,
 ) -> tuple[list[Completion], RolloutReport]:
     layout = engine.layouts[DP2]
-    weights = lively_params(POLICY) if params is None else params
+    weights = lively_params(engine.policy) if params is None else params
     engine.set_weights(jax.device_put(weights, layout.param_shardings(engine.policy)), layout)
     report = RolloutReport()
     done = dict(engine.stream(requests, planner, report, **options))

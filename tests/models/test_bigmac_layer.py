@@ -28,7 +28,7 @@ from pat_jax.models.policy import Params, Policy
 from pat_jax.models.presets import preset
 from tests.lossless import EXPERTS, lively_params
 
-CONFIG = EXPERTS["bigmac"]
+CONFIG = replace(EXPERTS["bigmac"], num_layers=1)
 POLICY = Policy.from_config(CONFIG)
 CHAIN = {str(k): v for k, v in layout_chain(factored_mesh(jax.devices()), CONFIG)[0].items()}
 # Of a layer: a width of 32, of which experts see 8; 8 experts of 64 units, two for each token.

@@ -1,7 +1,9 @@
 """The caches of steps that verify trees of drafts, against attention in float64, token by token."""
 
+from functools import partial
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -16,6 +18,7 @@ from pat_jax.models.kernels.kernel_choice import ANYWHERE
 ROWS, HEADS, GROUP, DIM = 3, 2, 2, 8
 PAGE_SIZE, WIDTH, DRAFT = 4, 5, 4
 LENGTH = PAGE_SIZE * WIDTH
+line = jax.jit(partial(line_of, room=ROWS * (1 + DRAFT), turns=1 + DRAFT))
 sizes = st.tuples(st.integers(0, DRAFT), st.integers(0, DRAFT)).filter(lambda x: sum(x) <= DRAFT)
 
 
@@ -34,8 +37,7 @@ class Trees:
         self.layer = PagedLayer(self.keys, self.values, jnp.asarray(table, jnp.int32))
         trunk, branch = (jnp.asarray(x, jnp.int32) for x in zip(*lengths, strict=True))
         running, start = jnp.ones(ROWS, bool), jnp.asarray(starts, jnp.int32)
-        room = ROWS * (1 + DRAFT)
-        self.line = line_of(trunk, running, start, branch, room=room, turns=1 + DRAFT)
+        self.line = line(trunk, running, start, branch)
         tokens = len(self.line.row)
         self.new = normal(1, tokens, HEADS, DIM), normal(1, tokens, HEADS, DIM)
         self.queries = normal(1, tokens, HEADS, GROUP, DIM)
@@ -75,6 +77,16 @@ def kept(cache: DraftPages | DraftRows, row: int, slot: int) -> np.ndarray:
     return np.asarray(cache.copy.keys).reshape(ROWS, HEADS, DIM, -1)[row, :, :, slot]
 
 
+@jax.jit
+def attend(cache: Any, *arrays: Any) -> Any:
+    return cache.attend(*arrays, ANYWHERE)
+
+
+@jax.jit
+def on_branch(cache: Any, taken: Any) -> Any:
+    return cache.on_branch(taken)
+
+
 trees = st.builds(
     Trees,
     st.integers(0, 99),
@@ -88,7 +100,7 @@ trees = st.builds(
 @given(trees)
 def test_a_token_sees_its_row_and_its_own_path(kind, tree):
     queries, position = tree.queries, jnp.zeros((1, len(tree.line.row)), jnp.int32)
-    attended, _ = tree.cache(kind).attend(queries, *tree.new, position, ANYWHERE)
+    attended, _ = attend(tree.cache(kind), queries, *tree.new, position)
     for row, (trunk, branch) in enumerate(tree.lengths):
         for turn in range(1 + trunk + branch):
             found = np.asarray(attended[0, int(tree.line.place[row, turn])])
@@ -100,8 +112,8 @@ def test_a_token_sees_its_row_and_its_own_path(kind, tree):
 @given(trees, st.lists(st.booleans(), min_size=ROWS, max_size=ROWS))
 def test_a_branch_that_is_right_is_found_where_its_positions_are(kind, tree, taken):
     queries, position = tree.queries, jnp.zeros((1, len(tree.line.row)), jnp.int32)
-    _, cache = tree.cache(kind).attend(queries, *tree.new, position, ANYWHERE)
-    moved = cache.on_branch(jnp.asarray(taken))
+    _, cache = attend(tree.cache(kind), queries, *tree.new, position)
+    moved = on_branch(cache, jnp.asarray(taken))
     for row, (trunk, branch) in enumerate(tree.lengths):
         start, is_taken = tree.starts[row], taken[row]
         for i in range(1, 1 + (branch if is_taken else trunk)):

@@ -107,7 +107,7 @@ def test_kernels_compute_what_plain_operations_compute(
     assert np.isnan(results(ON[platform], rows)[0]).any()
 
 
-@pytest.mark.parametrize("platform", ["cpu", "tpu"])
+@pytest.mark.parametrize("platform", ["cpu", pytest.param("tpu", marks=pytest.mark.slow)])
 def test_where_all_is_elsewhere_there_are_zeros(platform: str):
     rows = rows_of(3, 128, 128, elsewhere=1.0)
     rows = rows._replace(experts=jax.tree.map(lambda w: w * jnp.nan, rows.experts))
@@ -121,7 +121,7 @@ def kept(weight: jax.Array, weights: Any) -> QuantizedWeight:
     return quantize(weight, like)
 
 
-@pytest.mark.parametrize("weights", ["int8", "fp8"])
+@pytest.mark.parametrize("weights", ["int8", pytest.param("fp8", marks=pytest.mark.slow)])
 def test_quantized_experts_are_multiplied_and_scaled(weights: Any):
     x, chosen, shares, experts, _ = rows_of(3, 32, 48)
     stored: Any = tuple(
@@ -134,7 +134,7 @@ def test_quantized_experts_are_multiplied_and_scaled(weights: Any):
     np.testing.assert_allclose(got, wanted, rtol=0, atol=1e-5 * np.abs(wanted).max())
 
 
-@pytest.mark.parametrize("platform", ["cpu", "tpu"])
+@pytest.mark.parametrize("platform", ["cpu", pytest.param("tpu", marks=pytest.mark.slow)])
 def test_adapters_of_experts_are_multiplied_beside_their_weights(platform: str):
     x, chosen, shares, experts, _ = rows_of(3, 128, 128)
     adapted: Any = tuple(

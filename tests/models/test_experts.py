@@ -277,10 +277,17 @@ def dense(experts: ExpertsConfig, weights: Any, x: Any, chosen: Any) -> tuple[ja
     return jnp.einsum("rln,rlne->rle", shares, each), probabilities.sum(axis=(0, 1))
 
 
-@pytest.mark.parametrize("norm_topk_prob", [True, False])
-@pytest.mark.parametrize("is_crowded", [False, True], ids=["spread", "in several tiles"])
+@pytest.mark.parametrize(
+    ("is_crowded", "norm_topk_prob"),
+    [
+        (False, True),
+        (True, False),
+        pytest.param(False, False, marks=pytest.mark.slow),
+        pytest.param(True, True, marks=pytest.mark.slow),
+    ],
+)
 def test_gradients_are_those_of_all_experts_times_their_shares(
-    norm_topk_prob: bool, is_crowded: bool
+    is_crowded: bool, norm_topk_prob: bool
 ):
     """Of experts, router and input, to those of float64; some rows are not there."""
     experts = replace(EIGHT, norm_topk_prob=norm_topk_prob)
@@ -354,7 +361,7 @@ def test_experts_under_adapters_have_no_gradients_of_their_own():
 @pytest.mark.parametrize("weights", ["int8", "fp8"])
 def test_quantized_experts_are_their_values_times_their_scales(weights: Any):
     """Each expert's outputs have scales of their own; the router keeps its numbers."""
-    policy = Policy.from_config(EXPERTS["mixtral"])
+    policy = Policy.from_config(replace(EXPERTS["mixtral"], num_layers=1))
     kept = policy.with_weights(weights)
     params = kept.store(lively_params(policy), jnp.float32)
     mlp: Any = kept.bind(params).layers[0].mlp
@@ -405,8 +412,12 @@ def model(name: str) -> tuple[Policy, Params]:
     return policy, lively_params(policy)
 
 
+# The others' experts differ in what the layer's own tests look at.
+SOME = [pytest.param(x, marks=[pytest.mark.slow] * (x != "moe")) for x in EXPERTS]
+
+
 @pytest.mark.parametrize("scan_layers", [False, True])
-@pytest.mark.parametrize("name", EXPERTS)
+@pytest.mark.parametrize("name", SOME)
 def test_each_layer_has_its_own_of_the_recorded_experts(name: str, scan_layers: bool):
     """Also behind a dense layer, and in a loop over layers."""
     policy, params = model(name)
@@ -440,7 +451,7 @@ def test_each_layer_has_its_own_of_the_recorded_experts(name: str, scan_layers: 
         assert moved[1, 4] and not moved[0].any() and not moved[1, :4].any()
 
 
-@pytest.mark.parametrize("name", EXPERTS)
+@pytest.mark.parametrize("name", SOME)
 def test_a_token_that_is_none_reads_no_expert(name: str):
     """The real ones have experts 0 and 1; the weights of the others are no numbers."""
     policy, params = model(name)

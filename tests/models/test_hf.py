@@ -178,7 +178,7 @@ def test_neither_way_holds_the_model_twice(tmp_path, name):
     largest = 4 * 128 * 256
     if config.experts is not None:
         config, largest = (
-            replace(config, experts=replace(config.experts, expert_dim=1024)),
+            replace(config, num_layers=3, experts=replace(config.experts, expert_dim=1024)),
             4 * 128 * 1024,
         )
     policy = Policy.from_config(config)

@@ -59,7 +59,8 @@ def loss_and_gradients(name: str, **how: Any) -> tuple[np.ndarray, Params]:
     [
         pytest.param("qwen2", NONE, True, marks=pytest.mark.slow),
         ("qwen3", NONE, True),
-        *(("qwen3", remat, True) for remat in POLICIES),
+        ("qwen3", "full", True),
+        *(pytest.param("qwen3", x, True, marks=pytest.mark.slow) for x in POLICIES if x != "full"),
         *(pytest.param("qwen3", remat, False, marks=pytest.mark.slow) for remat in POLICIES),
     ],
 )

@@ -140,9 +140,15 @@ def compiled(path: str, block: int):
     return jax.jit(run)
 
 
-@pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("sequences", [WHOLE, MANY, SHORT])
-def test_attention_and_its_gradients_are_those_of_each_sequence(path: str, sequences):
+@pytest.mark.parametrize(
+    ("sequences", "path"),
+    [
+        pytest.param(each, path, marks=[pytest.mark.slow] * (path != "blocks" and each != MANY))
+        for each in (WHOLE, MANY, SHORT)
+        for path in PATHS
+    ],
+)
+def test_attention_and_its_gradients_are_those_of_each_sequence(sequences, path: str):
     check_against_float64(path, sequences, max(map(sum, sequences)))
 
 
@@ -186,7 +192,9 @@ def test_blocks_that_no_query_sees_are_not_computed(path: str, broken: int):
         assert is_nan[:, broken].all() and not is_nan[:, 1 - broken].any()
 
 
-@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize(
+    "path", [pytest.param(x, marks=[pytest.mark.slow] * (x != "blocks")) for x in PATHS]
+)
 def test_each_device_attends_to_its_rows_and_heads(path: str):
     """Two KV heads in four ways: two devices read one of them, and its gradient is their sum."""
     config = replace(preset("tiny"), num_heads=8, num_kv_heads=2)

@@ -77,17 +77,24 @@ def wide(case):
     return policy, {split.tp: layout for split, layout in chain.items()}
 
 
-@pytest.mark.parametrize("tp", [1, 2, 4, 8])
+PLACED = [
+    ("llama-sequence", jnp.float32, 1e-5),
+    ("qwen2-token", jnp.float32, 1e-5),
+    ("qwen3-sequence", jnp.float32, 1e-5),
+    ("qwen3-token", jnp.bfloat16, 0.05),
+]
+FAST = [("llama-sequence", 1), ("qwen2-token", 2), ("qwen3-sequence", 8), ("qwen3-token", 4)]
+
+
 @pytest.mark.parametrize(
-    "case, dtype, tolerance",
+    ("case", "dtype", "tolerance", "tp"),
     [
-        ("llama-sequence", jnp.float32, 1e-5),
-        ("qwen2-token", jnp.float32, 1e-5),
-        ("qwen3-sequence", jnp.float32, 1e-5),
-        ("qwen3-token", jnp.bfloat16, 0.05),
+        pytest.param(*one, tp, marks=[] if (one[0], tp) in FAST else pytest.mark.slow)
+        for one in PLACED
+        for tp in (1, 2, 4, 8)
     ],
 )
-def test_every_layout_computes_them(case, tp, dtype, tolerance):
+def test_every_layout_computes_them(case, dtype, tolerance, tp):
     policy, layouts = wide(case)
     layout = layouts[tp]
     params = load_params(

@@ -29,10 +29,10 @@ from pat_jax.models.transformer import values
 from pat_jax.training.trainable_params import TrainableParams
 from pat_jax.training.update_seen import update_seen
 
-TINY = replace(preset("tiny", vocab_size=61), head="scalar", head_bias=True)
+TINY = replace(preset("tiny", vocab_size=61), num_layers=1, head="scalar", head_bias=True)
 CRITIC = Policy.from_config(TINY)
 REWARD = Policy.from_config(replace(TINY, head_bias=False))
-GENERATES = Policy.from_config(preset("tiny", vocab_size=61))
+GENERATES = Policy.from_config(replace(preset("tiny", vocab_size=61), num_layers=1))
 HEAD = ("base_model.model.score.weight", "base_model.model.score.bias")
 
 
@@ -95,7 +95,11 @@ def test_a_head_does_not_move_what_the_rollout_sees():
     assert seen == update_seen(before, other, scale=2.0, dtype=jnp.bfloat16)
 
 
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    "dtype",
+    [jnp.float32, pytest.param(jnp.bfloat16, marks=pytest.mark.slow)],
+    ids=["float32", "bfloat16"],
+)
 def test_new_adapters_have_the_head_of_their_base(dtype: Any):
     """In every layout, float32, in buffers of its own; zeros without a base."""
     chain, _ = layout_chain(factored_mesh(jax.devices()), TINY)

@@ -130,7 +130,7 @@ def test_bursts_with_drafts_are_compiled_of_most_tokens_and_those_without_stand_
 
 
 @pytest.mark.parametrize(
-    "source", [pytest.param("early_exit:3", marks=pytest.mark.slow), "model:small"]
+    "source", [pytest.param(x, marks=pytest.mark.slow) for x in ("early_exit:3", "model:small")]
 )
 def test_bursts_whose_drafts_a_model_says_are_built(source: str):
     """At a depth of two layers the first says them; a draft model is whole."""

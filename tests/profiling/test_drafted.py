@@ -106,6 +106,7 @@ def test_every_sequence_says_all_of_its_tokens_however_good_drafts_are(
     assert done.total_s == pytest.approx(done.spent("prefill", "decode", "balance"))
 
 
+@pytest.mark.slow  # `test_replayed_pools.py` has it without drafts
 @settings(deadline=None, max_examples=12)
 @given(queued, st.integers(12, 40), st.booleans())
 def test_everything_ends_in_pools_of_any_size(workload, pages, runs_ahead):

@@ -1,5 +1,6 @@
 """A run that compiles its layouts as it goes: what is compiled when, on which thread, to what end."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -9,7 +10,8 @@ import numpy as np
 import pytest
 from compilations import counted_compilations
 from made_up_clock import DP2, TP2, MadeUpClock
-from runs import TINY
+from runs import TINY, presets_of_one_layer
+from trainers import compile_named
 
 from pat_jax.config.command_line import parse
 from pat_jax.config.run import RunConfig
@@ -30,6 +32,12 @@ from tests.near_ties import Judge, Tally, compare
 
 pytestmark = pytest.mark.timeout(600)
 OPTIONS = [*TINY, "--rollout.compile", "lazy", "--profile", "none", "--run_dir", "unused"]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_layer() -> Iterator[None]:
+    with presets_of_one_layer("tiny"):
+        yield
 
 
 def make_requests(config: RunConfig) -> list[Request]:
@@ -59,7 +67,7 @@ class Story:
         self.setup = build(self.config, jax.devices()[:2])
         self.first = first_layouts(self.config, self.setup)
         self.setup.engine.compile(within=self.first)
-        self.setup.trainer.compile()
+        compile_named(self.setup.trainer, "transfer", "checksum")  # nothing is learned
         self.params = self.setup.trainer.init(0)
         self.requests = make_requests(self.config)
         warmup = MadeUpClock(self.setup.engine)

@@ -110,7 +110,7 @@ def predicted(found: TargetBuild) -> dict[tuple[str, str], int]:
 
 @pytest.mark.parametrize(
     "critic",
-    [*(pytest.param(one, marks=pytest.mark.slow) for one in ("whole", "adapters")), "one base"],
+    [pytest.param(one, marks=pytest.mark.slow) for one in CRITICS],  # `test_update_memory.py`
 )
 def test_memory_of_each_role_is_that_of_its_compiled_programs(critic: str):
     found = build(critic)

@@ -55,7 +55,13 @@ DAMAGES: dict[str, Callable[[dict[str, Any]], object]] = {
 }
 
 
-@pytest.mark.parametrize("name", DAMAGES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(x, marks=[pytest.mark.slow] * (x == "a text that doubles 40 times"))
+        for x in DAMAGES
+    ],
+)
 def test_a_damaged_tokenizer_is_refused(tmp_path: Path, monkeypatch, capfd, name: str):
     monkeypatch.setattr(tokenizer_trial, "LIMITS", Limits(4.0, 2**30))
     began = time.monotonic()

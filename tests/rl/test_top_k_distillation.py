@@ -19,10 +19,13 @@ from pat_jax.rl.algorithm.top_k_distillation import top_k_reverse_kl, top_tokens
 TRL = json.loads(Path(__file__).with_name("recorded_trl.json").read_text(encoding="utf-8"))
 
 
-def loss_of(teacher: np.ndarray, k: int):
-    """The loss as a function of the policy's logits."""
-    top = top_tokens(jax.nn.log_softmax(jnp.asarray(teacher)), k)
-    return lambda x: top_k_reverse_kl(jax.nn.log_softmax(x), top)
+@partial(jax.jit, static_argnames="k")
+def loss(policy: jax.Array, teacher: jax.Array, k: int) -> jax.Array:
+    """Of logits."""
+    return top_k_reverse_kl(jax.nn.log_softmax(policy), top_tokens(jax.nn.log_softmax(teacher), k))
+
+
+loss_and_gradient = jax.jit(jax.value_and_grad(loss), static_argnames="k")
 
 
 @pytest.mark.parametrize("k", [1, 3, 10, VOCABULARY])
@@ -31,19 +34,20 @@ def test_loss_and_gradient_are_those_of_float64(seed: int, k: int):
     policy, teacher = logits(seed)
     wanted, gradient = reverse_kl(policy, teacher, k)
     with jax.numpy_dtype_promotion("strict"):
-        value, found = jax.value_and_grad(loss_of(teacher, k))(jnp.asarray(policy))
+        value, found = loss_and_gradient(policy, teacher, k=k)
     assert value == pytest.approx(wanted, abs=1e-6)
     np.testing.assert_allclose(found, gradient, atol=1e-6)
 
 
 def test_with_the_whole_vocabulary_it_is_trls():
     student, teacher = (jnp.asarray(TRL["given"][name]) for name in ("student", "teacher"))
-    top = top_tokens(jax.nn.log_softmax(teacher), teacher.shape[-1])
 
-    def loss(x):
-        return jnp.mean(top_k_reverse_kl(jax.nn.log_softmax(x), top))
+    @jax.jit
+    @jax.value_and_grad
+    def mean(x):
+        return jnp.mean(loss(x, teacher, k=teacher.shape[-1]))
 
-    value, gradient = jax.value_and_grad(loss)(student)
+    value, gradient = mean(student)
     assert value == pytest.approx(TRL["distill"]["loss"], abs=1e-6)
     np.testing.assert_allclose(gradient, TRL["distill"]["gradient"], atol=1e-6)
 
@@ -53,7 +57,7 @@ def test_with_the_whole_vocabulary_it_is_trls():
 @settings(deadline=None, max_examples=20)
 def test_it_is_never_negative_and_at_most_the_whole_kl(k: int, spread: float, seed: int):
     policy, teacher = logits(seed, spread)
-    value = float(loss_of(teacher, k)(jnp.asarray(policy)))
+    value = float(loss(policy, teacher, k=k))
     whole, _ = reverse_kl(policy, teacher, VOCABULARY)
     assert -1e-6 <= value <= whole + 5e-6
 
@@ -62,9 +66,9 @@ def test_probability_that_moves_to_other_tokens_costs():
     """Without the tail, the sum over the k tokens falls below 0 there."""
     teacher = np.array([5.0, 4.0, 0.0, 0.0, 0.0], np.float32)
     elsewhere = np.array([0.0, 0.0, 5.0, 0.0, 0.0], np.float32)
-    loss = loss_of(teacher, 2)
-    assert float(loss(jnp.asarray(elsewhere))) > 2 > float(loss(jnp.asarray(teacher)))
-    descent = -np.asarray(jax.grad(loss)(jnp.asarray(elsewhere)))
+    value, gradient = loss_and_gradient(elsewhere, teacher, k=2)
+    assert value > 2 > loss(teacher, teacher, k=2)
+    descent = -np.asarray(gradient)
     assert descent[0] > 0 and descent[1] > 0 > descent[2]
 
 
@@ -95,7 +99,7 @@ def test_tokens_that_the_policy_does_not_know_count_nothing():
 def test_loss_and_gradient_are_finite_for_certain_policies_and_teachers(certain: float, k: int):
     one, other = jnp.zeros(4).at[0].set(certain), jnp.zeros(4).at[1].set(certain)
     for policy, teacher in ((one, other), (one, one), (one, jnp.zeros(4)), (jnp.zeros(4), one)):
-        value, gradient = jax.value_and_grad(loss_of(np.asarray(teacher), k))(policy)
+        value, gradient = loss_and_gradient(policy, teacher, k=k)
         assert np.isfinite(value) and np.isfinite(gradient).all()
         assert value >= -1e-6 and (policy is not teacher or value < 1e-6)
 
@@ -129,6 +133,6 @@ def test_chunks_of_hidden_states_give_what_whole_logits_do(chunk: int):
         rest, rest_q = 1 - p.sum(-1), 1 - jnp.exp(top.logprobs).sum(-1)
         return (p * (jnp.log(p) - top.logprobs)).sum() + (rest * jnp.log(rest / rest_q)).sum()
 
-    found, wanted = jax.jit(chunked)(hidden, head), plain(hidden, head)
+    found, wanted = jax.jit(chunked)(hidden, head), jax.jit(plain)(hidden, head)
     for value, expected in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
         np.testing.assert_allclose(value, expected, rtol=1e-5, atol=2e-5)

@@ -114,7 +114,9 @@ def test_options_of_config_yaml_can_be_given_again(tasks: list[Task], model: str
     assert again.config == replace(first.config, run_dir=again.config.run_dir)
 
 
-@pytest.mark.parametrize("move", [Path.rename, shutil.copytree])
+@pytest.mark.parametrize(
+    "move", [pytest.param(Path.rename, marks=pytest.mark.slow), shutil.copytree]
+)
 def test_a_folder_that_lies_elsewhere_has_no_other_options(
     tasks: list[Task], model: str, tmp_path: Path, move
 ):

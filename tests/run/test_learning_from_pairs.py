@@ -14,7 +14,7 @@ from arrays import assert_same_bits
 from file_runs import Whole, to_the_end
 from metrics_table import untold
 from plain_model import outputs
-from runs import SHALLOW, without_times, write_checkpoint
+from runs import without_times, write_checkpoint
 
 from pat_jax import reward_model, sft
 from pat_jax.models.checkpoints.hf_load import check_checkpoint, load_params
@@ -53,7 +53,7 @@ def write_pairs(path: Path) -> Path:
 @pytest.fixture(scope="module")
 def given_options(tmp_path_factory) -> list[str]:
     folder = tmp_path_factory.mktemp("given")
-    model, data = write_checkpoint(folder / "model", SHALLOW), write_pairs(folder / "pairs.jsonl")
+    model, data = write_checkpoint(folder / "model"), write_pairs(folder / "pairs.jsonl")
     return [*OPTIONS, "--model", str(model), "--data", str(data)]
 
 
@@ -68,7 +68,7 @@ def made(command, *options: str) -> SftSetup:
         "reward_model",
         pytest.param("lora", marks=pytest.mark.slow),
         pytest.param("dpo", marks=pytest.mark.slow),
-        "dpo lora",
+        pytest.param("dpo lora", marks=pytest.mark.slow),
     ],
 )
 def whole(given_options, tmp_path_factory, request) -> Whole:

@@ -1,6 +1,7 @@
 """A run of PPO: advantages as a plain computation has them, a policy that waits, and a resume bit for bit."""
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 from arrays import assert_same_bits
 from compilations import counted_in_iterations
 from plain_model import outputs
-from runs import QWEN3, TINY, without_times, write_checkpoint
+from runs import QWEN3, TINY, presets_of_one_layer, without_times, write_checkpoint
 
 from pat_jax.common.errors import UserError
 from pat_jax.config.command_line import parse
@@ -33,7 +34,7 @@ from pat_jax.run.setup import build
 BETA, TARGET, HORIZON, GAMMA, LAM = 0.05, 0.01, 40, 0.99, 0.9
 PENALTY, CLIP, PRETRAIN = 0.5, 1.5, 1
 OPTIONS = f"""
-    --deterministic --layout dp2tp1 --seed 3 --warm_start.steps 2 --eval.every 0
+    --deterministic --layout dp2tp1 --seed 3 --warm_start.steps 0 --eval.every 0
     --rollout.prompts_per_step 6 --rollout.num_generations 1 --algorithm.name ppo
     --algorithm.mini_batch_size 3 --algorithm.beta {BETA} --algorithm.kl_target {TARGET}
     --algorithm.kl_horizon {HORIZON} --algorithm.gamma {GAMMA} --algorithm.lam {LAM}
@@ -91,6 +92,12 @@ def trained(folder: Path, *more: str, judge: Path | None = None) -> Recorded:
     found.last = jax.device_get(dict(run.learner.states))
     found.rows = [row for row in read_metrics(folder / "metrics.jsonl") if row["step"] > 0]
     return found
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_layer() -> Iterator[None]:
+    with presets_of_one_layer("tiny"):
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -87,6 +87,7 @@ def test_a_run_of_three_roles_that_rest_is_the_run_of_roles_that_stay(tmp_path: 
     assert held[0] > held[1]
 
 
+@pytest.mark.slow  # `test_rest.py` has its reader
 def test_a_reward_model_that_rests_scores_as_one_that_stays(tmp_path: Path):
     judge = replace(QWEN3, head="scalar", tie_embeddings=False)
     folder, found = write_checkpoint(tmp_path / "judge", judge), []

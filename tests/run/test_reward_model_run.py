@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from compilations import counted_compilations
 from plain_model import outputs
-from runs import CHAT_TEMPLATE, SHALLOW, TINY, json_lines, run, write_checkpoint
+from runs import CHAT_TEMPLATE, QWEN3, TINY, json_lines, run, write_checkpoint
 from safetensors.numpy import load_file, save_file
 from transformers import AutoTokenizer
 
@@ -26,7 +26,7 @@ from pat_jax.run.reward_models import build_reward_models, load_reward_models
 from pat_jax.run.scoring import open_scorer
 from pat_jax.run.setup import build
 
-JUDGE = replace(SHALLOW, head="scalar", tie_embeddings=False)
+JUDGE = replace(QWEN3, head="scalar", tie_embeddings=False)
 
 
 @pytest.fixture(scope="module")

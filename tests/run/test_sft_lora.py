@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from arrays import assert_same_bits
 from file_runs import to_the_end
-from runs import SHALLOW, write_checkpoint, write_problems
+from runs import write_checkpoint, write_problems
 from safetensors.numpy import load_file, save_file
 
 from pat_jax.common.errors import UserError
@@ -32,7 +32,7 @@ def made(*options: str) -> SftSetup:
 def whole(tmp_path_factory) -> tuple[Path, list[str], SftSetup]:
     """The folder of a run to the end, its options, and what it was made of."""
     folder = tmp_path_factory.mktemp("runs") / "whole"
-    base, data = write_checkpoint(folder / "base", SHALLOW), write_problems(folder / "sums.jsonl")
+    base, data = write_checkpoint(folder / "base"), write_problems(folder / "sums.jsonl")
     options = [
         *("--model", str(base), "--data", str(data), "--run_dir", str(folder / "run")),
         *("--data.prompt_key", "question", "--data.completion_key", "answer"),

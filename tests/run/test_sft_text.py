@@ -2,6 +2,7 @@
 
 import math
 import shutil
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -10,7 +11,7 @@ import jax
 import pytest
 from arrays import assert_same_bits
 from metrics_table import untold
-from runs import without_times
+from runs import presets_of_one_layer, without_times
 
 from pat_jax.models.checkpoints.hf_load import check_checkpoint
 from pat_jax.rl.algorithm.supervised import cross_entropy
@@ -50,6 +51,12 @@ class Whole(NamedTuple):
 def made(*options: str) -> SftSetup:
     config = options_of_run(options, read)
     return build(config, jax.devices()[: config.devices])
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_layer() -> Iterator[None]:
+    with presets_of_one_layer("tiny-moe"):
+        yield
 
 
 @pytest.fixture(scope="module")

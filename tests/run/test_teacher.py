@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from plain_model import outputs
 from runs import QWEN3, SMALL_ROLLOUT, write_checkpoint, write_problems
 
 from pat_jax.common.errors import UserError
@@ -88,12 +89,10 @@ def test_a_larger_teacher_of_another_family_gives_its_log_probabilities(tmp_path
     found = reader.read(batch_of(groups, shapes)).by_response("teacher_logprobs")
 
     policy = Policy.from_config(check_checkpoint(teacher))
-    model = policy.bind(load_params(teacher, policy, None, jnp.float32))
+    params = load_params(teacher, policy, None, jnp.float32)
     for rollout, ours in zip((x for group in groups for x in group.rollouts), found, strict=True):
-        whole = jnp.array([*rollout.prompt.tokens, *rollout.tokens])[None]
-        positions = jnp.arange(whole.shape[1])[None]
-        logits = model.logits(model(whole, positions).hidden)[0, :, : LLAMA.vocab_size]
-        logprobs = np.asarray(jax.nn.log_softmax(logits.astype(jnp.float32)))
+        logits = outputs(policy, params, [*rollout.prompt.tokens, *rollout.tokens])
+        logprobs = logits - np.logaddexp.reduce(logits, axis=-1, keepdims=True)
         first = len(rollout.prompt.tokens) - 1
         wanted = logprobs[first + np.arange(len(rollout.tokens)), rollout.tokens]
         np.testing.assert_allclose(ours, wanted, atol=1e-4)

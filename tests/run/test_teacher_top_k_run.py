@@ -1,12 +1,13 @@
 """A run that learns from its teacher's likeliest tokens, from the options to the metrics."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from runs import TINY
+from runs import TINY, presets_of_one_layer
 
 from pat_jax.common.errors import UserError
 from pat_jax.config.command_line import parse
@@ -25,6 +26,12 @@ OPTIONS = """
 """
 
 
+@pytest.fixture(autouse=True, scope="module")
+def one_layer() -> Iterator[None]:
+    with presets_of_one_layer("tiny"):
+        yield
+
+
 @pytest.fixture(scope="module")
 def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Another random model with the demonstration's tokens."""
@@ -40,6 +47,7 @@ def setup(teacher: Path, run_dir: Path, *more: str) -> Setup:
     return build(config, jax.devices()[: config.devices])
 
 
+@pytest.mark.slow  # `training/test_teacher_top_k.py` has the updates
 def test_the_policy_comes_nearer_to_its_teacher(teacher: Path, tmp_path: Path):
     made = setup(teacher, tmp_path / "run", "--teacher.top_k", "8")
     assert not made.trainer.predicts  # no pass of the policy before its update

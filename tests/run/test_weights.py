@@ -72,7 +72,8 @@ def merged(base: Path, lora: Lora, adapters: Adapters) -> Params:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "weight_dtype"), [(jnp.float32, jnp.bfloat16), (jnp.bfloat16, jnp.float32)]
+    ("dtype", "weight_dtype"),
+    [pytest.param(jnp.float32, jnp.bfloat16, marks=pytest.mark.slow), (jnp.bfloat16, jnp.float32)],
 )
 def test_a_checkpoint_is_on_the_shards_of_every_layout(
     base: Path, tmp_path: Path, dtype: Any, weight_dtype: Any
@@ -158,7 +159,7 @@ def test_an_adapter_directory_is_merged(base: Path, tmp_path: Path, lora: Lora):
 
 def test_an_adapter_of_another_model_or_of_none_is_refused(base: Path, tmp_path: Path, lora: Lora):
     export_adapter(tmp_path / "adapter", lora, lora.init(0), base)
-    other = Policy.from_config(replace(lora.policy.config, num_layers=1)).config
+    other = Policy.from_config(replace(lora.policy.config, num_layers=2)).config
     with pytest.raises(UserError, match="is of another model than --model"):
         weights_of_model(options(base), other, str(tmp_path / "adapter"))
     with pytest.raises(UserError, match=r"--adapter is .*: expected none with --model 'tiny'"):

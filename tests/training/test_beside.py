@@ -1,7 +1,6 @@
 """What drafts keep on the devices beside training is counted where it lies, as the arrays that are there."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -84,7 +83,7 @@ def test_what_a_head_has_learned_lies_beside_rollouts_and_updates():
 
 def test_a_draft_model_lies_beside_updates_and_is_the_drafts_of_rollouts(tmp_path: Path):
     model = write_checkpoint(tmp_path / "model")
-    draft = write_checkpoint(tmp_path / "draft", replace(QWEN3, num_layers=1))
+    draft = write_checkpoint(tmp_path / "draft")
     data = str(write_problems(tmp_path / "sums.jsonl"))
     asked = [*SMALL_ROLLOUT, "--model", str(model), "--data", data, "--reward", "math"]
     asked += ["--rollout.max_prompt_length", "160"]

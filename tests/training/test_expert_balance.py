@@ -29,7 +29,8 @@ from pat_jax.training.passes import model_functions
 from pat_jax.training.supervised import build_supervised_roles, row_shapes
 from tests.lossless import EXPERTS, lively_params
 
-CONFIG = replace(EXPERTS["moe"], num_layers=2, experts=ExpertsConfig(8, 2, 16))
+# A layer is enough: compiling takes as long as there are layers.
+CONFIG = replace(EXPERTS["moe"], num_layers=1, experts=ExpertsConfig(8, 2, 16))
 POLICY = Policy.from_config(CONFIG)
 (LAYOUT,) = layout_chain(factored_mesh(jax.devices()[:1]), CONFIG)[0].values()
 LENGTHS = (5, 14, 9, 16, 7, 12)  # tokens of the examples: 63
@@ -87,10 +88,10 @@ def routers_of(params: Params) -> list[np.ndarray]:
 def test_tokens_that_all_have_the_same_experts_are_the_most_uneven_load():
     """Routers of zeros: of equal logits the lower numbers win."""
     params = jax.tree.map(lambda x: x * (x.shape != (8, CONFIG.embed_dim)), weights())
-    assert [x.any() for x in routers_of(params)] == [False, False]
+    assert [x.any() for x in routers_of(params)] == [False]
     _, sums = gradient(0.0, packed(WIDE), params)
     assert sums[balance.TOKENS] == sum(LENGTHS)
-    np.testing.assert_array_equal(sums[balance.LOAD], [[63, 63, 0, 0, 0, 0, 0, 0]] * 2)
+    np.testing.assert_array_equal(sums[balance.LOAD], [[63, 63, 0, 0, 0, 0, 0, 0]])
     found = update_of(0.0).summary([sums])
     assert found["expert_load_max"] == 8 / 2
     assert found["dead_experts"] == 6 / 8

@@ -125,6 +125,7 @@ def test_moments_of_a_role_that_rests_may_still_come_for_steps_alone(staying: Tr
     assert all_of_it - held == 2 * shard_bytes(staying.abstract_params)
 
 
+@pytest.mark.slow  # `test_state_placement.py` resumes
 def test_a_resumed_role_begins_where_it_rests(resting, tmp_path: Path):
     trainer = resting[STATE]
     whole = jax.device_get(updated_at_rest(trainer, at_rest(trainer), 4))

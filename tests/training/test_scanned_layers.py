@@ -7,22 +7,25 @@ import jax
 import numpy as np
 import pytest
 from chex import assert_trees_all_close
-from trainers import CHAIN, CONFIG, POLICY, host_weights, make_trainer, micro_batches
+from trainers import CHAIN, CONFIG, make_trainer, micro_batches, weights_of
 
 from pat_jax.common.rules import OptionError
 from pat_jax.config.run import RunConfig
 from pat_jax.config.sft import SftConfig
+from pat_jax.models.policy import Policy
 from pat_jax.models.presets import preset
 from pat_jax.profiling.cross_compile.target_build import Order
 from pat_jax.profiling.predict.targets import Target
 from pat_jax.programs.programs import Key
 from pat_jax.training.build import functions_of, scans_layers
 
+POLICY = Policy.from_config(replace(CONFIG, num_layers=2))
+
 
 def gradients(*, scan_layers: bool) -> Any:
     """Of two micro-batches, with their metrics, on devices that split rows and weights."""
-    trainer = make_trainer(CHAIN["dp4tp2"], scan_layers=scan_layers)
-    params = jax.device_put(host_weights(), trainer.shardings)
+    trainer = make_trainer(CHAIN["dp4tp2"], policy=POLICY, scan_layers=scan_layers)
+    params = jax.device_put(weights_of(POLICY), trainer.shardings)
     grads, sums = trainer["zero_gradients"](params), trainer["zero_sums"]()
     for micro in micro_batches():
         key = Key("grad", trainer.layout.split, *micro.tokens.shape)
@@ -66,4 +69,4 @@ def test_what_a_cpu_cannot_is_refused():
         functions_of(replace(asked, scan_layers="true"), POLICY, layout)
     functions_of(asked, POLICY, layout)
     functions_of(replace(asked, scan_layers="true", compute_dtype="float32"), POLICY, layout)
-    assert CONFIG.num_layers > 1
+    assert POLICY.config.num_layers > 1

@@ -26,7 +26,6 @@ from pat_jax.training.trainer import Trainer
 from pat_jax.training.transfer import Receivers
 
 K, COEF, RATE, TEMPERATURE = 5, 0.5, 1e-2, 0.8
-LAYOUTS = ["", "dp2tp4", "dp1tp8"]
 
 
 def parts(name: str) -> tuple[Trainer, Reader]:
@@ -47,6 +46,7 @@ def teacher_weights() -> Params:
     return jax.tree.map(lambda x: x + 0.1 * rng.normal(size=x.shape), host_weights())
 
 
+@jax.jit
 def plain_logprobs(params: Params, tokens: np.ndarray) -> jax.Array:
     """By the model alone: no programs, no layout, no chunks."""
     positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
@@ -72,11 +72,11 @@ def plain_loss(params: Params, teacher: Params) -> jax.Array:
 @pytest.fixture(scope="module")
 def plain() -> tuple[float, Any]:
     """The loss and the gradient."""
-    loss, gradient = jax.value_and_grad(plain_loss)(host_weights(), teacher_weights())
+    loss, gradient = jax.jit(jax.value_and_grad(plain_loss))(host_weights(), teacher_weights())
     return float(loss), jax.device_get(gradient)
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize("name", ["", "dp2tp4", pytest.param("dp1tp8", marks=pytest.mark.slow)])
 def test_an_update_is_plain_descent_in_every_layout(name: str, plain: tuple[float, Any]):
     trainer, reader = parts(name)
     reader.params = jax.device_put(teacher_weights(), reader.held.shardings)

@@ -49,7 +49,7 @@ def single() -> tuple[dict[str, float], Params, Params]:
 
 
 @pytest.mark.parametrize(
-    "name", ["dp8tp1", "dp2tp4", pytest.param("dp1tp8", marks=pytest.mark.slow)]
+    "name", ["dp2tp4", *(pytest.param(x, marks=pytest.mark.slow) for x in ("dp8tp1", "dp1tp8"))]
 )
 def test_an_update_is_that_of_a_single_device(name: str, single):
     metrics, grads, params = after_a_step(CHAIN[name])
