@@ -60,6 +60,7 @@ def open_lanes(config: RunConfig, setup: Setup, states: Callable[[], States]) ->
             for place, judge in judges:
                 if place <= group:
                     judge.scores.lane = thread
+                    threads.callback(setattr, judge.scores, "lane", None)
             reads = {column: read for place, column, read in readers if place <= group}
             if reads:
                 lanes.readers.append(Lane(thread, _predict(setup.roles, reads)))
