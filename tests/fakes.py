@@ -29,8 +29,6 @@ SETTINGS = {
     "mixtral": Settings(min_rows=16, min_length=64, degrees=(1, 8)),
     "bigmac": Settings(min_rows=16, min_length=64, degrees=(1, 2, 8)),
 }
-# Of "kv2" a layer is enough, as it has the most programs and engines; the others have several.
-ENGINE_MODELS = MODELS | EXPERTS | {"kv2": replace(MODELS["kv2"], num_layers=1)}
 # Of each model, those of `PATHS` that its layouts have.
 MODEL_PATHS = [
     (name, path)
@@ -49,7 +47,8 @@ def subject(name: str, weights: WeightFormat = "auto", lora_rank: int = 0) -> Su
 @cache  # of all its arguments: a default that is given would make another subject
 def _subject(name: str, weights: WeightFormat, lora_rank: int) -> Subject:
     settings = replace(SETTINGS[name], weights=weights, lora_rank=lora_rank)
-    return Subject(ENGINE_MODELS[name], settings, is_compiled=(name, weights) == ("kv2", "auto"))
+    model, is_compiled = (MODELS | EXPERTS)[name], (name, weights) == ("kv2", "auto")
+    return Subject(model, settings, is_compiled=is_compiled)
 
 
 @cache

@@ -120,7 +120,10 @@ def build_roles(
     )
     if of_values:
         of_values.others = _near(of_values.layout, [*beside, *trainer.kept])
-    return Roles(trainer, readers, of_values, others, shapes)
+    own = [layout, *([of_values.layout] if of_values else [])]
+    own += [reader.held.layout for reader in readers.values()]
+    devices = {frozenset(each.mesh.devices.flat) for each in own}
+    return Roles(trainer, readers, of_values, others, shapes, are_apart=len(devices) > 1)
 
 
 def _near(layout: Layout, trees: Any) -> list[Any]:

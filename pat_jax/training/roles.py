@@ -26,6 +26,7 @@ class Roles:
     critic: Trainer | None = None
     others: Sequence[Any] = ()  # shapes with shardings of what else stays on the devices
     micro_shapes: Sequence[Shape] = ()  # rows and length of an iteration's micro-batches
+    are_apart: bool = False  # whether the roles that read a batch have different devices
 
     def resident_on(self, devices: Iterable[Device]) -> list[Any]:
         """Returns shapes with shardings of what stays on these devices during a rollout."""
@@ -86,13 +87,4 @@ class Roles:
         for role in self.trained:
             if role.predicts:
                 batch = role.predict(states[role.name], batch)
-        return batch if self.are_together else batch.on_host()
-
-    @property
-    def are_together(self) -> bool:
-        """Whether all roles that read a batch have the same devices."""
-        layouts = [
-            *(x.layout for x in self.trained),
-            *(x.held.layout for x in self.readers.values()),
-        ]
-        return len({frozenset(each.mesh.devices.flat) for each in layouts}) == 1
+        return batch.on_host() if self.are_apart else batch

@@ -29,7 +29,9 @@ ROWS = [
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("given")
-    write_checkpoint(folder / "judge", replace(QWEN3, head="scalar", tie_embeddings=False))
+    write_checkpoint(
+        folder / "judge", replace(QWEN3, num_layers=2, head="scalar", tie_embeddings=False)
+    )
     write_checkpoint(folder / "policy")
     long = {"prompt": "x" * 600, "chosen": "a", "rejected": "b"}
     text = "".join(f"{json.dumps(row)}\n" for row in [*ROWS, {**long, "subset": "chat"}])

@@ -37,7 +37,7 @@ pytestmark = pytest.mark.usefixtures("free_pages")
 @cache
 def whole(drafts: Drafts) -> Subject:
     settings = Settings(min_rows=16, min_length=64, drafter=replace(DRAFTER, drafts=drafts))
-    return Subject(MODELS["kv2"], settings, num_devices=2, is_compiled=False)
+    return Subject(MODELS["kv2"], settings, num_devices=2)
 
 
 @cache
@@ -72,9 +72,7 @@ def with_tokens(vocab_size: int, vocab_multiple: int) -> Subject:
 
     drafter = ModelDrafter(DRAFTS, policy, load)
     settings = Settings(min_rows=8, min_length=64, drafter=drafter)
-    return with_share_of_the_last(
-        Subject(MODELS["kv2"], settings, num_devices=2, is_compiled=False), 0.0
-    )
+    return with_share_of_the_last(Subject(MODELS["kv2"], settings, num_devices=2), 0.0)
 
 
 def test_no_token_changes_and_a_model_that_says_the_same_is_right():
@@ -152,12 +150,9 @@ def test_a_model_of_fewer_or_more_tokens_changes_none():
     assert (fewer.drafted, fewer.accepted) == (padded.drafted, padded.accepted)
 
 
-@pytest.mark.slow  # `test_early_exit.py` has it of what a model says, `test_speculation.py` of texts
 def test_after_the_warm_up_nothing_is_compiled():
     """In any layout: its cache is made, filled, and filled again behind switches and bursts without drafts."""
-    one = subject(0.0)
-    one.engine.compile()
-    assert accepted(check_in_all_layouts(one, requests(), 3)) > 0.85
+    assert accepted(check_in_all_layouts(subject(0.0), requests(), 3)) > 0.85
 
 
 @pytest.mark.slow  # an engine of its own
@@ -176,11 +171,8 @@ def test_while_a_group_holds_more_than_the_models_cache_it_decodes_without_draft
 @pytest.mark.parametrize("who", ["a model", "first layers"])
 def test_runs_in_which_somebody_may_say_drafts(tmp_path: Path, who: str):
     """Loaded, compiled, warmed up and priced; whether there are drafts is the planner's choice."""
-    model, folder = (
-        write_checkpoint(tmp_path / "model", replace(QWEN3, num_layers=2)),
-        tmp_path / "run",
-    )
-    draft = write_checkpoint(tmp_path / "draft")
+    model, folder = write_checkpoint(tmp_path / "model"), tmp_path / "run"
+    draft = write_checkpoint(tmp_path / "draft", replace(QWEN3, num_layers=1))
     source = f"model:{draft}" if who == "a model" else "early_exit:1"
     output = run(
         *SMALL_ROLLOUT, "--model", str(model), "--data", str(write_problems(tmp_path / "sums.jsonl")),

@@ -52,7 +52,6 @@ def test_switching_changes_no_token(name, path, carry):
     [
         pytest.param("kv8", (1, 8), marks=pytest.mark.slow),
         pytest.param("kv8", (8, 1), marks=pytest.mark.slow),
-        ("kv2", (1, 8)),
         ("kv2", (8, 2)),
     ],
 )

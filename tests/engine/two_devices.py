@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from fakes import ENGINE_MODELS, SETTINGS
+from fakes import SETTINGS
 
 from pat_jax.engine.device.decode.decode import DecodeFunctions
 from pat_jax.engine.device.draft.drafters import drafter_for
@@ -19,10 +19,10 @@ from pat_jax.layout.buckets import NO_DRAFTS, Drafts
 from pat_jax.models.policy import Params, Policy
 from pat_jax.planning.planner.planner import Planner
 from pat_jax.planning.types import Split
-from tests.lossless import EOS_IDS, lively_params
+from tests.lossless import EOS_IDS, MODELS, lively_params
 
 DP2, TP2 = Split(2, 1), Split(1, 2)
-POLICY = Policy.from_config(ENGINE_MODELS["kv2"])
+POLICY = Policy.from_config(replace(MODELS["kv2"], num_layers=1))
 CONFIG = replace(SETTINGS["kv2"].rollout, min_rows=1, min_length=32, burst_steps=8, check_every=4)
 
 

@@ -34,7 +34,8 @@ FLOAT32 = jnp.dtype(jnp.float32)
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory) -> Path:
-    return write_checkpoint(tmp_path_factory.mktemp("weights") / "base")
+    folder = tmp_path_factory.mktemp("weights") / "base"
+    return write_checkpoint(folder, replace(QWEN3, num_layers=2))
 
 
 @pytest.fixture
@@ -159,7 +160,7 @@ def test_an_adapter_directory_is_merged(base: Path, tmp_path: Path, lora: Lora):
 
 def test_an_adapter_of_another_model_or_of_none_is_refused(base: Path, tmp_path: Path, lora: Lora):
     export_adapter(tmp_path / "adapter", lora, lora.init(0), base)
-    other = Policy.from_config(replace(lora.policy.config, num_layers=2)).config
+    other = Policy.from_config(replace(lora.policy.config, num_layers=1)).config
     with pytest.raises(UserError, match="is of another model than --model"):
         weights_of_model(options(base), other, str(tmp_path / "adapter"))
     with pytest.raises(UserError, match=r"--adapter is .*: expected none with --model 'tiny'"):
