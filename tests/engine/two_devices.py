@@ -22,7 +22,7 @@ from pat_jax.planning.types import Split
 from tests.lossless import EOS_IDS, MODELS, lively_params
 
 DP2, TP2 = Split(2, 1), Split(1, 2)
-POLICY = Policy.from_config(replace(MODELS["kv2"], num_layers=1))
+POLICY = Policy.from_config(MODELS["kv2"])
 CONFIG = replace(SETTINGS["kv2"].rollout, min_rows=1, min_length=32, burst_steps=8, check_every=4)
 
 
