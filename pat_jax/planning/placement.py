@@ -55,3 +55,19 @@ class Placement:
             key = tuple(role for role in ROLES if device in self.places.get(role, ()))
             users.setdefault(key, []).append(device)
         return sorted(map(tuple, users.values()))
+
+
+def described(places: Mapping[PlacedRole, Positions]) -> str:
+    """Returns the roles of each place, such as "rollout 0-3; policy, critic 4-7"."""
+    by_place: dict[Positions, list[str]] = {}
+    for role, place in places.items():
+        by_place.setdefault(place, []).append(role)
+    return "; ".join(f"{', '.join(names)} {in_ranges(place)}" for place, names in by_place.items())
+
+
+def in_ranges(positions: Positions) -> str:
+    """Returns positions as an option takes them: 0-3,8."""
+    begins = [i for i in positions if i - 1 not in positions]
+    ends = [i for i in positions if i + 1 not in positions]
+    pairs = zip(begins, ends, strict=True)
+    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in pairs)

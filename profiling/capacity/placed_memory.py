@@ -3,9 +3,9 @@
 from collections.abc import Collection, Iterator, Mapping
 
 from pat_jax.planning.memory import GIB
-from pat_jax.planning.placement import Positions
+from pat_jax.planning.placement import Positions, in_ranges
 from pat_jax.profiling.capacity.placed_size import PlacedSize, RoleBytes, placed_role
-from pat_jax.profiling.placement.candidates import Candidate, in_ranges
+from pat_jax.profiling.placement.candidates import Candidate
 from pat_jax.profiling.placement.priced import PartMemory
 
 Sizes = Mapping[int, PlacedSize]  # by number of devices

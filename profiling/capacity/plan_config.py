@@ -240,7 +240,7 @@ class PlanConfig(ReplayOptions, UpdateOptions, EngineSizes):
             teacher=TeacherConfig(self.teacher.model),
             algorithm=AlgorithmConfig(
                 name=self.algorithm.name,
-                **ALGORITHMS[self.algorithm.name] | self.algorithm.changed,
+                **{**ALGORITHMS[self.algorithm.name], **self.algorithm.changed},
                 beta=self.beta,
                 mini_batch_size=self.mini_batch_size or prompts,
                 tokens_per_micro_batch=self.tokens_per_micro_batch or whole * target.num_devices,

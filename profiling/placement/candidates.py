@@ -4,7 +4,7 @@ The devices are cut into one, two or three parts. Each role has one of them, or 
 numbers of devices and names of roles. Does not know what a placement costs.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise, product
 from typing import Literal, get_args
@@ -15,6 +15,7 @@ from pat_jax.planning.placement import (
     Placement,
     PlacementName,
     Positions,
+    described,
 )
 
 Overlap = Literal["none", "scores", "gradients"]
@@ -37,29 +38,15 @@ class Candidate:
         """The placement's name, or the devices of each of `roles`; and the overlap, if any."""
         overlap = "" if self.overlap == "none" else f", {self.overlap}"
         present: list[PlacedRole] = [role for role in ROLES if role in roles]
-        found = {role: self.placement.places[role] for role in present}
+        found: dict[PlacedRole, Positions] = {}
+        for role in present:
+            found[role] = self.placement.places[role]
         count = len({i for place in self.placement.places.values() for i in place})
         for name in NAMED:
             places = Placement.named(name, count).places
             if all(places[role] == place for role, place in found.items()):
                 return f"{name}{overlap}"
         return f"{described(found)}{overlap}"
-
-
-def described(places: Mapping[PlacedRole, Positions]) -> str:
-    """Returns the roles of each place, such as "rollout 0-3; policy, critic 4-7"."""
-    by_place: dict[Positions, list[str]] = {}
-    for role, place in places.items():
-        by_place.setdefault(place, []).append(role)
-    return "; ".join(f"{', '.join(names)} {in_ranges(place)}" for place, names in by_place.items())
-
-
-def in_ranges(positions: Positions) -> str:
-    """Returns positions as an option takes them: 0-3,8."""
-    begins = [i for i in positions if i - 1 not in positions]
-    ends = [i for i in positions if i + 1 not in positions]
-    pairs = zip(begins, ends, strict=True)
-    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in pairs)
 
 
 def candidates(

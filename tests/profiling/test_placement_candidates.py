@@ -2,8 +2,8 @@
 
 import pytest
 
-from pat_jax.planning.placement import ROLES, PlacedRole, Placement
-from pat_jax.profiling.placement.candidates import candidates, cuts, in_ranges
+from pat_jax.planning.placement import ROLES, PlacedRole, Placement, in_ranges
+from pat_jax.profiling.placement.candidates import candidates, cuts
 from pat_jax.profiling.placement.priced import PartMemory, Placements, Priced
 
 PPO: tuple[PlacedRole, ...] = ("rollout", "policy", "critic", "reference", "reward")

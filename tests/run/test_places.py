@@ -76,7 +76,7 @@ def test_a_run_says_which_devices_its_roles_have():
     options = ("--placement", "separate", "--placement.critic", "4,6")
     places = Places.of(parse(options), jax.devices())
     words = places.describe({"rollout", "policy", "critic", "reference"})
-    assert words == "devices: rollout on 0-3; policy, reference on 4-7; critic on 4,6"
+    assert words == "devices: rollout 0-3; policy, reference 4-7; critic 4,6"
     assert Places.of(parse(()), jax.devices()).describe({"rollout", "policy"}) == ""
 
 

@@ -226,7 +226,7 @@ def test_padding_reads_no_expert_and_changes_no_gradient():
         (CHAIN["dp2tp4"], long, {"remat": "full"}),
         (CHAIN["dp4tp2"], long, {"remat": "full"} | EXCHANGED),
     ):
-        grads, sums = gradients(layout, micro, params, **how)
+        grads, sums = gradients(layout, micro, params, CONFIG, **how)
         assert all(np.isfinite(x).all() for x in jax.tree.leaves((grads, sums)))
         for one, other in zip(jax.tree.leaves(grads), jax.tree.leaves(wanted), strict=True):
             np.testing.assert_allclose(one, other, rtol=0, atol=1e-5 * np.abs(other).max())

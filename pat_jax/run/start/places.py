@@ -13,7 +13,14 @@ from pat_jax.common.rules import require
 from pat_jax.config.critic import critic_source
 from pat_jax.config.placement import PlacementConfig
 from pat_jax.config.run import RunConfig
-from pat_jax.planning.placement import ROLES, PlacedRole, Placement, Positions
+from pat_jax.planning.placement import (
+    ROLES,
+    PlacedRole,
+    Placement,
+    Positions,
+    described,
+    in_ranges,
+)
 
 
 @dataclass(frozen=True)
@@ -46,7 +53,7 @@ class Places:
             of_policy == of_rollout or placement.are_apart("policy", "rollout"),
             "placement.rollout",
             options.rollout or options.name,
-            f"the devices of the policy ({_words(of_policy)}), or none of them",
+            f"the devices of the policy ({in_ranges(of_policy)}), or none of them",
         )
         beside = [role for role in ROLES if not placement.are_apart(role, "rollout")]
         require(
@@ -61,7 +68,7 @@ class Places:
                 not shares or not found.differ(role, "policy"),
                 f"placement.{role}",
                 getattr(options, role) or options.name,
-                f"the policy's devices ({_words(of_policy)}) with adapters on one base, which is there",
+                f"the policy's devices ({in_ranges(of_policy)}) with adapters on one base, which is there",
             )
         return found
 
@@ -77,12 +84,11 @@ class Places:
         """Returns a line on the devices of these roles; empty if all have the same."""
         if self.placement.is_flat:
             return ""
-        by_place: dict[Positions, list[str]] = {}
+        found: dict[PlacedRole, Positions] = {}
         for role in ROLES:
             if role in roles:
-                by_place.setdefault(self.placement.places[role], []).append(role)
-        parts = (f"{', '.join(names)} on {_words(place)}" for place, names in by_place.items())
-        return f"devices: {'; '.join(parts)}"
+                found[role] = self.placement.places[role]
+        return f"devices: {described(found)}"
 
     def row_shards(self, of_policy: int) -> int:
         """Returns the number that divides the rows of each micro-batch of an iteration, so that
@@ -116,11 +122,3 @@ def _shares_base(config: RunConfig) -> bool:
     """Whether the critic has adapters on the policy's base."""
     source = critic_source(config.critic.model, config.reward, config.model)
     return config.critic.lora.is_on and not source
-
-
-def _words(positions: Sequence[int]) -> str:
-    """Devices as options name them, such as 0-3."""
-    first, last = positions[0], positions[-1]
-    if len(positions) > 1 and last - first == len(positions) - 1:
-        return f"{first}-{last}"
-    return ",".join(map(str, positions))
