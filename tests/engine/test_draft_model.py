@@ -171,8 +171,8 @@ def test_while_a_group_holds_more_than_the_models_cache_it_decodes_without_draft
 @pytest.mark.parametrize("who", ["a model", "first layers"])
 def test_runs_in_which_somebody_may_say_drafts(tmp_path: Path, who: str):
     """Loaded, compiled, warmed up and priced; whether there are drafts is the planner's choice."""
-    model, folder = write_checkpoint(tmp_path / "model"), tmp_path / "run"
-    draft = write_checkpoint(tmp_path / "draft", replace(QWEN3, num_layers=1))
+    model = write_checkpoint(tmp_path / "model", replace(QWEN3, num_layers=2))
+    draft, folder = write_checkpoint(tmp_path / "draft"), tmp_path / "run"
     source = f"model:{draft}" if who == "a model" else "early_exit:1"
     output = run(
         *SMALL_ROLLOUT, "--model", str(model), "--data", str(write_problems(tmp_path / "sums.jsonl")),
