@@ -47,6 +47,7 @@ MAY_IMPORT = {
 TOP = "commands"  # the files right inside of pat_jax/, which may import every room
 PURE = (
     "errors",
+    "gathering",
     "json_text",
     "printable",
     "pytree",

@@ -164,10 +164,10 @@ class RunConfig(RewardOptions, Planned, AnyRun, WithCritic):
         """Sentences for the user about effects of these options on learning."""
         return learning_notes(self.rollout, self.algorithm) if self.train else []
 
-    def _check_overlap(self) -> None:
-        """Raises OptionError if gradients are to be summed early, but depend on all responses."""
-        if self.placement.overlap != "gradients":
-            return
+    @property
+    def needs_all_responses(self) -> str:
+        """An option by which no gradient is known before all responses are there, in words; empty
+        if there is none."""
         algorithm = self.algorithm
         needs = {
             "several optimizer steps in an iteration": self.updates_per_step > 1,
@@ -179,11 +179,16 @@ class RunConfig(RewardOptions, Planned, AnyRun, WithCritic):
             "--algorithm.dynamic_sampling": algorithm.dynamic_sampling > 0,
             "--algorithm.router_aux_loss_coef": algorithm.router_aux_loss_coef > 0,
             "--teacher.top_k": self.teacher.top_k > 0,
-            "--deterministic": self.deterministic,
-            "--roles.rest host": self.roles.rest == "host",
         }
-        found = next((name for name, is_set in needs.items() if is_set), "")
-        self.need("placement.overlap", not found, f"none or scores with {found}")
+        return next((name for name, is_set in needs.items() if is_set), "")
+
+    def _check_overlap(self) -> None:
+        """Raises OptionError if gradients are to be summed early, and cannot be."""
+        found = self.needs_all_responses
+        found = found or "--deterministic" * self.deterministic
+        found = found or "--roles.rest host" * (self.roles.rest == "host")
+        is_possible = self.placement.overlap != "gradients" or not found
+        self.need("placement.overlap", is_possible, f"none or scores with {found}")
 
     def _check_teacher(self) -> None:
         """Raises OptionError if a teacher is missing, or if nothing would be learned from one."""

@@ -25,6 +25,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from pat_jax.common.devices import Device
 from pat_jax.common.errors import UserError
 from pat_jax.layout.backend import Backend
 from pat_jax.layout.division import dividing_run, prime_factors, undivided
@@ -59,6 +60,10 @@ class Layout:
 
     def __str__(self) -> str:
         return str(self.split)
+
+    @property
+    def devices(self) -> frozenset[Device]:
+        return frozenset(self.mesh.devices.flat)
 
     @property
     def platform(self) -> str:

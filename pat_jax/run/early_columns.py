@@ -6,12 +6,14 @@ last of them only. Knows roles and threads. Does not know what the columns are f
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Executor, Future
+from concurrent.futures import Executor
 from dataclasses import dataclass, field
+from functools import partial
 from threading import Lock
 
 import numpy as np
 
+from pat_jax.common.gathering import Gathering
 from pat_jax.rl.batches.types import Rollout
 
 Columns = Mapping[str, Sequence[np.ndarray]]  # by name; of each response, at its tokens
@@ -28,10 +30,7 @@ class Lane:
 
 @dataclass
 class EarlyColumns:
-    """The columns of one batch of responses.
-
-    A lane reads whatever waits for it. While it reads, others end, and it reads these together.
-    """
+    """The columns of one batch of responses, which each lane reads as they end."""
 
     lanes: Sequence[Lane]
     on_read: Callable[[int], None] = lambda index: None  # called when a lane has read a response
@@ -41,47 +40,40 @@ class EarlyColumns:
     _lock: Lock = field(default_factory=Lock)
 
     def __post_init__(self):
-        self._waiting: list[list[tuple[int, Rollout]]] = [[] for _ in self.lanes]
-        self._tasks: list[Future[None]] = []
         self._found: dict[str, dict[int, np.ndarray]] = {}
+        self._ended = [
+            Gathering[tuple[int, Rollout]](lane.thread, partial(self._read, lane.predict))
+            for lane in self.lanes
+        ]
 
     def add(self, index: int, ended: Rollout) -> None:
         """Adds the response `index`, which has ended, and returns at once.
 
         Raises whatever a lane has raised meanwhile.
         """
-        for task in [one for one in self._tasks if one.done()]:
-            task.result()
-        for number, lane in enumerate(self.lanes):
-            with self._lock:
-                self._waiting[number].append((index, ended))
-                is_due = len(self._waiting[number]) == 1
-            if is_due:  # a task that has not begun yet takes this response along
-                self._tasks.append(lane.thread.submit(self._read, number))
+        for of_lane in self._ended:
+            of_lane.add((index, ended))
 
     def wait(self, count: int) -> None:
         """Waits for the columns of all `count` responses."""
         start = time.perf_counter()
-        for task in self._tasks:
-            task.result()
+        for of_lane in self._ended:
+            of_lane.wait()
         self.waited_seconds = time.perf_counter() - start
-        in_order = range(count)
-        self.columns = {name: [each[i] for i in in_order] for name, each in self._found.items()}
+        self.columns = self.of(range(count))
 
     def of(self, indices: Sequence[int]) -> Columns:
         """Returns the columns of some responses, which every lane has read."""
         with self._lock:
             return {name: [each[i] for i in indices] for name, each in self._found.items()}
 
-    def _read(self, number: int) -> None:
-        with self._lock:
-            waiting, self._waiting[number] = self._waiting[number], []
+    def _read(self, predict: Predict, ended: Sequence[tuple[int, Rollout]]) -> None:
         start = time.perf_counter()
-        found = self.lanes[number].predict([rollout for _, rollout in waiting])
+        found = predict([rollout for _, rollout in ended])
         with self._lock:
             self.busy_seconds += time.perf_counter() - start
             for name, values in found.items():
                 by_index = self._found.setdefault(name, {})
-                by_index |= {i: x for (i, _), x in zip(waiting, values, strict=True)}
-        for index, _ in waiting:
+                by_index |= {i: x for (i, _), x in zip(ended, values, strict=True)}
+        for index, _ in ended:
             self.on_read(index)

@@ -8,26 +8,26 @@ end. So the result is the gradient of the whole batch, if no advantage depends o
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Executor, Future
+from concurrent.futures import Executor
 from dataclasses import dataclass, field
+from functools import partial
 from threading import Lock
 
+from pat_jax.common.gathering import Gathering
 from pat_jax.rl.batches.batches import TrainBatch
 from pat_jax.training.summed_gradients import SummedGradients
 from pat_jax.training.trainer import Trainer
 
 # Of complete groups, by their indices: what is learned from, and their share.
 MakeBatch = Callable[[Sequence[int]], tuple[TrainBatch, float]]
-Begin = Callable[[], SummedGradients]
 
 
 @dataclass(frozen=True)
-class TrainedRole:
-    """A trained role, the thread of its devices, and what begins the sum of an iteration."""
+class TrainedLane:
+    """Trained roles on devices that do no rollouts, and the one thread that runs them."""
 
-    role: Trainer
     thread: Executor
-    begin: Begin
+    roles: Sequence[Trainer]
 
 
 @dataclass
@@ -37,53 +37,50 @@ class EarlyGradients:
     Args:
       parts: number of events after which a group is complete, for each of its responses one of its
         reward and one of each lane that predicts columns.
-      make_batch: called on the threads of roles.
+      make_batch: called on the threads of lanes.
+      begin: returns the sum of a role's gradients before any group.
     """
 
-    roles: Sequence[TrainedRole]
+    lanes: Sequence[TrainedLane]
     num_groups: int
     parts: int
     make_batch: MakeBatch
-    busy_seconds: float = 0.0  # of all roles
+    begin: Callable[[Trainer], SummedGradients]
+    busy_seconds: float = 0.0  # of all lanes
     waited_seconds: float = 0.0  # after the last reward, for the gradients
-    summed: Mapping[str, SummedGradients] = field(
-        default_factory=dict
-    )  # by role; once all are there
+    summed: Mapping[str, SummedGradients] = field(default_factory=dict)  # by role; once all are in
     _lock: Lock = field(default_factory=Lock)
 
     def __post_init__(self):
         self._missing = [self.parts] * self.num_groups
-        self._waiting: list[list[int]] = [[] for _ in self.roles]
         self._sums: dict[str, SummedGradients] = {}
-        self._tasks: list[Future[None]] = []
+        self._complete = [
+            Gathering[int](lane.thread, partial(self._add, lane.roles)) for lane in self.lanes
+        ]
 
     def note(self, group: int) -> None:
         """Notes one event of a group. Any thread may call it."""
         with self._lock:
             self._missing[group] -= 1
-            if self._missing[group]:
-                return
-            for number, one in enumerate(self.roles):
-                self._waiting[number].append(group)
-                if len(self._waiting[number]) == 1:  # else a task that has not begun takes it along
-                    self._tasks.append(one.thread.submit(self._add, number))
+            is_complete = not self._missing[group]
+        if is_complete:
+            for of_lane in self._complete:
+                of_lane.add(group)
 
     def wait(self) -> None:
         """Waits for the gradients of all groups."""
         start = time.perf_counter()
         assert not any(self._missing), "a group is not complete"
-        for task in self._tasks:
-            task.result()
+        for of_lane in self._complete:
+            of_lane.wait()
         self.summed, self.waited_seconds = self._sums, time.perf_counter() - start
 
-    def _add(self, number: int) -> None:
-        with self._lock:
-            waiting, self._waiting[number] = self._waiting[number], []
-        start, one = time.perf_counter(), self.roles[number]
-        batch, share = self.make_batch(waiting)
-        name = one.role.name
-        if name not in self._sums:
-            self._sums[name] = one.begin()
-        self._sums[name].add(batch, share)
+    def _add(self, roles: Sequence[Trainer], groups: Sequence[int]) -> None:
+        start = time.perf_counter()
+        batch, share = self.make_batch(groups)
+        for role in roles:
+            if role.name not in self._sums:
+                self._sums[role.name] = self.begin(role)
+            self._sums[role.name].add(batch, share)
         with self._lock:
             self.busy_seconds += time.perf_counter() - start

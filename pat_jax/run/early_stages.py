@@ -5,8 +5,7 @@ any of them is computed.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from jaxtyping import Float
@@ -18,7 +17,7 @@ from pat_jax.rl.rewards.by_function import ScoresByFunction
 from pat_jax.rl.rewards.scorer import Scoring
 from pat_jax.rl.rewards.weighted_sum import weighted_sum
 from pat_jax.run.early_columns import Columns, EarlyColumns
-from pat_jax.run.early_gradients import EarlyGradients, TrainedRole
+from pat_jax.run.early_gradients import EarlyGradients
 from pat_jax.run.lanes import Lanes
 from pat_jax.training.summed_gradients import SummedGradients
 from pat_jax.training.trainer import Trainer
@@ -79,16 +78,14 @@ class EarlyStages:
             self.gradients.wait()
 
     def _gradients(self) -> EarlyGradients | None:
-        learning, every = self.learning, self.lanes.trained
-        if learning is None:
+        if (learning := self.learning) is None:
             return None
-        roles = [
-            TrainedRole(role, thread, partial(learning.begin, role))
-            for role, thread in every
-            if learning.trains(role, self.step)
+        lanes = [
+            replace(lane, roles=[x for x in lane.roles if learning.trains(x, self.step)])
+            for lane in self.lanes.trained
         ]
         parts = self.size * (1 + len(self.lanes.readers))
-        return EarlyGradients(roles, len(self.prompts), parts, self._batch)
+        return EarlyGradients(lanes, len(self.prompts), parts, self._batch, learning.begin)
 
     def _batch(self, numbers: Sequence[int]) -> tuple[TrainBatch, float]:
         """Returns what is learned from complete groups, and their share."""

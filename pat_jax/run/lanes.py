@@ -6,7 +6,7 @@ responses there are (`early_columns.py`, `early_gradients.py`).
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 
@@ -16,9 +16,9 @@ from pat_jax.config.run import RunConfig
 from pat_jax.rl.batches.batches import TrainBatch, to_read_batch
 from pat_jax.rl.batches.types import Rollout
 from pat_jax.run.early_columns import Lane
+from pat_jax.run.early_gradients import TrainedLane
 from pat_jax.run.setup import Setup
 from pat_jax.training.roles import Roles, States
-from pat_jax.training.trainer import Trainer
 
 Read = Callable[[TrainBatch], TrainBatch]
 
@@ -28,8 +28,7 @@ class Lanes:
     """What runs beside the rollouts of a run."""
 
     readers: list[Lane] = field(default_factory=list)
-    # The thread of each trained role whose gradients are summed early.
-    trained: list[tuple[Trainer, Executor]] = field(default_factory=list)
+    trained: list[TrainedLane] = field(default_factory=list)  # whose gradients are summed early
 
 
 @contextmanager
@@ -49,7 +48,7 @@ def open_lanes(config: RunConfig, setup: Setup, states: Callable[[], States]) ->
     rollout = frozenset(setup.engine.mesh.devices.flat)
     readers = list(_readers(setup.roles, states))
     judges = [(one.reader.devices, one) for one in setup.reward_models.values()]
-    trained = [(frozenset(role.layout.mesh.devices.flat), role) for role in setup.roles.trained]
+    trained = [(role.layout.devices, role) for role in setup.roles.trained]
     if config.placement.overlap != "gradients" or not config.train:
         trained = []
     places = [place for place, *_ in (*readers, *judges, *trained) if not place & rollout]
@@ -59,12 +58,13 @@ def open_lanes(config: RunConfig, setup: Setup, states: Callable[[], States]) ->
             threads.callback(thread.shutdown, cancel_futures=True)
             for place, judge in judges:
                 if place <= group:
-                    judge.scores.lane = thread
-                    threads.callback(setattr, judge.scores, "lane", None)
+                    judge.scores.score_on(thread)
+                    threads.callback(judge.scores.score_on, None)
             reads = {column: read for place, column, read in readers if place <= group}
             if reads:
                 lanes.readers.append(Lane(thread, _predict(setup.roles, reads)))
-            lanes.trained += [(role, thread) for place, role in trained if place <= group]
+            if roles := [role for place, role in trained if place <= group]:
+                lanes.trained.append(TrainedLane(thread, roles))
         yield lanes
 
 
@@ -75,8 +75,11 @@ def _readers(roles: Roles, states: Callable[[], States]) -> Iterator[tuple[froze
             yield reader.devices, reader.column, reader.read
     for role in roles.trained:
         if role.predicts:
-            place = frozenset(role.layout.mesh.devices.flat)
-            yield place, role.old, lambda batch, role=role: role.predict(states()[role.name], batch)
+            yield (
+                role.layout.devices,
+                role.old,
+                lambda batch, role=role: role.predict(states()[role.name], batch),
+            )
 
 
 def _predict(

@@ -122,13 +122,13 @@ def build_roles(
         of_values.others = _near(of_values.layout, [*beside, *trainer.kept])
     own = [layout, *([of_values.layout] if of_values else [])]
     own += [reader.held.layout for reader in readers.values()]
-    devices = {frozenset(each.mesh.devices.flat) for each in own}
-    return Roles(trainer, readers, of_values, others, shapes, are_apart=len(devices) > 1)
+    are_apart = len({each.devices for each in own}) > 1
+    return Roles(trainer, readers, of_values, others, shapes, are_apart=are_apart)
 
 
 def _near(layout: Layout, trees: Any) -> list[Any]:
     """Returns what of these trees is on the layout's devices."""
-    return on_devices(trees, layout.mesh.devices.flat)
+    return on_devices(trees, layout.devices)
 
 
 def _critic(config: RunConfig, model: CriticModel, shapes: Sequence[Shape]) -> Trainer:

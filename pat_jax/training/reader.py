@@ -62,7 +62,7 @@ class Reader:
 
     @property
     def devices(self) -> frozenset[Device]:
-        return frozenset(self.held.layout.mesh.devices.flat)
+        return self.held.layout.devices
 
     @property
     def resident(self) -> list[Any]:

@@ -81,7 +81,7 @@ def update_stages(roles: Roles) -> list[Stage]:
         for role in roles.trained
         for stage in stages_of(role, _taken(role.programs))
     ]
-    home = {*roles.policy.layout.mesh.devices.flat}
+    home = roles.policy.layout.devices
     of_readers = []
     for name, reader in roles.readers.items():
         held = resting

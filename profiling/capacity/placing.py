@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from statistics import fmean
 
-from pat_jax.config.run import RunConfig
 from pat_jax.planning.placement import ROLES, PlacedRole
 from pat_jax.profiling.capacity.placed_iteration import PlacedIterations
 from pat_jax.profiling.capacity.placed_memory import memory_of, update_shortage, waiting
@@ -54,14 +53,14 @@ class Placing:
             if len(known) >= SHOWN and seconds > (1 + ALIKE) * known[SHOWN - 1]:
                 break
             found.append(self.priced(one))
-        can_stream = streams_gradients(self.question.run)
+        can_stream = not self.question.run.needs_all_responses
         return Placements((*named, *found), OF_COMPOSED, can_stream, len(self.candidates))
 
     @cached_property
     def candidates(self) -> list[Candidate]:
         count = self.question.build.order.target.num_devices
         run = self.question.run
-        every = candidates(count, self.roles, streams_gradients=streams_gradients(run))
+        every = candidates(count, self.roles, streams_gradients=not run.needs_all_responses)
         return [one for one in every if self._can_run(one)]
 
     @cached_property
@@ -156,11 +155,3 @@ class Placing:
             self.question.run.algorithm.is_relative,
         )
         return PlacedIterations(self._sizes, target, by_group)
-
-
-def streams_gradients(run: RunConfig) -> bool:
-    """Whether gradients can begin before the rollout has ended: one optimizer step an iteration,
-    and nothing in a response's weight that all responses decide."""
-    algorithm = run.algorithm
-    whitens = algorithm.whiten_advantages or algorithm.whiten_rewards
-    return run.updates_per_step == 1 and not whitens

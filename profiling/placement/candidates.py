@@ -154,5 +154,5 @@ def _overlaps(
     apart = [r for r in roles if r != "rollout" and placement.are_apart(r, "rollout")]
     if any(role != "policy" for role in apart):
         yield "scores"
-    if streams_gradients and ("policy" in apart or "critic" in apart):
+    if streams_gradients and len(apart) == len(roles) - 1:
         yield "gradients"

@@ -10,8 +10,7 @@ from pat_jax.common.text_table import percent
 from pat_jax.planning.placement import Positions
 from pat_jax.profiling.placement.iteration import Schedule
 
-# Shares by which predicted times may be wrong against one another.
-OF_COMPOSED, OF_MEASURED = 0.10, 0.05
+OF_COMPOSED = 0.10  # share by which composed times may be wrong against one another
 ALIKE = 0.01  # of candidates that differ by less, the one with the fewest parts is chosen
 SHOWN = 5  # fastest candidates that a table has beside those with names
 

@@ -9,11 +9,12 @@ function that is handed in; this imports no jax.
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
-from threading import Lock
+from functools import partial
 
 import numpy as np
 from jaxtyping import Float, Int
 
+from pat_jax.common.gathering import Gathering
 from pat_jax.rl.rewards.outcome import Cause, Failure, Outcome
 from pat_jax.rl.rewards.responses import Response
 from pat_jax.rl.rewards.results import read_score
@@ -40,8 +41,6 @@ class RewardModel:
     Args:
       name: the reward's name in metrics.
       max_length: most tokens of a text; a longer one fails.
-      lane: the one thread that gives programs to the model's devices during a rollout; None: they
-        are busy then.
       pad_id: the checkpoint's `pad_token_id`. As in transformers, the score is read at the last
         token that is another one. None: at the last token.
     """
@@ -54,11 +53,21 @@ class RewardModel:
         *,
         max_length: int,
         pad_id: int | None = None,
-        lane: Executor | None = None,
     ):
-        self.name, self.max_length, self.lane = name, max_length, lane
+        self.name, self.max_length = name, max_length
         self._tokenizer, self._score, self._pad_id = tokenizer, score, pad_id
-        self._lock, self._waiting = Lock(), list[_Waiting]()
+        self._waiting: list[_Waiting] = []
+        self._gathering: Gathering[_Waiting] | None = None
+
+    def score_on(self, lane: Executor | None) -> None:
+        """From now on scores responses as they come.
+
+        Args:
+          lane: the one thread that gives programs to the model's devices during a rollout; None:
+            they are busy then, and responses wait.
+        """
+        score = partial(self._score_all, Alone())
+        self._gathering = Gathering(lane, score) if lane else None
 
     def submit(self, responses: Sequence[Response], seconds: float) -> Future[Outcome]:
         """Tokenizes the responses; the lane or `score_waiting` scores them. Call it on one thread.
@@ -67,12 +76,10 @@ class RewardModel:
         """
         del seconds
         waiting = _Waiting([self._read(one) for one in responses], Future())
-        with self._lock:
+        if self._gathering is None:
             self._waiting.append(waiting)
-            is_due = self.lane is not None and len(self._waiting) == 1
-        if is_due:  # a task that has not begun yet takes this response along
-            assert self.lane is not None
-            self.lane.submit(self._score_all, Alone())
+        else:
+            self._gathering.add(waiting)
         return waiting.outcome
 
     def try_out(self, responses: Sequence[Response]) -> Outcome:
@@ -87,14 +94,13 @@ class RewardModel:
         The batches follow from the set of texts alone: they are the same in every process,
         in whichever order responses ended. Equal texts are scored once.
         """
-        if self.lane is None:
-            self._score_all(shares)
-        else:
-            self.lane.submit(self._score_all, shares).result()
+        if self._gathering is not None:
+            self._gathering.wait()
+            return
+        waiting, self._waiting = self._waiting, []
+        self._score_all(shares, waiting)
 
-    def _score_all(self, shares: Shares) -> None:
-        with self._lock:
-            waiting, self._waiting = self._waiting, []
+    def _score_all(self, shares: Shares, waiting: Sequence[_Waiting]) -> None:
         own = {one for each in waiting for one in each.texts if isinstance(one, _Tokens)}
         every = sorted(set().union(*shares.gather(f"texts for {self.name}", own)))
         try:
@@ -110,8 +116,7 @@ class RewardModel:
 
     def close(self) -> None:
         """Forgets the responses that wait."""
-        with self._lock:
-            self._waiting = []
+        self._waiting = []
 
     def _read(self, response: Response) -> _Tokens | Failure:
         prompt = response.messages or response.prompt

@@ -56,7 +56,7 @@ def critic_model(
     source = _source(config)
     if not source:
         of_values = Policy.from_config(replace(policy.config, head="scalar"))
-        is_there = set(devices) == set(layout.mesh.devices.flat)
+        is_there = set(devices) == layout.devices
         own = layout if is_there else _layout(config, of_values.config, devices)
         return CriticModel(of_values, own)
     shape = checkpoint_shape(source, "critic.model", head="scalar")

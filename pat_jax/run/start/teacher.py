@@ -121,7 +121,7 @@ def _layout(
 ) -> Layout:
     """Returns the teacher's layout with the kernels that work on these devices."""
     chain, _ = layout_chain(factored_mesh(devices), model)
-    if set(devices) != set(layout.mesh.devices.flat):
+    if set(devices) != layout.devices:
         layout = next(iter(chain.values()))
     expected = f"a model that the updates' layout {layout.split} divides; use fewer devices"
     require(layout.split in chain, _OPTION, config.teacher.model, expected)

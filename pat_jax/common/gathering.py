@@ -1,0 +1,45 @@
+"""Work that gathers while a thread is busy, and that it then does together."""
+
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from threading import Lock
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class Gathering(Generic[T]):
+    """Hands what has gathered to a function on one thread. What comes while the function runs, it
+    gets together, the next time.
+
+    Args:
+      thread: an executor of one thread.
+      do: takes what has gathered, at least one.
+    """
+
+    def __init__(self, thread: Executor, do: Callable[[list[T]], None]):
+        self._thread, self._do, self._lock = thread, do, Lock()
+        self._waiting: list[T] = []
+        self._tasks: list[Future[None]] = []
+
+    def add(self, one: T) -> None:
+        """Adds one, and returns at once. Any thread may call it.
+
+        Raises whatever the function has raised before.
+        """
+        for task in [each for each in self._tasks if each.done()]:
+            task.result()
+        with self._lock:
+            self._waiting.append(one)
+            if len(self._waiting) == 1:  # else a task that has not begun takes it along
+                self._tasks.append(self._thread.submit(self._take))
+
+    def wait(self) -> None:
+        """Waits until all that was added is done. Raises whatever the function has raised."""
+        for task in self._tasks:
+            task.result()
+
+    def _take(self) -> None:
+        with self._lock:
+            waiting, self._waiting = self._waiting, []
+        self._do(waiting)
