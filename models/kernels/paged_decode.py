@@ -1,6 +1,6 @@
 """Decode attention that reads pages in place: one query per row.
 
-On a GPU it is the prefill kernel, with a row's keys split into parts. On a TPU it is JAX's kernel,
+On a GPU it is the prefill kernel, for blocks of one token. On a TPU it is JAX's kernel,
 which needs a pool as [kv_heads, pages, page_size, head_dim]. Our pool, [pages, kv_heads, …], is
 passed without a copy as one KV head with pages * kv_heads pages. Every (row, KV head) is then a
 sequence with its own table.
@@ -12,8 +12,6 @@ from jaxtyping import Array, Float, Int
 
 from pat_jax.models.kernels.paged_prefill import attend_blocks_on_gpu
 
-GPU_KEYS = 128  # keys of a row at once: a tile has few queries, so registers are free
-GPU_PARTS = 16  # most parts of a row's keys, in parallel; parts without keys cost next to nothing
 PAGES_PER_BLOCK = 8  # pages that the TPU's kernel reads at once; tables are padded to whole blocks
 TPU_TABLE = 2**17  # most entries of a table: a core's scalar memory holds twice as many
 
@@ -28,18 +26,8 @@ def attend_on_gpu(
     interpret: bool = False,
 ) -> Float[Array, "rows kv_heads queries_per_kv head_dim"]:
     """Attends with one query per head to the first `lengths[r]` ≥ 1 tokens of row r."""
-    turns = -(-table.shape[1] * keys.shape[2] // GPU_KEYS)
-    out = attend_blocks_on_gpu(
-        queries[:, None],
-        keys,
-        values,
-        table,
-        lengths - 1,
-        parts=min(turns, GPU_PARTS),
-        keys_at_once=GPU_KEYS,
-        interpret=interpret,
-    )
-    return out[:, 0]
+    arguments = queries[:, None], keys, values, table, lengths - 1
+    return attend_blocks_on_gpu(*arguments, interpret=interpret)[:, 0]
 
 
 def attend_on_tpu(

@@ -7,6 +7,7 @@ with alternating keys and values, to which our pool cannot be reshaped without a
 """
 
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +19,11 @@ from pat_jax.models.layers import MASKED, sees
 
 GPU_QUERIES = 64  # most queries of one program: what its registers hold
 GPU_KEYS = 64  # keys at once
-GPU_WARP_KEYS = 16  # keys at once per warp
+# The keys of a row are split until there are this many programs: few rows then occupy a whole GPU,
+# and a long row among short ones does not run alone for long (`docs/figures/speed.md`).
+GPU_PROGRAMS = 2048
+GPU_PARTS = 16  # most parts of a row's keys
+SMALL_TILE = 32  # queries of a program that mostly waits for memory
 TPU_KEYS = 128  # keys at once
 LEAST_SIDE = 16  # least side of a product on tensor cores; rows of a TPU's bfloat16 register
 TPU_LANES = 128  # values in a row of a register
@@ -34,7 +39,7 @@ def fits_tpu(page_size: int, head_dim: int) -> bool:
     return page_size % LEAST_SIDE == head_dim % TPU_LANES == 0
 
 
-@functools.partial(jax.jit, static_argnames=("parts", "keys_at_once", "interpret"))
+@functools.partial(jax.jit, static_argnames=("interpret",))
 def attend_blocks_on_gpu(
     queries: Float[Array, "rows length kv_heads queries_per_kv head_dim"],
     keys: Float[Array, "pages kv_heads page_size head_dim"],
@@ -43,8 +48,6 @@ def attend_blocks_on_gpu(
     start: Int[Array, " rows"],
     trunk: Int[Array, " rows"] | None = None,
     *,
-    parts: int = 1,
-    keys_at_once: int = GPU_KEYS,
     interpret: bool = False,
 ) -> Float[Array, "rows length kv_heads queries_per_kv head_dim"]:
     """Attends with the queries of row r, at places `start[r]` … `start[r]` + length - 1.
@@ -54,12 +57,13 @@ def attend_blocks_on_gpu(
 
     Args:
       trunk: for rows that branch, see `layers.sees`.
-      parts: parts of a row's keys, computed in parallel.
     """
     rows, length, heads, group, dim = queries.shape
     tile = min(max(pl.next_power_of_2(length * group), LEAST_SIDE), GPU_QUERIES)
     flat = _by_head(queries, tile)
-    table = _whole_turns(table, at_once := max(keys_at_once // keys.shape[2], 1))
+    table = _whole_turns(table, at_once := max(GPU_KEYS // keys.shape[2], 1))
+    grid = rows, heads, flat.shape[2] // tile
+    parts = max(min(GPU_PROGRAMS // math.prod(grid), GPU_PARTS, table.shape[1] // at_once), 1)
     number = pl.BlockSpec((1,), lambda row, *_: (row,))
     of_row = pl.BlockSpec((None, table.shape[1]), lambda row, *_: (row, 0))
     tiles = pl.BlockSpec((None, None, tile, dim), lambda row, head, nth, _: (row, head, nth, 0))
@@ -68,7 +72,7 @@ def attend_blocks_on_gpu(
         functools.partial(
             _attend_on_gpu, length=length, at_once=at_once, parts=parts, branches=trunk is not None
         ),
-        grid=(rows, heads, flat.shape[2] // tile, parts),
+        grid=(*grid, parts),
         in_specs=[number, number, of_row, tiles, pool, pool],
         out_specs=[
             pl.BlockSpec((None, None, None, tile, dim), lambda *at: (at[3], *at[:3], 0)),
@@ -78,13 +82,17 @@ def attend_blocks_on_gpu(
             jax.ShapeDtypeStruct((parts, *flat.shape), queries.dtype),
             jax.ShapeDtypeStruct((parts, *flat.shape[:3]), jnp.float32),
         ],
-        compiler_params=triton.CompilerParams(
-            num_warps=keys_at_once // GPU_WARP_KEYS, num_stages=2
-        ),
+        compiler_params=_schedule(tile),
         interpret=interpret,
         name="attend_blocks",
     )(start, start if trunk is None else trunk, table, flat, keys, values)
     return _by_token(_joined(out, logsumexp), length, group)
+
+
+def _schedule(tile: int) -> triton.CompilerParams:
+    """Measured on an H200: a small tile is faster with more programs than with loads ahead."""
+    is_small = tile <= SMALL_TILE
+    return triton.CompilerParams(num_warps=2 if is_small else 4, num_stages=1 if is_small else 2)
 
 
 def _attend_on_gpu(

@@ -15,6 +15,7 @@ from platforms import lowered_for
 from pat_jax.models.cache.burst_layer import BurstLayer
 from pat_jax.models.cache.paged_layer import NULL_PAGE, PagedLayer, _write_at_once, _write_in_turn
 from pat_jax.models.kernels import paged_decode as paged_kernels
+from pat_jax.models.kernels import paged_prefill as block_kernels
 from pat_jax.models.kernels.kernel_choice import ANYWHERE, Kernels
 from pat_jax.models.kernels.paged_decode import attend_on_gpu, attend_on_tpu
 
@@ -164,8 +165,8 @@ def tpu_interpreted(*arguments):
 def gpu_split(*arguments):
     """A page at once: rows of one, three and five turns by three parts."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(paged_kernels, "GPU_KEYS", 16)
-        patch.setattr(paged_kernels, "GPU_PARTS", 3)
+        patch.setattr(block_kernels, "GPU_KEYS", 16)
+        patch.setattr(block_kernels, "GPU_PARTS", 3)
         return gpu_interpreted(*arguments)
 
 
