@@ -104,11 +104,10 @@ def without_end(policy: Policy) -> Params:
     return params
 
 
-def write_checkpoint(folder: Path) -> Path:
-    """With a tokenizer of the words "0", "1" …, of which the last one is the end."""
-    words, policy = folder / "words", Policy.from_config(SMALL)
+def write_words(words: Path, count: int) -> Path:
+    """A folder with a tokenizer of the words "0", "1" …, `count` with the last one, which is the end."""
     words.mkdir()
-    vocabulary = {str(i): i for i in range(SMALL.vocab_size - 1)} | {END: SMALL.vocab_size - 1}
+    vocabulary = {str(i): i for i in range(count - 1)} | {END: count - 1}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=END))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer.save(str(words / "tokenizer.json"))
@@ -119,16 +118,22 @@ def write_checkpoint(folder: Path) -> Path:
         "unk_token": END,
     }
     (words / "tokenizer_config.json").write_text(json.dumps(about))
-    end = {"eos_token_id": SMALL.vocab_size - 1, "pad_token_id": SMALL.vocab_size - 1}
+    end = {"eos_token_id": count - 1, "pad_token_id": count - 1}
     (words / "config.json").write_text(json.dumps(end))
     (words / "generation_config.json").write_text(json.dumps(end))
+    return words
+
+
+def write_checkpoint(folder: Path) -> Path:
+    """With the tokenizer of `write_words`."""
+    words, policy = write_words(folder / "words", SMALL.vocab_size), Policy.from_config(SMALL)
     export(folder / "model", policy, without_end(policy), jnp.float32, words)
     return folder / "model"
 
 
-def write_prompts(file: Path, count: int, length: int) -> Path:
+def write_prompts(file: Path, count: int, length: int, vocab_size: int = SMALL.vocab_size) -> Path:
     rng = np.random.default_rng(0)
-    prompts = rng.integers(2, SMALL.vocab_size - 1, (count, length)).tolist()
+    prompts = rng.integers(2, vocab_size - 1, (count, length)).tolist()
     lines = [json.dumps({"prompt": " ".join(map(str, prompt)), "answer": ""}) for prompt in prompts]
     file.write_text("\n".join(lines))
     return file

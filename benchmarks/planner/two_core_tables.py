@@ -1,0 +1,181 @@
+"""What the stages of an iteration take on a core or two, and the iterations that this predicts.
+
+Rollouts are replayed from decode steps that a run has measured while warming up. Passes are measured once
+the programs have run. The order of stages is that of the planner (`profiling/placement`).
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pat_jax.planning.planner.planner import CostModelPlanner, Planner
+from pat_jax.planning.types import Split
+from pat_jax.profiling.capacity.placed_iteration import Ended
+from pat_jax.profiling.placement.candidates import Overlap
+from pat_jax.profiling.placement.iteration import Iteration, Schedule, Stage
+from pat_jax.profiling.placement.schedule import scheduled
+from pat_jax.profiling.predict.update_times import Seconds
+from pat_jax.profiling.simulate.comparison import Replayed
+from pat_jax.profiling.simulate.machine import Machine, Workload
+from pat_jax.profiling.simulate.simulator import replayed
+from pat_jax.rl.batches.batches import TrainBatch, to_read_batch
+from pat_jax.run.collect import Experience
+from pat_jax.run.learning import Learner
+from pat_jax.run.setup import Setup
+from pat_jax.training.trainer import Trainer
+
+REPEATS = 3  # of each pass
+REWARD = "scores of the reward model"
+ROLLOUT, OTHERS = (0,), (1,)  # cores
+
+
+def replayed_rollout(setup: Setup, planner: Planner, workload: Workload) -> dict[str, Any]:
+    """The seconds of a rollout by its measured steps, and those after which each response ends."""
+    assert isinstance(planner, CostModelPlanner)
+    machine = Machine.of(
+        planner.latency,
+        planner.splits,
+        setup.config.rollout,
+        capacity=setup.engine.capacity,
+        memory=setup.memory,
+        has_pools=True,
+    )
+    report, ended_s = replayed(workload, planner, machine)
+    return {"rollout_s": report.total_s, "ended_s": ended_s.tolist()}
+
+
+@dataclass(frozen=True)
+class Passes:
+    """Seconds of all passes over an iteration's responses on one core."""
+
+    reads: Mapping[str, float]
+    gradients: Mapping[str, float]  # by trained role, in the order of a run
+    steps: Mapping[str, float]
+    batch_s: float  # of the host: advantages, and packing
+    micro_batches: int
+
+
+def passes(setup: Setup, learner: Learner, found: Experience) -> Passes:
+    """Runs all passes over the responses of the last iteration, but the reward model's."""
+    roles, states = setup.roles, learner.states
+    responses = [one for group in found.groups for one in group.rollouts]
+    batch = to_read_batch(responses, roles.micro_shapes)
+    reads, columns = {}, {}
+    for reader in roles.readers.values():
+        reads[reader.column], columns[reader.column] = _timed(
+            lambda reader=reader: reader.read(batch).by_response(reader.column)
+        )
+    for role in roles.trained:
+        reads[role.old], columns[role.old] = _timed(
+            lambda role=role: role.predict(states[role.name], batch).by_response(role.old)
+        )
+    made_of = found.groups, found.rewards, found.by_function, columns
+    batch_s, (whole, *_) = _timed(lambda: learner.batch_of(*made_of))
+    gradients, steps = {}, {}
+    for role in roles.trained:
+        gradients[role.name], steps[role.name] = _training(role, states[role.name], whole)
+    (mini,) = whole.mini_batches
+    return Passes(reads, gradients, steps, batch_s, len(mini))
+
+
+def _training(role: Trainer, state: Any, batch: TrainBatch) -> tuple[float, float]:
+    """Seconds of a role's gradients, and of its optimizer's step on a copy of its state."""
+    (mini,) = batch.mini_batches
+
+    def summed() -> Any:
+        total = role.no_gradients(state)
+        for micro in mini:
+            total = role.add_gradients(state, micro, *total)
+        return total
+
+    seconds, _ = _timed(summed)
+    taken = []
+    for _ in range(REPEATS):
+        given = jax.block_until_ready((jax.tree.map(jnp.copy, state), *summed()))
+        start = time.perf_counter()
+        jax.block_until_ready(role.apply_gradients(*given, np.float32(1))[0])
+        taken.append(time.perf_counter() - start)
+    return seconds, median(taken)
+
+
+def _timed(run: Callable[[], Any]) -> tuple[float, Any]:
+    """The median of seconds of some calls after a first one, and what the last returned."""
+    jax.block_until_ready(found := run())
+    taken = []
+    for _ in range(REPEATS):
+        start = time.perf_counter()
+        jax.block_until_ready(found := run())
+        taken.append(time.perf_counter() - start)
+    return median(taken), found
+
+
+@dataclass(frozen=True)
+class Tables:
+    """What the stages of a run with rollouts on another core take.
+
+    Args:
+      rest_s: of the host after the rollout, whatever the overlap.
+    """
+
+    workload: Workload
+    rollout_s: float
+    ended_s: Sequence[float]
+    passes: Passes
+    reward_s: float
+    transfer_s: float
+    rest_s: float
+
+    @classmethod
+    def of(
+        cls,
+        workload: Workload,
+        rollout: tuple[float, Sequence[float]],
+        passes: Passes,
+        seconds: float,
+        clock: Mapping[str, float],
+    ) -> "Tables":
+        """
+        Args:
+          seconds, clock: of an iteration without overlap, and of its stages.
+        """
+        known = (passes.reads, passes.gradients, passes.steps)
+        update_s = sum(sum(each.values()) for each in known)
+        rest_s = seconds - clock["rollout"] - clock["reward"] - clock["transfer"] - update_s
+        return cls(workload, *rollout, passes, clock["reward"], clock["transfer"], max(0.0, rest_s))
+
+    def predicted(self, overlap: Overlap) -> Schedule:
+        """The planner's schedule of an iteration."""
+        ended_s, layout = np.array(self.ended_s), Split(1, 1)
+        rollout = Replayed(self.workload, self.rollout_s, ended_s, is_pressed=False, first=layout)
+        ended = Ended.of(rollout, self.passes.micro_batches, by_group=overlap == "gradients")
+
+        def stage(name: str, seconds: float, needs: Sequence[str], *, streams: bool) -> Stage:
+            pieces = ended.seconds(Seconds(products=seconds)) if streams else (seconds,)
+            return Stage(name, OTHERS, pieces, tuple(needs), streams)
+
+        early, sums = overlap != "none", overlap == "gradients"
+        read = {REWARD: self.reward_s, **self.passes.reads}
+        stages = [stage(name, seconds, (), streams=early) for name, seconds in read.items()]
+        trained = self.passes.gradients
+        named = {name: f"gradients of {name}" for name in trained}
+        if sums:  # the batch of each group is made where its gradients are
+            first = next(iter(trained))
+            trained = {**trained, first: trained[first] + self.passes.batch_s}
+        stages += [stage(named[x], trained[x], [*read], streams=sums) for x in trained]
+        steps = [
+            stage(f"step of {x}", seconds, [named[x]], streams=False)
+            for x, seconds in self.passes.steps.items()
+        ]
+        before = [one.name for one in steps]
+        rest = Stage("host", OTHERS, (self.rest_s,), tuple(before))
+        transfer = Stage("transfer", (*ROLLOUT, *OTHERS), (self.transfer_s,), ("host",))
+        iteration = Iteration(
+            ROLLOUT, self.rollout_s, ended.ended_s, (*stages, *steps, rest, transfer)
+        )
+        return scheduled(iteration)
