@@ -35,14 +35,13 @@ from pat_jax.profiling.placement.priced import PartMemory, Placements, Priced
 OF_MEASURED = 0.05  # share by which measured prices may be wrong against one another
 PARTS = {FLATTEN: [(0, 1)]}  # devices of each; else one for rollouts, and one
 CASES = {
-    "64 responses a core": Case(SMALL, 128, 48.0, 1.2, 1024),
-    "8 responses a core": Case(SMALL, 16, 48.0, 1.2, 1024),
+    "64 responses a core": Case(SMALL, 128, 32.0, 1.2, 640),
+    "8 responses a core": Case(SMALL, 16, 64.0, 1.2, 1024),
 }
 TINY = Case(
-    replace(preset("tiny"), num_layers=1),
-    *(4, 10.0, 0.8, 40),
-    more="--rollout.min_length 64 --rollout.prefill_blocks 16 --algorithm.tokens_per_micro_batch 64 "
-    "--reward_model.tokens_per_micro_batch 64 --reward_model.max_length 64",
+    *(replace(preset("tiny"), num_layers=1), 4, 10.0, 0.8, 40),
+    micro_batch=64,
+    more="--rollout.min_length 64 --rollout.prefill_blocks 16",
 )
 
 
@@ -82,15 +81,26 @@ def choice(seconds: Mapping[str, float]) -> Placements:
     )
 
 
-def hidden(turns: Sequence[Turn]) -> dict[str, float]:
-    """The seconds of predictions while others were generated, those that iterations waited for, and the
-    share that they did not."""
-    waited, busy = (
-        [turn.measured[f"reward/early_{name}"] for turn in turns]
-        for name in ("waited_seconds", "seconds")
-    )
-    share = median(1 - a / b for a, b in zip(waited, busy, strict=True))
-    return {"share": share, "waited_s": median(waited), "seconds": median(busy)}
+def hidden(turns: Sequence[Turn], reward_s: float) -> dict[str, float]:
+    """How long the passes without gradients took while others were generated, how long an iteration
+    waited for them after its last response, and the share that it did not wait for.
+
+    Args:
+      reward_s: seconds of the reward model's passes, which no metric has.
+    """
+    early_s = median(turn.measured["reward/early_seconds"] for turn in turns)
+    early_waited_s = median(turn.measured["reward/early_waited_seconds"] for turn in turns)
+    waited_s = median(turn.clock["reward"] for turn in turns)
+    return {
+        "seconds": early_s + reward_s,
+        "waited_s": waited_s,
+        "share": 1 - waited_s / (early_s + reward_s),
+        "without_reward_model": {
+            "seconds": early_s,
+            "waited_s": early_waited_s,
+            "share": 1 - early_waited_s / early_s,
+        },
+    }
 
 
 def summary(seen: Mapping[str, Sequence[Turn]], known: Mapping[str, Any]) -> dict[str, Any]:
@@ -117,7 +127,9 @@ def summary(seen: Mapping[str, Sequence[Turn]], known: Mapping[str, Any]) -> dic
         "reason": chosen.reason,
         "fastest": fastest,
         "chosen_over_fastest": taken[chosen.chosen.name][0] / taken[fastest][0] - 1,
-        "hidden": hidden(seen[SEPARATE["scores"]]),
+        "hidden": hidden(seen[SEPARATE["scores"]], known["tables"][SEPARATE["none"]]["reward"]),
+        # Of log-probabilities: whether the policy that is trained has sampled the responses.
+        "behavior_gap": max(x.measured["train/behavior_gap"] for x in seen[SEPARATE["none"]]),
         "stages_s": stages,
         "iterations_s": {name: [x.seconds for x in turns] for name, turns in seen.items()},
         "tables": known["tables"],

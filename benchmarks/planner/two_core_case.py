@@ -33,6 +33,7 @@ class Case:
     median: float  # tokens of a response
     spread: float  # of the logarithm of lengths
     cap: int  # tokens
+    micro_batch: int = 2048  # tokens
     more: str = ""  # further options of the run
 
     def lengths(self, iteration: int) -> np.ndarray:
@@ -66,8 +67,9 @@ class Case:
             "algorithm.whiten_advantages": False,
             "algorithm.beta": 0.05,
             "algorithm.mini_batch_size": self.responses,
-            "algorithm.tokens_per_micro_batch": 2048,
-            "reward_model.tokens_per_micro_batch": 2048,
+            "algorithm.tokens_per_micro_batch": self.micro_batch,
+            "reward_model.tokens_per_micro_batch": self.micro_batch,
+            "reward_model.max_length": self.cap + 2 * PROMPT,
             "rollout.prompts_per_step": self.responses,
             "rollout.num_generations": 1,
             "rollout.max_prompt_length": PROMPT,
@@ -84,9 +86,13 @@ class Case:
 def write_models(folder: Path, model: ModelConfig, prompts: int) -> None:
     """Random weights of the policy and of a reward model of the same size, and prompts for them."""
     words = write_words(folder / "words", model.vocab_size)
-    for name, shape in {"policy": model, "judge": replace(model, head="scalar")}.items():
-        policy = Policy.from_config(replace(shape, tie_embeddings=name == "policy"))
-        export(folder / name, policy, policy.init(1), jnp.float32, words)
+    policy = Policy.from_config(model)
+    export(folder / "policy", policy, policy.init(1), jnp.float32, words)
+    judge = Policy.from_config(replace(model, head="scalar", tie_embeddings=False))
+    scores = judge.init(2)
+    # Else all scores are 0, and nothing is learned.
+    scores["score"] = jax.random.normal(jax.random.key(3), scores["score"].shape)
+    export(folder / "judge", judge, scores, jnp.float32, words)
     write_prompts(folder / "prompts.jsonl", prompts, PROMPT, model.vocab_size)
 
 
@@ -122,7 +128,8 @@ class Forced(Generator):
             replace(one, max_new_tokens=int(length), ignore_eos=True)
             for one, length in zip(requests, self._forced, strict=True)
         ]
-        return super()._generate(forced, *rest)
+        for i, done in super()._generate(forced, *rest):
+            yield i, replace(done, is_truncated=False)  # as if a token had ended it
 
 
 @dataclass
