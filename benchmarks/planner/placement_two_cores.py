@@ -81,7 +81,7 @@ def choice(seconds: Mapping[str, float]) -> Placements:
     )
 
 
-def hidden(turns: Sequence[Turn], reward_s: float) -> dict[str, float]:
+def hidden(turns: Sequence[Turn], reward_s: float) -> dict[str, Any]:
     """How long the passes without gradients took while others were generated, how long an iteration
     waited for them after its last response, and the share that it did not wait for.
 

@@ -135,7 +135,7 @@ class Apart(InTurns):
         setup = self.setup
         made_of = setup.engine, setup.trainer, FixedLayout(next(iter(setup.layouts)))
         rest = self.config.rollout, self.config.seed, lengths
-        self.generator = Elsewhere(*made_of, *rest, link=self.link)
+        self.generator = self.elsewhere = Elsewhere(*made_of, *rest, link=self.link)
         self.generator.load(self.learner.state.params)
         self.generator.compare(self.learner.state.params)
 
@@ -149,7 +149,7 @@ class Apart(InTurns):
 
     def tables(self) -> dict[str, Any]:
         """The seconds of a rollout in the other process, replayed, and of each pass in this one."""
-        rollout = self.generator.ask("tables", None)
+        rollout = self.elsewhere.ask("tables", None)
         return {**rollout, "passes": passes(self.setup, self.learner, self.experience)}
 
 
