@@ -60,8 +60,8 @@ def predicted(systems: Systems, case: Case) -> dict[str, Any]:
         "replayed": {FLATTEN: whole - stages["rollout"] + alone["rollout_s"]},
         "given_rollout": {FLATTEN: whole},
     }
-    for way, rollout in ways.items():
-        tables = Tables.of(*rollout, apart["passes"], seconds, clock)
+    for way, (workload, rollout) in ways.items():
+        tables = Tables.of(workload, rollout, apart["passes"], seconds, clock)
         for overlap in OVERLAPS:
             found[way][SEPARATE[overlap]] = tables.predicted(overlap).seconds
     tables = {"passes": asdict(apart["passes"]), none: clock, FLATTEN: stages}

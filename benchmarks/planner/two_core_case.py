@@ -91,7 +91,7 @@ def write_models(folder: Path, model: ModelConfig, prompts: int) -> None:
     judge = Policy.from_config(replace(model, head="scalar", tie_embeddings=False))
     scores = judge.init(2)
     # Else all scores are 0, and nothing is learned.
-    scores["score"] = jax.random.normal(jax.random.key(3), scores["score"].shape)
+    scores["score"] = jax.random.normal(jax.random.key(3), (1, model.embed_dim))
     export(folder / "judge", judge, scores, jnp.float32, words)
     write_prompts(folder / "prompts.jsonl", prompts, PROMPT, model.vocab_size)
 

@@ -14,6 +14,7 @@ from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.planner.two_core_case import Case, Elsewhere, Forced
@@ -99,9 +100,9 @@ class Rollouts(InTurns):
         layout = next(iter(engine.layouts.values()))
         shapes = layout.param_shardings(self.setup.policy)
 
-        def scores(tokens: np.ndarray) -> np.ndarray:
+        def scores(tokens: np.ndarray) -> jax.Array:
             link.send(tokens)
-            return link.recv()[1]
+            return jnp.asarray(link.recv()[1])
 
         while True:
             what, content = link.recv()
@@ -115,7 +116,10 @@ class Rollouts(InTurns):
             elif what == "tables":
                 link.send(self.tables())
             else:
-                _, report = self.generator.rollout(*content, lambda i, one: link.send((i, one)))
+                prompts, number = content
+                _, report = self.generator.rollout(
+                    prompts, number, lambda i, one: link.send((i, one))
+                )
                 link.send(report)
 
 

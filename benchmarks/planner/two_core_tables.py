@@ -89,17 +89,17 @@ def _training(role: Trainer, state: Any, batch: TrainBatch) -> tuple[float, floa
     (mini,) = batch.mini_batches
 
     def summed() -> Any:
-        total = role.no_gradients(state)
+        grads, sums = role.no_gradients(state)
         for micro in mini:
-            total = role.add_gradients(state, micro, *total)
-        return total
+            grads, sums = role.add_gradients(state, micro, grads, sums)
+        return grads, sums
 
     seconds, _ = _timed(summed)
     taken = []
     for _ in range(REPEATS):
-        given = jax.block_until_ready((jax.tree.map(jnp.copy, state), *summed()))
+        copied, (grads, sums) = jax.block_until_ready((jax.tree.map(jnp.copy, state), summed()))
         start = time.perf_counter()
-        jax.block_until_ready(role.apply_gradients(*given, np.float32(1))[0])
+        jax.block_until_ready(role.apply_gradients(copied, grads, sums, np.float32(1))[0])
         taken.append(time.perf_counter() - start)
     return seconds, median(taken)
 
