@@ -34,9 +34,10 @@ from pat_jax.profiling.placement.priced import PartMemory, Placements, Priced
 
 OF_MEASURED = 0.05  # share by which measured prices may be wrong against one another
 PARTS = {FLATTEN: [(0, 1)]}  # devices of each; else one for rollouts, and one
+FEWER = "--rollout.min_rows 8 --rollout.min_length 256"  # programs: they compile in minutes
 CASES = {
-    "64 responses a core": Case(SMALL, 128, 32.0, 1.2, 640),
-    "8 responses a core": Case(SMALL, 16, 64.0, 1.2, 1024),
+    "64 responses a core": Case(SMALL, 128, 32.0, 1.2, 640, more=FEWER),
+    "8 responses a core": Case(SMALL, 16, 64.0, 1.2, 1024, more=FEWER),
 }
 TINY = Case(
     *(replace(preset("tiny"), num_layers=1), 4, 10.0, 0.8, 40),
@@ -158,6 +159,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9, help="iterations of each placement")
     parser.add_argument("--warm_up", type=int, default=3, help="iterations before these")
     parser.add_argument("--cases", nargs="+", choices=CASES, default=[*CASES])
+    parser.add_argument(
+        "--devices", type=int, nargs="+", default=[1, 2], help="of flatten: the fastest is measured"
+    )
     parser.add_argument("--small", action="store_true", help="a tiny model and few responses")
     cache = CACHE_DIR.parent / "two_cores"
     parser.add_argument("--cache", type=Path, default=cache, help="folder of compiled programs")
@@ -165,7 +169,7 @@ def main() -> None:
     cases = {"small": TINY} if args.small else {name: CASES[name] for name in args.cases}
     about, found = machine(), {}
     for name, case in cases.items():
-        devices = [1] if args.small else [1, 2]
+        devices = [1] if args.small else args.devices
         found[name] = measured(case, args.cache, devices, args.rounds, args.warm_up)
         print(name, json.dumps(found[name], indent=1))
         write(args.out, {"machine": about, "workloads": found})
