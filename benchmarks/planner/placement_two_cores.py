@@ -36,7 +36,7 @@ OF_MEASURED = 0.05  # share by which measured prices may be wrong against one an
 PARTS = {FLATTEN: [(0, 1)]}  # devices of each; else one for rollouts, and one
 FEWER = "--rollout.min_rows 8 --rollout.min_length 256"  # programs: they compile in minutes
 CASES = {
-    "64 responses a core": Case(SMALL, 128, 32.0, 1.2, 1024, more=FEWER),
+    "64 responses a core": Case(SMALL, 128, 24.0, 1.2, 1024, more=FEWER),
     "8 responses a core": Case(SMALL, 16, 64.0, 1.2, 1024, more=FEWER),
 }
 TINY = Case(
