@@ -52,9 +52,10 @@ def predicted(systems: Systems, case: Case) -> dict[str, Any]:
     none = SEPARATE["none"]
     clock, seconds = systems.clock(none), systems.seconds(none)
     last = systems.seen[none][-1]
+    ended_s = np.array(last.ended_s) * clock["rollout"] / last.clock["rollout"]
     ways = {
         "replayed": (case.workload(), (apart["rollout_s"], apart["ended_s"])),
-        "given_rollout": (case.workload(last.lengths), (clock["rollout"], last.ended_s)),
+        "given_rollout": (case.workload(last.lengths), (clock["rollout"], ended_s.tolist())),
     }
     whole, stages = systems.seconds(FLATTEN), systems.clock(FLATTEN)
     found: dict[str, Any] = {
