@@ -42,6 +42,7 @@ CASES = {
 TINY = Case(
     *(replace(preset("tiny"), num_layers=1), 4, 10.0, 0.8, 40),
     micro_batch=64,
+    compiles="needed",
     more="--rollout.min_length 64 --rollout.prefill_blocks 16",
 )
 

@@ -34,6 +34,7 @@ class Case:
     spread: float  # of the logarithm of lengths
     cap: int  # tokens
     micro_batch: int = 2048  # tokens
+    compiles: str = "all"  # as --rollout.compile
     more: str = ""  # further options of the run
 
     def lengths(self, iteration: int) -> np.ndarray:
@@ -75,7 +76,7 @@ class Case:
             "rollout.max_prompt_length": PROMPT,
             "rollout.max_completion_length": self.cap,
             "rollout.keep_unfinished": False,
-            "rollout.compile": "all",
+            "rollout.compile": self.compiles,
             "speculation.source": "none",
             "optimizer.learning_rate": 1e-5,
         }
