@@ -9,13 +9,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from statistics import fmean
 
+from pat_jax.config.run import RunConfig
 from pat_jax.planning.placement import ROLES, PlacedRole
 from pat_jax.profiling.capacity.placed_iteration import PlacedIterations
 from pat_jax.profiling.capacity.placed_memory import memory_of, update_shortage, waiting
 from pat_jax.profiling.capacity.placed_rollouts import PlacedRollouts, Rollouts
 from pat_jax.profiling.capacity.placed_size import PlacedSize, placed_role, sized
 from pat_jax.profiling.capacity.question import Question
-from pat_jax.profiling.placement.candidates import NAMED, Candidate, candidates
+from pat_jax.profiling.placement.candidates import Candidate, candidates
 from pat_jax.profiling.placement.iteration import Iteration
 from pat_jax.profiling.placement.priced import (
     ALIKE,
@@ -30,9 +31,14 @@ from pat_jax.profiling.placement.schedule import scheduled
 
 @dataclass(frozen=True)
 class Placing:
-    """The placements of one question."""
+    """The placements of one question.
+
+    Args:
+      run: options that say what may be done while responses are generated; None: the question's.
+    """
 
     question: Question
+    run: RunConfig | None = None
 
     def placements(self) -> Placements:
         """Returns the candidates with names and the fastest others, each with its price.
@@ -53,15 +59,19 @@ class Placing:
             if len(known) >= SHOWN and seconds > (1 + ALIKE) * known[SHOWN - 1]:
                 break
             found.append(self.priced(one))
-        can_stream = not self.question.run.needs_all_responses
+        can_stream = not self._run.gradients_wait_for
         return Placements((*named, *found), OF_COMPOSED, can_stream, len(self.candidates))
 
     @cached_property
     def candidates(self) -> list[Candidate]:
         count = self.question.build.order.target.num_devices
-        run = self.question.run
-        every = candidates(count, self.roles, streams_gradients=not run.needs_all_responses)
+        streams = not self._run.gradients_wait_for
+        every = candidates(count, self.roles, streams_gradients=streams)
         return [one for one in every if self._can_run(one)]
+
+    @property
+    def _run(self) -> RunConfig:
+        return self.run or self.question.run
 
     @cached_property
     def roles(self) -> list[PlacedRole]:
@@ -71,7 +81,7 @@ class Placing:
         return [x for x in ROLES if x in ("rollout", "policy") or x in names | trained]
 
     def is_named(self, one: Candidate) -> bool:
-        return one.name(self.roles).partition(",")[0] in NAMED
+        return one.known_name(self.roles) is not None
 
     def iterations(self, one: Candidate, *, is_alone: bool = False) -> list[Iteration] | str:
         """Returns the iterations of a candidate, or why it cannot run.
@@ -87,13 +97,14 @@ class Placing:
         name, rollouts = one.name(self.roles), self._rollouts(one, is_alone=is_alone)
         if isinstance(rollouts, str):
             memory = () if self._lacks_size(one) else tuple(memory_of(one, self._sizes, 0))
-            return Priced(name, memory, refusal=rollouts, is_named=self.is_named(one))
+            return Priced(name, memory, one, refusal=rollouts, is_named=self.is_named(one))
         done = [scheduled(each) for each in self._priced.of(one, rollouts)]
         path = mean_path(done)
         bound = max(path, key=lambda stage: path[stage])
         return Priced(
             name,
             tuple(memory_of(one, self._sizes, rollouts.held)),
+            one,
             fmean(each.seconds for each in done),
             bound,
             path[bound] / sum(path.values()),
@@ -115,8 +126,11 @@ class Placing:
         return next((self._refused[len(x)] for x in places if len(x) in self._refused), "")
 
     def _can_run(self, one: Candidate) -> bool:
-        """Whether roles with adapters on the policy's base are with it."""
+        """Whether roles with adapters on the policy's base are with it, and nothing is read early
+        that has to wait."""
         places = one.placement.places
+        if self._run.deterministic and one.overlap != "none":
+            return False
         return all(places[role] == places["policy"] for role in self._on_its_base())
 
     def _on_its_base(self) -> Iterator[PlacedRole]:
