@@ -14,6 +14,7 @@ from pat_jax.common.hosts.together import process_group
 from pat_jax.common.text_table import text_table
 from pat_jax.config.critic import critic_source
 from pat_jax.config.placement import PlacementConfig
+from pat_jax.config.roles import RolesConfig
 from pat_jax.config.rollout import EngineSizes
 from pat_jax.config.run import RunConfig
 from pat_jax.config.shared import UpdateOptions
@@ -55,8 +56,9 @@ def chosen_placement(config: RunConfig, devices: Sequence[Device]) -> ChosenPlac
     place = _options(found.chosen.candidate, placing.roles)
     table, schedule = placements(found), found.chosen.schedule
     predicted_s = {span.name: span.busy_s for span in schedule.spans} if schedule else {}
+    roles = config.roles if place == PlacementConfig() else RolesConfig(found.chosen.rest)
     return ChosenPlacement(
-        replace(config, placement=place),
+        replace(config, placement=place, roles=roles),
         found.reason,
         text_table(table.header, table.rows),
         predicted_s,

@@ -34,6 +34,10 @@ class Candidate:
     placement: Placement
     overlap: Overlap = "none"
 
+    @property
+    def key(self) -> tuple[object, ...]:
+        return tuple(self.placement.places[role] for role in ROLES), self.overlap
+
     def name(self, roles: Collection[PlacedRole]) -> str:
         """The placement's name, or the devices of each of `roles`; and the overlap, if any."""
         overlap = "" if self.overlap == "none" else f", {self.overlap}"
@@ -70,8 +74,8 @@ def candidates(
     found: dict[tuple[object, ...], Candidate] = {}
     for placement in placements(count, roles):
         for overlap in _overlaps(placement, roles, streams_gradients=streams_gradients):
-            key = tuple(placement.places[role] for role in ROLES), overlap
-            found.setdefault(key, Candidate(placement, overlap))
+            one = Candidate(placement, overlap)
+            found.setdefault(one.key, one)
     return list(found.values())
 
 

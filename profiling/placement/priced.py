@@ -38,6 +38,7 @@ class Priced:
     schedule: Schedule | None = None  # of the first iteration
     refusal: str = ""  # why it cannot run
     is_named: bool = False  # flatten, interleave or separate
+    rest: str = "device"  # where models wait that no stage needs: device or host
 
     @property
     def num_parts(self) -> int:

@@ -123,6 +123,15 @@ def test_predictions_that_are_there_for_evaluations_are_in_no_update():
     assert not trainer.programs.keys("predict")
 
 
+def test_predictions_that_are_there_are_not_made_again():
+    roles = with_reference(trainer := make_trainer(CHAIN["dp8tp1"]))
+    roles.readers[REFERENCE].take(jax.device_put(host_weights(), trainer.shardings))
+    (one,) = roles.predictions(dict)
+    batch = one.added_to(made_up_batch())
+    assert one.name == "log-probabilities of the reference"
+    assert one.added_to(batch) is batch
+
+
 def test_the_columns_that_the_loss_needs_are_predicted_and_a_missing_reference_is_said():
     trainer = make_trainer(CHAIN["dp8tp1"], loss=PolicyLoss(beta=0.5))
     with pytest.raises(ValueError, match="reference_logprobs is missing"):
