@@ -170,14 +170,14 @@ def make_layout(
     config: ModelConfig,
     kernels: Kernels | None = None,
     of_experts: tuple[Axes, Axes] = ((), ()),
-    fsdp_size: int = 0,
+    fsdp: Axes | None = None,
 ) -> Layout:
     """Returns the layout whose TP takes the `num_tp_axes` innermost mesh axes.
 
     Args:
       of_experts: the result of `mesh.expert_axes`.
       kernels: the kernels to use; None uses all that the devices' platform has.
-      fsdp_size: see `mesh.fsdp_axes`.
+      fsdp: the result of `mesh.fsdp_axes`; None divides parameters over all devices.
 
     Raises:
       UserError: TP over these axes does not divide the model's heads, mlp or vocabulary.
@@ -188,8 +188,7 @@ def make_layout(
     def run(axes: Axes, number: int) -> Axes:
         return axes[: dividing_run([mesh.shape[axis] for axis in axes], number)]
 
-    allowed = fsdp_axes(mesh, fsdp_size)
-    divided = tuple(axis for axis in dp_axes if axis in allowed)
+    divided = dp_axes if fsdp is None else tuple(axis for axis in dp_axes if axis in fsdp)
     kv_axes, of_embed = run(tp_axes, config.num_kv_heads), run(divided, config.embed_dim)
     kernels = kernels or Kernels.of(mesh.devices.flat[0].platform)
     others = (axis for axis in divided if axis not in (*of_experts[0], *of_experts[1]))
@@ -238,12 +237,13 @@ def layout_chain(
     """
     mesh = factored_mesh(list(mesh.devices.flat), config)
     of_experts = expert_axes(mesh, config, experts or ExpertSplit())
+    fsdp = fsdp_axes(mesh, fsdp_size)
     chain: dict[Split, Layout] = {}
     dropped: list[str] = []
     num_axes = 0 if mesh.size == 1 else len(mesh.axis_names)
     for num_tp_axes in range(num_axes + 1):
         try:
-            layout = make_layout(mesh, num_tp_axes, config, kernels, of_experts, fsdp_size)
+            layout = make_layout(mesh, num_tp_axes, config, kernels, of_experts, fsdp)
         except UserError as error:
             dropped.append(str(error))
             continue

@@ -129,8 +129,7 @@ def fsdp_axes(mesh: Mesh, size: int) -> tuple[str, ...]:
     ways = [math.prod(mesh.shape[x] for x in names[:i]) for i in range(len(names) + 1)]
     if size == 0 or size >= mesh.size:
         return names
-    known = ", ".join(map(str, ways[1:] if mesh.size > 1 else ways))
-    expected = f"0, or of {mesh.size} devices one of {known}"
+    expected = f"0, or of {mesh.size} devices one of {', '.join(map(str, ways))}"
     require(size in ways, "fsdp_size", size, expected)
     return names[: ways.index(size)]
 
