@@ -20,15 +20,15 @@ from pat_jax.run.setup import build
 
 PPO = """
     --algorithm ppo --algorithm.whiten_advantages false --algorithm.beta 0.05 --eval.every 0
-    --warm_start.steps 2 --steps 3 --devices 4 --checkpoint.every 3
+    --warm_start.steps 2 --steps 3 --devices 8 --checkpoint.every 3
     --critic.learning_rate 1e-3 --optimizer.learning_rate 1e-3
 """
 REWARD = "def score(completions, **_):\n    return [float(len(x) % 7) for x in completions]\n"
 PLACEMENTS = (
-    ("interleave", "dp4tp1", "scores"),
-    ("separate", "dp2tp1", "none"),
-    ("separate", "dp2tp1", "scores"),
-    ("separate", "dp2tp1", "gradients"),
+    ("interleave", "dp8tp1", "scores"),
+    ("separate", "dp4tp1", "none"),
+    ("separate", "dp4tp1", "scores"),
+    ("separate", "dp4tp1", "gradients"),
 )
 WAITED = {"scores": ["reward/early_waited_seconds"], "none": []}
 WAITED["gradients"] = [*WAITED["scores"], "train/early_waited_seconds"]
@@ -73,7 +73,7 @@ class Ended:
 def test_three_iterations_of_ppo_are_the_same_in_every_placement(tmp_path: Path):
     scalar = replace(QWEN3, head="scalar", tie_embeddings=False)
     judge = write_checkpoint(tmp_path / "judge", scalar)
-    flat = Ended(tmp_path / "flatten", judge, "--layout", "dp2tp1", "--devices", "2")
+    flat = Ended(tmp_path / "flatten", judge, "--layout", "dp4tp1", "--devices", "4")
     for name, layout, overlap in PLACEMENTS:
         options = ["--placement", name, "--layout", layout, "--placement.overlap", overlap]
         other = Ended(tmp_path / f"{name}-{overlap}", judge, *options)
@@ -82,7 +82,7 @@ def test_three_iterations_of_ppo_are_the_same_in_every_placement(tmp_path: Path)
         for role in ("train", "critic"):
             ours, theirs = other.params(role), flat.params(role)
             assert np.linalg.norm(ours - theirs) <= 1e-6 * np.linalg.norm(theirs)
-            assert other.devices(role) == ({2, 3} if name == "separate" else {0, 1, 2, 3})
+            assert other.devices(role) == ({4, 5, 6, 7} if name == "separate" else {*range(8)})
         for ours, theirs in zip(other.rows, flat.rows, strict=True):
             for metric in ("reward/mean", "reward/judge/mean", "train/loss", "critic/loss"):
                 assert ours[metric] == pytest.approx(theirs[metric], rel=1e-4, abs=1e-6), metric

@@ -104,6 +104,7 @@ class Places:
 
 def _placement(options: PlacementConfig, count: int) -> Placement:
     """Returns the devices of each role, of `count` devices."""
+    assert options.name != "auto", "a command settles it before it builds a run"
     places = dict(Placement.named(options.name, count).places)
     given: dict[PlacedRole, Positions] = {}
     for role in ROLES:
