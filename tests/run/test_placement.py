@@ -1,5 +1,6 @@
 """Runs whose models have devices of their own: the same tokens, and the same parameters."""
 
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,15 @@ from compilations import counted_in_iterations
 from runs import QWEN3, TINY, write_checkpoint
 
 from pat_jax.config.command_line import parse
+from pat_jax.rl.batches.batches import TrainBatch
 from pat_jax.rl.batches.types import Rollout
+from pat_jax.run.checkpoints.files import checkpoints_in
 from pat_jax.run.logging.metrics import read_metrics
 from pat_jax.run.loop import Run
 from pat_jax.run.process.stop_signals import StopSignals
 from pat_jax.run.scoring import open_scorer
 from pat_jax.run.setup import build
+from pat_jax.training.reader import Reader
 
 PPO = """
     --algorithm ppo --algorithm.whiten_advantages false --algorithm.beta 0.05 --eval.every 0
@@ -89,3 +93,34 @@ def test_three_iterations_of_ppo_are_the_same_in_every_placement(tmp_path: Path)
             found = sorted(x for x in ours if x.endswith("early_waited_seconds"))
             assert found == (WAITED[overlap] if name == "separate" else [])
         assert other.compiled == []
+
+
+@pytest.mark.slow  # a run; `test_early_columns.py` has an error of one lane
+def test_an_error_in_a_lane_ends_the_run_and_keeps_the_last_whole_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    read, calls = Reader.read, []
+
+    def fails_later(self: Reader, batch: TrainBatch) -> TrainBatch:
+        on_lane = threading.current_thread().name.startswith("lane")
+        calls.extend([self.column] * on_lane)
+        if on_lane and len(read_in_step) == 2:
+            raise RuntimeError("the reference has lost its device")
+        return read(self, batch)
+
+    read_in_step: list[int] = []
+    update = Run.update
+
+    def counted(self: Run, step: int, *rest: Any) -> None:
+        update(self, step, *rest)
+        read_in_step.append(step)
+
+    monkeypatch.setattr(Reader, "read", fails_later)
+    monkeypatch.setattr(Run, "update", counted)
+    scalar = replace(QWEN3, head="scalar", tie_embeddings=False)
+    judge = write_checkpoint(tmp_path / "judge", scalar)
+    with pytest.raises(RuntimeError, match="lost its device"):
+        Ended(tmp_path / "run", judge, "--placement", "separate", "--layout", "dp4tp1")
+    assert calls and read_in_step == [1, 2]
+    assert [x.name for x in checkpoints_in(tmp_path / "run" / "run" / "checkpoints")] == ["2"]
+    assert not [x for x in threading.enumerate() if x.name.startswith("lane")]
