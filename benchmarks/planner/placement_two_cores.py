@@ -30,10 +30,14 @@ from benchmarks.report import by_turns, machine, median_interval, options, write
 from benchmarks.speed.engine_vs_peers import SMALL
 from pat_jax.common.devices import CACHE_DIR
 from pat_jax.models.presets import preset
+from pat_jax.planning.placement import Placement
+from pat_jax.profiling.placement.candidates import Candidate
 from pat_jax.profiling.placement.priced import PartMemory, Placements, Priced
 
 OF_MEASURED = 0.05  # share by which measured prices may be wrong against one another
-PARTS = {FLATTEN: [(0, 1)]}  # devices of each; else one for rollouts, and one
+CANDIDATES = {FLATTEN: Candidate(Placement.named("flatten", 2))} | {
+    name: Candidate(Placement.named("separate", 2), overlap) for overlap, name in SEPARATE.items()
+}
 FEWER = "--rollout.min_rows 8 --rollout.min_length 256"  # programs: they compile in minutes
 CASES = {
     "64 responses a core": Case(SMALL, 128, 24.0, 1.2, 1024, more=FEWER),
@@ -75,10 +79,9 @@ def predicted(systems: Systems, case: Case) -> dict[str, Any]:
 def choice(seconds: Mapping[str, float]) -> Placements:
     """The planner's choice among placements with these predicted seconds."""
     priced = []
-    for name, predicted_s in seconds.items():
-        parts = PARTS.get(name, [(0,), (1,)])
-        memory = tuple(PartMemory(part, "update", 0) for part in parts)
-        priced.append(Priced(name, memory, predicted_s))
+    for name, candidate in CANDIDATES.items():
+        memory = tuple(PartMemory(part, "update", 0) for part in candidate.placement.groups())
+        priced.append(Priced(name, memory, candidate, seconds[name]))
     return Placements(
         tuple(priced), OF_MEASURED, streams_gradients=True, num_considered=len(priced)
     )
