@@ -41,7 +41,6 @@ class Process:
 
     def end(self) -> None:
         self.process.kill()
-        self.process.join()
 
 
 class Systems:
