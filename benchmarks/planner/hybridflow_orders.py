@@ -17,9 +17,11 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from tempfile import TemporaryDirectory
+from typing import cast
 
 from benchmarks.report import options, write
 from pat_jax.commands.plan import question_of
+from pat_jax.common.errors import UserError
 from pat_jax.config.command_line import parse
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.presets import PRESETS
@@ -31,6 +33,7 @@ from pat_jax.profiling.placement.candidates import Candidate
 from pat_jax.profiling.placement.schedule import scheduled
 
 HOST, GIGABITS, TOKENS = 8, 200, 1024
+MICRO_BATCH = 8192  # tokens of a device
 DEVICES = (16, 32, 64, 128)
 SHAPES = {  # Llama's: width, MLP, layers, heads, KV heads
     "13B": (5120, 13_824, 40, 40, 40),
@@ -67,6 +70,7 @@ def placing(model: str, count: int, data: Path, lengths: Path, fsdp_size: int) -
         --lengths {lengths} --mini_batch_size 128 --algorithm.name ppo --beta 0.05
         --critic.model {model} --reward model:{model} --speculation.source none --compile false
         --rollouts 1 --placement auto --data {data} --fsdp_size {fsdp_size}
+        --tokens_per_micro_batch {MICRO_BATCH * count}
     """
     found = question_of(parse(asked.split(), PlanConfig, prog="plan", presets=None), "")
     order = found.build.order
@@ -76,10 +80,12 @@ def placing(model: str, count: int, data: Path, lengths: Path, fsdp_size: int) -
 
 
 def candidates(count: int) -> Iterator[tuple[str, Candidate]]:
-    """Yields HybridFlow's three placements by their names there."""
+    """Yields HybridFlow's three placements by their names there. Reference and reward model share a
+    quarter of the devices here, where they have an eighth each."""
     every = tuple(range(count))
-    half, quarter, eighth = count // 2, count // 4, count // 8
+    half = count // 2
     first, second = every[:half], every[half:]
+    third, fourth = every[half : half + half // 2], every[half + half // 2 :]
 
     def placed(**others: Positions) -> Candidate:
         places: dict[PlacedRole, Positions] = {"rollout": first, "policy": first, "teacher": first}
@@ -87,12 +93,8 @@ def candidates(count: int) -> Iterator[tuple[str, Candidate]]:
 
     yield "colocate", Candidate(Placement.named("flatten", count))
     yield "split", placed(reference=first, critic=second, reward=second)
-    if eighth >= HOST // 2:
-        parts = every[half : half + quarter], every[-2 * eighth : -eighth], every[-eighth:]
-        yield (
-            "standalone",
-            placed(**dict(zip(("critic", "reference", "reward"), parts, strict=True))),
-        )
+    if count >= 4 * HOST:
+        yield "standalone", placed(critic=third, reference=fourth, reward=fourth)
 
 
 def seconds(asked: Placing, count: int) -> dict[str, float | str]:
@@ -111,12 +113,15 @@ def main() -> None:
     with TemporaryDirectory() as folder:
         (lengths := Path(folder) / "lengths.json").write_text(json.dumps([TOKENS] * 64))
         for name in SHAPES:
-            PRESETS[name] = shape(name)
+            cast("dict[str, ModelConfig]", PRESETS)[name] = shape(name)
             for count in DEVICES:
                 by_size = {}
                 for size in (0, HOST):
-                    asked = placing(name, count, args.data, lengths, size)
-                    by_size[str(size)] = seconds(asked, count)
+                    try:
+                        asked = placing(name, count, args.data, lengths, size)
+                        by_size[str(size)] = seconds(asked, count)
+                    except UserError as error:  # the whole target has no room
+                        by_size[str(size)] = {"colocate": str(error)}
                 known = [
                     (s, one)
                     for x in by_size.values()
