@@ -109,8 +109,11 @@ class Systems:
         return taken
 
     def end(self) -> None:
-        for each in (*self.flat.values(), self.apart, self.rollouts):
+        every = *self.flat.values(), self.apart, self.rollouts
+        for each in every:
             each.end()
+        for each in every:  # their folders are removed next
+            each.process.join()
 
 
 @contextmanager
