@@ -17,8 +17,8 @@ SHARES = {"all": 1, "half": 2, "quarter": 4}
 
 @dataclass(frozen=True)
 class PlacementConfig(Options):
-    """Which devices each model of a run has, numbered from 0 in the run's order
-    (docs/placement.md)."""
+    """Which devices each model of a run has, numbered from 0 in the run's order; with several
+    processes, within each of them (docs/placement.md)."""
 
     SECTION = "placement."
 
@@ -28,7 +28,7 @@ class PlacementConfig(Options):
     """flatten: all models have all devices, and the stages of an iteration follow one another.
     interleave: reference and teacher have the first half of the devices, reward models the second
     half, so that both score at once. separate: rollouts have the first half, all other models the
-    second half."""
+    second half. With several processes, each has its own halves."""
     overlap: Literal["none", "scores", "gradients"] = "scores"
     """What is done while others are still generated, by models whose devices do no rollouts. scores:
     reward models, reference, teacher and critic read each response as it ends. gradients: policy and
@@ -36,7 +36,8 @@ class PlacementConfig(Options):
     the rollout, as with --deterministic."""
     rollout: str = option("", PLACE)
     """Devices of rollouts, instead of those that the placement gives them: 0-3, 0,2,4-7, all, half
-    or quarter. With separate, all other models then have the other devices."""
+    or quarter. With separate, all other models then have the other devices. With several processes,
+    numbers count the devices of each process from 0, and all processes are cut alike."""
     policy: str = option("", PLACE)
     """Devices that train the policy."""
     critic: str = option("", PLACE)
@@ -48,9 +49,12 @@ class PlacementConfig(Options):
     reward: str = option("", PLACE)
     """Devices of the reward models."""
 
-    def positions(self, role: str, count: int) -> tuple[int, ...]:
+    def positions(self, role: str, count: int, whole: str) -> tuple[int, ...]:
         """Returns the devices that the option of a role names, of `count` devices; empty if the
         option is not given.
+
+        Args:
+          whole: whose devices these are, in words.
 
         Raises:
           OptionError: it names a device that is not there.
@@ -61,5 +65,5 @@ class PlacementConfig(Options):
         for begin, end in re.findall(r"(\d+)(?:-(\d+))?", text):
             found |= {*range(int(begin), int(end or begin) + 1)}
         is_there = (found != set() and max(found) < count) or not text
-        self.need(role, is_there, f"devices from 0 to {count - 1}, of the run's {count}")
+        self.need(role, is_there, f"devices from 0 to {count - 1}, of {whole} {count}")
         return tuple(sorted(found))

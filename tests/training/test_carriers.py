@@ -10,7 +10,7 @@ from pat_jax.layout.layout import Layout, factored_mesh, layout_chain
 from pat_jax.models.weight_formats import WeightFormat
 from pat_jax.planning.types import Split
 from pat_jax.programs.programs import Key
-from pat_jax.training.transfer import carriers
+from pat_jax.training.carrier import carriers
 
 
 def chain(devices: slice) -> dict[Split, Layout]:
