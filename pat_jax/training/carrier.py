@@ -74,13 +74,13 @@ def carried(tree: Any, shardings: Any) -> Any:
     first, *_ = leaves = jax.tree.leaves(tree)
     if first.sharding.is_fully_addressable:
         return moved(tree, shardings)
-    there = _copied_inside(leaves, jax.tree.leaves(shardings))
+    there = copied_inside(leaves, jax.tree.leaves(shardings))
     for leaf in leaves:
         leaf.delete()
     return jax.tree.unflatten(jax.tree.structure(tree), there)
 
 
-def _copied_inside(
+def copied_inside(
     leaves: Sequence[jax.Array], shardings: Sequence[jax.sharding.Sharding]
 ) -> list[jax.Array]:
     """Copies shards between devices of this process. Devices that hold the same shard are read in

@@ -35,10 +35,12 @@ def main() -> None:
     join(options.distributed)
     configure(4)
     from placed_runs import ended
+    from runs import presets_of_one_layer
 
     for line in options.runs.splitlines():
         name, _, asked = line.partition(":")
-        found = ended(Path(options.out) / name, Path(options.judge), *asked.split())
+        with presets_of_one_layer("tiny"):
+            found = ended(Path(options.out) / name, Path(options.judge), *asked.split())
         if process_group().is_first:
             (Path(options.out) / f"{name}.pickle").write_bytes(pickle.dumps(found))
 
