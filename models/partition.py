@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import jax.numpy as jnp
 from jaxtyping import Array, Int
 
 from pat_jax.models.kernels.kernel_choice import ANYWHERE, Kernels
@@ -54,6 +55,10 @@ class Partition(ABC):
     @abstractmethod
     def constrain(self, x: Array, *axes: str | None) -> Array:
         """Pins how an activation is split, one name or None for each dimension."""
+
+    def look_up(self, table: Array, ids: Array) -> Array:
+        """Returns the rows [rows, length, embed] of a table [vocab, embed]."""
+        return jnp.take(table, ids, axis=0)
 
     def on_shards(
         self,

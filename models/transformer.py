@@ -188,7 +188,7 @@ class Transformer(nnx.Module):
             table = self.embedding[...]
             local = tokens - partition.shard_index("vocab") * table.shape[0]
             is_local = (local >= 0) & (local < table.shape[0])
-            rows = jnp.take(table, jnp.where(is_local, local, 0), axis=0)
+            rows = partition.look_up(table, jnp.where(is_local, local, 0))
             x = partition.sum(jnp.where(is_local[..., None], rows, 0), "vocab")
             return partition.constrain(x, "batch", None, None)
 

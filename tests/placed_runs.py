@@ -20,7 +20,7 @@ from pat_jax.run.setup import build
 
 PPO = """
     --algorithm ppo --algorithm.whiten_advantages false --algorithm.beta 0.05 --eval.every 0
-    --warm_start.steps 2 --steps 3 --devices 4 --checkpoint.every 3
+    --warm_start.steps 2 --steps 3 --devices 8 --checkpoint.every 3
     --critic.learning_rate 1e-3 --optimizer.learning_rate 1e-3
 """
 REWARD = "def score(completions, **_):\n    return [float(len(x) % 7) for x in completions]\n"

@@ -53,7 +53,7 @@ class Setting:
             f"--lengths {self.lengths} --max_completion_length {CAPS[self.lengths]} --data {data}"
         )
         fixed = "--algorithm.whiten_advantages false --speculation.source none --compile false --rollouts 1"
-        asked = f"{named} {ppo} {rest} {fixed} --roles.rest host --placement auto"
+        asked = f"{named} {ppo} {rest} {fixed} --placement auto"
         return parse(asked.split(), PlanConfig, prog="plan", presets=None)
 
 
@@ -83,8 +83,8 @@ def speed_up(
     believes; None: it has no room."""
     seconds = []
     for asked in ("flatten", name):
-        one = next(x for x in placing.candidates if x.name(placing.roles) == asked)
-        iterations = placing.iterations(one)
+        one = next((x for x in placing.every if x.name(placing.roles) == asked), None)
+        iterations = placing.best_iterations(one) if one else "not among the candidates"
         if isinstance(iterations, str):
             return None
         seconds.append(fmean(scheduled(changed(x)).seconds for x in iterations))

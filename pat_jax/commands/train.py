@@ -20,9 +20,15 @@ def run(config: RunConfig, signals: StopSignals, rows: GivenRows) -> str:
     files."""
     config = meet(config, signals)
     with rows.placed(config) as config:
-        setup = build(config, configure(config.devices))
+        devices, chosen = configure(config.devices), None
+        if config.placement.name == "auto":
+            from pat_jax.commands.auto_placement import chosen_placement  # imports replays as well
+
+            chosen = chosen_placement(config, devices)
+            config = chosen.config
+        setup = build(config, devices)
         with open_scorer(config, setup.task.rewards, setup.reward_models) as scorer:
-            training = Run(setup, scorer, signals)
+            training = Run(setup, scorer, signals, chosen)
             try:
                 process_group().agree("rows", lambda: rows.keep(config))
                 training.run()

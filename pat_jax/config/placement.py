@@ -1,7 +1,7 @@
 """Options of a run's placement: which devices each model has."""
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Literal
 
 from pat_jax.common.options.declared import SHORT_FORM, Options, option
@@ -12,6 +12,7 @@ PLACE = matches(
     rf"|all|half|quarter|{_RANGE}(,{_RANGE})*",
     "devices such as 0-3 or 0,2,4-7, or all, half or quarter (the first so many)",
 )
+AUTO = "--placement auto, which chooses the devices of all models"
 SHARES = {"all": 1, "half": 2, "quarter": 4}
 
 
@@ -22,13 +23,15 @@ class PlacementConfig(Options):
 
     SECTION = "placement."
 
-    name: Literal["flatten", "interleave", "separate"] = field(
+    name: Literal["flatten", "interleave", "separate", "auto"] = field(
         default="flatten", metadata=SHORT_FORM
     )
     """flatten: all models have all devices, and the stages of an iteration follow one another.
     interleave: reference and teacher have the first half of the devices, reward models the second
     half, so that both score at once. separate: rollouts have the first half, all other models the
-    second half. With several processes, each has its own halves."""
+    second half. auto: what is predicted to be fastest, the overlap included; flatten unless another
+    one is faster by more than predictions may be wrong. With several processes, each has its own
+    halves."""
     overlap: Literal["none", "scores", "gradients"] = "scores"
     """What is done while others are still generated, by models whose devices do no rollouts. scores:
     reward models, reference, teacher and critic read each response as it ends. gradients: policy and
@@ -48,6 +51,12 @@ class PlacementConfig(Options):
     """Devices of the teacher."""
     reward: str = option("", PLACE)
     """Devices of the reward models."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        roles = {each.name for each in fields(self)} - {"name", "overlap"}
+        for role in sorted(roles) if self.name == "auto" else ():
+            self.need(role, not getattr(self, role), f"nothing with {AUTO}")
 
     def positions(self, role: str, count: int, whole: str) -> tuple[int, ...]:
         """Returns the devices that the option of a role names, of `count` devices; empty if the

@@ -165,9 +165,9 @@ class RunConfig(RewardOptions, Planned, AnyRun, WithCritic):
         return learning_notes(self.rollout, self.algorithm) if self.train else []
 
     @property
-    def needs_all_responses(self) -> str:
-        """An option by which no gradient is known before all responses are there, in words; empty
-        if there is none."""
+    def gradients_wait_for(self) -> str:
+        """An option with which no gradients are summed before the rollout has ended, in words;
+        empty if there is none."""
         algorithm = self.algorithm
         needs = {
             "several optimizer steps in an iteration": self.updates_per_step > 1,
@@ -179,14 +179,14 @@ class RunConfig(RewardOptions, Planned, AnyRun, WithCritic):
             "--algorithm.dynamic_sampling": algorithm.dynamic_sampling > 0,
             "--algorithm.router_aux_loss_coef": algorithm.router_aux_loss_coef > 0,
             "--teacher.top_k": self.teacher.top_k > 0,
+            "--deterministic": self.deterministic,
+            "--roles.rest host": self.roles.rest == "host",
         }
         return next((name for name, is_set in needs.items() if is_set), "")
 
     def _check_overlap(self) -> None:
         """Raises OptionError if gradients are to be summed early, and cannot be."""
-        found = self.needs_all_responses
-        found = found or "--deterministic" * self.deterministic
-        found = found or "--roles.rest host" * (self.roles.rest == "host")
+        found = self.gradients_wait_for
         is_possible = self.placement.overlap != "gradients" or not found
         self.need("placement.overlap", is_possible, f"none or scores with {found}")
 

@@ -85,6 +85,10 @@ class UpdateOptions(Options):
     """Run the layers of an update as a loop, which compiles in the time of one layer but reads
     their parameters from a copy in compute_dtype. auto: on TPUs, and on CPUs in float32, for models
     of at least 8 layers."""
+    fsdp_size: int = option(0, DEVICES)
+    """Devices over which parameters, gradients and optimizer state of a trained model are divided;
+    others have copies of these parts. With as many as a host has, weights are gathered inside
+    hosts, and only gradients travel between them (HSDP). 0 divides them over all devices."""
     experts: Literal["auto", "gathered", "exchanged"] = "auto"
     """How an update brings tokens and experts together. gathered: each device gathers the weights
     of all experts of a layer, as for other layers; exchanged: tokens are sent to the devices of

@@ -29,7 +29,7 @@ from pat_jax.common.devices import Device
 from pat_jax.common.errors import UserError
 from pat_jax.layout.backend import Backend
 from pat_jax.layout.division import dividing_run, prime_factors, undivided
-from pat_jax.layout.mesh import ExpertSplit, expert_axes, factored_mesh, hosts_of
+from pat_jax.layout.mesh import ExpertSplit, expert_axes, factored_mesh, fsdp_axes, hosts_of
 from pat_jax.layout.rules import RULES, Role
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.kernels.kernel_choice import Kernels
@@ -170,12 +170,14 @@ def make_layout(
     config: ModelConfig,
     kernels: Kernels | None = None,
     of_experts: tuple[Axes, Axes] = ((), ()),
+    fsdp: Axes | None = None,
 ) -> Layout:
     """Returns the layout whose TP takes the `num_tp_axes` innermost mesh axes.
 
     Args:
       of_experts: the result of `mesh.expert_axes`.
       kernels: the kernels to use; None uses all that the devices' platform has.
+      fsdp: the result of `mesh.fsdp_axes`; None divides parameters over all devices.
 
     Raises:
       UserError: TP over these axes does not divide the model's heads, mlp or vocabulary.
@@ -186,12 +188,13 @@ def make_layout(
     def run(axes: Axes, number: int) -> Axes:
         return axes[: dividing_run([mesh.shape[axis] for axis in axes], number)]
 
-    kv_axes, fsdp_axes = run(tp_axes, config.num_kv_heads), run(dp_axes, config.embed_dim)
+    divided = dp_axes if fsdp is None else tuple(axis for axis in dp_axes if axis in fsdp)
+    kv_axes, of_embed = run(tp_axes, config.num_kv_heads), run(divided, config.embed_dim)
     kernels = kernels or Kernels.of(mesh.devices.flat[0].platform)
-    others = (axis for axis in dp_axes if axis not in (*of_experts[0], *of_experts[1]))
+    others = (axis for axis in divided if axis not in (*of_experts[0], *of_experts[1]))
     width = config.experts.expert_dim if config.experts else 1
     ep = *of_experts, run((*of_experts[1], *others), width)
-    layout = Layout(mesh, kernels, dp_axes, tp_axes, kv_axes, fsdp_axes, *ep)
+    layout = Layout(mesh, kernels, dp_axes, tp_axes, kv_axes, of_embed, *ep)
     if needed := undivided(config, [mesh.shape[axis] for axis in tp_axes]):
         raise UserError(
             f"layout {_needs(layout.split, needed, config)}; choose a smaller tp or --layout auto."
@@ -218,6 +221,7 @@ def layout_chain(
     config: ModelConfig,
     kernels: Kernels | None = None,
     experts: ExpertSplit | None = None,
+    fsdp_size: int = 0,
 ) -> tuple[dict[Split, Layout], list[str]]:
     """Returns every layout of the mesh's devices that divides the model, and why others do not.
 
@@ -226,18 +230,20 @@ def layout_chain(
     Args:
       kernels: the kernels to use; None uses all that the devices' platform has.
       experts: how to divide the experts; None divides them over the devices of a host.
+      fsdp_size: see `mesh.fsdp_axes`.
 
     Raises:
-      OptionError: the experts cannot be divided as asked.
+      OptionError: the experts or parameters cannot be divided as asked.
     """
     mesh = factored_mesh(list(mesh.devices.flat), config)
     of_experts = expert_axes(mesh, config, experts or ExpertSplit())
+    fsdp = fsdp_axes(mesh, fsdp_size)
     chain: dict[Split, Layout] = {}
     dropped: list[str] = []
     num_axes = 0 if mesh.size == 1 else len(mesh.axis_names)
     for num_tp_axes in range(num_axes + 1):
         try:
-            layout = make_layout(mesh, num_tp_axes, config, kernels, of_experts)
+            layout = make_layout(mesh, num_tp_axes, config, kernels, of_experts, fsdp)
         except UserError as error:
             dropped.append(str(error))
             continue

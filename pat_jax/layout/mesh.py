@@ -115,6 +115,25 @@ def expert_axes(
     return names[:i], names[i:j]
 
 
+def fsdp_axes(mesh: Mesh, size: int) -> tuple[str, ...]:
+    """Returns the axes, innermost first, over which trained parameters may be divided.
+
+    Args:
+      size: devices with different parts of the parameters; other devices have copies of them. 0,
+        or as many as there are: all devices.
+
+    Raises:
+      OptionError: no run of axes has this number of devices.
+    """
+    names = mesh.axis_names[::-1]
+    ways = [math.prod(mesh.shape[x] for x in names[:i]) for i in range(len(names) + 1)]
+    if size == 0 or size >= mesh.size:
+        return names
+    expected = f"0, or of {mesh.size} devices one of {', '.join(map(str, ways))}"
+    require(size in ways, "fsdp_size", size, expected)
+    return names[: ways.index(size)]
+
+
 def _hosts(devices: Sequence[Device]) -> list[list[Device]]:
     """The devices of each host, or all in one list if hosts have unequal numbers of devices."""
     hosts: dict[int, list[Device]] = {}

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jaxtyping import Array, Int
 
 from pat_jax.layout.exchange import Exchange, exchanged
@@ -93,6 +94,26 @@ class AutoPartition(Whole):
 
     def constrain(self, x: Array, *axes: str | None) -> Array:
         return jax.lax.with_sharding_constraint(x, self.layout.sharding(*axes, role="train"))
+
+    def look_up(self, table: Array, ids: Array) -> Array:
+        """Devices with different parts of the embedding exchange what they look up for each other,
+        and those with the same part do not. The compiler would replicate rows over the latter."""
+        layout, dp_axes, over = self.layout, self.layout.dp_axes, self.layout.fsdp_axes
+        if not over or over == dp_axes:
+            return super().look_up(table, ids)
+
+        def of_shard(table: Array, ids: Array) -> Array:
+            rows = jnp.take(table, jax.lax.all_gather(ids, over, tiled=True), axis=0)
+            return jax.lax.all_to_all(rows, over, split_axis=0, concat_axis=2, tiled=True)
+
+        by_rows = layout.spec("batch", role="train")
+        return jax.shard_map(
+            of_shard,
+            mesh=layout.mesh,
+            in_specs=(layout.spec(None, "embed", role="train"), by_rows),
+            out_specs=by_rows,
+            axis_names=set(dp_axes),
+        )(table, ids)
 
     def on_shards(
         self,

@@ -13,6 +13,8 @@ from functools import partial
 from threading import Lock
 
 from pat_jax.common.hosts.lane_thread import LaneThread
+from pat_jax.common.timeline import stage
+from pat_jax.planning import stage_names
 from pat_jax.rl.batches.batches import TrainBatch
 from pat_jax.training.summed_gradients import SummedGradients
 from pat_jax.training.trainer import Trainer
@@ -80,6 +82,7 @@ class EarlyGradients:
         for role in roles:
             if role.name not in self._sums:
                 self._sums[role.name] = self.begin(role)
-            self._sums[role.name].add(batch, share)
+            with stage(stage_names.gradients(role.title), role.layout.devices):
+                self._sums[role.name].add(batch, share)
         with self._lock:
             self.busy_seconds += time.perf_counter() - start

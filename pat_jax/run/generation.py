@@ -8,6 +8,7 @@ import numpy as np
 
 from pat_jax.common.errors import UserError
 from pat_jax.common.hosts.together import process_group
+from pat_jax.common.timeline import stage
 from pat_jax.config.rollout import RolloutConfig
 from pat_jax.engine.device.decode.sampling import sequence_key
 from pat_jax.engine.engine import RolloutEngine
@@ -18,6 +19,7 @@ from pat_jax.engine.sequences.sampling import Sampling
 from pat_jax.engine.session import WINDOW
 from pat_jax.layout.layout import Layout
 from pat_jax.models.policy import Params
+from pat_jax.planning import stage_names
 from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.planning.planner.planner import Planner
 from pat_jax.planning.types import Load
@@ -49,7 +51,9 @@ class Generator:
         """Transfers the policy to the engine: the next rollout samples from it."""
         layout = self._first_layout()
         head = None if self.exit_head is None else self.exit_head.head
-        self.engine.set_weights(self.trainer.transfer(params, layout), layout, head)
+        devices = {*self.trainer.layout.devices, *layout.devices}
+        with stage(stage_names.TRANSFER, devices):
+            self.engine.set_weights(self.trainer.transfer(params, layout), layout, head)
 
     def compare(self, params: Params) -> float:
         """Returns the difference between the rollout's and the trainer's log-probability of one
@@ -98,9 +102,10 @@ class Generator:
                 yield places[i], done
 
         every = range(len(requests))
-        for i, done in kept.completions(requests, ask) if kept else ask(every):
-            rollouts[i] = to_rollout(prompts[i // size], i % size, done)
-            on_finish(i, rollouts[i])
+        with stage(stage_names.ROLLOUT, self.engine.mesh.devices.flat):
+            for i, done in kept.completions(requests, ask) if kept else ask(every):
+                rollouts[i] = to_rollout(prompts[i // size], i % size, done)
+                on_finish(i, rollouts[i])
         in_order = [rollouts[i] for i in range(len(requests))]
         self._learn(in_order)
         groups = [

@@ -5,23 +5,22 @@ and during a rollout each lane has a thread of its own. Knows roles and devices.
 responses there are (`early_columns.py`, `early_gradients.py`).
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
 from pat_jax.common.hosts.lane_thread import LaneThread
 from pat_jax.config.run import RunConfig
-from pat_jax.rl.batches.batches import TrainBatch, to_read_batch
+from pat_jax.rl.batches.batches import to_read_batch
 from pat_jax.rl.batches.types import Rollout
 from pat_jax.run.early_columns import Lane
 from pat_jax.run.early_gradients import TrainedLane
 from pat_jax.run.process.stop_signals import Stopped
 from pat_jax.run.setup import Setup
-from pat_jax.training.roles import Roles, States
-
-Read = Callable[[TrainBatch], TrainBatch]
+from pat_jax.training.roles import Prediction, Roles, States
 
 
 @dataclass
@@ -47,12 +46,13 @@ def open_lanes(config: RunConfig, setup: Setup, states: Callable[[], States]) ->
         yield lanes
         return
     rollout = frozenset(setup.engine.mesh.devices.flat)
-    readers = list(_readers(setup.roles, states))
+    readers = [x for x in setup.roles.predictions(states) if x.is_column]
     judges = [(one.reader.devices, one) for one in setup.reward_models.values()]
     trained = [(role.layout.devices, role) for role in setup.roles.trained]
     if config.placement.overlap != "gradients" or not config.train:
         trained = []
-    places = [place for place, *_ in (*readers, *judges, *trained) if not place & rollout]
+    every = [*(x.devices for x in readers), *(place for place, _ in (*judges, *trained))]
+    places = [place for place in every if not place & rollout]
     opened: list[LaneThread] = []
     with ExitStack() as threads:
         for number, group in enumerate(_joined(places)):
@@ -62,9 +62,8 @@ def open_lanes(config: RunConfig, setup: Setup, states: Callable[[], States]) ->
                 if place <= group:
                     judge.scores.score_on(thread)
                     threads.callback(judge.scores.score_on, None)
-            reads = {column: read for place, column, read in readers if place <= group}
-            if reads:
-                lanes.readers.append(Lane(thread, _predict(setup.roles, reads)))
+            if reads := [x for x in readers if x.devices <= group]:
+                lanes.readers.append(Lane(thread, partial(_predict, setup.roles, reads)))
             if roles := [role for place, role in trained if place <= group]:
                 lanes.trained.append(TrainedLane(thread, roles))
         try:
@@ -80,30 +79,13 @@ def _finish(threads: Sequence[LaneThread]) -> None:
         thread.finish()
 
 
-def _readers(roles: Roles, states: Callable[[], States]) -> Iterator[tuple[frozenset, str, Read]]:
-    """Yields the devices, the column and the predictions of each role that reads whole batches."""
-    for reader in roles.readers.values():
-        if not reader.top_k:
-            yield reader.devices, reader.column, reader.read
-    for role in roles.trained:
-        if role.predicts:
-            yield (
-                role.layout.devices,
-                role.old,
-                lambda batch, role=role: role.predict(states()[role.name], batch),
-            )
-
-
 def _predict(
-    roles: Roles, reads: Mapping[str, Read]
-) -> Callable[[Sequence[Rollout]], dict[str, list[np.ndarray]]]:
-    def predict(rollouts: Sequence[Rollout]) -> dict[str, list[np.ndarray]]:
-        batch = to_read_batch(rollouts, roles.micro_shapes)
-        for read in reads.values():
-            batch = read(batch)
-        return {column: batch.by_response(column) for column in reads}
-
-    return predict
+    roles: Roles, reads: Sequence[Prediction], rollouts: Sequence[Rollout]
+) -> dict[str, list[np.ndarray]]:
+    batch = to_read_batch(rollouts, roles.micro_shapes)
+    for one in reads:
+        batch = one.added_to(batch)
+    return {one.column: batch.by_response(one.column) for one in reads}
 
 
 def _joined(places: Sequence[frozenset]) -> list[frozenset]:

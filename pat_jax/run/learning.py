@@ -10,8 +10,10 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int
 
+from pat_jax.common.timeline import stage
 from pat_jax.config.learning import AlgorithmConfig
 from pat_jax.config.run import RunConfig
+from pat_jax.planning import stage_names
 from pat_jax.rl.algorithm.advantages import AdvantageEstimator, overlong_penalty
 from pat_jax.rl.algorithm.critic_estimator import CriticEstimator
 from pat_jax.rl.algorithm.gdpo import gdpo_advantages
@@ -239,10 +241,13 @@ class Learner:
             if role.name == POLICY and not is_trained:
                 results[role.name] = role.untouched(states[role.name])
                 continue
-            if (summed := found.summed.get(role.name)) is None:
-                states[role.name], result = role.update(states[role.name], batch)
-            else:
-                states[role.name], result = summed.apply()
+            summed = found.summed.get(role.name)
+            name = stage_names.step if summed else stage_names.update
+            with stage(name(role.title), role.layout.devices):
+                if summed:
+                    states[role.name], result = summed.apply()
+                else:
+                    states[role.name], result = role.update(states[role.name], batch)
             results[role.name] = result
             measured |= result.metrics
         # While the policy stays as it is, its KL says nothing about β.

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pat_jax.common.hosts.together import process_group
+from pat_jax.common.timeline import recorded
 from pat_jax.config.run import RunConfig
 from pat_jax.engine.record.plot import plot_rollout
 from pat_jax.engine.sizing.memory_words import describe_peak
@@ -32,6 +33,7 @@ from pat_jax.run.lanes import Lanes, open_lanes
 from pat_jax.run.learning import Learner, nothing_to_learn
 from pat_jax.run.logging.completions import Completions
 from pat_jax.run.logging.speed import describe_memory
+from pat_jax.run.logging.stage_log import StageLog
 from pat_jax.run.logging.unmoved import Unmoved
 from pat_jax.run.process.folder import CHECKPOINTS
 from pat_jax.run.process.open_run import Kept, OpenRun
@@ -41,6 +43,7 @@ from pat_jax.run.results.export import export_roles
 from pat_jax.run.reward_models import load_reward_models
 from pat_jax.run.scoring import try_out
 from pat_jax.run.setup import Setup
+from pat_jax.run.start.chosen_placement import ChosenPlacement
 from pat_jax.run.start.compiling import announce, compile_run
 from pat_jax.run.start.init_state import begin
 from pat_jax.run.start.lazy_layouts import LazyLayouts, first_layouts
@@ -55,8 +58,15 @@ COMPARE_EVERY = 16
 class Run:
     """One training run, from compilation to the last picture."""
 
-    def __init__(self, setup: Setup, scorer: RewardScorer, signals: StopSignals):
-        self.setup, self.scorer, config = setup, scorer, setup.config
+    def __init__(
+        self,
+        setup: Setup,
+        scorer: RewardScorer,
+        signals: StopSignals,
+        chosen: ChosenPlacement | None = None,
+    ):
+        """`chosen`: None if the placement was not chosen but asked for."""
+        self.setup, self.scorer, self.chosen, config = setup, scorer, chosen, setup.config
         self.open = OpenRun(
             config,
             "train",
@@ -91,7 +101,10 @@ class Run:
 
     def learn(self) -> None:
         self.has_learned(self.steps.first, {})
-        with self.completions, self.lazy or nullcontext(), self.steps.going_on():
+        predicted_s = self.chosen.predicted_s if self.chosen else {}
+        lazy = self.lazy or nullcontext()
+        with self.completions, lazy, recorded() as timeline, self.steps.going_on():
+            self.stages = StageLog(timeline, self.setup.places, predicted_s)
             for step in range(self.steps.first, self.config.steps):
                 self.iterate(step)
             self.evaluate(self.config.steps)
@@ -149,6 +162,7 @@ class Run:
         self.drawn = last
         self.steps.write(step, measured)
         self.open.page.rollout(step, last.report.trace)
+        self.stages.note(step)
         if (every := self.config.log_samples_every) and (step == 1 or step % every == 0):
             few = self.completions.few(last.groups, last.rewards, last.scores)
             self.steps.metrics.samples(step, few)
@@ -159,6 +173,9 @@ class Run:
     def compile(self) -> None:
         config, setup, progress = self.config, self.setup, self.open.progress
         announce(config, setup, progress)
+        if self.chosen:
+            progress.print(f"placement: {self.chosen.reason}")
+            log.info("placement: %s\n%s", self.chosen.reason, self.chosen.table)
         first = process_group().agree("layouts to compile", lambda: first_layouts(config, setup))
         self.compiled = compile_run(config, setup, first, progress)
 
@@ -256,6 +273,7 @@ class Run:
             self.collector.unfinished.finish()
             trace = self.drawn.trace(setup.engine.capacity)
             plot_rollout(trace, self.open.folder / "rollout.png")
+            self.stages.draw(self.open.folder)
         self.open.close()
         log.info("%s", describe_peak(setup.memory, setup.devices, self.compiled.update))
         export_roles(config, setup.roles, self.learner.states, max(config.steps, first))

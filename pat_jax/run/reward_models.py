@@ -84,7 +84,7 @@ def _build(spec: str, config: RunConfig, devices: Sequence[Device]) -> RewardRol
     found = find_reward_model(name, f"option --reward is {spec!r}", otherwise)
     max_length = _max_length(options, name, found.shape, rollout.max_length)
     texts = Texts(max_length, rollout.prompts_per_step * rollout.num_generations)
-    scorer = found.scorer(options, texts, devices, rollout.page_size)
+    scorer = found.scorer(options, texts, devices, rollout.page_size, config.fsdp_size)
     given: Any = {"max_length": max_length, "pad_id": found.pad_id}
     return RewardRole(name, scorer.reader, RewardModel(spec, found.tokenizer, scorer, **given))
 
@@ -110,12 +110,19 @@ class FoundRewardModel:
         return read_json_object(self.folder / CONFIG_FILE).get("pad_token_id")
 
     def scorer(
-        self, options: RewardModelOptions, texts: Texts, devices: Sequence[Device], page_size: int
+        self,
+        options: RewardModelOptions,
+        texts: Texts,
+        devices: Sequence[Device],
+        page_size: int,
+        fsdp_size: int = 0,
     ) -> TextScorer:
         """Returns the `TextScorer` of the model. Nothing is compiled or loaded yet."""
         dtype = settled_dtype(options.dtype, devices[0].platform, is_checkpoint=True)
         policy = Policy.from_config(padded_for(devices, self.shape))
-        layout = _layout(policy.config, devices, page_size, dtype)
+        chain, _ = layout_chain(factored_mesh(devices), policy.config, fsdp_size=fsdp_size)
+        least = next(iter(chain.values()))  # the least TP, with the kernels that work here
+        layout = with_usable_kernels(least, policy.config, page_size=page_size, dtype=DTYPES[dtype])
         micro_shapes = _micro_shapes(options, texts, layout)
         held = TrainableParams(policy, layout, weight_dtype=DTYPES[dtype])
         functions = frozen_functions(policy, layout, dtype)
@@ -161,12 +168,6 @@ def _max_length(options: RewardModelOptions, name: str, shape: ModelConfig, long
     expected = f"at most the {context:,} tokens of the context of {name!r}"
     require(asked <= context, "reward_model.max_length", asked, expected)
     return asked
-
-
-def _layout(model: ModelConfig, devices: Sequence[Device], page_size: int, dtype: str) -> Layout:
-    """Returns the layout with the least TP, with the kernels that work on these devices."""
-    least = next(iter(layout_chain(factored_mesh(devices), model)[0].values()))
-    return with_usable_kernels(least, model, page_size=page_size, dtype=DTYPES[dtype])
 
 
 def _micro_shapes(options: RewardModelOptions, texts: Texts, layout: Layout) -> list[Shape]:

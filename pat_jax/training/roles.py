@@ -2,19 +2,57 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
+
+import jax
 
 from pat_jax.common.devices import Device
 from pat_jax.common.pytree import on_devices
+from pat_jax.common.timeline import stage
+from pat_jax.planning import stage_names
 from pat_jax.programs.programs import ProgramTable
+from pat_jax.rl.algorithm.losses import LOGPROBS, VALUES
 from pat_jax.rl.algorithm.update import TrainState
 from pat_jax.rl.batches.batches import TrainBatch
 from pat_jax.rl.batches.packing import Shape
 from pat_jax.training.reader import Reader
-from pat_jax.training.trainer import Trainer
+from pat_jax.training.trainer import CRITIC, OLD, Trainer
 
 REFERENCE, TEACHER = "reference", "teacher"
 States = Mapping[str, TrainState]  # by the name of the trained role
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What one role predicts of responses before an update."""
+
+    column: str
+    devices: frozenset[Device]
+    is_column: bool  # False: the likeliest tokens of a teacher
+    read: Callable[[TrainBatch], TrainBatch]
+
+    def added_to(self, batch: TrainBatch) -> TrainBatch:
+        """Returns the batch with the predictions, computed. Does nothing if they are all there."""
+        every = [x.columns for mini in batch.mini_batches for x in mini]
+        if self.is_column and all(self.column in columns for columns in every):
+            return batch
+        with stage(self.name, self.devices):
+            batch = self.read(batch)
+            columns = [x.columns for mini in batch.mini_batches for x in mini]
+            jax.block_until_ready(columns)
+        return batch
+
+    @property
+    def name(self) -> str:
+        """The stage's name."""
+        known = {
+            OLD[LOGPROBS]: (stage_names.LOGPROBS, "policy"),
+            OLD[VALUES]: (stage_names.VALUES, CRITIC),
+        }
+        role = self.column.partition("_")[0]
+        what, of = known.get(self.column, (stage_names.LOGPROBS, role))
+        return stage_names.predictions(what, of)
 
 
 @dataclass(frozen=True)
@@ -79,12 +117,26 @@ class Roles:
             batch = reader.read(batch)
         return batch
 
-    def predict(self, states: States, batch: TrainBatch) -> TrainBatch:
-        """Returns the batch with the columns of all predictions that are made before an update.
+    def predictions(self, states: Callable[[], States]) -> Iterator[Prediction]:
+        """Yields what is predicted before an update: by readers, and by the trained roles whose
+        predictions are asked for.
 
-        Readers predict, and the trained roles whose predictions are asked for."""
-        batch = self.read(batch)
+        Args:
+          states: returns the states of the trained roles when something is predicted.
+        """
+        for reader in self.readers.values():
+            yield Prediction(reader.column, reader.devices, not reader.top_k, reader.read)
         for role in self.trained:
             if role.predicts:
-                batch = role.predict(states[role.name], batch)
+                read = partial(_predict, role, states)
+                yield Prediction(role.old, role.layout.devices, True, read)
+
+    def predict(self, states: States, batch: TrainBatch) -> TrainBatch:
+        """Returns the batch with the columns of all predictions that are made before an update."""
+        for one in self.predictions(lambda: states):
+            batch = one.added_to(batch)
         return batch.on_host() if self.are_apart else batch
+
+
+def _predict(role: Trainer, states: Callable[[], States], batch: TrainBatch) -> TrainBatch:
+    return role.predict(states()[role.name], batch)

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 
+import jax
 import numpy as np
 
 from pat_jax.rl.algorithm.update import TrainState
@@ -27,7 +28,8 @@ class SummedGradients:
         self._grads, self._sums = self.role.no_gradients(self.state)
 
     def add(self, batch: TrainBatch, share: float) -> None:
-        """Adds the gradient of a batch of one mini-batch, whose weights add up to at most 1.
+        """Adds the gradient of a batch of one mini-batch, whose weights add up to at most 1, and
+        returns when it is computed.
 
         Args:
           share: the factor of the batch's weights, such as its number of tokens in the loss.
@@ -40,6 +42,7 @@ class SummedGradients:
             self._grads, self._sums = self.role.add_gradients(
                 self.state, weighted, self._grads, self._sums
             )
+        jax.block_until_ready(self._sums)
 
     def apply(self) -> tuple[TrainState, UpdateResult]:
         """Takes the optimizer step by the sum divided by all shares."""

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Float, Int
 
+from pat_jax.common.timeline import stage
+from pat_jax.planning.stage_names import SCORES, predictions
 from pat_jax.rl.batches.packing import Shape
 from pat_jax.rl.batches.scored import to_scored_batch
 from pat_jax.training.reader import Reader
@@ -26,5 +28,7 @@ class TextScorer:
         Raises:
           ValueError: a text is longer than every row.
         """
-        batch = self.reader.read(to_scored_batch(texts, self._micro_shapes))
-        return np.concatenate(batch.by_response(self.reader.column))
+        batch = to_scored_batch(texts, self._micro_shapes)
+        with stage(predictions(SCORES, "reward model"), self.reader.devices):
+            batch = self.reader.read(batch)
+            return np.concatenate(batch.by_response(self.reader.column))

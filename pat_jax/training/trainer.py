@@ -179,6 +179,11 @@ class Trainer:
             made_of = self.programs, self.trained, update, micro_shapes
             self._passes[stage] = (equal or [Passes(*made_of, stage=stage)])[0]
 
+    @property
+    def title(self) -> str:
+        """The role's name in logs: policy or critic."""
+        return "policy" if self.name == POLICY else self.name
+
     def __getitem__(self, name: str) -> Callable:
         return self.programs[Key(name, self.layout.split)]
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from pat_jax.planning import stage_names
 from pat_jax.planning.placement import PlacedRole, Positions
 from pat_jax.profiling.capacity.placed_rollouts import Rollouts
 from pat_jax.profiling.capacity.placed_size import PlacedSize, carried_s, placed_role
@@ -19,7 +20,6 @@ from pat_jax.profiling.predict.update_times import Seconds
 from pat_jax.profiling.simulate.comparison import Replayed
 from pat_jax.profiling.simulate.machine import Workload
 
-TRANSFER = "weights to the rollout"
 # Sizes of a stream's first micro-batches: devices that wait begin with what has ended. The last ones
 # are as small, so that little is left after the rollout.
 FIRST = (1 / 8, 1 / 8, 1 / 4, 1 / 2)
@@ -117,7 +117,7 @@ class PlacedIterations:
             pieces = [*ended.seconds(seconds)] if is_streamed else [seconds.total]
             if name not in first.trains:  # it comes from the host's memory before it reads
                 pieces[0] += self.sizes[len(devices)].moves_s.get(name, 0.0)
-            what = f"{first.reads[name]} of the {name}"
+            what = stage_names.predictions(first.reads[name], name)
             found.append(Stage(what, devices, tuple(pieces), is_streamed=is_streamed))
         return found
 
@@ -136,12 +136,12 @@ class PlacedIterations:
             role, devices = self._place(candidate, name)
             size = self.sizes[len(devices)]
             gradients, step = self._of_training(len(devices), number, workload)[name]
-            of_gradients = f"gradients of the {name}"
+            of_gradients = stage_names.gradients(name)
             is_streamed = streams and self._is_apart(candidate, role)
             pieces = ended.seconds(gradients) if is_streamed else (gradients.total,)
             found.append(Stage(of_gradients, devices, pieces, tuple(reads), is_streamed))
             step_s = step.total + size.moves_s.get(name, 0.0)
-            found.append(Stage(f"step of the {name}", devices, (step_s,), (of_gradients,)))
+            found.append(Stage(stage_names.step(name), devices, (step_s,), (of_gradients,)))
         return found
 
     def _transfer(self, candidate: Candidate, rollouts: Rollouts) -> Stage:
@@ -155,7 +155,8 @@ class PlacedIterations:
         if candidate.placement.are_apart("policy", "rollout"):
             seconds += carried_s(rollouts.weights, self.target, (len(policy), len(rollout)))
         devices = tuple(sorted({*policy, *rollout}))
-        return Stage(TRANSFER, devices, (seconds,), ("step of the policy",))
+        needs = (stage_names.step("policy"),)
+        return Stage(stage_names.TRANSFER, devices, (seconds,), needs)
 
     @staticmethod
     def _place(candidate: Candidate, name: str) -> tuple[PlacedRole, Positions]:

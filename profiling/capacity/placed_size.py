@@ -13,6 +13,7 @@ from pat_jax.common.errors import UserError
 from pat_jax.engine.sizing.memory import shard_bytes
 from pat_jax.layout.division import prime_factors
 from pat_jax.planning.placement import PlacedRole
+from pat_jax.planning.stage_names import LOGPROBS, SCORES, VALUES
 from pat_jax.profiling.capacity.other_roles import OtherRoles
 from pat_jax.profiling.capacity.plan_config import PlanConfig
 from pat_jax.profiling.capacity.role_passes import RolePasses
@@ -27,8 +28,6 @@ from pat_jax.profiling.simulate.machine import Workload
 from pat_jax.training.build import shares_prompts
 from pat_jax.training.roles import REFERENCE, TEACHER
 from pat_jax.training.trainer import CRITIC
-
-LOGPROBS = "log-probabilities"
 
 
 def part_of(target: Target, count: int) -> Target | None:
@@ -110,12 +109,12 @@ class PlacedSize:
         """What each role predicts before an update, by the role's name."""
         others = self.build.order.others
         found = {
-            name: "scores" if name in others and others[name].head == "scalar" else LOGPROBS
+            name: SCORES if name in others and others[name].head == "scalar" else LOGPROBS
             for name in self.build.whole.readers
         }
         if self.build.whole.policy.predicts:
             found["policy"] = LOGPROBS
-        return found | ({CRITIC: "values"} if self.build.whole.critic else {})
+        return found | ({CRITIC: VALUES} if self.build.whole.critic else {})
 
     @cached_property
     def trains(self) -> list[str]:

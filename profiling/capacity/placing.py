@@ -4,18 +4,22 @@ Rollouts are replayed on as many devices as they would have. Passes are packed a
 many as each role would have. `placement/schedule.py` puts both in order.
 """
 
+import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import fmean
 
+from pat_jax.config.run import RunConfig
 from pat_jax.planning.placement import ROLES, PlacedRole
 from pat_jax.profiling.capacity.placed_iteration import PlacedIterations
 from pat_jax.profiling.capacity.placed_memory import memory_of, update_shortage, waiting
 from pat_jax.profiling.capacity.placed_rollouts import PlacedRollouts, Rollouts
 from pat_jax.profiling.capacity.placed_size import PlacedSize, placed_role, sized
 from pat_jax.profiling.capacity.question import Question
-from pat_jax.profiling.placement.candidates import NAMED, Candidate, candidates
+from pat_jax.profiling.capacity.resting import with_rest
+from pat_jax.profiling.cross_compile.by_arithmetic import by_arithmetic
+from pat_jax.profiling.placement.candidates import Candidate, candidates
 from pat_jax.profiling.placement.iteration import Iteration
 from pat_jax.profiling.placement.priced import (
     ALIKE,
@@ -30,9 +34,14 @@ from pat_jax.profiling.placement.schedule import scheduled
 
 @dataclass(frozen=True)
 class Placing:
-    """The placements of one question."""
+    """The placements of one question.
+
+    Args:
+      run: options that say what may be done while responses are generated; None: the question's.
+    """
 
     question: Question
+    run: RunConfig | None = None
 
     def placements(self) -> Placements:
         """Returns the candidates with names and the fastest others, each with its price.
@@ -40,9 +49,10 @@ class Placing:
         Every candidate is priced first as if its rollout had all memory. Those that could be among
         the fastest are priced again beside the models that wait there.
         """
-        named = [self.priced(one) for one in self.candidates if self.is_named(one)]
-        others = [one for one in self.candidates if not self.is_named(one)]
-        hoped = [(self.priced(one, is_alone=True).seconds, one) for one in others]
+        every = self.every
+        named = [self.best(one) for one in every if self.is_named(one)]
+        others = [one for one in every if not self.is_named(one)]
+        hoped = [(self.best(one, is_alone=True).seconds, one) for one in others]
         order = sorted(
             ((seconds, one) for seconds, one in hoped if seconds is not None),
             key=lambda pair: pair[0],
@@ -52,16 +62,51 @@ class Placing:
             known = sorted(each.seconds for each in found if each.seconds is not None)
             if len(known) >= SHOWN and seconds > (1 + ALIKE) * known[SHOWN - 1]:
                 break
-            found.append(self.priced(one))
-        can_stream = not self.question.run.needs_all_responses
-        return Placements((*named, *found), OF_COMPOSED, can_stream, len(self.candidates))
+            found.append(self.best(one))
+        can_stream = any(one.overlap == "gradients" for one in every)
+        return Placements((*named, *found), OF_COMPOSED, can_stream, len(every))
+
+    @cached_property
+    def every(self) -> list[Candidate]:
+        """All candidates, wherever models wait."""
+        by_key = {one.key: one for world in self._worlds for one in world.candidates}
+        return list(by_key.values())
+
+    def best(self, one: Candidate, *, is_alone: bool = False) -> Priced:
+        """Prices a candidate with models waiting where it is faster; the arguments are those of
+        `iterations`."""
+        return self._prices(one, is_alone=is_alone)[0]
+
+    def best_iterations(self, one: Candidate) -> list[Iteration] | str:
+        """Returns the `iterations` that `best` has priced."""
+        return self._prices(one)[1].iterations(one)
+
+    def _prices(self, one: Candidate, *, is_alone: bool = False) -> tuple[Priced, "Placing"]:
+        worlds = [world for world in self._worlds if one in world.candidates]
+        found = [(world.priced(one, is_alone=is_alone), world) for world in worlds]
+        return min(found, key=lambda x: math.inf if x[0].seconds is None else x[0].seconds)
+
+    @cached_property
+    def _worlds(self) -> list["Placing"]:
+        """The same question with models that wait in the host's memory, if that is what `auto` has
+        settled to, and with models that wait on their devices."""
+        order = self.question.build.order
+        was_asked = self.question.options.roles.rest != "auto"
+        if was_asked or order.config.roles.rest != "host":
+            return [self]
+        here = replace(self.question, build=by_arithmetic(with_rest(order, "device")))
+        return [self, replace(self, question=here)]
 
     @cached_property
     def candidates(self) -> list[Candidate]:
         count = self.question.build.order.target.num_devices
-        run = self.question.run
-        every = candidates(count, self.roles, streams_gradients=not run.needs_all_responses)
+        streams = not (self._run.gradients_wait_for or self.question.run.gradients_wait_for)
+        every = candidates(count, self.roles, streams_gradients=streams)
         return [one for one in every if self._can_run(one)]
+
+    @property
+    def _run(self) -> RunConfig:
+        return self.run or self.question.run
 
     @cached_property
     def roles(self) -> list[PlacedRole]:
@@ -71,7 +116,7 @@ class Placing:
         return [x for x in ROLES if x in ("rollout", "policy") or x in names | trained]
 
     def is_named(self, one: Candidate) -> bool:
-        return one.name(self.roles).partition(",")[0] in NAMED
+        return one.known_name(self.roles) is not None
 
     def iterations(self, one: Candidate, *, is_alone: bool = False) -> list[Iteration] | str:
         """Returns the iterations of a candidate, or why it cannot run.
@@ -87,18 +132,20 @@ class Placing:
         name, rollouts = one.name(self.roles), self._rollouts(one, is_alone=is_alone)
         if isinstance(rollouts, str):
             memory = () if self._lacks_size(one) else tuple(memory_of(one, self._sizes, 0))
-            return Priced(name, memory, refusal=rollouts, is_named=self.is_named(one))
+            return Priced(name, memory, one, refusal=rollouts, is_named=self.is_named(one))
         done = [scheduled(each) for each in self._priced.of(one, rollouts)]
         path = mean_path(done)
         bound = max(path, key=lambda stage: path[stage])
         return Priced(
             name,
             tuple(memory_of(one, self._sizes, rollouts.held)),
+            one,
             fmean(each.seconds for each in done),
             bound,
             path[bound] / sum(path.values()),
             done[0],
             is_named=self.is_named(one),
+            rest=self.question.run.roles.rest,
         )
 
     def _rollouts(self, one: Candidate, *, is_alone: bool) -> Rollouts | str:
@@ -115,8 +162,11 @@ class Placing:
         return next((self._refused[len(x)] for x in places if len(x) in self._refused), "")
 
     def _can_run(self, one: Candidate) -> bool:
-        """Whether roles with adapters on the policy's base are with it."""
+        """Whether roles with adapters on the policy's base are with it, and nothing is read early
+        that has to wait."""
         places = one.placement.places
+        if self._run.deterministic and one.overlap != "none":
+            return False
         return all(places[role] == places["policy"] for role in self._on_its_base())
 
     def _on_its_base(self) -> Iterator[PlacedRole]:

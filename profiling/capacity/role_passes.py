@@ -69,7 +69,16 @@ class RolePasses:
             logit_tokens(self.held.policy, layout) if platform == "cuda" else 0,
             most_exchanged(self.run.experts, experts, layout, platform),
             layout.size(layout.ep_dp_axes),
+            self._hosts_of_copies,
         )
+
+    @property
+    def _hosts_of_copies(self) -> int:
+        """Hosts over which the devices with the same part of the parameters are spread."""
+        layout, target = self.held.layout, self.built.order.target
+        parts = layout.split.tp * layout.size(layout.fsdp_axes)
+        of_a_host = max(1, target.devices_per_host // parts)
+        return max(1, layout.mesh.size // parts // of_a_host)
 
     @cached_property
     def times(self) -> UpdateTimes:

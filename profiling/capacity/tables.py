@@ -167,16 +167,20 @@ def resting(found: Resting) -> Table:
     return Table(header, rows)
 
 
+WAIT = {"device": "on devices", "host": "in the host"}
+
+
 def placements(found: Placements) -> Table:
     """The placements with names, and the fastest others."""
-    header = ["placement", "seconds", "as fast as flatten", "bound by", "GiB of a device", ""]
+    header = ["placement", "models wait", "seconds", "as fast as flatten", "bound by"]
+    header += ["GiB of a device", ""]
     rows = []
     for x in found.shown():
         chosen = "chosen" if x is found.chosen else x.refusal
         times = f"{1 + found.gain(x):.2f} x" if x.seconds else ""
         bound = f"{x.bound} {percent(x.bound_share)}" if x.seconds else ""
         gib = ", ".join(f"{in_ranges(y.devices)}: {y.num_bytes / GIB:.3g}" for y in x.memory)
-        rows.append([x.name, x.seconds, times, bound, gib, chosen])
+        rows.append([x.name, WAIT[x.rest], x.seconds, times, bound, gib, chosen])
     return Table(header, rows)
 
 

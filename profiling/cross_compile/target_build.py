@@ -70,7 +70,7 @@ class Order:
         """An order with only the options that programs depend on; depth 0 is the whole model."""
         sections = ("rollout", "algorithm", "optimizer", "lora", "speculation")
         of_roles = ("roles", "critic", "teacher")
-        names = (*sections, *of_roles, "train", "remat", "experts", "compute_dtype")
+        names = (*sections, *of_roles, "train", "remat", "fsdp_size", "experts", "compute_dtype")
         kept = {name: getattr(config, name) for name in names}
         # Shallow models scan layers if the whole model does.
         asked = config.scan_layers, model.num_layers, target.chip.platform, config.compute_dtype
@@ -148,9 +148,10 @@ class TargetBuild:
     @cached_property
     def chain(self) -> tuple[dict[Split, Layout], list[str]]:
         """Every layout that divides the model, and the reasons why others do not."""
-        rollout = self.order.config.rollout
+        rollout, size = self.order.config.rollout, self.order.config.fsdp_size
         experts = ExpertSplit(rollout.expert_parallel, rollout.expert_width, section="")
-        return layout_chain(factored_mesh(self.devices), self.order.model, experts=experts)
+        mesh = factored_mesh(self.devices)
+        return layout_chain(mesh, self.order.model, experts=experts, fsdp_size=size)
 
     @property
     def layouts(self) -> dict[Split, Layout]:

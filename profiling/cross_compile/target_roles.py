@@ -54,10 +54,14 @@ def roles_of(
     of_values = others.pop(CRITIC, None)
     critic = None
     if of_values is not None:
-        critic = CriticModel(policy_of(of_values), _least(of_values, devices), config.critic.model)
+        critic = CriticModel(
+            policy_of(of_values), _least(of_values, devices, config.fsdp_size), config.critic.model
+        )
     shapes = micro_shapes(config, first.split.dp, first.platform)
     more = {
-        name: _reader(config, name, policy_of(other), _least(other, devices), shapes)
+        name: _reader(
+            config, name, policy_of(other), _least(other, devices, config.fsdp_size), shapes
+        )
         for name, other in others.items()
     }
     teacher = {name: reader for name, reader in more.items() if name == TEACHER}
@@ -68,9 +72,10 @@ def roles_of(
     return replace(roles, readers={**roles.readers, **more})
 
 
-def _least(model: ModelConfig, devices: Sequence[Device]) -> Layout:
+def _least(model: ModelConfig, devices: Sequence[Device], fsdp_size: int) -> Layout:
     """The layout of a model with the least TP."""
-    return next(iter(layout_chain(factored_mesh(devices), model)[0].values()))
+    chain, _ = layout_chain(factored_mesh(devices), model, fsdp_size=fsdp_size)
+    return next(iter(chain.values()))
 
 
 def _reader(

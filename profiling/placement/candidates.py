@@ -34,19 +34,32 @@ class Candidate:
     placement: Placement
     overlap: Overlap = "none"
 
+    @property
+    def key(self) -> tuple[object, ...]:
+        return tuple(self.placement.places[role] for role in ROLES), self.overlap
+
     def name(self, roles: Collection[PlacedRole]) -> str:
         """The placement's name, or the devices of each of `roles`; and the overlap, if any."""
         overlap = "" if self.overlap == "none" else f", {self.overlap}"
-        present: list[PlacedRole] = [role for role in ROLES if role in roles]
-        found: dict[PlacedRole, Positions] = {}
-        for role in present:
-            found[role] = self.placement.places[role]
+        found = self._places(roles)
+        return f"{self.known_name(roles) or described(found)}{overlap}"
+
+    def known_name(self, roles: Collection[PlacedRole]) -> PlacementName | None:
+        """The name of a placement that gives `roles` the same devices; None: there is none."""
+        found = self._places(roles)
         count = len({i for place in self.placement.places.values() for i in place})
         for name in NAMED:
             places = Placement.named(name, count).places
             if all(places[role] == place for role, place in found.items()):
-                return f"{name}{overlap}"
-        return f"{described(found)}{overlap}"
+                return name
+        return None
+
+    def _places(self, roles: Collection[PlacedRole]) -> dict[PlacedRole, Positions]:
+        present: list[PlacedRole] = [role for role in ROLES if role in roles]
+        found: dict[PlacedRole, Positions] = {}
+        for role in present:
+            found[role] = self.placement.places[role]
+        return found
 
 
 def candidates(
@@ -61,8 +74,8 @@ def candidates(
     found: dict[tuple[object, ...], Candidate] = {}
     for placement in placements(count, roles):
         for overlap in _overlaps(placement, roles, streams_gradients=streams_gradients):
-            key = tuple(placement.places[role] for role in ROLES), overlap
-            found.setdefault(key, Candidate(placement, overlap))
+            one = Candidate(placement, overlap)
+            found.setdefault(one.key, one)
     return list(found.values())
 
 

@@ -5,8 +5,6 @@ from dataclasses import dataclass
 
 from pat_jax.planning.placement import Positions
 
-ROLLOUT = "rollout"
-
 
 @dataclass(frozen=True)
 class Stage:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from pat_jax.common.text_table import percent
 from pat_jax.planning.placement import Positions
+from pat_jax.profiling.placement.candidates import Candidate
 from pat_jax.profiling.placement.iteration import Schedule
 
 OF_COMPOSED = 0.10  # share by which composed times may be wrong against one another
@@ -30,12 +31,14 @@ class Priced:
 
     name: str
     memory: tuple[PartMemory, ...]
+    candidate: Candidate
     seconds: float | None = None  # of an iteration, the mean; None: it cannot run
     bound: str = ""  # the stage that takes most of an iteration's longest path
     bound_share: float = 0.0  # of that path
     schedule: Schedule | None = None  # of the first iteration
     refusal: str = ""  # why it cannot run
     is_named: bool = False  # flatten, interleave or separate
+    rest: str = "device"  # where models wait that no stage needs: device or host
 
     @property
     def num_parts(self) -> int:

@@ -9,7 +9,8 @@ import heapq
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from pat_jax.profiling.placement.iteration import ROLLOUT, Iteration, Schedule, Span, Stage
+from pat_jax.planning.stage_names import ROLLOUT
+from pat_jax.profiling.placement.iteration import Iteration, Schedule, Span, Stage
 
 WHOLE = -1  # in place of a micro-batch: the stage runs in one piece
 

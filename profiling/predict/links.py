@@ -65,7 +65,7 @@ def added(chip: Chip, sums: float, products: float) -> float:
 
 @dataclass(frozen=True)
 class HostLinks:
-    """GPUs: fast links inside a host, a network between hosts. Groups fill hosts."""
+    """GPUs: fast links inside a host, a network between hosts."""
 
     chip: Chip
     devices_per_host: int
@@ -75,16 +75,20 @@ class HostLinks:
     def _has_nvlink(self) -> bool:
         return self.chip.link.startswith("NVLink")
 
-    def all_reduce_s(self, devices: int, num_bytes: float) -> float:
-        """Seconds of an all-reduce of `num_bytes` on each device."""
-        return self._passes_s(devices, num_bytes, 2)
+    def all_reduce_s(self, devices: int, num_bytes: float, hosts: int = 1) -> float:
+        """Seconds of an all-reduce of `num_bytes` on each device.
 
-    def all_gather_s(self, devices: int, num_bytes: float) -> float:
-        """Seconds of an all-gather of `num_bytes` in total."""
-        return self._passes_s(devices, num_bytes, 1)
+        Args:
+          hosts: over which the group is spread; 1: over as few as have room for it.
+        """
+        return self._passes_s(devices, num_bytes, 2, hosts)
 
-    def _passes_s(self, devices: int, num_bytes: float, passes: int) -> float:
-        inside = min(devices, self.devices_per_host)
+    def all_gather_s(self, devices: int, num_bytes: float, hosts: int = 1) -> float:
+        """Seconds of an all-gather of `num_bytes` in total; `hosts` as in `all_reduce_s`."""
+        return self._passes_s(devices, num_bytes, 1, hosts)
+
+    def _passes_s(self, devices: int, num_bytes: float, passes: int, hosts: int) -> float:
+        inside = min(devices // hosts, self.devices_per_host)
         hosts, seconds = devices // inside, 0.0
         if inside > 1:
             seconds = self._nccl(inside, num_bytes, passes)
@@ -141,10 +145,10 @@ class TorusLinks:
     chip: Chip
     topology: tuple[int, ...]
 
-    def all_reduce_s(self, devices: int, num_bytes: float) -> float:
+    def all_reduce_s(self, devices: int, num_bytes: float, hosts: int = 1) -> float:
         return 2 * self._pass_s(devices, num_bytes) if devices > 1 else 0.0
 
-    def all_gather_s(self, devices: int, num_bytes: float) -> float:
+    def all_gather_s(self, devices: int, num_bytes: float, hosts: int = 1) -> float:
         return self._pass_s(devices, num_bytes) if devices > 1 else 0.0
 
     def exchange_bytes_s(self, devices: int) -> float:

@@ -6,10 +6,12 @@ anything is.
 
 import math
 import re
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
-from pat_jax.common.chips import Chip, chips
+from pat_jax.common.chips import Chip, chip_of, chips
 from pat_jax.common.errors import UserError, shown
 
 if TYPE_CHECKING:
@@ -35,6 +37,26 @@ class Target:
 
     def __str__(self) -> str:
         return self.text
+
+    @classmethod
+    def of(cls, devices: "Sequence[Device]") -> "Target | None":
+        """Returns the target that these devices are; None if no such chip is known, or if they are
+        neither alike on every host nor a whole TPU slice."""
+        chip = chip_of(devices[0].device_kind)
+        if chip is None:
+            return None
+        if chip.platform == "tpu":
+            corners = zip(*(device.coords for device in devices), strict=True)
+            sides = [max(x) - min(x) + 1 for x in corners]
+            shape = sorted(side for side in sides if side > 1)
+            shape = [1] * (chip.dimensions - len(shape)) + shape
+            is_whole = len(shape) == chip.dimensions and math.prod(shape) == len(devices)
+            return cls.parse(f"{chip.name}:{'x'.join(map(str, shape))}") if is_whole else None
+        per_host, *others = Counter(device.process_index for device in devices).values()
+        if any(count != per_host for count in others) or per_host > chip.largest_host:
+            return None
+        hosts = f"x{1 + len(others)}" if others else ""
+        return cls.parse(f"{chip.name}:{per_host}{hosts}")
 
     @classmethod
     def parse(cls, text: str) -> "Target":

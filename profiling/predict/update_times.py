@@ -89,11 +89,11 @@ class UpdateTimes:
             return 0.0
         match one.kind:
             case "all-reduce":
-                return self.links.all_reduce_s(one.group, one.num_bytes)
+                return self.links.all_reduce_s(one.group, one.num_bytes, one.hosts)
             case "all-gather":
-                return self.links.all_gather_s(one.group, one.num_bytes)
+                return self.links.all_gather_s(one.group, one.num_bytes, one.hosts)
             case "reduce-scatter":
-                return self.links.all_gather_s(one.group, one.num_bytes * one.group)
+                return self.links.all_gather_s(one.group, one.num_bytes * one.group, one.hosts)
             case "ragged-all-to-all":
                 share = LINK_SHARE[self.composer.kernels.chip.platform]
                 return one.num_bytes / (share * self.links.exchange_bytes_s(one.group))

@@ -116,6 +116,7 @@ class UpdateWork:
     # Most tokens of a device that are sent to their experts; with more, experts are gathered.
     exchanged_tokens: int = 0
     ep: int = 1  # devices over which experts are divided
+    hosts: int = 1  # over which devices with the same part of the parameters are spread
 
     def scores(self, rows: Rows) -> Work:
         """The work of log-probabilities: a forward pass."""
@@ -215,7 +216,8 @@ class UpdateWork:
             yield Collective("reduce-scatter", shard, self.fsdp)
             yield self._lookup(rows)
         if self.dp > self.fsdp:
-            yield Collective("all-reduce", shard, self.dp // self.fsdp)
+            replicas = self.dp // self.fsdp
+            yield Collective("all-reduce", shard, replicas, hosts=self.hosts)
         if self.dp > 1:
             yield Collective("all-reduce", float(FLOAT32 * self._head), self.dp)
 

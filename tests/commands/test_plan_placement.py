@@ -11,6 +11,7 @@ from pat_jax.common.errors import UserError
 from pat_jax.config.command_line import parse
 from pat_jax.planning.memory import GIB
 from pat_jax.planning.placement import Placement
+from pat_jax.planning.stage_names import ROLLOUT
 from pat_jax.planning.types import Split
 from pat_jax.profiling.capacity.page import page, plan_text
 from pat_jax.profiling.capacity.placed_iteration import Ended
@@ -20,7 +21,7 @@ from pat_jax.profiling.capacity.plan_config import PlanConfig
 from pat_jax.profiling.capacity.planned import planned
 from pat_jax.profiling.capacity.report import PlanReport
 from pat_jax.profiling.placement.candidates import Candidate
-from pat_jax.profiling.placement.iteration import ROLLOUT, Iteration
+from pat_jax.profiling.placement.iteration import Iteration
 from pat_jax.profiling.placement.schedule import scheduled
 from pat_jax.profiling.predict.targets import Target
 from pat_jax.profiling.predict.update_times import Seconds

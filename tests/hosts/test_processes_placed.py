@@ -11,8 +11,8 @@ from several import SMALL, ends, errors, start_all
 
 WORKER = (str(ROOT / "tests" / "hosts" / "placed_worker.py"),)
 RUNS = {
-    "interleave": "--layout dp4tp1 --placement interleave",
-    "scores": "--layout dp2tp1 --placement separate",
+    "interleave": "--devices 4 --layout dp4tp1 --placement interleave",
+    "scores": "--devices 4 --layout dp2tp1 --placement separate",
 }
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from pat_jax.planning.placement import ROLES, PlacedRole, Placement, in_ranges
-from pat_jax.profiling.placement.candidates import candidates, cuts
+from pat_jax.profiling.placement.candidates import Candidate, candidates, cuts
 from pat_jax.profiling.placement.priced import PartMemory, Placements, Priced
 
 PPO: tuple[PlacedRole, ...] = ("rollout", "policy", "critic", "reference", "reward")
@@ -72,7 +72,8 @@ def test_positions_are_written_as_options_take_them():
 
 def priced(name: str, seconds: float | None, parts: int = 1, refusal: str = "") -> Priced:
     memory = tuple(PartMemory((i,), "update", 1) for i in range(parts))
-    return Priced(name, memory, seconds, refusal=refusal, is_named=True)
+    one = Candidate(Placement.named("flatten", 1))
+    return Priced(name, memory, one, seconds, refusal=refusal, is_named=True)
 
 
 def chosen(*found: Priced, error: float = 0.1) -> Placements:

@@ -5,7 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from pat_jax.profiling.placement.iteration import ROLLOUT, Iteration, Schedule, Stage
+from pat_jax.planning.stage_names import ROLLOUT
+from pat_jax.profiling.placement.iteration import Iteration, Schedule, Stage
 from pat_jax.profiling.placement.schedule import scheduled
 
 ALL, FIRST, SECOND = (0, 1), (0,), (1,)

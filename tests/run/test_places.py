@@ -99,6 +99,7 @@ def test_every_process_is_cut_alike():
     words = places.describe({"rollout", "policy", "critic"})
     assert words == "devices of each of 2 processes: rollout 0-1; policy 2-3; critic 3"
     assert places.row_shards(4) == 4
+    assert places.groups() == [(0, 1, 4, 5), (2, 6), (3, 7)]
 
 
 @pytest.mark.parametrize("sizes", [(4, 4), (3, 1), (1, 1)])

@@ -118,7 +118,8 @@ def _is_whole(folder: Path) -> bool:
 
 def _check_kinds(folder: Path, option: str) -> None:
     files = [CONFIG_FILE, METRICS_FILE, LOG_FILE, LOCK_FILE, PAGE_FILE, ROLLOUTS_FILE, SAMPLES_FILE]
-    for name in (*files, SWITCH_FILE, SWITCH_PICTURE, "rollout.json", "rollout.png"):
+    pictures = [f"{name}.{kind}" for name in ("rollout", "iteration") for kind in ("json", "png")]
+    for name in (*files, SWITCH_FILE, SWITCH_PICTURE, *pictures):
         if (folder / name).is_dir():
             raise UserError(f"{option}: expected {name} there to be a file, not a folder; move it.")
     for name in (CHECKPOINTS, ROWS, "tensorboard"):

@@ -77,7 +77,7 @@ def build(config: FineTuning, devices: Sequence[Device]) -> SftSetup:
     lessons = read_lessons(config, model)
     steps = _steps(config, lessons.train)
     memory = memory_limit(config, devices)
-    layout = _layout(policy, devices)
+    layout = _layout(policy, devices, config.fsdp_size)
     shapes = row_shapes(config, layout.split.dp, lessons.TEXTS)
     made_of = lessons.loss, shapes, steps
     roles = build_supervised_roles(config, policy, layout, *made_of)
@@ -101,8 +101,8 @@ def build(config: FineTuning, devices: Sequence[Device]) -> SftSetup:
     )
 
 
-def _layout(policy: Policy, devices: Sequence[Device]) -> Layout:
-    chain, _ = layout_chain(factored_mesh(devices), policy.config)
+def _layout(policy: Policy, devices: Sequence[Device], fsdp_size: int) -> Layout:
+    chain, _ = layout_chain(factored_mesh(devices), policy.config, fsdp_size=fsdp_size)
     return next(iter(chain.values()))
 
 

@@ -104,7 +104,8 @@ def _check_tokens(config: RunConfig, shape: ModelConfig, source: str, policy: Mo
 def _layout(config: RunConfig, model: ModelConfig, devices: Sequence[Device]) -> Layout:
     """Returns the layout with the least TP, with kernels that work on these devices."""
     experts = ExpertSplit(config.rollout.expert_parallel, config.rollout.expert_width)
-    chain, _ = layout_chain(factored_mesh(devices), model, experts=experts)
+    mesh, size = factored_mesh(devices), config.fsdp_size
+    chain, _ = layout_chain(mesh, model, experts=experts, fsdp_size=size)
     page_size, dtype = config.rollout.page_size, DTYPES[config.compute_dtype]
     least = next(iter(chain.values()))
     return with_usable_kernels(least, model, page_size=page_size, dtype=dtype)

@@ -69,7 +69,8 @@ def chain_of(
 ) -> tuple[dict[Split, Layout], list[str]]:
     """Returns all layouts of these devices, and why others are missing."""
     experts = ExpertSplit(config.rollout.expert_parallel, config.rollout.expert_width)
-    return layout_chain(factored_mesh(devices), model, kernels, experts=experts)
+    mesh, size = factored_mesh(devices), config.fsdp_size
+    return layout_chain(mesh, model, kernels, experts=experts, fsdp_size=size)
 
 
 def rollout_layouts(

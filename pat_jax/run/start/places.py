@@ -75,6 +75,15 @@ class Places:
         """Whether two roles have different devices."""
         return self.placement.places[one] != self.placement.places[other]
 
+    def groups(self) -> list[Positions]:
+        """Returns the largest sets of devices that every role has all or none of, by their
+        positions in the run's order."""
+        position = {device: i for i, device in enumerate(self.devices)}
+        return [
+            tuple(sorted(position[part[i]] for part in self.parts for i in group))
+            for group in self.placement.groups()
+        ]
+
     def describe(self, roles: Collection[PlacedRole]) -> str:
         """Returns a line on the devices of these roles; empty if all have the same."""
         if self.placement.is_flat:
@@ -138,6 +147,7 @@ def _parts(options: PlacementConfig, devices: Sequence[Device]) -> list[list[Dev
 
 def _placement(options: PlacementConfig, count: int, num_parts: int) -> Placement:
     """Returns the devices of each role, of the `count` devices of each part."""
+    assert options.name != "auto", "a command settles it before it builds a run"
     whole = "the run's" if num_parts == 1 else "each process's"
     places = dict(Placement.named(options.name, count).places)
     given: dict[PlacedRole, Positions] = {}

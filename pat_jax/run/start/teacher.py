@@ -120,7 +120,7 @@ def _layout(
     config: RunConfig, model: ModelConfig, layout: Layout, devices: Sequence[Device]
 ) -> Layout:
     """Returns the teacher's layout with the kernels that work on these devices."""
-    chain, _ = layout_chain(factored_mesh(devices), model)
+    chain, _ = layout_chain(factored_mesh(devices), model, fsdp_size=config.fsdp_size)
     if set(devices) != layout.devices:
         layout = next(iter(chain.values()))
     expected = f"a model that the updates' layout {layout.split} divides; use fewer devices"

@@ -1,0 +1,136 @@
+"""Which placement of PPO wins on A100s, in the setting of HybridFlow (Sheng et al., EuroSys 2025).
+
+    python -m benchmarks.planner.hybridflow_orders --out benchmarks/results/hybridflow_orders.json
+
+Their setting: hosts of eight A100-80G with 200 Gb/s, four models of one size, 1,024 prompts of 1,024
+tokens, responses of 1,024 tokens each, one epoch of eight updates. Their result (figures 12 and 13):
+colocating wins on 16 to 64 devices; splitting actor and reference from critic and reward wins on 96 for
+13B and on 96 and 128 for 34B; standalone models win on 128 for 13B.
+
+All seconds here are computed: nothing ran. Their trainer uses Megatron's tensor and pipeline parallelism,
+this one divides parameters over all devices (FSDP), or inside hosts (`--fsdp_size 8`).
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean
+from tempfile import TemporaryDirectory
+
+from benchmarks.report import options, write
+from pat_jax.commands.plan import question_of
+from pat_jax.config.command_line import parse
+from pat_jax.models.config import ModelConfig
+from pat_jax.models.presets import PRESETS
+from pat_jax.planning.placement import PlacedRole, Placement, Positions
+from pat_jax.profiling.capacity.placing import Placing
+from pat_jax.profiling.capacity.plan_config import PlanConfig
+from pat_jax.profiling.cross_compile.by_arithmetic import by_arithmetic
+from pat_jax.profiling.placement.candidates import Candidate
+from pat_jax.profiling.placement.schedule import scheduled
+
+HOST, GIGABITS, TOKENS = 8, 200, 1024
+DEVICES = (16, 32, 64, 128)
+SHAPES = {  # Llama's: width, MLP, layers, heads, KV heads
+    "13B": (5120, 13_824, 40, 40, 40),
+    "34B": (8192, 22_016, 48, 64, 8),
+}
+THEIRS = {
+    "13B": {16: "colocate", 32: "colocate", 64: "colocate", 128: "standalone"},
+    "34B": {16: "colocate", 32: "colocate", 64: "colocate", 128: "split"},
+}
+
+
+def shape(name: str) -> ModelConfig:
+    embed, mlp, layers, heads, kv_heads = SHAPES[name]
+    return ModelConfig(
+        architecture="llama",
+        vocab_size=32_000,
+        embed_dim=embed,
+        mlp_dim=mlp,
+        num_layers=layers,
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=128,
+        rope_theta=10_000.0,
+        norm_eps=1e-5,
+        max_position=4096,
+        vocab_multiple=128,
+    )
+
+
+def placing(model: str, count: int, data: Path, lengths: Path, fsdp_size: int) -> Placing:
+    asked = f"""
+        --model {model} --target a100:{HOST}x{count // HOST} --responses 1024 --num_generations 1
+        --max_prompt_length {TOKENS} --prompt_tokens {TOKENS} --max_completion_length {TOKENS}
+        --lengths {lengths} --mini_batch_size 128 --algorithm.name ppo --beta 0.05
+        --critic.model {model} --reward model:{model} --speculation.source none --compile false
+        --rollouts 1 --placement auto --data {data} --fsdp_size {fsdp_size}
+    """
+    found = question_of(parse(asked.split(), PlanConfig, prog="plan", presets=None), "")
+    order = found.build.order
+    chip = replace(order.target.chip, host_link_bytes_s=GIGABITS * 1e9 / 8 / HOST)
+    slow = replace(order, target=replace(order.target, chip=chip))
+    return Placing(replace(found, build=by_arithmetic(slow)))
+
+
+def candidates(count: int) -> Iterator[tuple[str, Candidate]]:
+    """Yields HybridFlow's three placements by their names there."""
+    every = tuple(range(count))
+    half, quarter, eighth = count // 2, count // 4, count // 8
+    first, second = every[:half], every[half:]
+
+    def placed(**others: Positions) -> Candidate:
+        places: dict[PlacedRole, Positions] = {"rollout": first, "policy": first, "teacher": first}
+        return Candidate(Placement(places | others))  # pyright: ignore
+
+    yield "colocate", Candidate(Placement.named("flatten", count))
+    yield "split", placed(reference=first, critic=second, reward=second)
+    if eighth >= HOST // 2:
+        parts = every[half : half + quarter], every[-2 * eighth : -eighth], every[-eighth:]
+        yield (
+            "standalone",
+            placed(**dict(zip(("critic", "reference", "reward"), parts, strict=True))),
+        )
+
+
+def seconds(asked: Placing, count: int) -> dict[str, float | str]:
+    """Seconds of an iteration, or why a placement has no room, by placement."""
+    found: dict[str, float | str] = {}
+    for name, one in candidates(count):
+        iterations = asked.iterations(one)
+        has_room = not isinstance(iterations, str)
+        found[name] = fmean(scheduled(x).seconds for x in iterations) if has_room else iterations
+    return found
+
+
+def main() -> None:
+    args = options(__doc__, has_data=True).parse_args()
+    rows = []
+    with TemporaryDirectory() as folder:
+        (lengths := Path(folder) / "lengths.json").write_text(json.dumps([TOKENS] * 64))
+        for name in SHAPES:
+            PRESETS[name] = shape(name)
+            for count in DEVICES:
+                by_size = {}
+                for size in (0, HOST):
+                    asked = placing(name, count, args.data, lengths, size)
+                    by_size[str(size)] = seconds(asked, count)
+                known = [
+                    (s, one)
+                    for x in by_size.values()
+                    for one, s in x.items()
+                    if not isinstance(s, str)
+                ]
+                wins = min(known)[1] if known else ""
+                theirs = THEIRS[name][count]
+                row = {"model": name, "devices": count, "seconds_by_fsdp_size": by_size}
+                rows.append(row | {"wins": wins, "theirs": theirs})
+                print(rows[-1], flush=True)
+    agree = sum(row["wins"] == row["theirs"] for row in rows)
+    write(args.out, {"what": __doc__, "agree": f"{agree} of {len(rows)}", "settings": rows})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,31 @@
+"""The stages of each iteration in the log, and a picture of the last one."""
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+
+from pat_jax.common.timeline import Timeline
+from pat_jax.run.logging.iteration_picture import IterationStages, plot_iteration
+from pat_jax.run.start.places import Places
+
+PICTURE_FILE = "iteration.png"
+log = logging.getLogger(__name__)
+
+
+class StageLog:
+    def __init__(self, timeline: Timeline, places: Places, predicted_s: Mapping[str, float]):
+        """`predicted_s` are seconds of each stage; empty if they were not predicted."""
+        self._timeline, self._places, self._predicted_s = timeline, places, predicted_s
+        self._last: IterationStages | None = None
+
+    def note(self, step: int) -> None:
+        """Logs the stages since the last call, those of iteration `step`."""
+        spans, groups = self._timeline.take(), self._places.groups()
+        made_of = self._places.devices, groups, self._predicted_s
+        self._last = IterationStages.of(step, spans, *made_of)
+        log.info("step %d: %s", step, self._last.described())
+
+    def draw(self, folder: Path) -> None:
+        """Draws the last iteration into the run's folder, with its stages as JSON."""
+        if self._last is not None and self._last.spans:
+            plot_iteration(self._last, folder / PICTURE_FILE)

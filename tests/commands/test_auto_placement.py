@@ -1,0 +1,102 @@
+"""`train --placement auto`: what is chosen, why, and with which options."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from pat_jax.commands.auto_placement import chosen_placement
+from pat_jax.common.devices import Device
+from pat_jax.common.errors import UserError
+from pat_jax.config.command_line import parse
+from pat_jax.config.placement import PlacementConfig
+from pat_jax.config.run import RunConfig
+from pat_jax.profiling.capacity.placing import Placing
+from pat_jax.profiling.placement.candidates import Candidate
+from pat_jax.profiling.placement.priced import Priced
+from pat_jax.profiling.predict.targets import Target, paper_devices
+from pat_jax.run.start.places import Places
+
+H100 = "NVIDIA H100 80GB HBM3"
+TINY = """
+    --model tiny --placement auto --compute_dtype bfloat16 --speculation.source none
+    --rollout.prompts_per_step 16 --rollout.num_generations 4 --algorithm.mini_batch_size 16
+    --rollout.max_prompt_length 1024 --rollout.max_completion_length 3072
+"""
+
+
+def config_of(*options: str) -> RunConfig:
+    return parse([*TINY.split(), *options])
+
+
+def devices_of(target: str, kind: str = H100) -> Sequence[Device]:
+    found = paper_devices(Target.parse(target))
+    return [replace(device, device_kind=kind) for device in found]  # pyright: ignore
+
+
+def test_a_gain_that_prices_cannot_promise_leaves_flatten():
+    chosen = chosen_placement(config_of(), devices_of("h100:2"))
+    assert chosen.config.placement == PlacementConfig()
+    assert chosen.reason == "flatten: no other placement is predicted to be faster."
+    assert "separate, gradients" in chosen.table and " chosen" in chosen.table
+    assert {"rollout", "gradients of the policy"} < {*chosen.predicted_s}
+
+
+@pytest.mark.parametrize(
+    ("devices", "options", "reason"),
+    [
+        (devices_of("h100:1"), (), "flatten: there is one device."),
+        (devices_of("h100:2"), ("--train", "false"), "flatten: nothing is trained."),
+        (devices_of("h100:2", "cpu"), (), "v6e, not for 2 x cpu."),
+    ],
+)
+def test_where_there_is_nothing_to_choose_it_is_flatten(
+    devices: Sequence[Device], options: Sequence[str], reason: str
+):
+    chosen = chosen_placement(config_of(*options), devices)
+    assert chosen.config.placement.name == "flatten" and chosen.reason.endswith(reason)
+    assert chosen.reason.startswith("flatten: ") and not chosen.table
+
+
+@pytest.mark.parametrize(
+    ("options", "placement"),
+    [
+        ((), PlacementConfig("separate", "gradients")),
+        (("--algorithm.scale_rewards", "batch"), PlacementConfig("separate", "none")),
+        (("--deterministic", "true"), PlacementConfig("separate", "none")),
+    ],
+)
+def test_a_faster_placement_is_one_that_the_run_takes(
+    options: Sequence[str], placement: PlacementConfig, monkeypatch: pytest.MonkeyPatch
+):
+    """Were flatten ten times as slow as it is."""
+    priced = Placing.priced
+
+    def without_flatten(self: Placing, one: Candidate, **how: bool) -> Priced:
+        found = priced(self, one, **how)
+        slower = one.placement.is_flat and found.seconds
+        return replace(found, seconds=10 * slower) if slower else found
+
+    monkeypatch.setattr(Placing, "priced", without_flatten)
+    devices = devices_of("h100:2")
+    chosen = chosen_placement(config_of(*options), devices)
+    assert chosen.config.placement == placement
+    assert Places.of(chosen.config, devices).placement.places["rollout"] == (0,)
+    assert f"{placement.name}" in chosen.reason and "times as fast as with flatten" in chosen.reason
+
+
+def test_devices_of_single_models_are_refused_beside_auto():
+    with pytest.raises(
+        UserError, match=r"--placement\.critic is '1': expected nothing with --placement auto"
+    ):
+        config_of("--placement.critic", "1")
+
+
+@pytest.mark.parametrize("target", ["h100:8", "h100:8x2", "a100:4"])
+def test_gpus_are_a_target(target: str):
+    kind = {"h100": H100, "a100": "NVIDIA A100-SXM4-80GB"}[target.partition(":")[0]]
+    assert str(Target.of(devices_of(target, kind))) == target
+
+
+def test_hosts_with_unlike_numbers_of_gpus_are_none():
+    assert Target.of([*devices_of("h100:8x2")][:12]) is None
