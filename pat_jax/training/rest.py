@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
+from jax.experimental.multihost_utils import process_allgather
 
 from pat_jax.common.devices import in_host_memory
 
@@ -53,9 +53,7 @@ def copied_to(params: Any, like: Any) -> Any:
 def _copied_by_host(x: jax.Array, like: Any) -> jax.Array:
     """Returns a copy of an array whose shards are of several processes. One array after the other
     is gathered on its devices, as each process needs it whole."""
-    whole = jax.sharding.NamedSharding(x.sharding.mesh, jax.sharding.PartitionSpec())
-    gathered = jax.jit(lambda x: x.astype(like.dtype), out_shardings=whole)(x)
-    host = np.asarray(gathered.addressable_data(0))
+    host = process_allgather(x.astype(like.dtype), tiled=True)
     return jax.make_array_from_callback(host.shape, like.sharding, lambda part: host[part])
 
 

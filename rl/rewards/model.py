@@ -15,7 +15,7 @@ from functools import partial
 import numpy as np
 from jaxtyping import Float, Int
 
-from pat_jax.common.hosts.lane_thread import Gathers, LaneThread
+from pat_jax.common.gathering import Gatherer, Gathers
 from pat_jax.rl.rewards.outcome import Cause, Failure, Outcome
 from pat_jax.rl.rewards.responses import Response
 from pat_jax.rl.rewards.results import read_score
@@ -71,7 +71,7 @@ class RewardModel:
         """Whether it scores responses as they come. Each process must then submit all of them."""
         return self._gathering is not None
 
-    def score_on(self, lane: LaneThread | None) -> None:
+    def score_on(self, lane: Gatherer | None) -> None:
         """From now on scores responses as they come.
 
         Args:

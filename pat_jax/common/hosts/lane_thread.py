@@ -10,23 +10,14 @@ import queue
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from threading import Condition
-from typing import Generic, Protocol, Self, TypeVar
+from typing import Generic, Self, TypeVar
 from weakref import WeakValueDictionary
 
-from pat_jax.common.gathering import Gathering
+from pat_jax.common.gathering import Gathering, Gathers
 from pat_jax.common.hosts.together import ProcessGroup, process_group
 
 T = TypeVar("T")
-T_contra = TypeVar("T_contra", contravariant=True)
 LOOK_S = 0.2  # between two looks whether the thread is to end
-
-
-class Gathers(Protocol[T_contra]):
-    """Work that gathers while a thread is busy, see `Gathering`."""
-
-    def add(self, one: T_contra) -> None: ...
-
-    def wait(self) -> None: ...
 
 
 class LaneThread:
