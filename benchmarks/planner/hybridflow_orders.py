@@ -17,6 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from tempfile import TemporaryDirectory
+from typing import cast
 
 from benchmarks.report import options, write
 from pat_jax.commands.plan import question_of
@@ -31,6 +32,7 @@ from pat_jax.profiling.placement.candidates import Candidate
 from pat_jax.profiling.placement.schedule import scheduled
 
 HOST, GIGABITS, TOKENS = 8, 200, 1024
+MICRO_BATCH = 8192  # tokens of a device
 DEVICES = (16, 32, 64, 128)
 SHAPES = {  # Llama's: width, MLP, layers, heads, KV heads
     "13B": (5120, 13_824, 40, 40, 40),
@@ -67,6 +69,7 @@ def placing(model: str, count: int, data: Path, lengths: Path, fsdp_size: int) -
         --lengths {lengths} --mini_batch_size 128 --algorithm.name ppo --beta 0.05
         --critic.model {model} --reward model:{model} --speculation.source none --compile false
         --rollouts 1 --placement auto --data {data} --fsdp_size {fsdp_size}
+        --tokens_per_micro_batch {MICRO_BATCH * count}
     """
     found = question_of(parse(asked.split(), PlanConfig, prog="plan", presets=None), "")
     order = found.build.order
@@ -111,7 +114,7 @@ def main() -> None:
     with TemporaryDirectory() as folder:
         (lengths := Path(folder) / "lengths.json").write_text(json.dumps([TOKENS] * 64))
         for name in SHAPES:
-            PRESETS[name] = shape(name)
+            cast("dict[str, ModelConfig]", PRESETS)[name] = shape(name)
             for count in DEVICES:
                 by_size = {}
                 for size in (0, HOST):

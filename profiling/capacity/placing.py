@@ -145,7 +145,7 @@ class Placing:
             path[bound] / sum(path.values()),
             done[0],
             is_named=self.is_named(one),
-            rest=self.question.run.roles.rest,
+            rest="host" if self.question.run.roles.rest == "host" else "device",
         )
 
     def _rollouts(self, one: Candidate, *, is_alone: bool) -> Rollouts | str:

@@ -5,6 +5,7 @@ Knows seconds and bytes. Does not know how they were found.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from pat_jax.common.text_table import percent
 from pat_jax.planning.placement import Positions
@@ -38,7 +39,7 @@ class Priced:
     schedule: Schedule | None = None  # of the first iteration
     refusal: str = ""  # why it cannot run
     is_named: bool = False  # flatten, interleave or separate
-    rest: str = "device"  # where models wait that no stage needs: device or host
+    rest: Literal["device", "host"] = "device"  # where models wait that no stage needs
 
     @property
     def num_parts(self) -> int:
