@@ -1,8 +1,8 @@
 """Carries weights from the trainer's devices to other devices, on which rollouts run.
 
-The trainer gathers weights into the shards that the rollout's devices need. Then each process copies
-shards between its own devices: no link between processes is used. Knows layouts and shards. Does not
-know how weights are rounded, nor whether they arrived (`transfer.py`).
+The trainer gathers weights into the shards that the rollout's devices need. Then each process
+copies shards between its own devices: no link between processes is used. Knows layouts and shards.
+Does not know how weights are rounded, nor whether they arrived (`transfer.py`).
 """
 
 from collections.abc import Mapping, Sequence

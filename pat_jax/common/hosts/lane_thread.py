@@ -1,9 +1,9 @@
 """One thread beside the main thread that does gathered work, the same in every process.
 
 A program of several processes must begin in all of them, on the devices that they share in the same
-order. What gathers while the thread is busy depends on the clock. So the thread of the first process
-takes what has gathered, and tells the others what that is; theirs do the same in the same order. Does
-not know what the work is.
+order. What gathers while the thread is busy depends on the clock. So the thread of the first
+process takes what has gathered, and tells the others what that is. Theirs do the same, in the same
+order. Does not know what the work is.
 """
 
 import queue
