@@ -3,12 +3,13 @@
 from collections.abc import Callable, Hashable
 from concurrent.futures import Executor, Future
 from threading import Lock
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar, runtime_checkable
 
 T = TypeVar("T")
 T_contra = TypeVar("T_contra", contravariant=True)
 
 
+@runtime_checkable
 class Gathers(Protocol[T_contra]):
     """Work that gathers while a thread is busy, as `Gathering`."""
 
@@ -17,6 +18,7 @@ class Gathers(Protocol[T_contra]):
     def wait(self) -> None: ...
 
 
+@runtime_checkable
 class Gatherer(Protocol):
     """A thread that does gathered work, with others such as itself in other processes."""
 
