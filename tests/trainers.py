@@ -22,12 +22,13 @@ from pat_jax.rl.algorithm.policy_loss import PolicyLoss
 from pat_jax.rl.algorithm.predict import Predictor
 from pat_jax.rl.algorithm.update import TrainState, Update
 from pat_jax.rl.batches.batches import MicroBatch, TrainBatch
+from pat_jax.training.carrier import Carrier
 from pat_jax.training.passes import model_functions
 from pat_jax.training.reader import Reader
 from pat_jax.training.roles import REFERENCE, Roles
 from pat_jax.training.trainable_params import TrainableParams
 from pat_jax.training.trainer import REINFORCED, Trainer
-from pat_jax.training.transfer import Carrier, Receivers
+from pat_jax.training.transfer import Receivers
 from pat_jax.training.update_result import UpdateResult
 
 # A layer is enough: compiling takes as long as there are layers, and loops over them have tests of their own.

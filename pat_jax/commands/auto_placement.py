@@ -72,7 +72,7 @@ def _nothing_to_choose(config: RunConfig, devices: Sequence[Device]) -> str:
     if not config.train:
         return "nothing is trained"
     if (count := process_group().count) > 1:
-        return f"other placements run in one process, and there are {count}"
+        return f"only placements of one process are priced, and there are {count}"
     return ""
 
 

@@ -1,11 +1,31 @@
 """Work that gathers while a thread is busy, and that it then does together."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from concurrent.futures import Executor, Future
 from threading import Lock
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar, runtime_checkable
 
 T = TypeVar("T")
+T_contra = TypeVar("T_contra", contravariant=True)
+
+
+@runtime_checkable
+class Gathers(Protocol[T_contra]):
+    """Work that gathers while a thread is busy, as `Gathering`."""
+
+    def add(self, one: T_contra) -> None: ...
+
+    def wait(self) -> None: ...
+
+
+@runtime_checkable
+class Gatherer(Protocol):
+    """A thread that does gathered work, with others such as itself in other processes."""
+
+    def gathering(self, do: Callable[[list[T]], None], key: Callable[[T], Hashable]) -> Gathers[T]:
+        """Returns what hands gathered work to `do`. `key` names a piece of work, the same in every
+        process."""
+        ...
 
 
 class Gathering(Generic[T]):

@@ -18,8 +18,8 @@ SHARES = {"all": 1, "half": 2, "quarter": 4}
 
 @dataclass(frozen=True)
 class PlacementConfig(Options):
-    """Which devices each model of a run has, numbered from 0 in the run's order
-    (docs/placement.md)."""
+    """Which devices each model of a run has, numbered from 0 in the run's order; with several
+    processes, within each of them (docs/placement.md)."""
 
     SECTION = "placement."
 
@@ -30,7 +30,8 @@ class PlacementConfig(Options):
     interleave: reference and teacher have the first half of the devices, reward models the second
     half, so that both score at once. separate: rollouts have the first half, all other models the
     second half. auto: what is predicted to be fastest, the overlap included; flatten unless another
-    one is faster by more than predictions may be wrong."""
+    one is faster by more than predictions may be wrong. With several processes, each has its own
+    halves."""
     overlap: Literal["none", "scores", "gradients"] = "scores"
     """What is done while others are still generated, by models whose devices do no rollouts. scores:
     reward models, reference, teacher and critic read each response as it ends. gradients: policy and
@@ -38,7 +39,8 @@ class PlacementConfig(Options):
     the rollout, as with --deterministic."""
     rollout: str = option("", PLACE)
     """Devices of rollouts, instead of those that the placement gives them: 0-3, 0,2,4-7, all, half
-    or quarter. With separate, all other models then have the other devices."""
+    or quarter. With separate, all other models then have the other devices. With several processes,
+    numbers count the devices of each process from 0, and all processes are cut alike."""
     policy: str = option("", PLACE)
     """Devices that train the policy."""
     critic: str = option("", PLACE)
@@ -56,9 +58,12 @@ class PlacementConfig(Options):
         for role in sorted(roles) if self.name == "auto" else ():
             self.need(role, not getattr(self, role), f"nothing with {AUTO}")
 
-    def positions(self, role: str, count: int) -> tuple[int, ...]:
+    def positions(self, role: str, count: int, whole: str) -> tuple[int, ...]:
         """Returns the devices that the option of a role names, of `count` devices; empty if the
         option is not given.
+
+        Args:
+          whole: whose devices these are, in words.
 
         Raises:
           OptionError: it names a device that is not there.
@@ -69,5 +74,5 @@ class PlacementConfig(Options):
         for begin, end in re.findall(r"(\d+)(?:-(\d+))?", text):
             found |= {*range(int(begin), int(end or begin) + 1)}
         is_there = (found != set() and max(found) < count) or not text
-        self.need(role, is_there, f"devices from 0 to {count - 1}, of the run's {count}")
+        self.need(role, is_there, f"devices from 0 to {count - 1}, of {whole} {count}")
         return tuple(sorted(found))

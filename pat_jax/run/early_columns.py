@@ -6,14 +6,13 @@ last of them only. Knows roles and threads. Does not know what the columns are f
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from functools import partial
 from threading import Lock
 
 import numpy as np
 
-from pat_jax.common.gathering import Gathering
+from pat_jax.common.hosts.lane_thread import LaneThread
 from pat_jax.rl.batches.types import Rollout
 
 Columns = Mapping[str, Sequence[np.ndarray]]  # by name; of each response, at its tokens
@@ -24,8 +23,12 @@ Predict = Callable[[Sequence[Rollout]], Columns]
 class Lane:
     """A group of roles on devices that do no rollouts, and the one thread that runs them."""
 
-    thread: Executor
+    thread: LaneThread
     predict: Predict  # what these roles predict, with their present parameters
+
+
+def _number(ended: tuple[int, Rollout]) -> int:
+    return ended[0]
 
 
 @dataclass
@@ -42,8 +45,7 @@ class EarlyColumns:
     def __post_init__(self):
         self._found: dict[str, dict[int, np.ndarray]] = {}
         self._ended = [
-            Gathering[tuple[int, Rollout]](lane.thread, partial(self._read, lane.predict))
-            for lane in self.lanes
+            lane.thread.gathering(partial(self._read, lane.predict), _number) for lane in self.lanes
         ]
 
     def add(self, index: int, ended: Rollout) -> None:

@@ -8,12 +8,11 @@ end. So the result is the gradient of the whole batch, if no advantage depends o
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from functools import partial
 from threading import Lock
 
-from pat_jax.common.gathering import Gathering
+from pat_jax.common.hosts.lane_thread import LaneThread
 from pat_jax.common.timeline import stage
 from pat_jax.planning import stage_names
 from pat_jax.rl.batches.batches import TrainBatch
@@ -28,7 +27,7 @@ MakeBatch = Callable[[Sequence[int]], tuple[TrainBatch, float]]
 class TrainedLane:
     """Trained roles on devices that do no rollouts, and the one thread that runs them."""
 
-    thread: Executor
+    thread: LaneThread
     roles: Sequence[Trainer]
 
 
@@ -57,7 +56,7 @@ class EarlyGradients:
         self._missing = [self.parts] * self.num_groups
         self._sums: dict[str, SummedGradients] = {}
         self._complete = [
-            Gathering[int](lane.thread, partial(self._add, lane.roles)) for lane in self.lanes
+            lane.thread.gathering(partial(self._add, lane.roles), int) for lane in self.lanes
         ]
 
     def note(self, group: int) -> None:

@@ -6,18 +6,19 @@ responses there are (`early_columns.py`, `early_gradients.py`).
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
 
+from pat_jax.common.hosts.lane_thread import LaneThread
 from pat_jax.config.run import RunConfig
 from pat_jax.rl.batches.batches import to_read_batch
 from pat_jax.rl.batches.types import Rollout
 from pat_jax.run.early_columns import Lane
 from pat_jax.run.early_gradients import TrainedLane
+from pat_jax.run.process.stop_signals import Stopped
 from pat_jax.run.setup import Setup
 from pat_jax.training.roles import Prediction, Roles, States
 
@@ -52,10 +53,11 @@ def open_lanes(config: RunConfig, setup: Setup, states: Callable[[], States]) ->
         trained = []
     every = [*(x.devices for x in readers), *(place for place, _ in (*judges, *trained))]
     places = [place for place in every if not place & rollout]
+    opened: list[LaneThread] = []
     with ExitStack() as threads:
         for number, group in enumerate(_joined(places)):
-            thread = ThreadPoolExecutor(1, thread_name_prefix=f"lane{number}")
-            threads.callback(thread.shutdown, cancel_futures=True)
+            thread = threads.enter_context(LaneThread(f"lane{number}"))
+            opened.append(thread)
             for place, judge in judges:
                 if place <= group:
                     judge.scores.score_on(thread)
@@ -64,7 +66,17 @@ def open_lanes(config: RunConfig, setup: Setup, states: Callable[[], States]) ->
                 lanes.readers.append(Lane(thread, partial(_predict, setup.roles, reads)))
             if roles := [role for place, role in trained if place <= group]:
                 lanes.trained.append(TrainedLane(thread, roles))
-        yield lanes
+        try:
+            yield lanes
+        except Stopped:  # in every process at the same point: what one has begun all complete
+            _finish(opened)
+            raise
+        _finish(opened)
+
+
+def _finish(threads: Sequence[LaneThread]) -> None:
+    for thread in threads:
+        thread.finish()
 
 
 def _predict(

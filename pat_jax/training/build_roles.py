@@ -32,12 +32,13 @@ from pat_jax.training.build import (
     rollout_policy,
     trained_of,
 )
+from pat_jax.training.carrier import Carrier
 from pat_jax.training.drafter_state import drafter_state
 from pat_jax.training.reader import Reader
 from pat_jax.training.roles import REFERENCE, Roles
 from pat_jax.training.trainable_params import TrainableParams
 from pat_jax.training.trainer import CRITIC, Trainer
-from pat_jax.training.transfer import Carrier, Receivers
+from pat_jax.training.transfer import Receivers
 
 NO_READERS: Mapping[str, Reader] = MappingProxyType({})
 NO_CARRIERS: Mapping[Split, Carrier] = MappingProxyType({})

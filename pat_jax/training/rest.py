@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.experimental.multihost_utils import process_allgather
 
 from pat_jax.common.devices import in_host_memory
 
@@ -44,7 +45,16 @@ def copied_to(params: Any, like: Any) -> Any:
     devices = {frozenset(x.sharding.device_set) for x in jax.tree.leaves((params, like))}
     if len(devices) == 1:
         return jax.jit(cast, out_shardings=shardings)(params)
-    return jax.device_put(cast(params), shardings)
+    if all(x.sharding.is_fully_addressable for x in jax.tree.leaves(params)):
+        return jax.device_put(cast(params), shardings)
+    return jax.tree.map(_copied_by_host, params, like)
+
+
+def _copied_by_host(x: jax.Array, like: Any) -> jax.Array:
+    """Returns a copy of an array whose shards are of several processes. One array after the other
+    is gathered on its devices, as each process needs it whole."""
+    host = process_allgather(x.astype(like.dtype), tiled=True)
+    return jax.make_array_from_callback(host.shape, like.sharding, lambda part: host[part])
 
 
 def at_rest(shardings: Any) -> Any:

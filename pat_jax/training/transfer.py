@@ -6,7 +6,7 @@ with them.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -25,17 +25,9 @@ from pat_jax.models.weight_formats import QuantizedWeight, is_quantized, stored
 from pat_jax.planning.planner.scripts import FixedLayout
 from pat_jax.planning.types import Split
 from pat_jax.programs.programs import Key, ProgramTable
+from pat_jax.training.carrier import Carrier, carried
 from pat_jax.training.checksum import TreeChecksum, array_sums, base_sums
-from pat_jax.training.rest import moved
 from pat_jax.training.trainable_params import TrainableParams
-
-
-class Carrier(NamedTuple):
-    """Two layouts with the same shards, on other devices: what weights are sent as."""
-
-    source: Layout
-    target: Layout
-
 
 PROBE_LENGTH = 8  # tokens of a prompt whose next token's log-probability is compared
 # Largest difference in nats between trainer and rollout: EXACT_GAP if float32 products are computed
@@ -171,7 +163,7 @@ class Transfer:
         self.sent = sent_sum = self._of_sent(self._trained.unscaled(*held))
         received = self._table[Key("transfer", self._split, target=target)](*held)
         if carrier := self._carriers.get(target):
-            received = moved(received, carrier.target.param_shardings(self._policy))
+            received = carried(received, carrier.target.param_shardings(self._policy))
             if carrier.target.split != target:
                 wider, received = received, self._table[self._arrival(target)](received)
                 for leaf in jax.tree.leaves(wider):
@@ -202,23 +194,6 @@ class Transfer:
         """Returns the checksum of the policy under the adapters, equal in bfloat16 and float32."""
         assert self._base is not None, "there are adapters"
         return self._base(base)
-
-
-def carriers(
-    source: Mapping[Split, Layout], target: Mapping[Split, Layout]
-) -> dict[Split, Carrier]:
-    """Returns for each layout of the rollouts' devices how weights come to it from other devices.
-
-    Weights are sent in the same TP degree if the source has it, else in the largest smaller one
-    that both have. The rollout's devices then drop what they do not need, without a collective.
-
-    Args:
-      source, target: all layouts of the trainer's, and of the rollouts' devices.
-    """
-    sources, targets = ({split.tp: each for split, each in x.items()} for x in (source, target))
-    common = sorted(sources.keys() & targets.keys())
-    degrees = {split: max(tp for tp in common if split.tp % tp == 0) for split in target}
-    return {split: Carrier(sources[tp], targets[tp]) for split, tp in degrees.items()}
 
 
 def _as_it_is(params: Params) -> Params:

@@ -59,6 +59,11 @@ class ScoredFunction:
         """Starts one call for these responses."""
         return self._caller.submit(responses, self._timeout * len(responses))
 
+    @property
+    def is_everywhere(self) -> bool:
+        """Whether each process scores all responses: the programs of a model are of all of them."""
+        return isinstance(self._caller, RewardModel) and self._caller.is_early
+
     def calls(self, prompts: Sequence[str]) -> list[range]:
         """Returns which responses the function sees together; each response is in one call."""
         # Built-in functions and models look at each response alone.
@@ -150,12 +155,14 @@ class FunctionScoring:
     ):
         """
         Args:
-          own: the responses to score, in whole groups.
+          own: the responses to score, in whole groups. A function that `is_everywhere` scores all.
           do: runs a step with arguments on that thread.
           kept: store of known scores, which are not computed again; new ones are added to it.
         """
         self._function, self._do, self._kept = function, do, kept
-        calls = [rows for rows in function.calls(prompts) if rows.start in own]
+        calls = function.calls(prompts)
+        if not function.is_everywhere:
+            calls = [rows for rows in calls if rows.start in own]
         self._calls = {row: rows for rows in calls for row in rows}
         self.by_response: dict[int, Score] = {}  # known so far
         self.seconds = 0.0  # spent scoring so far
@@ -165,13 +172,13 @@ class FunctionScoring:
         return len(self.by_response) == len(self._calls)
 
     def take(self, row: int, responses: Mapping[int, Response]) -> None:
-        """Takes response `row`, which has finished.
+        """Takes response `row`, which has finished, if it is one to score.
 
         Args:
           responses: all finished responses.
         """
-        rows, name = self._calls[row], self._function.name
-        if not all(one in responses for one in rows):
+        rows, name = self._calls.get(row, range(0)), self._function.name
+        if not rows or not all(one in responses for one in rows):
             return
         kept = {} if self._kept is None else self._kept.scores
         known = {one: kept[one][name] for one in rows if name in kept.get(one, {})}

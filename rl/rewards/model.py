@@ -6,15 +6,16 @@ two threads must not give programs to the same devices. Knows texts and tokens. 
 function that is handed in; this imports no jax.
 """
 
+import hashlib
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor, Future
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 from jaxtyping import Float, Int
 
-from pat_jax.common.gathering import Gathering
+from pat_jax.common.gathering import Gatherer, Gathers
 from pat_jax.rl.rewards.outcome import Cause, Failure, Outcome
 from pat_jax.rl.rewards.responses import Response
 from pat_jax.rl.rewards.results import read_score
@@ -33,6 +34,12 @@ _Tokens = bytes  # of an int32 array: small, and it can be compared and be a key
 class _Waiting:
     texts: Sequence[_Tokens | Failure]  # one per response
     outcome: Future[Outcome]
+
+
+def _digest(waiting: _Waiting) -> bytes:
+    """Returns what is the same in every process for the same texts."""
+    read = (each if isinstance(each, _Tokens) else b"" for each in waiting.texts)
+    return hashlib.blake2b(b"".join(read), digest_size=16).digest()
 
 
 class RewardModel:
@@ -57,9 +64,14 @@ class RewardModel:
         self.name, self.max_length = name, max_length
         self._tokenizer, self._score, self._pad_id = tokenizer, score, pad_id
         self._waiting: list[_Waiting] = []
-        self._gathering: Gathering[_Waiting] | None = None
+        self._gathering: Gathers[_Waiting] | None = None
 
-    def score_on(self, lane: Executor | None) -> None:
+    @property
+    def is_early(self) -> bool:
+        """Whether it scores responses as they come. Each process must then submit all of them."""
+        return self._gathering is not None
+
+    def score_on(self, lane: Gatherer | None) -> None:
         """From now on scores responses as they come.
 
         Args:
@@ -67,7 +79,7 @@ class RewardModel:
             they are busy then, and responses wait.
         """
         score = partial(self._score_all, Alone())
-        self._gathering = Gathering(lane, score) if lane else None
+        self._gathering = lane.gathering(score, _digest) if lane else None
 
     def submit(self, responses: Sequence[Response], seconds: float) -> Future[Outcome]:
         """Tokenizes the responses; the lane or `score_waiting` scores them. Call it on one thread.

@@ -167,6 +167,8 @@ class Scoring(Generic[Ended]):
         self._scorer, self._read, self._on_scored = scorer, read, on_scored
         self._told: set[int] = set()  # responses whose scores are all there
         self._own = own_rows(prompts, scorer.shares)
+        is_everywhere = any(one.is_everywhere for one in scorer.functions)
+        self._to_read = set(range(len(prompts))) if is_everywhere else self._own
         parts = (prompts, self._own, self._do, kept)
         self._parts = [FunctionScoring(one, *parts) for one in scorer.functions]
         self._num_expected = len(prompts)
@@ -176,7 +178,7 @@ class Scoring(Generic[Ended]):
         self.scores: Sequence[FunctionScores] = ()  # function by function, once all are there
         self.failures: Mapping[int, Failure] = {}  # reason for each response without a reward
         self._end: Future[None] = Future()
-        if not self._own:
+        if not self._to_read:
             self._end.set_result(None)
 
     def add(self, row: int, ended: Ended) -> None:
@@ -188,7 +190,7 @@ class Scoring(Generic[Ended]):
         if self._end.done():
             self._end.result()
         self._num_expected -= 1
-        if row in self._own:
+        if row in self._to_read:
             self._do(self._take, row, ended)
 
     def rewards(self) -> np.ndarray:

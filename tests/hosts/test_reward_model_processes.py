@@ -11,6 +11,7 @@ from runs import QWEN3, run, write_checkpoint
 from several import SMALL, ends, start_all
 from tokenizer_files import write_tokenizer
 
+from pat_jax.common.hosts.lane_thread import LaneThread
 from pat_jax.common.hosts.together import ProcessGroup
 from pat_jax.rl.rewards.model import RewardModel
 from pat_jax.rl.rewards.responses import Response
@@ -29,8 +30,9 @@ def tokenizer(tmp_path_factory) -> HuggingFaceTokenizer:
     return HuggingFaceTokenizer(folder)
 
 
-@pytest.mark.parametrize("count", [2, 3])
-def test_every_process_runs_the_same_batches(ended, tokenizer, count):
+@pytest.mark.parametrize(("count", "is_early"), [(2, False), (3, False), (2, True), (3, True)])
+def test_every_process_runs_the_same_batches(ended, tokenizer, count, is_early):
+    """After all responses have ended, or as they end, on a thread beside."""
     told = [Response(prompt, answer, {}) for prompt, answer in zip(PROMPTS, ANSWERS, strict=True)]
 
     def rewards(one: ProcessGroup) -> tuple[list[float], list[bytes]]:
@@ -41,19 +43,24 @@ def test_every_process_runs_the_same_batches(ended, tokenizer, count):
             return np.array([len(text) for text in texts], np.float32)
 
         model = RewardModel(SPEC, tokenizer, score, max_length=8)
-        with RewardScorer(SPEC, timeout=1.0, shares=one, models={SPEC: model}) as scorer:
+        lane = LaneThread("lane", one)
+        model.score_on(lane if is_early else None)
+        with lane, RewardScorer(SPEC, timeout=1.0, shares=one, models={SPEC: model}) as scorer:
             scoring = scorer.begin(PROMPTS, told.__getitem__)
             # Responses end in another order in each process.
             for row in np.random.default_rng(one.index).permutation(len(told)).tolist():
                 scoring.add(row, row)
-            return scoring.rewards().tolist(), batches
+            found = scoring.rewards().tolist()
+            lane.finish()
+            return found, batches
 
     with companies(count) as found:
         ours, *others = in_each(found, rewards)
     whole = [prompt + answer for prompt, answer in zip(PROMPTS, ANSWERS, strict=True)]
     expected = [len(text) + 2.0 for text in whole]  # the beginning and the end are tokens, too
     np.testing.assert_array_equal(ours[0], [*expected[:-1], np.nan])
-    assert len(ours[1]) == len(set(whole[:-1]))
+    assert len(set(ours[1])) == len(set(whole[:-1]))
+    assert is_early or len(ours[1]) == len(set(whole[:-1]))
     for other in others:
         np.testing.assert_array_equal(other[0], ours[0])
         assert other[1] == ours[1]

@@ -2,13 +2,13 @@
 
 import threading
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pat_jax.common.hosts.lane_thread import LaneThread
 from pat_jax.rl.batches.types import FinishReason, Prompt, Rollout
 from pat_jax.run.early_columns import Columns, EarlyColumns, Lane
 
@@ -30,7 +30,7 @@ def squares(rollouts: Sequence[Rollout]) -> Columns:
 @settings(max_examples=20, deadline=None)
 @given(st.permutations(range(12)))
 def test_columns_are_in_the_order_of_responses_whichever_ends_first(order: list[int]):
-    with ThreadPoolExecutor(1) as one, ThreadPoolExecutor(1) as other:
+    with LaneThread("one") as one, LaneThread("other") as other:
         early = EarlyColumns([Lane(one, sums), Lane(other, squares)])
         for index in order:
             early.add(index, response(index))
@@ -51,7 +51,7 @@ def test_what_ends_while_a_lane_reads_is_read_together():
         assert may_end.wait(30)
         return sums(rollouts)
 
-    with ThreadPoolExecutor(1) as thread:
+    with LaneThread("lane") as thread:
         early = EarlyColumns([Lane(thread, predict)])
         early.add(0, response(0))
         assert is_reading.wait(30)
@@ -66,7 +66,7 @@ def test_an_error_of_a_lane_ends_the_iteration():
     def fail(rollouts: Sequence[Rollout]) -> Columns:
         raise RuntimeError("the lane's devices are gone")
 
-    with ThreadPoolExecutor(1) as thread:
+    with LaneThread("lane") as thread:
         early = EarlyColumns([Lane(thread, fail)])
         early.add(0, response(0))
         with pytest.raises(RuntimeError, match="devices are gone"):

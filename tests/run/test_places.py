@@ -1,7 +1,10 @@
 """Which devices each role has, as options say."""
 
+from typing import Any
+
 import jax
 import pytest
+from fakes import FakeDevice
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -78,6 +81,54 @@ def test_a_run_says_which_devices_its_roles_have():
     words = places.describe({"rollout", "policy", "critic", "reference"})
     assert words == "devices: rollout 0-3; policy, reference 4-7; critic 4,6"
     assert Places.of(parse(()), jax.devices()).describe({"rollout", "policy"}) == ""
+
+
+def of_processes(*sizes: int) -> list[Any]:
+    """Devices of several processes, one after the other."""
+    found = [index for index, size in enumerate(sizes) for _ in range(size)]
+    return [FakeDevice(i, index) for i, index in enumerate(found)]
+
+
+def test_every_process_is_cut_alike():
+    devices = of_processes(4, 4)
+    options = ("--placement", "separate", "--placement.critic", "3")
+    places = Places.of(parse(options), devices)
+    found = {role: [device.id for device in places[role]] for role in ROLES}
+    assert found["rollout"] == [0, 1, 4, 5] and found["critic"] == [3, 7]
+    assert found["policy"] == found["reward"] == [2, 3, 6, 7]
+    words = places.describe({"rollout", "policy", "critic"})
+    assert words == "devices of each of 2 processes: rollout 0-1; policy 2-3; critic 3"
+    assert places.row_shards(4) == 4
+    assert places.groups() == [(0, 1, 4, 5), (2, 6), (3, 7)]
+
+
+@pytest.mark.parametrize("sizes", [(4, 4), (3, 1), (1, 1)])
+def test_flat_runs_take_all_devices_of_any_processes(sizes: tuple[int, ...]):
+    devices = of_processes(*sizes)
+    places = Places.of(parse(()), devices)
+    assert all(places[role] == devices for role in ROLES)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "options", "expected"),
+    [
+        ((4, 4), "--placement.critic 4-7", "devices from 0 to 3, of each process's 4"),
+        ((3, 1), "--placement separate", "the same number of devices in each process"),
+        ((1, 1), "--placement separate", "each of the 2 processes has one device"),
+        ((3, 1), "--placement.critic half", "placement.critic is 'half': expected the same"),
+        (
+            (4, 4),
+            "--placement separate --placement.overlap gradients",
+            "none or scores with 2 processes",
+        ),
+    ],
+)
+def test_processes_that_cannot_be_cut_alike_are_told(
+    sizes: tuple[int, ...], options: str, expected: str
+):
+    with pytest.raises(OptionError) as error:
+        Places.of(parse(options.split()), of_processes(*sizes))
+    assert expected in str(error.value) and str(error.value).count(". ") == 0
 
 
 @given(st.sampled_from(["flatten", "interleave", "separate"]), st.integers(1, 16))

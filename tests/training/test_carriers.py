@@ -4,13 +4,15 @@ import jax
 import jax.numpy as jnp
 import pytest
 from arrays import assert_same_bits
+from fakes import FakeDevice
 from trainers import CONFIG, POLICY, host_weights, make_trainer
 
 from pat_jax.layout.layout import Layout, factored_mesh, layout_chain
 from pat_jax.models.weight_formats import WeightFormat
 from pat_jax.planning.types import Split
+from pat_jax.profiling.cross_compile.hlo import collectives
 from pat_jax.programs.programs import Key
-from pat_jax.training.transfer import carriers
+from pat_jax.training.carrier import carriers, copied_inside, is_whole_in_each_process
 
 
 def chain(devices: slice) -> dict[Split, Layout]:
@@ -54,6 +56,48 @@ def test_weights_are_sent_with_the_most_tp_that_both_have():
     assert found == {"dp4tp1": "dp2tp1", "dp2tp2": "dp1tp2", "dp1tp4": "dp1tp2"}
     back = {str(to): str(each.source) for to, each in carriers(theirs, ours).items()}
     assert back == {"dp2tp1": "dp4tp1", "dp1tp2": "dp2tp2"}
+
+
+def test_processes_send_degrees_of_which_each_has_all_shards():
+    """Of two processes with four devices each, half of which do rollouts."""
+    devices = [FakeDevice(i, i // 4) for i in range(8)]
+    theirs, ours = (
+        layout_chain(factored_mesh([devices[i] for i in places]), CONFIG)[0]
+        for places in ((0, 1, 4, 5), (2, 3, 6, 7))
+    )
+    found = {str(to): str(each.source) for to, each in carriers(ours, theirs).items()}
+    assert found == {"dp4tp1": "dp4tp1", "dp2tp2": "dp2tp2", "dp1tp4": "dp2tp2"}
+    of_processes = {str(to): is_whole_in_each_process(each) for to, each in ours.items()}
+    assert of_processes == {"dp4tp1": True, "dp2tp2": True, "dp1tp4": False}
+
+
+@pytest.mark.parametrize("target", ["dp4tp1", "dp2tp2", "dp1tp4"])
+def test_each_host_is_sent_the_weights_once(target: str):
+    """Of two hosts, each with two devices of the trainer: those that it has not, for all of its
+    devices together."""
+    ours, theirs = chain(slice(4, 8)), chain(slice(0, 4))
+    given = carriers(ours, theirs)
+    layouts = {str(split): layout for split, layout in theirs.items()}
+    trainer = make_trainer(
+        next(iter(ours.values())), targets=tuple(theirs.values()), carriers=given
+    )
+    key = Key("transfer", trainer.layout.split, target=layouts[target].split)
+    text = trainer.programs.lower(key).compile().as_text()
+    sent = sum(each.leaving(2) for each in collectives(text, per_host=2))
+    weights = sum(x.nbytes for x in jax.tree.leaves(host_weights()))
+    assert 0.4 * weights < sent <= 1.05 * weights / 2
+
+
+def test_shards_are_copied_inside_a_process_as_jax_does_it():
+    ours, theirs = chain(slice(4, 8)), chain(slice(0, 4))
+    for split, layout in ours.items():
+        shardings = theirs[split].param_shardings(POLICY)
+        sent = jax.device_put(host_weights(), layout.param_shardings(POLICY))
+        leaves, structure = jax.tree.flatten(sent)
+        there = copied_inside(leaves, jax.tree.leaves(shardings))
+        received = jax.tree.unflatten(structure, there)
+        assert_same_bits(received, host_weights())
+        assert jax.tree.map(lambda x: x.sharding, received) == shardings
 
 
 def test_devices_that_received_a_wider_shard_drop_the_rest_without_a_collective():

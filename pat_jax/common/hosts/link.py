@@ -30,12 +30,14 @@ from pat_jax.common.hosts.waiting import At
 
 SILENCE_S = 20.0
 
-Kind = Literal["value", "alive", "stop", "failed", "bye"]
+Kind = Literal["value", "told", "alive", "stop", "failed", "bye"]
 
 
 class Message(NamedTuple):
     kind: Kind
-    name: str = ""  # of a value: what the processes agree on or gather
+    name: str = (
+        ""  # of a value: what the processes agree on or gather; of what is told: who listens
+    )
     content: Any = None
 
 

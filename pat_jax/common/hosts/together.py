@@ -44,6 +44,9 @@ class ProcessGroup:
         self._ends = threading.Lock()  # held by the one thread that ends this process
         self._scratch: Any = None
         self._at, self._thread = At(), threading.get_ident()
+        self._beside = set[int]()  # threads whose programs run beside those of the main thread
+        self._told: dict[str, queue.SimpleQueue[Any]] = {}
+        self._tells = threading.Lock()
         self._stall = Stall(patience_s)
 
     def __str__(self) -> str:
@@ -55,7 +58,15 @@ class ProcessGroup:
     def reach_point(self, name: str) -> None:
         """Tells the others in the next heartbeat that this process makes progress, so that those
         who wait for it do not give up."""
+        if threading.get_ident() in self._beside:
+            self._at = self._at._replace(count=self._at.count + 1)
+            return
         self._at, self._thread = self._at.next(name), threading.get_ident()
+
+    def begin_beside(self) -> None:
+        """Marks this thread as one beside the main thread: what it does is progress, but no other
+        process waits for it by agreeing."""
+        self._beside.add(threading.get_ident())
 
     @property
     def is_first(self) -> bool:
@@ -91,6 +102,18 @@ class ProcessGroup:
             return self._decide(name, lambda: [value, *answers], is_gathered=True)
         self._send_value(name, value)
         return self._decide(name, list, is_gathered=True, trouble=trouble)
+
+    def tell(self, name: str, value: Any) -> None:
+        """Tells the other processes a value, in the order of calls with this `name`. Only the first
+        process may call it, on any thread."""
+        assert self.is_first
+        if self._link is not None:
+            self._link.send(Message("told", name, value))
+
+    def told(self, name: str) -> "queue.SimpleQueue[Any]":
+        """Returns the queue of what the first process tells under this `name`."""
+        with self._tells:
+            return self._told.setdefault(name, queue.SimpleQueue())
 
     def compare(self, name: str, value: object) -> None:
         """Ends all processes if one has another `value` than the first."""
@@ -213,6 +236,9 @@ class ProcessGroup:
     def _handle(self, peer: Peer, message: Message) -> None:
         if message.kind == "stop":
             self.stop_number = message.content
+            return
+        if message.kind == "told":
+            self.told(message.name).put(message.content)
             return
         index, sentence, code = message.content
         # The first process passes on what another has told it.

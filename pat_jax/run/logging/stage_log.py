@@ -20,7 +20,7 @@ class StageLog:
 
     def note(self, step: int) -> None:
         """Logs the stages since the last call, those of iteration `step`."""
-        spans, groups = self._timeline.take(), self._places.placement.groups()
+        spans, groups = self._timeline.take(), self._places.groups()
         made_of = self._places.devices, groups, self._predicted_s
         self._last = IterationStages.of(step, spans, *made_of)
         log.info("step %d: %s", step, self._last.described())

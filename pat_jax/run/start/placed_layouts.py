@@ -3,19 +3,21 @@
 Knows options, places and models. Does not know what runs in a layout.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from pat_jax.common.devices import Device
+from pat_jax.common.rules import require
 from pat_jax.config.run import RunConfig
 from pat_jax.engine.sizing.layout_choice import check_batch, wanted_layouts
-from pat_jax.layout.layout import Layout, layout_chain
+from pat_jax.layout.layout import Layout, expert_ways, layout_chain
 from pat_jax.layout.mesh import ExpertSplit, factored_mesh
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.kernels.kernel_choice import Kernels
 from pat_jax.planning.types import Split
 from pat_jax.run.start.places import Places
-from pat_jax.training.transfer import Carrier, carriers
+from pat_jax.training.carrier import Carrier, carriers
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,26 @@ class PlacedLayouts:
             of_reference, _ = chain_of(config, model, places["reference"], kernels)
             reference = next(iter(of_reference.values()))
         sent = {} if own is chain else carriers(own, chain)
+        if own is not chain and policy.spans_processes:
+            _check_experts(config, own, chain, sent)
         return cls(policy, reference, layouts, dropped, sent)
+
+
+def _check_experts(
+    config: RunConfig,
+    own: Mapping[Split, Layout],
+    chain: Mapping[Split, Layout],
+    sent: Mapping[Split, Carrier],
+) -> None:
+    """Raises OptionError if experts would have to be sent between processes."""
+    ways, of_rollout = expert_ways(own), expert_ways(chain)
+    require(
+        ways == of_rollout and len(sent) == len(chain),
+        "rollout.expert_parallel",
+        config.rollout.expert_parallel,
+        "experts divided alike over the policy's and the rollouts' devices of each process "
+        f"(they are divided by {math.prod(ways)} and {math.prod(of_rollout)})",
+    )
 
 
 def chain_of(

@@ -1,6 +1,8 @@
 """The devices of each role of a run, as its placement says.
 
-Knows options and devices. Does not know models, nor what the roles do.
+All processes of a run are cut alike: a placement names devices by their number within a process, so
+that each process has devices of every role. Knows options and devices. Does not know models, nor
+what the roles do.
 """
 
 import math
@@ -8,7 +10,6 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from pat_jax.common.devices import Device
-from pat_jax.common.hosts.together import process_group
 from pat_jax.common.rules import require
 from pat_jax.config.critic import critic_source
 from pat_jax.config.placement import PlacementConfig
@@ -28,7 +29,8 @@ class Places:
     """The devices of a run, and of each role."""
 
     devices: Sequence[Device]
-    placement: Placement
+    placement: Placement  # of the devices of each part
+    parts: Sequence[Sequence[Device]]  # of each process; of all together if nothing is cut
 
     @classmethod
     def of(cls, config: RunConfig, devices: Sequence[Device]) -> "Places":
@@ -37,17 +39,16 @@ class Places:
         Raises:
           OptionError: the placement does not fit these devices or these options.
         """
-        options, count = config.placement, len(devices)
-        placement = _placement(options, count)
-        found, name = cls(devices, placement), "placement.name"
+        options = config.placement
+        parts = _parts(options, devices)
+        count = len(parts[0])
+        placement = _placement(options, count, len(parts))
+        found = cls(devices, placement, parts)
         if placement.is_flat and len(placement.places["rollout"]) == count:
             is_possible = options.overlap != "gradients"
             expected = "none or scores with --placement flatten, where all models have the rollouts' devices"
             require(is_possible, "placement.overlap", options.overlap, expected)
             return found
-        processes = process_group().count
-        expected = f"flatten on {processes} processes: other placements run in one process"
-        require(processes == 1, name, options.name, expected)
         of_policy, of_rollout = (placement.places[role] for role in ("policy", "rollout"))
         require(
             of_policy == of_rollout or placement.are_apart("policy", "rollout"),
@@ -55,13 +56,7 @@ class Places:
             options.rollout or options.name,
             f"the devices of the policy ({in_ranges(of_policy)}), or none of them",
         )
-        beside = [role for role in ROLES if not placement.are_apart(role, "rollout")]
-        require(
-            options.overlap != "gradients" or beside == ["rollout"],
-            "placement.overlap",
-            options.overlap,
-            f"none or scores where rollouts share devices with {', '.join(beside[1:])}",
-        )
+        _check_gradients(options, placement, len(parts))
         for role in ("reference", "critic"):
             shares = config.lora.is_on and (role == "reference" or _shares_base(config))
             require(
@@ -74,11 +69,20 @@ class Places:
 
     def __getitem__(self, role: PlacedRole) -> list[Device]:
         """The devices of a role."""
-        return [self.devices[i] for i in self.placement.places[role]]
+        return [part[i] for part in self.parts for i in self.placement.places[role]]
 
     def differ(self, one: PlacedRole, other: PlacedRole) -> bool:
         """Whether two roles have different devices."""
         return self.placement.places[one] != self.placement.places[other]
+
+    def groups(self) -> list[Positions]:
+        """Returns the largest sets of devices that every role has all or none of, by their
+        positions in the run's order."""
+        position = {device: i for i, device in enumerate(self.devices)}
+        return [
+            tuple(sorted(position[part[i]] for part in self.parts for i in group))
+            for group in self.placement.groups()
+        ]
 
     def describe(self, roles: Collection[PlacedRole]) -> str:
         """Returns a line on the devices of these roles; empty if all have the same."""
@@ -88,7 +92,8 @@ class Places:
         for role in ROLES:
             if role in roles:
                 found[role] = self.placement.places[role]
-        return f"devices: {described(found)}"
+        where = f"devices of each of {len(self.parts)} processes" * (len(self.parts) > 1)
+        return f"{where or 'devices'}: {described(found)}"
 
     def row_shards(self, of_policy: int) -> int:
         """Returns the number that divides the rows of each micro-batch of an iteration, so that
@@ -102,13 +107,52 @@ class Places:
         return math.lcm(of_policy, *others)
 
 
-def _placement(options: PlacementConfig, count: int) -> Placement:
-    """Returns the devices of each role, of `count` devices."""
+def _check_gradients(options: PlacementConfig, placement: Placement, num_parts: int) -> None:
+    """Raises OptionError if gradients cannot be summed while others are generated."""
+    if options.overlap != "gradients":
+        return
+    beside = [role for role in ROLES if not placement.are_apart(role, "rollout")]
+    expected = f"none or scores where rollouts share devices with {', '.join(beside[1:])}"
+    require(beside == ["rollout"], "placement.overlap", options.overlap, expected)
+    expected = f"none or scores with {num_parts} processes: one process alone sums gradients early"
+    require(num_parts == 1, "placement.overlap", options.overlap, expected)
+
+
+def _parts(options: PlacementConfig, devices: Sequence[Device]) -> list[list[Device]]:
+    """Returns the devices of each process if the options give roles devices of their own, else all
+    devices in one part.
+
+    Raises:
+      OptionError: the processes cannot be cut alike.
+    """
+    asked = {role: getattr(options, role) for role in ROLES if getattr(options, role)}
+    if options.name != "flatten":
+        asked = {"name": options.name}
+    if not asked:
+        return [list(devices)]
+    parts: dict[int, list[Device]] = {}
+    for device in devices:
+        parts.setdefault(device.process_index, []).append(device)
+    sizes = {len(part) for part in parts.values()}
+    (field, value), *_ = asked.items()
+    expected = "the same number of devices in each process, or flatten for all models"
+    require(len(sizes) == 1, f"placement.{field}", value, expected)
+    expected = (
+        f"flatten, since each of the {len(parts)} processes has one device and each needs "
+        "devices of every model; start one process for all devices of a host"
+    )
+    require(len(parts) == 1 or sizes != {1}, f"placement.{field}", value, expected)
+    return list(parts.values())
+
+
+def _placement(options: PlacementConfig, count: int, num_parts: int) -> Placement:
+    """Returns the devices of each role, of the `count` devices of each part."""
     assert options.name != "auto", "a command settles it before it builds a run"
+    whole = "the run's" if num_parts == 1 else "each process's"
     places = dict(Placement.named(options.name, count).places)
     given: dict[PlacedRole, Positions] = {}
     for role in ROLES:
-        given[role] = options.positions(role, count)
+        given[role] = options.positions(role, count, whole)
     if options.name == "separate" and (of_rollout := given["rollout"]):
         others = tuple(i for i in range(count) if i not in of_rollout)
         options.need("rollout", others != (), f"fewer than all {count} devices with separate")

@@ -1,0 +1,110 @@
+"""Carries weights from the trainer's devices to other devices, on which rollouts run.
+
+The trainer gathers weights into the shards that the rollout's devices need. Then each process
+copies shards between its own devices: no link between processes is used. Knows layouts and shards.
+Does not know how weights are rounded, nor whether they arrived (`transfer.py`).
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+
+from pat_jax.common.devices import Device
+from pat_jax.layout.layout import Layout
+from pat_jax.planning.types import Split
+from pat_jax.training.rest import moved
+
+
+class Carrier(NamedTuple):
+    """Two layouts with the same shards, on other devices: what weights are sent as."""
+
+    source: Layout
+    target: Layout
+
+
+def carriers(
+    source: Mapping[Split, Layout], target: Mapping[Split, Layout]
+) -> dict[Split, Carrier]:
+    """Returns for each layout of the rollouts' devices how weights come to it from other devices.
+
+    Weights are sent in the same TP degree if the source has it, else in the largest smaller one
+    that both have. The rollout's devices then drop what they do not need, without a collective.
+    With several processes, only degrees count of which each process has all shards.
+
+    Args:
+      source, target: all layouts of the trainer's, and of the rollouts' devices.
+
+    Returns fewer where experts are divided over several processes.
+    """
+    sources, targets = (
+        {_cuts(each): each for each in x.values() if is_whole_in_each_process(each)}
+        for x in (source, target)
+    )
+    common = sources.keys() & targets.keys()
+    found: dict[Split, Carrier] = {}
+    for split, layout in target.items():
+        cuts = _cuts(layout)
+        if usable := [inner for inner in common if cuts[: len(inner)] == inner]:
+            most = max(usable, key=len)
+            found[split] = Carrier(sources[most], targets[most])
+    return found
+
+
+def is_whole_in_each_process(layout: Layout) -> bool:
+    """Whether each process holds all shards of a model."""
+    of_experts = layout.size(layout.ep_axes) * layout.size(layout.ep_width_axes)
+    num_shards = max(layout.split.tp, of_experts)  # both take the trailing axes
+    held: dict[int, set[int]] = {}
+    for replica in layout.mesh.devices.reshape(-1, num_shards).tolist():
+        for shard, device in enumerate(replica):
+            held.setdefault(device.process_index, set()).add(shard)
+    return all(len(shards) == num_shards for shards in held.values())
+
+
+def _cuts(layout: Layout) -> tuple[int, ...]:
+    """The sizes of the axes that TP takes, innermost first. A layout whose cuts begin with those of
+    another has parts of the other's shards."""
+    return tuple(layout.mesh.shape[axis] for axis in layout.tp_axes)
+
+
+def carried(tree: Any, shardings: Any) -> Any:
+    """Brings arrays to other devices, and frees the old buffers. With several processes, each shard
+    must be one that a device of the same process holds."""
+    first, *_ = leaves = jax.tree.leaves(tree)
+    if first.sharding.is_fully_addressable:
+        return moved(tree, shardings)
+    there = copied_inside(leaves, jax.tree.leaves(shardings))
+    for leaf in leaves:
+        leaf.delete()
+    return jax.tree.unflatten(jax.tree.structure(tree), there)
+
+
+def copied_inside(
+    leaves: Sequence[jax.Array], shardings: Sequence[jax.sharding.Sharding]
+) -> list[jax.Array]:
+    """Copies shards between devices of this process. Devices that hold the same shard are read in
+    turn."""
+    shards: list[jax.Array] = []
+    devices: list[Device] = []
+    for leaf, sharding in zip(leaves, shardings, strict=True):
+        held: dict[tuple, list[jax.Array]] = {}
+        for shard in leaf.addressable_shards:
+            held.setdefault(_bounds(shard.index, leaf.shape), []).append(shard.data)
+        wanted = sharding.addressable_devices_indices_map(leaf.shape)
+        for i, (device, part) in enumerate(wanted.items()):
+            same = held[_bounds(part, leaf.shape)]
+            shards.append(same[i % len(same)])
+            devices.append(device)
+    copies = iter(jax.device_put(shards, devices))
+    return [
+        jax.make_array_from_single_device_arrays(
+            leaf.shape, sharding, [next(copies) for _ in sharding.addressable_devices]
+        )
+        for leaf, sharding in zip(leaves, shardings, strict=True)
+    ]
+
+
+def _bounds(part: Any, shape: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+    """The first and last place of a shard on each axis: slices cannot be keys."""
+    return tuple(each.indices(size) for each, size in zip(part, shape, strict=True))
