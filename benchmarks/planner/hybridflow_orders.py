@@ -108,11 +108,13 @@ def seconds(asked: Placing, count: int) -> dict[str, float | str]:
 
 
 def main() -> None:
-    args = options(__doc__, has_data=True).parse_args()
+    parser = options(__doc__, has_data=True)
+    parser.add_argument("--models", nargs="+", choices=[*SHAPES], default=[*SHAPES])
+    args = parser.parse_args()
     rows = []
     with TemporaryDirectory() as folder:
         (lengths := Path(folder) / "lengths.json").write_text(json.dumps([TOKENS] * 64))
-        for name in SHAPES:
+        for name in args.models:
             cast("dict[str, ModelConfig]", PRESETS)[name] = shape(name)
             for count in DEVICES:
                 by_size = {}
