@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from joined import companies, in_each, wait_for
 
+from pat_jax.common.gathering import Gathers
 from pat_jax.common.hosts.lane_thread import LaneThread
 from pat_jax.common.hosts.together import ProcessGroup
 
@@ -23,10 +24,14 @@ def test_every_process_does_the_same_work_together(ended, count):
     def work(us: ProcessGroup) -> None:
         rng = np.random.default_rng(us.index)
         with LaneThread("lane", us) as lane:
-            read, score = (
-                lane.gathering(lambda some, name=name: note(us, name, some), lambda one: one % 7)
-                for name in ("read", "score")
-            )
+
+            def gathering(name: str) -> Gathers[int]:
+                def do(some: list[int]) -> None:
+                    note(us, name, some)
+
+                return lane.gathering(do, lambda one: one % 7)
+
+            read, score = gathering("read"), gathering("score")
             for one in rng.permutation(WORK).tolist():
                 time.sleep(rng.uniform(0, 0.004))
                 read.add(one)

@@ -83,6 +83,7 @@ def test_each_host_is_sent_the_weights_once(target: str):
     )
     key = Key("transfer", trainer.layout.split, target=layouts[target].split)
     text = trainer.programs.lower(key).compile().as_text()
+    assert text is not None
     sent = sum(each.leaving(2) for each in collectives(text, per_host=2))
     weights = sum(x.nbytes for x in jax.tree.leaves(host_weights()))
     assert 0.4 * weights < sent <= 1.05 * weights / 2
