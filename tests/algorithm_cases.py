@@ -93,15 +93,16 @@ def batch_of(
 
     def reader(column: str) -> Any:
         given = [x.reference for x in everyone]
-        return SimpleNamespace(read=lambda batch: batch.with_column(column, given))
+        own = {"column": column, "devices": frozenset(), "top_k": 0}
+        return SimpleNamespace(read=lambda batch: batch.with_column(column, given), **own)
 
     def value(state: TrainState, batch: TrainBatch) -> TrainBatch:
         assert state is None
         return batch.with_column("old_values", [values_of(x) for x in everyone])
 
-    layout = SimpleNamespace(platform="cpu")
-    policy: Any = SimpleNamespace(name=POLICY, predicts=True, predict=predict, layout=layout)
-    critic: Any = SimpleNamespace(name=CRITIC, predicts=True, predict=value)
+    shared = {"layout": SimpleNamespace(platform="cpu", devices=frozenset()), "predicts": True}
+    policy: Any = SimpleNamespace(name=POLICY, old="old_logprobs", predict=predict, **shared)
+    critic: Any = SimpleNamespace(name=CRITIC, old="old_values", predict=value, **shared)
     columns = {REFERENCE: "reference_logprobs", TEACHER: "teacher_logprobs"}
     readers = {name: reader(column) for name, column in columns.items()}
     roles = Roles(policy, readers, critic if algorithm.has_critic else None)

@@ -41,9 +41,10 @@ def test_a_run_leaves_its_files(finished: tuple[Path, str]):
     run_dir, _ = finished
     names = {path.name for path in run_dir.iterdir()}
     files = "config.yaml metrics.jsonl rollout.png rollout.json run.log run.html rollouts.json "
+    files += "iteration.png iteration.json "
     files += "samples.json switch.json switch.png .lock profile.json checkpoints tensorboard"
     assert names == set(files.split())
-    for picture in ("rollout.png", "switch.png"):
+    for picture in ("rollout.png", "iteration.png", "switch.png"):
         assert (run_dir / picture).read_bytes().startswith(b"\x89PNG")
     assert [path.name for path in (run_dir / "checkpoints").iterdir()] == ["2"]
     (events,) = (run_dir / "tensorboard").iterdir()

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
 
+import jax
 import numpy as np
 import pytest
 from fakes import made_up_latency
@@ -17,6 +18,7 @@ from pat_jax.config.rollout import RolloutConfig
 from pat_jax.engine.record.report import RolloutReport
 from pat_jax.engine.sequences.responses import Completion, Request
 from pat_jax.engine.session import WINDOW
+from pat_jax.layout.mesh import factored_mesh
 from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.planning.planner.planner import CostModelPlanner
 from pat_jax.planning.planner.scripts import FixedLayout
@@ -52,6 +54,7 @@ class ScriptedEngine:
         self.script, self.capacity = script, capacity
         self.layouts = {SPLIT: "the layout"}
         self.layout = self.layouts[SPLIT]
+        self.mesh = factored_mesh(jax.devices()[:1])
         self.is_released = False
 
     def stream(self, requests: Sequence[Request], *_: object, **__: object) -> Iterator:
