@@ -1,15 +1,9 @@
 """Placements on two cores: what is predicted, what is chosen, and one tiny run of all processes."""
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 
-from benchmarks.planner.placement_two_cores import CASES, TINY, choice
+from benchmarks.planner.placement_two_cores import CASES, choice
 from benchmarks.planner.two_core_processes import FLATTEN, SEPARATE
 from benchmarks.planner.two_core_tables import Passes, Tables
 
@@ -56,28 +50,3 @@ def test_lengths_have_a_long_tail_and_are_those_of_every_iteration(case):
     first, second = case.lengths(0), case.lengths(1)
     assert sorted(first) == sorted(second) and (first != second).any()
     assert first.max() >= 8 * np.median(first) and first.max() <= case.cap
-
-
-@pytest.mark.slow
-def test_all_placements_take_turns(tmp_path: Path):
-    out, cache = tmp_path / "seen.json", tmp_path / "cache"
-    words = [
-        "-m",
-        "benchmarks.planner.placement_two_cores",
-        "--small",
-        "--rounds",
-        "2",
-        "--warm_up",
-        "2",
-    ]
-    command = [sys.executable, *words, "--out", str(out), "--cache", str(cache)]
-    subprocess.run(command, check=True, timeout=600, env={**os.environ, "JAX_PLATFORMS": "cpu"})
-    seen = json.loads(out.read_text())["workloads"]["small"]
-    names = {FLATTEN, *SEPARATE.values()}
-    assert seen["measured_s"].keys() == seen["predicted_replayed"].keys() == names
-    assert all(len(taken) == 2 for taken in seen["iterations_s"].values())
-    assert seen["lengths"] == sorted(TINY.lengths(0).tolist())
-    assert seen["chosen"] in names and seen["chosen_over_fastest"] >= 0
-    assert seen["hidden"]["seconds"] > 0 and 0 < seen["behavior_gap"] < 1e-4
-    scored = seen["stages_s"][SEPARATE["none"]]
-    assert scored["reward"] > 0 and scored["rollout"] > 0
