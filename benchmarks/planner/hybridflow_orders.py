@@ -24,7 +24,7 @@ from pat_jax.commands.plan import question_of
 from pat_jax.common.errors import UserError
 from pat_jax.config.command_line import parse
 from pat_jax.models.config import ModelConfig
-from pat_jax.models.presets import PRESETS
+from pat_jax.models.presets import PRESETS, preset
 from pat_jax.planning.placement import PlacedRole, Placement, Positions
 from pat_jax.profiling.capacity.placing import Placing
 from pat_jax.profiling.capacity.plan_config import PlanConfig
@@ -47,19 +47,16 @@ THEIRS = {
 
 def shape(name: str) -> ModelConfig:
     embed, mlp, layers, heads, kv_heads = SHAPES[name]
-    return ModelConfig(
-        architecture="llama",
+    return replace(
+        preset("llama-3.1-8b"),
         vocab_size=32_000,
         embed_dim=embed,
         mlp_dim=mlp,
         num_layers=layers,
         num_heads=heads,
         num_kv_heads=kv_heads,
-        head_dim=128,
-        rope_theta=10_000.0,
-        norm_eps=1e-5,
+        rope_scaling=None,
         max_position=4096,
-        vocab_multiple=128,
     )
 
 
@@ -87,9 +84,10 @@ def candidates(count: int) -> Iterator[tuple[str, Candidate]]:
     first, second = every[:half], every[half:]
     third, fourth = every[half : half + half // 2], every[half + half // 2 :]
 
-    def placed(**others: Positions) -> Candidate:
+    def placed(reference: Positions, critic: Positions, reward: Positions) -> Candidate:
         places: dict[PlacedRole, Positions] = {"rollout": first, "policy": first, "teacher": first}
-        return Candidate(Placement(places | others))  # pyright: ignore
+        places |= {"reference": reference, "critic": critic, "reward": reward}
+        return Candidate(Placement(places))
 
     yield "colocate", Candidate(Placement.named("flatten", count))
     yield "split", placed(reference=first, critic=second, reward=second)

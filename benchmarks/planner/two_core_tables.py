@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from pat_jax.planning import stage_names
 from pat_jax.planning.planner.planner import CostModelPlanner, Planner
 from pat_jax.planning.types import Split
 from pat_jax.profiling.capacity.placed_iteration import Ended
@@ -31,7 +32,7 @@ from pat_jax.run.setup import Setup
 from pat_jax.training.trainer import Trainer
 
 REPEATS = 3  # of each pass
-REWARD = "scores of the reward model"
+REWARD = stage_names.predictions(stage_names.SCORES, "reward model")
 ROLLOUT, OTHERS = (0,), (1,)  # cores
 
 
@@ -67,13 +68,9 @@ def passes(setup: Setup, learner: Learner, found: Experience) -> Passes:
     responses = [one for group in found.groups for one in group.rollouts]
     batch = to_read_batch(responses, roles.micro_shapes)
     reads, columns = {}, {}
-    for reader in roles.readers.values():
-        reads[reader.column], columns[reader.column] = _timed(
-            lambda reader=reader: reader.read(batch).by_response(reader.column)
-        )
-    for role in roles.trained:
-        reads[role.old], columns[role.old] = _timed(
-            lambda role=role: role.predict(states[role.name], batch).by_response(role.old)
+    for one in roles.predictions(lambda: states):
+        reads[one.name], columns[one.column] = _timed(
+            lambda one=one: one.added_to(batch).by_response(one.column)
         )
     made_of = found.groups, found.rewards, found.by_function, columns
     batch_s, (whole, *_) = _timed(lambda: learner.batch_of(*made_of))
@@ -163,18 +160,18 @@ class Tables:
         read = {REWARD: self.reward_s, **self.passes.reads}
         stages = [stage(name, seconds, (), streams=early) for name, seconds in read.items()]
         trained = self.passes.gradients
-        named = {name: f"gradients of {name}" for name in trained}
+        named = {name: stage_names.gradients(name) for name in trained}
         if sums:  # the batch of each group is made where its gradients are
             first = next(iter(trained))
             trained = {**trained, first: trained[first] + self.passes.batch_s}
         stages += [stage(named[x], trained[x], [*read], streams=sums) for x in trained]
         steps = [
-            stage(f"step of {x}", seconds, [named[x]], streams=False)
+            stage(stage_names.step(x), seconds, [named[x]], streams=False)
             for x, seconds in self.passes.steps.items()
         ]
         before = [one.name for one in steps]
         rest = Stage("host", OTHERS, (self.rest_s,), tuple(before))
-        transfer = Stage("transfer", (*ROLLOUT, *OTHERS), (self.transfer_s,), ("host",))
+        transfer = Stage(stage_names.TRANSFER, (*ROLLOUT, *OTHERS), (self.transfer_s,), ("host",))
         iteration = Iteration(
             ROLLOUT, self.rollout_s, ended.ended_s, (*stages, *steps, rest, transfer)
         )

@@ -17,7 +17,7 @@ KV cache from any layout to any other.
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -249,6 +249,19 @@ def layout_chain(
             continue
         chain[layout.split] = layout
     return chain, dropped
+
+
+def least_tp(
+    devices: Sequence[Device],
+    config: ModelConfig,
+    experts: ExpertSplit | None = None,
+    fsdp_size: int = 0,
+) -> Layout:
+    """Returns the layout of these devices with the least TP that divides the model: that of updates
+    and of models that are only read. The arguments are those of `layout_chain`."""
+    mesh = factored_mesh(devices)
+    chain, _ = layout_chain(mesh, config, experts=experts, fsdp_size=fsdp_size)
+    return next(iter(chain.values()))
 
 
 def kv_ways(layouts: Mapping[Split, Layout]) -> dict[int, int]:

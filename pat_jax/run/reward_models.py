@@ -19,8 +19,8 @@ from pat_jax.engine.sizing.draft_choice import checkpoint_shape
 from pat_jax.engine.sizing.memory import gib, shard_bytes
 from pat_jax.engine.warm_up.kernel_check import with_usable_kernels
 from pat_jax.layout.buckets import ladder, largest_length
-from pat_jax.layout.layout import Layout, layout_chain
-from pat_jax.layout.mesh import factored_mesh, padded_for
+from pat_jax.layout.layout import Layout, least_tp
+from pat_jax.layout.mesh import padded_for
 from pat_jax.models.checkpoints.hf_config import CONFIG_FILE
 from pat_jax.models.checkpoints.hf_load import load_params
 from pat_jax.models.checkpoints.json_fields import read_json_object
@@ -120,8 +120,7 @@ class FoundRewardModel:
         """Returns the `TextScorer` of the model. Nothing is compiled or loaded yet."""
         dtype = settled_dtype(options.dtype, devices[0].platform, is_checkpoint=True)
         policy = Policy.from_config(padded_for(devices, self.shape))
-        chain, _ = layout_chain(factored_mesh(devices), policy.config, fsdp_size=fsdp_size)
-        least = next(iter(chain.values()))  # the least TP, with the kernels that work here
+        least = least_tp(devices, policy.config, fsdp_size=fsdp_size)
         layout = with_usable_kernels(least, policy.config, page_size=page_size, dtype=DTYPES[dtype])
         micro_shapes = _micro_shapes(options, texts, layout)
         held = TrainableParams(policy, layout, weight_dtype=DTYPES[dtype])

@@ -11,8 +11,7 @@ from typing import Protocol
 from pat_jax.common.devices import Device
 from pat_jax.config.run import RunConfig
 from pat_jax.engine.device.draft.drafter import Drafter
-from pat_jax.layout.layout import Layout, layout_chain
-from pat_jax.layout.mesh import factored_mesh
+from pat_jax.layout.layout import Layout, least_tp
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.policy import Policy
 from pat_jax.planning.types import Split
@@ -55,12 +54,18 @@ def roles_of(
     critic = None
     if of_values is not None:
         critic = CriticModel(
-            policy_of(of_values), _least(of_values, devices, config.fsdp_size), config.critic.model
+            policy_of(of_values),
+            least_tp(devices, of_values, fsdp_size=config.fsdp_size),
+            config.critic.model,
         )
     shapes = micro_shapes(config, first.split.dp, first.platform)
     more = {
         name: _reader(
-            config, name, policy_of(other), _least(other, devices, config.fsdp_size), shapes
+            config,
+            name,
+            policy_of(other),
+            least_tp(devices, other, fsdp_size=config.fsdp_size),
+            shapes,
         )
         for name, other in others.items()
     }
@@ -70,12 +75,6 @@ def roles_of(
     parts = layouts, drafter, teacher, resident, critic
     roles = build_roles(config, Policy.from_config(model), first, *parts)
     return replace(roles, readers={**roles.readers, **more})
-
-
-def _least(model: ModelConfig, devices: Sequence[Device], fsdp_size: int) -> Layout:
-    """The layout of a model with the least TP."""
-    chain, _ = layout_chain(factored_mesh(devices), model, fsdp_size=fsdp_size)
-    return next(iter(chain.values()))
 
 
 def _reader(

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, cast
 
 from pat_jax.common.chips import Chip, chip_of, chips
 from pat_jax.common.errors import UserError, shown
+from pat_jax.layout.mesh import hosts_of
 
 if TYPE_CHECKING:
     from pat_jax.common.devices import Device
@@ -52,7 +53,7 @@ class Target:
             shape = [1] * (chip.dimensions - len(shape)) + shape
             is_whole = len(shape) == chip.dimensions and math.prod(shape) == len(devices)
             return cls.parse(f"{chip.name}:{'x'.join(map(str, shape))}") if is_whole else None
-        per_host, *others = Counter(device.process_index for device in devices).values()
+        per_host, *others = Counter(hosts_of(devices)).values()
         if any(count != per_host for count in others) or per_host > chip.largest_host:
             return None
         hosts = f"x{1 + len(others)}" if others else ""

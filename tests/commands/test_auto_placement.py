@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import cast
 
 import pytest
 
@@ -14,7 +15,7 @@ from pat_jax.config.run import RunConfig
 from pat_jax.profiling.capacity.placing import Placing
 from pat_jax.profiling.placement.candidates import Candidate
 from pat_jax.profiling.placement.priced import Priced
-from pat_jax.profiling.predict.targets import Target, paper_devices
+from pat_jax.profiling.predict.targets import PaperDevice, Target
 from pat_jax.run.start.places import Places
 
 H100 = "NVIDIA H100 80GB HBM3"
@@ -30,8 +31,9 @@ def config_of(*options: str) -> RunConfig:
 
 
 def devices_of(target: str, kind: str = H100) -> Sequence[Device]:
-    found = paper_devices(Target.parse(target))
-    return [replace(device, device_kind=kind) for device in found]  # pyright: ignore
+    found = Target.parse(target)
+    places = [(i, i // found.devices_per_host) for i in range(found.num_devices)]
+    return [cast("Device", PaperDevice(*place, device_kind=kind)) for place in places]
 
 
 def test_a_gain_that_prices_cannot_promise_leaves_flatten():

@@ -2,6 +2,7 @@
 
 import json
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import jax
@@ -66,11 +67,17 @@ def test_each_group_of_devices_is_a_row_of_the_picture(timeline: Timeline, tmp_p
 
 
 def test_stages_of_all_threads_are_recorded_until_they_are_taken():
-    with recorded() as timeline:
-        with stage("rollout", FIRST):
+    def read() -> None:
+        with stage("scores", SECOND):
             time.sleep(0.01)
-        (span,) = timeline.take()
-        assert span.devices == {*FIRST} and 0.01 <= span.end_s - span.begin_s < 5
+
+    with recorded() as timeline:
+        with stage("rollout", FIRST), ThreadPoolExecutor(1) as lane:
+            lane.submit(read).result()
+        rollout, scores = timeline.take()
+        assert (rollout.name, scores.name) == ("rollout", "scores") and scores.devices == {*SECOND}
+        assert scores.end_s - scores.begin_s >= 0.01
+        assert rollout.begin_s <= scores.begin_s < scores.end_s <= rollout.end_s
         assert timeline.take() == []
     with stage("rollout", FIRST):
         pass

@@ -35,9 +35,7 @@ Kind = Literal["value", "told", "alive", "stop", "failed", "bye"]
 
 class Message(NamedTuple):
     kind: Kind
-    name: str = (
-        ""  # of a value: what the processes agree on or gather; of what is told: who listens
-    )
+    name: str = ""  # what the processes agree on or gather; of what is told, who listens
     content: Any = None
 
 

@@ -15,7 +15,7 @@ from pat_jax.config.by_model import settled_examples
 from pat_jax.config.fine_tuning import FineTuning
 from pat_jax.engine.sizing.device_memory import memory_limit
 from pat_jax.engine.warm_up.kernel_check import with_usable_kernels
-from pat_jax.layout.layout import Layout, factored_mesh, layout_chain
+from pat_jax.layout.layout import least_tp
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.policy import Policy
 from pat_jax.rl.batches.batches import TrainBatch
@@ -77,7 +77,7 @@ def build(config: FineTuning, devices: Sequence[Device]) -> SftSetup:
     lessons = read_lessons(config, model)
     steps = _steps(config, lessons.train)
     memory = memory_limit(config, devices)
-    layout = _layout(policy, devices, config.fsdp_size)
+    layout = least_tp(devices, policy.config, fsdp_size=config.fsdp_size)
     shapes = row_shapes(config, layout.split.dp, lessons.TEXTS)
     made_of = lessons.loss, shapes, steps
     roles = build_supervised_roles(config, policy, layout, *made_of)
@@ -99,11 +99,6 @@ def build(config: FineTuning, devices: Sequence[Device]) -> SftSetup:
         fingerprint,
         memory,
     )
-
-
-def _layout(policy: Policy, devices: Sequence[Device], fsdp_size: int) -> Layout:
-    chain, _ = layout_chain(factored_mesh(devices), policy.config, fsdp_size=fsdp_size)
-    return next(iter(chain.values()))
 
 
 def _settled(config: Config, devices: Sequence[Device]) -> tuple[Config, ModelConfig, str]:
