@@ -87,6 +87,17 @@ def test_a_faster_placement_is_one_that_the_run_takes(
     assert f"{placement.name}" in chosen.reason and "times as fast as with flatten" in chosen.reason
 
 
+@pytest.mark.parametrize(
+    ("options", "reads_early"), [((), True), (("--deterministic", "true"), False)]
+)
+def test_nothing_is_read_early_where_the_clock_must_not_count(
+    options: Sequence[str], reads_early: bool
+):
+    chosen = chosen_placement(config_of("--algorithm.beta", "0.1", *options), devices_of("h100:2"))
+    for overlap in ("scores", "gradients"):
+        assert (f"separate, {overlap}" in chosen.table) == reads_early
+
+
 def test_devices_of_single_models_are_refused_beside_auto():
     with pytest.raises(
         UserError, match=r"--placement\.critic is '1': expected nothing with --placement auto"

@@ -40,6 +40,9 @@ def test_single_roles_have_the_devices_that_are_named():
     assert found["policy"] == EVERY
 
 
+GRADIENTS = "--placement separate --placement.overlap gradients"
+
+
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
@@ -57,6 +60,8 @@ def test_single_roles_have_the_devices_that_are_named():
             "--placement separate --placement.overlap gradients --algorithm.mini_batch_size 4",
             "none or scores with several optimizer steps in an iteration",
         ),
+        (f"{GRADIENTS} --deterministic", "none or scores with --deterministic"),
+        (f"{GRADIENTS} --roles.rest host", "none or scores with --roles.rest host"),
         ("--placement.overlap gradients", "none or scores with --placement flatten"),
         (
             "--placement separate --placement.reward all --placement.overlap gradients",
