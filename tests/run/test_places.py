@@ -60,7 +60,10 @@ GRADIENTS = "--placement separate --placement.overlap gradients"
             "--placement separate --placement.overlap gradients --algorithm.mini_batch_size 4",
             "none or scores with several optimizer steps in an iteration",
         ),
-        (f"{GRADIENTS} --deterministic", "none or scores with --deterministic"),
+        (
+            f"{GRADIENTS} --deterministic --rollout.compile all",
+            "none or scores with --deterministic",
+        ),
         (f"{GRADIENTS} --roles.rest host", "none or scores with --roles.rest host"),
         ("--placement.overlap gradients", "none or scores with --placement flatten"),
         (
