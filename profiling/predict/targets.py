@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, cast
 
 from pat_jax.common.chips import Chip, chip_of, chips
 from pat_jax.common.errors import UserError, shown
-from pat_jax.layout.mesh import hosts_of
 
 if TYPE_CHECKING:
     from pat_jax.common.devices import Device
@@ -43,6 +42,8 @@ class Target:
     def of(cls, devices: "Sequence[Device]") -> "Target | None":
         """Returns the target that these devices are; None if no such chip is known, or if they are
         neither alike on every host nor a whole TPU slice."""
+        from pat_jax.layout.mesh import hosts_of  # JAX, which options are read before
+
         chip = chip_of(devices[0].device_kind)
         if chip is None:
             return None
