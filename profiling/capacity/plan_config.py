@@ -171,6 +171,7 @@ class PlanConfig(ReplayOptions, UpdateOptions, EngineSizes):
             distills == (self.teacher.model != ""),
             f"{'a model' if distills else 'nothing'} with --algorithm.name {self.algorithm.name}",
         )
+        self.need("teacher.top_k", distills or not self.teacher.top_k, "0 without a teacher")
         without = f"with --algorithm.name {self.algorithm.name}, which has no critic"
         self.need("critic.model", self.has_critic or not self.critic.model, f"nothing {without}")
         self.need("critic.lora.rank", self.has_critic or not self.critic.lora.rank, f"0 {without}")
@@ -237,7 +238,7 @@ class PlanConfig(ReplayOptions, UpdateOptions, EngineSizes):
                 **self.shared(EngineSizes),
             ),
             roles=self.roles,
-            teacher=TeacherConfig(self.teacher.model),
+            teacher=TeacherConfig(**self.teacher.shared(TeacherConfig)),
             algorithm=AlgorithmConfig(
                 name=self.algorithm.name,
                 **{**ALGORITHMS[self.algorithm.name], **self.algorithm.changed},

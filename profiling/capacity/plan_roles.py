@@ -67,6 +67,9 @@ class PlannedTeacher(Options):
 
     model: str = ""
     """A model that scores the tokens of every response, named as in --model; empty has none."""
+    top_k: int = option(0, count(0, 256))
+    """So many of its likeliest tokens are read and learned at each position; 0 reads the sampled
+    token alone. See --teacher.top_k of train."""
 
 
 def shapes_of_roles(

@@ -87,4 +87,5 @@ def _reader(
     """A frozen model that reads the responses in the policy's micro-batches."""
     held = TrainableParams(policy, layout, weight_dtype=DTYPES[config.compute_dtype])
     predictor = predictor_of(config, policy, layout)
-    return Reader(name, held, predictor, shapes, rests=config.roles.rest == "host")
+    top_k = config.teacher.top_k if name == TEACHER else 0
+    return Reader(name, held, predictor, shapes, rests=config.roles.rest == "host", top_k=top_k)

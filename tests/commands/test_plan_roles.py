@@ -20,6 +20,7 @@ from pat_jax.profiling.capacity.update import PlannedUpdate
 from pat_jax.profiling.capacity.update_report import Update
 from pat_jax.profiling.simulate.draw import Draw
 from pat_jax.profiling.simulate.response_lengths import ResponseLengths
+from pat_jax.training.trainer import REINFORCED
 
 ASKED = "--model tiny --target h100:8 --responses 64 --max_completion_length 3072 --rollouts 1 "
 ASKED += "--data nowhere --speculation.source none "
@@ -167,6 +168,14 @@ def test_which_roles_there_are():
     assert names == list(STAGES[1:])  # the critic has the policy's shape
 
 
+@pytest.mark.parametrize("top_k", [0, 8])
+def test_a_teacher_s_likeliest_tokens_are_in_the_planned_programs(top_k: int):
+    options = f"--algorithm.name distill --teacher.model tiny --teacher.top_k {top_k}"
+    roles = plan.question_of(config_of(options), "").build.whole
+    learned = roles.policy.updates[REINFORCED].loss.teacher_top_k
+    assert (roles.readers["teacher"].top_k, learned) == (top_k, top_k)
+
+
 def test_models_rest_where_the_kv_cache_lacks_room():
     """Room for all responses, for more with models away, and for no more."""
     question = plan.question_of(config_of(FOUR), "")
@@ -199,6 +208,7 @@ def test_models_rest_where_the_kv_cache_lacks_room():
         ("--train false --teacher.model tiny", "expected nothing with --train false"),
         ("--teacher.model tiny", "expected nothing with --algorithm.name grpo"),
         ("--algorithm.name distill", "expected a model with --algorithm.name distill"),
+        ("--teacher.top_k 8", "expected 0 without a teacher"),
     ],
 )
 def test_options_that_cannot_be(options: str, words: str):
