@@ -18,6 +18,7 @@ from pat_jax.config.roles import RolesConfig
 from pat_jax.config.rollout import EngineSizes
 from pat_jax.config.run import RunConfig
 from pat_jax.config.shared import UpdateOptions
+from pat_jax.config.teacher import TeacherConfig
 from pat_jax.planning.placement import ROLES, PlacedRole, in_ranges
 from pat_jax.profiling.capacity.placing import Placing
 from pat_jax.profiling.capacity.plan_config import PlanConfig
@@ -110,7 +111,7 @@ def _asked(run: RunConfig, target: Target) -> PlanConfig:
             PlannedAdapters(run.critic.lora.rank if algorithm.has_critic else 0),
         ),
         reward=models,
-        teacher=PlannedTeacher(run.teacher.model),
+        teacher=PlannedTeacher(**run.teacher.shared(TeacherConfig)),
         roles=run.roles,
         mini_batch_size=algorithm.mini_batch_size,
         tokens_per_micro_batch=algorithm.tokens_per_micro_batch,
